@@ -1,0 +1,177 @@
+//! The errors, one enum for each boundary. Each has a stable `code()` for JSON and metric labels and the HTTP
+//! status that fits it.
+
+use std::path::PathBuf;
+
+/// Why a request was refused or ended early.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The request contradicts itself or a limit; the text names the value, the limit and what to do.
+    #[error("{0}")]
+    Invalid(String),
+    /// The prompt is longer than the model's context or the KV pool.
+    #[error("prompt has {prompt_tokens} tokens, limit is {limit_tokens}: shorten the prompt")]
+    PromptTooLong {
+        /// Length of the prompt.
+        prompt_tokens: usize,
+        /// Longest prompt that this engine takes.
+        limit_tokens: usize,
+    },
+    /// The queue is full.
+    #[error("{queued} {what} are in the engine, limit is {limit}: try again later")]
+    Overloaded {
+        /// What is counted: `requests` or `prompt tokens`.
+        what: &'static str,
+        /// How many there are.
+        queued: usize,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// A request with the same id is in flight.
+    #[error("request id {0:?} is in flight already: choose another rid")]
+    DuplicateRequest(String),
+    /// Even alone on the device the sequence does not fit.
+    #[error("out of memory even after retracting all other requests: raise --max-total-tokens")]
+    OutOfMemory,
+    /// The model produced NaN logits for this request.
+    #[error("the model produced NaN logits")]
+    NanLogits,
+    /// The client did not read its stream.
+    #[error("client did not read its stream: {backlog_bytes} bytes wait, limit is {limit_bytes}")]
+    SlowClient {
+        /// Bytes of text that wait.
+        backlog_bytes: usize,
+        /// Bytes that may wait.
+        limit_bytes: usize,
+    },
+    /// The step that held this request failed.
+    #[error("step failed: {0}")]
+    Step(#[from] StepError),
+    /// The engine went down while the request was in flight.
+    #[error("the engine is down: {0}")]
+    EngineDown(String),
+    /// The engine is shutting down and takes no new requests.
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+}
+
+impl RequestError {
+    /// Stable name for JSON and metric labels.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Invalid(_) => "invalid_request",
+            Self::PromptTooLong { .. } => "context_length_exceeded",
+            Self::Overloaded { .. } => "overloaded",
+            Self::DuplicateRequest(_) => "duplicate_request",
+            Self::OutOfMemory => "out_of_memory",
+            Self::NanLogits => "nan_logits",
+            Self::SlowClient { .. } => "slow_client",
+            Self::Step(_) => "step_failed",
+            Self::EngineDown(_) => "engine_down",
+            Self::ShuttingDown => "shutting_down",
+        }
+    }
+
+    /// HTTP status.
+    pub fn status(&self) -> u16 {
+        match self {
+            Self::Invalid(_) | Self::PromptTooLong { .. } | Self::DuplicateRequest(_) => 400,
+            Self::Overloaded { .. } | Self::EngineDown(_) | Self::ShuttingDown => 503,
+            Self::OutOfMemory | Self::NanLogits | Self::SlowClient { .. } | Self::Step(_) => 500,
+        }
+    }
+}
+
+/// Why a step did not run to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    /// Refused before anything was launched: no K/V was written.
+    #[error("rejected: {0}")]
+    Rejected(String),
+    /// Failed after a launch: K/V of this step and of later ones cannot be trusted.
+    #[error("lost: {0}")]
+    Lost(String),
+}
+
+/// Why a model could not be loaded. Nothing was allocated for it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// A file cannot be read.
+    #[error("{}: {source}", file.display())]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// A file does not hold what its format asks for.
+    #[error("{}: {reason}", file.display())]
+    Format {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong, with key, value and what was expected.
+        reason: String,
+    },
+    /// The architecture is not implemented.
+    #[error("{}: architecture {found:?} is not supported, supported are {supported}", file.display())]
+    UnknownArchitecture {
+        /// The file.
+        file: PathBuf,
+        /// What it names.
+        found: String,
+        /// What there is, comma separated.
+        supported: String,
+    },
+    /// A tensor is missing.
+    #[error("{}: tensor {tensor} is missing, expected shape {expected:?}", file.display())]
+    MissingTensor {
+        /// The file or folder searched.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its shape by the configuration.
+        expected: Vec<usize>,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("{}: tensor {tensor} has shape {got:?}, expected {expected:?} by config.json", file.display())]
+    WrongShape {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its shape by the configuration.
+        expected: Vec<usize>,
+        /// Its shape in the file.
+        got: Vec<usize>,
+    },
+    /// The KV pool does not fit.
+    #[error("{0}")]
+    Memory(String),
+}
+
+/// Why the configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{key}: {reason}")]
+pub struct ConfigError {
+    /// The key or flag.
+    pub key: String,
+    /// The value, the limit and what to do.
+    pub reason: String,
+}
+
+/// Why the engine did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The model cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A thread could not be started, or died while starting.
+    #[error("engine thread: {0}")]
+    Thread(String),
+}

@@ -1,0 +1,2 @@
+//! Device kernels behind one trait.
+pub mod cpu;

@@ -1,0 +1,1 @@
+//! Models: configuration, weights, tokenizer, forward pass.

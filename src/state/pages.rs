@@ -1,0 +1,241 @@
+//! Ownership of KV pages as values: [`Pages`] owns, [`PageRun`] views, [`NodeLock`] holds a lock.
+//!
+//! At any time a page is owned by exactly one of: the free list, a tree node, a sequence's `Pages`, a
+//! `Pages` inside a message under way. None of the owning types is `Clone`; an exit path that forgets to
+//! hand them back is counted in the [`PoolLedger`] and panics in debug builds.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use smallvec::SmallVec;
+
+use crate::ids::PageId;
+
+/// Counts what was dropped instead of handed back, for one pool.
+///
+/// It is closed when the pool itself is torn down: whatever is dropped after that is no leak.
+#[derive(Debug, Default)]
+pub struct PoolLedger {
+    lost_pages: AtomicU64,
+    lost_locks: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl PoolLedger {
+    /// Returns how many pages were dropped while the pool lived.
+    pub fn lost_pages(&self) -> u64 {
+        self.lost_pages.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many locks were dropped while the pool lived.
+    pub fn lost_locks(&self) -> u64 {
+        self.lost_locks.load(Ordering::Relaxed)
+    }
+
+    /// Declares the pool gone: from now on nothing counts as lost.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    fn record(&self, counter: &AtomicU64, count: u64, what: &str) {
+        if self.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        counter.fetch_add(count, Ordering::Relaxed);
+        if cfg!(debug_assertions) && !std::thread::panicking() {
+            panic!("{count} {what} dropped without being handed back");
+        }
+    }
+}
+
+/// Owned KV pages, in sequence order. Move-only: whoever holds the value must hand it back.
+#[must_use]
+pub struct Pages {
+    ids: Vec<PageId>,
+    ledger: Option<Arc<PoolLedger>>,
+}
+
+impl Pages {
+    /// Returns a value that owns nothing.
+    pub const fn empty() -> Self {
+        Self { ids: Vec::new(), ledger: None }
+    }
+
+    /// Takes ownership of `ids`. Only the page pool and the tree make pages out of ids.
+    pub(in crate::state) fn adopt(ids: Vec<PageId>, ledger: &Arc<PoolLedger>) -> Self {
+        Self { ids, ledger: Some(ledger.clone()) }
+    }
+
+    /// Gives the ids away: the caller now is the owner.
+    pub(in crate::state) fn surrender(mut self) -> Vec<PageId> {
+        std::mem::take(&mut self.ids)
+    }
+
+    /// Number of pages.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// True when nothing is owned.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// The owned pages, in order.
+    pub fn ids(&self) -> &[PageId] {
+        &self.ids
+    }
+
+    /// Moves all of `other` behind the own pages.
+    pub fn append(&mut self, mut other: Self) {
+        if self.ledger.is_none() {
+            self.ledger = other.ledger.take();
+        }
+        if self.ids.is_empty() {
+            self.ids = std::mem::take(&mut other.ids);
+        } else {
+            self.ids.append(&mut other.ids);
+        }
+    }
+
+    /// Keeps the first `at` pages and returns the rest.
+    ///
+    /// # Panics
+    /// If `at > len()`.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        Self { ids: self.ids.split_off(at), ledger: self.ledger.clone() }
+    }
+
+    /// Leaves nothing behind and returns everything.
+    pub fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::empty())
+    }
+}
+
+impl Default for Pages {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl fmt::Debug for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pages({})", self.ids.len())
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.ids.is_empty() {
+            return;
+        }
+        if let Some(ledger) = &self.ledger {
+            ledger.record(&ledger.lost_pages, self.ids.len() as u64, "pages");
+        }
+    }
+}
+
+/// A held `lock_ref` on a tree node and all its ancestors. Move-only, one per sequence.
+///
+/// While it lives, the pages of the locked path are neither evicted nor moved.
+#[must_use]
+pub struct NodeLock {
+    node: Option<u32>,
+    ledger: Option<Arc<PoolLedger>>,
+}
+
+impl NodeLock {
+    /// The lock on the root: it protects nothing and may be dropped.
+    pub const fn root() -> Self {
+        Self { node: None, ledger: None }
+    }
+
+    /// Records a lock taken on the node with arena index `node`.
+    pub(in crate::state) fn on(node: u32, ledger: &Arc<PoolLedger>) -> Self {
+        Self { node: Some(node), ledger: Some(ledger.clone()) }
+    }
+
+    /// Returns the arena index of the locked node, `None` for the root.
+    pub(in crate::state) fn node(&self) -> Option<u32> {
+        self.node
+    }
+
+    /// Gives the lock up to the tree, which decrements `lock_ref`.
+    pub(in crate::state) fn surrender(mut self) -> Option<u32> {
+        self.node.take()
+    }
+}
+
+impl Default for NodeLock {
+    fn default() -> Self {
+        Self::root()
+    }
+}
+
+impl fmt::Debug for NodeLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.node {
+            Some(node) => write!(f, "NodeLock({node})"),
+            None => f.write_str("NodeLock(root)"),
+        }
+    }
+}
+
+impl Drop for NodeLock {
+    fn drop(&mut self) {
+        if let (Some(_), Some(ledger)) = (self.node, &self.ledger) {
+            ledger.record(&ledger.lost_locks, 1, "node locks");
+        }
+    }
+}
+
+/// A view of cached pages, in sequence order. Valid while the [`NodeLock`] taken with it lives.
+#[derive(Clone, Default)]
+pub struct PageRun {
+    parts: SmallVec<[(Arc<[PageId]>, Range<u32>); 4]>,
+    n_pages: usize,
+}
+
+impl PageRun {
+    /// Returns a view of nothing.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    /// Appends `range` of `pages` to the view.
+    pub fn push(&mut self, pages: &Arc<[PageId]>, range: Range<u32>) {
+        if range.is_empty() {
+            return;
+        }
+        self.n_pages += range.len();
+        self.parts.push((pages.clone(), range));
+    }
+
+    /// Number of pages in view.
+    pub fn len(&self) -> usize {
+        self.n_pages
+    }
+
+    /// True when nothing is in view.
+    pub fn is_empty(&self) -> bool {
+        self.n_pages == 0
+    }
+
+    /// The parts in order, one slice for each tree node.
+    pub fn parts(&self) -> impl Iterator<Item = &[PageId]> {
+        self.parts.iter().map(|(pages, range)| &pages[range.start as usize..range.end as usize])
+    }
+
+    /// The pages in order.
+    pub fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
+        self.parts().flatten().copied()
+    }
+}
+
+impl fmt::Debug for PageRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PageRun({} pages in {} parts)", self.n_pages, self.parts.len())
+    }
+}
