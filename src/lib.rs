@@ -1,11 +1,19 @@
 //! Souffleur: an LLM inference engine made of actors.
 //!
-//! Reading order: [`ids`], [`state`] (pure data structures: tree, pools, planner), [`executor`] (what a step
-//! is), [`model`] and [`kernels`] (how a step is computed).
+//! Reading order: [`request`] (what goes in and out), [`engine`] (how it is started), [`actors`] (who does what,
+//! and every message), [`state`] (the pure data structures that the actors own), [`executor`] (what a step is),
+//! [`model`] and [`kernels`] (how a step is computed).
 
+pub mod actors;
+pub mod admission;
+pub mod config;
+pub mod engine;
 pub mod error;
 pub mod executor;
 pub mod ids;
 pub mod kernels;
+pub mod metrics;
 pub mod model;
+pub mod request;
+pub mod sink;
 pub mod state;

@@ -1,0 +1,91 @@
+//! The envelope of messages between actors: it counts what waits in a mailbox and times what is handled.
+//!
+//! actix cannot tell how long a mailbox is, so each message carries a guard that counts it in when it is posted and
+//! out when it is opened, or dropped unopened with its actor.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use actix::dev::ToEnvelope;
+use actix::{Actor, Addr, Handler, Message, Recipient};
+
+use crate::metrics::MailboxMetrics;
+
+/// An actor's address for one type of message.
+pub struct Mailbox<M>
+where
+    M: Message<Result = ()> + Send + 'static,
+{
+    to: Recipient<Posted<M>>,
+    metrics: Arc<MailboxMetrics>,
+}
+
+impl<M> Mailbox<M>
+where
+    M: Message<Result = ()> + Send + 'static,
+{
+    /// The address of `actor`, under the names that the metrics show.
+    pub fn of<A>(actor: &Addr<A>, actor_name: &'static str, message_name: &'static str) -> Self
+    where
+        A: Actor + Handler<Posted<M>>,
+        A::Context: ToEnvelope<A, Posted<M>>,
+    {
+        let metrics = MailboxMetrics::register(actor_name, message_name);
+        Self { to: actor.clone().recipient(), metrics }
+    }
+
+    /// Sends a message. It is lost, and counted out again, when the actor is gone.
+    pub fn post(&self, message: M) {
+        self.metrics.entered();
+        self.to.do_send(Posted { message: Some(message), metrics: self.metrics.clone() });
+    }
+}
+
+impl<M> Clone for Mailbox<M>
+where
+    M: Message<Result = ()> + Send + 'static,
+{
+    fn clone(&self) -> Self {
+        Self { to: self.to.clone(), metrics: self.metrics.clone() }
+    }
+}
+
+/// A message in a mailbox.
+pub struct Posted<M> {
+    message: Option<M>,
+    metrics: Arc<MailboxMetrics>,
+}
+
+impl<M: Message> Message for Posted<M> {
+    type Result = M::Result;
+}
+
+impl<M> Posted<M> {
+    /// Takes the message out; the handler's time counts until the timer is dropped.
+    pub fn open(mut self) -> (M, HandlerTimer) {
+        let message = self.message.take().expect("a message is opened once");
+        self.metrics.left();
+        (message, HandlerTimer { started: Instant::now(), metrics: self.metrics.clone() })
+    }
+}
+
+impl<M> Drop for Posted<M> {
+    fn drop(&mut self) {
+        if self.message.is_some() {
+            self.metrics.left();
+        }
+    }
+}
+
+/// Times one handler.
+#[must_use]
+pub struct HandlerTimer {
+    started: Instant,
+    metrics: Arc<MailboxMetrics>,
+}
+
+impl Drop for HandlerTimer {
+    fn drop(&mut self) {
+        self.metrics.handled(self.started.elapsed().as_secs_f64());
+    }
+}

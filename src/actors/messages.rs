@@ -1,0 +1,268 @@
+//! Every message between actors, grouped by receiver in the order a request meets them.
+//!
+//! Messages are plain data. Buffers, pages, rows and locks move inside them; `Debug` prints counts.
+
+use std::sync::Arc;
+
+use actix::{Message, Recipient};
+
+use crate::error::{RequestError, StepError};
+use crate::executor::{LogprobWish, RowLogprobs, StepOutput, StepPlan};
+use crate::ids::{RequestId, StepId};
+use crate::request::{CancelFlag, Event, FinishReason, GenerateRequest};
+use crate::sink::EventSink;
+use crate::state::namespace::Namespace;
+use crate::state::plan::{PlanRequest, Planned, ReserveRequest};
+use crate::state::sampling::SamplingParams;
+use crate::state::stats::EngineStats;
+
+// To the Tokenizer.
+
+/// Host or server -> Tokenizer, once per request. Ends with exactly one terminal event in `sink`.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Generate {
+    /// What is asked for.
+    pub request: Box<GenerateRequest>,
+    /// Where the events go; it holds the admission permit.
+    pub sink: EventSink,
+    /// Raised by the client to cancel, before it sends `CancelRequest`.
+    pub cancel: CancelFlag,
+}
+
+/// Scheduler -> Tokenizer, once per step that produced tokens: the whole batch.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct TokensReady {
+    /// One entry for each request with news, in batch order.
+    pub batch: Vec<RequestTokens>,
+}
+
+/// News of one request.
+#[derive(Debug)]
+pub struct RequestTokens {
+    /// The request.
+    pub rid: RequestId,
+    /// New output tokens.
+    pub tokens: Vec<u32>,
+    /// Their log probabilities, and the prompt's.
+    pub logprobs: Option<Box<RowLogprobs>>,
+    /// Prompt tokens that came from the cache; known from the first admission on.
+    pub cached_tokens: u32,
+    /// Retractions so far.
+    pub num_retractions: u32,
+    /// Why the request ended, as far as the scheduler knows: an earlier stop string overrides it.
+    pub end: Option<RequestEnd>,
+}
+
+/// How the scheduler saw a request end.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RequestEnd {
+    /// It ended by itself or was cancelled.
+    Finished(FinishReason),
+    /// It was refused or failed.
+    Failed(RequestError),
+}
+
+// To the Scheduler.
+
+/// Tokenizer -> Scheduler, once per request. Answered by `TokensReady`, the last with an `end`.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Submit {
+    /// The request.
+    pub rid: RequestId,
+    /// The prompt; not empty, shorter than the context.
+    pub prompt: Arc<[u32]>,
+    /// Where its prefix may be shared.
+    pub namespace: Namespace,
+    /// Validated, clipped, with a seed.
+    pub sampling: Arc<SamplingParams>,
+    /// Log probabilities wished for.
+    pub logprobs: Option<Arc<LogprobWish>>,
+    /// Larger is sooner, for policies that look at it.
+    pub priority: Option<i64>,
+    /// Tested at Submit and at admission: a cancel may overtake its Submit.
+    pub cancel: CancelFlag,
+}
+
+/// Host or server -> Scheduler, rare. The request's flag is raised first. Unknown ids are ignored and counted.
+/// No step planned afterwards contains the request.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct CancelRequest {
+    /// The request.
+    pub rid: RequestId,
+}
+
+/// Tokenizer -> Scheduler, when stop strings were completed: the batch of one `TokensReady`.
+/// A request that was released already is ignored and counted.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct StopFound {
+    /// Request, and how many of its output tokens are kept.
+    pub stops: Vec<(RequestId, usize)>,
+}
+
+/// Allocator -> Scheduler, once per plan. Answers `PlanStep` or `ReservePages`.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct StepPlanned {
+    /// The grants, or the shortfall, and the verdict.
+    pub planned: Box<Planned>,
+}
+
+/// Executor thread -> Scheduler, once per step, in step order.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct StepDone {
+    /// The step.
+    pub step: StepId,
+    /// Tokens and log probabilities, or why there are none.
+    pub result: Result<StepOutput, StepError>,
+    /// Seconds that the executor worked on it.
+    pub run_seconds: f64,
+    /// Seconds that the executor waited for it since its last step ended.
+    pub idle_seconds: f64,
+}
+
+/// Host -> Scheduler, rare: keeps a cached prefix in memory until it is unpinned or `ttl_s` has passed.
+/// Bounded in number; pins are revoked before an idle engine refuses a request for want of memory.
+#[derive(Debug, Message)]
+#[rtype(result = "Result<PrefixPinned, RequestError>")]
+pub struct PinPrefix {
+    /// Where the prefix is shared.
+    pub namespace: Namespace,
+    /// The prefix.
+    pub tokens: Arc<[u32]>,
+    /// Seconds after which the pin is revoked.
+    pub ttl_s: u32,
+}
+
+/// Answers `PinPrefix`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixPinned {
+    /// Names the pin in `UnpinPrefix`.
+    pub pin: u64,
+    /// Tokens of the prefix that are in the cache and stay there.
+    pub tokens: usize,
+}
+
+/// Host -> Scheduler, rare: gives a pin back. Answers whether it was still held.
+#[derive(Debug, Message)]
+#[rtype(result = "bool")]
+pub struct UnpinPrefix {
+    /// The pin.
+    pub pin: u64,
+}
+
+/// Host or server -> Scheduler, rare: a snapshot of queues, pools and counters, as of the last plan.
+#[derive(Debug, Message)]
+#[rtype(result = "EngineStats")]
+pub struct GetStats;
+
+/// Engine -> Scheduler, once at shutdown: answers when no request is left.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Drain;
+
+// To the RadixCache.
+
+/// Scheduler -> RadixCache, once per plan that settles or admits anything. Forwarded as `ReservePages`.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct PlanStep {
+    /// Settlements, candidates, the decode to fall back to.
+    pub request: Box<PlanRequest>,
+}
+
+/// Host -> RadixCache, rare: how much of a prompt is cached. Touches, splits and locks nothing.
+#[derive(Debug, Message)]
+#[rtype(result = "usize")]
+pub struct PeekPrefix {
+    /// Where the prefix is shared.
+    pub namespace: Namespace,
+    /// The prompt.
+    pub tokens: Arc<[u32]>,
+}
+
+// To the Allocator.
+
+/// RadixCache (or the Scheduler, for a decode that only grows) -> Allocator, once per plan. All or nothing.
+/// Answered by `StepPlanned` to the Scheduler.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct ReservePages {
+    /// Returns, demands, and the verdict to carry through.
+    pub request: Box<ReserveRequest>,
+}
+
+// To the Executor.
+
+/// Scheduler -> Executor, once per step, at most two under way. Answered by `StepDone`.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct RunStep {
+    /// The step.
+    pub plan: Box<StepPlan>,
+}
+
+// To the Watchdog.
+
+/// Any actor's or the executor thread's last breath -> Watchdog. The unit is torn down and rebuilt.
+#[derive(Clone, Debug, Message)]
+#[rtype(result = "()")]
+pub struct ActorDied {
+    /// Who died.
+    pub actor: &'static str,
+    /// Which life of the unit it belonged to: a late note of an earlier life is ignored.
+    pub generation: u64,
+    /// It panicked.
+    pub panicked: bool,
+}
+
+// To hosts.
+
+/// Engine -> an actor of the host's own, if the request was made with such a sink.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct TokenEvent {
+    /// The request.
+    pub rid: RequestId,
+    /// Its news.
+    pub event: Event,
+}
+
+impl std::fmt::Debug for TokensReady {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TokensReady({} requests)", self.batch.len())
+    }
+}
+
+impl std::fmt::Debug for StepDone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.result {
+            Ok(output) => write!(f, "StepDone({}, {} rows)", self.step, output.rows.len()),
+            Err(error) => write!(f, "StepDone({}, {error})", self.step),
+        }
+    }
+}
+
+/// The addresses that one request crosses, as recipients: nobody knows who is behind them.
+#[derive(Clone)]
+pub struct Doors {
+    /// The Tokenizer.
+    pub generate: Recipient<Generate>,
+    /// The Scheduler.
+    pub cancel: Recipient<CancelRequest>,
+    /// The RadixCache.
+    pub peek: Recipient<PeekPrefix>,
+    /// The Scheduler.
+    pub pin: Recipient<PinPrefix>,
+    /// The Scheduler.
+    pub unpin: Recipient<UnpinPrefix>,
+    /// The Scheduler.
+    pub stats: Recipient<GetStats>,
+    /// The Scheduler.
+    pub drain: Recipient<Drain>,
+}

@@ -1,0 +1,4 @@
+//! The five actors and the watchdog.
+
+pub mod mailbox;
+pub mod messages;

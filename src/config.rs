@@ -1,0 +1,173 @@
+//! The engine's configuration: names and defaults as SGLang has them, units in the docs.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ConfigError;
+
+/// Everything that decides how an engine runs. `config/default.toml` says the same with reasons.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EngineConfig {
+    /// Folder of a model in Hugging Face layout.
+    pub model_path: PathBuf,
+    /// Name that `/v1/models` lists; the folder's name when absent.
+    pub served_model_name: Option<String>,
+    /// Storage of weights and KV.
+    pub dtype: Dtype,
+    /// Where to compute.
+    pub device: Device,
+    /// Compute threads; 0 takes one a core.
+    pub threads: usize,
+    /// Tokens a KV page: 1, 16, 32 or 64 (any power of two up to 256).
+    pub page_size: u32,
+    /// Share of the free memory for weights and KV pool together, in (0, 1).
+    pub mem_fraction_static: Option<f64>,
+    /// Tokens of the KV pool, instead of deriving them from memory.
+    pub max_total_tokens: Option<usize>,
+    /// Longest sequence in tokens; the model's own limit when absent.
+    pub context_length: Option<usize>,
+    /// Most requests that prefill or decode at once.
+    pub max_running_requests: Option<usize>,
+    /// Most requests inside, running ones included.
+    pub max_queued_requests: usize,
+    /// Most prompt tokens inside.
+    pub max_queued_tokens: usize,
+    /// Most input tokens of one prefill step.
+    pub max_prefill_tokens: usize,
+    /// Most input tokens of one chunk; 0 or less turns chunked prefill off.
+    pub chunked_prefill_size: i64,
+    /// Order of the waiting queue.
+    pub schedule_policy: String,
+    /// Above 1 reserves more for running requests: fewer retractions, smaller batches.
+    pub schedule_conservativeness: f64,
+    /// Which cached prefix is evicted first.
+    pub radix_eviction_policy: String,
+    /// Recomputes every prefix.
+    pub disable_radix_cache: bool,
+    /// Holds a request for a step or two when its prefix is being prefilled by another one.
+    pub prefix_wait: bool,
+    /// Most prefixes that hosts may pin at once.
+    pub max_pins: usize,
+    /// Events that wait for a slow reader before they are merged.
+    pub client_channel_events: usize,
+    /// Bytes of text that may wait for a slow reader before it is cancelled.
+    pub client_backlog_bytes: usize,
+    /// Takes and returns token ids only; no tokenizer is loaded.
+    pub skip_tokenizer_init: bool,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            model_path: PathBuf::new(),
+            served_model_name: None,
+            dtype: Dtype::Auto,
+            device: Device::Auto,
+            threads: 0,
+            page_size: 1,
+            mem_fraction_static: None,
+            max_total_tokens: None,
+            context_length: None,
+            max_running_requests: None,
+            max_queued_requests: 4096,
+            max_queued_tokens: 16 << 20,
+            max_prefill_tokens: 16384,
+            chunked_prefill_size: 4096,
+            schedule_policy: "fcfs".to_owned(),
+            schedule_conservativeness: 1.0,
+            radix_eviction_policy: "lru".to_owned(),
+            disable_radix_cache: false,
+            prefix_wait: true,
+            max_pins: 256,
+            client_channel_events: 64,
+            client_backlog_bytes: 1 << 20,
+            skip_tokenizer_init: false,
+        }
+    }
+}
+
+/// Storage of weights and KV.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// What the weights are stored in.
+    #[default]
+    Auto,
+    /// 32-bit floats.
+    Float32,
+    /// IEEE half precision.
+    Float16,
+    /// bfloat16.
+    Bfloat16,
+}
+
+/// Where to compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// The best device there is.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+}
+
+impl EngineConfig {
+    /// Checks every value against its limits.
+    ///
+    /// # Errors
+    /// Names the first key that is out of range, its value and the limit.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let page = self.page_size;
+        check(page.is_power_of_two() && page <= 256, "page_size", || {
+            format!("is {page}, must be a power of two from 1 to 256")
+        })?;
+        if let Some(fraction) = self.mem_fraction_static {
+            check(fraction > 0.0 && fraction < 1.0, "mem_fraction_static", || {
+                format!("is {fraction}, must lie between 0 and 1")
+            })?;
+        }
+        let conservativeness = self.schedule_conservativeness;
+        let is_sane = conservativeness > 0.0 && conservativeness <= 100.0;
+        check(is_sane, "schedule_conservativeness", || {
+            format!("is {conservativeness}, must lie in (0, 100]")
+        })?;
+        let at_least_one = [
+            ("max_total_tokens", self.max_total_tokens),
+            ("context_length", self.context_length),
+            ("max_running_requests", self.max_running_requests),
+            ("max_queued_requests", Some(self.max_queued_requests)),
+            ("max_queued_tokens", Some(self.max_queued_tokens)),
+            ("max_prefill_tokens", Some(self.max_prefill_tokens)),
+            ("client_channel_events", Some(self.client_channel_events)),
+        ];
+        for (key, value) in at_least_one {
+            check(value != Some(0), key, || "is 0, must be at least 1".to_owned())?;
+        }
+        let chunk = self.chunked_prefill_size;
+        check(chunk <= 0 || chunk >= i64::from(page), "chunked_prefill_size", || {
+            format!("is {chunk}, must be at least page_size ({page}), or -1 for none")
+        })?;
+        check(chunk <= i64::from(i32::MAX), "chunked_prefill_size", || {
+            format!("is {chunk}, must be at most {}", i32::MAX)
+        })
+    }
+
+    /// Chunk size in whole pages, `None` with chunked prefill off.
+    pub fn chunk_tokens(&self) -> Option<usize> {
+        let size = usize::try_from(self.chunked_prefill_size).ok().filter(|size| *size > 0)?;
+        Some(size - size % self.page_size as usize)
+    }
+
+    /// The name that `/v1/models` lists.
+    pub fn model_name(&self) -> String {
+        let folder = || self.model_path.file_name().map(|name| name.to_string_lossy().into_owned());
+        self.served_model_name.clone().or_else(folder).unwrap_or_else(|| "souffleur".to_owned())
+    }
+}
+
+fn check(holds: bool, key: &str, reason: impl FnOnce() -> String) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { Err(ConfigError { key: key.to_owned(), reason: reason() }) }
+}

@@ -1,0 +1,188 @@
+//! What a client asks for and what it gets back: the engine's public data types.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::RequestError;
+use crate::executor::{LogprobWish, TokenLogprobs};
+use crate::ids::RequestId;
+use crate::state::namespace::Namespace;
+use crate::state::sampling::SamplingParams;
+
+/// One request for text.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// The client's name for it; unique among the requests in flight.
+    pub rid: RequestId,
+    /// What to continue.
+    pub prompt: Prompt,
+    /// How to sample and when to end.
+    pub sampling: SamplingParams,
+    /// Which log probabilities to return; `None` for none.
+    pub logprobs: Option<LogprobWish>,
+    /// The cache namespace: prefixes are shared only inside one.
+    pub namespace: Namespace,
+    /// Larger is sooner, for policies that look at it.
+    pub priority: Option<i64>,
+    /// The client reads token by token: only a label of metrics, deltas flow either way.
+    pub is_streaming: bool,
+}
+
+impl GenerateRequest {
+    /// A request with a random id, default sampling and nothing else.
+    pub fn new(prompt: Prompt) -> Self {
+        Self {
+            rid: RequestId::random(),
+            prompt,
+            sampling: SamplingParams::default(),
+            logprobs: None,
+            namespace: Namespace::default(),
+            priority: None,
+            is_streaming: true,
+        }
+    }
+}
+
+/// What to continue.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// Text, encoded with the tokenizer's special tokens.
+    Text(String),
+    /// Token ids, taken as they are.
+    Tokens(Vec<u32>),
+    /// A conversation, rendered by the model's chat template.
+    Chat(Box<ChatPrompt>),
+}
+
+/// A conversation for the chat template.
+#[derive(Clone, Debug)]
+pub struct ChatPrompt {
+    /// Array of OpenAI messages.
+    pub messages: serde_json::Value,
+    /// Array of OpenAI tools, if any.
+    pub tools: Option<serde_json::Value>,
+    /// Further variables of the template (`chat_template_kwargs`).
+    pub template_kwargs: serde_json::Map<String, serde_json::Value>,
+    /// Opens the assistant's turn.
+    pub add_generation_prompt: bool,
+}
+
+/// What a request sends back: deltas, then exactly one terminal event.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// New text and tokens. Deltas of a slow reader are merged.
+    Delta(Delta),
+    /// The request ended by itself.
+    Finished(Box<Finished>),
+    /// The request was cancelled; what was generated stays as delivered.
+    Cancelled(Box<Finished>),
+    /// The request was refused or failed.
+    Failed(RequestError),
+}
+
+impl Event {
+    /// True for the one event that ends a request.
+    pub fn is_terminal(&self) -> bool {
+        !matches!(self, Self::Delta(_))
+    }
+}
+
+/// New text and tokens of one request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Delta {
+    /// Text that can no longer change; may lag behind `tokens`.
+    pub text: String,
+    /// New output tokens.
+    pub tokens: Vec<u32>,
+    /// One entry for each of `tokens` if log probabilities were wished for.
+    pub output_logprobs: Vec<TokenLogprobs>,
+    /// One entry for each prompt token from the wish's start on (the first has none), in one or more deltas.
+    pub input_logprobs: Vec<TokenLogprobs>,
+    /// Counts so far.
+    pub usage: Usage,
+}
+
+impl Delta {
+    /// Appends a later delta.
+    pub fn merge(&mut self, later: Self) {
+        self.text.push_str(&later.text);
+        self.tokens.extend(later.tokens);
+        self.output_logprobs.extend(later.output_logprobs);
+        self.input_logprobs.extend(later.input_logprobs);
+        self.usage = later.usage;
+    }
+}
+
+/// Token counts of one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub completion_tokens: u32,
+    /// Prompt tokens whose K/V came from the cache when the request was first admitted.
+    pub cached_tokens: u32,
+    /// How often the request was retracted.
+    pub num_retractions: u32,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    /// What had not been delivered yet.
+    pub delta: Delta,
+    /// Why it ended; for a cancelled request `Abort`.
+    pub reason: FinishReason,
+    /// Seconds from intake to the end.
+    pub e2e_latency_s: f64,
+}
+
+/// Why a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// EOS or a stop token was sampled.
+    StopToken(u32),
+    /// A stop string was completed.
+    StopString(String),
+    /// `max_new_tokens` or the context's end was reached.
+    Length {
+        /// The limit that was reached.
+        max_new_tokens: u32,
+    },
+    /// The client cancelled.
+    Abort,
+}
+
+impl FinishReason {
+    /// OpenAI's and SGLang's word for it.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::StopToken(_) | Self::StopString(_) => "stop",
+            Self::Length { .. } => "length",
+            Self::Abort => "abort",
+        }
+    }
+}
+
+/// A flag that a client raises to cancel; readable before its `CancelRequest` arrives.
+#[derive(Clone, Default)]
+pub struct CancelFlag(Arc<AtomicBool>);
+
+impl CancelFlag {
+    /// Raises the flag.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// True once raised.
+    pub fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for CancelFlag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CancelFlag({})", self.is_raised())
+    }
+}

@@ -1,0 +1,149 @@
+//! Where the events of one request go, with the guarantee of exactly one terminal event.
+//!
+//! A sink that is dropped without its terminal event (its actor died, its message was never handled) sends
+//! `Failed(engine_down)` itself.
+
+use std::fmt;
+
+use actix::Recipient;
+use tokio::sync::mpsc;
+
+use crate::actors::messages::TokenEvent;
+use crate::admission::Permit;
+use crate::error::RequestError;
+use crate::ids::RequestId;
+use crate::request::{Delta, Event};
+
+/// What became of a delta.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// It is on its way.
+    Sent,
+    /// The client is slow: the delta was merged into the backlog of this many bytes of text.
+    Waiting {
+        /// Bytes of text in the backlog.
+        backlog_bytes: usize,
+    },
+    /// The client is gone.
+    Gone,
+}
+
+enum Target {
+    Channel { events: mpsc::Sender<Event>, terminal: mpsc::OwnedPermit<Event> },
+    Recipient(Recipient<TokenEvent>),
+}
+
+/// The way back to one client, with its admission permit.
+pub struct EventSink {
+    rid: RequestId,
+    target: Option<Target>,
+    backlog: Delta,
+    permit: Option<Permit>,
+}
+
+impl EventSink {
+    /// A bounded channel of `capacity` events (one more is kept for the terminal event) and its reading end.
+    pub fn channel(
+        rid: RequestId,
+        capacity: usize,
+        permit: Option<Permit>,
+    ) -> (Self, mpsc::Receiver<Event>) {
+        let (events, receiver) = mpsc::channel(capacity.max(1) + 1);
+        let terminal =
+            events.clone().try_reserve_owned().expect("a new channel has room for one event");
+        let target = Some(Target::Channel { events, terminal });
+        (Self { rid, target, backlog: Delta::default(), permit }, receiver)
+    }
+
+    /// An actor of the host's own. Its mailbox is not bounded: the host keeps up or cancels.
+    pub fn recipient(
+        rid: RequestId,
+        recipient: Recipient<TokenEvent>,
+        permit: Option<Permit>,
+    ) -> Self {
+        let target = Some(Target::Recipient(recipient));
+        Self { rid, target, backlog: Delta::default(), permit }
+    }
+
+    /// Counts the request's prompt against the admission limit.
+    ///
+    /// # Errors
+    /// [`RequestError::Overloaded`] at the limit.
+    pub fn charge_prompt(&mut self, prompt_tokens: usize) -> Result<(), RequestError> {
+        self.permit.as_mut().map_or(Ok(()), |permit| permit.charge_prompt(prompt_tokens))
+    }
+
+    /// Sends a delta behind whatever waits already.
+    pub fn send(&mut self, delta: Delta) -> Delivery {
+        match &self.target {
+            None => Delivery::Gone,
+            Some(Target::Recipient(recipient)) => {
+                recipient.do_send(TokenEvent { rid: self.rid.clone(), event: Event::Delta(delta) });
+                Delivery::Sent
+            }
+            Some(Target::Channel { events, .. }) => {
+                self.backlog.merge(delta);
+                match events.try_reserve() {
+                    Ok(slot) => {
+                        slot.send(Event::Delta(std::mem::take(&mut self.backlog)));
+                        Delivery::Sent
+                    }
+                    Err(mpsc::error::TrySendError::Full(())) => {
+                        Delivery::Waiting { backlog_bytes: self.backlog.text.len() }
+                    }
+                    Err(mpsc::error::TrySendError::Closed(())) => Delivery::Gone,
+                }
+            }
+        }
+    }
+
+    /// Sends the terminal event, with the backlog in front of its own delta.
+    pub fn finish(mut self, event: Event) {
+        self.terminate(event);
+    }
+
+    fn terminate(&mut self, event: Event) {
+        let backlog = std::mem::take(&mut self.backlog);
+        let event = with_backlog(event, backlog);
+        match self.target.take() {
+            None => (),
+            Some(Target::Recipient(recipient)) => {
+                recipient.do_send(TokenEvent { rid: self.rid.clone(), event });
+            }
+            Some(Target::Channel { terminal, .. }) => {
+                terminal.send(event);
+            }
+        }
+    }
+}
+
+fn with_backlog(event: Event, mut backlog: Delta) -> Event {
+    match event {
+        Event::Finished(mut end) => {
+            backlog.merge(std::mem::take(&mut end.delta));
+            end.delta = backlog;
+            Event::Finished(end)
+        }
+        Event::Cancelled(mut end) => {
+            backlog.merge(std::mem::take(&mut end.delta));
+            end.delta = backlog;
+            Event::Cancelled(end)
+        }
+        Event::Delta(_) | Event::Failed(_) => event,
+    }
+}
+
+impl fmt::Debug for EventSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EventSink({})", self.rid)
+    }
+}
+
+impl Drop for EventSink {
+    fn drop(&mut self) {
+        if self.target.is_some() {
+            let reason = "the request was dropped inside the engine".to_owned();
+            self.terminate(Event::Failed(RequestError::EngineDown(reason)));
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The planning transaction as data: what the scheduler asks, what the tree answers, what the pools grant.
+//!
+//! One plan runs Scheduler -> RadixCache -> Allocator -> Scheduler. Each value here is one leg of it; pages,
+//! rows and locks move inside and are owned by whoever holds the value.
+
+use std::sync::Arc;
+
+use crate::ids::{RowId, SeqId, StepId};
+use crate::state::namespace::Namespace;
+use crate::state::pages::{NodeLock, PageRun, Pages};
+use crate::state::prefill_adder::{Budget, PrefillAdder};
+
+/// First leg: what the scheduler wants for one step.
+#[derive(Debug)]
+pub struct PlanRequest {
+    /// The step being planned.
+    pub step: StepId,
+    /// What earlier steps left to be settled, before anything is matched.
+    pub settle: Vec<Settle>,
+    /// Forgets every cached prefix after the settling (after a lost step). No lock may be held then.
+    pub flush: bool,
+    /// Locks prefixes for hosts.
+    pub pins: Vec<PinDemand>,
+    /// Candidates for a prefill, if any may be admitted.
+    pub admit: Option<AdmitRequest>,
+    /// The decode to run when nothing is admitted.
+    pub else_decode: Option<DecodeDemand>,
+    /// Tokens to evict besides (after a retraction, to keep clear of the next one).
+    pub evict_tokens: usize,
+    /// Pages in the free list; exact, since only the plan chain changes it.
+    pub free_pages: usize,
+    /// Rows in the free list.
+    pub free_rows: usize,
+}
+
+/// Something to settle before the next step is planned.
+#[derive(Debug)]
+pub enum Settle {
+    /// Publishes what a prefill extent wrote (or is about to write) and keeps the sequence going.
+    Checkpoint(Box<SettleCheckpoint>),
+    /// Ends a sequence's hold on memory: finished, aborted or retracted.
+    Release(Box<SettleRelease>),
+    /// Gives a host's pin back.
+    Unpin(NodeLock),
+}
+
+/// What the tree should keep of a sequence.
+#[derive(Debug)]
+pub struct PublishKey {
+    /// Where the prefix may be shared.
+    pub namespace: Namespace,
+    /// Tokens whose K/V is written, page-floored by the tree.
+    pub tokens: Arc<[u32]>,
+    /// How many of `tokens` are published.
+    pub len: usize,
+    /// Length of the prompt: it becomes a node of its own.
+    pub prompt_len: usize,
+    /// Tokens of this request that counted as a hit already.
+    pub inserted_tokens: usize,
+    /// The request's priority, for priority eviction.
+    pub priority: i64,
+    /// The step that writes the last of them.
+    pub written_by: StepId,
+}
+
+/// A checkpoint of an unfinished sequence.
+#[derive(Debug)]
+pub struct SettleCheckpoint {
+    /// The sequence.
+    pub seq: SeqId,
+    /// What to publish.
+    pub key: PublishKey,
+    /// Pages of the sequence that the tree owns.
+    pub protected_pages: usize,
+    /// The sequence's own pages behind them.
+    pub private: Pages,
+    /// Its lock.
+    pub lock: NodeLock,
+}
+
+/// The end of a sequence's hold on memory.
+#[derive(Debug)]
+pub struct SettleRelease {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Its row, if it has one.
+    pub row: Option<RowId>,
+    /// What to publish; `None` after an abort or a retraction.
+    pub key: Option<PublishKey>,
+    /// Pages of the sequence that the tree owns.
+    pub protected_pages: usize,
+    /// The sequence's own pages behind them.
+    pub private: Pages,
+    /// Its lock.
+    pub lock: NodeLock,
+}
+
+/// A host asks to keep a prefix in memory.
+#[derive(Debug, Clone)]
+pub struct PinDemand {
+    /// Number of the pin.
+    pub pin: u64,
+    /// Where the prefix is shared.
+    pub namespace: Namespace,
+    /// The prefix.
+    pub tokens: Arc<[u32]>,
+}
+
+/// A pin as granted.
+#[derive(Debug)]
+pub struct Pinned {
+    /// Number of the pin.
+    pub pin: u64,
+    /// The lock that keeps it.
+    pub lock: NodeLock,
+    /// Tokens of the prefix that are in the cache and now stay there.
+    pub tokens: usize,
+}
+
+/// Candidates in policy order (the one being chunked first) and the budget that judges them.
+#[derive(Debug)]
+pub struct AdmitRequest {
+    /// The arithmetic, with the running batch's reservations taken already.
+    pub adder: PrefillAdder,
+    /// Candidates, in order.
+    pub candidates: Vec<Candidate>,
+    /// Most candidates to admit (free rows; a chunked one has its row already).
+    pub max_new_rows: usize,
+    /// Holds candidates whose prefix is being prefilled at this moment (`protocol`: in-flight prefix).
+    pub prefix_wait: bool,
+}
+
+/// One waiting request, or the one whose prefill goes on.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Where its prefix may be shared.
+    pub namespace: Namespace,
+    /// Prompt and output so far.
+    pub tokens: Arc<[u32]>,
+    /// Longest prefix that may come from the cache: at least one token must be computed.
+    pub match_limit: usize,
+    /// Tokens it may still generate.
+    pub max_new_tokens: usize,
+    /// How many plans it was held back for a prefix in flight.
+    pub waits: u8,
+    /// For the chunked one: tokens whose K/V it has (cached, written or under way).
+    pub continues_at: Option<usize>,
+}
+
+/// A decode of the running batch.
+#[derive(Debug, Default)]
+pub struct DecodeDemand {
+    /// Sequences that need a new page for their next token.
+    pub growing: Vec<SeqId>,
+}
+
+/// Pages and a row that a sequence needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// The sequence.
+    pub seq: SeqId,
+    /// New pages.
+    pub pages: u32,
+    /// Needs a row as well.
+    pub row: bool,
+}
+
+/// Second leg: everything given back, everything asked for, and the tree's verdict to carry through.
+#[derive(Debug)]
+pub struct ReserveRequest {
+    /// The step being planned.
+    pub step: StepId,
+    /// Pages given back: duplicates, tails, evicted ones.
+    pub returned: Pages,
+    /// Rows given back.
+    pub returned_rows: Vec<RowId>,
+    /// What is asked for: all of it is granted, or nothing.
+    pub demands: Vec<Demand>,
+    /// The tree's verdict.
+    pub verdict: Box<Verdict>,
+}
+
+/// What the tree decided.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    /// Sequences that were published and go on.
+    pub checkpointed: Vec<CheckpointedSeq>,
+    /// Pins granted.
+    pub pinned: Vec<Pinned>,
+    /// Candidates admitted, in order. Empty: the decode runs, if one was asked for.
+    pub admitted: Vec<Admitted>,
+    /// Candidates held back for a prefix in flight.
+    pub held: Vec<SeqId>,
+    /// Why the admission stopped.
+    pub budget: Option<Budget>,
+    /// Tokens evicted.
+    pub evicted_tokens: usize,
+    /// Nodes evicted.
+    pub evicted_nodes: usize,
+    /// The tree's counters after all this; `None` when the tree was not asked.
+    pub cache: Option<CacheCounts>,
+}
+
+/// Tokens in the tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounts {
+    /// Tokens that could be evicted.
+    pub evictable_tokens: usize,
+    /// Tokens that a lock protects.
+    pub protected_tokens: usize,
+}
+
+/// A sequence after its checkpoint.
+#[derive(Debug)]
+pub struct CheckpointedSeq {
+    /// The sequence.
+    pub seq: SeqId,
+    /// The lock on what is published.
+    pub lock: NodeLock,
+    /// What stays the sequence's own: the partial last page, over-allocation.
+    pub private: Pages,
+    /// Pages of the sequence that the tree owns now.
+    pub protected_pages: usize,
+    /// Index of the first page of `remap`.
+    pub remap_from: usize,
+    /// The tree's pages for `remap_from..protected_pages`: to be used from the next step on.
+    pub remap: PageRun,
+    /// Tokens of this request that counted as a hit.
+    pub inserted_tokens: usize,
+}
+
+/// A candidate with its prefix locked and its extent decided.
+#[derive(Debug)]
+pub struct Admitted {
+    /// The sequence.
+    pub seq: SeqId,
+    /// The lock on its prefix; `None` for the chunked one, which holds its own.
+    pub lock: Option<NodeLock>,
+    /// The cached pages; empty for the chunked one.
+    pub prefix: PageRun,
+    /// Tokens whose K/V exists before the extent.
+    pub prefix_len: usize,
+    /// End of the extent, in tokens.
+    pub extend_end: usize,
+    /// The prefill does not end with this extent.
+    pub chunked: bool,
+}
+
+/// Third leg: what the pools granted.
+#[derive(Debug)]
+pub struct Planned {
+    /// The step being planned.
+    pub step: StepId,
+    /// Grants in the order of the demands, or the shortfall.
+    pub reservation: Reservation,
+    /// The tree's verdict.
+    pub verdict: Box<Verdict>,
+    /// Pages in the free list.
+    pub free_pages: usize,
+    /// Rows in the free list.
+    pub free_rows: usize,
+}
+
+/// Whether everything could be granted.
+#[derive(Debug)]
+pub enum Reservation {
+    /// Everything asked for.
+    Granted(Vec<Grant>),
+    /// Nothing was granted; what was returned is kept.
+    Short {
+        /// Pages that were missing.
+        missing_pages: usize,
+    },
+}
+
+/// What one sequence was granted.
+#[derive(Debug)]
+pub struct Grant {
+    /// The sequence.
+    pub seq: SeqId,
+    /// New pages, in sequence order.
+    pub pages: Pages,
+    /// Its row, if it asked for one.
+    pub row: Option<RowId>,
+}

@@ -1,0 +1,64 @@
+//! A snapshot of the engine, for hosts and tests.
+
+use serde::Serialize;
+
+/// Queues, pools and counters as of the last plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct EngineStats {
+    /// Requests that decode or prefill.
+    pub running_requests: usize,
+    /// Requests that wait, retracted ones included.
+    pub waiting_requests: usize,
+    /// Of those, retracted ones.
+    pub retracted_requests: usize,
+    /// Tokens of the KV pool.
+    pub total_tokens: usize,
+    /// Tokens a page.
+    pub page_size: usize,
+    /// Tokens of free pages.
+    pub free_tokens: usize,
+    /// Cached tokens that could be evicted.
+    pub evictable_tokens: usize,
+    /// Cached tokens that a lock protects.
+    pub protected_tokens: usize,
+    /// Tokens of pages that belong to single sequences.
+    pub private_tokens: usize,
+    /// Rows of the page table.
+    pub total_rows: usize,
+    /// Free rows.
+    pub free_rows: usize,
+    /// Pins held for hosts.
+    pub pins: usize,
+    /// Part of the generation budget that running requests reserve.
+    pub new_token_ratio: f64,
+    /// Steps planned.
+    pub steps: u64,
+    /// Plans at which `free + evictable + protected + private` was not `total`.
+    pub integrity_failures: u64,
+    /// Pages dropped instead of handed back.
+    pub lost_pages: u64,
+    /// Messages that came too late to matter.
+    pub stale_messages: u64,
+    /// Requests retracted, counted each time.
+    pub retractions: u64,
+    /// Prompt tokens of admitted requests.
+    pub prompt_tokens: u64,
+    /// Of those, tokens whose K/V came from the cache.
+    pub cached_tokens: u64,
+    /// Tokens evicted from the tree.
+    pub evicted_tokens: u64,
+}
+
+impl EngineStats {
+    /// True when no request is inside and the pool is whole: nothing private, nothing locked but pins.
+    pub fn is_idle_and_whole(&self) -> bool {
+        self.running_requests == 0
+            && self.waiting_requests == 0
+            && self.private_tokens == 0
+            && self.free_rows == self.total_rows
+            && (self.pins > 0 || self.protected_tokens == 0)
+            && self.free_tokens + self.evictable_tokens + self.protected_tokens == self.total_tokens
+            && self.integrity_failures == 0
+            && self.lost_pages == 0
+    }
+}
