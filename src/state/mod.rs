@@ -3,5 +3,12 @@
 //! **Nothing here imports actix, tokio, metrics or I/O, and nothing reads a clock**: time comes in as a value, so
 //! every structure is property-tested, replayed and simulated as it is.
 
+pub mod eviction;
+pub mod namespace;
+pub mod page_pool;
 pub mod pages;
+pub mod plain_cache;
+pub mod prefix_cache;
+pub mod radix_tree;
+pub mod row_pool;
 pub mod sampling;
