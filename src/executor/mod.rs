@@ -74,6 +74,15 @@ pub enum TableDelta {
     },
 }
 
+impl TableDelta {
+    /// The row that is edited.
+    pub fn row(&self) -> RowId {
+        match self {
+            Self::Append { row, .. } | Self::Remap { row, .. } => *row,
+        }
+    }
+}
+
 /// The work of one sequence in one step.
 #[derive(Clone, Debug)]
 pub struct StepRow {

@@ -138,10 +138,10 @@ impl Sequence {
         self.phase == Phase::Running && self.end.is_none() && self.remaining_new_tokens() > 0
     }
 
-    /// Longest prefix that may come from the cache: one token at least is computed for its logits, and input log
+    /// Longest prefix of so many tokens that may come from the cache: one token at least is computed for its logits, and input log
     /// probabilities need the logits from their start on.
-    pub fn match_limit(&self) -> usize {
-        let limit = self.fill.len().saturating_sub(1);
+    pub fn match_limit_of(&self, fill_tokens: usize) -> usize {
+        let limit = fill_tokens.saturating_sub(1);
         match self.wished_input_start() {
             Some(start) => limit.min(start as usize),
             None => limit,
@@ -160,6 +160,13 @@ impl Sequence {
             return self.request.prompt.clone();
         }
         self.request.prompt.iter().chain(&self.output[..n_output]).copied().collect()
+    }
+
+    /// Counts input log probabilities as delivered.
+    pub fn count_input_logprobs(&mut self, n: usize) {
+        if let Some(start) = self.request.logprobs.as_ref().and_then(|wish| wish.start) {
+            self.input_logprobs_until = self.input_logprobs_until.max(start) + n as u32;
+        }
     }
 
     /// Gives up the row and starts over as a waiting sequence that keeps its output.

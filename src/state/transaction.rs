@@ -78,7 +78,7 @@ impl Transaction<'_> {
         match settle {
             Settle::Checkpoint(checkpoint) => self.checkpoint(*checkpoint),
             Settle::Release(release) => self.release(*release),
-            Settle::Unpin(lock) => self.cache.unlock(lock),
+            Settle::Unlock(lock) => self.cache.unlock(lock),
         }
     }
 
