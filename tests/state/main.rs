@@ -1,0 +1,1 @@
+//! The pure core: tree, pools, page ownership.
