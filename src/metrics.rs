@@ -17,7 +17,10 @@ impl MailboxMetrics {
         let handler_seconds = histogram!(
             "souffleur_actor_handler_seconds", "actor" => actor, "message" => message
         );
-        Arc::new(Self { depth, handler_seconds })
+        Arc::new(Self {
+            depth,
+            handler_seconds,
+        })
     }
 
     /// Counts a message in.

@@ -19,7 +19,10 @@ pub struct Pools {
 impl Pools {
     /// Pools in which everything is free.
     pub fn new(n_pages: u32, n_rows: u32, page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
-        Self { pages: PagePool::new(n_pages, page_size, ledger), rows: RowPool::new(n_rows) }
+        Self {
+            pages: PagePool::new(n_pages, page_size, ledger),
+            rows: RowPool::new(n_rows),
+        }
     }
 
     /// Runs the second half of a plan.
@@ -28,7 +31,11 @@ impl Pools {
         for row in request.returned_rows {
             self.rows.free(row);
         }
-        let wanted: usize = request.demands.iter().map(|demand| demand.pages as usize).sum();
+        let wanted: usize = request
+            .demands
+            .iter()
+            .map(|demand| demand.pages as usize)
+            .sum();
         let rows_wanted = request.demands.iter().filter(|demand| demand.row).count();
         let reservation = if wanted > self.pages.free_pages() || rows_wanted > self.rows.free_rows()
         {
@@ -42,7 +49,9 @@ impl Pools {
                     .alloc(demand.pages as usize)
                     .expect("the sum of the demands was compared with the free pages"),
                 row: demand.row.then(|| {
-                    self.rows.alloc().expect("the rows asked for were compared with the free rows")
+                    self.rows
+                        .alloc()
+                        .expect("the rows asked for were compared with the free rows")
                 }),
             });
             Reservation::Granted(grants.collect())

@@ -150,7 +150,12 @@ impl Sequence {
 
     /// First prompt position whose logits are still wanted for input log probabilities.
     pub fn wished_input_start(&self) -> Option<u32> {
-        let start = self.request.logprobs.as_ref()?.start?.max(self.input_logprobs_until);
+        let start = self
+            .request
+            .logprobs
+            .as_ref()?
+            .start?
+            .max(self.input_logprobs_until);
         ((start as usize + 1) < self.request.prompt.len()).then_some(start)
     }
 
@@ -159,7 +164,12 @@ impl Sequence {
         if n_output == 0 {
             return self.request.prompt.clone();
         }
-        self.request.prompt.iter().chain(&self.output[..n_output]).copied().collect()
+        self.request
+            .prompt
+            .iter()
+            .chain(&self.output[..n_output])
+            .copied()
+            .collect()
     }
 
     /// Counts input log probabilities as delivered.
@@ -218,12 +228,17 @@ impl SequenceTable {
     pub fn remove(&mut self, seq: SeqId) -> Option<Sequence> {
         self.get(seq)?;
         self.free.push(slot_of(seq) as u32);
-        self.slots[slot_of(seq)].take().map(|(_, sequence)| sequence)
+        self.slots[slot_of(seq)]
+            .take()
+            .map(|(_, sequence)| sequence)
     }
 
     /// All live sequences.
     pub fn iter(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
-        self.slots.iter().flatten().map(|(seq, sequence)| (*seq, sequence))
+        self.slots
+            .iter()
+            .flatten()
+            .map(|(seq, sequence)| (*seq, sequence))
     }
 
     /// Number of live sequences.
@@ -243,13 +258,15 @@ impl std::ops::Index<SeqId> for SequenceTable {
     /// # Panics
     /// If the sequence is not live: the scheduler's lists hold live ones only.
     fn index(&self, seq: SeqId) -> &Sequence {
-        self.get(seq).expect("the scheduler's lists hold live sequences")
+        self.get(seq)
+            .expect("the scheduler's lists hold live sequences")
     }
 }
 
 impl std::ops::IndexMut<SeqId> for SequenceTable {
     fn index_mut(&mut self, seq: SeqId) -> &mut Sequence {
-        self.get_mut(seq).expect("the scheduler's lists hold live sequences")
+        self.get_mut(seq)
+            .expect("the scheduler's lists hold live sequences")
     }
 }
 

@@ -26,7 +26,9 @@ impl IntakeLimits {
         let by_context = self.context_length.saturating_sub(2);
         let page = self.page_size.get();
         // ceil_page(prompt) + page + 1 + one token <= capacity
-        let by_pool = self.page_size.floor(self.capacity_tokens.saturating_sub(page + 2));
+        let by_pool = self
+            .page_size
+            .floor(self.capacity_tokens.saturating_sub(page + 2));
         by_context.min(by_pool)
     }
 
@@ -41,12 +43,17 @@ impl IntakeLimits {
     ) -> Result<usize, RequestError> {
         let limit_tokens = self.max_prompt_tokens();
         if prompt_tokens > limit_tokens {
-            return Err(RequestError::PromptTooLong { prompt_tokens, limit_tokens });
+            return Err(RequestError::PromptTooLong {
+                prompt_tokens,
+                limit_tokens,
+            });
         }
         // SGLang: max_req_len - input - 1, with max_req_len one less than context and pool.
         let max_len = self.context_length.min(self.capacity_tokens) - 1;
         let by_length = max_len - prompt_tokens - 1;
-        let paged_prompt = self.page_size.tokens_in(self.page_size.pages_for(prompt_tokens));
+        let paged_prompt = self
+            .page_size
+            .tokens_in(self.page_size.pages_for(prompt_tokens));
         let by_pool = self.capacity_tokens - paged_prompt - self.page_size.get() - 1;
         Ok(max_new_tokens.min(by_length.max(1)).min(by_pool))
     }

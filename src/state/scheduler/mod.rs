@@ -220,13 +220,21 @@ impl Scheduler {
 
     /// Pages that belong to single sequences: for page-by-page accounts in tests.
     pub fn private_pages(&self) -> impl Iterator<Item = crate::ids::PageId> + '_ {
-        let holds = self.sequences.iter().filter_map(|(_, sequence)| sequence.kv.as_ref());
+        let holds = self
+            .sequences
+            .iter()
+            .filter_map(|(_, sequence)| sequence.kv.as_ref());
         holds.flat_map(|kv| kv.private.ids().iter().copied())
     }
 
     fn private_tokens(&self) -> usize {
-        let holds = self.sequences.iter().filter_map(|(_, sequence)| sequence.kv.as_ref());
-        self.limits.page_size.tokens_in(holds.map(|kv| kv.private.len()).sum())
+        let holds = self
+            .sequences
+            .iter()
+            .filter_map(|(_, sequence)| sequence.kv.as_ref());
+        self.limits
+            .page_size
+            .tokens_in(holds.map(|kv| kv.private.len()).sum())
     }
 
     /// Ends a sequence: says so at once, gives its memory back with the next plan.

@@ -38,7 +38,9 @@ impl Pins {
     }
 
     pub(super) fn take_released(&mut self) -> impl Iterator<Item = Settle> + use<> {
-        std::mem::take(&mut self.released).into_iter().map(Settle::Unlock)
+        std::mem::take(&mut self.released)
+            .into_iter()
+            .map(Settle::Unlock)
     }
 
     /// Keeps the granted locks; one that was unpinned meanwhile goes straight back.
@@ -61,12 +63,15 @@ impl Pins {
     pub(super) fn revoke_all(&mut self) -> bool {
         let held = std::mem::take(&mut self.held);
         let before = self.released.len();
-        self.released.extend(held.into_values().filter_map(|pin| pin.lock));
+        self.released
+            .extend(held.into_values().filter_map(|pin| pin.lock));
         self.released.len() > before
     }
 
     fn remove(&mut self, pin: u64) -> bool {
-        let Some(removed) = self.held.remove(&pin) else { return false };
+        let Some(removed) = self.held.remove(&pin) else {
+            return false;
+        };
         self.released.extend(removed.lock);
         true
     }
@@ -86,13 +91,27 @@ impl Scheduler {
     ) -> Result<u64, RequestError> {
         let limit = self.limits.max_pins;
         if self.pins.len() >= limit {
-            return Err(RequestError::Overloaded { what: "pins", queued: self.pins.len(), limit });
+            return Err(RequestError::Overloaded {
+                what: "pins",
+                queued: self.pins.len(),
+                limit,
+            });
         }
         self.is_dirty = true;
         self.pins.next_pin += 1;
         let pin = self.pins.next_pin;
-        self.pins.held.insert(pin, Pin { lock: None, expires_s });
-        self.pins.demands.push(PinDemand { pin, namespace, tokens });
+        self.pins.held.insert(
+            pin,
+            Pin {
+                lock: None,
+                expires_s,
+            },
+        );
+        self.pins.demands.push(PinDemand {
+            pin,
+            namespace,
+            tokens,
+        });
         Ok(pin)
     }
 
@@ -105,7 +124,9 @@ impl Scheduler {
     /// Gives the pins back whose time has passed.
     pub fn expire_pins(&mut self, now_s: u64) {
         let held = self.pins.held.iter();
-        let expired = held.filter(|(_, pin)| pin.expires_s <= now_s).map(|(pin, _)| *pin);
+        let expired = held
+            .filter(|(_, pin)| pin.expires_s <= now_s)
+            .map(|(pin, _)| *pin);
         for pin in expired.collect::<Vec<u64>>() {
             self.unpin(pin);
         }

@@ -16,8 +16,17 @@ use super::{Next, OpenPlan, Scheduler, StepRecord};
 impl Scheduler {
     /// Takes the answer to the open plan: a step to run, a further plan after a retraction, or nothing.
     pub fn planned(&mut self, planned: Planned) -> Next {
-        let Planned { step, reservation, mut verdict, free_pages, free_rows } = planned;
-        let open = self.open.take().expect("the pools answer only what the scheduler asked");
+        let Planned {
+            step,
+            reservation,
+            mut verdict,
+            free_pages,
+            free_rows,
+        } = planned;
+        let open = self
+            .open
+            .take()
+            .expect("the pools answer only what the scheduler asked");
         debug_assert_eq!(open.step, step);
         self.free_pages = free_pages;
         self.free_rows = free_rows;
@@ -67,15 +76,29 @@ impl Scheduler {
     }
 
     fn take_checkpointed(&mut self, checkpointed: CheckpointedSeq) {
-        let CheckpointedSeq { seq, lock, private, protected_pages, remap_from, remap, inserted_tokens } =
-            checkpointed;
-        let kv = self.sequences[seq].kv.as_mut().expect("a checkpointed sequence holds memory");
+        let CheckpointedSeq {
+            seq,
+            lock,
+            private,
+            protected_pages,
+            remap_from,
+            remap,
+            inserted_tokens,
+        } = checkpointed;
+        let kv = self.sequences[seq]
+            .kv
+            .as_mut()
+            .expect("a checkpointed sequence holds memory");
         kv.lock = lock;
         kv.private = private;
         kv.protected_pages = protected_pages;
         kv.inserted_tokens = inserted_tokens;
         if !remap.is_empty() {
-            self.deltas.push(TableDelta::Remap { row: kv.row, from: remap_from as u32, pages: remap });
+            self.deltas.push(TableDelta::Remap {
+                row: kv.row,
+                from: remap_from as u32,
+                pages: remap,
+            });
         }
     }
 
@@ -87,10 +110,16 @@ impl Scheduler {
 
     fn append_pages(&mut self, seq: SeqId, pages: Pages) {
         let sequence = &mut self.sequences[seq];
-        let kv = sequence.kv.as_mut().expect("a growing sequence holds memory");
+        let kv = sequence
+            .kv
+            .as_mut()
+            .expect("a growing sequence holds memory");
         let ids: SmallVec<[_; 2]> = pages.ids().iter().copied().collect();
         if !ids.is_empty() && sequence.end.is_none() {
-            self.deltas.push(TableDelta::Append { row: kv.row, pages: ids });
+            self.deltas.push(TableDelta::Append {
+                row: kv.row,
+                pages: ids,
+            });
         }
         kv.private.append(pages);
     }
@@ -121,7 +150,13 @@ impl Scheduler {
     }
 
     fn start_row(&mut self, admitted: Admitted, grant: Grant) -> RowStart {
-        let Admitted { seq, lock, prefix, prefix_len, .. } = admitted;
+        let Admitted {
+            seq,
+            lock,
+            prefix,
+            prefix_len,
+            ..
+        } = admitted;
         self.waiting.retain(|other| *other != seq);
         self.retracted.retain(|other| *other != seq);
         let row = grant.row.expect("a sequence that starts asks for a row");
@@ -164,7 +199,11 @@ impl Scheduler {
         self.extended.push(seq);
         let step = self.next_step;
         let sequence = &mut self.sequences[seq];
-        sequence.phase = if chunked { Phase::Chunked } else { Phase::Running };
+        sequence.phase = if chunked {
+            Phase::Chunked
+        } else {
+            Phase::Running
+        };
         let sample = !chunked && sequence.remaining_new_tokens() > 0;
         sequence.planned_output += usize::from(sample);
         let logprobs = prefill_logprobs(sequence);
@@ -172,7 +211,9 @@ impl Scheduler {
         StepRow {
             row,
             seq,
-            work: RowWork::Prefill { positions: start as u32..end as u32 },
+            work: RowWork::Prefill {
+                positions: start as u32..end as u32,
+            },
             sample,
             logprobs,
         }
@@ -203,13 +244,24 @@ impl Scheduler {
         let step = self.next_step;
         let rows = decode.iter().map(|&seq| {
             let sequence = &mut self.sequences[seq];
-            let kv = sequence.kv.as_ref().expect("a running sequence holds memory");
+            let kv = sequence
+                .kv
+                .as_ref()
+                .expect("a running sequence holds memory");
             let position = kv.committed;
             sequence.planned_output += 1;
             let logprobs = sequence.request.logprobs.clone();
             let row = commit_row(sequence, step, position + 1);
-            let work = RowWork::Decode { position: position as u32 };
-            StepRow { row, seq, work, sample: true, logprobs }
+            let work = RowWork::Decode {
+                position: position as u32,
+            };
+            StepRow {
+                row,
+                seq,
+                work,
+                sample: true,
+                logprobs,
+            }
         });
         let rows = rows.collect();
         self.emit(starts, rows)
@@ -226,7 +278,12 @@ impl Scheduler {
             is_void: false,
         });
         let table = std::mem::take(&mut self.deltas);
-        Next::Run(Box::new(StepPlan { step, starts, table, rows }))
+        Next::Run(Box::new(StepPlan {
+            step,
+            starts,
+            table,
+            rows,
+        }))
     }
 
     fn undo_admission(&mut self, admitted: Vec<Admitted>) {
@@ -257,7 +314,10 @@ struct PrefillRows {
 fn commit_row(sequence: &mut Sequence, step: StepId, committed: usize) -> crate::ids::RowId {
     sequence.last_step = step;
     sequence.rows_in_flight += 1;
-    let kv = sequence.kv.as_mut().expect("a planned sequence holds memory");
+    let kv = sequence
+        .kv
+        .as_mut()
+        .expect("a planned sequence holds memory");
     kv.committed = committed;
     kv.row
 }
@@ -269,5 +329,8 @@ fn prefill_logprobs(sequence: &Sequence) -> Option<Arc<LogprobWish>> {
     if wish.start == start {
         return Some(wish.clone());
     }
-    Some(Arc::new(LogprobWish { start, ..LogprobWish::clone(wish) }))
+    Some(Arc::new(LogprobWish {
+        start,
+        ..LogprobWish::clone(wish)
+    }))
 }

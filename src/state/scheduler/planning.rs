@@ -47,7 +47,10 @@ impl Scheduler {
             else_decode,
             ..self.empty_request()
         };
-        self.open = Some(OpenPlan { step: self.next_step, decode });
+        self.open = Some(OpenPlan {
+            step: self.next_step,
+            decode,
+        });
         Next::Plan(Box::new(request))
     }
 
@@ -82,10 +85,17 @@ impl Scheduler {
         let fits = demand.growing.len() <= self.free_pages;
         self.open = Some(OpenPlan { step, decode });
         if !fits {
-            let request = PlanRequest { else_decode: Some(demand), ..self.empty_request() };
+            let request = PlanRequest {
+                else_decode: Some(demand),
+                ..self.empty_request()
+            };
             return Next::Plan(Box::new(request));
         }
-        let demands = demand.growing.iter().map(|&seq| Demand { seq, pages: 1, row: false });
+        let demands = demand.growing.iter().map(|&seq| Demand {
+            seq,
+            pages: 1,
+            row: false,
+        });
         Next::Reserve(Box::new(ReserveRequest {
             step,
             returned: Pages::empty(),
@@ -132,10 +142,15 @@ impl Scheduler {
     pub(super) fn decode_demand(&self, decode: &[SeqId]) -> DecodeDemand {
         let page = self.limits.page_size;
         let grows = |seq: &SeqId| {
-            let kv = self.sequences[*seq].kv.as_ref().expect("a running sequence holds memory");
+            let kv = self.sequences[*seq]
+                .kv
+                .as_ref()
+                .expect("a running sequence holds memory");
             page.pages_to_decode(kv.committed) > 0
         };
-        DecodeDemand { growing: decode.iter().copied().filter(grows).collect() }
+        DecodeDemand {
+            growing: decode.iter().copied().filter(grows).collect(),
+        }
     }
 
     /// The candidates of this plan: the chunked one, the retracted ones, then the queue in policy order.
@@ -149,7 +164,8 @@ impl Scheduler {
             candidates.push(self.candidate(seq));
         }
         if !self.batch_is_full {
-            self.policy.order(self.waiting.make_contiguous(), &self.sequences);
+            self.policy
+                .order(self.waiting.make_contiguous(), &self.sequences);
             let queue = self.retracted.iter().chain(&self.waiting);
             // A retracted sequence waits for the tokens that are still on their way.
             let ready = queue.filter(|seq| self.sequences[**seq].rows_in_flight == 0);
@@ -226,7 +242,13 @@ fn checkpoint_of(seq: SeqId, sequence: &mut Sequence) -> Option<SettleCheckpoint
 fn release_of(seq: SeqId, mut sequence: Sequence) -> Option<Settle> {
     let kv = sequence.kv.take()?;
     let key = sequence.publish.then(|| publish_key(&sequence, &kv));
-    let SequenceKv { row, lock, protected_pages, private, .. } = kv;
+    let SequenceKv {
+        row,
+        lock,
+        protected_pages,
+        private,
+        ..
+    } = kv;
     Some(Settle::Release(Box::new(SettleRelease {
         seq,
         row: Some(row),
@@ -258,7 +280,13 @@ fn publish_key(sequence: &Sequence, kv: &SequenceKv) -> PublishKey {
 pub(super) fn retract_of(seq: SeqId, sequence: &mut Sequence) -> Option<Settle> {
     let kv = sequence.kv.take()?;
     sequence.restart();
-    let SequenceKv { row, lock, protected_pages, private, .. } = kv;
+    let SequenceKv {
+        row,
+        lock,
+        protected_pages,
+        private,
+        ..
+    } = kv;
     Some(Settle::Release(Box::new(SettleRelease {
         seq,
         row: Some(row),

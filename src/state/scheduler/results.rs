@@ -22,7 +22,9 @@ impl Scheduler {
             self.counters.stale_messages += 1;
             return;
         }
-        let Some(record) = self.steps.pop_front() else { return };
+        let Some(record) = self.steps.pop_front() else {
+            return;
+        };
         for &seq in &record.rows {
             if let Some(sequence) = self.sequences.get_mut(seq) {
                 sequence.rows_in_flight -= 1;
@@ -44,14 +46,28 @@ impl Scheduler {
     /// A sequence that ended while this step was queued is a zombie in it: its token is dropped. One that was
     /// retracted takes its token.
     fn take_row(&mut self, row: RowResult) {
-        let RowResult { seq, tokens, logprobs, nan, .. } = row;
-        let Some(sequence) = self.sequences.get_mut(seq).filter(|sequence| sequence.end.is_none())
+        let RowResult {
+            seq,
+            tokens,
+            logprobs,
+            nan,
+            ..
+        } = row;
+        let Some(sequence) = self
+            .sequences
+            .get_mut(seq)
+            .filter(|sequence| sequence.end.is_none())
         else {
             return;
         };
         if nan {
             let kept = sequence.output.len();
-            return self.finish(seq, RequestEnd::Failed(RequestError::NanLogits), kept, false);
+            return self.finish(
+                seq,
+                RequestEnd::Failed(RequestError::NanLogits),
+                kept,
+                false,
+            );
         }
         if let Some(logprobs) = &logprobs {
             sequence.count_input_logprobs(logprobs.input.len());
@@ -119,15 +135,25 @@ impl Scheduler {
         self.running.clear();
         self.chunked = None;
         self.batch_is_full = false;
-        let holders = self.sequences.iter().filter(|(_, sequence)| sequence.kv.is_some());
+        let holders = self
+            .sequences
+            .iter()
+            .filter(|(_, sequence)| sequence.kv.is_some());
         let holders: Vec<SeqId> = holders.map(|(seq, _)| seq).collect();
         for &seq in &holders {
             settle.extend(retract_of(seq, &mut self.sequences[seq]));
             self.queue_retracted(seq);
         }
         let step = self.next_step;
-        self.open = Some(OpenPlan { step, decode: Vec::new() });
-        let request = PlanRequest { settle, flush: true, ..self.empty_request() };
+        self.open = Some(OpenPlan {
+            step,
+            decode: Vec::new(),
+        });
+        let request = PlanRequest {
+            settle,
+            flush: true,
+            ..self.empty_request()
+        };
         Next::Plan(Box::new(request))
     }
 }
@@ -139,5 +165,7 @@ fn finish_reason(sequence: &Sequence, token: u32, eos: &[u32]) -> Option<FinishR
         return Some(FinishReason::StopToken(token));
     }
     let is_full = sequence.output.len() >= sequence.max_new_tokens();
-    is_full.then_some(FinishReason::Length { max_new_tokens: sampling.max_new_tokens })
+    is_full.then_some(FinishReason::Length {
+        max_new_tokens: sampling.max_new_tokens,
+    })
 }

@@ -38,8 +38,12 @@ impl Scheduler {
         let decode = self.decode_rows();
         let else_decode = (!decode.is_empty()).then(|| self.decode_demand(&decode));
         self.open = Some(OpenPlan { decode, ..open });
-        let request =
-            PlanRequest { settle, else_decode, evict_tokens, ..self.empty_request() };
+        let request = PlanRequest {
+            settle,
+            else_decode,
+            evict_tokens,
+            ..self.empty_request()
+        };
         Next::Plan(Box::new(request))
     }
 
@@ -50,7 +54,11 @@ impl Scheduler {
         }
         let order = |seq: &&SeqId| {
             let sequence = &self.sequences[**seq];
-            (sequence.planned_output, Reverse(sequence.request.prompt.len()), Reverse(**seq))
+            (
+                sequence.planned_output,
+                Reverse(sequence.request.prompt.len()),
+                Reverse(**seq),
+            )
         };
         self.running.iter().min_by_key(order).copied()
     }
@@ -68,7 +76,8 @@ impl Scheduler {
         let settle = retract_of(seq, &mut self.sequences[seq]);
         self.queue_retracted(seq);
         let survivors = self.running.iter().map(|seq| &self.sequences[*seq]);
-        self.ratio.after_retraction(survivors.map(|s| (s.planned_output, s.max_new_tokens())));
+        self.ratio
+            .after_retraction(survivors.map(|s| (s.planned_output, s.max_new_tokens())));
         settle
     }
 
@@ -83,7 +92,12 @@ impl Scheduler {
     fn fail_last(&mut self) {
         if let Some(&seq) = self.running.first() {
             let kept = self.sequences[seq].output.len();
-            self.finish(seq, RequestEnd::Failed(RequestError::OutOfMemory), kept, false);
+            self.finish(
+                seq,
+                RequestEnd::Failed(RequestError::OutOfMemory),
+                kept,
+                false,
+            );
         }
     }
 
@@ -102,7 +116,12 @@ impl Scheduler {
         }
         if let Some(&seq) = self.retracted.front().or(self.waiting.front()) {
             let kept = self.sequences[seq].output.len();
-            self.finish(seq, RequestEnd::Failed(RequestError::OutOfMemory), kept, false);
+            self.finish(
+                seq,
+                RequestEnd::Failed(RequestError::OutOfMemory),
+                kept,
+                false,
+            );
         }
     }
 }
