@@ -90,6 +90,11 @@ impl MemoryPlan {
     /// # Errors
     /// [`LoadError::Memory`] when not even one page fits, naming what would.
     pub fn new(budget: MemoryBudget, wish: MemoryWish) -> Result<Self, LoadError> {
+        if wish.page_size == 0 {
+            return Err(LoadError::Memory(
+                "page_size is 0, expected at least 1".to_owned(),
+            ));
+        }
         let Some(free_after) = budget
             .free_before_bytes
             .checked_sub(budget.weights_bytes)
@@ -220,7 +225,7 @@ impl MemoryWish {
     }
 
     fn whole_pages(&self, tokens: u64) -> u64 {
-        tokens - tokens % u64::from(self.page_size.max(1))
+        tokens - tokens % u64::from(self.page_size)
     }
 
     fn smallest_pool_bytes(&self) -> u64 {

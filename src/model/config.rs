@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
-use crate::model::rope::RopeConfig;
+use crate::model::rope::{MAX_POSITIONS, RopeConfig};
 use crate::model::weights::{Dtype, TensorSpec};
 
 /// Largest `config.json` read.
@@ -20,7 +20,7 @@ const INTERMEDIATE: RangeInclusive<usize> = 1..=1 << 20;
 const LAYERS: RangeInclusive<usize> = 1..=1 << 10;
 const HEADS: RangeInclusive<usize> = 1..=1 << 12;
 const HEAD_DIM: RangeInclusive<usize> = 2..=1 << 12;
-const CONTEXT: RangeInclusive<usize> = 1..=1 << 27;
+const CONTEXT: RangeInclusive<usize> = 1..=MAX_POSITIONS;
 
 /// The families that the forward pass knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -440,3 +440,6 @@ fn dtype(json: &JsonFile) -> Result<Option<Dtype>, LoadError> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests;

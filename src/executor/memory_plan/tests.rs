@@ -160,6 +160,14 @@ fn what_does_not_fit_is_refused_with_numbers() {
         (
             budget(),
             MemoryWish {
+                page_size: 0,
+                ..wish()
+            },
+            "page_size is 0, expected at least 1",
+        ),
+        (
+            budget(),
+            MemoryWish {
                 max_total_tokens: Some(15),
                 ..wish()
             },
