@@ -10,6 +10,7 @@ use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{MAX_POSITIONS, RopeConfig};
 use crate::model::weights::{Dtype, TensorSpec};
+use crate::state::kv_layout::MhaLayout;
 
 /// Largest `config.json` read.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -195,6 +196,16 @@ impl ModelConfig {
     /// Width of all key heads of a token, in elements; the values are as wide.
     pub fn kv_width(&self) -> usize {
         self.num_key_value_heads * self.head_dim
+    }
+
+    /// The KV pool's layout with elements of `dtype`.
+    pub fn kv_layout(&self, dtype: Dtype) -> MhaLayout {
+        MhaLayout {
+            layers: self.num_hidden_layers,
+            kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            element_bytes: dtype.bytes(),
+        }
     }
 
     /// Every tensor of the model with its shape, in the order of the forward pass.

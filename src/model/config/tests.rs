@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::rope::RopeScaling;
+use crate::state::kv_layout::KvLayout;
 
 fn base(architecture: &str) -> Value {
     json!({
@@ -69,6 +70,10 @@ fn fixtures_are_read_as_transformers_reads_them() {
         (24, 96, 48)
     );
     assert_eq!(yarn.context_tokens(), 256);
+    assert_eq!(
+        yarn.kv_layout(Dtype::BF16).bytes_per_token(),
+        2 * 2 * 48 * 2
+    );
 
     let qwen2 = fixture("qwen2");
     assert_eq!(
