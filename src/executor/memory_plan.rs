@@ -375,9 +375,10 @@ pub fn available_bytes() -> Result<u64, LoadError> {
         system.process(pid)?.cgroup_limits()
     });
     let groups = [system.cgroup_limits(), own_group].into_iter().flatten();
-    Ok(groups
-        .map(|group| group.free_memory)
-        .fold(system.available_memory(), u64::min))
+    // Not the group's `free_memory`: that counts file pages as used, though the kernel drops them before it refuses
+    // memory, and a build or one reading of the weights leaves little else.
+    let left_in_groups = groups.map(|group| group.total_memory.saturating_sub(group.rss));
+    Ok(left_in_groups.fold(system.available_memory(), u64::min))
 }
 
 /// A size for people.
