@@ -4,6 +4,7 @@
 //! executor's side. Every implementation runs on its own OS thread and is handed steps in [`StepId`] order.
 
 pub mod fake;
+pub mod memory_plan;
 
 use std::ops::Range;
 use std::sync::Arc;

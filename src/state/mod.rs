@@ -4,6 +4,7 @@
 //! every structure is property-tested, replayed and simulated as it is.
 
 pub mod eviction;
+pub mod kv_layout;
 pub mod namespace;
 pub mod news;
 pub mod page_pool;
