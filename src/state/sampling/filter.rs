@@ -5,7 +5,7 @@ use super::params::SamplingParams;
 
 /// Tokens that may be drawn, with their weights, in the order in which the draw walks them.
 ///
-/// The order is by token id when neither top_k nor top_p is set, else by probability, highest first, equals by id.
+/// The order is by token id when top_k and top_p drop nothing, else by probability, highest first, equals by id.
 /// Weights are f64 and summed in that order, so the draw is the same on every run.
 pub(super) struct Kept {
     /// (token, its probability times a common factor).
