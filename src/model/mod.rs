@@ -1,1 +1,3 @@
 //! Models: configuration, weights, tokenizer, forward pass.
+
+pub mod text;
