@@ -26,8 +26,8 @@ const FIXTURE: &str = "tests/fixtures/radix/radix_traces.jsonl.gz";
 const FIXTURE_OPERATIONS: usize = 6_195;
 const TRACES_VARIABLE: &str = "SOUFFLEUR_RADIX_TRACES";
 
-/// More pages than any run of the fixture has tokens.
-const POOL_PAGES: u32 = 1 << 20;
+/// More than any run caches at once, at one token a page.
+const POOL_PAGES: u32 = 1 << 22;
 /// The whole tree is walked after every so many operations.
 const INTEGRITY_INTERVAL: usize = 32;
 
@@ -132,8 +132,7 @@ enum Operation {
         #[serde(flatten)]
         key: Key,
         value: Vec<u64>,
-        #[serde(default)]
-        priority: i64,
+        priority: Option<i64>,
         prefix_len: usize,
     },
     Match {
@@ -193,7 +192,7 @@ impl Run {
                 priority,
                 prefix_len,
             } => {
-                self.insert(&key, &value, priority, prefix_len)?;
+                self.insert(&key, &value, priority.unwrap_or(0), prefix_len)?;
             }
             Operation::Match {
                 key,

@@ -151,7 +151,7 @@ impl Model {
             .iter_mut()
             .filter(|n| n.space == space && path.starts_with(&n.path))
         {
-            node.locks = node.locks.checked_add_signed(by).unwrap();
+            node.locks = node.locks.checked_add_signed(by).expect("locked before");
         }
     }
 

@@ -270,7 +270,10 @@ mod tests {
             expected[removed] = None;
             assert_eq!(find(&arena), expected);
 
-            for child in children.into_iter().filter(|child| *child != children[removed]) {
+            for child in children
+                .into_iter()
+                .filter(|child| *child != children[removed])
+            {
                 arena.remove(child);
             }
             assert_eq!((find(&arena), arena[root].n_children), ([None; 4], 0));
