@@ -184,8 +184,8 @@ impl Run {
         })
     }
 
-    fn apply(&mut self, line: Line) -> Result<()> {
-        match line.operation {
+    fn apply(&mut self, operation: Operation) -> Result<()> {
+        match operation {
             Operation::Insert {
                 key,
                 value,
@@ -237,9 +237,13 @@ impl Run {
                 same("freed", freed, slots)?;
             }
         }
-        same("evictable", line.evictable, self.tree.evictable_size())?;
-        same("protected", line.protected, self.tree.protected_size())?;
-        same("total", line.total, self.tree.total_size())?;
+        Ok(())
+    }
+
+    fn check_sizes(&mut self, evictable: usize, protected: usize, total: usize) -> Result<()> {
+        same("evictable", evictable, self.tree.evictable_size())?;
+        same("protected", protected, self.tree.protected_size())?;
+        same("total", total, self.tree.total_size())?;
         self.n_operations += 1;
         if self.n_operations.is_multiple_of(INTEGRITY_INTERVAL) {
             self.tree.check_integrity().map_err(anyhow::Error::msg)?;
@@ -326,7 +330,9 @@ fn replay_line(run: &mut Option<Run>, line: &str) -> Result<()> {
         finish(run)?;
         *run = Some(Run::new(name)?);
     }
-    run.as_mut().expect("a run was started above").apply(line)
+    let run = run.as_mut().expect("a run was started above");
+    run.apply(line.operation)?;
+    run.check_sizes(line.evictable, line.protected, line.total)
 }
 
 fn finish(run: &mut Option<Run>) -> Result<()> {
