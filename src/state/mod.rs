@@ -3,5 +3,6 @@
 //! **Nothing here imports actix, tokio, metrics or I/O, and nothing reads a clock**: time comes in as a value, so
 //! every structure is property-tested, replayed and simulated as it is.
 
+pub mod kv_layout;
 pub mod pages;
 pub mod sampling;
