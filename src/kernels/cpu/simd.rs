@@ -23,12 +23,17 @@ pub enum Isa {
 impl Isa {
     /// Returns the best instruction set of this machine.
     pub fn detect() -> Self {
-        *Self::available().last().expect("the portable path is always there")
+        *Self::available()
+            .last()
+            .expect("the portable path is always there")
     }
 
     /// Returns what this machine can run, slowest first.
     pub fn available() -> Vec<Self> {
-        [Self::Portable, Self::Avx2, Self::Avx512].into_iter().filter(|isa| isa.is_present()).collect()
+        [Self::Portable, Self::Avx2, Self::Avx512]
+            .into_iter()
+            .filter(|isa| isa.is_present())
+            .collect()
     }
 
     /// The name in logs and on the command line.
@@ -42,7 +47,11 @@ impl Isa {
 
     #[cfg(target_arch = "x86_64")]
     fn is_present(self) -> bool {
-        let avx2 = || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        let avx2 = || {
+            is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+        };
         let avx512 = || {
             is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -104,6 +113,9 @@ pub trait Lanes: Copy + 'static {
     /// Sixteen values.
     type V: Copy;
 
+    /// Machine registers that sixteen values take; there are 32 on AVX-512, 16 elsewhere.
+    const REGISTERS: usize;
+
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self::V;
     /// Reads sixteen f32.
@@ -164,17 +176,23 @@ pub trait Lanes: Copy + 'static {
         const MAGIC: f32 = 12_582_912.0;
         // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
         unsafe {
-            let s = |x| Self::splat(x);
-            let x = Self::min(s(88.3), Self::max(s(-87.3), x));
-            let shifted = Self::mul_add(x, s(std::f32::consts::LOG2_E), s(MAGIC));
-            let n = Self::sub(shifted, s(MAGIC));
-            let r = Self::mul_add(n, s(-0.693_359_4), x);
-            let r = Self::mul_add(n, s(2.121_944_4e-4), r);
-            let mut p = s(1.987_569_2e-4);
-            for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
-                p = Self::mul_add(p, r, s(c));
+            let x = Self::min(Self::splat(88.3), Self::max(Self::splat(-87.3), x));
+            let shifted =
+                Self::mul_add(x, Self::splat(std::f32::consts::LOG2_E), Self::splat(MAGIC));
+            let n = Self::sub(shifted, Self::splat(MAGIC));
+            let r = Self::mul_add(n, Self::splat(-0.693_359_4), x);
+            let r = Self::mul_add(n, Self::splat(2.121_944_4e-4), r);
+            let mut p = Self::splat(1.987_569_2e-4);
+            for c in [
+                1.398_2e-3,
+                8.333_452e-3,
+                4.166_579_6e-2,
+                1.666_666_5e-1,
+                5.000_000_1e-1,
+            ] {
+                p = Self::mul_add(p, r, Self::splat(c));
             }
-            let p = Self::add(Self::mul_add(Self::mul(r, r), p, r), s(1.0));
+            let p = Self::add(Self::mul_add(Self::mul(r, r), p, r), Self::splat(1.0));
             Self::scale_by_pow2(p, shifted)
         }
     }
@@ -195,6 +213,8 @@ fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; L
 
 impl Lanes for Portable {
     type V = [f32; LANES];
+
+    const REGISTERS: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
@@ -277,6 +297,8 @@ impl Lanes for Portable {
 
     #[inline(always)]
     unsafe fn scale_by_pow2(v: Self::V, n: Self::V) -> Self::V {
-        zip(v, n, |v, n| f32::from_bits(v.to_bits().wrapping_add(n.to_bits() << 23)))
+        zip(v, n, |v, n| {
+            f32::from_bits(v.to_bits().wrapping_add(n.to_bits() << 23))
+        })
     }
 }

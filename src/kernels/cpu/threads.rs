@@ -61,7 +61,11 @@ impl ThreadPool {
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
-        let mut pool = Self { shared: shared.clone(), workers: Vec::new(), handles: Vec::new() };
+        let mut pool = Self {
+            shared: shared.clone(),
+            workers: Vec::new(),
+            handles: Vec::new(),
+        };
         for worker in 0..n_workers {
             let shared = shared.clone();
             let handle = std::thread::Builder::new()
@@ -93,7 +97,9 @@ impl ThreadPool {
         // SAFETY: no worker is busy, so none reads it.
         unsafe { *self.shared.job.get() = Some(job) };
         self.shared.next_item.store(0, Ordering::Relaxed);
-        self.shared.busy_workers.store(self.workers.len(), Ordering::Relaxed);
+        self.shared
+            .busy_workers
+            .store(self.workers.len(), Ordering::Relaxed);
         self.shared.epoch.fetch_add(1, Ordering::SeqCst);
         for (parked, handle) in self.shared.parked.iter().zip(&self.handles) {
             if parked.load(Ordering::SeqCst) {
@@ -104,9 +110,16 @@ impl ThreadPool {
         let mut spins = 0;
         while self.shared.busy_workers.load(Ordering::Acquire) > 0 {
             spins += 1;
-            if spins < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if spins < SPINS_BEFORE_YIELD {
+                std::hint::spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
         }
-        assert!(!self.shared.panicked.load(Ordering::Relaxed), "a kernel panicked, see the message above");
+        assert!(
+            !self.shared.panicked.load(Ordering::Relaxed),
+            "a kernel panicked, see the message above"
+        );
     }
 }
 
@@ -187,7 +200,10 @@ mod tests {
                 pool.for_each(n_items, &|i| {
                     counts[i].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{n_threads} threads, {n_items} items");
+                assert!(
+                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "{n_threads} threads, {n_items} items"
+                );
             }
         }
     }
@@ -195,7 +211,9 @@ mod tests {
     #[test]
     fn panic_in_an_item_reaches_the_caller() {
         let mut pool = ThreadPool::new(2).unwrap();
-        let result = catch_unwind(AssertUnwindSafe(|| pool.for_each(8, &|i| assert_ne!(i, 5, "planted"))));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            pool.for_each(8, &|i| assert_ne!(i, 5, "planted"))
+        }));
         assert!(result.is_err());
     }
 }

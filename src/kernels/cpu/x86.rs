@@ -37,6 +37,8 @@ pub struct Avx512;
 impl Lanes for Avx2 {
     type V = (__m256, __m256);
 
+    const REGISTERS: usize = 2;
+
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
         unsafe { (_mm256_set1_ps(x), _mm256_set1_ps(x)) }
@@ -50,9 +52,10 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
         unsafe {
-            let widen = |raw| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(raw)));
             let p = p.cast::<__m128i>();
-            (widen(_mm_loadu_si128(p)), widen(_mm_loadu_si128(p.add(1))))
+            let low = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)));
+            let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(1))));
+            (_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
         }
     }
 
@@ -60,7 +63,10 @@ impl Lanes for Avx2 {
     unsafe fn load_f16(p: *const f16) -> Self::V {
         unsafe {
             let p = p.cast::<__m128i>();
-            (_mm256_cvtph_ps(_mm_loadu_si128(p)), _mm256_cvtph_ps(_mm_loadu_si128(p.add(1))))
+            (
+                _mm256_cvtph_ps(_mm_loadu_si128(p)),
+                _mm256_cvtph_ps(_mm_loadu_si128(p.add(1))),
+            )
         }
     }
 
@@ -104,17 +110,22 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        unsafe { (_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1)) }
+        unsafe {
+            (
+                _mm256_fmadd_ps(a.0, b.0, c.0),
+                _mm256_fmadd_ps(a.1, b.1, c.1),
+            )
+        }
     }
 
     #[inline(always)]
     unsafe fn scale_by_pow2(v: Self::V, n: Self::V) -> Self::V {
         unsafe {
-            let scale = |v, n| {
-                let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(n));
-                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), exponent))
-            };
-            (scale(v.0, n.0), scale(v.1, n.1))
+            let low = _mm256_slli_epi32::<23>(_mm256_castps_si256(n.0));
+            let high = _mm256_slli_epi32::<23>(_mm256_castps_si256(n.1));
+            let low = _mm256_add_epi32(_mm256_castps_si256(v.0), low);
+            let high = _mm256_add_epi32(_mm256_castps_si256(v.1), high);
+            (_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
         }
     }
 
@@ -126,6 +137,8 @@ impl Lanes for Avx2 {
 
 impl Lanes for Avx512 {
     type V = __m512;
+
+    const REGISTERS: usize = 1;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
@@ -200,7 +213,12 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     unsafe fn sum(v: Self::V) -> f32 {
-        unsafe { sum8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v))) }
+        unsafe {
+            sum8(_mm256_add_ps(
+                _mm512_castps512_ps256(v),
+                _mm512_extractf32x8_ps::<1>(v),
+            ))
+        }
     }
 }
 
