@@ -28,6 +28,10 @@ pub unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
 #[derive(Clone, Copy)]
 pub struct Avx2;
 
+/// All sixteen lanes. Masked loads and stores of all lanes compile to plain unaligned ones, in debug builds too, where
+/// others carry a check of the pointer that keeps tiles out of registers.
+const ALL: u16 = !0;
+
 /// One register of sixteen lanes.
 #[derive(Clone, Copy)]
 pub struct Avx512;
@@ -145,25 +149,25 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::V {
-        unsafe { read(p) }
+        unsafe { _mm512_maskz_loadu_ps(ALL, p) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
         unsafe {
-            let raw = _mm512_cvtepu16_epi32(read(p));
+            let raw = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(ALL, p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(raw))
         }
     }
 
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::V {
-        unsafe { _mm512_cvtph_ps(read(p)) }
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(ALL, p.cast())) }
     }
 
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: Self::V) {
-        unsafe { write(p, v) };
+        unsafe { _mm512_mask_storeu_ps(p, ALL, v) };
     }
 
     #[inline(always)]
