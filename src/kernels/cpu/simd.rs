@@ -188,7 +188,7 @@ pub trait Lanes: Copy + 'static {
                 8.333_452e-3,
                 4.166_579_6e-2,
                 1.666_666_5e-1,
-                5.000_000_1e-1,
+                0.5,
             ] {
                 p = Self::mul_add(p, r, Self::splat(c));
             }
