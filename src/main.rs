@@ -1,2 +1,5 @@
 //! bin
+mod cli;
+mod server_config;
+mod settings;
 fn main() {}
