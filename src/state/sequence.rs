@@ -138,10 +138,10 @@ impl Sequence {
         self.phase == Phase::Running && self.end.is_none() && self.remaining_new_tokens() > 0
     }
 
-    /// Longest prefix that may come from the cache: one token at least is computed for its logits, and input log
+    /// Longest prefix of so many tokens that may come from the cache: one token at least is computed for its logits, and input log
     /// probabilities need the logits from their start on.
-    pub fn match_limit(&self) -> usize {
-        let limit = self.fill.len().saturating_sub(1);
+    pub fn match_limit_of(&self, fill_tokens: usize) -> usize {
+        let limit = fill_tokens.saturating_sub(1);
         match self.wished_input_start() {
             Some(start) => limit.min(start as usize),
             None => limit,
@@ -150,7 +150,12 @@ impl Sequence {
 
     /// First prompt position whose logits are still wanted for input log probabilities.
     pub fn wished_input_start(&self) -> Option<u32> {
-        let start = self.request.logprobs.as_ref()?.start?.max(self.input_logprobs_until);
+        let start = self
+            .request
+            .logprobs
+            .as_ref()?
+            .start?
+            .max(self.input_logprobs_until);
         ((start as usize + 1) < self.request.prompt.len()).then_some(start)
     }
 
@@ -159,7 +164,19 @@ impl Sequence {
         if n_output == 0 {
             return self.request.prompt.clone();
         }
-        self.request.prompt.iter().chain(&self.output[..n_output]).copied().collect()
+        self.request
+            .prompt
+            .iter()
+            .chain(&self.output[..n_output])
+            .copied()
+            .collect()
+    }
+
+    /// Counts input log probabilities as delivered.
+    pub fn count_input_logprobs(&mut self, n: usize) {
+        if let Some(start) = self.request.logprobs.as_ref().and_then(|wish| wish.start) {
+            self.input_logprobs_until = self.input_logprobs_until.max(start) + n as u32;
+        }
     }
 
     /// Gives up the row and starts over as a waiting sequence that keeps its output.
@@ -211,12 +228,17 @@ impl SequenceTable {
     pub fn remove(&mut self, seq: SeqId) -> Option<Sequence> {
         self.get(seq)?;
         self.free.push(slot_of(seq) as u32);
-        self.slots[slot_of(seq)].take().map(|(_, sequence)| sequence)
+        self.slots[slot_of(seq)]
+            .take()
+            .map(|(_, sequence)| sequence)
     }
 
     /// All live sequences.
     pub fn iter(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
-        self.slots.iter().flatten().map(|(seq, sequence)| (*seq, sequence))
+        self.slots
+            .iter()
+            .flatten()
+            .map(|(seq, sequence)| (*seq, sequence))
     }
 
     /// Number of live sequences.
@@ -236,13 +258,15 @@ impl std::ops::Index<SeqId> for SequenceTable {
     /// # Panics
     /// If the sequence is not live: the scheduler's lists hold live ones only.
     fn index(&self, seq: SeqId) -> &Sequence {
-        self.get(seq).expect("the scheduler's lists hold live sequences")
+        self.get(seq)
+            .expect("the scheduler's lists hold live sequences")
     }
 }
 
 impl std::ops::IndexMut<SeqId> for SequenceTable {
     fn index_mut(&mut self, seq: SeqId) -> &mut Sequence {
-        self.get_mut(seq).expect("the scheduler's lists hold live sequences")
+        self.get_mut(seq)
+            .expect("the scheduler's lists hold live sequences")
     }
 }
 

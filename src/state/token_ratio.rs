@@ -25,7 +25,12 @@ impl NewTokenRatio {
     pub fn new(conservativeness: f64) -> Self {
         let initial = (INITIAL_RATIO * conservativeness).min(1.0);
         let min = (initial * MIN_RATIO_FACTOR).min(1.0);
-        Self { initial, min, decay: (initial - min) / DECAY_STEPS, current: initial }
+        Self {
+            initial,
+            min,
+            decay: (initial - min) / DECAY_STEPS,
+            current: initial,
+        }
     }
 
     /// The ratio now.

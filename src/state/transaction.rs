@@ -78,13 +78,21 @@ impl Transaction<'_> {
         match settle {
             Settle::Checkpoint(checkpoint) => self.checkpoint(*checkpoint),
             Settle::Release(release) => self.release(*release),
-            Settle::Unpin(lock) => self.cache.unlock(lock),
+            Settle::Unlock(lock) => self.cache.unlock(lock),
         }
     }
 
     fn checkpoint(&mut self, settle: SettleCheckpoint) {
-        let SettleCheckpoint { seq, key, protected_pages, private, lock } = settle;
-        let mut done = self.cache.checkpoint(key.checkpoint(protected_pages, private, lock));
+        let SettleCheckpoint {
+            seq,
+            key,
+            protected_pages,
+            private,
+            lock,
+        } = settle;
+        let mut done = self
+            .cache
+            .checkpoint(key.checkpoint(protected_pages, private, lock));
         let remap = if done.duplicates.is_empty() {
             PageRun::empty()
         } else {
@@ -103,15 +111,28 @@ impl Transaction<'_> {
     }
 
     fn release(&mut self, release: SettleRelease) {
-        let SettleRelease { seq: _, row, key, protected_pages, private, lock } = release;
+        let SettleRelease {
+            seq: _,
+            row,
+            key,
+            protected_pages,
+            private,
+            lock,
+        } = release;
         self.returned_rows.extend(row);
         let Some(key) = key else {
             self.cache.unlock(lock);
             self.returned.append(private);
             return;
         };
-        let Checkpointed { lock, private, duplicates, .. } =
-            self.cache.checkpoint(key.checkpoint(protected_pages, private, lock));
+        let Checkpointed {
+            lock,
+            private,
+            duplicates,
+            ..
+        } = self
+            .cache
+            .checkpoint(key.checkpoint(protected_pages, private, lock));
         self.cache.unlock(lock);
         self.returned.append(duplicates);
         self.returned.append(private);
@@ -149,7 +170,11 @@ impl Transaction<'_> {
                     self.verdict.budget = Some(Budget::Other);
                     break;
                 }
-                let wait = if request.prefix_wait { in_flight.as_slice() } else { &[] };
+                let wait = if request.prefix_wait {
+                    in_flight.as_slice()
+                } else {
+                    &[]
+                };
                 match self.admit_one(&mut request.adder, candidate, wait) {
                     Outcome::Admitted(admitted) => admitted,
                     Outcome::Held => {
@@ -209,9 +234,13 @@ impl Transaction<'_> {
         in_flight: &[&Candidate],
     ) -> Outcome {
         let limit = candidate.match_limit.min(candidate.tokens.len());
-        let locked = self.cache.lock_prefix(&candidate.namespace, &candidate.tokens[..limit]);
+        let locked = self
+            .cache
+            .lock_prefix(&candidate.namespace, &candidate.tokens[..limit]);
         let is_growing = candidate.waits < MAX_WAITS
-            && in_flight.iter().any(|other| shares_more(candidate, other, locked.tokens, limit));
+            && in_flight
+                .iter()
+                .any(|other| shares_more(candidate, other, locked.tokens, limit));
         if is_growing {
             self.cache.unlock(locked.lock);
             return Outcome::Held;
@@ -243,11 +272,19 @@ impl Transaction<'_> {
     fn demand(&mut self, seq: SeqId, admitted: &Admitted, row: bool) {
         let pages = admitted.extend_end.div_ceil(self.page_size)
             - admitted.prefix_len.div_ceil(self.page_size);
-        self.demands.push(Demand { seq, pages: pages as u32, row });
+        self.demands.push(Demand {
+            seq,
+            pages: pages as u32,
+            row,
+        });
     }
 
     fn decode(&mut self, growing: &[SeqId]) -> usize {
-        self.demands.extend(growing.iter().map(|&seq| Demand { seq, pages: 1, row: false }));
+        self.demands.extend(growing.iter().map(|&seq| Demand {
+            seq,
+            pages: 1,
+            row: false,
+        }));
         growing.len() * self.page_size
     }
 
