@@ -1,5 +1,12 @@
-//! bin
+//! The binary: a command line around the library. Everything that is global to a process (metrics recorder, log
+//! subscriber, signal handlers, exit codes) is here and in `cli`, never in the library.
+
+use std::process::ExitCode;
+
 mod cli;
 mod server_config;
 mod settings;
-fn main() {}
+
+fn main() -> ExitCode {
+    cli::main()
+}
