@@ -46,7 +46,10 @@ impl Admission {
                 limit: self.max_requests,
             });
         }
-        Ok(Permit { admission: self.clone(), prompt_tokens: 0 })
+        Ok(Permit {
+            admission: self.clone(),
+            prompt_tokens: 0,
+        })
     }
 
     /// Takes no more requests.
@@ -94,7 +97,11 @@ impl Permit {
     /// [`RequestError::Overloaded`] at the limit.
     pub fn charge_prompt(&mut self, prompt_tokens: usize) -> Result<(), RequestError> {
         let admission = &self.admission;
-        if !take(&admission.prompt_tokens, prompt_tokens, admission.max_prompt_tokens) {
+        if !take(
+            &admission.prompt_tokens,
+            prompt_tokens,
+            admission.max_prompt_tokens,
+        ) {
             return Err(RequestError::Overloaded {
                 what: "prompt tokens",
                 queued: admission.prompt_tokens(),
@@ -108,7 +115,9 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.admission.prompt_tokens.fetch_sub(self.prompt_tokens, Ordering::AcqRel);
+        self.admission
+            .prompt_tokens
+            .fetch_sub(self.prompt_tokens, Ordering::AcqRel);
         self.admission.requests.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -125,9 +125,11 @@ impl EngineConfig {
             format!("is {page}, must be a power of two from 1 to 256")
         })?;
         if let Some(fraction) = self.mem_fraction_static {
-            check(fraction > 0.0 && fraction < 1.0, "mem_fraction_static", || {
-                format!("is {fraction}, must lie between 0 and 1")
-            })?;
+            check(
+                fraction > 0.0 && fraction < 1.0,
+                "mem_fraction_static",
+                || format!("is {fraction}, must lie between 0 and 1"),
+            )?;
         }
         let conservativeness = self.schedule_conservativeness;
         let is_sane = conservativeness > 0.0 && conservativeness <= 100.0;
@@ -144,12 +146,16 @@ impl EngineConfig {
             ("client_channel_events", Some(self.client_channel_events)),
         ];
         for (key, value) in at_least_one {
-            check(value != Some(0), key, || "is 0, must be at least 1".to_owned())?;
+            check(value != Some(0), key, || {
+                "is 0, must be at least 1".to_owned()
+            })?;
         }
         let chunk = self.chunked_prefill_size;
-        check(chunk <= 0 || chunk >= i64::from(page), "chunked_prefill_size", || {
-            format!("is {chunk}, must be at least page_size ({page}), or -1 for none")
-        })?;
+        check(
+            chunk <= 0 || chunk >= i64::from(page),
+            "chunked_prefill_size",
+            || format!("is {chunk}, must be at least page_size ({page}), or -1 for none"),
+        )?;
         check(chunk <= i64::from(i32::MAX), "chunked_prefill_size", || {
             format!("is {chunk}, must be at most {}", i32::MAX)
         })
@@ -157,17 +163,33 @@ impl EngineConfig {
 
     /// Chunk size in whole pages, `None` with chunked prefill off.
     pub fn chunk_tokens(&self) -> Option<usize> {
-        let size = usize::try_from(self.chunked_prefill_size).ok().filter(|size| *size > 0)?;
+        let size = usize::try_from(self.chunked_prefill_size)
+            .ok()
+            .filter(|size| *size > 0)?;
         Some(size - size % self.page_size as usize)
     }
 
     /// The name that `/v1/models` lists.
     pub fn model_name(&self) -> String {
-        let folder = || self.model_path.file_name().map(|name| name.to_string_lossy().into_owned());
-        self.served_model_name.clone().or_else(folder).unwrap_or_else(|| "souffleur".to_owned())
+        let folder = || {
+            self.model_path
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+        };
+        self.served_model_name
+            .clone()
+            .or_else(folder)
+            .unwrap_or_else(|| "souffleur".to_owned())
     }
 }
 
 fn check(holds: bool, key: &str, reason: impl FnOnce() -> String) -> Result<(), ConfigError> {
-    if holds { Ok(()) } else { Err(ConfigError { key: key.to_owned(), reason: reason() }) }
+    if holds {
+        Ok(())
+    } else {
+        Err(ConfigError {
+            key: key.to_owned(),
+            reason: reason(),
+        })
+    }
 }

@@ -29,7 +29,10 @@ pub enum Delivery {
 }
 
 enum Target {
-    Channel { events: mpsc::Sender<Event>, terminal: mpsc::OwnedPermit<Event> },
+    Channel {
+        events: mpsc::Sender<Event>,
+        terminal: mpsc::OwnedPermit<Event>,
+    },
     Recipient(Recipient<TokenEvent>),
 }
 
@@ -49,10 +52,20 @@ impl EventSink {
         permit: Option<Permit>,
     ) -> (Self, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(capacity.max(1) + 1);
-        let terminal =
-            events.clone().try_reserve_owned().expect("a new channel has room for one event");
+        let terminal = events
+            .clone()
+            .try_reserve_owned()
+            .expect("a new channel has room for one event");
         let target = Some(Target::Channel { events, terminal });
-        (Self { rid, target, backlog: Delta::default(), permit }, receiver)
+        (
+            Self {
+                rid,
+                target,
+                backlog: Delta::default(),
+                permit,
+            },
+            receiver,
+        )
     }
 
     /// An actor of the host's own. Its mailbox is not bounded: the host keeps up or cancels.
@@ -62,7 +75,12 @@ impl EventSink {
         permit: Option<Permit>,
     ) -> Self {
         let target = Some(Target::Recipient(recipient));
-        Self { rid, target, backlog: Delta::default(), permit }
+        Self {
+            rid,
+            target,
+            backlog: Delta::default(),
+            permit,
+        }
     }
 
     /// Counts the request's prompt against the admission limit.
@@ -70,7 +88,9 @@ impl EventSink {
     /// # Errors
     /// [`RequestError::Overloaded`] at the limit.
     pub fn charge_prompt(&mut self, prompt_tokens: usize) -> Result<(), RequestError> {
-        self.permit.as_mut().map_or(Ok(()), |permit| permit.charge_prompt(prompt_tokens))
+        self.permit
+            .as_mut()
+            .map_or(Ok(()), |permit| permit.charge_prompt(prompt_tokens))
     }
 
     /// Sends a delta behind whatever waits already.
@@ -78,7 +98,10 @@ impl EventSink {
         match &self.target {
             None => Delivery::Gone,
             Some(Target::Recipient(recipient)) => {
-                recipient.do_send(TokenEvent { rid: self.rid.clone(), event: Event::Delta(delta) });
+                recipient.do_send(TokenEvent {
+                    rid: self.rid.clone(),
+                    event: Event::Delta(delta),
+                });
                 Delivery::Sent
             }
             Some(Target::Channel { events, .. }) => {
@@ -88,9 +111,9 @@ impl EventSink {
                         slot.send(Event::Delta(std::mem::take(&mut self.backlog)));
                         Delivery::Sent
                     }
-                    Err(mpsc::error::TrySendError::Full(())) => {
-                        Delivery::Waiting { backlog_bytes: self.backlog.text.len() }
-                    }
+                    Err(mpsc::error::TrySendError::Full(())) => Delivery::Waiting {
+                        backlog_bytes: self.backlog.text.len(),
+                    },
                     Err(mpsc::error::TrySendError::Closed(())) => Delivery::Gone,
                 }
             }
@@ -108,7 +131,10 @@ impl EventSink {
         match self.target.take() {
             None => (),
             Some(Target::Recipient(recipient)) => {
-                recipient.do_send(TokenEvent { rid: self.rid.clone(), event });
+                recipient.do_send(TokenEvent {
+                    rid: self.rid.clone(),
+                    event,
+                });
             }
             Some(Target::Channel { terminal, .. }) => {
                 terminal.send(event);

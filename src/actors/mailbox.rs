@@ -31,13 +31,19 @@ where
         A::Context: ToEnvelope<A, Posted<M>>,
     {
         let metrics = MailboxMetrics::register(actor_name, message_name);
-        Self { to: actor.clone().recipient(), metrics }
+        Self {
+            to: actor.clone().recipient(),
+            metrics,
+        }
     }
 
     /// Sends a message. It is lost, and counted out again, when the actor is gone.
     pub fn post(&self, message: M) {
         self.metrics.entered();
-        self.to.do_send(Posted { message: Some(message), metrics: self.metrics.clone() });
+        self.to.do_send(Posted {
+            message: Some(message),
+            metrics: self.metrics.clone(),
+        });
     }
 }
 
@@ -46,7 +52,10 @@ where
     M: Message<Result = ()> + Send + 'static,
 {
     fn clone(&self) -> Self {
-        Self { to: self.to.clone(), metrics: self.metrics.clone() }
+        Self {
+            to: self.to.clone(),
+            metrics: self.metrics.clone(),
+        }
     }
 }
 
@@ -65,7 +74,13 @@ impl<M> Posted<M> {
     pub fn open(mut self) -> (M, HandlerTimer) {
         let message = self.message.take().expect("a message is opened once");
         self.metrics.left();
-        (message, HandlerTimer { started: Instant::now(), metrics: self.metrics.clone() })
+        (
+            message,
+            HandlerTimer {
+                started: Instant::now(),
+                metrics: self.metrics.clone(),
+            },
+        )
     }
 }
 

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use actix::{Message, Recipient};
 
 use crate::error::{RequestError, StepError};
-use crate::executor::{LogprobWish, RowLogprobs, StepOutput, StepPlan};
+use crate::executor::{StepOutput, StepPlan};
 use crate::ids::{RequestId, StepId};
-use crate::request::{CancelFlag, Event, FinishReason, GenerateRequest};
+use crate::request::{CancelFlag, Event, GenerateRequest};
 use crate::sink::EventSink;
 use crate::state::namespace::Namespace;
+use crate::state::news::RequestTokens;
 use crate::state::plan::{PlanRequest, Planned, ReserveRequest};
-use crate::state::sampling::SamplingParams;
+use crate::state::sequence::Submission;
 use crate::state::stats::EngineStats;
 
 // To the Tokenizer.
@@ -38,32 +39,6 @@ pub struct TokensReady {
     pub batch: Vec<RequestTokens>,
 }
 
-/// News of one request.
-#[derive(Debug)]
-pub struct RequestTokens {
-    /// The request.
-    pub rid: RequestId,
-    /// New output tokens.
-    pub tokens: Vec<u32>,
-    /// Their log probabilities, and the prompt's.
-    pub logprobs: Option<Box<RowLogprobs>>,
-    /// Prompt tokens that came from the cache; known from the first admission on.
-    pub cached_tokens: u32,
-    /// Retractions so far.
-    pub num_retractions: u32,
-    /// Why the request ended, as far as the scheduler knows: an earlier stop string overrides it.
-    pub end: Option<RequestEnd>,
-}
-
-/// How the scheduler saw a request end.
-#[derive(Clone, Debug, PartialEq)]
-pub enum RequestEnd {
-    /// It ended by itself or was cancelled.
-    Finished(FinishReason),
-    /// It was refused or failed.
-    Failed(RequestError),
-}
-
 // To the Scheduler.
 
 /// Tokenizer -> Scheduler, once per request. Answered by `TokensReady`, the last with an `end`.
@@ -71,19 +46,7 @@ pub enum RequestEnd {
 #[rtype(result = "()")]
 pub struct Submit {
     /// The request.
-    pub rid: RequestId,
-    /// The prompt; not empty, shorter than the context.
-    pub prompt: Arc<[u32]>,
-    /// Where its prefix may be shared.
-    pub namespace: Namespace,
-    /// Validated, clipped, with a seed.
-    pub sampling: Arc<SamplingParams>,
-    /// Log probabilities wished for.
-    pub logprobs: Option<Arc<LogprobWish>>,
-    /// Larger is sooner, for policies that look at it.
-    pub priority: Option<i64>,
-    /// Tested at Submit and at admission: a cancel may overtake its Submit.
-    pub cancel: CancelFlag,
+    pub request: Box<Submission>,
 }
 
 /// Host or server -> Scheduler, rare. The request's flag is raised first. Unknown ids are ignored and counted.

@@ -3,6 +3,9 @@
 //! A [`StepPlan`] speaks of rows, positions and pages only; tensors, weights and KV buffers stay on the
 //! executor's side. Every implementation runs on its own OS thread and is handed steps in [`StepId`] order.
 
+pub mod fake;
+pub mod memory_plan;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -72,6 +75,15 @@ pub enum TableDelta {
         /// The pages to use from now on.
         pages: PageRun,
     },
+}
+
+impl TableDelta {
+    /// The row that is edited.
+    pub fn row(&self) -> RowId {
+        match self {
+            Self::Append { row, .. } | Self::Remap { row, .. } => *row,
+        }
+    }
 }
 
 /// The work of one sequence in one step.

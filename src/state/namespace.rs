@@ -1,27 +1,44 @@
-//! Cache namespaces: prefixes are shared only inside one.
+//! Who may share cached KV with whom.
 
+use std::fmt;
 use std::sync::Arc;
 
-/// `extra_key` (for instance a LoRA's name) and `cache_salt` (for instance a tenant's).
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// The part of a cache key that is not tokens: two namespaces never share a node of the tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
     extra_key: Option<Arc<str>>,
     cache_salt: Option<Arc<str>>,
 }
 
 impl Namespace {
-    /// A namespace; an empty salt is none, as in SGLang.
-    pub fn new(extra_key: Option<Arc<str>>, cache_salt: Option<Arc<str>>) -> Self {
-        Self { extra_key, cache_salt: cache_salt.filter(|salt| !salt.is_empty()) }
+    /// Makes a namespace. An empty salt is the same as none; an empty extra key is a key of its own.
+    pub fn new(extra_key: Option<&str>, cache_salt: Option<&str>) -> Self {
+        let cache_salt = cache_salt.filter(|salt| !salt.is_empty());
+        Self {
+            extra_key: extra_key.map(Arc::from),
+            cache_salt: cache_salt.map(Arc::from),
+        }
     }
 
-    /// The extra key.
+    /// True for the namespace of requests that ask for none.
+    pub fn is_default(&self) -> bool {
+        self.extra_key.is_none() && self.cache_salt.is_none()
+    }
+
+    /// What the client gave as `extra_key`, the adapter's name included.
     pub fn extra_key(&self) -> Option<&str> {
         self.extra_key.as_deref()
     }
 
-    /// The salt.
+    /// What the client gave as `cache_salt`, never empty.
     pub fn cache_salt(&self) -> Option<&str> {
         self.cache_salt.as_deref()
+    }
+}
+
+impl fmt::Display for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = |part: Option<&str>| part.map_or_else(|| "-".to_owned(), |p| format!("{p:?}"));
+        write!(f, "{}/{}", part(self.extra_key()), part(self.cache_salt()))
     }
 }

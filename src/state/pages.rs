@@ -1,10 +1,12 @@
-//! Ownership of KV pages as values: [`Pages`] owns, [`PageRun`] views, [`NodeLock`] holds a lock.
+//! Ownership of KV pages as values: [`Pages`] owns, [`PageRun`] views, [`NodeLock`] holds a lock;
+//! [`PageSize`] is the arithmetic between tokens, pages and slots.
 //!
 //! At any time a page is owned by exactly one of: the free list, a tree node, a sequence's `Pages`, a
 //! `Pages` inside a message under way. None of the owning types is `Clone`; an exit path that forgets to
 //! hand them back is counted in the [`PoolLedger`] and panics in debug builds.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,6 +14,77 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use smallvec::SmallVec;
 
 use crate::ids::PageId;
+
+/// Tokens in one page: 1 by default; 16, 32 and 64 are usual, anything positive works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PageSize(NonZeroU32);
+
+impl PageSize {
+    /// One token a page: the finest sharing.
+    pub const ONE: Self = Self(NonZeroU32::MIN);
+
+    /// Wraps a number of tokens, `None` for zero.
+    pub const fn new(tokens: u32) -> Option<Self> {
+        match NonZeroU32::new(tokens) {
+            Some(tokens) => Some(Self(tokens)),
+            None => None,
+        }
+    }
+
+    /// Tokens in a page.
+    pub const fn get(self) -> usize {
+        self.0.get() as usize
+    }
+
+    /// Number of pages that `tokens` fill completely.
+    pub const fn full_pages(self, tokens: usize) -> usize {
+        tokens / self.get()
+    }
+
+    /// `tokens` cut to a whole number of pages, in tokens.
+    pub const fn floor(self, tokens: usize) -> usize {
+        tokens - tokens % self.get()
+    }
+
+    /// Number of pages that hold `tokens`, the last one perhaps in part.
+    pub const fn pages_for(self, tokens: usize) -> usize {
+        tokens.div_ceil(self.get())
+    }
+
+    /// Number of new pages for a sequence that grows from `prefix` to `end` tokens.
+    ///
+    /// # Panics
+    /// In debug builds, if `end < prefix`.
+    pub const fn pages_to_extend(self, prefix: usize, end: usize) -> usize {
+        debug_assert!(end >= prefix);
+        self.pages_for(end) - self.pages_for(prefix)
+    }
+
+    /// Number of new pages (0 or 1) for one more token behind `committed` tokens.
+    pub const fn pages_to_decode(self, committed: usize) -> usize {
+        (committed % self.get() == 0) as usize
+    }
+
+    /// Tokens in `pages` pages.
+    pub const fn tokens_in(self, pages: usize) -> usize {
+        pages * self.get()
+    }
+
+    /// KV slots of the sequence positions `positions`, where `pages[i]` is page `i` of the sequence.
+    ///
+    /// # Panics
+    /// The iterator panics if `pages` does not reach to the end of `positions`.
+    pub fn slots(self, pages: &[PageId], positions: Range<usize>) -> impl Iterator<Item = usize> {
+        let size = self.get();
+        positions.map(move |position| pages[position / size].index() * size + position % size)
+    }
+}
+
+impl fmt::Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// Counts what was dropped instead of handed back, for one pool.
 ///
@@ -60,12 +133,18 @@ pub struct Pages {
 impl Pages {
     /// Returns a value that owns nothing.
     pub const fn empty() -> Self {
-        Self { ids: Vec::new(), ledger: None }
+        Self {
+            ids: Vec::new(),
+            ledger: None,
+        }
     }
 
     /// Takes ownership of `ids`. Only the page pool and the tree make pages out of ids.
     pub(in crate::state) fn adopt(ids: Vec<PageId>, ledger: &Arc<PoolLedger>) -> Self {
-        Self { ids, ledger: Some(ledger.clone()) }
+        Self {
+            ids,
+            ledger: Some(ledger.clone()),
+        }
     }
 
     /// Gives the ids away: the caller now is the owner.
@@ -105,7 +184,10 @@ impl Pages {
     /// # Panics
     /// If `at > len()`.
     pub fn split_off(&mut self, at: usize) -> Self {
-        Self { ids: self.ids.split_off(at), ledger: self.ledger.clone() }
+        Self {
+            ids: self.ids.split_off(at),
+            ledger: self.ledger.clone(),
+        }
     }
 
     /// Leaves nothing behind and returns everything.
@@ -149,12 +231,18 @@ pub struct NodeLock {
 impl NodeLock {
     /// The lock on the root: it protects nothing and may be dropped.
     pub const fn root() -> Self {
-        Self { node: None, ledger: None }
+        Self {
+            node: None,
+            ledger: None,
+        }
     }
 
     /// Records a lock taken on the node with arena index `node`.
     pub(in crate::state) fn on(node: u32, ledger: &Arc<PoolLedger>) -> Self {
-        Self { node: Some(node), ledger: Some(ledger.clone()) }
+        Self {
+            node: Some(node),
+            ledger: Some(ledger.clone()),
+        }
     }
 
     /// Returns the arena index of the locked node, `None` for the root.
@@ -225,7 +313,9 @@ impl PageRun {
 
     /// The parts in order, one slice for each tree node.
     pub fn parts(&self) -> impl Iterator<Item = &[PageId]> {
-        self.parts.iter().map(|(pages, range)| &pages[range.start as usize..range.end as usize])
+        self.parts
+            .iter()
+            .map(|(pages, range)| &pages[range.start as usize..range.end as usize])
     }
 
     /// The pages in order.
@@ -236,6 +326,11 @@ impl PageRun {
 
 impl fmt::Debug for PageRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PageRun({} pages in {} parts)", self.n_pages, self.parts.len())
+        write!(
+            f,
+            "PageRun({} pages in {} parts)",
+            self.n_pages,
+            self.parts.len()
+        )
     }
 }

@@ -40,8 +40,8 @@ pub enum Settle {
     Checkpoint(Box<SettleCheckpoint>),
     /// Ends a sequence's hold on memory: finished, aborted or retracted.
     Release(Box<SettleRelease>),
-    /// Gives a host's pin back.
-    Unpin(NodeLock),
+    /// Gives a lock back: a host's pin, or the prefix of an admission that was undone.
+    Unlock(NodeLock),
 }
 
 /// What the tree should keep of a sequence.

@@ -77,7 +77,11 @@ impl PrefillAdder {
     ) -> Self {
         let reserved: f64 = running
             .map(|request| {
-                let ratio = if request.ignore_eos { 1.0 } else { new_token_ratio };
+                let ratio = if request.ignore_eos {
+                    1.0
+                } else {
+                    new_token_ratio
+                };
                 request.remaining_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64 * ratio
             })
             .sum();
@@ -87,13 +91,16 @@ impl PrefillAdder {
             total_offset: mixed as f64 + reserved,
             current_offset: mixed,
             rem_input: limits.max_prefill_tokens as isize - mixed as isize,
-            rem_chunk: limits.chunked_prefill_size.map(|size| size as isize - mixed as isize),
+            rem_chunk: limits
+                .chunked_prefill_size
+                .map(|size| size as isize - mixed as isize),
         }
     }
 
     /// The verdict about the next candidate.
     pub fn budget(&self, available: usize) -> Budget {
-        if self.rem_total(available) <= 0.0 || available as isize - self.current_offset as isize <= 0
+        if self.rem_total(available) <= 0.0
+            || available as isize - self.current_offset as isize <= 0
         {
             Budget::NoToken
         } else if self.rem_input <= 0 || self.rem_chunk.is_some_and(|chunk| chunk <= 0) {
@@ -131,7 +138,10 @@ impl PrefillAdder {
             }
             _ => {
                 self.reserve(extend, max_new);
-                Decision::Admit { end: len, chunked: false }
+                Decision::Admit {
+                    end: len,
+                    chunked: false,
+                }
             }
         }
     }
@@ -148,12 +158,23 @@ impl PrefillAdder {
         let remaining = len - prefix;
         let chunk = self.rem_chunk.unwrap_or(isize::MAX);
         let bounded = (chunk as f64).min(self.rem_total(available));
-        let limit = if bounded > 0.0 { bounded as isize } else { chunk };
+        let limit = if bounded > 0.0 {
+            bounded as isize
+        } else {
+            chunk
+        };
         let taken = remaining.min(limit.max(1) as usize);
         let chunked = taken < remaining;
-        let new = if chunked { 0 } else { max_new_tokens.min(CLIP_MAX_NEW_TOKENS) };
+        let new = if chunked {
+            0
+        } else {
+            max_new_tokens.min(CLIP_MAX_NEW_TOKENS)
+        };
         self.reserve(taken, new);
-        Decision::Admit { end: prefix + taken, chunked }
+        Decision::Admit {
+            end: prefix + taken,
+            chunked,
+        }
     }
 
     fn rem_total(&self, available: usize) -> f64 {

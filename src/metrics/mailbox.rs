@@ -1,4 +1,4 @@
-//! Metric names, units and cached handles. The library records; it never installs a recorder.
+//! What waits in an actor's mailbox, and how long its handlers take.
 
 use std::sync::Arc;
 
@@ -17,7 +17,10 @@ impl MailboxMetrics {
         let handler_seconds = histogram!(
             "souffleur_actor_handler_seconds", "actor" => actor, "message" => message
         );
-        Arc::new(Self { depth, handler_seconds })
+        Arc::new(Self {
+            depth,
+            handler_seconds,
+        })
     }
 
     /// Counts a message in.

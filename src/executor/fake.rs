@@ -1,0 +1,204 @@
+//! An executor without a model, for tests and for hosts that want to try the engine's machinery.
+//!
+//! Its "K/V" of a position is a hash of all tokens up to it, read back through the page table, so a page that is
+//! freed too early, remapped wrongly or written twice changes the tokens that come out; with `verify` the whole
+//! context is checked at every step.
+
+use rustc_hash::FxHashMap;
+use smallvec::smallvec;
+
+use crate::error::StepError;
+use crate::executor::{
+    Executor, RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
+};
+use crate::ids::{PageId, RowId, SeqId, StepId};
+
+/// How a fake executor behaves.
+#[derive(Clone, Debug)]
+pub struct FakeOptions {
+    /// Tokens a page.
+    pub page_size: usize,
+    /// Pages of the pool.
+    pub n_pages: usize,
+    /// Tokens are `0..vocab_size`.
+    pub vocab_size: u32,
+    /// Checks every slot of the context at every step.
+    pub verify: bool,
+    /// Steps that fail, and how.
+    pub faults: Vec<(StepId, StepError)>,
+}
+
+/// See the module.
+pub struct FakeExecutor {
+    options: FakeOptions,
+    /// One hash a slot.
+    kv: Vec<u64>,
+    rows: FxHashMap<RowId, FakeRow>,
+}
+
+struct FakeRow {
+    seq: SeqId,
+    seed: u64,
+    tokens: Vec<u32>,
+    pages: Vec<PageId>,
+}
+
+impl FakeExecutor {
+    /// An executor with an empty pool.
+    pub fn new(options: FakeOptions) -> Self {
+        let slots = (options.n_pages + 1) * options.page_size;
+        Self {
+            options,
+            kv: vec![0; slots],
+            rows: FxHashMap::default(),
+        }
+    }
+
+    fn slot(&self, row: &FakeRow, position: usize) -> Result<usize, StepError> {
+        let page_size = self.options.page_size;
+        let page = row.pages.get(position / page_size).ok_or_else(|| {
+            StepError::Rejected(format!("{} has no page for position {position}", row.seq))
+        })?;
+        Ok(page.index() * page_size + position % page_size)
+    }
+
+    fn start(&mut self, start: &RowStart) {
+        let row = FakeRow {
+            seq: start.seq,
+            seed: start.sampling.sampling_seed.unwrap_or(0),
+            tokens: start.tokens.to_vec(),
+            pages: start.prefix.iter().collect(),
+        };
+        self.rows.insert(start.row, row);
+    }
+
+    fn edit(&mut self, delta: &TableDelta) -> Result<(), StepError> {
+        let row = self.rows.get_mut(&delta.row()).ok_or_else(|| {
+            StepError::Rejected(format!("row {} has not been started", delta.row()))
+        })?;
+        match delta {
+            TableDelta::Append { pages, .. } => row.pages.extend_from_slice(pages),
+            TableDelta::Remap { from, pages, .. } => {
+                for (place, page) in row.pages[*from as usize..].iter_mut().zip(pages.iter()) {
+                    *place = page;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run_row(&mut self, work: &StepRow) -> Result<RowResult, StepError> {
+        let mut row = self
+            .rows
+            .remove(&work.row)
+            .filter(|row| row.seq == work.seq)
+            .ok_or_else(|| {
+                StepError::Rejected(format!("row {} does not hold {}", work.row, work.seq))
+            })?;
+        let positions = work.work.positions();
+        if let RowWork::Decode { position } = work.work
+            && row.tokens.len() != position as usize + 1
+        {
+            let known = row.tokens.len();
+            return Err(StepError::Rejected(format!(
+                "decode at {position} of {known} tokens"
+            )));
+        }
+        self.verify(&row, positions.start as usize)?;
+        let mut last = 0;
+        for position in positions.clone() {
+            let position = position as usize;
+            let before = match position {
+                0 => 0,
+                _ => self.kv[self.slot(&row, position - 1)?],
+            };
+            last = mix(before, row.tokens[position]);
+            let slot = self.slot(&row, position)?;
+            self.kv[slot] = last;
+        }
+        let mut tokens = smallvec![];
+        if work.sample {
+            let token = sample(last, row.seed, self.options.vocab_size);
+            row.tokens.truncate(positions.end as usize);
+            row.tokens.push(token);
+            tokens.push(token);
+        }
+        let accepted = positions.len() as u32;
+        self.rows.insert(work.row, row);
+        Ok(RowResult {
+            seq: work.seq,
+            tokens,
+            accepted,
+            logprobs: None,
+            nan: false,
+        })
+    }
+
+    fn verify(&self, row: &FakeRow, end: usize) -> Result<(), StepError> {
+        if !self.options.verify {
+            return Ok(());
+        }
+        let mut expected = 0;
+        for position in 0..end {
+            expected = mix(expected, row.tokens[position]);
+            if self.kv[self.slot(row, position)?] != expected {
+                let seq = row.seq;
+                return Err(StepError::Lost(format!(
+                    "K/V of {seq} at {position} is not its own"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Executor for FakeExecutor {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        if let Some((_, error)) = self
+            .options
+            .faults
+            .iter()
+            .find(|(step, _)| *step == plan.step)
+        {
+            return Err(error.clone());
+        }
+        for start in &plan.starts {
+            self.start(start);
+        }
+        for delta in &plan.table {
+            self.edit(delta)?;
+        }
+        let rows = plan
+            .rows
+            .iter()
+            .map(|row| self.run_row(row))
+            .collect::<Result<_, _>>()?;
+        Ok(StepOutput {
+            step: plan.step,
+            rows,
+        })
+    }
+}
+
+/// The tokens that a fake executor generates behind a prompt, without any cache: what every schedule must give.
+pub fn expected_output(prompt: &[u32], seed: u64, n_tokens: usize, vocab_size: u32) -> Vec<u32> {
+    let mut hash = prompt.iter().fold(0, |hash, token| mix(hash, *token));
+    let mut output = Vec::with_capacity(n_tokens);
+    for _ in 0..n_tokens {
+        let token = sample(hash, seed, vocab_size);
+        output.push(token);
+        hash = mix(hash, token);
+    }
+    output
+}
+
+fn mix(hash: u64, token: u32) -> u64 {
+    let mut mixed = (hash ^ u64::from(token).wrapping_add(0x9e37_79b9_7f4a_7c15))
+        .wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed ^= mixed >> 29;
+    mixed.wrapping_mul(0x94d0_49bb_1331_11eb) | 1
+}
+
+fn sample(hash: u64, seed: u64, vocab_size: u32) -> u32 {
+    (mix(hash, seed as u32) >> 33) as u32 % vocab_size
+}

@@ -1,0 +1,32 @@
+//! What the scheduler tells the tokenizer about requests.
+
+use crate::error::RequestError;
+use crate::executor::RowLogprobs;
+use crate::ids::RequestId;
+use crate::request::FinishReason;
+
+/// News of one request.
+#[derive(Debug)]
+pub struct RequestTokens {
+    /// The request.
+    pub rid: RequestId,
+    /// New output tokens.
+    pub tokens: Vec<u32>,
+    /// Their log probabilities, and the prompt's.
+    pub logprobs: Option<Box<RowLogprobs>>,
+    /// Prompt tokens that came from the cache; known from the first admission on.
+    pub cached_tokens: u32,
+    /// Retractions so far.
+    pub num_retractions: u32,
+    /// Why the request ended, as far as the scheduler knows: an earlier stop string overrides it.
+    pub end: Option<RequestEnd>,
+}
+
+/// How the scheduler saw a request end.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RequestEnd {
+    /// It ended by itself or was cancelled.
+    Finished(FinishReason),
+    /// It was refused or failed.
+    Failed(RequestError),
+}

@@ -1,0 +1,91 @@
+//! The order of eviction and eviction itself.
+//!
+//! For policies whose keys only grow, the heap is lazy: an entry is as old as the last time its node came up
+//! and may be smaller than the node's key by now. A match therefore writes nothing but the node. What comes
+//! up too early is put back at its true place, at most once for every use since; what is locked or has got
+//! children is dropped and offered again when that ends.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::RadixTree;
+use crate::ids::PageId;
+use crate::state::eviction::{EvictionKey, KeyTrend};
+use crate::state::pages::Pages;
+use crate::state::prefix_cache::Evicted;
+
+/// Candidates, smallest key on top. A live node has at most one entry, a removed one none.
+pub(super) type Victims = BinaryHeap<Reverse<(EvictionKey, u32)>>;
+
+impl RadixTree {
+    pub(super) fn evict_leaves(&mut self, tokens: usize) -> Evicted {
+        if tokens > 0 && self.policy.trend() == KeyTrend::Shrinks {
+            self.rebuild_victims();
+        }
+        let mut ids: Vec<PageId> = Vec::new();
+        let (mut freed, mut nodes) = (0, 0);
+        while freed < tokens {
+            let Some(victim) = self.next_victim() else {
+                break;
+            };
+            freed += self.remove_leaf(victim, &mut ids);
+            nodes += 1;
+        }
+        Evicted {
+            pages: Pages::adopt(ids, &self.ledger),
+            tokens: freed,
+            nodes,
+        }
+    }
+
+    /// Puts a node into the order if it may be evicted and is not in it.
+    pub(super) fn offer(&mut self, node: u32) {
+        if self.policy.trend() == KeyTrend::Grows {
+            self.enqueue(node);
+        }
+    }
+
+    fn enqueue(&mut self, index: u32) {
+        let node = &mut self.arena[index];
+        if node.is_evictable() && !node.is_queued {
+            node.is_queued = true;
+            self.victims
+                .push(Reverse((self.policy.key(&node.usage), index)));
+        }
+    }
+
+    fn rebuild_victims(&mut self) {
+        self.victims.clear();
+        for index in self.arena.indices() {
+            self.arena[index].is_queued = false;
+            self.enqueue(index);
+        }
+    }
+
+    fn next_victim(&mut self) -> Option<u32> {
+        while let Some(Reverse((key, index))) = self.victims.pop() {
+            let node = &mut self.arena[index];
+            node.is_queued = false;
+            if node.is_evictable() && self.policy.key(&node.usage) == key {
+                return Some(index);
+            }
+            self.enqueue(index);
+        }
+        None
+    }
+
+    /// Removes an evictable leaf and returns its length in tokens.
+    fn remove_leaf(&mut self, leaf: u32, ids: &mut Vec<PageId>) -> usize {
+        let n_tokens = self.arena[leaf].tokens.len();
+        let (parent, pages) = self.arena.remove(leaf);
+        ids.extend_from_slice(pages.get());
+        self.evictable_tokens -= n_tokens;
+        let above = &self.arena[parent];
+        if above.is_root() && above.n_children == 0 {
+            self.drop_root(parent);
+        } else {
+            self.enqueue(parent);
+        }
+        n_tokens
+    }
+}

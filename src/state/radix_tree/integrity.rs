@@ -1,0 +1,140 @@
+//! The walk that compares everything kept incrementally with what the nodes say.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::RadixTree;
+use super::arena::{NO_NODE, Node};
+use crate::ids::PageId;
+use crate::state::eviction::KeyTrend;
+
+impl RadixTree {
+    pub(super) fn check_all(&self) -> Result<(), String> {
+        let mut seen = FxHashSet::default();
+        let mut below: FxHashMap<u32, (u32, u32)> = FxHashMap::default();
+        let (mut evictable, mut protected) = (0, 0);
+        for (index, node) in self.arena.iter() {
+            let children = below.entry(node.parent).or_default();
+            *children = (children.0 + 1, children.1.max(node.lock_ref));
+            match node.lock_ref {
+                0 => evictable += node.tokens.len(),
+                _ => protected += node.tokens.len(),
+            }
+            self.check_node(index, node, &mut seen)?;
+        }
+        for (index, node) in self.arena.iter() {
+            let (n_children, locks_below) = below.get(&index).copied().unwrap_or_default();
+            same(index, "children", node.n_children, n_children)?;
+            if node.lock_ref < locks_below && !node.is_root() {
+                return Err(format!(
+                    "node {index} has {} locks, a child {locks_below}",
+                    node.lock_ref
+                ));
+            }
+        }
+        same(
+            NO_NODE,
+            "evictable tokens",
+            self.evictable_tokens,
+            evictable,
+        )?;
+        same(
+            NO_NODE,
+            "protected tokens",
+            self.protected_tokens,
+            protected,
+        )?;
+        same(
+            NO_NODE,
+            "namespaces",
+            self.roots.len(),
+            self.root_names.len(),
+        )?;
+        self.check_victims()
+    }
+
+    fn check_node(
+        &self,
+        index: u32,
+        node: &Node,
+        seen: &mut FxHashSet<PageId>,
+    ) -> Result<(), String> {
+        if node.is_root() {
+            let name = self
+                .root_names
+                .get(&index)
+                .ok_or(format!("root {index} has no namespace"))?;
+            same(
+                index,
+                "root of its namespace",
+                self.roots.get(name),
+                Some(&index),
+            )?;
+            return same(index, "locks of a root", node.lock_ref, 0);
+        }
+        let n_tokens = node.tokens.len();
+        same(
+            index,
+            "tokens",
+            n_tokens,
+            self.page_size.tokens_in(node.pages.len()),
+        )?;
+        let found = self.arena.step(node.parent, node.tokens.get());
+        same(
+            index,
+            "lookup from the parent",
+            found,
+            Some((index, n_tokens)),
+        )?;
+        for page in node.pages.get() {
+            if !seen.insert(*page) {
+                return Err(format!("page {page} of node {index} is cached twice"));
+            }
+        }
+        let must_be_queued = self.policy.trend() == KeyTrend::Grows && node.is_evictable();
+        if must_be_queued && !node.is_queued {
+            return Err(format!(
+                "node {index} can be evicted but is not in the order"
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_victims(&self) -> Result<(), String> {
+        let n_queued = self.arena.iter().filter(|(_, node)| node.is_queued).count();
+        same(
+            NO_NODE,
+            "entries in the order",
+            self.victims.len(),
+            n_queued,
+        )?;
+        for entry in &self.victims {
+            let (key, index) = entry.0;
+            let node = &self.arena[index];
+            let is_late =
+                self.policy.trend() == KeyTrend::Grows && key > self.policy.key(&node.usage);
+            if !node.is_live || !node.is_queued || is_late {
+                return Err(format!("node {index} has a wrong entry in the order"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(
+    index: u32,
+    what: &str,
+    kept: T,
+    counted: T,
+) -> Result<(), String> {
+    if kept == counted {
+        return Ok(());
+    }
+    let place = if index == NO_NODE {
+        "tree".to_owned()
+    } else {
+        format!("node {index}")
+    };
+    Err(format!(
+        "{place}: {what}: kept {kept:?}, counted {counted:?}"
+    ))
+}

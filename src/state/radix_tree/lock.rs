@@ -1,0 +1,88 @@
+//! Lock counts: a lock on a node protects its whole path.
+
+use smallvec::SmallVec;
+
+use super::RadixTree;
+use super::arena::NO_NODE;
+use crate::state::pages::{NodeLock, PageRun};
+
+/// Paths of up to this many nodes are collected without allocating.
+const INLINE_PATH: usize = 32;
+
+impl RadixTree {
+    pub(super) fn lock_node(&mut self, node: u32) -> NodeLock {
+        if node == NO_NODE || self.arena[node].is_root() {
+            return NodeLock::root();
+        }
+        let mut at = node;
+        while !self.arena[at].is_root() {
+            let above = &mut self.arena[at];
+            if above.lock_ref == 0 {
+                self.evictable_tokens -= above.tokens.len();
+                self.protected_tokens += above.tokens.len();
+            }
+            above.lock_ref += 1;
+            at = above.parent;
+        }
+        NodeLock::on(node, &self.ledger)
+    }
+
+    pub(super) fn unlock_node(&mut self, lock: NodeLock) {
+        let Some(node) = lock.surrender() else { return };
+        let mut at = node;
+        while !self.arena[at].is_root() {
+            let above = &mut self.arena[at];
+            above.lock_ref = above
+                .lock_ref
+                .checked_sub(1)
+                .expect("a NodeLock counts once");
+            if above.lock_ref == 0 {
+                self.protected_tokens -= above.tokens.len();
+                self.evictable_tokens += above.tokens.len();
+            }
+            at = above.parent;
+        }
+        self.offer(node);
+    }
+
+    /// Makes a path the most recently used one.
+    pub(super) fn touch_path(&mut self, node: u32) {
+        let now = self.tick();
+        let mut at = node;
+        while at != NO_NODE {
+            self.arena[at].usage.last_access = now;
+            at = self.arena[at].parent;
+        }
+    }
+
+    /// Number of pages that `lock` protects.
+    pub(super) fn path_pages(&self, lock: &NodeLock) -> usize {
+        let mut at = lock.node().unwrap_or(NO_NODE);
+        let mut n_pages = 0;
+        while at != NO_NODE {
+            n_pages += self.arena[at].pages.len();
+            at = self.arena[at].parent;
+        }
+        n_pages
+    }
+
+    /// The pages of the path down to `node`, without the first `skip` pages.
+    pub(super) fn run_behind(&self, node: u32, skip: usize) -> PageRun {
+        let mut path: SmallVec<[u32; INLINE_PATH]> = SmallVec::new();
+        let mut at = node;
+        while at != NO_NODE {
+            path.push(at);
+            at = self.arena[at].parent;
+        }
+        let mut run = PageRun::empty();
+        let mut to_skip = skip;
+        for &node in path.iter().rev() {
+            let pages = &self.arena[node].pages;
+            let skipped = to_skip.min(pages.len());
+            let range = pages.range();
+            run.push(pages.buffer(), range.start + skipped as u32..range.end);
+            to_skip -= skipped;
+        }
+        run
+    }
+}

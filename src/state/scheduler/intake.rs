@@ -1,0 +1,132 @@
+//! Who comes in, and who is told to go.
+
+use crate::error::RequestError;
+use crate::ids::{RequestId, SeqId};
+use crate::request::FinishReason;
+use crate::state::news::{RequestEnd, RequestTokens};
+use crate::state::pages::PageSize;
+use crate::state::sequence::{Sequence, Submission};
+
+use super::Scheduler;
+
+/// What can ever fit, so that an idle engine can always admit what it has let in.
+#[derive(Clone, Copy, Debug)]
+pub struct IntakeLimits {
+    /// Longest sequence, in tokens.
+    pub context_length: usize,
+    /// Tokens of the KV pool.
+    pub capacity_tokens: usize,
+    /// Tokens a page.
+    pub page_size: PageSize,
+}
+
+impl IntakeLimits {
+    /// The most tokens that a prompt may have and still get one generated.
+    pub fn max_prompt_tokens(&self) -> usize {
+        let by_context = self.context_length.saturating_sub(2);
+        let page = self.page_size.get();
+        // ceil_page(prompt) + page + 1 + one token <= capacity
+        let by_pool = self
+            .page_size
+            .floor(self.capacity_tokens.saturating_sub(page + 2));
+        by_context.min(by_pool)
+    }
+
+    /// `max_new_tokens` clipped to what fits behind a prompt.
+    ///
+    /// # Errors
+    /// [`RequestError::PromptTooLong`] when not even one token fits.
+    pub fn clip_max_new_tokens(
+        &self,
+        prompt_tokens: usize,
+        max_new_tokens: usize,
+    ) -> Result<usize, RequestError> {
+        let limit_tokens = self.max_prompt_tokens();
+        if prompt_tokens > limit_tokens {
+            return Err(RequestError::PromptTooLong {
+                prompt_tokens,
+                limit_tokens,
+            });
+        }
+        // SGLang: max_req_len - input - 1, with max_req_len one less than context and pool.
+        let max_len = self.context_length.min(self.capacity_tokens) - 1;
+        let by_length = max_len - prompt_tokens - 1;
+        let paged_prompt = self
+            .page_size
+            .tokens_in(self.page_size.pages_for(prompt_tokens));
+        let by_pool = self.capacity_tokens - paged_prompt - self.page_size.get() - 1;
+        Ok(max_new_tokens.min(by_length.max(1)).min(by_pool))
+    }
+}
+
+impl Scheduler {
+    /// Takes a request in, at the end of the queue. A request cancelled already ends at once; so does one whose id
+    /// is in flight.
+    pub fn submit(&mut self, request: Submission) {
+        let rid = request.rid.clone();
+        if self.by_rid.contains_key(&rid) {
+            let error = RequestError::DuplicateRequest(rid.as_str().to_owned());
+            self.news.push(RequestTokens {
+                rid,
+                tokens: Vec::new(),
+                logprobs: None,
+                cached_tokens: 0,
+                num_retractions: 0,
+                end: Some(RequestEnd::Failed(error)),
+            });
+            return;
+        }
+        self.is_dirty = true;
+        let is_cancelled = request.cancel.is_raised();
+        let seq = self.sequences.insert(Sequence::new(request));
+        self.by_rid.insert(rid, seq);
+        self.waiting.push_back(seq);
+        if is_cancelled {
+            self.abort(seq);
+        }
+    }
+
+    /// Cancels a request wherever it stands. An unknown id is counted: it ended already, or its flag will be seen
+    /// when it comes in.
+    pub fn cancel(&mut self, rid: &RequestId) {
+        match self.by_rid.get(rid) {
+            Some(&seq) => self.abort(seq),
+            None => self.counters.stale_messages += 1,
+        }
+    }
+
+    /// Cancels everything inside.
+    pub fn cancel_all(&mut self) {
+        let inside: Vec<SeqId> = self.by_rid.values().copied().collect();
+        for seq in inside {
+            self.abort(seq);
+        }
+    }
+
+    /// The tokenizer found a stop string: the first `kept` output tokens count. It has told the client already.
+    pub fn stop_found(&mut self, rid: &RequestId, kept: usize) {
+        let Some(&seq) = self.by_rid.get(rid) else {
+            self.counters.stale_messages += 1;
+            return;
+        };
+        let kept = kept.min(self.sequences[seq].output.len());
+        let reason = FinishReason::StopString(String::new());
+        self.finish(seq, RequestEnd::Finished(reason), kept, true);
+        self.news.retain(|news| news.rid != *rid);
+    }
+
+    pub(super) fn abort(&mut self, seq: SeqId) {
+        let kept = self.sequences[seq].output.len();
+        self.finish(seq, RequestEnd::Finished(FinishReason::Abort), kept, false);
+    }
+
+    /// Ends the waiting requests whose flag was raised and whose message is still on its way.
+    pub(super) fn sweep_cancelled(&mut self) {
+        let is_cancelled = |seq: &&SeqId| self.sequences[**seq].request.cancel.is_raised();
+        let waiting = self.retracted.iter().chain(&self.waiting);
+        let cancelled: Vec<SeqId> = waiting.filter(is_cancelled).copied().collect();
+        for seq in cancelled {
+            self.abort(seq);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! The scheduler as a pure state machine: requests and step results go in, plans and news come out.
+//!
+//! It is the only initiator, with at most one plan open and at most two steps under way. Step N+1 is planned while
+//! N runs, so it knows lengths, never the tokens of the step before. The handlers in [`crate::actors::scheduler`]
+//! only carry its values.
+//!
+//! - [`intake`](self): `submit`, `cancel`, `stop_found` (who is inside)
+//! - planning: `next` (what to settle, whom to admit, whom to decode)
+//! - planned: `planned` (grants become a step)
+//! - results: `step_done` (tokens, ends, lost steps)
+//! - retraction: who gives way when decode runs out of pages
+//! - pins: prefixes kept for hosts
+
+mod intake;
+mod pins;
+mod planned;
+mod planning;
+mod results;
+mod retraction;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::executor::{StepPlan, TableDelta};
+use crate::ids::{RequestId, SeqId, StepId};
+use crate::state::news::{RequestEnd, RequestTokens};
+use crate::state::pages::{PageSize, PoolLedger};
+use crate::state::plan::{CacheCounts, PlanRequest, ReserveRequest};
+use crate::state::policy::SchedulePolicy;
+use crate::state::sequence::{Phase, SequenceTable};
+use crate::state::stats::EngineStats;
+use crate::state::token_ratio::NewTokenRatio;
+
+pub use intake::IntakeLimits;
+
+/// Steps under way at most: one runs, one is queued behind it.
+const MAX_STEPS_IN_FLIGHT: usize = 2;
+
+/// What bounds the scheduler.
+#[derive(Clone, Debug)]
+pub struct SchedulerLimits {
+    /// Tokens a page.
+    pub page_size: PageSize,
+    /// Pages of the KV pool.
+    pub total_pages: usize,
+    /// Rows of the page table: the most requests that run.
+    pub total_rows: usize,
+    /// Most input tokens of a prefill step.
+    pub max_prefill_tokens: usize,
+    /// Most input tokens of a chunk; `None` with chunked prefill off.
+    pub chunk_tokens: Option<usize>,
+    /// Holds requests whose prefix is being prefilled.
+    pub prefix_wait: bool,
+    /// See [`NewTokenRatio`].
+    pub schedule_conservativeness: f64,
+    /// Most pins.
+    pub max_pins: usize,
+    /// Tokens that end an output.
+    pub eos_token_ids: Arc<[u32]>,
+}
+
+/// What to send next.
+#[derive(Debug)]
+pub enum Next {
+    /// Nothing: wait for a message.
+    Nothing,
+    /// To the tree.
+    Plan(Box<PlanRequest>),
+    /// Straight to the pools: a decode that only grows.
+    Reserve(Box<ReserveRequest>),
+    /// To the executor.
+    Run(Box<StepPlan>),
+}
+
+/// The state of the scheduler.
+pub struct Scheduler {
+    limits: SchedulerLimits,
+    policy: Box<dyn SchedulePolicy>,
+    sequences: SequenceTable,
+    by_rid: FxHashMap<RequestId, SeqId>,
+    /// In order of arrival.
+    waiting: VecDeque<SeqId>,
+    /// Ahead of `waiting`, oldest first.
+    retracted: VecDeque<SeqId>,
+    running: Vec<SeqId>,
+    chunked: Option<SeqId>,
+    /// Prefilled by the last steps and not yet published.
+    extended: Vec<SeqId>,
+    /// Ended, with memory to give back.
+    ended: Vec<SeqId>,
+    pins: pins::Pins,
+    steps: VecDeque<StepRecord>,
+    open: Option<OpenPlan>,
+    /// Page-table edits that ride in the next step.
+    deltas: Vec<TableDelta>,
+    ratio: NewTokenRatio,
+    /// No memory or rows for a further request until one leaves.
+    batch_is_full: bool,
+    /// A step was lost: no plan until the steps under way are back, then everything is retracted and the tree flushed.
+    recovering: bool,
+    /// Something happened since the last plan was opened; without it the next plan would come out the same.
+    is_dirty: bool,
+    next_step: StepId,
+    free_pages: usize,
+    free_rows: usize,
+    cache: CacheCounts,
+    news: Vec<RequestTokens>,
+    counters: Counters,
+    ledger: Arc<PoolLedger>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    steps: u64,
+    integrity_failures: u64,
+    stale_messages: u64,
+    retractions: u64,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    evicted_tokens: u64,
+}
+
+/// A step under way.
+#[derive(Debug)]
+struct StepRecord {
+    step: StepId,
+    rows: Vec<SeqId>,
+    /// An earlier step was lost: whatever this one answers is dropped.
+    is_void: bool,
+}
+
+/// The plan that is out.
+#[derive(Debug)]
+struct OpenPlan {
+    step: StepId,
+    /// The decode to run when nothing is admitted.
+    decode: Vec<SeqId>,
+}
+
+impl Scheduler {
+    /// A scheduler with nothing inside.
+    pub fn new(
+        limits: SchedulerLimits,
+        policy: Box<dyn SchedulePolicy>,
+        ledger: Arc<PoolLedger>,
+    ) -> Self {
+        Self {
+            policy,
+            sequences: SequenceTable::default(),
+            by_rid: FxHashMap::default(),
+            waiting: VecDeque::new(),
+            retracted: VecDeque::new(),
+            running: Vec::new(),
+            chunked: None,
+            extended: Vec::new(),
+            ended: Vec::new(),
+            pins: pins::Pins::default(),
+            steps: VecDeque::with_capacity(MAX_STEPS_IN_FLIGHT),
+            open: None,
+            deltas: Vec::new(),
+            ratio: NewTokenRatio::new(limits.schedule_conservativeness),
+            batch_is_full: false,
+            recovering: false,
+            is_dirty: false,
+            next_step: StepId::new(1),
+            free_pages: limits.total_pages,
+            free_rows: limits.total_rows,
+            cache: CacheCounts::default(),
+            news: Vec::new(),
+            counters: Counters::default(),
+            ledger,
+            limits,
+        }
+    }
+
+    /// Takes what there is to tell about requests, in the order it happened.
+    pub fn take_news(&mut self) -> Vec<RequestTokens> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// True when no request is inside and nothing is under way or to be settled.
+    pub fn is_idle(&self) -> bool {
+        self.sequences.is_empty() && self.open.is_none() && self.steps.is_empty()
+    }
+
+    /// True while a plan is out.
+    pub fn has_open_plan(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Queues, pools and counters as of the last plan.
+    pub fn stats(&self) -> EngineStats {
+        let page = self.limits.page_size;
+        EngineStats {
+            running_requests: self.running.len() + usize::from(self.chunked.is_some()),
+            waiting_requests: self.waiting.len() + self.retracted.len(),
+            retracted_requests: self.retracted.len(),
+            total_tokens: page.tokens_in(self.limits.total_pages),
+            page_size: page.get(),
+            free_tokens: page.tokens_in(self.free_pages),
+            evictable_tokens: self.cache.evictable_tokens,
+            protected_tokens: self.cache.protected_tokens,
+            private_tokens: self.private_tokens(),
+            total_rows: self.limits.total_rows,
+            free_rows: self.free_rows,
+            pins: self.pins.len(),
+            new_token_ratio: self.ratio.get(),
+            steps: self.counters.steps,
+            integrity_failures: self.counters.integrity_failures,
+            lost_pages: self.ledger.lost_pages() + self.ledger.lost_locks(),
+            stale_messages: self.counters.stale_messages,
+            retractions: self.counters.retractions,
+            prompt_tokens: self.counters.prompt_tokens,
+            cached_tokens: self.counters.cached_tokens,
+            evicted_tokens: self.counters.evicted_tokens,
+        }
+    }
+
+    /// Pages that belong to single sequences: for page-by-page accounts in tests.
+    pub fn private_pages(&self) -> impl Iterator<Item = crate::ids::PageId> + '_ {
+        let holds = self
+            .sequences
+            .iter()
+            .filter_map(|(_, sequence)| sequence.kv.as_ref());
+        holds.flat_map(|kv| kv.private.ids().iter().copied())
+    }
+
+    fn private_tokens(&self) -> usize {
+        let holds = self
+            .sequences
+            .iter()
+            .filter_map(|(_, sequence)| sequence.kv.as_ref());
+        self.limits
+            .page_size
+            .tokens_in(holds.map(|kv| kv.private.len()).sum())
+    }
+
+    /// Ends a sequence: says so at once, gives its memory back with the next plan.
+    fn finish(&mut self, seq: SeqId, end: RequestEnd, kept_output: usize, publish: bool) {
+        let sequence = &mut self.sequences[seq];
+        if sequence.end.is_some() {
+            return;
+        }
+        let phase = sequence.phase;
+        self.is_dirty = true;
+        sequence.end = Some(end.clone());
+        sequence.kept_output = kept_output;
+        sequence.publish = publish;
+        let rid = sequence.request.rid.clone();
+        match phase {
+            Phase::Waiting => {
+                self.waiting.retain(|other| *other != seq);
+                self.retracted.retain(|other| *other != seq);
+            }
+            Phase::Chunked => self.chunked = None,
+            Phase::Running => {
+                self.running.retain(|other| *other != seq);
+            }
+        }
+        self.batch_is_full = false;
+        if self.by_rid.get(&rid) == Some(&seq) {
+            self.by_rid.remove(&rid);
+        }
+        self.ended.push(seq);
+        self.tell(seq, Vec::new(), None, Some(end));
+    }
+
+    /// Adds to the news; tokens and end of one request in one result become one entry.
+    fn tell(
+        &mut self,
+        seq: SeqId,
+        tokens: Vec<u32>,
+        logprobs: Option<Box<crate::executor::RowLogprobs>>,
+        end: Option<RequestEnd>,
+    ) {
+        let sequence = &self.sequences[seq];
+        let rid = sequence.request.rid.clone();
+        if let Some(last) = self.news.last_mut()
+            && last.rid == rid
+            && last.end.is_none()
+            && tokens.is_empty()
+            && logprobs.is_none()
+        {
+            last.end = end;
+            return;
+        }
+        self.news.push(RequestTokens {
+            rid,
+            tokens,
+            logprobs,
+            cached_tokens: sequence.cached_tokens.unwrap_or(0),
+            num_retractions: sequence.retractions,
+            end,
+        });
+    }
+}

@@ -1,0 +1,336 @@
+//! From grants to a step.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::executor::{LogprobWish, RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use crate::ids::{SeqId, StepId};
+use crate::state::pages::Pages;
+use crate::state::plan::{Admitted, CheckpointedSeq, Grant, Planned, Reservation, Verdict};
+use crate::state::prefill_adder::Budget;
+use crate::state::sequence::{Phase, Sequence, SequenceKv};
+
+use super::{Next, OpenPlan, Scheduler, StepRecord};
+
+impl Scheduler {
+    /// Takes the answer to the open plan: a step to run, a further plan after a retraction, or nothing.
+    pub fn planned(&mut self, planned: Planned) -> Next {
+        let Planned {
+            step,
+            reservation,
+            mut verdict,
+            free_pages,
+            free_rows,
+        } = planned;
+        let open = self
+            .open
+            .take()
+            .expect("the pools answer only what the scheduler asked");
+        debug_assert_eq!(open.step, step);
+        self.free_pages = free_pages;
+        self.free_rows = free_rows;
+        self.take_verdict(&mut verdict);
+        let admitted = std::mem::take(&mut verdict.admitted);
+        let next = match reservation {
+            Reservation::Granted(grants) if admitted.is_empty() => {
+                self.attach_growth(grants);
+                self.check_integrity();
+                self.run_decode(open)
+            }
+            Reservation::Granted(grants) => {
+                let starts = self.attach_admitted(admitted, grants);
+                self.check_integrity();
+                self.run_prefill(starts)
+            }
+            Reservation::Short { .. } => {
+                self.undo_admission(admitted);
+                self.check_integrity();
+                self.give_way(open)
+            }
+        };
+        if matches!(next, Next::Nothing) && verdict.budget == Some(Budget::NoToken) {
+            self.relieve_idle_engine();
+        }
+        next
+    }
+
+    fn take_verdict(&mut self, verdict: &mut Verdict) {
+        if let Some(cache) = verdict.cache {
+            self.cache = cache;
+        }
+        self.counters.evicted_tokens += verdict.evicted_tokens as u64;
+        for checkpointed in std::mem::take(&mut verdict.checkpointed) {
+            self.take_checkpointed(checkpointed);
+        }
+        self.pins.granted(std::mem::take(&mut verdict.pinned));
+        for &seq in &verdict.held {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                sequence.waits += 1;
+            }
+        }
+        let somebody_leaves = !verdict.admitted.is_empty() || !self.running.is_empty();
+        if verdict.budget == Some(Budget::NoToken) || self.free_rows == 0 {
+            self.batch_is_full = somebody_leaves;
+        }
+    }
+
+    fn take_checkpointed(&mut self, checkpointed: CheckpointedSeq) {
+        let CheckpointedSeq {
+            seq,
+            lock,
+            private,
+            protected_pages,
+            remap_from,
+            remap,
+            inserted_tokens,
+        } = checkpointed;
+        let kv = self.sequences[seq]
+            .kv
+            .as_mut()
+            .expect("a checkpointed sequence holds memory");
+        kv.lock = lock;
+        kv.private = private;
+        kv.protected_pages = protected_pages;
+        kv.inserted_tokens = inserted_tokens;
+        if !remap.is_empty() {
+            self.deltas.push(TableDelta::Remap {
+                row: kv.row,
+                from: remap_from as u32,
+                pages: remap,
+            });
+        }
+    }
+
+    fn attach_growth(&mut self, grants: Vec<Grant>) {
+        for Grant { seq, pages, .. } in grants {
+            self.append_pages(seq, pages);
+        }
+    }
+
+    fn append_pages(&mut self, seq: SeqId, pages: Pages) {
+        let sequence = &mut self.sequences[seq];
+        let kv = sequence
+            .kv
+            .as_mut()
+            .expect("a growing sequence holds memory");
+        let ids: SmallVec<[_; 2]> = pages.ids().iter().copied().collect();
+        if !ids.is_empty() && sequence.end.is_none() {
+            self.deltas.push(TableDelta::Append {
+                row: kv.row,
+                pages: ids,
+            });
+        }
+        kv.private.append(pages);
+    }
+
+    /// Gives the admitted sequences their memory. A sequence that was cancelled meanwhile takes it too, and gives it
+    /// back with the next plan; only the others are returned, as the rows of the step.
+    fn attach_admitted(&mut self, admitted: Vec<Admitted>, grants: Vec<Grant>) -> PrefillRows {
+        let mut rows = PrefillRows::default();
+        for (admitted, grant) in admitted.into_iter().zip(grants) {
+            debug_assert_eq!(admitted.seq, grant.seq);
+            let seq = admitted.seq;
+            let is_start = admitted.lock.is_some();
+            let (start, end, chunked) =
+                (admitted.prefix_len, admitted.extend_end, admitted.chunked);
+            if is_start {
+                let row_start = self.start_row(admitted, grant);
+                if self.sequences[seq].end.is_none() {
+                    rows.starts.push(row_start);
+                }
+            } else {
+                self.append_pages(seq, grant.pages);
+            }
+            if self.sequences[seq].end.is_none() {
+                rows.rows.push(self.extend_row(seq, start, end, chunked));
+            }
+        }
+        rows
+    }
+
+    fn start_row(&mut self, admitted: Admitted, grant: Grant) -> RowStart {
+        let Admitted {
+            seq,
+            lock,
+            prefix,
+            prefix_len,
+            ..
+        } = admitted;
+        self.waiting.retain(|other| *other != seq);
+        self.retracted.retain(|other| *other != seq);
+        let row = grant.row.expect("a sequence that starts asks for a row");
+        let sequence = &mut self.sequences[seq];
+        if sequence.cached_tokens.is_none() {
+            sequence.cached_tokens = Some(prefix_len as u32);
+            self.counters.prompt_tokens += sequence.request.prompt.len() as u64;
+            self.counters.cached_tokens += prefix_len as u64;
+        }
+        sequence.kv = Some(SequenceKv {
+            row,
+            lock: lock.unwrap_or_default(),
+            protected_pages: prefix.len(),
+            private: Pages::empty(),
+            committed: prefix_len,
+            inserted_tokens: 0,
+        });
+        let start = RowStart {
+            row,
+            seq,
+            tokens: sequence.fill.clone(),
+            prompt_tokens: sequence.request.prompt.len() as u32,
+            sampling: sequence.request.sampling.clone(),
+            prefix,
+        };
+        self.append_pages(seq, grant.pages);
+        start
+    }
+
+    fn extend_row(&mut self, seq: SeqId, start: usize, end: usize, chunked: bool) -> StepRow {
+        let was_chunked = self.chunked == Some(seq);
+        if chunked {
+            self.chunked = Some(seq);
+        } else {
+            if was_chunked {
+                self.chunked = None;
+            }
+            self.running.push(seq);
+        }
+        self.extended.push(seq);
+        let step = self.next_step;
+        let sequence = &mut self.sequences[seq];
+        sequence.phase = if chunked {
+            Phase::Chunked
+        } else {
+            Phase::Running
+        };
+        let sample = !chunked && sequence.remaining_new_tokens() > 0;
+        sequence.planned_output += usize::from(sample);
+        let logprobs = prefill_logprobs(sequence);
+        let row = commit_row(sequence, step, end);
+        StepRow {
+            row,
+            seq,
+            work: RowWork::Prefill {
+                positions: start as u32..end as u32,
+            },
+            sample,
+            logprobs,
+        }
+    }
+
+    fn run_prefill(&mut self, rows: PrefillRows) -> Next {
+        if self.recovering || rows.rows.is_empty() {
+            return Next::Nothing;
+        }
+        self.emit(rows.starts, rows.rows)
+    }
+
+    fn run_decode(&mut self, open: OpenPlan) -> Next {
+        if self.recovering {
+            return Next::Nothing;
+        }
+        let is_alive = |seq: &SeqId| self.sequences.get(*seq).is_some_and(Sequence::can_decode);
+        let decode: Vec<SeqId> = open.decode.into_iter().filter(is_alive).collect();
+        if decode.is_empty() {
+            return Next::Nothing;
+        }
+        self.ratio.decay();
+        self.run_step(Vec::new(), &decode)
+    }
+
+    /// Emits a decode of these sequences, whose next token has its page.
+    pub(super) fn run_step(&mut self, starts: Vec<RowStart>, decode: &[SeqId]) -> Next {
+        let step = self.next_step;
+        let rows = decode.iter().map(|&seq| {
+            let sequence = &mut self.sequences[seq];
+            let kv = sequence
+                .kv
+                .as_ref()
+                .expect("a running sequence holds memory");
+            let position = kv.committed;
+            sequence.planned_output += 1;
+            let logprobs = sequence.request.logprobs.clone();
+            let row = commit_row(sequence, step, position + 1);
+            let work = RowWork::Decode {
+                position: position as u32,
+            };
+            StepRow {
+                row,
+                seq,
+                work,
+                sample: true,
+                logprobs,
+            }
+        });
+        let rows = rows.collect();
+        self.emit(starts, rows)
+    }
+
+    fn emit(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>) -> Next {
+        let step = self.next_step;
+        self.next_step = StepId::new(step.get() + 1);
+        self.counters.steps += 1;
+        self.is_dirty = true;
+        self.steps.push_back(StepRecord {
+            step,
+            rows: rows.iter().map(|row| row.seq).collect(),
+            is_void: false,
+        });
+        let table = std::mem::take(&mut self.deltas);
+        Next::Run(Box::new(StepPlan {
+            step,
+            starts,
+            table,
+            rows,
+        }))
+    }
+
+    fn undo_admission(&mut self, admitted: Vec<Admitted>) {
+        for admitted in admitted {
+            self.pins.release(admitted.lock.unwrap_or_default());
+        }
+    }
+
+    /// `free + evictable + protected + private == total`, exact because the plan chain is a consistent cut.
+    fn check_integrity(&mut self) {
+        let page = self.limits.page_size;
+        let accounted = page.tokens_in(self.free_pages)
+            + self.cache.evictable_tokens
+            + self.cache.protected_tokens
+            + self.private_tokens();
+        if accounted != page.tokens_in(self.limits.total_pages) {
+            self.counters.integrity_failures += 1;
+        }
+    }
+}
+
+#[derive(Default)]
+struct PrefillRows {
+    starts: Vec<RowStart>,
+    rows: Vec<StepRow>,
+}
+
+fn commit_row(sequence: &mut Sequence, step: StepId, committed: usize) -> crate::ids::RowId {
+    sequence.last_step = step;
+    sequence.rows_in_flight += 1;
+    let kv = sequence
+        .kv
+        .as_mut()
+        .expect("a planned sequence holds memory");
+    kv.committed = committed;
+    kv.row
+}
+
+/// The wish for a prefill: input log probabilities from where they have not been delivered yet.
+fn prefill_logprobs(sequence: &Sequence) -> Option<Arc<LogprobWish>> {
+    let wish = sequence.request.logprobs.as_ref()?;
+    let start = sequence.wished_input_start();
+    if wish.start == start {
+        return Some(wish.clone());
+    }
+    Some(Arc::new(LogprobWish {
+        start,
+        ..LogprobWish::clone(wish)
+    }))
+}

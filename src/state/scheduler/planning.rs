@@ -1,0 +1,298 @@
+//! What the next plan asks for.
+
+use std::sync::Arc;
+
+use crate::ids::SeqId;
+use crate::state::pages::Pages;
+use crate::state::plan::{
+    AdmitRequest, Candidate, DecodeDemand, Demand, PlanRequest, PublishKey, ReserveRequest, Settle,
+    SettleCheckpoint, SettleRelease, Verdict,
+};
+use crate::state::prefill_adder::{PrefillAdder, PrefillLimits, RunningReserve};
+use crate::state::sequence::{Phase, Sequence, SequenceKv};
+
+use super::{MAX_STEPS_IN_FLIGHT, Next, OpenPlan, Scheduler};
+
+/// Candidates that one plan looks at: more are admitted by the plans after it.
+const MAX_CANDIDATES: usize = 256;
+
+impl Scheduler {
+    /// Decides what to send next. `Nothing` while a plan is out or two steps are under way; otherwise the open plan
+    /// is answered by [`Scheduler::planned`].
+    pub fn next(&mut self) -> Next {
+        if self.open.is_some() || self.steps.len() >= MAX_STEPS_IN_FLIGHT || !self.is_dirty {
+            return Next::Nothing;
+        }
+        self.is_dirty = false;
+        if self.recovering {
+            return self.recover();
+        }
+        self.sweep_cancelled();
+        if self.running.is_empty() && self.chunked.is_none() {
+            self.batch_is_full = false;
+        }
+        let settle = self.take_settlements();
+        let pins = self.pins.take_demands();
+        let admit = self.admit_request();
+        let decode = self.decode_rows();
+        let needs_tree = !settle.is_empty() || !pins.is_empty() || admit.is_some();
+        if !needs_tree {
+            return self.plan_decode_alone(decode);
+        }
+        let else_decode = (!decode.is_empty()).then(|| self.decode_demand(&decode));
+        let request = PlanRequest {
+            settle,
+            pins,
+            admit,
+            else_decode,
+            ..self.empty_request()
+        };
+        self.open = Some(OpenPlan {
+            step: self.next_step,
+            decode,
+        });
+        Next::Plan(Box::new(request))
+    }
+
+    pub(super) fn empty_request(&self) -> PlanRequest {
+        PlanRequest {
+            step: self.next_step,
+            settle: Vec::new(),
+            flush: false,
+            pins: Vec::new(),
+            admit: None,
+            else_decode: None,
+            evict_tokens: 0,
+            free_pages: self.free_pages,
+            free_rows: self.free_rows,
+        }
+    }
+
+    /// A decode with nothing to settle and nobody to admit needs the tree only to evict, and the pools only to grow.
+    fn plan_decode_alone(&mut self, decode: Vec<SeqId>) -> Next {
+        if decode.is_empty() {
+            if self.sequences.is_empty() {
+                self.ratio.reset();
+            }
+            return Next::Nothing;
+        }
+        let demand = self.decode_demand(&decode);
+        let step = self.next_step;
+        if demand.growing.is_empty() {
+            self.ratio.decay();
+            return self.run_step(Vec::new(), &decode);
+        }
+        let fits = demand.growing.len() <= self.free_pages;
+        self.open = Some(OpenPlan { step, decode });
+        if !fits {
+            let request = PlanRequest {
+                else_decode: Some(demand),
+                ..self.empty_request()
+            };
+            return Next::Plan(Box::new(request));
+        }
+        let demands = demand.growing.iter().map(|&seq| Demand {
+            seq,
+            pages: 1,
+            row: false,
+        });
+        Next::Reserve(Box::new(ReserveRequest {
+            step,
+            returned: Pages::empty(),
+            returned_rows: Vec::new(),
+            demands: demands.collect(),
+            verdict: Box::new(Verdict::default()),
+        }))
+    }
+
+    /// Publishes finished extents and gives back what ended sequences hold.
+    pub(super) fn take_settlements(&mut self) -> Vec<Settle> {
+        let mut settle = Vec::new();
+        for seq in std::mem::take(&mut self.extended) {
+            if let Some(sequence) = self.sequences.get_mut(seq)
+                && sequence.end.is_none()
+                && let Some(checkpoint) = checkpoint_of(seq, sequence)
+            {
+                settle.push(Settle::Checkpoint(Box::new(checkpoint)));
+            }
+        }
+        for seq in std::mem::take(&mut self.ended) {
+            if let Some(sequence) = self.sequences.remove(seq) {
+                self.forget_edits(sequence.kv.as_ref());
+                settle.extend(release_of(seq, sequence));
+            }
+        }
+        settle.extend(self.pins.take_released());
+        settle
+    }
+
+    /// Drops the page-table edits of a row that is given back: they mean nothing to its next holder.
+    pub(super) fn forget_edits(&mut self, kv: Option<&SequenceKv>) {
+        if let Some(kv) = kv {
+            self.deltas.retain(|delta| delta.row() != kv.row);
+        }
+    }
+
+    /// The running sequences whose next token can be planned.
+    pub(super) fn decode_rows(&self) -> Vec<SeqId> {
+        let can_decode = |seq: &SeqId| self.sequences[*seq].can_decode();
+        self.running.iter().copied().filter(can_decode).collect()
+    }
+
+    pub(super) fn decode_demand(&self, decode: &[SeqId]) -> DecodeDemand {
+        let page = self.limits.page_size;
+        let grows = |seq: &SeqId| {
+            let kv = self.sequences[*seq]
+                .kv
+                .as_ref()
+                .expect("a running sequence holds memory");
+            page.pages_to_decode(kv.committed) > 0
+        };
+        DecodeDemand {
+            growing: decode.iter().copied().filter(grows).collect(),
+        }
+    }
+
+    /// The candidates of this plan: the chunked one, the retracted ones, then the queue in policy order.
+    fn admit_request(&mut self) -> Option<AdmitRequest> {
+        let nobody_waits = self.waiting.is_empty() && self.retracted.is_empty();
+        if (self.batch_is_full || nobody_waits) && self.chunked.is_none() {
+            return None;
+        }
+        let mut candidates: Vec<Candidate> = Vec::new();
+        if let Some(seq) = self.chunked {
+            candidates.push(self.candidate(seq));
+        }
+        if !self.batch_is_full {
+            self.policy
+                .order(self.waiting.make_contiguous(), &self.sequences);
+            let queue = self.retracted.iter().chain(&self.waiting);
+            // A retracted sequence waits for the tokens that are still on their way.
+            let ready = queue.filter(|seq| self.sequences[**seq].rows_in_flight == 0);
+            let ready: Vec<SeqId> = ready.take(MAX_CANDIDATES).copied().collect();
+            candidates.extend(ready.into_iter().map(|seq| self.candidate(seq)));
+        }
+        if candidates.is_empty() {
+            return None;
+        }
+        let limits = PrefillLimits {
+            page_size: self.limits.page_size.get(),
+            max_prefill_tokens: self.limits.max_prefill_tokens,
+            chunked_prefill_size: self.limits.chunk_tokens,
+            mixed_rows: 0,
+        };
+        let running = self.running.iter().map(|seq| {
+            let sequence = &self.sequences[*seq];
+            RunningReserve {
+                remaining_new_tokens: sequence.remaining_new_tokens(),
+                ignore_eos: sequence.request.sampling.ignore_eos,
+            }
+        });
+        Some(AdmitRequest {
+            adder: PrefillAdder::new(limits, self.ratio.get(), running),
+            candidates,
+            max_new_rows: self.free_rows,
+            prefix_wait: self.limits.prefix_wait,
+        })
+    }
+
+    fn candidate(&mut self, seq: SeqId) -> Candidate {
+        let sequence = &mut self.sequences[seq];
+        let len = sequence.request.prompt.len() + sequence.output.len();
+        if sequence.phase == Phase::Waiting && sequence.fill.len() != len {
+            sequence.fill = sequence.all_tokens(sequence.output.len());
+        }
+        let tokens = sequence.fill.clone();
+        let continues_at = (sequence.phase == Phase::Chunked)
+            .then(|| sequence.kv.as_ref().map(|kv| kv.committed))
+            .flatten();
+        Candidate {
+            seq,
+            namespace: sequence.request.namespace.clone(),
+            match_limit: sequence.match_limit_of(tokens.len()),
+            tokens,
+            max_new_tokens: sequence.remaining_new_tokens(),
+            waits: sequence.waits,
+            continues_at,
+        }
+    }
+}
+
+fn checkpoint_of(seq: SeqId, sequence: &mut Sequence) -> Option<SettleCheckpoint> {
+    let len = sequence.fill.len();
+    let kv = sequence.kv.as_mut()?;
+    let key = PublishKey {
+        namespace: sequence.request.namespace.clone(),
+        tokens: sequence.fill.clone(),
+        len: kv.committed.min(len),
+        prompt_len: sequence.request.prompt.len(),
+        inserted_tokens: kv.inserted_tokens,
+        priority: sequence.request.priority.unwrap_or(0),
+        written_by: sequence.last_step,
+    };
+    Some(SettleCheckpoint {
+        seq,
+        key,
+        protected_pages: kv.protected_pages,
+        private: kv.private.take(),
+        lock: std::mem::take(&mut kv.lock),
+    })
+}
+
+fn release_of(seq: SeqId, mut sequence: Sequence) -> Option<Settle> {
+    let kv = sequence.kv.take()?;
+    let key = sequence.publish.then(|| publish_key(&sequence, &kv));
+    let SequenceKv {
+        row,
+        lock,
+        protected_pages,
+        private,
+        ..
+    } = kv;
+    Some(Settle::Release(Box::new(SettleRelease {
+        seq,
+        row: Some(row),
+        key,
+        protected_pages,
+        private,
+        lock,
+    })))
+}
+
+/// What a finished sequence publishes: its last token was never fed, so its K/V does not exist; a step that was
+/// queued before the end was known may have written more, which does not count.
+fn publish_key(sequence: &Sequence, kv: &SequenceKv) -> PublishKey {
+    let prompt_len = sequence.request.prompt.len();
+    let kept = sequence.kept_output;
+    let tokens: Arc<[u32]> = sequence.all_tokens(kept.saturating_sub(1));
+    PublishKey {
+        namespace: sequence.request.namespace.clone(),
+        len: tokens.len().min(kv.committed),
+        tokens,
+        prompt_len,
+        inserted_tokens: kv.inserted_tokens,
+        priority: sequence.request.priority.unwrap_or(0),
+        written_by: sequence.last_step,
+    }
+}
+
+/// Gives everything of a sequence back without publishing, and starts it over.
+pub(super) fn retract_of(seq: SeqId, sequence: &mut Sequence) -> Option<Settle> {
+    let kv = sequence.kv.take()?;
+    sequence.restart();
+    let SequenceKv {
+        row,
+        lock,
+        protected_pages,
+        private,
+        ..
+    } = kv;
+    Some(Settle::Release(Box::new(SettleRelease {
+        seq,
+        row: Some(row),
+        key: None,
+        protected_pages,
+        private,
+        lock,
+    })))
+}

@@ -1,0 +1,171 @@
+//! What a step produced.
+
+use crate::error::{RequestError, StepError};
+use crate::executor::{RowResult, StepOutput};
+use crate::ids::{SeqId, StepId};
+use crate::request::FinishReason;
+use crate::state::news::RequestEnd;
+use crate::state::plan::PlanRequest;
+use crate::state::sequence::{Phase, Sequence};
+
+use super::planning::retract_of;
+use super::{Next, OpenPlan, Scheduler, StepRecord};
+
+/// Lost steps that one request survives: a request that breaks every step it is in must not break them for ever.
+const MAX_LOSSES: u32 = 2;
+
+impl Scheduler {
+    /// Takes a step's result. Steps end in their order; anything else is stale, counted and dropped.
+    pub fn step_done(&mut self, step: StepId, result: Result<StepOutput, StepError>) {
+        self.is_dirty = true;
+        if self.steps.front().is_none_or(|record| record.step != step) {
+            self.counters.stale_messages += 1;
+            return;
+        }
+        let Some(record) = self.steps.pop_front() else {
+            return;
+        };
+        for &seq in &record.rows {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                sequence.rows_in_flight -= 1;
+            }
+        }
+        if record.is_void {
+            return;
+        }
+        match result {
+            Ok(output) => {
+                for row in output.rows {
+                    self.take_row(row);
+                }
+            }
+            Err(error) => self.lose(&record, &error),
+        }
+    }
+
+    /// A sequence that ended while this step was queued is a zombie in it: its token is dropped. One that was
+    /// retracted takes its token.
+    fn take_row(&mut self, row: RowResult) {
+        let RowResult {
+            seq,
+            tokens,
+            logprobs,
+            nan,
+            ..
+        } = row;
+        let Some(sequence) = self
+            .sequences
+            .get_mut(seq)
+            .filter(|sequence| sequence.end.is_none())
+        else {
+            return;
+        };
+        if nan {
+            let kept = sequence.output.len();
+            return self.finish(
+                seq,
+                RequestEnd::Failed(RequestError::NanLogits),
+                kept,
+                false,
+            );
+        }
+        if let Some(logprobs) = &logprobs {
+            sequence.count_input_logprobs(logprobs.input.len());
+        }
+        let mut end = None;
+        let mut taken = Vec::with_capacity(tokens.len());
+        for token in tokens {
+            sequence.output.push(token);
+            taken.push(token);
+            end = finish_reason(sequence, token, &self.limits.eos_token_ids);
+            if end.is_some() {
+                break;
+            }
+        }
+        sequence.planned_output = sequence.planned_output.max(sequence.output.len());
+        if sequence.max_new_tokens() == 0 && sequence.phase == Phase::Running {
+            end = Some(FinishReason::Length { max_new_tokens: 0 });
+        }
+        let kept = sequence.output.len();
+        if !taken.is_empty() || logprobs.is_some() {
+            self.tell(seq, taken, logprobs, None);
+        }
+        if let Some(reason) = end {
+            self.finish(seq, RequestEnd::Finished(reason), kept, true);
+        }
+    }
+
+    /// A step failed: nothing that it or a later one wrote can be trusted. Its requests fail if it was refused, and
+    /// are computed again if it was lost; then the tree is flushed.
+    fn lose(&mut self, record: &StepRecord, error: &StepError) {
+        self.recovering = true;
+        for later in &mut self.steps {
+            later.is_void = true;
+        }
+        for &seq in &record.rows {
+            let Some(sequence) = self.sequences.get_mut(seq).filter(|seq| seq.end.is_none()) else {
+                continue;
+            };
+            sequence.losses += 1;
+            let is_given_up =
+                matches!(error, StepError::Rejected(_)) || sequence.losses > MAX_LOSSES;
+            if is_given_up {
+                let kept = sequence.output.len();
+                let failed = RequestEnd::Failed(RequestError::Step(error.clone()));
+                self.finish(seq, failed, kept, false);
+            }
+        }
+    }
+
+    /// Once the steps under way are back: everything is retracted, pins are revoked, the tree is flushed.
+    pub(super) fn recover(&mut self) -> Next {
+        if !self.steps.is_empty() {
+            return Next::Nothing;
+        }
+        self.recovering = false;
+        self.extended.clear();
+        self.deltas.clear();
+        for seq in self.ended.clone() {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                sequence.publish = false;
+            }
+        }
+        self.pins.revoke_all();
+        let mut settle = self.take_settlements();
+        self.running.clear();
+        self.chunked = None;
+        self.batch_is_full = false;
+        let holders = self
+            .sequences
+            .iter()
+            .filter(|(_, sequence)| sequence.kv.is_some());
+        let holders: Vec<SeqId> = holders.map(|(seq, _)| seq).collect();
+        for &seq in &holders {
+            settle.extend(retract_of(seq, &mut self.sequences[seq]));
+            self.queue_retracted(seq);
+        }
+        let step = self.next_step;
+        self.open = Some(OpenPlan {
+            step,
+            decode: Vec::new(),
+        });
+        let request = PlanRequest {
+            settle,
+            flush: true,
+            ..self.empty_request()
+        };
+        Next::Plan(Box::new(request))
+    }
+}
+
+fn finish_reason(sequence: &Sequence, token: u32, eos: &[u32]) -> Option<FinishReason> {
+    let sampling = &sequence.request.sampling;
+    let is_stop = eos.contains(&token) || sampling.stop_token_ids.contains(&token);
+    if is_stop && !sampling.ignore_eos {
+        return Some(FinishReason::StopToken(token));
+    }
+    let is_full = sequence.output.len() >= sequence.max_new_tokens();
+    is_full.then_some(FinishReason::Length {
+        max_new_tokens: sampling.max_new_tokens,
+    })
+}

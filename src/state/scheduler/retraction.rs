@@ -1,0 +1,127 @@
+//! Who gives way when the decode runs out of pages.
+
+use std::cmp::Reverse;
+
+use crate::error::RequestError;
+use crate::ids::SeqId;
+use crate::state::news::RequestEnd;
+use crate::state::plan::PlanRequest;
+use crate::state::token_ratio::RETRACT_DECODE_STEPS;
+
+use super::planning::retract_of;
+use super::{Next, OpenPlan, Scheduler};
+
+impl Scheduler {
+    /// Nothing was granted. Waits for those that are about to end; else revokes pins; else retracts the running
+    /// request with the fewest outputs (then the longest prompt), one a round; the last one fails alone.
+    pub(super) fn give_way(&mut self, open: OpenPlan) -> Next {
+        if self.recovering {
+            return Next::Nothing;
+        }
+        let is_ending = |seq: &SeqId| !self.sequences[*seq].can_decode();
+        if !self.steps.is_empty() && self.running.iter().any(is_ending) {
+            return Next::Nothing;
+        }
+        let mut evict_tokens = 0;
+        let mut retracted = None;
+        if self.ended.is_empty() && !self.pins.revoke_all() {
+            match self.victim() {
+                Some(seq) => {
+                    retracted = self.retract(seq);
+                    evict_tokens = self.running.len() * RETRACT_DECODE_STEPS;
+                }
+                None => self.fail_last(),
+            }
+        }
+        let mut settle = self.take_settlements();
+        settle.extend(retracted);
+        let decode = self.decode_rows();
+        let else_decode = (!decode.is_empty()).then(|| self.decode_demand(&decode));
+        self.open = Some(OpenPlan { decode, ..open });
+        let request = PlanRequest {
+            settle,
+            else_decode,
+            evict_tokens,
+            ..self.empty_request()
+        };
+        Next::Plan(Box::new(request))
+    }
+
+    /// The last of the running ones by (most outputs, shortest prompt); the chunked one rather than the last.
+    fn victim(&self) -> Option<SeqId> {
+        if self.running.len() <= 1 {
+            return self.chunked;
+        }
+        let order = |seq: &&SeqId| {
+            let sequence = &self.sequences[**seq];
+            (
+                sequence.planned_output,
+                Reverse(sequence.request.prompt.len()),
+                Reverse(**seq),
+            )
+        };
+        self.running.iter().min_by_key(order).copied()
+    }
+
+    fn retract(&mut self, seq: SeqId) -> Option<crate::state::plan::Settle> {
+        self.running.retain(|other| *other != seq);
+        if self.chunked == Some(seq) {
+            self.chunked = None;
+        }
+        self.extended.retain(|other| *other != seq);
+        if let Some(kv) = &self.sequences[seq].kv {
+            let row = kv.row;
+            self.deltas.retain(|delta| delta.row() != row);
+        }
+        let settle = retract_of(seq, &mut self.sequences[seq]);
+        self.queue_retracted(seq);
+        let survivors = self.running.iter().map(|seq| &self.sequences[*seq]);
+        self.ratio
+            .after_retraction(survivors.map(|s| (s.planned_output, s.max_new_tokens())));
+        settle
+    }
+
+    /// Back into the queue, ahead of every policy's order, oldest first.
+    pub(super) fn queue_retracted(&mut self, seq: SeqId) {
+        self.sequences[seq].retractions += 1;
+        self.counters.retractions += 1;
+        let place = self.retracted.partition_point(|other| *other < seq);
+        self.retracted.insert(place, seq);
+    }
+
+    fn fail_last(&mut self) {
+        if let Some(&seq) = self.running.first() {
+            let kept = self.sequences[seq].output.len();
+            self.finish(
+                seq,
+                RequestEnd::Failed(RequestError::OutOfMemory),
+                kept,
+                false,
+            );
+        }
+    }
+
+    /// Nothing runs and the head of the queue does not fit: hosts' pins are in its way, or nothing can help it.
+    pub(super) fn relieve_idle_engine(&mut self) {
+        let is_busy = !self.running.is_empty()
+            || self.chunked.is_some()
+            || !self.steps.is_empty()
+            || !self.ended.is_empty();
+        if is_busy {
+            return;
+        }
+        self.is_dirty = true;
+        if self.pins.revoke_all() {
+            return;
+        }
+        if let Some(&seq) = self.retracted.front().or(self.waiting.front()) {
+            let kept = self.sequences[seq].output.len();
+            self.finish(
+                seq,
+                RequestEnd::Failed(RequestError::OutOfMemory),
+                kept,
+                false,
+            );
+        }
+    }
+}

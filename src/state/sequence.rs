@@ -1,0 +1,275 @@
+//! One request inside the engine: its tokens, its lengths, its hold on memory.
+
+use std::sync::Arc;
+
+use crate::executor::LogprobWish;
+use crate::ids::{RequestId, RowId, SeqId, StepId};
+use crate::request::CancelFlag;
+use crate::state::namespace::Namespace;
+use crate::state::news::RequestEnd;
+use crate::state::pages::{NodeLock, Pages};
+use crate::state::sampling::SamplingParams;
+
+/// A request as the tokenizer submits it: validated, clipped, encoded.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// The client's name for it.
+    pub rid: RequestId,
+    /// The prompt; not empty, shorter than the context.
+    pub prompt: Arc<[u32]>,
+    /// Where its prefix may be shared.
+    pub namespace: Namespace,
+    /// Validated, clipped to what can fit, with a seed.
+    pub sampling: Arc<SamplingParams>,
+    /// Log probabilities wished for.
+    pub logprobs: Option<Arc<LogprobWish>>,
+    /// Larger is sooner, for policies that look at it.
+    pub priority: Option<i64>,
+    /// Tested at intake and before every plan: a cancel may overtake its request.
+    pub cancel: CancelFlag,
+}
+
+/// Where a sequence stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Waits for its first admission, or for the next after a retraction.
+    Waiting,
+    /// Its prefill is cut into chunks and not at its end.
+    Chunked,
+    /// Its prefill is planned to its end; it decodes.
+    Running,
+}
+
+/// A sequence's hold on memory.
+///
+/// ```text
+/// pages   [0 .. protected_pages)                  owned by the tree, kept by `lock`
+///         [protected_pages .. +private.len())     owned here
+/// tokens  [0 .. committed)                        K/V written or planned to be
+/// ```
+#[derive(Debug)]
+pub struct SequenceKv {
+    /// Row of the page table.
+    pub row: RowId,
+    /// Keeps the tree's part of the pages.
+    pub lock: NodeLock,
+    /// Pages that the tree owns.
+    pub protected_pages: usize,
+    /// Pages behind them.
+    pub private: Pages,
+    /// Tokens whose K/V is written by the steps planned so far.
+    pub committed: usize,
+    /// Tokens of this request that counted as a cache hit.
+    pub inserted_tokens: usize,
+}
+
+/// One request inside the engine.
+#[derive(Debug)]
+pub struct Sequence {
+    /// What was asked for.
+    pub request: Submission,
+    /// Where it stands.
+    pub phase: Phase,
+    /// Output tokens known.
+    pub output: Vec<u32>,
+    /// Output tokens known once every planned step is done.
+    pub planned_output: usize,
+    /// Rows of this sequence in steps that are not done.
+    pub rows_in_flight: u32,
+    /// Prompt and output at the (re)admission: what the prefill computes.
+    pub fill: Arc<[u32]>,
+    /// The hold on memory while admitted.
+    pub kv: Option<SequenceKv>,
+    /// The last step that writes K/V of this sequence.
+    pub last_step: StepId,
+    /// Prompt tokens that came from the cache at the first admission.
+    pub cached_tokens: Option<u32>,
+    /// Prompt positions whose log probabilities have been delivered.
+    pub input_logprobs_until: u32,
+    /// Times retracted.
+    pub retractions: u32,
+    /// Times a step that held it was lost.
+    pub losses: u32,
+    /// Plans it was held back for a prefix in flight.
+    pub waits: u8,
+    /// Set when it ended; its memory is given back by the next plan.
+    pub end: Option<RequestEnd>,
+    /// Output tokens that count, once ended (a stop string may trim).
+    pub kept_output: usize,
+    /// Publishes what it computed when it gives its memory back.
+    pub publish: bool,
+}
+
+impl Sequence {
+    /// A sequence that waits for its first admission.
+    pub fn new(request: Submission) -> Self {
+        Self {
+            fill: request.prompt.clone(),
+            request,
+            phase: Phase::Waiting,
+            output: Vec::new(),
+            planned_output: 0,
+            rows_in_flight: 0,
+            kv: None,
+            last_step: StepId::new(0),
+            cached_tokens: None,
+            input_logprobs_until: 0,
+            retractions: 0,
+            losses: 0,
+            waits: 0,
+            end: None,
+            kept_output: 0,
+            publish: false,
+        }
+    }
+
+    /// Most tokens it may generate.
+    pub fn max_new_tokens(&self) -> usize {
+        self.request.sampling.max_new_tokens as usize
+    }
+
+    /// Tokens it may still generate, counting planned ones as generated.
+    pub fn remaining_new_tokens(&self) -> usize {
+        self.max_new_tokens().saturating_sub(self.planned_output)
+    }
+
+    /// Can take part in a decode: its last token is known or will be, and the length does not end it.
+    pub fn can_decode(&self) -> bool {
+        self.phase == Phase::Running && self.end.is_none() && self.remaining_new_tokens() > 0
+    }
+
+    /// Longest prefix of so many tokens that may come from the cache: one token at least is computed for its logits, and input log
+    /// probabilities need the logits from their start on.
+    pub fn match_limit_of(&self, fill_tokens: usize) -> usize {
+        let limit = fill_tokens.saturating_sub(1);
+        match self.wished_input_start() {
+            Some(start) => limit.min(start as usize),
+            None => limit,
+        }
+    }
+
+    /// First prompt position whose logits are still wanted for input log probabilities.
+    pub fn wished_input_start(&self) -> Option<u32> {
+        let start = self
+            .request
+            .logprobs
+            .as_ref()?
+            .start?
+            .max(self.input_logprobs_until);
+        ((start as usize + 1) < self.request.prompt.len()).then_some(start)
+    }
+
+    /// Prompt and output as one slice's worth of tokens.
+    pub fn all_tokens(&self, n_output: usize) -> Arc<[u32]> {
+        if n_output == 0 {
+            return self.request.prompt.clone();
+        }
+        self.request
+            .prompt
+            .iter()
+            .chain(&self.output[..n_output])
+            .copied()
+            .collect()
+    }
+
+    /// Counts input log probabilities as delivered.
+    pub fn count_input_logprobs(&mut self, n: usize) {
+        if let Some(start) = self.request.logprobs.as_ref().and_then(|wish| wish.start) {
+            self.input_logprobs_until = self.input_logprobs_until.max(start) + n as u32;
+        }
+    }
+
+    /// Gives up the row and starts over as a waiting sequence that keeps its output.
+    pub fn restart(&mut self) {
+        self.phase = Phase::Waiting;
+        self.planned_output = self.output.len();
+        self.waits = 0;
+    }
+}
+
+/// Live sequences by id: a slab whose ids are never reused (slot in the low half, generation in the high half).
+#[derive(Debug, Default)]
+pub struct SequenceTable {
+    slots: Vec<Option<(SeqId, Sequence)>>,
+    free: Vec<u32>,
+    next_generation: u64,
+}
+
+impl SequenceTable {
+    /// Takes a sequence in.
+    pub fn insert(&mut self, sequence: Sequence) -> SeqId {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).expect("admission bounds the sequences")
+        });
+        self.next_generation += 1;
+        let seq = SeqId::new(self.next_generation << 32 | u64::from(slot));
+        self.slots[slot as usize] = Some((seq, sequence));
+        seq
+    }
+
+    /// The sequence, if it is live.
+    pub fn get(&self, seq: SeqId) -> Option<&Sequence> {
+        match self.slots.get(slot_of(seq)) {
+            Some(Some((id, sequence))) if *id == seq => Some(sequence),
+            _ => None,
+        }
+    }
+
+    /// The sequence, if it is live.
+    pub fn get_mut(&mut self, seq: SeqId) -> Option<&mut Sequence> {
+        match self.slots.get_mut(slot_of(seq)) {
+            Some(Some((id, sequence))) if *id == seq => Some(sequence),
+            _ => None,
+        }
+    }
+
+    /// Takes a sequence out.
+    pub fn remove(&mut self, seq: SeqId) -> Option<Sequence> {
+        self.get(seq)?;
+        self.free.push(slot_of(seq) as u32);
+        self.slots[slot_of(seq)]
+            .take()
+            .map(|(_, sequence)| sequence)
+    }
+
+    /// All live sequences.
+    pub fn iter(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
+        self.slots
+            .iter()
+            .flatten()
+            .map(|(seq, sequence)| (*seq, sequence))
+    }
+
+    /// Number of live sequences.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// True when none is live.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl std::ops::Index<SeqId> for SequenceTable {
+    type Output = Sequence;
+
+    /// # Panics
+    /// If the sequence is not live: the scheduler's lists hold live ones only.
+    fn index(&self, seq: SeqId) -> &Sequence {
+        self.get(seq)
+            .expect("the scheduler's lists hold live sequences")
+    }
+}
+
+impl std::ops::IndexMut<SeqId> for SequenceTable {
+    fn index_mut(&mut self, seq: SeqId) -> &mut Sequence {
+        self.get_mut(seq)
+            .expect("the scheduler's lists hold live sequences")
+    }
+}
+
+fn slot_of(seq: SeqId) -> usize {
+    (seq.get() & u64::from(u32::MAX)) as usize
+}

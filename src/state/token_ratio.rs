@@ -1,0 +1,62 @@
+//! `new_token_ratio`: which part of the tokens that running requests may still generate is reserved.
+//!
+//! It starts high, decays with every decode that went well, and jumps up after a retraction (SGLang's constants).
+
+/// Initial ratio, times the conservativeness.
+const INITIAL_RATIO: f64 = 0.7;
+/// Least ratio, as a part of the initial one.
+const MIN_RATIO_FACTOR: f64 = 0.14;
+/// Decode steps from the initial to the least ratio.
+const DECAY_STEPS: f64 = 600.0;
+/// Decode steps that a retraction makes room for.
+pub const RETRACT_DECODE_STEPS: usize = 20;
+
+/// The ratio and its decay.
+#[derive(Clone, Copy, Debug)]
+pub struct NewTokenRatio {
+    initial: f64,
+    min: f64,
+    decay: f64,
+    current: f64,
+}
+
+impl NewTokenRatio {
+    /// The ratio of an idle engine.
+    pub fn new(conservativeness: f64) -> Self {
+        let initial = (INITIAL_RATIO * conservativeness).min(1.0);
+        let min = (initial * MIN_RATIO_FACTOR).min(1.0);
+        Self {
+            initial,
+            min,
+            decay: (initial - min) / DECAY_STEPS,
+            current: initial,
+        }
+    }
+
+    /// The ratio now.
+    pub fn get(&self) -> f64 {
+        self.current
+    }
+
+    /// After a decode that found its memory.
+    pub fn decay(&mut self) {
+        self.current = (self.current - self.decay).max(self.min);
+    }
+
+    /// When nothing is left to run.
+    pub fn reset(&mut self) {
+        self.current = self.initial;
+    }
+
+    /// After a retraction: the survivors' progress, with room for some decode steps each.
+    pub fn after_retraction(&mut self, survivors: impl Iterator<Item = (usize, usize)>) {
+        let (mut outputs, mut limits, mut n) = (0, 0, 0);
+        for (output_tokens, max_new_tokens) in survivors {
+            outputs += output_tokens;
+            limits += max_new_tokens;
+            n += 1;
+        }
+        let ratio = (outputs + RETRACT_DECODE_STEPS * n) as f64 / (limits + 1) as f64;
+        self.current = ratio.min(1.0);
+    }
+}

@@ -1,0 +1,335 @@
+//! The tree's leg of a plan: one serial transaction, in a fixed order.
+//!
+//! Settle what ended or was written, then match, lock and judge the candidates one after the other against live
+//! counters, then evict what is missing. Locks are taken before anything is evicted, so an admitted prefix stays.
+
+use crate::ids::SeqId;
+use crate::state::namespace::Namespace;
+use crate::state::pages::{PageRun, Pages};
+use crate::state::plan::{
+    AdmitRequest, Admitted, CacheCounts, Candidate, CheckpointedSeq, Demand, PinDemand, Pinned,
+    PlanRequest, PublishKey, ReserveRequest, Settle, SettleCheckpoint, SettleRelease, Verdict,
+};
+use crate::state::prefill_adder::{Budget, Decision};
+use crate::state::prefix_cache::{Checkpoint, Checkpointed, PrefixCache};
+
+/// Tokens that a candidate must share with a prefill in flight to be worth a wait.
+const MIN_SHARED_TOKENS: usize = 32;
+/// Plans that a candidate is held back at most.
+const MAX_WAITS: u8 = 2;
+
+/// Runs a plan against the tree and returns what the pools are to do.
+pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveRequest {
+    let mut plan = Transaction {
+        page_size: cache.page_size().get(),
+        cache,
+        returned: Pages::empty(),
+        returned_rows: Vec::new(),
+        demands: Vec::new(),
+        verdict: Box::default(),
+        free_pages: request.free_pages,
+    };
+    for settle in request.settle {
+        plan.settle(settle);
+    }
+    if request.flush {
+        let flushed = plan.cache.clear();
+        plan.returned.append(flushed);
+    }
+    for demand in request.pins {
+        plan.pin(demand);
+    }
+    let mut target_tokens = request.evict_tokens;
+    if let Some(mut admit) = request.admit {
+        admit.max_new_rows += plan.returned_rows.len();
+        target_tokens = target_tokens.max(plan.admit(admit));
+    }
+    if plan.verdict.admitted.is_empty()
+        && let Some(decode) = request.else_decode
+    {
+        target_tokens = target_tokens.max(plan.decode(&decode.growing));
+    }
+    plan.evict_up_to(target_tokens);
+    plan.verdict.cache = Some(CacheCounts {
+        evictable_tokens: plan.cache.evictable_size(),
+        protected_tokens: plan.cache.protected_size(),
+    });
+    ReserveRequest {
+        step: request.step,
+        returned: plan.returned,
+        returned_rows: plan.returned_rows,
+        demands: plan.demands,
+        verdict: plan.verdict,
+    }
+}
+
+struct Transaction<'a> {
+    cache: &'a mut dyn PrefixCache,
+    page_size: usize,
+    returned: Pages,
+    returned_rows: Vec<crate::ids::RowId>,
+    demands: Vec<Demand>,
+    verdict: Box<Verdict>,
+    free_pages: usize,
+}
+
+impl Transaction<'_> {
+    fn settle(&mut self, settle: Settle) {
+        match settle {
+            Settle::Checkpoint(checkpoint) => self.checkpoint(*checkpoint),
+            Settle::Release(release) => self.release(*release),
+            Settle::Unlock(lock) => self.cache.unlock(lock),
+        }
+    }
+
+    fn checkpoint(&mut self, settle: SettleCheckpoint) {
+        let SettleCheckpoint {
+            seq,
+            key,
+            protected_pages,
+            private,
+            lock,
+        } = settle;
+        let mut done = self
+            .cache
+            .checkpoint(key.checkpoint(protected_pages, private, lock));
+        let remap = if done.duplicates.is_empty() {
+            PageRun::empty()
+        } else {
+            std::mem::take(&mut done.remap)
+        };
+        self.returned.append(done.duplicates);
+        self.verdict.checkpointed.push(CheckpointedSeq {
+            seq,
+            lock: done.lock,
+            private: done.private,
+            protected_pages: done.protected_pages,
+            remap_from: protected_pages,
+            remap,
+            inserted_tokens: done.inserted_tokens,
+        });
+    }
+
+    fn release(&mut self, release: SettleRelease) {
+        let SettleRelease {
+            seq: _,
+            row,
+            key,
+            protected_pages,
+            private,
+            lock,
+        } = release;
+        self.returned_rows.extend(row);
+        let Some(key) = key else {
+            self.cache.unlock(lock);
+            self.returned.append(private);
+            return;
+        };
+        let Checkpointed {
+            lock,
+            private,
+            duplicates,
+            ..
+        } = self
+            .cache
+            .checkpoint(key.checkpoint(protected_pages, private, lock));
+        self.cache.unlock(lock);
+        self.returned.append(duplicates);
+        self.returned.append(private);
+    }
+
+    fn pin(&mut self, demand: PinDemand) {
+        let locked = self.cache.lock_prefix(&demand.namespace, &demand.tokens);
+        self.verdict.pinned.push(Pinned {
+            pin: demand.pin,
+            lock: locked.lock,
+            tokens: locked.tokens,
+        });
+    }
+
+    /// Free pages, returned ones and what could be evicted, in tokens.
+    fn available(&self) -> usize {
+        (self.free_pages + self.returned.len()) * self.page_size + self.cache.evictable_size()
+    }
+
+    /// Admits candidates in order; returns the tokens that must be free for them (SGLang's conservative target:
+    /// a page more for each than its extent).
+    fn admit(&mut self, mut request: AdmitRequest) -> usize {
+        let mut in_flight: Vec<&Candidate> = Vec::new();
+        let mut new_rows = 0;
+        let mut target_tokens = 0;
+        for candidate in &request.candidates {
+            let is_first = self.verdict.admitted.is_empty();
+            if !is_first && self.budget_ends(&request) {
+                break;
+            }
+            let admitted = if let Some(prefix_len) = candidate.continues_at {
+                self.continue_chunk(&mut request.adder, candidate, prefix_len)
+            } else {
+                if new_rows >= request.max_new_rows {
+                    self.verdict.budget = Some(Budget::Other);
+                    break;
+                }
+                let wait = if request.prefix_wait {
+                    in_flight.as_slice()
+                } else {
+                    &[]
+                };
+                match self.admit_one(&mut request.adder, candidate, wait) {
+                    Outcome::Admitted(admitted) => admitted,
+                    Outcome::Held => {
+                        self.verdict.held.push(candidate.seq);
+                        continue;
+                    }
+                    Outcome::Refused(budget) => {
+                        self.verdict.budget = Some(budget);
+                        break;
+                    }
+                }
+            };
+            let needs_row = candidate.continues_at.is_none();
+            new_rows += usize::from(needs_row);
+            target_tokens += admitted.extend_end - admitted.prefix_len + self.page_size;
+            self.demand(candidate.seq, &admitted, needs_row);
+            self.verdict.admitted.push(admitted);
+            in_flight.push(candidate);
+        }
+        target_tokens
+    }
+
+    fn budget_ends(&mut self, request: &AdmitRequest) -> bool {
+        let budget = request.adder.budget(self.available());
+        if budget != Budget::Continue {
+            self.verdict.budget = Some(budget);
+        }
+        budget != Budget::Continue
+    }
+
+    fn continue_chunk(
+        &mut self,
+        adder: &mut crate::state::prefill_adder::PrefillAdder,
+        candidate: &Candidate,
+        prefix_len: usize,
+    ) -> Admitted {
+        let len = candidate.tokens.len();
+        let decision =
+            adder.add_chunked(len, prefix_len, candidate.max_new_tokens, self.available());
+        let Decision::Admit { end, chunked } = decision else {
+            unreachable!("a chunked request is never refused");
+        };
+        Admitted {
+            seq: candidate.seq,
+            lock: None,
+            prefix: PageRun::empty(),
+            prefix_len,
+            extend_end: end,
+            chunked,
+        }
+    }
+
+    fn admit_one(
+        &mut self,
+        adder: &mut crate::state::prefill_adder::PrefillAdder,
+        candidate: &Candidate,
+        in_flight: &[&Candidate],
+    ) -> Outcome {
+        let limit = candidate.match_limit.min(candidate.tokens.len());
+        let locked = self
+            .cache
+            .lock_prefix(&candidate.namespace, &candidate.tokens[..limit]);
+        let is_growing = candidate.waits < MAX_WAITS
+            && in_flight
+                .iter()
+                .any(|other| shares_more(candidate, other, locked.tokens, limit));
+        if is_growing {
+            self.cache.unlock(locked.lock);
+            return Outcome::Held;
+        }
+        let is_first = self.verdict.admitted.is_empty();
+        let decision = adder.add(
+            candidate.tokens.len(),
+            locked.tokens,
+            candidate.max_new_tokens,
+            self.available(),
+            is_first,
+        );
+        match decision {
+            Decision::Refuse(budget) => {
+                self.cache.unlock(locked.lock);
+                Outcome::Refused(budget)
+            }
+            Decision::Admit { end, chunked } => Outcome::Admitted(Admitted {
+                seq: candidate.seq,
+                lock: Some(locked.lock),
+                prefix: locked.pages,
+                prefix_len: locked.tokens,
+                extend_end: end,
+                chunked,
+            }),
+        }
+    }
+
+    fn demand(&mut self, seq: SeqId, admitted: &Admitted, row: bool) {
+        let pages = admitted.extend_end.div_ceil(self.page_size)
+            - admitted.prefix_len.div_ceil(self.page_size);
+        self.demands.push(Demand {
+            seq,
+            pages: pages as u32,
+            row,
+        });
+    }
+
+    fn decode(&mut self, growing: &[SeqId]) -> usize {
+        self.demands.extend(growing.iter().map(|&seq| Demand {
+            seq,
+            pages: 1,
+            row: false,
+        }));
+        growing.len() * self.page_size
+    }
+
+    fn evict_up_to(&mut self, target_tokens: usize) {
+        let free_tokens = (self.free_pages + self.returned.len()) * self.page_size;
+        let evicted = self.cache.evict(target_tokens.saturating_sub(free_tokens));
+        self.verdict.evicted_tokens = evicted.tokens;
+        self.verdict.evicted_nodes = evicted.nodes;
+        self.returned.append(evicted.pages);
+    }
+}
+
+enum Outcome {
+    Admitted(Admitted),
+    Held,
+    Refused(Budget),
+}
+
+/// True when `other`, whose prefill is under way, computes a good part of what the candidate still misses.
+fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: usize) -> bool {
+    let same_namespace: fn(&Namespace, &Namespace) -> bool = |a, b| a == b;
+    let until = cached + MIN_SHARED_TOKENS;
+    until <= limit
+        && until <= other.tokens.len()
+        && same_namespace(&candidate.namespace, &other.namespace)
+        && candidate.tokens[..until] == other.tokens[..until]
+}
+
+impl PublishKey {
+    fn checkpoint(
+        &self,
+        protected_pages: usize,
+        private: Pages,
+        lock: crate::state::pages::NodeLock,
+    ) -> Checkpoint<'_> {
+        Checkpoint {
+            namespace: &self.namespace,
+            tokens: &self.tokens[..self.len],
+            prompt_tokens: self.prompt_len,
+            protected_pages,
+            private,
+            lock,
+            inserted_tokens: self.inserted_tokens,
+            priority: self.priority,
+            written_by: self.written_by,
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The pure core: tree, pools, page ownership, eviction policies.
+
+mod corner_cases;
+mod counting_allocator;
+mod lifecycle;
+mod memory_use;
+mod naive_model;
+mod pools;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use souffleur::ids::StepId;
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::namespace::Namespace;
+use souffleur::state::page_pool::PagePool;
+use souffleur::state::pages::{NodeLock, PageSize, Pages, PoolLedger};
+use souffleur::state::prefix_cache::{Checkpoint, Checkpointed, PrefixCache};
+use souffleur::state::radix_tree::{Insert, RadixTree};
+
+/// A tree over a pool, and shorthands for what tests do with the two.
+struct Memory {
+    page_size: PageSize,
+    pool: PagePool,
+    tree: RadixTree,
+    ledger: Arc<PoolLedger>,
+}
+
+impl Memory {
+    fn new(page_size: u32, policy: &str, n_pages: u32) -> Self {
+        let page_size = PageSize::new(page_size).expect("tests use positive page sizes");
+        let policy = EvictionPolicy::from_name(policy).expect("tests name policies that exist");
+        let ledger = Arc::new(PoolLedger::default());
+        let pool = PagePool::new(n_pages, page_size, ledger.clone());
+        let tree = RadixTree::new(page_size, policy, ledger.clone());
+        Self {
+            page_size,
+            pool,
+            tree,
+            ledger,
+        }
+    }
+
+    fn alloc(&mut self, tokens: usize) -> Pages {
+        let n_pages = self.page_size.pages_for(tokens);
+        self.pool
+            .alloc(n_pages)
+            .expect("the test's pool is large enough")
+    }
+
+    /// Inserts `tokens` with new pages and returns how many tokens were there already.
+    fn insert_in(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize {
+        let pages = self.alloc(tokens.len());
+        let inserted = self.tree.insert(Insert {
+            namespace,
+            tokens,
+            pages,
+            priority: 0,
+            inserted_tokens: 0,
+            written_by: StepId::new(0),
+        });
+        self.pool.free(inserted.duplicates);
+        self.pool.free(inserted.rest);
+        self.check();
+        inserted.prefix_tokens
+    }
+
+    fn insert(&mut self, tokens: &[u32]) -> usize {
+        self.insert_in(&Namespace::default(), tokens)
+    }
+
+    fn matched(&mut self, tokens: &[u32]) -> usize {
+        self.tree.match_prefix(&Namespace::default(), tokens).tokens
+    }
+
+    fn lock(&mut self, tokens: &[u32]) -> NodeLock {
+        self.tree.lock_prefix(&Namespace::default(), tokens).lock
+    }
+
+    fn peek(&self, tokens: &[u32]) -> usize {
+        self.tree.peek(&Namespace::default(), tokens)
+    }
+
+    /// Evicts, frees the pages and returns how many tokens went.
+    fn evict(&mut self, tokens: usize) -> usize {
+        let evicted = self.tree.evict(tokens);
+        assert_eq!(
+            evicted.tokens,
+            self.page_size.tokens_in(evicted.pages.len())
+        );
+        self.pool.free(evicted.pages);
+        self.check();
+        evicted.tokens
+    }
+
+    /// Publishes the first `n_tokens` of a sequence that starts with nothing cached.
+    fn checkpoint(&mut self, tokens: &[u32], prompt_tokens: usize, held: Held) -> Checkpointed {
+        let done = self.tree.checkpoint(Checkpoint {
+            namespace: &Namespace::default(),
+            tokens,
+            prompt_tokens,
+            protected_pages: held.protected_pages,
+            private: held.private,
+            lock: held.lock,
+            inserted_tokens: held.inserted_tokens,
+            priority: 0,
+            written_by: StepId::new(1),
+        });
+        self.check();
+        done
+    }
+
+    /// Publishes a whole sequence that starts with nothing cached, and releases it.
+    fn run_request(&mut self, tokens: &[u32], prompt_tokens: usize) {
+        let held = Held {
+            private: self.alloc(tokens.len()),
+            ..Held::default()
+        };
+        let done = self.checkpoint(tokens, prompt_tokens, held);
+        self.release(done);
+    }
+
+    fn release(&mut self, done: Checkpointed) {
+        self.pool.free(done.duplicates);
+        self.pool.free(done.private);
+        self.tree.unlock(done.lock);
+        self.check();
+    }
+
+    fn check(&self) {
+        assert_eq!(self.tree.check_integrity(), Ok(()));
+    }
+
+    /// Nothing is held by anybody: every page is either free or cached.
+    fn assert_idle(&self) {
+        let n_cached = self.page_size.full_pages(self.tree.total_size());
+        assert_eq!(self.pool.free_pages() + n_cached, self.pool.total_pages());
+        assert_eq!(self.tree.protected_size(), 0);
+        assert_eq!((self.ledger.lost_pages(), self.ledger.lost_locks()), (0, 0));
+    }
+}
+
+/// What a sequence holds before a checkpoint.
+#[derive(Default)]
+struct Held {
+    private: Pages,
+    lock: NodeLock,
+    protected_pages: usize,
+    inserted_tokens: usize,
+}
+
+/// The same cases at every run, on every machine.
+fn deterministic_runner(cases: u32) -> TestRunner {
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+}
+
+/// Runs what must panic in debug builds and must be counted in others.
+fn panics(run: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(run)).is_err()
+}

@@ -1,0 +1,102 @@
+//! What the tree allocates, and what it keeps.
+
+use souffleur::state::namespace::Namespace;
+use souffleur::state::prefix_cache::PrefixCache;
+
+use crate::Memory;
+use crate::counting_allocator::{allocations_of, live_bytes};
+
+/// Keys of 64 nodes, one below the other, each of 16 tokens.
+fn deep_tree(page_size: u32) -> (Memory, Vec<u32>) {
+    let mut memory = Memory::new(page_size, "lru", 4_096);
+    let key: Vec<u32> = (0..1_024).collect();
+    for end in (16..=key.len()).step_by(16) {
+        memory.insert(&key[..end]);
+    }
+    assert_eq!(memory.tree.n_nodes(), 64);
+    (memory, key)
+}
+
+#[test]
+fn match_that_needs_no_split_allocates_nothing() {
+    let salted = Namespace::new(Some("lora"), Some("salt"));
+    for page_size in [1, 16] {
+        let (mut memory, mut key) = deep_tree(page_size);
+        memory.insert_in(&salted, &key);
+        key.push(7);
+        for namespace in [Namespace::default(), salted.clone()] {
+            let matches = || memory.tree.match_prefix(&namespace, &key).tokens;
+            assert_eq!(allocations_of(matches), (1_024, 0));
+            let peeks = || memory.tree.peek(&namespace, &key);
+            assert_eq!(allocations_of(peeks), (1_024, 0));
+        }
+        let nothing = || memory.tree.touch_prefix(&Namespace::default(), &[9, 9, 9]);
+        assert_eq!(allocations_of(nothing), (0, 0));
+    }
+}
+
+#[test]
+fn match_with_lock_and_unlock_of_a_short_path_allocates_nothing() {
+    let (mut memory, key) = deep_tree(16);
+    let cycle = || {
+        let locked = memory.tree.lock_prefix(&Namespace::default(), &key[..64]);
+        memory.tree.unlock(locked.lock);
+        locked.tokens
+    };
+    assert_eq!(allocations_of(cycle), (64, 0));
+}
+
+#[test]
+fn short_half_of_a_split_does_not_keep_the_memory_of_the_long_half() {
+    let before = live_bytes();
+    let mut memory = Memory::new(1, "lru", 100_100);
+    let empty = live_bytes();
+    let long: Vec<u32> = (0..100_000).collect();
+    memory.insert(&long);
+    drop(long);
+    assert!(live_bytes() - empty >= 800_000);
+    memory.matched(&[0, 1, 2, 3, 4]);
+    assert_eq!(memory.evict(1), 99_995);
+    assert_eq!(memory.tree.total_size(), 5);
+    assert!(
+        live_bytes() - empty < 10_000,
+        "{} bytes are kept",
+        live_bytes() - empty
+    );
+    drop(memory);
+    assert_eq!(live_bytes(), before);
+}
+
+#[test]
+fn cached_tokens_cost_at_most_ten_bytes_each_after_many_splits_and_evictions() {
+    const CAPACITY: usize = 60_000;
+    let mut memory = Memory::new(1, "lru", 100_000);
+    let mut random = 1u64;
+    let mut below = |n: u64| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % n
+    };
+    let empty = live_bytes();
+    let mut key: Vec<u32> = Vec::new();
+    for _ in 0..400 {
+        // A conversation goes on, is taken up again from somewhere earlier, or a new one begins.
+        let kept = [0, key.len() as u64, below(key.len() as u64 + 1)][below(3) as usize];
+        key.truncate(kept as usize);
+        let n_new = 100 + below(700);
+        key.extend((0..n_new).map(|_| below(50_000) as u32));
+        let tree_and_free = memory.tree.total_size() + key.len();
+        memory.evict(tree_and_free.saturating_sub(CAPACITY));
+        memory.insert(&key);
+        key.truncate(8_000);
+    }
+    let n_tokens = memory.tree.total_size();
+    assert!(n_tokens > CAPACITY / 2);
+    let per_token = (live_bytes() - empty) as f64 / n_tokens as f64;
+    assert!(
+        per_token <= 10.0,
+        "{per_token:.2} bytes a token in {} nodes",
+        memory.tree.n_nodes()
+    );
+}

@@ -1,0 +1,355 @@
+//! Random operations on the tree and on a model that is too simple to be wrong.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use souffleur::ids::{PageId, StepId};
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::namespace::Namespace;
+use souffleur::state::pages::NodeLock;
+use souffleur::state::prefix_cache::PrefixCache;
+use souffleur::state::radix_tree::Insert;
+
+use crate::{Memory, deterministic_runner};
+
+const CASES_PER_TREE: u32 = 300;
+const MAX_OPERATIONS: usize = 120;
+
+#[test]
+fn tree_does_what_the_naive_model_does() {
+    for policy in EvictionPolicy::names() {
+        for page_size in [1, 4, 16, 64] {
+            let operations = vec(operation(), 1..MAX_OPERATIONS);
+            let outcome = deterministic_runner(CASES_PER_TREE).run(&operations, |operations| {
+                Pair::new(page_size, policy).run(&operations)
+            });
+            outcome.unwrap_or_else(|error| panic!("{policy}, page size {page_size}: {error}"));
+        }
+    }
+}
+
+/// All nodes in a list, each with its whole path: no links, no indices, nothing kept incrementally.
+struct Model {
+    page_size: usize,
+    policy: &'static str,
+    clock: i64,
+    nodes: Vec<ModelNode>,
+}
+
+#[derive(Clone)]
+struct ModelNode {
+    space: usize,
+    path: Vec<u32>,
+    start: usize,
+    pages: Vec<PageId>,
+    used: i64,
+    created: i64,
+    hits: i64,
+    priority: i64,
+    locks: u32,
+}
+
+impl Model {
+    fn tick(&mut self) -> i64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn shared(&self, node: &ModelNode, space: usize, key: &[u32]) -> usize {
+        let equal = node
+            .path
+            .iter()
+            .zip(key)
+            .take_while(|(a, b)| a == b)
+            .count();
+        if node.space == space {
+            equal / self.page_size * self.page_size
+        } else {
+            0
+        }
+    }
+
+    fn peek(&self, space: usize, key: &[u32]) -> usize {
+        self.nodes
+            .iter()
+            .map(|node| self.shared(node, space, key))
+            .max()
+            .unwrap_or(0)
+    }
+
+    fn touch(&mut self, space: usize, key: &[u32]) -> (usize, Vec<PageId>) {
+        let now = self.tick();
+        for index in 0..self.nodes.len() {
+            let end = self.shared(&self.nodes[index], space, key);
+            if end <= self.nodes[index].start {
+                continue;
+            }
+            self.nodes[index].used = now;
+            if end < self.nodes[index].path.len() {
+                let mut upper = self.nodes[index].clone();
+                let lower = &mut self.nodes[index];
+                upper.path.truncate(end);
+                upper.pages = lower
+                    .pages
+                    .drain(..(end - lower.start) / self.page_size)
+                    .collect();
+                lower.start = end;
+                upper.created = self.tick();
+                self.nodes.push(upper);
+            }
+        }
+        self.nodes.sort_by_key(|node| node.start);
+        let on_path = self
+            .nodes
+            .iter()
+            .filter(|n| self.shared(n, space, key) > n.start);
+        (
+            self.peek(space, key),
+            on_path.flat_map(|node| node.pages.clone()).collect(),
+        )
+    }
+
+    fn insert(
+        &mut self,
+        space: usize,
+        key: &[u32],
+        pages: &[PageId],
+        priority: i64,
+        counted: usize,
+    ) -> usize {
+        let key = &key[..key.len() / self.page_size * self.page_size];
+        let start = self.touch(space, key).0;
+        if start < key.len() {
+            let (used, pages) = (self.tick(), pages[start / self.page_size..].to_vec());
+            let (path, created) = (key.to_vec(), used);
+            let node = ModelNode {
+                space,
+                path,
+                start,
+                pages,
+                used,
+                created,
+                hits: 0,
+                priority,
+                locks: 0,
+            };
+            self.nodes.push(node);
+        }
+        for node in self
+            .nodes
+            .iter_mut()
+            .filter(|n| n.space == space && key.starts_with(&n.path))
+        {
+            node.priority = node.priority.max(priority);
+            node.hits += i64::from(node.path.len() > counted);
+        }
+        start
+    }
+
+    fn lock(&mut self, space: usize, path: &[u32], by: i32) {
+        for node in self
+            .nodes
+            .iter_mut()
+            .filter(|n| n.space == space && path.starts_with(&n.path))
+        {
+            node.locks = node.locks.checked_add_signed(by).unwrap();
+        }
+    }
+
+    fn evict(&mut self, tokens: usize) -> Vec<PageId> {
+        let mut freed = Vec::new();
+        while freed.len() * self.page_size < tokens {
+            let is_leaf = |node: &ModelNode| {
+                let is_child =
+                    |n: &ModelNode| n.start == node.path.len() && n.path.starts_with(&node.path);
+                !self
+                    .nodes
+                    .iter()
+                    .any(|n| n.space == node.space && is_child(n))
+            };
+            let leaves = (0..self.nodes.len())
+                .filter(|&i| self.nodes[i].locks == 0 && is_leaf(&self.nodes[i]));
+            let Some(victim) = leaves.min_by_key(|&i| self.key(&self.nodes[i])) else {
+                break;
+            };
+            freed.extend(self.nodes.swap_remove(victim).pages);
+        }
+        freed
+    }
+
+    fn key(&self, node: &ModelNode) -> (i64, i64) {
+        match self.policy {
+            "lru" => (0, node.used),
+            "lfu" => (node.hits, node.used),
+            "fifo" => (0, node.created),
+            "mru" => (0, -node.used),
+            "filo" => (0, -node.created),
+            "priority" => (node.priority, node.used),
+            "slru" => (i64::from(node.hits >= 2), node.used),
+            other => panic!("the model has no policy {other}"),
+        }
+    }
+
+    fn size(&self, locked: bool) -> usize {
+        let counted = self.nodes.iter().filter(|node| (node.locks > 0) == locked);
+        counted.map(|node| node.path.len() - node.start).sum()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Insert(Key, i64, usize),
+    Match(Key),
+    Peek(Key),
+    Lock(Key),
+    Unlock(usize),
+    Evict(usize),
+}
+
+/// Few symbols and few lengths, so that keys share prefixes, end inside pages and inside nodes.
+#[derive(Clone, Debug)]
+struct Key {
+    space: usize,
+    symbols: Vec<u32>,
+    cut: usize,
+}
+
+impl Key {
+    fn tokens(&self, page_size: usize) -> Vec<u32> {
+        let half_page = page_size.div_ceil(2);
+        let tokens = self
+            .symbols
+            .iter()
+            .flat_map(|&symbol| vec![symbol; half_page]);
+        let mut tokens: Vec<u32> = tokens.collect();
+        tokens.truncate(tokens.len().saturating_sub(self.cut % half_page));
+        tokens
+    }
+}
+
+fn key() -> impl Strategy<Value = Key> {
+    let symbols = vec(0..2u32, 0..14);
+    (0..3usize, symbols, 0..32usize).prop_map(|(space, symbols, cut)| Key {
+        space,
+        symbols,
+        cut,
+    })
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        4 => (key(), 0..3i64, 0..40usize).prop_map(|(k, p, counted)| Operation::Insert(k, p, counted)),
+        3 => key().prop_map(Operation::Match),
+        1 => key().prop_map(Operation::Peek),
+        2 => key().prop_map(Operation::Lock),
+        2 => (0..8usize).prop_map(Operation::Unlock),
+        2 => (0..80usize).prop_map(Operation::Evict),
+    ]
+}
+
+struct Pair {
+    memory: Memory,
+    model: Model,
+    spaces: [Namespace; 3],
+    locks: Vec<(NodeLock, usize, Vec<u32>)>,
+}
+
+impl Pair {
+    fn new(page_size: u32, policy: &'static str) -> Self {
+        let spaces = [(None, None), (Some("lora"), None), (None, Some("salt"))];
+        Self {
+            memory: Memory::new(page_size, policy, 4_000),
+            model: Model {
+                page_size: page_size as usize,
+                policy,
+                clock: 0,
+                nodes: Vec::new(),
+            },
+            spaces: spaces.map(|(extra_key, salt)| Namespace::new(extra_key, salt)),
+            locks: Vec::new(),
+        }
+    }
+
+    fn run(mut self, operations: &[Operation]) -> Result<(), TestCaseError> {
+        for operation in operations {
+            self.apply(operation);
+            let tree = &self.memory.tree;
+            assert_eq!(tree.check_integrity(), Ok(()));
+            assert_eq!(tree.evictable_size(), self.model.size(false));
+            assert_eq!(tree.protected_size(), self.model.size(true));
+            assert_eq!(tree.n_nodes(), self.model.nodes.len());
+        }
+        let mut cached: Vec<PageId> = self.memory.tree.iter_pages().collect();
+        let pages = self.model.nodes.iter().flat_map(|node| &node.pages);
+        let mut expected: Vec<PageId> = pages.copied().collect();
+        cached.sort();
+        expected.sort();
+        assert_eq!(cached, expected);
+        for (lock, ..) in self.locks {
+            self.memory.tree.unlock(lock);
+        }
+        self.memory.assert_idle();
+        Ok(())
+    }
+
+    fn apply(&mut self, operation: &Operation) {
+        let page_size = self.model.page_size;
+        let Self {
+            memory,
+            model,
+            spaces,
+            locks,
+        } = self;
+        match operation {
+            Operation::Insert(key, priority, counted) => {
+                let tokens = key.tokens(page_size);
+                let pages = memory.alloc(tokens.len());
+                let n_key_pages = tokens.len() / page_size;
+                let ids = &pages.ids()[..n_key_pages].to_vec();
+                let inserted = memory.tree.insert(Insert {
+                    namespace: &spaces[key.space],
+                    tokens: &tokens,
+                    pages,
+                    priority: *priority,
+                    inserted_tokens: *counted,
+                    written_by: StepId::new(0),
+                });
+                let expected = model.insert(key.space, &tokens, ids, *priority, *counted);
+                assert_eq!(inserted.prefix_tokens, expected);
+                assert_eq!(inserted.duplicates.ids(), &ids[..expected / page_size]);
+                memory.pool.free(inserted.duplicates);
+                memory.pool.free(inserted.rest);
+            }
+            Operation::Match(key) => {
+                let tokens = key.tokens(page_size);
+                let found = memory.tree.match_prefix(&spaces[key.space], &tokens);
+                let got = (found.tokens, found.pages().iter().collect::<Vec<_>>());
+                assert_eq!(got, model.touch(key.space, &tokens));
+            }
+            Operation::Peek(key) => {
+                let tokens = key.tokens(page_size);
+                let got = memory.tree.peek(&spaces[key.space], &tokens);
+                assert_eq!(got, model.peek(key.space, &tokens));
+            }
+            Operation::Lock(key) => {
+                let mut tokens = key.tokens(page_size);
+                let locked = memory.tree.lock_prefix(&spaces[key.space], &tokens);
+                let got = (locked.tokens, locked.pages.iter().collect::<Vec<_>>());
+                assert_eq!(got, model.touch(key.space, &tokens));
+                tokens.truncate(locked.tokens);
+                model.lock(key.space, &tokens, 1);
+                locks.push((locked.lock, key.space, tokens));
+            }
+            Operation::Unlock(_) if locks.is_empty() => {}
+            Operation::Unlock(index) => {
+                let (lock, space, path) = locks.swap_remove(index % locks.len());
+                memory.tree.unlock(lock);
+                model.lock(space, &path, -1);
+            }
+            Operation::Evict(tokens) => {
+                let evicted = memory.tree.evict(*tokens);
+                assert_eq!(evicted.pages.ids(), model.evict(*tokens));
+                memory.pool.free(evicted.pages);
+            }
+        }
+    }
+}
