@@ -4,7 +4,6 @@
 use std::process::ExitCode;
 
 mod cli;
-mod server_config;
 mod settings;
 
 fn main() -> ExitCode {

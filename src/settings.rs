@@ -13,7 +13,7 @@ use souffleur::config::EngineConfig;
 use souffleur::error::ConfigError;
 
 use crate::cli::flags::{AllFlags, EngineFlags, LogFlags, ServerFlags};
-use crate::server_config::ServerConfig;
+use souffleur::server::ServerConfig;
 
 const ENV_PREFIX: &str = "SOUFFLEUR_";
 /// Variables with the prefix that are no keys.

@@ -18,10 +18,20 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// Length of the prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 64, help_heading = "Bench")]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 64,
+        help_heading = "Bench"
+    )]
     prompt_tokens: u32,
     /// Tokens to generate, whatever they are
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, help_heading = "Bench")]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 128,
+        help_heading = "Bench"
+    )]
     output_tokens: u32,
     #[command(flatten)]
     pub flags: LocalFlags,
@@ -46,7 +56,9 @@ pub fn run(args: &BenchArgs, settings: Settings) -> Result<(), Failure> {
         stream
     })?;
     let tokens_per_second = f64::from(stream.rest_tokens) / stream.rest.as_secs_f64();
-    say("| model | prompt tokens | output tokens | start to ready, s | first token, ms | one stream, tokens/s |");
+    say(
+        "| model | prompt tokens | output tokens | start to ready, s | first token, ms | one stream, tokens/s |",
+    );
     say("|---|---|---|---|---|---|");
     say(format_args!(
         "| {} | {} | {} | {:.3} | {:.1} | {tokens_per_second:.1} |",
@@ -60,7 +72,9 @@ pub fn run(args: &BenchArgs, settings: Settings) -> Result<(), Failure> {
 }
 
 async fn one_stream(engine: &EngineHandle, args: &BenchArgs) -> Result<Stream, Failure> {
-    let vocab_size = u32::try_from(engine.model().vocab_size).unwrap_or(u32::MAX).max(1);
+    let vocab_size = u32::try_from(engine.model().vocab_size)
+        .unwrap_or(u32::MAX)
+        .max(1);
     let prompt = (0..args.prompt_tokens.max(1)).map(|i| i.wrapping_mul(7919) % vocab_size);
     let sampling = SamplingParams {
         max_new_tokens: args.output_tokens.max(2),
@@ -69,7 +83,10 @@ async fn one_stream(engine: &EngineHandle, args: &BenchArgs) -> Result<Stream, F
         ..SamplingParams::default()
     };
     let prompt = Prompt::Tokens(prompt.collect());
-    let request = GenerateRequest { sampling, ..GenerateRequest::new(prompt) };
+    let request = GenerateRequest {
+        sampling,
+        ..GenerateRequest::new(prompt)
+    };
     let began = Instant::now();
     let mut generation = engine.generate(request).map_err(Failure::failed)?;
     let mut first: Option<(Instant, u32)> = None;

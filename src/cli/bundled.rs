@@ -39,7 +39,11 @@ pub fn unpacked() -> Result<PathBuf, Failure> {
 
 /// Where to unpack, best first.
 fn cache_dirs() -> Vec<PathBuf> {
-    let folder = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     if let Some(chosen) = folder("SOUFFLEUR_CACHE_DIR") {
         return vec![chosen];
     }
@@ -48,7 +52,9 @@ fn cache_dirs() -> Vec<PathBuf> {
     let user = xdg.or(home).map(|cache| cache.join("souffleur"));
     // Others can write to the temporary folder too: a name that nobody can guess, and files that nobody else reads.
     let private = format!("souffleur-{}", uuid::Uuid::new_v4());
-    user.into_iter().chain([std::env::temp_dir().join(private)]).collect()
+    user.into_iter()
+        .chain([std::env::temp_dir().join(private)])
+        .collect()
 }
 
 fn unpack(cache: &Path, files: &[File]) -> io::Result<PathBuf> {
@@ -89,13 +95,20 @@ mod tests {
     fn files_are_unpacked_once_and_mended_when_they_differ() {
         let cache = tempfile::tempdir().expect("a temporary folder can be made");
         let dir = unpack(cache.path(), TWO).expect("it unpacks");
-        assert!(dir.ends_with(NAME), "the folder's name is the model's: {}", dir.display());
+        assert!(
+            dir.ends_with(NAME),
+            "the folder's name is the model's: {}",
+            dir.display()
+        );
         fs::write(dir.join("model.safetensors"), "wei").expect("it can be cut short");
         let again = unpack(cache.path(), TWO).expect("it unpacks");
         assert_eq!(again, dir);
         let weights = fs::read(dir.join("model.safetensors")).expect("it is there");
         assert_eq!(weights, b"weights");
-        assert_eq!(fs::read_dir(&dir).expect("it is a folder").count(), TWO.len());
+        assert_eq!(
+            fs::read_dir(&dir).expect("it is a folder").count(),
+            TWO.len()
+        );
     }
 
     #[test]

@@ -25,7 +25,12 @@ pub struct GenerateArgs {
     #[arg(long, help_heading = "Prompt")]
     raw: bool,
     /// System message in front of the prompt
-    #[arg(long, value_name = "TEXT", conflicts_with = "raw", help_heading = "Prompt")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        conflicts_with = "raw",
+        help_heading = "Prompt"
+    )]
     system: Option<String>,
     #[command(flatten)]
     sampling: SamplingFlags,
@@ -36,28 +41,60 @@ pub struct GenerateArgs {
 #[derive(Args, Debug)]
 struct SamplingFlags {
     /// Most tokens to generate
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 512,
+        help_heading = "Sampling"
+    )]
     max_new_tokens: u32,
     /// 0 always takes the most likely token
     #[arg(long, default_value_t = 1.0, help_heading = "Sampling")]
     temperature: f32,
     /// Least probability mass kept
-    #[arg(long, default_value_t = 1.0, value_name = "0..1", help_heading = "Sampling")]
+    #[arg(
+        long,
+        default_value_t = 1.0,
+        value_name = "0..1",
+        help_heading = "Sampling"
+    )]
     top_p: f32,
     /// Most likely tokens kept; -1 keeps all
     #[arg(long, default_value_t = -1, value_name = "N", allow_negative_numbers = true, help_heading = "Sampling")]
     top_k: i32,
     /// Drops tokens less likely than this times the most likely one
-    #[arg(long, default_value_t = 0.0, value_name = "0..1", help_heading = "Sampling")]
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        value_name = "0..1",
+        help_heading = "Sampling"
+    )]
     min_p: f32,
     /// Subtracted once per earlier occurrence in the output
-    #[arg(long, default_value_t = 0.0, value_name = "-2..2", allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        value_name = "-2..2",
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     frequency_penalty: f32,
     /// Subtracted if the token occurs in the output
-    #[arg(long, default_value_t = 0.0, value_name = "-2..2", allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        value_name = "-2..2",
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     presence_penalty: f32,
     /// Above 1 makes tokens of prompt and output less likely
-    #[arg(long, default_value_t = 1.0, value_name = "0..2", help_heading = "Sampling")]
+    #[arg(
+        long,
+        default_value_t = 1.0,
+        value_name = "0..2",
+        help_heading = "Sampling"
+    )]
     repetition_penalty: f32,
     /// Draws the same tokens again
     #[arg(long, value_name = "SEED", help_heading = "Sampling")]
@@ -98,8 +135,15 @@ pub fn run(args: &GenerateArgs, settings: Settings) -> Result<(), Failure> {
         return Err(Failure::Usage(reason.to_owned()));
     }
     let engine = local::start(config).map_err(Failure::failed)?;
-    let prompt = if args.raw { Prompt::Text(text) } else { chat(args.system.as_deref(), text) };
-    let request = GenerateRequest { sampling: args.sampling.params(), ..GenerateRequest::new(prompt) };
+    let prompt = if args.raw {
+        Prompt::Text(text)
+    } else {
+        chat(args.system.as_deref(), text)
+    };
+    let request = GenerateRequest {
+        sampling: args.sampling.params(),
+        ..GenerateRequest::new(prompt)
+    };
     System::new().block_on(async {
         let answered = answer(&engine, request).await;
         engine.shutdown(STOP_DEADLINE).await;
@@ -140,7 +184,11 @@ async fn answer(engine: &EngineHandle, request: GenerateRequest) -> Result<(), F
 
 /// Writes the text as it comes. A reader that goes away ends the request: it is dropped.
 async fn stream(mut generation: Generation, out: &mut impl Write) -> Result<(), Failure> {
-    let mut put = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok();
+    let mut put = |text: &str| {
+        out.write_all(text.as_bytes())
+            .and_then(|()| out.flush())
+            .is_ok()
+    };
     while let Some(event) = generation.next().await {
         match event {
             Event::Delta(delta) => {
@@ -152,7 +200,10 @@ async fn stream(mut generation: Generation, out: &mut impl Write) -> Result<(), 
                 put(&end.delta.text);
                 put("\n");
                 if let FinishReason::Length { max_new_tokens } = end.reason {
-                    tracing::warn!(max_new_tokens, "the answer was cut off: raise --max-new-tokens");
+                    tracing::warn!(
+                        max_new_tokens,
+                        "the answer was cut off: raise --max-new-tokens"
+                    );
                 }
                 tracing::debug!(usage = ?end.delta.usage, seconds = end.e2e_latency_s, "done");
                 return Ok(());

@@ -21,7 +21,9 @@ mod logits;
 mod plan;
 mod progress;
 mod serve;
+mod signals;
 mod telemetry;
+mod words;
 
 const ORDER: &str = "\
 Every flag is also an environment variable (--page-size: SOUFFLEUR_PAGE_SIZE) and a key of the file given by --config
@@ -96,7 +98,9 @@ fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         None => serve::run(settings(&cli.serve)?),
         Some(Command::Serve(flags)) => serve::run(settings(&flags)?),
-        Some(Command::Generate(args)) => generate::run(&args, settings(&args.flags.clone().into())?),
+        Some(Command::Generate(args)) => {
+            generate::run(&args, settings(&args.flags.clone().into())?)
+        }
         Some(Command::Plan(flags)) => plan::run(settings(&AllFlags::from(*flags))?),
         Some(Command::Bench(args)) => bench::run(&args, settings(&args.flags.clone().into())?),
         Some(Command::Logits(args)) => logits::run(&args),
@@ -106,7 +110,10 @@ fn run(cli: Cli) -> Result<(), Failure> {
 /// Loads the settings and starts the log, in this order: what is logged is a setting.
 fn settings(flags: &AllFlags) -> Result<Settings, Failure> {
     let environment = std::env::vars_os().filter_map(|(name, value)| {
-        Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+        Some((
+            name.into_string().ok()?,
+            value.to_string_lossy().into_owned(),
+        ))
     });
     let loaded = Settings::load(flags, environment);
     let (settings, warnings) = loaded.map_err(|error| Failure::Usage(error.to_string()))?;
@@ -129,8 +136,10 @@ where
 /// The command with the defaults of the configuration in its help.
 fn command() -> clap::Command {
     let mut command = with_defaults(Cli::command());
-    let names: Vec<String> =
-        command.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let names: Vec<String> = command
+        .get_subcommands()
+        .map(|command| command.get_name().to_owned())
+        .collect();
     for name in names {
         command = command.mut_subcommand(name, with_defaults);
     }
@@ -138,23 +147,28 @@ fn command() -> clap::Command {
 }
 
 fn with_defaults(command: clap::Command) -> clap::Command {
-    keys().into_iter().fold(command, |command, (_, key, default)| {
-        let shown = match &default {
-            serde_json::Value::Null | serde_json::Value::Array(_) => return command,
-            serde_json::Value::String(text) if text.is_empty() => return command,
-            serde_json::Value::String(text) => text.clone(),
-            serde_json::Value::Bool(true) => "on".to_owned(),
-            serde_json::Value::Bool(false) => "off".to_owned(),
-            other => other.to_string(),
-        };
-        if !command.get_arguments().any(|arg| arg.get_id() == key.as_str()) {
-            return command;
-        }
-        command.mut_arg(&key, |arg| {
-            let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-            arg.help(format!("{help} [default: {shown}]"))
+    keys()
+        .into_iter()
+        .fold(command, |command, (_, key, default)| {
+            let shown = match &default {
+                serde_json::Value::Null | serde_json::Value::Array(_) => return command,
+                serde_json::Value::String(text) if text.is_empty() => return command,
+                serde_json::Value::String(text) => text.clone(),
+                serde_json::Value::Bool(true) => "on".to_owned(),
+                serde_json::Value::Bool(false) => "off".to_owned(),
+                other => other.to_string(),
+            };
+            if !command
+                .get_arguments()
+                .any(|arg| arg.get_id() == key.as_str())
+            {
+                return command;
+            }
+            command.mut_arg(&key, |arg| {
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                arg.help(format!("{help} [default: {shown}]"))
+            })
         })
-    })
 }
 
 /// Writes a line to stdout. A reader that went away is no reason to stop.

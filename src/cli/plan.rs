@@ -3,7 +3,9 @@
 use souffleur::config::{Dtype, EngineConfig};
 use souffleur::error::LoadError;
 use souffleur::executor::cpu;
-use souffleur::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, available_bytes, reserve_bytes};
+use souffleur::executor::memory_plan::{
+    MemoryBudget, MemoryPlan, MemoryWish, available_bytes, reserve_bytes,
+};
 use souffleur::model::weights;
 use souffleur::state::kv_layout::KvLayout;
 
@@ -13,7 +15,11 @@ use crate::settings::Settings;
 /// Runs the command.
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let config = local::with_model(settings.engine)?;
-    say(format_args!("model                 {} ({})", config.model_name(), config.model_path.display()));
+    say(format_args!(
+        "model                 {} ({})",
+        config.model_name(),
+        config.model_path.display()
+    ));
     for line in memory_plan(&config).map_err(Failure::failed)?.explain() {
         say(line);
     }
@@ -36,7 +42,9 @@ pub fn memory_plan(config: &EngineConfig) -> Result<MemoryPlan, LoadError> {
         context_tokens: config.context_length.unwrap_or(model_tokens) as u64,
         mem_fraction_static: config.mem_fraction_static,
         max_total_tokens: config.max_total_tokens.map(|tokens| tokens as u64),
-        max_running_requests: config.max_running_requests.map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
+        max_running_requests: config
+            .max_running_requests
+            .map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
     };
     MemoryPlan::new(budget, wish)
 }

@@ -18,7 +18,9 @@ pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
         ))
     })?;
     let stderr = std::io::stderr;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(stderr);
     let started = subscriber.with_ansi(stderr().is_terminal()).try_init();
     started.map_err(|error| Failure::Failed(format!("log: {error}")))
 }

@@ -330,7 +330,7 @@ fn namespaces(
     Ok(keys
         .into_iter()
         .zip(salts)
-        .map(|(key, salt)| Namespace::new(key, salt))
+        .map(|(key, salt)| Namespace::new(key.as_deref(), salt.as_deref()))
         .collect())
 }
 

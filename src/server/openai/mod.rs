@@ -57,7 +57,7 @@ impl Common {
         Ok(Self {
             id,
             sampling: sampling(fields)?,
-            namespace: Namespace::new(key.map(Into::into), salt.map(Into::into)),
+            namespace: Namespace::new(key.as_deref(), salt.as_deref()),
             priority: fields.integer("priority")?,
             stream,
             include_usage: include_usage && stream,
