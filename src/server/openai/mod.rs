@@ -57,7 +57,7 @@ impl Common {
         Ok(Self {
             id,
             sampling: sampling(fields)?,
-            namespace: Namespace::new(key.map(Into::into), salt.map(Into::into)),
+            namespace: Namespace::new(key.as_deref(), salt.as_deref()),
             priority: fields.integer("priority")?,
             stream,
             include_usage: include_usage && stream,
@@ -133,3 +133,6 @@ fn unix_now_s() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| now.as_secs())
 }
+
+#[cfg(test)]
+mod tests;
