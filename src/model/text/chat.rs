@@ -68,7 +68,11 @@ pub(super) fn normalize(
     format: ContentFormat,
 ) -> Result<Vec<Value>, RequestError> {
     let Some(messages) = messages.as_array().filter(|messages| !messages.is_empty()) else {
-        return invalid("messages is not a list with at least one message: send [{\"role\": \"user\", \"content\": ...}]".to_owned());
+        return invalid(
+            "messages is not a list with at least one message: send \
+             [{\"role\": \"user\", \"content\": ...}]"
+                .to_owned(),
+        );
     };
     let numbered = messages.iter().enumerate();
     numbered

@@ -308,6 +308,14 @@ fn malformed_messages_are_refused_by_place() {
 }
 
 #[test]
+fn a_long_chat_stays_within_the_bounds() {
+    let turns =
+        (0..1000).flat_map(|_| [say("user", "a"), say("assistant", "<think>\nc\n</think>b")]);
+    let text = render(QWEN3, turns.collect());
+    assert_eq!(text.matches("<|im_end|>").count(), 2000);
+}
+
+#[test]
 fn a_malicious_template_ends_with_an_error() {
     let chat = json!([say("user", "a")]);
     for (source, words) in [

@@ -1,0 +1,7 @@
+//! Real models on the CPU executor: against transformers, against themselves in other batches, and broken ones.
+
+mod common;
+mod errors;
+mod invariance;
+mod oracle;
+mod steps;
