@@ -33,7 +33,7 @@ pub fn memory_plan(config: &EngineConfig) -> Result<MemoryPlan, LoadError> {
     let budget = MemoryBudget {
         free_before_bytes: available_bytes()?,
         weights_bytes: model.weights_bytes,
-        reserve_bytes: reserve_bytes(&model.config, step_tokens as u64),
+        reserve_bytes: reserve_bytes(&model.config, step_tokens as u64, 64),
     };
     let model_tokens = model.config.context_tokens();
     let wish = MemoryWish {
