@@ -13,6 +13,8 @@ const DEFAULT_SHARE_PERCENT: u64 = 25;
 const DEFAULT_CONTEXTS: u64 = 32;
 /// Left alone beside the activations: tokenizer, tree, buffers of clients, the rest of the process.
 const HEADROOM_BYTES: u64 = 128 << 20;
+/// Activations and logits are f32.
+const ACTIVATION_BYTES: u64 = 4;
 /// `PageId` is a `u32`, and page 0 is the dummy page.
 const MAX_PAGES: u64 = u32::MAX as u64 - 1;
 /// `mem_fraction_static` is given in thousandths.
@@ -90,6 +92,11 @@ impl MemoryPlan {
     /// # Errors
     /// [`LoadError::Memory`] when not even one page fits, naming what would.
     pub fn new(budget: MemoryBudget, wish: MemoryWish) -> Result<Self, LoadError> {
+        if wish.page_size == 0 {
+            return Err(LoadError::Memory(
+                "page_size is 0, expected at least 1".to_owned(),
+            ));
+        }
         let Some(free_after) = budget
             .free_before_bytes
             .checked_sub(budget.weights_bytes)
@@ -220,7 +227,7 @@ impl MemoryWish {
     }
 
     fn whole_pages(&self, tokens: u64) -> u64 {
-        tokens - tokens % u64::from(self.page_size.max(1))
+        tokens - tokens % u64::from(self.page_size)
     }
 
     fn smallest_pool_bytes(&self) -> u64 {
@@ -336,17 +343,22 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
     }
 }
 
-/// What has to stay free: activations of the largest step, and headroom for the rest of the process.
+/// What has to stay free: activations and logits of the largest step, and headroom for the rest of the process.
 ///
 /// # Units
-/// `step_tokens` is the most query tokens of a step (`chunked_prefill_size`).
-pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64) -> u64 {
-    // In f32: residual, normed input and output of a block; q, attention's result, k, v; gate, up, their product.
+/// `step_tokens` is the most query tokens of a step (`chunked_prefill_size` and decodes), `logit_rows` the most tokens
+/// whose logits are held at once.
+pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
+    // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product.
     let widths = 3 * config.hidden_size
         + 2 * (config.q_width() + config.kv_width())
         + 3 * config.intermediate_size;
-    let activations = step_tokens.saturating_mul(4 * widths as u64);
-    activations.saturating_add(HEADROOM_BYTES)
+    let elements = step_tokens
+        .saturating_mul(widths as u64)
+        .saturating_add(logit_rows.saturating_mul(config.vocab_size as u64));
+    elements
+        .saturating_mul(ACTIVATION_BYTES)
+        .saturating_add(HEADROOM_BYTES)
 }
 
 /// Memory that this process may still take, in bytes: the machine's, within the limit of its cgroup.
@@ -363,9 +375,10 @@ pub fn available_bytes() -> Result<u64, LoadError> {
         system.process(pid)?.cgroup_limits()
     });
     let groups = [system.cgroup_limits(), own_group].into_iter().flatten();
-    Ok(groups
-        .map(|group| group.free_memory)
-        .fold(system.available_memory(), u64::min))
+    // Not the group's `free_memory`: that counts file pages as used, though the kernel drops them before it refuses
+    // memory, and a build or one reading of the weights leaves little else.
+    let left_in_groups = groups.map(|group| group.total_memory.saturating_sub(group.rss));
+    Ok(left_in_groups.fold(system.available_memory(), u64::min))
 }
 
 /// A size for people.

@@ -8,8 +8,9 @@ use std::path::Path;
 
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
-use crate::model::rope::RopeConfig;
+use crate::model::rope::{MAX_POSITIONS, RopeConfig};
 use crate::model::weights::{Dtype, TensorSpec};
+use crate::state::kv_layout::MhaLayout;
 
 /// Largest `config.json` read.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -20,7 +21,7 @@ const INTERMEDIATE: RangeInclusive<usize> = 1..=1 << 20;
 const LAYERS: RangeInclusive<usize> = 1..=1 << 10;
 const HEADS: RangeInclusive<usize> = 1..=1 << 12;
 const HEAD_DIM: RangeInclusive<usize> = 2..=1 << 12;
-const CONTEXT: RangeInclusive<usize> = 1..=1 << 27;
+const CONTEXT: RangeInclusive<usize> = 1..=MAX_POSITIONS;
 
 /// The families that the forward pass knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +196,16 @@ impl ModelConfig {
     /// Width of all key heads of a token, in elements; the values are as wide.
     pub fn kv_width(&self) -> usize {
         self.num_key_value_heads * self.head_dim
+    }
+
+    /// The KV pool's layout with elements of `dtype`.
+    pub fn kv_layout(&self, dtype: Dtype) -> MhaLayout {
+        MhaLayout {
+            layers: self.num_hidden_layers,
+            kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            element_bytes: dtype.bytes(),
+        }
     }
 
     /// Every tensor of the model with its shape, in the order of the forward pass.
@@ -440,3 +451,6 @@ fn dtype(json: &JsonFile) -> Result<Option<Dtype>, LoadError> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,9 @@ use serde_json::Value;
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 
+/// Positions that a configuration may claim, in tokens.
+pub(crate) const MAX_POSITIONS: usize = 1 << 27;
+
 const SUPPORTED: &str = "default, linear, llama3, yarn";
 
 /// How positions rotate q and k, as configured.
@@ -108,7 +111,8 @@ impl RopeConfig {
     pub fn extended_positions(&self) -> Option<usize> {
         match self.scaling {
             RopeScaling::Yarn(yarn) => {
-                Some((yarn.original_max_position_embeddings as f64 * yarn.factor) as usize)
+                let extended = yarn.original_max_position_embeddings as f64 * yarn.factor;
+                Some((extended as usize).min(MAX_POSITIONS))
             }
             _ => None,
         }
@@ -128,7 +132,7 @@ impl RopeScaling {
         };
         let original = || -> Result<usize, LoadError> {
             let key = "original_max_position_embeddings";
-            let limits = 1..=1 << 27;
+            let limits = 1..=MAX_POSITIONS;
             let given = match outer.size(key, limits.clone())? {
                 None => own.size(key, limits)?,
                 some => some,
@@ -221,9 +225,10 @@ impl Rope {
     /// Computes the frequencies for heads of `head_dim` elements.
     pub fn new(config: &RopeConfig, head_dim: usize) -> Self {
         let dim = head_dim as f64;
-        let pairs = head_dim / 2;
-        let wanted = (0..pairs).map(|pair| {
-            let plain = config.theta.powf(2.0 * pair as f64 / dim).recip();
+        let wanted = (0..head_dim / 2).map(|pair| {
+            // Rounded to f32 where torch rounds: far positions multiply any difference.
+            let exponent = (2 * pair) as f32 / head_dim as f32;
+            let plain = f64::from((config.theta.powf(f64::from(exponent)) as f32).recip());
             match config.scaling {
                 RopeScaling::Default => plain,
                 RopeScaling::Linear { factor } => plain / factor,
@@ -286,3 +291,6 @@ impl Yarn {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -323,3 +323,6 @@ fn is_plain_file_name(name: &str) -> bool {
     );
     plain && !name.contains(['/', '\\', '\0'])
 }
+
+#[cfg(test)]
+mod tests;

@@ -160,6 +160,14 @@ fn what_does_not_fit_is_refused_with_numbers() {
         (
             budget(),
             MemoryWish {
+                page_size: 0,
+                ..wish()
+            },
+            "page_size is 0, expected at least 1",
+        ),
+        (
+            budget(),
+            MemoryWish {
                 max_total_tokens: Some(15),
                 ..wish()
             },
@@ -246,4 +254,16 @@ fn the_explanation_says_why() {
 #[test]
 fn available_memory_is_more_than_this_test_uses() {
     assert!(available_bytes().expect("known here") > 1 << 20);
+}
+
+#[test]
+fn the_reserve_grows_with_the_step_and_the_vocabulary() {
+    let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let config = ModelConfig::read(&models.join("llama")).expect("fixtures are supported");
+    // 3 * 64 hidden, 2 * (64 + 32) heads, 3 * 112 in the MLP; 288 tokens in the vocabulary.
+    assert_eq!(
+        reserve_bytes(&config, 10, 3) - HEADROOM_BYTES,
+        4 * (10 * 720 + 3 * 288)
+    );
+    assert_eq!(reserve_bytes(&config, u64::MAX, 1), u64::MAX);
 }
