@@ -141,25 +141,26 @@ async fn check(model: &str, dtype: Dtype) {
         ..config(model, dtype)
     };
     let world = start(tight);
-    // `ignore_eos` would reserve everything and retract nobody.
-    let runs = (0..REQUESTS).map(|index| {
-        let mut request = request(index);
-        request.sampling.ignore_eos = false;
-        request.sampling.min_new_tokens = request.sampling.max_new_tokens;
-        bits(world.generate(request))
-    });
+    let runs = (0..REQUESTS).map(|index| bits(world.generate(long_request(index))));
     let retracted = join_all(runs).await;
     assert!(world.assert_whole().await.retractions > 0, "{}", what("nobody was retracted"));
     world.stop().await;
     let alone = start(EngineConfig { disable_radix_cache: true, ..config(model, dtype) });
     for (index, got) in (0..REQUESTS).zip(&retracted) {
-        let mut request = request(index);
-        request.sampling.ignore_eos = false;
-        request.sampling.min_new_tokens = request.sampling.max_new_tokens;
-        let (expected, _) = bits(alone.generate(request)).await;
+        let (expected, _) = bits(alone.generate(long_request(index))).await;
         assert_eq!(got.0, expected, "{}, request {index}", what("retracted"));
     }
     alone.stop().await;
+}
+
+/// As [`request`], but long, and of a length that the scheduler must not reserve in full.
+fn long_request(index: u32) -> GenerateRequest {
+    let mut request = request(index);
+    let sampling = &mut request.sampling;
+    sampling.ignore_eos = false;
+    sampling.max_new_tokens = 40 + 5 * (index % 8);
+    sampling.min_new_tokens = sampling.max_new_tokens;
+    request
 }
 
 #[tokio::test]
