@@ -52,6 +52,9 @@ impl Scheduler {
         if matches!(next, Next::Nothing) && verdict.budget == Some(Budget::NoToken) {
             self.relieve_idle_engine();
         }
+        if self.is_idle() {
+            self.ratio.reset();
+        }
         next
     }
 
