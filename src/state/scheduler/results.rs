@@ -123,6 +123,8 @@ impl Scheduler {
             return Next::Nothing;
         }
         self.recovering = false;
+        // What is retracted here is admitted again by the plan after this one, and nothing else need happen first.
+        self.is_dirty = true;
         self.extended.clear();
         self.deltas.clear();
         for seq in self.ended.clone() {
@@ -141,6 +143,8 @@ impl Scheduler {
             .filter(|(_, sequence)| sequence.kv.is_some());
         let holders: Vec<SeqId> = holders.map(|(seq, _)| seq).collect();
         for &seq in &holders {
+            // A plan that was open when the step was lost has counted rows that were never sent.
+            self.sequences[seq].rows_in_flight = 0;
             settle.extend(retract_of(seq, &mut self.sequences[seq]));
             self.queue_retracted(seq);
         }
