@@ -6,7 +6,7 @@ use crate::ids::{SeqId, StepId};
 use crate::request::FinishReason;
 use crate::state::news::RequestEnd;
 use crate::state::plan::PlanRequest;
-use crate::state::sequence::{Phase, Sequence};
+use crate::state::sequence::Sequence;
 
 use super::planning::retract_of;
 use super::{Next, OpenPlan, Scheduler, StepRecord};
@@ -83,7 +83,7 @@ impl Scheduler {
             }
         }
         sequence.planned_output = sequence.planned_output.max(sequence.output.len());
-        if sequence.max_new_tokens() == 0 && sequence.phase == Phase::Running {
+        if sequence.is_prefill_alone_done() {
             end = Some(FinishReason::Length { max_new_tokens: 0 });
         }
         let kept = sequence.output.len();
