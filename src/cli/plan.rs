@@ -12,6 +12,9 @@ use souffleur::state::kv_layout::KvLayout;
 use super::{Failure, local, say};
 use crate::settings::Settings;
 
+/// Rows of logits that the CPU executor holds at once.
+const LOGIT_ROWS: u64 = 64;
+
 /// Runs the command.
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let config = local::with_model(settings.engine)?;
@@ -33,7 +36,7 @@ pub fn memory_plan(config: &EngineConfig) -> Result<MemoryPlan, LoadError> {
     let budget = MemoryBudget {
         free_before_bytes: available_bytes()?,
         weights_bytes: model.weights_bytes,
-        reserve_bytes: reserve_bytes(&model.config, step_tokens as u64),
+        reserve_bytes: reserve_bytes(&model.config, step_tokens as u64, LOGIT_ROWS),
     };
     let model_tokens = model.config.context_tokens();
     let wish = MemoryWish {
