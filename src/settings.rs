@@ -82,7 +82,7 @@ impl Settings {
             let figment = &figment;
             move |error: ConfigError| {
                 let source = source_of(figment, &[section, &error.key]);
-                SettingsError(format!("{source}: {error}"))
+                SettingsError(format!("{source} {}", error.reason))
             }
         };
         settings.engine.validate().map_err(at("engine"))?;

@@ -18,12 +18,13 @@ const LOGIT_ROWS: u64 = 64;
 /// Runs the command.
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let config = local::with_model(settings.engine)?;
+    let plan = memory_plan(&config).map_err(Failure::failed)?;
     say(format_args!(
         "model                 {} ({})",
         config.model_name(),
         config.model_path.display()
     ));
-    for line in memory_plan(&config).map_err(Failure::failed)?.explain() {
+    for line in plan.explain() {
         say(line);
     }
     Ok(())
