@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
-    CancelRequest, Drain, GetStats, PinPrefix, PlanStep, PrefixPinned, ReservePages, RunStep,
+    CancelAll, CancelRequest, Drain, GetStats, PinPrefix, PlanStep, PrefixPinned, ReservePages, RunStep,
     StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
 };
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
@@ -144,6 +144,15 @@ impl Handler<CancelRequest> for Scheduler {
 
     fn handle(&mut self, cancel: CancelRequest, _: &mut Context<Self>) {
         self.state.cancel(&cancel.rid);
+        self.drive();
+    }
+}
+
+impl Handler<CancelAll> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, _: CancelAll, _: &mut Context<Self>) {
+        self.state.cancel_all();
         self.drive();
     }
 }

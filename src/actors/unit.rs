@@ -162,6 +162,7 @@ fn wire(
     let doors = Doors {
         generate,
         cancel: scheduler.clone().recipient(),
+        cancel_all: scheduler.clone().recipient(),
         peek,
         pin: scheduler.clone().recipient(),
         unpin: scheduler.clone().recipient(),

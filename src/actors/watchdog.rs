@@ -82,14 +82,20 @@ pub struct Watchdog {
     unit: Option<Unit>,
     generation: u64,
     metrics: DeathMetrics,
+    /// Dropped with the watchdog: whoever holds the other end learns of its stop.
+    _stopped: oneshot::Sender<()>,
     is_stopping: bool,
 }
 
 impl Watchdog {
     /// A watchdog with the first unit still to be handed to it by [`AdoptUnit`].
-    pub fn new(blueprint: Arc<Blueprint>, doors: DoorSlot) -> Self {
+    pub fn new(
+        blueprint: Arc<Blueprint>,
+        doors: DoorSlot,
+        stopped: oneshot::Sender<()>,
+    ) -> Self {
         let metrics = DeathMetrics::register(&MORTALS);
-        Self { blueprint, doors, unit: None, generation: 0, metrics, is_stopping: false }
+        Self { blueprint, doors, unit: None, generation: 0, metrics, _stopped: stopped, is_stopping: false }
     }
 
     fn open(&mut self, unit: Unit) {

@@ -14,6 +14,11 @@ impl Fields {
         Self { map }
     }
 
+    #[cfg(test)]
+    pub(super) fn put(&mut self, name: &str, value: Value) {
+        self.map.insert(name.to_owned(), value);
+    }
+
     /// Takes a field out as it is.
     pub(super) fn take(&mut self, name: &str) -> Option<Value> {
         self.map.shift_remove(name).filter(|value| !value.is_null())

@@ -39,6 +39,11 @@ impl Chunks {
         self.0.extend_from_slice(b"\n\n");
     }
 
+    #[cfg(test)]
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
     fn done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
     }

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::model::text::TextModel;
+use crate::state::detok::TokenText;
+
 /// The vocabulary, as far as clients see it.
 pub trait TokenWords: Send + Sync {
     /// The bytes that the token adds to a text; they may be part of a character.
@@ -9,6 +12,44 @@ pub trait TokenWords: Send + Sync {
 
     /// True of tokens that steer the model and add nothing to the text.
     fn is_special(&self, token: u32) -> bool;
+}
+
+impl TokenWords for TextModel {
+    fn bytes(&self, token: u32) -> Vec<u8> {
+        let text = self.token_text(token);
+        if !text.contains(char::REPLACEMENT_CHARACTER) {
+            return text.into_bytes();
+        }
+        let raw = self.token(token).unwrap_or_default();
+        raw_bytes(&raw).unwrap_or_else(|| text.into_bytes())
+    }
+
+    fn is_special(&self, token: u32) -> bool {
+        self.decode(&[token], true, true).is_empty() && !self.token_text(token).is_empty()
+    }
+}
+
+/// The bytes of a token that is part of a character, as the two families of vocabularies write it.
+fn raw_bytes(token: &str) -> Option<Vec<u8>> {
+    let hex = token
+        .strip_prefix("<0x")
+        .and_then(|rest| rest.strip_suffix('>'));
+    if let Some(byte) = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+        return Some(vec![byte]);
+    }
+    token.chars().map(byte_level).collect()
+}
+
+/// The byte that a character of a byte-level vocabulary stands for: printable bytes stand for themselves, the
+/// others are numbered from U+0100 on.
+fn byte_level(character: char) -> Option<u8> {
+    let is_printable = |byte: &u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    match u32::from(character).checked_sub(0x100) {
+        None => u8::try_from(character).ok().filter(is_printable),
+        Some(index) => (0..=u8::MAX)
+            .filter(|byte| !is_printable(byte))
+            .nth(index as usize),
+    }
 }
 
 /// The vocabulary, or numbers in its place when no tokenizer is loaded.
@@ -87,6 +128,14 @@ pub(super) mod tests {
         assert_eq!(spell("é".into(), "bytes:"), "é");
         assert_eq!(spell(vec![0xf0, 0x9f], "bytes:"), "bytes:\\xf0\\x9f");
         assert_eq!(spell(vec![0xa9], ""), "\\xa9");
+    }
+
+    #[test]
+    fn raw_tokens_are_read_in_both_alphabets() {
+        assert_eq!(raw_bytes("<0xE2>"), Some(vec![0xe2]));
+        assert_eq!(raw_bytes("Ġé"), Some(vec![0x20, 0xe9]));
+        assert_eq!(raw_bytes("âĤ"), Some(vec![0xe2, 0x82]));
+        assert_eq!(raw_bytes("▁x"), None);
     }
 
     #[test]

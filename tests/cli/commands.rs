@@ -17,14 +17,30 @@ fn check_failure(args: &[&str], code: i32, parts: &[&str]) {
 
 #[test]
 fn a_missing_model_is_one_line_and_exit_code_1() {
-    check_failure(&["plan", "--model-path", "/nonexistent"], 1, &["/nonexistent/config.json"]);
-    check_failure(&["--model-path", "/nonexistent", "--port", "0"], 1, &["/nonexistent"]);
+    check_failure(
+        &["plan", "--model-path", "/nonexistent"],
+        1,
+        &["/nonexistent/config.json"],
+    );
+    check_failure(
+        &["--model-path", "/nonexistent", "--port", "0"],
+        1,
+        &["/nonexistent"],
+    );
 }
 
 #[test]
 fn values_out_of_range_are_one_line_and_exit_code_2() {
-    check_failure(&["--page-size", "3"], 2, &["--page-size is 3", "power of two"]);
-    check_failure(&["--config", "/nonexistent.toml"], 2, &["/nonexistent.toml"]);
+    check_failure(
+        &["--page-size", "3"],
+        2,
+        &["--page-size is 3", "power of two"],
+    );
+    check_failure(
+        &["--config", "/nonexistent.toml"],
+        2,
+        &["/nonexistent.toml"],
+    );
     check_failure(&["--log-level", "loud=loud"], 2, &["log_level", "loud"]);
 }
 
@@ -32,7 +48,11 @@ fn values_out_of_range_are_one_line_and_exit_code_2() {
 fn a_flag_that_does_not_exist_is_exit_code_2() {
     let output = run(&["--pagesize", "3"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("--page-size"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("--page-size"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
@@ -40,7 +60,11 @@ fn a_port_in_use_is_one_line_and_exit_code_1() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = taken.local_addr().expect("it is bound").port().to_string();
     let model = tiny_model().display().to_string();
-    check_failure(&["--model-path", &model, "--port", &port], 1, &[&port, "--port"]);
+    check_failure(
+        &["--model-path", &model, "--port", &port],
+        1,
+        &[&port, "--port"],
+    );
 }
 
 #[test]
@@ -49,7 +73,12 @@ fn the_plan_says_what_fits_and_why() {
     let output = run(&["plan", "--model-path", &model, "--page-size", "16"]);
     let text = stdout(&output);
     assert!(output.status.success(), "{}", stderr(&output));
-    for part in ["KV bytes per token", "because", "largest safe --mem-fraction-static", "pages of 16"] {
+    for part in [
+        "KV bytes per token",
+        "because",
+        "largest safe --mem-fraction-static",
+        "pages of 16",
+    ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
 }
@@ -58,21 +87,34 @@ fn the_plan_says_what_fits_and_why() {
 fn settings_come_from_the_environment_and_a_file_too() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let file = dir.path().join("souffleur.toml");
-    std::fs::write(&file, "[engine]\npage_size = 32\nmax_total_tokens = 64\n").expect("it is written");
+    std::fs::write(&file, "[engine]\npage_size = 32\nmax_total_tokens = 64\n")
+        .expect("it is written");
     let mut command = souffleur(&["plan"]);
-    command.env("SOUFFLEUR_MODEL_PATH", tiny_model()).env("SOUFFLEUR_CONFIG", &file);
+    command
+        .env("SOUFFLEUR_MODEL_PATH", tiny_model())
+        .env("SOUFFLEUR_CONFIG", &file);
     let output = command.output().expect("the binary runs");
-    assert!(stdout(&output).contains("64 tokens in 2 pages of 32"), "{output:?}");
+    assert!(
+        stdout(&output).contains("64 tokens in 2 pages of 32"),
+        "{output:?}"
+    );
 }
 
 #[test]
 fn logits_have_a_row_for_every_position() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
-    let (input, written) = (dir.path().join("in.json"), dir.path().join("out.safetensors"));
+    let (input, written) = (
+        dir.path().join("in.json"),
+        dir.path().join("out.safetensors"),
+    );
     std::fs::write(&input, r#"{"prompts": [[1, 2, 3], [7]]}"#).expect("it is written");
     let mut command = souffleur(&["logits", "--dtype", "float32"]);
     command.arg("--model-path").arg(tiny_model());
-    command.arg("--input").arg(&input).arg("--output").arg(&written);
+    command
+        .arg("--input")
+        .arg(&input)
+        .arg("--output")
+        .arg(&written);
     let output = command.output().expect("the binary runs");
     assert!(output.status.success(), "{}", stderr(&output));
     let bytes = std::fs::read(&written).expect("it is there");
@@ -87,8 +129,17 @@ fn tokens_outside_the_vocabulary_are_refused_with_their_prompt() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let input = dir.path().join("in.json");
     std::fs::write(&input, r#"{"prompts": [[1], [288]]}"#).expect("it is written");
-    let (model, out) = (tiny_model().display().to_string(), dir.path().join("out.safetensors"));
-    let args = ["logits", "--model-path", &model, "--input", &input.display().to_string()];
+    let (model, out) = (
+        tiny_model().display().to_string(),
+        dir.path().join("out.safetensors"),
+    );
+    let args = [
+        "logits",
+        "--model-path",
+        &model,
+        "--input",
+        &input.display().to_string(),
+    ];
     let args = [&args[..], &["--output", &out.display().to_string()]].concat();
     check_failure(&args, 1, &["prompt 1", "288"]);
 }

@@ -90,6 +90,11 @@ impl TextModel {
         self.tokenizer.token_to_id(token)
     }
 
+    /// Returns a token as the vocabulary writes it.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.tokenizer.id_to_token(id)
+    }
+
     /// Returns the id of the beginning-of-sequence token.
     pub fn bos_id(&self) -> Option<u32> {
         self.token_id(self.special.bos.as_deref()?)

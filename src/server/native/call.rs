@@ -1,7 +1,5 @@
 //! Reading SGLang's `GenerateReqInput`.
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value};
 
 use super::reply::Shape;
@@ -249,13 +247,19 @@ pub(in crate::server) fn read_sampling(
     let names: Vec<String> = map.keys().cloned().collect();
     let sampling: SamplingParams = serde_json::from_value(Value::Object(map)).map_err(|error| {
         let text = error.to_string();
-        let named = names.into_iter().find(|name| text.contains(name.as_str()));
+        let named = names.into_iter().find(|name| is_about(&text, name));
         ApiError::field(named.unwrap_or_else(|| "sampling_params".to_owned()), text)
     })?;
     match sampling.n {
         0 => Err(ApiError::field("n", "n is 0, must be at least 1")),
         _ => Ok(sampling),
     }
+}
+
+/// True if an error text begins with the field's name or quotes it.
+fn is_about(text: &str, name: &str) -> bool {
+    let rest = text.strip_prefix(name);
+    rest.is_some_and(|rest| rest.starts_with([' ', '['])) || text.contains(&format!("{name:?}"))
 }
 
 fn logprob_wishes(
@@ -324,9 +328,9 @@ fn namespaces(
     is_list: bool,
 ) -> Result<Vec<Namespace>, ApiError> {
     let keys = PerPrompt::new(fields, "extra_key", prompts, is_list)?;
-    let keys = keys.map(shared_text, || None)?;
+    let keys = keys.map(text, || None)?;
     let salts = PerPrompt::new(fields, "cache_salt", prompts, is_list)?;
-    let salts = salts.map(shared_text, || None)?;
+    let salts = salts.map(text, || None)?;
     Ok(keys
         .into_iter()
         .zip(salts)
@@ -334,8 +338,8 @@ fn namespaces(
         .collect())
 }
 
-fn shared_text(name: &str, value: Value) -> Result<Option<Arc<str>>, ApiError> {
-    fields::string(name, value).map(|text| Some(text.into()))
+fn text(name: &str, value: Value) -> Result<Option<String>, ApiError> {
+    fields::string(name, value).map(Some)
 }
 
 /// One id for each prompt: the client's, or its one id with `-i`, or random ones.
@@ -374,3 +378,7 @@ pub(in crate::server) fn rid(value: Value) -> Result<RequestId, ApiError> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "call_tests.rs"]
+mod tests;

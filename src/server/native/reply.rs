@@ -213,3 +213,120 @@ impl Serialize for Others<'_> {
         places.end()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::request::{Delta, Usage};
+    use crate::server::transcript::News;
+    use crate::server::words::tests::bytewise;
+
+    fn place(token: u32, logprob: Option<f32>) -> TokenLogprobs {
+        let others = || {
+            if logprob.is_some() {
+                vec![(98, -1.5)]
+            } else {
+                Vec::new()
+            }
+        };
+        TokenLogprobs {
+            token,
+            logprob,
+            top: others(),
+            chosen: others(),
+        }
+    }
+
+    fn transcript() -> Transcript {
+        let usage = Usage {
+            prompt_tokens: 2,
+            completion_tokens: 1,
+            cached_tokens: 1,
+            num_retractions: 3,
+        };
+        let delta = Delta {
+            text: "a".to_owned(),
+            tokens: vec![97],
+            output_logprobs: vec![place(97, Some(-0.5))],
+            input_logprobs: vec![place(256, None), place(98, Some(-2.0))],
+            usage,
+        };
+        let mut transcript = Transcript::default();
+        transcript.push(News { delta, end: None });
+        transcript
+    }
+
+    #[track_caller]
+    fn check(shape: &Shape, transcript: &Transcript, index: Option<usize>, expected: Value) {
+        let rid = RequestId::new("r");
+        let reply = Reply::new(&rid, shape, transcript, index);
+        assert_eq!(serde_json::to_value(reply).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn log_probabilities_are_triples_and_null_at_the_first_token() {
+        let wish = LogprobWish {
+            start: Some(0),
+            top: 1,
+            token_ids: Vec::new(),
+        };
+        let shape = Shape::new(Some(&wish), Some(&bytewise()));
+        let expected = json!({
+            "text": "a",
+            "output_ids": [97],
+            "meta_info": {
+                "id": "r", "finish_reason": null, "prompt_tokens": 2, "completion_tokens": 1,
+                "cached_tokens": 1, "num_retractions": 3, "weight_version": "default",
+                "input_token_logprobs": [[null, 256, "<|256|>"], [-2.0, 98, "b"]],
+                "output_token_logprobs": [[-0.5, 97, "a"]],
+                "input_top_logprobs": [null, [[-1.5, 98, "b"]]],
+                "output_top_logprobs": [[[-1.5, 98, "b"]]],
+            },
+        });
+        check(&shape, &transcript(), None, expected);
+    }
+
+    #[test]
+    fn reasons_have_sglangs_shapes() {
+        let reason = |reason: FinishReason| {
+            let end = End {
+                reason,
+                e2e_latency_s: 0.25,
+            };
+            serde_json::to_value(Reason::of(&end)).expect("plain data")
+        };
+        let length = FinishReason::Length { max_new_tokens: 8 };
+        assert_eq!(reason(length), json!({"type": "length", "length": 8}));
+        let stop = FinishReason::StopString("x".to_owned());
+        assert_eq!(reason(stop), json!({"type": "stop", "matched": "x"}));
+        assert_eq!(
+            reason(FinishReason::StopToken(2)),
+            json!({"type": "stop", "matched": 2})
+        );
+        let abort = json!({"type": "abort", "message": "the request was aborted"});
+        assert_eq!(reason(FinishReason::Abort), abort);
+    }
+
+    #[test]
+    fn members_of_a_batch_carry_their_index_and_the_end_its_latency() {
+        let mut transcript = transcript();
+        let end = End {
+            reason: FinishReason::StopToken(2),
+            e2e_latency_s: 0.25,
+        };
+        transcript.end = Some(end);
+        let expected = json!({
+            "text": "a",
+            "output_ids": [97],
+            "meta_info": {
+                "id": "r", "finish_reason": {"type": "stop", "matched": 2}, "prompt_tokens": 2,
+                "completion_tokens": 1, "cached_tokens": 1, "num_retractions": 3,
+                "weight_version": "default", "e2e_latency": 0.25,
+            },
+            "index": 4,
+        });
+        check(&Shape::new(None, None), &transcript, Some(4), expected);
+    }
+}

@@ -133,7 +133,7 @@ impl Call {
 fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
     let prompts = match fields.take("prompt") {
         Some(Value::String(text)) => vec![Prompt::Text(text)],
-        Some(Value::Array(items)) if matches!(items.first(), Some(Value::String(_))) => {
+        Some(Value::Array(items)) if items.first().is_none_or(Value::is_string) => {
             texts("prompt", items)?
         }
         Some(Value::Array(items)) => tokens("prompt", items)?.0,
@@ -274,5 +274,122 @@ impl Render for Writer {
         if self.include_usage {
             out.data(&self.head.with(Vec::<Choice>::new(), Some(self.usage())));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::{events, fields, head, news, words};
+    use super::*;
+
+    fn parse(value: Value) -> Result<Call, ApiError> {
+        Call::parse(fields(value), 8)
+    }
+
+    fn call(value: Value) -> Call {
+        parse(value).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[track_caller]
+    fn refuses(value: Value, expected: &str) {
+        assert_eq!(
+            parse(value).err().map(|error| error.to_string()).as_deref(),
+            Some(expected)
+        );
+    }
+
+    fn rids(value: Value) -> Vec<String> {
+        let requests = call(value).into_requests();
+        requests
+            .into_iter()
+            .map(|request| request.rid.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn prompts_come_in_four_shapes() {
+        assert_eq!(rids(json!({"prompt": "a", "rid": "r"})), ["r"]);
+        assert_eq!(
+            rids(json!({"prompt": ["a", "b"], "rid": "r"})),
+            ["r-0", "r-1"]
+        );
+        assert_eq!(rids(json!({"prompt": [1, 2], "rid": "r"})), ["r"]);
+        let many = json!({"prompt": [[1], [2]], "rid": "r", "n": 2});
+        assert_eq!(rids(many), ["r-0-0", "r-0-1", "r-1-0", "r-1-1"]);
+        refuses(json!({}), "prompt is missing: send a string");
+        refuses(
+            json!({"prompt": []}),
+            "there is no prompt: the list is empty",
+        );
+        refuses(
+            json!({"prompt": {}}),
+            "prompt is an object, must be a string, token ids, or a list of either",
+        );
+        refuses(
+            json!({"prompt": "a", "best_of": 3}),
+            "best_of is not supported yet: leave it out or send null",
+        );
+        refuses(
+            json!({"prompt": "a", "suffix": "b"}),
+            "suffix is not supported yet: leave it out or send null",
+        );
+        refuses(
+            json!({"prompt": "a", "logprobs": 21}),
+            "logprobs is 21, limit is 20: ask for fewer",
+        );
+    }
+
+    #[test]
+    fn a_choice_echoes_its_prompt_and_counts_offsets_on_from_it() {
+        let call = call(json!({"prompt": "hé", "echo": true, "logprobs": 0}));
+        let mut writer = Writer::new(&call, head(), words());
+        let choice = writer.choice(0, news("ab", Some(FinishReason::StopToken(2))));
+        let expected = json!({
+            "index": 0, "text": "héab", "finish_reason": "stop", "matched_stop": 2,
+            "logprobs": {
+                "tokens": ["a", "b"], "token_logprobs": [-0.5, -0.5], "top_logprobs": null,
+                "text_offset": [2, 3],
+            },
+        });
+        assert_eq!(serde_json::to_value(choice).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn no_tokens_are_shown_when_none_were_asked_for() {
+        let call = call(json!({"prompt": "hi", "echo": true, "max_tokens": 0}));
+        assert_eq!(call.common.sampling.max_new_tokens, 1);
+        let mut writer = Writer::new(&call, head(), words());
+        let choice = writer.choice(0, news("a", Some(FinishReason::StopToken(2))));
+        let expected = json!({
+            "index": 0, "text": "hi", "finish_reason": "length", "matched_stop": null,
+            "logprobs": null,
+        });
+        assert_eq!(serde_json::to_value(choice).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn a_stream_echoes_once_and_ends_with_the_usage() {
+        let options = json!({"include_usage": true});
+        let call =
+            call(json!({"prompt": "p", "echo": true, "stream": true, "stream_options": options}));
+        let mut writer = Writer::new(&call, head(), words());
+        let mut out = Chunks::default();
+        writer.news(0, news("a", None), &mut out);
+        writer.news(0, News::default(), &mut out);
+        let end = FinishReason::StopString("x".to_owned());
+        writer.news(0, news("b", Some(end)), &mut out);
+        writer.end(&mut out);
+        let events = events(out);
+        let [first, last, usage] = events.as_slice() else {
+            panic!("three events: {events:?}")
+        };
+        assert_eq!(first["choices"][0]["text"], "pa");
+        assert_eq!(first["choices"][0]["finish_reason"], Value::Null);
+        assert_eq!(last["choices"][0]["text"], "b");
+        assert_eq!(last["choices"][0]["matched_stop"], "x");
+        assert_eq!(usage["choices"], json!([]));
+        assert_eq!(usage["usage"]["prompt_tokens_details"]["cached_tokens"], 4);
     }
 }

@@ -133,3 +133,6 @@ fn unix_now_s() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| now.as_secs())
 }
+
+#[cfg(test)]
+mod tests;
