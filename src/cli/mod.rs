@@ -9,6 +9,8 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use souffleur::error::StartError;
+
 use crate::settings::{Settings, keys};
 use flags::{AllFlags, LocalFlags};
 
@@ -76,6 +78,15 @@ pub enum Failure {
 impl Failure {
     fn failed(reason: impl Display) -> Self {
         Self::Failed(reason.to_string())
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Config(error) => Self::Usage(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
     }
 }
 

@@ -129,17 +129,16 @@ fn tokens_outside_the_vocabulary_are_refused_with_their_prompt() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let input = dir.path().join("in.json");
     std::fs::write(&input, r#"{"prompts": [[1], [288]]}"#).expect("it is written");
-    let (model, out) = (
-        tiny_model().display().to_string(),
-        dir.path().join("out.safetensors"),
-    );
+    let paths = [tiny_model(), input, dir.path().join("out.safetensors")];
+    let [model, input, output] = paths.map(|path| path.display().to_string());
     let args = [
         "logits",
         "--model-path",
         &model,
         "--input",
-        &input.display().to_string(),
+        &input,
+        "--output",
+        &output,
     ];
-    let args = [&args[..], &["--output", &out.display().to_string()]].concat();
     check_failure(&args, 1, &["prompt 1", "288"]);
 }
