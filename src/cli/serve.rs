@@ -11,6 +11,8 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use souffleur::config::EngineConfig;
 use souffleur::engine::EngineHandle;
 use souffleur::error::StartError;
+use souffleur::metrics::Capacity;
+use souffleur::model::text::TextModel;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
@@ -28,17 +30,6 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     let metrics = telemetry::install_recorder()?;
     let config = local::with_model(settings.engine)?;
     let listener = listen(&settings.server)?;
-    say(format_args!(
-        "souffleur {} loads {}",
-        env!("CARGO_PKG_VERSION"),
-        config.model_name()
-    ));
-    for line in plan::memory_plan(&config)
-        .map_err(Failure::failed)?
-        .explain()
-    {
-        say(format_args!("  {line}"));
-    }
     System::new().block_on(serve(settings.server, config, listener, metrics, began))
 }
 
@@ -75,12 +66,13 @@ async fn serve(
     let outcome = loop {
         tokio::select! {
             started = &mut starting, if is_starting => match started {
-                Ok(Ok(engine)) => {
+                Ok(Ok(Started { engine, text })) => {
                     is_starting = false;
+                    record_capacity(&engine, began);
                     announce(&engine, address, began);
-                    slot.fill(engine.clone(), Vocabulary::of(&engine));
+                    slot.fill(engine, text.map(Vocabulary::shared));
                 }
-                Ok(Err(error)) => break Err(Failure::failed(error)),
+                Ok(Err(error)) => break Err(error.into()),
                 Err(_) => break Err(Failure::failed("the engine's thread died while starting")),
             },
             signal = signals.next() => {
@@ -95,13 +87,35 @@ async fn serve(
     outcome.and(finish(serving.await))
 }
 
+struct Started {
+    engine: EngineHandle,
+    text: Option<Arc<TextModel>>,
+}
+
 /// Loading blocks, so it has a thread of its own; the server answers 503 meanwhile.
-fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<EngineHandle, StartError>> {
+fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<Started, StartError>> {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
-        let _ = started.send(local::start(config));
+        let mut text = None;
+        let engine = local::start(config, |parts| {
+            text = parts.text.clone();
+            plan::show(&parts.info);
+        });
+        let _ = started.send(engine.map(|engine| Started { engine, text }));
     });
     receiver
+}
+
+fn record_capacity(engine: &EngineHandle, began: Instant) {
+    let model = engine.model();
+    let Some(memory) = &model.memory else { return };
+    let capacity = Capacity {
+        context_tokens: model.context_length,
+        weights_bytes: memory.budget.weights_bytes,
+        kv_bytes: memory.kv_bytes,
+        start_seconds: began.elapsed().as_secs_f64(),
+    };
+    capacity.record(&model.served_model_name);
 }
 
 fn finish(ended: Result<io::Result<()>, rt::task::JoinError>) -> Result<(), Failure> {

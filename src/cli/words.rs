@@ -2,19 +2,17 @@
 
 use std::sync::Arc;
 
-use souffleur::engine::EngineHandle;
 use souffleur::model::text::TextModel;
 use souffleur::server::TokenWords;
 use souffleur::state::detok::TokenText;
 
 /// The vocabulary of a loaded model.
-pub struct Vocabulary(TextModel);
+pub struct Vocabulary(Arc<TextModel>);
 
 impl Vocabulary {
-    /// Reads it from the model's folder; `None` without a tokenizer, tokens are then shown as numbers.
-    pub fn of(engine: &EngineHandle) -> Option<Arc<dyn TokenWords>> {
-        let model = TextModel::load(&engine.model().model_path).ok()?;
-        Some(Arc::new(Self(model)))
+    /// The vocabulary of `text`.
+    pub fn shared(text: Arc<TextModel>) -> Arc<dyn TokenWords> {
+        Arc::new(Self(text))
     }
 }
 
