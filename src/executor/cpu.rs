@@ -15,7 +15,7 @@ use crate::executor::{
     Executor, RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
 };
 use crate::ids::{PageId, RowId, SeqId, StepId};
-use crate::kernels::cpu::simd::Isa;
+use crate::kernels::cpu::Isa;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes};
 use crate::model::Model;
 use crate::model::config::ModelConfig;

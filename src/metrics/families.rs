@@ -43,7 +43,7 @@ pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     histograms.map(|family| (family.name, family.buckets))
 }
 
-/// Every metric that the library records outside its server.
+/// Every metric that the library records, its server's included.
 pub fn families() -> impl Iterator<Item = Family> {
     let plain = |kind, rows: &'static [(&'static str, &'static str)]| {
         rows.iter().map(move |(name, help)| Family {
@@ -64,7 +64,7 @@ pub fn families() -> impl Iterator<Item = Family> {
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 22] = [
+const GAUGES: [(&str, &str); 25] = [
     (
         "sglang:num_running_reqs",
         "Requests that prefill or decode.",
@@ -136,9 +136,18 @@ const GAUGES: [(&str, &str); 22] = [
         "Messages that wait in an actor's mailbox.",
     ),
     ("souffleur_prefix_pins", "Prefixes pinned by hosts."),
+    (
+        "sglang:http_requests_active",
+        "HTTP requests under way, streams until their end.",
+    ),
+    ("souffleur_websocket_connections_active", "Open WebSockets."),
+    (
+        "souffleur_websocket_outbound_queue_depth",
+        "Messages being written to WebSockets.",
+    ),
 ];
 
-const COUNTERS: [(&str, &str); 18] = [
+const COUNTERS: [(&str, &str); 22] = [
     ("sglang:num_retracted_requests_total", "Retractions."),
     (
         "sglang:realtime_tokens_total",
@@ -202,9 +211,25 @@ const COUNTERS: [(&str, &str); 18] = [
         "souffleur_integrity_failures_total",
         "Plans at which free, evictable, protected and private tokens were not the pool: a bug.",
     ),
+    (
+        "sglang:http_requests_total",
+        "HTTP requests, by route and method.",
+    ),
+    (
+        "sglang:http_responses_total",
+        "HTTP responses, by route, method and status.",
+    ),
+    (
+        "souffleur_websocket_connections_total",
+        "WebSockets opened.",
+    ),
+    (
+        "souffleur_websocket_aborts_total",
+        "Requests cancelled by the end of their WebSocket, by reason.",
+    ),
 ];
 
-const HISTOGRAMS: [(&str, &str, &[f64]); 12] = [
+const HISTOGRAMS: [(&str, &str, &[f64]); 13] = [
     (
         "sglang:queue_time_seconds",
         "Time from intake to first admission.",
@@ -265,6 +290,11 @@ const HISTOGRAMS: [(&str, &str, &[f64]); 12] = [
         "Time that the executor waited for a step while there was work.",
         &HANDLER_SECONDS,
     ),
+    (
+        "souffleur_websocket_connection_duration_seconds",
+        "Time that a WebSocket was open.",
+        &CONNECTION_SECONDS,
+    ),
 ];
 
 /// As SGLang's `queue_time_seconds`.
@@ -313,4 +343,9 @@ const HANDLER_SECONDS: [f64; 14] = [
 /// From a decode step of the bundled model to a long prefill of a large one, on a CPU.
 const STEP_SECONDS: [f64; 15] = [
     5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 2e-1, 5e-1, 1.0, 2.0, 5.0, 10.0, 30.0,
+];
+
+/// From a single question to a day's conversation.
+const CONNECTION_SECONDS: [f64; 10] = [
+    0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0,
 ];

@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use metrics::{counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
 
 use super::*;
@@ -54,6 +55,25 @@ fn exercise_all() {
     scheduler.record_plan(&busy_stats());
     scheduler.record_step(0.01, 0.5, 40, 0);
     scheduler.queue_time(0.001);
+    exercise_server();
+}
+
+/// The server's metrics, which it records at the place.
+fn exercise_server() {
+    let route = [("endpoint", "/generate"), ("method", "POST")];
+    counter!("sglang:http_requests_total", &route).increment(1);
+    gauge!("sglang:http_requests_active", &route).increment(1.0);
+    let response = [
+        ("endpoint", "/generate"),
+        ("status_code", "200"),
+        ("method", "POST"),
+    ];
+    counter!("sglang:http_responses_total", &response).increment(1);
+    gauge!("souffleur_websocket_connections_active").increment(1.0);
+    counter!("souffleur_websocket_connections_total").increment(1);
+    histogram!("souffleur_websocket_connection_duration_seconds").record(1.0);
+    gauge!("souffleur_websocket_outbound_queue_depth").increment(1.0);
+    counter!("souffleur_websocket_aborts_total", "reason" => "closed").increment(1);
 }
 
 fn usage(prompt_tokens: u32, completion_tokens: u32, cached_tokens: u32) -> Usage {

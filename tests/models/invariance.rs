@@ -6,7 +6,7 @@ use std::ops::Range;
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::executor::{Executor, StepPlan};
 use souffleur::ids::{PageId, SeqId};
-use souffleur::kernels::cpu::simd::Isa;
+use souffleur::kernels::cpu::Isa;
 use souffleur::model::weights::Dtype;
 use souffleur::state::pages::PageRun;
 

@@ -2,7 +2,7 @@
 
 use safetensors::SafeTensors;
 use serde::Deserialize;
-use souffleur::kernels::cpu::simd::Isa;
+use souffleur::kernels::cpu::Isa;
 use souffleur::model::logits::logits;
 use souffleur::model::weights::Dtype;
 

@@ -354,20 +354,20 @@ unsafe fn add_weighted<S: Lanes, const N: usize>(
     debug_assert!(first + N * LANES <= acc.len() && keys.end * width <= values.len());
     // SAFETY: the caller's promise, checked in debug builds.
     unsafe {
-        let at = acc.as_mut_ptr().add(first);
+        let at = acc.as_mut_ptr().wrapping_add(first);
         let mut sums = [S::splat(0.0); N];
         for n in 0..N {
-            sums[n] = S::mul(S::load(at.add(n * LANES)), S::splat(decay));
+            sums[n] = S::mul(S::load(at.wrapping_add(n * LANES)), S::splat(decay));
         }
         for key in keys {
             let weight = S::splat(weights[key]);
-            let row = values.as_ptr().add(key * width + first);
+            let row = values.as_ptr().wrapping_add(key * width + first);
             for n in 0..N {
-                sums[n] = S::mul_add(weight, S::load(row.add(n * LANES)), sums[n]);
+                sums[n] = S::mul_add(weight, S::load(row.wrapping_add(n * LANES)), sums[n]);
             }
         }
         for n in 0..N {
-            S::store(at.add(n * LANES), sums[n]);
+            S::store(at.wrapping_add(n * LANES), sums[n]);
         }
     }
 }

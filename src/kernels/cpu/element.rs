@@ -138,11 +138,6 @@ impl Storage {
             Dtype::BF16 => Self::BF16(convert(parts)),
         }
     }
-
-    /// Size in bytes.
-    pub fn bytes(&self) -> usize {
-        with_elements!(self, data => std::mem::size_of_val(data.as_slice()))
-    }
 }
 
 fn convert<E: Element>(parts: &[TensorView<'_>]) -> Vec<E> {

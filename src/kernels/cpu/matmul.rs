@@ -191,28 +191,35 @@ pub unsafe fn dot_tile<S: Lanes, E: Element, const M: usize, const N: usize>(
 ) -> [[f32; N]; M] {
     // SAFETY: all offsets stay below M * k and N * k.
     unsafe {
+        // `wrapping_add`: plain offsets are checked in debug builds, at twice the price of the products.
+        let mut rows = [x; M];
+        for m in 1..M {
+            rows[m] = rows[m - 1].wrapping_add(k);
+        }
+        let mut columns = [w; N];
+        for n in 1..N {
+            columns[n] = columns[n - 1].wrapping_add(k);
+        }
         let mut acc = [[S::splat(0.0); N]; M];
         let whole = k / LANES * LANES;
-        let mut i = 0;
-        while i < whole {
-            let mut columns = [S::splat(0.0); N];
+        for i in (0..whole).step_by(LANES) {
+            let mut weights = [S::splat(0.0); N];
             for n in 0..N {
-                columns[n] = E::load::<S>(w.add(n * k + i));
+                weights[n] = E::load::<S>(columns[n].wrapping_add(i));
             }
             for m in 0..M {
-                let row = S::load(x.add(m * k + i));
+                let row = S::load(rows[m].wrapping_add(i));
                 for n in 0..N {
-                    acc[m][n] = S::mul_add(row, columns[n], acc[m][n]);
+                    acc[m][n] = S::mul_add(row, weights[n], acc[m][n]);
                 }
             }
-            i += LANES;
         }
         if whole < k {
             for m in 0..M {
-                let row = f32::load_part::<S>(x.add(m * k + whole), k - whole);
+                let row = f32::load_part::<S>(rows[m].wrapping_add(whole), k - whole);
                 for n in 0..N {
-                    let column = E::load_part::<S>(w.add(n * k + whole), k - whole);
-                    acc[m][n] = S::mul_add(row, column, acc[m][n]);
+                    let weight = E::load_part::<S>(columns[n].wrapping_add(whole), k - whole);
+                    acc[m][n] = S::mul_add(row, weight, acc[m][n]);
                 }
             }
         }

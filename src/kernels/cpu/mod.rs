@@ -1,7 +1,7 @@
 //! The CPU backend: weights and KV in f32, f16 or bf16, activations and sums in f32.
 //!
-//! Portable code with explicit lanes ([`simd`]), compiled for each instruction set and chosen once at run time; a
-//! thread pool of its own ([`threads`]). Every reduction has an order fixed by positions.
+//! Portable code with explicit lanes (`simd`), compiled for each instruction set and chosen once at run time; a
+//! thread pool of its own (`threads`). Every reduction has an order fixed by positions.
 
 // Kernels hand out disjoint parts of one buffer to threads and call vector intrinsics.
 #![allow(unsafe_code)]
@@ -9,20 +9,20 @@
 #![allow(clippy::needless_range_loop)]
 
 mod attention;
-pub mod element;
-pub mod kv;
-pub mod matmul;
+mod element;
+pub(crate) mod kv;
+mod matmul;
 mod rowwise;
-pub mod simd;
-pub mod tensor;
-pub mod threads;
+mod simd;
+pub(crate) mod tensor;
+mod threads;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use self::element::Storage;
 use self::kv::{KvPool, PageTable};
 use self::matmul::{Matrix, Product, Write, matmul};
-use self::simd::Isa;
+pub use self::simd::Isa;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::{Backend, HeadShape, Linear, QkvWeights};

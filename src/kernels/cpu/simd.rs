@@ -188,7 +188,7 @@ pub trait Lanes: Copy + 'static {
                 8.333_452e-3,
                 4.166_579_6e-2,
                 1.666_666_5e-1,
-                5.000_000_1e-1,
+                0.5,
             ] {
                 p = Self::mul_add(p, r, Self::splat(c));
             }
@@ -196,6 +196,32 @@ pub trait Lanes: Copy + 'static {
             Self::scale_by_pow2(p, shifted)
         }
     }
+}
+
+/// A value at any alignment. Reading one compiles to a plain unaligned load in every profile; the library's
+/// `read_unaligned`, and with it the load intrinsics, carry checks in debug builds that keep tiles out of registers.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Unaligned<T>(T);
+
+/// Reads a value at any alignment.
+///
+/// # Safety
+/// `p` is valid for reading a `T`.
+#[inline(always)]
+pub(super) unsafe fn read<T: Copy, P>(p: *const P) -> T {
+    // SAFETY: the caller's promise; `Unaligned` asks for no alignment.
+    unsafe { (*p.cast::<Unaligned<T>>()).0 }
+}
+
+/// Writes a value at any alignment.
+///
+/// # Safety
+/// `p` is valid for writing a `T`.
+#[inline(always)]
+pub(super) unsafe fn write<T: Copy, P>(p: *mut P, value: T) {
+    // SAFETY: the caller's promise; `Unaligned` asks for no alignment.
+    unsafe { (*p.cast::<Unaligned<T>>()).0 = value };
 }
 
 /// Lanes as a plain array, for any target.
@@ -224,13 +250,13 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::V {
         // SAFETY: the caller's pointer is valid for sixteen values.
-        unsafe { p.cast::<Self::V>().read_unaligned() }
+        unsafe { read(p) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
         // SAFETY: the caller's pointer is valid for sixteen values; bf16 is a transparent u16.
-        let raw = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
+        let raw: [u16; LANES] = unsafe { read(p) };
         let mut out = [0f32; LANES];
         for i in 0..LANES {
             out[i] = f32::from_bits(u32::from(raw[i]) << 16);
@@ -241,14 +267,14 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::V {
         // SAFETY: the caller's pointer is valid for sixteen values.
-        let raw = unsafe { p.cast::<[f16; LANES]>().read_unaligned() };
+        let raw: [f16; LANES] = unsafe { read(p) };
         raw.map(f16::to_f32)
     }
 
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: Self::V) {
         // SAFETY: the caller's pointer is valid for sixteen values.
-        unsafe { p.cast::<Self::V>().write_unaligned(v) };
+        unsafe { write(p, v) };
     }
 
     #[inline(always)]

@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn every_item_runs_once_for_any_number_of_threads() {
         for n_threads in [1, 2, 4] {
-            let mut pool = ThreadPool::new(n_threads).unwrap();
+            let mut pool = ThreadPool::new(n_threads).expect("threads start");
             for n_items in [0, 1, 2, 7, 1000] {
                 let counts: Vec<_> = (0..n_items).map(|_| AtomicUsize::new(0)).collect();
                 pool.for_each(n_items, &|i| {
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn panic_in_an_item_reaches_the_caller() {
-        let mut pool = ThreadPool::new(2).unwrap();
+        let mut pool = ThreadPool::new(2).expect("threads start");
         let result = catch_unwind(AssertUnwindSafe(|| {
             pool.for_each(8, &|i| assert_ne!(i, 5, "planted"))
         }));

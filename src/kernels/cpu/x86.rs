@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::simd::{Kernel, Lanes};
+use super::simd::{Kernel, Lanes, read, write};
 
 /// Runs a kernel compiled for AVX2, FMA and F16C.
 ///
@@ -28,12 +28,16 @@ pub unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
 #[derive(Clone, Copy)]
 pub struct Avx2;
 
+/// All sixteen lanes. Masked loads and stores of all lanes compile to plain unaligned ones, in debug builds too, where
+/// others carry a check of the pointer that keeps tiles out of registers.
+const ALL: u16 = !0;
+
 /// One register of sixteen lanes.
 #[derive(Clone, Copy)]
 pub struct Avx512;
 
 // SAFETY of both impls: the trait's contract puts detection and pointer validity on the caller; loads and stores
-// are the unaligned ones.
+// take any alignment.
 impl Lanes for Avx2 {
     type V = (__m256, __m256);
 
@@ -46,15 +50,14 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::V {
-        unsafe { (_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+        unsafe { (read(p), read(p.wrapping_add(8))) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
         unsafe {
-            let p = p.cast::<__m128i>();
-            let low = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)));
-            let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(1))));
+            let low = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(read(p)));
+            let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(read(p.wrapping_add(8))));
             (_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
         }
     }
@@ -62,10 +65,9 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::V {
         unsafe {
-            let p = p.cast::<__m128i>();
             (
-                _mm256_cvtph_ps(_mm_loadu_si128(p)),
-                _mm256_cvtph_ps(_mm_loadu_si128(p.add(1))),
+                _mm256_cvtph_ps(read(p)),
+                _mm256_cvtph_ps(read(p.wrapping_add(8))),
             )
         }
     }
@@ -73,8 +75,8 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: Self::V) {
         unsafe {
-            _mm256_storeu_ps(p, v.0);
-            _mm256_storeu_ps(p.add(8), v.1);
+            write(p, v.0);
+            write(p.wrapping_add(8), v.1);
         }
     }
 
@@ -147,25 +149,25 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::V {
-        unsafe { _mm512_loadu_ps(p) }
+        unsafe { _mm512_maskz_loadu_ps(ALL, p) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
         unsafe {
-            let raw = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            let raw = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(ALL, p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(raw))
         }
     }
 
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::V {
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(ALL, p.cast())) }
     }
 
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: Self::V) {
-        unsafe { _mm512_storeu_ps(p, v) };
+        unsafe { _mm512_mask_storeu_ps(p, ALL, v) };
     }
 
     #[inline(always)]

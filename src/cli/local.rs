@@ -1,0 +1,21 @@
+//! An engine in this process: what every command but `logits` starts.
+
+use souffleur::config::EngineConfig;
+use souffleur::engine::{Engine, EngineHandle};
+use souffleur::error::StartError;
+
+use super::{Failure, bundled, progress};
+
+/// The configuration with the bundled model in it if it names none.
+pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
+    if config.model_path.as_os_str().is_empty() {
+        config.model_path = bundled::unpacked()?;
+    }
+    Ok(config)
+}
+
+/// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready.
+pub fn start(config: EngineConfig) -> Result<EngineHandle, StartError> {
+    let _bar = progress::weights_bar();
+    Engine::start(config)
+}

@@ -1,0 +1,30 @@
+//! Tokens as the server shows them beside log probabilities.
+
+use std::sync::Arc;
+
+use souffleur::engine::EngineHandle;
+use souffleur::model::text::TextModel;
+use souffleur::server::TokenWords;
+use souffleur::state::detok::TokenText;
+
+/// The vocabulary of a loaded model.
+pub struct Vocabulary(TextModel);
+
+impl Vocabulary {
+    /// Reads it from the model's folder; `None` without a tokenizer, tokens are then shown as numbers.
+    pub fn of(engine: &EngineHandle) -> Option<Arc<dyn TokenWords>> {
+        let model = TextModel::load(&engine.model().model_path).ok()?;
+        Some(Arc::new(Self(model)))
+    }
+}
+
+impl TokenWords for Vocabulary {
+    fn bytes(&self, token: u32) -> Vec<u8> {
+        self.0.token_text(token).into_bytes()
+    }
+
+    fn is_special(&self, token: u32) -> bool {
+        let text = |skip_special| self.0.decode(&[token], skip_special, true);
+        text(true).is_empty() && !text(false).is_empty()
+    }
+}

@@ -1,0 +1,4 @@
+//! The whole engine through its handle, on fake executors.
+
+mod flow;
+mod world;
