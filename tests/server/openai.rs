@@ -147,6 +147,7 @@ fn a_chat_without_a_limit_runs_to_the_end_of_the_context() {
     let reply = post(world.addr, "/v1/chat/completions", &call).ok();
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
     let total = reply["usage"]["total_tokens"].as_u64().expect("a count");
-    assert!((63..=64).contains(&total), "{reply}");
+    // SGLang's arithmetic leaves the last places of the context free.
+    assert!((60..=64).contains(&total), "{reply}");
     world.wait_until_whole();
 }

@@ -83,7 +83,7 @@ pub(super) struct Socket {
     state: Arc<AppState>,
     session: Session,
     lanes: SelectAll<Events<Rc<Named>>>,
-    /// The requests in `lanes`.
+    /// The requests that have not ended. (A lane that has ended stays in `lanes` until it is polled once more.)
     names: Vec<Rc<Named>>,
     missed_pings: u32,
     send_timeout: Duration,
@@ -130,7 +130,7 @@ impl Socket {
         let mut heartbeat = heartbeat(self.state.config().ws_ping_interval_s);
         let mut draining = self.state.drain_signal();
         loop {
-            if *draining.borrow() && self.lanes.is_empty() {
+            if *draining.borrow() && self.names.is_empty() {
                 return Ending::Drain;
             }
             let went_well = tokio::select! {
@@ -207,7 +207,7 @@ impl Socket {
     /// Answers a refused request. Refused for overload with nothing else to wait for, the client should go away.
     async fn refuse(&mut self, rid: Option<&str>, error: ApiError) -> Result<(), Ending> {
         self.send(frames::error(rid, &error)).await?;
-        match error.code() == "overloaded" && self.lanes.is_empty() {
+        match error.code() == "overloaded" && self.names.is_empty() {
             true => Err(Ending::Overload),
             false => Ok(()),
         }
