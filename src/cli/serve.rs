@@ -10,7 +10,6 @@ use actix_web::web::Data;
 use metrics_exporter_prometheus::PrometheusHandle;
 use souffleur::config::EngineConfig;
 use souffleur::engine::EngineHandle;
-use souffleur::error::StartError;
 use souffleur::metrics::Capacity;
 use souffleur::model::text::TextModel;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
@@ -72,7 +71,7 @@ async fn serve(
                     announce(&engine, address, began);
                     slot.fill(engine, text.map(Vocabulary::shared));
                 }
-                Ok(Err(error)) => break Err(error.into()),
+                Ok(Err(error)) => break Err(error),
                 Err(_) => break Err(Failure::failed("the engine's thread died while starting")),
             },
             signal = signals.next() => {
@@ -93,13 +92,14 @@ struct Started {
 }
 
 /// Loading blocks, so it has a thread of its own; the server answers 503 meanwhile.
-fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<Started, StartError>> {
+fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<Started, Failure>> {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
         let mut text = None;
         let engine = local::start(config, |parts| {
             text = parts.text.clone();
             plan::show(&parts.info);
+            Ok(())
         });
         let _ = started.send(engine.map(|engine| Started { engine, text }));
     });
