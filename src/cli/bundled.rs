@@ -16,14 +16,22 @@ pub const NAME: &str = "souffleur-tiny";
 
 type File = (&'static str, &'static [u8]);
 
-const FILES: &[File] = &[];
+macro_rules! bundled {
+    ($($name:literal),*) => {
+        &[$(($name, include_bytes!(concat!("../../models/souffleur-tiny/", $name)))),*]
+    };
+}
+
+const FILES: &[File] = bundled!(
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json"
+);
 
 /// A folder with the bundled model.
 pub fn unpacked() -> Result<PathBuf, Failure> {
-    if FILES.is_empty() {
-        let reason = "this build holds no model: name one with --model-path".to_owned();
-        return Err(Failure::Usage(reason));
-    }
     let mut reasons = Vec::new();
     for cache in cache_dirs() {
         match unpack(&cache, FILES) {
