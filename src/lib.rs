@@ -15,5 +15,6 @@ pub mod kernels;
 pub mod metrics;
 pub mod model;
 pub mod request;
+pub mod server;
 pub mod sink;
 pub mod state;

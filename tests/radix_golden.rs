@@ -26,8 +26,8 @@ const FIXTURE: &str = "tests/fixtures/radix/radix_traces.jsonl.gz";
 const FIXTURE_OPERATIONS: usize = 6_195;
 const TRACES_VARIABLE: &str = "SOUFFLEUR_RADIX_TRACES";
 
-/// More pages than any run of the fixture has tokens.
-const POOL_PAGES: u32 = 1 << 20;
+/// More than any run caches at once, at one token a page.
+const POOL_PAGES: u32 = 1 << 22;
 /// The whole tree is walked after every so many operations.
 const INTEGRITY_INTERVAL: usize = 32;
 
@@ -132,8 +132,7 @@ enum Operation {
         #[serde(flatten)]
         key: Key,
         value: Vec<u64>,
-        #[serde(default)]
-        priority: i64,
+        priority: Option<i64>,
         prefix_len: usize,
     },
     Match {
@@ -185,15 +184,15 @@ impl Run {
         })
     }
 
-    fn apply(&mut self, line: Line) -> Result<()> {
-        match line.operation {
+    fn apply(&mut self, operation: Operation) -> Result<()> {
+        match operation {
             Operation::Insert {
                 key,
                 value,
                 priority,
                 prefix_len,
             } => {
-                self.insert(&key, &value, priority, prefix_len)?;
+                self.insert(&key, &value, priority.unwrap_or(0), prefix_len)?;
             }
             Operation::Match {
                 key,
@@ -238,9 +237,13 @@ impl Run {
                 same("freed", freed, slots)?;
             }
         }
-        same("evictable", line.evictable, self.tree.evictable_size())?;
-        same("protected", line.protected, self.tree.protected_size())?;
-        same("total", line.total, self.tree.total_size())?;
+        Ok(())
+    }
+
+    fn check_sizes(&mut self, evictable: usize, protected: usize, total: usize) -> Result<()> {
+        same("evictable", evictable, self.tree.evictable_size())?;
+        same("protected", protected, self.tree.protected_size())?;
+        same("total", total, self.tree.total_size())?;
         self.n_operations += 1;
         if self.n_operations.is_multiple_of(INTEGRITY_INTERVAL) {
             self.tree.check_integrity().map_err(anyhow::Error::msg)?;
@@ -327,7 +330,9 @@ fn replay_line(run: &mut Option<Run>, line: &str) -> Result<()> {
         finish(run)?;
         *run = Some(Run::new(name)?);
     }
-    run.as_mut().expect("a run was started above").apply(line)
+    let run = run.as_mut().expect("a run was started above");
+    run.apply(line.operation)?;
+    run.check_sizes(line.evictable, line.protected, line.total)
 }
 
 fn finish(run: &mut Option<Run>) -> Result<()> {

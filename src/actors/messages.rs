@@ -58,6 +58,11 @@ pub struct CancelRequest {
     pub rid: RequestId,
 }
 
+/// Host or server -> Scheduler, rare: cancels everything inside.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct CancelAll;
+
 /// Tokenizer -> Scheduler, when stop strings were completed: the batch of one `TokensReady`.
 /// A request that was released already is ignored and counted.
 #[derive(Debug, Message)]
@@ -218,6 +223,8 @@ pub struct Doors {
     pub generate: Recipient<Generate>,
     /// The Scheduler.
     pub cancel: Recipient<CancelRequest>,
+    /// The Scheduler.
+    pub cancel_all: Recipient<CancelAll>,
     /// The RadixCache.
     pub peek: Recipient<PeekPrefix>,
     /// The Scheduler.

@@ -1,4 +1,21 @@
-//! The five actors and the watchdog.
+//! The five actors and the watchdog. See [`messages`] for who says what to whom.
+//!
+//! ```text
+//!  Generate ──► Tokenizer ── Submit, StopFound ──► Scheduler ── TokensReady ──► Tokenizer ──► client
+//!                                                  │ ▲   │ ▲
+//!                              PlanStep            ▼ │   │ │ StepDone
+//!                              RadixCache ── ReservePages ──► Allocator ── StepPlanned ──► Scheduler
+//!                                                        │
+//!                                               RunStep  ▼
+//!                                                     Executor ═ OS thread
+//! ```
 
+pub mod allocator;
+pub mod executor;
 pub mod mailbox;
 pub mod messages;
+pub mod radix_cache;
+pub mod scheduler;
+pub mod tokenizer;
+pub mod unit;
+pub mod watchdog;

@@ -3,7 +3,9 @@
 //! A [`StepPlan`] speaks of rows, positions and pages only; tensors, weights and KV buffers stay on the
 //! executor's side. Every implementation runs on its own OS thread and is handed steps in [`StepId`] order.
 
+pub mod cpu;
 pub mod fake;
+pub mod memory_plan;
 
 use std::ops::Range;
 use std::sync::Arc;

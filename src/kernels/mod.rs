@@ -1,2 +1,145 @@
 //! Device kernels behind one trait.
+//!
+//! The models in [`crate::model`] are written against [`Backend`]. It knows tensors, weights, layers and the rows of a
+//! step, and nothing of requests, sampling or scheduling. `kernels/README.md` lists every kernel and its CPU twin.
+
 pub mod cpu;
+
+use crate::model::rope::Rope;
+use crate::model::weights::TensorView;
+
+/// The operations of a decoder, on one device.
+///
+/// A tensor is a matrix of activations with one row for each query token of the step, row-major, in the backend's
+/// compute type. Nothing here returns data to the host, and no operation has to be complete when it returns: a device
+/// backend enqueues it. A failure is sticky and reported by the executor when it asks for the logits.
+///
+/// **Batch invariance.** On the CPU each element of each result depends on its own token's row and history only, bit
+/// for bit: the order of a reduction is fixed by positions, never by the other rows of the step or the thread count.
+pub trait Backend {
+    /// Activations, `[n_tokens, width]`. Dropping one gives its memory back to the backend.
+    type Tensor;
+    /// A weight matrix, `[outputs, inputs]`.
+    type Matrix: Send;
+    /// A norm's weight or a bias, `[width]`.
+    type Vector: Send;
+    /// The frequencies of a rotary embedding.
+    type Rope: Send;
+    /// What a step is about: tokens, positions, KV slots, rows and their pages.
+    type Batch;
+
+    /// Takes weights over from the host, several matrices of equal width stacked into one, outputs in order.
+    ///
+    /// # Shapes
+    /// Each part `[outputs_i, inputs]`; the result is `[sum of outputs_i, inputs]`.
+    fn matrix(&mut self, parts: &[TensorView<'_>]) -> Self::Matrix;
+
+    /// Takes vectors over from the host, joined in order.
+    fn vector(&mut self, parts: &[TensorView<'_>]) -> Self::Vector;
+
+    /// Takes the frequencies over from the host.
+    fn rope(&mut self, rope: &Rope) -> Self::Rope;
+
+    /// Looks up the embedding of each token of the step.
+    ///
+    /// # Shapes
+    /// `table: [vocab, hidden]`, result `[n_tokens, hidden]`.
+    fn embed(&mut self, table: &Self::Matrix, batch: &Self::Batch) -> Self::Tensor;
+
+    /// Computes cos and sin of each token's position, once for all layers.
+    ///
+    /// # Shapes
+    /// Result `[n_tokens, head_dim]`: `head_dim / 2` cosines, then as many sines, both times the attention scale.
+    fn rotations(&mut self, rope: &Self::Rope, batch: &Self::Batch) -> Self::Tensor;
+
+    /// Divides each row by its root mean square and multiplies it by `weight`.
+    fn rms_norm(&mut self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Self::Tensor;
+
+    /// Projects to queries, keys and values, norms the heads where the model does, rotates queries and keys, and
+    /// stores keys and values of `layer` at the step's slots.
+    ///
+    /// # Shapes
+    /// `x: [n_tokens, hidden]`; result: the rotated queries, `[n_tokens, n_heads * head_dim]`.
+    fn project_qkv(
+        &mut self,
+        x: &Self::Tensor,
+        weights: &QkvWeights<Self>,
+        heads: &HeadShape,
+        rotations: &Self::Tensor,
+        layer: usize,
+        batch: &Self::Batch,
+    ) -> Self::Tensor
+    where
+        Self: Sized;
+
+    /// Attends each query to the keys of its own row at positions up to its own, through the page table.
+    ///
+    /// # Shapes
+    /// `q` and the result: `[n_tokens, n_heads * head_dim]`.
+    fn attend(
+        &mut self,
+        q: &Self::Tensor,
+        heads: &HeadShape,
+        layer: usize,
+        batch: &Self::Batch,
+    ) -> Self::Tensor;
+
+    /// Computes `silu(x gate^T + bias) * (x up^T + bias)`.
+    ///
+    /// # Shapes
+    /// `gate_up: [2 * intermediate, hidden]`, gate first; result `[n_tokens, intermediate]`.
+    fn gated_silu(&mut self, x: &Self::Tensor, gate_up: &Linear<Self>) -> Self::Tensor
+    where
+        Self: Sized;
+
+    /// Adds `x weight^T + bias` to the residual stream.
+    fn project_add(&mut self, residual: &mut Self::Tensor, x: &Self::Tensor, linear: &Linear<Self>)
+    where
+        Self: Sized;
+
+    /// Norms the rows `tokens` of the residual stream and projects them to the vocabulary.
+    ///
+    /// # Shapes
+    /// `tokens`: indices of rows of `x`; result `[tokens.len(), vocab]`, f32.
+    fn logits(
+        &mut self,
+        x: &Self::Tensor,
+        tokens: &[u32],
+        norm: &Self::Vector,
+        eps: f32,
+        vocab: &Self::Matrix,
+    ) -> Self::Tensor;
+}
+
+/// A projection: `x weight^T + bias`.
+pub struct Linear<B: Backend> {
+    /// `[outputs, inputs]`.
+    pub weight: B::Matrix,
+    /// `[outputs]`.
+    pub bias: Option<B::Vector>,
+}
+
+/// What [`Backend::project_qkv`] multiplies and norms with.
+pub struct QkvWeights<B: Backend> {
+    /// Queries, keys and values stacked: `[(n_heads + 2 * n_kv_heads) * head_dim, hidden]`.
+    pub projection: Linear<B>,
+    /// Weight of the norm of each query head, `[head_dim]`, and of each key head.
+    pub head_norms: Option<(B::Vector, B::Vector)>,
+    /// Added to the mean square in the head norms.
+    pub eps: f32,
+}
+
+/// The heads of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadShape {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; query head `h` reads key head `h / (n_heads / n_kv_heads)`.
+    pub n_kv_heads: usize,
+    /// Elements in a head.
+    pub head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// How many tokens a query sees, itself included; `None` for all before it.
+    pub window: Option<usize>,
+}

@@ -1,1 +1,54 @@
 //! Models: configuration, weights, tokenizer, forward pass.
+//!
+//! One file for each family ([`llama`], [`mistral`], [`qwen2`], [`qwen3`]) says what its layers are made of and runs
+//! them; the parts that families share are in [`blocks`]. All of it is written against
+//! [`Backend`](crate::kernels::Backend) and knows nothing of devices, requests or steps.
+
+pub mod blocks;
+pub mod config;
+pub mod generation;
+mod json_file;
+pub mod llama;
+pub mod loader;
+pub mod logits;
+pub mod mistral;
+pub mod qwen2;
+pub mod qwen3;
+pub mod rope;
+pub mod text;
+pub mod weights;
+
+use crate::error::LoadError;
+use crate::kernels::Backend;
+use crate::model::config::Architecture;
+use crate::model::loader::Loader;
+
+/// A decoder with its weights.
+pub trait Model<B: Backend>: Send {
+    /// Runs the tokens of a step through all layers and stores their K/V.
+    ///
+    /// # Shapes
+    /// Result: the residual stream after the last layer, `[n_tokens, hidden]`.
+    fn forward(&self, backend: &mut B, batch: &B::Batch) -> B::Tensor;
+
+    /// Projects the rows `tokens` of a step's residual stream to the vocabulary.
+    ///
+    /// # Shapes
+    /// Result: `[tokens.len(), vocab]`, f32.
+    fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &[u32]) -> B::Tensor;
+}
+
+/// Loads the model that the loader's configuration names.
+///
+/// # Errors
+/// What [`Weights::tensor`](weights::Weights::tensor) reports.
+pub fn load<B: Backend + 'static>(
+    loader: &mut Loader<'_, B>,
+) -> Result<Box<dyn Model<B>>, LoadError> {
+    Ok(match loader.config().architecture {
+        Architecture::Llama => Box::new(llama::Llama::load(loader)?),
+        Architecture::Mistral => Box::new(mistral::Mistral::load(loader)?),
+        Architecture::Qwen2 => Box::new(qwen2::Qwen2::load(loader)?),
+        Architecture::Qwen3 => Box::new(qwen3::Qwen3::load(loader)?),
+    })
+}

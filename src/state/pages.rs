@@ -62,7 +62,7 @@ impl PageSize {
 
     /// Number of new pages (0 or 1) for one more token behind `committed` tokens.
     pub const fn pages_to_decode(self, committed: usize) -> usize {
-        (committed % self.get() == 0) as usize
+        committed.is_multiple_of(self.get()) as usize
     }
 
     /// Tokens in `pages` pages.
@@ -192,7 +192,7 @@ impl Pages {
 
     /// Leaves nothing behind and returns everything.
     pub fn take(&mut self) -> Self {
-        std::mem::replace(self, Self::empty())
+        std::mem::take(self)
     }
 }
 
@@ -279,10 +279,13 @@ impl Drop for NodeLock {
     }
 }
 
+/// A range of one node's pages.
+type Part = (Arc<[PageId]>, Range<u32>);
+
 /// A view of cached pages, in sequence order. Valid while the [`NodeLock`] taken with it lives.
 #[derive(Clone, Default)]
 pub struct PageRun {
-    parts: SmallVec<[(Arc<[PageId]>, Range<u32>); 4]>,
+    parts: SmallVec<[Part; 4]>,
     n_pages: usize,
 }
 

@@ -151,7 +151,7 @@ impl Model {
             .iter_mut()
             .filter(|n| n.space == space && path.starts_with(&n.path))
         {
-            node.locks = node.locks.checked_add_signed(by).unwrap();
+            node.locks = node.locks.checked_add_signed(by).expect("locked before");
         }
     }
 
@@ -300,25 +300,7 @@ impl Pair {
             locks,
         } = self;
         match operation {
-            Operation::Insert(key, priority, counted) => {
-                let tokens = key.tokens(page_size);
-                let pages = memory.alloc(tokens.len());
-                let n_key_pages = tokens.len() / page_size;
-                let ids = &pages.ids()[..n_key_pages].to_vec();
-                let inserted = memory.tree.insert(Insert {
-                    namespace: &spaces[key.space],
-                    tokens: &tokens,
-                    pages,
-                    priority: *priority,
-                    inserted_tokens: *counted,
-                    written_by: StepId::new(0),
-                });
-                let expected = model.insert(key.space, &tokens, ids, *priority, *counted);
-                assert_eq!(inserted.prefix_tokens, expected);
-                assert_eq!(inserted.duplicates.ids(), &ids[..expected / page_size]);
-                memory.pool.free(inserted.duplicates);
-                memory.pool.free(inserted.rest);
-            }
+            Operation::Insert(key, priority, counted) => self.insert(key, *priority, *counted),
             Operation::Match(key) => {
                 let tokens = key.tokens(page_size);
                 let found = memory.tree.match_prefix(&spaces[key.space], &tokens);
@@ -351,5 +333,28 @@ impl Pair {
                 memory.pool.free(evicted.pages);
             }
         }
+    }
+
+    fn insert(&mut self, key: &Key, priority: i64, counted: usize) {
+        let page_size = self.model.page_size;
+        let tokens = key.tokens(page_size);
+        let pages = self.memory.alloc(tokens.len());
+        let n_key_pages = tokens.len() / page_size;
+        let ids = &pages.ids()[..n_key_pages].to_vec();
+        let inserted = self.memory.tree.insert(Insert {
+            namespace: &self.spaces[key.space],
+            tokens: &tokens,
+            pages,
+            priority,
+            inserted_tokens: counted,
+            written_by: StepId::new(0),
+        });
+        let expected = self
+            .model
+            .insert(key.space, &tokens, ids, priority, counted);
+        assert_eq!(inserted.prefix_tokens, expected);
+        assert_eq!(inserted.duplicates.ids(), &ids[..expected / page_size]);
+        self.memory.pool.free(inserted.duplicates);
+        self.memory.pool.free(inserted.rest);
     }
 }

@@ -1,1 +1,296 @@
-//! CPU kernels.
+//! The CPU backend: weights and KV in f32, f16 or bf16, activations and sums in f32.
+//!
+//! Portable code with explicit lanes (`simd`), compiled for each instruction set and chosen once at run time; a
+//! thread pool of its own (`threads`). Every reduction has an order fixed by positions.
+
+// Kernels hand out disjoint parts of one buffer to threads and call vector intrinsics.
+#![allow(unsafe_code)]
+// Index loops over constant bounds are what the tiles are made of.
+#![allow(clippy::needless_range_loop)]
+
+mod attention;
+mod element;
+pub(crate) mod kv;
+mod matmul;
+mod rowwise;
+mod simd;
+pub(crate) mod tensor;
+mod threads;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use self::element::Storage;
+use self::kv::{KvPool, PageTable};
+use self::matmul::{Matrix, Product, Write, matmul};
+pub use self::simd::Isa;
+use self::tensor::{Scratch, Tensor};
+use self::threads::ThreadPool;
+use super::{Backend, HeadShape, Linear, QkvWeights};
+use crate::ids::RowId;
+use crate::model::rope::Rope;
+use crate::model::weights::{Dtype, TensorView};
+
+/// The query tokens of one row in a step; they stand side by side, in ascending position.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// The row of the page table.
+    pub row: RowId,
+    /// Index of its first token in the step.
+    pub first_token: usize,
+    /// Number of tokens.
+    pub n_tokens: usize,
+    /// Position of its first token in the sequence.
+    pub first_position: usize,
+}
+
+/// The tokens of a step.
+#[derive(Default)]
+pub struct CpuBatch {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    segments: Vec<Segment>,
+}
+
+impl CpuBatch {
+    /// Forgets everything and keeps the memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.slots.clear();
+        self.segments.clear();
+    }
+
+    /// Adds the query tokens of a row, the first one at `first_position`.
+    ///
+    /// # Panics
+    /// If the row's pages do not reach that far.
+    pub fn push(&mut self, row: RowId, first_position: usize, tokens: &[u32], table: &PageTable) {
+        let n_tokens = tokens.len();
+        self.segments.push(Segment {
+            row,
+            first_token: self.tokens.len(),
+            n_tokens,
+            first_position,
+        });
+        self.tokens.extend_from_slice(tokens);
+        for position in first_position..first_position + n_tokens {
+            self.positions.push(position as u32);
+            self.slots.push(table.slot(row, position) as u32);
+        }
+    }
+
+    /// Number of tokens.
+    pub fn n_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The rows' parts.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+}
+
+/// Sizes of a [`CpuBackend`].
+#[derive(Clone, Copy, Debug)]
+pub struct CpuSizes {
+    /// Element type of matrices and KV.
+    pub dtype: Dtype,
+    /// Threads that compute, the caller's among them.
+    pub threads: usize,
+    /// Instruction set.
+    pub isa: Isa,
+    /// Layers with KV.
+    pub n_layers: usize,
+    /// Elements of a token's keys in one layer.
+    pub kv_width: usize,
+    /// Pages that can be granted; the pool has one more, the dummy.
+    pub n_pages: usize,
+    /// Tokens in a page.
+    pub page_size: usize,
+    /// Rows of the page table, row 0 among them.
+    pub n_rows: usize,
+}
+
+/// Kernels, KV pool and page table of the CPU.
+pub struct CpuBackend {
+    pool: ThreadPool,
+    isa: Isa,
+    dtype: Dtype,
+    scratch: Scratch,
+    kv: KvPool,
+    table: PageTable,
+}
+
+impl CpuBackend {
+    /// Starts the threads and allocates the pool.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn new(sizes: &CpuSizes) -> std::io::Result<Self> {
+        let n_slots = (sizes.n_pages + 1) * sizes.page_size;
+        Ok(Self {
+            pool: ThreadPool::new(sizes.threads)?,
+            isa: sizes.isa,
+            dtype: sizes.dtype,
+            scratch: Scratch::default(),
+            kv: KvPool::new(sizes.dtype, sizes.n_layers, n_slots, sizes.kv_width),
+            table: PageTable::new(sizes.n_rows, sizes.page_size),
+        })
+    }
+
+    /// The page table.
+    pub fn table(&self) -> &PageTable {
+        &self.table
+    }
+
+    /// The page table, to edit.
+    pub fn table_mut(&mut self) -> &mut PageTable {
+        &mut self.table
+    }
+
+    fn multiply(&mut self, x: &Tensor, linear: &Linear<Self>) -> Tensor {
+        let mut out = self.scratch.tensor(x.rows(), linear.weight.outputs);
+        self.product(
+            x,
+            &linear.weight,
+            linear.bias.as_deref(),
+            &mut out,
+            Write::Store,
+        );
+        out
+    }
+
+    fn product(
+        &mut self,
+        x: &Tensor,
+        weight: &Matrix,
+        bias: Option<&[f32]>,
+        out: &mut Tensor,
+        write: Write,
+    ) {
+        let product = Product {
+            x: x.values(),
+            weight,
+            bias,
+            out: out.values_mut(),
+            write,
+        };
+        matmul(&mut self.pool, self.isa, product);
+    }
+}
+
+impl Backend for CpuBackend {
+    type Tensor = Tensor;
+    type Matrix = Matrix;
+    type Vector = Vec<f32>;
+    type Rope = Rope;
+    type Batch = CpuBatch;
+
+    fn matrix(&mut self, parts: &[TensorView<'_>]) -> Matrix {
+        let inputs = parts[0].shape[1];
+        assert!(
+            parts.iter().all(|part| part.shape[1] == inputs),
+            "stacked matrices have equal width"
+        );
+        let outputs = parts.iter().map(|part| part.shape[0]).sum();
+        Matrix {
+            data: Storage::gather(self.dtype, parts),
+            outputs,
+            inputs,
+        }
+    }
+
+    fn vector(&mut self, parts: &[TensorView<'_>]) -> Vec<f32> {
+        parts.iter().flat_map(TensorView::to_f32).collect()
+    }
+
+    fn rope(&mut self, rope: &Rope) -> Rope {
+        rope.clone()
+    }
+
+    fn embed(&mut self, table: &Matrix, batch: &CpuBatch) -> Tensor {
+        rowwise::embed(&self.scratch, table, &batch.tokens)
+    }
+
+    fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
+        let out = self
+            .scratch
+            .tensor(batch.n_tokens(), 2 * rope.inv_freq.len());
+        rowwise::rotations(&mut self.pool, rope, &batch.positions, out)
+    }
+
+    fn rms_norm(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
+        let out = self.scratch.tensor(x.rows(), x.width());
+        rowwise::rms_norm(&mut self.pool, self.isa, x, None, (weight, eps), out)
+    }
+
+    fn project_qkv(
+        &mut self,
+        x: &Tensor,
+        weights: &QkvWeights<Self>,
+        heads: &HeadShape,
+        rotations: &Tensor,
+        layer: usize,
+        batch: &CpuBatch,
+    ) -> Tensor {
+        let mut qkv = self.multiply(x, &weights.projection);
+        let q = self
+            .scratch
+            .tensor(x.rows(), heads.n_heads * heads.head_dim);
+        let norms = weights.head_norms.as_ref();
+        let norms = norms.map(|(q, k)| (q.as_slice(), k.as_slice(), weights.eps));
+        let rotation = rowwise::Rotation {
+            heads,
+            norms,
+            rotations,
+        };
+        let q = rowwise::rotate(&mut self.pool, self.isa, &mut qkv, &rotation, q);
+        rowwise::store(self.kv.layer_mut(layer), &qkv, q.width(), &batch.slots);
+        q
+    }
+
+    fn attend(&mut self, q: &Tensor, heads: &HeadShape, layer: usize, batch: &CpuBatch) -> Tensor {
+        let out = self.scratch.tensor(q.rows(), q.width());
+        let history = (&self.kv, layer, &self.table);
+        attention::attend(&mut self.pool, self.isa, q, heads, history, batch, out)
+    }
+
+    fn gated_silu(&mut self, x: &Tensor, gate_up: &Linear<Self>) -> Tensor {
+        let both = self.multiply(x, gate_up);
+        let out = self.scratch.tensor(x.rows(), gate_up.weight.outputs / 2);
+        rowwise::gated_silu(&mut self.pool, self.isa, &both, out)
+    }
+
+    fn project_add(&mut self, residual: &mut Tensor, x: &Tensor, linear: &Linear<Self>) {
+        self.product(
+            x,
+            &linear.weight,
+            linear.bias.as_deref(),
+            residual,
+            Write::Add,
+        );
+    }
+
+    fn logits(
+        &mut self,
+        x: &Tensor,
+        tokens: &[u32],
+        norm: &Vec<f32>,
+        eps: f32,
+        vocab: &Matrix,
+    ) -> Tensor {
+        let normed = self.scratch.tensor(tokens.len(), x.width());
+        let normed = rowwise::rms_norm(
+            &mut self.pool,
+            self.isa,
+            x,
+            Some(tokens),
+            (norm, eps),
+            normed,
+        );
+        let mut out = self.scratch.tensor(tokens.len(), vocab.outputs);
+        self.product(&normed, vocab, None, &mut out, Write::Store);
+        out
+    }
+}

@@ -239,3 +239,45 @@ fn hash(parent: u32, page: &[u32]) -> u64 {
         (hash.rotate_left(23) ^ u64::from(token)).wrapping_mul(ODD)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Different pages that hash alike below one parent.
+    const COLLIDING: [[u32; 2]; 4] = [[0, 0], [1, 1 << 23], [2, 2 << 23], [3, 3 << 23]];
+
+    fn add_child(arena: &mut Arena, parent: u32, page: &[u32]) -> u32 {
+        let (tokens, pages) = (Slice::new(page), Slice::new(&[PageId::new(1)]));
+        let usage = Node::root().usage;
+        arena.add(Node::new(parent, tokens, pages, usage, StepId::new(0)))
+    }
+
+    #[test]
+    fn children_whose_pages_hash_alike_are_told_apart_in_any_order_of_removal() {
+        let two = PageSize::new(2).expect("2 is positive");
+        for removed in 0..COLLIDING.len() {
+            let mut arena = Arena::new(two);
+            let root = arena.add(Node::root());
+            let hashes = COLLIDING.map(|page| hash(root, &page));
+            assert_eq!(hashes, [hashes[0]; 4]);
+            let children = COLLIDING.map(|page| add_child(&mut arena, root, &page));
+            let find = |arena: &Arena| COLLIDING.map(|page| arena.step(root, &page));
+            assert_eq!(find(&arena), children.map(|child| Some((child, 2))));
+
+            arena.remove(children[removed]);
+            let mut expected = children.map(|child| Some((child, 2)));
+            expected[removed] = None;
+            assert_eq!(find(&arena), expected);
+
+            for child in children
+                .into_iter()
+                .filter(|child| *child != children[removed])
+            {
+                arena.remove(child);
+            }
+            assert_eq!((find(&arena), arena[root].n_children), ([None; 4], 0));
+            assert!(arena.children.is_empty());
+        }
+    }
+}

@@ -51,7 +51,6 @@ impl RadixTree {
                 inserted_tokens,
             };
         }
-        self.touch_path(node);
         let new_lock = self.lock_node(node);
         self.unlock_node(lock);
         Checkpointed {

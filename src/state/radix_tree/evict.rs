@@ -1,12 +1,12 @@
 //! The order of eviction and eviction itself.
 //!
-//! For policies whose keys only grow, the heap is lazy: an entry is as old as the last time its node came up
+//! For policies whose keys only grow, the order is lazy: an entry is as old as the last time its node came up
 //! and may be smaller than the node's key by now. A match therefore writes nothing but the node. What comes
 //! up too early is put back at its true place, at most once for every use since; what is locked or has got
 //! children is dropped and offered again when that ends.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use super::RadixTree;
 use crate::ids::PageId;
@@ -14,15 +14,54 @@ use crate::state::eviction::{EvictionKey, KeyTrend};
 use crate::state::pages::Pages;
 use crate::state::prefix_cache::Evicted;
 
-/// Candidates, smallest key on top. A live node has at most one entry, a removed one none.
-pub(super) type Victims = BinaryHeap<Reverse<(EvictionKey, u32)>>;
+type Entry = (EvictionKey, u32);
+
+/// Candidates in order of their keys. A live node has at most one entry, a removed one none.
+///
+/// New leaves mostly come with the largest key so far: those wait in a plain queue, and only the others need
+/// a heap.
+#[derive(Default)]
+pub(super) struct Victims {
+    ascending: VecDeque<Entry>,
+    others: BinaryHeap<Reverse<Entry>>,
+}
+
+impl Victims {
+    fn push(&mut self, entry: Entry) {
+        match self.ascending.back() {
+            Some(last) if *last > entry => self.others.push(Reverse(entry)),
+            _ => self.ascending.push_back(entry),
+        }
+    }
+
+    fn pop(&mut self) -> Option<Entry> {
+        match (self.ascending.front(), self.others.peek()) {
+            (Some(first), Some(Reverse(other))) if other < first => self.others.pop().map(|e| e.0),
+            (None, _) => self.others.pop().map(|e| e.0),
+            _ => self.ascending.pop_front(),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.ascending.clear();
+        self.others.clear();
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> {
+        self.ascending
+            .iter()
+            .copied()
+            .chain(self.others.iter().map(|entry| entry.0))
+    }
+}
 
 impl RadixTree {
     pub(super) fn evict_leaves(&mut self, tokens: usize) -> Evicted {
         if tokens > 0 && self.policy.trend() == KeyTrend::Shrinks {
             self.rebuild_victims();
         }
-        let mut ids: Vec<PageId> = Vec::new();
+        let expected = tokens.min(self.evictable_tokens);
+        let mut ids: Vec<PageId> = Vec::with_capacity(self.page_size.full_pages(expected));
         let (mut freed, mut nodes) = (0, 0);
         while freed < tokens {
             let Some(victim) = self.next_victim() else {
@@ -49,8 +88,7 @@ impl RadixTree {
         let node = &mut self.arena[index];
         if node.is_evictable() && !node.is_queued {
             node.is_queued = true;
-            self.victims
-                .push(Reverse((self.policy.key(&node.usage), index)));
+            self.victims.push((self.policy.key(&node.usage), index));
         }
     }
 
@@ -63,7 +101,7 @@ impl RadixTree {
     }
 
     fn next_victim(&mut self) -> Option<u32> {
-        while let Some(Reverse((key, index))) = self.victims.pop() {
+        while let Some((key, index)) = self.victims.pop() {
             let node = &mut self.arena[index];
             node.is_queued = false;
             if node.is_evictable() && self.policy.key(&node.usage) == key {

@@ -104,11 +104,10 @@ impl RadixTree {
         same(
             NO_NODE,
             "entries in the order",
-            self.victims.len(),
+            self.victims.iter().count(),
             n_queued,
         )?;
-        for entry in &self.victims {
-            let (key, index) = entry.0;
+        for (key, index) in self.victims.iter() {
             let node = &self.arena[index];
             let is_late =
                 self.policy.trend() == KeyTrend::Grows && key > self.policy.key(&node.usage);

@@ -45,16 +45,6 @@ impl RadixTree {
         self.offer(node);
     }
 
-    /// Makes a path the most recently used one.
-    pub(super) fn touch_path(&mut self, node: u32) {
-        let now = self.tick();
-        let mut at = node;
-        while at != NO_NODE {
-            self.arena[at].usage.last_access = now;
-            at = self.arena[at].parent;
-        }
-    }
-
     /// Number of pages that `lock` protects.
     pub(super) fn path_pages(&self, lock: &NodeLock) -> usize {
         let mut at = lock.node().unwrap_or(NO_NODE);

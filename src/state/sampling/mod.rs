@@ -1,5 +1,15 @@
 //! Sampling: parameters, penalties, seeded draws and logprobs, as pure functions of one row of logits.
 
+mod draw;
+mod filter;
+mod logprobs;
+mod mask;
 mod params;
+mod row;
+mod wire;
 
+pub use draw::seed_of_sample;
+pub use logprobs::token_logprobs;
+pub use mask::TokenMask;
 pub use params::SamplingParams;
+pub use row::{RowSampler, Sampled};

@@ -1,10 +1,14 @@
 //! Sampling parameters with SGLang's names and defaults.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+
+use crate::error::RequestError;
 
 /// How tokens are chosen and when a request ends. Names and defaults are SGLang's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+///
+/// Read from JSON it takes what SGLang's `sampling_params` take: every field may be missing or null (the default),
+/// `stop` may be one string, `logit_bias` is a map from token id to bias.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SamplingParams {
     /// Most tokens to generate.
     pub max_new_tokens: u32,
@@ -29,6 +33,7 @@ pub struct SamplingParams {
     /// Divides positive and multiplies negative logits of tokens seen in prompt or output, in (0, 2].
     pub repetition_penalty: f32,
     /// Added to the logits of single tokens: (token id, bias).
+    #[serde(serialize_with = "super::wire::serialize_logit_bias")]
     pub logit_bias: Vec<(u32, f32)>,
     /// Goes on after EOS.
     pub ignore_eos: bool,
@@ -68,3 +73,163 @@ impl Default for SamplingParams {
         }
     }
 }
+
+/// Most stop strings.
+const MAX_STOP_STRINGS: usize = 32;
+/// Longest stop string, in bytes.
+const MAX_STOP_BYTES: usize = 1024;
+/// Most stop token ids.
+const MAX_STOP_TOKEN_IDS: usize = 1024;
+/// Most samples of one prompt.
+const MAX_SAMPLES: u32 = 128;
+/// Below this temperature the most likely token is taken.
+const GREEDY_TEMPERATURE: f32 = 1e-6;
+
+impl SamplingParams {
+    /// Returns whether the most likely token is always taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature < GREEDY_TEMPERATURE || self.top_k == 1
+    }
+
+    /// Returns the parameters with a temperature below 1e-6 written as SGLang does: temperature 1, top_k 1.
+    pub fn normalized(mut self) -> Self {
+        if self.temperature < GREEDY_TEMPERATURE {
+            self.temperature = 1.0;
+            self.top_k = 1;
+        }
+        self
+    }
+
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] with the name, the value, the limit and what to do.
+    pub fn validate(&self, vocab_size: usize) -> Result<(), RequestError> {
+        self.validate_numbers()?;
+        self.validate_stop()?;
+        check_ids(
+            "stop_token_ids",
+            self.stop_token_ids.iter().copied(),
+            vocab_size,
+        )?;
+        check_ids(
+            "logit_bias",
+            self.logit_bias.iter().map(|bias| bias.0),
+            vocab_size,
+        )?;
+        for (token, bias) in &self.logit_bias {
+            if !bias.is_finite() {
+                return invalid(format!(
+                    "logit_bias of token {token} is {bias}, limit is a finite number: use -100 to rule a token out"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_numbers(&self) -> Result<(), RequestError> {
+        if !self.temperature.is_finite() || self.temperature < 0.0 {
+            return invalid(format!(
+                "temperature is {}, limit is a finite number of at least 0: use 0 for the most likely token",
+                self.temperature
+            ));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return invalid(format!(
+                "top_p is {}, limits are (0, 1]: use 1 to keep all tokens",
+                self.top_p
+            ));
+        }
+        if self.top_k != -1 && self.top_k < 1 {
+            return invalid(format!(
+                "top_k is {}, limit is at least 1: use -1 to keep all tokens",
+                self.top_k
+            ));
+        }
+        if !(0.0..=1.0).contains(&self.min_p) {
+            return invalid(format!(
+                "min_p is {}, limits are [0, 1]: use 0 to keep all tokens",
+                self.min_p
+            ));
+        }
+        for (name, value) in [
+            ("frequency_penalty", self.frequency_penalty),
+            ("presence_penalty", self.presence_penalty),
+        ] {
+            if !(-2.0..=2.0).contains(&value) {
+                return invalid(format!(
+                    "{name} is {value}, limits are [-2, 2]: use 0 for none"
+                ));
+            }
+        }
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty <= 2.0) {
+            return invalid(format!(
+                "repetition_penalty is {}, limits are (0, 2]: use 1 for none",
+                self.repetition_penalty
+            ));
+        }
+        if self.min_new_tokens > self.max_new_tokens {
+            return invalid(format!(
+                "min_new_tokens is {}, limit is max_new_tokens ({}): lower one or raise the other",
+                self.min_new_tokens, self.max_new_tokens
+            ));
+        }
+        if self.n == 0 || self.n > MAX_SAMPLES {
+            return invalid(format!(
+                "n is {}, limits are 1 to {MAX_SAMPLES}: send several requests for more samples",
+                self.n
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_stop(&self) -> Result<(), RequestError> {
+        if self.stop.len() > MAX_STOP_STRINGS {
+            return invalid(format!(
+                "stop has {} strings, limit is {MAX_STOP_STRINGS}: send fewer",
+                self.stop.len()
+            ));
+        }
+        for (index, stop) in self.stop.iter().enumerate() {
+            if stop.is_empty() {
+                return invalid(format!(
+                    "stop[{index}] is empty, limit is at least 1 byte: leave it out"
+                ));
+            }
+            if stop.len() > MAX_STOP_BYTES {
+                return invalid(format!(
+                    "stop[{index}] has {} bytes, limit is {MAX_STOP_BYTES}: shorten it",
+                    stop.len()
+                ));
+            }
+        }
+        if self.stop_token_ids.len() > MAX_STOP_TOKEN_IDS {
+            return invalid(format!(
+                "stop_token_ids has {} ids, limit is {MAX_STOP_TOKEN_IDS}: send fewer",
+                self.stop_token_ids.len()
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn check_ids(
+    name: &str,
+    mut ids: impl Iterator<Item = u32>,
+    vocab_size: usize,
+) -> Result<(), RequestError> {
+    match ids.find(|&id| id as usize >= vocab_size) {
+        Some(id) => invalid(format!(
+            "{name} holds token {id}, limit is the vocabulary of {vocab_size} tokens: use ids below it"
+        )),
+        None => Ok(()),
+    }
+}
+
+fn invalid(text: String) -> Result<(), RequestError> {
+    Err(RequestError::Invalid(text))
+}
+
+#[cfg(test)]
+#[path = "params_tests.rs"]
+mod tests;

@@ -1,4 +1,4 @@
-//! Metric names, units and cached handles. The library records; it never installs a recorder.
+//! What waits in an actor's mailbox, and how long its handlers take.
 
 use std::sync::Arc;
 

@@ -1,0 +1,55 @@
+//! The Allocator: owns the free pages and the free rows, alone. A page is freed and granted here.
+
+use actix::{Actor, Context, Handler, Recipient};
+
+use crate::actors::mailbox::{Mailbox, Posted};
+use crate::actors::messages::{ReservePages, StepPlanned};
+use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
+use crate::state::pools::Pools;
+
+/// The actor around the pools.
+pub struct Allocator {
+    pools: Pools,
+    planned: PlannedTo,
+    note: DeathNote,
+}
+
+/// Who hears of grants: the Scheduler, or a host that uses the cache without an engine.
+pub enum PlannedTo {
+    /// The engine's own Scheduler.
+    Scheduler(Mailbox<StepPlanned>),
+    /// An actor of the host's own in its place.
+    Host(Recipient<StepPlanned>),
+}
+
+impl Allocator {
+    /// An actor that answers to `planned`.
+    pub fn new(pools: Pools, planned: PlannedTo, note: DeathNote) -> Self {
+        Self { pools, planned, note }
+    }
+}
+
+impl Actor for Allocator {
+    type Context = Context<Self>;
+}
+
+impl Handler<Posted<ReservePages>> for Allocator {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<ReservePages>, _: &mut Context<Self>) {
+        let (ReservePages { request }, _timer) = posted.open();
+        let planned = StepPlanned { planned: Box::new(self.pools.reserve(*request)) };
+        match &self.planned {
+            PlannedTo::Scheduler(scheduler) => scheduler.post(planned),
+            PlannedTo::Host(host) => host.do_send(planned),
+        }
+    }
+}
+
+impl Handler<StopActor> for Allocator {
+    type Result = ();
+
+    fn handle(&mut self, _: StopActor, ctx: &mut Context<Self>) {
+        stop_actor(&mut self.note, ctx);
+    }
+}

@@ -1,0 +1,66 @@
+//! The RadixCache: owns the prefix tree, alone. A match is answered here.
+
+use std::time::Instant;
+
+use actix::{Actor, Context, Handler};
+
+use crate::actors::mailbox::{Mailbox, Posted};
+use crate::actors::messages::{PeekPrefix, PlanStep, ReservePages};
+use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
+use crate::metrics::CacheMetrics;
+use crate::state::prefix_cache::PrefixCache;
+use crate::state::transaction::run_plan;
+
+/// The actor around the tree.
+pub struct RadixCache {
+    cache: Box<dyn PrefixCache>,
+    allocator: Mailbox<ReservePages>,
+    metrics: CacheMetrics,
+    note: DeathNote,
+}
+
+impl RadixCache {
+    /// An actor that forwards its plans to `allocator`.
+    pub fn new(
+        cache: Box<dyn PrefixCache>,
+        allocator: Mailbox<ReservePages>,
+        note: DeathNote,
+    ) -> Self {
+        Self { cache, allocator, metrics: CacheMetrics::register(), note }
+    }
+}
+
+impl Actor for RadixCache {
+    type Context = Context<Self>;
+}
+
+impl Handler<Posted<PlanStep>> for RadixCache {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<PlanStep>, _: &mut Context<Self>) {
+        let (PlanStep { request }, _timer) = posted.open();
+        let started = Instant::now();
+        let request = run_plan(self.cache.as_mut(), *request);
+        if request.verdict.evicted_tokens > 0 {
+            let tokens = request.verdict.evicted_tokens as u64;
+            self.metrics.evicted(tokens, started.elapsed().as_secs_f64());
+        }
+        self.allocator.post(ReservePages { request: Box::new(request) });
+    }
+}
+
+impl Handler<PeekPrefix> for RadixCache {
+    type Result = usize;
+
+    fn handle(&mut self, peek: PeekPrefix, _: &mut Context<Self>) -> usize {
+        self.cache.peek(&peek.namespace, &peek.tokens)
+    }
+}
+
+impl Handler<StopActor> for RadixCache {
+    type Result = ();
+
+    fn handle(&mut self, _: StopActor, ctx: &mut Context<Self>) {
+        stop_actor(&mut self.note, ctx);
+    }
+}

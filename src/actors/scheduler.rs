@@ -1,0 +1,265 @@
+//! The Scheduler: owns the queue, the running batch and the plan. It is the only initiator of plans.
+//!
+//! The decisions are [`state::scheduler::Scheduler`]'s; a handler here unpacks, calls it, and sends what comes out.
+
+use std::time::{Duration, Instant};
+
+use actix::{Actor, AsyncContext, Context, Handler, ResponseFuture};
+use rustc_hash::FxHashMap;
+use tokio::sync::oneshot;
+
+use crate::actors::mailbox::{Mailbox, Posted};
+use crate::actors::messages::{
+    CancelAll, CancelRequest, Drain, GetStats, PinPrefix, PlanStep, PrefixPinned, ReservePages, RunStep,
+    StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
+};
+use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
+use crate::error::RequestError;
+use crate::executor::{RowWork, StepPlan};
+use crate::metrics::SchedulerMetrics;
+use crate::state;
+use crate::state::scheduler::Next;
+
+/// How often pins are looked through for those whose time has passed.
+const PIN_SWEEP: Duration = Duration::from_secs(1);
+
+/// Whom the Scheduler sends to.
+pub struct Links {
+    /// Plans.
+    pub radix_cache: Mailbox<PlanStep>,
+    /// Plans that need no tree.
+    pub allocator: Mailbox<ReservePages>,
+    /// Steps.
+    pub executor: Mailbox<RunStep>,
+    /// Tokens and ends.
+    pub tokenizer: Mailbox<TokensReady>,
+}
+
+/// The actor around the planner.
+pub struct Scheduler {
+    state: state::scheduler::Scheduler,
+    links: Links,
+    metrics: SchedulerMetrics,
+    pins_asked: FxHashMap<u64, oneshot::Sender<usize>>,
+    drains: Vec<oneshot::Sender<()>>,
+    /// Query tokens of the steps under way: prefilled and decoded.
+    step_tokens: std::collections::VecDeque<(usize, usize)>,
+    /// There was work since the last step ended: the executor's wait for the next one is overhead.
+    had_work: bool,
+    started: Instant,
+    note: DeathNote,
+}
+
+impl Scheduler {
+    /// An actor with nothing inside.
+    pub fn new(
+        state: state::scheduler::Scheduler,
+        links: Links,
+        metrics: SchedulerMetrics,
+        note: DeathNote,
+    ) -> Self {
+        Self {
+            state,
+            links,
+            metrics,
+            pins_asked: FxHashMap::default(),
+            drains: Vec::new(),
+            step_tokens: std::collections::VecDeque::new(),
+            had_work: false,
+            started: Instant::now(),
+            note,
+        }
+    }
+
+    /// Sends what there is to send, until the state waits for a message. The executor is fed before clients are told.
+    fn drive(&mut self) {
+        loop {
+            let next = self.state.next();
+            if self.dispatch(next).is_break() {
+                break;
+            }
+        }
+        self.tell();
+    }
+
+    fn dispatch(&mut self, next: Next) -> std::ops::ControlFlow<()> {
+        match next {
+            Next::Nothing => return std::ops::ControlFlow::Break(()),
+            Next::Plan(request) => self.links.radix_cache.post(PlanStep { request }),
+            Next::Reserve(request) => self.links.allocator.post(ReservePages { request }),
+            Next::Run(plan) => {
+                self.step_tokens.push_back(query_tokens(&plan));
+                self.links.executor.post(RunStep { plan });
+            }
+        }
+        std::ops::ControlFlow::Continue(())
+    }
+
+    fn tell(&mut self) {
+        let batch = self.state.take_news();
+        if !batch.is_empty() {
+            self.links.tokenizer.post(TokensReady { batch });
+        }
+        if self.state.is_idle() {
+            self.had_work = false;
+            for drain in self.drains.drain(..) {
+                // Whoever asked may have given up.
+                let _ = drain.send(());
+            }
+        }
+    }
+}
+
+fn query_tokens(plan: &StepPlan) -> (usize, usize) {
+    plan.rows.iter().fold((0, 0), |(prefill, decode), row| match &row.work {
+        RowWork::Prefill { positions } => (prefill + positions.len(), decode),
+        RowWork::Decode { .. } => (prefill, decode + 1),
+    })
+}
+
+impl Actor for Scheduler {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        self.metrics.record_plan(&self.state.stats());
+        ctx.run_interval(PIN_SWEEP, |scheduler, _| {
+            scheduler.state.expire_pins(scheduler.started.elapsed().as_secs());
+            scheduler.drive();
+        });
+    }
+}
+
+impl Handler<Posted<Submit>> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<Submit>, _: &mut Context<Self>) {
+        let (Submit { request }, _timer) = posted.open();
+        self.state.submit(*request);
+        self.drive();
+    }
+}
+
+impl Handler<CancelRequest> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, cancel: CancelRequest, _: &mut Context<Self>) {
+        self.state.cancel(&cancel.rid);
+        self.drive();
+    }
+}
+
+impl Handler<CancelAll> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, _: CancelAll, _: &mut Context<Self>) {
+        self.state.cancel_all();
+        self.drive();
+    }
+}
+
+impl Handler<Posted<StopFound>> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<StopFound>, _: &mut Context<Self>) {
+        let (StopFound { stops }, _timer) = posted.open();
+        for (rid, kept) in stops {
+            self.state.stop_found(&rid, kept);
+        }
+        self.drive();
+    }
+}
+
+impl Handler<Posted<StepPlanned>> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<StepPlanned>, _: &mut Context<Self>) {
+        let (StepPlanned { planned }, _timer) = posted.open();
+        let next = self.state.planned(*planned);
+        // `Nothing` here closes the plan; there may be another one to open all the same.
+        let _ = self.dispatch(next);
+        for (pin, tokens) in self.state.take_pinned() {
+            if let Some(asked) = self.pins_asked.remove(&pin) {
+                let _ = asked.send(tokens);
+            }
+        }
+        self.drive();
+        self.metrics.record_plan(&self.state.stats());
+    }
+}
+
+impl Handler<Posted<StepDone>> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<StepDone>, _: &mut Context<Self>) {
+        let (done, _timer) = posted.open();
+        let (prefill, decode) = self.step_tokens.pop_front().unwrap_or_default();
+        let idle_seconds = if self.had_work { done.idle_seconds } else { 0.0 };
+        self.had_work = true;
+        self.metrics.record_step(done.run_seconds, idle_seconds, prefill, decode);
+        if let Err(error) = &done.result {
+            tracing::error!(step = done.step.get(), %error, "a step failed");
+        }
+        self.state.step_done(done.step, done.result);
+        self.drive();
+    }
+}
+
+impl Handler<PinPrefix> for Scheduler {
+    type Result = ResponseFuture<Result<PrefixPinned, RequestError>>;
+
+    fn handle(&mut self, pin: PinPrefix, _: &mut Context<Self>) -> Self::Result {
+        let expires_s = self.started.elapsed().as_secs() + u64::from(pin.ttl_s);
+        let pin = match self.state.pin(pin.namespace, pin.tokens, expires_s) {
+            Ok(pin) => pin,
+            Err(error) => return Box::pin(async move { Err(error) }),
+        };
+        let (asked, granted) = oneshot::channel();
+        self.pins_asked.insert(pin, asked);
+        self.drive();
+        Box::pin(async move {
+            let gone = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
+            granted.await.map(|tokens| PrefixPinned { pin, tokens }).map_err(gone)
+        })
+    }
+}
+
+impl Handler<UnpinPrefix> for Scheduler {
+    type Result = bool;
+
+    fn handle(&mut self, unpin: UnpinPrefix, _: &mut Context<Self>) -> bool {
+        let was_held = self.state.unpin(unpin.pin);
+        self.drive();
+        was_held
+    }
+}
+
+impl Handler<GetStats> for Scheduler {
+    type Result = actix::MessageResult<GetStats>;
+
+    fn handle(&mut self, _: GetStats, _: &mut Context<Self>) -> Self::Result {
+        actix::MessageResult(self.state.stats())
+    }
+}
+
+impl Handler<Drain> for Scheduler {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: Drain, _: &mut Context<Self>) -> Self::Result {
+        let (drain, drained) = oneshot::channel();
+        self.drains.push(drain);
+        self.tell();
+        Box::pin(async move {
+            // A scheduler that stopped has nothing left inside either.
+            let _ = drained.await;
+        })
+    }
+}
+
+impl Handler<StopActor> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, _: StopActor, ctx: &mut Context<Self>) {
+        stop_actor(&mut self.note, ctx);
+    }
+}
+

@@ -1,0 +1,257 @@
+//! One request under way: its text so far, its counts, its client.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::error::RequestError;
+use crate::executor::{RowLogprobs, TokenLogprobs};
+use crate::metrics::RequestMetrics;
+use crate::request::{Delta, Event, FinishReason, Finished, Usage};
+use crate::sink::{Delivery, EventSink};
+use crate::state::detok::TextStream;
+use crate::state::news::{RequestEnd, RequestTokens};
+use crate::state::sampling::SamplingParams;
+use crate::state::sequence::Submission;
+
+use super::TokenizerSettings;
+
+/// Prompt tokens that the first output token is decoded behind, so that its leading space is right.
+const CONTEXT_TOKENS: usize = 5;
+
+/// What became of a request with its news.
+pub(super) enum Step {
+    /// It goes on.
+    Goes,
+    /// Its terminal event is out.
+    Ended,
+    /// A stop string was completed and its terminal event is out; the scheduler does not know yet.
+    Stopped {
+        /// Output tokens that count.
+        kept: usize,
+    },
+    /// The client is gone or too slow; the scheduler does not know yet.
+    Abandoned,
+}
+
+/// See the module.
+pub(super) struct Live {
+    /// `None` once the terminal event is out.
+    sink: Option<EventSink>,
+    stream: Option<TextStream>,
+    sampling: Arc<SamplingParams>,
+    usage: Usage,
+    wants_logprobs: bool,
+    /// The prompt's first token with a log probability of none, until it was delivered.
+    first_input: Option<TokenLogprobs>,
+    is_streaming: bool,
+    is_stalled: bool,
+    started: Instant,
+    last_token: Option<Instant>,
+    first_token: Option<Instant>,
+}
+
+impl Live {
+    pub(super) fn new(
+        submission: &Submission,
+        sink: EventSink,
+        is_streaming: bool,
+        settings: &TokenizerSettings,
+    ) -> Self {
+        let prompt = &submission.prompt;
+        let context = &prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..];
+        let stream = settings
+            .text
+            .as_deref()
+            .map(|text| TextStream::new(&submission.sampling, context, text));
+        let input_start = submission.logprobs.as_ref().and_then(|wish| wish.start);
+        let first_input = input_start.map(|start| TokenLogprobs {
+            token: prompt[start as usize],
+            ..TokenLogprobs::default()
+        });
+        Self {
+            sink: Some(sink),
+            stream,
+            sampling: submission.sampling.clone(),
+            usage: Usage { prompt_tokens: prompt.len() as u32, ..Usage::default() },
+            wants_logprobs: submission.logprobs.is_some(),
+            first_input,
+            is_streaming,
+            is_stalled: false,
+            started: Instant::now(),
+            last_token: None,
+            first_token: None,
+        }
+    }
+
+    /// Turns tokens into a delta and sends it, with the terminal event if there is one.
+    pub(super) fn advance(
+        &mut self,
+        news: RequestTokens,
+        settings: &TokenizerSettings,
+        metrics: &RequestMetrics,
+    ) -> Step {
+        let RequestTokens { tokens, logprobs, cached_tokens, num_retractions, end, .. } = news;
+        self.usage.cached_tokens = cached_tokens;
+        self.usage.num_retractions = num_retractions;
+        self.time_tokens(tokens.len(), metrics);
+        let mut delta = Delta::default();
+        let stop = self.decode(&tokens, end.as_ref(), settings);
+        let kept_now = stop.as_ref().map_or(tokens.len(), |stop| stop.kept_now);
+        self.usage.completion_tokens += kept_now as u32;
+        delta.tokens = tokens;
+        delta.tokens.truncate(kept_now);
+        self.add_logprobs(&mut delta, logprobs, kept_now);
+        if let Some(stop) = stop {
+            let reason = FinishReason::StopString(stop.matched);
+            self.finish(delta, reason, metrics);
+            return Step::Stopped { kept: stop.kept };
+        }
+        match end {
+            None => self.send(delta, settings, metrics),
+            Some(RequestEnd::Finished(reason)) => {
+                self.finish(delta, reason, metrics);
+                Step::Ended
+            }
+            Some(RequestEnd::Failed(error)) => {
+                self.fail(error, metrics);
+                Step::Ended
+            }
+        }
+    }
+
+    /// Pushes tokens into the text; the token that ended the request is left out of it unless stops are kept.
+    fn decode(
+        &mut self,
+        tokens: &[u32],
+        end: Option<&RequestEnd>,
+        settings: &TokenizerSettings,
+    ) -> Option<Stop> {
+        let (Some(stream), Some(text)) = (&mut self.stream, settings.text.as_deref()) else {
+            return None;
+        };
+        let stop_token = match end {
+            Some(RequestEnd::Finished(FinishReason::StopToken(token)))
+                if !self.sampling.no_stop_trim =>
+            {
+                Some(*token)
+            }
+            _ => None,
+        };
+        for (index, &token) in tokens.iter().enumerate() {
+            if index + 1 == tokens.len() && stop_token == Some(token) {
+                stream.leave_out();
+            } else if let Some(found) = stream.push(token, text) {
+                let kept = found.output_tokens_kept;
+                return Some(Stop { kept, kept_now: index + 1, matched: found.matched });
+            }
+        }
+        None
+    }
+
+    fn add_logprobs(
+        &mut self,
+        delta: &mut Delta,
+        logprobs: Option<Box<RowLogprobs>>,
+        kept_now: usize,
+    ) {
+        if !self.wants_logprobs {
+            return;
+        }
+        let logprobs = logprobs.map(|logprobs| *logprobs).unwrap_or_default();
+        delta.input_logprobs.extend(self.first_input.take());
+        delta.input_logprobs.extend(logprobs.input);
+        delta.output_logprobs = logprobs.output;
+        delta.output_logprobs.truncate(kept_now);
+    }
+
+    fn time_tokens(&mut self, n_tokens: usize, metrics: &RequestMetrics) {
+        if n_tokens == 0 {
+            return;
+        }
+        let now = Instant::now();
+        match self.last_token {
+            None => {
+                let seconds = (now - self.started).as_secs_f64();
+                metrics.first_token(self.is_streaming, seconds);
+                self.first_token = Some(now);
+            }
+            Some(last) => metrics.inter_token((now - last).as_secs_f64(), n_tokens),
+        }
+        self.last_token = Some(now);
+    }
+
+    fn send(
+        &mut self,
+        mut delta: Delta,
+        settings: &TokenizerSettings,
+        metrics: &RequestMetrics,
+    ) -> Step {
+        delta.text = self.stream.as_mut().map(TextStream::take_text).unwrap_or_default();
+        delta.usage = self.usage;
+        let Some(sink) = &mut self.sink else { return Step::Ended };
+        match sink.send(delta) {
+            Delivery::Sent => {
+                self.is_stalled = false;
+                Step::Goes
+            }
+            Delivery::Waiting { backlog_bytes } => {
+                if !self.is_stalled {
+                    metrics.client_stalled();
+                }
+                self.is_stalled = true;
+                let limit_bytes = settings.client_backlog_bytes;
+                if backlog_bytes <= limit_bytes {
+                    return Step::Goes;
+                }
+                self.fail(RequestError::SlowClient { backlog_bytes, limit_bytes }, metrics);
+                Step::Abandoned
+            }
+            Delivery::Gone => {
+                metrics.aborted();
+                let delta = Delta { usage: self.usage, ..Delta::default() };
+                self.terminate(Event::Cancelled(Box::new(self.finished(delta, FinishReason::Abort))));
+                Step::Abandoned
+            }
+        }
+    }
+
+    fn finish(&mut self, mut delta: Delta, reason: FinishReason, metrics: &RequestMetrics) {
+        delta.text = self.stream.as_mut().map(TextStream::finish).unwrap_or_default();
+        delta.usage = self.usage;
+        let is_abort = reason == FinishReason::Abort;
+        let finished = Box::new(self.finished(delta, reason));
+        metrics.finished(self.is_streaming, &self.usage, finished.e2e_latency_s);
+        if let (Some(first), Some(last)) = (self.first_token, self.last_token) {
+            let seconds = (last - first).as_secs_f64();
+            metrics.decoded(self.is_streaming, seconds, self.usage.completion_tokens);
+        }
+        if is_abort {
+            metrics.aborted();
+            self.terminate(Event::Cancelled(finished));
+        } else {
+            self.terminate(Event::Finished(finished));
+        }
+    }
+
+    fn finished(&self, delta: Delta, reason: FinishReason) -> Finished {
+        Finished { delta, reason, e2e_latency_s: self.started.elapsed().as_secs_f64() }
+    }
+
+    fn fail(&mut self, error: RequestError, metrics: &RequestMetrics) {
+        metrics.failed(error.code());
+        self.terminate(Event::Failed(error));
+    }
+
+    fn terminate(&mut self, event: Event) {
+        if let Some(sink) = self.sink.take() {
+            sink.finish(event);
+        }
+    }
+}
+
+/// A stop string completed inside one batch of tokens.
+struct Stop {
+    kept: usize,
+    kept_now: usize,
+    matched: String,
+}

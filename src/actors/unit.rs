@@ -1,0 +1,186 @@
+//! The unit of life and death: five actors and the executor thread, wired together.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use actix::{Actor, AsyncContext, Recipient};
+use actix_rt::Arbiter;
+use tokio::sync::oneshot;
+
+use crate::actors::allocator::{Allocator, PlannedTo};
+use crate::actors::executor::{Executor, ExecutorFactory, ExecutorThread};
+use crate::actors::mailbox::Mailbox;
+use crate::actors::messages::{ActorDied, Doors};
+use crate::actors::radix_cache::RadixCache;
+use crate::actors::scheduler::{Links, Scheduler};
+use crate::actors::tokenizer::{Tokenizer, TokenizerSettings};
+use crate::actors::watchdog::{DeathNote, StopActor};
+use crate::error::StartError;
+use crate::metrics::{RequestMetrics, SchedulerMetrics};
+use crate::state;
+use crate::state::eviction::EvictionPolicy;
+use crate::state::pages::PoolLedger;
+use crate::state::plain_cache::PlainCache;
+use crate::state::policy::schedule_policy;
+use crate::state::pools::Pools;
+use crate::state::prefix_cache::PrefixCache;
+use crate::state::radix_tree::RadixTree;
+use crate::state::scheduler::SchedulerLimits;
+
+/// Everything that it takes to build a unit, and to build it again.
+pub struct Blueprint {
+    /// Label of metrics.
+    pub model_name: String,
+    /// Bounds of the scheduler, of the pools too.
+    pub limits: SchedulerLimits,
+    /// Order of the waiting queue, a name that [`schedule_policy`] knows.
+    pub schedule_policy: String,
+    /// `None` recomputes every prefix.
+    pub eviction_policy: Option<EvictionPolicy>,
+    /// What the Tokenizer knows.
+    pub tokenizer: TokenizerSettings,
+    /// Loads the executor on its thread.
+    pub executor: Arc<ExecutorFactory>,
+}
+
+/// The living actors.
+pub struct Unit {
+    generation: u64,
+    doors: Doors,
+    stop: Vec<Recipient<StopActor>>,
+    executor_thread: JoinHandle<()>,
+    tokenizer_arbiter: Arbiter,
+    ledger: Arc<PoolLedger>,
+}
+
+impl Unit {
+    /// Loads the executor and wires the actors: the control actors on the calling Arbiter, the Tokenizer on one of its
+    /// own, since encoding a long prompt must not delay a step.
+    ///
+    /// # Errors
+    /// What the executor's loading says.
+    pub async fn build(
+        blueprint: Arc<Blueprint>,
+        generation: u64,
+        died: Recipient<ActorDied>,
+    ) -> Result<Self, StartError> {
+        let (thread, loaded) = ExecutorThread::spawn(blueprint.executor.clone())
+            .map_err(|error| StartError::Thread(error.to_string()))?;
+        let gone = |_| StartError::Thread("the executor thread died while loading".to_owned());
+        loaded.await.map_err(gone)??;
+        Ok(wire(&blueprint, generation, &died, thread))
+    }
+
+    /// Which life this is.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The addresses that hosts use.
+    pub fn doors(&self) -> Doors {
+        self.doors.clone()
+    }
+
+    /// Stops the actors and waits until the executor thread has ended. Requests inside get their terminal event from
+    /// their sinks.
+    pub async fn stop(self) {
+        self.ledger.close();
+        for actor in &self.stop {
+            actor.do_send(StopActor);
+        }
+        let (joined, is_joined) = oneshot::channel();
+        let thread = self.executor_thread;
+        std::thread::spawn(move || {
+            // A thread that panicked has told its death note.
+            let _ = thread.join();
+            let _ = joined.send(());
+        });
+        let _ = is_joined.await;
+        self.tokenizer_arbiter.stop();
+    }
+}
+
+fn wire(
+    blueprint: &Blueprint,
+    generation: u64,
+    died: &Recipient<ActorDied>,
+    thread: ExecutorThread,
+) -> Unit {
+    let note = |actor| DeathNote::new(actor, generation, died.clone());
+    let ledger = Arc::new(PoolLedger::default());
+    let tokenizer_arbiter = Arbiter::new();
+    let mut parts = None;
+    let scheduler = Scheduler::create(|ctx| {
+        let me = ctx.address();
+        let allocator = Allocator::new(
+            pools(&blueprint.limits, &ledger),
+            PlannedTo::Scheduler(Mailbox::of(&me, "scheduler", "StepPlanned")),
+            note("allocator"),
+        )
+        .start();
+        let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
+        let radix_cache =
+            RadixCache::new(cache(blueprint, &ledger), reserve.clone(), note("radix_cache")).start();
+        let done = Mailbox::of(&me, "scheduler", "StepDone");
+        let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
+        let executor = Executor::new(steps, note("executor")).start();
+        let tokenizer = Tokenizer::start_in_arbiter(&tokenizer_arbiter.handle(), {
+            let settings = blueprint.tokenizer.clone();
+            let submit = Mailbox::of(&me, "scheduler", "Submit");
+            let stop_found = Mailbox::of(&me, "scheduler", "StopFound");
+            let cancel = me.clone().recipient();
+            let metrics = RequestMetrics::register(&blueprint.model_name);
+            let note = note("tokenizer");
+            move |_| Tokenizer::new(settings, submit, stop_found, cancel, metrics, note)
+        });
+        let links = Links {
+            radix_cache: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
+            allocator: reserve,
+            executor: Mailbox::of(&executor, "executor", "RunStep"),
+            tokenizer: Mailbox::of(&tokenizer, "tokenizer", "TokensReady"),
+        };
+        let policy = schedule_policy(&blueprint.schedule_policy)
+            .expect("the policy's name was checked with the configuration");
+        let state = state::scheduler::Scheduler::new(
+            blueprint.limits.clone(),
+            policy,
+            ledger.clone(),
+        );
+        let metrics = SchedulerMetrics::register(&blueprint.model_name);
+        let stop = vec![
+            me.recipient(),
+            radix_cache.clone().recipient(),
+            allocator.recipient(),
+            executor.recipient(),
+            tokenizer.clone().recipient(),
+        ];
+        parts = Some((tokenizer.recipient(), radix_cache.recipient(), executor_thread, stop));
+        Scheduler::new(state, links, metrics, note("scheduler"))
+    });
+    let (generate, peek, executor_thread, stop) =
+        parts.expect("create runs its closure before it returns");
+    let doors = Doors {
+        generate,
+        cancel: scheduler.clone().recipient(),
+        cancel_all: scheduler.clone().recipient(),
+        peek,
+        pin: scheduler.clone().recipient(),
+        unpin: scheduler.clone().recipient(),
+        stats: scheduler.clone().recipient(),
+        drain: scheduler.recipient(),
+    };
+    Unit { generation, doors, stop, executor_thread, tokenizer_arbiter, ledger }
+}
+
+fn pools(limits: &SchedulerLimits, ledger: &Arc<PoolLedger>) -> Pools {
+    let pages = limits.total_pages as u32;
+    Pools::new(pages, limits.total_rows as u32, limits.page_size, ledger.clone())
+}
+
+fn cache(blueprint: &Blueprint, ledger: &Arc<PoolLedger>) -> Box<dyn PrefixCache> {
+    let page_size = blueprint.limits.page_size;
+    match blueprint.eviction_policy {
+        Some(policy) => Box::new(RadixTree::new(page_size, policy, ledger.clone())),
+        None => Box::new(PlainCache::new(page_size)),
+    }
+}

@@ -1,0 +1,293 @@
+//! The flags, one for each configuration key: `page_size` is `--page-size` and `SOUFFLEUR_PAGE_SIZE`.
+//!
+//! Defaults are not written here: [`super::command`] adds them to the help from the configuration types.
+
+use std::path::PathBuf;
+
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args};
+use serde::Serialize;
+
+const DTYPES: [&str; 4] = ["auto", "float32", "float16", "bfloat16"];
+const DEVICES: [&str; 2] = ["auto", "cpu"];
+
+/// The file to read, and the flags of all sections.
+#[derive(Args, Clone, Debug, Default)]
+pub struct AllFlags {
+    /// TOML file with sections [engine], [server] and [log]; config/default.toml shows every key
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "SOUFFLEUR_CONFIG",
+        hide_env_values = true
+    )]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+    #[command(flatten)]
+    pub server: ServerFlags,
+    #[command(flatten)]
+    pub log: LogFlags,
+}
+
+/// The file to read, and the flags of an engine without a server.
+#[derive(Args, Clone, Debug, Default)]
+pub struct LocalFlags {
+    /// TOML file with sections [engine], [server] and [log]; config/default.toml shows every key
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "SOUFFLEUR_CONFIG",
+        hide_env_values = true
+    )]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+    #[command(flatten)]
+    pub log: LogFlags,
+}
+
+impl From<LocalFlags> for AllFlags {
+    fn from(flags: LocalFlags) -> Self {
+        let LocalFlags {
+            config,
+            engine,
+            log,
+        } = flags;
+        Self {
+            config,
+            engine,
+            log,
+            server: ServerFlags::default(),
+        }
+    }
+}
+
+/// Section `[engine]`.
+#[derive(Args, Clone, Debug, Default, Serialize)]
+pub struct EngineFlags {
+    /// Folder of a model in Hugging Face layout; without it the bundled model is served
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    pub model_path: Option<PathBuf>,
+    /// Name that /v1/models lists; the folder's name if not given
+    #[arg(long, value_name = "NAME", help_heading = "Model")]
+    pub served_model_name: Option<String>,
+    /// Storage of weights and KV; auto takes what the weights are stored in
+    #[arg(long, value_parser = DTYPES, help_heading = "Model")]
+    pub dtype: Option<String>,
+    /// Where to compute
+    #[arg(long, value_parser = DEVICES, help_heading = "Model")]
+    pub device: Option<String>,
+    /// Compute threads; 0 takes one a core
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub threads: Option<usize>,
+    /// Longest sequence in tokens; the model's own limit if not given
+    #[arg(long, value_name = "TOKENS", help_heading = "Model")]
+    pub context_length: Option<usize>,
+    /// Take and return token ids only; no tokenizer is loaded
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set, value_parser = BoolishValueParser::new(),
+        hide_possible_values = true, value_name = "on|off", help_heading = "Model")]
+    pub skip_tokenizer_init: Option<bool>,
+
+    /// Tokens a KV page: a power of two up to 256
+    #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
+    pub page_size: Option<u32>,
+    /// Share of the free memory for weights and KV pool together; `souffleur plan` prints the largest safe one
+    #[arg(long, value_name = "0..1", help_heading = "Memory")]
+    pub mem_fraction_static: Option<f64>,
+    /// Tokens of the KV pool, instead of deriving them from memory
+    #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
+    pub max_total_tokens: Option<usize>,
+    /// Which cached prefix is evicted first: lru, lfu, fifo, mru, filo, priority or slru
+    #[arg(long, value_name = "POLICY", help_heading = "Memory")]
+    pub radix_eviction_policy: Option<String>,
+    /// Recompute every prefix
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set, value_parser = BoolishValueParser::new(),
+        hide_possible_values = true, value_name = "on|off", help_heading = "Memory")]
+    pub disable_radix_cache: Option<bool>,
+    /// Most prefixes that hosts may pin at once
+    #[arg(long, value_name = "N", help_heading = "Memory")]
+    pub max_pins: Option<usize>,
+
+    /// Most requests that prefill or decode at once; derived from the KV pool if not given
+    #[arg(long, value_name = "N", help_heading = "Scheduling")]
+    pub max_running_requests: Option<usize>,
+    /// Most requests inside, running ones included; the next one gets 503
+    #[arg(long, value_name = "N", help_heading = "Scheduling")]
+    pub max_queued_requests: Option<usize>,
+    /// Most prompt tokens inside; the next request gets 503
+    #[arg(long, value_name = "TOKENS", help_heading = "Scheduling")]
+    pub max_queued_tokens: Option<usize>,
+    /// Most input tokens of one prefill step
+    #[arg(long, value_name = "TOKENS", help_heading = "Scheduling")]
+    pub max_prefill_tokens: Option<usize>,
+    /// Longer prompts are prefilled in chunks of so many tokens; -1 turns that off
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        allow_negative_numbers = true,
+        help_heading = "Scheduling"
+    )]
+    pub chunked_prefill_size: Option<i64>,
+    /// Order of the waiting queue
+    #[arg(long, value_name = "POLICY", help_heading = "Scheduling")]
+    pub schedule_policy: Option<String>,
+    /// Above 1 reserves more for running requests: fewer retractions, smaller batches
+    #[arg(long, value_name = "FACTOR", help_heading = "Scheduling")]
+    pub schedule_conservativeness: Option<f64>,
+    /// Hold a request for a step or two when its prefix is being prefilled by another one
+    #[arg(long, value_parser = BoolishValueParser::new(),
+        hide_possible_values = true, action = ArgAction::Set, value_name = "on|off", help_heading = "Scheduling")]
+    pub prefix_wait: Option<bool>,
+
+    /// Events that wait for a slow reader before they are merged
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Clients",
+        hide_short_help = true
+    )]
+    pub client_channel_events: Option<usize>,
+    /// Bytes of text that may wait for a slow reader before it is cancelled
+    #[arg(
+        long,
+        value_name = "BYTES",
+        help_heading = "Clients",
+        hide_short_help = true
+    )]
+    pub client_backlog_bytes: Option<usize>,
+}
+
+/// Section `[server]`.
+#[derive(Args, Clone, Debug, Default, Serialize)]
+pub struct ServerFlags {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", help_heading = "Server")]
+    pub host: Option<String>,
+    /// TCP port; 0 takes a free one
+    #[arg(long, help_heading = "Server")]
+    pub port: Option<u16>,
+    /// Threads that parse requests and write responses; 0 takes one a core, at most 4
+    #[arg(long, value_name = "N", help_heading = "Server")]
+    pub workers: Option<usize>,
+    /// Seconds that running requests may go on once the server is told to stop
+    #[arg(
+        long,
+        alias = "shutdown-timeout-s",
+        value_name = "SECONDS",
+        help_heading = "Server"
+    )]
+    pub shutdown_deadline_s: Option<u32>,
+    /// Largest request body
+    #[arg(
+        long,
+        value_name = "BYTES",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub max_body_bytes: Option<usize>,
+    /// Most prompts times samples of one request
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub max_batch_requests: Option<usize>,
+    /// Seconds for a request's headers to arrive
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub header_timeout_s: Option<u32>,
+    /// Seconds for a request's body to arrive
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub body_timeout_s: Option<u32>,
+    /// Seconds that an idle connection is kept
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub keep_alive_s: Option<u32>,
+    /// Seconds without an event after which a stream gets a comment, so that proxies keep it
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub sse_keep_alive_s: Option<u32>,
+    /// Seconds that /health_generate waits for a token
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub health_generate_timeout_s: Option<u32>,
+    /// Origins whose pages may open a WebSocket besides the server's own, comma separated; * stands for all
+    #[arg(
+        long,
+        value_name = "ORIGINS",
+        value_delimiter = ',',
+        help_heading = "WebSocket"
+    )]
+    pub allowed_origins: Option<Vec<String>>,
+    /// Most WebSockets at once
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "WebSocket",
+        hide_short_help = true
+    )]
+    pub ws_max_connections: Option<usize>,
+    /// Most requests under way on one WebSocket
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "WebSocket",
+        hide_short_help = true
+    )]
+    pub ws_max_requests: Option<usize>,
+    /// Largest message that a WebSocket takes
+    #[arg(
+        long,
+        value_name = "BYTES",
+        help_heading = "WebSocket",
+        hide_short_help = true
+    )]
+    pub ws_max_frame_bytes: Option<usize>,
+    /// Seconds between pings; a client that misses two is gone
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "WebSocket",
+        hide_short_help = true
+    )]
+    pub ws_ping_interval_s: Option<u32>,
+    /// Seconds that writing one message to a WebSocket may take
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "WebSocket",
+        hide_short_help = true
+    )]
+    pub ws_send_timeout_s: Option<u32>,
+}
+
+/// Section `[log]`.
+#[derive(Args, Clone, Debug, Default, Serialize)]
+pub struct LogFlags {
+    /// Least level that is logged, to stderr: error, warn, info, debug, trace, or `target=level` pairs
+    #[arg(long, value_name = "LEVEL", help_heading = "Log")]
+    pub log_level: Option<String>,
+}

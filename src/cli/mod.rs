@@ -1,0 +1,190 @@
+//! The command line: one file for each command, one line for each failure.
+//!
+//! Exit codes: 0 after a graceful end, 1 when something could not be started or done, 2 for a command line or
+//! configuration that cannot be used.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use souffleur::error::StartError;
+
+use crate::settings::{Settings, keys};
+use flags::{AllFlags, LocalFlags};
+
+mod bench;
+mod bundled;
+pub mod flags;
+mod generate;
+mod local;
+mod logits;
+mod plan;
+mod progress;
+mod serve;
+mod signals;
+mod telemetry;
+mod words;
+
+const ORDER: &str = "\
+Every flag is also an environment variable (--page-size: SOUFFLEUR_PAGE_SIZE) and a key of the file given by --config
+(page_size in [engine]); config/default.toml shows them all. Flags win over the environment, the environment wins over
+the file.
+
+Examples:
+  souffleur                                         serve the bundled model on http://127.0.0.1:30000
+  souffleur --model-path ~/models/Qwen3-0.6B        serve a model in Hugging Face layout
+  souffleur plan --model-path ~/models/Qwen3-0.6B   what would fit into memory, and why
+  souffleur generate 'Who are you?'                 answer one prompt
+";
+
+/// LLM inference engine made of actors: radix-tree KV reuse, paged memory, continuous batching.
+///
+/// Without a command it serves: OpenAI's API, SGLang's /generate, a WebSocket and Prometheus metrics.
+#[derive(Parser, Debug)]
+#[command(name = "souffleur", version, args_conflicts_with_subcommands = true, after_help = ORDER)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: AllFlags,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Serve a model over HTTP and WebSocket; what souffleur does without a command
+    Serve(Box<AllFlags>),
+    /// Answer one prompt: the text streams to stdout
+    Generate(Box<generate::GenerateArgs>),
+    /// Show how memory would be divided, without loading the model
+    Plan(Box<LocalFlags>),
+    /// Measure the time to ready and the speed of one stream
+    Bench(Box<bench::BenchArgs>),
+    /// Write the logits of prompts to a file, for comparison with other implementations
+    #[command(hide = true)]
+    Logits(Box<logits::LogitsArgs>),
+}
+
+/// Why a command ends early.
+#[derive(Debug)]
+pub enum Failure {
+    /// The command line or configuration cannot be used.
+    Usage(String),
+    /// Something could not be started or done.
+    Failed(String),
+}
+
+impl Failure {
+    fn failed(reason: impl Display) -> Self {
+        Self::Failed(reason.to_string())
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Config(error) => Self::Usage(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Runs the command that the arguments of this process name.
+pub fn main() -> ExitCode {
+    let cli = match parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    let (code, reason) = match run(cli) {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Usage(reason)) => (2, reason),
+        Err(Failure::Failed(reason)) => (1, reason),
+    };
+    let _ = writeln!(std::io::stderr(), "souffleur: {reason}");
+    ExitCode::from(code)
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    match cli.command {
+        None => serve::run(settings(&cli.serve)?),
+        Some(Command::Serve(flags)) => serve::run(settings(&flags)?),
+        Some(Command::Generate(args)) => {
+            generate::run(&args, settings(&args.flags.clone().into())?)
+        }
+        Some(Command::Plan(flags)) => plan::run(settings(&AllFlags::from(*flags))?),
+        Some(Command::Bench(args)) => bench::run(&args, settings(&args.flags.clone().into())?),
+        Some(Command::Logits(args)) => logits::run(&args),
+    }
+}
+
+/// Loads the settings and starts the log, in this order: what is logged is a setting.
+fn settings(flags: &AllFlags) -> Result<Settings, Failure> {
+    let environment = std::env::vars_os().filter_map(|(name, value)| {
+        Some((
+            name.into_string().ok()?,
+            value.to_string_lossy().into_owned(),
+        ))
+    });
+    let loaded = Settings::load(flags, environment);
+    let (settings, warnings) = loaded.map_err(|error| Failure::Usage(error.to_string()))?;
+    telemetry::start_log(&settings.log)?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(settings)
+}
+
+fn parse<I, T>(args: I) -> Result<Cli, clap::Error>
+where
+    I: IntoIterator<Item = T>,
+    T: Into<std::ffi::OsString> + Clone,
+{
+    let matches: ArgMatches = command().try_get_matches_from(args)?;
+    Cli::from_arg_matches(&matches)
+}
+
+/// The command with the defaults of the configuration in its help.
+fn command() -> clap::Command {
+    let mut command = with_defaults(Cli::command());
+    let names: Vec<String> = command
+        .get_subcommands()
+        .map(|command| command.get_name().to_owned())
+        .collect();
+    for name in names {
+        command = command.mut_subcommand(name, with_defaults);
+    }
+    command
+}
+
+fn with_defaults(command: clap::Command) -> clap::Command {
+    let keys = keys();
+    command.mut_args(|arg| {
+        let default = keys.iter().find(|(_, key, _)| arg.get_id() == key.as_str());
+        match default.and_then(|(_, _, default)| shown(default)) {
+            None => arg,
+            Some(default) => {
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                arg.help(format!("{help} [default: {default}]"))
+            }
+        }
+    })
+}
+
+/// A default as it would be typed, if there is one.
+fn shown(default: &serde_json::Value) -> Option<String> {
+    match default {
+        serde_json::Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
+        serde_json::Value::Bool(is_on) => Some(if *is_on { "on" } else { "off" }.to_owned()),
+        serde_json::Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// Writes a line to stdout. A reader that went away is no reason to stop.
+fn say(line: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+use super::*;
+
+fn parsed(args: &[&str]) -> Cli {
+    let args = std::iter::once("souffleur").chain(args.iter().copied());
+    parse(args).expect("the arguments parse")
+}
+
+#[test]
+fn the_command_is_consistent() {
+    command().debug_assert();
+}
+
+#[test]
+fn every_key_has_a_flag_of_its_name_and_every_flag_a_key() {
+    let command = command();
+    let keys: Vec<String> = keys().into_iter().map(|(_, key, _)| key).collect();
+    for key in &keys {
+        let arg = command
+            .get_arguments()
+            .find(|arg| arg.get_id() == key.as_str());
+        let arg = arg.unwrap_or_else(|| panic!("{key} has no flag"));
+        assert_eq!(arg.get_long(), Some(key.replace('_', "-").as_str()));
+    }
+    for arg in command.get_arguments() {
+        let id = arg.get_id().as_str();
+        let is_other = ["config", "help", "version"].contains(&id);
+        assert!(
+            is_other || keys.iter().any(|key| key == id),
+            "--{id} has no key"
+        );
+    }
+}
+
+#[test]
+fn help_shows_defaults_and_groups() {
+    let help = command().render_long_help().to_string();
+    for part in [
+        "[default: 30000]",
+        "[default: 4096]",
+        "Scheduling:",
+        "Memory:",
+        "Examples:",
+    ] {
+        assert!(help.contains(part), "{part} is not in\n{help}");
+    }
+    assert!(!help.contains("logits"), "a hidden command is shown");
+}
+
+#[test]
+fn without_a_command_the_flags_are_those_of_serve() {
+    let bare = parsed(&[
+        "--port",
+        "1",
+        "--page-size=16",
+        "--chunked-prefill-size",
+        "-1",
+    ]);
+    assert!(bare.command.is_none());
+    let Some(Command::Serve(serve)) = parsed(&[
+        "serve",
+        "--port",
+        "1",
+        "--page-size=16",
+        "--chunked-prefill-size",
+        "-1",
+    ])
+    .command
+    else {
+        panic!("serve is a command")
+    };
+    assert_eq!(format!("{:?}", bare.serve), format!("{serve:?}"));
+    assert_eq!(serve.engine.chunked_prefill_size, Some(-1));
+}
+
+#[test]
+fn switches_take_a_value_or_none() {
+    let switch = |args: &[&str]| parsed(args).serve.engine.disable_radix_cache;
+    assert_eq!(switch(&[]), None);
+    assert_eq!(switch(&["--disable-radix-cache"]), Some(true));
+    assert_eq!(switch(&["--disable-radix-cache=off"]), Some(false));
+    assert_eq!(
+        parsed(&["--prefix-wait", "off"]).serve.engine.prefix_wait,
+        Some(false)
+    );
+    assert_eq!(
+        parsed(&["--shutdown-timeout-s", "5"])
+            .serve
+            .server
+            .shutdown_deadline_s,
+        Some(5)
+    );
+}

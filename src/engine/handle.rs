@@ -1,0 +1,254 @@
+//! A host's side of one engine.
+
+use std::sync::{Arc, RwLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use actix::{Addr, MailboxError, Recipient};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::actors::messages::{
+    CancelAll, CancelRequest, Doors, Drain, Generate, GetStats, PeekPrefix, PinPrefix,
+    PrefixPinned, TokenEvent, UnpinPrefix,
+};
+use crate::actors::watchdog::{DoorSlot, StopUnit, Watchdog};
+use crate::admission::Admission;
+use crate::engine::ModelInfo;
+use crate::error::RequestError;
+use crate::ids::RequestId;
+use crate::request::{CancelFlag, Event, GenerateRequest};
+use crate::sink::EventSink;
+use crate::state::namespace::Namespace;
+use crate::state::stats::EngineStats;
+
+/// How long cancelled requests get to end at a shutdown whose deadline has passed.
+const CANCEL_GRACE: Duration = Duration::from_secs(2);
+
+/// A host's side of one engine. Cheap to clone; the engine stops when the last clone is dropped.
+#[derive(Clone)]
+pub struct EngineHandle {
+    inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
+    pub(super) model: ModelInfo,
+    pub(super) admission: Arc<Admission>,
+    pub(super) channel_events: usize,
+    pub(super) doors: DoorSlot,
+    pub(super) watchdog: Addr<Watchdog>,
+    pub(super) thread: RwLock<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.watchdog.do_send(StopUnit);
+    }
+}
+
+impl EngineHandle {
+    pub(super) fn new(inner: Inner) -> Self {
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Sends a request. The stream ends with exactly one terminal event.
+    ///
+    /// # Errors
+    /// [`RequestError::Overloaded`] or [`RequestError::ShuttingDown`] at the door, [`RequestError::EngineDown`] while
+    /// the engine is being rebuilt; everything else arrives as the terminal event.
+    pub fn generate(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
+        let permit = self.inner.admission.admit()?;
+        let doors = self.doors()?;
+        let rid = request.rid.clone();
+        let (sink, events) =
+            EventSink::channel(rid.clone(), self.inner.channel_events, Some(permit));
+        let cancel = CancelFlag::default();
+        let request = Box::new(request);
+        doors.generate.do_send(Generate { request, sink, cancel: cancel.clone() });
+        Ok(Generation { rid, events, cancel, door: doors.cancel, has_ended: false })
+    }
+
+    /// Sends a request whose events go to an actor of the host's own. Cancel it with [`EngineHandle::cancel`].
+    ///
+    /// # Errors
+    /// As [`EngineHandle::generate`].
+    pub fn generate_to(
+        &self,
+        request: GenerateRequest,
+        recipient: Recipient<TokenEvent>,
+    ) -> Result<(), RequestError> {
+        let permit = self.inner.admission.admit()?;
+        let doors = self.doors()?;
+        let sink = EventSink::recipient(request.rid.clone(), recipient, Some(permit));
+        let request = Box::new(request);
+        doors.generate.do_send(Generate { request, sink, cancel: CancelFlag::default() });
+        Ok(())
+    }
+
+    /// Cancels a request by its id; unknown ids are ignored.
+    pub fn cancel(&self, rid: &RequestId) {
+        if let Ok(doors) = self.doors() {
+            doors.cancel.do_send(CancelRequest { rid: rid.clone() });
+        }
+    }
+
+    /// Cancels everything inside.
+    pub fn cancel_all(&self) {
+        if let Ok(doors) = self.doors() {
+            doors.cancel_all.do_send(CancelAll);
+        }
+    }
+
+    /// Tokens of `tokens` that are cached now. Changes nothing in the cache.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn peek_prefix(
+        &self,
+        namespace: Namespace,
+        tokens: Arc<[u32]>,
+    ) -> Result<usize, RequestError> {
+        self.doors()?.peek.send(PeekPrefix { namespace, tokens }).await.map_err(down)
+    }
+
+    /// Keeps the cached part of a prefix in memory for at most `ttl`.
+    ///
+    /// # Errors
+    /// [`RequestError::Overloaded`] with too many pins, [`RequestError::EngineDown`].
+    pub async fn pin_prefix(
+        &self,
+        namespace: Namespace,
+        tokens: Arc<[u32]>,
+        ttl: Duration,
+    ) -> Result<PrefixPinned, RequestError> {
+        let ttl_s = u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX);
+        let pin = PinPrefix { namespace, tokens, ttl_s };
+        self.doors()?.pin.send(pin).await.map_err(down)?
+    }
+
+    /// Gives a pin back; false if it was gone.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn unpin_prefix(&self, pin: u64) -> Result<bool, RequestError> {
+        self.doors()?.unpin.send(UnpinPrefix { pin }).await.map_err(down)
+    }
+
+    /// Queues, pools and counters.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn stats(&self) -> Result<EngineStats, RequestError> {
+        self.doors()?.stats.send(GetStats).await.map_err(down)
+    }
+
+    /// The engine's recipients, for hosts that speak in messages.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`] while the engine is being rebuilt, and after its stop.
+    pub fn doors(&self) -> Result<Doors, RequestError> {
+        let doors = self.inner.doors.read().expect("nobody panics with the door slot");
+        let down = || RequestError::EngineDown("no actors are running".to_owned());
+        doors.clone().ok_or_else(down)
+    }
+
+    /// The loaded model.
+    pub fn model(&self) -> &ModelInfo {
+        &self.inner.model
+    }
+
+    /// Requests inside, queued ones included.
+    pub fn requests_inside(&self) -> usize {
+        self.inner.admission.requests()
+    }
+
+    /// True while the actors live: false while they are being rebuilt, and after the stop.
+    pub fn is_alive(&self) -> bool {
+        self.doors().is_ok()
+    }
+
+    /// True while requests are taken: alive and not shutting down.
+    pub fn is_ready(&self) -> bool {
+        !self.inner.admission.is_closed() && self.is_alive()
+    }
+
+    /// Takes no more requests from now on; what is inside goes on.
+    pub fn close_admission(&self) {
+        self.inner.admission.close();
+    }
+
+    /// Takes no more requests, waits until those inside have ended or `deadline` has passed, cancels the rest and
+    /// stops the actors and their threads. Needs a tokio runtime with a timer.
+    pub async fn shutdown(&self, deadline: Duration) {
+        self.close_admission();
+        if let Ok(doors) = self.doors() {
+            let drained = tokio::time::timeout(deadline, doors.drain.send(Drain)).await;
+            if drained.is_err() {
+                doors.cancel_all.do_send(CancelAll);
+                // Whoever has not ended by then gets its terminal event when the unit stops.
+                let _ = tokio::time::timeout(CANCEL_GRACE, doors.drain.send(Drain)).await;
+            }
+        }
+        // A watchdog that is gone has stopped its unit.
+        let _ = self.inner.watchdog.send(StopUnit).await;
+        let thread = self.inner.thread.write().expect("nobody panics with the thread slot").take();
+        if let Some(thread) = thread {
+            join(thread).await;
+        }
+    }
+}
+
+/// Joins without blocking the caller's runtime.
+async fn join(thread: JoinHandle<()>) {
+    let (joined, is_joined) = oneshot::channel();
+    std::thread::spawn(move || {
+        let _ = thread.join();
+        let _ = joined.send(());
+    });
+    let _ = is_joined.await;
+}
+
+fn down(error: MailboxError) -> RequestError {
+    RequestError::EngineDown(error.to_string())
+}
+
+/// One request under way. Dropping it before its terminal event cancels the request.
+pub struct Generation {
+    rid: RequestId,
+    events: mpsc::Receiver<Event>,
+    cancel: CancelFlag,
+    door: Recipient<CancelRequest>,
+    has_ended: bool,
+}
+
+impl Generation {
+    /// The request.
+    pub fn rid(&self) -> &RequestId {
+        &self.rid
+    }
+
+    /// The next event; `None` after the terminal one. Safe to drop while it waits.
+    pub async fn next(&mut self) -> Option<Event> {
+        if self.has_ended {
+            return None;
+        }
+        let event = self.events.recv().await.unwrap_or_else(|| {
+            Event::Failed(RequestError::EngineDown("the engine stopped".to_owned()))
+        });
+        self.has_ended = event.is_terminal();
+        Some(event)
+    }
+
+    /// Cancels; the terminal event still comes.
+    pub fn cancel(&self) {
+        self.cancel.raise();
+        self.door.do_send(CancelRequest { rid: self.rid.clone() });
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.cancel();
+        }
+    }
+}

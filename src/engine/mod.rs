@@ -1,0 +1,153 @@
+//! Starting an engine, and the handle through which hosts use it.
+//!
+//! An engine takes nothing from its host: no recorder, subscriber, panic hook or signal handler is installed, no
+//! runtime is needed. Install a metrics recorder before starting if its metrics are wanted.
+
+mod handle;
+mod parts;
+
+use std::sync::{Arc, RwLock};
+
+use actix::Actor;
+use actix_rt::{ArbiterHandle, System};
+use tokio::sync::oneshot;
+
+use crate::actors::unit::{Blueprint, Unit};
+use crate::actors::watchdog::{AdoptUnit, DoorSlot, StopUnit, Watchdog};
+use crate::admission::Admission;
+use crate::config::EngineConfig;
+use crate::error::StartError;
+
+pub use handle::{EngineHandle, Generation};
+pub use parts::{EngineParts, ModelInfo, Progress};
+
+use handle::Inner;
+
+/// Starts engines.
+///
+/// ```no_run
+/// use souffleur::config::EngineConfig;
+/// use souffleur::engine::Engine;
+/// use souffleur::request::{GenerateRequest, Prompt};
+///
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = EngineConfig { model_path: "models/souffleur-tiny".into(), ..Default::default() };
+/// let engine = Engine::start(config)?;
+/// let mut generation = engine.generate(GenerateRequest::new(Prompt::Text("Hello".into())))?;
+/// while let Some(event) = generation.next().await {
+///     println!("{event:?}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Engine;
+
+impl Engine {
+    /// Loads the model and starts the engine on a thread and an actix System of its own. Blocks until it is ready;
+    /// needs no runtime in the caller.
+    ///
+    /// # Errors
+    /// A configuration or model that cannot be used, before any KV memory is taken.
+    pub fn start(config: EngineConfig) -> Result<EngineHandle, StartError> {
+        let parts = EngineParts::from_model(&config, Progress::silent())?;
+        Self::start_with(config, parts)
+    }
+
+    /// As [`Engine::start`], with parts that the caller made: a progress bar, an executor of its own.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn start_with(config: EngineConfig, parts: EngineParts) -> Result<EngineHandle, StartError> {
+        config.validate()?;
+        let blueprint = parts.blueprint(&config)?;
+        let doors = DoorSlot::default();
+        let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
+        let thread_doors = doors.clone();
+        let thread = std::thread::Builder::new().name("souffleur-engine".to_owned()).spawn(
+            move || {
+                System::new().block_on(async move {
+                    match launch(blueprint, thread_doors).await {
+                        Err(error) => drop(ready.send(Err(error))),
+                        Ok((watchdog, stopped)) => {
+                            let _ = ready.send(Ok(watchdog));
+                            // Ends with the watchdog, whichever way it goes.
+                            let _ = stopped.await;
+                        }
+                    }
+                });
+            },
+        );
+        let thread = thread.map_err(|error| StartError::Thread(error.to_string()))?;
+        let died = |_| StartError::Thread("the engine thread died while starting".to_owned());
+        let watchdog = is_ready.recv().map_err(died)??;
+        Ok(EngineHandle::new(inner(&config, parts, doors, watchdog, Some(thread))))
+    }
+
+    /// Loads the model and starts the actors on an Arbiter of the host's System.
+    ///
+    /// # Errors
+    /// As [`Engine::start`]; [`StartError::Thread`] when the Arbiter has stopped.
+    pub async fn start_in(
+        arbiter: &ArbiterHandle,
+        config: EngineConfig,
+    ) -> Result<EngineHandle, StartError> {
+        let parts = EngineParts::from_model(&config, Progress::silent())?;
+        Self::start_in_with(arbiter, config, parts).await
+    }
+
+    /// As [`Engine::start_in`], with parts that the caller made.
+    ///
+    /// # Errors
+    /// As [`Engine::start_in`].
+    pub async fn start_in_with(
+        arbiter: &ArbiterHandle,
+        config: EngineConfig,
+        parts: EngineParts,
+    ) -> Result<EngineHandle, StartError> {
+        config.validate()?;
+        let blueprint = parts.blueprint(&config)?;
+        let doors = DoorSlot::default();
+        let (ready, is_ready) = oneshot::channel();
+        let arbiter_doors = doors.clone();
+        arbiter.spawn(async move {
+            let launched = launch(blueprint, arbiter_doors).await;
+            let unclaimed = ready.send(launched.map(|(watchdog, _)| watchdog));
+            if let Err(Ok(watchdog)) = unclaimed {
+                // The host gave up waiting.
+                watchdog.do_send(StopUnit);
+            }
+        });
+        let died = |_| StartError::Thread("the host's arbiter has stopped".to_owned());
+        let watchdog = is_ready.await.map_err(died)??;
+        Ok(EngineHandle::new(inner(&config, parts, doors, watchdog, None)))
+    }
+}
+
+type Launched = (actix::Addr<Watchdog>, oneshot::Receiver<()>);
+
+async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, StartError> {
+    let blueprint = Arc::new(blueprint);
+    let (stopped, is_stopped) = oneshot::channel();
+    let watchdog = Watchdog::new(blueprint.clone(), doors, stopped).start();
+    let unit = Unit::build(blueprint, 1, watchdog.clone().recipient()).await?;
+    let adopted = watchdog.send(AdoptUnit(unit)).await;
+    adopted.map_err(|error| StartError::Thread(format!("watchdog: {error}")))?;
+    Ok((watchdog, is_stopped))
+}
+
+fn inner(
+    config: &EngineConfig,
+    parts: EngineParts,
+    doors: DoorSlot,
+    watchdog: actix::Addr<Watchdog>,
+    thread: Option<std::thread::JoinHandle<()>>,
+) -> Inner {
+    Inner {
+        model: parts.info,
+        admission: Admission::new(config.max_queued_requests, config.max_queued_tokens),
+        channel_events: config.client_channel_events,
+        doors,
+        watchdog,
+        thread: RwLock::new(thread),
+    }
+}

@@ -1,0 +1,219 @@
+//! What an engine runs on, made from a configuration.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::actors::executor::ExecutorFactory;
+use crate::actors::tokenizer::TokenizerSettings;
+use crate::actors::unit::Blueprint;
+use crate::config::{Dtype, EngineConfig};
+use crate::error::{ConfigError, LoadError, StartError};
+use crate::executor::Executor;
+use crate::executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
+use crate::executor::memory_plan::{
+    MemoryBudget, MemoryPlan, MemoryWish, available_bytes, reserve_bytes,
+};
+use crate::model::generation::GenerationConfig;
+use crate::model::text::TextModel;
+use crate::model::weights;
+use crate::state::eviction::EvictionPolicy;
+use crate::state::kv_layout::KvLayout;
+use crate::state::pages::PageSize;
+use crate::state::policy::schedule_policy;
+use crate::state::scheduler::{IntakeLimits, SchedulerLimits};
+
+/// Rows whose logits the executor holds at once at most.
+const LOGIT_ROWS: u64 = 64;
+
+/// Hears how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
+#[derive(Clone)]
+pub struct Progress(Arc<dyn Fn(u64, u64) + Send + Sync>);
+
+impl Progress {
+    /// Calls `report`.
+    pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(report))
+    }
+
+    /// Hears nothing.
+    pub fn silent() -> Self {
+        Self::new(|_, _| ())
+    }
+}
+
+/// What a host should know of the loaded model.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    /// Name that `/v1/models` lists.
+    pub served_model_name: String,
+    /// Folder it came from.
+    pub model_path: PathBuf,
+    /// Longest sequence, in tokens.
+    pub context_length: usize,
+    /// Tokens of the KV pool.
+    pub max_total_tokens: usize,
+    /// Tokens a page.
+    pub page_size: usize,
+    /// Most requests that run at once.
+    pub max_running_requests: usize,
+    /// Size of the vocabulary (rows of the output head).
+    pub vocab_size: usize,
+    /// Tokens that end an output.
+    pub eos_token_ids: Vec<u32>,
+    /// The model's own sampling defaults.
+    pub generation: GenerationConfig,
+    /// How the memory is divided; `None` for an executor of the host's own.
+    pub memory: Option<MemoryPlan>,
+}
+
+/// What an engine runs on: the model's facts, its tokenizer, its executor.
+pub struct EngineParts {
+    /// The model's facts.
+    pub info: ModelInfo,
+    /// `None`: token ids in, token ids out.
+    pub text: Option<Arc<TextModel>>,
+    /// Makes the executor, on its thread.
+    pub executor: Arc<ExecutorFactory>,
+}
+
+impl EngineParts {
+    /// Reads the model's configuration and tokenizer, checks every tensor's shape and divides the memory. Weights are
+    /// loaded when the engine starts.
+    ///
+    /// # Errors
+    /// A configuration or model that cannot be used; nothing was allocated.
+    pub fn from_model(config: &EngineConfig, progress: Progress) -> Result<Self, StartError> {
+        config.validate()?;
+        let dir = &config.model_path;
+        let dtype = stored_dtype(config.dtype);
+        let model = cpu::describe(dir, dtype)?;
+        let memory = memory_plan(config, &model)?;
+        let generation = GenerationConfig::read(dir)?;
+        let text = match config.skip_tokenizer_init {
+            true => None,
+            false => Some(Arc::new(TextModel::load(dir)?)),
+        };
+        let mut eos_token_ids = model.config.eos_token_ids.clone();
+        eos_token_ids.extend(generation.eos_token_ids.iter().flatten());
+        if eos_token_ids.is_empty() {
+            eos_token_ids.extend(text.as_ref().and_then(|text| text.eos_id()));
+        }
+        eos_token_ids.sort_unstable();
+        eos_token_ids.dedup();
+        let options = CpuOptions {
+            dtype,
+            n_pages: memory.n_pages as usize,
+            page_size: config.page_size as usize,
+            threads: threads(config.threads),
+            max_rows: memory.max_running_requests as usize,
+            isa: None,
+        };
+        let info = ModelInfo {
+            served_model_name: config.model_name(),
+            model_path: dir.clone(),
+            context_length: context_length(config, &model)?,
+            max_total_tokens: memory.max_total_tokens as usize,
+            page_size: config.page_size as usize,
+            max_running_requests: memory.max_running_requests as usize,
+            vocab_size: model.config.vocab_size,
+            eos_token_ids,
+            generation,
+            memory: Some(memory),
+        };
+        let dir = dir.clone();
+        let executor = move || -> Result<Box<dyn Executor>, LoadError> {
+            let mut report = |done, total| (progress.0)(done, total);
+            Ok(Box::new(CpuExecutor::load(&dir, &options, &mut report)?))
+        };
+        Ok(Self { info, text, executor: Arc::new(executor) })
+    }
+
+    pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
+        let unusable = |key: &str, reason: String| ConfigError { key: key.to_owned(), reason };
+        let info = &self.info;
+        let policy = &config.radix_eviction_policy;
+        let eviction = EvictionPolicy::from_name(policy)
+            .map_err(|error| unusable("radix_eviction_policy", error.to_string()))?;
+        schedule_policy(&config.schedule_policy)
+            .map_err(|reason| unusable("schedule_policy", reason))?;
+        let page_size = PageSize::new(info.page_size as u32)
+            .ok_or_else(|| unusable("page_size", "is 0, must be at least 1".to_owned()))?;
+        let limits = SchedulerLimits {
+            page_size,
+            total_pages: page_size.full_pages(info.max_total_tokens),
+            total_rows: info.max_running_requests,
+            max_prefill_tokens: config.max_prefill_tokens,
+            chunk_tokens: config.chunk_tokens(),
+            prefix_wait: config.prefix_wait && !config.disable_radix_cache,
+            schedule_conservativeness: config.schedule_conservativeness,
+            max_pins: config.max_pins,
+            eos_token_ids: info.eos_token_ids.clone().into(),
+        };
+        let tokenizer = TokenizerSettings {
+            text: self.text.clone(),
+            vocab_size: info.vocab_size,
+            limits: IntakeLimits {
+                context_length: info.context_length,
+                capacity_tokens: page_size.tokens_in(limits.total_pages),
+                page_size,
+            },
+            client_backlog_bytes: config.client_backlog_bytes,
+        };
+        Ok(Blueprint {
+            model_name: info.served_model_name.clone(),
+            limits,
+            schedule_policy: config.schedule_policy.clone(),
+            eviction_policy: (!config.disable_radix_cache).then_some(eviction),
+            tokenizer,
+            executor: self.executor.clone(),
+        })
+    }
+}
+
+fn stored_dtype(dtype: Dtype) -> Option<weights::Dtype> {
+    match dtype {
+        Dtype::Auto => None,
+        Dtype::Float32 => Some(weights::Dtype::F32),
+        Dtype::Float16 => Some(weights::Dtype::F16),
+        Dtype::Bfloat16 => Some(weights::Dtype::BF16),
+    }
+}
+
+fn threads(configured: usize) -> usize {
+    if configured > 0 {
+        return configured;
+    }
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+fn context_length(config: &EngineConfig, model: &CpuDescription) -> Result<usize, ConfigError> {
+    let limit = model.config.context_tokens();
+    match config.context_length {
+        Some(asked) if asked > limit => Err(ConfigError {
+            key: "context_length".to_owned(),
+            reason: format!("is {asked}, the model was made for at most {limit} tokens"),
+        }),
+        Some(asked) => Ok(asked),
+        None => Ok(limit),
+    }
+}
+
+fn memory_plan(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryPlan, StartError> {
+    let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
+    let budget = MemoryBudget {
+        free_before_bytes: available_bytes()?,
+        weights_bytes: model.weights_bytes,
+        reserve_bytes: reserve_bytes(&model.config, step_tokens, LOGIT_ROWS),
+    };
+    let wish = MemoryWish {
+        kv_bytes_per_token: model.kv_layout.bytes_per_token() as u64,
+        page_size: config.page_size,
+        context_tokens: context_length(config, model)? as u64,
+        mem_fraction_static: config.mem_fraction_static,
+        max_total_tokens: config.max_total_tokens.map(|tokens| tokens as u64),
+        max_running_requests: config
+            .max_running_requests
+            .map(|requests| u32::try_from(requests).unwrap_or(u32::MAX)),
+    };
+    Ok(MemoryPlan::new(budget, wish)?)
+}

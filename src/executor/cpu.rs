@@ -1,0 +1,312 @@
+//! The CPU executor: weights, KV pool, page table and samplers on one thread's side of the channel.
+
+mod check;
+mod readout;
+mod rows;
+
+use std::path::Path;
+
+use smallvec::SmallVec;
+
+use self::check::Limits;
+use self::rows::Row;
+use crate::error::{LoadError, StepError};
+use crate::executor::{
+    Executor, RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
+};
+use crate::ids::{PageId, RowId, SeqId, StepId};
+use crate::kernels::cpu::Isa;
+use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes};
+use crate::model::Model;
+use crate::model::config::ModelConfig;
+use crate::model::generation::GenerationConfig;
+use crate::model::loader::{Checkpoint, Loader, Progress};
+use crate::model::weights::Dtype;
+use crate::state::kv_layout::{KvLayout, MhaLayout};
+use crate::state::pages::PageRun;
+use crate::state::sampling::SamplingParams;
+
+/// How a [`CpuExecutor`] is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuOptions {
+    /// Element type of matrices and KV; `None` for that of the file.
+    pub dtype: Option<Dtype>,
+    /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
+    pub n_pages: usize,
+    /// Tokens in a page.
+    pub page_size: usize,
+    /// Threads that compute, the executor's own among them.
+    pub threads: usize,
+    /// Rows that can be granted, ids `1..=max_rows`.
+    pub max_rows: usize,
+    /// Instruction set; `None` for the best that the machine has.
+    pub isa: Option<Isa>,
+}
+
+/// What a model needs, known before memory is taken.
+#[derive(Clone, Debug)]
+pub struct CpuDescription {
+    /// What the model is.
+    pub config: ModelConfig,
+    /// Element type of matrices and KV.
+    pub dtype: Dtype,
+    /// What the loaded weights take, in bytes.
+    pub weights_bytes: u64,
+    /// How K/V lies in the pool.
+    pub kv_layout: MhaLayout,
+}
+
+/// Describes the model in a folder for the memory plan; every tensor's name, shape and dtype is checked.
+///
+/// # Errors
+/// Any [`LoadError`] but [`LoadError::Memory`].
+pub fn describe(dir: &Path, dtype: Option<Dtype>) -> Result<CpuDescription, LoadError> {
+    let checkpoint = Checkpoint::open(dir, dtype)?;
+    Ok(CpuDescription {
+        dtype: checkpoint.dtype,
+        weights_bytes: checkpoint.weights_bytes(),
+        kv_layout: checkpoint.kv_layout(),
+        config: checkpoint.config,
+    })
+}
+
+/// Sees the raw logits of a sequence at a position.
+pub type LogitsProbe<'a> = &'a mut dyn FnMut(SeqId, u32, &[f32]);
+
+/// Runs steps on the CPU.
+///
+/// **The result of a row depends on its own tokens and sampling state only, bit for bit**: not on the other rows of
+/// a step, on chunks, pages, cached prefixes or the number of threads.
+pub struct CpuExecutor {
+    model: Box<dyn Model<CpuBackend>>,
+    backend: CpuBackend,
+    /// The step's tokens; kept for its memory.
+    batch: CpuBatch,
+    /// By row id; row 0 is padding and stays empty.
+    rows: Vec<Option<Row>>,
+    limits: Limits,
+    eos_ids: Vec<u32>,
+    /// A copy of one row's logits, from before the sampler changes them.
+    raw_logits: Vec<f32>,
+}
+
+impl CpuExecutor {
+    /// Loads the model in a folder: checks it, starts the threads, allocates the pool and copies the weights.
+    ///
+    /// # Errors
+    /// Any [`LoadError`].
+    pub fn load(
+        dir: &Path,
+        options: &CpuOptions,
+        progress: Progress<'_>,
+    ) -> Result<Self, LoadError> {
+        let checkpoint = Checkpoint::open(dir, options.dtype)?;
+        let defaults = GenerationConfig::read(dir)?;
+        let config = &checkpoint.config;
+        let mut eos_ids = config.eos_token_ids.clone();
+        eos_ids.extend(defaults.eos_token_ids.unwrap_or_default());
+        check_pool(options, &checkpoint.kv_layout())?;
+        let sizes = CpuSizes {
+            dtype: checkpoint.dtype,
+            threads: options.threads,
+            isa: options.isa.unwrap_or_else(Isa::detect),
+            n_layers: config.num_hidden_layers,
+            kv_width: config.kv_width(),
+            n_pages: options.n_pages,
+            page_size: options.page_size,
+            n_rows: options.max_rows + 1,
+        };
+        let mut backend = CpuBackend::new(&sizes)
+            .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;
+        let model = crate::model::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+        Ok(Self {
+            model,
+            backend,
+            batch: CpuBatch::default(),
+            rows: (0..=options.max_rows).map(|_| None).collect(),
+            limits: Limits {
+                n_pages: options.n_pages,
+                page_size: options.page_size,
+                vocab_size: config.vocab_size,
+            },
+            eos_ids,
+            raw_logits: Vec::new(),
+        })
+    }
+
+    /// Runs one step like [`Executor::run`] and shows each row of raw logits that the step needs.
+    ///
+    /// # Errors
+    /// Like [`Executor::run`].
+    pub fn run_observed(
+        &mut self,
+        plan: &StepPlan,
+        probe: LogitsProbe<'_>,
+    ) -> Result<StepOutput, StepError> {
+        check::check(plan, &self.rows, self.backend.table(), &self.limits)
+            .map_err(StepError::Rejected)?;
+        for start in &plan.starts {
+            self.start(start);
+        }
+        for delta in &plan.table {
+            self.edit_table(delta);
+        }
+        self.batch.clear();
+        for work in &plan.rows {
+            self.push_work(work);
+        }
+        let mut rows: Vec<RowResult> = plan.rows.iter().map(empty_result).collect();
+        if self.batch.n_tokens() > 0 {
+            let hidden = self.model.forward(&mut self.backend, &self.batch);
+            self.read_out(plan, &hidden, &mut rows, probe);
+        }
+        Ok(StepOutput {
+            step: plan.step,
+            rows,
+        })
+    }
+
+    /// Runs a prompt alone, `chunk` tokens in a step, and shows the logits of every position in order.
+    ///
+    /// Overwrites the K/V of the first pages and the first row: for comparing models, not for an engine at work.
+    ///
+    /// # Errors
+    /// [`StepError::Rejected`] when the prompt is empty, does not fit, or holds a token beyond the vocabulary.
+    pub fn score(
+        &mut self,
+        prompt: &[u32],
+        chunk: usize,
+        on_logits: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), StepError> {
+        let (row, seq) = (RowId::new(1), SeqId::new(0));
+        let n_pages = prompt.len().div_ceil(self.limits.page_size);
+        let greedy = SamplingParams {
+            temperature: 0.0,
+            ..Default::default()
+        };
+        let start = RowStart {
+            row,
+            seq,
+            tokens: prompt.into(),
+            prompt_tokens: prompt.len() as u32,
+            sampling: greedy.into(),
+            prefix: PageRun::empty(),
+        };
+        let pages = (1..=n_pages as u32).map(PageId::new).collect();
+        let mut plan = StepPlan {
+            step: StepId::new(0),
+            starts: vec![start],
+            table: vec![TableDelta::Append { row, pages }],
+            rows: Vec::new(),
+        };
+        let wish = crate::executor::LogprobWish {
+            start: Some(0),
+            ..Default::default()
+        };
+        let wish = std::sync::Arc::new(wish);
+        for first in (0..prompt.len().max(1)).step_by(chunk.max(1)) {
+            let end = prompt.len().min(first + chunk.max(1));
+            plan.rows = vec![StepRow {
+                row,
+                seq,
+                work: RowWork::Prefill {
+                    positions: first as u32..end as u32,
+                },
+                sample: end == prompt.len(),
+                logprobs: Some(wish.clone()),
+            }];
+            self.run_observed(&plan, &mut |_, position, logits| {
+                on_logits(position as usize, logits);
+            })?;
+            plan.starts.clear();
+            plan.table.clear();
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, start: &RowStart) {
+        let pages = self.backend.table_mut().row_mut(start.row);
+        pages.clear();
+        pages.extend(start.prefix.iter());
+        let computed = start.prefix.len() * self.limits.page_size;
+        let row = Row::new(start, computed, self.limits.vocab_size, &self.eos_ids);
+        self.rows[start.row.index()] = Some(row);
+    }
+
+    fn edit_table(&mut self, delta: &TableDelta) {
+        let table = self.backend.table_mut();
+        match delta {
+            TableDelta::Append { row, pages } => table.row_mut(*row).extend(pages),
+            TableDelta::Remap { row, from, pages } => {
+                let old = &mut table.row_mut(*row)[*from as usize..];
+                for (old, new) in old.iter_mut().zip(pages.iter()) {
+                    *old = new;
+                }
+            }
+        }
+    }
+
+    fn push_work(&mut self, work: &StepRow) {
+        let row = self.rows[work.row.index()]
+            .as_mut()
+            .expect("the plan was checked");
+        let positions = work.work.positions();
+        let (first, end) = (positions.start as usize, positions.end as usize);
+        let decoded = [row.last_sampled];
+        let tokens = match work.work {
+            RowWork::Prefill { .. } => &row.tokens[first..end],
+            RowWork::Decode { .. } => &decoded,
+        };
+        self.batch
+            .push(work.row, first, tokens, self.backend.table());
+        row.computed = row.computed.max(end);
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        self.run_observed(plan, &mut |_, _, _| {})
+    }
+}
+
+fn empty_result(work: &StepRow) -> RowResult {
+    RowResult {
+        seq: work.seq,
+        tokens: SmallVec::new(),
+        accepted: work.work.positions().len() as u32,
+        logprobs: work.logprobs.as_ref().map(|_| Box::default()),
+        nan: false,
+    }
+}
+
+fn check_pool(options: &CpuOptions, layout: &MhaLayout) -> Result<(), LoadError> {
+    let CpuOptions {
+        n_pages,
+        page_size,
+        max_rows,
+        ..
+    } = *options;
+    for (name, value) in [
+        ("n_pages", n_pages),
+        ("page_size", page_size),
+        ("max_rows", max_rows),
+    ] {
+        if value == 0 {
+            return Err(LoadError::Memory(format!(
+                "{name} is 0, expected at least 1"
+            )));
+        }
+    }
+    let slots = (n_pages as u64)
+        .checked_add(1)
+        .and_then(|pages| pages.checked_mul(page_size as u64));
+    let slots = slots.filter(|slots| *slots <= u64::from(u32::MAX));
+    let bytes = slots.and_then(|slots| slots.checked_mul(layout.bytes_per_token()));
+    match bytes.filter(|bytes| *bytes <= isize::MAX as u64) {
+        Some(_) => Ok(()),
+        None => Err(LoadError::Memory(format!(
+            "a pool of {n_pages} pages of {page_size} tokens is too large: at most {} slots can be named",
+            u32::MAX
+        ))),
+    }
+}

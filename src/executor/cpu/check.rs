@@ -1,0 +1,204 @@
+//! Refuses a plan that contradicts itself or the rows, before anything is written.
+
+use rustc_hash::FxHashMap;
+
+use super::rows::Row;
+use crate::executor::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use crate::ids::{PageId, RowId, SeqId};
+use crate::kernels::cpu::kv::PageTable;
+
+/// What ids and tokens a plan may name.
+pub(super) struct Limits {
+    pub(super) n_pages: usize,
+    pub(super) page_size: usize,
+    pub(super) vocab_size: usize,
+}
+
+/// What a row will be once the plan's starts and table edits are applied.
+#[derive(Clone, Copy)]
+struct Outlook {
+    seq: SeqId,
+    n_pages: usize,
+    n_tokens: usize,
+    sampled_tokens: usize,
+    computed: usize,
+    has_work: bool,
+}
+
+struct Check<'a> {
+    rows: &'a [Option<Row>],
+    table: &'a PageTable,
+    limits: &'a Limits,
+    touched: FxHashMap<RowId, Outlook>,
+}
+
+/// Checks a plan; the error says what is wrong with which row.
+pub(super) fn check(
+    plan: &StepPlan,
+    rows: &[Option<Row>],
+    table: &PageTable,
+    limits: &Limits,
+) -> Result<(), String> {
+    let mut check = Check {
+        rows,
+        table,
+        limits,
+        touched: FxHashMap::default(),
+    };
+    for start in &plan.starts {
+        check
+            .start(start)
+            .map_err(|reason| format!("row {} starts {reason}", start.row))?;
+    }
+    for delta in &plan.table {
+        check.delta(delta)?;
+    }
+    for work in &plan.rows {
+        check
+            .work(work)
+            .map_err(|reason| format!("row {}, sequence {}: {reason}", work.row, work.seq))?;
+    }
+    Ok(())
+}
+
+impl Check<'_> {
+    fn outlook(&mut self, row: RowId) -> Result<&mut Outlook, String> {
+        let known = self
+            .rows
+            .get(row.index())
+            .and_then(Option::as_ref)
+            .map(|known| Outlook {
+                seq: known.seq,
+                n_pages: self.table.row(row).len(),
+                n_tokens: known.tokens.len(),
+                sampled_tokens: known.sampled_tokens,
+                computed: known.computed,
+                has_work: false,
+            });
+        match (self.touched.entry(row), known) {
+            (std::collections::hash_map::Entry::Occupied(entry), _) => Ok(entry.into_mut()),
+            (std::collections::hash_map::Entry::Vacant(entry), Some(known)) => {
+                Ok(entry.insert(known))
+            }
+            (_, None) => Err(format!("row {row} was never started")),
+        }
+    }
+
+    fn start(&mut self, start: &RowStart) -> Result<(), String> {
+        let max_row = self.rows.len() - 1;
+        if !(1..=max_row).contains(&start.row.index()) {
+            return Err(format!("outside 1 to {max_row}"));
+        }
+        let n_tokens = start.tokens.len();
+        let computed = start.prefix.len() * self.limits.page_size;
+        if n_tokens == 0 || start.prompt_tokens as usize > n_tokens || computed >= n_tokens {
+            return Err(format!(
+                "with {n_tokens} tokens, {} of them prompt, {computed} cached: at least one must be left to compute",
+                start.prompt_tokens
+            ));
+        }
+        let vocab_size = self.limits.vocab_size;
+        if let Some(token) = start
+            .tokens
+            .iter()
+            .find(|token| **token as usize >= vocab_size)
+        {
+            return Err(format!(
+                "with token {token}, the vocabulary ends at {vocab_size}"
+            ));
+        }
+        self.pages(start.prefix.iter())?;
+        let outlook = Outlook {
+            seq: start.seq,
+            n_pages: start.prefix.len(),
+            n_tokens,
+            sampled_tokens: 0,
+            computed,
+            has_work: false,
+        };
+        match self.touched.insert(start.row, outlook) {
+            None => Ok(()),
+            Some(_) => Err("twice in one step".to_owned()),
+        }
+    }
+
+    fn pages(&self, mut pages: impl Iterator<Item = PageId>) -> Result<(), String> {
+        let n_pages = self.limits.n_pages;
+        match pages.find(|page| !(1..=n_pages).contains(&page.index())) {
+            None => Ok(()),
+            Some(page) => Err(format!("with page {page}, pages are 1 to {n_pages}")),
+        }
+    }
+
+    fn delta(&mut self, delta: &TableDelta) -> Result<(), String> {
+        match delta {
+            TableDelta::Append { row, pages } => {
+                self.pages(pages.iter().copied())
+                    .map_err(|reason| format!("row {row} grows {reason}"))?;
+                self.outlook(*row)?.n_pages += pages.len();
+            }
+            TableDelta::Remap { row, from, pages } => {
+                self.pages(pages.iter())
+                    .map_err(|reason| format!("row {row} is remapped {reason}"))?;
+                let n_pages = self.outlook(*row)?.n_pages;
+                let end = *from as usize + pages.len();
+                if end > n_pages {
+                    return Err(format!(
+                        "row {row} has {n_pages} pages, pages {from} to {end} cannot be remapped"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn work(&mut self, work: &StepRow) -> Result<(), String> {
+        let page_size = self.limits.page_size;
+        let row = self.outlook(work.row)?;
+        if row.seq != work.seq {
+            return Err(format!("the row holds sequence {}", row.seq));
+        }
+        if std::mem::replace(&mut row.has_work, true) {
+            return Err("two pieces of work in one step".to_owned());
+        }
+        let positions = work.work.positions();
+        let (first, end) = (positions.start as usize, positions.end as usize);
+        if first >= end {
+            return Err(format!("positions {first} to {end} are empty"));
+        }
+        if end > row.n_pages * page_size {
+            let slots = row.n_pages * page_size;
+            return Err(format!(
+                "positions up to {end} need pages, the row's {} hold {slots} tokens",
+                row.n_pages
+            ));
+        }
+        if first > row.computed {
+            return Err(format!(
+                "position {first} follows {} computed ones",
+                row.computed
+            ));
+        }
+        match work.work {
+            RowWork::Prefill { .. } if end > row.n_tokens => Err(format!(
+                "prefill up to {end}, the row has {} tokens",
+                row.n_tokens
+            )),
+            RowWork::Prefill { .. }
+                if work.sample && (end < row.n_tokens || row.sampled_tokens > 0) =>
+            {
+                Err(format!("sampling after {end} of {} tokens", row.n_tokens))
+            }
+            RowWork::Decode { .. }
+                if first + 1 != row.n_tokens + row.sampled_tokens || row.sampled_tokens == 0 =>
+            {
+                let fed = row.n_tokens + row.sampled_tokens;
+                Err(format!(
+                    "decode at position {first}, the row has {fed} tokens, {} of them sampled",
+                    row.sampled_tokens
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! The memory plan (the seeds' `profile_max_num_token`): how many tokens of K/V a device holds, and why.
+//!
+//! Arithmetic on values; only [`available_bytes`] looks at the machine.
+
+use std::fmt;
+
+use crate::error::LoadError;
+use crate::model::config::ModelConfig;
+
+/// Share of the available memory that the KV pool takes by default on a CPU, in percent.
+const DEFAULT_SHARE_PERCENT: u64 = 25;
+/// Sequences of full length that the KV pool holds at most by default on a CPU.
+const DEFAULT_CONTEXTS: u64 = 32;
+/// Left alone beside the activations: tokenizer, tree, buffers of clients, the rest of the process.
+const HEADROOM_BYTES: u64 = 128 << 20;
+/// Activations and logits are f32.
+const ACTIVATION_BYTES: u64 = 4;
+/// `PageId` is a `u32`, and page 0 is the dummy page.
+const MAX_PAGES: u64 = u32::MAX as u64 - 1;
+/// `mem_fraction_static` is given in thousandths.
+const FRACTION_STEPS: f64 = 1000.0;
+
+/// What a device has, and what is taken before the KV pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryBudget {
+    /// Free before the weights are loaded, in bytes.
+    pub free_before_bytes: u64,
+    /// What loading the weights takes of it, in bytes.
+    pub weights_bytes: u64,
+    /// What has to stay free beside weights and KV pool, in bytes; see [`reserve_bytes`].
+    pub reserve_bytes: u64,
+}
+
+/// What the model needs and the user asks for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryWish {
+    /// K/V of one token in all layers, in bytes (the seeds' cell size).
+    pub kv_bytes_per_token: u64,
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// Longest sequence of the model, in tokens.
+    pub context_tokens: u64,
+    /// Share of the memory free before loading that weights and KV pool take together.
+    pub mem_fraction_static: Option<f64>,
+    /// Cap on the tokens in the KV pool.
+    pub max_total_tokens: Option<u64>,
+    /// Cap on the requests that run at once.
+    pub max_running_requests: Option<u32>,
+}
+
+/// What decided the size of the KV pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolLimit {
+    /// `mem_fraction_static`.
+    Fraction,
+    /// `max_total_tokens`.
+    MaxTotalTokens,
+    /// The default's share of the available memory.
+    DefaultShare,
+    /// The default's number of full-length sequences.
+    DefaultContexts,
+    /// What weights and reserve leave.
+    Room,
+    /// The number of page ids.
+    PageIds,
+}
+
+/// How the memory is divided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryPlan {
+    /// What was divided.
+    pub budget: MemoryBudget,
+    /// What was asked for.
+    pub wish: MemoryWish,
+    /// Tokens that the KV pool holds, whole pages.
+    pub max_total_tokens: u64,
+    /// Pages that can be granted: one fewer than the pool has, for the dummy page.
+    pub n_pages: u32,
+    /// Size of the KV pool with its dummy page, in bytes.
+    pub kv_bytes: u64,
+    /// What decided `max_total_tokens`.
+    pub limit: PoolLimit,
+    /// Largest `mem_fraction_static` that leaves the reserve free.
+    pub largest_safe_fraction: f64,
+    /// Requests that run at once.
+    pub max_running_requests: u32,
+}
+
+impl MemoryPlan {
+    /// Divides the memory.
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`] when not even one page fits, naming what would.
+    pub fn new(budget: MemoryBudget, wish: MemoryWish) -> Result<Self, LoadError> {
+        if wish.page_size == 0 {
+            return Err(LoadError::Memory(
+                "page_size is 0, expected at least 1".to_owned(),
+            ));
+        }
+        let Some(free_after) = budget
+            .free_before_bytes
+            .checked_sub(budget.weights_bytes)
+            .filter(|free| *free > 0)
+        else {
+            return Err(LoadError::Memory(format!(
+                "the weights take {}, {} are available: use a smaller model, or a dtype of fewer bytes",
+                Bytes(budget.weights_bytes),
+                Bytes(budget.free_before_bytes),
+            )));
+        };
+        let mut candidates = match wish.mem_fraction_static {
+            Some(fraction) => vec![(
+                fraction_tokens(&budget, &wish, free_after, fraction)?,
+                PoolLimit::Fraction,
+            )],
+            None => free_choice(&budget, &wish, free_after)?,
+        };
+        if let Some(tokens) = wish.max_total_tokens {
+            candidates.push((
+                requested_tokens(&wish, tokens, &candidates)?,
+                PoolLimit::MaxTotalTokens,
+            ));
+        }
+        candidates.push((MAX_PAGES * u64::from(wish.page_size), PoolLimit::PageIds));
+        let (tokens, limit) = candidates
+            .into_iter()
+            .min_by_key(|(tokens, _)| *tokens)
+            .expect("one was just pushed");
+        Ok(Self {
+            budget,
+            wish,
+            max_total_tokens: tokens,
+            n_pages: (tokens / u64::from(wish.page_size)) as u32,
+            kv_bytes: wish.pool_bytes(tokens),
+            limit,
+            largest_safe_fraction: largest_safe_fraction(&budget),
+            max_running_requests: running_requests(&wish, tokens),
+        })
+    }
+
+    /// Says what was decided and why, one line each.
+    pub fn explain(&self) -> Vec<String> {
+        let Self { budget, wish, .. } = self;
+        let free_before = budget.free_before_bytes;
+        let left = free_before
+            - budget
+                .weights_bytes
+                .saturating_add(self.kv_bytes)
+                .min(free_before);
+        let mut lines = vec![
+            format!("memory available      {}", Bytes(free_before)),
+            format!("weights               {}", Bytes(budget.weights_bytes)),
+            format!(
+                "KV bytes per token    {} ({})",
+                wish.kv_bytes_per_token,
+                Bytes(wish.kv_bytes_per_token)
+            ),
+            format!(
+                "KV pool               {}: {} tokens in {} pages of {}, and one dummy page",
+                Bytes(self.kv_bytes),
+                self.max_total_tokens,
+                self.n_pages,
+                wish.page_size
+            ),
+            format!("  because             {}", self.why()),
+            format!("left over             {}", Bytes(left)),
+            format!(
+                "largest safe --mem-fraction-static is {:.3}: it leaves {} for activations and headroom",
+                self.largest_safe_fraction,
+                Bytes(budget.reserve_bytes)
+            ),
+            format!("requests at once      {}", self.max_running_requests),
+        ];
+        if let Some(fraction) = wish
+            .mem_fraction_static
+            .filter(|f| *f > self.largest_safe_fraction)
+        {
+            lines.push(format!(
+                "warning: --mem-fraction-static {fraction} is above the largest safe one, a large step may run out of memory"
+            ));
+        }
+        lines
+    }
+
+    fn why(&self) -> String {
+        let wish = &self.wish;
+        match self.limit {
+            PoolLimit::Fraction => format!(
+                "--mem-fraction-static {} of {} less the weights",
+                wish.mem_fraction_static.unwrap_or_default(),
+                Bytes(self.budget.free_before_bytes)
+            ),
+            PoolLimit::MaxTotalTokens => "--max-total-tokens".to_owned(),
+            PoolLimit::DefaultShare => format!(
+                "{DEFAULT_SHARE_PERCENT} % of the available memory (the default on a CPU), less than \
+                 {DEFAULT_CONTEXTS} contexts of {} tokens",
+                wish.context_tokens
+            ),
+            PoolLimit::DefaultContexts => format!(
+                "{DEFAULT_CONTEXTS} contexts of {} tokens (the default on a CPU), less than \
+                 {DEFAULT_SHARE_PERCENT} % of the available memory",
+                wish.context_tokens
+            ),
+            PoolLimit::Room => {
+                format!(
+                    "all that the weights and a reserve of {} leave",
+                    Bytes(self.budget.reserve_bytes)
+                )
+            }
+            PoolLimit::PageIds => format!("page ids end at {}", u32::MAX),
+        }
+    }
+}
+
+impl MemoryWish {
+    /// Size of a pool for `tokens` tokens: the dummy page comes on top.
+    fn pool_bytes(&self, tokens: u64) -> u64 {
+        tokens
+            .saturating_add(u64::from(self.page_size))
+            .saturating_mul(self.kv_bytes_per_token)
+    }
+
+    /// Tokens, in whole pages, of a pool of `bytes` bytes.
+    fn tokens_in(&self, bytes: u64) -> u64 {
+        let slots = bytes / self.kv_bytes_per_token.max(1);
+        self.whole_pages(slots.saturating_sub(u64::from(self.page_size)))
+    }
+
+    fn whole_pages(&self, tokens: u64) -> u64 {
+        tokens - tokens % u64::from(self.page_size)
+    }
+
+    fn smallest_pool_bytes(&self) -> u64 {
+        self.pool_bytes(u64::from(self.page_size))
+    }
+}
+
+/// `kv_bytes = free_after_weights - free_before * (1 - fraction)`.
+fn fraction_tokens(
+    budget: &MemoryBudget,
+    wish: &MemoryWish,
+    free_after: u64,
+    fraction: f64,
+) -> Result<u64, LoadError> {
+    if !(fraction > 0.0 && fraction < 1.0) {
+        return Err(LoadError::Memory(format!(
+            "mem_fraction_static is {fraction}, expected more than 0 and less than 1"
+        )));
+    }
+    let free_before = budget.free_before_bytes as f64;
+    let kv_bytes = free_after as f64 - free_before * (1.0 - fraction);
+    if kv_bytes >= wish.smallest_pool_bytes() as f64 {
+        return Ok(wish.tokens_in(kv_bytes as u64));
+    }
+    let needed = budget.weights_bytes as f64 + wish.smallest_pool_bytes() as f64;
+    let smallest = (needed / free_before * FRACTION_STEPS).ceil() / FRACTION_STEPS;
+    let advice = match smallest < 1.0 {
+        true => format!("the smallest that works is {smallest:.3}"),
+        false => "no fraction works: use a smaller model, page_size or dtype".to_owned(),
+    };
+    Err(LoadError::Memory(format!(
+        "mem_fraction_static {fraction} of {} is {}; the weights take {} and one page of K/V with the \
+         dummy page {}: {advice}",
+        Bytes(budget.free_before_bytes),
+        Bytes((free_before * fraction) as u64),
+        Bytes(budget.weights_bytes),
+        Bytes(wish.smallest_pool_bytes()),
+    )))
+}
+
+/// Without a fraction: what fits, and by default no more than a polite part of it.
+fn free_choice(
+    budget: &MemoryBudget,
+    wish: &MemoryWish,
+    free_after: u64,
+) -> Result<Vec<(u64, PoolLimit)>, LoadError> {
+    let room = free_after.saturating_sub(budget.reserve_bytes);
+    if room < wish.smallest_pool_bytes() {
+        return Err(LoadError::Memory(format!(
+            "{} are available; weights take {}, activations and headroom {}, one page of K/V with the dummy \
+             page {}: use a smaller model, page_size or chunked_prefill_size",
+            Bytes(budget.free_before_bytes),
+            Bytes(budget.weights_bytes),
+            Bytes(budget.reserve_bytes),
+            Bytes(wish.smallest_pool_bytes()),
+        )));
+    }
+    let mut candidates = vec![(wish.tokens_in(room), PoolLimit::Room)];
+    if wish.max_total_tokens.is_none() {
+        let share =
+            (u128::from(budget.free_before_bytes) * u128::from(DEFAULT_SHARE_PERCENT) / 100) as u64;
+        let contexts = wish.context_tokens.saturating_mul(DEFAULT_CONTEXTS);
+        let at_least_one_page = u64::from(wish.page_size);
+        candidates.push((
+            wish.tokens_in(share).max(at_least_one_page),
+            PoolLimit::DefaultShare,
+        ));
+        candidates.push((
+            wish.whole_pages(contexts).max(at_least_one_page),
+            PoolLimit::DefaultContexts,
+        ));
+    }
+    Ok(candidates)
+}
+
+fn requested_tokens(
+    wish: &MemoryWish,
+    requested: u64,
+    fitting: &[(u64, PoolLimit)],
+) -> Result<u64, LoadError> {
+    let tokens = wish.whole_pages(requested);
+    if tokens == 0 {
+        return Err(LoadError::Memory(format!(
+            "max_total_tokens is {requested}, expected at least one page of {} tokens",
+            wish.page_size
+        )));
+    }
+    match fitting
+        .iter()
+        .find(|(fits, limit)| *limit == PoolLimit::Room && *fits < tokens)
+    {
+        Some((fits, _)) => Err(LoadError::Memory(format!(
+            "max_total_tokens is {requested}, which take {} of K/V; {fits} tokens fit",
+            Bytes(wish.pool_bytes(tokens)),
+        ))),
+        None => Ok(tokens),
+    }
+}
+
+fn largest_safe_fraction(budget: &MemoryBudget) -> f64 {
+    let free_before = budget.free_before_bytes as f64;
+    let safe = 1.0 - budget.reserve_bytes as f64 / free_before;
+    ((safe * FRACTION_STEPS).floor() / FRACTION_STEPS).max(0.0)
+}
+
+/// SGLang's default: between 2,048 and 4,096 by contexts in the pool, and two tokens for each at least.
+fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
+    let by_contexts = tokens.saturating_mul(512) / wish.context_tokens.max(1);
+    let default = by_contexts.clamp(2048, 4096).min(tokens / 2).max(1) as u32;
+    match wish.max_running_requests {
+        Some(asked) => asked.clamp(1, u32::try_from(tokens).unwrap_or(u32::MAX)),
+        None => default,
+    }
+}
+
+/// What has to stay free: activations and logits of the largest step, and headroom for the rest of the process.
+///
+/// # Units
+/// `step_tokens` is the most query tokens of a step (`chunked_prefill_size` and decodes), `logit_rows` the most tokens
+/// whose logits are held at once.
+pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
+    // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product.
+    let widths = 3 * config.hidden_size
+        + 2 * (config.q_width() + config.kv_width())
+        + 3 * config.intermediate_size;
+    let elements = step_tokens
+        .saturating_mul(widths as u64)
+        .saturating_add(logit_rows.saturating_mul(config.vocab_size as u64));
+    elements
+        .saturating_mul(ACTIVATION_BYTES)
+        .saturating_add(HEADROOM_BYTES)
+}
+
+/// Memory that this process may still take, in bytes: the machine's, within the limit of its cgroup.
+///
+/// # Errors
+/// [`LoadError::Memory`] when the system does not say.
+pub fn available_bytes() -> Result<u64, LoadError> {
+    let mut system = sysinfo::System::new().map_err(|error| {
+        LoadError::Memory(format!("available memory cannot be read: {error:?}"))
+    })?;
+    system.refresh_memory();
+    let own_group = sysinfo::get_current_pid().ok().and_then(|pid| {
+        system.refresh_processes(sysinfo::ProcessesToUpdate::Some(&[pid]), false);
+        system.process(pid)?.cgroup_limits()
+    });
+    let groups = [system.cgroup_limits(), own_group].into_iter().flatten();
+    // Not the group's `free_memory`: that counts file pages as used, though the kernel drops them before it refuses
+    // memory, and a build or one reading of the weights leaves little else.
+    let left_in_groups = groups.map(|group| group.total_memory.saturating_sub(group.rss));
+    Ok(left_in_groups.fold(system.available_memory(), u64::min))
+}
+
+/// A size for people.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+        match units.into_iter().find(|(shift, _)| self.0 >> shift > 0) {
+            Some((shift, unit)) => {
+                write!(f, "{:.1} {unit}", self.0 as f64 / (1_u64 << shift) as f64)
+            }
+            None => write!(f, "{} B", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

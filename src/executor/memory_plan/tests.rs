@@ -1,0 +1,269 @@
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn budget() -> MemoryBudget {
+    MemoryBudget {
+        free_before_bytes: 16 * GIB,
+        weights_bytes: 4 * GIB,
+        reserve_bytes: GIB,
+    }
+}
+
+fn wish() -> MemoryWish {
+    MemoryWish {
+        kv_bytes_per_token: 128 << 10,
+        page_size: 16,
+        context_tokens: 8192,
+        mem_fraction_static: None,
+        max_total_tokens: None,
+        max_running_requests: None,
+    }
+}
+
+#[test]
+fn the_tightest_limit_sizes_the_pool() {
+    let slots = |bytes: u64| bytes / (128 << 10) - 16;
+    let wish = wish();
+    let big = MemoryBudget {
+        weights_bytes: 14 * GIB,
+        ..budget()
+    };
+    let table = [
+        (budget(), wish, slots(4 * GIB), PoolLimit::DefaultShare),
+        (
+            budget(),
+            MemoryWish {
+                context_tokens: 100,
+                ..wish
+            },
+            3200,
+            PoolLimit::DefaultContexts,
+        ),
+        (big, wish, slots(GIB), PoolLimit::Room),
+        (
+            budget(),
+            MemoryWish {
+                mem_fraction_static: Some(0.5),
+                ..wish
+            },
+            slots(4 * GIB),
+            PoolLimit::Fraction,
+        ),
+        (
+            budget(),
+            MemoryWish {
+                max_total_tokens: Some(1007),
+                ..wish
+            },
+            992,
+            PoolLimit::MaxTotalTokens,
+        ),
+        (
+            budget(),
+            MemoryWish {
+                max_total_tokens: Some(60_000),
+                ..wish
+            },
+            60_000,
+            PoolLimit::MaxTotalTokens,
+        ),
+        (
+            budget(),
+            MemoryWish {
+                max_total_tokens: Some(1 << 40),
+                mem_fraction_static: Some(0.5),
+                ..wish
+            },
+            slots(4 * GIB),
+            PoolLimit::Fraction,
+        ),
+        (
+            MemoryBudget {
+                free_before_bytes: u64::MAX,
+                ..budget()
+            },
+            MemoryWish {
+                kv_bytes_per_token: 1,
+                page_size: 1,
+                mem_fraction_static: Some(0.9),
+                ..wish
+            },
+            MAX_PAGES,
+            PoolLimit::PageIds,
+        ),
+    ];
+    for (budget, wish, tokens, limit) in table {
+        let plan = MemoryPlan::new(budget, wish).expect("fits");
+        assert_eq!(
+            (plan.max_total_tokens, plan.limit),
+            (tokens, limit),
+            "{wish:?}"
+        );
+        assert_eq!(u64::from(plan.n_pages) * u64::from(wish.page_size), tokens);
+        assert_eq!(
+            plan.kv_bytes,
+            (tokens + u64::from(wish.page_size)) * wish.kv_bytes_per_token
+        );
+        assert!(plan.kv_bytes <= budget.free_before_bytes - budget.weights_bytes);
+    }
+}
+
+#[test]
+fn too_small_a_fraction_names_the_smallest_that_works() {
+    let try_fraction = |fraction| {
+        MemoryPlan::new(
+            budget(),
+            MemoryWish {
+                mem_fraction_static: Some(fraction),
+                ..wish()
+            },
+        )
+    };
+    let error = try_fraction(0.2)
+        .expect_err("weights alone take 0.25")
+        .to_string();
+    assert!(
+        error.ends_with("the smallest that works is 0.251"),
+        "{error}"
+    );
+    assert!(try_fraction(0.251).is_ok());
+    assert!(try_fraction(0.250).is_err());
+    for outside in [0.0, 1.0, -1.0, f64::NAN] {
+        let error = try_fraction(outside).expect_err("out of range").to_string();
+        assert!(
+            error.contains("expected more than 0 and less than 1"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_numbers() {
+    let refusals = [
+        (
+            MemoryBudget {
+                weights_bytes: 17 * GIB,
+                ..budget()
+            },
+            wish(),
+            "the weights take 17.0 GiB, 16.0 GiB",
+        ),
+        (
+            MemoryBudget {
+                reserve_bytes: 12 * GIB,
+                ..budget()
+            },
+            wish(),
+            "activations and headroom 12.0 GiB",
+        ),
+        (
+            budget(),
+            MemoryWish {
+                page_size: 0,
+                ..wish()
+            },
+            "page_size is 0, expected at least 1",
+        ),
+        (
+            budget(),
+            MemoryWish {
+                max_total_tokens: Some(15),
+                ..wish()
+            },
+            "at least one page of 16 tokens",
+        ),
+        (
+            budget(),
+            MemoryWish {
+                max_total_tokens: Some(100_000),
+                ..wish()
+            },
+            "90096 tokens fit",
+        ),
+        (
+            MemoryBudget {
+                weights_bytes: 16 * GIB - 1,
+                ..budget()
+            },
+            MemoryWish {
+                mem_fraction_static: Some(0.9),
+                ..wish()
+            },
+            "no fraction works",
+        ),
+    ];
+    for (budget, wish, expected) in refusals {
+        let error = MemoryPlan::new(budget, wish)
+            .expect_err(expected)
+            .to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn running_requests_follow_the_pool() {
+    let running = |asked, tokens| {
+        running_requests(
+            &MemoryWish {
+                max_running_requests: asked,
+                ..wish()
+            },
+            tokens,
+        )
+    };
+    assert_eq!(running(None, 1 << 20), 4096);
+    assert_eq!(running(None, 50_000), 3125);
+    assert_eq!(running(None, 10_000), 2048);
+    assert_eq!(running(None, 1000), 500);
+    assert_eq!(running(None, 1), 1);
+    assert_eq!(running(Some(8), 1000), 8);
+}
+
+#[test]
+fn the_explanation_says_why() {
+    let text = |wish| {
+        MemoryPlan::new(budget(), wish)
+            .expect("fits")
+            .explain()
+            .join("\n")
+    };
+    let by_default = text(wish());
+    assert!(
+        by_default.contains("4.0 GiB: 32752 tokens in 2047 pages of 16"),
+        "{by_default}"
+    );
+    assert!(
+        by_default.contains("25 % of the available memory"),
+        "{by_default}"
+    );
+    assert!(
+        by_default.contains("--mem-fraction-static is 0.937"),
+        "{by_default}"
+    );
+    let greedy = text(MemoryWish {
+        mem_fraction_static: Some(0.99),
+        ..wish()
+    });
+    assert!(
+        greedy.contains("warning: --mem-fraction-static 0.99"),
+        "{greedy}"
+    );
+}
+
+#[test]
+fn available_memory_is_more_than_this_test_uses() {
+    assert!(available_bytes().expect("known here") > 1 << 20);
+}
+
+#[test]
+fn the_reserve_grows_with_the_step_and_the_vocabulary() {
+    let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let config = ModelConfig::read(&models.join("llama")).expect("fixtures are supported");
+    // 3 * 64 hidden, 2 * (64 + 32) heads, 3 * 112 in the MLP; 288 tokens in the vocabulary.
+    assert_eq!(
+        reserve_bytes(&config, 10, 3) - HEADROOM_BYTES,
+        4 * (10 * 720 + 3 * 288)
+    );
+    assert_eq!(reserve_bytes(&config, u64::MAX, 1), u64::MAX);
+}

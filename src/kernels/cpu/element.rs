@@ -1,0 +1,169 @@
+//! The element types of weights and KV, and memory that holds any of them.
+
+use half::vec::HalfBitsVecExt;
+use half::{bf16, f16};
+
+use super::simd::{LANES, Lanes};
+use crate::model::weights::{Dtype, TensorView};
+
+/// A number as stored. Kernels widen it to f32 on the way into a register.
+pub trait Element: bytemuck::Pod + Default + Send + Sync {
+    /// Its name as a value.
+    const DTYPE: Dtype;
+
+    /// Widens without loss.
+    fn widen(self) -> f32;
+
+    /// Rounds to nearest even.
+    fn narrow(x: f32) -> Self;
+
+    /// Reads and widens sixteen elements.
+    ///
+    /// # Safety
+    /// `p` is valid for sixteen elements; the instruction set of `S` was detected.
+    unsafe fn load<S: Lanes>(p: *const Self) -> S::V;
+
+    /// Reads and widens the `len` elements at `p`; the other lanes are zero.
+    ///
+    /// # Safety
+    /// `p` is valid for `len` elements, `len` at most sixteen; the instruction set of `S` was detected.
+    #[inline(always)]
+    unsafe fn load_part<S: Lanes>(p: *const Self, len: usize) -> S::V {
+        let mut padded = [Self::default(); LANES];
+        // SAFETY: `p` is valid for `len` elements, and so is `padded`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, padded.as_mut_ptr(), len);
+            Self::load::<S>(padded.as_ptr())
+        }
+    }
+}
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        x
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(p: *const Self) -> S::V {
+        // SAFETY: the caller's promise is the same.
+        unsafe { S::load(p) }
+    }
+}
+
+impl Element for bf16 {
+    const DTYPE: Dtype = Dtype::BF16;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(p: *const Self) -> S::V {
+        // SAFETY: the caller's promise is the same.
+        unsafe { S::load_bf16(p) }
+    }
+}
+
+impl Element for f16 {
+    const DTYPE: Dtype = Dtype::F16;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(p: *const Self) -> S::V {
+        // SAFETY: the caller's promise is the same.
+        unsafe { S::load_f16(p) }
+    }
+}
+
+/// Memory of one of the element types.
+pub enum Storage {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// 16-bit IEEE floats.
+    F16(Vec<f16>),
+    /// 16-bit brain floats.
+    BF16(Vec<bf16>),
+}
+
+/// Runs an expression with `$data` bound to the typed memory of a [`Storage`].
+macro_rules! with_elements {
+    ($storage:expr, $data:ident => $body:expr) => {
+        match $storage {
+            $crate::kernels::cpu::element::Storage::F32($data) => $body,
+            $crate::kernels::cpu::element::Storage::F16($data) => $body,
+            $crate::kernels::cpu::element::Storage::BF16($data) => $body,
+        }
+    };
+}
+pub(super) use with_elements;
+
+impl Storage {
+    /// Returns zeros. They are taken from the system as zeros and not touched, so a large pool costs no time.
+    pub fn zeros(dtype: Dtype, len: usize) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32(vec![0.0; len]),
+            Dtype::F16 => Self::F16(vec![0u16; len].reinterpret_into()),
+            Dtype::BF16 => Self::BF16(vec![0u16; len].reinterpret_into()),
+        }
+    }
+
+    /// Copies tensors one after the other, converted to `dtype`.
+    pub fn gather(dtype: Dtype, parts: &[TensorView<'_>]) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32(convert(parts)),
+            Dtype::F16 => Self::F16(convert(parts)),
+            Dtype::BF16 => Self::BF16(convert(parts)),
+        }
+    }
+}
+
+fn convert<E: Element>(parts: &[TensorView<'_>]) -> Vec<E> {
+    let mut out = Vec::<E>::with_capacity(parts.iter().map(TensorView::elements).sum());
+    for part in parts {
+        let pairs = part
+            .bytes
+            .chunks_exact(2)
+            .map(|b| u16::from_le_bytes([b[0], b[1]]));
+        match part.dtype {
+            same if same == E::DTYPE && cfg!(target_endian = "little") => {
+                if let Ok(aligned) = bytemuck::try_cast_slice(part.bytes) {
+                    out.extend_from_slice(aligned);
+                    continue;
+                }
+                let start = out.len();
+                out.resize(start + part.elements(), E::default());
+                bytemuck::cast_slice_mut(&mut out[start..]).copy_from_slice(part.bytes);
+            }
+            Dtype::F32 => {
+                let words = part.bytes.chunks_exact(4);
+                out.extend(words.map(|b| E::narrow(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))));
+            }
+            Dtype::F16 => out.extend(pairs.map(|bits| E::narrow(f16::from_bits(bits).to_f32()))),
+            Dtype::BF16 => out.extend(pairs.map(|bits| E::narrow(bf16::from_bits(bits).to_f32()))),
+        }
+    }
+    out
+}

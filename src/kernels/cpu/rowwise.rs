@@ -1,0 +1,270 @@
+//! Kernels that treat each token's row by itself: embedding, norms, rotation, KV store, activation.
+
+use super::element::{Element, Storage, with_elements};
+use super::matmul::Matrix;
+use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use super::tensor::{Scratch, Shared, Tensor};
+use super::threads::ThreadPool;
+use crate::kernels::HeadShape;
+use crate::model::rope::Rope;
+
+/// Rows in an item: a barrier costs about as much as a few rows.
+const ITEM_ROWS: usize = 4;
+
+fn for_rows(pool: &mut ThreadPool, rows: usize, row: impl Fn(usize) + Sync) {
+    pool.for_each(rows.div_ceil(ITEM_ROWS), &|item| {
+        (item * ITEM_ROWS..rows.min((item + 1) * ITEM_ROWS)).for_each(&row);
+    });
+}
+
+/// Copies the rows of `table` that `tokens` name.
+pub fn embed(scratch: &Scratch, table: &Matrix, tokens: &[u32]) -> Tensor {
+    let width = table.inputs;
+    let mut out = scratch.tensor(tokens.len(), width);
+    with_elements!(&table.data, data => {
+        for (row, &token) in tokens.iter().enumerate() {
+            let source = &data[token as usize * width..(token as usize + 1) * width];
+            for (out, value) in out.row_mut(row).iter_mut().zip(source) {
+                *out = value.widen();
+            }
+        }
+    });
+    out
+}
+
+/// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each.
+pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out: Tensor) -> Tensor {
+    let half = rope.inv_freq.len();
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, positions.len(), |row| {
+        // SAFETY: each row is written by one item.
+        let (cos, sin) = unsafe { shared.part(row * 2 * half, 2 * half) }.split_at_mut(half);
+        for (i, frequency) in rope.inv_freq.iter().enumerate() {
+            let angle = positions[row] as f32 * frequency;
+            cos[i] = angle.cos() * rope.attention_scale;
+            sin[i] = angle.sin() * rope.attention_scale;
+        }
+    });
+    out
+}
+
+/// Norms the rows of `x`, or those that `tokens` names.
+pub fn rms_norm(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    x: &Tensor,
+    tokens: Option<&[u32]>,
+    (weight, eps): (&[f32], f32),
+    mut out: Tensor,
+) -> Tensor {
+    let (rows, width) = (out.rows(), out.width());
+    assert_eq!(
+        (x.width(), weight.len()),
+        (width, width),
+        "norm of rows of {width}"
+    );
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, rows, |row| {
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(row * width, width) };
+        out.copy_from_slice(x.row(tokens.map_or(row, |tokens| tokens[row] as usize)));
+        dispatch(
+            isa,
+            NormRow {
+                row: out,
+                weight,
+                eps,
+            },
+        );
+    });
+    out
+}
+
+struct NormRow<'a> {
+    row: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for NormRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        norm_in_place::<S>(self.row, self.weight, self.eps);
+    }
+}
+
+/// `x / sqrt(mean(x^2) + eps) * weight`; lane `i % 16` sums its squares in ascending i.
+#[inline(always)]
+fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
+    // SAFETY: whole chunks of sixteen values, or parts of the length passed; `dispatch` detected the instruction set.
+    let squares = unsafe {
+        let mut acc = S::splat(0.0);
+        let chunks = x.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            let v = S::load(chunk.as_ptr());
+            acc = S::mul_add(v, v, acc);
+        }
+        let v = f32::load_part::<S>(rest.as_ptr(), rest.len());
+        S::sum(S::mul_add(v, v, acc))
+    };
+    let scale = 1.0 / (squares / x.len() as f32 + eps).sqrt();
+    for (x, weight) in x.iter_mut().zip(weight) {
+        *x = *x * scale * weight;
+    }
+}
+
+/// How heads are turned.
+pub struct Rotation<'a> {
+    /// Their shape.
+    pub heads: &'a HeadShape,
+    /// Weights of the norms of query and key heads, and eps.
+    pub norms: Option<(&'a [f32], &'a [f32], f32)>,
+    /// Cos and sin, `[n_tokens, head_dim]`.
+    pub rotations: &'a Tensor,
+}
+
+/// Norms and rotates queries and keys in place, and copies the queries to `q`.
+///
+/// # Shapes
+/// `qkv: [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]`, `q: [n_tokens, n_heads * head_dim]`.
+pub fn rotate(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    qkv: &mut Tensor,
+    rotation: &Rotation<'_>,
+    mut q: Tensor,
+) -> Tensor {
+    let HeadShape {
+        n_kv_heads,
+        head_dim,
+        ..
+    } = *rotation.heads;
+    let (rows, width, q_width) = (qkv.rows(), qkv.width(), q.width());
+    let kv_width = n_kv_heads * head_dim;
+    assert_eq!(width, q_width + 2 * kv_width, "queries, keys and values");
+    let qkv = Shared::new(qkv.values_mut());
+    let q_out = Shared::new(q.values_mut());
+    for_rows(pool, rows, |row| {
+        // SAFETY: each row is read and written by one item.
+        let (input, out) = unsafe {
+            (
+                qkv.part(row * width, width),
+                q_out.part(row * q_width, q_width),
+            )
+        };
+        let (queries, kv) = input.split_at_mut(q_width);
+        let keys = &mut kv[..kv_width];
+        let norms = [
+            rotation.norms.map(|n| (n.0, n.2)),
+            rotation.norms.map(|n| (n.1, n.2)),
+        ];
+        for (heads, norm) in [&mut *queries, keys].into_iter().zip(norms) {
+            dispatch(
+                isa,
+                RotateHeads {
+                    heads,
+                    head_dim,
+                    norm,
+                    rotation: rotation.rotations.row(row),
+                },
+            );
+        }
+        out.copy_from_slice(queries);
+    });
+    q
+}
+
+/// Narrows the columns of each row from `first` on, keys and values, into its slot.
+///
+/// # Shapes
+/// `pool: [n_slots, x.width() - first]`; row i of `x` goes to `slots[i]`.
+pub fn store(pool: &mut Storage, x: &Tensor, first: usize, slots: &[u32]) {
+    let width = x.width() - first;
+    with_elements!(pool, data => {
+        for (row, &slot) in slots.iter().enumerate() {
+            let out = &mut data[slot as usize * width..(slot as usize + 1) * width];
+            for (out, &value) in out.iter_mut().zip(&x.row(row)[first..]) {
+                *out = Element::narrow(value);
+            }
+        }
+    });
+}
+
+struct RotateHeads<'a> {
+    heads: &'a mut [f32],
+    head_dim: usize,
+    norm: Option<(&'a [f32], f32)>,
+    rotation: &'a [f32],
+}
+
+impl Kernel for RotateHeads<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let half = self.head_dim / 2;
+        let (cos, sin) = self.rotation.split_at(half);
+        for head in self.heads.chunks_exact_mut(self.head_dim) {
+            if let Some((weight, eps)) = self.norm {
+                norm_in_place::<S>(head, weight, eps);
+            }
+            let (low, high) = head.split_at_mut(half);
+            for i in 0..half {
+                let (a, b) = (low[i], high[i]);
+                low[i] = a * cos[i] - b * sin[i];
+                high[i] = b * cos[i] + a * sin[i];
+            }
+        }
+    }
+}
+
+/// `silu(gate) * up` for rows of gate and up side by side.
+///
+/// # Shapes
+/// `gate_up: [n_tokens, 2 * width]`, `out: [n_tokens, width]`.
+pub fn gated_silu(pool: &mut ThreadPool, isa: Isa, gate_up: &Tensor, mut out: Tensor) -> Tensor {
+    let (rows, width) = (out.rows(), out.width());
+    assert_eq!(gate_up.width(), 2 * width, "gate and up of {width}");
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, rows, |row| {
+        let (gate, up) = gate_up.row(row).split_at(width);
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(row * width, width) };
+        dispatch(isa, GateRow { gate, up, out });
+    });
+    out
+}
+
+struct GateRow<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for GateRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        for ((gate, up), out) in self
+            .gate
+            .chunks(LANES)
+            .zip(self.up.chunks(LANES))
+            .zip(self.out.chunks_mut(LANES))
+        {
+            let mut padded = [0f32; LANES];
+            // SAFETY: chunks hold at most sixteen values, `padded` exactly; `dispatch` detected the instruction set.
+            unsafe {
+                let g = f32::load_part::<S>(gate.as_ptr(), gate.len());
+                let u = f32::load_part::<S>(up.as_ptr(), up.len());
+                let e = S::exp(S::sub(S::splat(0.0), g));
+                let silu = S::div(g, S::add(S::splat(1.0), e));
+                S::store(padded.as_mut_ptr(), S::mul(silu, u));
+            }
+            out.copy_from_slice(&padded[..out.len()]);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Activations, and the free list that their memory comes from and goes back to.
+
+use std::sync::{Arc, Mutex};
+
+/// Buffers of earlier tensors. A decoder asks for the same few sizes in every layer, so after the first layer of the
+/// largest step nothing is allocated.
+#[derive(Clone, Default)]
+pub struct Scratch {
+    free: Arc<Mutex<Vec<Vec<f32>>>>,
+}
+
+impl Scratch {
+    /// Returns a tensor with arbitrary content.
+    pub fn tensor(&self, rows: usize, width: usize) -> Tensor {
+        let len = rows * width;
+        let mut free = self
+            .free
+            .lock()
+            .expect("no code panics while it holds the lock");
+        let fitting = (0..free.len())
+            .filter(|&i| free[i].len() >= len)
+            .min_by_key(|&i| free[i].len());
+        let chosen = fitting.or_else(|| (0..free.len()).max_by_key(|&i| free[i].len()));
+        let mut data = chosen.map(|i| free.swap_remove(i)).unwrap_or_default();
+        drop(free);
+        if data.len() < len {
+            data.resize(len, 0.0);
+        }
+        Tensor {
+            rows,
+            width,
+            data,
+            scratch: self.clone(),
+        }
+    }
+}
+
+/// A row-major matrix of f32.
+pub struct Tensor {
+    rows: usize,
+    width: usize,
+    /// At least `rows * width` values.
+    data: Vec<f32>,
+    scratch: Scratch,
+}
+
+impl Tensor {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values in a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// All values.
+    pub fn values(&self) -> &[f32] {
+        &self.data[..self.rows * self.width]
+    }
+
+    /// All values, to write.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.data[..self.rows * self.width]
+    }
+
+    /// One row.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values()[row * self.width..(row + 1) * self.width]
+    }
+
+    /// One row, to write.
+    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        let width = self.width;
+        &mut self.values_mut()[row * width..(row + 1) * width]
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        if let Ok(mut free) = self.scratch.free.lock() {
+            free.push(std::mem::take(&mut self.data));
+        }
+    }
+}
+
+/// A slice that the items of one kernel write in disjoint parts.
+#[derive(Clone, Copy)]
+pub struct Shared<'a, T> {
+    start: *mut T,
+    len: usize,
+    borrow: std::marker::PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is a `&mut [T]` whose users promise, at each use, that their parts are disjoint.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    /// Borrows `slice` for one kernel.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Self {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            borrow: std::marker::PhantomData,
+        }
+    }
+
+    /// Returns a part to write.
+    ///
+    /// # Safety
+    /// No two parts that live at the same time overlap.
+    ///
+    /// # Panics
+    /// If the part reaches beyond the slice.
+    #[allow(clippy::mut_from_ref)]
+    #[inline(always)]
+    pub unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
+        assert!(
+            start + len <= self.len,
+            "part {start}+{len} of a slice of {}",
+            self.len
+        );
+        // SAFETY: in bounds by the line above, disjoint by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+    }
+
+    /// Returns the address of an element, for kernels that write single elements of interleaved parts.
+    ///
+    /// # Panics
+    /// If the index is beyond the slice.
+    #[inline(always)]
+    pub fn at(&self, index: usize) -> *mut T {
+        assert!(
+            index < self.len,
+            "element {index} of a slice of {}",
+            self.len
+        );
+        // SAFETY: in bounds by the line above.
+        unsafe { self.start.add(index) }
+    }
+}

@@ -1,0 +1,30 @@
+//! Which actors died.
+
+use metrics::{Counter, counter};
+
+/// Deaths of actors, as the watchdog sees them.
+pub struct DeathMetrics {
+    deaths: Vec<(&'static str, Counter)>,
+}
+
+impl DeathMetrics {
+    /// Binds a counter for each of `actors` to the recorder that is installed now.
+    pub fn register(actors: &[&'static str]) -> Self {
+        let bind = |actor: &&'static str| (*actor, death_counter(actor));
+        Self {
+            deaths: actors.iter().map(bind).collect(),
+        }
+    }
+
+    /// Counts a death.
+    pub fn died(&self, actor: &'static str) {
+        match self.deaths.iter().find(|(name, _)| *name == actor) {
+            Some((_, deaths)) => deaths.increment(1),
+            None => death_counter(actor).increment(1),
+        }
+    }
+}
+
+fn death_counter(actor: &'static str) -> Counter {
+    counter!("souffleur_actor_deaths_total", "actor" => actor)
+}

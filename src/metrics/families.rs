@@ -1,0 +1,351 @@
+//! Every metric: its name, type, help and buckets.
+
+use metrics::{describe_counter, describe_gauge, describe_histogram};
+
+/// What a metric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts values in buckets.
+    Histogram,
+}
+
+/// One metric with all its labels' series.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// Its name on the page.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// What it says, with its unit.
+    pub help: &'static str,
+    /// Upper bounds of a histogram's buckets.
+    pub buckets: &'static [f64],
+}
+
+/// Tells the recorder that is installed now what each metric says.
+pub fn describe_all() {
+    for family in families() {
+        match family.kind {
+            Kind::Counter => describe_counter!(family.name, family.help),
+            Kind::Gauge => describe_gauge!(family.name, family.help),
+            Kind::Histogram => describe_histogram!(family.name, family.help),
+        }
+    }
+}
+
+/// The buckets of each histogram: whoever builds a recorder sets them, or gets summaries.
+pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
+    let histograms = families().filter(|family| family.kind == Kind::Histogram);
+    histograms.map(|family| (family.name, family.buckets))
+}
+
+/// Every metric that the library records, its server's included.
+pub fn families() -> impl Iterator<Item = Family> {
+    let plain = |kind, rows: &'static [(&'static str, &'static str)]| {
+        rows.iter().map(move |(name, help)| Family {
+            name,
+            kind,
+            help,
+            buckets: &[],
+        })
+    };
+    let histograms = HISTOGRAMS.iter().map(|(name, help, buckets)| Family {
+        name,
+        kind: Kind::Histogram,
+        help,
+        buckets,
+    });
+    plain(Kind::Gauge, &GAUGES)
+        .chain(plain(Kind::Counter, &COUNTERS))
+        .chain(histograms)
+}
+
+const GAUGES: [(&str, &str); 25] = [
+    (
+        "sglang:num_running_reqs",
+        "Requests that prefill or decode.",
+    ),
+    (
+        "sglang:num_queue_reqs",
+        "Requests that wait, retracted ones included.",
+    ),
+    (
+        "sglang:num_retracted_reqs",
+        "Requests that wait because they were retracted.",
+    ),
+    (
+        "sglang:gen_throughput",
+        "Tokens decoded a second, over the last second of work.",
+    ),
+    (
+        "sglang:cache_hit_rate",
+        "Cached share of the prompt tokens that the last plan admitted; for a rate over time divide \
+         cached_tokens_total by prompt_tokens_total.",
+    ),
+    (
+        "sglang:new_token_ratio",
+        "Share of the generation budget that running requests reserve.",
+    ),
+    (
+        "sglang:utilization",
+        "The larger of running requests over max_running_requests and token usage over 0.9.",
+    ),
+    (
+        "sglang:token_usage",
+        "Share of the KV pool that requests hold.",
+    ),
+    (
+        "sglang:full_token_usage",
+        "Share of the KV pool that requests hold.",
+    ),
+    (
+        "sglang:num_used_tokens",
+        "Tokens of the KV pool that requests hold.",
+    ),
+    (
+        "sglang:kv_used_tokens",
+        "Tokens of the KV pool that requests hold.",
+    ),
+    ("sglang:kv_available_tokens", "Tokens of free pages."),
+    (
+        "sglang:kv_evictable_tokens",
+        "Cached tokens that can be evicted.",
+    ),
+    (
+        "sglang:max_total_num_tokens",
+        "Tokens that the KV pool holds.",
+    ),
+    ("sglang:page_size", "Tokens a KV page."),
+    ("sglang:num_pages", "Pages of the KV pool."),
+    ("sglang:context_len", "Longest sequence in tokens."),
+    (
+        "sglang:weight_memory_usage_gb",
+        "Memory of the weights in GiB.",
+    ),
+    (
+        "sglang:kv_cache_memory_usage_gb",
+        "Memory of the KV pool in GiB.",
+    ),
+    ("sglang:startup_time_seconds", "Time to start, by phase."),
+    (
+        "souffleur_actor_mailbox_depth",
+        "Messages that wait in an actor's mailbox.",
+    ),
+    ("souffleur_prefix_pins", "Prefixes pinned by hosts."),
+    (
+        "sglang:http_requests_active",
+        "HTTP requests under way, streams until their end.",
+    ),
+    ("souffleur_websocket_connections_active", "Open WebSockets."),
+    (
+        "souffleur_websocket_outbound_queue_depth",
+        "Messages being written to WebSockets.",
+    ),
+];
+
+const COUNTERS: [(&str, &str); 22] = [
+    ("sglang:num_retracted_requests_total", "Retractions."),
+    (
+        "sglang:realtime_tokens_total",
+        "Tokens as they are processed: prefill_compute, prefill_cache, decode.",
+    ),
+    (
+        "sglang:forward_execution_seconds_total",
+        "Time in forward passes, in whole seconds: extend, decode, mixed.",
+    ),
+    (
+        "sglang:scheduler_idle_seconds_total",
+        "Time without any request between two steps, in whole seconds.",
+    ),
+    (
+        "sglang:evicted_tokens_total",
+        "Cached tokens that were evicted.",
+    ),
+    (
+        "sglang:prompt_tokens_total",
+        "Prompt tokens of ended requests.",
+    ),
+    (
+        "sglang:generation_tokens_total",
+        "Tokens generated by ended requests.",
+    ),
+    (
+        "sglang:cached_tokens_total",
+        "Prompt tokens of ended requests that came from the cache.",
+    ),
+    (
+        "sglang:num_requests_total",
+        "Requests that ended, cancelled ones included.",
+    ),
+    (
+        "sglang:num_aborted_requests_total",
+        "Requests that were cancelled.",
+    ),
+    (
+        "souffleur_requests_received_total",
+        "Requests that came through the door.",
+    ),
+    (
+        "souffleur_requests_failed_total",
+        "Requests refused or failed, by code.",
+    ),
+    (
+        "souffleur_client_stalls_total",
+        "Deltas that waited because a client did not read.",
+    ),
+    ("souffleur_actor_deaths_total", "Actors that died."),
+    ("souffleur_steps_planned_total", "Steps planned."),
+    (
+        "souffleur_pages_lost_total",
+        "KV pages dropped instead of handed back: a bug.",
+    ),
+    (
+        "souffleur_stale_messages_total",
+        "Messages that came too late to matter.",
+    ),
+    (
+        "souffleur_integrity_failures_total",
+        "Plans at which free, evictable, protected and private tokens were not the pool: a bug.",
+    ),
+    (
+        "sglang:http_requests_total",
+        "HTTP requests, by route and method.",
+    ),
+    (
+        "sglang:http_responses_total",
+        "HTTP responses, by route, method and status.",
+    ),
+    (
+        "souffleur_websocket_connections_total",
+        "WebSockets opened.",
+    ),
+    (
+        "souffleur_websocket_aborts_total",
+        "Requests cancelled by the end of their WebSocket, by reason.",
+    ),
+];
+
+const HISTOGRAMS: [(&str, &str, &[f64]); 13] = [
+    (
+        "sglang:queue_time_seconds",
+        "Time from intake to first admission.",
+        &QUEUE_SECONDS,
+    ),
+    (
+        "sglang:time_to_first_token_seconds",
+        "Time from intake to the first token.",
+        &TTFT_SECONDS,
+    ),
+    (
+        "sglang:inter_token_latency_seconds",
+        "Time from one token to the next.",
+        &TOKEN_SECONDS,
+    ),
+    (
+        "sglang:request_time_per_output_token_seconds",
+        "Mean time of a request's tokens after the first.",
+        &TOKEN_SECONDS,
+    ),
+    (
+        "sglang:e2e_request_latency_seconds",
+        "Time from intake to the end.",
+        &E2E_SECONDS,
+    ),
+    (
+        "sglang:prompt_tokens_histogram",
+        "Prompt tokens of a request.",
+        &TOKENS,
+    ),
+    (
+        "sglang:uncached_prompt_tokens_histogram",
+        "Prompt tokens of a request that did not come from the cache.",
+        &TOKENS,
+    ),
+    (
+        "sglang:generation_tokens_histogram",
+        "Tokens generated by a request.",
+        &TOKENS,
+    ),
+    (
+        "sglang:eviction_duration_seconds",
+        "Time of an eviction.",
+        &EVICTION_SECONDS,
+    ),
+    (
+        "souffleur_actor_handler_seconds",
+        "Time in a handler of an actor.",
+        &HANDLER_SECONDS,
+    ),
+    (
+        "souffleur_step_seconds",
+        "Time of the executor in a step.",
+        &STEP_SECONDS,
+    ),
+    (
+        "souffleur_step_overhead_seconds",
+        "Time that the executor waited for a step while there was work.",
+        &HANDLER_SECONDS,
+    ),
+    (
+        "souffleur_websocket_connection_duration_seconds",
+        "Time that a WebSocket was open.",
+        &CONNECTION_SECONDS,
+    ),
+];
+
+/// As SGLang's `queue_time_seconds`.
+const QUEUE_SECONDS: [f64; 40] = [
+    0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 15.0, 20.0, 30.0,
+    40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0,
+    900.0, 1000.0, 1200.0, 1400.0, 1600.0, 1800.0, 2000.0, 2500.0, 3000.0,
+];
+
+/// As SGLang's `time_to_first_token_seconds`.
+const TTFT_SECONDS: [f64; 18] = [
+    0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0,
+    400.0,
+];
+
+/// As SGLang's `e2e_request_latency_seconds`.
+const E2E_SECONDS: [f64; 22] = [
+    0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0,
+    400.0, 600.0, 1200.0, 1800.0, 2400.0,
+];
+
+/// As SGLang's `inter_token_latency_seconds`.
+const TOKEN_SECONDS: [f64; 23] = [
+    0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08, 0.1, 0.2,
+    0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0,
+];
+
+/// As SGLang's `prompt_tokens_histogram`.
+const TOKENS: [f64; 35] = [
+    100.0, 300.0, 500.0, 700.0, 1e3, 1.5e3, 2e3, 3e3, 4e3, 5e3, 6e3, 7e3, 8e3, 9e3, 1e4, 1.25e4,
+    1.5e4, 1.75e4, 2e4, 2.25e4, 2.5e4, 2.75e4, 3e4, 3.5e4, 4e4, 6e4, 8e4, 1e5, 2e5, 3e5, 4e5, 6e5,
+    8e5, 1e6, 1.1e6,
+];
+
+/// As SGLang's `eviction_duration_seconds`.
+const EVICTION_SECONDS: [f64; 18] = [
+    0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.01, 0.02, 0.03, 0.04, 0.05,
+    0.1, 0.2, 0.5, 1.0,
+];
+
+/// From one hop between actors (under a microsecond) to what would hold up a decode step.
+const HANDLER_SECONDS: [f64; 14] = [
+    1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1,
+];
+
+/// From a decode step of the bundled model to a long prefill of a large one, on a CPU.
+const STEP_SECONDS: [f64; 15] = [
+    5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 2e-1, 5e-1, 1.0, 2.0, 5.0, 10.0, 30.0,
+];
+
+/// From a single question to a day's conversation.
+const CONNECTION_SECONDS: [f64; 10] = [
+    0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0,
+];

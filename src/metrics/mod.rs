@@ -1,0 +1,45 @@
+//! Metric names, units and cached handles. The library records; it never installs a recorder.
+//!
+//! Handles bind to the recorder that is installed when they are registered, so the engine registers them when it
+//! starts. Where SGLang has a metric, its name, labels, type and buckets are taken, so that its dashboards work;
+//! everything else is called `souffleur_<noun>_<unit>[_total]`.
+
+mod cache;
+mod deaths;
+mod families;
+mod mailbox;
+mod request;
+mod scheduler;
+
+pub use cache::CacheMetrics;
+pub use deaths::DeathMetrics;
+pub use families::{Family, Kind, buckets, describe_all, families};
+pub use mailbox::MailboxMetrics;
+pub use request::RequestMetrics;
+pub use scheduler::{Capacity, SchedulerMetrics};
+
+use metrics::Label;
+
+/// The labels of metrics of the scheduler in SGLang, for an engine of one rank.
+fn scheduler_labels(model_name: &str) -> Vec<Label> {
+    let mut labels = request_labels(model_name);
+    labels.extend(["tp_rank", "pp_rank", "moe_ep_rank"].map(|key| Label::new(key, "0")));
+    labels
+}
+
+/// The labels of metrics of the tokenizer in SGLang.
+fn request_labels(model_name: &str) -> Vec<Label> {
+    vec![
+        Label::new("model_name", model_name.to_owned()),
+        Label::new("engine_type", "unified"),
+    ]
+}
+
+fn with_label(labels: &[Label], key: &'static str, value: &'static str) -> Vec<Label> {
+    let mut labels = labels.to_vec();
+    labels.push(Label::new(key, value));
+    labels
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,352 @@
+//! Queues, pool and steps, as the Scheduler sees them.
+
+use std::cell::Cell;
+
+use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
+
+use super::{scheduler_labels, with_label};
+use crate::state::stats::EngineStats;
+
+/// Seconds of work after which `gen_throughput` is computed anew.
+const THROUGHPUT_WINDOW_SECONDS: f64 = 1.0;
+/// SGLang takes a pool for fully used from this token usage on.
+const FULL_TOKEN_USAGE: f64 = 0.9;
+const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
+
+/// Queues, pool, steps and what went wrong. Owned by one actor.
+pub struct SchedulerMetrics {
+    requests: RequestGauges,
+    pool: PoolGauges,
+    counted: PlanCounters,
+    steps: StepMetrics,
+    queue_seconds: Histogram,
+    last_stats: Cell<EngineStats>,
+}
+
+/// What an engine holds, known when it is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Capacity {
+    /// Longest sequence, in tokens.
+    pub context_tokens: usize,
+    /// Size of the weights, in bytes.
+    pub weights_bytes: u64,
+    /// Size of the KV pool, in bytes.
+    pub kv_bytes: u64,
+    /// Time from the start to ready, in seconds.
+    pub start_seconds: f64,
+}
+
+impl Capacity {
+    /// Records it, once.
+    pub fn record(&self, model_name: &str) {
+        let labels = || scheduler_labels(model_name);
+        let gb = |bytes: u64| bytes as f64 / BYTES_PER_GB;
+        gauge!("sglang:context_len", labels()).set(self.context_tokens as f64);
+        gauge!("sglang:weight_memory_usage_gb", labels()).set(gb(self.weights_bytes));
+        gauge!("sglang:kv_cache_memory_usage_gb", labels()).set(gb(self.kv_bytes));
+        let phase = with_label(&labels(), "phase", "e2e");
+        gauge!("sglang:startup_time_seconds", phase).set(self.start_seconds);
+    }
+}
+
+impl SchedulerMetrics {
+    /// Binds the handles to the recorder that is installed now.
+    pub fn register(model_name: &str) -> Self {
+        let labels = scheduler_labels(model_name);
+        Self {
+            requests: RequestGauges::register(&labels),
+            pool: PoolGauges::register(&labels),
+            counted: PlanCounters::register(&labels),
+            steps: StepMetrics::register(&labels),
+            queue_seconds: histogram!("sglang:queue_time_seconds", labels),
+            last_stats: Cell::default(),
+        }
+    }
+
+    /// Records the state after a plan. Counters move by the difference to the plan before, so that they go on when
+    /// a rebuilt unit counts from zero again.
+    pub fn record_plan(&self, stats: &EngineStats) {
+        let before = self.last_stats.replace(*stats);
+        self.requests.set(stats, &before);
+        self.pool.set(stats);
+        self.counted.add(stats, &before);
+        if stats.running_requests + stats.waiting_requests == 0 {
+            self.steps.went_idle();
+        }
+    }
+
+    /// Records a step that is done: seconds that the executor worked on it and waited for it, its input tokens by
+    /// kind. What it waited while the engine had no request is not counted as overhead.
+    pub fn record_step(
+        &self,
+        run_seconds: f64,
+        idle_seconds: f64,
+        prefill_tokens: usize,
+        decode_tokens: usize,
+    ) {
+        self.steps.record(
+            run_seconds,
+            idle_seconds,
+            prefill_tokens as u64,
+            decode_tokens as u64,
+        );
+    }
+
+    /// Records what a request waited from its intake to its first admission.
+    pub fn queue_time(&self, seconds: f64) {
+        self.queue_seconds.record(seconds);
+    }
+}
+
+struct RequestGauges {
+    running: Gauge,
+    queued: Gauge,
+    retracted: Gauge,
+    cache_hit_rate: Gauge,
+    new_token_ratio: Gauge,
+    utilization: Gauge,
+    pins: Gauge,
+}
+
+impl RequestGauges {
+    fn register(labels: &[Label]) -> Self {
+        Self {
+            running: gauge!("sglang:num_running_reqs", labels.to_vec()),
+            queued: gauge!("sglang:num_queue_reqs", labels.to_vec()),
+            retracted: gauge!("sglang:num_retracted_reqs", labels.to_vec()),
+            cache_hit_rate: gauge!("sglang:cache_hit_rate", labels.to_vec()),
+            new_token_ratio: gauge!("sglang:new_token_ratio", labels.to_vec()),
+            utilization: gauge!("sglang:utilization", labels.to_vec()),
+            pins: gauge!("souffleur_prefix_pins"),
+        }
+    }
+
+    fn set(&self, stats: &EngineStats, before: &EngineStats) {
+        self.running.set(stats.running_requests as f64);
+        self.queued.set(stats.waiting_requests as f64);
+        self.retracted.set(stats.retracted_requests as f64);
+        self.new_token_ratio.set(stats.new_token_ratio);
+        let rows = ratio(stats.running_requests as f64, stats.total_rows as f64);
+        self.utilization
+            .set(rows.max(token_usage(stats) / FULL_TOKEN_USAGE));
+        self.pins.set(stats.pins as f64);
+        let admitted = stats.prompt_tokens.saturating_sub(before.prompt_tokens);
+        if admitted > 0 {
+            let cached = stats.cached_tokens.saturating_sub(before.cached_tokens);
+            self.cache_hit_rate.set(cached as f64 / admitted as f64);
+        }
+    }
+}
+
+struct PoolGauges {
+    token_usage: Gauge,
+    full_token_usage: Gauge,
+    num_used: Gauge,
+    used: Gauge,
+    available: Gauge,
+    evictable: Gauge,
+    max_total: Gauge,
+    page_size: Gauge,
+    num_pages: Gauge,
+}
+
+impl PoolGauges {
+    fn register(labels: &[Label]) -> Self {
+        Self {
+            token_usage: gauge!("sglang:token_usage", labels.to_vec()),
+            full_token_usage: gauge!("sglang:full_token_usage", labels.to_vec()),
+            num_used: gauge!("sglang:num_used_tokens", labels.to_vec()),
+            used: gauge!("sglang:kv_used_tokens", labels.to_vec()),
+            available: gauge!("sglang:kv_available_tokens", labels.to_vec()),
+            evictable: gauge!("sglang:kv_evictable_tokens", labels.to_vec()),
+            max_total: gauge!("sglang:max_total_num_tokens", labels.to_vec()),
+            page_size: gauge!("sglang:page_size", labels.to_vec()),
+            num_pages: gauge!("sglang:num_pages", labels.to_vec()),
+        }
+    }
+
+    fn set(&self, stats: &EngineStats) {
+        let used = used_tokens(stats);
+        self.token_usage.set(token_usage(stats));
+        self.full_token_usage.set(token_usage(stats));
+        self.num_used.set(used);
+        self.used.set(used);
+        self.available.set(stats.free_tokens as f64);
+        self.evictable.set(stats.evictable_tokens as f64);
+        self.max_total.set(stats.total_tokens as f64);
+        self.page_size.set(stats.page_size as f64);
+        self.num_pages
+            .set((stats.total_tokens / stats.page_size.max(1)) as f64);
+    }
+}
+
+/// Tokens of pages that a request holds: neither free nor evictable.
+fn used_tokens(stats: &EngineStats) -> f64 {
+    stats
+        .total_tokens
+        .saturating_sub(stats.free_tokens + stats.evictable_tokens) as f64
+}
+
+fn token_usage(stats: &EngineStats) -> f64 {
+    ratio(used_tokens(stats), stats.total_tokens as f64)
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+struct PlanCounters {
+    retractions: Counter,
+    prefill_cache_tokens: Counter,
+    steps: Counter,
+    pages_lost: Counter,
+    stale_messages: Counter,
+    integrity_failures: Counter,
+}
+
+impl PlanCounters {
+    fn register(labels: &[Label]) -> Self {
+        Self {
+            retractions: counter!("sglang:num_retracted_requests_total", labels.to_vec()),
+            prefill_cache_tokens: realtime_tokens(labels, "prefill_cache"),
+            steps: counter!("souffleur_steps_planned_total"),
+            pages_lost: counter!("souffleur_pages_lost_total"),
+            stale_messages: counter!("souffleur_stale_messages_total"),
+            integrity_failures: counter!("souffleur_integrity_failures_total"),
+        }
+    }
+
+    fn add(&self, stats: &EngineStats, before: &EngineStats) {
+        let news = [
+            (&self.retractions, stats.retractions, before.retractions),
+            (
+                &self.prefill_cache_tokens,
+                stats.cached_tokens,
+                before.cached_tokens,
+            ),
+            (&self.steps, stats.steps, before.steps),
+            (&self.pages_lost, stats.lost_pages, before.lost_pages),
+            (
+                &self.stale_messages,
+                stats.stale_messages,
+                before.stale_messages,
+            ),
+            (
+                &self.integrity_failures,
+                stats.integrity_failures,
+                before.integrity_failures,
+            ),
+        ];
+        for (counter, now, before) in news {
+            counter.increment(now.saturating_sub(before));
+        }
+    }
+}
+
+fn realtime_tokens(labels: &[Label], mode: &'static str) -> Counter {
+    counter!(
+        "sglang:realtime_tokens_total",
+        with_label(labels, "mode", mode)
+    )
+}
+
+struct StepMetrics {
+    prefill_tokens: Counter,
+    decode_tokens: Counter,
+    extend_seconds: WholeSeconds,
+    decode_seconds: WholeSeconds,
+    mixed_seconds: WholeSeconds,
+    idle_seconds: WholeSeconds,
+    step_seconds: Histogram,
+    overhead_seconds: Histogram,
+    throughput: Gauge,
+    /// No request was inside after the last plan: what the executor waits now is no overhead.
+    is_idle: Cell<bool>,
+    window_seconds: Cell<f64>,
+    window_tokens: Cell<u64>,
+}
+
+impl StepMetrics {
+    fn register(labels: &[Label]) -> Self {
+        let forward = |category| {
+            let labels = with_label(labels, "category", category);
+            WholeSeconds::new(counter!("sglang:forward_execution_seconds_total", labels))
+        };
+        Self {
+            prefill_tokens: realtime_tokens(labels, "prefill_compute"),
+            decode_tokens: realtime_tokens(labels, "decode"),
+            extend_seconds: forward("extend"),
+            decode_seconds: forward("decode"),
+            mixed_seconds: forward("mixed"),
+            idle_seconds: WholeSeconds::new(counter!(
+                "sglang:scheduler_idle_seconds_total",
+                labels.to_vec()
+            )),
+            step_seconds: histogram!("souffleur_step_seconds"),
+            overhead_seconds: histogram!("souffleur_step_overhead_seconds"),
+            throughput: gauge!("sglang:gen_throughput", labels.to_vec()),
+            is_idle: Cell::new(true),
+            window_seconds: Cell::default(),
+            window_tokens: Cell::default(),
+        }
+    }
+
+    fn record(&self, run_seconds: f64, idle_seconds: f64, prefill_tokens: u64, decode_tokens: u64) {
+        let category = match (prefill_tokens, decode_tokens) {
+            (_, 0) => &self.extend_seconds,
+            (0, _) => &self.decode_seconds,
+            _ => &self.mixed_seconds,
+        };
+        category.add(run_seconds);
+        self.step_seconds.record(run_seconds);
+        self.prefill_tokens.increment(prefill_tokens);
+        self.decode_tokens.increment(decode_tokens);
+        let mut busy_seconds = run_seconds;
+        if self.is_idle.replace(false) {
+            self.idle_seconds.add(idle_seconds);
+        } else {
+            self.overhead_seconds.record(idle_seconds);
+            busy_seconds += idle_seconds;
+        }
+        self.update_throughput(busy_seconds, decode_tokens);
+    }
+
+    fn update_throughput(&self, busy_seconds: f64, decode_tokens: u64) {
+        let seconds = self.window_seconds.get() + busy_seconds;
+        let tokens = self.window_tokens.get() + decode_tokens;
+        let is_over = seconds >= THROUGHPUT_WINDOW_SECONDS;
+        if is_over {
+            self.throughput.set(tokens as f64 / seconds);
+        }
+        self.window_seconds.set(if is_over { 0.0 } else { seconds });
+        self.window_tokens.set(if is_over { 0 } else { tokens });
+    }
+
+    fn went_idle(&self) {
+        self.is_idle.set(true);
+        self.throughput.set(0.0);
+        self.window_seconds.set(0.0);
+        self.window_tokens.set(0);
+    }
+}
+
+/// A counter of seconds. `metrics` counts in whole numbers: the rest waits for the next second.
+struct WholeSeconds {
+    counter: Counter,
+    rest: Cell<f64>,
+}
+
+impl WholeSeconds {
+    fn new(counter: Counter) -> Self {
+        Self {
+            counter,
+            rest: Cell::default(),
+        }
+    }
+
+    fn add(&self, seconds: f64) {
+        let sum = self.rest.get() + seconds.max(0.0);
+        self.counter.increment(sum as u64);
+        self.rest.set(sum.fract());
+    }
+}

@@ -1,0 +1,369 @@
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use metrics::{counter, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
+
+use super::*;
+use crate::error::{RequestError, StepError};
+use crate::request::Usage;
+use crate::state::stats::EngineStats;
+
+fn recorder() -> PrometheusRecorder {
+    let builder = PrometheusBuilder::new();
+    let builder = buckets().fold(builder, |builder, (name, bounds)| {
+        let matcher = Matcher::Full(name.to_owned());
+        builder
+            .set_buckets_for_metric(matcher, bounds)
+            .expect("buckets are not empty")
+    });
+    builder.build_recorder()
+}
+
+/// The page after `record` ran against a recorder of its own.
+fn page(record: impl FnOnce()) -> String {
+    let recorder = recorder();
+    metrics::with_local_recorder(&recorder, || {
+        describe_all();
+        record();
+    });
+    recorder.handle().render()
+}
+
+fn exercise_all() {
+    let mailbox = MailboxMetrics::register("scheduler", "StepDone");
+    mailbox.entered();
+    mailbox.left();
+    mailbox.handled(3e-6);
+    DeathMetrics::register(&["tokenizer"]).died("scheduler");
+    CacheMetrics::register().evicted(16, 2e-4);
+    let requests = RequestMetrics::register("tiny");
+    requests.received(true);
+    requests.first_token(true, 0.05);
+    requests.inter_token(0.02, 2);
+    requests.decoded(true, 0.02, 3);
+    requests.finished(true, &usage(40, 3, 32), 0.07);
+    requests.aborted();
+    requests.failed("overloaded");
+    requests.client_stalled();
+    let scheduler = SchedulerMetrics::register("tiny");
+    Capacity::default().record("tiny");
+    scheduler.record_plan(&busy_stats());
+    scheduler.record_step(0.01, 0.5, 40, 0);
+    scheduler.queue_time(0.001);
+    exercise_server();
+}
+
+/// The server's metrics, which it records at the place.
+fn exercise_server() {
+    let route = [("endpoint", "/generate"), ("method", "POST")];
+    counter!("sglang:http_requests_total", &route).increment(1);
+    gauge!("sglang:http_requests_active", &route).increment(1.0);
+    let response = [
+        ("endpoint", "/generate"),
+        ("status_code", "200"),
+        ("method", "POST"),
+    ];
+    counter!("sglang:http_responses_total", &response).increment(1);
+    gauge!("souffleur_websocket_connections_active").increment(1.0);
+    counter!("souffleur_websocket_connections_total").increment(1);
+    histogram!("souffleur_websocket_connection_duration_seconds").record(1.0);
+    gauge!("souffleur_websocket_outbound_queue_depth").increment(1.0);
+    counter!("souffleur_websocket_aborts_total", "reason" => "closed").increment(1);
+}
+
+fn usage(prompt_tokens: u32, completion_tokens: u32, cached_tokens: u32) -> Usage {
+    Usage {
+        prompt_tokens,
+        completion_tokens,
+        cached_tokens,
+        num_retractions: 0,
+    }
+}
+
+fn busy_stats() -> EngineStats {
+    EngineStats {
+        running_requests: 1,
+        total_tokens: 1000,
+        page_size: 16,
+        free_tokens: 500,
+        evictable_tokens: 250,
+        protected_tokens: 200,
+        private_tokens: 50,
+        total_rows: 8,
+        free_rows: 7,
+        prompt_tokens: 40,
+        cached_tokens: 32,
+        retractions: 2,
+        steps: 5,
+        ..EngineStats::default()
+    }
+}
+
+/// The value of the series `name{...}` whose labels hold all of `labels`.
+fn value(page: &str, name: &str, labels: &[&str]) -> f64 {
+    let is_wanted = |line: &&str| {
+        let rest = line.strip_prefix(name);
+        rest.is_some_and(|rest| rest.starts_with(['{', ' ']))
+            && labels.iter().all(|label| line.contains(label))
+    };
+    let line = page.lines().find(is_wanted);
+    let line = line.unwrap_or_else(|| panic!("no {name} with {labels:?} in\n{page}"));
+    line.rsplit(' ')
+        .next()
+        .expect("a line has a value")
+        .parse()
+        .expect("a value is a number")
+}
+
+#[test]
+fn every_family_is_on_the_page_with_its_type_and_nothing_else_is() {
+    let page = page(exercise_all);
+    let mut expected = BTreeSet::new();
+    for family in families() {
+        let kind = format!("{:?}", family.kind).to_lowercase();
+        expected.insert(format!("# TYPE {} {kind}", family.name));
+        assert!(
+            page.contains(&format!("# HELP {} {}\n", family.name, family.help)),
+            "{family:?}"
+        );
+    }
+    let types = page.lines().filter(|line| line.starts_with("# TYPE"));
+    assert_eq!(types.map(str::to_owned).collect::<BTreeSet<_>>(), expected);
+}
+
+#[test]
+fn series_carry_the_labels_of_sglang() {
+    let page = page(exercise_all);
+    let scheduler = "{model_name=\"tiny\",engine_type=\"unified\",tp_rank=\"0\",pp_rank=\"0\",moe_ep_rank=\"0\"}";
+    assert!(
+        page.contains(&format!("sglang:num_running_reqs{scheduler} 1\n")),
+        "{page}"
+    );
+    let streaming = "{model_name=\"tiny\",engine_type=\"unified\",is_streaming=\"true\"}";
+    assert!(
+        page.contains(&format!("sglang:prompt_tokens_total{streaming} 40\n")),
+        "{page}"
+    );
+    let cache = "{cache_type=\"RadixCache\",tp_rank=\"0\",pp_rank=\"0\",dp_rank=\"0\"}";
+    assert!(
+        page.contains(&format!("sglang:evicted_tokens_total{cache} 16\n")),
+        "{page}"
+    );
+}
+
+#[test]
+fn counters_of_ended_requests_are_the_sums_of_their_usages() {
+    let usages = [usage(100, 7, 0), usage(100, 1, 96), usage(33, 0, 32)];
+    let page = page(|| {
+        let requests = RequestMetrics::register("tiny");
+        usages
+            .iter()
+            .for_each(|usage| requests.finished(false, usage, 0.1));
+    });
+    assert_eq!(
+        value(
+            &page,
+            "sglang:prompt_tokens_total",
+            &["is_streaming=\"false\""]
+        ),
+        233.0
+    );
+    assert_eq!(
+        value(
+            &page,
+            "sglang:cached_tokens_total",
+            &["cache_source=\"device\""]
+        ),
+        128.0
+    );
+    assert_eq!(
+        value(&page, "sglang:generation_tokens_total", &["\"false\""]),
+        8.0
+    );
+    assert_eq!(
+        value(&page, "sglang:uncached_prompt_tokens_histogram_sum", &[]),
+        105.0
+    );
+    assert_eq!(
+        value(&page, "sglang:num_requests_total", &["\"false\""]),
+        3.0
+    );
+}
+
+#[test]
+fn used_tokens_are_those_neither_free_nor_evictable() {
+    let page = page(exercise_all);
+    assert_eq!(value(&page, "sglang:kv_used_tokens", &[]), 250.0);
+    assert_eq!(value(&page, "sglang:token_usage", &[]), 0.25);
+    assert_eq!(value(&page, "sglang:num_pages", &[]), 62.0);
+    assert_eq!(value(&page, "sglang:cache_hit_rate", &[]), 0.8);
+}
+
+#[test]
+fn counters_go_on_when_a_rebuilt_unit_counts_from_zero() {
+    let stats = |retractions| EngineStats {
+        retractions,
+        ..EngineStats::default()
+    };
+    let page = page(|| {
+        let first = SchedulerMetrics::register("tiny");
+        first.record_plan(&stats(2));
+        first.record_plan(&stats(3));
+        SchedulerMetrics::register("tiny").record_plan(&stats(1));
+    });
+    assert_eq!(
+        value(&page, "sglang:num_retracted_requests_total", &[]),
+        4.0
+    );
+}
+
+#[test]
+fn waiting_without_a_request_is_no_step_overhead() {
+    let page = page(|| {
+        let scheduler = SchedulerMetrics::register("tiny");
+        scheduler.record_plan(&busy_stats());
+        scheduler.record_step(0.4, 9.5, 40, 0);
+        scheduler.record_step(0.4, 0.25, 0, 1);
+        scheduler.record_plan(&EngineStats::default());
+        scheduler.record_plan(&busy_stats());
+        scheduler.record_step(0.4, 7.75, 40, 0);
+    });
+    assert_eq!(
+        value(&page, "souffleur_step_overhead_seconds_sum", &[]),
+        0.25
+    );
+    assert_eq!(
+        value(&page, "souffleur_step_overhead_seconds_count", &[]),
+        1.0
+    );
+    assert_eq!(
+        value(&page, "sglang:scheduler_idle_seconds_total", &[]),
+        17.0
+    );
+}
+
+#[test]
+fn throughput_is_what_was_decoded_in_a_second_of_work_and_zero_when_idle() {
+    let recorder = recorder();
+    metrics::with_local_recorder(&recorder, || {
+        let scheduler = SchedulerMetrics::register("tiny");
+        scheduler.record_plan(&busy_stats());
+        for _ in 0..5 {
+            scheduler.record_step(0.25, 0.0, 0, 8);
+        }
+        assert_eq!(
+            value(&recorder.handle().render(), "sglang:gen_throughput", &[]),
+            32.0
+        );
+        scheduler.record_plan(&EngineStats::default());
+        assert_eq!(
+            value(&recorder.handle().render(), "sglang:gen_throughput", &[]),
+            0.0
+        );
+    });
+}
+
+#[test]
+fn several_tokens_at_once_share_their_interval() {
+    let page = page(|| RequestMetrics::register("tiny").inter_token(0.06, 3));
+    let name = "sglang:inter_token_latency_seconds";
+    assert_eq!(value(&page, &format!("{name}_count"), &[]), 3.0);
+    assert_eq!(
+        value(&page, &format!("{name}_bucket"), &["le=\"0.02\""]),
+        3.0
+    );
+    assert_eq!(
+        value(&page, &format!("{name}_bucket"), &["le=\"0.015\""]),
+        0.0
+    );
+}
+
+#[test]
+fn every_error_code_has_its_counter_from_the_start() {
+    let codes = [
+        RequestError::Invalid(String::new()),
+        RequestError::PromptTooLong {
+            prompt_tokens: 2,
+            limit_tokens: 1,
+        },
+        RequestError::Overloaded {
+            what: "requests",
+            queued: 1,
+            limit: 1,
+        },
+        RequestError::DuplicateRequest(String::new()),
+        RequestError::OutOfMemory,
+        RequestError::NanLogits,
+        RequestError::SlowClient {
+            backlog_bytes: 2,
+            limit_bytes: 1,
+        },
+        RequestError::Step(StepError::Lost(String::new())),
+        RequestError::EngineDown(String::new()),
+        RequestError::ShuttingDown,
+    ];
+    let codes: BTreeSet<_> = codes.iter().map(RequestError::code).collect();
+    assert_eq!(codes, request::FAILURE_CODES.into_iter().collect());
+}
+
+/// Findings of `promtool check metrics` on a page, sorted; `None` without promtool outside CI.
+fn promtool_findings(page: &str) -> Option<Vec<String>> {
+    let mut promtool = Command::new("promtool");
+    let promtool = promtool.args(["check", "metrics"]).stdin(Stdio::piped());
+    let mut child = match promtool
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+    {
+        Ok(child) => child,
+        Err(error) => {
+            assert!(
+                std::env::var_os("CI").is_none(),
+                "CI is set and promtool: {error}"
+            );
+            println!("skipped: promtool cannot be run ({error}); it is in Debian's prometheus");
+            return None;
+        }
+    };
+    child
+        .stdin
+        .take()
+        .expect("it is piped")
+        .write_all(page.as_bytes())
+        .expect("promtool reads");
+    let output = child.wait_with_output().expect("promtool ends");
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8(text).expect("promtool writes UTF-8");
+    assert_ne!(
+        output.status.code(),
+        Some(1),
+        "promtool cannot parse the page: {text}\n{page}"
+    );
+    let mut findings: Vec<_> = text.lines().map(str::to_owned).collect();
+    findings.sort();
+    Some(findings)
+}
+
+#[test]
+fn promtool_finds_only_what_the_names_of_sglang_force() {
+    let Some(findings) = promtool_findings(&page(exercise_all)) else {
+        return;
+    };
+    let listed = include_str!("../../tests/fixtures/metrics_style.txt");
+    let listed: Vec<_> = listed
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .collect();
+    assert_eq!(
+        findings, listed,
+        "tests/fixtures/metrics_style.txt is out of date"
+    );
+    for finding in findings {
+        assert!(
+            finding.starts_with("sglang:"),
+            "our own names need no exception: {finding}"
+        );
+    }
+}

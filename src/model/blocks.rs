@@ -1,0 +1,174 @@
+//! The parts that decoder families share.
+
+use crate::error::LoadError;
+use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
+use crate::model::loader::Loader;
+
+/// What stands before the first layer and after the last one.
+pub struct Ends<B: Backend> {
+    embedding: B::Matrix,
+    rope: B::Rope,
+    norm: Norm<B>,
+    /// `None` when the output projection is the embedding.
+    lm_head: Option<B::Matrix>,
+}
+
+impl<B: Backend> Ends<B> {
+    /// Loads embedding, rotation, final norm and output projection.
+    pub fn load(loader: &mut Loader<'_, B>) -> Result<Self, LoadError> {
+        let (vocab, hidden) = (loader.config().vocab_size, loader.config().hidden_size);
+        let tied = loader.config().tie_word_embeddings;
+        Ok(Self {
+            embedding: loader.matrix(&[("model.embed_tokens.weight", vocab)], hidden)?,
+            rope: loader.rope(),
+            norm: Norm::load(loader, "model.norm", hidden)?,
+            lm_head: match tied {
+                true => None,
+                false => Some(loader.matrix(&[("lm_head.weight", vocab)], hidden)?),
+            },
+        })
+    }
+
+    /// Begins a step: the embedded tokens, and the rotations of their positions.
+    pub fn embed(&self, backend: &mut B, batch: &B::Batch) -> (B::Tensor, B::Tensor) {
+        (
+            backend.embed(&self.embedding, batch),
+            backend.rotations(&self.rope, batch),
+        )
+    }
+
+    /// Ends a step for the rows `tokens` of the residual stream.
+    pub fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &[u32]) -> B::Tensor {
+        let vocab = self.lm_head.as_ref().unwrap_or(&self.embedding);
+        backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab)
+    }
+}
+
+/// Root mean square norm.
+pub struct Norm<B: Backend> {
+    weight: B::Vector,
+    eps: f32,
+}
+
+impl<B: Backend> Norm<B> {
+    /// Loads `{name}.weight`.
+    pub fn load(loader: &mut Loader<'_, B>, name: &str, width: usize) -> Result<Self, LoadError> {
+        let eps = loader.config().rms_norm_eps;
+        Ok(Self {
+            weight: loader.vector(&[(&format!("{name}.weight"), width)])?,
+            eps,
+        })
+    }
+
+    /// Norms each row.
+    pub fn forward(&self, backend: &mut B, x: &B::Tensor) -> B::Tensor {
+        backend.rms_norm(x, &self.weight, self.eps)
+    }
+}
+
+/// What an attention layer is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionSpec {
+    /// The q, k and v projections add a bias.
+    pub qkv_bias: bool,
+    /// The output projection adds a bias.
+    pub o_bias: bool,
+    /// Every head of q and k is normed before the rotation.
+    pub qk_norm: bool,
+    /// How many tokens a query sees, itself included; `None` for all before it.
+    pub window: Option<usize>,
+}
+
+/// Grouped-query attention with rotary positions.
+pub struct Attention<B: Backend> {
+    layer: usize,
+    heads: HeadShape,
+    qkv: QkvWeights<B>,
+    o: Linear<B>,
+}
+
+impl<B: Backend> Attention<B> {
+    /// Loads `model.layers.{layer}.self_attn`.
+    pub fn load(
+        loader: &mut Loader<'_, B>,
+        layer: usize,
+        spec: AttentionSpec,
+    ) -> Result<Self, LoadError> {
+        let config = loader.config();
+        let (hidden, q, kv) = (config.hidden_size, config.q_width(), config.kv_width());
+        let (head_dim, eps) = (config.head_dim, config.rms_norm_eps);
+        let heads = HeadShape {
+            n_heads: config.num_attention_heads,
+            n_kv_heads: config.num_key_value_heads,
+            head_dim,
+            scale: config.attention_scale(),
+            window: spec.window,
+        };
+        let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
+        let names = [
+            (name("q_proj"), q),
+            (name("k_proj"), kv),
+            (name("v_proj"), kv),
+        ];
+        let qkv = QkvWeights {
+            projection: loader.linear(&names, hidden, spec.qkv_bias)?,
+            head_norms: match spec.qk_norm {
+                true => Some((
+                    loader.vector(&[(&name("q_norm.weight"), head_dim)])?,
+                    loader.vector(&[(&name("k_norm.weight"), head_dim)])?,
+                )),
+                false => None,
+            },
+            eps,
+        };
+        let o = loader.linear(&[(name("o_proj"), hidden)], q, spec.o_bias)?;
+        Ok(Self {
+            layer,
+            heads,
+            qkv,
+            o,
+        })
+    }
+
+    /// Adds the attention of `normed` to the residual stream `x`.
+    pub fn add(
+        &self,
+        backend: &mut B,
+        x: &mut B::Tensor,
+        normed: &B::Tensor,
+        rotations: &B::Tensor,
+        batch: &B::Batch,
+    ) {
+        let q = backend.project_qkv(normed, &self.qkv, &self.heads, rotations, self.layer, batch);
+        let attended = backend.attend(&q, &self.heads, self.layer, batch);
+        backend.project_add(x, &attended, &self.o);
+    }
+}
+
+/// The gated MLP: `down(silu(gate(x)) * up(x))`.
+pub struct Mlp<B: Backend> {
+    gate_up: Linear<B>,
+    down: Linear<B>,
+}
+
+impl<B: Backend> Mlp<B> {
+    /// Loads `model.layers.{layer}.mlp`.
+    pub fn load(loader: &mut Loader<'_, B>, layer: usize, bias: bool) -> Result<Self, LoadError> {
+        let (hidden, width) = (
+            loader.config().hidden_size,
+            loader.config().intermediate_size,
+        );
+        let name = |part: &str| format!("model.layers.{layer}.mlp.{part}");
+        let gate_up = [(name("gate_proj"), width), (name("up_proj"), width)];
+        Ok(Self {
+            gate_up: loader.linear(&gate_up, hidden, bias)?,
+            down: loader.linear(&[(name("down_proj"), hidden)], width, bias)?,
+        })
+    }
+
+    /// Adds the MLP of `normed` to the residual stream `x`.
+    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Tensor) {
+        let gated = backend.gated_silu(normed, &self.gate_up);
+        backend.project_add(x, &gated, &self.down);
+    }
+}

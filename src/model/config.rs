@@ -1,0 +1,456 @@
+//! What a model is, from its `config.json`: sizes, biases, windows, rotation.
+//!
+//! Keys, and the values of absent ones, follow the classes of `transformers` 5. Whatever would change the result and
+//! is not implemented is refused; nothing is guessed.
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use crate::error::LoadError;
+use crate::model::json_file::JsonFile;
+use crate::model::rope::{MAX_POSITIONS, RopeConfig};
+use crate::model::weights::{Dtype, TensorSpec};
+use crate::state::kv_layout::MhaLayout;
+
+/// Largest `config.json` read.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
+const HIDDEN: RangeInclusive<usize> = 1..=1 << 17;
+const INTERMEDIATE: RangeInclusive<usize> = 1..=1 << 20;
+const LAYERS: RangeInclusive<usize> = 1..=1 << 10;
+const HEADS: RangeInclusive<usize> = 1..=1 << 12;
+const HEAD_DIM: RangeInclusive<usize> = 2..=1 << 12;
+const CONTEXT: RangeInclusive<usize> = 1..=MAX_POSITIONS;
+
+/// The families that the forward pass knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// Llama 2 and 3, and what copies them.
+    Llama,
+    /// Mistral: sliding window in every layer, or in none.
+    Mistral,
+    /// Qwen2 and Qwen2.5: bias on q, k and v.
+    Qwen2,
+    /// Qwen3: norm on each head of q and k.
+    Qwen3,
+}
+
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+
+    /// The name under `architectures` in `config.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+
+    fn is_qwen(self) -> bool {
+        matches!(self, Self::Qwen2 | Self::Qwen3)
+    }
+}
+
+/// Which projections add a bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BiasConfig {
+    /// The q, k and v projections.
+    pub qkv: bool,
+    /// The attention's output projection.
+    pub o: bool,
+    /// The gate, up and down projections.
+    pub mlp: bool,
+}
+
+/// A model's configuration, checked: all sizes are positive and small enough that their products fit `usize`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The family.
+    pub architecture: Architecture,
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Width of the residual stream, in elements.
+    pub hidden_size: usize,
+    /// Width of the MLP, in elements.
+    pub intermediate_size: usize,
+    /// Number of layers.
+    pub num_hidden_layers: usize,
+    /// Query heads in each layer.
+    pub num_attention_heads: usize,
+    /// Key and value heads in each layer; divides `num_attention_heads`.
+    pub num_key_value_heads: usize,
+    /// Elements in a head, even.
+    pub head_dim: usize,
+    /// Added to the mean square in every norm.
+    pub rms_norm_eps: f32,
+    /// The output projection is the embedding.
+    pub tie_word_embeddings: bool,
+    /// Which projections add a bias.
+    pub bias: BiasConfig,
+    /// Every head of q and k is normed before the rotation.
+    pub qk_norm: bool,
+    /// For each layer: how many tokens a query sees, itself included; `None` for all of them.
+    pub windows: Vec<Option<usize>>,
+    /// Positions that the file claims, in tokens; see [`Self::context_tokens`].
+    pub max_position_embeddings: usize,
+    /// How positions rotate q and k.
+    pub rope: RopeConfig,
+    /// Token that begins a text.
+    pub bos_token_id: Option<u32>,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// What the weights are meant to be stored and run in.
+    pub dtype: Option<Dtype>,
+}
+
+impl ModelConfig {
+    /// Reads `config.json` in a model's folder.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`], [`LoadError::Format`] naming key, value and limit, [`LoadError::UnknownArchitecture`].
+    pub fn read(dir: &Path) -> Result<Self, LoadError> {
+        Self::from_json(&JsonFile::read(&dir.join("config.json"), MAX_FILE_BYTES)?)
+    }
+
+    /// Parses the content of a `config.json`; `file` is for the errors.
+    ///
+    /// # Errors
+    /// Like [`Self::read`].
+    pub fn parse(file: &Path, text: &[u8]) -> Result<Self, LoadError> {
+        Self::from_json(&JsonFile::parse(file, text)?)
+    }
+
+    fn from_json(json: &JsonFile) -> Result<Self, LoadError> {
+        let architecture = architecture(json)?;
+        refuse_unsupported(json)?;
+        let hidden_size = json.required_size("hidden_size", HIDDEN)?;
+        let num_hidden_layers = json.required_size("num_hidden_layers", LAYERS)?;
+        let num_attention_heads = json.required_size("num_attention_heads", HEADS)?;
+        let num_key_value_heads = key_value_heads(json, architecture, num_attention_heads)?;
+        let head_dim = head_dim(json, architecture, hidden_size, num_attention_heads)?;
+        let default_context = match architecture {
+            Architecture::Llama => 2048,
+            Architecture::Qwen2 | Architecture::Qwen3 => 32_768,
+            Architecture::Mistral => 131_072,
+        };
+        let max_position_embeddings = json
+            .size("max_position_embeddings", CONTEXT)?
+            .unwrap_or(default_context);
+        let default_special = |id| (!architecture.is_qwen()).then_some(id);
+        let bos = json
+            .token_ids("bos_token_id")?
+            .and_then(|ids| ids.first().copied());
+        let eos = json.token_ids("eos_token_id")?;
+        Ok(Self {
+            architecture,
+            vocab_size: json.required_size("vocab_size", VOCAB)?,
+            hidden_size,
+            intermediate_size: json.required_size("intermediate_size", INTERMEDIATE)?,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads,
+            head_dim,
+            rms_norm_eps: json.number("rms_norm_eps", 0.0..=1.0)?.unwrap_or(1e-6) as f32,
+            tie_word_embeddings: json.flag("tie_word_embeddings")?.unwrap_or(false),
+            bias: bias(json, architecture)?,
+            qk_norm: architecture == Architecture::Qwen3,
+            windows: windows(json, architecture, num_hidden_layers)?,
+            max_position_embeddings,
+            rope: RopeConfig::from_json(json, max_position_embeddings)?,
+            bos_token_id: if json.has("bos_token_id") {
+                bos
+            } else {
+                default_special(1)
+            },
+            eos_token_ids: match eos {
+                Some(ids) => ids,
+                None if json.has("eos_token_id") => Vec::new(),
+                None => default_special(2).into_iter().collect(),
+            },
+            dtype: dtype(json)?,
+        })
+    }
+
+    /// Longest sequence that the rotation is made for, in tokens.
+    pub fn context_tokens(&self) -> usize {
+        self.rope
+            .extended_positions()
+            .unwrap_or(0)
+            .max(self.max_position_embeddings)
+    }
+
+    /// Factor on every attention score: 1/sqrt(head_dim).
+    pub fn attention_scale(&self) -> f32 {
+        (self.head_dim as f32).sqrt().recip()
+    }
+
+    /// Width of all query heads of a token, in elements.
+    pub fn q_width(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
+
+    /// Width of all key heads of a token, in elements; the values are as wide.
+    pub fn kv_width(&self) -> usize {
+        self.num_key_value_heads * self.head_dim
+    }
+
+    /// The KV pool's layout with elements of `dtype`.
+    pub fn kv_layout(&self, dtype: Dtype) -> MhaLayout {
+        MhaLayout {
+            layers: self.num_hidden_layers,
+            kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            element_bytes: dtype.bytes(),
+        }
+    }
+
+    /// Every tensor of the model with its shape, in the order of the forward pass.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let (hidden, mlp) = (self.hidden_size, self.intermediate_size);
+        let (q, kv) = (self.q_width(), self.kv_width());
+        let mut specs = vec![TensorSpec::new(
+            "model.embed_tokens.weight",
+            &[self.vocab_size, hidden],
+        )];
+        for layer in 0..self.num_hidden_layers {
+            let mut push = |name: &str, shape: &[usize]| {
+                specs.push(TensorSpec::new(
+                    format!("model.layers.{layer}.{name}"),
+                    shape,
+                ));
+            };
+            push("input_layernorm.weight", &[hidden]);
+            for (name, width) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
+                push(&format!("self_attn.{name}.weight"), &[width, hidden]);
+                if self.bias.qkv {
+                    push(&format!("self_attn.{name}.bias"), &[width]);
+                }
+            }
+            if self.qk_norm {
+                push("self_attn.q_norm.weight", &[self.head_dim]);
+                push("self_attn.k_norm.weight", &[self.head_dim]);
+            }
+            push("self_attn.o_proj.weight", &[hidden, q]);
+            if self.bias.o {
+                push("self_attn.o_proj.bias", &[hidden]);
+            }
+            push("post_attention_layernorm.weight", &[hidden]);
+            for (name, out, input) in [
+                ("gate_proj", mlp, hidden),
+                ("up_proj", mlp, hidden),
+                ("down_proj", hidden, mlp),
+            ] {
+                push(&format!("mlp.{name}.weight"), &[out, input]);
+                if self.bias.mlp {
+                    push(&format!("mlp.{name}.bias"), &[out]);
+                }
+            }
+        }
+        specs.push(TensorSpec::new("model.norm.weight", &[hidden]));
+        if !self.tie_word_embeddings {
+            specs.push(TensorSpec::new(
+                "lm_head.weight",
+                &[self.vocab_size, hidden],
+            ));
+        }
+        specs
+    }
+
+    /// Number of weights.
+    pub fn parameters(&self) -> u64 {
+        self.tensors().iter().map(TensorSpec::elements).sum()
+    }
+}
+
+fn architecture(json: &JsonFile) -> Result<Architecture, LoadError> {
+    let names = json
+        .texts("architectures")?
+        .ok_or_else(|| json.error("architectures", "is missing, it names the model's class"))?;
+    let known = |name: &&str| {
+        Architecture::ALL
+            .into_iter()
+            .find(|known| known.name() == *name)
+    };
+    names
+        .iter()
+        .find_map(known)
+        .ok_or_else(|| LoadError::UnknownArchitecture {
+            file: json.file().to_owned(),
+            found: names.join(", "),
+            supported: Architecture::ALL.map(Architecture::name).join(", "),
+        })
+}
+
+fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
+    if let Some(quantization) = json.value("quantization_config") {
+        let wish = "none: quantized weights are not supported, use the float16 or bfloat16 model";
+        return Err(json.expected("quantization_config", quantization, wish));
+    }
+    match json.text("hidden_act")? {
+        None | Some("silu" | "swish") => Ok(()),
+        Some(other) => {
+            Err(json.error("hidden_act", format!("is {other:?}, supported is \"silu\"")))
+        }
+    }
+}
+
+fn key_value_heads(
+    json: &JsonFile,
+    architecture: Architecture,
+    heads: usize,
+) -> Result<usize, LoadError> {
+    let absent = match architecture {
+        Architecture::Mistral if !json.has("num_key_value_heads") => 8,
+        Architecture::Qwen2 | Architecture::Qwen3 if !json.has("num_key_value_heads") => 32,
+        _ => heads,
+    };
+    let kv_heads = json.size("num_key_value_heads", HEADS)?.unwrap_or(absent);
+    if !heads.is_multiple_of(kv_heads) {
+        let reason = format!("is {kv_heads} and does not divide num_attention_heads, {heads}");
+        return Err(json.error("num_key_value_heads", reason));
+    }
+    Ok(kv_heads)
+}
+
+fn head_dim(
+    json: &JsonFile,
+    architecture: Architecture,
+    hidden: usize,
+    heads: usize,
+) -> Result<usize, LoadError> {
+    let head_dim = match json.size("head_dim", HEAD_DIM)? {
+        Some(head_dim) => head_dim,
+        None if architecture == Architecture::Qwen3 && !json.has("head_dim") => 128,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            let reason = format!(
+                "is {hidden} and not a multiple of num_attention_heads, {heads}: set head_dim"
+            );
+            return Err(json.error("hidden_size", reason));
+        }
+    };
+    if head_dim % 2 == 1 || !HEAD_DIM.contains(&head_dim) {
+        let reason = format!(
+            "is {head_dim}, expected an even number from 2 to {}",
+            HEAD_DIM.end()
+        );
+        return Err(json.error("head_dim", reason));
+    }
+    Ok(head_dim)
+}
+
+fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadError> {
+    let attention = json.flag("attention_bias")?.unwrap_or(false);
+    let mlp = json.flag("mlp_bias")?.unwrap_or(false);
+    Ok(match architecture {
+        Architecture::Llama => BiasConfig {
+            qkv: attention,
+            o: attention,
+            mlp,
+        },
+        Architecture::Mistral => BiasConfig {
+            qkv: false,
+            o: false,
+            mlp: false,
+        },
+        Architecture::Qwen2 => BiasConfig {
+            qkv: true,
+            o: false,
+            mlp: false,
+        },
+        Architecture::Qwen3 => BiasConfig {
+            qkv: attention,
+            o: attention,
+            mlp: false,
+        },
+    })
+}
+
+fn windows(
+    json: &JsonFile,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Vec<Option<usize>>, LoadError> {
+    let slides = match architecture {
+        Architecture::Llama => false,
+        Architecture::Mistral => true,
+        Architecture::Qwen2 | Architecture::Qwen3 => {
+            json.flag("use_sliding_window")?.unwrap_or(false)
+        }
+    };
+    let given = json.size("sliding_window", CONTEXT)?;
+    let window = match given {
+        _ if !slides => None,
+        None if !json.has("sliding_window") => Some(4096),
+        given => given,
+    };
+    if !architecture.is_qwen() {
+        return Ok(vec![window; layers]);
+    }
+    let Some(kinds) = json.texts("layer_types")? else {
+        let first = json
+            .size("max_window_layers", 0..=usize::MAX)?
+            .unwrap_or(28);
+        return Ok((0..layers)
+            .map(|layer| window.filter(|_| layer >= first))
+            .collect());
+    };
+    if kinds.len() != layers {
+        let reason = format!(
+            "has {} entries, expected num_hidden_layers, {layers}",
+            kinds.len()
+        );
+        return Err(json.error("layer_types", reason));
+    }
+    kinds
+        .into_iter()
+        .map(|kind| layer_window(json, kind, window))
+        .collect()
+}
+
+fn layer_window(
+    json: &JsonFile,
+    kind: &str,
+    window: Option<usize>,
+) -> Result<Option<usize>, LoadError> {
+    match (kind, window) {
+        ("full_attention", _) => Ok(None),
+        ("sliding_attention", Some(window)) => Ok(Some(window)),
+        ("sliding_attention", None) => {
+            let reason =
+                "names \"sliding_attention\" but use_sliding_window or sliding_window is off";
+            Err(json.error("layer_types", reason))
+        }
+        (other, _) => {
+            let reason = format!(
+                "names {other:?}, supported are \"full_attention\" and \"sliding_attention\""
+            );
+            Err(json.error("layer_types", reason))
+        }
+    }
+}
+
+fn dtype(json: &JsonFile) -> Result<Option<Dtype>, LoadError> {
+    let key = if json.value("dtype").is_some() {
+        "dtype"
+    } else {
+        "torch_dtype"
+    };
+    let Some(name) = json.text(key)? else {
+        return Ok(None);
+    };
+    let known = Dtype::from_name(name.strip_prefix("torch.").unwrap_or(name));
+    known.map(Some).ok_or_else(|| {
+        json.error(
+            key,
+            format!("is {name:?}, supported are float32, float16 and bfloat16"),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,343 @@
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::rope::RopeScaling;
+use crate::state::kv_layout::KvLayout;
+
+fn base(architecture: &str) -> Value {
+    json!({
+        "architectures": [architecture],
+        "vocab_size": 288,
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    })
+}
+
+fn with(mut config: Value, edits: Value) -> Value {
+    for (key, value) in edits.as_object().expect("edits are an object") {
+        config[key] = value.clone();
+    }
+    config
+}
+
+fn parse(config: &Value) -> Result<ModelConfig, LoadError> {
+    ModelConfig::parse(Path::new("m/config.json"), config.to_string().as_bytes())
+}
+
+fn fixture(name: &str) -> ModelConfig {
+    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    ModelConfig::read(&models.join(name)).expect("fixtures are supported")
+}
+
+#[test]
+fn fixtures_are_read_as_transformers_reads_them() {
+    let linear = fixture("llama-rope-linear");
+    assert_eq!(
+        linear.bias,
+        BiasConfig {
+            qkv: true,
+            o: true,
+            mlp: true
+        }
+    );
+    assert_eq!(linear.rope.scaling, RopeScaling::Linear { factor: 4.0 });
+    assert_eq!(
+        (
+            linear.num_key_value_heads,
+            linear.head_dim,
+            linear.eos_token_ids
+        ),
+        (2, 16, vec![1])
+    );
+
+    let llama3 = fixture("llama-rope-llama3");
+    assert!(
+        llama3.tie_word_embeddings && matches!(llama3.rope.scaling, RopeScaling::Llama3 { .. })
+    );
+    assert_eq!(
+        (llama3.eos_token_ids, llama3.dtype),
+        (vec![1, 2], Some(Dtype::BF16))
+    );
+
+    let yarn = fixture("llama-rope-yarn");
+    assert_eq!(
+        (yarn.head_dim, yarn.q_width(), yarn.kv_width()),
+        (24, 96, 48)
+    );
+    assert_eq!(yarn.context_tokens(), 256);
+    assert_eq!(
+        yarn.kv_layout(Dtype::BF16).bytes_per_token(),
+        2 * 2 * 48 * 2
+    );
+
+    let qwen2 = fixture("qwen2");
+    assert_eq!(
+        qwen2.bias,
+        BiasConfig {
+            qkv: true,
+            o: false,
+            mlp: false
+        }
+    );
+    assert_eq!(qwen2.windows, [None, None]);
+    assert_eq!(fixture("qwen2-window").windows, [None, Some(24)]);
+
+    let qwen3 = fixture("qwen3");
+    assert!(qwen3.qk_norm && !qwen3.bias.qkv && qwen3.head_dim == 32);
+    let mistral = fixture("mistral");
+    assert_eq!(mistral.windows, [Some(24), Some(24)]);
+    assert_eq!((mistral.rms_norm_eps, mistral.rope.theta), (1e-5, 10_000.0));
+}
+
+#[test]
+fn absent_keys_take_the_defaults_of_their_class() {
+    let table = [
+        ("LlamaForCausalLM", 16, 2048, Some(1), vec![2], None),
+        (
+            "MistralForCausalLM",
+            16,
+            131_072,
+            Some(1),
+            vec![2],
+            Some(4096),
+        ),
+        ("Qwen2ForCausalLM", 16, 32_768, None, vec![], None),
+        ("Qwen3ForCausalLM", 128, 32_768, None, vec![], None),
+    ];
+    for (name, head_dim, context, bos, eos, window) in table {
+        let config = parse(&base(name)).expect("supported");
+        assert_eq!(
+            (config.head_dim, config.context_tokens()),
+            (head_dim, context),
+            "{name}"
+        );
+        assert_eq!(
+            (config.bos_token_id, config.eos_token_ids),
+            (bos, eos),
+            "{name}"
+        );
+        assert_eq!(
+            (config.windows, config.rms_norm_eps),
+            (vec![window; 3], 1e-6),
+            "{name}"
+        );
+        assert_eq!(
+            (config.tie_word_embeddings, config.rope.theta),
+            (false, 10_000.0),
+            "{name}"
+        );
+    }
+    let mut mistral = with(
+        base("MistralForCausalLM"),
+        json!({"num_attention_heads": 32}),
+    );
+    mistral
+        .as_object_mut()
+        .expect("object")
+        .remove("num_key_value_heads");
+    assert_eq!(parse(&mistral).expect("supported").num_key_value_heads, 8);
+    let null = with(
+        base("MistralForCausalLM"),
+        json!({"num_key_value_heads": null, "sliding_window": null}),
+    );
+    let null = parse(&null).expect("supported");
+    assert_eq!((null.num_key_value_heads, null.windows), (4, vec![None; 3]));
+}
+
+#[test]
+fn qwen_slides_where_its_keys_say() {
+    let on = json!({"use_sliding_window": true, "sliding_window": 8});
+    let table = [
+        (json!({"max_window_layers": 1}), [None, Some(8), Some(8)]),
+        (json!({"max_window_layers": 28}), [None; 3]),
+        (
+            json!({"max_window_layers": 0, "use_sliding_window": false}),
+            [None; 3],
+        ),
+        (
+            json!({"max_window_layers": 0, "sliding_window": null}),
+            [None; 3],
+        ),
+        (
+            json!({"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+            [Some(8), None, Some(8)],
+        ),
+    ];
+    for (edits, windows) in table {
+        let config = with(with(base("Qwen3ForCausalLM"), on.clone()), edits);
+        assert_eq!(
+            parse(&config).expect("supported").windows,
+            windows,
+            "{config}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_refused_with_key_value_and_limit() {
+    let table = [
+        (
+            json!({"architectures": ["GPT2LMHeadModel"]}),
+            "architecture \"GPT2LMHeadModel\" is not supported",
+        ),
+        (json!({"architectures": null}), "architectures is missing"),
+        (json!({"hidden_size": null}), "hidden_size is missing"),
+        (
+            json!({"hidden_size": 63}),
+            "hidden_size is 63 and not a multiple of num_attention_heads, 4",
+        ),
+        (
+            json!({"num_attention_heads": 0}),
+            "num_attention_heads is 0, expected a whole number from 1 to 4096",
+        ),
+        (
+            json!({"num_attention_heads": 64}),
+            "head_dim is 1, expected an even number",
+        ),
+        (
+            json!({"num_key_value_heads": 3}),
+            "is 3 and does not divide num_attention_heads, 4",
+        ),
+        (
+            json!({"vocab_size": -1}),
+            "vocab_size is -1, expected a whole number from 1 to 16777216",
+        ),
+        (
+            json!({"num_hidden_layers": 1e9}),
+            "num_hidden_layers is 1000000000.0, expected a whole number",
+        ),
+        (
+            json!({"head_dim": 15}),
+            "head_dim is 15, expected an even number",
+        ),
+        (
+            json!({"hidden_act": "gelu"}),
+            "hidden_act is \"gelu\", supported is \"silu\"",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "gptq"}}),
+            "quantized weights are not supported",
+        ),
+        (
+            json!({"dtype": "float8_e4m3fn"}),
+            "supported are float32, float16 and bfloat16",
+        ),
+        (
+            json!({"eos_token_id": [2, -1]}),
+            "eos_token_id is [2,-1], expected a token id",
+        ),
+        (
+            json!({"tie_word_embeddings": 1}),
+            "tie_word_embeddings is 1, expected true or false",
+        ),
+        (
+            json!({"layer_types": ["full_attention"]}),
+            "has 1 entries, expected num_hidden_layers, 3",
+        ),
+        (
+            json!({"layer_types": ["full_attention", "x", "full_attention"]}),
+            "names \"x\", supported are",
+        ),
+        (
+            json!({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+            "but use_sliding_window or sliding_window is off",
+        ),
+        (
+            json!({"rope_scaling": {"type": "dynamic", "factor": 2}}),
+            "so K/V cannot be reused",
+        ),
+    ];
+    for (edits, expected) in table {
+        let config = with(base("Qwen2ForCausalLM"), edits);
+        let error = parse(&config).expect_err(expected).to_string();
+        assert!(
+            error.starts_with("m/config.json: ") && error.contains(expected),
+            "{error}"
+        );
+    }
+    let not_json = ModelConfig::parse(Path::new("c"), b"[1")
+        .expect_err("not JSON")
+        .to_string();
+    assert!(not_json.starts_with("c: is not JSON"), "{not_json}");
+}
+
+#[test]
+fn hostile_values_are_refused_or_stay_within_bounds() {
+    let hostile = [
+        json!(-1),
+        json!(0),
+        json!(1),
+        json!(u64::MAX),
+        json!(1e308),
+        json!(0.5),
+        json!(""),
+        json!([]),
+        json!([[[]]]),
+        json!({}),
+        json!({"rope_type": "yarn", "factor": 1e6, "original_max_position_embeddings": 1 << 27}),
+        json!({"rope_type": "llama3", "factor": 1e-6, "low_freq_factor": 1e-6, "high_freq_factor": 1e6}),
+        json!(true),
+        json!(null),
+    ];
+    let keys = [
+        "architectures",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+        "layer_types",
+        "rope_scaling",
+        "rope_parameters",
+        "rope_theta",
+        "partial_rotary_factor",
+        "bos_token_id",
+        "eos_token_id",
+        "dtype",
+        "torch_dtype",
+        "attention_bias",
+        "mlp_bias",
+        "original_max_position_embeddings",
+    ];
+    for architecture in Architecture::ALL {
+        for key in keys {
+            for value in &hostile {
+                let config = with(base(architecture.name()), json!({ key: value }));
+                let Ok(config) = parse(&config) else { continue };
+                assert!(config.parameters() > 0 && config.context_tokens() <= MAX_POSITIONS);
+                let rope = crate::model::rope::Rope::new(&config.rope, config.head_dim);
+                assert!(
+                    rope.inv_freq.iter().all(|radians| radians.is_finite()),
+                    "{config:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_missing_or_endless_is_an_error() {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    assert!(matches!(
+        ModelConfig::read(dir.path()),
+        Err(LoadError::Io { .. })
+    ));
+    let file = dir.path().join("config.json");
+    std::fs::write(&file, vec![b' '; MAX_FILE_BYTES as usize + 1]).expect("writable");
+    let error = ModelConfig::read(dir.path())
+        .expect_err("too long")
+        .to_string();
+    assert!(error.contains("more than 4194304 bytes"), "{error}");
+}

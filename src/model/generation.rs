@@ -1,0 +1,106 @@
+//! A model's own sampling defaults and end tokens, from its optional `generation_config.json`.
+
+use std::path::Path;
+
+use crate::error::LoadError;
+use crate::model::json_file::JsonFile;
+
+const FILE: &str = "generation_config.json";
+/// Largest `generation_config.json` read.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// What the file says; `None` where it says nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationConfig {
+    /// Tokens that end a text.
+    pub eos_token_ids: Option<Vec<u32>>,
+    /// Softmax temperature; 0 when the file asks for greedy decoding.
+    pub temperature: Option<f32>,
+    /// Nucleus: least probability mass kept.
+    pub top_p: Option<f32>,
+    /// Most likely tokens kept; -1 keeps all.
+    pub top_k: Option<i32>,
+    /// Tokens less likely than this times the most likely one are dropped.
+    pub min_p: Option<f32>,
+    /// Divides positive and multiplies negative logits of tokens seen.
+    pub repetition_penalty: Option<f32>,
+}
+
+impl GenerationConfig {
+    /// Reads the file of a model's folder; without one, nothing is set.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`], [`LoadError::Format`] naming key, value and limit.
+    pub fn read(dir: &Path) -> Result<Self, LoadError> {
+        let file = dir.join(FILE);
+        if !file.exists() {
+            return Ok(Self::default());
+        }
+        Self::from_json(&JsonFile::read(&file, MAX_FILE_BYTES)?)
+    }
+
+    fn from_json(json: &JsonFile) -> Result<Self, LoadError> {
+        let number = |key, limits| Ok(json.number(key, limits)?.map(|number| number as f32));
+        let greedy = json.flag("do_sample")? == Some(false);
+        let temperature = number("temperature", 0.0..=100.0)?;
+        let top_k = json.number("top_k", -1.0..=f64::from(i32::MAX))?;
+        Ok(Self {
+            eos_token_ids: json.token_ids("eos_token_id")?,
+            temperature: if greedy { Some(0.0) } else { temperature },
+            top_p: number("top_p", f64::MIN_POSITIVE..=1.0)?,
+            // transformers writes 0 for all tokens, others write -1.
+            top_k: top_k.map(|top_k| if top_k < 1.0 { -1 } else { top_k as i32 }),
+            min_p: number("min_p", 0.0..=1.0)?,
+            repetition_penalty: number("repetition_penalty", f64::MIN_POSITIVE..=2.0)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<GenerationConfig, LoadError> {
+        GenerationConfig::from_json(&JsonFile::parse(Path::new(FILE), text.as_bytes())?)
+    }
+
+    #[test]
+    fn keys_that_sampling_knows_are_read() {
+        let config = parse(
+            r#"{"eos_token_id": [5, 7], "do_sample": true, "temperature": 0.5, "top_p": 0.75, "top_k": 20,
+                "min_p": 0.0, "repetition_penalty": 1.0, "transformers_version": "4.51.0"}"#,
+        );
+        let expected = GenerationConfig {
+            eos_token_ids: Some(vec![5, 7]),
+            temperature: Some(0.5),
+            top_p: Some(0.75),
+            top_k: Some(20),
+            min_p: Some(0.0),
+            repetition_penalty: Some(1.0),
+        };
+        assert_eq!(config.expect("valid"), expected);
+        let greedy =
+            parse(r#"{"eos_token_id": 2, "do_sample": false, "temperature": 0.6, "top_k": 0}"#);
+        let expected = GenerationConfig {
+            eos_token_ids: Some(vec![2]),
+            temperature: Some(0.0),
+            top_k: Some(-1),
+            ..GenerationConfig::default()
+        };
+        assert_eq!(greedy.expect("valid"), expected);
+    }
+
+    #[test]
+    fn a_missing_file_sets_nothing_and_a_wrong_value_is_named() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let absent = GenerationConfig::read(dir.path()).expect("optional");
+        assert_eq!(absent, GenerationConfig::default());
+        let error = parse(r#"{"top_p": 1.5}"#)
+            .expect_err("out of range")
+            .to_string();
+        assert!(
+            error.contains("top_p is 1.5, expected a number from"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! A JSON file read as hostile input: bounded in size, and every complaint names file, key, value and limit.
+
+use std::fmt::Display;
+use std::fs::File;
+use std::io::Read;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::LoadError;
+
+/// Characters of an offending value that an error quotes.
+const QUOTED_CHARS: usize = 80;
+
+/// One JSON object, and where it came from.
+pub(crate) struct JsonFile {
+    file: PathBuf,
+    /// Dotted path of the object inside the file, empty for the file's root.
+    within: String,
+    object: Map<String, Value>,
+}
+
+impl JsonFile {
+    /// Reads a file of at most `max_bytes` that holds one JSON object.
+    pub fn read(file: &Path, max_bytes: u64) -> Result<Self, LoadError> {
+        let io = |source| LoadError::Io {
+            file: file.to_owned(),
+            source,
+        };
+        let mut text = Vec::new();
+        let opened = File::open(file).map_err(io)?;
+        opened
+            .take(max_bytes + 1)
+            .read_to_end(&mut text)
+            .map_err(io)?;
+        if text.len() as u64 > max_bytes {
+            return Err(format_error(
+                file,
+                format!("has more than {max_bytes} bytes, the limit"),
+            ));
+        }
+        Self::parse(file, &text)
+    }
+
+    /// Parses the content of `file`.
+    pub fn parse(file: &Path, text: &[u8]) -> Result<Self, LoadError> {
+        match serde_json::from_slice(text) {
+            Ok(Value::Object(object)) => Ok(Self {
+                file: file.to_owned(),
+                within: String::new(),
+                object,
+            }),
+            Ok(other) => Err(format_error(
+                file,
+                format!("expected a JSON object, got {}", quote(&other)),
+            )),
+            Err(error) => Err(format_error(file, format!("is not JSON: {error}"))),
+        }
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// All keys and values.
+    pub fn entries(&self) -> &Map<String, Value> {
+        &self.object
+    }
+
+    /// True when the key stands in the file, even as `null`.
+    pub fn has(&self, key: &str) -> bool {
+        self.object.contains_key(key)
+    }
+
+    /// The value of a key; `null` counts as absent.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The object under a key.
+    pub fn object(&self, key: &str) -> Result<Option<Self>, LoadError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(Self {
+                file: self.file.clone(),
+                within: format!("{}{key}.", self.within),
+                object: object.clone(),
+            })),
+            Some(other) => Err(self.expected(key, other, "an object")),
+        }
+    }
+
+    /// A whole number within `limits`.
+    pub fn size(
+        &self,
+        key: &str,
+        limits: RangeInclusive<usize>,
+    ) -> Result<Option<usize>, LoadError> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        let number = value
+            .as_u64()
+            .and_then(|number| usize::try_from(number).ok());
+        match number {
+            Some(number) if limits.contains(&number) => Ok(Some(number)),
+            _ => {
+                let wish = format!("a whole number from {} to {}", limits.start(), limits.end());
+                Err(self.expected(key, value, wish))
+            }
+        }
+    }
+
+    /// Like [`Self::size`], for a key that must be there.
+    pub fn required_size(
+        &self,
+        key: &str,
+        limits: RangeInclusive<usize>,
+    ) -> Result<usize, LoadError> {
+        self.size(key, limits)?
+            .ok_or_else(|| self.error(key, "is missing"))
+    }
+
+    /// A finite number within `limits`.
+    pub fn number(&self, key: &str, limits: RangeInclusive<f64>) -> Result<Option<f64>, LoadError> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        match value.as_f64() {
+            Some(number) if limits.contains(&number) => Ok(Some(number)),
+            _ => {
+                let wish = format!("a number from {} to {}", limits.start(), limits.end());
+                Err(self.expected(key, value, wish))
+            }
+        }
+    }
+
+    /// True or false.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, LoadError> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        value
+            .as_bool()
+            .map(Some)
+            .ok_or_else(|| self.expected(key, value, "true or false"))
+    }
+
+    /// A string.
+    pub fn text(&self, key: &str) -> Result<Option<&str>, LoadError> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        value
+            .as_str()
+            .map(Some)
+            .ok_or_else(|| self.expected(key, value, "a string"))
+    }
+
+    /// A list of strings.
+    pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, LoadError> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        let texts = value
+            .as_array()
+            .and_then(|items| items.iter().map(Value::as_str).collect());
+        texts
+            .map(Some)
+            .ok_or_else(|| self.expected(key, value, "a list of strings"))
+    }
+
+    /// One token id, or a list of them.
+    pub fn token_ids(&self, key: &str) -> Result<Option<Vec<u32>>, LoadError> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        let one = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = match value {
+            Value::Array(items) => items.iter().map(one).collect(),
+            single => one(single).map(|id| vec![id]),
+        };
+        ids.map(Some)
+            .ok_or_else(|| self.expected(key, value, "a token id or a list of token ids"))
+    }
+
+    /// The complaint that `key` holds something else than `wish`.
+    pub fn expected(&self, key: &str, got: &Value, wish: impl Display) -> LoadError {
+        self.error(key, format!("is {}, expected {wish}", quote(got)))
+    }
+
+    /// A complaint about `key`.
+    pub fn error(&self, key: &str, reason: impl Display) -> LoadError {
+        format_error(&self.file, format!("{}{key} {reason}", self.within))
+    }
+}
+
+/// A complaint about a whole file.
+pub(crate) fn format_error(file: &Path, reason: impl Into<String>) -> LoadError {
+    LoadError::Format {
+        file: file.to_owned(),
+        reason: reason.into(),
+    }
+}
+
+fn quote(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(QUOTED_CHARS) {
+        None => text,
+        Some((end, _)) => format!("{}...", &text[..end]),
+    }
+}

@@ -1,0 +1,296 @@
+//! Rotary position embedding: the frequencies that a configuration asks for.
+//!
+//! Only rotations that depend on nothing but the position are taken: a cached key must stay valid whatever the
+//! sequence does later.
+
+use std::f64::consts::PI;
+
+use serde_json::Value;
+
+use crate::error::LoadError;
+use crate::model::json_file::JsonFile;
+
+/// Positions that a configuration may claim, in tokens.
+pub(crate) const MAX_POSITIONS: usize = 1 << 27;
+
+const SUPPORTED: &str = "default, linear, llama3, yarn";
+
+/// How positions rotate q and k, as configured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the wavelengths.
+    pub theta: f64,
+    /// What is done to the frequencies.
+    pub scaling: RopeScaling,
+}
+
+/// What is done to the frequencies to reach a longer context.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Nothing.
+    Default,
+    /// All are divided.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Llama 3.1: long wavelengths are divided, short ones kept, those between blended.
+    Llama3 {
+        /// The divisor of long wavelengths.
+        factor: f64,
+        /// Wavelengths above `original / low_freq_factor` tokens are long.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high_freq_factor` tokens are short.
+        high_freq_factor: f64,
+        /// Context of the training before scaling, in tokens.
+        original_max_position_embeddings: usize,
+    },
+    /// YaRN: blends by dimension, and scales the attention.
+    Yarn(Yarn),
+}
+
+/// The parameters of YaRN.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn {
+    /// The divisor of interpolated frequencies.
+    pub factor: f64,
+    /// Context of the training before scaling, in tokens.
+    pub original_max_position_embeddings: usize,
+    /// Dimensions that turn more often than this over the original context are kept.
+    pub beta_fast: f64,
+    /// Dimensions that turn less often than this over the original context are interpolated.
+    pub beta_slow: f64,
+    /// Factor on cos and sin; `None` to derive it from `factor`.
+    pub attention_factor: Option<f64>,
+    /// Weight of the derived attention factor's numerator; used with `mscale_all_dim` only.
+    pub mscale: Option<f64>,
+    /// Weight of the derived attention factor's denominator; used with `mscale` only.
+    pub mscale_all_dim: Option<f64>,
+    /// Rounds the blend's ends to whole dimensions.
+    pub truncate: bool,
+}
+
+impl RopeConfig {
+    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone.
+    pub(crate) fn from_json(json: &JsonFile, max_positions: usize) -> Result<Self, LoadError> {
+        let filled = |key| {
+            Ok(json
+                .object(key)?
+                .filter(|object| !object.entries().is_empty()))
+        };
+        let own = match filled("rope_scaling")? {
+            None => filled("rope_parameters")?,
+            some => some,
+        };
+        let outer_theta = theta(json)?;
+        refuse_partial(json)?;
+        let Some(own) = own else {
+            return Ok(Self {
+                theta: outer_theta.unwrap_or(10_000.0),
+                scaling: RopeScaling::Default,
+            });
+        };
+        if let Some((key, _)) = own
+            .entries()
+            .iter()
+            .find(|(_, value)| matches!(value, Value::Object(_)))
+        {
+            return Err(own.error(
+                key,
+                "sets rope for one layer type: all layers must share one rope",
+            ));
+        }
+        refuse_partial(&own)?;
+        Ok(Self {
+            theta: theta(&own)?.or(outer_theta).unwrap_or(10_000.0),
+            scaling: RopeScaling::from_json(json, &own, max_positions)?,
+        })
+    }
+
+    /// Positions reached by stretching the original context, in tokens.
+    pub fn extended_positions(&self) -> Option<usize> {
+        match self.scaling {
+            RopeScaling::Yarn(yarn) => {
+                let extended = yarn.original_max_position_embeddings as f64 * yarn.factor;
+                Some((extended as usize).min(MAX_POSITIONS))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl RopeScaling {
+    fn from_json(
+        outer: &JsonFile,
+        own: &JsonFile,
+        max_positions: usize,
+    ) -> Result<Self, LoadError> {
+        let key = if own.value("rope_type").is_some() {
+            "rope_type"
+        } else {
+            "type"
+        };
+        let original = || -> Result<usize, LoadError> {
+            let key = "original_max_position_embeddings";
+            let limits = 1..=MAX_POSITIONS;
+            let given = match outer.size(key, limits.clone())? {
+                None => own.size(key, limits)?,
+                some => some,
+            };
+            Ok(given.unwrap_or(max_positions))
+        };
+        match own.text(key)?.unwrap_or("default") {
+            "default" => Ok(Self::Default),
+            "linear" => Ok(Self::Linear { factor: required(own, "factor")? }),
+            "llama3" => {
+                let low_freq_factor = required(own, "low_freq_factor")?;
+                let high_freq_factor = required(own, "high_freq_factor")?;
+                if high_freq_factor <= low_freq_factor {
+                    let reason = format!("is {high_freq_factor}, expected more than low_freq_factor, {low_freq_factor}");
+                    return Err(own.error("high_freq_factor", reason));
+                }
+                Ok(Self::Llama3 {
+                    factor: required(own, "factor")?,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_max_position_embeddings: original()?,
+                })
+            }
+            "yarn" => Ok(Self::Yarn(yarn(own, original()?, max_positions)?)),
+            "dynamic" => Err(own.error(
+                key,
+                format!(
+                    "is \"dynamic\": it changes the rotation of keys already cached when a sequence \
+                     grows, so K/V cannot be reused; supported are {SUPPORTED}"
+                ),
+            )),
+            other => Err(own.error(key, format!("is {other:?}, supported are {SUPPORTED}"))),
+        }
+    }
+}
+
+fn yarn(own: &JsonFile, original: usize, max_positions: usize) -> Result<Yarn, LoadError> {
+    let positive = |key| own.number(key, 1e-6..=1e6);
+    // Zero means unset, as in transformers.
+    let unless_zero = |key| Ok(own.number(key, 0.0..=1e6)?.filter(|number| *number != 0.0));
+    let yarn = Yarn {
+        factor: positive("factor")?.unwrap_or(max_positions as f64 / original as f64),
+        original_max_position_embeddings: original,
+        beta_fast: unless_zero("beta_fast")?.unwrap_or(32.0),
+        beta_slow: unless_zero("beta_slow")?.unwrap_or(1.0),
+        attention_factor: positive("attention_factor")?,
+        mscale: unless_zero("mscale")?,
+        mscale_all_dim: unless_zero("mscale_all_dim")?,
+        truncate: own.flag("truncate")?.unwrap_or(true),
+    };
+    if yarn.beta_fast < yarn.beta_slow {
+        let reason = format!(
+            "is {}, expected at least beta_slow, {}",
+            yarn.beta_fast, yarn.beta_slow
+        );
+        return Err(own.error("beta_fast", reason));
+    }
+    Ok(yarn)
+}
+
+fn required(own: &JsonFile, key: &str) -> Result<f64, LoadError> {
+    own.number(key, 1e-6..=1e6)?
+        .ok_or_else(|| own.error(key, "is missing"))
+}
+
+fn theta(json: &JsonFile) -> Result<Option<f64>, LoadError> {
+    json.number("rope_theta", 1.000_001..=1e15)
+}
+
+fn refuse_partial(json: &JsonFile) -> Result<(), LoadError> {
+    match json.number("partial_rotary_factor", 0.0..=1.0)? {
+        None | Some(1.0) => Ok(()),
+        Some(part) => Err(json.error(
+            "partial_rotary_factor",
+            format!("is {part}, supported is 1: the whole head"),
+        )),
+    }
+}
+
+/// The rotation itself: element pair `i` of a head turns by `position * inv_freq[i]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Radians per token, one for each of `head_dim / 2` pairs `(i, i + head_dim / 2)`.
+    pub inv_freq: Vec<f32>,
+    /// Factor on cos and sin, for q and k both.
+    pub attention_scale: f32,
+}
+
+impl Rope {
+    /// Computes the frequencies for heads of `head_dim` elements.
+    pub fn new(config: &RopeConfig, head_dim: usize) -> Self {
+        let dim = head_dim as f64;
+        let wanted = (0..head_dim / 2).map(|pair| {
+            // Rounded to f32 where torch rounds: far positions multiply any difference.
+            let exponent = (2 * pair) as f32 / head_dim as f32;
+            let plain = f64::from((config.theta.powf(f64::from(exponent)) as f32).recip());
+            match config.scaling {
+                RopeScaling::Default => plain,
+                RopeScaling::Linear { factor } => plain / factor,
+                RopeScaling::Llama3 {
+                    factor,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_max_position_embeddings,
+                } => {
+                    let turns = original_max_position_embeddings as f64 * plain / (2.0 * PI);
+                    let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    blend(plain / factor, plain, kept.clamp(0.0, 1.0))
+                }
+                RopeScaling::Yarn(yarn) => {
+                    let kept = 1.0 - yarn.interpolated(pair, config.theta, dim);
+                    blend(plain / yarn.factor, plain, kept)
+                }
+            }
+        });
+        Self {
+            inv_freq: wanted.map(|frequency| frequency as f32).collect(),
+            attention_scale: match config.scaling {
+                RopeScaling::Yarn(yarn) => yarn.attention_scale() as f32,
+                _ => 1.0,
+            },
+        }
+    }
+}
+
+fn blend(scaled: f64, plain: f64, kept: f64) -> f64 {
+    scaled * (1.0 - kept) + plain * kept
+}
+
+impl Yarn {
+    /// How far a pair is interpolated: 0 keeps its frequency, 1 divides it by `factor`.
+    fn interpolated(&self, pair: usize, theta: f64, dim: f64) -> f64 {
+        let original = self.original_max_position_embeddings as f64;
+        let pair_of_turns =
+            |turns: f64| dim * (original / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
+        let (mut low, mut high) = (pair_of_turns(self.beta_fast), pair_of_turns(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        (low, high) = (low.max(0.0), high.min(dim - 1.0));
+        if low == high {
+            high += 0.001;
+        }
+        ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0)
+    }
+
+    fn attention_scale(&self) -> f64 {
+        let by = |weight: f64| match self.factor {
+            factor if factor <= 1.0 => 1.0,
+            factor => 0.1 * weight * factor.ln() + 1.0,
+        };
+        match (self.attention_factor, self.mscale, self.mscale_all_dim) {
+            (Some(given), _, _) => given,
+            (None, Some(mscale), Some(all)) => by(mscale) / by(all),
+            _ => by(1.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

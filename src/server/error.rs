@@ -1,0 +1,215 @@
+//! Errors as clients see them: OpenAI's error object, on every endpoint.
+
+use std::fmt;
+
+use actix_web::http::{StatusCode, header};
+use actix_web::{HttpRequest, HttpResponse, ResponseError};
+use serde::Serialize;
+
+use crate::error::RequestError;
+
+/// Seconds after which a client that met an overload should come back.
+const RETRY_AFTER_S: u32 = 1;
+
+/// An error on its way to a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+    param: Option<String>,
+    allow: Option<&'static str>,
+}
+
+/// The part of the response below `"error"`.
+#[derive(Serialize)]
+pub(super) struct ErrorBody<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<&'a str>,
+    code: &'static str,
+}
+
+impl ApiError {
+    /// 400: the field, and what is wrong with it.
+    pub(super) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let param = Some(param.into());
+        Self {
+            param,
+            ..Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+        }
+    }
+
+    /// 400, about no field in particular.
+    pub(super) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// 400: a feature that is not here.
+    pub(super) fn unsupported(param: &str) -> Self {
+        let message = format!("{param} is not supported yet: leave it out or send null");
+        let param = Some(param.to_owned());
+        Self {
+            param,
+            ..Self::new(StatusCode::BAD_REQUEST, "not_supported", message)
+        }
+    }
+
+    /// 403: a page of another site asks.
+    pub(super) fn foreign_origin(origin: &str) -> Self {
+        let message = format!("origin {origin} may not connect: add it to allowed_origins");
+        Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
+    }
+
+    /// 404: no such model.
+    pub(super) fn no_such_model(id: &str, served: &str) -> Self {
+        let message = format!("model {id:?} does not exist, this server serves {served:?}");
+        let param = Some("model".to_owned());
+        Self {
+            param,
+            ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message)
+        }
+    }
+
+    /// 408: the body did not arrive.
+    pub(super) fn body_timeout(seconds: u32) -> Self {
+        let message = format!("the body did not arrive within {seconds} s");
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    }
+
+    /// 413: the body is too large.
+    pub(super) fn body_too_large(limit_bytes: usize) -> Self {
+        let message = format!("body is larger than {limit_bytes} bytes: send less at once");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    }
+
+    /// 503: the model is being loaded.
+    pub(super) fn loading() -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "loading",
+            "the model is being loaded",
+        )
+    }
+
+    /// 503: the model could not be loaded.
+    pub(super) fn load_failed(reason: &str) -> Self {
+        let message = format!("the model could not be loaded: {reason}");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "load_failed", message)
+    }
+
+    /// 503: the engine gave no token in time.
+    pub(super) fn no_token(seconds: u32) -> Self {
+        let message = format!("the engine gave no token within {seconds} s");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_token", message)
+    }
+
+    /// 503: too many WebSockets.
+    pub(super) fn too_many_websockets(limit: usize) -> Self {
+        let message = format!("{limit} WebSockets are open, which is the limit: try again later");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+    }
+
+    /// 503: too many requests on one WebSocket.
+    pub(super) fn too_many_on_websocket(limit: usize) -> Self {
+        let text = format!("this connection may have {limit} requests under way");
+        let message = format!("{text}: wait for one to end, or open another connection");
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too_many_requests",
+            message,
+        )
+    }
+
+    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            code,
+            message: message.into(),
+            param: None,
+            allow: None,
+        }
+    }
+
+    /// The error object.
+    pub(super) fn body(&self) -> ErrorBody<'_> {
+        let kind = match self.status {
+            StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        let param = self.param.as_deref();
+        ErrorBody {
+            message: &self.message,
+            kind,
+            param,
+            code: self.code,
+        }
+    }
+
+    /// Stable name of the error.
+    pub(super) fn code(&self) -> &'static str {
+        self.code
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        let status = StatusCode::from_u16(error.status());
+        let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Self::new(status, error.code(), error.to_string())
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+impl ResponseError for ApiError {
+    fn status_code(&self) -> StatusCode {
+        self.status
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        let mut response = HttpResponse::build(self.status);
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.insert_header((header::RETRY_AFTER, RETRY_AFTER_S));
+        }
+        if let Some(methods) = self.allow {
+            response.insert_header((header::ALLOW, methods));
+        }
+        response.json(Envelope { error: self.body() })
+    }
+}
+
+/// The error object under its key.
+#[derive(Serialize)]
+pub(super) struct Envelope<'a> {
+    pub(super) error: ErrorBody<'a>,
+}
+
+/// Answers paths that do not exist.
+pub(super) async fn not_found(request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let message = format!("there is nothing at {}", request.path());
+    Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", message))
+}
+
+/// Answers a path asked with another method than `allow`.
+pub(super) fn method_not_allowed(request: &HttpRequest, allow: &'static str) -> ApiError {
+    let (method, path) = (request.method(), request.path());
+    let message = format!("{path} does not take {method}: use {allow}");
+    let error = ApiError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        message,
+    );
+    ApiError {
+        allow: Some(allow),
+        ..error
+    }
+}

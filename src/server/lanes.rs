@@ -1,0 +1,102 @@
+//! The requests that one HTTP call or WebSocket has in the engine. Dropping a lane before its end cancels it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use futures_util::stream::{self, SelectAll, Stream};
+
+use super::error::ApiError;
+use super::state::{AppState, Listed};
+use super::transcript::{News, Transcript};
+use crate::engine::Generation;
+use crate::error::RequestError;
+use crate::ids::RequestId;
+use crate::request::{Event, GenerateRequest};
+
+/// One request in the engine.
+pub(super) struct Lane {
+    generation: Generation,
+    _listed: Listed,
+}
+
+impl Lane {
+    /// Sends a request to the engine.
+    pub(super) fn open(state: &Arc<AppState>, request: GenerateRequest) -> Result<Self, ApiError> {
+        let engine = &state.serving()?.engine;
+        let listed = state.list(request.rid.clone());
+        let generation = engine.generate(request)?;
+        Ok(Self {
+            generation,
+            _listed: listed,
+        })
+    }
+
+    /// Sends requests to the engine: all, or, at the first that is refused, none.
+    pub(super) fn open_all(
+        state: &Arc<AppState>,
+        requests: Vec<GenerateRequest>,
+    ) -> Result<Vec<Self>, ApiError> {
+        requests
+            .into_iter()
+            .map(|request| Self::open(state, request))
+            .collect()
+    }
+
+    pub(super) fn rid(&self) -> &RequestId {
+        self.generation.rid()
+    }
+
+    async fn next(&mut self) -> Event {
+        let lost = || Event::Failed(RequestError::EngineDown("the request was lost".to_owned()));
+        self.generation.next().await.unwrap_or_else(lost)
+    }
+
+    async fn finish(mut self) -> Result<Transcript, RequestError> {
+        let mut transcript = Transcript::default();
+        while transcript.end.is_none() {
+            transcript.push(News::of(self.next().await)?);
+        }
+        Ok(transcript)
+    }
+
+    /// The lane's events under a key, up to the terminal one.
+    pub(super) fn events<K: Clone + 'static>(self, key: K) -> Events<K> {
+        Box::pin(stream::unfold(Some(self), move |lane| {
+            let key = key.clone();
+            async move {
+                let mut lane = lane?;
+                let event = lane.next().await;
+                let rest = (!event.is_terminal()).then_some(lane);
+                Some(((key, event), rest))
+            }
+        }))
+    }
+}
+
+/// Events of one lane under its key.
+pub(super) type Events<K> = Pin<Box<dyn Stream<Item = (K, Event)>>>;
+
+/// Events of many lanes as they come, keyed by their index.
+pub(super) fn merged(lanes: Vec<Lane>) -> SelectAll<Events<usize>> {
+    stream::select_all(
+        lanes
+            .into_iter()
+            .enumerate()
+            .map(|(index, lane)| lane.events(index)),
+    )
+}
+
+/// Waits for the ends of all lanes. The first failure cancels the others.
+pub(super) async fn finish_all(lanes: Vec<Lane>) -> Result<Vec<Transcript>, ApiError> {
+    let mut finished: Vec<Option<Transcript>> = lanes.iter().map(|_| None).collect();
+    let mut running: stream::FuturesUnordered<_> = lanes
+        .into_iter()
+        .enumerate()
+        .map(|(index, lane)| async move { (index, lane.finish().await) })
+        .collect();
+    while let Some((index, transcript)) = running.next().await {
+        finished[index] = Some(transcript?);
+    }
+    Ok(finished.into_iter().flatten().collect())
+}

@@ -1,0 +1,138 @@
+//! HTTP and WebSocket in front of an engine: SGLang's native API, OpenAI's, and a WebSocket of our own.
+//!
+//! [`routes`] mounts everything into a host's actix-web app; [`run`] is a whole server on a socket of the caller's.
+//! The server holds no engine state: it reads requests, sends them in and writes their events out. A client that
+//! disappears drops the handler or the body, which drops the request, which cancels it. Nothing here touches signal
+//! handlers or installs a metrics recorder.
+
+mod abort;
+mod body;
+mod config;
+mod error;
+mod fields;
+mod health;
+mod lanes;
+mod native;
+mod openai;
+mod sse;
+mod state;
+mod track;
+mod transcript;
+mod words;
+mod ws;
+
+use std::future::Future;
+use std::io;
+use std::net::TcpListener;
+use std::time::Duration;
+
+use actix_web::dev::Handler;
+use actix_web::middleware::from_fn;
+use actix_web::web::{self, Data};
+use actix_web::{App, FromRequest, HttpRequest, HttpServer, Responder};
+
+pub use config::ServerConfig;
+pub use error::ApiError;
+pub use state::{AppState, EngineSlot, RenderMetrics};
+pub use words::TokenWords;
+
+/// Mounts all endpoints. The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs
+/// `h1_allow_half_closed(false)`: with actix's default a client that disappears is not noticed.
+pub fn routes(cfg: &mut web::ServiceConfig) {
+    post(cfg, "/generate", native::generate);
+    post(cfg, "/v1/completions", openai::completions::create);
+    post(cfg, "/v1/chat/completions", openai::chat::create);
+    post(cfg, "/abort_request", abort::abort_request);
+    get(cfg, "/v1/ws/generate", ws::connect);
+    get(cfg, "/v1/models", health::models);
+    get(cfg, "/v1/models/{id:.*}", health::model);
+    get(cfg, "/health", health::health);
+    get(cfg, "/health_generate", health::health_generate);
+    get(cfg, "/ready", health::ready);
+    get(cfg, "/metrics", health::metrics);
+    for path in ["/model_info", "/get_model_info"] {
+        get(cfg, path, health::model_info);
+    }
+    for path in ["/server_info", "/get_server_info"] {
+        get(cfg, path, health::server_info);
+    }
+}
+
+fn get<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    resource(cfg, path, web::get().to(handler), "GET");
+}
+
+fn post<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    resource(cfg, path, web::post().to(handler), "POST");
+}
+
+fn resource(
+    cfg: &mut web::ServiceConfig,
+    path: &str,
+    route: actix_web::Route,
+    allow: &'static str,
+) {
+    let refuse = move |request: HttpRequest| async move {
+        Err::<&str, ApiError>(error::method_not_allowed(&request, allow))
+    };
+    let resource = web::resource(path).wrap(from_fn(track::track)).route(route);
+    cfg.service(resource.default_service(web::to(refuse)));
+}
+
+/// Serves on `listener` until `shutdown` completes, then drains: `/ready` turns 503, new requests are refused, the
+/// engine in the state's slot is shut down once its requests have ended or the configured deadline has passed, and
+/// the last responses go out. Runs in the caller's actix System.
+///
+/// # Errors
+/// Those of the socket.
+pub async fn run(
+    listener: TcpListener,
+    state: Data<AppState>,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    /// Seconds for the last bytes to reach slow clients, and for idle connections to close.
+    const FLUSH_S: u64 = 2;
+    let config = state.config();
+    let app_state = state.clone();
+    let app = move || {
+        let fallback = web::to(error::not_found);
+        App::new()
+            .app_data(app_state.clone())
+            .configure(routes)
+            .default_service(fallback)
+    };
+    let server = HttpServer::new(app)
+        .workers(config.worker_threads())
+        .h1_allow_half_closed(false)
+        .keep_alive(Duration::from_secs(config.keep_alive_s.into()))
+        .client_request_timeout(Duration::from_secs(config.header_timeout_s.into()))
+        .shutdown_timeout(FLUSH_S)
+        .disable_signals()
+        .listen(listener)?
+        .run();
+    let handle = server.handle();
+    let serving = actix_web::rt::spawn(server);
+    tokio::select! {
+        () = shutdown => (),
+        // The sockets failed: there is nothing to drain.
+        ended = serving => return ended.unwrap_or_else(|error| Err(io::Error::other(error))),
+    }
+    state.drain();
+    if let Some(engine) = state.slot().engine() {
+        engine
+            .shutdown(Duration::from_secs(config.shutdown_deadline_s.into()))
+            .await;
+    }
+    handle.stop(true).await;
+    Ok(())
+}

@@ -1,0 +1,174 @@
+use serde_json::json;
+
+use super::*;
+
+fn parse(value: Value) -> Result<NativeCall, ApiError> {
+    let Value::Object(map) = value else {
+        panic!("{value} is an object")
+    };
+    NativeCall::parse(Fields::new(map), 8)
+}
+
+#[track_caller]
+fn read(value: Value) -> NativeCall {
+    parse(value).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[track_caller]
+fn refuses(value: Value, param: &str, message: &str) {
+    let error = parse(value).err().unwrap_or_else(|| panic!("is read"));
+    assert_eq!(error, ApiError::field(param, message));
+}
+
+fn rids(call: &NativeCall) -> Vec<&str> {
+    call.requests
+        .iter()
+        .map(|request| request.rid.as_str())
+        .collect()
+}
+
+#[test]
+fn a_text_is_one_request_with_sglangs_defaults() {
+    let call = read(json!({"text": "hi", "rid": "a", "sampling_params": null}));
+    assert!(!call.is_batch && !call.stream);
+    assert_eq!(rids(&call), ["a"]);
+    let request = &call.requests[0];
+    assert!(matches!(&request.prompt, Prompt::Text(text) if text == "hi"));
+    assert_eq!(request.sampling, SamplingParams::default());
+    assert_eq!(request.logprobs, None);
+}
+
+#[test]
+fn a_batch_takes_one_value_for_all_or_one_for_each() {
+    let call = read(json!({
+        "input_ids": [[1, 2], [3]],
+        "rid": ["a", "b"],
+        "sampling_params": [{"max_new_tokens": 3}, {}],
+        "return_logprob": true,
+        "logprob_start_len": [0, -1],
+        "top_logprobs_num": 2,
+        "token_ids_logprob": [[7], null],
+        "cache_salt": "s",
+        "stream": true,
+    }));
+    assert!(call.is_batch && call.stream);
+    assert_eq!(rids(&call), ["a", "b"]);
+    let [first, second] = call.requests.as_slice() else {
+        panic!("two requests")
+    };
+    assert_eq!(
+        (
+            first.sampling.max_new_tokens,
+            second.sampling.max_new_tokens
+        ),
+        (3, 128)
+    );
+    let wish = |start, token_ids| {
+        Some(LogprobWish {
+            start,
+            top: 2,
+            token_ids,
+        })
+    };
+    assert_eq!(first.logprobs, wish(Some(0), vec![7]));
+    assert_eq!(second.logprobs, wish(None, vec![]));
+    assert_eq!(second.namespace.cache_salt(), Some("s"));
+}
+
+#[test]
+fn samples_follow_their_prompt_and_get_seeds_of_their_own() {
+    let sampling = json!({"n": 2, "sampling_seed": 5});
+    let call = read(json!({"text": ["x", "y"], "rid": "a", "sampling_params": sampling}));
+    assert_eq!(rids(&call), ["a-0-0", "a-0-1", "a-1-0", "a-1-1"]);
+    let seeds: Vec<Option<u64>> = call
+        .requests
+        .iter()
+        .map(|request| request.sampling.sampling_seed)
+        .collect();
+    assert_eq!(seeds, [Some(5), Some(6), Some(5), Some(6)]);
+    assert!(call.requests.iter().all(|request| request.sampling.n == 1));
+    let alone = read(json!({"text": "x", "rid": "a", "sampling_params": {"n": 2}}));
+    assert!(alone.is_batch);
+    assert_eq!(rids(&alone), ["a-0", "a-1"]);
+}
+
+#[test]
+fn refusals_name_the_field_its_value_and_what_is_wanted() {
+    let missing = "text is missing: send text or input_ids";
+    refuses(json!({}), "text", missing);
+    refuses(json!({"text": null}), "text", missing);
+    refuses(
+        json!({"text": 5}),
+        "text",
+        "text is 5, must be a string or a list of them",
+    );
+    refuses(
+        json!({"text": []}),
+        "text",
+        "there is no prompt: the list is empty",
+    );
+    refuses(
+        json!({"text": ["a", 5]}),
+        "text[1]",
+        "text[1] is 5, must be a string",
+    );
+    let both = json!({"text": "a", "input_ids": [1]});
+    refuses(
+        both,
+        "input_ids",
+        "text and input_ids are both given: leave one out",
+    );
+    let token = "input_ids[1] is -1, must be a token id of 0 or more";
+    refuses(json!({"input_ids": [1, -1]}), "input_ids[1]", token);
+    let list = json!({"text": ["a", "b"], "rid": ["x"]});
+    refuses(list, "rid", "rid has 1 entries, must have one a prompt: 2");
+    let stream = json!({"text": "a", "stream": "yes"});
+    refuses(stream, "stream", "stream is \"yes\", must be true or false");
+    let start = json!({"text": "a", "logprob_start_len": -2});
+    let wanted = "logprob_start_len is -2, must be a position in the prompt, or -1 for none";
+    refuses(start, "logprob_start_len", wanted);
+    let rid = json!({"text": "a", "rid": "x".repeat(257)});
+    refuses(rid, "rid", "rid has 257 bytes, limit is 256: shorten it");
+}
+
+#[test]
+fn bad_sampling_parameters_name_the_parameter() {
+    let sampling = |sampling: Value| json!({"text": "a", "sampling_params": sampling});
+    let error = parse(sampling(json!({"n": 1, "temprature": 1})))
+        .err()
+        .expect("is refused");
+    assert!(error.to_string().contains("\"temprature\""), "{error}");
+    assert_eq!(error, ApiError::field("temprature", error.to_string()));
+    let error = parse(sampling(json!({"n": 1, "top_p": "x"})))
+        .err()
+        .expect("is refused");
+    assert_eq!(error, ApiError::field("top_p", error.to_string()));
+    refuses(sampling(json!({"n": 0})), "n", "n is 0, must be at least 1");
+    refuses(
+        sampling(json!([])),
+        "sampling_params",
+        "sampling_params is a list of 0, must be an object",
+    );
+}
+
+#[test]
+fn too_many_samples_are_refused_before_they_are_made() {
+    let call = json!({"text": ["a", "b"], "sampling_params": {"n": 4_000_000_000u32}});
+    let text = "2 prompts ask for 8000000000 samples, limit is 8: send several requests";
+    refuses(call, "n", text);
+}
+
+#[test]
+fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
+    let call = json!({
+        "text": "a", "model": "m", "lora_path": null, "image_data": [], "session_params": {},
+        "return_hidden_states": false,
+    });
+    assert_eq!(read(call).requests.len(), 1);
+    for field in ["lora_path", "image_data", "input_embeds", "no_such_field"] {
+        let error = parse(json!({"text": "a", field: "x"}))
+            .err()
+            .expect("is refused");
+        assert_eq!(error, ApiError::unsupported(field));
+    }
+}

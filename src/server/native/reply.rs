@@ -1,0 +1,332 @@
+//! Writing SGLang's native response.
+
+use serde::ser::SerializeSeq;
+use serde::{Serialize, Serializer};
+
+use crate::executor::{LogprobWish, TokenLogprobs};
+use crate::ids::RequestId;
+use crate::request::FinishReason;
+use crate::server::transcript::{End, Transcript};
+use crate::server::words::Words;
+
+/// What the request wanted to see.
+#[derive(Clone)]
+pub(in crate::server) struct Shape {
+    logprobs: bool,
+    top: bool,
+    chosen: bool,
+    words: Option<Words>,
+}
+
+impl Shape {
+    /// Log probabilities as wished for, with the tokens' texts if `words` are given.
+    pub(in crate::server) fn new(wish: Option<&LogprobWish>, words: Option<&Words>) -> Self {
+        Self {
+            logprobs: wish.is_some(),
+            top: wish.is_some_and(|wish| wish.top > 0),
+            chosen: wish.is_some_and(|wish| !wish.token_ids.is_empty()),
+            words: words.cloned(),
+        }
+    }
+}
+
+/// One request's answer, whole or so far.
+#[derive(Serialize)]
+pub(in crate::server) struct Reply<'a> {
+    text: &'a str,
+    output_ids: &'a [u32],
+    meta_info: Meta<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+}
+
+impl<'a> Reply<'a> {
+    pub(super) fn new(
+        rid: &'a RequestId,
+        shape: &'a Shape,
+        transcript: &'a Transcript,
+        index: Option<usize>,
+    ) -> Self {
+        Self {
+            text: &transcript.text,
+            output_ids: &transcript.tokens,
+            meta_info: Meta::new(rid, shape, transcript),
+            index,
+        }
+    }
+}
+
+/// What is known of a request besides its text.
+#[derive(Serialize)]
+pub(in crate::server) struct Meta<'a> {
+    id: &'a RequestId,
+    finish_reason: Option<Reason<'a>>,
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    cached_tokens: u32,
+    num_retractions: u32,
+    weight_version: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    e2e_latency: Option<f64>,
+    #[serde(flatten)]
+    logprobs: Option<Logprobs<'a>>,
+}
+
+impl<'a> Meta<'a> {
+    pub(in crate::server) fn new(
+        rid: &'a RequestId,
+        shape: &'a Shape,
+        transcript: &'a Transcript,
+    ) -> Self {
+        let usage = &transcript.usage;
+        Self {
+            id: rid,
+            finish_reason: transcript.end.as_ref().map(Reason::of),
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            cached_tokens: usage.cached_tokens,
+            num_retractions: usage.num_retractions,
+            weight_version: "default",
+            e2e_latency: transcript.end.as_ref().map(|end| end.e2e_latency_s),
+            logprobs: shape.logprobs.then(|| Logprobs::new(shape, transcript)),
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Reason<'a> {
+    Stop { matched: Matched<'a> },
+    Length { length: u32 },
+    Abort { message: &'static str },
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Matched<'a> {
+    Token(u32),
+    Text(&'a str),
+}
+
+impl<'a> Reason<'a> {
+    fn of(end: &'a End) -> Self {
+        match &end.reason {
+            FinishReason::StopToken(token) => Self::Stop {
+                matched: Matched::Token(*token),
+            },
+            FinishReason::StopString(text) => Self::Stop {
+                matched: Matched::Text(text),
+            },
+            FinishReason::Length { max_new_tokens } => Self::Length {
+                length: *max_new_tokens,
+            },
+            FinishReason::Abort => Self::Abort {
+                message: "the request was aborted",
+            },
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Logprobs<'a> {
+    input_token_logprobs: Tokens<'a>,
+    output_token_logprobs: Tokens<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input_top_logprobs: Option<Others<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_top_logprobs: Option<Others<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input_token_ids_logprobs: Option<Others<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_token_ids_logprobs: Option<Others<'a>>,
+}
+
+impl<'a> Logprobs<'a> {
+    fn new(shape: &'a Shape, transcript: &'a Transcript) -> Self {
+        let words = shape.words.as_ref();
+        let (input, output) = (&transcript.input_logprobs, &transcript.output_logprobs);
+        let others = |wanted: bool, tokens: &'a [TokenLogprobs], pick: Pick| {
+            wanted.then_some(Others {
+                tokens,
+                pick,
+                words,
+            })
+        };
+        Self {
+            input_token_logprobs: Tokens {
+                tokens: input,
+                words,
+            },
+            output_token_logprobs: Tokens {
+                tokens: output,
+                words,
+            },
+            input_top_logprobs: others(shape.top, input, |token| &token.top),
+            output_top_logprobs: others(shape.top, output, |token| &token.top),
+            input_token_ids_logprobs: others(shape.chosen, input, |token| &token.chosen),
+            output_token_ids_logprobs: others(shape.chosen, output, |token| &token.chosen),
+        }
+    }
+}
+
+/// `[logprob, token, text]`, the text null if it was not asked for.
+type Triple = (Option<f32>, u32, Option<String>);
+
+fn triple(logprob: Option<f32>, token: u32, words: Option<&Words>) -> Triple {
+    (logprob, token, words.map(|words| words.lossy(token)))
+}
+
+struct Tokens<'a> {
+    tokens: &'a [TokenLogprobs],
+    words: Option<&'a Words>,
+}
+
+impl Serialize for Tokens<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let triples = self
+            .tokens
+            .iter()
+            .map(|at| triple(at.logprob, at.token, self.words));
+        serializer.collect_seq(triples)
+    }
+}
+
+type Pick = fn(&TokenLogprobs) -> &[(u32, f32)];
+
+/// For each place a list of triples, null where there are none: at a prompt's first token.
+struct Others<'a> {
+    tokens: &'a [TokenLogprobs],
+    pick: Pick,
+    words: Option<&'a Words>,
+}
+
+impl Serialize for Others<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut places = serializer.serialize_seq(Some(self.tokens.len()))?;
+        for at in self.tokens {
+            let triples = (self.pick)(at).iter();
+            let triples =
+                triples.map(|(token, logprob)| triple(Some(*logprob), *token, self.words));
+            let place: Option<Vec<Triple>> = at.logprob.is_some().then(|| triples.collect());
+            places.serialize_element(&place)?;
+        }
+        places.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::request::{Delta, Usage};
+    use crate::server::transcript::News;
+    use crate::server::words::tests::bytewise;
+
+    fn place(token: u32, logprob: Option<f32>) -> TokenLogprobs {
+        let others = || {
+            if logprob.is_some() {
+                vec![(98, -1.5)]
+            } else {
+                Vec::new()
+            }
+        };
+        TokenLogprobs {
+            token,
+            logprob,
+            top: others(),
+            chosen: others(),
+        }
+    }
+
+    fn transcript() -> Transcript {
+        let usage = Usage {
+            prompt_tokens: 2,
+            completion_tokens: 1,
+            cached_tokens: 1,
+            num_retractions: 3,
+        };
+        let delta = Delta {
+            text: "a".to_owned(),
+            tokens: vec![97],
+            output_logprobs: vec![place(97, Some(-0.5))],
+            input_logprobs: vec![place(256, None), place(98, Some(-2.0))],
+            usage,
+        };
+        let mut transcript = Transcript::default();
+        transcript.push(News { delta, end: None });
+        transcript
+    }
+
+    #[track_caller]
+    fn check(shape: &Shape, transcript: &Transcript, index: Option<usize>, expected: Value) {
+        let rid = RequestId::new("r");
+        let reply = Reply::new(&rid, shape, transcript, index);
+        assert_eq!(serde_json::to_value(reply).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn log_probabilities_are_triples_and_null_at_the_first_token() {
+        let wish = LogprobWish {
+            start: Some(0),
+            top: 1,
+            token_ids: Vec::new(),
+        };
+        let shape = Shape::new(Some(&wish), Some(&bytewise()));
+        let expected = json!({
+            "text": "a",
+            "output_ids": [97],
+            "meta_info": {
+                "id": "r", "finish_reason": null, "prompt_tokens": 2, "completion_tokens": 1,
+                "cached_tokens": 1, "num_retractions": 3, "weight_version": "default",
+                "input_token_logprobs": [[null, 256, "<|256|>"], [-2.0, 98, "b"]],
+                "output_token_logprobs": [[-0.5, 97, "a"]],
+                "input_top_logprobs": [null, [[-1.5, 98, "b"]]],
+                "output_top_logprobs": [[[-1.5, 98, "b"]]],
+            },
+        });
+        check(&shape, &transcript(), None, expected);
+    }
+
+    #[test]
+    fn reasons_have_sglangs_shapes() {
+        let reason = |reason: FinishReason| {
+            let end = End {
+                reason,
+                e2e_latency_s: 0.25,
+            };
+            serde_json::to_value(Reason::of(&end)).expect("plain data")
+        };
+        let length = FinishReason::Length { max_new_tokens: 8 };
+        assert_eq!(reason(length), json!({"type": "length", "length": 8}));
+        let stop = FinishReason::StopString("x".to_owned());
+        assert_eq!(reason(stop), json!({"type": "stop", "matched": "x"}));
+        assert_eq!(
+            reason(FinishReason::StopToken(2)),
+            json!({"type": "stop", "matched": 2})
+        );
+        let abort = json!({"type": "abort", "message": "the request was aborted"});
+        assert_eq!(reason(FinishReason::Abort), abort);
+    }
+
+    #[test]
+    fn members_of_a_batch_carry_their_index_and_the_end_its_latency() {
+        let mut transcript = transcript();
+        let end = End {
+            reason: FinishReason::StopToken(2),
+            e2e_latency_s: 0.25,
+        };
+        transcript.end = Some(end);
+        let expected = json!({
+            "text": "a",
+            "output_ids": [97],
+            "meta_info": {
+                "id": "r", "finish_reason": {"type": "stop", "matched": 2}, "prompt_tokens": 2,
+                "completion_tokens": 1, "cached_tokens": 1, "num_retractions": 3,
+                "weight_version": "default", "e2e_latency": 0.25,
+            },
+            "index": 4,
+        });
+        check(&Shape::new(None, None), &transcript, Some(4), expected);
+    }
+}

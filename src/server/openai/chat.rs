@@ -1,0 +1,428 @@
+//! `POST /v1/chat/completions`.
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::logprobs::ChatLogprobs;
+use super::wire::{Head, Matched, UsageReport};
+use super::{Common, alternatives, matched_stop, messages, unix_now_s};
+use crate::executor::LogprobWish;
+use crate::request::{ChatPrompt, GenerateRequest, Prompt, Usage};
+use crate::server::body::JsonBody;
+use crate::server::error::ApiError;
+use crate::server::fields::{Fields, mismatch};
+use crate::server::lanes::{Lane, finish_all};
+use crate::server::native::{check_size, samples_of};
+use crate::server::sse::{self, Chunks, Render};
+use crate::server::state::AppState;
+use crate::server::transcript::{News, Transcript};
+use crate::server::words::Words;
+
+/// Stands for as many tokens as the context has room for: the engine clips it.
+const UNLIMITED: u32 = u32::MAX;
+
+/// Answers `POST /v1/chat/completions`.
+pub(in crate::server) async fn create(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let loaded = state.serving()?;
+    let call = Call::parse(body.0, state.config().max_batch_requests)?;
+    let stream = call.common.stream;
+    let head = Head {
+        id: call.common.id.to_string(),
+        object: if stream {
+            "chat.completion.chunk"
+        } else {
+            "chat.completion"
+        },
+        created: unix_now_s(),
+        model: loaded.engine.model().served_model_name.clone(),
+    };
+    let mut writer = Writer::new(&call, head, loaded.words.clone());
+    let lanes = Lane::open_all(&state, call.into_requests())?;
+    if stream {
+        return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
+    }
+    let transcripts = finish_all(lanes).await?;
+    let choices = transcripts.into_iter().enumerate();
+    let choices = choices.map(|(index, transcript)| writer.message(index, transcript));
+    let choices: Vec<Choice> = choices.collect();
+    Ok(HttpResponse::Ok().json(writer.head.with(choices, Some(writer.usage()))))
+}
+
+struct Call {
+    common: Common,
+    prompt: ChatPrompt,
+    logprobs: Option<u32>,
+}
+
+impl Call {
+    fn parse(mut fields: Fields, max_requests: usize) -> Result<Self, ApiError> {
+        refuse_tools(&mut fields)?;
+        fields.refuse(&[
+            "continue_final_message",
+            "audio",
+            "modalities",
+            "web_search_options",
+        ])?;
+        let messages = messages::read(fields.take("messages"))?;
+        let mut common = Common::read(&mut fields, "chatcmpl")?;
+        check_size(1, common.sampling.n as usize, max_requests)?;
+        let max_tokens = fields.count("max_tokens")?;
+        let max_tokens = fields.count("max_completion_tokens")?.or(max_tokens);
+        common.sampling.max_new_tokens = max_tokens.unwrap_or(UNLIMITED);
+        let logprobs = logprobs(&mut fields)?;
+        let template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        let add_generation_prompt = fields
+            .optional_flag("add_generation_prompt")?
+            .unwrap_or(true);
+        let prompt = ChatPrompt {
+            messages,
+            tools: None,
+            template_kwargs,
+            add_generation_prompt,
+        };
+        Ok(Self {
+            common,
+            prompt,
+            logprobs,
+        })
+    }
+
+    fn into_requests(self) -> Vec<GenerateRequest> {
+        let Common {
+            id,
+            sampling,
+            namespace,
+            priority,
+            stream,
+            ..
+        } = self.common;
+        let wish = |top| LogprobWish {
+            start: None,
+            top,
+            token_ids: Vec::new(),
+        };
+        let request = GenerateRequest {
+            rid: id,
+            prompt: Prompt::Chat(Box::new(self.prompt)),
+            sampling,
+            logprobs: self.logprobs.map(wish),
+            namespace,
+            priority,
+            is_streaming: stream,
+        };
+        samples_of(request).collect()
+    }
+}
+
+/// Refuses tools; a choice among none is no choice.
+fn refuse_tools(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.refuse(&["tools", "functions"])?;
+    for name in ["tool_choice", "function_call"] {
+        match fields.take(name) {
+            None => (),
+            Some(Value::String(choice)) if choice == "none" || choice == "auto" => (),
+            Some(_) => return Err(ApiError::unsupported(name)),
+        }
+    }
+    Ok(())
+}
+
+/// `logprobs` and `top_logprobs` as the number of alternatives, `None` for no log probabilities.
+fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let wanted = fields.flag("logprobs")?;
+    let top = fields.take("top_logprobs");
+    let top = top
+        .map(|value| alternatives("top_logprobs", &value))
+        .transpose()?;
+    match (wanted, top) {
+        (false, None | Some(0)) => Ok(None),
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, Some(top)) => Err(mismatch(
+            "top_logprobs",
+            &top.into(),
+            "used with logprobs: true",
+        )),
+    }
+}
+
+/// A choice of a whole response.
+#[derive(Serialize)]
+struct Choice {
+    index: usize,
+    message: Message,
+    #[serde(flatten)]
+    ending: Ending,
+}
+
+#[derive(Serialize)]
+struct Message {
+    role: &'static str,
+    content: String,
+    refusal: Option<String>,
+}
+
+/// A choice of a chunk.
+#[derive(Serialize)]
+struct ChunkChoice {
+    index: usize,
+    delta: MessageDelta,
+    #[serde(flatten)]
+    ending: Ending,
+}
+
+#[derive(Default, Serialize)]
+struct MessageDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
+}
+
+/// What whole choices and chunks have in common.
+#[derive(Default, Serialize)]
+struct Ending {
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+    matched_stop: Option<Matched>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+/// Writes choices, whole or chunk by chunk.
+struct Writer {
+    head: Head,
+    words: Words,
+    usages: Vec<Usage>,
+    logprobs: bool,
+    return_token_ids: bool,
+    include_usage: bool,
+}
+
+impl Writer {
+    fn new(call: &Call, head: Head, words: Words) -> Self {
+        Self {
+            head,
+            words,
+            usages: vec![Usage::default(); call.common.sampling.n as usize],
+            logprobs: call.logprobs.is_some(),
+            return_token_ids: call.common.return_token_ids,
+            include_usage: call.common.include_usage,
+        }
+    }
+
+    fn message(&mut self, index: usize, transcript: Transcript) -> Choice {
+        let (content, ending) = self.split(index, transcript.into_news());
+        let message = Message {
+            role: "assistant",
+            content,
+            refusal: None,
+        };
+        Choice {
+            index,
+            message,
+            ending,
+        }
+    }
+
+    fn split(&mut self, index: usize, news: News) -> (String, Ending) {
+        let News { delta, end } = news;
+        self.usages[index] = delta.usage;
+        let logprobs = self
+            .logprobs
+            .then(|| ChatLogprobs::new(&delta.output_logprobs, &self.words));
+        let ending = Ending {
+            logprobs,
+            finish_reason: end.as_ref().map(|end| end.reason.as_str()),
+            matched_stop: end.and_then(|end| matched_stop(end.reason)),
+            token_ids: self.return_token_ids.then_some(delta.tokens),
+        };
+        (delta.text, ending)
+    }
+
+    fn usage(&self) -> UsageReport {
+        UsageReport::of(self.usages.iter().copied(), self.usages.len())
+    }
+}
+
+impl Render for Writer {
+    fn start(&mut self, out: &mut Chunks) {
+        for index in 0..self.usages.len() {
+            let delta = MessageDelta {
+                role: Some("assistant"),
+                content: Some(String::new()),
+            };
+            let choice = ChunkChoice {
+                index,
+                delta,
+                ending: Ending::default(),
+            };
+            out.data(&self.head.with(vec![choice], None));
+        }
+    }
+
+    fn news(&mut self, index: usize, news: News, out: &mut Chunks) {
+        if news.is_empty() {
+            return;
+        }
+        let (content, mut ending) = self.split(index, news);
+        let content = (!content.is_empty()).then_some(content);
+        let reason = ending.finish_reason.take();
+        let matched_stop = ending.matched_stop.take();
+        let has_tokens = ending
+            .token_ids
+            .as_ref()
+            .is_some_and(|tokens| !tokens.is_empty());
+        if content.is_some()
+            || has_tokens
+            || ending.logprobs.as_ref().is_some_and(|l| !l.is_empty())
+        {
+            let delta = MessageDelta {
+                role: None,
+                content,
+            };
+            out.data(&self.head.with(
+                vec![ChunkChoice {
+                    index,
+                    delta,
+                    ending,
+                }],
+                None,
+            ));
+        }
+        if reason.is_some() {
+            let ending = Ending {
+                finish_reason: reason,
+                matched_stop,
+                ..Ending::default()
+            };
+            let delta = MessageDelta::default();
+            out.data(&self.head.with(
+                vec![ChunkChoice {
+                    index,
+                    delta,
+                    ending,
+                }],
+                None,
+            ));
+        }
+    }
+
+    fn end(&mut self, out: &mut Chunks) {
+        if self.include_usage {
+            out.data(
+                &self
+                    .head
+                    .with(Vec::<ChunkChoice>::new(), Some(self.usage())),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::{events, fields, head, news, words};
+    use super::*;
+    use crate::request::FinishReason;
+
+    fn parse(value: Value) -> Result<Call, ApiError> {
+        let mut fields = fields(value);
+        if fields.text("no_messages").is_none() {
+            fields.put("messages", json!([{"role": "user", "content": "hi"}]));
+        }
+        Call::parse(fields, 8)
+    }
+
+    fn call(value: Value) -> Call {
+        parse(value).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[track_caller]
+    fn refuses(value: Value, expected: &str) {
+        assert_eq!(
+            parse(value).err().map(|error| error.to_string()).as_deref(),
+            Some(expected)
+        );
+    }
+
+    #[test]
+    fn the_length_is_unlimited_unless_either_name_limits_it() {
+        let length = |value: Value| call(value).common.sampling.max_new_tokens;
+        assert_eq!(length(json!({})), UNLIMITED);
+        assert_eq!(length(json!({"max_tokens": 5})), 5);
+        assert_eq!(
+            length(json!({"max_tokens": 5, "max_completion_tokens": 6})),
+            6
+        );
+    }
+
+    #[test]
+    fn tools_are_refused_and_their_absence_is_not() {
+        let none = json!({"tools": [], "tool_choice": "none", "functions": null});
+        assert!(parse(none).is_ok());
+        refuses(
+            json!({"tools": [{}]}),
+            "tools is not supported yet: leave it out or send null",
+        );
+        let choice = "tool_choice is not supported yet: leave it out or send null";
+        refuses(json!({"tool_choice": "required"}), choice);
+    }
+
+    #[test]
+    fn alternatives_need_log_probabilities() {
+        assert_eq!(
+            call(json!({"logprobs": true, "top_logprobs": 2})).logprobs,
+            Some(2)
+        );
+        assert_eq!(call(json!({"logprobs": true})).logprobs, Some(0));
+        assert_eq!(call(json!({"top_logprobs": 0})).logprobs, None);
+        let text = "top_logprobs is 2, must be used with logprobs: true";
+        refuses(json!({"top_logprobs": 2}), text);
+    }
+
+    #[test]
+    fn a_message_has_content_reason_and_log_probabilities() {
+        let call = call(json!({"logprobs": true, "return_token_ids": true}));
+        let mut writer = Writer::new(&call, head(), words());
+        let mut transcript = Transcript::default();
+        transcript.push(news("a", Some(FinishReason::Length { max_new_tokens: 1 })));
+        let choice = writer.message(0, transcript);
+        let expected = json!({
+            "index": 0,
+            "message": {"role": "assistant", "content": "a", "refusal": null},
+            "logprobs": {"content": [{
+                "token": "a", "logprob": -0.5, "bytes": [97],
+                "top_logprobs": [{"token": "x", "logprob": -0.25, "bytes": [120]}],
+            }]},
+            "finish_reason": "length", "matched_stop": null, "token_ids": [97],
+        });
+        assert_eq!(serde_json::to_value(choice).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn a_stream_has_role_content_reason_and_usage_in_this_order() {
+        let call = call(json!({"stream": true, "stream_options": {"include_usage": true}}));
+        let mut writer = Writer::new(&call, head(), words());
+        let mut out = Chunks::default();
+        writer.start(&mut out);
+        writer.news(0, news("a", None), &mut out);
+        writer.news(0, news("b", Some(FinishReason::StopToken(7))), &mut out);
+        writer.end(&mut out);
+        let events = events(out);
+        let delta = |index: usize| &events[index]["choices"][0]["delta"];
+        assert_eq!(events.len(), 5);
+        assert_eq!(delta(0), &json!({"role": "assistant", "content": ""}));
+        assert_eq!(delta(1), &json!({"content": "a"}));
+        assert_eq!(delta(2), &json!({"content": "b"}));
+        assert_eq!(events[2]["choices"][0]["finish_reason"], Value::Null);
+        assert_eq!(delta(3), &json!({}));
+        assert_eq!(events[3]["choices"][0]["finish_reason"], "stop");
+        assert_eq!(events[4]["usage"]["total_tokens"], 6);
+    }
+}

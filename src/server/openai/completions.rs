@@ -1,0 +1,395 @@
+//! `POST /v1/completions`.
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::logprobs::{LegacyLogprobs, TextOffset};
+use super::wire::{Head, Matched, UsageReport};
+use super::{Common, alternatives, matched_stop, unix_now_s};
+use crate::executor::LogprobWish;
+use crate::ids::RequestId;
+use crate::request::{FinishReason, GenerateRequest, Prompt, Usage};
+use crate::server::body::JsonBody;
+use crate::server::error::ApiError;
+use crate::server::fields::{Fields, mismatch};
+use crate::server::lanes::{Lane, finish_all};
+use crate::server::native::{check_size, samples_of, texts, tokens};
+use crate::server::sse::{self, Chunks, Render};
+use crate::server::state::AppState;
+use crate::server::transcript::News;
+use crate::server::words::Words;
+
+/// OpenAI's default.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// Answers `POST /v1/completions`.
+pub(in crate::server) async fn create(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let loaded = state.serving()?;
+    let call = Call::parse(body.0, state.config().max_batch_requests)?;
+    let head = Head {
+        id: call.common.id.to_string(),
+        object: "text_completion",
+        created: unix_now_s(),
+        model: loaded.engine.model().served_model_name.clone(),
+    };
+    let mut writer = Writer::new(&call, head, loaded.words.clone());
+    let (stream, requests) = (call.common.stream, call.into_requests());
+    let lanes = Lane::open_all(&state, requests)?;
+    if stream {
+        return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
+    }
+    let transcripts = finish_all(lanes).await?;
+    let choices = transcripts.into_iter().enumerate();
+    let choices = choices.map(|(index, transcript)| writer.choice(index, transcript.into_news()));
+    let choices: Vec<Choice> = choices.collect();
+    Ok(HttpResponse::Ok().json(writer.head.with(choices, Some(writer.usage()))))
+}
+
+struct Call {
+    common: Common,
+    prompts: Vec<Prompt>,
+    echo: bool,
+    logprobs: Option<u32>,
+    /// `max_tokens` is 0: the one token that the engine gives is not shown.
+    hides_output: bool,
+}
+
+impl Call {
+    fn parse(mut fields: Fields, max_requests: usize) -> Result<Self, ApiError> {
+        fields.refuse(&["suffix"])?;
+        let prompts = prompts(&mut fields)?;
+        let mut common = Common::read(&mut fields, "cmpl")?;
+        let n = common.sampling.n;
+        match fields.count("best_of")? {
+            Some(best_of) if best_of != 1 && best_of != n => {
+                return Err(ApiError::unsupported("best_of"));
+            }
+            _ => (),
+        }
+        check_size(
+            prompts.len(),
+            prompts.len().saturating_mul(n as usize),
+            max_requests,
+        )?;
+        let max_tokens = fields.count("max_tokens")?.unwrap_or(DEFAULT_MAX_TOKENS);
+        common.sampling.max_new_tokens = max_tokens.max(1);
+        let logprobs = fields
+            .take("logprobs")
+            .filter(|value| *value != Value::Bool(false));
+        let logprobs = logprobs
+            .map(|value| alternatives("logprobs", &value))
+            .transpose()?;
+        let echo = fields.flag("echo")?;
+        Ok(Self {
+            common,
+            prompts,
+            echo,
+            logprobs,
+            hides_output: max_tokens == 0,
+        })
+    }
+
+    fn into_requests(self) -> Vec<GenerateRequest> {
+        let Common {
+            id,
+            sampling,
+            namespace,
+            priority,
+            stream,
+            ..
+        } = self.common;
+        let start = self.echo.then_some(0);
+        let logprobs = self.logprobs.map(|top| LogprobWish {
+            start,
+            top,
+            token_ids: Vec::new(),
+        });
+        let is_batch = self.prompts.len() > 1;
+        let requests = self.prompts.into_iter().enumerate().map(|(index, prompt)| {
+            let rid = if is_batch {
+                RequestId::new(format!("{id}-{index}"))
+            } else {
+                id.clone()
+            };
+            GenerateRequest {
+                rid,
+                prompt,
+                sampling: sampling.clone(),
+                logprobs: logprobs.clone(),
+                namespace: namespace.clone(),
+                priority,
+                is_streaming: stream,
+            }
+        });
+        requests.flat_map(samples_of).collect()
+    }
+}
+
+fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
+    let prompts = match fields.take("prompt") {
+        Some(Value::String(text)) => vec![Prompt::Text(text)],
+        Some(Value::Array(items)) if items.first().is_none_or(Value::is_string) => {
+            texts("prompt", items)?
+        }
+        Some(Value::Array(items)) => tokens("prompt", items)?.0,
+        Some(other) => {
+            return Err(mismatch(
+                "prompt",
+                &other,
+                "a string, token ids, or a list of either",
+            ));
+        }
+        None => {
+            return Err(ApiError::field(
+                "prompt",
+                "prompt is missing: send a string",
+            ));
+        }
+    };
+    match prompts.is_empty() {
+        true => Err(ApiError::field(
+            "prompt",
+            "there is no prompt: the list is empty",
+        )),
+        false => Ok(prompts),
+    }
+}
+
+#[derive(Serialize)]
+struct Choice {
+    index: usize,
+    text: String,
+    logprobs: Option<LegacyLogprobs>,
+    finish_reason: Option<&'static str>,
+    matched_stop: Option<Matched>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+/// Writes choices, whole or chunk by chunk.
+struct Writer {
+    head: Head,
+    words: Words,
+    /// Each choice's prompt, until it was echoed.
+    echoes: Vec<Option<String>>,
+    prompt_offsets: Vec<TextOffset>,
+    output_offsets: Vec<TextOffset>,
+    usages: Vec<Usage>,
+    n: usize,
+    top: Option<bool>,
+    hides_output: bool,
+    return_token_ids: bool,
+    include_usage: bool,
+}
+
+impl Writer {
+    fn new(call: &Call, head: Head, words: Words) -> Self {
+        let n = call.common.sampling.n as usize;
+        let echo = |prompt: &Prompt| match prompt {
+            _ if !call.echo => None,
+            Prompt::Text(text) => Some(text.clone()),
+            Prompt::Tokens(tokens) => Some(words.text(tokens)),
+            Prompt::Chat(_) => None,
+        };
+        let echoes = call.prompts.iter().map(echo);
+        let echoes: Vec<Option<String>> = echoes
+            .flat_map(|echo| std::iter::repeat_n(echo, n))
+            .collect();
+        Self {
+            prompt_offsets: echoes.iter().map(|_| TextOffset::default()).collect(),
+            output_offsets: echoes.iter().map(|echo| behind(echo.as_deref())).collect(),
+            usages: vec![Usage::default(); echoes.len()],
+            echoes,
+            head,
+            words,
+            n,
+            top: call.logprobs.map(|top| top > 0),
+            hides_output: call.hides_output,
+            return_token_ids: call.common.return_token_ids,
+            include_usage: call.common.include_usage,
+        }
+    }
+
+    fn choice(&mut self, index: usize, mut news: News) -> Choice {
+        if self.hides_output {
+            hide_output(&mut news);
+        }
+        let News { delta, end } = news;
+        self.usages[index] = delta.usage;
+        let echo = self.echoes[index].take();
+        let logprobs = self.top.map(|top| {
+            let mut lists = LegacyLogprobs::new(top);
+            let (prompt, output) = (&mut self.prompt_offsets, &mut self.output_offsets);
+            lists.extend(&delta.input_logprobs, &self.words, &mut prompt[index]);
+            lists.extend(&delta.output_logprobs, &self.words, &mut output[index]);
+            lists
+        });
+        Choice {
+            index,
+            text: echo.unwrap_or_default() + &delta.text,
+            logprobs,
+            finish_reason: end.as_ref().map(|end| end.reason.as_str()),
+            matched_stop: end.and_then(|end| matched_stop(end.reason)),
+            token_ids: self.return_token_ids.then_some(delta.tokens),
+        }
+    }
+
+    fn usage(&self) -> UsageReport {
+        UsageReport::of(self.usages.iter().copied(), self.n)
+    }
+}
+
+fn behind(echo: Option<&str>) -> TextOffset {
+    TextOffset::behind(echo.map_or(0, |echo| echo.chars().count()))
+}
+
+/// Leaves the prompt's part of the news.
+fn hide_output(news: &mut News) {
+    news.delta.text.clear();
+    news.delta.tokens.clear();
+    news.delta.output_logprobs.clear();
+    news.delta.usage.completion_tokens = 0;
+    if let Some(end) = &mut news.end
+        && end.reason != FinishReason::Abort
+    {
+        end.reason = FinishReason::Length { max_new_tokens: 0 };
+    }
+}
+
+impl Render for Writer {
+    fn news(&mut self, index: usize, news: News, out: &mut Chunks) {
+        if news.is_empty() {
+            return;
+        }
+        let choice = self.choice(index, news);
+        out.data(&self.head.with(vec![choice], None));
+    }
+
+    fn end(&mut self, out: &mut Chunks) {
+        if self.include_usage {
+            out.data(&self.head.with(Vec::<Choice>::new(), Some(self.usage())));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::{events, fields, head, news, words};
+    use super::*;
+
+    fn parse(value: Value) -> Result<Call, ApiError> {
+        Call::parse(fields(value), 8)
+    }
+
+    fn call(value: Value) -> Call {
+        parse(value).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[track_caller]
+    fn refuses(value: Value, expected: &str) {
+        assert_eq!(
+            parse(value).err().map(|error| error.to_string()).as_deref(),
+            Some(expected)
+        );
+    }
+
+    fn rids(value: Value) -> Vec<String> {
+        let requests = call(value).into_requests();
+        requests
+            .into_iter()
+            .map(|request| request.rid.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn prompts_come_in_four_shapes() {
+        assert_eq!(rids(json!({"prompt": "a", "rid": "r"})), ["r"]);
+        assert_eq!(
+            rids(json!({"prompt": ["a", "b"], "rid": "r"})),
+            ["r-0", "r-1"]
+        );
+        assert_eq!(rids(json!({"prompt": [1, 2], "rid": "r"})), ["r"]);
+        let many = json!({"prompt": [[1], [2]], "rid": "r", "n": 2});
+        assert_eq!(rids(many), ["r-0-0", "r-0-1", "r-1-0", "r-1-1"]);
+        refuses(json!({}), "prompt is missing: send a string");
+        refuses(
+            json!({"prompt": []}),
+            "there is no prompt: the list is empty",
+        );
+        refuses(
+            json!({"prompt": {}}),
+            "prompt is an object, must be a string, token ids, or a list of either",
+        );
+        refuses(
+            json!({"prompt": "a", "best_of": 3}),
+            "best_of is not supported yet: leave it out or send null",
+        );
+        refuses(
+            json!({"prompt": "a", "suffix": "b"}),
+            "suffix is not supported yet: leave it out or send null",
+        );
+        refuses(
+            json!({"prompt": "a", "logprobs": 21}),
+            "logprobs is 21, limit is 20: ask for fewer",
+        );
+    }
+
+    #[test]
+    fn a_choice_echoes_its_prompt_and_counts_offsets_on_from_it() {
+        let call = call(json!({"prompt": "hé", "echo": true, "logprobs": 0}));
+        let mut writer = Writer::new(&call, head(), words());
+        let choice = writer.choice(0, news("ab", Some(FinishReason::StopToken(2))));
+        let expected = json!({
+            "index": 0, "text": "héab", "finish_reason": "stop", "matched_stop": 2,
+            "logprobs": {
+                "tokens": ["a", "b"], "token_logprobs": [-0.5, -0.5], "top_logprobs": null,
+                "text_offset": [2, 3],
+            },
+        });
+        assert_eq!(serde_json::to_value(choice).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn no_tokens_are_shown_when_none_were_asked_for() {
+        let call = call(json!({"prompt": "hi", "echo": true, "max_tokens": 0}));
+        assert_eq!(call.common.sampling.max_new_tokens, 1);
+        let mut writer = Writer::new(&call, head(), words());
+        let choice = writer.choice(0, news("a", Some(FinishReason::StopToken(2))));
+        let expected = json!({
+            "index": 0, "text": "hi", "finish_reason": "length", "matched_stop": null,
+            "logprobs": null,
+        });
+        assert_eq!(serde_json::to_value(choice).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn a_stream_echoes_once_and_ends_with_the_usage() {
+        let options = json!({"include_usage": true});
+        let call =
+            call(json!({"prompt": "p", "echo": true, "stream": true, "stream_options": options}));
+        let mut writer = Writer::new(&call, head(), words());
+        let mut out = Chunks::default();
+        writer.news(0, news("a", None), &mut out);
+        writer.news(0, News::default(), &mut out);
+        let end = FinishReason::StopString("x".to_owned());
+        writer.news(0, news("b", Some(end)), &mut out);
+        writer.end(&mut out);
+        let events = events(out);
+        let [first, last, usage] = events.as_slice() else {
+            panic!("three events: {events:?}")
+        };
+        assert_eq!(first["choices"][0]["text"], "pa");
+        assert_eq!(first["choices"][0]["finish_reason"], Value::Null);
+        assert_eq!(last["choices"][0]["text"], "b");
+        assert_eq!(last["choices"][0]["matched_stop"], "x");
+        assert_eq!(usage["choices"], json!([]));
+        assert_eq!(usage["usage"]["prompt_tokens_details"]["cached_tokens"], 4);
+    }
+}

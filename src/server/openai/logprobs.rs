@@ -1,0 +1,221 @@
+//! Log probabilities in OpenAI's two shapes.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::executor::TokenLogprobs;
+use crate::server::words::{Words, spell};
+
+/// What OpenAI writes for a probability of zero, which JSON has no logarithm of.
+const LOWEST_LOGPROB: f32 = -9999.0;
+
+/// `logprobs` of completions: four lists of one entry a token.
+#[derive(Debug, Serialize)]
+pub(super) struct LegacyLogprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
+    text_offset: Vec<usize>,
+}
+
+impl LegacyLogprobs {
+    /// Empty lists; `top` asks for the alternatives, the token itself among them.
+    pub(super) fn new(top: bool) -> Self {
+        Self {
+            tokens: Vec::new(),
+            token_logprobs: Vec::new(),
+            top_logprobs: top.then(Vec::new),
+            text_offset: Vec::new(),
+        }
+    }
+
+    /// Writes the next tokens of a text.
+    pub(super) fn extend(
+        &mut self,
+        places: &[TokenLogprobs],
+        words: &Words,
+        offset: &mut TextOffset,
+    ) {
+        for place in places {
+            self.tokens.push(legacy_name(place.token, words));
+            self.token_logprobs.push(place.logprob.map(finite));
+            if let Some(tops) = &mut self.top_logprobs {
+                tops.push(
+                    place
+                        .logprob
+                        .map(|logprob| alternatives(place, logprob, words)),
+                );
+            }
+            self.text_offset
+                .push(offset.advance(&words.text_bytes(place.token)));
+        }
+    }
+}
+
+fn alternatives(place: &TokenLogprobs, logprob: f32, words: &Words) -> Map<String, Value> {
+    let all = place.top.iter().copied().chain([(place.token, logprob)]);
+    all.map(|(token, logprob)| (legacy_name(token, words), Value::from(finite(logprob))))
+        .collect()
+}
+
+fn legacy_name(token: u32, words: &Words) -> String {
+    spell(words.bytes(token), "bytes:")
+}
+
+fn finite(logprob: f32) -> f32 {
+    logprob.max(LOWEST_LOGPROB)
+}
+
+/// `logprobs` of chat completions.
+#[derive(Debug, Serialize)]
+pub(super) struct ChatLogprobs {
+    content: Vec<ChatToken>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatToken {
+    #[serde(flatten)]
+    token: Spelled,
+    top_logprobs: Vec<Spelled>,
+}
+
+#[derive(Debug, Serialize)]
+struct Spelled {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+impl ChatLogprobs {
+    /// Writes tokens with their alternatives.
+    pub(super) fn new(places: &[TokenLogprobs], words: &Words) -> Self {
+        let spelled = |(token, logprob): (u32, f32)| {
+            let bytes = words.bytes(token);
+            Spelled {
+                token: spell(bytes.clone(), ""),
+                logprob: finite(logprob),
+                bytes,
+            }
+        };
+        let content = places.iter().map(|place| ChatToken {
+            token: spelled((place.token, place.logprob.unwrap_or(LOWEST_LOGPROB))),
+            top_logprobs: place.top.iter().copied().map(spelled).collect(),
+        });
+        Self {
+            content: content.collect(),
+        }
+    }
+
+    /// True without any token.
+    pub(super) fn is_empty(&self) -> bool {
+        self.content.is_empty()
+    }
+}
+
+/// Where tokens begin in a text, in characters. A token that begins inside a character counts from its start.
+#[derive(Debug, Default)]
+pub(super) struct TextOffset {
+    chars: usize,
+    fragment: Vec<u8>,
+}
+
+impl TextOffset {
+    /// Starts behind so many characters.
+    pub(super) fn behind(chars: usize) -> Self {
+        Self {
+            chars,
+            fragment: Vec::new(),
+        }
+    }
+
+    /// Steps over a token's bytes and returns where it began.
+    fn advance(&mut self, bytes: &[u8]) -> usize {
+        let start = self.chars;
+        self.fragment.extend_from_slice(bytes);
+        loop {
+            match std::str::from_utf8(&self.fragment) {
+                Ok(text) => {
+                    self.chars += text.chars().count();
+                    self.fragment.clear();
+                    return start;
+                }
+                Err(error) => {
+                    let valid = error.valid_up_to();
+                    let text = String::from_utf8_lossy(&self.fragment[..valid]);
+                    self.chars += text.chars().count();
+                    let Some(invalid) = error.error_len() else {
+                        self.fragment.drain(..valid);
+                        return start;
+                    };
+                    self.chars += 1;
+                    self.fragment.drain(..valid + invalid);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::server::words::tests::bytewise;
+
+    fn place(token: u32, logprob: Option<f32>, top: &[(u32, f32)]) -> TokenLogprobs {
+        TokenLogprobs {
+            token,
+            logprob,
+            top: top.to_vec(),
+            chosen: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn offsets_count_characters_and_ignore_special_tokens() {
+        let tokens = [256, 104, 0xc3, 0xa9, 33, 257];
+        let places = tokens.map(|token| place(token, Some(-1.0), &[]));
+        let mut lists = LegacyLogprobs::new(false);
+        lists.extend(&places, &bytewise(), &mut TextOffset::default());
+        assert_eq!(lists.text_offset, [0, 0, 1, 1, 2, 3]);
+        assert_eq!(
+            lists.tokens,
+            ["<|256|>", "h", "bytes:\\xc3", "bytes:\\xa9", "!", "<|257|>"]
+        );
+    }
+
+    #[test]
+    fn invalid_bytes_count_as_one_character_each() {
+        let mut offset = TextOffset::default();
+        let starts = [&[0xff][..], b"a", &[0xe2, 0x82], b"b", b"c"].map(|b| offset.advance(b));
+        assert_eq!(starts, [0, 1, 2, 2, 4]);
+    }
+
+    #[test]
+    fn legacy_alternatives_hold_the_token_and_skip_the_first_of_the_prompt() {
+        let places = [
+            place(97, None, &[]),
+            place(98, Some(-2.0), &[(99, -0.5), (0xff, -1.5)]),
+        ];
+        let mut lists = LegacyLogprobs::new(true);
+        lists.extend(&places, &bytewise(), &mut TextOffset::default());
+        let expected = json!({
+            "tokens": ["a", "b"],
+            "token_logprobs": [null, -2.0],
+            "top_logprobs": [null, {"c": -0.5, "bytes:\\xff": -1.5, "b": -2.0}],
+            "text_offset": [0, 1],
+        });
+        assert_eq!(serde_json::to_value(lists).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn chat_tokens_carry_their_bytes() {
+        let places = [place(0xc3, Some(f32::NEG_INFINITY), &[(104, -0.25)])];
+        let found = ChatLogprobs::new(&places, &bytewise());
+        let expected = json!({"content": [{
+            "token": "\\xc3", "logprob": -9999.0, "bytes": [0xc3],
+            "top_logprobs": [{"token": "h", "logprob": -0.25, "bytes": [104]}],
+        }]});
+        assert_eq!(serde_json::to_value(found).expect("plain data"), expected);
+    }
+}

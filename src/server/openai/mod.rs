@@ -1,0 +1,138 @@
+//! OpenAI's completions and chat completions, with SGLang's extra sampling fields. Unknown fields are ignored, as
+//! OpenAI's clients send many; fields that would change the answer and are not supported are refused.
+
+pub(super) mod chat;
+pub(super) mod completions;
+mod logprobs;
+mod messages;
+mod wire;
+
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+use super::fields::{self, Fields, mismatch};
+use super::native::{read_rid, read_sampling};
+use crate::ids::RequestId;
+use crate::request::FinishReason;
+use crate::state::namespace::Namespace;
+use crate::state::sampling::SamplingParams;
+use wire::Matched;
+
+/// Most alternatives a token, as OpenAI's chat completions have it.
+const MAX_TOP_LOGPROBS: u32 = 20;
+
+/// What both endpoints read alike.
+struct Common {
+    id: RequestId,
+    sampling: SamplingParams,
+    namespace: Namespace,
+    priority: Option<i64>,
+    stream: bool,
+    include_usage: bool,
+    return_token_ids: bool,
+}
+
+impl Common {
+    fn read(fields: &mut Fields, id_prefix: &str) -> Result<Self, ApiError> {
+        fields.refuse(&[
+            "lora_path",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "structural_tag",
+            "stop_regex",
+        ])?;
+        refuse_response_format(fields)?;
+        let id = match fields.take("rid") {
+            Some(value) => read_rid(value)?,
+            None => RequestId::new(format!("{id_prefix}-{}", RequestId::random())),
+        };
+        let key = fields.string("extra_key")?;
+        let salt = fields.string("cache_salt")?;
+        let stream = fields.flag("stream")?;
+        let include_usage = match fields.object("stream_options")? {
+            None => false,
+            Some(options) => Fields::new(options).flag("include_usage")?,
+        };
+        Ok(Self {
+            id,
+            sampling: sampling(fields)?,
+            namespace: Namespace::new(key.as_deref(), salt.as_deref()),
+            priority: fields.integer("priority")?,
+            stream,
+            include_usage: include_usage && stream,
+            return_token_ids: fields.flag("return_token_ids")?,
+        })
+    }
+}
+
+/// Reads the sampling fields; what is absent has SGLang's default.
+fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
+    const SHARED_NAMES: [&str; 15] = [
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "stop",
+        "stop_token_ids",
+        "n",
+        "ignore_eos",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "no_stop_trim",
+    ];
+    let shared = SHARED_NAMES
+        .iter()
+        .filter_map(|name| Some(((*name).to_owned(), fields.take(name)?)));
+    let shared: Map<String, Value> = shared.collect();
+    let mut sampling = read_sampling(shared)?;
+    // A negative seed is as good as another: its bits count.
+    sampling.sampling_seed = fields.integer("seed")?.map(|seed| seed as u64);
+    sampling.min_new_tokens = fields.count("min_tokens")?.unwrap_or(0);
+    Ok(sampling)
+}
+
+fn refuse_response_format(fields: &mut Fields) -> Result<(), ApiError> {
+    const NAME: &str = "response_format";
+    let Some(format) = fields.take(NAME) else {
+        return Ok(());
+    };
+    match format.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(()),
+        Some(_) => Err(ApiError::unsupported(NAME)),
+        None => Err(mismatch(NAME, &format, "{\"type\": \"text\"}")),
+    }
+}
+
+/// Reads a number of alternatives within its limit.
+fn alternatives(name: &str, value: &Value) -> Result<u32, ApiError> {
+    match fields::count(name, value)? {
+        top @ 0..=MAX_TOP_LOGPROBS => Ok(top),
+        top => {
+            let text = format!("{name} is {top}, limit is {MAX_TOP_LOGPROBS}: ask for fewer");
+            Err(ApiError::field(name, text))
+        }
+    }
+}
+
+/// SGLang's addition to a choice: the token or text that ended it.
+fn matched_stop(reason: FinishReason) -> Option<Matched> {
+    match reason {
+        FinishReason::StopToken(token) => Some(Matched::Token(token)),
+        FinishReason::StopString(text) => Some(Matched::Text(text)),
+        FinishReason::Length { .. } | FinishReason::Abort => None,
+    }
+}
+
+/// Seconds since 1970.
+fn unix_now_s() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::executor::TokenLogprobs;
+use crate::request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
+use crate::server::transcript::{End, News};
+use crate::server::words::tests::bytewise;
+
+pub(super) fn fields(value: Value) -> Fields {
+    let Value::Object(map) = value else {
+        panic!("{value} is an object")
+    };
+    Fields::new(map)
+}
+
+pub(super) fn head() -> wire::Head {
+    wire::Head {
+        id: "r".to_owned(),
+        object: "o",
+        created: 1,
+        model: "m".to_owned(),
+    }
+}
+
+pub(super) fn words() -> crate::server::words::Words {
+    bytewise()
+}
+
+pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
+    let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
+    let place = |token: &u32| TokenLogprobs {
+        token: *token,
+        logprob: Some(-0.5),
+        top: vec![(120, -0.25)],
+        chosen: Vec::new(),
+    };
+    let usage = Usage {
+        prompt_tokens: 5,
+        completion_tokens: tokens.len() as u32,
+        cached_tokens: 4,
+        num_retractions: 0,
+    };
+    let output_logprobs = tokens.iter().map(place).collect();
+    let text = text.to_owned();
+    let delta = Delta {
+        text,
+        tokens,
+        output_logprobs,
+        input_logprobs: Vec::new(),
+        usage,
+    };
+    News {
+        delta,
+        end: end.map(|reason| End {
+            reason,
+            e2e_latency_s: 0.5,
+        }),
+    }
+}
+
+/// The JSON values of a stream's events.
+pub(super) fn events(chunks: crate::server::sse::Chunks) -> Vec<Value> {
+    let text = String::from_utf8(chunks.into_bytes()).expect("events are text");
+    let events = text.split_terminator("\n\n").map(|event| {
+        let event = event.strip_prefix("data: ").expect("events are data");
+        serde_json::from_str(event).expect("data is JSON")
+    });
+    events.collect()
+}
+
+fn common(value: Value) -> Result<Common, ApiError> {
+    Common::read(&mut fields(value), "cmpl")
+}
+
+#[test]
+fn sampling_fields_are_read_under_openais_names() {
+    let read = common(json!({
+        "temperature": 0.5, "seed": -1, "min_tokens": 2, "stop": ["a"], "top_k": 4, "n": 3,
+        "user": "someone", "max_tokens": 7,
+    }));
+    let sampling = read.unwrap_or_else(|error| panic!("{error}")).sampling;
+    let expected = SamplingParams {
+        temperature: 0.5,
+        sampling_seed: Some(u64::MAX),
+        min_new_tokens: 2,
+        stop: vec!["a".to_owned()],
+        top_k: 4,
+        n: 3,
+        ..SamplingParams::default()
+    };
+    assert_eq!(sampling, expected);
+}
+
+#[test]
+fn what_would_change_the_answer_is_refused() {
+    let refused = |value: Value| common(value).err().map(|error| error.to_string());
+    let text = |name: &str| {
+        Some(format!(
+            "{name} is not supported yet: leave it out or send null"
+        ))
+    };
+    assert_eq!(refused(json!({"lora_path": "x"})), text("lora_path"));
+    assert_eq!(
+        refused(json!({"response_format": {"type": "json_object"}})),
+        text("response_format")
+    );
+    assert_eq!(refused(json!({"response_format": {"type": "text"}})), None);
+    assert_eq!(refused(json!({"regex": null})), None);
+    let seed = "seed is \"x\", must be a whole number of 64 bits".to_owned();
+    assert_eq!(refused(json!({"seed": "x"})), Some(seed));
+}
+
+#[test]
+fn usage_counts_a_prompt_once() {
+    let usage = |cached_tokens| Usage {
+        prompt_tokens: 10,
+        completion_tokens: 2,
+        cached_tokens,
+        num_retractions: 0,
+    };
+    let report = wire::UsageReport::of([usage(0), usage(9), usage(1), usage(9)], 2);
+    let expected = json!({
+        "prompt_tokens": 20, "completion_tokens": 8, "total_tokens": 28,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    });
+    assert_eq!(serde_json::to_value(report).expect("plain data"), expected);
+}
+
+#[test]
+fn samples_of_a_chat_are_requests_of_their_own() {
+    let request = GenerateRequest {
+        rid: RequestId::new("c"),
+        sampling: SamplingParams {
+            n: 2,
+            ..SamplingParams::default()
+        },
+        ..GenerateRequest::new(Prompt::Chat(Box::new(ChatPrompt {
+            messages: json!([]),
+            tools: None,
+            template_kwargs: Map::new(),
+            add_generation_prompt: true,
+        })))
+    };
+    let rids: Vec<String> = crate::server::native::samples_of(request)
+        .map(|sample| sample.rid.to_string())
+        .collect();
+    assert_eq!(rids, ["c-0", "c-1"]);
+}

@@ -1,0 +1,81 @@
+//! The parts of OpenAI's responses that both endpoints share.
+
+use serde::Serialize;
+
+use crate::request::Usage;
+
+/// A whole response or one chunk of a stream.
+#[derive(Serialize)]
+pub(super) struct Response<'a, C> {
+    pub(super) id: &'a str,
+    pub(super) object: &'static str,
+    pub(super) created: u64,
+    pub(super) model: &'a str,
+    pub(super) choices: Vec<C>,
+    pub(super) usage: Option<UsageReport>,
+}
+
+/// What every chunk of one response repeats.
+pub(super) struct Head {
+    pub(super) id: String,
+    pub(super) object: &'static str,
+    pub(super) created: u64,
+    pub(super) model: String,
+}
+
+impl Head {
+    pub(super) fn with<C>(&self, choices: Vec<C>, usage: Option<UsageReport>) -> Response<'_, C> {
+        let Self {
+            id,
+            object,
+            created,
+            model,
+        } = self;
+        Response {
+            id,
+            object,
+            created: *created,
+            model,
+            choices,
+            usage,
+        }
+    }
+}
+
+/// OpenAI's token counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct UsageReport {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    total_tokens: u64,
+    prompt_tokens_details: PromptTokens,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct PromptTokens {
+    cached_tokens: u64,
+}
+
+impl UsageReport {
+    /// Adds up the usage of `n` samples of each prompt, prompts first: a prompt counts once.
+    pub(super) fn of(usages: impl IntoIterator<Item = Usage>, n: usize) -> Self {
+        let mut report = Self::default();
+        for (index, usage) in usages.into_iter().enumerate() {
+            if index % n == 0 {
+                report.prompt_tokens += u64::from(usage.prompt_tokens);
+                report.prompt_tokens_details.cached_tokens += u64::from(usage.cached_tokens);
+            }
+            report.completion_tokens += u64::from(usage.completion_tokens);
+        }
+        report.total_tokens = report.prompt_tokens + report.completion_tokens;
+        report
+    }
+}
+
+/// The token or text that ended an output.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub(super) enum Matched {
+    Token(u32),
+    Text(String),
+}

@@ -1,0 +1,263 @@
+//! What the workers of one server share: its configuration, the engine once it is loaded, what is under way.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio::sync::watch;
+
+use super::config::ServerConfig;
+use super::error::ApiError;
+use super::words::{TokenWords, Words};
+use crate::engine::EngineHandle;
+use crate::error::RequestError;
+use crate::ids::RequestId;
+
+/// Renders the Prometheus page.
+pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// The place of an engine that is loaded while the server answers already. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct EngineSlot(Arc<OnceLock<Result<Loaded, String>>>);
+
+/// A loaded engine.
+pub(super) struct Loaded {
+    pub(super) engine: EngineHandle,
+    pub(super) words: Words,
+}
+
+impl EngineSlot {
+    /// Puts the engine in, once; later calls change nothing. `words` spells single tokens for log probabilities.
+    pub fn fill(&self, engine: EngineHandle, words: Option<Arc<dyn TokenWords>>) {
+        let _ = self.0.set(Ok(Loaded {
+            engine,
+            words: Words::new(words),
+        }));
+    }
+
+    /// Says why there will be no engine: clients are told.
+    pub fn fail(&self, reason: impl Into<String>) {
+        let _ = self.0.set(Err(reason.into()));
+    }
+
+    /// The engine, if it is loaded.
+    pub fn engine(&self) -> Option<&EngineHandle> {
+        self.loaded().ok().map(|loaded| &loaded.engine)
+    }
+
+    fn loaded(&self) -> Result<&Loaded, ApiError> {
+        match self.0.get() {
+            None => Err(ApiError::loading()),
+            Some(Err(reason)) => Err(ApiError::load_failed(reason)),
+            Some(Ok(loaded)) => Ok(loaded),
+        }
+    }
+}
+
+/// One server's state, behind `web::Data`.
+pub struct AppState {
+    config: ServerConfig,
+    slot: EngineSlot,
+    render_metrics: RenderMetrics,
+    /// Requests that came in here and have not ended, so that they can be aborted by name. More than one may have
+    /// a name until the engine refuses all but the first.
+    under_way: Mutex<BTreeMap<RequestId, usize>>,
+    websockets: AtomicUsize,
+    draining: watch::Sender<bool>,
+    started_unix_s: u64,
+}
+
+impl AppState {
+    /// The state of a server that is not draining and has no requests.
+    pub fn new(config: ServerConfig, slot: EngineSlot, render_metrics: RenderMetrics) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            config,
+            slot,
+            render_metrics,
+            under_way: Mutex::default(),
+            websockets: AtomicUsize::new(0),
+            draining: watch::Sender::new(false),
+            started_unix_s: now.map_or(0, |now| now.as_secs()),
+        }
+    }
+
+    /// The server's configuration.
+    pub fn config(&self) -> &ServerConfig {
+        &self.config
+    }
+
+    /// The place of the engine.
+    pub fn slot(&self) -> &EngineSlot {
+        &self.slot
+    }
+
+    /// From now on `/ready` is 503, new requests are refused and WebSockets close when their last request ends.
+    pub fn drain(&self) {
+        self.draining.send_replace(true);
+        if let Some(engine) = self.slot.engine() {
+            engine.close_admission();
+        }
+    }
+
+    /// True once draining.
+    pub fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    /// The engine, for requests about it.
+    pub(super) fn loaded(&self) -> Result<&Loaded, ApiError> {
+        self.slot.loaded()
+    }
+
+    /// The engine, for new requests.
+    pub(super) fn serving(&self) -> Result<&Loaded, ApiError> {
+        if self.is_draining() {
+            return Err(RequestError::ShuttingDown.into());
+        }
+        self.loaded()
+    }
+
+    pub(super) fn drain_signal(&self) -> watch::Receiver<bool> {
+        self.draining.subscribe()
+    }
+
+    pub(super) fn render_metrics(&self) -> String {
+        (self.render_metrics)()
+    }
+
+    pub(super) fn started_unix_s(&self) -> u64 {
+        self.started_unix_s
+    }
+
+    /// Lists a request as under way until the guard is dropped.
+    pub(super) fn list(self: &Arc<Self>, rid: RequestId) -> Listed {
+        self.with_under_way(|rids| *rids.entry(rid.clone()).or_default() += 1);
+        Listed {
+            state: self.clone(),
+            rid,
+        }
+    }
+
+    /// Requests under way that `name` stands for: that request and the samples and batch members made from it.
+    pub(super) fn named(&self, name: &str) -> Vec<RequestId> {
+        let is_part = |rid: &RequestId| match rid.as_str().strip_prefix(name) {
+            Some(rest) => {
+                rest.split('-')
+                    .all(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
+                    && (rest.is_empty() || rest.starts_with('-'))
+            }
+            None => false,
+        };
+        self.with_under_way(|rids| rids.keys().filter(|rid| is_part(rid)).cloned().collect())
+    }
+
+    /// All requests under way.
+    pub(super) fn all_under_way(&self) -> Vec<RequestId> {
+        self.with_under_way(|rids| rids.keys().cloned().collect())
+    }
+
+    fn with_under_way<T>(&self, work: impl FnOnce(&mut BTreeMap<RequestId, usize>) -> T) -> T {
+        work(
+            &mut self
+                .under_way
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
+    }
+
+    /// Counts a WebSocket in until the guard is dropped.
+    pub(super) fn open_websocket(self: &Arc<Self>) -> Result<OpenWebSocket, ApiError> {
+        let limit = self.config.ws_max_connections;
+        let is_free = |open: usize| (open < limit).then_some(open + 1);
+        match self
+            .websockets
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, is_free)
+        {
+            Ok(_) => Ok(OpenWebSocket(self.clone())),
+            Err(_) => Err(ApiError::too_many_websockets(limit)),
+        }
+    }
+}
+
+/// A request's entry among those under way.
+pub(super) struct Listed {
+    state: Arc<AppState>,
+    rid: RequestId,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.state
+            .with_under_way(|rids| match rids.get_mut(&self.rid) {
+                Some(count) if *count > 1 => *count -= 1,
+                _ => {
+                    rids.remove(&self.rid);
+                }
+            });
+    }
+}
+
+/// A WebSocket's place.
+pub(super) struct OpenWebSocket(Arc<AppState>);
+
+impl Drop for OpenWebSocket {
+    fn drop(&mut self) {
+        self.0.websockets.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> Arc<AppState> {
+        let config = ServerConfig {
+            ws_max_connections: 1,
+            ..ServerConfig::default()
+        };
+        let render = Arc::new(String::new);
+        Arc::new(AppState::new(config, EngineSlot::default(), render))
+    }
+
+    #[test]
+    fn a_name_stands_for_its_samples_but_not_for_longer_names() {
+        let state = state();
+        let names = ["a", "a-0", "a-1-2", "ab", "a-x", "b"];
+        let listed: Vec<Listed> = names
+            .into_iter()
+            .map(|name| state.list(RequestId::new(name)))
+            .collect();
+        let found = state.named("a");
+        let found: Vec<&str> = found.iter().map(RequestId::as_str).collect();
+        assert_eq!(found, ["a", "a-0", "a-1-2"]);
+        drop(listed);
+        assert_eq!(state.all_under_way(), []);
+    }
+
+    #[test]
+    fn websockets_are_counted_out_when_they_end() {
+        let state = state();
+        let open = state.open_websocket().expect("none is open");
+        assert!(state.open_websocket().is_err());
+        drop(open);
+        assert!(state.open_websocket().is_ok());
+    }
+
+    #[test]
+    fn a_failed_load_is_told() {
+        let state = state();
+        assert_eq!(state.loaded().err(), Some(ApiError::loading()));
+        state.slot().fail("no such file");
+        assert_eq!(
+            state.loaded().err(),
+            Some(ApiError::load_failed("no such file"))
+        );
+        state.drain();
+        assert_eq!(
+            state.serving().err().map(|error| error.code()),
+            Some("shutting_down")
+        );
+    }
+}

@@ -1,0 +1,217 @@
+//! What goes over the WebSocket, as JSON text.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::ids::RequestId;
+use crate::server::body;
+use crate::server::error::{ApiError, ErrorBody};
+use crate::server::fields::{Fields, mismatch};
+use crate::server::native::{Meta, Shape};
+use crate::server::transcript::{News, Transcript};
+
+/// What a client asks for.
+pub(super) enum Op {
+    /// The fields of `/generate`.
+    Generate(Fields),
+    Abort(String),
+    Ping,
+}
+
+/// A frame that could not be read, with the request it was about.
+pub(super) struct BadFrame {
+    pub(super) rid: Option<String>,
+    pub(super) error: ApiError,
+}
+
+impl Op {
+    pub(super) fn parse(text: &str) -> Result<Self, BadFrame> {
+        let map = body::parse(text.as_bytes()).map_err(|error| BadFrame { rid: None, error })?;
+        let rid = map.get("rid").and_then(Value::as_str).map(str::to_owned);
+        Self::read(Fields::new(map)).map_err(|error| BadFrame { rid, error })
+    }
+
+    fn read(mut fields: Fields) -> Result<Self, ApiError> {
+        const WANTED: &str = "generate, abort or ping";
+        match fields.take("op") {
+            Some(Value::String(op)) if op == "generate" => Ok(Self::Generate(fields)),
+            Some(Value::String(op)) if op == "ping" => Ok(Self::Ping),
+            Some(Value::String(op)) if op == "abort" => match fields.string("rid")? {
+                Some(rid) => Ok(Self::Abort(rid)),
+                None => Err(ApiError::field(
+                    "rid",
+                    "rid is missing: name the request to abort",
+                )),
+            },
+            Some(other) => Err(mismatch("op", &other, WANTED)),
+            None => Err(ApiError::field(
+                "op",
+                format!("op is missing: send {WANTED}"),
+            )),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct DeltaFrame<'a> {
+    rid: &'a RequestId,
+    delta: &'a str,
+    output_ids: &'a [u32],
+    meta: Meta<'a>,
+}
+
+#[derive(Serialize)]
+struct DoneFrame<'a> {
+    rid: &'a RequestId,
+    done: bool,
+    meta: Meta<'a>,
+}
+
+#[derive(Serialize)]
+struct ErrorFrame<'a> {
+    rid: Option<&'a str>,
+    error: ErrorBody<'a>,
+}
+
+#[derive(Serialize)]
+struct PongFrame {
+    op: &'static str,
+}
+
+/// The frames for a request's news: what is new, then the end if it ended.
+pub(super) fn news(rid: &RequestId, shape: &Shape, news: News) -> Vec<String> {
+    let News { delta, end } = news;
+    let usage = delta.usage;
+    let part = News { delta, end: None };
+    let mut frames = Vec::new();
+    if !part.is_empty() {
+        let mut transcript = Transcript::default();
+        transcript.push(part);
+        let meta = Meta::new(rid, shape, &transcript);
+        let (delta, output_ids) = (&transcript.text, &transcript.tokens);
+        frames.push(text(&DeltaFrame {
+            rid,
+            delta,
+            output_ids,
+            meta,
+        }));
+    }
+    if end.is_some() {
+        let transcript = Transcript {
+            usage,
+            end,
+            ..Transcript::default()
+        };
+        let no_logprobs = Shape::new(None, None);
+        let meta = Meta::new(rid, &no_logprobs, &transcript);
+        frames.push(text(&DoneFrame {
+            rid,
+            done: true,
+            meta,
+        }));
+    }
+    frames
+}
+
+/// The frame that ends a request with an error, or answers a frame that could not be read.
+pub(super) fn error(rid: Option<&str>, error: &ApiError) -> String {
+    text(&ErrorFrame {
+        rid,
+        error: error.body(),
+    })
+}
+
+/// Answers `ping`.
+pub(super) fn pong() -> String {
+    text(&PongFrame { op: "pong" })
+}
+
+fn text(frame: &impl Serialize) -> String {
+    serde_json::to_string(frame).expect("frames have string keys only")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::request::{Delta, FinishReason, Usage};
+    use crate::server::transcript::End;
+
+    #[track_caller]
+    fn check(frame: &str, expected: Value) {
+        assert_eq!(
+            serde_json::from_str::<Value>(frame).expect("frames are JSON"),
+            expected
+        );
+    }
+
+    #[test]
+    fn the_last_text_comes_before_the_end() {
+        let usage = Usage {
+            prompt_tokens: 3,
+            completion_tokens: 2,
+            ..Usage::default()
+        };
+        let delta = Delta {
+            text: "hi".to_owned(),
+            tokens: vec![7, 8],
+            usage,
+            ..Delta::default()
+        };
+        let end = End {
+            reason: FinishReason::StopToken(8),
+            e2e_latency_s: 0.5,
+        };
+        let rid = RequestId::new("a");
+        let shape = Shape::new(None, None);
+        let frames = news(
+            &rid,
+            &shape,
+            News {
+                delta,
+                end: Some(end),
+            },
+        );
+        let [delta, done] = frames.as_slice() else {
+            panic!("two frames, not {frames:?}")
+        };
+        let mut meta = json!({
+            "id": "a", "finish_reason": null, "prompt_tokens": 3, "completion_tokens": 2,
+            "cached_tokens": 0, "num_retractions": 0, "weight_version": "default",
+        });
+        check(
+            delta,
+            json!({"rid": "a", "delta": "hi", "output_ids": [7, 8], "meta": meta}),
+        );
+        meta["finish_reason"] = json!({"type": "stop", "matched": 8});
+        meta["e2e_latency"] = json!(0.5);
+        check(done, json!({"rid": "a", "done": true, "meta": meta}));
+    }
+
+    #[test]
+    fn bad_frames_are_answered_under_their_rid() {
+        let refused = |text: &str| match Op::parse(text) {
+            Err(bad) => error(bad.rid.as_deref(), &bad.error),
+            Ok(_) => panic!("{text} is read"),
+        };
+        let error = |message: &str, param: Value| {
+            json!({
+                "message": message, "type": "invalid_request_error", "param": param,
+                "code": "invalid_request",
+            })
+        };
+        let frame = refused(r#"{"op": "sing", "rid": "a"}"#);
+        let text = "op is \"sing\", must be generate, abort or ping";
+        check(
+            &frame,
+            json!({"rid": "a", "error": error(text, json!("op"))}),
+        );
+        let frame = refused(r#"{"op": "abort"}"#);
+        let text = "rid is missing: name the request to abort";
+        check(
+            &frame,
+            json!({"rid": null, "error": error(text, json!("rid"))}),
+        );
+    }
+}

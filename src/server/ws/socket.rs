@@ -1,0 +1,266 @@
+//! One WebSocket's task: client frames, the events of its requests, the heartbeat and the drain, in one loop.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix_ws::{AggregatedMessage, AggregatedMessageStream, CloseCode, ProtocolError, Session};
+use futures_util::StreamExt;
+use futures_util::stream::SelectAll;
+use metrics::{counter, gauge, histogram};
+use tokio::time::{Instant as TokioInstant, Interval, MissedTickBehavior, interval_at, timeout};
+
+use super::frames::{self, BadFrame, Op};
+use crate::ids::RequestId;
+use crate::request::Event;
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::lanes::{Events, Lane};
+use crate::server::native::{NativeCall, Shape};
+use crate::server::state::{AppState, OpenWebSocket};
+use crate::server::transcript::News;
+
+/// Pings without an answer after which a client is gone.
+const MAX_MISSED_PINGS: u32 = 2;
+/// How long the closing handshake may take to be written.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Why a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// The client closed it, or its network did.
+    Disconnect,
+    /// The client misses pings.
+    Dead,
+    /// The client does not read.
+    Slow,
+    /// The client sent a message above the limit.
+    TooLarge,
+    /// A request was refused for overload and nothing else is under way.
+    Overload,
+    /// The server is shutting down and the last request ended.
+    Drain,
+}
+
+impl Ending {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Disconnect => "disconnect",
+            Self::Dead => "dead",
+            Self::Slow => "slow_client",
+            Self::TooLarge => "message_too_large",
+            Self::Overload => "overload",
+            Self::Drain => "drain",
+        }
+    }
+
+    fn close_code(self) -> CloseCode {
+        match self {
+            Self::Disconnect => CloseCode::Normal,
+            Self::Dead | Self::Slow => CloseCode::Policy,
+            Self::TooLarge => CloseCode::Size,
+            Self::Overload => CloseCode::Again,
+            Self::Drain => CloseCode::Away,
+        }
+    }
+}
+
+/// A request of this connection.
+struct Named {
+    rid: RequestId,
+    /// Its name without `-i`.
+    base: String,
+    shape: Shape,
+}
+
+pub(super) struct Socket {
+    state: Arc<AppState>,
+    session: Session,
+    lanes: SelectAll<Events<Rc<Named>>>,
+    /// The requests in `lanes`.
+    names: Vec<Rc<Named>>,
+    missed_pings: u32,
+    send_timeout: Duration,
+    _open: OpenWebSocket,
+}
+
+impl Socket {
+    pub(super) fn new(state: Arc<AppState>, session: Session, open: OpenWebSocket) -> Self {
+        let send_timeout = Duration::from_secs(state.config().ws_send_timeout_s.into());
+        Self {
+            state,
+            session,
+            lanes: SelectAll::new(),
+            names: Vec::new(),
+            missed_pings: 0,
+            send_timeout,
+            _open: open,
+        }
+    }
+
+    /// Serves the connection until it ends, then cancels what is under way on it.
+    pub(super) async fn run(mut self, frames: AggregatedMessageStream) {
+        let active = gauge!("souffleur_websocket_connections_active");
+        active.increment(1.0);
+        counter!("souffleur_websocket_connections_total").increment(1);
+        let opened = Instant::now();
+        let ending = self.serve(frames).await;
+        let aborted = self.names.len() as u64;
+        self.lanes.clear();
+        if aborted > 0 {
+            count_aborts(ending.label(), aborted);
+        }
+        let _ = timeout(
+            CLOSE_TIMEOUT,
+            self.session.close(Some(ending.close_code().into())),
+        )
+        .await;
+        let seconds = opened.elapsed().as_secs_f64();
+        histogram!("souffleur_websocket_connection_duration_seconds").record(seconds);
+        active.decrement(1.0);
+    }
+
+    async fn serve(&mut self, mut frames: AggregatedMessageStream) -> Ending {
+        let mut heartbeat = heartbeat(self.state.config().ws_ping_interval_s);
+        let mut draining = self.state.drain_signal();
+        loop {
+            if *draining.borrow() && self.lanes.is_empty() {
+                return Ending::Drain;
+            }
+            let went_well = tokio::select! {
+                frame = frames.recv() => self.on_frame(frame).await,
+                Some((named, event)) = self.lanes.next(), if !self.lanes.is_empty() => {
+                    self.on_event(&named, event).await
+                }
+                _ = heartbeat.tick() => self.on_heartbeat().await,
+                Ok(()) = draining.changed() => Ok(()),
+            };
+            if let Err(ending) = went_well {
+                return ending;
+            }
+        }
+    }
+
+    async fn on_frame(
+        &mut self,
+        frame: Option<Result<AggregatedMessage, ProtocolError>>,
+    ) -> Result<(), Ending> {
+        self.missed_pings = 0;
+        match frame {
+            Some(Ok(AggregatedMessage::Text(text))) => self.on_text(&text).await,
+            Some(Ok(AggregatedMessage::Ping(bytes))) => {
+                let sent = timeout(self.send_timeout, self.session.pong(&bytes)).await;
+                sent.map_err(|_| Ending::Slow)?
+                    .map_err(|_| Ending::Disconnect)
+            }
+            Some(Ok(AggregatedMessage::Pong(_))) => Ok(()),
+            Some(Ok(AggregatedMessage::Binary(_))) => {
+                let error = ApiError::invalid("the frame is binary: send JSON as text");
+                self.send(frames::error(None, &error)).await
+            }
+            Some(Err(ProtocolError::Overflow)) => Err(Ending::TooLarge),
+            Some(Ok(AggregatedMessage::Close(_)) | Err(_)) | None => Err(Ending::Disconnect),
+        }
+    }
+
+    async fn on_text(&mut self, text: &str) -> Result<(), Ending> {
+        match Op::parse(text) {
+            Ok(Op::Ping) => self.send(frames::pong()).await,
+            Ok(Op::Abort(name)) => {
+                self.abort(&name);
+                Ok(())
+            }
+            Ok(Op::Generate(fields)) => {
+                let rid = fields.text("rid").map(str::to_owned);
+                match self.generate(fields) {
+                    Ok(()) => Ok(()),
+                    Err(error) => self.refuse(rid.as_deref(), error).await,
+                }
+            }
+            Err(BadFrame { rid, error }) => self.refuse(rid.as_deref(), error).await,
+        }
+    }
+
+    fn generate(&mut self, fields: Fields) -> Result<(), ApiError> {
+        let limit = self.state.config().ws_max_requests;
+        let base = fields.text("rid").map(str::to_owned);
+        let call = NativeCall::parse(fields, self.state.config().max_batch_requests)?;
+        if self.names.len() + call.requests.len() > limit {
+            return Err(ApiError::too_many_on_websocket(limit));
+        }
+        let shapes = call.shapes(&self.state.serving()?.words);
+        let lanes = Lane::open_all(&self.state, call.streamed_requests())?;
+        for (lane, shape) in lanes.into_iter().zip(shapes) {
+            let rid = lane.rid().clone();
+            let base = base.clone().unwrap_or_else(|| rid.to_string());
+            let named = Rc::new(Named { rid, base, shape });
+            self.names.push(named.clone());
+            self.lanes.push(lane.events(named));
+        }
+        Ok(())
+    }
+
+    /// Answers a refused request. Refused for overload with nothing else to wait for, the client should go away.
+    async fn refuse(&mut self, rid: Option<&str>, error: ApiError) -> Result<(), Ending> {
+        self.send(frames::error(rid, &error)).await?;
+        match error.code() == "overloaded" && self.lanes.is_empty() {
+            true => Err(Ending::Overload),
+            false => Ok(()),
+        }
+    }
+
+    fn abort(&mut self, name: &str) {
+        let meant = |named: &&Rc<Named>| named.rid.as_str() == name || named.base == name;
+        let Ok(loaded) = self.state.loaded() else {
+            return;
+        };
+        let rids = self.names.iter().filter(meant).map(|named| &named.rid);
+        let aborted = rids.map(|rid| loaded.engine.cancel(rid)).count() as u64;
+        count_aborts("client_abort", aborted);
+    }
+
+    async fn on_event(&mut self, named: &Rc<Named>, event: Event) -> Result<(), Ending> {
+        if event.is_terminal() {
+            self.names.retain(|other| !Rc::ptr_eq(other, named));
+        }
+        match News::of(event) {
+            Ok(news) => {
+                for frame in frames::news(&named.rid, &named.shape, news) {
+                    self.send(frame).await?;
+                }
+                Ok(())
+            }
+            Err(error) => self.refuse(Some(named.rid.as_str()), error.into()).await,
+        }
+    }
+
+    async fn on_heartbeat(&mut self) -> Result<(), Ending> {
+        if self.missed_pings >= MAX_MISSED_PINGS {
+            return Err(Ending::Dead);
+        }
+        self.missed_pings += 1;
+        let sent = timeout(self.send_timeout, self.session.ping(b"")).await;
+        sent.map_err(|_| Ending::Slow)?
+            .map_err(|_| Ending::Disconnect)
+    }
+
+    async fn send(&mut self, frame: String) -> Result<(), Ending> {
+        let waiting = gauge!("souffleur_websocket_outbound_queue_depth");
+        waiting.increment(1.0);
+        let sent = timeout(self.send_timeout, self.session.text(frame)).await;
+        waiting.decrement(1.0);
+        sent.map_err(|_| Ending::Slow)?
+            .map_err(|_| Ending::Disconnect)
+    }
+}
+
+fn heartbeat(period_s: u32) -> Interval {
+    let period = Duration::from_secs(period_s.into());
+    let mut heartbeat = interval_at(TokioInstant::now() + period, period);
+    heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    heartbeat
+}
+
+fn count_aborts(reason: &'static str, requests: u64) {
+    counter!("souffleur_websocket_aborts_total", "reason" => reason).increment(requests);
+}

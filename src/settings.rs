@@ -1,0 +1,243 @@
+//! Where the configuration comes from: defaults, then a file, then the environment, then flags.
+//!
+//! A later source wins key by key. Every error names the key, the value and the source.
+
+use std::path::Path;
+
+use clap::Parser;
+use figment::providers::{Format, Serialized, Toml};
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
+use serde::{Deserialize, Serialize};
+use souffleur::config::EngineConfig;
+use souffleur::error::ConfigError;
+
+use crate::cli::flags::{AllFlags, EngineFlags, LogFlags, ServerFlags};
+use souffleur::server::ServerConfig;
+
+const ENV_PREFIX: &str = "SOUFFLEUR_";
+/// Variables with the prefix that are no keys.
+const OTHER_VARIABLES: [&str; 3] = ["CONFIG", "CACHE_DIR", "RADIX_TRACES"];
+const FLAG_SOURCE: &str = "flag";
+const ENV_SOURCE: &str = "environment";
+
+/// The whole configuration of the binary.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    pub engine: EngineConfig,
+    pub server: ServerConfig,
+    pub log: LogConfig,
+}
+
+/// What is logged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogConfig {
+    /// Least level that is logged, or `target=level` pairs.
+    pub log_level: String,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self {
+            log_level: "info".to_owned(),
+        }
+    }
+}
+
+/// Why the configuration cannot be used: one line with key, value and source.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SettingsError(String);
+
+impl Settings {
+    /// Reads all sources. The second part are warnings, to be logged once there is a log.
+    pub fn load(
+        flags: &AllFlags,
+        environment: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<(Self, Vec<String>), SettingsError> {
+        let mut figment = Figment::from(Serialized::defaults(Self::default()));
+        if let Some(file) = &flags.config {
+            figment = figment.merge(toml_file(file)?);
+        }
+        let mut warnings = Vec::new();
+        for (name, value) in environment {
+            match env_layer(&name, &value)? {
+                EnvVariable::Key(layer) => figment = figment.merge(layer),
+                EnvVariable::Ignored(warning) => warnings.push(warning),
+                EnvVariable::Foreign => (),
+            }
+        }
+        figment = figment.merge(flag_layer(
+            &flags.engine,
+            &flags.server,
+            &flags.log,
+            FLAG_SOURCE,
+        )?);
+        let settings: Self = figment
+            .extract()
+            .map_err(|error| explain(&figment, error))?;
+        let at = |section| {
+            let figment = &figment;
+            move |error: ConfigError| {
+                let source = source_of(figment, &[section, &error.key]);
+                SettingsError(format!("{source} {}", error.reason))
+            }
+        };
+        settings.engine.validate().map_err(at("engine"))?;
+        settings.server.validate().map_err(at("server"))?;
+        Ok((settings, warnings))
+    }
+}
+
+/// Every key with its section and default.
+pub fn keys() -> Vec<(String, String, serde_json::Value)> {
+    let defaults = serde_json::to_value(Settings::default()).expect("plain data serializes");
+    let sections = defaults.as_object().expect("settings are a map").iter();
+    let keys = sections.flat_map(|(section, keys)| {
+        let keys = keys.as_object().expect("a section is a map").iter();
+        keys.map(|(key, default)| (section.clone(), key.clone(), default.clone()))
+    });
+    keys.collect()
+}
+
+fn toml_file(file: &Path) -> Result<figment::providers::Data<Toml>, SettingsError> {
+    let shown = file.display();
+    match std::fs::metadata(file) {
+        Err(error) => Err(SettingsError(format!(
+            "configuration file {shown}: {error}"
+        ))),
+        Ok(metadata) if !metadata.is_file() => Err(SettingsError(format!(
+            "configuration file {shown}: is not a regular file"
+        ))),
+        Ok(_) => Ok(Toml::file_exact(file)),
+    }
+}
+
+/// The values of one source, by section.
+struct Layer {
+    source: &'static str,
+    sections: Dict,
+}
+
+impl Provider for Layer {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.source)
+    }
+
+    fn data(&self) -> figment::error::Result<Map<Profile, Dict>> {
+        Ok(Profile::Default.collect(self.sections.clone()))
+    }
+}
+
+fn flag_layer(
+    engine: &EngineFlags,
+    server: &ServerFlags,
+    log: &LogFlags,
+    source: &'static str,
+) -> Result<Layer, SettingsError> {
+    let given = |flags: serde_json::Result<serde_json::Value>| {
+        let mut flags = flags.map_err(|error| SettingsError(format!("flags: {error}")))?;
+        let keys = flags.as_object_mut().expect("flags are a map");
+        keys.retain(|_, value| !value.is_null());
+        Value::serialize(&flags).map_err(|error| SettingsError(format!("flags: {error}")))
+    };
+    let sections = [
+        ("engine", given(serde_json::to_value(engine))?),
+        ("server", given(serde_json::to_value(server))?),
+        ("log", given(serde_json::to_value(log))?),
+    ];
+    let sections = sections
+        .into_iter()
+        .map(|(name, keys)| (name.to_owned(), keys))
+        .collect();
+    Ok(Layer { source, sections })
+}
+
+enum EnvVariable {
+    Key(Layer),
+    Ignored(String),
+    Foreign,
+}
+
+/// Parses a variable's value as its flag's.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct OneFlag {
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+    #[command(flatten)]
+    log: LogFlags,
+}
+
+fn env_layer(name: &str, value: &str) -> Result<EnvVariable, SettingsError> {
+    let Some(rest) = name.strip_prefix(ENV_PREFIX) else {
+        return Ok(EnvVariable::Foreign);
+    };
+    if OTHER_VARIABLES.contains(&rest) {
+        return Ok(EnvVariable::Foreign);
+    }
+    let key = rest.to_lowercase();
+    // Kubernetes sets <SERVICE>_PORT=tcp://address:port, and more, for a service called souffleur.
+    let is_service_link = key == "port" && value.starts_with("tcp://");
+    if is_service_link || !keys().iter().any(|(_, known, _)| *known == key) {
+        let warning = format!("environment variable {name} is no configuration key: ignored");
+        return Ok(EnvVariable::Ignored(warning));
+    }
+    let flag = format!("--{}={value}", key.replace('_', "-"));
+    let parsed = OneFlag::try_parse_from([flag]).map_err(|error| {
+        let text = error.to_string();
+        let lines = text
+            .lines()
+            .map(str::trim)
+            .take_while(|line| !line.is_empty());
+        let lines: Vec<_> = lines.collect();
+        let reason = lines.join(" ").trim_start_matches("error: ").to_owned();
+        SettingsError(format!("environment variable {name}: {reason}"))
+    })?;
+    let layer = flag_layer(&parsed.engine, &parsed.server, &parsed.log, ENV_SOURCE)?;
+    Ok(EnvVariable::Key(layer))
+}
+
+fn explain(figment: &Figment, error: figment::Error) -> SettingsError {
+    let path: Vec<&str> = error.path.iter().map(String::as_str).collect();
+    let source = match (&error.metadata, path.as_slice()) {
+        (Some(metadata), path) => name_source(metadata, path),
+        (None, path) => source_of(figment, path),
+    };
+    let reason = error.kind.to_string();
+    let lines: Vec<_> = reason
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    SettingsError(format!("{source}: {}", lines.join("; ")))
+}
+
+fn source_of(figment: &Figment, path: &[&str]) -> String {
+    let metadata = figment.find_metadata(&path.join("."));
+    metadata.map_or_else(|| path.join("."), |metadata| name_source(metadata, path))
+}
+
+fn name_source(metadata: &Metadata, path: &[&str]) -> String {
+    let key = path.last().copied().unwrap_or_default();
+    let file = metadata
+        .source
+        .as_ref()
+        .and_then(|source| source.file_path());
+    match (metadata.name.as_ref(), file) {
+        (_, Some(file)) if path.is_empty() => file.display().to_string(),
+        (_, Some(file)) => format!("{}: {}", file.display(), path.join(".")),
+        (FLAG_SOURCE, None) => format!("--{}", key.replace('_', "-")),
+        (ENV_SOURCE, None) => {
+            format!("environment variable {ENV_PREFIX}{}", key.to_uppercase())
+        }
+        (_, None) => path.join("."),
+    }
+}
+
+#[cfg(test)]
+#[path = "settings_tests.rs"]
+mod tests;

@@ -1,0 +1,215 @@
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::*;
+
+const DEFAULT_FILE: &str = include_str!("../config/default.toml");
+
+fn flags(args: &[&str]) -> AllFlags {
+    #[derive(Parser)]
+    #[command(no_binary_name = true)]
+    struct Only {
+        #[command(flatten)]
+        flags: AllFlags,
+    }
+    Only::try_parse_from(args).expect("the flags parse").flags
+}
+
+fn load(file: Option<&str>, env: &[(&str, &str)], args: &[&str]) -> Result<Settings, String> {
+    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let mut flags = flags(args);
+    flags.config = file.map(|text| {
+        let path = dir.path().join("souffleur.toml");
+        std::fs::write(&path, text).expect("the file can be written");
+        path
+    });
+    let env = env
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let loaded = Settings::load(&flags, env);
+    loaded.map(|(settings, _)| settings).map_err(|error| {
+        error
+            .to_string()
+            .replace(&format!("{}/", dir.path().display()), "")
+    })
+}
+
+fn check_error(file: Option<&str>, env: &[(&str, &str)], args: &[&str], parts: &[&str]) {
+    let error = load(file, env, args).expect_err("the settings are refused");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    for part in parts {
+        assert!(error.contains(part), "{part:?} is not in {error:?}");
+    }
+}
+
+#[test]
+fn a_later_source_wins_key_by_key() {
+    let file = "[engine]\npage_size = 16\nmax_pins = 1\n[server]\nport = 1\n";
+    let env = [("SOUFFLEUR_PAGE_SIZE", "32"), ("SOUFFLEUR_PORT", "2")];
+    let settings = load(Some(file), &env, &["--port", "3"]).expect("the settings are good");
+    assert_eq!(settings.engine.max_pins, 1);
+    assert_eq!(settings.engine.page_size, 32);
+    assert_eq!(settings.server.port, 3);
+    assert_eq!(
+        settings.engine.max_queued_requests,
+        EngineConfig::default().max_queued_requests
+    );
+}
+
+#[test]
+fn without_sources_there_are_the_defaults() {
+    assert_eq!(load(None, &[], &[]), Ok(Settings::default()));
+}
+
+#[test]
+fn the_commented_file_holds_every_key_with_its_default() {
+    let parsed = Figment::from(Toml::string(DEFAULT_FILE));
+    let parsed: BTreeMap<String, BTreeMap<String, serde_json::Value>> = parsed
+        .extract()
+        .expect("config/default.toml is TOML in sections");
+    let mut without_default = Vec::new();
+    for (section, key, default) in keys() {
+        let written = parsed.get(&section).and_then(|keys| keys.get(&key));
+        match written {
+            Some(value) => assert_eq!(*value, default, "{section}.{key}"),
+            None => {
+                assert!(
+                    default.is_null(),
+                    "{section}.{key} is missing, its default is {default}"
+                );
+                without_default.push(key);
+            }
+        }
+    }
+    let all: Vec<_> = keys();
+    for (section, key) in parsed
+        .iter()
+        .flat_map(|(s, keys)| keys.keys().map(move |k| (s, k)))
+    {
+        assert!(
+            all.iter().any(|(s, k, _)| s == section && k == key),
+            "{section}.{key} is no key"
+        );
+    }
+    let commented = DEFAULT_FILE.lines().filter_map(|line| {
+        let (key, _) = line.strip_prefix("# ")?.split_once(" = ")?;
+        (!key.contains(' ')).then(|| key.to_owned())
+    });
+    assert_eq!(commented.collect::<Vec<_>>(), without_default);
+}
+
+#[test]
+fn every_key_of_the_commented_file_has_a_reason() {
+    let lines: Vec<_> = DEFAULT_FILE.lines().collect();
+    for (i, line) in lines.iter().enumerate().skip(1) {
+        if line.contains(" = ") {
+            let before = lines[i - 1];
+            assert!(
+                before.starts_with('#') && !before.contains(" = "),
+                "no comment before {line}"
+            );
+        }
+    }
+}
+
+#[test]
+fn on_and_off_are_understood() {
+    let settings = load(
+        None,
+        &[("SOUFFLEUR_DISABLE_RADIX_CACHE", "on")],
+        &["--prefix-wait", "off"],
+    );
+    let settings = settings.expect("the settings are good");
+    assert!(settings.engine.disable_radix_cache);
+    assert!(!settings.engine.prefix_wait);
+}
+
+#[test]
+fn names_that_look_like_numbers_stay_names() {
+    let env = [("SOUFFLEUR_SERVED_MODEL_NAME", "123")];
+    let settings = load(None, &env, &["--model-path", "8"]).expect("the settings are good");
+    assert_eq!(settings.engine.served_model_name.as_deref(), Some("123"));
+    assert_eq!(settings.engine.model_path, PathBuf::from("8"));
+}
+
+#[test]
+fn unknown_keys_are_named_with_their_file() {
+    let file = Some("[engine]\npagesize = 16\n");
+    check_error(file, &[], &[], &["souffleur.toml", "pagesize", "engine"]);
+    check_error(
+        Some("[motor]\nx = 1\n"),
+        &[],
+        &[],
+        &["souffleur.toml", "motor"],
+    );
+}
+
+#[test]
+fn bad_values_are_named_with_their_source() {
+    let file = Some("[engine]\npage_size = \"big\"\n");
+    check_error(
+        file,
+        &[],
+        &[],
+        &["souffleur.toml: engine.page_size", "\"big\""],
+    );
+    check_error(Some("[engine\n"), &[], &[], &["souffleur.toml"]);
+    let env = [("SOUFFLEUR_PORT", "70000")];
+    check_error(
+        None,
+        &env,
+        &[],
+        &["environment variable SOUFFLEUR_PORT", "70000"],
+    );
+    let env = [("SOUFFLEUR_DTYPE", "int8")];
+    check_error(None, &env, &[], &["SOUFFLEUR_DTYPE", "int8", "bfloat16"]);
+}
+
+#[test]
+fn values_out_of_range_are_named_with_their_source() {
+    check_error(
+        None,
+        &[],
+        &["--page-size", "3"],
+        &["--page-size", "is 3", "power of two"],
+    );
+    let env = [("SOUFFLEUR_PAGE_SIZE", "3")];
+    check_error(
+        None,
+        &env,
+        &[],
+        &["environment variable SOUFFLEUR_PAGE_SIZE", "is 3"],
+    );
+    let file = Some("[server]\nmax_body_bytes = 0\n");
+    check_error(
+        file,
+        &[],
+        &[],
+        &["souffleur.toml: server.max_body_bytes", "at least 1"],
+    );
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let flags = AllFlags {
+        config: Some("/nonexistent/x.toml".into()),
+        ..AllFlags::default()
+    };
+    let error = Settings::load(&flags, [])
+        .expect_err("there is no such file")
+        .to_string();
+    assert!(error.contains("/nonexistent/x.toml"), "{error}");
+}
+
+#[test]
+fn foreign_variables_are_ignored_with_a_warning() {
+    let env = [
+        ("SOUFFLEUR_PORT", "tcp://10.0.0.1:80"),
+        ("SOUFFLEUR_SERVICE_HOST", "10.0.0.1"),
+    ];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let (settings, warnings) =
+        Settings::load(&AllFlags::default(), env).expect("the settings are good");
+    assert_eq!(settings, Settings::default());
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+}

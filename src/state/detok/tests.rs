@@ -1,0 +1,337 @@
+use std::cell::Cell;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A vocabulary as a table, with the two ways in which tokenizers decode.
+struct Table {
+    pieces: Vec<Vec<u8>>,
+    /// `▁` is a space, dropped at the start of the text.
+    metaspace: bool,
+    /// Ids without text when special tokens are skipped.
+    specials: Vec<u32>,
+    decoded_tokens: Cell<usize>,
+}
+
+impl Table {
+    fn byte_level() -> Self {
+        let mut pieces: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
+        for piece in ["the", " é", "日本", "😀!"] {
+            pieces.push(piece.into());
+        }
+        pieces.push(vec![b'a', 0xe6, 0x97]);
+        pieces.push(vec![0xa5, b'b']);
+        Self::new(pieces, false, vec![7])
+    }
+
+    fn metaspace() -> Self {
+        let pieces = [
+            "▁",
+            "▁▁▁",
+            "▁Hello",
+            "world",
+            "▁a▁b",
+            "é",
+            "<s>",
+            ",",
+            "▁日",
+        ];
+        Self::new(pieces.map(Vec::from).to_vec(), true, vec![6])
+    }
+
+    fn new(pieces: Vec<Vec<u8>>, metaspace: bool, specials: Vec<u32>) -> Self {
+        Self {
+            pieces,
+            metaspace,
+            specials,
+            decoded_tokens: Cell::new(0),
+        }
+    }
+
+    /// One more id than there are pieces: unknown ids have no text.
+    fn ids(&self) -> std::ops::RangeInclusive<u32> {
+        0..=self.pieces.len() as u32
+    }
+}
+
+impl TokenText for Table {
+    fn decode(&self, tokens: &[u32], skip_special_tokens: bool, _: bool) -> String {
+        self.decoded_tokens
+            .set(self.decoded_tokens.get() + tokens.len());
+        let skipped = |id: &&u32| !(skip_special_tokens && self.specials.contains(id));
+        let pieces = tokens
+            .iter()
+            .filter(skipped)
+            .filter_map(|&id| self.pieces.get(id as usize));
+        let bytes: Vec<u8> = pieces.flatten().copied().collect();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        match self.metaspace {
+            true => text.strip_prefix('▁').unwrap_or(&text).replace('▁', " "),
+            false => text,
+        }
+    }
+}
+
+/// SentencePiece with byte fallback, which judges each run of byte tokens as a whole.
+struct ByteFallback;
+
+impl TokenText for ByteFallback {
+    fn decode(&self, tokens: &[u32], _: bool, _: bool) -> String {
+        let is_byte = |&id: &u32| id < 256;
+        let mut text = String::new();
+        for run in tokens.chunk_by(|a, b| is_byte(a) == is_byte(b)) {
+            let bytes: Vec<u8> = run.iter().map(|&id| id as u8).collect();
+            match (is_byte(&run[0]), String::from_utf8(bytes)) {
+                (true, Ok(valid)) => text.push_str(&valid),
+                (true, Err(_)) => text.extend(run.iter().map(|_| char::REPLACEMENT_CHARACTER)),
+                (false, _) => run.iter().for_each(|_| text.push_str(" x")),
+            }
+        }
+        text
+    }
+}
+
+fn stop_at(stop: &[&str]) -> SamplingParams {
+    SamplingParams {
+        stop: stop.iter().map(|&stop| stop.to_owned()).collect(),
+        ..SamplingParams::default()
+    }
+}
+
+/// Feeds the tokens; returns the text after each of them, the rest at the end, and the match.
+fn stream(
+    params: &SamplingParams,
+    table: &dyn TokenText,
+    tokens: &[u32],
+) -> (Vec<String>, String, Option<StopMatch>) {
+    let mut stream = TextStream::new(params, &[], table);
+    let mut found = None;
+    let mut deltas = Vec::new();
+    for &token in tokens {
+        found = found.or(stream.push(token, table));
+        deltas.push(stream.take_text());
+    }
+    let rest = stream.finish();
+    (deltas, rest, found)
+}
+
+fn bytes(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+#[test]
+fn characters_come_whole() {
+    let table = Table::byte_level();
+    let (deltas, rest, _) = stream(&stop_at(&[]), &table, &bytes("é日😀!"));
+    assert_eq!(deltas, ["", "é", "", "", "日", "", "", "", "😀", "!"]);
+    assert_eq!(rest, "");
+    let (deltas, _, _) = stream(&stop_at(&[]), &ByteFallback, &bytes("é日😀!"));
+    assert_eq!(deltas, ["", "é", "", "", "日", "", "", "", "😀", "!"]);
+}
+
+#[test]
+fn invalid_bytes_are_released() {
+    let table = Table::byte_level();
+    let mut stream = TextStream::new(&stop_at(&[]), &[], &table);
+    let mut text = String::new();
+    for pushed in 1..=1000 {
+        stream.push(0xff, &table);
+        text += &stream.take_text();
+        assert!(text.chars().count() + 3 >= pushed, "{pushed}");
+    }
+    text += &stream.finish();
+    assert_eq!(text, "\u{fffd}".repeat(1000));
+}
+
+#[test]
+fn an_unfinished_character_comes_out_at_the_end() {
+    let (deltas, rest, _) = stream(&stop_at(&[]), &Table::byte_level(), &bytes("aé")[..2]);
+    assert_eq!((deltas.concat().as_str(), rest.as_str()), ("a", "\u{fffd}"));
+}
+
+#[test]
+fn text_given_out_stays_when_a_run_of_byte_tokens_turns_invalid() {
+    let (deltas, rest, _) = stream(&stop_at(&[]), &ByteFallback, &[0xc3, 0xa9, 0xff, 300, 300]);
+    assert_eq!(deltas, ["", "é", "", "\u{fffd} x", " x"]);
+    assert_eq!(rest, "");
+}
+
+#[test]
+fn the_first_space_goes_only_without_context() {
+    let table = Table::metaspace();
+    let first = |context: &[u32]| {
+        let mut stream = TextStream::new(&stop_at(&[]), context, &table);
+        stream.push(2, &table);
+        stream.push(2, &table);
+        stream.take_text()
+    };
+    assert_eq!(first(&[]), "Hello Hello");
+    assert_eq!(first(&[6]), "Hello Hello");
+    assert_eq!(first(&[3, 7]), " Hello Hello");
+}
+
+#[test]
+fn a_possible_stop_string_is_held_back_until_it_is_ruled_out() {
+    let table = Table::byte_level();
+    let params = stop_at(&["END", "NDX"]);
+    let (deltas, rest, found) = stream(&params, &table, &bytes("aENx.EN"));
+    assert_eq!(deltas, ["a", "", "", "ENx", ".", "", ""]);
+    assert_eq!((rest.as_str(), found), ("EN", None));
+}
+
+#[test]
+fn a_stop_string_ends_the_text_at_the_token_that_completes_it() {
+    let table = Table::byte_level();
+    let mut tokens = bytes("so E");
+    tokens.extend(bytes("ND and more"));
+    let (deltas, rest, found) = stream(&stop_at(&["END"]), &table, &tokens);
+    assert_eq!((deltas.concat() + &rest).as_str(), "so ");
+    let expected = StopMatch {
+        output_tokens_kept: 6,
+        matched: "END".into(),
+    };
+    assert_eq!(found, Some(expected));
+    let keep = SamplingParams {
+        no_stop_trim: true,
+        ..stop_at(&["hen", "the"])
+    };
+    let the = [b'x'.into(), 256, 256];
+    let (deltas, rest, found) = stream(&keep, &table, &the);
+    assert_eq!((deltas.concat() + &rest).as_str(), "xthe");
+    assert_eq!(found.expect("completes").output_tokens_kept, 2);
+}
+
+#[test]
+fn a_stop_token_counts_but_has_no_text() {
+    let table = Table::byte_level();
+    let mut stream = TextStream::new(&stop_at(&["END"]), &[], &table);
+    for token in bytes("EN") {
+        stream.push(token, &table);
+    }
+    stream.leave_out();
+    assert_eq!(stream.output_tokens(), 3);
+    assert_eq!(stream.finish(), "EN");
+    assert_eq!(stream.push(b'x'.into(), &table), None);
+    assert_eq!(stream.take_text(), "");
+}
+
+#[test]
+fn special_tokens_show_only_if_asked_for() {
+    let table = Table::metaspace();
+    let shown = SamplingParams {
+        skip_special_tokens: false,
+        ..SamplingParams::default()
+    };
+    assert_eq!(
+        stream(&shown, &table, &[6, 2, 6, 2]).0,
+        ["<s>", " Hello", "<s>", " Hello"]
+    );
+    assert_eq!(
+        stream(&stop_at(&[]), &table, &[6, 2, 6, 2]).0,
+        ["", "Hello", "", " Hello"]
+    );
+}
+
+#[test]
+fn a_token_costs_the_same_at_any_length() {
+    let steady = |token: u32| (token, move |i: u32| if i == 0 { 104 } else { token });
+    for (table, (name, token_at)) in [
+        (Table::byte_level(), steady(256)),
+        (Table::byte_level(), steady(7)),
+        (Table::byte_level(), steady(0xff)),
+        (Table::byte_level(), steady(9999)),
+        (Table::metaspace(), steady(0)),
+        (Table::metaspace(), steady(6)),
+    ] {
+        let tokens: Vec<u32> = (0..20_000).map(token_at).collect();
+        stream(&stop_at(&[]), &table, &tokens);
+        let each = table.decoded_tokens.get() / tokens.len();
+        assert!(each < 64, "{each} tokens decoded for each token {name}");
+    }
+}
+
+#[test]
+fn repetitive_stop_strings_cost_one_pass() {
+    let stops: Vec<String> = (0..32).map(|n| "a".repeat(992 + n) + "b").collect();
+    let table = Table::byte_level();
+    let params = SamplingParams {
+        stop: stops.clone(),
+        ..SamplingParams::default()
+    };
+    let (deltas, rest, found) = stream(&params, &table, &vec![b'a'.into(); 20_000]);
+    assert_eq!(deltas.concat().len() + rest.len(), 20_000);
+    assert_eq!((rest.len(), found), (1023, None));
+}
+
+/// The match by definition: the first byte of the text at which some stop string ends, and the longest of those.
+fn naive_match(text: &str, stops: &[String]) -> Option<(usize, String)> {
+    (1..=text.len()).find_map(|end| {
+        let ending = stops
+            .iter()
+            .filter(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes()));
+        let longest = ending.max_by_key(|stop| stop.len())?;
+        Some((end - longest.len(), longest.clone()))
+    })
+}
+
+proptest! {
+    #[test]
+    fn byte_level_deltas_add_up_to_the_decoded_whole(
+        tokens in prop::collection::vec(prop_oneof![
+            0u32..=262, 0x80u32..0x100, Just(0xe6), Just(260), Just(261), Just(0xf0), Just(7)], 0..120),
+        skip in any::<bool>(),
+    ) {
+        let table = Table::byte_level();
+        let params = SamplingParams { skip_special_tokens: skip, ..SamplingParams::default() };
+        let (deltas, rest, _) = stream(&params, &table, &tokens);
+        prop_assert_eq!(deltas.concat() + &rest, table.decode(&tokens, skip, true));
+    }
+
+    #[test]
+    fn metaspace_deltas_add_up_to_the_decoded_whole(
+        tokens in prop::collection::vec(Table::metaspace().ids(), 0..60), skip in any::<bool>(),
+    ) {
+        let table = Table::metaspace();
+        let params = SamplingParams { skip_special_tokens: skip, ..SamplingParams::default() };
+        let (deltas, rest, _) = stream(&params, &table, &tokens);
+        prop_assert_eq!(deltas.concat() + &rest, table.decode(&tokens, skip, true));
+    }
+
+    #[test]
+    fn byte_fallback_gives_back_any_valid_text(text in "[aé日😀]{0,40}", spaces in prop::collection::vec(0usize..5, 40)) {
+        let mut tokens = Vec::new();
+        for (character, spaces) in text.chars().zip(spaces) {
+            tokens.extend(character.to_string().bytes().map(u32::from));
+            tokens.extend(vec![300; spaces / 4]);
+        }
+        let (deltas, rest, _) = stream(&stop_at(&[]), &ByteFallback, &tokens);
+        prop_assert!(!deltas.concat().contains(char::REPLACEMENT_CHARACTER));
+        prop_assert_eq!(deltas.concat() + &rest, ByteFallback.decode(&tokens, true, true));
+    }
+
+    #[test]
+    fn stop_strings_match_as_if_the_text_came_byte_by_byte(
+        tokens in prop::collection::vec(prop_oneof![Just(97u32), Just(98), Just(256), Just(257), Just(0xe6), Just(258)], 0..40),
+        stops in prop::collection::vec("[abthe日]{1,4}", 1..4),
+    ) {
+        let table = Table::byte_level();
+        let params = SamplingParams { stop: stops.clone(), ..SamplingParams::default() };
+        let (deltas, rest, found) = stream(&params, &table, &tokens);
+        let whole = table.decode(&tokens, true, true);
+        match naive_match(&whole, &stops) {
+            None => {
+                prop_assert_eq!(found, None);
+                prop_assert_eq!(deltas.concat() + &rest, whole);
+            }
+            Some((start, matched)) => {
+                let found = found.expect("the naive search found one");
+                prop_assert_eq!(deltas.concat() + &rest, &whole[..start]);
+                prop_assert_eq!(&found.matched, &matched);
+                let kept = found.output_tokens_kept;
+                let ends_in = |tokens: &[u32]| table.decode(tokens, true, true).contains(&matched);
+                prop_assert!(ends_in(&tokens[..kept]) && !ends_in(&tokens[..kept - 1]));
+            }
+        }
+    }
+}

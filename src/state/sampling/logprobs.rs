@@ -1,0 +1,95 @@
+//! Log probabilities from raw logits.
+
+use std::cmp::Ordering;
+
+use crate::executor::TokenLogprobs;
+
+/// Returns the log probabilities of `token`, of the `top` most likely tokens and of the tokens `ids`.
+///
+/// `logits` are raw: before temperature, penalties and masks. The softmax is summed in f64 in token order, so the
+/// result depends on the logits only. Equal logits rank by lower id. An id outside the vocabulary gets minus
+/// infinity.
+pub fn token_logprobs(logits: &[f32], token: u32, top: u32, ids: &[u32]) -> TokenLogprobs {
+    let log_normalizer = log_sum_exp(logits);
+    let logprob = |id: u32| match logits.get(id as usize) {
+        Some(&logit) => (f64::from(logit) - log_normalizer) as f32,
+        None => f32::NEG_INFINITY,
+    };
+    TokenLogprobs {
+        token,
+        logprob: Some(logprob(token)),
+        top: most_likely(logits, top as usize)
+            .into_iter()
+            .map(|id| (id, logprob(id)))
+            .collect(),
+        chosen: ids.iter().map(|&id| (id, logprob(id))).collect(),
+    }
+}
+
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits
+        .iter()
+        .map(|&logit| (f64::from(logit) - max).exp())
+        .sum();
+    max + sum.ln()
+}
+
+fn most_likely(logits: &[f32], top: usize) -> Vec<u32> {
+    let top = top.min(logits.len());
+    if top == 0 {
+        return Vec::new();
+    }
+    let by_rank = |a: &u32, b: &u32| rank(logits, *a, *b);
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    if top < ids.len() {
+        ids.select_nth_unstable_by(top - 1, by_rank);
+        ids.truncate(top);
+    }
+    ids.sort_unstable_by(by_rank);
+    ids
+}
+
+/// Orders tokens by logit, highest first, equal ones by id. NaN ranks by its bits: any order will do.
+fn rank(logits: &[f32], a: u32, b: u32) -> Ordering {
+    let (x, y) = (logits[a as usize], logits[b as usize]);
+    match x == y {
+        true => a.cmp(&b),
+        false => y.total_cmp(&x).then(a.cmp(&b)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logprobs_are_the_log_softmax_of_the_raw_logits() {
+        let logits = [1.0f32, 3.0, 2.0, 3.0, -1.0];
+        let got = token_logprobs(&logits, 2, 3, &[4, 0, 99]);
+        let normalizer: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln();
+        let expect = |id: usize| (f64::from(logits[id]) - normalizer) as f32;
+        let close = |a: f32, b: f32| assert!((a - b).abs() < 1e-6, "{a} {b}");
+        close(
+            got.logprob.expect("always set for a sampled token"),
+            expect(2),
+        );
+        assert_eq!(got.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 3, 2]);
+        close(got.top[0].1, expect(1));
+        close(got.chosen[0].1, expect(4));
+        close(got.chosen[1].1, expect(0));
+        assert_eq!(got.chosen[2], (99, f32::NEG_INFINITY));
+    }
+
+    #[test]
+    fn top_is_bounded_by_the_vocabulary() {
+        assert_eq!(token_logprobs(&[0.0, 1.0], 0, 20, &[]).top.len(), 2);
+        assert!(token_logprobs(&[0.0, 1.0], 0, 0, &[]).top.is_empty());
+    }
+
+    #[test]
+    fn signed_zeros_rank_by_id() {
+        let top = token_logprobs(&[0.0, -0.0, 0.0], 0, 3, &[]).top;
+        assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+}

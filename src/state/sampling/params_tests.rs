@@ -1,0 +1,203 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn read(fields: Value) -> Result<SamplingParams, String> {
+    serde_json::from_value(fields).map_err(|error| error.to_string())
+}
+
+fn refused(fields: Value) -> String {
+    match read(fields) {
+        Ok(params) => match params.validate(100) {
+            Ok(()) => panic!("accepted: {params:?}"),
+            Err(error) => error.to_string(),
+        },
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn nothing_and_nulls_mean_the_defaults() {
+    assert_eq!(read(json!({})), Ok(SamplingParams::default()));
+    let names = serde_json::to_value(SamplingParams::default()).expect("plain data");
+    let nulls = names.as_object().expect("a struct").keys();
+    let mut nulls: Value = nulls.map(|name| (name.clone(), Value::Null)).collect();
+    for name in [
+        "json_schema",
+        "regex",
+        "ebnf",
+        "structural_tag",
+        "stop_regex",
+    ] {
+        nulls[name] = Value::Null;
+    }
+    assert_eq!(read(nulls), Ok(SamplingParams::default()));
+}
+
+#[test]
+fn every_shape_that_sglang_takes_is_taken() {
+    let params = read(json!({
+        "max_new_tokens": 16.0, "stop": "END", "stop_token_ids": [3, 4], "temperature": 0,
+        "top_k": -1, "logit_bias": {"7": -100, "9": 1.5}, "sampling_seed": -1, "ignore_eos": true,
+    }))
+    .expect("valid");
+    assert_eq!(params.max_new_tokens, 16);
+    assert_eq!(params.stop, ["END"]);
+    assert_eq!(params.stop_token_ids, [3, 4]);
+    assert_eq!(params.temperature, 0.0);
+    assert_eq!(params.logit_bias, [(7, -100.0), (9, 1.5)]);
+    assert_eq!(params.sampling_seed, Some(u64::MAX));
+    assert!(params.ignore_eos);
+    assert_eq!(params.validate(100), Ok(()));
+    let list = read(json!({"stop": ["a", "b"], "sampling_seed": u64::MAX})).expect("valid");
+    assert_eq!(list.stop, ["a", "b"]);
+    assert_eq!(list.sampling_seed, Some(u64::MAX));
+}
+
+#[test]
+fn what_is_written_can_be_read() {
+    let params = SamplingParams {
+        stop: vec!["x".into()],
+        logit_bias: vec![(5, 0.1), (2, -3.0)],
+        sampling_seed: Some(1 << 63),
+        top_p: 0.9,
+        ..SamplingParams::default()
+    };
+    let text = serde_json::to_string(&params).expect("plain data");
+    assert_eq!(
+        serde_json::from_str::<SamplingParams>(&text).expect("round trip"),
+        params
+    );
+}
+
+#[test]
+fn wrong_types_are_refused_by_name() {
+    for (fields, words) in [
+        (json!({"temperature": "hot"}), ["temperature", "\"hot\""]),
+        (json!({"top_k": 1.5}), ["top_k", "1.5"]),
+        (json!({"max_new_tokens": -1}), ["max_new_tokens", "-1"]),
+        (json!({"stop": [1]}), ["stop", "list of strings"]),
+        (json!({"stop": {"a": 1}}), ["stop", "list of strings"]),
+        (json!({"stop_token_ids": [-2]}), ["stop_token_ids", "-2"]),
+        (
+            json!({"logit_bias": {"x": 1}}),
+            ["logit_bias", "not a token id"],
+        ),
+        (
+            json!({"logit_bias": {"1": "x"}}),
+            ["logit_bias", "a number"],
+        ),
+        (json!({"ignore_eos": 1}), ["ignore_eos", "true or false"]),
+        (json!({"tempreature": 1}), ["\"tempreature\"", "unknown"]),
+        (json!({"regex": "a+"}), ["regex", "not supported yet"]),
+        (
+            json!({"json_schema": "{}"}),
+            ["json_schema", "not supported yet"],
+        ),
+        (
+            json!({"stop": "x".repeat(100_000), "n": "y".repeat(100_000)}),
+            ["n is", "..."],
+        ),
+    ] {
+        let error = refused(fields);
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        assert!(error.len() < 500, "{error}");
+    }
+}
+
+#[test]
+fn values_out_of_range_are_refused_with_value_and_limit() {
+    for (fields, words) in [
+        (
+            json!({"temperature": -0.1}),
+            ["temperature is -0.1", "at least 0"],
+        ),
+        (
+            json!({"temperature": 1e300}),
+            ["temperature is inf", "finite"],
+        ),
+        (json!({"top_p": 0}), ["top_p is 0", "(0, 1]"]),
+        (json!({"top_p": 1.01}), ["top_p is 1.01", "(0, 1]"]),
+        (json!({"top_k": 0}), ["top_k is 0", "-1"]),
+        (json!({"min_p": 1.5}), ["min_p is 1.5", "[0, 1]"]),
+        (
+            json!({"frequency_penalty": 2.5}),
+            ["frequency_penalty is 2.5", "[-2, 2]"],
+        ),
+        (
+            json!({"presence_penalty": -3}),
+            ["presence_penalty is -3", "[-2, 2]"],
+        ),
+        (
+            json!({"repetition_penalty": 0}),
+            ["repetition_penalty is 0", "(0, 2]"],
+        ),
+        (
+            json!({"min_new_tokens": 129}),
+            ["min_new_tokens is 129", "(128)"],
+        ),
+        (json!({"n": 0}), ["n is 0", "1 to 128"]),
+        (json!({"n": 129}), ["n is 129", "1 to 128"]),
+        (json!({"stop": ""}), ["stop[0] is empty", "leave it out"]),
+        (
+            json!({"stop": "x".repeat(1025)}),
+            ["stop[0] has 1025 bytes", "1024"],
+        ),
+        (json!({"stop": vec!["x"; 33]}), ["stop has 33", "32"]),
+        (
+            json!({"stop_token_ids": [100]}),
+            ["stop_token_ids holds token 100", "100 tokens"],
+        ),
+        (
+            json!({"stop_token_ids": vec![1; 1025]}),
+            ["stop_token_ids has 1025", "1024"],
+        ),
+        (
+            json!({"logit_bias": {"100": 1}}),
+            ["logit_bias holds token 100", "100 tokens"],
+        ),
+        (
+            json!({"logit_bias": {"1": 1e300}}),
+            ["token 1 is inf", "finite"],
+        ),
+    ] {
+        let error = refused(fields);
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+    for nan in [
+        "temperature",
+        "top_p",
+        "min_p",
+        "presence_penalty",
+        "repetition_penalty",
+    ] {
+        let mut params = SamplingParams::default();
+        match nan {
+            "temperature" => params.temperature = f32::NAN,
+            "top_p" => params.top_p = f32::NAN,
+            "min_p" => params.min_p = f32::NAN,
+            "presence_penalty" => params.presence_penalty = f32::NAN,
+            _ => params.repetition_penalty = f32::NAN,
+        }
+        let error = params
+            .validate(100)
+            .expect_err("NaN is in no range")
+            .to_string();
+        assert!(error.contains(nan) && error.contains("NaN"), "{error}");
+    }
+}
+
+#[test]
+fn a_temperature_of_nothing_is_greedy() {
+    for (temperature, greedy) in [(0.0, true), (9e-7, true), (1e-5, false)] {
+        let params = SamplingParams {
+            temperature,
+            ..SamplingParams::default()
+        };
+        assert_eq!(params.is_greedy(), greedy);
+        let normalized = params.normalized();
+        assert_eq!(normalized.is_greedy(), greedy);
+        assert_eq!(normalized.top_k, if greedy { 1 } else { -1 });
+        assert!(normalized.temperature >= 1e-6);
+    }
+}

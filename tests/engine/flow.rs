@@ -1,0 +1,51 @@
+//! Requests in, tokens out.
+
+use futures_util::future::join_all;
+
+use super::world::{Build, assert_finished, collect, request};
+
+#[tokio::test]
+async fn one_request_gets_its_tokens_and_one_end() {
+    let world = Build::default().start();
+    let prompt: Vec<u32> = (1..40).collect();
+    let outcome = collect(world.generate(request(&prompt, 50, 7))).await;
+    assert_finished(&outcome, &prompt, 50, 7);
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_second_turn_reuses_prompt_and_output() {
+    let world = Build::default().start();
+    let prompt: Vec<u32> = (1..40).collect();
+    let first = collect(world.generate(request(&prompt, 20, 7))).await;
+    let mut second: Vec<u32> = prompt.iter().chain(&first.tokens).copied().collect();
+    second.extend([3, 1, 4]);
+    let outcome = collect(world.generate(request(&second, 5, 1))).await;
+    assert_finished(&outcome, &second, 5, 1);
+    // The last token of the first turn was never fed.
+    assert_eq!(outcome.cached_tokens as usize, prompt.len() + first.tokens.len() - 1);
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
+    let mut build = Build { n_pages: 300, rows: 16, ..Build::default() };
+    // Reserves next to nothing for the running ones, so that they run into each other.
+    build.config.schedule_conservativeness = 0.01;
+    let world = build.start();
+    // One that leaves early makes room for more than can stay.
+    let length = |seed: usize| 20 + 40 * (seed as u32 % 4);
+    let prompts: Vec<Vec<u32>> = (0..12).map(|i| (1..20).map(|t| t * 7 + i).collect()).collect();
+    let runs = prompts
+        .iter()
+        .enumerate()
+        .map(|(seed, prompt)| collect(world.generate(request(prompt, length(seed), seed as u64))));
+    let outcomes = join_all(runs).await;
+    for (seed, (outcome, prompt)) in outcomes.iter().zip(&prompts).enumerate() {
+        assert_finished(outcome, prompt, length(seed), seed as u64);
+    }
+    assert!(world.assert_whole().await.retractions > 0);
+    world.stop().await;
+}

@@ -1,0 +1,184 @@
+//! One engine of a test's own, on a fake executor, that must be whole when the test ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use souffleur::config::EngineConfig;
+use souffleur::engine::{Engine, EngineHandle, EngineParts, Generation, ModelInfo};
+use souffleur::error::StepError;
+use souffleur::executor::Executor;
+use souffleur::executor::fake::{FakeExecutor, FakeOptions, expected_output};
+use souffleur::ids::StepId;
+use souffleur::request::{Event, FinishReason, GenerateRequest, Prompt};
+use souffleur::state::stats::EngineStats;
+
+pub const VOCAB: u32 = 500;
+pub const EOS: u32 = 0;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a world is made of.
+#[derive(Clone)]
+pub struct Build {
+    pub config: EngineConfig,
+    pub n_pages: usize,
+    pub rows: usize,
+    pub context: usize,
+    pub faults: Vec<(StepId, StepError)>,
+    /// Every step waits for one token of this gate, if there is one.
+    pub gate: Option<crossbeam_channel::Receiver<()>>,
+}
+
+impl Default for Build {
+    fn default() -> Self {
+        Self {
+            config: EngineConfig::default(),
+            n_pages: 4096,
+            rows: 64,
+            context: 2048,
+            faults: Vec::new(),
+            gate: None,
+        }
+    }
+}
+
+impl Build {
+    pub fn parts(&self) -> EngineParts {
+        let page_size = self.config.page_size as usize;
+        let info = ModelInfo {
+            served_model_name: "fake".to_owned(),
+            model_path: "fake".into(),
+            context_length: self.context,
+            max_total_tokens: self.n_pages * page_size,
+            page_size,
+            max_running_requests: self.rows,
+            vocab_size: VOCAB as usize,
+            eos_token_ids: vec![EOS],
+            generation: Default::default(),
+            memory: None,
+        };
+        let options = FakeOptions {
+            page_size,
+            n_pages: self.n_pages,
+            vocab_size: VOCAB,
+            verify: true,
+            faults: self.faults.clone(),
+        };
+        let gate = self.gate.clone();
+        let executor = move || {
+            let inner = FakeExecutor::new(options.clone());
+            Ok(Box::new(Gated { inner, gate: gate.clone() }) as Box<dyn Executor>)
+        };
+        EngineParts { info, text: None, executor: Arc::new(executor) }
+    }
+
+    pub fn start(self) -> World {
+        let parts = self.parts();
+        let engine = Engine::start_with(self.config, parts).expect("the engine starts");
+        World { engine }
+    }
+}
+
+/// A fake executor whose steps a test lets through one by one.
+struct Gated {
+    inner: FakeExecutor,
+    gate: Option<crossbeam_channel::Receiver<()>>,
+}
+
+impl Executor for Gated {
+    fn run(
+        &mut self,
+        plan: &souffleur::executor::StepPlan,
+    ) -> Result<souffleur::executor::StepOutput, StepError> {
+        if let Some(gate) = &self.gate {
+            // A dropped gate stands open.
+            let _ = gate.recv();
+        }
+        self.inner.run(plan)
+    }
+}
+
+/// A running engine.
+pub struct World {
+    pub engine: EngineHandle,
+}
+
+impl World {
+    pub fn generate(&self, request: GenerateRequest) -> Generation {
+        self.engine.generate(request).expect("the door is open")
+    }
+
+    /// Waits until nothing is inside, then checks that the pool is whole.
+    pub async fn assert_whole(&self) -> EngineStats {
+        let doors = self.engine.doors().expect("the engine lives");
+        within(doors.drain.send(souffleur::actors::messages::Drain)).await.expect("drained");
+        let stats = self.engine.stats().await.expect("stats");
+        assert!(stats.is_idle_and_whole(), "{stats:?}");
+        stats
+    }
+
+    pub async fn stop(self) {
+        within(self.engine.shutdown(Duration::from_secs(10))).await;
+    }
+}
+
+/// Fails instead of hanging.
+pub async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("it ends in time")
+}
+
+pub fn request(prompt: &[u32], max_new_tokens: u32, seed: u64) -> GenerateRequest {
+    let mut request = GenerateRequest::new(Prompt::Tokens(prompt.to_vec()));
+    request.sampling.max_new_tokens = max_new_tokens;
+    request.sampling.sampling_seed = Some(seed);
+    request
+}
+
+/// Everything that one request sent.
+#[derive(Debug)]
+pub struct Outcome {
+    pub tokens: Vec<u32>,
+    pub end: Event,
+    pub cached_tokens: u32,
+    pub retractions: u32,
+}
+
+pub async fn collect(mut generation: Generation) -> Outcome {
+    let mut tokens = Vec::new();
+    loop {
+        match within(generation.next()).await.expect("a terminal event comes first") {
+            Event::Delta(delta) => tokens.extend(delta.tokens),
+            Event::Finished(end) => {
+                tokens.extend(&end.delta.tokens);
+                let usage = end.delta.usage;
+                return Outcome {
+                    tokens,
+                    cached_tokens: usage.cached_tokens,
+                    retractions: usage.num_retractions,
+                    end: Event::Finished(end),
+                };
+            }
+            end => return Outcome { tokens, end, cached_tokens: 0, retractions: 0 },
+        }
+    }
+}
+
+/// What a request must give, whatever the schedule: tokens and reason.
+pub fn expected(prompt: &[u32], max_new_tokens: u32, seed: u64) -> (Vec<u32>, FinishReason) {
+    let mut tokens = expected_output(prompt, seed, max_new_tokens as usize, VOCAB);
+    match tokens.iter().position(|token| *token == EOS) {
+        Some(place) => {
+            tokens.truncate(place + 1);
+            (tokens, FinishReason::StopToken(EOS))
+        }
+        None => (tokens, FinishReason::Length { max_new_tokens }),
+    }
+}
+
+pub fn assert_finished(outcome: &Outcome, prompt: &[u32], max_new_tokens: u32, seed: u64) {
+    let (tokens, reason) = expected(prompt, max_new_tokens, seed);
+    assert_eq!(outcome.tokens, tokens);
+    match &outcome.end {
+        Event::Finished(end) => assert_eq!(end.reason, reason),
+        other => panic!("ended with {other:?}"),
+    }
+}

@@ -1,0 +1,295 @@
+//! The logits of a sequence are the same bits whatever happens beside it and however it is cut.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur::executor::{Executor, StepPlan};
+use souffleur::ids::{PageId, SeqId};
+use souffleur::kernels::cpu::Isa;
+use souffleur::model::weights::Dtype;
+use souffleur::state::pages::PageRun;
+
+use crate::common::{
+    all_positions, append, decode, fixtures, greedy, load, options, plan, prefill, start, tokens,
+};
+
+const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
+/// Longer than the tiny models' windows and than one block of keys.
+const PROMPT_TOKENS: u32 = 75;
+const VOCAB: u32 = 288;
+const ROW: u32 = 7;
+
+/// The bits of the logits at each position of one sequence.
+type Bits = BTreeMap<u32, Vec<u32>>;
+
+/// Runs a step and keeps the bits of the sequence in [`ROW`].
+fn observe(executor: &mut CpuExecutor, plan: &StepPlan, bits: &mut Bits) {
+    let keep = |seq, position, logits: &[f32]| {
+        if seq == SeqId::new(u64::from(ROW)) {
+            bits.insert(
+                position,
+                logits.iter().map(|logit| logit.to_bits()).collect(),
+            );
+        }
+    };
+    let mut keep = keep;
+    executor.run_observed(plan, &mut keep).unwrap();
+}
+
+/// Pages for a whole prompt, in an order that depends on `seed`.
+fn pages(seed: u32, page_size: u32) -> Vec<u32> {
+    let n_pages = PROMPT_TOKENS.div_ceil(page_size) + 8;
+    let first = 1 + seed * 100;
+    let ascending = first..first + n_pages;
+    if seed.is_multiple_of(2) {
+        ascending.collect()
+    } else {
+        ascending.rev().collect()
+    }
+}
+
+fn chunk(range: Range<u32>) -> souffleur::executor::StepRow {
+    let mut work = prefill(ROW, range.clone(), range.end == PROMPT_TOKENS);
+    work.logprobs = all_positions();
+    work
+}
+
+/// The prompt alone, `chunk_tokens` at a time.
+fn alone(executor: &mut CpuExecutor, page_size: u32, chunk_tokens: u32) -> Bits {
+    let mut bits = Bits::new();
+    let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
+    for first in (0..PROMPT_TOKENS).step_by(chunk_tokens as usize) {
+        let mut step = plan(u64::from(first));
+        if first == 0 {
+            step.starts = vec![start(ROW, &prompt, prompt.len(), &greedy())];
+            step.table = vec![append(ROW, pages(3, page_size))];
+        }
+        step.rows = vec![chunk(first..PROMPT_TOKENS.min(first + chunk_tokens))];
+        observe(executor, &step, &mut bits);
+    }
+    assert_eq!(bits.len(), PROMPT_TOKENS as usize);
+    bits
+}
+
+/// The prompt in chunks of 16, among fifteen others: some decode, some prefill chunks of other sizes.
+fn among_others(executor: &mut CpuExecutor) -> Bits {
+    let mut bits = Bits::new();
+    let others: Vec<u32> = (1..=16).filter(|row| *row != ROW).collect();
+    let mut opening = plan(0);
+    for &row in &others {
+        let prompt = tokens(u64::from(row) + 100, 40 + row as usize, VOCAB);
+        opening
+            .starts
+            .push(start(row, &prompt, prompt.len(), &greedy()));
+        opening
+            .table
+            .push(append(row, 1000 + row * 150..1150 + row * 150));
+        let n_tokens = prompt.len() as u32;
+        opening.rows.push(if row.is_multiple_of(2) {
+            prefill(row, 0..n_tokens, true)
+        } else {
+            prefill(row, 0..3, false)
+        });
+    }
+    executor.run(&opening).unwrap();
+    let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
+    for (turn, first) in (0..PROMPT_TOKENS).step_by(16).enumerate() {
+        let mut step = plan(turn as u64 + 1);
+        if turn == 0 {
+            step.starts = vec![start(ROW, &prompt, prompt.len(), &greedy())];
+            step.table = vec![append(ROW, pages(3, 1))];
+        }
+        for &row in &others {
+            let (turn, n_tokens) = (turn as u32, 40 + row);
+            step.rows.push(match row.is_multiple_of(2) {
+                true => decode(row, n_tokens + turn),
+                false => prefill(row, 3 + turn * 5..8 + turn * 5, false),
+            });
+        }
+        step.rows
+            .insert(turn * 3, chunk(first..PROMPT_TOKENS.min(first + 16)));
+        observe(executor, &step, &mut bits);
+    }
+    bits
+}
+
+/// The prompt behind a prefix of `cached` tokens that another row has computed.
+fn behind_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bits {
+    let mut bits = Bits::new();
+    let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
+    let own = pages(4, page_size);
+    let mut step = plan(0);
+    step.starts = vec![start(2, &prompt, prompt.len(), &greedy())];
+    step.table = vec![append(2, own.iter().copied())];
+    step.rows = vec![prefill(2, 0..PROMPT_TOKENS, true)];
+    executor.run(&step).unwrap();
+    let mut step = plan(1);
+    let mut started = start(ROW, &prompt, prompt.len(), &greedy());
+    let prefix: std::sync::Arc<[PageId]> = own.iter().copied().map(PageId::new).collect();
+    let mut run = PageRun::empty();
+    run.push(&prefix, 0..cached / page_size);
+    started.prefix = run;
+    step.starts = vec![started];
+    step.table = vec![append(ROW, pages(9, page_size))];
+    step.rows = vec![chunk(cached..PROMPT_TOKENS)];
+    observe(executor, &step, &mut bits);
+    assert_eq!(bits.len(), (PROMPT_TOKENS - cached) as usize);
+    bits
+}
+
+fn assert_same(got: &Bits, expected: &Bits, what: &str) {
+    for (position, bits) in got {
+        assert!(
+            bits == &expected[position],
+            "{what}: logits differ at position {position}"
+        );
+    }
+}
+
+fn for_each_model(check: impl Fn(&str, Dtype, &CpuOptions, &Bits)) {
+    for name in fixtures() {
+        for dtype in DTYPES {
+            let options = CpuOptions {
+                dtype: Some(dtype),
+                ..options()
+            };
+            let expected = alone(&mut load(&name, &options), 1, PROMPT_TOKENS);
+            check(&name, dtype, &options, &expected);
+        }
+    }
+}
+
+#[test]
+fn chunk_size_does_not_change_a_bit() {
+    for_each_model(|name, dtype, options, expected| {
+        for chunk_tokens in [1, 3, 16, 17] {
+            let got = alone(&mut load(name, options), 1, chunk_tokens);
+            assert_same(
+                &got,
+                expected,
+                &format!("{name}, {dtype:?}, chunks of {chunk_tokens}"),
+            );
+        }
+    });
+}
+
+#[test]
+fn fifteen_other_sequences_do_not_change_a_bit() {
+    for_each_model(|name, dtype, options, expected| {
+        let got = among_others(&mut load(name, options));
+        assert_eq!(got.len(), PROMPT_TOKENS as usize);
+        assert_same(&got, expected, &format!("{name}, {dtype:?}, among others"));
+    });
+}
+
+#[test]
+fn page_size_threads_and_cached_prefix_do_not_change_a_bit() {
+    for_each_model(|name, dtype, options, expected| {
+        for (page_size, threads) in [(1, 2), (16, 1), (16, 2), (64, 3)] {
+            let options = CpuOptions {
+                page_size,
+                threads,
+                ..*options
+            };
+            let what = format!("{name}, {dtype:?}, page size {page_size}, {threads} threads");
+            let page_size = page_size as u32;
+            assert_same(
+                &alone(&mut load(name, &options), page_size, 20),
+                expected,
+                &what,
+            );
+            let got = behind_prefix(&mut load(name, &options), page_size, 64);
+            assert_same(&got, expected, &format!("{what}, behind a prefix"));
+        }
+    });
+}
+
+#[test]
+fn decoding_gives_the_bits_of_prefilling_the_same_tokens() {
+    for name in fixtures() {
+        for dtype in DTYPES {
+            let options = CpuOptions {
+                dtype: Some(dtype),
+                ..options()
+            };
+            let mut executor = load(&name, &options);
+            let prompt = tokens(5, 20, VOCAB);
+            let mut decoded = Bits::new();
+            let mut sequence = prompt.clone();
+            let mut step = plan(0);
+            step.starts = vec![start(ROW, &prompt, prompt.len(), &greedy())];
+            step.table = vec![append(ROW, 1..100)];
+            step.rows = vec![prefill(ROW, 0..20, true)];
+            for n in 0..30 {
+                let mut keep = |_, position, logits: &[f32]| {
+                    decoded.insert(
+                        position,
+                        logits.iter().map(|logit| logit.to_bits()).collect(),
+                    );
+                };
+                let output = executor.run_observed(&step, &mut keep).unwrap();
+                sequence.extend(&output.rows[0].tokens);
+                step = plan(n + 1);
+                step.rows = vec![decode(ROW, 20 + n as u32)];
+            }
+            // As after a retraction: prompt and output are prefilled together.
+            let mut step = plan(100);
+            step.starts = vec![start(ROW, &sequence, prompt.len(), &greedy())];
+            step.table = vec![append(ROW, (200..300).rev())];
+            let mut again = Bits::new();
+            for (first, end) in [(0, 33), (33, 34), (34, 50)] {
+                step.rows = vec![prefill(ROW, first..end, end as usize == sequence.len())];
+                observe(&mut executor, &step, &mut again);
+                step.starts.clear();
+                step.table.clear();
+            }
+            let mut whole = Bits::new();
+            executor
+                .score(&sequence, 512, &mut |position, logits| {
+                    whole.insert(
+                        position as u32,
+                        logits.iter().map(|logit| logit.to_bits()).collect(),
+                    );
+                })
+                .unwrap();
+            assert_same(
+                &decoded,
+                &whole,
+                &format!("{name}, {dtype:?}, decode against prefill"),
+            );
+            assert_same(
+                &again,
+                &whole,
+                &format!("{name}, {dtype:?}, after a retraction"),
+            );
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_is_invariant() {
+    for isa in Isa::available() {
+        for name in ["llama", "qwen3", "mistral"] {
+            let options = CpuOptions {
+                dtype: Some(Dtype::BF16),
+                isa: Some(isa),
+                threads: 2,
+                ..options()
+            };
+            let expected = alone(&mut load(name, &options), 1, PROMPT_TOKENS);
+            let got = alone(&mut load(name, &options), 1, 7);
+            assert_same(
+                &got,
+                &expected,
+                &format!("{name}, {}, chunks of 7", isa.name()),
+            );
+            let got = among_others(&mut load(name, &options));
+            assert_same(
+                &got,
+                &expected,
+                &format!("{name}, {}, among others", isa.name()),
+            );
+        }
+    }
+}

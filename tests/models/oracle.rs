@@ -1,0 +1,270 @@
+//! Every family and rope variant against what transformers computed (tools/oracle).
+
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use souffleur::kernels::cpu::Isa;
+use souffleur::model::logits::{LogitsRequest, logits, write_logits};
+use souffleur::model::weights::Dtype;
+
+use crate::common::{
+    append, decode, fixture, fixtures, greedy, load, options, plan, prefill, start,
+};
+
+#[derive(Deserialize)]
+struct Oracle {
+    prompts: Vec<Prompt>,
+}
+
+#[derive(Deserialize)]
+struct Prompt {
+    tokens: Vec<u32>,
+    bf16_max_abs_error: f32,
+    greedy: Vec<u32>,
+    margins: Vec<f32>,
+}
+
+/// Prompts with the oracle's f32 logits, `[position][vocab]`.
+fn oracle(name: &str) -> (Oracle, Vec<Vec<Vec<f32>>>) {
+    let file = fixture(name).join("oracle.json");
+    let oracle: Oracle = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let bytes = std::fs::read(fixture(name).join("oracle.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let of_prompt = |index: usize| {
+        let view = tensors.tensor(&format!("logits.{index}")).unwrap();
+        let words = view.data().chunks_exact(4);
+        let values: Vec<f32> = words
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .collect();
+        values
+            .chunks_exact(view.shape()[1])
+            .map(<[f32]>::to_vec)
+            .collect()
+    };
+    let logits = (0..oracle.prompts.len()).map(of_prompt).collect();
+    (oracle, logits)
+}
+
+fn ours(name: &str, dtype: Dtype, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
+    let prompts: Vec<Vec<u32>> = oracle
+        .prompts
+        .iter()
+        .map(|prompt| prompt.tokens.clone())
+        .collect();
+    let mut seen: Vec<Vec<Vec<f32>>> = vec![Vec::new(); prompts.len()];
+    logits(
+        &fixture(name),
+        Some(dtype),
+        2,
+        &prompts,
+        &mut |prompt, position, logits| {
+            assert_eq!(seen[prompt].len(), position);
+            seen[prompt].push(logits.to_vec());
+        },
+    )
+    .unwrap();
+    seen
+}
+
+/// The largest error; NaN if there is one.
+fn max_abs_error(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    largest(
+        a.iter()
+            .flatten()
+            .zip(b.iter().flatten())
+            .map(|(a, b)| (a - b).abs()),
+    )
+}
+
+fn largest(errors: impl Iterator<Item = f32>) -> f32 {
+    errors.fold(0.0, |worst, error| {
+        if error > worst || error.is_nan() {
+            error
+        } else {
+            worst
+        }
+    })
+}
+
+#[test]
+fn f32_logits_match_at_every_prompt_position() {
+    for name in fixtures() {
+        let (oracle, expected) = oracle(&name);
+        let ours = ours(&name, Dtype::F32, &oracle);
+        for (prompt, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
+            assert_eq!(ours.len(), expected.len(), "{name}, prompt {prompt}");
+            let pairs = ours.iter().flatten().zip(expected.iter().flatten());
+            let worst =
+                largest(pairs.map(|(ours, expected)| {
+                    (ours - expected).abs() / (1e-4 + 1e-4 * expected.abs())
+                }));
+            assert!(
+                worst <= 1.0,
+                "{name}, prompt {prompt}: error is {worst} of the limit"
+            );
+        }
+    }
+}
+
+#[test]
+fn bf16_logits_err_at_most_twice_as_much_as_transformers() {
+    for name in fixtures() {
+        let (oracle, expected) = oracle(&name);
+        let ours = ours(&name, Dtype::BF16, &oracle);
+        for (index, prompt) in oracle.prompts.iter().enumerate() {
+            let error = max_abs_error(&ours[index], &expected[index]);
+            let limit = 2.0 * prompt.bf16_max_abs_error;
+            assert!(
+                error <= limit,
+                "{name}, prompt {index}: {error} against {limit}"
+            );
+        }
+    }
+}
+
+#[test]
+fn f16_logits_err_at_most_twice_as_much_as_transformers_in_bf16() {
+    for name in fixtures() {
+        let (oracle, expected) = oracle(&name);
+        let ours = ours(&name, Dtype::F16, &oracle);
+        for (index, prompt) in oracle.prompts.iter().enumerate() {
+            let error = max_abs_error(&ours[index], &expected[index]);
+            assert!(
+                error <= 2.0 * prompt.bf16_max_abs_error,
+                "{name}, prompt {index}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn greedy_tokens_match_teacher_forced_where_the_margin_is_clear() {
+    for name in fixtures() {
+        let (oracle, _) = oracle(&name);
+        for (index, prompt) in oracle.prompts.iter().enumerate() {
+            let mut executor = load(
+                &name,
+                &souffleur::executor::cpu::CpuOptions {
+                    dtype: Some(Dtype::F32),
+                    ..options()
+                },
+            );
+            let forced: Vec<u32> = prompt
+                .tokens
+                .iter()
+                .chain(&prompt.greedy)
+                .copied()
+                .collect();
+            let mut best = Vec::new();
+            executor
+                .score(&forced, 512, &mut |_, logits| {
+                    let ranked = logits
+                        .iter()
+                        .enumerate()
+                        .max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+                    best.push(ranked.unwrap().0 as u32);
+                })
+                .unwrap();
+            let predicted = &best[prompt.tokens.len() - 1..];
+            for (step, (token, margin)) in prompt.greedy.iter().zip(&prompt.margins).enumerate() {
+                if *margin > 1e-3 {
+                    assert_eq!(
+                        predicted[step], *token,
+                        "{name}, prompt {index}, token {step}, margin {margin}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn decoding_step_by_step_follows_the_oracle_until_its_first_unclear_token() {
+    for name in fixtures() {
+        let (oracle, _) = oracle(&name);
+        let mut executor = load(
+            &name,
+            &souffleur::executor::cpu::CpuOptions {
+                dtype: Some(Dtype::F32),
+                ..options()
+            },
+        );
+        for (index, prompt) in oracle.prompts.iter().enumerate() {
+            let row = index as u32 + 1;
+            let n_prompt = prompt.tokens.len() as u32;
+            let mut step = plan(0);
+            step.starts = vec![start(row, &prompt.tokens, prompt.tokens.len(), &greedy())];
+            step.table = vec![append(row, row * 500..row * 500 + n_prompt + 32)];
+            step.rows = vec![prefill(row, 0..n_prompt, true)];
+            for (n, (token, margin)) in prompt.greedy.iter().zip(&prompt.margins).enumerate() {
+                let output = souffleur::executor::Executor::run(&mut executor, &step).unwrap();
+                if *margin <= 1e-3 {
+                    break;
+                }
+                assert_eq!(
+                    output.rows[0].tokens.as_slice(),
+                    [*token],
+                    "{name}, prompt {index}, token {n}"
+                );
+                step = plan(n as u64 + 1);
+                step.rows = vec![decode(row, n_prompt + n as u32)];
+            }
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_agrees_with_the_oracle_and_fma_ones_with_each_other() {
+    let (oracle, expected) = oracle("llama");
+    let prompt = &oracle.prompts[3];
+    let mut with_fma = Vec::new();
+    for isa in Isa::available() {
+        let options = souffleur::executor::cpu::CpuOptions {
+            dtype: Some(Dtype::F32),
+            isa: Some(isa),
+            ..options()
+        };
+        let mut seen = Vec::new();
+        load("llama", &options)
+            .score(&prompt.tokens, 512, &mut |_, logits| {
+                seen.push(logits.to_vec())
+            })
+            .unwrap();
+        let error = max_abs_error(&seen, &expected[3]);
+        assert!(error <= 1e-4, "{}: {error}", isa.name());
+        if isa != Isa::Portable {
+            with_fma.push(seen);
+        }
+    }
+    assert!(
+        with_fma.windows(2).all(|pair| pair[0] == pair[1]),
+        "avx2 and avx512 differ"
+    );
+}
+
+#[test]
+fn logits_of_a_file_of_prompts_are_written_as_tools_ask_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let request = LogitsRequest {
+        model: fixture("qwen2"),
+        dtype: Some(Dtype::F32),
+        threads: 1,
+        input: dir.path().join("in.json"),
+        output: dir.path().join("out.safetensors"),
+    };
+    std::fs::write(&request.input, r#"{"prompts": [[1, 2, 3], [9]]}"#).unwrap();
+    write_logits(&request).unwrap();
+    let bytes = std::fs::read(&request.output).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(tensors.tensor("logits.0").unwrap().shape(), [3, 288]);
+    assert_eq!(tensors.tensor("logits.1").unwrap().shape(), [1, 288]);
+    for (broken, reason) in [
+        ("[1]", "in.json"),
+        (r#"{"prompts": [[288]]}"#, "vocabulary"),
+        (r#"{"prompts": [[]]}"#, "0 tokens"),
+    ] {
+        std::fs::write(&request.input, broken).unwrap();
+        let error = write_logits(&request).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+}

@@ -1,0 +1,98 @@
+"""Compares the engine with transformers on any model folder.
+
+    python tools/oracle/compare.py DIR [--text FILE] [--engine "target/release/souffleur"]
+
+Fails (exit status 1) unless, for every prompt,
+- in f32 every logit is within 1e-4 + 1e-4 * |oracle| of the oracle's,
+- in f32 the engine, fed the oracle's greedy tokens, prefers the same next token wherever the oracle's margin is above
+  1e-3,
+- in bf16 the largest error of a logit, against the oracle in f32, is at most twice that of transformers in bf16.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+import oracle
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ABSOLUTE, RELATIVE = 1e-4, 1e-4
+DECISIVE_MARGIN = 1e-3
+BF16_RATIO = 2.0
+
+
+def engine_logits(engine, directory, dtype, inputs):
+    """Runs the engine; returns one tensor [tokens, vocabulary] for each input."""
+    with tempfile.TemporaryDirectory() as folder:
+        request, reply = Path(folder) / "prompts.json", Path(folder) / "logits.safetensors"
+        request.write_text(json.dumps({"prompts": inputs}))
+        flags = ["--model-path", directory, "--dtype", dtype, "--input", request, "--output", reply]
+        subprocess.run([*shlex.split(engine), "logits", *flags], check=True, cwd=REPOSITORY)
+        tensors = load_file(reply)
+    logits = [tensors[f"logits.{i}"] for i in range(len(inputs))]
+    for tokens, rows in zip(inputs, logits):
+        assert rows.dtype == torch.float32 and rows.shape[0] == len(tokens), (rows.dtype, rows.shape)
+    return logits
+
+
+def check_f32(answer, rows):
+    """Returns what to print, and whether the bars hold."""
+    n_prompt = len(answer.tokens)
+    error = (rows[:n_prompt] - answer.logits).abs()
+    used = (error / (ABSOLUTE + RELATIVE * answer.logits.abs())).max().item()
+    preferred = rows[n_prompt - 1 :].argmax(dim=-1).tolist()
+    decisive = [margin > DECISIVE_MARGIN for margin in answer.margins]
+    wrong = sum(d and p != g for d, p, g in zip(decisive, preferred, answer.greedy, strict=True))
+    report = f"max error {error.max().item():.2e} ({used:.1%} of the bar), {wrong} of {sum(decisive)} greedy tokens differ"
+    # A NaN must fail, so the bar is asked for, not its opposite.
+    return report, used <= 1.0 and wrong == 0
+
+
+def check_bf16(answer, rows):
+    """Returns what to print, and whether the bar holds."""
+    error = (rows[: len(answer.tokens)] - answer.logits).abs().max().item()
+    allowed = BF16_RATIO * answer.bf16_max_abs_error
+    return f"max error {error:.2e}, transformers has {answer.bf16_max_abs_error:.2e}", error <= allowed
+
+
+def choose_prompts(directory, text):
+    if text is None:
+        config = transformers.AutoConfig.from_pretrained(directory)
+        return oracle.random_prompts(config.vocab_size)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    ids = tokenizer.encode(text.read_text()).ids
+    return [ids[:n] for n in oracle.PROMPT_LENGTHS if n <= len(ids)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, metavar="DIR", help="model folder in Hugging Face layout")
+    parser.add_argument("--text", type=Path, help="make the prompts from this text (random tokens)")
+    parser.add_argument("--engine", default="cargo run --release --quiet --", help="command that runs the engine")
+    args = parser.parse_args()
+
+    directory = args.directory.resolve()
+    prompts = choose_prompts(directory, args.text)
+    answers = oracle.answer(directory, prompts)
+    # The last greedy token is only predicted, never fed.
+    inputs = [answer.tokens + answer.greedy[:-1] for answer in answers]
+    failures = 0
+    for dtype, check in [("float32", check_f32), ("bfloat16", check_bf16)]:
+        for answer, rows in zip(answers, engine_logits(args.engine, directory, dtype, inputs)):
+            report, holds = check(answer, rows)
+            failures += not holds
+            print(f"{'ok  ' if holds else 'FAIL'} {dtype:8} {len(answer.tokens):5} tokens: {report}")
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()

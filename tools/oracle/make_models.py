@@ -1,0 +1,263 @@
+"""Makes the tiny random models of tests/fixtures/models: one for each family and rope variant.
+
+    python tools/oracle/make_models.py [--out tests/fixtures/models] [NAME ...]
+
+Every config.json is written as a dictionary of ours, in the old style (`rope_theta`, `rope_scaling`) or in that of
+transformers 5 (`rope_parameters`), and read back by transformers, so that the engine and the oracle parse the same
+file. The weights are seeded. Their scales make the logits spread (standard deviation about 2) and the attention
+peaked, so that a wrong rotation, window, norm or bias moves the logits by far more than the tests allow.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import zlib
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FIXTURES = REPOSITORY / "tests/fixtures/models"
+
+VOCAB_SIZE = 288
+BOS, EOS = 0, 1
+HIDDEN = 64
+LAYERS = 2
+CONTEXT = 256
+WINDOW = 24
+
+SPECIAL_TOKENS = ["<s>", "</s>"]
+# Enough to learn a few merges from.
+TOKENIZER_TEXT = "The prompter feeds the actors their lines, and the actors feed the audience. " * 4
+
+BASE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 112,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": CONTEXT,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+}
+LLAMA = BASE | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+QWEN2 = BASE | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+QWEN3 = BASE | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+MISTRAL = BASE | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+
+# name: (config.json, stored dtype, number of shards)
+MODELS = {
+    "llama": (
+        LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "dtype": "float32"},
+        torch.float32,
+        1,
+    ),
+    "llama-rope-llama3": (
+        LLAMA
+        | {
+            "rope_theta": 10000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "tie_word_embeddings": True,
+            "eos_token_id": [EOS, 2],
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "llama-rope-linear": (
+        LLAMA
+        | {
+            "rope_theta": 5000.0,
+            "rope_scaling": {"type": "linear", "factor": 4.0},
+            "attention_bias": True,
+            "mlp_bias": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "llama-rope-yarn": (
+        LLAMA
+        | {
+            "head_dim": 24,
+            "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32},
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "llama-rope-yarn-full": (
+        LLAMA
+        | {
+            "head_dim": 32,
+            "num_key_value_heads": 4,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 2000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 3.0,
+                "beta_slow": 0.5,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+                "truncate": False,
+            },
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "llama-sharded": (
+        LLAMA | {"num_key_value_heads": 1, "rope_theta": 10000.0, "rope_scaling": None, "torch_dtype": "float16"},
+        torch.float16,
+        3,
+    ),
+    "qwen2": (
+        QWEN2
+        | {
+            "rope_theta": 1000000.0,
+            "use_sliding_window": False,
+            "sliding_window": WINDOW,
+            "max_window_layers": 0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "qwen2-window": (
+        QWEN2
+        | {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "tie_word_embeddings": True,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "qwen3": (
+        QWEN3
+        | {
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+            "tie_word_embeddings": True,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "mistral": (
+        MISTRAL | {"rope_theta": 10000.0, "sliding_window": WINDOW, "torch_dtype": "bfloat16"},
+        torch.bfloat16,
+        1,
+    ),
+}
+
+
+def make_tokenizer():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TOKENIZER_TEXT], trainer)
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    return tokenizer
+
+
+def fill(name, tensor, config, generator):
+    """Draws one weight; the scale follows from what the tensor is for."""
+
+    def normal(std):
+        return torch.randn(tensor.shape, generator=generator) * std
+
+    if "norm" in name:
+        return 0.5 + torch.rand(tensor.shape, generator=generator)
+    if name.endswith(".bias"):
+        return normal(0.3)
+    if "embed_tokens" in name:
+        return normal(2 / math.sqrt(HIDDEN) if config.tie_word_embeddings else 0.5)
+    if "lm_head" in name:
+        return normal(2 / math.sqrt(HIDDEN))
+    gain = 1.4 if "q_proj" in name or "k_proj" in name else 1.0
+    return normal(gain / math.sqrt(tensor.shape[1]))
+
+
+def save_weights(directory, weights, n_shards):
+    if n_shards == 1:
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = sorted(weights)
+    weight_map = {}
+    for shard in range(n_shards):
+        file = f"model-{shard + 1:05}-of-{n_shards:05}.safetensors"
+        part = {name: weights[name] for name in names[shard::n_shards]}
+        save_file(part, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    total = sum(tensor.nbytes for tensor in weights.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_json(directory / "model.safetensors.index.json", index)
+
+
+def write_json(file, value):
+    file.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def make(name, directory):
+    config, dtype, n_shards = MODELS[name]
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    write_json(directory / "config.json", config)
+    write_json(directory / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": config["eos_token_id"]})
+    make_tokenizer().save(str(directory / "tokenizer.json"))
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    write_json(directory / "tokenizer_config.json", tokenizer_config)
+
+    read_back = AutoConfig.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_config(read_back)
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    weights = {}
+    for tensor_name, tensor in sorted(model.state_dict().items()):
+        if tensor_name == "lm_head.weight" and read_back.tie_word_embeddings:
+            continue
+        weights[tensor_name] = fill(tensor_name, tensor, read_back, generator).to(dtype).contiguous()
+    save_weights(directory, weights, n_shards)
+    size = sum(file.stat().st_size for file in directory.iterdir())
+    print(f"{name}: {sum(tensor.numel() for tensor in weights.values())} weights, {size} bytes")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="models to make (all)")
+    parser.add_argument("--out", type=Path, default=FIXTURES, help="folder that gets one folder for each model")
+    args = parser.parse_args()
+    unknown = set(args.names) - set(MODELS)
+    if unknown:
+        parser.error(f"unknown models {sorted(unknown)}, there are {sorted(MODELS)}")
+    for name in args.names or MODELS:
+        make(name, args.out / name)
+
+
+if __name__ == "__main__":
+    main()
