@@ -15,7 +15,6 @@ use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
 use super::signals::Signals;
-use super::words::Vocabulary;
 use super::{Failure, local, plan, say, telemetry};
 use crate::settings::Settings;
 
@@ -78,7 +77,7 @@ async fn serve(
                 Ok(Ok(engine)) => {
                     is_starting = false;
                     announce(&engine, address, began);
-                    slot.fill(engine.clone(), Vocabulary::of(&engine));
+                    slot.fill(engine.clone());
                 }
                 Ok(Err(error)) => break Err(Failure::failed(error)),
                 Err(_) => break Err(Failure::failed("the engine's thread died while starting")),
