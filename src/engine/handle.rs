@@ -49,7 +49,9 @@ impl Drop for Inner {
 
 impl EngineHandle {
     pub(super) fn new(inner: Inner) -> Self {
-        Self { inner: Arc::new(inner) }
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     /// Sends a request. The stream ends with exactly one terminal event.
@@ -65,9 +67,21 @@ impl EngineHandle {
             EventSink::channel(rid.clone(), self.inner.channel_events, Some(permit));
         let flag = CancelFlag::default();
         let request = Box::new(request);
-        doors.generate.do_send(Generate { request, sink, cancel: flag.clone() });
-        let canceller = Canceller { rid, flag, door: doors.cancel };
-        Ok(Generation { events, canceller, has_ended: false })
+        doors.generate.do_send(Generate {
+            request,
+            sink,
+            cancel: flag.clone(),
+        });
+        let canceller = Canceller {
+            rid,
+            flag,
+            door: doors.cancel,
+        };
+        Ok(Generation {
+            events,
+            canceller,
+            has_ended: false,
+        })
     }
 
     /// Sends a request whose events go to an actor of the host's own. Cancel it with [`EngineHandle::cancel`].
@@ -83,7 +97,11 @@ impl EngineHandle {
         let doors = self.doors()?;
         let sink = EventSink::recipient(request.rid.clone(), recipient, Some(permit));
         let request = Box::new(request);
-        doors.generate.do_send(Generate { request, sink, cancel: CancelFlag::default() });
+        doors.generate.do_send(Generate {
+            request,
+            sink,
+            cancel: CancelFlag::default(),
+        });
         Ok(())
     }
 
@@ -110,7 +128,11 @@ impl EngineHandle {
         namespace: Namespace,
         tokens: Arc<[u32]>,
     ) -> Result<usize, RequestError> {
-        self.doors()?.peek.send(PeekPrefix { namespace, tokens }).await.map_err(down)
+        self.doors()?
+            .peek
+            .send(PeekPrefix { namespace, tokens })
+            .await
+            .map_err(down)
     }
 
     /// Keeps the cached part of a prefix in memory for at most `ttl`.
@@ -124,7 +146,11 @@ impl EngineHandle {
         ttl: Duration,
     ) -> Result<PrefixPinned, RequestError> {
         let ttl_s = u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX);
-        let pin = PinPrefix { namespace, tokens, ttl_s };
+        let pin = PinPrefix {
+            namespace,
+            tokens,
+            ttl_s,
+        };
         self.doors()?.pin.send(pin).await.map_err(down)?
     }
 
@@ -133,7 +159,11 @@ impl EngineHandle {
     /// # Errors
     /// [`RequestError::EngineDown`].
     pub async fn unpin_prefix(&self, pin: u64) -> Result<bool, RequestError> {
-        self.doors()?.unpin.send(UnpinPrefix { pin }).await.map_err(down)
+        self.doors()?
+            .unpin
+            .send(UnpinPrefix { pin })
+            .await
+            .map_err(down)
     }
 
     /// Queues, pools and counters.
@@ -149,7 +179,11 @@ impl EngineHandle {
     /// # Errors
     /// [`RequestError::EngineDown`] while the engine is being rebuilt, and after its stop.
     pub fn doors(&self) -> Result<Doors, RequestError> {
-        let doors = self.inner.doors.read().expect("nobody panics with the door slot");
+        let doors = self
+            .inner
+            .doors
+            .read()
+            .expect("nobody panics with the door slot");
         let down = || RequestError::EngineDown("no actors are running".to_owned());
         doors.clone().ok_or_else(down)
     }
@@ -198,7 +232,12 @@ impl EngineHandle {
         }
         // A watchdog that is gone has stopped its unit.
         let _ = self.inner.watchdog.send(StopUnit).await;
-        let thread = self.inner.thread.write().expect("nobody panics with the thread slot").take();
+        let thread = self
+            .inner
+            .thread
+            .write()
+            .expect("nobody panics with the thread slot")
+            .take();
         if let Some(thread) = thread {
             join(thread).await;
         }
@@ -236,7 +275,9 @@ impl Canceller {
     /// Cancels; the terminal event still comes.
     pub fn cancel(&self) {
         self.flag.raise();
-        self.door.do_send(CancelRequest { rid: self.rid.clone() });
+        self.door.do_send(CancelRequest {
+            rid: self.rid.clone(),
+        });
     }
 }
 

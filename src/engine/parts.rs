@@ -125,11 +125,18 @@ impl EngineParts {
             let mut report = |done, total| (progress.0)(done, total);
             Ok(Box::new(CpuExecutor::load(&dir, &options, &mut report)?))
         };
-        Ok(Self { info, text, executor: Arc::new(executor) })
+        Ok(Self {
+            info,
+            text,
+            executor: Arc::new(executor),
+        })
     }
 
     pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
-        let unusable = |key: &str, reason: String| ConfigError { key: key.to_owned(), reason };
+        let unusable = |key: &str, reason: String| ConfigError {
+            key: key.to_owned(),
+            reason,
+        };
         let info = &self.info;
         let policy = &config.radix_eviction_policy;
         let eviction = EvictionPolicy::from_name(policy)
