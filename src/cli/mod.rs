@@ -25,7 +25,6 @@ mod progress;
 mod serve;
 mod signals;
 mod telemetry;
-mod words;
 
 const ORDER: &str = "\
 Every flag is also an environment variable (--page-size: SOUFFLEUR_PAGE_SIZE) and a key of the file given by --config

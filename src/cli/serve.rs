@@ -11,12 +11,10 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use souffleur::config::EngineConfig;
 use souffleur::engine::EngineHandle;
 use souffleur::metrics::Capacity;
-use souffleur::model::text::TextModel;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
 use super::signals::Signals;
-use super::words::Vocabulary;
 use super::{Failure, local, plan, say, telemetry};
 use crate::settings::Settings;
 
@@ -65,11 +63,11 @@ async fn serve(
     let outcome = loop {
         tokio::select! {
             started = &mut starting, if is_starting => match started {
-                Ok(Ok(Started { engine, text })) => {
+                Ok(Ok(engine)) => {
                     is_starting = false;
                     record_capacity(&engine, began);
                     announce(&engine, address, began);
-                    slot.fill(engine, text.map(Vocabulary::shared));
+                    slot.fill(engine);
                 }
                 Ok(Err(error)) => break Err(error),
                 Err(_) => break Err(Failure::failed("the engine's thread died while starting")),
@@ -86,22 +84,15 @@ async fn serve(
     outcome.and(finish(serving.await))
 }
 
-struct Started {
-    engine: EngineHandle,
-    text: Option<Arc<TextModel>>,
-}
-
 /// Loading blocks, so it has a thread of its own; the server answers 503 meanwhile.
-fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<Started, Failure>> {
+fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<EngineHandle, Failure>> {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
-        let mut text = None;
         let engine = local::start(config, |parts| {
-            text = parts.text.clone();
             plan::show(&parts.info);
             Ok(())
         });
-        let _ = started.send(engine.map(|engine| Started { engine, text }));
+        let _ = started.send(engine);
     });
     receiver
 }

@@ -16,6 +16,7 @@ use crate::admission::Admission;
 use crate::engine::ModelInfo;
 use crate::error::RequestError;
 use crate::ids::RequestId;
+use crate::model::text::TextModel;
 use crate::request::{CancelFlag, Event, GenerateRequest};
 use crate::sink::EventSink;
 use crate::state::namespace::Namespace;
@@ -32,6 +33,7 @@ pub struct EngineHandle {
 
 pub(super) struct Inner {
     pub(super) model: ModelInfo,
+    pub(super) text: Option<Arc<TextModel>>,
     pub(super) admission: Arc<Admission>,
     pub(super) channel_events: usize,
     pub(super) doors: DoorSlot,
@@ -61,10 +63,11 @@ impl EngineHandle {
         let rid = request.rid.clone();
         let (sink, events) =
             EventSink::channel(rid.clone(), self.inner.channel_events, Some(permit));
-        let cancel = CancelFlag::default();
+        let flag = CancelFlag::default();
         let request = Box::new(request);
-        doors.generate.do_send(Generate { request, sink, cancel: cancel.clone() });
-        Ok(Generation { rid, events, cancel, door: doors.cancel, has_ended: false })
+        doors.generate.do_send(Generate { request, sink, cancel: flag.clone() });
+        let canceller = Canceller { rid, flag, door: doors.cancel };
+        Ok(Generation { events, canceller, has_ended: false })
     }
 
     /// Sends a request whose events go to an actor of the host's own. Cancel it with [`EngineHandle::cancel`].
@@ -156,6 +159,11 @@ impl EngineHandle {
         &self.inner.model
     }
 
+    /// The loaded model's tokenizer; `None` for an engine that takes and returns token ids only.
+    pub fn text(&self) -> Option<&Arc<TextModel>> {
+        self.inner.text.as_ref()
+    }
+
     /// Requests inside, queued ones included.
     pub fn requests_inside(&self) -> usize {
         self.inner.admission.requests()
@@ -211,19 +219,43 @@ fn down(error: MailboxError) -> RequestError {
     RequestError::EngineDown(error.to_string())
 }
 
+/// Cancels one request from anywhere.
+#[derive(Clone)]
+pub struct Canceller {
+    rid: RequestId,
+    flag: CancelFlag,
+    door: Recipient<CancelRequest>,
+}
+
+impl Canceller {
+    /// The request.
+    pub fn rid(&self) -> &RequestId {
+        &self.rid
+    }
+
+    /// Cancels; the terminal event still comes.
+    pub fn cancel(&self) {
+        self.flag.raise();
+        self.door.do_send(CancelRequest { rid: self.rid.clone() });
+    }
+}
+
 /// One request under way. Dropping it before its terminal event cancels the request.
 pub struct Generation {
-    rid: RequestId,
     events: mpsc::Receiver<Event>,
-    cancel: CancelFlag,
-    door: Recipient<CancelRequest>,
+    canceller: Canceller,
     has_ended: bool,
 }
 
 impl Generation {
     /// The request.
     pub fn rid(&self) -> &RequestId {
-        &self.rid
+        self.canceller.rid()
+    }
+
+    /// What cancels the request from elsewhere, even before the engine has looked at it.
+    pub fn canceller(&self) -> Canceller {
+        self.canceller.clone()
     }
 
     /// The next event; `None` after the terminal one. Safe to drop while it waits.
@@ -240,8 +272,7 @@ impl Generation {
 
     /// Cancels; the terminal event still comes.
     pub fn cancel(&self) {
-        self.cancel.raise();
-        self.door.do_send(CancelRequest { rid: self.rid.clone() });
+        self.canceller.cancel();
     }
 }
 

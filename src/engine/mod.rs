@@ -18,7 +18,7 @@ use crate::admission::Admission;
 use crate::config::EngineConfig;
 use crate::error::StartError;
 
-pub use handle::{EngineHandle, Generation};
+pub use handle::{Canceller, EngineHandle, Generation};
 pub use parts::{EngineParts, ModelInfo, Progress};
 
 use handle::Inner;
@@ -144,6 +144,7 @@ fn inner(
 ) -> Inner {
     Inner {
         model: parts.info,
+        text: parts.text,
         admission: Admission::new(config.max_queued_requests, config.max_queued_tokens),
         channel_events: config.client_channel_events,
         doors,

@@ -14,16 +14,15 @@ pub(super) async fn abort_request(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
-    let engine = &state.loaded()?.engine;
     let mut fields = body.0;
-    let rids = match (fields.flag("abort_all")?, fields.string("rid")?) {
-        (true, _) => state.all_under_way(),
-        (false, Some(rid)) if !rid.is_empty() => state.named(&rid),
+    let under_way = state.under_way();
+    let aborted = match (fields.flag("abort_all")?, fields.string("rid")?) {
+        (true, _) => under_way.cancel_all(),
+        (false, Some(rid)) if !rid.is_empty() => under_way.cancel(&rid),
         (false, _) => {
             let text = "rid is missing: name a request or set abort_all";
             return Err(ApiError::field("rid", text));
         }
     };
-    rids.iter().for_each(|rid| engine.cancel(rid));
-    Ok(HttpResponse::Ok().json(json!({ "aborted": rids.len() })))
+    Ok(HttpResponse::Ok().json(json!({ "aborted": aborted })))
 }

@@ -16,11 +16,10 @@ use crate::request::{GenerateRequest, Prompt};
 /// Answers `GET /health`: 200 while the engine lives.
 pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let engine = &state.loaded()?.engine;
-    // A server that drains still serves: only an engine that is down is unhealthy.
-    if !engine.is_ready() && !state.is_draining() {
-        return Err(RequestError::EngineDown("it is being rebuilt".to_owned()).into());
+    match engine.is_alive() {
+        true => Ok(HttpResponse::Ok().json(json!({ "status": "ok" }))),
+        false => Err(RequestError::EngineDown("it is being rebuilt".to_owned()).into()),
     }
-    Ok(HttpResponse::Ok().json(json!({ "status": "ok" })))
 }
 
 /// Answers `GET /ready`: 200 while new requests are taken.

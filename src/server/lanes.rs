@@ -7,11 +7,11 @@ use futures_util::StreamExt;
 use futures_util::stream::{self, SelectAll, Stream};
 
 use super::error::ApiError;
-use super::state::{AppState, Listed};
+use super::state::AppState;
 use super::transcript::{News, Transcript};
-use crate::engine::Generation;
+use super::under_way::Listed;
+use crate::engine::{Canceller, Generation};
 use crate::error::RequestError;
-use crate::ids::RequestId;
 use crate::request::{Event, GenerateRequest};
 
 /// One request in the engine.
@@ -24,8 +24,8 @@ impl Lane {
     /// Sends a request to the engine.
     pub(super) fn open(state: &Arc<AppState>, request: GenerateRequest) -> Result<Self, ApiError> {
         let engine = &state.serving()?.engine;
-        let listed = state.list(request.rid.clone());
         let generation = engine.generate(request)?;
+        let listed = state.under_way().list(generation.canceller());
         Ok(Self {
             generation,
             _listed: listed,
@@ -43,8 +43,8 @@ impl Lane {
             .collect()
     }
 
-    pub(super) fn rid(&self) -> &RequestId {
-        self.generation.rid()
+    pub(super) fn canceller(&self) -> Canceller {
+        self.generation.canceller()
     }
 
     async fn next(&mut self) -> Event {

@@ -18,6 +18,7 @@ mod sse;
 mod state;
 mod track;
 mod transcript;
+mod under_way;
 mod words;
 mod ws;
 
@@ -34,7 +35,6 @@ use actix_web::{App, FromRequest, HttpRequest, HttpServer, Responder};
 pub use config::ServerConfig;
 pub use error::ApiError;
 pub use state::{AppState, EngineSlot, RenderMetrics};
-pub use words::TokenWords;
 
 /// Mounts all endpoints. The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs
 /// `h1_allow_half_closed(false)`: with actix's default a client that disappears is not noticed.

@@ -1,18 +1,17 @@
 //! What the workers of one server share: its configuration, the engine once it is loaded, what is under way.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 
 use super::config::ServerConfig;
 use super::error::ApiError;
-use super::words::{TokenWords, Words};
+use super::under_way::UnderWay;
+use super::words::Words;
 use crate::engine::EngineHandle;
 use crate::error::RequestError;
-use crate::ids::RequestId;
 
 /// Renders the Prometheus page.
 pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
@@ -28,12 +27,10 @@ pub(super) struct Loaded {
 }
 
 impl EngineSlot {
-    /// Puts the engine in, once; later calls change nothing. `words` spells single tokens for log probabilities.
-    pub fn fill(&self, engine: EngineHandle, words: Option<Arc<dyn TokenWords>>) {
-        let _ = self.0.set(Ok(Loaded {
-            engine,
-            words: Words::new(words),
-        }));
+    /// Puts the engine in, once; later calls change nothing.
+    pub fn fill(&self, engine: EngineHandle) {
+        let words = Words::of(engine.text());
+        let _ = self.0.set(Ok(Loaded { engine, words }));
     }
 
     /// Says why there will be no engine: clients are told.
@@ -60,9 +57,7 @@ pub struct AppState {
     config: ServerConfig,
     slot: EngineSlot,
     render_metrics: RenderMetrics,
-    /// Requests that came in here and have not ended, so that they can be aborted by name. More than one may have
-    /// a name until the engine refuses all but the first.
-    under_way: Mutex<BTreeMap<RequestId, usize>>,
+    under_way: UnderWay,
     websockets: AtomicUsize,
     draining: watch::Sender<bool>,
     started_unix_s: u64,
@@ -76,7 +71,7 @@ impl AppState {
             config,
             slot,
             render_metrics,
-            under_way: Mutex::default(),
+            under_way: UnderWay::default(),
             websockets: AtomicUsize::new(0),
             draining: watch::Sender::new(false),
             started_unix_s: now.map_or(0, |now| now.as_secs()),
@@ -131,40 +126,8 @@ impl AppState {
         self.started_unix_s
     }
 
-    /// Lists a request as under way until the guard is dropped.
-    pub(super) fn list(self: &Arc<Self>, rid: RequestId) -> Listed {
-        self.with_under_way(|rids| *rids.entry(rid.clone()).or_default() += 1);
-        Listed {
-            state: self.clone(),
-            rid,
-        }
-    }
-
-    /// Requests under way that `name` stands for: that request and the samples and batch members made from it.
-    pub(super) fn named(&self, name: &str) -> Vec<RequestId> {
-        let is_part = |rid: &RequestId| match rid.as_str().strip_prefix(name) {
-            Some(rest) => {
-                rest.split('-')
-                    .all(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
-                    && (rest.is_empty() || rest.starts_with('-'))
-            }
-            None => false,
-        };
-        self.with_under_way(|rids| rids.keys().filter(|rid| is_part(rid)).cloned().collect())
-    }
-
-    /// All requests under way.
-    pub(super) fn all_under_way(&self) -> Vec<RequestId> {
-        self.with_under_way(|rids| rids.keys().cloned().collect())
-    }
-
-    fn with_under_way<T>(&self, work: impl FnOnce(&mut BTreeMap<RequestId, usize>) -> T) -> T {
-        work(
-            &mut self
-                .under_way
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        )
+    pub(super) fn under_way(&self) -> &UnderWay {
+        &self.under_way
     }
 
     /// Counts a WebSocket in until the guard is dropped.
@@ -178,24 +141,6 @@ impl AppState {
             Ok(_) => Ok(OpenWebSocket(self.clone())),
             Err(_) => Err(ApiError::too_many_websockets(limit)),
         }
-    }
-}
-
-/// A request's entry among those under way.
-pub(super) struct Listed {
-    state: Arc<AppState>,
-    rid: RequestId,
-}
-
-impl Drop for Listed {
-    fn drop(&mut self) {
-        self.state
-            .with_under_way(|rids| match rids.get_mut(&self.rid) {
-                Some(count) if *count > 1 => *count -= 1,
-                _ => {
-                    rids.remove(&self.rid);
-                }
-            });
     }
 }
 
@@ -219,21 +164,6 @@ mod tests {
         };
         let render = Arc::new(String::new);
         Arc::new(AppState::new(config, EngineSlot::default(), render))
-    }
-
-    #[test]
-    fn a_name_stands_for_its_samples_but_not_for_longer_names() {
-        let state = state();
-        let names = ["a", "a-0", "a-1-2", "ab", "a-x", "b"];
-        let listed: Vec<Listed> = names
-            .into_iter()
-            .map(|name| state.list(RequestId::new(name)))
-            .collect();
-        let found = state.named("a");
-        let found: Vec<&str> = found.iter().map(RequestId::as_str).collect();
-        assert_eq!(found, ["a", "a-0", "a-1-2"]);
-        drop(listed);
-        assert_eq!(state.all_under_way(), []);
     }
 
     #[test]

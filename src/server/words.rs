@@ -6,7 +6,7 @@ use crate::model::text::TextModel;
 use crate::state::detok::TokenText;
 
 /// The vocabulary, as far as clients see it.
-pub trait TokenWords: Send + Sync {
+pub(super) trait TokenWords: Send + Sync {
     /// The bytes that the token adds to a text; they may be part of a character.
     fn bytes(&self, token: u32) -> Vec<u8>;
 
@@ -57,8 +57,9 @@ fn byte_level(character: char) -> Option<u8> {
 pub(super) struct Words(Option<Arc<dyn TokenWords>>);
 
 impl Words {
-    pub(super) fn new(words: Option<Arc<dyn TokenWords>>) -> Self {
-        Self(words)
+    /// The words of an engine's tokenizer.
+    pub(super) fn of(text: Option<&Arc<TextModel>>) -> Self {
+        Self(text.map(|text| text.clone() as Arc<dyn TokenWords>))
     }
 
     pub(super) fn bytes(&self, token: u32) -> Vec<u8> {
@@ -120,7 +121,7 @@ pub(super) mod tests {
     }
 
     pub(in crate::server) fn bytewise() -> Words {
-        Words::new(Some(Arc::new(Bytewise)))
+        Words(Some(Arc::new(Bytewise)))
     }
 
     #[test]
@@ -142,6 +143,6 @@ pub(super) mod tests {
     fn special_tokens_stand_in_no_text() {
         assert_eq!(bytewise().text(&[256, 104, 0xc3, 0xa9, 257]), "hé");
         assert_eq!(bytewise().lossy(256), "<|256|>");
-        assert_eq!(Words::new(None).lossy(7), "token_id:7");
+        assert_eq!(Words(None).lossy(7), "token_id:7");
     }
 }

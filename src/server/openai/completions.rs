@@ -10,7 +10,7 @@ use super::wire::{Head, Matched, UsageReport};
 use super::{Common, alternatives, matched_stop, unix_now_s};
 use crate::executor::LogprobWish;
 use crate::ids::RequestId;
-use crate::request::{FinishReason, GenerateRequest, Prompt, Usage};
+use crate::request::{GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, mismatch};
@@ -55,8 +55,6 @@ struct Call {
     prompts: Vec<Prompt>,
     echo: bool,
     logprobs: Option<u32>,
-    /// `max_tokens` is 0: the one token that the engine gives is not shown.
-    hides_output: bool,
 }
 
 impl Call {
@@ -77,7 +75,7 @@ impl Call {
             max_requests,
         )?;
         let max_tokens = fields.count("max_tokens")?.unwrap_or(DEFAULT_MAX_TOKENS);
-        common.sampling.max_new_tokens = max_tokens.max(1);
+        common.sampling.max_new_tokens = max_tokens;
         let logprobs = fields
             .take("logprobs")
             .filter(|value| *value != Value::Bool(false));
@@ -90,7 +88,6 @@ impl Call {
             prompts,
             echo,
             logprobs,
-            hides_output: max_tokens == 0,
         })
     }
 
@@ -182,7 +179,6 @@ struct Writer {
     usages: Vec<Usage>,
     n: usize,
     top: Option<bool>,
-    hides_output: bool,
     return_token_ids: bool,
     include_usage: bool,
 }
@@ -209,16 +205,12 @@ impl Writer {
             words,
             n,
             top: call.logprobs.map(|top| top > 0),
-            hides_output: call.hides_output,
             return_token_ids: call.common.return_token_ids,
             include_usage: call.common.include_usage,
         }
     }
 
-    fn choice(&mut self, index: usize, mut news: News) -> Choice {
-        if self.hides_output {
-            hide_output(&mut news);
-        }
+    fn choice(&mut self, index: usize, news: News) -> Choice {
         let News { delta, end } = news;
         self.usages[index] = delta.usage;
         let echo = self.echoes[index].take();
@@ -248,19 +240,6 @@ fn behind(echo: Option<&str>) -> TextOffset {
     TextOffset::behind(echo.map_or(0, |echo| echo.chars().count()))
 }
 
-/// Leaves the prompt's part of the news.
-fn hide_output(news: &mut News) {
-    news.delta.text.clear();
-    news.delta.tokens.clear();
-    news.delta.output_logprobs.clear();
-    news.delta.usage.completion_tokens = 0;
-    if let Some(end) = &mut news.end
-        && end.reason != FinishReason::Abort
-    {
-        end.reason = FinishReason::Length { max_new_tokens: 0 };
-    }
-}
-
 impl Render for Writer {
     fn news(&mut self, index: usize, news: News, out: &mut Chunks) {
         if news.is_empty() {
@@ -283,6 +262,7 @@ mod tests {
 
     use super::super::tests::{events, fields, head, news, words};
     use super::*;
+    use crate::request::FinishReason;
 
     fn parse(value: Value) -> Result<Call, ApiError> {
         Call::parse(fields(value), 8)
@@ -352,19 +332,6 @@ mod tests {
                 "tokens": ["a", "b"], "token_logprobs": [-0.5, -0.5], "top_logprobs": null,
                 "text_offset": [2, 3],
             },
-        });
-        assert_eq!(serde_json::to_value(choice).expect("plain data"), expected);
-    }
-
-    #[test]
-    fn no_tokens_are_shown_when_none_were_asked_for() {
-        let call = call(json!({"prompt": "hi", "echo": true, "max_tokens": 0}));
-        assert_eq!(call.common.sampling.max_new_tokens, 1);
-        let mut writer = Writer::new(&call, head(), words());
-        let choice = writer.choice(0, news("a", Some(FinishReason::StopToken(2))));
-        let expected = json!({
-            "index": 0, "text": "hi", "finish_reason": "length", "matched_stop": null,
-            "logprobs": null,
         });
         assert_eq!(serde_json::to_value(choice).expect("plain data"), expected);
     }

@@ -11,6 +11,7 @@ use metrics::{counter, gauge, histogram};
 use tokio::time::{Instant as TokioInstant, Interval, MissedTickBehavior, interval_at, timeout};
 
 use super::frames::{self, BadFrame, Op};
+use crate::engine::Canceller;
 use crate::ids::RequestId;
 use crate::request::Event;
 use crate::server::error::ApiError;
@@ -19,6 +20,7 @@ use crate::server::lanes::{Events, Lane};
 use crate::server::native::{NativeCall, Shape};
 use crate::server::state::{AppState, OpenWebSocket};
 use crate::server::transcript::News;
+use crate::server::under_way::stands_for;
 
 /// Pings without an answer after which a client is gone.
 const MAX_MISSED_PINGS: u32 = 2;
@@ -67,17 +69,21 @@ impl Ending {
 
 /// A request of this connection.
 struct Named {
-    rid: RequestId,
-    /// Its name without `-i`.
-    base: String,
+    canceller: Canceller,
     shape: Shape,
+}
+
+impl Named {
+    fn rid(&self) -> &RequestId {
+        self.canceller.rid()
+    }
 }
 
 pub(super) struct Socket {
     state: Arc<AppState>,
     session: Session,
     lanes: SelectAll<Events<Rc<Named>>>,
-    /// The requests in `lanes`.
+    /// The requests that have not ended. (A lane that has ended stays in `lanes` until it is polled once more.)
     names: Vec<Rc<Named>>,
     missed_pings: u32,
     send_timeout: Duration,
@@ -124,7 +130,7 @@ impl Socket {
         let mut heartbeat = heartbeat(self.state.config().ws_ping_interval_s);
         let mut draining = self.state.drain_signal();
         loop {
-            if *draining.borrow() && self.lanes.is_empty() {
+            if *draining.borrow() && self.names.is_empty() {
                 return Ending::Drain;
             }
             let went_well = tokio::select! {
@@ -183,7 +189,6 @@ impl Socket {
 
     fn generate(&mut self, fields: Fields) -> Result<(), ApiError> {
         let limit = self.state.config().ws_max_requests;
-        let base = fields.text("rid").map(str::to_owned);
         let call = NativeCall::parse(fields, self.state.config().max_batch_requests)?;
         if self.names.len() + call.requests.len() > limit {
             return Err(ApiError::too_many_on_websocket(limit));
@@ -191,9 +196,8 @@ impl Socket {
         let shapes = call.shapes(&self.state.serving()?.words);
         let lanes = Lane::open_all(&self.state, call.streamed_requests())?;
         for (lane, shape) in lanes.into_iter().zip(shapes) {
-            let rid = lane.rid().clone();
-            let base = base.clone().unwrap_or_else(|| rid.to_string());
-            let named = Rc::new(Named { rid, base, shape });
+            let canceller = lane.canceller();
+            let named = Rc::new(Named { canceller, shape });
             self.names.push(named.clone());
             self.lanes.push(lane.events(named));
         }
@@ -203,19 +207,16 @@ impl Socket {
     /// Answers a refused request. Refused for overload with nothing else to wait for, the client should go away.
     async fn refuse(&mut self, rid: Option<&str>, error: ApiError) -> Result<(), Ending> {
         self.send(frames::error(rid, &error)).await?;
-        match error.code() == "overloaded" && self.lanes.is_empty() {
+        match error.code() == "overloaded" && self.names.is_empty() {
             true => Err(Ending::Overload),
             false => Ok(()),
         }
     }
 
-    fn abort(&mut self, name: &str) {
-        let meant = |named: &&Rc<Named>| named.rid.as_str() == name || named.base == name;
-        let Ok(loaded) = self.state.loaded() else {
-            return;
-        };
-        let rids = self.names.iter().filter(meant).map(|named| &named.rid);
-        let aborted = rids.map(|rid| loaded.engine.cancel(rid)).count() as u64;
+    fn abort(&self, name: &str) {
+        let meant = |named: &&Rc<Named>| stands_for(name, named.rid().as_str());
+        let meant = self.names.iter().filter(meant);
+        let aborted = meant.map(|named| named.canceller.cancel()).count() as u64;
         count_aborts("client_abort", aborted);
     }
 
@@ -225,12 +226,12 @@ impl Socket {
         }
         match News::of(event) {
             Ok(news) => {
-                for frame in frames::news(&named.rid, &named.shape, news) {
+                for frame in frames::news(named.rid(), &named.shape, news) {
                     self.send(frame).await?;
                 }
                 Ok(())
             }
-            Err(error) => self.refuse(Some(named.rid.as_str()), error.into()).await,
+            Err(error) => self.refuse(Some(named.rid().as_str()), error.into()).await,
         }
     }
 

@@ -59,13 +59,13 @@ impl Pins {
         self.released.push(lock);
     }
 
-    /// Gives every lock back; false if there was none.
+    /// Gives every lock back; false if the next plan has no lock to give back at all, also none that was released
+    /// before: only then does memory depend on somebody else.
     pub(super) fn revoke_all(&mut self) -> bool {
         let held = std::mem::take(&mut self.held);
-        let before = self.released.len();
         self.released
             .extend(held.into_values().filter_map(|pin| pin.lock));
-        self.released.len() > before
+        !self.released.is_empty()
     }
 
     fn remove(&mut self, pin: u64) -> bool {

@@ -1,0 +1,99 @@
+//! The requests that came in through one server and have not ended, so that they can be aborted by name.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustc_hash::FxHashMap;
+
+use crate::engine::Canceller;
+
+/// What cancels each request under way. Workers share it: requests are aborted on other connections than their own.
+#[derive(Clone, Default)]
+pub(super) struct UnderWay(Arc<Mutex<Entries>>);
+
+#[derive(Default)]
+struct Entries {
+    next_key: u64,
+    cancellers: FxHashMap<u64, Canceller>,
+}
+
+impl UnderWay {
+    /// Lists a request until the guard is dropped.
+    pub(super) fn list(&self, canceller: Canceller) -> Listed {
+        let key = self.with(|entries| {
+            let key = entries.next_key;
+            entries.next_key += 1;
+            entries.cancellers.insert(key, canceller);
+            key
+        });
+        Listed {
+            under_way: self.clone(),
+            key,
+        }
+    }
+
+    /// Cancels what `name` stands for and returns how many requests that were.
+    pub(super) fn cancel(&self, name: &str) -> usize {
+        self.cancel_if(|rid| stands_for(name, rid))
+    }
+
+    /// Cancels everything and returns how many requests that were.
+    pub(super) fn cancel_all(&self) -> usize {
+        self.cancel_if(|_| true)
+    }
+
+    fn cancel_if(&self, is_meant: impl Fn(&str) -> bool) -> usize {
+        let meant: Vec<Canceller> = self.with(|entries| {
+            let cancellers = entries.cancellers.values();
+            cancellers
+                .filter(|canceller| is_meant(canceller.rid().as_str()))
+                .cloned()
+                .collect()
+        });
+        meant.iter().for_each(Canceller::cancel);
+        meant.len()
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Entries) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// True if a request's id is the name, or the name of one of its samples or batch members: `name-1`, `name-0-1`.
+pub(super) fn stands_for(name: &str, rid: &str) -> bool {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    match rid.strip_prefix(name) {
+        Some("") => true,
+        Some(rest) => rest
+            .strip_prefix('-')
+            .is_some_and(|rest| rest.split('-').all(is_number)),
+        None => false,
+    }
+}
+
+/// A request's entry.
+pub(super) struct Listed {
+    under_way: UnderWay,
+    key: u64,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.under_way
+            .with(|entries| entries.cancellers.remove(&self.key));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_stands_for_its_samples_but_not_for_longer_names() {
+        let rids = ["a", "a-0", "a-1-2", "ab", "a-x", "a-", "a-1-", "b"];
+        let found: Vec<&str> = rids
+            .into_iter()
+            .filter(|rid| stands_for("a", rid))
+            .collect();
+        assert_eq!(found, ["a", "a-0", "a-1-2"]);
+    }
+}

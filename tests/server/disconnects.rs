@@ -1,0 +1,97 @@
+//! Clients that disappear: whatever state their request is in, it ends and the pool is whole again.
+
+use std::net::{Shutdown, TcpStream};
+
+use serde_json::{Value, json};
+
+use crate::http::{open, stream};
+use crate::world::World;
+
+/// More tokens than a test has time for.
+const ENDLESS: usize = 60_000;
+
+fn endless(stream: bool) -> Value {
+    let sampling = json!({"max_new_tokens": ENDLESS, "ignore_eos": true});
+    json!({"text": "a", "stream": stream, "sampling_params": sampling})
+}
+
+#[track_caller]
+fn ends_early(world: &World) {
+    world.wait_until_whole();
+    assert!(world.stats().steps < ENDLESS as u64, "it ran to its end");
+}
+
+#[test]
+fn a_stream_without_its_reader_is_cancelled_in_decode() {
+    let world = World::new();
+    let mut events = stream(world.addr, "/generate", &endless(true));
+    events.next_json();
+    drop(events);
+    ends_early(&world);
+}
+
+#[test]
+fn a_chat_stream_without_its_reader_is_cancelled() {
+    let world = World::new();
+    let call = json!({
+        "messages": [{"role": "user", "content": "hi"}], "stream": true, "ignore_eos": true, "n": 3,
+    });
+    let mut events = stream(world.addr, "/v1/chat/completions", &call);
+    for _ in 0..6 {
+        events.next_json();
+    }
+    drop(events);
+    ends_early(&world);
+}
+
+#[test]
+fn a_plain_request_without_its_client_is_cancelled_in_decode() {
+    let world = World::new();
+    let client = open(world.addr, "/generate", &endless(false));
+    world.wait_until("it decodes", |stats| stats.steps > 3);
+    drop(client);
+    ends_early(&world);
+}
+
+#[test]
+fn a_half_closed_connection_counts_as_gone() {
+    let world = World::new();
+    let client = open(world.addr, "/generate", &endless(false));
+    world.wait_until("it decodes", |stats| stats.steps > 3);
+    client
+        .shutdown(Shutdown::Write)
+        .expect("the connection is open");
+    ends_early(&world);
+}
+
+#[test]
+fn a_request_without_its_client_is_cancelled_in_prefill() {
+    let world = World::with(|engine, _| engine.chunked_prefill_size = 64);
+    let prompt: Vec<u32> = (0..20_000).map(|index| 2 + index % 250).collect();
+    let sampling = json!({"max_new_tokens": 4});
+    let call = json!({"input_ids": prompt, "sampling_params": sampling});
+    let client = open(world.addr, "/generate", &call);
+    world.wait_until("it prefills", |stats| stats.steps > 2);
+    drop(client);
+    world.wait_until_whole();
+    assert!(
+        world.stats().steps < 20_000 / 64,
+        "it was prefilled to its end"
+    );
+}
+
+#[test]
+fn queued_requests_without_their_clients_leave_the_queue() {
+    let world = World::with(|engine, _| engine.max_running_requests = Some(1));
+    let mut running = stream(world.addr, "/generate", &endless(true));
+    running.next_json();
+    let queued: Vec<TcpStream> = [true, false]
+        .map(|stream| open(world.addr, "/generate", &endless(stream)))
+        .into();
+    world.wait_until("both wait", |stats| stats.waiting_requests == 2);
+    drop(queued);
+    world.wait_until("none waits", |stats| stats.waiting_requests == 0);
+    running.next_json();
+    drop(running);
+    ends_early(&world);
+}

@@ -1,0 +1,188 @@
+//! Bad input, as a table: status and what the message says.
+
+use serde_json::{Value, json};
+use souffleur::server::ServerConfig;
+
+use crate::http::{Response, get, post, post_text, send};
+use crate::world::World;
+
+#[track_caller]
+fn check(response: &Response, status: u16, param: Value, message: &str) {
+    let error = &response.json()["error"];
+    assert_eq!(response.status, status, "{error}");
+    assert_eq!(error["param"], param, "{error}");
+    let text = error["message"].as_str().expect("errors have a message");
+    assert!(text.contains(message), "{text:?} has no {message:?}");
+    assert!(
+        error["type"].is_string() && error["code"].is_string(),
+        "{error}"
+    );
+}
+
+#[test]
+fn requests_that_are_no_requests_get_openais_error_object() {
+    let config = ServerConfig {
+        max_body_bytes: 100,
+        body_timeout_s: 1,
+        ..ServerConfig::default()
+    };
+    let world = World::without_engine(config);
+    let addr = world.addr;
+    check(&get(addr, "/nothing"), 404, Value::Null, "/nothing");
+    let wrong = get(addr, "/generate");
+    check(&wrong, 405, Value::Null, "use POST");
+    assert_eq!(wrong.header("allow"), Some("POST"));
+    check(
+        &post(addr, "/health", &json!({})),
+        405,
+        Value::Null,
+        "use GET",
+    );
+    check(
+        &post_text(addr, "/generate", "{\"a\""),
+        400,
+        Value::Null,
+        "not valid JSON",
+    );
+    check(
+        &post_text(addr, "/generate", "[1]"),
+        400,
+        Value::Null,
+        "not a JSON object",
+    );
+    check(
+        &post_text(addr, "/generate", ""),
+        400,
+        Value::Null,
+        "not valid JSON",
+    );
+    let long = "x".repeat(101);
+    check(
+        &post_text(addr, "/generate", &long),
+        413,
+        Value::Null,
+        "larger than 100 bytes",
+    );
+    let head = "POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n";
+    let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n65\r\n{long}\r\n0\r\n\r\n");
+    check(
+        &send(addr, &chunked),
+        413,
+        Value::Null,
+        "larger than 100 bytes",
+    );
+    let unfinished = format!("{head}Content-Length: 50\r\n\r\n{{");
+    check(&send(addr, &unfinished), 408, Value::Null, "within 1 s");
+}
+
+#[test]
+fn bad_fields_are_refused_by_name_whether_streamed_or_not() {
+    let world = World::new();
+    let sampling = |sampling: Value| json!({"text": "a", "sampling_params": sampling});
+    let chat = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    let completion = |field: &str, value: Value| json!({"prompt": "a", field: value});
+    let long: Vec<u32> = vec![5; crate::world::CONTEXT_TOKENS];
+    let native = "/generate";
+    let completions = "/v1/completions";
+    let chats = "/v1/chat/completions";
+    let table = [
+        (native, json!({}), json!("text"), "text is missing"),
+        (native, json!({"text": 5}), json!("text"), "text is 5"),
+        (native, json!({"text": ""}), Value::Null, "prompt"),
+        (native, json!({"input_ids": [9999]}), Value::Null, "9999"),
+        (
+            native,
+            json!({"input_ids": long}),
+            Value::Null,
+            "has 65536 tokens, limit is",
+        ),
+        (
+            native,
+            json!({"text": "a", "lora_path": "x"}),
+            json!("lora_path"),
+            "not supported",
+        ),
+        (
+            native,
+            sampling(json!({"temprature": 1})),
+            json!("temprature"),
+            "temprature",
+        ),
+        (
+            native,
+            sampling(json!({"max_new_tokens": -1})),
+            json!("max_new_tokens"),
+            "-1",
+        ),
+        (
+            native,
+            sampling(json!({"temperature": -1})),
+            Value::Null,
+            "temperature is -1",
+        ),
+        (
+            native,
+            sampling(json!({"top_p": 2})),
+            Value::Null,
+            "top_p is 2",
+        ),
+        (
+            native,
+            sampling(json!({"top_k": -5})),
+            Value::Null,
+            "top_k is -5",
+        ),
+        (
+            native,
+            sampling(json!({"n": 100_000})),
+            json!("n"),
+            "limit is 1024",
+        ),
+        (completions, json!({}), json!("prompt"), "prompt is missing"),
+        (
+            completions,
+            completion("max_tokens", json!(-3)),
+            json!("max_tokens"),
+            "-3",
+        ),
+        (
+            completions,
+            completion("temperature", json!("hot")),
+            json!("temperature"),
+            "hot",
+        ),
+        (
+            completions,
+            completion("logprobs", json!(50)),
+            json!("logprobs"),
+            "limit is 20",
+        ),
+        (
+            completions,
+            completion("n", json!(0)),
+            json!("n"),
+            "at least 1",
+        ),
+        (
+            completions,
+            completion("suffix", json!("x")),
+            json!("suffix"),
+            "not supported",
+        ),
+        (chats, json!({}), json!("messages"), "messages is missing"),
+        (chats, chat(json!(7)), json!("messages[0].content"), "7"),
+        (
+            chats,
+            json!({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}),
+            json!("tools"),
+            "not supported",
+        ),
+    ];
+    for (path, body, param, message) in table {
+        check(&post(world.addr, path, &body), 400, param.clone(), message);
+        let mut streamed = body.clone();
+        streamed["stream"] = true.into();
+        check(&post(world.addr, path, &streamed), 400, param, message);
+    }
+    world.wait_until_whole();
+}

@@ -1,0 +1,12 @@
+//! The server as clients see it: black box, over real sockets on free ports.
+
+mod disconnects;
+mod errors;
+mod http;
+mod native;
+mod openai;
+mod overload;
+mod sharing;
+mod surface;
+mod websocket;
+mod world;

@@ -1,0 +1,75 @@
+//! More requests than the door lets in.
+
+use serde_json::json;
+
+use crate::http::{post, stream};
+use crate::world::World;
+
+#[test]
+fn a_full_engine_answers_503_with_retry_after() {
+    let world = World::with(|engine, _| engine.max_queued_requests = 1);
+    let sampling = json!({"max_new_tokens": 60000, "ignore_eos": true});
+    let call = json!({"text": "a", "stream": true, "sampling_params": sampling});
+    let mut running = stream(world.addr, "/generate", &call);
+    running.next_json();
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
+    let refused = [
+        post(world.addr, "/generate", &call),
+        post(world.addr, "/v1/completions", &json!({"prompt": "a"})),
+        post(world.addr, "/v1/chat/completions", &chat),
+    ];
+    for response in refused {
+        assert_eq!(
+            (response.status, response.header("retry-after")),
+            (503, Some("1"))
+        );
+        let error = &response.json()["error"];
+        assert_eq!(
+            (&error["code"], &error["type"]),
+            (&json!("overloaded"), &json!("service_unavailable_error"))
+        );
+        assert_eq!(
+            error["message"],
+            "1 requests are in the engine, limit is 1: try again later"
+        );
+    }
+    drop(running);
+    world.wait_until_whole();
+    let sampling = json!({"max_new_tokens": 2});
+    post(
+        world.addr,
+        "/generate",
+        &json!({"text": "a", "sampling_params": sampling}),
+    )
+    .ok();
+}
+
+#[test]
+fn a_batch_is_let_in_whole_or_not_at_all() {
+    let world = World::with(|engine, _| engine.max_queued_requests = 2);
+    let call = json!({"text": ["a", "b", "c"]});
+    assert_eq!(post(world.addr, "/generate", &call).status, 503);
+    world.wait_until_whole();
+}
+
+#[test]
+fn prompts_are_counted_by_their_tokens_too() {
+    let world = World::with(|engine, _| engine.max_queued_tokens = 100);
+    let sampling = json!({"max_new_tokens": 60000, "ignore_eos": true});
+    let prompt: Vec<u32> = vec![9; 90];
+    let call = json!({"input_ids": prompt, "stream": true, "sampling_params": sampling});
+    let mut running = stream(world.addr, "/generate", &call);
+    running.next_json();
+    let response = post(world.addr, "/generate", &call);
+    assert_eq!(
+        (response.status, response.header("retry-after")),
+        (503, Some("1"))
+    );
+    let error = &response.json()["error"]["message"];
+    assert_eq!(
+        *error,
+        "90 prompt tokens are in the engine, limit is 100: try again later"
+    );
+    drop(running);
+    world.wait_until_whole();
+}

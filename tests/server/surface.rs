@@ -1,0 +1,125 @@
+//! Endpoints around generation: readiness, models, information, shutdown.
+
+use serde_json::json;
+use souffleur::server::ServerConfig;
+
+use crate::http::{get, post, stream};
+use crate::world::World;
+
+#[test]
+fn a_server_without_its_engine_says_that_it_is_loading() {
+    let world = World::without_engine(ServerConfig::default());
+    for path in [
+        "/health",
+        "/ready",
+        "/health_generate",
+        "/v1/models",
+        "/model_info",
+    ] {
+        let response = get(world.addr, path);
+        assert_eq!(
+            (response.status, response.header("retry-after")),
+            (503, Some("1")),
+            "{path}"
+        );
+        assert_eq!(response.json()["error"]["code"], "loading", "{path}");
+    }
+    for path in ["/generate", "/v1/completions", "/v1/chat/completions"] {
+        let response = post(world.addr, path, &json!({"text": "a"}));
+        assert_eq!(
+            (response.status, response.header("retry-after")),
+            (503, Some("1")),
+            "{path}"
+        );
+    }
+    world.state.slot().fail("no such file");
+    let error = get(world.addr, "/health").json();
+    assert_eq!(
+        error["error"]["message"],
+        "the model could not be loaded: no such file"
+    );
+}
+
+#[test]
+fn a_loaded_server_describes_itself() {
+    let world = World::new();
+    assert_eq!(get(world.addr, "/health").status, 200);
+    assert_eq!(get(world.addr, "/ready").status, 200);
+    assert_eq!(get(world.addr, "/health_generate").status, 200);
+    let models = get(world.addr, "/v1/models").ok();
+    assert_eq!(models["data"][0]["id"], "tiny");
+    assert_eq!(get(world.addr, "/v1/models/tiny").ok()["object"], "model");
+    let unknown = get(world.addr, "/v1/models/org/other");
+    assert_eq!(
+        (unknown.status, &unknown.json()["error"]["code"]),
+        (404, &json!("model_not_found"))
+    );
+    for path in ["/model_info", "/get_model_info"] {
+        assert_eq!(get(world.addr, path).ok()["is_generation"], true);
+    }
+    for path in ["/server_info", "/get_server_info"] {
+        let info = get(world.addr, path).ok();
+        assert_eq!(info["internal_states"][0]["integrity_failures"], 0);
+        assert_eq!(info["max_running_requests"], 32);
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn the_metrics_page_counts_requests_by_route_and_never_by_path() {
+    let world = World::without_engine(ServerConfig::default());
+    get(world.addr, "/v1/models/some-name");
+    get(world.addr, "/no/such/path");
+    let page = get(world.addr, "/metrics");
+    assert_eq!(
+        page.header("content-type"),
+        Some("text/plain; version=0.0.4; charset=utf-8")
+    );
+    let has = |text: &str| page.body.lines().any(|line| line.starts_with(text));
+    let route = r#"endpoint="/v1/models/{id:.*}""#;
+    let labels = format!(r#"sglang:http_requests_total{{{route},method="GET"}}"#);
+    assert!(has(&labels), "{}", page.body);
+    let labels =
+        format!(r#"sglang:http_responses_total{{{route},status_code="503",method="GET"}}"#);
+    assert!(has(&labels), "{}", page.body);
+    assert!(!page.body.contains("some-name"), "{}", page.body);
+}
+
+#[test]
+fn a_stopping_server_is_not_ready_and_finishes_what_runs() {
+    let mut world = World::with(|_, server| server.shutdown_deadline_s = 60);
+    let sampling = json!({"max_new_tokens": 2000, "ignore_eos": true, "temperature": 0});
+    let call = json!({"text": "a", "sampling_params": sampling, "stream": true});
+    let mut events = stream(world.addr, "/generate", &call);
+    events.next_json();
+    world.stop();
+    crate::world::wait_until("the server drains", || world.state.is_draining());
+    let ready = get(world.addr, "/ready");
+    assert_eq!(
+        (ready.status, &ready.json()["error"]["code"]),
+        (503, &json!("shutting_down"))
+    );
+    assert_eq!(get(world.addr, "/health").status, 200);
+    let refused = post(world.addr, "/generate", &json!({"text": "a"}));
+    assert_eq!(
+        (refused.status, refused.header("retry-after")),
+        (503, Some("1"))
+    );
+    let last = events.rest().pop().expect("events");
+    assert_eq!(last["meta_info"]["completion_tokens"], 2000);
+    assert_eq!(last["meta_info"]["finish_reason"]["type"], "length");
+    world.join();
+}
+
+#[test]
+fn what_outlasts_the_deadline_is_cut_short_with_an_end() {
+    let mut world = World::with(|_, server| server.shutdown_deadline_s = 0);
+    let sampling = json!({"max_new_tokens": 60000, "ignore_eos": true});
+    let call = json!({"text": "a", "sampling_params": sampling, "stream": true});
+    let mut events = stream(world.addr, "/generate", &call);
+    events.next_json();
+    world.stop();
+    let last = events.rest().pop().expect("events");
+    assert_eq!(last["meta_info"]["finish_reason"]["type"], "abort");
+    world.join();
+}

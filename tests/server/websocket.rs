@@ -1,0 +1,350 @@
+//! `/v1/ws/generate`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use souffleur::server::ServerConfig;
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::{WebSocketStream, client_async};
+
+use crate::world::{World, block_on};
+
+struct Client(WebSocketStream<TcpStream>);
+
+impl Client {
+    async fn connect(addr: SocketAddr) -> Self {
+        Self::connect_from(addr, None)
+            .await
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    async fn connect_from(addr: SocketAddr, origin: Option<&str>) -> Result<Self, Error> {
+        let mut request = format!("ws://{addr}/v1/ws/generate").into_client_request()?;
+        if let Some(origin) = origin {
+            request
+                .headers_mut()
+                .insert("origin", origin.parse().expect("a header"));
+        }
+        let stream = TcpStream::connect(addr).await?;
+        Ok(Self(client_async(request, stream).await?.0))
+    }
+
+    async fn send(&mut self, frame: Value) {
+        self.0
+            .send(Message::text(frame.to_string()))
+            .await
+            .expect("the server reads");
+    }
+
+    async fn next(&mut self) -> Message {
+        loop {
+            match self
+                .0
+                .next()
+                .await
+                .expect("another frame")
+                .expect("the connection holds")
+            {
+                Message::Ping(_) | Message::Pong(_) => (),
+                frame => return frame,
+            }
+        }
+    }
+
+    async fn json(&mut self) -> Value {
+        let frame = self.next().await;
+        let text = frame
+            .to_text()
+            .unwrap_or_else(|error| panic!("{error}: {frame:?}"));
+        serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    async fn close_code(&mut self) -> CloseCode {
+        match self.next().await {
+            Message::Close(Some(frame)) => frame.code,
+            other => panic!("no close: {other:?}"),
+        }
+    }
+}
+
+fn generate(rid: &str, max_new_tokens: u32) -> Value {
+    let sampling = json!({"max_new_tokens": max_new_tokens, "ignore_eos": true, "temperature": 0});
+    json!({"op": "generate", "rid": rid, "text": rid, "sampling_params": sampling})
+}
+
+/// More tokens than a test has time for.
+const ENDLESS: u32 = 60_000;
+
+#[track_caller]
+fn ends_early(world: &World) {
+    world.wait_until_whole();
+    assert!(
+        world.stats().steps < u64::from(ENDLESS),
+        "it ran to its end"
+    );
+}
+
+#[test]
+fn requests_share_a_connection_and_answer_as_over_http() {
+    let world = World::new();
+    block_on(async {
+        let mut client = Client::connect(world.addr).await;
+        for rid in ["a", "b", "c"] {
+            client.send(generate(rid, 20)).await;
+        }
+        let mut texts: BTreeMap<String, String> = BTreeMap::new();
+        let mut tokens: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+        let mut ended = 0;
+        while ended < 3 {
+            let frame = client.json().await;
+            let rid = frame["rid"].as_str().expect("an id").to_owned();
+            if frame["done"] == true {
+                assert_eq!(frame["meta"]["finish_reason"]["type"], "length");
+                assert_eq!(frame["meta"]["completion_tokens"], 20);
+                ended += 1;
+                continue;
+            }
+            assert_eq!(frame["meta"]["finish_reason"], Value::Null);
+            let delta = frame["delta"].as_str().expect("a text");
+            texts.entry(rid.clone()).or_default().push_str(delta);
+            let new = frame["output_ids"].as_array().expect("a list").clone();
+            tokens.entry(rid).or_default().extend(new);
+        }
+        for rid in ["a", "b", "c"] {
+            let mut call = generate(rid, 20);
+            call.as_object_mut().expect("an object").remove("op");
+            let whole = tokio::task::spawn_blocking({
+                let addr = world.addr;
+                move || crate::http::post(addr, "/generate", &call).ok()
+            });
+            let whole = whole.await.expect("it answers");
+            assert_eq!(whole["text"], texts[rid]);
+            assert_eq!(whole["output_ids"], json!(tokens[rid]));
+        }
+    });
+    world.wait_until_whole();
+}
+
+#[test]
+fn an_abort_ends_one_request_and_leaves_the_others() {
+    let world = World::new();
+    block_on(async {
+        let mut client = Client::connect(world.addr).await;
+        client.send(generate("a", ENDLESS)).await;
+        client.send(generate("b", ENDLESS)).await;
+        client.json().await;
+        client.send(json!({"op": "abort", "rid": "a"})).await;
+        let end = loop {
+            let frame = client.json().await;
+            if frame["done"] == true {
+                break frame;
+            }
+        };
+        assert_eq!(
+            (&end["rid"], &end["meta"]["finish_reason"]["type"]),
+            (&json!("a"), &json!("abort"))
+        );
+        assert_eq!(client.json().await["rid"], "b");
+        client.send(json!({"op": "abort", "rid": "b"})).await;
+        while client.json().await["done"] != true {}
+    });
+    ends_early(&world);
+}
+
+#[test]
+fn an_abort_right_behind_its_request_is_not_lost() {
+    let world = World::new();
+    block_on(async {
+        let mut client = Client::connect(world.addr).await;
+        for round in 0..20 {
+            let rid = format!("r{round}");
+            client.send(generate(&rid, ENDLESS)).await;
+            client.send(json!({"op": "abort", "rid": rid})).await;
+            while client.json().await["done"] != true {}
+        }
+    });
+    ends_early(&world);
+}
+
+#[test]
+fn a_client_that_disappears_takes_its_requests_with_it() {
+    let world = World::new();
+    block_on(async {
+        let mut client = Client::connect(world.addr).await;
+        for rid in ["a", "b", "c"] {
+            client.send(generate(rid, ENDLESS)).await;
+        }
+        client.json().await;
+        // No closing handshake: the socket just goes.
+        drop(client);
+    });
+    ends_early(&world);
+}
+
+#[test]
+fn frames_that_cannot_be_served_are_answered_and_the_connection_stays() {
+    let world = World::with(|_, server| server.ws_max_requests = 2);
+    block_on(async {
+        let mut client = Client::connect(world.addr).await;
+        client.send(json!({"op": "ping"})).await;
+        assert_eq!(client.json().await, json!({"op": "pong"}));
+        let table = [
+            (json!({"op": "sing", "rid": "a"}), "a", "op is \"sing\""),
+            (
+                json!({"op": "generate", "rid": "b"}),
+                "b",
+                "text is missing",
+            ),
+            (
+                json!({"op": "generate", "rid": "c", "text": ["x", "y", "z"]}),
+                "c",
+                "2 requests",
+            ),
+            (
+                json!({"op": "generate", "rid": "d", "input_ids": [9999]}),
+                "d",
+                "9999",
+            ),
+        ];
+        for (frame, rid, message) in table {
+            client.send(frame).await;
+            let answer = client.json().await;
+            assert_eq!(answer["rid"], rid);
+            let text = answer["error"]["message"].as_str().expect("a message");
+            assert!(text.contains(message), "{text}");
+        }
+        client
+            .0
+            .send(Message::text("{"))
+            .await
+            .expect("the server reads");
+        assert_eq!(client.json().await["rid"], Value::Null);
+        client
+            .0
+            .send(Message::binary(vec![1]))
+            .await
+            .expect("the server reads");
+        assert_eq!(client.json().await["error"]["code"], "invalid_request");
+        client.send(generate("e", 2)).await;
+        while client.json().await["done"] != true {}
+    });
+    world.wait_until_whole();
+}
+
+#[test]
+fn an_overloaded_engine_closes_idle_connections_with_try_again() {
+    let world = World::with(|engine, _| engine.max_queued_requests = 1);
+    block_on(async {
+        let mut busy = Client::connect(world.addr).await;
+        busy.send(generate("a", ENDLESS)).await;
+        busy.json().await;
+        busy.send(generate("b", 2)).await;
+        let refused = loop {
+            let frame = busy.json().await;
+            if frame["rid"] == "b" {
+                break frame;
+            }
+        };
+        assert_eq!(refused["error"]["code"], "overloaded");
+        let mut idle = Client::connect(world.addr).await;
+        idle.send(generate("c", 2)).await;
+        assert_eq!(idle.json().await["error"]["code"], "overloaded");
+        assert_eq!(idle.close_code().await, CloseCode::Again);
+        assert_eq!(busy.json().await["rid"], "a");
+    });
+    ends_early(&world);
+}
+
+#[test]
+fn a_draining_server_closes_with_going_away_after_the_last_request() {
+    let mut world = World::with(|_, server| server.shutdown_deadline_s = 60);
+    block_on(async {
+        let mut idle = Client::connect(world.addr).await;
+        let mut busy = Client::connect(world.addr).await;
+        busy.send(generate("a", 1500)).await;
+        busy.json().await;
+        world.stop();
+        assert_eq!(idle.close_code().await, CloseCode::Away);
+        let end = loop {
+            let frame = busy.json().await;
+            if frame["done"] == true {
+                break frame;
+            }
+        };
+        assert_eq!(end["meta"]["completion_tokens"], 1500);
+        assert_eq!(busy.close_code().await, CloseCode::Away);
+    });
+    world.join();
+}
+
+#[test]
+fn too_large_messages_close_the_connection() {
+    let world = World::with(|_, server| server.ws_max_frame_bytes = 1000);
+    block_on(async {
+        let mut client = Client::connect(world.addr).await;
+        client
+            .0
+            .send(Message::text("x".repeat(1001)))
+            .await
+            .expect("the server reads");
+        assert_eq!(client.close_code().await, CloseCode::Size);
+    });
+}
+
+#[test]
+fn clients_that_answer_no_pings_are_dropped() {
+    let world = World::with(|_, server| server.ws_ping_interval_s = 1);
+    block_on(async {
+        let mut client = Client::connect(world.addr).await;
+        client.send(generate("a", ENDLESS)).await;
+        client.json().await;
+        // The client holds the connection and reads nothing, so it answers no ping.
+        let engine = world.engine();
+        let ended = async {
+            while engine.requests_inside() > 0 {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        };
+        let patience = std::time::Duration::from_secs(20);
+        tokio::time::timeout(patience, ended)
+            .await
+            .expect("the requests end");
+        drop(client);
+    });
+    ends_early(&world);
+}
+
+#[test]
+fn handshakes_are_refused_before_the_upgrade() {
+    let refused = |addr: SocketAddr, origin: Option<&'static str>| match block_on(
+        Client::connect_from(addr, origin),
+    ) {
+        Err(Error::Http(response)) => response.status().as_u16(),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("it connects"),
+    };
+    let loading = World::without_engine(ServerConfig::default());
+    assert_eq!(refused(loading.addr, None), 503);
+    assert_eq!(refused(loading.addr, Some("http://evil.example")), 403);
+    assert_eq!(
+        crate::http::get(loading.addr, "/v1/ws/generate").status,
+        503
+    );
+    let world = World::with(|_, server| {
+        server.ws_max_connections = 1;
+        server.allowed_origins = vec!["https://chat.example".to_owned()];
+    });
+    assert_eq!(refused(world.addr, Some("http://evil.example")), 403);
+    assert_eq!(crate::http::get(world.addr, "/v1/ws/generate").status, 400);
+    let one = block_on(Client::connect_from(
+        world.addr,
+        Some("https://chat.example"),
+    ));
+    assert_eq!(refused(world.addr, None), 503);
+    drop(one);
+}

@@ -1,0 +1,197 @@
+//! A server with an engine of its own, torn down at the end of a test.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use actix_web::web::Data;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use serde_json::Value;
+use souffleur::config::EngineConfig;
+use souffleur::engine::{Engine, EngineHandle};
+use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
+use souffleur::state::stats::EngineStats;
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+
+/// Longest time that something is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest sequence of the model: more tokens than a test has time for.
+pub const CONTEXT_TOKENS: usize = 1 << 16;
+
+/// A running server.
+pub struct World {
+    pub addr: SocketAddr,
+    pub state: Data<AppState>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<std::io::Result<()>>>,
+    _model: Option<TempDir>,
+}
+
+impl World {
+    /// A server with an engine in its slot.
+    pub fn new() -> Self {
+        Self::with(|_, _| ())
+    }
+
+    /// A server with an engine, both configured by the test.
+    pub fn with(configure: impl FnOnce(&mut EngineConfig, &mut ServerConfig)) -> Self {
+        // The engine's metrics go to the recorder that is there when it starts.
+        recorder();
+        let model = long_model();
+        let mut engine = EngineConfig {
+            model_path: model.path().to_owned(),
+            served_model_name: Some("tiny".to_owned()),
+            max_total_tokens: Some(CONTEXT_TOKENS + 1024),
+            max_running_requests: Some(32),
+            threads: 1,
+            ..EngineConfig::default()
+        };
+        let mut config = ServerConfig::default();
+        configure(&mut engine, &mut config);
+        let mut world = Self::without_engine(config);
+        let engine = Engine::start(engine).unwrap_or_else(|error| panic!("{error}"));
+        world.state.slot().fill(engine);
+        world._model = Some(model);
+        world
+    }
+
+    /// A server whose engine is not loaded.
+    pub fn without_engine(config: ServerConfig) -> Self {
+        let recorder = recorder();
+        let render = Arc::new(move || recorder.render());
+        let state = Data::new(AppState::new(config, EngineSlot::default(), render));
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let addr = listener.local_addr().expect("the socket is bound");
+        let (stop, stopped) = oneshot::channel();
+        let server_state = state.clone();
+        let serve = move || {
+            let stopped = async { drop(stopped.await) };
+            actix_web::rt::System::new().block_on(server::run(listener, server_state, stopped))
+        };
+        let thread = Some(std::thread::spawn(serve));
+        Self {
+            addr,
+            state,
+            stop: Some(stop),
+            thread,
+            _model: None,
+        }
+    }
+
+    pub fn engine(&self) -> EngineHandle {
+        self.state
+            .slot()
+            .engine()
+            .expect("the engine is loaded")
+            .clone()
+    }
+
+    pub fn stats(&self) -> EngineStats {
+        let stats = block_on(self.engine().stats());
+        stats.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Waits until nothing is under way and every page is free or cached.
+    #[track_caller]
+    pub fn wait_until_whole(&self) {
+        self.wait_until("the pool is whole", |stats| stats.is_idle_and_whole());
+        let engine = self.engine();
+        wait_until("no request is inside", || engine.requests_inside() == 0);
+    }
+
+    #[track_caller]
+    pub fn wait_until(&self, what: &str, holds: impl Fn(&EngineStats) -> bool) {
+        wait_until(what, || holds(&self.stats()));
+    }
+
+    /// Tells the server to stop.
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
+    }
+
+    /// Waits for the server's end.
+    #[track_caller]
+    pub fn join(&mut self) {
+        let thread = self.thread.take().expect("joined once");
+        wait_until("the server stops", || thread.is_finished());
+        thread
+            .join()
+            .expect("the server does not panic")
+            .expect("its sockets work");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop();
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            if !std::thread::panicking() {
+                ended
+                    .expect("the server does not panic")
+                    .expect("its sockets work");
+            }
+        }
+    }
+}
+
+#[track_caller]
+pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "waited too long until {what}");
+        std::thread::yield_now();
+    }
+}
+
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.expect("a runtime can be built").block_on(future)
+}
+
+/// The binary's one recorder.
+pub fn recorder() -> &'static PrometheusHandle {
+    static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
+    RECORDER.get_or_init(|| {
+        PrometheusBuilder::new()
+            .install_recorder()
+            .expect("nobody else installs a recorder")
+    })
+}
+
+/// A tiny random model with a longer context than it was made for, and a chat template.
+fn long_model() -> TempDir {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+    let folder = TempDir::new().expect("a folder can be made");
+    for file in [
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ] {
+        fs::copy(source.join(file), folder.path().join(file)).expect("the fixture is complete");
+    }
+    let mut config = read_json(source.join("config.json"));
+    config["max_position_embeddings"] = CONTEXT_TOKENS.into();
+    write_json(folder.path().join("config.json"), &config);
+    let mut tokenizer = read_json(source.join("tokenizer_config.json"));
+    let template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n\
+                    {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+    tokenizer["chat_template"] = template.into();
+    write_json(folder.path().join("tokenizer_config.json"), &tokenizer);
+    folder
+}
+
+fn read_json(path: PathBuf) -> Value {
+    let text = fs::read_to_string(path).expect("the fixture is complete");
+    serde_json::from_str(&text).expect("the fixture is JSON")
+}
+
+fn write_json(path: PathBuf, value: &Value) {
+    fs::write(path, value.to_string()).expect("the folder can be written");
+}
