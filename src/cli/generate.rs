@@ -134,7 +134,7 @@ pub fn run(args: &GenerateArgs, settings: Settings) -> Result<(), Failure> {
         let reason = "--skip-tokenizer-init: text needs the tokenizer, leave it out";
         return Err(Failure::Usage(reason.to_owned()));
     }
-    let engine = local::start(config).map_err(Failure::failed)?;
+    let engine = local::start(config, |_| ())?;
     let prompt = if args.raw {
         Prompt::Text(text)
     } else {

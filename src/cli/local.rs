@@ -1,7 +1,7 @@
 //! An engine in this process: what every command but `logits` starts.
 
 use souffleur::config::EngineConfig;
-use souffleur::engine::{Engine, EngineHandle};
+use souffleur::engine::{Engine, EngineHandle, EngineParts};
 use souffleur::error::StartError;
 
 use super::{Failure, bundled, progress};
@@ -14,8 +14,13 @@ pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     Ok(config)
 }
 
-/// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready.
-pub fn start(config: EngineConfig) -> Result<EngineHandle, StartError> {
-    let _bar = progress::weights_bar();
-    Engine::start(config)
+/// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready; `on_parts` sees what
+/// is known before the weights are loaded.
+pub fn start(
+    config: EngineConfig,
+    on_parts: impl FnOnce(&EngineParts),
+) -> Result<EngineHandle, StartError> {
+    let parts = EngineParts::from_model(&config, progress::weights_bar())?;
+    on_parts(&parts);
+    Engine::start_with(config, parts)
 }

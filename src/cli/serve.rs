@@ -11,6 +11,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use souffleur::config::EngineConfig;
 use souffleur::engine::EngineHandle;
 use souffleur::error::StartError;
+use souffleur::metrics::Capacity;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
@@ -27,17 +28,6 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     let metrics = telemetry::install_recorder()?;
     let config = local::with_model(settings.engine)?;
     let listener = listen(&settings.server)?;
-    say(format_args!(
-        "souffleur {} loads {}",
-        env!("CARGO_PKG_VERSION"),
-        config.model_name()
-    ));
-    for line in plan::memory_plan(&config)
-        .map_err(Failure::failed)?
-        .explain()
-    {
-        say(format_args!("  {line}"));
-    }
     System::new().block_on(serve(settings.server, config, listener, metrics, began))
 }
 
@@ -76,10 +66,11 @@ async fn serve(
             started = &mut starting, if is_starting => match started {
                 Ok(Ok(engine)) => {
                     is_starting = false;
+                    record_capacity(&engine, began);
                     announce(&engine, address, began);
-                    slot.fill(engine.clone());
+                    slot.fill(engine);
                 }
-                Ok(Err(error)) => break Err(Failure::failed(error)),
+                Ok(Err(error)) => break Err(error.into()),
                 Err(_) => break Err(Failure::failed("the engine's thread died while starting")),
             },
             signal = signals.next() => {
@@ -98,9 +89,22 @@ async fn serve(
 fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<EngineHandle, StartError>> {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
-        let _ = started.send(local::start(config));
+        let engine = local::start(config, |parts| plan::show(&parts.info));
+        let _ = started.send(engine);
     });
     receiver
+}
+
+fn record_capacity(engine: &EngineHandle, began: Instant) {
+    let model = engine.model();
+    let Some(memory) = &model.memory else { return };
+    let capacity = Capacity {
+        context_tokens: model.context_length,
+        weights_bytes: memory.budget.weights_bytes,
+        kv_bytes: memory.kv_bytes,
+        start_seconds: began.elapsed().as_secs_f64(),
+    };
+    capacity.record(&model.served_model_name);
 }
 
 fn finish(ended: Result<io::Result<()>, rt::task::JoinError>) -> Result<(), Failure> {

@@ -44,12 +44,7 @@ impl Checkpoint {
 
     /// How K/V lies in the pool.
     pub fn kv_layout(&self) -> MhaLayout {
-        MhaLayout {
-            layers: self.config.num_hidden_layers,
-            kv_heads: self.config.num_key_value_heads,
-            head_dim: self.config.head_dim,
-            element_bytes: self.dtype.bytes(),
-        }
+        self.config.kv_layout(self.dtype)
     }
 
     /// What the loaded weights take, in bytes: matrices in `dtype`, norms and biases in f32.

@@ -1,19 +1,76 @@
-//! Logits at every position of a prompt, for comparison with other implementations.
+//! Logits at every position of a prompt, for comparison with other implementations (tools/oracle/compare.py).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::TensorView;
 
 use crate::error::LoadError;
 use crate::executor::cpu::{CpuExecutor, CpuOptions};
+use crate::model::json_file::format_error;
 use crate::model::weights::Dtype;
 
 /// Tokens in a chunk of the prompt.
 const CHUNK_TOKENS: usize = 512;
 
+/// What to compute and where to read and write it.
+#[derive(Clone, Debug)]
+pub struct LogitsRequest {
+    /// The model's folder.
+    pub model: PathBuf,
+    /// Element type of matrices and KV; `None` for that of the file.
+    pub dtype: Option<Dtype>,
+    /// Threads that compute.
+    pub threads: usize,
+    /// JSON: `{"prompts": [[token, ..], ..]}`.
+    pub input: PathBuf,
+    /// Safetensors to write: for prompt `i` the f32 tensor `logits.<i>` of shape `[tokens, vocabulary]`.
+    pub output: PathBuf,
+}
+
+#[derive(serde::Deserialize)]
+struct Input {
+    prompts: Vec<Vec<u32>>,
+}
+
+/// Computes the logits of all prompts in a file and writes them into another.
+///
+/// # Errors
+/// [`LoadError`] naming the file: the model's, the input or the output.
+pub fn write_logits(request: &LogitsRequest) -> Result<(), LoadError> {
+    let io = |file: &Path| {
+        let file = file.to_owned();
+        |source| LoadError::Io { file, source }
+    };
+    let text = std::fs::read(&request.input).map_err(io(&request.input))?;
+    let input: Input = serde_json::from_slice(&text)
+        .map_err(|error| format_error(&request.input, error.to_string()))?;
+    let mut bytes: Vec<Vec<u8>> = vec![Vec::new(); input.prompts.len()];
+    let on_logits = &mut |prompt: usize, _: usize, logits: &[f32]| {
+        bytes[prompt].extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
+    };
+    logits(
+        &request.model,
+        request.dtype,
+        request.threads,
+        &input.prompts,
+        on_logits,
+    )?;
+    let mut tensors = Vec::with_capacity(bytes.len());
+    for (index, (prompt, bytes)) in input.prompts.iter().zip(&bytes).enumerate() {
+        let shape = vec![prompt.len(), bytes.len() / 4 / prompt.len()];
+        let view = TensorView::new(safetensors::Dtype::F32, shape, bytes)
+            .map_err(|error| format_error(&request.output, error.to_string()))?;
+        tensors.push((format!("logits.{index}"), view));
+    }
+    safetensors::serialize_to_file(tensors, None, &request.output)
+        .map_err(|error| format_error(&request.output, error.to_string()))
+}
+
 /// Runs each prompt through the model in `dir` on the CPU; `on_logits(prompt, position, logits)` sees every position
 /// in order.
 ///
 /// # Errors
-/// [`LoadError`] when the model cannot be loaded, or a token is not in its vocabulary.
+/// [`LoadError`] when the model cannot be loaded, or a prompt is empty or holds a token beyond the vocabulary.
 pub fn logits(
     dir: &Path,
     dtype: Option<Dtype>,
@@ -35,10 +92,7 @@ pub fn logits(
         let seen = executor.score(prompt, CHUNK_TOKENS, &mut |position, logits| {
             on_logits(index, position, logits);
         });
-        seen.map_err(|error| LoadError::Format {
-            file: dir.to_owned(),
-            reason: format!("prompt {index}: {error}"),
-        })?;
+        seen.map_err(|error| format_error(dir, format!("prompt {index}: {error}")))?;
     }
     Ok(())
 }

@@ -138,6 +138,11 @@ impl Sequence {
         self.phase == Phase::Running && self.end.is_none() && self.remaining_new_tokens() > 0
     }
 
+    /// True for a request that generates nothing, once the last chunk of its prefill is back.
+    pub fn is_prefill_alone_done(&self) -> bool {
+        self.max_new_tokens() == 0 && self.phase == Phase::Running && self.rows_in_flight == 0
+    }
+
     /// Longest prefix of so many tokens that may come from the cache: one token at least is computed for its logits, and input log
     /// probabilities need the logits from their start on.
     pub fn match_limit_of(&self, fill_tokens: usize) -> usize {

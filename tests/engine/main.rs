@@ -1,4 +1,5 @@
 //! The whole engine through its handle, on fake executors.
 
 mod flow;
+mod identity;
 mod world;

@@ -3,7 +3,7 @@
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use souffleur::kernels::cpu::Isa;
-use souffleur::model::logits::logits;
+use souffleur::model::logits::{LogitsRequest, logits, write_logits};
 use souffleur::model::weights::Dtype;
 
 use crate::common::{
@@ -65,10 +65,25 @@ fn ours(name: &str, dtype: Dtype, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
     seen
 }
 
+/// The largest error; NaN if there is one.
 fn max_abs_error(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     assert_eq!(a.len(), b.len());
-    let pairs = a.iter().flatten().zip(b.iter().flatten());
-    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    largest(
+        a.iter()
+            .flatten()
+            .zip(b.iter().flatten())
+            .map(|(a, b)| (a - b).abs()),
+    )
+}
+
+fn largest(errors: impl Iterator<Item = f32>) -> f32 {
+    errors.fold(0.0, |worst, error| {
+        if error > worst || error.is_nan() {
+            error
+        } else {
+            worst
+        }
+    })
 }
 
 #[test]
@@ -78,10 +93,11 @@ fn f32_logits_match_at_every_prompt_position() {
         let ours = ours(&name, Dtype::F32, &oracle);
         for (prompt, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
             assert_eq!(ours.len(), expected.len(), "{name}, prompt {prompt}");
-            let mut worst = 0f32;
-            for (ours, expected) in ours.iter().flatten().zip(expected.iter().flatten()) {
-                worst = worst.max((ours - expected).abs() / (1e-4 + 1e-4 * expected.abs()));
-            }
+            let pairs = ours.iter().flatten().zip(expected.iter().flatten());
+            let worst =
+                largest(pairs.map(|(ours, expected)| {
+                    (ours - expected).abs() / (1e-4 + 1e-4 * expected.abs())
+                }));
             assert!(
                 worst <= 1.0,
                 "{name}, prompt {prompt}: error is {worst} of the limit"
@@ -224,4 +240,31 @@ fn every_instruction_set_agrees_with_the_oracle_and_fma_ones_with_each_other() {
         with_fma.windows(2).all(|pair| pair[0] == pair[1]),
         "avx2 and avx512 differ"
     );
+}
+
+#[test]
+fn logits_of_a_file_of_prompts_are_written_as_tools_ask_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let request = LogitsRequest {
+        model: fixture("qwen2"),
+        dtype: Some(Dtype::F32),
+        threads: 1,
+        input: dir.path().join("in.json"),
+        output: dir.path().join("out.safetensors"),
+    };
+    std::fs::write(&request.input, r#"{"prompts": [[1, 2, 3], [9]]}"#).unwrap();
+    write_logits(&request).unwrap();
+    let bytes = std::fs::read(&request.output).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(tensors.tensor("logits.0").unwrap().shape(), [3, 288]);
+    assert_eq!(tensors.tensor("logits.1").unwrap().shape(), [1, 288]);
+    for (broken, reason) in [
+        ("[1]", "in.json"),
+        (r#"{"prompts": [[288]]}"#, "vocabulary"),
+        (r#"{"prompts": [[]]}"#, "0 tokens"),
+    ] {
+        std::fs::write(&request.input, broken).unwrap();
+        let error = write_logits(&request).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
 }

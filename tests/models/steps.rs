@@ -9,7 +9,7 @@ use souffleur::ids::{PageId, RowId};
 use souffleur::state::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
 
-use crate::common::{append, decode, greedy, load, options, plan, prefill, start, tokens};
+use crate::common::{append, decode, fixture, greedy, load, options, plan, prefill, start, tokens};
 
 fn executor() -> CpuExecutor {
     load("llama", &options())
@@ -214,4 +214,38 @@ fn seeded_samples_do_not_depend_on_the_batch() {
         together.iter().all(|output| output == &alone[0]),
         "{alone:?} {together:?}"
     );
+}
+
+#[test]
+fn nan_is_reported_for_its_row_and_reaches_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("llama").join(name), dir.path().join(name)).unwrap();
+    }
+    poison_embedding_of(dir.path(), 7);
+    let mut executor = CpuExecutor::load(dir.path(), &options(), &mut |_, _| {}).unwrap();
+    let mut step = plan(0);
+    for (row, prompt) in [(1, [3, 4, 5]), (2, [3, 7, 5]), (3, [3, 4, 5])] {
+        step.starts.push(start(row, &prompt, 3, &greedy()));
+        step.table.push(append(row, row * 10..row * 10 + 3));
+        step.rows.push(prefill(row, 0..3, true));
+    }
+    let output = executor.run(&step).unwrap();
+    let nan: Vec<bool> = output.rows.iter().map(|row| row.nan).collect();
+    assert_eq!(nan, [false, true, false]);
+    assert_eq!(output.rows[0].tokens, output.rows[2].tokens);
+}
+
+/// Makes the first element of a token's embedding NaN, in a file of f32.
+fn poison_embedding_of(dir: &std::path::Path, token: usize) {
+    let file = dir.join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let header_bytes = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header_bytes]).unwrap();
+    let embedding = &header["model.embed_tokens.weight"];
+    let start = embedding["data_offsets"][0].as_u64().unwrap() as usize;
+    let hidden = embedding["shape"][1].as_u64().unwrap() as usize;
+    let at = 8 + header_bytes + start + token * hidden * 4;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
 }

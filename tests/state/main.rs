@@ -6,6 +6,9 @@ mod lifecycle;
 mod memory_use;
 mod naive_model;
 mod pools;
+mod scheduler_lives;
+mod scheduler_script;
+mod scheduler_world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

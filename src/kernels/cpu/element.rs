@@ -149,6 +149,10 @@ fn convert<E: Element>(parts: &[TensorView<'_>]) -> Vec<E> {
             .map(|b| u16::from_le_bytes([b[0], b[1]]));
         match part.dtype {
             same if same == E::DTYPE && cfg!(target_endian = "little") => {
+                if let Ok(aligned) = bytemuck::try_cast_slice(part.bytes) {
+                    out.extend_from_slice(aligned);
+                    continue;
+                }
                 let start = out.len();
                 out.resize(start + part.elements(), E::default());
                 bytemuck::cast_slice_mut(&mut out[start..]).copy_from_slice(part.bytes);

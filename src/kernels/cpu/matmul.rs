@@ -232,3 +232,92 @@ pub unsafe fn dot_tile<S: Lanes, E: Element, const M: usize, const N: usize>(
         sums
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::weights::Dtype;
+
+    fn values(seed: u32, len: usize) -> Vec<f32> {
+        let hash = |i: usize| (i as u32 ^ seed).wrapping_mul(0x9e37_79b9) >> 20;
+        (0..len).map(|i| hash(i) as f32 / 2048.0 - 1.0).collect()
+    }
+
+    fn weight(dtype: Dtype, outputs: usize, inputs: usize) -> Matrix {
+        let values = values(5, outputs * inputs);
+        let data = match dtype {
+            Dtype::F32 => Storage::F32(values),
+            Dtype::F16 => Storage::F16(values.into_iter().map(Element::narrow).collect()),
+            Dtype::BF16 => Storage::BF16(values.into_iter().map(Element::narrow).collect()),
+        };
+        Matrix {
+            data,
+            outputs,
+            inputs,
+        }
+    }
+
+    fn product(isa: Isa, threads: usize, x: &[f32], weight: &Matrix) -> Vec<f32> {
+        let mut pool = ThreadPool::new(threads).expect("threads start");
+        let mut out = vec![1.0; x.len() / weight.inputs * weight.outputs];
+        let bias = values(9, weight.outputs);
+        let product = Product {
+            x,
+            weight,
+            bias: Some(&bias),
+            out: &mut out,
+            write: Write::Add,
+        };
+        matmul(&mut pool, isa, product);
+        out
+    }
+
+    fn naive(x: &[f32], weight: &Matrix) -> Vec<f64> {
+        let bias = values(9, weight.outputs);
+        let mut out = Vec::new();
+        for row in x.chunks_exact(weight.inputs) {
+            for (output, bias) in bias.iter().enumerate() {
+                let dot: f64 = with_elements!(&weight.data, data => {
+                    let weights = &data[output * weight.inputs..(output + 1) * weight.inputs];
+                    row.iter().zip(weights).map(|(x, w)| f64::from(*x) * f64::from(w.widen())).sum()
+                });
+                out.push(1.0 + f64::from(*bias) + dot);
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn rows_alone_and_together_give_the_same_bits_and_the_right_values() {
+        for isa in Isa::available() {
+            for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+                for (rows, outputs, inputs) in [
+                    (1, 1, 1),
+                    (13, 37, 50),
+                    (6, 8, 64),
+                    (11, 130, 15),
+                    (70, 9, 1500),
+                ] {
+                    let weight = weight(dtype, outputs, inputs);
+                    let x = values(3, rows * inputs);
+                    let together = product(isa, 3, &x, &weight);
+                    let alone: Vec<f32> = x
+                        .chunks_exact(inputs)
+                        .flat_map(|row| product(isa, 1, row, &weight))
+                        .collect();
+                    assert_eq!(
+                        together, alone,
+                        "{isa:?} {dtype:?} {rows}x{outputs}x{inputs}"
+                    );
+                    for (got, expected) in together.iter().zip(naive(&x, &weight)) {
+                        let error = (f64::from(*got) - expected).abs();
+                        assert!(
+                            error < 1e-6 * inputs as f64 + 1e-6,
+                            "{isa:?} {dtype:?}: {got} for {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

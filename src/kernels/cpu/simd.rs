@@ -328,3 +328,57 @@ impl Lanes for Portable {
         })
     }
 }
+
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    struct Exp([f32; LANES]);
+
+    impl Kernel for Exp {
+        type Output = [f32; LANES];
+
+        #[inline(always)]
+        fn run<S: Lanes>(self) -> [f32; LANES] {
+            let mut out = [0.0; LANES];
+            // SAFETY: both arrays hold sixteen values; `dispatch` detected the instruction set.
+            unsafe { S::store(out.as_mut_ptr(), S::exp(S::load(self.0.as_ptr()))) };
+            out
+        }
+    }
+
+    #[test]
+    fn exp_is_right_to_two_units_in_the_last_place() {
+        for isa in Isa::available() {
+            for step in 0..20_000 {
+                let x: [f32; LANES] =
+                    std::array::from_fn(|i| -87.0 + (step * LANES + i) as f32 * 5.4e-4);
+                for (x, got) in x.into_iter().zip(dispatch(isa, Exp(x))) {
+                    let expected = f64::from(x).exp();
+                    let error = (f64::from(got) - expected).abs() / expected;
+                    assert!(
+                        error < 2.4e-7,
+                        "{isa:?}: exp({x}) is {got}, expected {expected}, error {error}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn exp_keeps_nan_and_stays_finite_elsewhere() {
+        for isa in Isa::available() {
+            let mut x = [0.0; LANES];
+            x[..4].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1e30]);
+            let got = dispatch(isa, Exp(x));
+            assert!(got[0].is_nan(), "{isa:?}");
+            assert!(got[1].is_finite() && got[1] > 1e38, "{isa:?}: {}", got[1]);
+            assert!(
+                got[2..4].iter().all(|y| (0.0..2e-38).contains(y)),
+                "{isa:?}: {got:?}"
+            );
+            assert!(got[4..].iter().all(|y| *y == 1.0), "{isa:?}: {got:?}");
+        }
+    }
+}

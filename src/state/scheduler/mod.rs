@@ -185,6 +185,12 @@ impl Scheduler {
         self.sequences.is_empty() && self.open.is_none() && self.steps.is_empty()
     }
 
+    fn reset_ratio_when_idle(&mut self) {
+        if self.is_idle() {
+            self.ratio.reset();
+        }
+    }
+
     /// True while a plan is out.
     pub fn has_open_plan(&self) -> bool {
         self.open.is_some()

@@ -52,6 +52,7 @@ impl Scheduler {
         if matches!(next, Next::Nothing) && verdict.budget == Some(Budget::NoToken) {
             self.relieve_idle_engine();
         }
+        self.reset_ratio_when_idle();
         next
     }
 

@@ -71,9 +71,7 @@ impl Scheduler {
     /// A decode with nothing to settle and nobody to admit needs the tree only to evict, and the pools only to grow.
     fn plan_decode_alone(&mut self, decode: Vec<SeqId>) -> Next {
         if decode.is_empty() {
-            if self.sequences.is_empty() {
-                self.ratio.reset();
-            }
+            self.reset_ratio_when_idle();
             return Next::Nothing;
         }
         let demand = self.decode_demand(&decode);

@@ -1,0 +1,178 @@
+//! The output of a request is bit for bit the same whatever the schedule does to it: alone or in a batch of 16,
+//! with and without a prefix hit, chunked at any size, on any page size, across retractions.
+//!
+//! Real models on the CPU executor; tokens and their log probabilities are compared by bits.
+
+use std::path::{Path, PathBuf};
+
+use futures_util::future::join_all;
+use souffleur::config::{Dtype, EngineConfig};
+use souffleur::engine::{Engine, Generation};
+use souffleur::executor::LogprobWish;
+use souffleur::request::{Event, GenerateRequest, Prompt};
+
+use super::world::{World, within};
+
+const MODELS: [&str; 5] = [
+    "models/souffleur-tiny",
+    "tests/fixtures/models/llama",
+    "tests/fixtures/models/mistral",
+    "tests/fixtures/models/qwen2",
+    "tests/fixtures/models/qwen3",
+];
+const REQUESTS: u32 = 16;
+/// Smallest vocabulary among the models.
+const VOCAB: u32 = 288;
+const SHARED_TOKENS: u32 = 33;
+
+/// Token and the bits of its log probability.
+type Bits = Vec<(u32, u32)>;
+
+fn config(model: &str, dtype: Dtype) -> EngineConfig {
+    let model_path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(model);
+    EngineConfig {
+        model_path,
+        dtype,
+        skip_tokenizer_init: true,
+        max_total_tokens: Some(4096),
+        max_running_requests: Some(16),
+        context_length: Some(256),
+        threads: 2,
+        ..EngineConfig::default()
+    }
+}
+
+fn start(config: EngineConfig) -> World {
+    World { engine: Engine::start(config).expect("the model loads") }
+}
+
+/// Sixteen requests of different lengths that share a prefix, half of them greedy.
+fn request(index: u32) -> GenerateRequest {
+    let own = (0..5 + 6 * index).map(|i| (i * 31 + index * 57 + 7) % VOCAB);
+    let prompt = (0..SHARED_TOKENS).map(|i| (i * 17 + 3) % VOCAB).chain(own).collect();
+    let mut request = GenerateRequest::new(Prompt::Tokens(prompt));
+    request.logprobs = Some(LogprobWish::default());
+    let sampling = &mut request.sampling;
+    sampling.max_new_tokens = 6 + 3 * (index % 8);
+    sampling.ignore_eos = true;
+    sampling.sampling_seed = Some(u64::from(index));
+    match index % 2 {
+        0 => sampling.temperature = 0.0,
+        _ => {
+            sampling.top_p = 0.95;
+            sampling.repetition_penalty = 1.1;
+            sampling.frequency_penalty = 0.2;
+        }
+    }
+    request
+}
+
+async fn bits(mut generation: Generation) -> (Bits, u32) {
+    let mut deltas = Vec::new();
+    loop {
+        match within(generation.next()).await.expect("a terminal event comes first") {
+            Event::Delta(delta) => deltas.push(delta),
+            Event::Finished(end) => {
+                let cached = end.delta.usage.cached_tokens;
+                deltas.push(end.delta);
+                let entries = deltas.into_iter().flat_map(|delta| delta.output_logprobs);
+                let bit = |logprob: Option<f32>| logprob.expect("sampled tokens have one").to_bits();
+                return (entries.map(|entry| (entry.token, bit(entry.logprob))).collect(), cached);
+            }
+            other => panic!("ended with {other:?}"),
+        }
+    }
+}
+
+async fn one_after_another(world: &World) -> Vec<(Bits, u32)> {
+    let mut all = Vec::new();
+    for index in 0..REQUESTS {
+        all.push(bits(world.generate(request(index))).await);
+    }
+    all
+}
+
+async fn at_once(world: &World) -> Vec<(Bits, u32)> {
+    join_all((0..REQUESTS).map(|index| bits(world.generate(request(index))))).await
+}
+
+fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
+    for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert_eq!(got.0, expected.0, "{what}, request {index}");
+    }
+}
+
+/// Each alone in an engine that caches nothing: what every other way must give.
+async fn reference(model: &str, dtype: Dtype) -> Vec<(Bits, u32)> {
+    let world = start(EngineConfig { disable_radix_cache: true, ..config(model, dtype) });
+    let all = one_after_another(&world).await;
+    assert!(all.iter().all(|(_, cached)| *cached == 0));
+    world.assert_whole().await;
+    world.stop().await;
+    all
+}
+
+async fn check(model: &str, dtype: Dtype) {
+    let what = |how: &str| format!("{model} in {dtype:?}, {how}");
+    let expected = reference(model, dtype).await;
+    let distinct: std::collections::HashSet<&Bits> = expected.iter().map(|(bits, _)| bits).collect();
+    assert_eq!(distinct.len(), expected.len(), "the requests differ");
+
+    let world = start(config(model, dtype));
+    let hit = one_after_another(&world).await;
+    assert!(hit[1..].iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
+    assert_same(&hit, &expected, &what("with prefix hits"));
+    assert_same(&at_once(&world).await, &expected, &what("in a batch, all cached"));
+    world.assert_whole().await;
+    world.stop().await;
+
+    for (chunk, page_size) in [(1, 1), (7, 1), (32, 16), (64, 64)] {
+        let chunked = EngineConfig { chunked_prefill_size: chunk, page_size, ..config(model, dtype) };
+        let world = start(chunked);
+        let how = format!("in a batch, chunks of {chunk}, pages of {page_size}");
+        assert_same(&at_once(&world).await, &expected, &what(&how));
+        world.assert_whole().await;
+        world.stop().await;
+    }
+
+    let tight = EngineConfig {
+        max_total_tokens: Some(260),
+        schedule_conservativeness: 0.01,
+        ..config(model, dtype)
+    };
+    let world = start(tight);
+    let runs = (0..REQUESTS).map(|index| bits(world.generate(long_request(index))));
+    let retracted = join_all(runs).await;
+    assert!(world.assert_whole().await.retractions > 0, "{}", what("nobody was retracted"));
+    world.stop().await;
+    let alone = start(EngineConfig { disable_radix_cache: true, ..config(model, dtype) });
+    for (index, got) in (0..REQUESTS).zip(&retracted) {
+        let (expected, _) = bits(alone.generate(long_request(index))).await;
+        assert_eq!(got.0, expected, "{}, request {index}", what("retracted"));
+    }
+    alone.stop().await;
+}
+
+/// As [`request`], but long, and of a length that the scheduler must not reserve in full.
+fn long_request(index: u32) -> GenerateRequest {
+    let mut request = request(index);
+    let sampling = &mut request.sampling;
+    sampling.ignore_eos = false;
+    sampling.max_new_tokens = 40 + 5 * (index % 8);
+    sampling.min_new_tokens = sampling.max_new_tokens;
+    request
+}
+
+#[tokio::test]
+async fn schedules_change_no_bit_in_f32() {
+    for model in MODELS {
+        check(model, Dtype::Float32).await;
+    }
+}
+
+#[tokio::test]
+async fn schedules_change_no_bit_in_bf16() {
+    for model in MODELS {
+        check(model, Dtype::Bfloat16).await;
+    }
+}
