@@ -43,8 +43,9 @@ impl Pins {
             .map(Settle::Unlock)
     }
 
-    /// Keeps the granted locks; one that was unpinned meanwhile goes straight back.
-    pub(super) fn granted(&mut self, pinned: Vec<Pinned>) {
+    /// Keeps the granted locks; one that was unpinned meanwhile goes straight back. True if there was such a one.
+    pub(super) fn granted(&mut self, pinned: Vec<Pinned>) -> bool {
+        let before = self.released.len();
         for Pinned { pin, lock, tokens } in pinned {
             self.granted.push((pin, tokens));
             match self.held.get_mut(&pin) {
@@ -52,6 +53,7 @@ impl Pins {
                 None => self.release(lock),
             }
         }
+        self.released.len() > before
     }
 
     /// Gives a lock back with the next plan.
