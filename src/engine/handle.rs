@@ -62,21 +62,9 @@ impl EngineHandle {
     pub fn generate(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
         let permit = self.inner.admission.admit()?;
         let doors = self.doors()?;
-        let rid = request.rid.clone();
         let (sink, events) =
-            EventSink::channel(rid.clone(), self.inner.channel_events, Some(permit));
-        let flag = CancelFlag::default();
-        let request = Box::new(request);
-        doors.generate.do_send(Generate {
-            request,
-            sink,
-            cancel: flag.clone(),
-        });
-        let canceller = Canceller {
-            rid,
-            flag,
-            door: doors.cancel,
-        };
+            EventSink::channel(request.rid.clone(), self.inner.channel_events, Some(permit));
+        let canceller = send(doors, request, sink);
         Ok(Generation {
             events,
             canceller,
@@ -84,7 +72,8 @@ impl EngineHandle {
         })
     }
 
-    /// Sends a request whose events go to an actor of the host's own. Cancel it with [`EngineHandle::cancel`].
+    /// Sends a request whose events go to an actor of the host's own. Its mailbox is not bounded: it keeps up or
+    /// cancels. The request is cancelled when the actor has stopped.
     ///
     /// # Errors
     /// As [`EngineHandle::generate`].
@@ -92,20 +81,15 @@ impl EngineHandle {
         &self,
         request: GenerateRequest,
         recipient: Recipient<TokenEvent>,
-    ) -> Result<(), RequestError> {
+    ) -> Result<Canceller, RequestError> {
         let permit = self.inner.admission.admit()?;
         let doors = self.doors()?;
         let sink = EventSink::recipient(request.rid.clone(), recipient, Some(permit));
-        let request = Box::new(request);
-        doors.generate.do_send(Generate {
-            request,
-            sink,
-            cancel: CancelFlag::default(),
-        });
-        Ok(())
+        Ok(send(doors, request, sink))
     }
 
-    /// Cancels a request by its id; unknown ids are ignored.
+    /// Cancels a request by its id; unknown ids are ignored, that of a request still being encoded too (a
+    /// [`Canceller`] reaches it there).
     pub fn cancel(&self, rid: &RequestId) {
         if let Ok(doors) = self.doors() {
             doors.cancel.do_send(CancelRequest { rid: rid.clone() });
@@ -242,6 +226,21 @@ impl EngineHandle {
             join(thread).await;
         }
     }
+}
+
+fn send(doors: Doors, request: GenerateRequest, sink: EventSink) -> Canceller {
+    let flag = CancelFlag::default();
+    let canceller = Canceller {
+        rid: request.rid.clone(),
+        flag: flag.clone(),
+        door: doors.cancel,
+    };
+    doors.generate.do_send(Generate {
+        request: Box::new(request),
+        sink,
+        cancel: flag,
+    });
+    canceller
 }
 
 /// Joins without blocking the caller's runtime.

@@ -55,17 +55,7 @@ impl Scheduler {
     }
 
     pub(super) fn empty_request(&self) -> PlanRequest {
-        PlanRequest {
-            step: self.next_step,
-            settle: Vec::new(),
-            flush: false,
-            pins: Vec::new(),
-            admit: None,
-            else_decode: None,
-            evict_tokens: 0,
-            free_pages: self.free_pages,
-            free_rows: self.free_rows,
-        }
+        PlanRequest::empty(self.next_step, self.free_pages, self.free_rows)
     }
 
     /// A decode with nothing to settle and nobody to admit needs the tree only to evict, and the pools only to grow.
