@@ -15,6 +15,7 @@ pub mod mistral;
 pub mod qwen2;
 pub mod qwen3;
 pub mod rope;
+pub mod text;
 pub mod weights;
 
 use crate::error::LoadError;

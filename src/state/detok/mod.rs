@@ -1,7 +1,7 @@
 //! From tokens to text, while the tokens come: what is given out never changes afterwards.
 //!
-//! Two things hold text back. A character may need the bytes of tokens to come ([`window`]), and the end of the text
-//! may be the start of a stop string ([`stops`]). Both are bounded, and a token costs the same at any length of the
+//! Two things hold text back. A character may need the bytes of tokens to come (`window`), and the end of the text
+//! may be the start of a stop string (`stops`). Both are bounded, and a token costs the same at any length of the
 //! output.
 
 mod stops;

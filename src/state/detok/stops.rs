@@ -34,6 +34,7 @@ impl StopMatcher {
     }
 
     /// Reads the next piece of the text up to the first byte that completes a stop string, the longest of several.
+    /// That ends the search: what comes after a match is not to be read.
     pub(super) fn find(&mut self, piece: &str) -> Option<Found> {
         for (at, &byte) in piece.as_bytes().iter().enumerate() {
             let mut longest: Option<usize> = None;
@@ -97,7 +98,7 @@ impl Stop {
         self.matched_bytes += usize::from(bytes[self.matched_bytes] == byte);
         let completes = self.matched_bytes == bytes.len();
         if completes {
-            self.matched_bytes = self.borders[bytes.len() - 1];
+            self.matched_bytes = 0;
         }
         completes
     }

@@ -91,12 +91,9 @@ impl DecodeWindow {
         self.decoded[start..self.emitted_bytes].to_owned()
     }
 
-    /// Drops the tokens up to the last clean end, if those behind it have text to anchor the next token to.
+    /// Drops the tokens up to the last clean end: those behind it are enough to anchor the next one to.
     fn forget_settled(&mut self, tokenizer: &dyn TokenText) {
         let tail = self.decode(&self.tokens[self.settled..], tokenizer);
-        if tail.is_empty() {
-            return;
-        }
         self.tokens.drain(..self.settled);
         self.settled = self.tokens.len();
         self.emitted_bytes = tail.len();

@@ -1,6 +1,7 @@
 //! top_k, top_p and min_p, and the draw among what they keep.
 
-use super::logprobs::rank;
+use std::cmp::Ordering;
+
 use super::params::SamplingParams;
 
 /// Tokens that may be drawn, with their weights, in the order in which the draw walks them.
@@ -36,10 +37,10 @@ impl Kept {
         }
         let top_k = usize::try_from(params.top_k).unwrap_or(usize::MAX);
         if top_k < tokens.len() {
-            keep_highest(&mut tokens, top_k, logits);
+            keep_highest(&mut tokens, top_k);
         }
         if params.top_p < 1.0 {
-            keep_nucleus(&mut tokens, f64::from(params.top_p) * total, logits);
+            keep_nucleus(&mut tokens, f64::from(params.top_p) * total);
         }
         let mass = tokens.iter().map(|token| token.1).sum();
         Self { tokens, mass }
@@ -63,20 +64,20 @@ impl Kept {
 }
 
 /// Keeps the `k` highest tokens, sorted.
-fn keep_highest(tokens: &mut Vec<(u32, f64)>, k: usize, logits: &[f32]) {
-    sort_highest(tokens, k, logits);
+fn keep_highest(tokens: &mut Vec<(u32, f64)>, k: usize) {
+    sort_highest(tokens, k);
     tokens.truncate(k);
 }
 
 /// Keeps each token before which, in rank order, there is at most `mass`.
-fn keep_nucleus(tokens: &mut Vec<(u32, f64)>, mass: f64, logits: &[f32]) {
+fn keep_nucleus(tokens: &mut Vec<(u32, f64)>, mass: f64) {
     let mut sorted = 0;
     let mut kept = 0;
     let mut before = 0.0;
     while kept < tokens.len() && before <= mass {
         if kept == sorted {
             let more = (tokens.len() - sorted).min(NUCLEUS_GUESS.max(sorted * 7));
-            sort_highest(&mut tokens[sorted..], more, logits);
+            sort_highest(&mut tokens[sorted..], more);
             sorted += more;
         }
         before += tokens[kept].1;
@@ -86,10 +87,14 @@ fn keep_nucleus(tokens: &mut Vec<(u32, f64)>, mass: f64, logits: &[f32]) {
 }
 
 /// Brings the `k` highest tokens to the front and sorts them.
-fn sort_highest(tokens: &mut [(u32, f64)], k: usize, logits: &[f32]) {
-    let by_rank = |a: &(u32, f64), b: &(u32, f64)| rank(logits, a.0, b.0);
+fn sort_highest(tokens: &mut [(u32, f64)], k: usize) {
     if k < tokens.len() {
         tokens.select_nth_unstable_by(k, by_rank);
     }
     tokens[..k].sort_unstable_by(by_rank);
+}
+
+/// Orders by weight, highest first, equals by id.
+fn by_rank(a: &(u32, f64), b: &(u32, f64)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }

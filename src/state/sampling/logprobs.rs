@@ -51,7 +51,7 @@ fn most_likely(logits: &[f32], top: usize) -> Vec<u32> {
 }
 
 /// Orders tokens by logit, highest first, equal ones by id. NaN ranks by its bits: any order will do.
-pub(super) fn rank(logits: &[f32], a: u32, b: u32) -> Ordering {
+fn rank(logits: &[f32], a: u32, b: u32) -> Ordering {
     let (x, y) = (logits[a as usize], logits[b as usize]);
     match x == y {
         true => a.cmp(&b),

@@ -1,0 +1,201 @@
+//! The text side of a model: tokenizer and chat template, read from a directory in Hugging Face layout.
+
+mod chat;
+mod files;
+mod python;
+mod template;
+
+use std::path::Path;
+
+use tokenizers::Tokenizer;
+
+use crate::error::{LoadError, RequestError};
+use crate::state::detok::TokenText;
+pub use chat::ChatPrompt;
+use files::TokenizerConfig;
+use template::ChatTemplate;
+
+/// A tokenizer with its special tokens and its chat template.
+#[derive(Debug)]
+pub struct TextModel {
+    tokenizer: Tokenizer,
+    special: SpecialTokens,
+    vocab_size: usize,
+    /// Whether plain prompts start with the beginning-of-sequence token; `None` leaves it to tokenizer.json.
+    adds_bos: Option<bool>,
+    template: Option<ChatTemplate>,
+}
+
+/// The special tokens that tokenizer_config.json names, as text. Templates see them as `bos_token` and so on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Begins a sequence.
+    pub bos: Option<String>,
+    /// Ends a sequence.
+    pub eos: Option<String>,
+    /// Fills rows.
+    pub pad: Option<String>,
+    /// Stands for what the vocabulary lacks.
+    pub unk: Option<String>,
+}
+
+impl TextModel {
+    /// Reads `tokenizer.json`, and if they exist `tokenizer_config.json`, `chat_template.jinja` and
+    /// `chat_template.json` (the first of: jinja file, JSON file, the configuration's `chat_template`).
+    ///
+    /// A template that does not compile is no error here: it refuses chats, and everything else works.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file.
+    pub fn load(dir: &Path) -> Result<Self, LoadError> {
+        let file = dir.join("tokenizer.json");
+        let mut tokenizer =
+            Tokenizer::from_bytes(files::read(&file)?).map_err(|error| LoadError::Format {
+                file: file.clone(),
+                reason: format!("no tokenizer: {error}"),
+            })?;
+        // Both are settings of training scripts that got saved along; a prompt must be encoded as it is.
+        tokenizer.with_padding(None);
+        tokenizer
+            .with_truncation(None)
+            .map_err(|error| LoadError::Format {
+                file,
+                reason: format!("truncation: {error}"),
+            })?;
+        let config = TokenizerConfig::load(dir)?;
+        let sources = files::template_sources(dir, &config)?;
+        let added = tokenizer.get_added_tokens_decoder();
+        let after_added = added.keys().max().map_or(0, |&id| id as usize + 1);
+        Ok(Self {
+            vocab_size: tokenizer.get_vocab_size(false).max(after_added),
+            adds_bos: config.add_bos_token,
+            template: sources.map(|sources| ChatTemplate::compile(sources, &config.special)),
+            special: config.special,
+            tokenizer,
+        })
+    }
+
+    /// Returns the number of token ids: one more than the highest.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Returns the special tokens' text.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.special
+    }
+
+    /// Returns the id of a token given as text.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(token)
+    }
+
+    /// Returns the id of the beginning-of-sequence token.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.token_id(self.special.bos.as_deref()?)
+    }
+
+    /// Returns the id of the end-of-sequence token. generation_config.json may name more of them.
+    pub fn eos_id(&self) -> Option<u32> {
+        self.token_id(self.special.eos.as_deref()?)
+    }
+
+    /// Returns the id of the padding token.
+    pub fn pad_id(&self) -> Option<u32> {
+        self.token_id(self.special.pad.as_deref()?)
+    }
+
+    /// Encodes a plain prompt, with the special tokens that the model puts around one.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] when the vocabulary has no token for a part of the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, RequestError> {
+        let mut ids = self.encode_with(text, WithSpecial::Added)?;
+        let (Some(adds_bos), Some(bos)) = (self.adds_bos, self.bos_id()) else {
+            return Ok(ids);
+        };
+        match (adds_bos, ids.first() == Some(&bos)) {
+            (true, false) => ids.insert(0, bos),
+            (false, true) if !text.starts_with(self.special.bos.as_deref().unwrap_or_default()) => {
+                ids.remove(0);
+            }
+            _ => {}
+        }
+        Ok(ids)
+    }
+
+    /// Encodes a rendered chat, or any text that names its special tokens itself: none are added.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, RequestError> {
+        self.encode_with(rendered, WithSpecial::AsWritten)
+    }
+
+    /// Renders messages to the text that the model was trained on.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] when there is no usable template, the messages are malformed, the template refuses
+    /// them, or it runs too long or writes too much.
+    pub fn render_chat(&self, prompt: &ChatPrompt<'_>) -> Result<String, RequestError> {
+        match &self.template {
+            Some(template) => template.render(prompt),
+            None => Err(RequestError::Invalid(
+                "the model has no chat template: send a plain prompt to /v1/completions or /generate, or add \
+                 chat_template.jinja to the model's directory"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    /// Returns whether there is a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// Returns the text of one token as it stands inside a text: special tokens by name, a leading space kept, bytes
+    /// of an unfinished character as U+FFFD.
+    pub fn token_text(&self, id: u32) -> String {
+        let alone = self.decode(&[id], false, true);
+        let twice = self.decode(&[id, id], false, true);
+        match twice.strip_prefix(&alone) {
+            Some(second) if !second.is_empty() => second.to_owned(),
+            _ => alone,
+        }
+    }
+
+    fn encode_with(&self, text: &str, special: WithSpecial) -> Result<Vec<u32>, RequestError> {
+        match self
+            .tokenizer
+            .encode_fast(text, special == WithSpecial::Added)
+        {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => Err(RequestError::Invalid(format!(
+                "the prompt cannot be tokenized: {error}: send text that the vocabulary covers, or input_ids"
+            ))),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WithSpecial {
+    Added,
+    AsWritten,
+}
+
+impl TokenText for TextModel {
+    /// As Hugging Face's fast tokenizers do: `spaces_between_special_tokens` has no effect, and
+    /// `clean_up_tokenization_spaces` is not applied (it would change text that is out already).
+    fn decode(&self, tokens: &[u32], skip_special_tokens: bool, _: bool) -> String {
+        match self.tokenizer.decode(tokens, skip_special_tokens) {
+            Ok(text) => text,
+            Err(_) => tokens
+                .iter()
+                .filter_map(|&id| self.tokenizer.id_to_token(id))
+                .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
