@@ -10,6 +10,7 @@ mod prefill_adder;
 mod scheduler_corners;
 mod scheduler_lives;
 mod scheduler_prefix_wait;
+mod scheduler_requests;
 mod scheduler_script;
 mod scheduler_world;
 

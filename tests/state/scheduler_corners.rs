@@ -147,7 +147,7 @@ fn retracting() -> World {
 
 /// A prompt behind which this request generates no EOS in 60 tokens.
 fn long_winded(number: u64, prompt_tokens: usize) -> Ask {
-    let prompts = (0..VOCAB.pow(3)).map(|suffix| {
+    let prompts = (0..4096u32).map(|suffix| {
         let mut tokens = prompt(number as u32, prompt_tokens - 3);
         tokens.extend([suffix / 256, suffix / 16 % 16, suffix % 16]);
         tokens
@@ -172,6 +172,56 @@ fn corner_6_last_request_that_does_not_fit_fails_and_the_engine_lives() {
     world.submit(Ask::exactly(prompt(1, 20), 5));
     world.assert_clean();
     assert_eq!(world.lives[1].delivered.len(), 5);
+}
+
+#[test]
+fn corner_6_request_that_outgrows_the_pool_alone_fails_with_what_it_has() {
+    let mut world = World::new(Setup {
+        clips: false,
+        ..small(1, 4200)
+    });
+    // 20 + 4096 + 1 < 4200 is all that is asked at the admission.
+    world.submit(Ask::exactly(prompt(0, 20), 5000));
+    world.drain();
+    assert_eq!(world.lives[0].failure(), Some(&RequestError::OutOfMemory));
+    // Every slot was used: one token for each behind the prompt, and the one of the prefill.
+    assert_eq!(world.lives[0].delivered.len(), 4200 - 20 + 1);
+    world.submit(Ask::exactly(prompt(1, 20), 5));
+    world.assert_clean();
+    assert_eq!(world.lives[1].delivered.len(), 5);
+}
+
+#[test]
+fn pin_given_back_before_it_was_granted_is_unlocked_without_a_further_event() {
+    let mut world = World::new(small(1, 64));
+    world.submit(Ask::exactly(prompt(0, 20), 5));
+    world.drain();
+    world.finish_plan();
+    // Its plan is open.
+    world.pin(&prompt(0, 20), 9);
+    world.unpin_oldest();
+    world.finish_plan();
+    assert_eq!(world.stats().protected_tokens, 0);
+    // Its plan is not yet.
+    let only = world.submit(Ask::exactly(prompt(1, 20), 9)).expect("fits");
+    world.pin(&prompt(0, 20), 9);
+    world.unpin_oldest();
+    world.cancel(only);
+    world.assert_clean();
+}
+
+#[test]
+fn pins_give_way_to_a_request_that_would_not_fit_beside_them() {
+    let mut world = World::new(small(1, 64));
+    world.submit(Ask::exactly(prompt(0, 40), 5));
+    world.drain();
+    world.pin(&prompt(0, 40), 9);
+    world.finish_plan();
+    assert_eq!(world.stats().protected_tokens, 40);
+    world.submit(Ask::exactly(prompt(1, 40), 9));
+    world.drain();
+    assert_eq!(world.stats().pins, 0);
+    world.assert_clean();
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::deterministic_runner;
 use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
 
 /// Cases for each of the sixteen machines; `PROPTEST_CASES` asks for more.
-const CASES: u32 = 48;
+const CASES: u32 = 200;
 const MAX_EVENTS: usize = 120;
 
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ struct Wish {
 fn wish() -> impl Strategy<Value = Wish> {
     (
         (0..3u32, 0..10usize, 0..3u32, 0..40usize),
-        (0..6usize, 0..8usize, any::<bool>()),
+        (0..24usize, 0..8usize, proptest::bool::weighted(0.2)),
         proptest::option::weighted(0.3, 0..VOCAB),
         proptest::bool::weighted(0.2),
         proptest::option::weighted(0.2, 0..64u32),
@@ -141,23 +141,37 @@ struct Size {
     chunk_units: Option<usize>,
     odd_chunk: usize,
     max_prefill_units: usize,
+    conservativeness: f64,
+    clips: bool,
 }
 
 fn size() -> impl Strategy<Value = Size> {
     (
         6..40u32,
-        1..7u32,
+        1..9u32,
         proptest::option::weighted(0.7, 2..10usize),
         0..3usize,
         2..40usize,
+        prop_oneof![Just(1.0), Just(0.3), Just(0.0)],
+        proptest::bool::weighted(0.85),
     )
         .prop_map(
-            |(pool_units, n_rows, chunk_units, odd_chunk, max_prefill_units)| Size {
+            |(
                 pool_units,
                 n_rows,
                 chunk_units,
                 odd_chunk,
                 max_prefill_units,
+                conservativeness,
+                clips,
+            )| Size {
+                pool_units,
+                n_rows,
+                chunk_units,
+                odd_chunk,
+                max_prefill_units,
+                conservativeness,
+                clips,
             },
         )
 }
@@ -246,6 +260,7 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
     let cases = std::env::var("PROPTEST_CASES").ok();
     let cases = cases.and_then(|cases| cases.parse().ok()).unwrap_or(CASES);
     let script = (size(), vec(event(), 1..MAX_EVENTS));
+    let seen = std::cell::Cell::new(Seen::default());
     let outcome = deterministic_runner(cases).run(&script, |(size, events)| {
         let pool_tokens = size.pool_units as usize * unit;
         let mut world = World::new(Setup {
@@ -256,16 +271,44 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
             max_prefill_tokens: size.max_prefill_units * unit,
             prefix_wait,
             has_radix_cache,
-            clips: true,
+            conservativeness: size.conservativeness,
+            clips: size.clips,
         });
         for event in &events {
             apply(&mut world, unit, event);
         }
         world.assert_clean();
+        let stats = world.stats();
+        seen.set(seen.get().or(Seen {
+            retracts: !world.has_failures && stats.retractions > 0,
+            evicts: stats.evicted_tokens > 0,
+            hits: stats.cached_tokens > 0,
+        }));
         Ok(())
     });
     if let Err(error) = outcome {
         panic!("page size {page_size}, radix {has_radix_cache}, wait {prefix_wait}: {error}");
+    }
+    let seen = seen.get();
+    assert!(seen.retracts, "no script runs out of memory");
+    assert_eq!((seen.evicts, seen.hits), (has_radix_cache, has_radix_cache));
+}
+
+/// What the scripts of one machine got into: that they are small is no use if they are tame.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    retracts: bool,
+    evicts: bool,
+    hits: bool,
+}
+
+impl Seen {
+    fn or(self, other: Self) -> Self {
+        Self {
+            retracts: self.retracts | other.retracts,
+            evicts: self.evicts | other.evicts,
+            hits: self.hits | other.hits,
+        }
     }
 }
 

@@ -69,7 +69,7 @@ fn eos_costs_exactly_one_wasted_step() {
         ..Ask::default()
     };
     let mut world = World::new(Setup::default());
-    world.submit(ask(200));
+    world.submit(ask(900));
     world.assert_clean();
     let life = &world.lives[0];
     let n_output = life.delivered.len();
@@ -79,7 +79,7 @@ fn eos_costs_exactly_one_wasted_step() {
             EOS
         ))))
     );
-    assert!(n_output < 200);
+    assert!(n_output < 900);
     assert_eq!(world.history.len(), n_output + 1);
 }
 

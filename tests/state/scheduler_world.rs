@@ -7,12 +7,12 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use souffleur::error::{RequestError, StepError};
-use souffleur::executor::fake::{FakeExecutor, FakeOptions, expected_output};
+use souffleur::executor::fake::{FakeExecutor, FakeOptions};
 use souffleur::executor::{
     Executor, LogprobWish, RowLogprobs, RowWork, StepOutput, StepPlan, TokenLogprobs,
 };
 use souffleur::ids::{PageId, RequestId, SeqId, StepId};
-use souffleur::request::{CancelFlag, FinishReason};
+use souffleur::request::CancelFlag;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::news::{RequestEnd, RequestTokens};
@@ -29,12 +29,10 @@ use souffleur::state::sequence::Submission;
 use souffleur::state::stats::EngineStats;
 use souffleur::state::transaction::run_plan;
 
-pub const VOCAB: u32 = 16;
-pub const EOS: u32 = 0;
+pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
+
 /// Rounds of a drain that are more than any script of these tests needs.
 const MAX_ROUNDS: usize = 200_000;
-/// Lost steps that a request survives.
-const SURVIVED_LOSSES: usize = 2;
 
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -45,6 +43,8 @@ pub struct Setup {
     pub max_prefill_tokens: usize,
     pub prefix_wait: bool,
     pub has_radix_cache: bool,
+    /// Of the reservation for outputs: 0 lets requests in that will not fit together.
+    pub conservativeness: f64,
     /// Clips `max_new_tokens` as the tokenizer does.
     pub clips: bool,
 }
@@ -59,124 +59,9 @@ impl Default for Setup {
             max_prefill_tokens: 16384,
             prefix_wait: true,
             has_radix_cache: true,
+            conservativeness: 1.0,
             clips: true,
         }
-    }
-}
-
-#[derive(Clone, Debug, Default)]
-pub struct Ask {
-    pub prompt: Vec<u32>,
-    pub max_new_tokens: usize,
-    pub ignore_eos: bool,
-    pub stop_token: Option<u32>,
-    pub salt: Option<&'static str>,
-    /// Wishes log probabilities of the prompt from this position on.
-    pub logprob_start: Option<u32>,
-}
-
-impl Ask {
-    /// Generates exactly so many tokens.
-    pub fn exactly(prompt: Vec<u32>, max_new_tokens: usize) -> Self {
-        Self {
-            prompt,
-            max_new_tokens,
-            ignore_eos: true,
-            ..Self::default()
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub enum End {
-    Told(RequestEnd),
-    StopFound,
-}
-
-/// One request as its client sees it.
-pub struct Life {
-    pub ask: Ask,
-    pub delivered: Vec<u32>,
-    pub end: Option<End>,
-    pub cached_tokens: u32,
-    pub retractions: u32,
-    rid: RequestId,
-    seed: u64,
-    flag: CancelFlag,
-    /// Steps done since the cancel was handled.
-    steps_since_cancel: Option<usize>,
-    holds_memory: bool,
-    input_logprobs: Vec<u32>,
-    rejected_steps: usize,
-    lost_steps: usize,
-}
-
-impl Life {
-    /// What it generates if nobody interferes.
-    pub fn natural_output(&self) -> Vec<u32> {
-        let ask = &self.ask;
-        let output = expected_output(&ask.prompt, self.seed, ask.max_new_tokens, VOCAB);
-        let is_stop =
-            |token: &u32| !ask.ignore_eos && (*token == EOS || Some(*token) == ask.stop_token);
-        let len = output
-            .iter()
-            .position(is_stop)
-            .map_or(output.len(), |at| at + 1);
-        output[..len].to_vec()
-    }
-
-    pub fn is_cancelled(&self) -> bool {
-        self.end == Some(End::Told(RequestEnd::Finished(FinishReason::Abort)))
-    }
-
-    pub fn failure(&self) -> Option<&RequestError> {
-        match &self.end {
-            Some(End::Told(RequestEnd::Failed(error))) => Some(error),
-            _ => None,
-        }
-    }
-
-    fn check_end(&self) {
-        let rid = &self.rid;
-        match self.end.as_ref().expect("every request ends") {
-            End::StopFound => {}
-            End::Told(RequestEnd::Finished(FinishReason::Abort)) => {
-                assert!(self.flag.is_raised(), "{rid} was cancelled by nobody");
-            }
-            End::Told(RequestEnd::Finished(reason)) => {
-                assert_eq!(self.delivered, self.natural_output(), "{rid}");
-                let limit = self.ask.max_new_tokens;
-                let stopped = self.delivered.last().copied().filter(|last| {
-                    !self.ask.ignore_eos && (*last == EOS || Some(*last) == self.ask.stop_token)
-                });
-                let expected = match stopped {
-                    Some(token) => FinishReason::StopToken(token),
-                    None => FinishReason::Length {
-                        max_new_tokens: limit as u32,
-                    },
-                };
-                assert_eq!(*reason, expected, "{rid}");
-                self.check_input_logprobs();
-            }
-            End::Told(RequestEnd::Failed(RequestError::Step(StepError::Rejected(_)))) => {
-                assert_eq!(self.rejected_steps, 1, "{rid}");
-            }
-            End::Told(RequestEnd::Failed(RequestError::Step(StepError::Lost(_)))) => {
-                assert!(self.lost_steps > SURVIVED_LOSSES, "{rid}");
-            }
-            End::Told(RequestEnd::Failed(RequestError::OutOfMemory)) => {}
-            other => panic!("{rid} ended with {other:?}"),
-        }
-    }
-
-    /// Every wished position once and in order.
-    fn check_input_logprobs(&self) {
-        let Some(start) = self.ask.logprob_start else {
-            return;
-        };
-        let expected = self.ask.prompt.iter().skip(start as usize + 1);
-        let expected: Vec<u32> = expected.copied().collect();
-        assert_eq!(self.input_logprobs, expected, "{}", self.rid);
     }
 }
 
@@ -214,6 +99,8 @@ pub struct World {
     plans_since_progress: usize,
     /// Plans nothing for now.
     holds_back: bool,
+    /// A step was made to fail.
+    pub has_failures: bool,
 }
 
 impl World {
@@ -233,7 +120,7 @@ impl World {
             max_prefill_tokens: setup.max_prefill_tokens,
             chunk_tokens: setup.chunk_tokens,
             prefix_wait: setup.prefix_wait,
-            schedule_conservativeness: 1.0,
+            schedule_conservativeness: setup.conservativeness,
             max_pins: 4,
             eos_token_ids: Arc::from([EOS]),
         };
@@ -259,6 +146,7 @@ impl World {
             pins: Vec::new(),
             plans_since_progress: 0,
             holds_back: false,
+            has_failures: false,
             setup,
         }
     }
@@ -307,21 +195,7 @@ impl World {
             priority: None,
             cancel: flag.clone(),
         };
-        self.lives.push(Life {
-            ask,
-            delivered: Vec::new(),
-            end: None,
-            cached_tokens: 0,
-            retractions: 0,
-            rid,
-            seed,
-            flag,
-            steps_since_cancel: None,
-            holds_memory: false,
-            input_logprobs: Vec::new(),
-            rejected_steps: 0,
-            lost_steps: 0,
-        });
+        self.lives.push(Life::new(ask, rid, seed, flag));
         self.scheduler.submit(submission);
         self.after_event();
         Some(number)
@@ -494,7 +368,10 @@ impl World {
         let stats = self.stats();
         assert!(stats.is_idle_and_whole(), "{stats:?}");
         assert_eq!((stats.pins, stats.protected_tokens), (0, 0), "{stats:?}");
-        assert!((stats.new_token_ratio - 0.7).abs() < 1e-9, "{stats:?}");
+        assert!(
+            (stats.new_token_ratio - 0.7 * self.setup.conservativeness).abs() < 1e-9,
+            "{stats:?}"
+        );
         assert_eq!(self.cache.check_integrity(), Ok(()));
         self.lives.iter().for_each(Life::check_end);
         assert!(self.lives.iter().all(|life| !life.holds_memory));
@@ -592,6 +469,7 @@ impl World {
     }
 
     fn note_failure(&mut self, plan: &StepPlan, fate: Fate) {
+        self.has_failures = true;
         self.void_until = self.steps.back().map_or(plan.step, |last| last.step);
         for row in &plan.rows {
             let number = self.number_of(row.seq);

@@ -19,6 +19,7 @@ pub(super) const MAX_CANDIDATES: usize = 256;
 impl Scheduler {
     /// Decides what to send next. `Nothing` while a plan is out or two steps are under way; otherwise the open plan
     /// is answered by [`Scheduler::planned`].
+    #[allow(clippy::should_implement_trait)] // `Nothing` is no end: the next event brings more
     pub fn next(&mut self) -> Next {
         if self.open.is_some() || self.steps.len() >= MAX_STEPS_IN_FLIGHT || !self.is_dirty {
             return Next::Nothing;

@@ -22,8 +22,6 @@ impl Scheduler {
         if !self.steps.is_empty() && self.running.iter().any(is_ending) {
             return Next::Nothing;
         }
-        // Whoever gives way now may fit again in the plan after this one, even if this one runs nothing.
-        self.is_dirty = true;
         let mut evict_tokens = 0;
         let mut retracted = None;
         if self.ended.is_empty() && !self.pins.revoke_all() {
@@ -32,9 +30,13 @@ impl Scheduler {
                     retracted = self.retract(seq);
                     evict_tokens = self.running.len() * RETRACT_DECODE_STEPS;
                 }
+                // The token on its way may end the last one well.
+                None if !self.steps.is_empty() => return Next::Nothing,
                 None => self.fail_last(),
             }
         }
+        // Whoever gives way now may fit again in the plan after this one, even if this one runs nothing.
+        self.is_dirty = true;
         let mut settle = self.take_settlements();
         settle.extend(retracted);
         let decode = self.decode_rows();
