@@ -14,6 +14,7 @@ pub mod allocator;
 pub mod executor;
 pub mod mailbox;
 pub mod messages;
+pub mod prefix_index;
 pub mod radix_cache;
 pub mod scheduler;
 pub mod tokenizer;

@@ -119,8 +119,12 @@ fn wire(
         )
         .start();
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
-        let radix_cache =
-            RadixCache::new(cache(blueprint, &ledger), reserve.clone(), note("radix_cache")).start();
+        let radix_cache = RadixCache::new(
+            cache(blueprint, &ledger),
+            reserve.clone(),
+            note("radix_cache"),
+        )
+        .start();
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
         let executor = Executor::new(steps, note("executor")).start();
@@ -141,11 +145,8 @@ fn wire(
         };
         let policy = schedule_policy(&blueprint.schedule_policy)
             .expect("the policy's name was checked with the configuration");
-        let state = state::scheduler::Scheduler::new(
-            blueprint.limits.clone(),
-            policy,
-            ledger.clone(),
-        );
+        let state =
+            state::scheduler::Scheduler::new(blueprint.limits.clone(), policy, ledger.clone());
         let metrics = SchedulerMetrics::register(&blueprint.model_name);
         let stop = vec![
             me.recipient(),
@@ -154,7 +155,12 @@ fn wire(
             executor.recipient(),
             tokenizer.clone().recipient(),
         ];
-        parts = Some((tokenizer.recipient(), radix_cache.recipient(), executor_thread, stop));
+        parts = Some((
+            tokenizer.recipient(),
+            radix_cache.recipient(),
+            executor_thread,
+            stop,
+        ));
         Scheduler::new(state, links, metrics, note("scheduler"))
     });
     let (generate, peek, executor_thread, stop) =
@@ -169,12 +175,24 @@ fn wire(
         stats: scheduler.clone().recipient(),
         drain: scheduler.recipient(),
     };
-    Unit { generation, doors, stop, executor_thread, tokenizer_arbiter, ledger }
+    Unit {
+        generation,
+        doors,
+        stop,
+        executor_thread,
+        tokenizer_arbiter,
+        ledger,
+    }
 }
 
 fn pools(limits: &SchedulerLimits, ledger: &Arc<PoolLedger>) -> Pools {
     let pages = limits.total_pages as u32;
-    Pools::new(pages, limits.total_rows as u32, limits.page_size, ledger.clone())
+    Pools::new(
+        pages,
+        limits.total_rows as u32,
+        limits.page_size,
+        ledger.clone(),
+    )
 }
 
 fn cache(blueprint: &Blueprint, ledger: &Arc<PoolLedger>) -> Box<dyn PrefixCache> {

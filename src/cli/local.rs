@@ -2,7 +2,6 @@
 
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, EngineParts};
-use souffleur::error::StartError;
 
 use super::{Failure, bundled, progress};
 
@@ -14,13 +13,13 @@ pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     Ok(config)
 }
 
-/// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready; `on_parts` sees what
-/// is known before the weights are loaded.
+/// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready; `look` sees what is
+/// known before the weights are loaded, and may refuse it.
 pub fn start(
     config: EngineConfig,
-    on_parts: impl FnOnce(&EngineParts),
-) -> Result<EngineHandle, StartError> {
+    look: impl FnOnce(&EngineParts) -> Result<(), Failure>,
+) -> Result<EngineHandle, Failure> {
     let parts = EngineParts::from_model(&config, progress::weights_bar())?;
-    on_parts(&parts);
-    Engine::start_with(config, parts)
+    look(&parts)?;
+    Ok(Engine::start_with(config, parts)?)
 }

@@ -10,7 +10,6 @@ use actix_web::web::Data;
 use metrics_exporter_prometheus::PrometheusHandle;
 use souffleur::config::EngineConfig;
 use souffleur::engine::EngineHandle;
-use souffleur::error::StartError;
 use souffleur::metrics::Capacity;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
@@ -70,7 +69,7 @@ async fn serve(
                     announce(&engine, address, began);
                     slot.fill(engine);
                 }
-                Ok(Err(error)) => break Err(error.into()),
+                Ok(Err(error)) => break Err(error),
                 Err(_) => break Err(Failure::failed("the engine's thread died while starting")),
             },
             signal = signals.next() => {
@@ -86,10 +85,13 @@ async fn serve(
 }
 
 /// Loading blocks, so it has a thread of its own; the server answers 503 meanwhile.
-fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<EngineHandle, StartError>> {
+fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<EngineHandle, Failure>> {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
-        let engine = local::start(config, |parts| plan::show(&parts.info));
+        let engine = local::start(config, |parts| {
+            plan::show(&parts.info);
+            Ok(())
+        });
         let _ = started.send(engine);
     });
     receiver

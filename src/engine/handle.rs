@@ -49,7 +49,9 @@ impl Drop for Inner {
 
 impl EngineHandle {
     pub(super) fn new(inner: Inner) -> Self {
-        Self { inner: Arc::new(inner) }
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     /// Sends a request. The stream ends with exactly one terminal event.
@@ -60,17 +62,18 @@ impl EngineHandle {
     pub fn generate(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
         let permit = self.inner.admission.admit()?;
         let doors = self.doors()?;
-        let rid = request.rid.clone();
         let (sink, events) =
-            EventSink::channel(rid.clone(), self.inner.channel_events, Some(permit));
-        let flag = CancelFlag::default();
-        let request = Box::new(request);
-        doors.generate.do_send(Generate { request, sink, cancel: flag.clone() });
-        let canceller = Canceller { rid, flag, door: doors.cancel };
-        Ok(Generation { events, canceller, has_ended: false })
+            EventSink::channel(request.rid.clone(), self.inner.channel_events, Some(permit));
+        let canceller = send(doors, request, sink);
+        Ok(Generation {
+            events,
+            canceller,
+            has_ended: false,
+        })
     }
 
-    /// Sends a request whose events go to an actor of the host's own. Cancel it with [`EngineHandle::cancel`].
+    /// Sends a request whose events go to an actor of the host's own. Its mailbox is not bounded: it keeps up or
+    /// cancels. The request is cancelled when the actor has stopped.
     ///
     /// # Errors
     /// As [`EngineHandle::generate`].
@@ -78,16 +81,15 @@ impl EngineHandle {
         &self,
         request: GenerateRequest,
         recipient: Recipient<TokenEvent>,
-    ) -> Result<(), RequestError> {
+    ) -> Result<Canceller, RequestError> {
         let permit = self.inner.admission.admit()?;
         let doors = self.doors()?;
         let sink = EventSink::recipient(request.rid.clone(), recipient, Some(permit));
-        let request = Box::new(request);
-        doors.generate.do_send(Generate { request, sink, cancel: CancelFlag::default() });
-        Ok(())
+        Ok(send(doors, request, sink))
     }
 
-    /// Cancels a request by its id; unknown ids are ignored.
+    /// Cancels a request by its id; unknown ids are ignored, that of a request still being encoded too (a
+    /// [`Canceller`] reaches it there).
     pub fn cancel(&self, rid: &RequestId) {
         if let Ok(doors) = self.doors() {
             doors.cancel.do_send(CancelRequest { rid: rid.clone() });
@@ -110,7 +112,11 @@ impl EngineHandle {
         namespace: Namespace,
         tokens: Arc<[u32]>,
     ) -> Result<usize, RequestError> {
-        self.doors()?.peek.send(PeekPrefix { namespace, tokens }).await.map_err(down)
+        self.doors()?
+            .peek
+            .send(PeekPrefix { namespace, tokens })
+            .await
+            .map_err(down)
     }
 
     /// Keeps the cached part of a prefix in memory for at most `ttl`.
@@ -124,7 +130,11 @@ impl EngineHandle {
         ttl: Duration,
     ) -> Result<PrefixPinned, RequestError> {
         let ttl_s = u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX);
-        let pin = PinPrefix { namespace, tokens, ttl_s };
+        let pin = PinPrefix {
+            namespace,
+            tokens,
+            ttl_s,
+        };
         self.doors()?.pin.send(pin).await.map_err(down)?
     }
 
@@ -133,7 +143,11 @@ impl EngineHandle {
     /// # Errors
     /// [`RequestError::EngineDown`].
     pub async fn unpin_prefix(&self, pin: u64) -> Result<bool, RequestError> {
-        self.doors()?.unpin.send(UnpinPrefix { pin }).await.map_err(down)
+        self.doors()?
+            .unpin
+            .send(UnpinPrefix { pin })
+            .await
+            .map_err(down)
     }
 
     /// Queues, pools and counters.
@@ -149,7 +163,11 @@ impl EngineHandle {
     /// # Errors
     /// [`RequestError::EngineDown`] while the engine is being rebuilt, and after its stop.
     pub fn doors(&self) -> Result<Doors, RequestError> {
-        let doors = self.inner.doors.read().expect("nobody panics with the door slot");
+        let doors = self
+            .inner
+            .doors
+            .read()
+            .expect("nobody panics with the door slot");
         let down = || RequestError::EngineDown("no actors are running".to_owned());
         doors.clone().ok_or_else(down)
     }
@@ -198,11 +216,31 @@ impl EngineHandle {
         }
         // A watchdog that is gone has stopped its unit.
         let _ = self.inner.watchdog.send(StopUnit).await;
-        let thread = self.inner.thread.write().expect("nobody panics with the thread slot").take();
+        let thread = self
+            .inner
+            .thread
+            .write()
+            .expect("nobody panics with the thread slot")
+            .take();
         if let Some(thread) = thread {
             join(thread).await;
         }
     }
+}
+
+fn send(doors: Doors, request: GenerateRequest, sink: EventSink) -> Canceller {
+    let flag = CancelFlag::default();
+    let canceller = Canceller {
+        rid: request.rid.clone(),
+        flag: flag.clone(),
+        door: doors.cancel,
+    };
+    doors.generate.do_send(Generate {
+        request: Box::new(request),
+        sink,
+        cancel: flag,
+    });
+    canceller
 }
 
 /// Joins without blocking the caller's runtime.
@@ -236,7 +274,9 @@ impl Canceller {
     /// Cancels; the terminal event still comes.
     pub fn cancel(&self) {
         self.flag.raise();
-        self.door.do_send(CancelRequest { rid: self.rid.clone() });
+        self.door.do_send(CancelRequest {
+            rid: self.rid.clone(),
+        });
     }
 }
 

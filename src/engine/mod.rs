@@ -57,14 +57,18 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::start`].
-    pub fn start_with(config: EngineConfig, parts: EngineParts) -> Result<EngineHandle, StartError> {
+    pub fn start_with(
+        config: EngineConfig,
+        parts: EngineParts,
+    ) -> Result<EngineHandle, StartError> {
         config.validate()?;
         let blueprint = parts.blueprint(&config)?;
         let doors = DoorSlot::default();
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let thread_doors = doors.clone();
-        let thread = std::thread::Builder::new().name("souffleur-engine".to_owned()).spawn(
-            move || {
+        let thread = std::thread::Builder::new()
+            .name("souffleur-engine".to_owned())
+            .spawn(move || {
                 System::new().block_on(async move {
                     match launch(blueprint, thread_doors).await {
                         Err(error) => drop(ready.send(Err(error))),
@@ -75,12 +79,17 @@ impl Engine {
                         }
                     }
                 });
-            },
-        );
+            });
         let thread = thread.map_err(|error| StartError::Thread(error.to_string()))?;
         let died = |_| StartError::Thread("the engine thread died while starting".to_owned());
         let watchdog = is_ready.recv().map_err(died)??;
-        Ok(EngineHandle::new(inner(&config, parts, doors, watchdog, Some(thread))))
+        Ok(EngineHandle::new(inner(
+            &config,
+            parts,
+            doors,
+            watchdog,
+            Some(thread),
+        )))
     }
 
     /// Loads the model and starts the actors on an Arbiter of the host's System.
@@ -119,7 +128,9 @@ impl Engine {
         });
         let died = |_| StartError::Thread("the host's arbiter has stopped".to_owned());
         let watchdog = is_ready.await.map_err(died)??;
-        Ok(EngineHandle::new(inner(&config, parts, doors, watchdog, None)))
+        Ok(EngineHandle::new(inner(
+            &config, parts, doors, watchdog, None,
+        )))
     }
 }
 

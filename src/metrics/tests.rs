@@ -323,7 +323,7 @@ fn promtool_findings(page: &str) -> Option<Vec<String>> {
                 std::env::var_os("CI").is_none(),
                 "CI is set and promtool: {error}"
             );
-            println!("skipped: promtool cannot be run ({error}); it is in Debian's prometheus");
+            eprintln!("skipped: promtool cannot be run ({error}); it is in Debian's prometheus");
             return None;
         }
     };

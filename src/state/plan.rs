@@ -33,6 +33,23 @@ pub struct PlanRequest {
     pub free_rows: usize,
 }
 
+impl PlanRequest {
+    /// A plan that asks for nothing, for pools with so many free pages and rows.
+    pub fn empty(step: StepId, free_pages: usize, free_rows: usize) -> Self {
+        Self {
+            step,
+            settle: Vec::new(),
+            flush: false,
+            pins: Vec::new(),
+            admit: None,
+            else_decode: None,
+            evict_tokens: 0,
+            free_pages,
+            free_rows,
+        }
+    }
+}
+
 /// Something to settle before the next step is planned.
 #[derive(Debug)]
 pub enum Settle {

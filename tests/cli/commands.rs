@@ -1,5 +1,8 @@
 //! Commands that end by themselves.
 
+use std::io::Write;
+use std::process::{Command, Stdio};
+
 use safetensors::SafeTensors;
 
 use super::{run, souffleur, stderr, stdout, tiny_model};
@@ -97,6 +100,104 @@ fn settings_come_from_the_environment_and_a_file_too() {
     assert!(
         stdout(&output).contains("64 tokens in 2 pages of 32"),
         "{output:?}"
+    );
+}
+
+/// The bundled model, unpacked into a folder of the test's own.
+fn bundled(args: &[&str], cache: &tempfile::TempDir) -> Command {
+    let mut command = souffleur(args);
+    command.env("SOUFFLEUR_CACHE_DIR", cache.path());
+    command
+}
+
+#[test]
+fn the_bundled_model_answers_in_words() {
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let args = ["generate", "Who are you?", "--temperature", "0"];
+    let output = bundled(&args, &cache).output().expect("the binary runs");
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(
+        text.ends_with('\n') && text.split_whitespace().count() > 3,
+        "{text:?}"
+    );
+    assert_eq!(stderr(&output), "", "nothing but the answer is printed");
+}
+
+#[test]
+fn a_prompt_from_stdin_is_answered_as_one_from_an_argument() {
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let greedy = ["generate", "--temperature", "0"];
+    let mut child = bundled(&greedy, &cache)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut stdin = child.stdin.take().expect("it is piped");
+    stdin.write_all(b"What is an actor?\n").expect("it reads");
+    drop(stdin);
+    let from_stdin = child.wait_with_output().expect("it ends");
+    let argument = [&greedy[..], &["What is an actor?"]].concat();
+    let from_argument = bundled(&argument, &cache)
+        .output()
+        .expect("the binary runs");
+    assert!(from_stdin.status.success() && !from_stdin.stdout.is_empty());
+    assert_eq!(stdout(&from_stdin), stdout(&from_argument));
+}
+
+#[test]
+fn a_model_without_a_chat_template_asks_for_raw() {
+    let model = tiny_model().display().to_string();
+    check_failure(
+        &["generate", "hi", "--model-path", &model],
+        2,
+        &["chat template", "--raw"],
+    );
+    let raw = [
+        "generate",
+        "hi",
+        "--raw",
+        "--max-new-tokens",
+        "3",
+        "--model-path",
+        &model,
+    ];
+    assert!(run(&raw).status.success());
+}
+
+#[test]
+fn the_bench_prints_a_table() {
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let args = ["bench", "--output-tokens", "8"];
+    let output = bundled(&args, &cache).output().expect("the binary runs");
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let columns = |line: &str| line.matches('|').count();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(
+        lines.iter().all(|line| columns(line) == columns(lines[0])),
+        "{text}"
+    );
+    assert!(
+        lines[2].starts_with("| souffleur-tiny | 64 | 8 |"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_named() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
+    let mut command = souffleur(&["plan"]);
+    let output = command
+        .env("SOUFFLEUR_CACHE_DIR", file.path())
+        .output()
+        .expect("the binary runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("SOUFFLEUR_CACHE_DIR"),
+        "{}",
+        stderr(&output)
     );
 }
 

@@ -145,6 +145,30 @@ fn without_time_to_finish_the_exit_code_is_0_too() {
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
+#[test]
+fn a_second_signal_exits_at_once() {
+    let mut serving = Serving::start(&["--shutdown-deadline-s", "3600"]);
+    // 512 outputs of 200 tokens, about ten of which fit into the pool at once.
+    let many = r#"{"input_ids": [[1], [2], [3], [4]], "stream": true,
+        "sampling_params": {"max_new_tokens": 200, "ignore_eos": true, "n": 128}}"#;
+    let mut response = BufReader::new(serving.send("POST", "/generate", many));
+    read_until_data(&mut response);
+    serving.signal("TERM");
+    let mut log = BufReader::new(serving.child.stderr.take().expect("it is piped"));
+    let mut line = String::new();
+    while !line.contains("stopping") {
+        line.clear();
+        assert!(
+            log.read_line(&mut line).expect("it logs UTF-8") > 0,
+            "it does not say that it stops"
+        );
+    }
+    serving.signal("TERM");
+    serving.child.stderr = Some(log.into_inner());
+    let (status, log) = serving.wait(Duration::from_secs(60));
+    assert_eq!(status.code(), Some(143), "{log}");
+}
+
 fn read_until_data(response: &mut impl BufRead) {
     let mut line = String::new();
     while !line.starts_with("data:") {
@@ -199,7 +223,7 @@ fn promtool_findings(page: &str) -> Vec<String> {
                 std::env::var_os("CI").is_none(),
                 "CI is set and promtool: {error}"
             );
-            println!("skipped: promtool cannot be run ({error}); it is in Debian's prometheus");
+            eprintln!("skipped: promtool cannot be run ({error}); it is in Debian's prometheus");
             return Vec::new();
         }
     };

@@ -6,7 +6,10 @@ mod lifecycle;
 mod memory_use;
 mod naive_model;
 mod pools;
+mod prefill_adder;
+mod scheduler_corners;
 mod scheduler_lives;
+mod scheduler_prefix_wait;
 mod scheduler_script;
 mod scheduler_world;
 

@@ -212,6 +212,8 @@ pub struct World {
     void_until: StepId,
     pins: Vec<u64>,
     plans_since_progress: usize,
+    /// Plans nothing for now.
+    holds_back: bool,
 }
 
 impl World {
@@ -256,6 +258,7 @@ impl World {
             void_until: StepId::new(0),
             pins: Vec::new(),
             plans_since_progress: 0,
+            holds_back: false,
             setup,
         }
     }
@@ -322,6 +325,27 @@ impl World {
         self.scheduler.submit(submission);
         self.after_event();
         Some(number)
+    }
+
+    /// Submits all before anything is planned.
+    pub fn submit_all(&mut self, asks: &mut dyn Iterator<Item = Ask>) {
+        self.holds_back = true;
+        for ask in asks {
+            self.submit(ask);
+        }
+        self.holds_back = false;
+        self.pump();
+    }
+
+    /// True while a request stands in the queue with tokens of its own.
+    pub fn is_retracted(&self, number: usize) -> bool {
+        let life = &self.lives[number];
+        life.end.is_none() && !life.holds_memory && self.was_started(number)
+    }
+
+    fn was_started(&self, number: usize) -> bool {
+        let mut starts = self.history.iter().flat_map(|step| &step.starts);
+        starts.any(|start| self.number_of(start.seq) == number)
     }
 
     pub fn raise_flag(&mut self, number: usize) {
@@ -502,7 +526,7 @@ impl World {
     }
 
     fn pump(&mut self) {
-        while self.leg.is_none() {
+        while self.leg.is_none() && !self.holds_back {
             match self.scheduler.next() {
                 Next::Nothing => break,
                 next => self.take_next(next),

@@ -53,7 +53,15 @@ impl Tokenizer {
         metrics: RequestMetrics,
         note: DeathNote,
     ) -> Self {
-        Self { settings, live: FxHashMap::default(), submit, stop_found, cancel, metrics, note }
+        Self {
+            settings,
+            live: FxHashMap::default(),
+            submit,
+            stop_found,
+            cancel,
+            metrics,
+            note,
+        }
     }
 
     /// Passes one request's news on; returns how many output tokens are kept if a stop string was completed.
@@ -91,7 +99,9 @@ impl Handler<Generate> for Tokenizer {
     fn handle(&mut self, generate: Generate, _: &mut Context<Self>) {
         if let Some((rid, live, submission)) = self.take_in(generate) {
             self.live.insert(rid, live);
-            self.submit.post(Submit { request: Box::new(submission) });
+            self.submit.post(Submit {
+                request: Box::new(submission),
+            });
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ids::SeqId;
+use crate::ids::{RowId, SeqId};
 use crate::state::pages::Pages;
 use crate::state::plan::{
     AdmitRequest, Candidate, DecodeDemand, Demand, PlanRequest, PublishKey, ReserveRequest, Settle,
@@ -14,7 +14,7 @@ use crate::state::sequence::{Phase, Sequence, SequenceKv};
 use super::{MAX_STEPS_IN_FLIGHT, Next, OpenPlan, Scheduler};
 
 /// Candidates that one plan looks at: more are admitted by the plans after it.
-const MAX_CANDIDATES: usize = 256;
+pub(super) const MAX_CANDIDATES: usize = 256;
 
 impl Scheduler {
     /// Decides what to send next. `Nothing` while a plan is out or two steps are under way; otherwise the open plan
@@ -55,17 +55,7 @@ impl Scheduler {
     }
 
     pub(super) fn empty_request(&self) -> PlanRequest {
-        PlanRequest {
-            step: self.next_step,
-            settle: Vec::new(),
-            flush: false,
-            pins: Vec::new(),
-            admit: None,
-            else_decode: None,
-            evict_tokens: 0,
-            free_pages: self.free_pages,
-            free_rows: self.free_rows,
-        }
+        PlanRequest::empty(self.next_step, self.free_pages, self.free_rows)
     }
 
     /// A decode with nothing to settle and nobody to admit needs the tree only to evict, and the pools only to grow.
@@ -116,7 +106,7 @@ impl Scheduler {
         }
         for seq in std::mem::take(&mut self.ended) {
             if let Some(sequence) = self.sequences.remove(seq) {
-                self.forget_edits(sequence.kv.as_ref());
+                self.forget_edits(sequence.kv.as_ref().map(|kv| kv.row));
                 settle.extend(release_of(seq, sequence));
             }
         }
@@ -125,9 +115,9 @@ impl Scheduler {
     }
 
     /// Drops the page-table edits of a row that is given back: they mean nothing to its next holder.
-    pub(super) fn forget_edits(&mut self, kv: Option<&SequenceKv>) {
-        if let Some(kv) = kv {
-            self.deltas.retain(|delta| delta.row() != kv.row);
+    pub(super) fn forget_edits(&mut self, row: Option<RowId>) {
+        if let Some(row) = row {
+            self.deltas.retain(|delta| delta.row() != row);
         }
     }
 

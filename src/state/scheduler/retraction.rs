@@ -22,6 +22,8 @@ impl Scheduler {
         if !self.steps.is_empty() && self.running.iter().any(is_ending) {
             return Next::Nothing;
         }
+        // Whoever gives way now may fit again in the plan after this one, even if this one runs nothing.
+        self.is_dirty = true;
         let mut evict_tokens = 0;
         let mut retracted = None;
         if self.ended.is_empty() && !self.pins.revoke_all() {
@@ -69,10 +71,8 @@ impl Scheduler {
             self.chunked = None;
         }
         self.extended.retain(|other| *other != seq);
-        if let Some(kv) = &self.sequences[seq].kv {
-            let row = kv.row;
-            self.deltas.retain(|delta| delta.row() != row);
-        }
+        let row = self.sequences[seq].kv.as_ref().map(|kv| kv.row);
+        self.forget_edits(row);
         let settle = retract_of(seq, &mut self.sequences[seq]);
         self.queue_retracted(seq);
         let survivors = self.running.iter().map(|seq| &self.sequences[*seq]);

@@ -1,0 +1,145 @@
+//! An actor of the host's own that speaks with the engine in messages.
+//!
+//! `Listener` makes two requests. Their tokens arrive in its mailbox as [`TokenEvent`]s, like any other message. One
+//! answer it hears to the end; the other it cancels after a few tokens, with a [`CancelRequest`] through the engine's
+//! doors.
+//!
+//! ```text
+//! cargo run --example actor_client
+//! ```
+
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::path::Path;
+
+use actix::{Actor, AsyncContext, Context, Handler, Message, System};
+use anyhow::{Context as _, ensure};
+use serde_json::json;
+use souffleur::actors::messages::{CancelRequest, TokenEvent};
+use souffleur::config::EngineConfig;
+use souffleur::engine::{Engine, EngineHandle};
+use souffleur::ids::RequestId;
+use souffleur::request::{ChatPrompt, Event, GenerateRequest, Prompt};
+use tokio::sync::oneshot;
+
+const PATIENT: &str = "patient";
+const IMPATIENT: &str = "impatient";
+/// Tokens that the impatient request waits for.
+const ENOUGH_TOKENS: u32 = 8;
+
+/// Asks both questions, listens, and tells `ends` how they ended.
+struct Listener {
+    engine: EngineHandle,
+    ends: Option<oneshot::Sender<Vec<(RequestId, Event)>>>,
+    ended: Vec<(RequestId, Event)>,
+}
+
+impl Actor for Listener {
+    type Context = Context<Self>;
+}
+
+/// A question under a name.
+#[derive(Message)]
+#[rtype(result = "anyhow::Result<()>")]
+struct Ask {
+    rid: RequestId,
+    question: &'static str,
+    max_new_tokens: u32,
+}
+
+impl Handler<Ask> for Listener {
+    type Result = anyhow::Result<()>;
+
+    fn handle(&mut self, ask: Ask, ctx: &mut Context<Self>) -> anyhow::Result<()> {
+        let mut request = GenerateRequest::new(Prompt::Chat(Box::new(ChatPrompt {
+            messages: json!([{ "role": "user", "content": ask.question }]),
+            tools: None,
+            template_kwargs: Default::default(),
+            add_generation_prompt: true,
+        })));
+        request.rid = ask.rid;
+        request.sampling.temperature = 0.0;
+        request.sampling.max_new_tokens = ask.max_new_tokens;
+        // Goes on past its natural end, so that there is something to cancel.
+        request.sampling.ignore_eos = request.rid.as_str() == IMPATIENT;
+        self.engine
+            .generate_to(request, ctx.address().recipient())?;
+        Ok(())
+    }
+}
+
+impl Handler<TokenEvent> for Listener {
+    type Result = ();
+
+    fn handle(&mut self, TokenEvent { rid, event }: TokenEvent, _: &mut Context<Self>) {
+        match &event {
+            Event::Delta(delta) => {
+                println!("{rid}: {:?}", delta.text);
+                if rid.as_str() == IMPATIENT && delta.usage.completion_tokens >= ENOUGH_TOKENS {
+                    self.cancel(rid);
+                }
+                return;
+            }
+            Event::Finished(end) => println!("{rid}: finished, {}", end.reason.as_str()),
+            Event::Cancelled(_) => println!("{rid}: cancelled"),
+            Event::Failed(error) => println!("{rid}: failed, {error}"),
+        }
+        self.ended.push((rid, event));
+        if self.ended.len() == 2
+            && let Some(ends) = self.ends.take()
+        {
+            // The program may have given up.
+            let _ = ends.send(std::mem::take(&mut self.ended));
+        }
+    }
+}
+
+impl Listener {
+    /// A second cancel of a request that is on its way out is ignored.
+    fn cancel(&self, rid: RequestId) {
+        if let Ok(doors) = self.engine.doors() {
+            doors.cancel.do_send(CancelRequest { rid });
+        }
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    System::new().block_on(run())
+}
+
+async fn run() -> anyhow::Result<()> {
+    let model_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/souffleur-tiny");
+    let config = EngineConfig {
+        model_path,
+        max_total_tokens: Some(8192),
+        ..Default::default()
+    };
+    let engine = Engine::start(config)?;
+    let (ends, all_ended) = oneshot::channel();
+    let listener = Listener {
+        engine: engine.clone(),
+        ends: Some(ends),
+        ended: Vec::new(),
+    }
+    .start();
+    let ask = |rid, question, max_new_tokens| {
+        listener.send(Ask {
+            rid: RequestId::new(rid),
+            question,
+            max_new_tokens,
+        })
+    };
+    ask(PATIENT, "Who are you?", 60).await??;
+    ask(IMPATIENT, "Tell me a story.", 2000).await??;
+
+    let ends = all_ended.await.context("the listener stopped")?;
+    for (rid, end) in ends {
+        let is_as_wished = match rid.as_str() {
+            PATIENT => matches!(end, Event::Finished(_)),
+            _ => matches!(end, Event::Cancelled(_)),
+        };
+        ensure!(is_as_wished, "{rid} ended with {end:?}");
+    }
+    engine.shutdown(std::time::Duration::from_secs(5)).await;
+    Ok(())
+}

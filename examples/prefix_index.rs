@@ -1,0 +1,359 @@
+//! The radix cache and the page allocator without any model: a gateway's prefix index.
+//!
+//! A gateway in front of several workers wants to send a prompt where most of it is cached. It keeps one index for
+//! each worker: a RadixCache and an Allocator as large as the worker's KV pool, with an actor of the gateway's own,
+//! `WorkerIndex`, in the Scheduler's place. A routed prompt goes through two plans, as a request in the engine would:
+//! the first locks what is held and reserves pages for the rest, the second publishes the whole. When the pool is
+//! full, the least recently routed prompts give way, much as they do on the worker.
+//!
+//! ```text
+//! cargo run --example prefix_index
+//! ```
+
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use actix::{
+    Actor, Addr, AsyncContext, Context, Handler, Message, MessageResult, Recipient, ResponseFuture,
+    System,
+};
+use anyhow::{Context as _, ensure};
+use souffleur::actors::messages::{PeekPrefix, StepPlanned};
+use souffleur::actors::prefix_index::{IndexCapacity, PrefixIndex};
+use souffleur::ids::{SeqId, StepId};
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::namespace::Namespace;
+use souffleur::state::pages::PageSize;
+use souffleur::state::plan::{
+    AdmitRequest, Admitted, CacheCounts, Candidate, Grant, PlanRequest, Planned, PublishKey,
+    Reservation, Settle, SettleRelease,
+};
+use souffleur::state::prefill_adder::{PrefillAdder, PrefillLimits};
+use tokio::sync::oneshot;
+
+const PAGE_TOKENS: u32 = 16;
+const WORKER_PAGES: u32 = 64;
+
+/// What the gateway knows of one worker's cache.
+struct WorkerIndex {
+    index: PrefixIndex,
+    waiting: VecDeque<Routed>,
+    /// Granted by the last plan, to be published by the next.
+    granted: Option<(Settle, oneshot::Sender<()>)>,
+    open: Option<OpenPlan>,
+    next_step: StepId,
+    free_pages: usize,
+    free_rows: usize,
+    cache: CacheCounts,
+}
+
+/// A prompt on its way into the index.
+struct Routed {
+    tokens: Arc<[u32]>,
+    recorded: oneshot::Sender<()>,
+}
+
+/// The plan that is out: what it publishes and what it asks for.
+struct OpenPlan {
+    publishes: Option<oneshot::Sender<()>>,
+    asks_for: Option<Routed>,
+}
+
+/// Gateway -> WorkerIndex: this prompt went to the worker. Answers when the index has it.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct RecordPrompt {
+    tokens: Arc<[u32]>,
+}
+
+/// Gateway -> WorkerIndex: whom to ask for prefixes.
+#[derive(Message)]
+#[rtype(result = "Recipient<PeekPrefix>")]
+struct GetPeek;
+
+/// Gateway -> WorkerIndex: where the worker's tokens are.
+#[derive(Message)]
+#[rtype(result = "Account")]
+struct GetAccount;
+
+#[derive(Debug)]
+struct Account {
+    free: usize,
+    evictable: usize,
+    protected: usize,
+}
+
+impl Actor for WorkerIndex {
+    type Context = Context<Self>;
+}
+
+impl WorkerIndex {
+    fn start() -> Addr<Self> {
+        Self::create(|ctx| {
+            let capacity = IndexCapacity {
+                pages: WORKER_PAGES,
+                rows: 1,
+                page_size: PageSize::new(PAGE_TOKENS).expect("it is not 0"),
+            };
+            let index = PrefixIndex::start(
+                capacity,
+                EvictionPolicy::from_name("lru").expect("it is a policy"),
+                ctx.address().recipient(),
+            );
+            Self {
+                index,
+                waiting: VecDeque::new(),
+                granted: None,
+                open: None,
+                next_step: StepId::new(1),
+                free_pages: WORKER_PAGES as usize,
+                free_rows: 1,
+                cache: CacheCounts::default(),
+            }
+        })
+    }
+
+    /// Opens the next plan: publishes what the last one granted, then asks for the next prompt's pages.
+    fn plan(&mut self) {
+        if self.open.is_some() || (self.granted.is_none() && self.waiting.is_empty()) {
+            return;
+        }
+        let mut request = PlanRequest::empty(self.next_step, self.free_pages, self.free_rows);
+        let publishes = self.granted.take().map(|(settle, recorded)| {
+            request.settle.push(settle);
+            recorded
+        });
+        let asks_for = self.waiting.pop_front();
+        request.admit = asks_for.as_ref().map(|routed| self.admit(&routed.tokens));
+        self.open = Some(OpenPlan {
+            publishes,
+            asks_for,
+        });
+        self.next_step = StepId::new(self.next_step.get() + 1);
+        self.index.plan(request);
+    }
+
+    fn admit(&self, tokens: &Arc<[u32]>) -> AdmitRequest {
+        let limits = PrefillLimits {
+            page_size: PAGE_TOKENS as usize,
+            max_prefill_tokens: tokens.len(),
+            chunked_prefill_size: None,
+            mixed_rows: 0,
+        };
+        AdmitRequest {
+            adder: PrefillAdder::new(limits, 0.0, std::iter::empty()),
+            candidates: vec![Candidate {
+                seq: SeqId::new(self.next_step.get()),
+                namespace: Namespace::default(),
+                tokens: tokens.clone(),
+                match_limit: tokens.len(),
+                max_new_tokens: 0,
+                waits: 0,
+                continues_at: None,
+            }],
+            max_new_rows: self.free_rows,
+            prefix_wait: false,
+        }
+    }
+
+    /// Pages and lock of an admitted prompt, as the settlement that publishes them.
+    fn publish(&self, admitted: Admitted, grant: Grant, tokens: Arc<[u32]>) -> Settle {
+        Settle::Release(Box::new(SettleRelease {
+            seq: admitted.seq,
+            row: grant.row,
+            key: Some(PublishKey {
+                namespace: Namespace::default(),
+                len: tokens.len(),
+                prompt_len: tokens.len(),
+                tokens,
+                inserted_tokens: 0,
+                priority: 0,
+                written_by: self.next_step,
+            }),
+            protected_pages: admitted.prefix.len(),
+            private: grant.pages,
+            lock: admitted.lock.unwrap_or_default(),
+        }))
+    }
+}
+
+impl Handler<StepPlanned> for WorkerIndex {
+    type Result = ();
+
+    fn handle(&mut self, StepPlanned { planned }: StepPlanned, _: &mut Context<Self>) {
+        let Planned {
+            reservation,
+            verdict,
+            free_pages,
+            free_rows,
+            ..
+        } = *planned;
+        self.free_pages = free_pages;
+        self.free_rows = free_rows;
+        self.cache = verdict.cache.unwrap_or(self.cache);
+        let grants = match reservation {
+            Reservation::Granted(grants) => grants,
+            Reservation::Short { .. } => unreachable!("admitted only what fits"),
+        };
+        let OpenPlan {
+            publishes,
+            asks_for,
+        } = self.open.take().expect("plans are answered once");
+        if let Some(recorded) = publishes {
+            // The gateway may have given up.
+            let _ = recorded.send(());
+        }
+        // A prompt larger than the worker's pool is not admitted: it is dropped, which its sender is told.
+        let admitted = verdict.admitted.into_iter().zip(grants).next();
+        if let (Some(routed), Some((admitted, grant))) = (asks_for, admitted) {
+            let settle = self.publish(admitted, grant, routed.tokens);
+            self.granted = Some((settle, routed.recorded));
+        }
+        self.plan();
+    }
+}
+
+impl Handler<RecordPrompt> for WorkerIndex {
+    type Result = ResponseFuture<()>;
+
+    fn handle(
+        &mut self,
+        RecordPrompt { tokens }: RecordPrompt,
+        _: &mut Context<Self>,
+    ) -> Self::Result {
+        let (recorded, is_recorded) = oneshot::channel();
+        self.waiting.push_back(Routed { tokens, recorded });
+        self.plan();
+        Box::pin(async move {
+            let _ = is_recorded.await;
+        })
+    }
+}
+
+impl Handler<GetPeek> for WorkerIndex {
+    type Result = MessageResult<GetPeek>;
+
+    fn handle(&mut self, _: GetPeek, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(self.index.peek())
+    }
+}
+
+impl Handler<GetAccount> for WorkerIndex {
+    type Result = MessageResult<GetAccount>;
+
+    fn handle(&mut self, _: GetAccount, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(Account {
+            free: self.free_pages * PAGE_TOKENS as usize,
+            evictable: self.cache.evictable_tokens,
+            protected: self.cache.protected_tokens,
+        })
+    }
+}
+
+/// Sends prompts to the worker that holds most of them.
+struct Gateway {
+    workers: Vec<(Addr<WorkerIndex>, Recipient<PeekPrefix>)>,
+}
+
+impl Gateway {
+    async fn start(n_workers: usize) -> anyhow::Result<Self> {
+        let mut workers = Vec::new();
+        for _ in 0..n_workers {
+            let worker = WorkerIndex::start();
+            let peek = worker.send(GetPeek).await?;
+            workers.push((worker, peek));
+        }
+        Ok(Self { workers })
+    }
+
+    /// Tokens of a prompt that each worker holds.
+    async fn held(&self, prompt: &str) -> anyhow::Result<Vec<usize>> {
+        let tokens = tokens(prompt);
+        let mut held = Vec::new();
+        for (_, peek) in &self.workers {
+            let query = PeekPrefix {
+                namespace: Namespace::default(),
+                tokens: tokens.clone(),
+            };
+            held.push(peek.send(query).await?);
+        }
+        Ok(held)
+    }
+
+    async fn record(&self, worker: usize, prompt: &str) -> anyhow::Result<()> {
+        let tokens = tokens(prompt);
+        Ok(self.workers[worker].0.send(RecordPrompt { tokens }).await?)
+    }
+
+    /// Chooses a worker for a prompt and remembers the choice.
+    async fn route(&self, prompt: &str) -> anyhow::Result<usize> {
+        let held = self.held(prompt).await?;
+        let most = held.iter().max().copied().unwrap_or(0);
+        let worker = held
+            .iter()
+            .position(|held| *held == most)
+            .context("no workers")?;
+        self.record(worker, prompt).await?;
+        println!(
+            "{held:?} -> worker {worker}  {:?}",
+            prompt.get(..40).unwrap_or(prompt)
+        );
+        Ok(worker)
+    }
+}
+
+/// One token a byte; a real gateway has the model's tokenizer.
+fn tokens(prompt: &str) -> Arc<[u32]> {
+    prompt.bytes().map(u32::from).collect()
+}
+
+fn main() -> anyhow::Result<()> {
+    System::new().block_on(run())
+}
+
+async fn run() -> anyhow::Result<()> {
+    let gateway = Gateway::start(2).await?;
+    let play = "You prompt the actors of a small theatre and never speak louder than a whisper. "
+        .repeat(4);
+    let shop =
+        "You sell tickets at the box office of a small theatre and you know every seat. ".repeat(4);
+    gateway.record(0, &play).await?;
+    gateway.record(1, &shop).await?;
+    for question in ["What comes after 'to be'?", "Who enters next?"] {
+        let worker = gateway.route(&format!("{play}{question}")).await?;
+        ensure!(worker == 0, "worker 0 holds the play");
+    }
+    let worker = gateway
+        .route(&format!("{shop}Two seats for tonight, please."))
+        .await?;
+    ensure!(worker == 1, "worker 1 holds the shop");
+
+    // Far more than worker 0 can hold.
+    for visitor in 0..12 {
+        let prompt = format!("Visitor {visitor:2} asks something long. ").repeat(6);
+        gateway.record(0, &prompt).await?;
+    }
+    let held = gateway.held(&play).await?;
+    println!("{held:?}  the play, after twelve other prompts went to worker 0");
+    ensure!(held[0] == 0, "worker 0 has forgotten the play");
+
+    for (worker, (index, _)) in gateway.workers.iter().enumerate() {
+        let account = index.send(GetAccount).await?;
+        let Account {
+            free,
+            evictable,
+            protected,
+        } = account;
+        let total = (WORKER_PAGES * PAGE_TOKENS) as usize;
+        println!(
+            "worker {worker}: free {free} + evictable {evictable} + protected {protected} = {total} tokens"
+        );
+        ensure!(
+            free + evictable + protected == total,
+            "worker {worker} lost tokens: {account:?}"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! The RadixCache and the Allocator without an engine: an account of who holds which prefix.
+//!
+//! An actor of the host's own stands in the Scheduler's place. It sends plans and hears [`StepPlanned`]; it owns the
+//! pages and locks that it was granted and hands them back in the settlements of a later plan. Plans run one at a
+//! time: the next is sent after the last was answered.
+
+use std::sync::Arc;
+
+use actix::{Actor, Recipient};
+
+use crate::actors::allocator::{Allocator, PlannedTo};
+use crate::actors::mailbox::Mailbox;
+use crate::actors::messages::{PeekPrefix, PlanStep, StepPlanned};
+use crate::actors::radix_cache::RadixCache;
+use crate::actors::watchdog::{DeathNote, StopActor};
+use crate::state::eviction::EvictionPolicy;
+use crate::state::pages::{PageSize, PoolLedger};
+use crate::state::plan::PlanRequest;
+use crate::state::pools::Pools;
+use crate::state::radix_tree::RadixTree;
+
+/// What an index holds at most.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexCapacity {
+    /// Pages, granted and cached ones together.
+    pub pages: u32,
+    /// Sequences that hold pages of their own at once.
+    pub rows: u32,
+    /// Tokens a page: prefixes are told apart by whole pages.
+    pub page_size: PageSize,
+}
+
+/// The two actors, stopped when this is dropped.
+pub struct PrefixIndex {
+    plan: Mailbox<PlanStep>,
+    peek: Recipient<PeekPrefix>,
+    stop: [Recipient<StopActor>; 2],
+    ledger: Arc<PoolLedger>,
+}
+
+impl PrefixIndex {
+    /// Starts both actors on the calling Arbiter; `planned` hears the answer to every plan.
+    ///
+    /// # Panics
+    /// Outside an actix System, as every start of an actor.
+    pub fn start(
+        capacity: IndexCapacity,
+        policy: EvictionPolicy,
+        planned: Recipient<StepPlanned>,
+    ) -> Self {
+        let IndexCapacity {
+            pages,
+            rows,
+            page_size,
+        } = capacity;
+        let ledger = Arc::new(PoolLedger::default());
+        let pools = Pools::new(pages, rows, page_size, ledger.clone());
+        let note = DeathNote::unread("allocator");
+        let allocator = Allocator::new(pools, PlannedTo::Host(planned), note).start();
+        let tree = Box::new(RadixTree::new(page_size, policy, ledger.clone()));
+        let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
+        let note = DeathNote::unread("radix_cache");
+        let radix_cache = RadixCache::new(tree, reserve, note).start();
+        Self {
+            plan: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
+            peek: radix_cache.clone().recipient(),
+            stop: [radix_cache.recipient(), allocator.recipient()],
+            ledger,
+        }
+    }
+
+    /// Sends a plan; the answer is one [`StepPlanned`].
+    pub fn plan(&self, request: PlanRequest) {
+        self.plan.post(PlanStep {
+            request: Box::new(request),
+        });
+    }
+
+    /// Whom to ask how much of a prompt is held. Asking changes nothing, and needs no plan.
+    pub fn peek(&self) -> Recipient<PeekPrefix> {
+        self.peek.clone()
+    }
+}
+
+impl Drop for PrefixIndex {
+    fn drop(&mut self) {
+        self.ledger.close();
+        for actor in &self.stop {
+            actor.do_send(StopActor);
+        }
+    }
+}
