@@ -88,6 +88,8 @@ fn the_metrics_page_counts_requests_by_route_and_never_by_path() {
     let labels =
         format!(r#"sglang:http_responses_total{{{route},status_code="503",method="GET"}}"#);
     assert!(has(&labels), "{}", page.body);
+    let labels = format!(r#"sglang:http_requests_active{{{route},method="GET"}} 0"#);
+    assert!(has(&labels), "{}", page.body);
     assert!(!page.body.contains("some-name"), "{}", page.body);
 }
 
