@@ -66,8 +66,8 @@ async fn serve(
                 Ok(Ok(engine)) => {
                     is_starting = false;
                     record_capacity(&engine, began);
+                    slot.fill(engine.clone());
                     announce(&engine, address, began);
-                    slot.fill(engine);
                 }
                 Ok(Err(error)) => break Err(error),
                 Err(_) => break Err(Failure::failed("the engine's thread died while starting")),
