@@ -137,7 +137,8 @@ impl Handler<Posted<Submit>> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<Submit>, _: &mut Context<Self>) {
-        let (Submit { request }, _timer) = posted.open();
+        let (Submit { mut request }, _timer) = posted.open();
+        request.submitted_s = self.started.elapsed().as_secs_f64();
         self.state.submit(*request);
         self.drive();
     }
@@ -181,6 +182,10 @@ impl Handler<Posted<StepPlanned>> for Scheduler {
         let next = self.state.planned(*planned);
         // `Nothing` here closes the plan; there may be another one to open all the same.
         let _ = self.dispatch(next);
+        let now_s = self.started.elapsed().as_secs_f64();
+        for submitted_s in self.state.take_first_admissions() {
+            self.metrics.queue_time(now_s - submitted_s);
+        }
         for (pin, tokens) in self.state.take_pinned() {
             if let Some(asked) = self.pins_asked.remove(&pin) {
                 let _ = asked.send(tokens);

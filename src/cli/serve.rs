@@ -10,7 +10,6 @@ use actix_web::web::Data;
 use metrics_exporter_prometheus::PrometheusHandle;
 use souffleur::config::EngineConfig;
 use souffleur::engine::EngineHandle;
-use souffleur::metrics::Capacity;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
@@ -65,7 +64,6 @@ async fn serve(
             started = &mut starting, if is_starting => match started {
                 Ok(Ok(engine)) => {
                     is_starting = false;
-                    record_capacity(&engine, began);
                     slot.fill(engine.clone());
                     announce(&engine, address, began);
                 }
@@ -95,18 +93,6 @@ fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<EngineHandl
         let _ = started.send(engine);
     });
     receiver
-}
-
-fn record_capacity(engine: &EngineHandle, began: Instant) {
-    let model = engine.model();
-    let Some(memory) = &model.memory else { return };
-    let capacity = Capacity {
-        context_tokens: model.context_length,
-        weights_bytes: memory.budget.weights_bytes,
-        kv_bytes: memory.kv_bytes,
-        start_seconds: began.elapsed().as_secs_f64(),
-    };
-    capacity.record(&model.served_model_name);
 }
 
 fn finish(ended: Result<io::Result<()>, rt::task::JoinError>) -> Result<(), Failure> {

@@ -12,10 +12,11 @@ use crate::actors::messages::{
     PrefixPinned, TokenEvent, UnpinPrefix,
 };
 use crate::actors::watchdog::{DoorSlot, StopUnit, Watchdog};
-use crate::admission::Admission;
+use crate::admission::{Admission, Permit};
 use crate::engine::ModelInfo;
 use crate::error::RequestError;
 use crate::ids::RequestId;
+use crate::metrics::RequestMetrics;
 use crate::model::text::TextModel;
 use crate::request::{CancelFlag, Event, GenerateRequest};
 use crate::sink::EventSink;
@@ -35,6 +36,7 @@ pub(super) struct Inner {
     pub(super) model: ModelInfo,
     pub(super) text: Option<Arc<TextModel>>,
     pub(super) admission: Arc<Admission>,
+    pub(super) metrics: RequestMetrics,
     pub(super) channel_events: usize,
     pub(super) doors: DoorSlot,
     pub(super) watchdog: Addr<Watchdog>,
@@ -60,8 +62,7 @@ impl EngineHandle {
     /// [`RequestError::Overloaded`] or [`RequestError::ShuttingDown`] at the door, [`RequestError::EngineDown`] while
     /// the engine is being rebuilt; everything else arrives as the terminal event.
     pub fn generate(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
-        let permit = self.inner.admission.admit()?;
-        let doors = self.doors()?;
+        let (permit, doors) = self.enter()?;
         let (sink, events) =
             EventSink::channel(request.rid.clone(), self.inner.channel_events, Some(permit));
         let canceller = send(doors, request, sink);
@@ -82,10 +83,19 @@ impl EngineHandle {
         request: GenerateRequest,
         recipient: Recipient<TokenEvent>,
     ) -> Result<Canceller, RequestError> {
-        let permit = self.inner.admission.admit()?;
-        let doors = self.doors()?;
+        let (permit, doors) = self.enter()?;
         let sink = EventSink::recipient(request.rid.clone(), recipient, Some(permit));
         Ok(send(doors, request, sink))
+    }
+
+    /// Takes a permit, or counts the refusal.
+    fn enter(&self) -> Result<(Permit, Doors), RequestError> {
+        let entered = self
+            .inner
+            .admission
+            .admit()
+            .and_then(|permit| Ok((permit, self.doors()?)));
+        entered.inspect_err(|error| self.inner.metrics.failed(error.code()))
     }
 
     /// Cancels a request by its id; unknown ids are ignored, that of a request still being encoded too (a

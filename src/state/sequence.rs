@@ -27,6 +27,8 @@ pub struct Submission {
     pub priority: Option<i64>,
     /// Tested at intake and before every plan: a cancel may overtake its request.
     pub cancel: CancelFlag,
+    /// When the scheduler took it in, in seconds of its actor's clock.
+    pub submitted_s: f64,
 }
 
 /// Where a sequence stands.

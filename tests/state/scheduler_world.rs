@@ -194,6 +194,7 @@ impl World {
             logprobs: wish.map(Arc::new),
             priority: None,
             cancel: flag.clone(),
+            submitted_s: 0.0,
         };
         self.lives.push(Life::new(ask, rid, seed, flag));
         self.scheduler.submit(submission);

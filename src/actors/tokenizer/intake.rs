@@ -66,6 +66,7 @@ impl Tokenizer {
                     logprobs,
                     priority: request.priority,
                     cancel,
+                    submitted_s: 0.0,
                 };
                 let live = Live::new(&submission, sink, is_streaming, &self.settings);
                 Some((rid, live, submission))

@@ -173,6 +173,7 @@ impl Scheduler {
         let row = grant.row.expect("a sequence that starts asks for a row");
         let sequence = &mut self.sequences[seq];
         if sequence.cached_tokens.is_none() {
+            self.first_admissions.push(sequence.request.submitted_s);
             sequence.cached_tokens = Some(prefix_len as u32);
             self.counters.prompt_tokens += sequence.request.prompt.len() as u64;
             self.counters.cached_tokens += prefix_len as u64;
