@@ -82,7 +82,7 @@ impl Settings {
             let figment = &figment;
             move |error: ConfigError| {
                 let source = source_of(figment, &[section, &error.key]);
-                SettingsError(format!("{source}: {error}"))
+                SettingsError(format!("{source} {}", error.reason))
             }
         };
         settings.engine.validate().map_err(at("engine"))?;
@@ -190,11 +190,12 @@ fn env_layer(name: &str, value: &str) -> Result<EnvVariable, SettingsError> {
     let flag = format!("--{}={value}", key.replace('_', "-"));
     let parsed = OneFlag::try_parse_from([flag]).map_err(|error| {
         let text = error.to_string();
-        let reason = text
+        let lines = text
             .lines()
-            .next()
-            .unwrap_or_default()
-            .trim_start_matches("error: ");
+            .map(str::trim)
+            .take_while(|line| !line.is_empty());
+        let lines: Vec<_> = lines.collect();
+        let reason = lines.join(" ").trim_start_matches("error: ").to_owned();
         SettingsError(format!("environment variable {name}: {reason}"))
     })?;
     let layer = flag_layer(&parsed.engine, &parsed.server, &parsed.log, ENV_SOURCE)?;

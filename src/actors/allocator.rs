@@ -25,7 +25,11 @@ pub enum PlannedTo {
 impl Allocator {
     /// An actor that answers to `planned`.
     pub fn new(pools: Pools, planned: PlannedTo, note: DeathNote) -> Self {
-        Self { pools, planned, note }
+        Self {
+            pools,
+            planned,
+            note,
+        }
     }
 }
 
@@ -38,7 +42,9 @@ impl Handler<Posted<ReservePages>> for Allocator {
 
     fn handle(&mut self, posted: Posted<ReservePages>, _: &mut Context<Self>) {
         let (ReservePages { request }, _timer) = posted.open();
-        let planned = StepPlanned { planned: Box::new(self.pools.reserve(*request)) };
+        let planned = StepPlanned {
+            planned: Box::new(self.pools.reserve(*request)),
+        };
         match &self.planned {
             PlannedTo::Scheduler(scheduler) => scheduler.post(planned),
             PlannedTo::Host(host) => host.do_send(planned),

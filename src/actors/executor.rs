@@ -39,8 +39,7 @@ struct Answers {
 }
 
 /// Makes an executor on its own thread; called again when a unit is rebuilt.
-pub type ExecutorFactory =
-    dyn Fn() -> Result<Box<dyn executor::Executor>, LoadError> + Send + Sync;
+pub type ExecutorFactory = dyn Fn() -> Result<Box<dyn executor::Executor>, LoadError> + Send + Sync;
 
 impl ExecutorThread {
     /// Starts a thread and loads the executor there; the receiver hears how that went.
@@ -53,8 +52,9 @@ impl ExecutorThread {
         let (steps, plans) = bounded(QUEUED_STEPS);
         let (answers, wired) = bounded(1);
         let (loaded, is_loaded) = oneshot::channel();
-        let thread = std::thread::Builder::new().name("souffleur-executor".to_owned()).spawn(
-            move || {
+        let thread = std::thread::Builder::new()
+            .name("souffleur-executor".to_owned())
+            .spawn(move || {
                 let executor = match factory() {
                     Ok(executor) => executor,
                     Err(error) => return drop(loaded.send(Err(error))),
@@ -64,9 +64,15 @@ impl ExecutorThread {
                 if let Ok(answers) = wired.recv() {
                     run_steps(executor, &plans, answers);
                 }
+            })?;
+        Ok((
+            Self {
+                steps,
+                answers,
+                thread,
             },
-        )?;
-        Ok((Self { steps, answers, thread }, is_loaded))
+            is_loaded,
+        ))
     }
 
     /// Tells the thread whom to answer; returns the front's end of the channel and the thread to join.

@@ -26,7 +26,12 @@ impl RadixCache {
         allocator: Mailbox<ReservePages>,
         note: DeathNote,
     ) -> Self {
-        Self { cache, allocator, metrics: CacheMetrics::register(), note }
+        Self {
+            cache,
+            allocator,
+            metrics: CacheMetrics::register(),
+            note,
+        }
     }
 }
 
@@ -43,9 +48,12 @@ impl Handler<Posted<PlanStep>> for RadixCache {
         let request = run_plan(self.cache.as_mut(), *request);
         if request.verdict.evicted_tokens > 0 {
             let tokens = request.verdict.evicted_tokens as u64;
-            self.metrics.evicted(tokens, started.elapsed().as_secs_f64());
+            self.metrics
+                .evicted(tokens, started.elapsed().as_secs_f64());
         }
-        self.allocator.post(ReservePages { request: Box::new(request) });
+        self.allocator.post(ReservePages {
+            request: Box::new(request),
+        });
     }
 }
 

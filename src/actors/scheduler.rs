@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Drain, GetStats, PinPrefix, PlanStep, PrefixPinned, ReservePages, RunStep,
-    StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
+    CancelAll, CancelRequest, Drain, GetStats, PinPrefix, PlanStep, PrefixPinned, ReservePages,
+    RunStep, StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
 };
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::error::RequestError;
@@ -111,10 +111,12 @@ impl Scheduler {
 }
 
 fn query_tokens(plan: &StepPlan) -> (usize, usize) {
-    plan.rows.iter().fold((0, 0), |(prefill, decode), row| match &row.work {
-        RowWork::Prefill { positions } => (prefill + positions.len(), decode),
-        RowWork::Decode { .. } => (prefill, decode + 1),
-    })
+    plan.rows
+        .iter()
+        .fold((0, 0), |(prefill, decode), row| match &row.work {
+            RowWork::Prefill { positions } => (prefill + positions.len(), decode),
+            RowWork::Decode { .. } => (prefill, decode + 1),
+        })
 }
 
 impl Actor for Scheduler {
@@ -123,7 +125,9 @@ impl Actor for Scheduler {
     fn started(&mut self, ctx: &mut Context<Self>) {
         self.metrics.record_plan(&self.state.stats());
         ctx.run_interval(PIN_SWEEP, |scheduler, _| {
-            scheduler.state.expire_pins(scheduler.started.elapsed().as_secs());
+            scheduler
+                .state
+                .expire_pins(scheduler.started.elapsed().as_secs());
             scheduler.drive();
         });
     }
@@ -133,7 +137,8 @@ impl Handler<Posted<Submit>> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<Submit>, _: &mut Context<Self>) {
-        let (Submit { request }, _timer) = posted.open();
+        let (Submit { mut request }, _timer) = posted.open();
+        request.submitted_s = self.started.elapsed().as_secs_f64();
         self.state.submit(*request);
         self.drive();
     }
@@ -177,6 +182,10 @@ impl Handler<Posted<StepPlanned>> for Scheduler {
         let next = self.state.planned(*planned);
         // `Nothing` here closes the plan; there may be another one to open all the same.
         let _ = self.dispatch(next);
+        let now_s = self.started.elapsed().as_secs_f64();
+        for submitted_s in self.state.take_first_admissions() {
+            self.metrics.queue_time(now_s - submitted_s);
+        }
         for (pin, tokens) in self.state.take_pinned() {
             if let Some(asked) = self.pins_asked.remove(&pin) {
                 let _ = asked.send(tokens);
@@ -193,9 +202,14 @@ impl Handler<Posted<StepDone>> for Scheduler {
     fn handle(&mut self, posted: Posted<StepDone>, _: &mut Context<Self>) {
         let (done, _timer) = posted.open();
         let (prefill, decode) = self.step_tokens.pop_front().unwrap_or_default();
-        let idle_seconds = if self.had_work { done.idle_seconds } else { 0.0 };
+        let idle_seconds = if self.had_work {
+            done.idle_seconds
+        } else {
+            0.0
+        };
         self.had_work = true;
-        self.metrics.record_step(done.run_seconds, idle_seconds, prefill, decode);
+        self.metrics
+            .record_step(done.run_seconds, idle_seconds, prefill, decode);
         if let Err(error) = &done.result {
             tracing::error!(step = done.step.get(), %error, "a step failed");
         }
@@ -218,7 +232,10 @@ impl Handler<PinPrefix> for Scheduler {
         self.drive();
         Box::pin(async move {
             let gone = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
-            granted.await.map(|tokens| PrefixPinned { pin, tokens }).map_err(gone)
+            granted
+                .await
+                .map(|tokens| PrefixPinned { pin, tokens })
+                .map_err(gone)
         })
     }
 }
@@ -262,4 +279,3 @@ impl Handler<StopActor> for Scheduler {
         stop_actor(&mut self.note, ctx);
     }
 }
-

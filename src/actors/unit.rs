@@ -86,7 +86,11 @@ impl Unit {
     /// Requests inside get their terminal event from their sinks.
     pub async fn stop(mut self) {
         self.ledger.close();
-        let stopping: Vec<_> = self.stop.iter().map(|actor| actor.send(StopActor)).collect();
+        let stopping: Vec<_> = self
+            .stop
+            .iter()
+            .map(|actor| actor.send(StopActor))
+            .collect();
         for stopped in stopping {
             // A dead actor has stopped too.
             let _ = stopped.await;
@@ -131,8 +135,12 @@ fn wire(
         )
         .start();
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
-        let radix_cache =
-            RadixCache::new(cache(blueprint, &ledger), reserve.clone(), note("radix_cache")).start();
+        let radix_cache = RadixCache::new(
+            cache(blueprint, &ledger),
+            reserve.clone(),
+            note("radix_cache"),
+        )
+        .start();
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
         let executor = Executor::new(steps, note("executor")).start();
@@ -157,11 +165,8 @@ fn wire(
         };
         let policy = schedule_policy(&blueprint.schedule_policy)
             .expect("the policy's name was checked with the configuration");
-        let state = state::scheduler::Scheduler::new(
-            blueprint.limits.clone(),
-            policy,
-            ledger.clone(),
-        );
+        let state =
+            state::scheduler::Scheduler::new(blueprint.limits.clone(), policy, ledger.clone());
         let metrics = SchedulerMetrics::register(&blueprint.model_name);
         let stop = vec![
             me.recipient(),
@@ -186,12 +191,24 @@ fn wire(
         drain: tokenizer.recipient(),
     };
     let executor_thread = Some(executor_thread);
-    Unit { generation, doors, stop, executor_thread, tokenizer_arbiter, ledger }
+    Unit {
+        generation,
+        doors,
+        stop,
+        executor_thread,
+        tokenizer_arbiter,
+        ledger,
+    }
 }
 
 fn pools(limits: &SchedulerLimits, ledger: &Arc<PoolLedger>) -> Pools {
     let pages = limits.total_pages as u32;
-    Pools::new(pages, limits.total_rows as u32, limits.page_size, ledger.clone())
+    Pools::new(
+        pages,
+        limits.total_rows as u32,
+        limits.page_size,
+        ledger.clone(),
+    )
 }
 
 fn cache(blueprint: &Blueprint, ledger: &Arc<PoolLedger>) -> Box<dyn PrefixCache> {

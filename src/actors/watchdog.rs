@@ -18,8 +18,14 @@ use crate::metrics::DeathMetrics;
 use crate::state::pages::PoolLedger;
 
 /// Everybody whose death is told.
-pub const MORTALS: [&str; 6] =
-    ["tokenizer", "scheduler", "radix_cache", "allocator", "executor", "executor_thread"];
+pub const MORTALS: [&str; 6] = [
+    "tokenizer",
+    "scheduler",
+    "radix_cache",
+    "allocator",
+    "executor",
+    "executor_thread",
+];
 
 /// The doors of the unit that lives now; `None` while there is none.
 pub type DoorSlot = Arc<RwLock<Option<Doors>>>;
@@ -53,12 +59,22 @@ impl DeathNote {
         to: Recipient<ActorDied>,
         ledger: Arc<PoolLedger>,
     ) -> Self {
-        Self { actor, generation, to: Some(to), ledger }
+        Self {
+            actor,
+            generation,
+            to: Some(to),
+            ledger,
+        }
     }
 
     /// A note that nobody reads, for actors wired by a host or a test.
     pub fn unread(actor: &'static str, ledger: Arc<PoolLedger>) -> Self {
-        Self { actor, generation: 0, to: None, ledger }
+        Self {
+            actor,
+            generation: 0,
+            to: None,
+            ledger,
+        }
     }
 
     /// The actor stops as it should.
@@ -100,23 +116,33 @@ pub struct Watchdog {
 
 impl Watchdog {
     /// A watchdog with the first unit still to be handed to it by [`AdoptUnit`].
-    pub fn new(
-        blueprint: Arc<Blueprint>,
-        doors: DoorSlot,
-        stopped: oneshot::Sender<()>,
-    ) -> Self {
+    pub fn new(blueprint: Arc<Blueprint>, doors: DoorSlot, stopped: oneshot::Sender<()>) -> Self {
         let metrics = DeathMetrics::register(&MORTALS);
-        Self { blueprint, doors, unit: None, generation: 0, metrics, _stopped: stopped, is_stopping: false }
+        Self {
+            blueprint,
+            doors,
+            unit: None,
+            generation: 0,
+            metrics,
+            _stopped: stopped,
+            is_stopping: false,
+        }
     }
 
     fn open(&mut self, unit: Unit) {
         self.generation = unit.generation();
-        *self.doors.write().expect("nobody panics with the door slot") = Some(unit.doors());
+        *self
+            .doors
+            .write()
+            .expect("nobody panics with the door slot") = Some(unit.doors());
         self.unit = Some(unit);
     }
 
     fn close(&mut self) -> Option<Unit> {
-        *self.doors.write().expect("nobody panics with the door slot") = None;
+        *self
+            .doors
+            .write()
+            .expect("nobody panics with the door slot") = None;
         self.unit.take()
     }
 }
@@ -155,7 +181,11 @@ impl Handler<ActorDied> for Watchdog {
             return;
         }
         self.metrics.died(died.actor);
-        tracing::error!(actor = died.actor, panicked = died.panicked, "an actor died, the engine is rebuilt");
+        tracing::error!(
+            actor = died.actor,
+            panicked = died.panicked,
+            "an actor died, the engine is rebuilt"
+        );
         let Some(unit) = self.close() else { return };
         let next_generation = self.generation + 1;
         // Deaths that follow from this one are told with the old number.
@@ -166,7 +196,11 @@ impl Handler<ActorDied> for Watchdog {
             unit.stop().await;
             Unit::build(blueprint, next_generation, note_to).await
         };
-        ctx.spawn(rebuilt.into_actor(self).map(|rebuilt, watchdog, _| watchdog.rebuilt(rebuilt)));
+        ctx.spawn(
+            rebuilt
+                .into_actor(self)
+                .map(|rebuilt, watchdog, _| watchdog.rebuilt(rebuilt)),
+        );
     }
 }
 

@@ -3,6 +3,7 @@
 //! Loading maps files, so the bundled ones are unpacked once into the user's cache and found there by later runs:
 //! one way to load a model instead of two, and an installed binary needs no files beside it. The folder's name
 //! holds a hash of the contents; each file appears under its name only when it is whole, and is compared before use.
+//! Where no cache can be written, a private temporary folder takes its place; it is left behind.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,14 +17,22 @@ pub const NAME: &str = "souffleur-tiny";
 
 type File = (&'static str, &'static [u8]);
 
-const FILES: &[File] = &[];
+macro_rules! bundled {
+    ($($name:literal),*) => {
+        &[$(($name, include_bytes!(concat!("../../models/souffleur-tiny/", $name)))),*]
+    };
+}
+
+const FILES: &[File] = bundled!(
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json"
+);
 
 /// A folder with the bundled model.
 pub fn unpacked() -> Result<PathBuf, Failure> {
-    if FILES.is_empty() {
-        let reason = "this build holds no model: name one with --model-path".to_owned();
-        return Err(Failure::Usage(reason));
-    }
     let mut reasons = Vec::new();
     for cache in cache_dirs() {
         match unpack(&cache, FILES) {

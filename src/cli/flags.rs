@@ -85,7 +85,17 @@ pub struct EngineFlags {
     #[arg(long, value_name = "TOKENS", help_heading = "Model")]
     pub context_length: Option<usize>,
     /// Take and return token ids only; no tokenizer is loaded
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set, value_parser = BoolishValueParser::new(), value_name = "on|off", help_heading = "Model")]
+    #[arg(
+        long,
+        value_name = "on|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Model"
+    )]
     pub skip_tokenizer_init: Option<bool>,
 
     /// Tokens a KV page: a power of two up to 256
@@ -101,7 +111,17 @@ pub struct EngineFlags {
     #[arg(long, value_name = "POLICY", help_heading = "Memory")]
     pub radix_eviction_policy: Option<String>,
     /// Recompute every prefix
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set, value_parser = BoolishValueParser::new(), value_name = "on|off", help_heading = "Memory")]
+    #[arg(
+        long,
+        value_name = "on|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Memory"
+    )]
     pub disable_radix_cache: Option<bool>,
     /// Most prefixes that hosts may pin at once
     #[arg(long, value_name = "N", help_heading = "Memory")]
@@ -134,7 +154,14 @@ pub struct EngineFlags {
     #[arg(long, value_name = "FACTOR", help_heading = "Scheduling")]
     pub schedule_conservativeness: Option<f64>,
     /// Hold a request for a step or two when its prefix is being prefilled by another one
-    #[arg(long, value_parser = BoolishValueParser::new(), action = ArgAction::Set, value_name = "on|off", help_heading = "Scheduling")]
+    #[arg(
+        long,
+        value_name = "on|off",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Scheduling"
+    )]
     pub prefix_wait: Option<bool>,
 
     /// Events that wait for a slow reader before they are merged

@@ -134,7 +134,17 @@ pub fn run(args: &GenerateArgs, settings: Settings) -> Result<(), Failure> {
         let reason = "--skip-tokenizer-init: text needs the tokenizer, leave it out";
         return Err(Failure::Usage(reason.to_owned()));
     }
-    let engine = local::start(config).map_err(Failure::failed)?;
+    let engine = local::start(config, |parts| {
+        let has_template = parts
+            .text
+            .as_ref()
+            .is_some_and(|text| text.has_chat_template());
+        if args.raw || has_template {
+            return Ok(());
+        }
+        let reason = "the model has no chat template: add --raw to continue the prompt as it is";
+        Err(Failure::Usage(reason.to_owned()))
+    })?;
     let prompt = if args.raw {
         Prompt::Text(text)
     } else {

@@ -1,8 +1,7 @@
 //! An engine in this process: what every command but `logits` starts.
 
 use souffleur::config::EngineConfig;
-use souffleur::engine::{Engine, EngineHandle};
-use souffleur::error::StartError;
+use souffleur::engine::{Engine, EngineHandle, EngineParts};
 
 use super::{Failure, bundled, progress};
 
@@ -14,8 +13,13 @@ pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     Ok(config)
 }
 
-/// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready.
-pub fn start(config: EngineConfig) -> Result<EngineHandle, StartError> {
-    let _bar = progress::weights_bar();
-    Engine::start(config)
+/// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready; `look` sees what is
+/// known before the weights are loaded, and may refuse it.
+pub fn start(
+    config: EngineConfig,
+    look: impl FnOnce(&EngineParts) -> Result<(), Failure>,
+) -> Result<EngineHandle, Failure> {
+    let parts = EngineParts::from_model(&config, progress::weights_bar())?;
+    look(&parts)?;
+    Ok(Engine::start_with(config, parts)?)
 }

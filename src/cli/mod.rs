@@ -7,7 +7,9 @@ use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use souffleur::error::StartError;
 
 use crate::settings::{Settings, keys};
 use flags::{AllFlags, LocalFlags};
@@ -75,6 +77,15 @@ pub enum Failure {
 impl Failure {
     fn failed(reason: impl Display) -> Self {
         Self::Failed(reason.to_string())
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Config(error) => Self::Usage(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
     }
 }
 
@@ -146,28 +157,27 @@ fn command() -> clap::Command {
 }
 
 fn with_defaults(command: clap::Command) -> clap::Command {
-    keys()
-        .into_iter()
-        .fold(command, |command, (_, key, default)| {
-            let shown = match &default {
-                serde_json::Value::Null | serde_json::Value::Array(_) => return command,
-                serde_json::Value::String(text) if text.is_empty() => return command,
-                serde_json::Value::String(text) => text.clone(),
-                serde_json::Value::Bool(true) => "on".to_owned(),
-                serde_json::Value::Bool(false) => "off".to_owned(),
-                other => other.to_string(),
-            };
-            if !command
-                .get_arguments()
-                .any(|arg| arg.get_id() == key.as_str())
-            {
-                return command;
-            }
-            command.mut_arg(&key, |arg| {
+    let keys = keys();
+    command.mut_args(|arg| {
+        let default = keys.iter().find(|(_, key, _)| arg.get_id() == key.as_str());
+        match default.and_then(|(_, _, default)| shown(default)) {
+            None => arg,
+            Some(default) => {
                 let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-                arg.help(format!("{help} [default: {shown}]"))
-            })
-        })
+                arg.help(format!("{help} [default: {default}]"))
+            }
+        }
+    })
+}
+
+/// A default as it would be typed, if there is one.
+fn shown(default: &serde_json::Value) -> Option<String> {
+    match default {
+        serde_json::Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
+        serde_json::Value::Bool(is_on) => Some(if *is_on { "on" } else { "off" }.to_owned()),
+        serde_json::Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
 }
 
 /// Writes a line to stdout. A reader that went away is no reason to stop.

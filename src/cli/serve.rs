@@ -10,7 +10,6 @@ use actix_web::web::Data;
 use metrics_exporter_prometheus::PrometheusHandle;
 use souffleur::config::EngineConfig;
 use souffleur::engine::EngineHandle;
-use souffleur::error::StartError;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
@@ -27,17 +26,6 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     let metrics = telemetry::install_recorder()?;
     let config = local::with_model(settings.engine)?;
     let listener = listen(&settings.server)?;
-    say(format_args!(
-        "souffleur {} loads {}",
-        env!("CARGO_PKG_VERSION"),
-        config.model_name()
-    ));
-    for line in plan::memory_plan(&config)
-        .map_err(Failure::failed)?
-        .explain()
-    {
-        say(format_args!("  {line}"));
-    }
     System::new().block_on(serve(settings.server, config, listener, metrics, began))
 }
 
@@ -76,10 +64,10 @@ async fn serve(
             started = &mut starting, if is_starting => match started {
                 Ok(Ok(engine)) => {
                     is_starting = false;
-                    announce(&engine, address, began);
                     slot.fill(engine.clone());
+                    announce(&engine, address, began);
                 }
-                Ok(Err(error)) => break Err(Failure::failed(error)),
+                Ok(Err(error)) => break Err(error),
                 Err(_) => break Err(Failure::failed("the engine's thread died while starting")),
             },
             signal = signals.next() => {
@@ -95,10 +83,14 @@ async fn serve(
 }
 
 /// Loading blocks, so it has a thread of its own; the server answers 503 meanwhile.
-fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<EngineHandle, StartError>> {
+fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<EngineHandle, Failure>> {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
-        let _ = started.send(local::start(config));
+        let engine = local::start(config, |parts| {
+            plan::show(&parts.info);
+            Ok(())
+        });
+        let _ = started.send(engine);
     });
     receiver
 }

@@ -12,7 +12,8 @@ use crate::settings::LogConfig;
 /// Sends the log to stderr.
 pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
     let level = &log.log_level;
-    let filter = EnvFilter::try_new(level).map_err(|error| {
+    // actix's server says at info which sockets it takes; ours says so itself.
+    let filter = EnvFilter::try_new(format!("actix_server=warn,{level}")).map_err(|error| {
         Failure::Usage(format!(
             "log_level: is {level:?}, must be error, warn, info, debug, trace or target=level: {error}"
         ))

@@ -12,10 +12,11 @@ use crate::actors::messages::{
     PrefixPinned, TokenEvent, UnpinPrefix,
 };
 use crate::actors::watchdog::{DoorSlot, StopUnit, Watchdog};
-use crate::admission::Admission;
+use crate::admission::{Admission, Permit};
 use crate::engine::ModelInfo;
 use crate::error::RequestError;
 use crate::ids::RequestId;
+use crate::metrics::RequestMetrics;
 use crate::model::text::TextModel;
 use crate::request::{CancelFlag, Event, GenerateRequest};
 use crate::sink::EventSink;
@@ -35,6 +36,7 @@ pub(super) struct Inner {
     pub(super) model: ModelInfo,
     pub(super) text: Option<Arc<TextModel>>,
     pub(super) admission: Arc<Admission>,
+    pub(super) metrics: RequestMetrics,
     pub(super) channel_events: usize,
     pub(super) doors: DoorSlot,
     pub(super) watchdog: Addr<Watchdog>,
@@ -49,7 +51,9 @@ impl Drop for Inner {
 
 impl EngineHandle {
     pub(super) fn new(inner: Inner) -> Self {
-        Self { inner: Arc::new(inner) }
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     /// Sends a request. The stream ends with exactly one terminal event.
@@ -58,12 +62,15 @@ impl EngineHandle {
     /// [`RequestError::Overloaded`] or [`RequestError::ShuttingDown`] at the door, [`RequestError::EngineDown`] while
     /// the engine is being rebuilt; everything else arrives as the terminal event.
     pub fn generate(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
-        let permit = self.inner.admission.admit()?;
-        let doors = self.doors()?;
+        let (permit, doors) = self.enter()?;
         let (sink, events) =
             EventSink::channel(request.rid.clone(), self.inner.channel_events, Some(permit));
         let canceller = send(doors, request, sink);
-        Ok(Generation { events, canceller, has_ended: false })
+        Ok(Generation {
+            events,
+            canceller,
+            has_ended: false,
+        })
     }
 
     /// Sends a request whose events go to an actor of the host's own. Its mailbox is not bounded: it keeps up or
@@ -77,10 +84,19 @@ impl EngineHandle {
         request: GenerateRequest,
         recipient: Recipient<TokenEvent>,
     ) -> Result<Canceller, RequestError> {
-        let permit = self.inner.admission.admit()?;
-        let doors = self.doors()?;
+        let (permit, doors) = self.enter()?;
         let sink = EventSink::recipient(request.rid.clone(), recipient, Some(permit));
         Ok(send(doors, request, sink))
+    }
+
+    /// Takes a permit, or counts the refusal.
+    fn enter(&self) -> Result<(Permit, Doors), RequestError> {
+        let entered = self
+            .inner
+            .admission
+            .admit()
+            .and_then(|permit| Ok((permit, self.doors()?)));
+        entered.inspect_err(|error| self.inner.metrics.failed(error.code()))
     }
 
     /// Cancels a request by its id; unknown ids are ignored, that of a request still being encoded too (a
@@ -107,7 +123,11 @@ impl EngineHandle {
         namespace: Namespace,
         tokens: Arc<[u32]>,
     ) -> Result<usize, RequestError> {
-        self.doors()?.peek.send(PeekPrefix { namespace, tokens }).await.map_err(down)
+        self.doors()?
+            .peek
+            .send(PeekPrefix { namespace, tokens })
+            .await
+            .map_err(down)
     }
 
     /// Keeps the cached part of a prefix in memory for at most `ttl`.
@@ -121,7 +141,11 @@ impl EngineHandle {
         ttl: Duration,
     ) -> Result<PrefixPinned, RequestError> {
         let ttl_s = u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX);
-        let pin = PinPrefix { namespace, tokens, ttl_s };
+        let pin = PinPrefix {
+            namespace,
+            tokens,
+            ttl_s,
+        };
         self.doors()?.pin.send(pin).await.map_err(down)?
     }
 
@@ -130,7 +154,11 @@ impl EngineHandle {
     /// # Errors
     /// [`RequestError::EngineDown`].
     pub async fn unpin_prefix(&self, pin: u64) -> Result<bool, RequestError> {
-        self.doors()?.unpin.send(UnpinPrefix { pin }).await.map_err(down)
+        self.doors()?
+            .unpin
+            .send(UnpinPrefix { pin })
+            .await
+            .map_err(down)
     }
 
     /// Queues, pools and counters.
@@ -146,7 +174,11 @@ impl EngineHandle {
     /// # Errors
     /// [`RequestError::EngineDown`] while the engine is being rebuilt, and after its stop.
     pub fn doors(&self) -> Result<Doors, RequestError> {
-        let doors = self.inner.doors.read().expect("nobody panics with the door slot");
+        let doors = self
+            .inner
+            .doors
+            .read()
+            .expect("nobody panics with the door slot");
         let down = || RequestError::EngineDown("no actors are running".to_owned());
         doors.clone().ok_or_else(down)
     }
@@ -195,7 +227,12 @@ impl EngineHandle {
         }
         // A watchdog that is gone has stopped its unit.
         let _ = self.inner.watchdog.send(StopUnit).await;
-        let thread = self.inner.thread.write().expect("nobody panics with the thread slot").take();
+        let thread = self
+            .inner
+            .thread
+            .write()
+            .expect("nobody panics with the thread slot")
+            .take();
         if let Some(thread) = thread {
             join(thread).await;
         }
@@ -204,9 +241,16 @@ impl EngineHandle {
 
 fn send(doors: Doors, request: GenerateRequest, sink: EventSink) -> Canceller {
     let flag = CancelFlag::default();
-    let canceller =
-        Canceller { rid: request.rid.clone(), flag: flag.clone(), door: doors.cancel };
-    doors.generate.do_send(Generate { request: Box::new(request), sink, cancel: flag });
+    let canceller = Canceller {
+        rid: request.rid.clone(),
+        flag: flag.clone(),
+        door: doors.cancel,
+    };
+    doors.generate.do_send(Generate {
+        request: Box::new(request),
+        sink,
+        cancel: flag,
+    });
     canceller
 }
 
@@ -241,7 +285,9 @@ impl Canceller {
     /// Cancels; the terminal event still comes.
     pub fn cancel(&self) {
         self.flag.raise();
-        self.door.do_send(CancelRequest { rid: self.rid.clone() });
+        self.door.do_send(CancelRequest {
+            rid: self.rid.clone(),
+        });
     }
 }
 

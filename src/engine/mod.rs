@@ -7,6 +7,7 @@ mod handle;
 mod parts;
 
 use std::sync::{Arc, RwLock};
+use std::time::Instant;
 
 use actix::Actor;
 use actix_rt::{ArbiterHandle, System};
@@ -17,6 +18,7 @@ use crate::actors::watchdog::{AdoptUnit, DoorSlot, StopUnit, Watchdog};
 use crate::admission::Admission;
 use crate::config::EngineConfig;
 use crate::error::StartError;
+use crate::metrics::{Capacity, RequestMetrics};
 
 pub use handle::{Canceller, EngineHandle, Generation};
 pub use parts::{EngineParts, ModelInfo, Progress};
@@ -57,14 +59,19 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::start`].
-    pub fn start_with(config: EngineConfig, parts: EngineParts) -> Result<EngineHandle, StartError> {
+    pub fn start_with(
+        config: EngineConfig,
+        parts: EngineParts,
+    ) -> Result<EngineHandle, StartError> {
+        let began = Instant::now();
         config.validate()?;
         let blueprint = parts.blueprint(&config)?;
         let doors = DoorSlot::default();
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let thread_doors = doors.clone();
-        let thread = std::thread::Builder::new().name("souffleur-engine".to_owned()).spawn(
-            move || {
+        let thread = std::thread::Builder::new()
+            .name("souffleur-engine".to_owned())
+            .spawn(move || {
                 System::new().block_on(async move {
                     match launch(blueprint, thread_doors).await {
                         Err(error) => drop(ready.send(Err(error))),
@@ -75,12 +82,18 @@ impl Engine {
                         }
                     }
                 });
-            },
-        );
+            });
         let thread = thread.map_err(|error| StartError::Thread(error.to_string()))?;
         let died = |_| StartError::Thread("the engine thread died while starting".to_owned());
         let watchdog = is_ready.recv().map_err(died)??;
-        Ok(EngineHandle::new(inner(&config, parts, doors, watchdog, Some(thread))))
+        Ok(EngineHandle::new(inner(
+            &config,
+            parts,
+            doors,
+            watchdog,
+            Some(thread),
+            began,
+        )))
     }
 
     /// Loads the model and starts the actors on an Arbiter of the host's System.
@@ -104,6 +117,7 @@ impl Engine {
         config: EngineConfig,
         parts: EngineParts,
     ) -> Result<EngineHandle, StartError> {
+        let began = Instant::now();
         config.validate()?;
         let blueprint = parts.blueprint(&config)?;
         let doors = DoorSlot::default();
@@ -119,7 +133,9 @@ impl Engine {
         });
         let died = |_| StartError::Thread("the host's arbiter has stopped".to_owned());
         let watchdog = is_ready.await.map_err(died)??;
-        Ok(EngineHandle::new(inner(&config, parts, doors, watchdog, None)))
+        Ok(EngineHandle::new(inner(
+            &config, parts, doors, watchdog, None, began,
+        )))
     }
 }
 
@@ -141,8 +157,11 @@ fn inner(
     doors: DoorSlot,
     watchdog: actix::Addr<Watchdog>,
     thread: Option<std::thread::JoinHandle<()>>,
+    began: Instant,
 ) -> Inner {
+    record_capacity(&parts.info, began);
     Inner {
+        metrics: RequestMetrics::register(&parts.info.served_model_name),
         model: parts.info,
         text: parts.text,
         admission: Admission::new(config.max_queued_requests, config.max_queued_tokens),
@@ -150,5 +169,17 @@ fn inner(
         doors,
         watchdog,
         thread: RwLock::new(thread),
+    }
+}
+
+fn record_capacity(model: &ModelInfo, began: Instant) {
+    if let Some(memory) = &model.memory {
+        let capacity = Capacity {
+            context_tokens: model.context_length,
+            weights_bytes: memory.budget.weights_bytes,
+            kv_bytes: memory.kv_bytes,
+            start_seconds: began.elapsed().as_secs_f64(),
+        };
+        capacity.record(&model.served_model_name);
     }
 }

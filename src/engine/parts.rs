@@ -22,9 +22,6 @@ use crate::state::pages::PageSize;
 use crate::state::policy::schedule_policy;
 use crate::state::scheduler::{IntakeLimits, SchedulerLimits};
 
-/// Rows whose logits the executor holds at once at most.
-const LOGIT_ROWS: u64 = 64;
-
 /// Hears how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
 #[derive(Clone)]
 pub struct Progress(Arc<dyn Fn(u64, u64) + Send + Sync>);
@@ -125,11 +122,18 @@ impl EngineParts {
             let mut report = |done, total| (progress.0)(done, total);
             Ok(Box::new(CpuExecutor::load(&dir, &options, &mut report)?))
         };
-        Ok(Self { info, text, executor: Arc::new(executor) })
+        Ok(Self {
+            info,
+            text,
+            executor: Arc::new(executor),
+        })
     }
 
     pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
-        let unusable = |key: &str, reason: String| ConfigError { key: key.to_owned(), reason };
+        let unusable = |key: &str, reason: String| ConfigError {
+            key: key.to_owned(),
+            reason,
+        };
         let info = &self.info;
         let policy = &config.radix_eviction_policy;
         let eviction = EvictionPolicy::from_name(policy)
@@ -203,10 +207,10 @@ fn memory_plan(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryPl
     let budget = MemoryBudget {
         free_before_bytes: available_bytes()?,
         weights_bytes: model.weights_bytes,
-        reserve_bytes: reserve_bytes(&model.config, step_tokens, LOGIT_ROWS),
+        reserve_bytes: reserve_bytes(&model.config, step_tokens, cpu::LOGIT_ROWS as u64),
     };
     let wish = MemoryWish {
-        kv_bytes_per_token: model.kv_layout.bytes_per_token() as u64,
+        kv_bytes_per_token: model.kv_layout.bytes_per_token(),
         page_size: config.page_size,
         context_tokens: context_length(config, model)? as u64,
         mem_fraction_static: config.mem_fraction_static,

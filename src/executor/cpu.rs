@@ -9,6 +9,7 @@ use std::path::Path;
 use smallvec::SmallVec;
 
 use self::check::Limits;
+pub use self::readout::LOGIT_ROWS;
 use self::rows::Row;
 use crate::error::{LoadError, StepError};
 use crate::executor::{

@@ -79,7 +79,8 @@ impl FakeExecutor {
         match delta {
             TableDelta::Append { pages, .. } => row.pages.extend_from_slice(pages),
             TableDelta::Remap { from, pages, .. } => {
-                for (place, page) in row.pages[*from as usize..].iter_mut().zip(pages.iter()) {
+                let places = row.pages.iter_mut().skip(*from as usize);
+                for (place, page) in places.zip(pages.iter()) {
                     *place = page;
                 }
             }
@@ -102,6 +103,12 @@ impl FakeExecutor {
             let known = row.tokens.len();
             return Err(StepError::Rejected(format!(
                 "decode at {position} of {known} tokens"
+            )));
+        }
+        if row.tokens.len() < positions.end as usize {
+            let (known, end) = (row.tokens.len(), positions.end);
+            return Err(StepError::Rejected(format!(
+                "prefill to {end} of {known} tokens"
             )));
         }
         self.verify(&row, positions.start as usize)?;

@@ -15,7 +15,6 @@ const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
 /// Queues, pool, steps and what went wrong. Owned by one actor.
 pub struct SchedulerMetrics {
-    labels: Vec<Label>,
     requests: RequestGauges,
     pool: PoolGauges,
     counted: PlanCounters,
@@ -33,10 +32,21 @@ pub struct Capacity {
     pub weights_bytes: u64,
     /// Size of the KV pool, in bytes.
     pub kv_bytes: u64,
-    /// Time to map and prepare the weights, in seconds.
-    pub load_seconds: f64,
     /// Time from the start to ready, in seconds.
     pub start_seconds: f64,
+}
+
+impl Capacity {
+    /// Records it, once.
+    pub fn record(&self, model_name: &str) {
+        let labels = || scheduler_labels(model_name);
+        let gb = |bytes: u64| bytes as f64 / BYTES_PER_GB;
+        gauge!("sglang:context_len", labels()).set(self.context_tokens as f64);
+        gauge!("sglang:weight_memory_usage_gb", labels()).set(gb(self.weights_bytes));
+        gauge!("sglang:kv_cache_memory_usage_gb", labels()).set(gb(self.kv_bytes));
+        let phase = with_label(&labels(), "phase", "e2e");
+        gauge!("sglang:startup_time_seconds", phase).set(self.start_seconds);
+    }
 }
 
 impl SchedulerMetrics {
@@ -48,30 +58,8 @@ impl SchedulerMetrics {
             pool: PoolGauges::register(&labels),
             counted: PlanCounters::register(&labels),
             steps: StepMetrics::register(&labels),
-            queue_seconds: histogram!("sglang:queue_time_seconds", labels.clone()),
+            queue_seconds: histogram!("sglang:queue_time_seconds", labels),
             last_stats: Cell::default(),
-            labels,
-        }
-    }
-
-    /// Records what the engine holds, once.
-    pub fn record_capacity(&self, capacity: &Capacity) {
-        let labels = || self.labels.clone();
-        gauge!("sglang:context_len", labels()).set(capacity.context_tokens as f64);
-        gauge!("sglang:weight_memory_usage_gb", labels())
-            .set(capacity.weights_bytes as f64 / BYTES_PER_GB);
-        gauge!("sglang:kv_cache_memory_usage_gb", labels())
-            .set(capacity.kv_bytes as f64 / BYTES_PER_GB);
-        let phases = [
-            ("load_weight", capacity.load_seconds),
-            ("e2e", capacity.start_seconds),
-        ];
-        for (phase, seconds) in phases {
-            gauge!(
-                "sglang:startup_time_seconds",
-                with_label(&self.labels, "phase", phase)
-            )
-            .set(seconds);
         }
     }
 

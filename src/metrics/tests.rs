@@ -48,10 +48,7 @@ fn exercise_all() {
     requests.failed("overloaded");
     requests.client_stalled();
     let scheduler = SchedulerMetrics::register("tiny");
-    scheduler.record_capacity(&Capacity {
-        context_tokens: 512,
-        ..Capacity::default()
-    });
+    Capacity::default().record("tiny");
     scheduler.record_plan(&busy_stats());
     scheduler.record_step(0.01, 0.5, 40, 0);
     scheduler.queue_time(0.001);
@@ -326,7 +323,7 @@ fn promtool_findings(page: &str) -> Option<Vec<String>> {
                 std::env::var_os("CI").is_none(),
                 "CI is set and promtool: {error}"
             );
-            println!("skipped: promtool cannot be run ({error}); it is in Debian's prometheus");
+            eprintln!("skipped: promtool cannot be run ({error}); it is in Debian's prometheus");
             return None;
         }
     };

@@ -2,7 +2,7 @@
 //!
 //! One file for each family ([`llama`], [`mistral`], [`qwen2`], [`qwen3`]) says what its layers are made of and runs
 //! them; the parts that families share are in [`blocks`]. All of it is written against
-//! [`Backend`](crate::kernels::Backend) and knows nothing of devices, requests or steps.
+//! [`Backend`] and knows nothing of devices, requests or steps.
 
 pub mod blocks;
 pub mod config;

@@ -7,6 +7,7 @@ use actix_web::{HttpRequest, HttpResponse, ResponseError};
 use serde::Serialize;
 
 use crate::error::RequestError;
+use crate::state::sampling::SamplingParams;
 
 /// Seconds after which a client that met an overload should come back.
 const RETRY_AFTER_S: u32 = 1;
@@ -158,8 +159,21 @@ impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         let status = StatusCode::from_u16(error.status());
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        Self::new(status, error.code(), error.to_string())
+        let text = error.to_string();
+        Self {
+            param: sampling_field(&text),
+            ..Self::new(status, error.code(), text)
+        }
     }
+}
+
+/// The sampling parameter that an error text begins with.
+fn sampling_field(text: &str) -> Option<String> {
+    let name = text
+        .split(|c: char| !c.is_ascii_lowercase() && c != '_')
+        .next()?;
+    let fields = serde_json::to_value(SamplingParams::default()).ok()?;
+    fields.get(name).map(|_| name.to_owned())
 }
 
 impl fmt::Display for ApiError {
@@ -211,5 +225,30 @@ pub(super) fn method_not_allowed(request: &HttpRequest, allow: &'static str) -> 
     ApiError {
         allow: Some(allow),
         ..error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, param: Option<&str>) {
+        let error = ApiError::from(RequestError::Invalid(text.to_owned()));
+        assert_eq!(error.body().param, param);
+    }
+
+    #[test]
+    fn errors_of_sampling_name_the_parameter() {
+        check(
+            "top_p is 2, limits are (0, 1]: use 1 to keep all tokens",
+            Some("top_p"),
+        );
+        check(
+            "stop[1] is empty, limit is at least 1 byte: leave it out",
+            Some("stop"),
+        );
+        check("the prompt is empty", None);
+        check("", None);
     }
 }

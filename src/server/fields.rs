@@ -24,6 +24,15 @@ impl Fields {
         self.map.shift_remove(name).filter(|value| !value.is_null())
     }
 
+    /// Fills a field that is absent.
+    pub(super) fn default_to(&mut self, name: &str, value: Option<Value>) {
+        if let Some(value) = value
+            && self.map.get(name).is_none_or(Value::is_null)
+        {
+            self.map.insert(name.to_owned(), value);
+        }
+    }
+
     /// A field's text, left in place; `None` if it is no text.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         self.map.get(name)?.as_str()

@@ -27,6 +27,8 @@ pub struct Submission {
     pub priority: Option<i64>,
     /// Tested at intake and before every plan: a cancel may overtake its request.
     pub cancel: CancelFlag,
+    /// When the scheduler took it in, in seconds of its actor's clock.
+    pub submitted_s: f64,
 }
 
 /// Where a sequence stands.
@@ -136,6 +138,11 @@ impl Sequence {
     /// Can take part in a decode: its last token is known or will be, and the length does not end it.
     pub fn can_decode(&self) -> bool {
         self.phase == Phase::Running && self.end.is_none() && self.remaining_new_tokens() > 0
+    }
+
+    /// True for a request that generates nothing, once the last chunk of its prefill is back.
+    pub fn is_prefill_alone_done(&self) -> bool {
+        self.max_new_tokens() == 0 && self.phase == Phase::Running && self.rows_in_flight == 0
     }
 
     /// Longest prefix of so many tokens that may come from the cache: one token at least is computed for its logits, and input log

@@ -4,7 +4,6 @@
 //! counters, then evict what is missing. Locks are taken before anything is evicted, so an admitted prefix stays.
 
 use crate::ids::SeqId;
-use crate::state::namespace::Namespace;
 use crate::state::pages::{PageRun, Pages};
 use crate::state::plan::{
     AdmitRequest, Admitted, CacheCounts, Candidate, CheckpointedSeq, Demand, PinDemand, Pinned,
@@ -305,12 +304,13 @@ enum Outcome {
 
 /// True when `other`, whose prefill is under way, computes a good part of what the candidate still misses.
 fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: usize) -> bool {
-    let same_namespace: fn(&Namespace, &Namespace) -> bool = |a, b| a == b;
     let until = cached + MIN_SHARED_TOKENS;
+    // The uncached part first: behind a long cached prefix it is where requests differ.
     until <= limit
         && until <= other.tokens.len()
-        && same_namespace(&candidate.namespace, &other.namespace)
-        && candidate.tokens[..until] == other.tokens[..until]
+        && candidate.tokens[cached..until] == other.tokens[cached..until]
+        && candidate.namespace == other.namespace
+        && candidate.tokens[..cached] == other.tokens[..cached]
 }
 
 impl PublishKey {

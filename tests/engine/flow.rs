@@ -24,20 +24,29 @@ async fn a_second_turn_reuses_prompt_and_output() {
     let outcome = collect(world.generate(request(&second, 5, 1))).await;
     assert_finished(&outcome, &second, 5, 1);
     // The last token of the first turn was never fed.
-    assert_eq!(outcome.cached_tokens as usize, prompt.len() + first.tokens.len() - 1);
+    assert_eq!(
+        outcome.cached_tokens as usize,
+        prompt.len() + first.tokens.len() - 1
+    );
     world.assert_whole().await;
     world.stop().await;
 }
 
 #[tokio::test]
 async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
-    let mut build = Build { n_pages: 300, rows: 16, ..Build::default() };
+    let mut build = Build {
+        n_pages: 300,
+        rows: 16,
+        ..Build::default()
+    };
     // Reserves next to nothing for the running ones, so that they run into each other.
     build.config.schedule_conservativeness = 0.01;
     let world = build.start();
     // One that leaves early makes room for more than can stay.
     let length = |seed: usize| 20 + 40 * (seed as u32 % 4);
-    let prompts: Vec<Vec<u32>> = (0..12).map(|i| (1..20).map(|t| t * 7 + i).collect()).collect();
+    let prompts: Vec<Vec<u32>> = (0..12)
+        .map(|i| (1..20).map(|t| t * 7 + i).collect())
+        .collect();
     let runs = prompts
         .iter()
         .enumerate()

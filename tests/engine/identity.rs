@@ -43,13 +43,18 @@ fn config(model: &str, dtype: Dtype) -> EngineConfig {
 }
 
 fn start(config: EngineConfig) -> World {
-    World { engine: Engine::start(config).expect("the model loads") }
+    World {
+        engine: Engine::start(config).expect("the model loads"),
+    }
 }
 
 /// Sixteen requests of different lengths that share a prefix, half of them greedy.
 fn request(index: u32) -> GenerateRequest {
     let own = (0..5 + 6 * index).map(|i| (i * 31 + index * 57 + 7) % VOCAB);
-    let prompt = (0..SHARED_TOKENS).map(|i| (i * 17 + 3) % VOCAB).chain(own).collect();
+    let prompt = (0..SHARED_TOKENS)
+        .map(|i| (i * 17 + 3) % VOCAB)
+        .chain(own)
+        .collect();
     let mut request = GenerateRequest::new(Prompt::Tokens(prompt));
     request.logprobs = Some(LogprobWish::default());
     let sampling = &mut request.sampling;
@@ -70,14 +75,23 @@ fn request(index: u32) -> GenerateRequest {
 async fn bits(mut generation: Generation) -> (Bits, u32) {
     let mut deltas = Vec::new();
     loop {
-        match within(generation.next()).await.expect("a terminal event comes first") {
+        match within(generation.next())
+            .await
+            .expect("a terminal event comes first")
+        {
             Event::Delta(delta) => deltas.push(delta),
             Event::Finished(end) => {
                 let cached = end.delta.usage.cached_tokens;
                 deltas.push(end.delta);
                 let entries = deltas.into_iter().flat_map(|delta| delta.output_logprobs);
-                let bit = |logprob: Option<f32>| logprob.expect("sampled tokens have one").to_bits();
-                return (entries.map(|entry| (entry.token, bit(entry.logprob))).collect(), cached);
+                let bit =
+                    |logprob: Option<f32>| logprob.expect("sampled tokens have one").to_bits();
+                return (
+                    entries
+                        .map(|entry| (entry.token, bit(entry.logprob)))
+                        .collect(),
+                    cached,
+                );
             }
             other => panic!("ended with {other:?}"),
         }
@@ -104,7 +118,10 @@ fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
 
 /// Each alone in an engine that caches nothing: what every other way must give.
 async fn reference(model: &str, dtype: Dtype) -> Vec<(Bits, u32)> {
-    let world = start(EngineConfig { disable_radix_cache: true, ..config(model, dtype) });
+    let world = start(EngineConfig {
+        disable_radix_cache: true,
+        ..config(model, dtype)
+    });
     let all = one_after_another(&world).await;
     assert!(all.iter().all(|(_, cached)| *cached == 0));
     world.assert_whole().await;
@@ -115,19 +132,28 @@ async fn reference(model: &str, dtype: Dtype) -> Vec<(Bits, u32)> {
 async fn check(model: &str, dtype: Dtype) {
     let what = |how: &str| format!("{model} in {dtype:?}, {how}");
     let expected = reference(model, dtype).await;
-    let distinct: std::collections::HashSet<&Bits> = expected.iter().map(|(bits, _)| bits).collect();
+    let distinct: std::collections::HashSet<&Bits> =
+        expected.iter().map(|(bits, _)| bits).collect();
     assert_eq!(distinct.len(), expected.len(), "the requests differ");
 
     let world = start(config(model, dtype));
     let hit = one_after_another(&world).await;
     assert!(hit[1..].iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
     assert_same(&hit, &expected, &what("with prefix hits"));
-    assert_same(&at_once(&world).await, &expected, &what("in a batch, all cached"));
+    assert_same(
+        &at_once(&world).await,
+        &expected,
+        &what("in a batch, all cached"),
+    );
     world.assert_whole().await;
     world.stop().await;
 
     for (chunk, page_size) in [(1, 1), (7, 1), (32, 16), (64, 64)] {
-        let chunked = EngineConfig { chunked_prefill_size: chunk, page_size, ..config(model, dtype) };
+        let chunked = EngineConfig {
+            chunked_prefill_size: chunk,
+            page_size,
+            ..config(model, dtype)
+        };
         let world = start(chunked);
         let how = format!("in a batch, chunks of {chunk}, pages of {page_size}");
         assert_same(&at_once(&world).await, &expected, &what(&how));
@@ -141,25 +167,33 @@ async fn check(model: &str, dtype: Dtype) {
         ..config(model, dtype)
     };
     let world = start(tight);
-    // `ignore_eos` would reserve everything and retract nobody.
-    let runs = (0..REQUESTS).map(|index| {
-        let mut request = request(index);
-        request.sampling.ignore_eos = false;
-        request.sampling.min_new_tokens = request.sampling.max_new_tokens;
-        bits(world.generate(request))
-    });
+    let runs = (0..REQUESTS).map(|index| bits(world.generate(long_request(index))));
     let retracted = join_all(runs).await;
-    assert!(world.assert_whole().await.retractions > 0, "{}", what("nobody was retracted"));
+    assert!(
+        world.assert_whole().await.retractions > 0,
+        "{}",
+        what("nobody was retracted")
+    );
     world.stop().await;
-    let alone = start(EngineConfig { disable_radix_cache: true, ..config(model, dtype) });
+    let alone = start(EngineConfig {
+        disable_radix_cache: true,
+        ..config(model, dtype)
+    });
     for (index, got) in (0..REQUESTS).zip(&retracted) {
-        let mut request = request(index);
-        request.sampling.ignore_eos = false;
-        request.sampling.min_new_tokens = request.sampling.max_new_tokens;
-        let (expected, _) = bits(alone.generate(request)).await;
+        let (expected, _) = bits(alone.generate(long_request(index))).await;
         assert_eq!(got.0, expected, "{}, request {index}", what("retracted"));
     }
     alone.stop().await;
+}
+
+/// As [`request`], but long, and of a length that the scheduler must not reserve in full.
+fn long_request(index: u32) -> GenerateRequest {
+    let mut request = request(index);
+    let sampling = &mut request.sampling;
+    sampling.ignore_eos = false;
+    sampling.max_new_tokens = 40 + 5 * (index % 8);
+    sampling.min_new_tokens = sampling.max_new_tokens;
+    request
 }
 
 #[tokio::test]

@@ -66,9 +66,16 @@ impl Build {
         let gate = self.gate.clone();
         let executor = move || {
             let inner = FakeExecutor::new(options.clone());
-            Ok(Box::new(Gated { inner, gate: gate.clone() }) as Box<dyn Executor>)
+            Ok(Box::new(Gated {
+                inner,
+                gate: gate.clone(),
+            }) as Box<dyn Executor>)
         };
-        EngineParts { info, text: None, executor: Arc::new(executor) }
+        EngineParts {
+            info,
+            text: None,
+            executor: Arc::new(executor),
+        }
     }
 
     pub fn start(self) -> World {
@@ -110,7 +117,9 @@ impl World {
     /// Waits until nothing is inside, then checks that the pool is whole.
     pub async fn assert_whole(&self) -> EngineStats {
         let doors = self.engine.doors().expect("the engine lives");
-        within(doors.drain.send(souffleur::actors::messages::Drain)).await.expect("drained");
+        within(doors.drain.send(souffleur::actors::messages::Drain))
+            .await
+            .expect("drained");
         let stats = self.engine.stats().await.expect("stats");
         assert!(stats.is_idle_and_whole(), "{stats:?}");
         stats
@@ -123,7 +132,9 @@ impl World {
 
 /// Fails instead of hanging.
 pub async fn within<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.expect("it ends in time")
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("it ends in time")
 }
 
 pub fn request(prompt: &[u32], max_new_tokens: u32, seed: u64) -> GenerateRequest {
@@ -139,13 +150,15 @@ pub struct Outcome {
     pub tokens: Vec<u32>,
     pub end: Event,
     pub cached_tokens: u32,
-    pub retractions: u32,
 }
 
 pub async fn collect(mut generation: Generation) -> Outcome {
     let mut tokens = Vec::new();
     loop {
-        match within(generation.next()).await.expect("a terminal event comes first") {
+        match within(generation.next())
+            .await
+            .expect("a terminal event comes first")
+        {
             Event::Delta(delta) => tokens.extend(delta.tokens),
             Event::Finished(end) => {
                 tokens.extend(&end.delta.tokens);
@@ -153,11 +166,16 @@ pub async fn collect(mut generation: Generation) -> Outcome {
                 return Outcome {
                     tokens,
                     cached_tokens: usage.cached_tokens,
-                    retractions: usage.num_retractions,
                     end: Event::Finished(end),
                 };
             }
-            end => return Outcome { tokens, end, cached_tokens: 0, retractions: 0 },
+            end => {
+                return Outcome {
+                    tokens,
+                    end,
+                    cached_tokens: 0,
+                };
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ fn replace_in_config(dir: &Path, from: &str, to: &str) {
 }
 
 fn load_error(dir: &Path) -> LoadError {
-    let described = describe(dir, None).err().expect("describe fails");
+    let described = describe(dir, None).expect_err("describe fails");
     let loaded = CpuExecutor::load(dir, &options(), &mut |_, _| {})
         .err()
         .expect("load fails");

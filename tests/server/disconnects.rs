@@ -95,3 +95,19 @@ fn queued_requests_without_their_clients_leave_the_queue() {
     drop(running);
     ends_early(&world);
 }
+
+#[test]
+fn a_client_that_does_not_read_is_cancelled_and_told_when_it_reads() {
+    let world = World::with(|engine, _| {
+        engine.client_channel_events = 4;
+        engine.client_backlog_bytes = 1000;
+    });
+    let mut events = stream(world.addr, "/generate", &endless(true));
+    // The sockets between hold a few megabytes; chunks of everything so far fill them soon.
+    ends_early(&world);
+    let mut last = events.next_json();
+    while let Some(data) = events.next_data().filter(|data| data != "[DONE]") {
+        last = serde_json::from_str(&data).expect("data is JSON");
+    }
+    assert_eq!(last["error"]["code"], "slow_client");
+}

@@ -75,114 +75,95 @@ fn requests_that_are_no_requests_get_openais_error_object() {
     check(&send(addr, &unfinished), 408, Value::Null, "within 1 s");
 }
 
-#[test]
-fn bad_fields_are_refused_by_name_whether_streamed_or_not() {
+/// Checks a table of body, param and message, each body streamed too: the status is an error's in both.
+#[track_caller]
+fn check_all<const N: usize>(path: &str, table: [(Value, Value, &str); N]) {
     let world = World::new();
+    for (mut body, param, message) in table {
+        check(&post(world.addr, path, &body), 400, param.clone(), message);
+        body["stream"] = true.into();
+        check(&post(world.addr, path, &body), 400, param, message);
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn bad_fields_of_the_native_api_are_refused_by_name() {
     let sampling = |sampling: Value| json!({"text": "a", "sampling_params": sampling});
-    let chat = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
-    let completion = |field: &str, value: Value| json!({"prompt": "a", field: value});
     let long: Vec<u32> = vec![5; crate::world::CONTEXT_TOKENS];
-    let native = "/generate";
-    let completions = "/v1/completions";
-    let chats = "/v1/chat/completions";
     let table = [
-        (native, json!({}), json!("text"), "text is missing"),
-        (native, json!({"text": 5}), json!("text"), "text is 5"),
-        (native, json!({"text": ""}), Value::Null, "prompt"),
-        (native, json!({"input_ids": [9999]}), Value::Null, "9999"),
+        (json!({}), json!("text"), "text is missing"),
+        (json!({"text": 5}), json!("text"), "text is 5"),
+        (json!({"text": ""}), Value::Null, "prompt"),
+        (json!({"input_ids": [9999]}), Value::Null, "9999"),
         (
-            native,
             json!({"input_ids": long}),
             Value::Null,
             "has 65536 tokens, limit is",
         ),
         (
-            native,
             json!({"text": "a", "lora_path": "x"}),
             json!("lora_path"),
             "not supported",
         ),
         (
-            native,
             sampling(json!({"temprature": 1})),
             json!("temprature"),
             "temprature",
         ),
         (
-            native,
             sampling(json!({"max_new_tokens": -1})),
             json!("max_new_tokens"),
             "-1",
         ),
         (
-            native,
             sampling(json!({"temperature": -1})),
-            Value::Null,
+            json!("temperature"),
             "temperature is -1",
         ),
+        (sampling(json!({"top_p": 2})), json!("top_p"), "top_p is 2"),
         (
-            native,
-            sampling(json!({"top_p": 2})),
-            Value::Null,
-            "top_p is 2",
-        ),
-        (
-            native,
             sampling(json!({"top_k": -5})),
-            Value::Null,
+            json!("top_k"),
             "top_k is -5",
         ),
+        (sampling(json!({"n": 100_000})), json!("n"), "limit is 1024"),
+    ];
+    check_all("/generate", table);
+}
+
+#[test]
+fn bad_fields_of_completions_are_refused_by_name() {
+    let with = |field: &str, value: Value| json!({"prompt": "a", field: value});
+    let table = [
+        (json!({}), json!("prompt"), "prompt is missing"),
+        (with("max_tokens", json!(-3)), json!("max_tokens"), "-3"),
         (
-            native,
-            sampling(json!({"n": 100_000})),
-            json!("n"),
-            "limit is 1024",
-        ),
-        (completions, json!({}), json!("prompt"), "prompt is missing"),
-        (
-            completions,
-            completion("max_tokens", json!(-3)),
-            json!("max_tokens"),
-            "-3",
-        ),
-        (
-            completions,
-            completion("temperature", json!("hot")),
+            with("temperature", json!("hot")),
             json!("temperature"),
             "hot",
         ),
         (
-            completions,
-            completion("logprobs", json!(50)),
+            with("logprobs", json!(50)),
             json!("logprobs"),
             "limit is 20",
         ),
-        (
-            completions,
-            completion("n", json!(0)),
-            json!("n"),
-            "at least 1",
-        ),
-        (
-            completions,
-            completion("suffix", json!("x")),
-            json!("suffix"),
-            "not supported",
-        ),
-        (chats, json!({}), json!("messages"), "messages is missing"),
-        (chats, chat(json!(7)), json!("messages[0].content"), "7"),
-        (
-            chats,
-            json!({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}),
-            json!("tools"),
-            "not supported",
-        ),
+        (with("n", json!(0)), json!("n"), "at least 1"),
+        (with("suffix", json!("x")), json!("suffix"), "not supported"),
+        (with("stop", json!(5)), json!("stop"), "stop is 5"),
     ];
-    for (path, body, param, message) in table {
-        check(&post(world.addr, path, &body), 400, param.clone(), message);
-        let mut streamed = body.clone();
-        streamed["stream"] = true.into();
-        check(&post(world.addr, path, &streamed), 400, param, message);
-    }
-    world.wait_until_whole();
+    check_all("/v1/completions", table);
+}
+
+#[test]
+fn bad_fields_of_chats_are_refused_by_name() {
+    let chat = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    let mut tools = chat(json!("a"));
+    tools["tools"] = json!([{}]);
+    let table = [
+        (json!({}), json!("messages"), "messages is missing"),
+        (chat(json!(7)), json!("messages[0].content"), "7"),
+        (tools, json!("tools"), "not supported"),
+    ];
+    check_all("/v1/chat/completions", table);
 }

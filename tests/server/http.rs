@@ -166,16 +166,22 @@ pub fn stream(addr: SocketAddr, path: &str, body: &Value) -> Events {
 }
 
 impl Events {
-    /// The next event's data; `None` after the last chunk.
+    /// The next event's data; `None` after the last chunk. Comments are skipped.
     pub fn next_data(&mut self) -> Option<String> {
         loop {
+            if let Some(data) = self.next_event()?.strip_prefix("data: ") {
+                return Some(data.to_owned());
+            }
+        }
+    }
+
+    /// The next event or comment as it is; `None` after the last chunk.
+    pub fn next_event(&mut self) -> Option<String> {
+        loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
-                let data = event.strip_prefix("data: ").map(str::to_owned);
-                self.text = rest.to_owned();
-                match data {
-                    Some(data) => return Some(data),
-                    None => continue,
-                }
+                let (event, rest) = (event.to_owned(), rest.to_owned());
+                self.text = rest;
+                return Some(event);
             }
             let chunk = read_chunk(&mut self.reader)?;
             self.text

@@ -80,7 +80,11 @@ fn an_echo_with_no_new_tokens_scores_the_prompt() {
     assert_eq!(json!(tokens.len()), reply["usage"]["prompt_tokens"]);
     assert_eq!(logprobs["token_logprobs"][0], Value::Null);
     assert!(logprobs["token_logprobs"][1].is_number(), "{logprobs}");
-    assert_eq!(logprobs["text_offset"][0], 0);
+    assert_eq!(logprobs["text_offset"], json!([0, 1, 1]));
+    assert_eq!(
+        logprobs["tokens"],
+        json!(["h", "bytes:\\xc3", "bytes:\\xa9"])
+    );
     world.wait_until_whole();
 }
 

@@ -73,3 +73,23 @@ fn prompts_are_counted_by_their_tokens_too() {
     drop(running);
     world.wait_until_whole();
 }
+
+#[test]
+fn a_stream_that_waits_in_the_queue_is_kept_open_by_comments() {
+    let world = World::with(|engine, server| {
+        engine.max_running_requests = Some(1);
+        server.sse_keep_alive_s = 1;
+    });
+    let sampling = json!({"max_new_tokens": 60000, "ignore_eos": true});
+    let call = json!({"text": "a", "rid": "first", "stream": true, "sampling_params": sampling});
+    let mut running = stream(world.addr, "/generate", &call);
+    running.next_json();
+    let short = json!({"max_new_tokens": 2, "ignore_eos": true});
+    let call = json!({"text": "b", "stream": true, "sampling_params": short});
+    let mut waiting = stream(world.addr, "/generate", &call);
+    assert_eq!(waiting.next_event().as_deref(), Some(": keep-alive"));
+    post(world.addr, "/abort_request", &json!({"rid": "first"})).ok();
+    let last = waiting.rest().pop().expect("events");
+    assert_eq!(last["meta_info"]["completion_tokens"], 2);
+    world.wait_until_whole();
+}

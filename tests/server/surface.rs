@@ -1,7 +1,13 @@
 //! Endpoints around generation: readiness, models, information, shutdown.
 
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use actix_web::web::{self, Data};
+use actix_web::{App, HttpServer};
 use serde_json::json;
-use souffleur::server::ServerConfig;
+use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
+use tokio::sync::oneshot;
 
 use crate::http::{get, post, stream};
 use crate::world::World;
@@ -82,6 +88,8 @@ fn the_metrics_page_counts_requests_by_route_and_never_by_path() {
     let labels =
         format!(r#"sglang:http_responses_total{{{route},status_code="503",method="GET"}}"#);
     assert!(has(&labels), "{}", page.body);
+    let labels = format!(r#"sglang:http_requests_active{{{route},method="GET"}} 0"#);
+    assert!(has(&labels), "{}", page.body);
     assert!(!page.body.contains("some-name"), "{}", page.body);
 }
 
@@ -122,4 +130,54 @@ fn what_outlasts_the_deadline_is_cut_short_with_an_end() {
     let last = events.rest().pop().expect("events");
     assert_eq!(last["meta_info"]["finish_reason"]["type"], "abort");
     world.join();
+}
+
+#[test]
+fn a_host_mounts_two_servers_beside_routes_of_its_own() {
+    let state = |reason: &str| {
+        let slot = EngineSlot::default();
+        slot.fail(reason);
+        let render = Arc::new(|| "page".to_owned());
+        Data::new(AppState::new(ServerConfig::default(), slot, render))
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let addr = listener.local_addr().expect("the socket is bound");
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (one, two) = (state("one"), state("two"));
+    let host = std::thread::spawn(move || {
+        actix_web::rt::System::new().block_on(async move {
+            let app = move || {
+                let mount = |path: &str, state: &Data<AppState>| {
+                    web::scope(path)
+                        .app_data(state.clone())
+                        .configure(server::routes)
+                };
+                let own = web::resource("/own").to(|| async { "own" });
+                App::new()
+                    .service(mount("/a", &one))
+                    .service(mount("/b", &two))
+                    .service(own)
+            };
+            let server = HttpServer::new(app)
+                .workers(1)
+                .disable_signals()
+                .listen(listener);
+            let server = server.expect("the socket is bound").run();
+            let handle = server.handle();
+            actix_web::rt::spawn(server);
+            let _ = stopped.await;
+            handle.stop(false).await;
+        });
+    });
+    let message = |path: &str| get(addr, path).json()["error"]["message"].take();
+    assert_eq!(message("/a/health"), "the model could not be loaded: one");
+    assert_eq!(
+        message("/b/v1/models"),
+        "the model could not be loaded: two"
+    );
+    assert_eq!(get(addr, "/own").body, "own");
+    assert_eq!(get(addr, "/b/metrics").body, "page");
+    assert_eq!(get(addr, "/elsewhere").status, 404);
+    drop(stop);
+    host.join().expect("the host does not panic");
 }

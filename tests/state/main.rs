@@ -6,6 +6,13 @@ mod lifecycle;
 mod memory_use;
 mod naive_model;
 mod pools;
+mod prefill_adder;
+mod scheduler_corners;
+mod scheduler_lives;
+mod scheduler_prefix_wait;
+mod scheduler_requests;
+mod scheduler_script;
+mod scheduler_world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -20,7 +20,11 @@ const MAX_LOGPROBS: usize = 1024;
 impl Tokenizer {
     /// Makes a live request and its submission, or ends the request at once.
     pub(super) fn take_in(&mut self, generate: Generate) -> Option<(RequestId, Live, Submission)> {
-        let Generate { request, mut sink, cancel } = generate;
+        let Generate {
+            request,
+            mut sink,
+            cancel,
+        } = generate;
         self.metrics.received(request.is_streaming);
         if cancel.is_raised() {
             self.metrics.aborted();
@@ -48,7 +52,11 @@ impl Tokenizer {
                 None
             }
             Ok(prepared) => {
-                let Prepared { prompt, sampling, request } = prepared;
+                let Prepared {
+                    prompt,
+                    sampling,
+                    request,
+                } = prepared;
                 let logprobs = request.logprobs.map(Arc::new);
                 let submission = Submission {
                     rid: rid.clone(),
@@ -58,6 +66,7 @@ impl Tokenizer {
                     logprobs,
                     priority: request.priority,
                     cancel,
+                    submitted_s: 0.0,
                 };
                 let live = Live::new(&submission, sink, is_streaming, &self.settings);
                 Some((rid, live, submission))
@@ -78,10 +87,15 @@ fn prepare(
 ) -> Result<Prepared, RequestError> {
     request.sampling.validate(settings.vocab_size)?;
     if !request.sampling.stop.is_empty() && settings.text.is_none() {
-        return Err(invalid("stop strings need a tokenizer, use stop_token_ids".to_owned()));
+        return Err(invalid(
+            "stop strings need a tokenizer, use stop_token_ids".to_owned(),
+        ));
     }
     let placeholder = Prompt::Tokens(Vec::new());
-    let prompt = encode(std::mem::replace(&mut request.prompt, placeholder), settings)?;
+    let prompt = encode(
+        std::mem::replace(&mut request.prompt, placeholder),
+        settings,
+    )?;
     check_prompt(&prompt, settings.vocab_size)?;
     if let Some(wish) = &mut request.logprobs {
         check_wish(wish, prompt.len(), settings.vocab_size)?;
@@ -91,9 +105,16 @@ fn prepare(
     let clipped = settings.limits.clip_max_new_tokens(prompt.len(), wanted)?;
     sampling.max_new_tokens = clipped as u32;
     sampling.min_new_tokens = sampling.min_new_tokens.min(sampling.max_new_tokens);
-    sampling.sampling_seed =
-        Some(sampling.sampling_seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0));
-    Ok(Prepared { prompt: prompt.into(), sampling: Arc::new(sampling), request })
+    sampling.sampling_seed = Some(
+        sampling
+            .sampling_seed
+            .unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0),
+    );
+    Ok(Prepared {
+        prompt: prompt.into(),
+        sampling: Arc::new(sampling),
+        request,
+    })
 }
 
 fn encode(prompt: Prompt, settings: &TokenizerSettings) -> Result<Vec<u32>, RequestError> {
@@ -122,12 +143,14 @@ fn render(text: &TextModel, chat: &ChatPrompt) -> Result<Vec<u32>, RequestError>
 
 fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
     if prompt.is_empty() {
-        return Err(invalid("the prompt has no tokens: send at least one".to_owned()));
+        return Err(invalid(
+            "the prompt has no tokens: send at least one".to_owned(),
+        ));
     }
     match prompt.iter().find(|token| **token as usize >= vocab_size) {
-        Some(token) => {
-            Err(invalid(format!("input_ids holds {token}, the vocabulary has {vocab_size} tokens")))
-        }
+        Some(token) => Err(invalid(format!(
+            "input_ids holds {token}, the vocabulary has {vocab_size} tokens"
+        ))),
         None => Ok(()),
     }
 }
@@ -144,13 +167,22 @@ fn check_wish(
             "logprob_start_len is {start}, the prompt has {prompt_tokens} tokens"
         )));
     }
-    let counts = [("top_logprobs_num", wish.top as usize), ("token_ids_logprob", wish.token_ids.len())];
+    let counts = [
+        ("top_logprobs_num", wish.top as usize),
+        ("token_ids_logprob", wish.token_ids.len()),
+    ];
     for (name, count) in counts {
         if count > MAX_LOGPROBS {
-            return Err(invalid(format!("{name} asks for {count}, limit is {MAX_LOGPROBS}")));
+            return Err(invalid(format!(
+                "{name} asks for {count}, limit is {MAX_LOGPROBS}"
+            )));
         }
     }
-    if let Some(token) = wish.token_ids.iter().find(|token| **token as usize >= vocab_size) {
+    if let Some(token) = wish
+        .token_ids
+        .iter()
+        .find(|token| **token as usize >= vocab_size)
+    {
         return Err(invalid(format!(
             "token_ids_logprob holds {token}, the vocabulary has {vocab_size} tokens"
         )));

@@ -72,7 +72,10 @@ impl Live {
             sink: Some(sink),
             stream,
             sampling: submission.sampling.clone(),
-            usage: Usage { prompt_tokens: prompt.len() as u32, ..Usage::default() },
+            usage: Usage {
+                prompt_tokens: prompt.len() as u32,
+                ..Usage::default()
+            },
             wants_logprobs: submission.logprobs.is_some(),
             first_input,
             is_streaming,
@@ -90,7 +93,14 @@ impl Live {
         settings: &TokenizerSettings,
         metrics: &RequestMetrics,
     ) -> Step {
-        let RequestTokens { tokens, logprobs, cached_tokens, num_retractions, end, .. } = news;
+        let RequestTokens {
+            tokens,
+            logprobs,
+            cached_tokens,
+            num_retractions,
+            end,
+            ..
+        } = news;
         self.usage.cached_tokens = cached_tokens;
         self.usage.num_retractions = num_retractions;
         self.time_tokens(tokens.len(), metrics);
@@ -142,7 +152,11 @@ impl Live {
                 stream.leave_out();
             } else if let Some(found) = stream.push(token, text) {
                 let kept = found.output_tokens_kept;
-                return Some(Stop { kept, kept_now: index + 1, matched: found.matched });
+                return Some(Stop {
+                    kept,
+                    kept_now: index + 1,
+                    matched: found.matched,
+                });
             }
         }
         None
@@ -186,9 +200,15 @@ impl Live {
         settings: &TokenizerSettings,
         metrics: &RequestMetrics,
     ) -> Step {
-        delta.text = self.stream.as_mut().map(TextStream::take_text).unwrap_or_default();
+        delta.text = self
+            .stream
+            .as_mut()
+            .map(TextStream::take_text)
+            .unwrap_or_default();
         delta.usage = self.usage;
-        let Some(sink) = &mut self.sink else { return Step::Ended };
+        let Some(sink) = &mut self.sink else {
+            return Step::Ended;
+        };
         match sink.send(delta) {
             Delivery::Sent => {
                 self.is_stalled = false;
@@ -203,20 +223,35 @@ impl Live {
                 if backlog_bytes <= limit_bytes {
                     return Step::Goes;
                 }
-                self.fail(RequestError::SlowClient { backlog_bytes, limit_bytes }, metrics);
+                self.fail(
+                    RequestError::SlowClient {
+                        backlog_bytes,
+                        limit_bytes,
+                    },
+                    metrics,
+                );
                 Step::Abandoned
             }
             Delivery::Gone => {
                 metrics.aborted();
-                let delta = Delta { usage: self.usage, ..Delta::default() };
-                self.terminate(Event::Cancelled(Box::new(self.finished(delta, FinishReason::Abort))));
+                let delta = Delta {
+                    usage: self.usage,
+                    ..Delta::default()
+                };
+                self.terminate(Event::Cancelled(Box::new(
+                    self.finished(delta, FinishReason::Abort),
+                )));
                 Step::Abandoned
             }
         }
     }
 
     fn finish(&mut self, mut delta: Delta, reason: FinishReason, metrics: &RequestMetrics) {
-        delta.text = self.stream.as_mut().map(TextStream::finish).unwrap_or_default();
+        delta.text = self
+            .stream
+            .as_mut()
+            .map(TextStream::finish)
+            .unwrap_or_default();
         delta.usage = self.usage;
         let is_abort = reason == FinishReason::Abort;
         let finished = Box::new(self.finished(delta, reason));
@@ -234,7 +269,11 @@ impl Live {
     }
 
     fn finished(&self, delta: Delta, reason: FinishReason) -> Finished {
-        Finished { delta, reason, e2e_latency_s: self.started.elapsed().as_secs_f64() }
+        Finished {
+            delta,
+            reason,
+            e2e_latency_s: self.started.elapsed().as_secs_f64(),
+        }
     }
 
     fn fail(&mut self, error: RequestError, metrics: &RequestMetrics) {

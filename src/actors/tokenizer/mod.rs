@@ -65,7 +65,13 @@ impl Tokenizer {
         metrics: RequestMetrics,
         note: DeathNote,
     ) -> Self {
-        Self { settings, live: FxHashMap::default(), links, metrics, note }
+        Self {
+            settings,
+            live: FxHashMap::default(),
+            links,
+            metrics,
+            note,
+        }
     }
 
     /// Passes one request's news on; returns how many output tokens are kept if a stop string was completed.
@@ -103,7 +109,9 @@ impl Handler<Generate> for Tokenizer {
     fn handle(&mut self, generate: Generate, _: &mut Context<Self>) {
         if let Some((rid, live, submission)) = self.take_in(generate) {
             self.live.insert(rid, live);
-            self.links.submit.post(Submit { request: Box::new(submission) });
+            self.links.submit.post(Submit {
+                request: Box::new(submission),
+            });
         }
     }
 }

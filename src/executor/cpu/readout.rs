@@ -6,7 +6,7 @@ use crate::kernels::cpu::tensor::Tensor;
 use crate::state::sampling::token_logprobs;
 
 /// Rows of logits computed at once: enough for a batch of decodes, and bounded for the log probabilities of a prompt.
-const SLICE_ROWS: usize = 64;
+pub const LOGIT_ROWS: usize = 64;
 
 /// A row of logits that the step needs.
 struct Wanted {
@@ -30,7 +30,7 @@ impl CpuExecutor {
         probe: LogitsProbe<'_>,
     ) {
         let wanted = self.wanted(plan);
-        for slice in wanted.chunks(SLICE_ROWS) {
+        for slice in wanted.chunks(LOGIT_ROWS) {
             let tokens: Vec<u32> = slice.iter().map(|wanted| wanted.token).collect();
             let mut logits = self.model.logits(&mut self.backend, hidden, &tokens);
             for (index, wanted) in slice.iter().enumerate() {

@@ -112,12 +112,14 @@ impl<E: Element> Kernel for Columns<'_, E> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        // Accumulators, one row of activations and a few weights fill the registers.
+        // Few rows wait for memory, which one stream reads at twice the speed of several. Many rows wait for
+        // arithmetic: accumulators, a row of activations and a few weights fill the registers.
         match (S::REGISTERS, self.rows) {
-            (1, 1) => self.blocks::<S, 1, 8>(),
+            (1, ..=4) => self.blocks::<S, 4, 1>(),
             (1, _) => self.blocks::<S, 6, 4>(),
-            (2, 1) => self.blocks::<S, 1, 4>(),
+            (2, ..=2) => self.blocks::<S, 2, 1>(),
             (2, _) => self.blocks::<S, 3, 2>(),
+            (_, 1) => self.blocks::<S, 1, 1>(),
             _ => self.blocks::<S, 1, 2>(),
         }
     }

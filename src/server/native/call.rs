@@ -274,15 +274,17 @@ fn logprob_wishes(
     let tops = PerPrompt::new(fields, "top_logprobs_num", prompts, is_list)?;
     let tops = tops.map(|name, value| fields::count(name, &value), || 0)?;
     let chosen = chosen_tokens(fields, prompts)?;
-    let wishes = wanted.into_iter().zip(starts).zip(tops).zip(chosen);
-    let wish = |(((wanted, start), top), token_ids): (((bool, Option<u32>), u32), Vec<u32>)| {
-        wanted.then_some(LogprobWish {
-            start,
-            top,
-            token_ids,
-        })
-    };
-    Ok(wishes.map(wish).collect())
+    let wishes = starts.into_iter().zip(tops).zip(chosen);
+    let wishes = wishes.map(|((start, top), token_ids)| LogprobWish {
+        start,
+        top,
+        token_ids,
+    });
+    Ok(wanted
+        .into_iter()
+        .zip(wishes)
+        .map(|(wanted, wish)| wanted.then_some(wish))
+        .collect())
 }
 
 fn logprob_start(name: &str, value: Value) -> Result<Option<u32>, ApiError> {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::logprobs::ChatLogprobs;
 use super::wire::{Head, Matched, UsageReport};
-use super::{Common, alternatives, matched_stop, messages, unix_now_s};
+use super::{Common, alternatives, apply_model_defaults, matched_stop, messages, unix_now_s};
 use crate::executor::LogprobWish;
 use crate::request::{ChatPrompt, GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
@@ -29,7 +29,9 @@ pub(in crate::server) async fn create(
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
     let loaded = state.serving()?;
-    let call = Call::parse(body.0, state.config().max_batch_requests)?;
+    let mut fields = body.0;
+    apply_model_defaults(&mut fields, &loaded.engine.model().generation);
+    let call = Call::parse(fields, state.config().max_batch_requests)?;
     let stream = call.common.stream;
     let head = Head {
         id: call.common.id.to_string(),

@@ -13,6 +13,7 @@ use super::error::ApiError;
 use super::fields::{self, Fields, mismatch};
 use super::native::{read_rid, read_sampling};
 use crate::ids::RequestId;
+use crate::model::generation::GenerationConfig;
 use crate::request::FinishReason;
 use crate::state::namespace::Namespace;
 use crate::state::sampling::SamplingParams;
@@ -94,6 +95,19 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
     sampling.sampling_seed = fields.integer("seed")?.map(|seed| seed as u64);
     sampling.min_new_tokens = fields.count("min_tokens")?.unwrap_or(0);
     Ok(sampling)
+}
+
+/// Fills absent sampling fields with what the model's `generation_config.json` says, as SGLang and vLLM do on these
+/// endpoints (and only there: `/generate` is explicit).
+fn apply_model_defaults(fields: &mut Fields, defaults: &GenerationConfig) {
+    fields.default_to("temperature", defaults.temperature.map(Value::from));
+    fields.default_to("top_p", defaults.top_p.map(Value::from));
+    fields.default_to("top_k", defaults.top_k.map(Value::from));
+    fields.default_to("min_p", defaults.min_p.map(Value::from));
+    fields.default_to(
+        "repetition_penalty",
+        defaults.repetition_penalty.map(Value::from),
+    );
 }
 
 fn refuse_response_format(fields: &mut Fields) -> Result<(), ApiError> {

@@ -146,3 +146,19 @@ fn samples_of_a_chat_are_requests_of_their_own() {
         .collect();
     assert_eq!(rids, ["c-0", "c-1"]);
 }
+
+#[test]
+fn models_own_defaults_fill_what_is_absent_and_nothing_else() {
+    let defaults = GenerationConfig {
+        temperature: Some(0.5),
+        top_k: Some(40),
+        ..GenerationConfig::default()
+    };
+    let mut fields = fields(json!({"prompt": "a", "temperature": 1.5, "top_k": null}));
+    apply_model_defaults(&mut fields, &defaults);
+    let sampling = Common::read(&mut fields, "cmpl").expect("valid").sampling;
+    assert_eq!(
+        (sampling.temperature, sampling.top_k, sampling.top_p),
+        (1.5, 40, 1.0)
+    );
+}

@@ -8,6 +8,7 @@ use crate::state::pages::PageSize;
 use crate::state::sequence::{Sequence, Submission};
 
 use super::Scheduler;
+use super::planning::MAX_CANDIDATES;
 
 /// What can ever fit, so that an idle engine can always admit what it has let in.
 #[derive(Clone, Copy, Debug)]
@@ -120,11 +121,12 @@ impl Scheduler {
         self.finish(seq, RequestEnd::Finished(FinishReason::Abort), kept, false);
     }
 
-    /// Ends the waiting requests whose flag was raised and whose message is still on its way.
+    /// Ends the requests at the head of the queue whose flag was raised and whose message is still on its way.
     pub(super) fn sweep_cancelled(&mut self) {
         let is_cancelled = |seq: &&SeqId| self.sequences[**seq].request.cancel.is_raised();
         let waiting = self.retracted.iter().chain(&self.waiting);
-        let cancelled: Vec<SeqId> = waiting.filter(is_cancelled).copied().collect();
+        let head = waiting.take(MAX_CANDIDATES);
+        let cancelled: Vec<SeqId> = head.filter(is_cancelled).copied().collect();
         for seq in cancelled {
             self.abort(seq);
         }

@@ -107,6 +107,8 @@ pub struct Scheduler {
     free_rows: usize,
     cache: CacheCounts,
     news: Vec<RequestTokens>,
+    /// When the requests came in that were admitted for the first time since this was last taken.
+    first_admissions: Vec<f64>,
     counters: Counters,
     ledger: Arc<PoolLedger>,
 }
@@ -169,6 +171,7 @@ impl Scheduler {
             free_rows: limits.total_rows,
             cache: CacheCounts::default(),
             news: Vec::new(),
+            first_admissions: Vec::new(),
             counters: Counters::default(),
             ledger,
             limits,
@@ -180,9 +183,20 @@ impl Scheduler {
         std::mem::take(&mut self.news)
     }
 
+    /// Takes the `submitted_s` of the requests that were admitted for the first time since the last call.
+    pub fn take_first_admissions(&mut self) -> Vec<f64> {
+        std::mem::take(&mut self.first_admissions)
+    }
+
     /// True when no request is inside and nothing is under way or to be settled.
     pub fn is_idle(&self) -> bool {
         self.sequences.is_empty() && self.open.is_none() && self.steps.is_empty()
+    }
+
+    fn reset_ratio_when_idle(&mut self) {
+        if self.is_idle() {
+            self.ratio.reset();
+        }
     }
 
     /// True while a plan is out.

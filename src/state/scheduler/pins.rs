@@ -43,8 +43,9 @@ impl Pins {
             .map(Settle::Unlock)
     }
 
-    /// Keeps the granted locks; one that was unpinned meanwhile goes straight back.
-    pub(super) fn granted(&mut self, pinned: Vec<Pinned>) {
+    /// Keeps the granted locks; one that was unpinned meanwhile goes straight back. True if there was such a one.
+    pub(super) fn granted(&mut self, pinned: Vec<Pinned>) -> bool {
+        let before = self.released.len();
         for Pinned { pin, lock, tokens } in pinned {
             self.granted.push((pin, tokens));
             match self.held.get_mut(&pin) {
@@ -52,6 +53,7 @@ impl Pins {
                 None => self.release(lock),
             }
         }
+        self.released.len() > before
     }
 
     /// Gives a lock back with the next plan.
@@ -59,13 +61,13 @@ impl Pins {
         self.released.push(lock);
     }
 
-    /// Gives every lock back; false if there was none.
+    /// Gives every lock back; false if the next plan has no lock to give back at all, also none that was released
+    /// before: only then does memory depend on somebody else.
     pub(super) fn revoke_all(&mut self) -> bool {
         let held = std::mem::take(&mut self.held);
-        let before = self.released.len();
         self.released
             .extend(held.into_values().filter_map(|pin| pin.lock));
-        self.released.len() > before
+        !self.released.is_empty()
     }
 
     fn remove(&mut self, pin: u64) -> bool {

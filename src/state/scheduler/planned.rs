@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use crate::executor::{LogprobWish, RowStart, RowWork, StepPlan, StepRow, TableDelta};
@@ -52,6 +53,7 @@ impl Scheduler {
         if matches!(next, Next::Nothing) && verdict.budget == Some(Budget::NoToken) {
             self.relieve_idle_engine();
         }
+        self.reset_ratio_when_idle();
         next
     }
 
@@ -63,15 +65,18 @@ impl Scheduler {
         for checkpointed in std::mem::take(&mut verdict.checkpointed) {
             self.take_checkpointed(checkpointed);
         }
-        self.pins.granted(std::mem::take(&mut verdict.pinned));
+        if self.pins.granted(std::mem::take(&mut verdict.pinned)) {
+            self.is_dirty = true;
+        }
         for &seq in &verdict.held {
             if let Some(sequence) = self.sequences.get_mut(seq) {
                 sequence.waits += 1;
             }
         }
-        let somebody_leaves = !verdict.admitted.is_empty() || !self.running.is_empty();
+        let is_busy = !verdict.admitted.is_empty() || !self.running.is_empty();
         if verdict.budget == Some(Budget::NoToken) || self.free_rows == 0 {
-            self.batch_is_full = somebody_leaves;
+            // Whoever ended while the plan was open makes room with the next one.
+            self.batch_is_full = is_busy && self.ended.is_empty();
         }
     }
 
@@ -128,6 +133,7 @@ impl Scheduler {
     /// back with the next plan; only the others are returned, as the rows of the step.
     fn attach_admitted(&mut self, admitted: Vec<Admitted>, grants: Vec<Grant>) -> PrefillRows {
         let mut rows = PrefillRows::default();
+        self.leave_queue(&admitted);
         for (admitted, grant) in admitted.into_iter().zip(grants) {
             debug_assert_eq!(admitted.seq, grant.seq);
             let seq = admitted.seq;
@@ -149,6 +155,13 @@ impl Scheduler {
         rows
     }
 
+    /// One pass over the queue however many are admitted: thousands may wait.
+    fn leave_queue(&mut self, admitted: &[Admitted]) {
+        let starting: FxHashSet<SeqId> = admitted.iter().map(|admitted| admitted.seq).collect();
+        self.waiting.retain(|seq| !starting.contains(seq));
+        self.retracted.retain(|seq| !starting.contains(seq));
+    }
+
     fn start_row(&mut self, admitted: Admitted, grant: Grant) -> RowStart {
         let Admitted {
             seq,
@@ -157,11 +170,10 @@ impl Scheduler {
             prefix_len,
             ..
         } = admitted;
-        self.waiting.retain(|other| *other != seq);
-        self.retracted.retain(|other| *other != seq);
         let row = grant.row.expect("a sequence that starts asks for a row");
         let sequence = &mut self.sequences[seq];
         if sequence.cached_tokens.is_none() {
+            self.first_admissions.push(sequence.request.submitted_s);
             sequence.cached_tokens = Some(prefix_len as u32);
             self.counters.prompt_tokens += sequence.request.prompt.len() as u64;
             self.counters.cached_tokens += prefix_len as u64;

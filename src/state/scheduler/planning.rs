@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ids::SeqId;
+use crate::ids::{RowId, SeqId};
 use crate::state::pages::Pages;
 use crate::state::plan::{
     AdmitRequest, Candidate, DecodeDemand, Demand, PlanRequest, PublishKey, ReserveRequest, Settle,
@@ -14,11 +14,12 @@ use crate::state::sequence::{Phase, Sequence, SequenceKv};
 use super::{MAX_STEPS_IN_FLIGHT, Next, OpenPlan, Scheduler};
 
 /// Candidates that one plan looks at: more are admitted by the plans after it.
-const MAX_CANDIDATES: usize = 256;
+pub(super) const MAX_CANDIDATES: usize = 256;
 
 impl Scheduler {
     /// Decides what to send next. `Nothing` while a plan is out or two steps are under way; otherwise the open plan
     /// is answered by [`Scheduler::planned`].
+    #[allow(clippy::should_implement_trait)] // `Nothing` is no end: the next event brings more
     pub fn next(&mut self) -> Next {
         if self.open.is_some() || self.steps.len() >= MAX_STEPS_IN_FLIGHT || !self.is_dirty {
             return Next::Nothing;
@@ -61,9 +62,7 @@ impl Scheduler {
     /// A decode with nothing to settle and nobody to admit needs the tree only to evict, and the pools only to grow.
     fn plan_decode_alone(&mut self, decode: Vec<SeqId>) -> Next {
         if decode.is_empty() {
-            if self.sequences.is_empty() {
-                self.ratio.reset();
-            }
+            self.reset_ratio_when_idle();
             return Next::Nothing;
         }
         let demand = self.decode_demand(&decode);
@@ -108,7 +107,7 @@ impl Scheduler {
         }
         for seq in std::mem::take(&mut self.ended) {
             if let Some(sequence) = self.sequences.remove(seq) {
-                self.forget_edits(sequence.kv.as_ref());
+                self.forget_edits(sequence.kv.as_ref().map(|kv| kv.row));
                 settle.extend(release_of(seq, sequence));
             }
         }
@@ -117,9 +116,9 @@ impl Scheduler {
     }
 
     /// Drops the page-table edits of a row that is given back: they mean nothing to its next holder.
-    pub(super) fn forget_edits(&mut self, kv: Option<&SequenceKv>) {
-        if let Some(kv) = kv {
-            self.deltas.retain(|delta| delta.row() != kv.row);
+    pub(super) fn forget_edits(&mut self, row: Option<RowId>) {
+        if let Some(row) = row {
+            self.deltas.retain(|delta| delta.row() != row);
         }
     }
 

@@ -6,7 +6,7 @@ use crate::ids::{SeqId, StepId};
 use crate::request::FinishReason;
 use crate::state::news::RequestEnd;
 use crate::state::plan::PlanRequest;
-use crate::state::sequence::{Phase, Sequence};
+use crate::state::sequence::Sequence;
 
 use super::planning::retract_of;
 use super::{Next, OpenPlan, Scheduler, StepRecord};
@@ -83,7 +83,7 @@ impl Scheduler {
             }
         }
         sequence.planned_output = sequence.planned_output.max(sequence.output.len());
-        if sequence.max_new_tokens() == 0 && sequence.phase == Phase::Running {
+        if sequence.is_prefill_alone_done() {
             end = Some(FinishReason::Length { max_new_tokens: 0 });
         }
         let kept = sequence.output.len();
@@ -123,6 +123,8 @@ impl Scheduler {
             return Next::Nothing;
         }
         self.recovering = false;
+        // What is retracted here is admitted again by the plan after this one, and nothing else need happen first.
+        self.is_dirty = true;
         self.extended.clear();
         self.deltas.clear();
         for seq in self.ended.clone() {
@@ -141,6 +143,8 @@ impl Scheduler {
             .filter(|(_, sequence)| sequence.kv.is_some());
         let holders: Vec<SeqId> = holders.map(|(seq, _)| seq).collect();
         for &seq in &holders {
+            // A plan that was open when the step was lost has counted rows that were never sent.
+            self.sequences[seq].rows_in_flight = 0;
             settle.extend(retract_of(seq, &mut self.sequences[seq]));
             self.queue_retracted(seq);
         }

@@ -30,9 +30,13 @@ impl Scheduler {
                     retracted = self.retract(seq);
                     evict_tokens = self.running.len() * RETRACT_DECODE_STEPS;
                 }
+                // The token on its way may end the last one well.
+                None if !self.steps.is_empty() => return Next::Nothing,
                 None => self.fail_last(),
             }
         }
+        // Whoever gives way now may fit again in the plan after this one, even if this one runs nothing.
+        self.is_dirty = true;
         let mut settle = self.take_settlements();
         settle.extend(retracted);
         let decode = self.decode_rows();
@@ -69,10 +73,8 @@ impl Scheduler {
             self.chunked = None;
         }
         self.extended.retain(|other| *other != seq);
-        if let Some(kv) = &self.sequences[seq].kv {
-            let row = kv.row;
-            self.deltas.retain(|delta| delta.row() != row);
-        }
+        let row = self.sequences[seq].kv.as_ref().map(|kv| kv.row);
+        self.forget_edits(row);
         let settle = retract_of(seq, &mut self.sequences[seq]);
         self.queue_retracted(seq);
         let survivors = self.running.iter().map(|seq| &self.sequences[*seq]);

@@ -1,0 +1,245 @@
+//! Commands that end by themselves.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use safetensors::SafeTensors;
+
+use super::{run, souffleur, stderr, stdout, tiny_model};
+
+/// The command fails with `code` and one line that holds every part.
+fn check_failure(args: &[&str], code: i32, parts: &[&str]) {
+    let output = run(args);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in {text:?}");
+    }
+}
+
+#[test]
+fn a_missing_model_is_one_line_and_exit_code_1() {
+    check_failure(
+        &["plan", "--model-path", "/nonexistent"],
+        1,
+        &["/nonexistent/config.json"],
+    );
+    check_failure(
+        &["--model-path", "/nonexistent", "--port", "0"],
+        1,
+        &["/nonexistent"],
+    );
+}
+
+#[test]
+fn values_out_of_range_are_one_line_and_exit_code_2() {
+    check_failure(
+        &["--page-size", "3"],
+        2,
+        &["--page-size is 3", "power of two"],
+    );
+    check_failure(
+        &["--config", "/nonexistent.toml"],
+        2,
+        &["/nonexistent.toml"],
+    );
+    check_failure(&["--log-level", "loud=loud"], 2, &["log_level", "loud"]);
+}
+
+#[test]
+fn a_flag_that_does_not_exist_is_exit_code_2() {
+    let output = run(&["--pagesize", "3"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("--page-size"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_port_in_use_is_one_line_and_exit_code_1() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = taken.local_addr().expect("it is bound").port().to_string();
+    let model = tiny_model().display().to_string();
+    check_failure(
+        &["--model-path", &model, "--port", &port],
+        1,
+        &[&port, "--port"],
+    );
+}
+
+#[test]
+fn the_plan_says_what_fits_and_why() {
+    let model = tiny_model().display().to_string();
+    let output = run(&["plan", "--model-path", &model, "--page-size", "16"]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for part in [
+        "KV bytes per token",
+        "because",
+        "largest safe --mem-fraction-static",
+        "pages of 16",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+}
+
+#[test]
+fn settings_come_from_the_environment_and_a_file_too() {
+    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let file = dir.path().join("souffleur.toml");
+    std::fs::write(&file, "[engine]\npage_size = 32\nmax_total_tokens = 64\n")
+        .expect("it is written");
+    let mut command = souffleur(&["plan"]);
+    command
+        .env("SOUFFLEUR_MODEL_PATH", tiny_model())
+        .env("SOUFFLEUR_CONFIG", &file);
+    let output = command.output().expect("the binary runs");
+    assert!(
+        stdout(&output).contains("64 tokens in 2 pages of 32"),
+        "{output:?}"
+    );
+}
+
+/// The bundled model, unpacked into a folder of the test's own.
+fn bundled(args: &[&str], cache: &tempfile::TempDir) -> Command {
+    let mut command = souffleur(args);
+    command.env("SOUFFLEUR_CACHE_DIR", cache.path());
+    command
+}
+
+#[test]
+fn the_bundled_model_answers_in_words() {
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let args = ["generate", "Who are you?", "--temperature", "0"];
+    let output = bundled(&args, &cache).output().expect("the binary runs");
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(
+        text.ends_with('\n') && text.split_whitespace().count() > 3,
+        "{text:?}"
+    );
+    assert_eq!(stderr(&output), "", "nothing but the answer is printed");
+}
+
+#[test]
+fn a_prompt_from_stdin_is_answered_as_one_from_an_argument() {
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let greedy = ["generate", "--temperature", "0"];
+    let mut child = bundled(&greedy, &cache)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut stdin = child.stdin.take().expect("it is piped");
+    stdin.write_all(b"What is an actor?\n").expect("it reads");
+    drop(stdin);
+    let from_stdin = child.wait_with_output().expect("it ends");
+    let argument = [&greedy[..], &["What is an actor?"]].concat();
+    let from_argument = bundled(&argument, &cache)
+        .output()
+        .expect("the binary runs");
+    assert!(from_stdin.status.success() && !from_stdin.stdout.is_empty());
+    assert_eq!(stdout(&from_stdin), stdout(&from_argument));
+}
+
+#[test]
+fn a_model_without_a_chat_template_asks_for_raw() {
+    let model = tiny_model().display().to_string();
+    check_failure(
+        &["generate", "hi", "--model-path", &model],
+        2,
+        &["chat template", "--raw"],
+    );
+    let raw = [
+        "generate",
+        "hi",
+        "--raw",
+        "--max-new-tokens",
+        "3",
+        "--model-path",
+        &model,
+    ];
+    assert!(run(&raw).status.success());
+}
+
+#[test]
+fn the_bench_prints_a_table() {
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let args = ["bench", "--output-tokens", "8"];
+    let output = bundled(&args, &cache).output().expect("the binary runs");
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let columns = |line: &str| line.matches('|').count();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(
+        lines.iter().all(|line| columns(line) == columns(lines[0])),
+        "{text}"
+    );
+    assert!(
+        lines[2].starts_with("| souffleur-tiny | 64 | 8 |"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_named() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
+    let mut command = souffleur(&["plan"]);
+    let output = command
+        .env("SOUFFLEUR_CACHE_DIR", file.path())
+        .output()
+        .expect("the binary runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("SOUFFLEUR_CACHE_DIR"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn logits_have_a_row_for_every_position() {
+    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let (input, written) = (
+        dir.path().join("in.json"),
+        dir.path().join("out.safetensors"),
+    );
+    std::fs::write(&input, r#"{"prompts": [[1, 2, 3], [7]]}"#).expect("it is written");
+    let mut command = souffleur(&["logits", "--dtype", "float32"]);
+    command.arg("--model-path").arg(tiny_model());
+    command
+        .arg("--input")
+        .arg(&input)
+        .arg("--output")
+        .arg(&written);
+    let output = command.output().expect("the binary runs");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let bytes = std::fs::read(&written).expect("it is there");
+    let tensors = SafeTensors::deserialize(&bytes).expect("it is a safetensors file");
+    let shape = |name: &str| tensors.tensor(name).expect("it is there").shape().to_vec();
+    assert_eq!(shape("logits.0"), [3, 288]);
+    assert_eq!(shape("logits.1"), [1, 288]);
+}
+
+#[test]
+fn tokens_outside_the_vocabulary_are_refused_with_their_prompt() {
+    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let input = dir.path().join("in.json");
+    std::fs::write(&input, r#"{"prompts": [[1], [288]]}"#).expect("it is written");
+    let paths = [tiny_model(), input, dir.path().join("out.safetensors")];
+    let [model, input, output] = paths.map(|path| path.display().to_string());
+    let args = [
+        "logits",
+        "--model-path",
+        &model,
+        "--input",
+        &input,
+        "--output",
+        &output,
+    ];
+    check_failure(&args, 1, &["prompt 1", "288"]);
+}

@@ -1,0 +1,35 @@
+//! The binary as its users meet it: exit codes, what goes to stdout and stderr, signals.
+
+mod commands;
+mod serving;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A command with an environment of its own.
+fn souffleur(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SOUFFLEUR_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(args);
+    command
+}
+
+fn tiny_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3")
+}
+
+fn run(args: &[&str]) -> Output {
+    souffleur(args).output().expect("the binary runs")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}

@@ -1,0 +1,241 @@
+//! `souffleur serve` and what ends it. Nothing here needs a model that speaks: the tiny ones are random.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{souffleur, stderr, stdout, tiny_model};
+
+/// A server that is ready.
+struct Serving {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    address: String,
+}
+
+impl Serving {
+    fn start(args: &[&str]) -> Self {
+        let mut command = souffleur(&["serve", "--port", "0", "--max-total-tokens", "2048"]);
+        command.args(args).arg("--model-path").arg(tiny_model());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary runs");
+        let mut out = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut printed = String::new();
+        let address = loop {
+            let mut line = String::new();
+            if out.read_line(&mut line).expect("it prints UTF-8") == 0 {
+                let mut log = String::new();
+                let _ = child
+                    .stderr
+                    .take()
+                    .expect("it is piped")
+                    .read_to_string(&mut log);
+                panic!("it ended before it was ready:\n{printed}{log}");
+            }
+            printed.push_str(&line);
+            if let Some((_, rest)) = line.split_once("curl -N http://") {
+                break rest.split('/').next().expect("an address").to_owned();
+            }
+        };
+        Self {
+            child,
+            out,
+            address,
+        }
+    }
+
+    fn connect(&self) -> TcpStream {
+        TcpStream::connect(&self.address).expect("it listens")
+    }
+
+    /// Sends a request; the connection closes after the response.
+    fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        let mut stream = self.connect();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nhost: souffleur\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+        .expect("it reads");
+        stream
+    }
+
+    /// Status and the rest of the response.
+    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut text = String::new();
+        self.send(method, path, body)
+            .read_to_string(&mut text)
+            .expect("it answers");
+        let status = text
+            .split(' ')
+            .nth(1)
+            .and_then(|status| status.parse().ok());
+        (
+            status.unwrap_or_else(|| panic!("no status in {text:?}")),
+            text,
+        )
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let sent = Command::new("kill")
+            .args(["-s", name, &id])
+            .status()
+            .expect("kill runs");
+        assert!(sent.success());
+    }
+
+    /// Waits for the end, which must come in time.
+    fn wait(mut self, limit: Duration) -> (ExitStatus, String) {
+        let began = Instant::now();
+        let (done, ended) = std::sync::mpsc::channel::<()>();
+        let id = self.child.id().to_string();
+        let killer = std::thread::spawn(move || {
+            if ended.recv_timeout(limit).is_err() {
+                let _ = Command::new("kill").args(["-s", "KILL", &id]).status();
+            }
+        });
+        let mut printed = String::new();
+        let _ = self.out.read_to_string(&mut printed);
+        let _ = self
+            .child
+            .stderr
+            .take()
+            .expect("it is piped")
+            .read_to_string(&mut printed);
+        let status = self.child.wait().expect("it can be waited for");
+        let _ = done.send(());
+        killer.join().expect("it only waits");
+        assert!(began.elapsed() < limit, "it had to be killed: {printed}");
+        (status, printed)
+    }
+}
+
+const LONG: &str = r#"{"input_ids": [1, 2, 3], "stream": true,
+    "sampling_params": {"max_new_tokens": 200, "ignore_eos": true, "temperature": 0}}"#;
+
+#[test]
+fn a_term_signal_finishes_what_runs_and_exits_with_0() {
+    let serving = Serving::start(&[]);
+    assert_eq!(serving.ask("GET", "/health", "").0, 200);
+    let mut response = BufReader::new(serving.send("POST", "/generate", LONG));
+    read_until_data(&mut response);
+    serving.signal("TERM");
+    let mut rest = String::new();
+    response
+        .read_to_string(&mut rest)
+        .expect("the stream goes on");
+    assert!(
+        rest.contains("\"length\""),
+        "the request was not finished: {rest}"
+    );
+    let (status, log) = serving.wait(Duration::from_secs(60));
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[test]
+fn without_time_to_finish_the_exit_code_is_0_too() {
+    let serving = Serving::start(&["--shutdown-timeout-s", "0"]);
+    let mut response = BufReader::new(serving.send("POST", "/generate", LONG));
+    read_until_data(&mut response);
+    serving.signal("INT");
+    let (status, log) = serving.wait(Duration::from_secs(60));
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[test]
+fn a_second_signal_exits_at_once() {
+    let mut serving = Serving::start(&["--shutdown-deadline-s", "3600"]);
+    // 512 outputs of 200 tokens, about ten of which fit into the pool at once.
+    let many = r#"{"input_ids": [[1], [2], [3], [4]], "stream": true,
+        "sampling_params": {"max_new_tokens": 200, "ignore_eos": true, "n": 128}}"#;
+    let mut response = BufReader::new(serving.send("POST", "/generate", many));
+    read_until_data(&mut response);
+    serving.signal("TERM");
+    let mut log = BufReader::new(serving.child.stderr.take().expect("it is piped"));
+    let mut line = String::new();
+    while !line.contains("stopping") {
+        line.clear();
+        assert!(
+            log.read_line(&mut line).expect("it logs UTF-8") > 0,
+            "it does not say that it stops"
+        );
+    }
+    serving.signal("TERM");
+    serving.child.stderr = Some(log.into_inner());
+    let (status, log) = serving.wait(Duration::from_secs(60));
+    assert_eq!(status.code(), Some(143), "{log}");
+}
+
+fn read_until_data(response: &mut impl BufRead) {
+    let mut line = String::new();
+    while !line.starts_with("data:") {
+        line.clear();
+        let n = response.read_line(&mut line).expect("it streams");
+        assert!(n > 0, "the stream ended before its first event");
+    }
+}
+
+#[test]
+fn the_page_of_a_running_server_has_only_the_listed_findings() {
+    let serving = Serving::start(&[]);
+    let one = r#"{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}}"#;
+    let (status, text) = serving.ask("POST", "/generate", one);
+    assert_eq!(status, 200, "{text}");
+    let (_, page) = serving.ask("GET", "/metrics", "");
+    let (_, page) = page.split_once("\r\n\r\n").expect("a response has a body");
+    for part in [
+        "sglang:prompt_tokens_total{",
+        "souffleur_actor_mailbox_depth{",
+        "_bucket{",
+    ] {
+        assert!(page.contains(part), "{part:?} is not in\n{page}");
+    }
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/fixtures/metrics_style.txt"
+    );
+    let listed = std::fs::read_to_string(file).expect("the list is there");
+    for finding in promtool_findings(page) {
+        assert!(
+            listed.lines().any(|line| line == finding),
+            "not listed: {finding}"
+        );
+    }
+    serving.signal("TERM");
+    assert_eq!(serving.wait(Duration::from_secs(60)).0.code(), Some(0));
+}
+
+/// What `promtool check metrics` says; nothing, with the reason printed, without promtool outside CI.
+fn promtool_findings(page: &str) -> Vec<String> {
+    let mut promtool = Command::new("promtool");
+    promtool.args(["check", "metrics"]).stdin(Stdio::piped());
+    let mut child = match promtool
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+    {
+        Ok(child) => child,
+        Err(error) => {
+            assert!(
+                std::env::var_os("CI").is_none(),
+                "CI is set and promtool: {error}"
+            );
+            eprintln!("skipped: promtool cannot be run ({error}); it is in Debian's prometheus");
+            return Vec::new();
+        }
+    };
+    let mut stdin = child.stdin.take().expect("it is piped");
+    stdin.write_all(page.as_bytes()).expect("promtool reads");
+    drop(stdin);
+    let output = child.wait_with_output().expect("promtool ends");
+    let text = stdout(&output) + &stderr(&output);
+    assert_ne!(
+        output.status.code(),
+        Some(1),
+        "promtool cannot parse the page: {text}"
+    );
+    text.lines().map(str::to_owned).collect()
+}

@@ -1,0 +1,191 @@
+//! The admission arithmetic against values worked out by hand.
+
+use souffleur::state::prefill_adder::Budget::{Continue, NoToken, Other};
+use souffleur::state::prefill_adder::{
+    Budget, Decision, PrefillAdder, PrefillLimits, RunningReserve,
+};
+use souffleur::state::token_ratio::NewTokenRatio;
+
+fn adder_with(
+    page_size: usize,
+    chunk: Option<usize>,
+    ratio: f64,
+    running: &[(usize, bool)],
+) -> PrefillAdder {
+    let limits = PrefillLimits {
+        page_size,
+        max_prefill_tokens: 1000,
+        chunked_prefill_size: chunk,
+        mixed_rows: 0,
+    };
+    let running = running
+        .iter()
+        .map(|&(remaining_new_tokens, ignore_eos)| RunningReserve {
+            remaining_new_tokens,
+            ignore_eos,
+        });
+    PrefillAdder::new(limits, ratio, running)
+}
+
+fn adder(page_size: usize, chunk: Option<usize>) -> PrefillAdder {
+    adder_with(page_size, chunk, 0.7, &[])
+}
+
+fn whole(end: usize) -> Decision {
+    Decision::Admit {
+        end,
+        chunked: false,
+    }
+}
+
+fn part(end: usize) -> Decision {
+    Decision::Admit { end, chunked: true }
+}
+
+fn refused(budget: Budget) -> Decision {
+    Decision::Refuse(budget)
+}
+
+#[test]
+fn request_must_leave_one_token_of_the_pool_unused() {
+    // extend + max_new + page_size < 256 on an idle engine of 256 tokens, page size 1.
+    let cases = [
+        // 200 + 100 + 1 = 301
+        (200, 100, refused(NoToken)),
+        // 200 + 55 + 1 = 256: not less
+        (200, 55, refused(NoToken)),
+        // 200 + 54 + 1 = 255
+        (200, 54, whole(200)),
+    ];
+    for (len, max_new, expected) in cases {
+        let decision = adder(1, None).add(len, 0, max_new, 256, true);
+        assert_eq!(decision, expected, "{len} + {max_new}");
+    }
+}
+
+#[test]
+fn cached_prefix_costs_nothing_and_generation_is_reserved_up_to_4096() {
+    // (300 - 200) + 50 + 1 = 151 < 152
+    assert_eq!(adder(1, None).add(300, 200, 50, 152, true), whole(300));
+    assert_eq!(
+        adder(1, None).add(300, 200, 50, 151, true),
+        refused(NoToken)
+    );
+    // 10 + min(100_000, 4096) + 1 = 4107 < 4108
+    assert_eq!(adder(1, None).add(10, 0, 100_000, 4108, true), whole(10));
+    assert_eq!(
+        adder(1, None).add(10, 0, 100_000, 4107, true),
+        refused(NoToken)
+    );
+}
+
+#[test]
+fn running_requests_reserve_by_the_ratio_and_fully_if_they_ignore_eos() {
+    // 0.5 * 100 + 1.0 * 30 + 0.5 * min(9000, 4096) = 50 + 30 + 2048 = 2128; 10 + 5 + 1 = 16 < 2145 - 2128 = 17
+    let running = [(100, false), (30, true), (9000, false)];
+    let fresh = || adder_with(1, None, 0.5, &running);
+    assert_eq!(fresh().add(10, 0, 5, 2145, true), whole(10));
+    assert_eq!(fresh().add(10, 0, 5, 2144, true), refused(NoToken));
+    assert_eq!(fresh().budget(2128), NoToken);
+    assert_eq!(fresh().budget(2129), Continue);
+}
+
+#[test]
+fn admission_reserves_whole_pages_and_one_more() {
+    let mut adder = adder(16, None);
+    // ceil(20) = 32, + 16 + 10 generated = 58 of 200; 142 are left in all, 152 at once.
+    assert_eq!(adder.add(20, 0, 10, 200, true), whole(20));
+    assert_eq!(adder.budget(58), NoToken);
+    assert_eq!(adder.budget(59), Continue);
+    // 100 + 25 + 16 = 141 < 142
+    assert_eq!(adder.clone().add(100, 0, 25, 200, false), whole(100));
+    assert_eq!(adder.add(100, 0, 26, 200, false), refused(NoToken));
+}
+
+#[test]
+fn step_without_chunks_takes_any_first_request_and_then_up_to_its_input_limit() {
+    let available = 100_000;
+    // The limit is 1000. The first is taken whatever its length; then nothing fits.
+    let mut long = adder(1, None);
+    assert_eq!(long.add(1500, 0, 1, available, true), whole(1500));
+    assert_eq!(long.budget(available), Other);
+    // 1000 - 600 = 400: a request of 400 is as long as what is left and waits, one of 399 goes.
+    let mut short = adder(1, None);
+    assert_eq!(short.add(600, 0, 1, available, true), whole(600));
+    assert_eq!(
+        short.clone().add(400, 0, 1, available, false),
+        refused(Other)
+    );
+    assert_eq!(short.add(399, 0, 1, available, false), whole(399));
+    assert_eq!(short.budget(available), Continue);
+}
+
+#[test]
+fn chunk_is_floored_to_pages_and_reserves_no_output() {
+    let mut adder = adder(16, Some(100));
+    // floor(100) = 96 behind 32 cached tokens; 96 + 16 reserved and none of the 500 to generate.
+    assert_eq!(adder.add(300, 32, 500, 2000, true), part(128));
+    // 100 - 96 = 4 are left: less than a page.
+    assert_eq!(adder.budget(113), Continue);
+    assert_eq!(adder.budget(112), NoToken);
+    assert_eq!(adder.add(40, 0, 1, 2000, false), refused(Other));
+    // A whole request counts in pages too: ceil(97) = 112 > 100.
+    let mut adder = self::adder(16, Some(100));
+    assert_eq!(adder.add(97, 0, 1, 2000, true), part(96));
+}
+
+#[test]
+fn chunk_that_is_used_up_ends_the_step() {
+    let mut adder = adder(16, Some(96));
+    assert_eq!(adder.add(96, 0, 1, 2000, true), whole(96));
+    assert_eq!(adder.budget(2000), Other);
+}
+
+#[test]
+fn continued_chunk_takes_what_memory_leaves_and_all_of_it_when_memory_leaves_none() {
+    // 0.5 * 40 = 20 reserved.
+    let fresh = || adder_with(1, Some(100), 0.5, &[(40, false)]);
+    // rem_total = 200 - 20 = 180: the chunk of 100 is the limit.
+    assert_eq!(fresh().add_chunked(500, 100, 9, 200), part(200));
+    // rem_total = 50 - 20 = 30 < 100.
+    assert_eq!(fresh().add_chunked(500, 100, 9, 50), part(130));
+    // rem_total <= 0: it goes on nevertheless, since only its end gives back what it holds.
+    assert_eq!(fresh().add_chunked(500, 100, 9, 20), part(200));
+    // The rest is shorter than either.
+    assert_eq!(fresh().add_chunked(125, 100, 9, 200), whole(125));
+}
+
+#[test]
+fn continued_chunk_reserves_its_output_only_at_its_end() {
+    // Goes on: 100 + 1 reserved. Ends: 25 + 1 + 9.
+    let mut goes_on = adder(1, Some(100));
+    assert_eq!(goes_on.add_chunked(500, 100, 9, 1000), part(200));
+    assert_eq!(goes_on.budget(1000), Other);
+    assert_eq!(goes_on.budget(101), NoToken);
+    let mut ends = adder(1, Some(100));
+    assert_eq!(ends.add_chunked(125, 100, 9, 1000), whole(125));
+    assert_eq!((ends.budget(35), ends.budget(36)), (NoToken, Continue));
+}
+
+#[test]
+fn token_ratio_decays_in_600_steps_to_a_seventh_and_jumps_after_a_retraction() {
+    let near = |ratio: &NewTokenRatio, expected: f64| {
+        assert!((ratio.get() - expected).abs() < 1e-9, "{ratio:?}");
+    };
+    let mut ratio = NewTokenRatio::new(1.0);
+    near(&ratio, 0.7);
+    ratio.decay();
+    // min = 0.7 * 0.14 = 0.098; (0.7 - 0.098) / 600
+    near(&ratio, 0.7 - 0.602 / 600.0);
+    (0..700).for_each(|_| ratio.decay());
+    near(&ratio, 0.098);
+    // (10 + 30 + 2 * 20) / (100 + 59 + 1) = 80 / 160
+    ratio.after_retraction([(10, 100), (30, 59)].into_iter());
+    near(&ratio, 0.5);
+    // (5 + 20) / (9 + 1) is more than everything.
+    ratio.after_retraction([(5, 9)].into_iter());
+    near(&ratio, 1.0);
+    ratio.reset();
+    near(&ratio, 0.7);
+    near(&NewTokenRatio::new(2.0), 1.0);
+}

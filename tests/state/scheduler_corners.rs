@@ -1,0 +1,347 @@
+//! Situations that went wrong in SGLang after its first papers, by the numbers of the list that the design keeps.
+//!
+//! Here: 1 (remaps of duplicates reach the executor), 2, 3, 4, 5, 6, 9, 12, 13, 15, 16, 17, 19.
+//! In `corner_cases`, where the tree alone decides: 1 (pages), 8, 10, 11, 14, 21.
+//! Elsewhere or not yet: 7 (preemption), 18 (decode starvation under `prefill_decode_interval`), 20 (queue orders
+//! other than fcfs) and 23 (state pools of hybrid models) have no code; 22 (a flush happens only in the recovery
+//! from a lost step, when nothing holds memory: `scheduler_lives`); 24 (over-allocation by speculation) has no code.
+
+use souffleur::error::RequestError;
+use souffleur::executor::TableDelta;
+use souffleur::executor::fake::expected_output;
+use souffleur::request::{CancelFlag, FinishReason};
+use souffleur::state::news::RequestEnd;
+
+use crate::scheduler_world::{Ask, EOS, End, Setup, VOCAB, World};
+
+fn prompt(family: u32, len: usize) -> Vec<u32> {
+    let token = |at: usize| (at as u32 * (family + 3) + at as u32 / 5 + family) % VOCAB;
+    (0..len).map(token).collect()
+}
+
+fn small(page_size: u32, n_pages: u32) -> Setup {
+    Setup {
+        page_size,
+        n_pages,
+        ..Setup::default()
+    }
+}
+
+fn has_remap(world: &World) -> bool {
+    let mut deltas = world.history.iter().flat_map(|step| &step.table);
+    deltas.any(|delta| matches!(delta, TableDelta::Remap { .. }))
+}
+
+#[test]
+fn corner_1_and_9_same_prompt_computed_twice_in_one_step_ends_on_one_copy() {
+    let mut world = World::new(Setup {
+        prefix_wait: false,
+        ..small(4, 64)
+    });
+    world.submit_all(&mut (0..2).map(|_| Ask::exactly(prompt(0, 18), 6)));
+    world.finish_plan();
+    world.turn();
+    world.finish_plan();
+    assert!(has_remap(&world));
+    // One copy of the 4 whole pages, and a partial page each.
+    assert_eq!(world.stats().private_tokens, 2 * 4);
+    assert_eq!(world.stats().protected_tokens, 16);
+    world.assert_clean();
+}
+
+#[test]
+fn corner_2_second_turn_finds_the_output_of_the_first() {
+    let mut world = World::new(small(4, 64));
+    world.submit(Ask::exactly(prompt(0, 10), 9));
+    world.drain();
+    let mut second = world.lives[0].ask.prompt.clone();
+    second.extend(&world.lives[0].delivered);
+    second.extend([1, 2, 3]);
+    world.submit(Ask::exactly(second, 2));
+    world.assert_clean();
+    // 10 + 9 tokens, the last one never fed: 18, in whole pages 16.
+    assert_eq!(world.lives[1].cached_tokens, 16);
+}
+
+#[test]
+fn corner_3_request_cancelled_before_its_prefill_is_sent_publishes_nothing() {
+    for legs in 0..3 {
+        let mut world = World::new(small(4, 64));
+        let only = world.submit(Ask::exactly(prompt(0, 30), 5)).expect("fits");
+        (0..legs).for_each(|_| assert!(world.advance()));
+        world.cancel(only);
+        world.drain();
+        assert_eq!(world.cache.total_size(), 0, "cancelled at leg {legs}");
+        world.assert_clean();
+    }
+}
+
+#[test]
+fn corner_3_what_a_cancelled_prefill_published_is_written_and_can_be_used() {
+    let mut world = World::new(small(4, 64));
+    let first = world.submit(Ask::exactly(prompt(0, 30), 5)).expect("fits");
+    while world.depth() == 0 {
+        world.advance();
+    }
+    world.cancel(first);
+    let second = world.submit(Ask::exactly(prompt(0, 30), 5)).expect("fits");
+    world.assert_clean();
+    assert_eq!(world.lives[second].cached_tokens, 28);
+    assert_eq!(world.lives[second].delivered.len(), 5);
+}
+
+#[test]
+fn corner_4_cancelled_chunked_request_gives_back_its_pages_with_a_chunk_in_flight() {
+    let mut world = World::new(Setup {
+        chunk_tokens: Some(8),
+        ..small(4, 64)
+    });
+    let only = world.submit(Ask::exactly(prompt(0, 50), 5)).expect("fits");
+    world.finish_plan();
+    assert_eq!(world.depth(), 2);
+    world.cancel(only);
+    world.turn();
+    world.finish_plan();
+    assert_eq!((world.depth(), world.history.len()), (1, 2));
+    assert_eq!(
+        (world.stats().private_tokens, world.stats().free_rows),
+        (0, 8)
+    );
+    world.assert_clean();
+}
+
+fn turn_until_retracted(world: &mut World) {
+    let mut turns = 0;
+    while world.stats().retracted_requests == 0 {
+        assert!(world.turn(), "nobody was retracted: {:?}", world.stats());
+        world.finish_plan();
+        turns += 1;
+        assert!(turns < 10_000);
+    }
+}
+
+#[test]
+fn corner_5_retracted_request_can_be_cancelled_while_its_last_token_is_on_its_way() {
+    let mut world = retracting();
+    turn_until_retracted(&mut world);
+    assert!(world.depth() > 0);
+    let retracted = (0..world.lives.len())
+        .find(|&number| world.is_retracted(number))
+        .expect("one was retracted");
+    world.cancel(retracted);
+    assert_eq!(world.stats().retracted_requests, 0);
+    world.assert_clean();
+    assert!(world.lives[retracted].is_cancelled());
+}
+
+/// One request that decodes, then two at once with slightly longer prompts. By the ratio they fit into 206 tokens;
+/// by their outputs, which no EOS cuts short, they need 13 + 13 + 14 + 3 * 60 = 220.
+fn retracting() -> World {
+    let mut world = World::new(small(1, 206));
+    world.submit(long_winded(0, 13));
+    world.turn();
+    world.turn();
+    world.submit_all(&mut [long_winded(1, 13), long_winded(2, 14)].into_iter());
+    world
+}
+
+/// A prompt behind which this request generates no EOS in 60 tokens.
+fn long_winded(number: u64, prompt_tokens: usize) -> Ask {
+    let prompts = (0..4096u32).map(|suffix| {
+        let mut tokens = prompt(number as u32, prompt_tokens - 3);
+        tokens.extend([suffix / 256, suffix / 16 % 16, suffix % 16]);
+        tokens
+    });
+    let is_long = |tokens: &Vec<u32>| !expected_output(tokens, number, 60, VOCAB).contains(&EOS);
+    Ask {
+        prompt: prompts.into_iter().find(is_long).expect("2 in 100 are"),
+        max_new_tokens: 60,
+        ..Ask::default()
+    }
+}
+
+#[test]
+fn corner_6_last_request_that_does_not_fit_fails_and_the_engine_lives() {
+    let mut world = World::new(Setup {
+        clips: false,
+        ..small(1, 64)
+    });
+    world.submit(Ask::exactly(prompt(0, 200), 1));
+    world.drain();
+    assert_eq!(world.lives[0].failure(), Some(&RequestError::OutOfMemory));
+    world.submit(Ask::exactly(prompt(1, 20), 5));
+    world.assert_clean();
+    assert_eq!(world.lives[1].delivered.len(), 5);
+}
+
+#[test]
+fn corner_6_request_that_outgrows_the_pool_alone_fails_with_what_it_has() {
+    let mut world = World::new(Setup {
+        clips: false,
+        ..small(1, 4200)
+    });
+    // 20 + 4096 + 1 < 4200 is all that is asked at the admission.
+    world.submit(Ask::exactly(prompt(0, 20), 5000));
+    world.drain();
+    assert_eq!(world.lives[0].failure(), Some(&RequestError::OutOfMemory));
+    // Every slot was used: one token for each behind the prompt, and the one of the prefill.
+    assert_eq!(world.lives[0].delivered.len(), 4200 - 20 + 1);
+    world.submit(Ask::exactly(prompt(1, 20), 5));
+    world.assert_clean();
+    assert_eq!(world.lives[1].delivered.len(), 5);
+}
+
+#[test]
+fn pin_given_back_before_it_was_granted_is_unlocked_without_a_further_event() {
+    let mut world = World::new(small(1, 64));
+    world.submit(Ask::exactly(prompt(0, 20), 5));
+    world.drain();
+    world.finish_plan();
+    // Its plan is open.
+    world.pin(&prompt(0, 20), 9);
+    world.unpin_oldest();
+    world.finish_plan();
+    assert_eq!(world.stats().protected_tokens, 0);
+    // Its plan is not yet.
+    let only = world.submit(Ask::exactly(prompt(1, 20), 9)).expect("fits");
+    world.pin(&prompt(0, 20), 9);
+    world.unpin_oldest();
+    world.cancel(only);
+    world.assert_clean();
+}
+
+#[test]
+fn pins_give_way_to_a_request_that_would_not_fit_beside_them() {
+    let mut world = World::new(small(1, 64));
+    world.submit(Ask::exactly(prompt(0, 40), 5));
+    world.drain();
+    world.pin(&prompt(0, 40), 9);
+    world.finish_plan();
+    assert_eq!(world.stats().protected_tokens, 40);
+    world.submit(Ask::exactly(prompt(1, 40), 9));
+    world.drain();
+    assert_eq!(world.stats().pins, 0);
+    world.assert_clean();
+}
+
+#[test]
+fn corner_12_clipped_request_of_any_length_is_admitted_by_an_idle_engine() {
+    for page_size in [1, 4, 16] {
+        for prompt_tokens in 1..4 * page_size as usize + 80 {
+            let mut world = World::new(small(page_size, 96 / page_size + 3));
+            let submitted = world.submit(Ask::exactly(prompt(0, prompt_tokens), 1_000_000));
+            world.assert_clean();
+            if let Some(number) = submitted {
+                let life = &world.lives[number];
+                assert!(life.ask.max_new_tokens >= 1);
+                assert_eq!(life.delivered.len(), life.ask.max_new_tokens);
+            }
+        }
+    }
+}
+
+#[test]
+fn corner_13_stop_string_trims_what_is_published() {
+    let mut world = World::new(small(1, 64));
+    let only = world.submit(Ask::exactly(prompt(0, 10), 20)).expect("fits");
+    while world.lives[only].delivered.len() < 8 {
+        world.turn();
+    }
+    world.stop_found(only, 5);
+    world.drain();
+    // 10 + 5 tokens, the last of which was fed but counts no longer.
+    assert_eq!(world.cache.total_size(), 14);
+    world.assert_clean();
+}
+
+#[test]
+fn corner_15_cancel_on_every_exit_path_leaves_no_lock() {
+    // Before its message, in the queue, with the plan under way at each leg, running.
+    for legs in 0..6 {
+        for turns in 0..4 {
+            let mut world = World::new(small(4, 64));
+            world.submit(Ask::exactly(prompt(0, 24), 3));
+            world.drain();
+            let second = world.submit(Ask::exactly(prompt(0, 40), 9)).expect("fits");
+            (0..turns).for_each(|_| {
+                world.turn();
+            });
+            (0..legs).for_each(|_| {
+                world.advance();
+            });
+            world.cancel(second);
+            world.assert_clean();
+            assert!(world.lives[second].is_cancelled());
+        }
+    }
+    let mut world = World::new(small(4, 64));
+    let flag = CancelFlag::default();
+    flag.raise();
+    world.submit_flagged(Ask::exactly(prompt(0, 24), 3), flag);
+    assert!(world.lives[0].is_cancelled());
+    world.assert_clean();
+    assert!(world.history.is_empty());
+}
+
+#[test]
+fn corner_16_fully_cached_prompt_still_computes_its_last_page() {
+    for (page_size, cached) in [(1, 15), (4, 12), (16, 0)] {
+        let mut world = World::new(small(page_size, 128 / page_size));
+        world.submit(Ask::exactly(prompt(0, 16), 4));
+        world.drain();
+        world.submit(Ask::exactly(prompt(0, 16), 4));
+        world.assert_clean();
+        assert_eq!(world.lives[1].cached_tokens, cached);
+    }
+}
+
+#[test]
+fn corner_17_input_logprobs_limit_what_comes_from_the_cache() {
+    let mut world = World::new(small(4, 64));
+    world.submit(Ask::exactly(prompt(0, 30), 1));
+    world.drain();
+    world.submit(Ask {
+        logprob_start: Some(13),
+        ..Ask::exactly(prompt(0, 30), 0)
+    });
+    world.assert_clean();
+    assert_eq!(world.lives[1].cached_tokens, 12);
+}
+
+#[test]
+fn corner_19_full_batch_admits_again_as_soon_as_one_leaves_even_while_a_plan_is_open() {
+    let mut world = World::new(Setup {
+        n_rows: 2,
+        ..small(1, 512)
+    });
+    world.submit(Ask::exactly(prompt(0, 5), 100));
+    world.submit(Ask::exactly(prompt(1, 5), 100));
+    world.turn();
+    world.finish_plan();
+    let third = world.submit(Ask::exactly(prompt(2, 5), 3)).expect("fits");
+    // The next decode's plan is open, on its way back from the pools, when a row falls free.
+    world.end_step(crate::scheduler_world::Fate::Done);
+    world.advance();
+    world.cancel(0);
+    for _ in 0..3 {
+        world.turn();
+    }
+    world.finish_plan();
+    assert!(!world.lives[third].delivered.is_empty());
+    world.assert_clean();
+}
+
+#[test]
+fn retraction_takes_the_fewest_outputs_first_and_changes_no_output() {
+    let mut world = retracting();
+    turn_until_retracted(&mut world);
+    // The last two have two outputs fewer than the first, and of them the third has the longer prompt.
+    assert!(world.is_retracted(2), "{:?}", world.stats());
+    assert!(!world.is_retracted(0) && !world.is_retracted(1));
+    world.assert_clean();
+    for life in &world.lives {
+        assert_eq!(life.delivered, life.natural_output());
+    }
+    let finished = |end: &Option<End>| matches!(end, Some(End::Told(RequestEnd::Finished(reason))) if *reason != FinishReason::Abort);
+    assert!(world.lives.iter().all(|life| finished(&life.end)));
+}

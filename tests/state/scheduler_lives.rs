@@ -1,0 +1,341 @@
+//! Random scripts of everything that can happen to requests, in every interleaving with plans and steps.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use souffleur::request::CancelFlag;
+
+use crate::deterministic_runner;
+use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
+
+/// Cases for each of the sixteen machines; `PROPTEST_CASES` asks for more.
+const CASES: u32 = 200;
+const MAX_EVENTS: usize = 120;
+
+#[derive(Clone, Debug)]
+enum Event {
+    Submit(Wish),
+    /// A further turn of an earlier conversation.
+    Continue {
+        which: usize,
+        wish: Wish,
+    },
+    /// The cancel overtakes its request.
+    SubmitCancelled(Wish),
+    Cancel {
+        which: usize,
+    },
+    RaiseFlag {
+        which: usize,
+    },
+    StopFound {
+        which: usize,
+        kept: usize,
+    },
+    Advance {
+        legs: usize,
+    },
+    EndStep,
+    FailStep {
+        fate: Fate,
+    },
+    Turns {
+        n: usize,
+    },
+    Pin {
+        which: usize,
+        cut: usize,
+        expires_s: u64,
+    },
+    Unpin,
+    Expire {
+        now_s: u64,
+    },
+}
+
+/// Lengths are in half pages and single tokens, so that prefixes meet inside pages and at their ends.
+#[derive(Clone, Debug)]
+struct Wish {
+    family: u32,
+    shared_units: usize,
+    variant: u32,
+    tail: usize,
+    new_units: usize,
+    new_tokens: usize,
+    ignore_eos: bool,
+    stop_token: Option<u32>,
+    salted: bool,
+    logprob_start: Option<u32>,
+}
+
+fn wish() -> impl Strategy<Value = Wish> {
+    (
+        (0..3u32, 0..10usize, 0..3u32, 0..40usize),
+        (0..24usize, 0..8usize, proptest::bool::weighted(0.2)),
+        proptest::option::weighted(0.3, 0..VOCAB),
+        proptest::bool::weighted(0.2),
+        proptest::option::weighted(0.2, 0..64u32),
+    )
+        .prop_map(|(prompt, output, stop_token, salted, logprob_start)| Wish {
+            family: prompt.0,
+            shared_units: prompt.1,
+            variant: prompt.2,
+            tail: prompt.3,
+            new_units: output.0,
+            new_tokens: output.1,
+            ignore_eos: output.2,
+            stop_token,
+            salted,
+            logprob_start,
+        })
+}
+
+impl Wish {
+    fn ask(&self, unit: usize, before: &[u32]) -> Ask {
+        let symbol = |salt: u32, at: usize| (salt * 7 + at as u32 * (salt + 3)) % VOCAB;
+        let shared = (0..self.shared_units * unit).map(|at| symbol(self.family, at));
+        let tail = (0..=self.tail % (2 * unit)).map(|at| symbol(self.variant + 20, at));
+        let prompt: Vec<u32> = before.iter().copied().chain(shared).chain(tail).collect();
+        Ask {
+            max_new_tokens: self.new_units * unit + self.new_tokens,
+            ignore_eos: self.ignore_eos,
+            stop_token: self.stop_token,
+            salt: self.salted.then_some("salt"),
+            logprob_start: self
+                .logprob_start
+                .filter(|start| (*start as usize) < prompt.len()),
+            prompt,
+        }
+    }
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let which = 0..12usize;
+    let fate = prop_oneof![
+        Just(Fate::Rejected),
+        Just(Fate::LostBeforeItRan),
+        Just(Fate::LostAfterItRan)
+    ];
+    prop_oneof![
+        10 => wish().prop_map(Event::Submit),
+        3 => (which.clone(), wish()).prop_map(|(which, wish)| Event::Continue { which, wish }),
+        1 => wish().prop_map(Event::SubmitCancelled),
+        3 => which.clone().prop_map(|which| Event::Cancel { which }),
+        2 => which.clone().prop_map(|which| Event::RaiseFlag { which }),
+        2 => (which.clone(), 0..12usize).prop_map(|(which, kept)| Event::StopFound { which, kept }),
+        24 => (1..4usize).prop_map(|legs| Event::Advance { legs }),
+        12 => Just(Event::EndStep),
+        1 => fate.prop_map(|fate| Event::FailStep { fate }),
+        6 => (1..12usize).prop_map(|n| Event::Turns { n }),
+        1 => (which, 0..40usize, 0..4u64)
+            .prop_map(|(which, cut, expires_s)| Event::Pin { which, cut, expires_s }),
+        1 => Just(Event::Unpin),
+        1 => (0..4u64).prop_map(|now_s| Event::Expire { now_s }),
+    ]
+}
+
+/// What differs between machines besides page size, cache and prefix wait.
+#[derive(Clone, Debug)]
+struct Size {
+    pool_units: u32,
+    n_rows: u32,
+    chunk_units: Option<usize>,
+    odd_chunk: usize,
+    max_prefill_units: usize,
+    conservativeness: f64,
+    clips: bool,
+}
+
+fn size() -> impl Strategy<Value = Size> {
+    (
+        6..40u32,
+        1..9u32,
+        proptest::option::weighted(0.7, 2..10usize),
+        0..3usize,
+        2..40usize,
+        prop_oneof![Just(1.0), Just(0.3), Just(0.0)],
+        proptest::bool::weighted(0.85),
+    )
+        .prop_map(
+            |(
+                pool_units,
+                n_rows,
+                chunk_units,
+                odd_chunk,
+                max_prefill_units,
+                conservativeness,
+                clips,
+            )| Size {
+                pool_units,
+                n_rows,
+                chunk_units,
+                odd_chunk,
+                max_prefill_units,
+                conservativeness,
+                clips,
+            },
+        )
+}
+
+fn apply(world: &mut World, unit: usize, event: &Event) {
+    // Mostly one of the latest requests: the earliest ones have ended.
+    let pick = |world: &World, which: usize| {
+        let n = world.lives.len();
+        (n > 0).then(|| n - 1 - which % n)
+    };
+    match event {
+        Event::Submit(wish) => {
+            world.submit(wish.ask(unit, &[]));
+        }
+        Event::SubmitCancelled(wish) => {
+            let flag = CancelFlag::default();
+            flag.raise();
+            world.submit_flagged(wish.ask(unit, &[]), flag);
+        }
+        Event::Continue { which, wish } => {
+            if let Some(number) = pick(world, *which) {
+                let life = &world.lives[number];
+                let mut before = life.ask.prompt.clone();
+                before.extend(&life.delivered);
+                let mut ask = wish.ask(unit, &before);
+                ask.salt = life.ask.salt;
+                world.submit(ask);
+            }
+        }
+        Event::Cancel { which } => {
+            if let Some(number) = pick(world, *which) {
+                let had_ended = world.lives[number].end.is_some();
+                if !had_ended {
+                    world.cancel(number);
+                }
+            }
+        }
+        Event::RaiseFlag { which } => {
+            if let Some(number) = pick(world, *which) {
+                world.raise_flag(number);
+            }
+        }
+        Event::StopFound { which, kept } => {
+            if let Some(number) = pick(world, *which) {
+                let delivered = world.lives[number].delivered.len();
+                // The tokenizer only stops at tokens that it has seen.
+                if delivered > 0 {
+                    world.stop_found(number, kept % delivered + 1);
+                }
+            }
+        }
+        Event::Advance { legs } => {
+            for _ in 0..*legs {
+                world.advance();
+            }
+        }
+        Event::EndStep => {
+            world.end_step(Fate::Done);
+        }
+        Event::FailStep { fate } => {
+            world.end_step(*fate);
+        }
+        Event::Turns { n } => {
+            for _ in 0..*n {
+                world.turn();
+            }
+        }
+        Event::Pin {
+            which,
+            cut,
+            expires_s,
+        } => {
+            if let Some(number) = pick(world, *which) {
+                let prompt = world.lives[number].ask.prompt.clone();
+                world.pin(&prompt[..prompt.len() - cut % prompt.len()], *expires_s);
+            }
+        }
+        Event::Unpin => world.unpin_oldest(),
+        Event::Expire { now_s } => world.expire_pins(*now_s),
+    }
+}
+
+fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
+    let unit = (page_size as usize / 2).max(3);
+    let tokens_per_page = page_size as usize;
+    let cases = std::env::var("PROPTEST_CASES").ok();
+    let cases = cases.and_then(|cases| cases.parse().ok()).unwrap_or(CASES);
+    let script = (size(), vec(event(), 1..MAX_EVENTS));
+    let seen = std::cell::Cell::new(Seen::default());
+    let outcome = deterministic_runner(cases).run(&script, |(size, events)| {
+        let pool_tokens = size.pool_units as usize * unit;
+        let mut world = World::new(Setup {
+            page_size,
+            n_pages: pool_tokens.div_ceil(tokens_per_page) as u32 + 2,
+            n_rows: size.n_rows,
+            chunk_tokens: size.chunk_units.map(|units| units * unit + size.odd_chunk),
+            max_prefill_tokens: size.max_prefill_units * unit,
+            prefix_wait,
+            has_radix_cache,
+            conservativeness: size.conservativeness,
+            clips: size.clips,
+        });
+        for event in &events {
+            apply(&mut world, unit, event);
+        }
+        world.assert_clean();
+        let stats = world.stats();
+        seen.set(seen.get().or(Seen {
+            retracts: !world.has_failures && stats.retractions > 0,
+            evicts: stats.evicted_tokens > 0,
+            hits: stats.cached_tokens > 0,
+        }));
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("page size {page_size}, radix {has_radix_cache}, wait {prefix_wait}: {error}");
+    }
+    let seen = seen.get();
+    assert!(seen.retracts, "no script runs out of memory");
+    assert_eq!((seen.evicts, seen.hits), (has_radix_cache, has_radix_cache));
+}
+
+/// What the scripts of one machine got into: that they are small is no use if they are tame.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    retracts: bool,
+    evicts: bool,
+    hits: bool,
+}
+
+impl Seen {
+    fn or(self, other: Self) -> Self {
+        Self {
+            retracts: self.retracts | other.retracts,
+            evicts: self.evicts | other.evicts,
+            hits: self.hits | other.hits,
+        }
+    }
+}
+
+#[test]
+fn every_request_ends_once_with_its_own_tokens_and_leaves_no_page_with_single_token_pages() {
+    for (radix, wait) in [(true, true), (true, false), (false, true), (false, false)] {
+        live(1, radix, wait);
+    }
+}
+
+#[test]
+fn every_request_ends_once_with_its_own_tokens_and_leaves_no_page_with_pages_of_4() {
+    for (radix, wait) in [(true, true), (true, false), (false, true), (false, false)] {
+        live(4, radix, wait);
+    }
+}
+
+#[test]
+fn every_request_ends_once_with_its_own_tokens_and_leaves_no_page_with_pages_of_16() {
+    for (radix, wait) in [(true, true), (true, false), (false, true), (false, false)] {
+        live(16, radix, wait);
+    }
+}
+
+#[test]
+fn every_request_ends_once_with_its_own_tokens_and_leaves_no_page_with_pages_of_64() {
+    for (radix, wait) in [(true, true), (true, false), (false, true), (false, false)] {
+        live(64, radix, wait);
+    }
+}

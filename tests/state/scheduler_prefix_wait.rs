@@ -1,0 +1,56 @@
+//! Requests that arrive together compute a prefix they share once.
+
+use crate::scheduler_world::{Ask, Setup, VOCAB, World};
+
+const N_REQUESTS: u32 = 16;
+const SHARED_TOKENS: usize = 512;
+
+fn asks() -> impl Iterator<Item = Ask> {
+    let shared: Vec<u32> = (0..SHARED_TOKENS as u32)
+        .map(|at| (at * 5 + at / 7) % VOCAB)
+        .collect();
+    (0..N_REQUESTS).map(move |number| {
+        let mut prompt = shared.clone();
+        // Differ from the first token behind the prefix on.
+        prompt.extend([number, 1, 2, number]);
+        Ask::exactly(prompt, 3)
+    })
+}
+
+fn run(page_size: u32, prefix_wait: bool) -> World {
+    let mut world = World::new(Setup {
+        page_size,
+        n_pages: 16384 / page_size,
+        n_rows: N_REQUESTS,
+        prefix_wait,
+        ..Setup::default()
+    });
+    // The first submission opens a plan; a held plan lets the others arrive before it.
+    let mut asks = asks();
+    world.submit_all(&mut asks);
+    world.assert_clean();
+    world
+}
+
+#[test]
+fn all_but_one_of_sixteen_report_the_shared_prefix_as_cached() {
+    for page_size in [1, 4, 16, 64] {
+        let world = run(page_size, true);
+        let page = page_size as usize;
+        let common = (SHARED_TOKENS - SHARED_TOKENS % page) as u32;
+        let cached: Vec<u32> = world.lives.iter().map(|life| life.cached_tokens).collect();
+        let n_cached = cached.iter().filter(|cached| **cached == common).count();
+        assert_eq!(n_cached, 15, "page size {page_size}: {cached:?}");
+        assert_eq!(cached[0], 0);
+        // One prefill of everything, one of the rests.
+        assert_eq!(world.history[0].rows.len(), 1);
+        assert_eq!(world.history[1].rows.len(), 15);
+    }
+}
+
+#[test]
+fn without_the_wait_all_sixteen_are_computed_at_once_as_in_the_reference() {
+    let world = run(16, false);
+    assert_eq!(world.history[0].rows.len(), 16);
+    assert!(world.lives.iter().all(|life| life.cached_tokens == 0));
+}

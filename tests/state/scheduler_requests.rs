@@ -1,0 +1,147 @@
+//! What a request asks for in the tests of the scheduler, and what it must have got when it ends.
+
+use souffleur::error::{RequestError, StepError};
+use souffleur::executor::fake::expected_output;
+use souffleur::ids::RequestId;
+use souffleur::request::{CancelFlag, FinishReason};
+use souffleur::state::news::RequestEnd;
+
+pub const VOCAB: u32 = 256;
+pub const EOS: u32 = 0;
+/// Lost steps that a request survives.
+const SURVIVED_LOSSES: usize = 2;
+
+#[derive(Clone, Debug, Default)]
+pub struct Ask {
+    pub prompt: Vec<u32>,
+    pub max_new_tokens: usize,
+    pub ignore_eos: bool,
+    pub stop_token: Option<u32>,
+    pub salt: Option<&'static str>,
+    /// Wishes log probabilities of the prompt from this position on.
+    pub logprob_start: Option<u32>,
+}
+
+impl Ask {
+    /// Generates exactly so many tokens.
+    pub fn exactly(prompt: Vec<u32>, max_new_tokens: usize) -> Self {
+        Self {
+            prompt,
+            max_new_tokens,
+            ignore_eos: true,
+            ..Self::default()
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum End {
+    Told(RequestEnd),
+    StopFound,
+}
+
+/// One request as its client sees it.
+pub struct Life {
+    pub ask: Ask,
+    pub delivered: Vec<u32>,
+    pub end: Option<End>,
+    pub cached_tokens: u32,
+    pub retractions: u32,
+    pub rid: RequestId,
+    pub seed: u64,
+    pub flag: CancelFlag,
+    /// Steps done since the cancel was handled.
+    pub steps_since_cancel: Option<usize>,
+    pub holds_memory: bool,
+    pub input_logprobs: Vec<u32>,
+    pub rejected_steps: usize,
+    pub lost_steps: usize,
+}
+
+impl Life {
+    pub fn new(ask: Ask, rid: RequestId, seed: u64, flag: CancelFlag) -> Self {
+        Self {
+            ask,
+            delivered: Vec::new(),
+            end: None,
+            cached_tokens: 0,
+            retractions: 0,
+            rid,
+            seed,
+            flag,
+            steps_since_cancel: None,
+            holds_memory: false,
+            input_logprobs: Vec::new(),
+            rejected_steps: 0,
+            lost_steps: 0,
+        }
+    }
+
+    /// What it generates if nobody interferes.
+    pub fn natural_output(&self) -> Vec<u32> {
+        let ask = &self.ask;
+        let output = expected_output(&ask.prompt, self.seed, ask.max_new_tokens, VOCAB);
+        let is_stop =
+            |token: &u32| !ask.ignore_eos && (*token == EOS || Some(*token) == ask.stop_token);
+        let len = output
+            .iter()
+            .position(is_stop)
+            .map_or(output.len(), |at| at + 1);
+        output[..len].to_vec()
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.end == Some(End::Told(RequestEnd::Finished(FinishReason::Abort)))
+    }
+
+    pub fn failure(&self) -> Option<&RequestError> {
+        match &self.end {
+            Some(End::Told(RequestEnd::Failed(error))) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// It ended as it should, with what it should have got.
+    pub fn check_end(&self) {
+        let rid = &self.rid;
+        match self.end.as_ref().expect("every request ends") {
+            End::StopFound => {}
+            End::Told(RequestEnd::Finished(FinishReason::Abort)) => {
+                assert!(self.flag.is_raised(), "{rid} was cancelled by nobody");
+            }
+            End::Told(RequestEnd::Finished(reason)) => {
+                assert_eq!(self.delivered, self.natural_output(), "{rid}");
+                let limit = self.ask.max_new_tokens;
+                let stopped = self.delivered.last().copied().filter(|last| {
+                    !self.ask.ignore_eos && (*last == EOS || Some(*last) == self.ask.stop_token)
+                });
+                let expected = match stopped {
+                    Some(token) => FinishReason::StopToken(token),
+                    None => FinishReason::Length {
+                        max_new_tokens: limit as u32,
+                    },
+                };
+                assert_eq!(*reason, expected, "{rid}");
+                self.check_input_logprobs();
+            }
+            End::Told(RequestEnd::Failed(RequestError::Step(StepError::Rejected(_)))) => {
+                assert_eq!(self.rejected_steps, 1, "{rid}");
+            }
+            End::Told(RequestEnd::Failed(RequestError::Step(StepError::Lost(_)))) => {
+                assert!(self.lost_steps > SURVIVED_LOSSES, "{rid}");
+            }
+            End::Told(RequestEnd::Failed(RequestError::OutOfMemory)) => {}
+            other => panic!("{rid} ended with {other:?}"),
+        }
+    }
+
+    /// Every wished position once and in order.
+    fn check_input_logprobs(&self) {
+        let Some(start) = self.ask.logprob_start else {
+            return;
+        };
+        let expected = self.ask.prompt.iter().skip(start as usize + 1);
+        let expected: Vec<u32> = expected.copied().collect();
+        assert_eq!(self.input_logprobs, expected, "{}", self.rid);
+    }
+}
