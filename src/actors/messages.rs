@@ -58,7 +58,7 @@ pub struct CancelRequest {
     pub rid: RequestId,
 }
 
-/// Host or server -> Scheduler, rare: cancels everything inside.
+/// Host or server -> Tokenizer -> Scheduler, rare: cancels everything that was sent before it.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct CancelAll;
@@ -129,7 +129,7 @@ pub struct UnpinPrefix {
 #[rtype(result = "EngineStats")]
 pub struct GetStats;
 
-/// Engine -> Scheduler, once at shutdown: answers when no request is left.
+/// Engine -> Tokenizer -> Scheduler, at shutdown: answers when nothing is left of what was sent before it.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Drain;
@@ -223,7 +223,7 @@ pub struct Doors {
     pub generate: Recipient<Generate>,
     /// The Scheduler.
     pub cancel: Recipient<CancelRequest>,
-    /// The Scheduler.
+    /// The Tokenizer, which passes it on behind the requests sent before.
     pub cancel_all: Recipient<CancelAll>,
     /// The RadixCache.
     pub peek: Recipient<PeekPrefix>,
@@ -233,6 +233,6 @@ pub struct Doors {
     pub unpin: Recipient<UnpinPrefix>,
     /// The Scheduler.
     pub stats: Recipient<GetStats>,
-    /// The Scheduler.
+    /// The Tokenizer, which passes it on behind the requests sent before.
     pub drain: Recipient<Drain>,
 }
