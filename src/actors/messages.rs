@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use actix::{Message, Recipient};
 
+use crate::actors::mailbox::{HandlerTimer, InFlight};
 use crate::error::{RequestError, StepError};
 use crate::executor::{StepOutput, StepPlan};
 use crate::ids::{RequestId, StepId};
@@ -29,6 +30,24 @@ pub struct Generate {
     pub sink: EventSink,
     /// Raised by the client to cancel, before it sends `CancelRequest`.
     pub cancel: CancelFlag,
+    in_flight: InFlight,
+}
+
+impl Generate {
+    /// A request on its way to the Tokenizer, counted in its mailbox from now on.
+    pub fn new(request: GenerateRequest, sink: EventSink, cancel: CancelFlag) -> Self {
+        Self {
+            request: Box::new(request),
+            sink,
+            cancel,
+            in_flight: InFlight::enter("tokenizer", "Generate"),
+        }
+    }
+
+    /// Takes it out of the mailbox: it no longer counts, and its handler's time does until the timer is dropped.
+    pub(crate) fn open(self) -> (Box<GenerateRequest>, EventSink, CancelFlag, HandlerTimer) {
+        (self.request, self.sink, self.cancel, self.in_flight.open())
+    }
 }
 
 /// Scheduler -> Tokenizer, once per step that produced tokens: the whole batch.

@@ -246,11 +246,7 @@ fn send(doors: Doors, request: GenerateRequest, sink: EventSink) -> Canceller {
         flag: flag.clone(),
         door: doors.cancel,
     };
-    doors.generate.do_send(Generate {
-        request: Box::new(request),
-        sink,
-        cancel: flag,
-    });
+    doors.generate.do_send(Generate::new(request, sink, flag));
     canceller
 }
 
