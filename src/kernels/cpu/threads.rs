@@ -1,41 +1,53 @@
 //! A pool of persistent workers with a barrier after each kernel.
 //!
 //! Workers spin briefly for the next kernel, then park: kernels of one step follow each other within microseconds,
-//! steps need not. Which worker computes an item never changes the item's result.
+//! steps need not. The caller waits for items that were claimed, never for workers: one that the system has put aside
+//! holds up nobody. Which thread computes an item never changes the item's result.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 
 /// Rounds of `spin_loop` (some tens of nanoseconds each) before a worker parks.
 const SPINS_BEFORE_PARK: usize = 4000;
-/// Rounds of `spin_loop` before the caller, waiting for the last worker, offers its core to others.
+/// Rounds of `spin_loop` before the caller, waiting for the last item, offers its core to others.
 const SPINS_BEFORE_YIELD: usize = 1000;
 
 type Item<'a> = &'a (dyn Fn(usize) + Sync);
 
-/// One kernel: what to do with each item index below `n_items`.
-#[derive(Clone, Copy)]
-struct Job {
-    item: Item<'static>,
-    n_items: usize,
+/// Kernel number in the high half, unclaimed items in the low half.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Ticket(u64);
+
+impl Ticket {
+    fn new(epoch: u32, n_items: u32) -> Self {
+        Self(u64::from(epoch) << 32 | u64::from(n_items))
+    }
+
+    fn epoch(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn unclaimed(self) -> u32 {
+        self.0 as u32
+    }
 }
 
 struct Shared {
-    /// Written by the caller before `epoch` moves, read by workers after.
-    job: UnsafeCell<Option<Job>>,
-    epoch: AtomicUsize,
-    next_item: AtomicUsize,
-    busy_workers: AtomicUsize,
+    /// What to do with an item. Written by the caller while every item is done; read by whoever holds a claimed item.
+    item: UnsafeCell<Option<Item<'static>>>,
+    ticket: AtomicU64,
+    /// Items of the current kernel that are not done.
+    pending: AtomicUsize,
     parked: Vec<AtomicBool>,
     stop: AtomicBool,
     panicked: AtomicBool,
 }
 
-// SAFETY: `job` is written only while no worker is busy and read only between an epoch's start and the worker's
-// decrement of `busy_workers`; both are ordered by the atomics.
+// SAFETY: `item` is read only between a successful claim and the decrement of `pending` for it, and written only while
+// `pending` is 0; the claim acquires what the ticket's store released.
 unsafe impl Sync for Shared {}
 
 /// Runs kernels over items on the calling thread and `n_threads - 1` workers.
@@ -43,6 +55,7 @@ pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     handles: Vec<Thread>,
+    epoch: u32,
 }
 
 impl ThreadPool {
@@ -53,10 +66,9 @@ impl ThreadPool {
     pub fn new(n_threads: usize) -> std::io::Result<Self> {
         let n_workers = n_threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            job: UnsafeCell::new(None),
-            epoch: AtomicUsize::new(0),
-            next_item: AtomicUsize::new(0),
-            busy_workers: AtomicUsize::new(0),
+            item: UnsafeCell::new(None),
+            ticket: AtomicU64::new(0),
+            pending: AtomicUsize::new(0),
             parked: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
@@ -65,6 +77,7 @@ impl ThreadPool {
             shared: shared.clone(),
             workers: Vec::new(),
             handles: Vec::new(),
+            epoch: 0,
         };
         for worker in 0..n_workers {
             let shared = shared.clone();
@@ -85,30 +98,23 @@ impl ThreadPool {
     /// Calls `item` once for each index below `n_items`, on any thread, and returns when all calls have.
     ///
     /// # Panics
-    /// If an item panicked.
+    /// If an item panicked, and with 2^32 items or more.
     pub fn for_each(&mut self, n_items: usize, item: Item<'_>) {
         if n_items <= 1 || self.workers.is_empty() {
             (0..n_items).for_each(item);
             return;
         }
-        // SAFETY: the borrow outlives every use, since this function returns only after all workers are done.
+        let claims = u32::try_from(n_items).expect("a kernel has fewer than 2^32 items");
+        // SAFETY: the borrow outlives every use, since this function returns only when no claimed item is left, and
+        // without a claim nobody calls it.
         let item = unsafe { std::mem::transmute::<Item<'_>, Item<'static>>(item) };
-        let job = Job { item, n_items };
-        // SAFETY: no worker is busy, so none reads it.
-        unsafe { *self.shared.job.get() = Some(job) };
-        self.shared.next_item.store(0, Ordering::Relaxed);
-        self.shared
-            .busy_workers
-            .store(self.workers.len(), Ordering::Relaxed);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
-        for (parked, handle) in self.shared.parked.iter().zip(&self.handles) {
-            if parked.load(Ordering::SeqCst) {
-                handle.unpark();
-            }
-        }
-        run_items(&self.shared, job);
+        // SAFETY: `pending` is 0, so nobody holds a claimed item.
+        unsafe { *self.shared.item.get() = Some(item) };
+        self.shared.pending.store(n_items, Ordering::Relaxed);
+        self.publish(claims);
+        run_items(&self.shared);
         let mut spins = 0;
-        while self.shared.busy_workers.load(Ordering::Acquire) > 0 {
+        while self.shared.pending.load(Ordering::Acquire) > 0 {
             spins += 1;
             if spins < SPINS_BEFORE_YIELD {
                 std::hint::spin_loop()
@@ -121,15 +127,24 @@ impl ThreadPool {
             "a kernel panicked, see the message above"
         );
     }
+
+    /// Opens the next kernel's items to claims and wakes who is parked.
+    fn publish(&mut self, claims: u32) {
+        self.epoch = self.epoch.wrapping_add(1);
+        let ticket = Ticket::new(self.epoch, claims);
+        self.shared.ticket.store(ticket.0, Ordering::SeqCst);
+        for (parked, handle) in self.shared.parked.iter().zip(&self.handles) {
+            if parked.load(Ordering::SeqCst) {
+                handle.unpark();
+            }
+        }
+    }
 }
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
-        for handle in &self.handles {
-            handle.unpark();
-        }
+        self.publish(0);
         for worker in self.workers.drain(..) {
             // Workers catch panics, so there is nothing to learn from the result.
             let _ = worker.join();
@@ -139,52 +154,60 @@ impl Drop for ThreadPool {
 
 fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
-    loop {
-        seen = next_epoch(shared, worker, seen);
-        if shared.stop.load(Ordering::SeqCst) {
-            return;
-        }
-        // SAFETY: written before the epoch moved, and not again before this worker reports below.
-        let job = unsafe { *shared.job.get() };
-        run_items(shared, job.expect("a job is set before the epoch moves"));
-        shared.busy_workers.fetch_sub(1, Ordering::Release);
+    while !shared.stop.load(Ordering::SeqCst) {
+        wait_for_epoch_after(seen, shared, worker);
+        seen = run_items(shared);
     }
 }
 
-fn next_epoch(shared: &Shared, worker: usize, seen: usize) -> usize {
+fn wait_for_epoch_after(seen: u32, shared: &Shared, worker: usize) {
+    let is_new = |order| Ticket(shared.ticket.load(order)).epoch() != seen;
     for _ in 0..SPINS_BEFORE_PARK {
-        let epoch = shared.epoch.load(Ordering::Acquire);
-        if epoch != seen {
-            return epoch;
+        if is_new(Ordering::Acquire) {
+            return;
         }
         std::hint::spin_loop();
     }
+    // Either this store is seen by the caller's load behind its ticket, or the ticket is seen here.
     shared.parked[worker].store(true, Ordering::SeqCst);
-    loop {
-        let epoch = shared.epoch.load(Ordering::SeqCst);
-        if epoch != seen {
-            shared.parked[worker].store(false, Ordering::SeqCst);
-            return epoch;
-        }
+    while !is_new(Ordering::SeqCst) {
         std::thread::park();
     }
+    shared.parked[worker].store(false, Ordering::SeqCst);
 }
 
-fn run_items(shared: &Shared, job: Job) {
-    let run = || {
-        loop {
-            let item = shared.next_item.fetch_add(1, Ordering::Relaxed);
-            if item >= job.n_items {
-                return;
+/// Claims and runs items until none is left; returns the kernel that the last look was at.
+fn run_items(shared: &Shared) -> u32 {
+    let mut ticket = Ticket(shared.ticket.load(Ordering::Acquire));
+    while ticket.unclaimed() > 0 {
+        let index = ticket.unclaimed() - 1;
+        let rest = Ticket::new(ticket.epoch(), index);
+        let claim = shared.ticket.compare_exchange_weak(
+            ticket.0,
+            rest.0,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+        match claim {
+            Ok(_) => {
+                run_claimed(shared, index as usize);
+                ticket = Ticket(shared.ticket.load(Ordering::Acquire));
             }
-            (job.item)(item);
+            Err(current) => ticket = Ticket(current),
         }
-    };
-    // The others must reach the barrier even if this thread's item panics: the borrow in `job` ends there.
-    if catch_unwind(AssertUnwindSafe(run)).is_err() {
-        shared.next_item.store(job.n_items, Ordering::Relaxed);
+    }
+    ticket.epoch()
+}
+
+/// Runs an item that this thread has claimed.
+fn run_claimed(shared: &Shared, index: usize) {
+    // SAFETY: the claim keeps `pending` above 0, so the caller does not write.
+    let item = unsafe { *shared.item.get() }.expect("an item is set before claims are open");
+    // The caller must reach the barrier even if an item panics: the borrow behind `item` ends there.
+    if catch_unwind(AssertUnwindSafe(|| item(index))).is_err() {
         shared.panicked.store(true, Ordering::Relaxed);
     }
+    shared.pending.fetch_sub(1, Ordering::Release);
 }
 
 #[cfg(test)]
@@ -205,6 +228,18 @@ mod tests {
                     "{n_threads} threads, {n_items} items"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn kernels_that_follow_each_other_never_mix() {
+        let mut pool = ThreadPool::new(4).expect("threads start");
+        for kernel in 0..20_000 {
+            let sum = AtomicUsize::new(0);
+            pool.for_each(5, &|i| {
+                sum.fetch_add(kernel * 10 + i, Ordering::Relaxed);
+            });
+            assert_eq!(sum.load(Ordering::Relaxed), kernel * 50 + 10);
         }
     }
 
