@@ -38,7 +38,8 @@ fn the_child_that_the_test_above_starts() {
         return;
     }
     static HOOKED: AtomicUsize = AtomicUsize::new(0);
-    std::panic::set_hook(Box::new(|_| {
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("{panic}");
         HOOKED.fetch_add(1, Ordering::SeqCst);
     }));
     let signals = signal_dispositions();
@@ -77,9 +78,9 @@ fn the_child_that_the_test_above_starts() {
     println!("as it was");
 }
 
-/// Blocked, ignored and caught signals, as the kernel has them.
+/// Blocked (by this thread), ignored and caught signals, as the kernel has them.
 fn signal_dispositions() -> Vec<String> {
-    let status = match std::fs::read_to_string("/proc/self/status") {
+    let status = match std::fs::read_to_string("/proc/thread-self/status") {
         Ok(status) => status,
         Err(error) => {
             println!("skipped: signals cannot be read here ({error})");
