@@ -233,14 +233,7 @@ impl Live {
                 Step::Abandoned
             }
             Delivery::Gone => {
-                metrics.aborted();
-                let delta = Delta {
-                    usage: self.usage,
-                    ..Delta::default()
-                };
-                self.terminate(Event::Cancelled(Box::new(
-                    self.finished(delta, FinishReason::Abort),
-                )));
+                self.finish(Delta::default(), FinishReason::Abort, metrics);
                 Step::Abandoned
             }
         }

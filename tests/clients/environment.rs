@@ -1,0 +1,124 @@
+//! The Python environment of the client tests: made from `requirements.txt` when a test first needs it, kept in the
+//! user's cache for the next run, named after what it holds so that changed requirements get a new one.
+
+use std::env;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+const REQUIREMENTS: &str = include_str!("requirements.txt");
+/// Packages may take more than one try to arrive.
+const INSTALL_TRIES: usize = 2;
+
+/// The environment's interpreter. Without one, tests are skipped with the reason printed; where `CI` is set they fail.
+pub fn python() -> Option<&'static Path> {
+    static INTERPRETER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    match INTERPRETER.get_or_init(find_or_make) {
+        Ok(interpreter) => Some(interpreter),
+        Err(reason) if env::var_os("CI").is_some() => panic!("CI is set and {reason}"),
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+fn find_or_make() -> Result<PathBuf, String> {
+    let version = run(
+        Command::new("python3").args(["-c", "import sys; print(sys.version, sys.base_prefix)"])
+    )
+    .map_err(|reason| {
+        format!("there is no Python: {reason}: install Python 3.10 or later with its venv module")
+    })?;
+    let mut hasher = DefaultHasher::new();
+    (REQUIREMENTS, version).hash(&mut hasher);
+    let name = format!("python-{:016x}", hasher.finish());
+    let cache = cache_dir()?;
+    let in_cache = |error: io::Error| {
+        format!(
+            "{}: {error}: set SOUFFLEUR_PYTHON_ENV to a writable folder",
+            cache.display()
+        )
+    };
+    fs::create_dir_all(&cache).map_err(in_cache)?;
+    // Held to the end of this function: of several test processes one makes the environment, the others find it.
+    let lock = File::create(cache.join(format!("{name}.lock"))).map_err(in_cache)?;
+    lock.lock().map_err(in_cache)?;
+    let whole = cache.join(&name);
+    if !interpreter(&whole).exists() {
+        let unfinished = cache.join(format!("{name}.unfinished"));
+        for leftover in [&whole, &unfinished] {
+            remove(leftover).map_err(in_cache)?;
+        }
+        make(&unfinished)?;
+        fs::rename(&unfinished, &whole).map_err(in_cache)?;
+    }
+    Ok(interpreter(&whole))
+}
+
+fn make(folder: &Path) -> Result<(), String> {
+    run(Command::new("python3").args(["-m", "venv"]).arg(folder))
+        .map_err(|reason| format!("python3 -m venv fails: {reason}: install its venv module"))?;
+    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/requirements.txt");
+    let install = || {
+        let mut pip = Command::new(interpreter(folder));
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-input",
+        ]);
+        run(pip.arg("--requirement").arg(&requirements))
+    };
+    let mut installed = install();
+    for _ in 1..INSTALL_TRIES {
+        installed = installed.or_else(|_| install());
+    }
+    installed.map(drop).map_err(|reason| {
+        format!(
+            "the packages of {} cannot be installed: {reason}",
+            requirements.display()
+        )
+    })
+}
+
+fn cache_dir() -> Result<PathBuf, String> {
+    let folder = |name| {
+        env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|folder| folder.is_absolute())
+    };
+    let chosen = folder("SOUFFLEUR_PYTHON_ENV");
+    let user = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+    chosen
+        .or_else(|| Some(user()?.join("souffleur")))
+        .ok_or_else(|| {
+            "there is no cache folder: set SOUFFLEUR_PYTHON_ENV to a writable folder".to_owned()
+        })
+}
+
+fn interpreter(environment: &Path) -> PathBuf {
+    environment.join("bin/python")
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What the command prints, or why it fails.
+fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    match output.status.success() {
+        true => Ok(text(&output.stdout)),
+        false => Err(format!("{}{}", text(&output.stdout), text(&output.stderr))),
+    }
+}

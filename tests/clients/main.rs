@@ -1,0 +1,6 @@
+//! The engine as its users meet it: unmodified clients talk to the real binary, and the bundled model is measured.
+
+mod binary;
+mod bundled;
+mod environment;
+mod python;

@@ -1,0 +1,86 @@
+"""What the test modules share: clients of the server under test, and the proof that every test leaves it whole."""
+
+import faulthandler
+import os
+import re
+import time
+import unittest
+
+import httpx2
+import openai
+
+URL = os.environ["SOUFFLEUR_URL"]
+PATIENCE_S = 60
+# More tokens than are generated before a test cancels.
+LONG = 3900
+
+# A module that hangs shows where, and ends.
+faulthandler.dump_traceback_later(int(os.environ["SOUFFLEUR_TEST_SECONDS"]), exit=True)
+
+
+def openai_client(kind=openai.OpenAI, **options):
+    return kind(base_url=f"{URL}/v1", api_key="none", **{"max_retries": 0, **options})
+
+
+def wait_until(what, holds):
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {PATIENCE_S} s until {what}")
+
+
+class World(unittest.TestCase):
+    """Clients of one server, and its pool, which is whole after every test."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.http = httpx2.Client(base_url=URL, timeout=PATIENCE_S)
+        cls.client = openai_client()
+        cls.addClassCleanup(cls.http.close)
+        cls.addClassCleanup(cls.client.close)
+
+    def tearDown(self):
+        self.wait_until_whole()
+
+    def generate(self, **fields):
+        response = self.http.post("/generate", json=fields)
+        self.assertEqual(response.status_code, 200, response.text)
+        return response.json()
+
+    def token_ids(self, text):
+        """The prompt's token ids, as scoring it names them."""
+        scored = self.generate(
+            text=text, return_logprob=True, logprob_start_len=0, sampling_params={"max_new_tokens": 0}
+        )
+        return [token for _, token, _ in scored["meta_info"]["input_token_logprobs"]]
+
+    def stats(self):
+        info = self.http.get("/server_info").json()
+        return {**info["internal_states"][0], "requests_inside": info["requests_inside"]}
+
+    def metrics(self, name):
+        """The sum of a metric over its labels, 0 before its first sample."""
+        page = self.http.get("/metrics").text
+        values = re.findall(rf"^{re.escape(name)}(?:{{[^\n]*}})? (\S+)$", page, re.MULTILINE)
+        return sum(map(float, values))
+
+    def wait_until_whole(self):
+        """Waits until nobody is inside and every token of the pool is free or can be evicted."""
+
+        def is_whole():
+            now = self.stats()
+            idle = ("requests_inside", "running_requests", "waiting_requests", "private_tokens", "protected_tokens")
+            return (
+                not any(now[name] for name in idle)
+                and now["free_rows"] == now["total_rows"]
+                and now["free_tokens"] + now["evictable_tokens"] == now["total_tokens"]
+            )
+
+        wait_until("the pool is whole", is_whole)
+        for bug in ("souffleur_integrity_failures_total", "souffleur_pages_lost_total"):
+            self.assertEqual(self.metrics(bug), 0, bug)
+        self.assertEqual(self.metrics("sglang:num_running_reqs"), 0)
+        self.assertEqual(self.metrics("sglang:num_queue_reqs"), 0)
+
+    def wait_until_running(self, requests):
+        wait_until(f"{requests} requests run", lambda: self.stats()["running_requests"] == requests)
