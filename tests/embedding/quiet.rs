@@ -24,7 +24,7 @@ fn an_engine_leaves_its_process_as_it_finds_it() {
         .env(CHILD, "1")
         .output()
         .expect("the child starts");
-    let heard = String::from_utf8_lossy(&output.stdout);
+    let heard = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success() && heard.contains("as it was"),
         "{output:?}"
@@ -34,7 +34,7 @@ fn an_engine_leaves_its_process_as_it_finds_it() {
 #[test]
 fn the_child_that_the_test_above_starts() {
     if std::env::var_os(CHILD).is_none() {
-        println!("skipped: it needs a process of its own");
+        eprintln!("skipped: it needs a process of its own");
         return;
     }
     static HOOKED: AtomicUsize = AtomicUsize::new(0);
@@ -75,7 +75,7 @@ fn the_child_that_the_test_above_starts() {
     assert!(recorder.is_ok(), "a recorder was installed");
     let subscriber = tracing::subscriber::NoSubscriber::default();
     tracing::subscriber::set_global_default(subscriber).expect("no subscriber was installed");
-    println!("as it was");
+    eprintln!("as it was");
 }
 
 /// Blocked (by this thread), ignored and caught signals, as the kernel has them.
@@ -83,7 +83,7 @@ fn signal_dispositions() -> Vec<String> {
     let status = match std::fs::read_to_string("/proc/thread-self/status") {
         Ok(status) => status,
         Err(error) => {
-            println!("skipped: signals cannot be read here ({error})");
+            eprintln!("skipped: signals cannot be read here ({error})");
             return Vec::new();
         }
     };
