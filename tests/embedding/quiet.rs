@@ -24,7 +24,7 @@ fn an_engine_leaves_its_process_as_it_finds_it() {
         .env(CHILD, "1")
         .output()
         .expect("the child starts");
-    let heard = String::from_utf8_lossy(&output.stdout);
+    let heard = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success() && heard.contains("as it was"),
         "{output:?}"
@@ -34,11 +34,12 @@ fn an_engine_leaves_its_process_as_it_finds_it() {
 #[test]
 fn the_child_that_the_test_above_starts() {
     if std::env::var_os(CHILD).is_none() {
-        println!("skipped: it needs a process of its own");
+        eprintln!("skipped: it needs a process of its own");
         return;
     }
     static HOOKED: AtomicUsize = AtomicUsize::new(0);
-    std::panic::set_hook(Box::new(|_| {
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("{panic}");
         HOOKED.fetch_add(1, Ordering::SeqCst);
     }));
     let signals = signal_dispositions();
@@ -74,15 +75,15 @@ fn the_child_that_the_test_above_starts() {
     assert!(recorder.is_ok(), "a recorder was installed");
     let subscriber = tracing::subscriber::NoSubscriber::default();
     tracing::subscriber::set_global_default(subscriber).expect("no subscriber was installed");
-    println!("as it was");
+    eprintln!("as it was");
 }
 
-/// Blocked, ignored and caught signals, as the kernel has them.
+/// Blocked (by this thread), ignored and caught signals, as the kernel has them.
 fn signal_dispositions() -> Vec<String> {
-    let status = match std::fs::read_to_string("/proc/self/status") {
+    let status = match std::fs::read_to_string("/proc/thread-self/status") {
         Ok(status) => status,
         Err(error) => {
-            println!("skipped: signals cannot be read here ({error})");
+            eprintln!("skipped: signals cannot be read here ({error})");
             return Vec::new();
         }
     };
