@@ -150,6 +150,7 @@ impl WorkerIndex {
                 tokens: tokens.clone(),
                 match_limit: tokens.len(),
                 max_new_tokens: 0,
+                ignore_eos: false,
                 waits: 0,
                 continues_at: None,
             }],

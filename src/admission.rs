@@ -1,7 +1,7 @@
 //! How much may be inside the engine at once: requests and prompt tokens, counted by permits.
 //!
 //! A mailbox bounds nothing in actix, so the door does: a permit is taken before a request is sent to the
-//! engine and given back when its last event is out.
+//! engine and given back when its last event goes out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -97,6 +97,7 @@ impl EventSink {
     pub fn send(&mut self, delta: Delta) -> Delivery {
         match &self.target {
             None => Delivery::Gone,
+            Some(Target::Recipient(recipient)) if !recipient.connected() => Delivery::Gone,
             Some(Target::Recipient(recipient)) => {
                 recipient.do_send(TokenEvent {
                     rid: self.rid.clone(),
@@ -128,6 +129,8 @@ impl EventSink {
     fn terminate(&mut self, event: Event) {
         let backlog = std::mem::take(&mut self.backlog);
         let event = with_backlog(event, backlog);
+        // A client that has heard of the end finds the door open.
+        self.permit = None;
         match self.target.take() {
             None => (),
             Some(Target::Recipient(recipient)) => {

@@ -104,3 +104,37 @@ impl Drop for HandlerTimer {
         self.metrics.handled(self.started.elapsed().as_secs_f64());
     }
 }
+
+/// Counts a message that hosts send as it is, without an envelope.
+pub struct InFlight {
+    metrics: Arc<MailboxMetrics>,
+}
+
+impl InFlight {
+    /// Counts a message in.
+    pub fn enter(actor_name: &'static str, message_name: &'static str) -> Self {
+        let metrics = MailboxMetrics::register(actor_name, message_name);
+        metrics.entered();
+        Self { metrics }
+    }
+
+    /// Counts it out and times its handler.
+    pub fn open(self) -> HandlerTimer {
+        HandlerTimer {
+            started: Instant::now(),
+            metrics: self.metrics.clone(),
+        }
+    }
+}
+
+impl std::fmt::Debug for InFlight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("InFlight")
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.metrics.left();
+    }
+}

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use actix::{Message, Recipient};
 
+use crate::actors::mailbox::{HandlerTimer, InFlight};
 use crate::error::{RequestError, StepError};
 use crate::executor::{StepOutput, StepPlan};
 use crate::ids::{RequestId, StepId};
@@ -29,6 +30,24 @@ pub struct Generate {
     pub sink: EventSink,
     /// Raised by the client to cancel, before it sends `CancelRequest`.
     pub cancel: CancelFlag,
+    in_flight: InFlight,
+}
+
+impl Generate {
+    /// A request on its way to the Tokenizer, counted in its mailbox from now on.
+    pub fn new(request: GenerateRequest, sink: EventSink, cancel: CancelFlag) -> Self {
+        Self {
+            request: Box::new(request),
+            sink,
+            cancel,
+            in_flight: InFlight::enter("tokenizer", "Generate"),
+        }
+    }
+
+    /// Takes it out of the mailbox: it no longer counts, and its handler's time does until the timer is dropped.
+    pub(crate) fn open(self) -> (Box<GenerateRequest>, EventSink, CancelFlag, HandlerTimer) {
+        (self.request, self.sink, self.cancel, self.in_flight.open())
+    }
 }
 
 /// Scheduler -> Tokenizer, once per step that produced tokens: the whole batch.
@@ -58,7 +77,7 @@ pub struct CancelRequest {
     pub rid: RequestId,
 }
 
-/// Host or server -> Scheduler, rare: cancels everything inside.
+/// Host or server -> Tokenizer -> Scheduler, rare: cancels everything that was sent before it.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct CancelAll;
@@ -129,7 +148,7 @@ pub struct UnpinPrefix {
 #[rtype(result = "EngineStats")]
 pub struct GetStats;
 
-/// Engine -> Scheduler, once at shutdown: answers when no request is left.
+/// Engine -> Tokenizer -> Scheduler, at shutdown: answers when nothing is left of what was sent before it.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Drain;
@@ -223,7 +242,7 @@ pub struct Doors {
     pub generate: Recipient<Generate>,
     /// The Scheduler.
     pub cancel: Recipient<CancelRequest>,
-    /// The Scheduler.
+    /// The Tokenizer, which passes it on behind the requests sent before.
     pub cancel_all: Recipient<CancelAll>,
     /// The RadixCache.
     pub peek: Recipient<PeekPrefix>,
@@ -233,6 +252,6 @@ pub struct Doors {
     pub unpin: Recipient<UnpinPrefix>,
     /// The Scheduler.
     pub stats: Recipient<GetStats>,
-    /// The Scheduler.
+    /// The Tokenizer, which passes it on behind the requests sent before.
     pub drain: Recipient<Drain>,
 }

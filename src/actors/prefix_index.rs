@@ -55,11 +55,11 @@ impl PrefixIndex {
         } = capacity;
         let ledger = Arc::new(PoolLedger::default());
         let pools = Pools::new(pages, rows, page_size, ledger.clone());
-        let note = DeathNote::unread("allocator");
+        let note = DeathNote::unread("allocator", ledger.clone());
         let allocator = Allocator::new(pools, PlannedTo::Host(planned), note).start();
         let tree = Box::new(RadixTree::new(page_size, policy, ledger.clone()));
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
-        let note = DeathNote::unread("radix_cache");
+        let note = DeathNote::unread("radix_cache", ledger.clone());
         let radix_cache = RadixCache::new(tree, reserve, note).start();
         Self {
             plan: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),

@@ -37,6 +37,7 @@ pub struct Links {
 
 /// The actor around the planner.
 pub struct Scheduler {
+    note: DeathNote,
     state: state::scheduler::Scheduler,
     links: Links,
     metrics: SchedulerMetrics,
@@ -47,7 +48,6 @@ pub struct Scheduler {
     /// There was work since the last step ended: the executor's wait for the next one is overhead.
     had_work: bool,
     started: Instant,
-    note: DeathNote,
 }
 
 impl Scheduler {
@@ -59,6 +59,7 @@ impl Scheduler {
         note: DeathNote,
     ) -> Self {
         Self {
+            note,
             state,
             links,
             metrics,
@@ -67,7 +68,6 @@ impl Scheduler {
             step_tokens: std::collections::VecDeque::new(),
             had_work: false,
             started: Instant::now(),
-            note,
         }
     }
 

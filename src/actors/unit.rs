@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use actix::{Actor, AsyncContext, Recipient};
-use actix_rt::Arbiter;
+use actix_rt::{Arbiter, ArbiterHandle};
 use tokio::sync::oneshot;
 
 use crate::actors::allocator::{Allocator, PlannedTo};
@@ -13,7 +13,7 @@ use crate::actors::mailbox::Mailbox;
 use crate::actors::messages::{ActorDied, Doors};
 use crate::actors::radix_cache::RadixCache;
 use crate::actors::scheduler::{Links, Scheduler};
-use crate::actors::tokenizer::{Tokenizer, TokenizerSettings};
+use crate::actors::tokenizer::{self, Tokenizer, TokenizerSettings};
 use crate::actors::watchdog::{DeathNote, StopActor};
 use crate::error::StartError;
 use crate::metrics::{RequestMetrics, SchedulerMetrics};
@@ -43,13 +43,14 @@ pub struct Blueprint {
     pub executor: Arc<ExecutorFactory>,
 }
 
-/// The living actors.
+/// The living actors; they stop when it is dropped.
 pub struct Unit {
     generation: u64,
     doors: Doors,
     stop: Vec<Recipient<StopActor>>,
-    executor_thread: JoinHandle<()>,
-    tokenizer_arbiter: Arbiter,
+    /// `None` once somebody waits for it.
+    executor_thread: Option<JoinHandle<()>>,
+    tokenizer_arbiter: ArbiterHandle,
     ledger: Arc<PoolLedger>,
 }
 
@@ -81,21 +82,36 @@ impl Unit {
         self.doors.clone()
     }
 
-    /// Stops the actors and waits until the executor thread has ended. Requests inside get their terminal event from
-    /// their sinks.
-    pub async fn stop(self) {
+    /// Stops the actors behind everything that was sent to them before, and waits until the executor thread has ended.
+    /// Requests inside get their terminal event from their sinks.
+    pub async fn stop(mut self) {
+        self.ledger.close();
+        let stopping: Vec<_> = self
+            .stop
+            .iter()
+            .map(|actor| actor.send(StopActor))
+            .collect();
+        for stopped in stopping {
+            // A dead actor has stopped too.
+            let _ = stopped.await;
+        }
+        let thread = self.executor_thread.take();
+        let (joined, is_joined) = oneshot::channel();
+        std::thread::spawn(move || {
+            // A thread that panicked has told its death note.
+            let _ = thread.map(JoinHandle::join);
+            let _ = joined.send(());
+        });
+        let _ = is_joined.await;
+    }
+}
+
+impl Drop for Unit {
+    fn drop(&mut self) {
         self.ledger.close();
         for actor in &self.stop {
             actor.do_send(StopActor);
         }
-        let (joined, is_joined) = oneshot::channel();
-        let thread = self.executor_thread;
-        std::thread::spawn(move || {
-            // A thread that panicked has told its death note.
-            let _ = thread.join();
-            let _ = joined.send(());
-        });
-        let _ = is_joined.await;
         self.tokenizer_arbiter.stop();
     }
 }
@@ -106,9 +122,9 @@ fn wire(
     died: &Recipient<ActorDied>,
     thread: ExecutorThread,
 ) -> Unit {
-    let note = |actor| DeathNote::new(actor, generation, died.clone());
     let ledger = Arc::new(PoolLedger::default());
-    let tokenizer_arbiter = Arbiter::new();
+    let note = |actor| DeathNote::new(actor, generation, died.clone(), ledger.clone());
+    let tokenizer_arbiter = Arbiter::new().handle();
     let mut parts = None;
     let scheduler = Scheduler::create(|ctx| {
         let me = ctx.address();
@@ -128,14 +144,18 @@ fn wire(
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
         let executor = Executor::new(steps, note("executor")).start();
-        let tokenizer = Tokenizer::start_in_arbiter(&tokenizer_arbiter.handle(), {
+        let tokenizer = Tokenizer::start_in_arbiter(&tokenizer_arbiter, {
             let settings = blueprint.tokenizer.clone();
-            let submit = Mailbox::of(&me, "scheduler", "Submit");
-            let stop_found = Mailbox::of(&me, "scheduler", "StopFound");
-            let cancel = me.clone().recipient();
+            let links = tokenizer::Links {
+                submit: Mailbox::of(&me, "scheduler", "Submit"),
+                stop_found: Mailbox::of(&me, "scheduler", "StopFound"),
+                cancel: me.clone().recipient(),
+                cancel_all: me.clone().recipient(),
+                drain: me.clone().recipient(),
+            };
             let metrics = RequestMetrics::register(&blueprint.model_name);
             let note = note("tokenizer");
-            move |_| Tokenizer::new(settings, submit, stop_found, cancel, metrics, note)
+            move |_| Tokenizer::new(settings, links, metrics, note)
         });
         let links = Links {
             radix_cache: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
@@ -155,26 +175,22 @@ fn wire(
             executor.recipient(),
             tokenizer.clone().recipient(),
         ];
-        parts = Some((
-            tokenizer.recipient(),
-            radix_cache.recipient(),
-            executor_thread,
-            stop,
-        ));
+        parts = Some((tokenizer, radix_cache.recipient(), executor_thread, stop));
         Scheduler::new(state, links, metrics, note("scheduler"))
     });
-    let (generate, peek, executor_thread, stop) =
+    let (tokenizer, peek, executor_thread, stop) =
         parts.expect("create runs its closure before it returns");
     let doors = Doors {
-        generate,
+        generate: tokenizer.clone().recipient(),
         cancel: scheduler.clone().recipient(),
-        cancel_all: scheduler.clone().recipient(),
+        cancel_all: tokenizer.clone().recipient(),
         peek,
         pin: scheduler.clone().recipient(),
         unpin: scheduler.clone().recipient(),
-        stats: scheduler.clone().recipient(),
-        drain: scheduler.recipient(),
+        stats: scheduler.recipient(),
+        drain: tokenizer.recipient(),
     };
+    let executor_thread = Some(executor_thread);
     Unit {
         generation,
         doors,

@@ -15,6 +15,7 @@ use crate::actors::messages::{ActorDied, Doors};
 use crate::actors::unit::{Blueprint, Unit};
 use crate::error::StartError;
 use crate::metrics::DeathMetrics;
+use crate::state::pages::PoolLedger;
 
 /// Everybody whose death is told.
 pub const MORTALS: [&str; 6] = [
@@ -40,28 +41,39 @@ pub struct StopActor;
 pub struct StopUnit;
 
 /// Tells the Watchdog when it is dropped without having been disarmed.
+///
+/// It closes the pool's ledger too: whatever goes down with its actor is lost with the whole unit, and no leak. An
+/// actor that holds pages has its note as its first field, so that it is dropped before them.
 pub struct DeathNote {
     actor: &'static str,
     generation: u64,
     to: Option<Recipient<ActorDied>>,
+    ledger: Arc<PoolLedger>,
 }
 
 impl DeathNote {
     /// A note for one actor of one generation of the unit.
-    pub fn new(actor: &'static str, generation: u64, to: Recipient<ActorDied>) -> Self {
+    pub fn new(
+        actor: &'static str,
+        generation: u64,
+        to: Recipient<ActorDied>,
+        ledger: Arc<PoolLedger>,
+    ) -> Self {
         Self {
             actor,
             generation,
             to: Some(to),
+            ledger,
         }
     }
 
     /// A note that nobody reads, for actors wired by a host or a test.
-    pub fn unread(actor: &'static str) -> Self {
+    pub fn unread(actor: &'static str, ledger: Arc<PoolLedger>) -> Self {
         Self {
             actor,
             generation: 0,
             to: None,
+            ledger,
         }
     }
 
@@ -73,6 +85,7 @@ impl DeathNote {
 
 impl Drop for DeathNote {
     fn drop(&mut self) {
+        self.ledger.close();
         if let Some(to) = self.to.take() {
             to.do_send(ActorDied {
                 actor: self.actor,
@@ -136,6 +149,15 @@ impl Watchdog {
 
 impl Actor for Watchdog {
     type Context = Context<Self>;
+}
+
+impl Drop for Watchdog {
+    /// The unit goes with it, also when the host has stopped the Arbiter below.
+    fn drop(&mut self) {
+        if let Ok(mut doors) = self.doors.write() {
+            *doors = None;
+        }
+    }
 }
 
 /// Engine -> Watchdog, once: the first unit.

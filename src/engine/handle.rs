@@ -74,7 +74,8 @@ impl EngineHandle {
     }
 
     /// Sends a request whose events go to an actor of the host's own. Its mailbox is not bounded: it keeps up or
-    /// cancels. The request is cancelled when the actor has stopped.
+    /// cancels. The request is cancelled when the actor has stopped, so hold an address of it: an actor that nobody
+    /// else knows may stop before it has handled the last event.
     ///
     /// # Errors
     /// As [`EngineHandle::generate`].
@@ -245,11 +246,7 @@ fn send(doors: Doors, request: GenerateRequest, sink: EventSink) -> Canceller {
         flag: flag.clone(),
         door: doors.cancel,
     };
-    doors.generate.do_send(Generate {
-        request: Box::new(request),
-        sink,
-        cancel: flag,
-    });
+    doors.generate.do_send(Generate::new(request, sink, flag));
     canceller
 }
 

@@ -210,7 +210,7 @@ fn memory_plan(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryPl
         reserve_bytes: reserve_bytes(&model.config, step_tokens, cpu::LOGIT_ROWS as u64),
     };
     let wish = MemoryWish {
-        kv_bytes_per_token: model.kv_layout.bytes_per_token() as u64,
+        kv_bytes_per_token: model.kv_layout.bytes_per_token(),
         page_size: config.page_size,
         context_tokens: context_length(config, model)? as u64,
         mem_fraction_static: config.mem_fraction_static,

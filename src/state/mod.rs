@@ -3,6 +3,7 @@
 //! **Nothing here imports actix, tokio, metrics or I/O, and nothing reads a clock**: time comes in as a value, so
 //! every structure is property-tested, replayed and simulated as it is.
 
+pub mod completion_order;
 pub mod detok;
 pub mod eviction;
 pub mod kv_layout;

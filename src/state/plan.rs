@@ -160,6 +160,8 @@ pub struct Candidate {
     pub match_limit: usize,
     /// Tokens it may still generate.
     pub max_new_tokens: usize,
+    /// It will generate all of them.
+    pub ignore_eos: bool,
     /// How many plans it was held back for a prefix in flight.
     pub waits: u8,
     /// For the chunked one: tokens whose K/V it has (cached, written or under way).

@@ -3,6 +3,8 @@
 //! Pure arithmetic over tokens. The scheduler builds it, it travels to where the tree is, and runs there against
 //! live counters; `available` is always "free + evictable" at the moment of the question.
 
+use crate::state::completion_order::CompletionOrder;
+
 /// Generated tokens are reserved up to this many (SGLang's `CLIP_MAX_NEW_TOKENS`).
 pub const CLIP_MAX_NEW_TOKENS: usize = 4096;
 
@@ -38,6 +40,10 @@ pub struct RunningReserve {
     pub remaining_new_tokens: usize,
     /// It will not stop early.
     pub ignore_eos: bool,
+    /// Tokens it has generated.
+    pub output_tokens: usize,
+    /// Tokens it holds: prompt and output.
+    pub held_tokens: usize,
 }
 
 /// The budgets of one prefill step, in tokens.
@@ -52,6 +58,7 @@ pub struct PrefillAdder {
     rem_input: isize,
     /// `None` with chunked prefill off.
     rem_chunk: Option<isize>,
+    completions: CompletionOrder,
 }
 
 /// What bounds one prefill step.
@@ -75,16 +82,19 @@ impl PrefillAdder {
         new_token_ratio: f64,
         running: impl Iterator<Item = RunningReserve>,
     ) -> Self {
-        let reserved: f64 = running
-            .map(|request| {
-                let ratio = if request.ignore_eos {
-                    1.0
-                } else {
-                    new_token_ratio
-                };
-                request.remaining_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64 * ratio
-            })
-            .sum();
+        let mut completions = CompletionOrder::default();
+        let mut reserved = 0.0;
+        for request in running {
+            let ratio = if request.ignore_eos {
+                1.0
+            } else {
+                new_token_ratio
+            };
+            reserved += request.remaining_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64 * ratio;
+            let max_new_tokens = request.remaining_new_tokens + request.output_tokens;
+            let left = max_new_tokens as f64 * ratio - request.output_tokens as f64;
+            completions.insert(left, request.held_tokens);
+        }
         let mixed = limits.mixed_rows;
         Self {
             page_size: limits.page_size,
@@ -94,6 +104,7 @@ impl PrefillAdder {
             rem_chunk: limits
                 .chunked_prefill_size
                 .map(|size| size as isize - mixed as isize),
+            completions,
         }
     }
 
@@ -126,9 +137,38 @@ impl PrefillAdder {
             return Decision::Refuse(Budget::NoToken);
         }
         let paged = self.ceil_page(extend) as isize;
+        if self.rem_chunk.is_none() && !is_first && paged >= self.rem_input {
+            return Decision::Refuse(Budget::Other);
+        }
+        self.take(len, prefix, max_new_tokens)
+    }
+
+    /// As [`PrefillAdder::add`], for a request that ignores EOS on an engine that caches nothing: its memory must
+    /// suffice at every end to come, not all at once.
+    pub fn add_ignoring_eos(
+        &mut self,
+        len: usize,
+        prefix: usize,
+        max_new_tokens: usize,
+        available: usize,
+    ) -> Decision {
+        let current = available as f64 - self.current_offset as f64;
+        let paged = self.ceil_page(len - prefix) as f64;
+        if paged > current.min(self.rem_total(available)) {
+            return Decision::Refuse(Budget::NoToken);
+        }
+        self.completions.insert(max_new_tokens as f64, len);
+        if !self.completions.fits(current - paged) {
+            return Decision::Refuse(Budget::NoToken);
+        }
+        self.take(len, prefix, max_new_tokens)
+    }
+
+    /// Admits a candidate for which there is memory, whole or up to the chunk's end.
+    fn take(&mut self, len: usize, prefix: usize, max_new_tokens: usize) -> Decision {
+        let extend = len - prefix;
         match self.rem_chunk {
-            None if !is_first && paged >= self.rem_input => Decision::Refuse(Budget::Other),
-            Some(chunk) if paged > chunk => {
+            Some(chunk) if self.ceil_page(extend) as isize > chunk => {
                 let end = self.floor_page(prefix + self.floor_page(chunk.max(0) as usize));
                 if end <= prefix {
                     return Decision::Refuse(Budget::Other);
@@ -137,7 +177,7 @@ impl PrefillAdder {
                 Decision::Admit { end, chunked: true }
             }
             _ => {
-                self.reserve(extend, max_new);
+                self.reserve(extend, max_new_tokens.min(CLIP_MAX_NEW_TOKENS));
                 Decision::Admit {
                     end: len,
                     chunked: false,

@@ -244,14 +244,13 @@ impl Transaction<'_> {
             self.cache.unlock(locked.lock);
             return Outcome::Held;
         }
-        let is_first = self.verdict.admitted.is_empty();
-        let decision = adder.add(
-            candidate.tokens.len(),
-            locked.tokens,
-            candidate.max_new_tokens,
-            self.available(),
-            is_first,
-        );
+        let (len, max_new) = (candidate.tokens.len(), candidate.max_new_tokens);
+        let decision = if candidate.ignore_eos && self.cache.is_disabled() {
+            adder.add_ignoring_eos(len, locked.tokens, max_new, self.available())
+        } else {
+            let is_first = self.verdict.admitted.is_empty();
+            adder.add(len, locked.tokens, max_new, self.available(), is_first)
+        };
         match decision {
             Decision::Refuse(budget) => {
                 self.cache.unlock(locked.lock);

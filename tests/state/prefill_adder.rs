@@ -23,6 +23,8 @@ fn adder_with(
         .map(|&(remaining_new_tokens, ignore_eos)| RunningReserve {
             remaining_new_tokens,
             ignore_eos,
+            output_tokens: 0,
+            held_tokens: 0,
         });
     PrefillAdder::new(limits, ratio, running)
 }
@@ -188,4 +190,27 @@ fn token_ratio_decays_in_600_steps_to_a_seventh_and_jumps_after_a_retraction() {
     ratio.reset();
     near(&ratio, 0.7);
     near(&NewTokenRatio::new(2.0), 1.0);
+}
+
+#[test]
+fn without_a_cache_requests_that_ignore_eos_are_judged_at_each_end() {
+    // Two requests of 10 tokens that generate 50 each, in a pool of 121 tokens, pages of 1.
+    // All at once: 2 * (10 + 50 + 1) = 122 > 121. One after the other: the second needs 10 of 121 - 11 = 110;
+    // with 100 left, the first end comes after 50 steps of two: 100 - 100 = 0 <= 2.
+    let mut adder = adder(1, None);
+    assert_eq!(adder.add_ignoring_eos(10, 0, 50, 121), whole(10));
+    assert_eq!(adder.add_ignoring_eos(10, 0, 50, 121), refused(NoToken));
+    // One that ends after 20 steps frees its 10 tokens: at 20, 100 - 2 * 20 = 60; at 50, 100 + 10 - 50 = 60.
+    let mut adder = adder_with(1, None, 0.7, &[]);
+    assert_eq!(adder.add_ignoring_eos(10, 0, 50, 121), whole(10));
+    assert_eq!(adder.add_ignoring_eos(10, 0, 20, 121), whole(10));
+    // A chunk bounds it as any other.
+    let mut adder = adder_with(4, Some(8), 0.7, &[]);
+    assert_eq!(
+        adder.add_ignoring_eos(20, 0, 5, 500),
+        Decision::Admit {
+            end: 8,
+            chunked: true
+        }
+    );
 }

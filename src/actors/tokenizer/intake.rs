@@ -20,11 +20,7 @@ const MAX_LOGPROBS: usize = 1024;
 impl Tokenizer {
     /// Makes a live request and its submission, or ends the request at once.
     pub(super) fn take_in(&mut self, generate: Generate) -> Option<(RequestId, Live, Submission)> {
-        let Generate {
-            request,
-            mut sink,
-            cancel,
-        } = generate;
+        let (request, mut sink, cancel, _timer) = generate.open();
         self.metrics.received(request.is_streaming);
         if cancel.is_raised() {
             self.metrics.aborted();

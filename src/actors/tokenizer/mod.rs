@@ -5,11 +5,13 @@ mod live;
 
 use std::sync::Arc;
 
-use actix::{Actor, Context, Handler, Recipient};
+use actix::{Actor, Context, Handler, Recipient, ResponseFuture};
 use rustc_hash::FxHashMap;
 
 use crate::actors::mailbox::{Mailbox, Posted};
-use crate::actors::messages::{CancelRequest, Generate, StopFound, Submit, TokensReady};
+use crate::actors::messages::{
+    CancelAll, CancelRequest, Drain, Generate, StopFound, Submit, TokensReady,
+};
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::ids::RequestId;
 use crate::metrics::RequestMetrics;
@@ -32,13 +34,25 @@ pub struct TokenizerSettings {
     pub client_backlog_bytes: usize,
 }
 
+/// The ways to the Scheduler.
+pub struct Links {
+    /// New requests.
+    pub submit: Mailbox<Submit>,
+    /// Completed stop strings.
+    pub stop_found: Mailbox<StopFound>,
+    /// Requests whose client is gone.
+    pub cancel: Recipient<CancelRequest>,
+    /// Passed on for hosts.
+    pub cancel_all: Recipient<CancelAll>,
+    /// Passed on for the engine.
+    pub drain: Recipient<Drain>,
+}
+
 /// The actor around tokenizer, chat template and the requests under way.
 pub struct Tokenizer {
     settings: TokenizerSettings,
     live: FxHashMap<RequestId, Live>,
-    submit: Mailbox<Submit>,
-    stop_found: Mailbox<StopFound>,
-    cancel: Recipient<CancelRequest>,
+    links: Links,
     metrics: RequestMetrics,
     note: DeathNote,
 }
@@ -47,18 +61,14 @@ impl Tokenizer {
     /// An actor with no request under way.
     pub fn new(
         settings: TokenizerSettings,
-        submit: Mailbox<Submit>,
-        stop_found: Mailbox<StopFound>,
-        cancel: Recipient<CancelRequest>,
+        links: Links,
         metrics: RequestMetrics,
         note: DeathNote,
     ) -> Self {
         Self {
             settings,
             live: FxHashMap::default(),
-            submit,
-            stop_found,
-            cancel,
+            links,
             metrics,
             note,
         }
@@ -82,7 +92,7 @@ impl Tokenizer {
             }
             Step::Abandoned => {
                 self.live.remove(&rid);
-                self.cancel.do_send(CancelRequest { rid });
+                self.links.cancel.do_send(CancelRequest { rid });
                 None
             }
         }
@@ -99,7 +109,7 @@ impl Handler<Generate> for Tokenizer {
     fn handle(&mut self, generate: Generate, _: &mut Context<Self>) {
         if let Some((rid, live, submission)) = self.take_in(generate) {
             self.live.insert(rid, live);
-            self.submit.post(Submit {
+            self.links.submit.post(Submit {
                 request: Box::new(submission),
             });
         }
@@ -117,8 +127,28 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
             stops.extend(self.pass_on(news).map(|kept| (rid, kept)));
         }
         if !stops.is_empty() {
-            self.stop_found.post(StopFound { stops });
+            self.links.stop_found.post(StopFound { stops });
         }
+    }
+}
+
+impl Handler<CancelAll> for Tokenizer {
+    type Result = ();
+
+    fn handle(&mut self, cancel: CancelAll, _: &mut Context<Self>) {
+        self.links.cancel_all.do_send(cancel);
+    }
+}
+
+impl Handler<Drain> for Tokenizer {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, drain: Drain, _: &mut Context<Self>) -> Self::Result {
+        let drained = self.links.drain.send(drain);
+        Box::pin(async move {
+            // A scheduler that stopped has nothing left inside either.
+            let _ = drained.await;
+        })
     }
 }
 

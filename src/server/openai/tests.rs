@@ -156,7 +156,7 @@ fn models_own_defaults_fill_what_is_absent_and_nothing_else() {
     };
     let mut fields = fields(json!({"prompt": "a", "temperature": 1.5, "top_k": null}));
     apply_model_defaults(&mut fields, &defaults);
-    let sampling = Common::read(&mut fields, "cmpl").unwrap().sampling;
+    let sampling = Common::read(&mut fields, "cmpl").expect("valid").sampling;
     assert_eq!(
         (sampling.temperature, sampling.top_k, sampling.top_p),
         (1.5, 40, 1.0)

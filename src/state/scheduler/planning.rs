@@ -175,6 +175,8 @@ impl Scheduler {
             RunningReserve {
                 remaining_new_tokens: sequence.remaining_new_tokens(),
                 ignore_eos: sequence.request.sampling.ignore_eos,
+                output_tokens: sequence.planned_output,
+                held_tokens: sequence.request.prompt.len() + sequence.planned_output,
             }
         });
         Some(AdmitRequest {
@@ -201,6 +203,7 @@ impl Scheduler {
             match_limit: sequence.match_limit_of(tokens.len()),
             tokens,
             max_new_tokens: sequence.remaining_new_tokens(),
+            ignore_eos: sequence.request.sampling.ignore_eos,
             waits: sequence.waits,
             continues_at,
         }

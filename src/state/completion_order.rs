@@ -1,0 +1,59 @@
+//! Which requests end when, for an engine that caches nothing and requests that ignore EOS.
+//!
+//! Such requests end exactly when they said they would, so the free memory at each end can be foreseen instead of
+//! reserving everything at once (SGLang's `add_one_req_ignore_eos`).
+
+/// Tokens that stay free for each request that is still running at an end.
+const RESERVE_TOKENS: f64 = 1.0;
+
+/// The ends of the running and admitted requests.
+#[derive(Clone, Debug, Default)]
+pub struct CompletionOrder {
+    /// Soonest first, once somebody asked: most steps have no such request.
+    ends: Vec<End>,
+    is_sorted: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct End {
+    /// Tokens that the request will still generate.
+    tokens_left: f64,
+    /// Tokens that it holds now and frees then.
+    held_tokens: usize,
+}
+
+impl CompletionOrder {
+    /// Adds a request; one that has nothing left to generate does not count.
+    pub fn insert(&mut self, tokens_left: f64, held_tokens: usize) {
+        if tokens_left <= 0.0 {
+            return;
+        }
+        let end = End {
+            tokens_left,
+            held_tokens,
+        };
+        let place = match self.is_sorted {
+            true => self
+                .ends
+                .partition_point(|other| other.tokens_left <= tokens_left),
+            false => self.ends.len(),
+        };
+        self.ends.insert(place, end);
+    }
+
+    /// True if, starting from `free_tokens`, memory suffices until each of the ends.
+    pub fn fits(&mut self, free_tokens: f64) -> bool {
+        if !self.is_sorted {
+            self.ends
+                .sort_by(|a, b| a.tokens_left.total_cmp(&b.tokens_left));
+            self.is_sorted = true;
+        }
+        let mut freed = 0.0;
+        self.ends.iter().enumerate().all(|(index, end)| {
+            let running = (self.ends.len() - index) as f64;
+            let least_free = free_tokens + freed - end.tokens_left * running;
+            freed += end.held_tokens as f64;
+            least_free > RESERVE_TOKENS * running
+        })
+    }
+}

@@ -1,0 +1,134 @@
+//! Executors and actors that misbehave on purpose, and the model that comes with the repository.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use actix::{Actor, Context, Handler, Message, Recipient};
+use souffleur::config::EngineConfig;
+use souffleur::engine::{Engine, EngineHandle, EngineParts};
+use souffleur::error::StepError;
+use souffleur::executor::{Executor, StepOutput, StepPlan};
+use souffleur::request::{ChatPrompt, GenerateRequest, Prompt};
+use tokio::sync::mpsc;
+
+use super::world::Build;
+
+/// What an executor does at one of its steps, once in the life of the test.
+#[derive(Clone)]
+pub enum Mishap {
+    /// It panics.
+    Panic,
+    /// It refuses the step.
+    Reject,
+}
+
+/// Parts whose first executor has a mishap at step `at`; the executors made after it work.
+pub fn mishap_parts(build: &Build, at: u64, mishap: Mishap) -> EngineParts {
+    let mut parts = build.parts();
+    let (make, is_due) = (parts.executor.clone(), Arc::new(AtomicBool::new(true)));
+    parts.executor = Arc::new(move || {
+        let inner = make()?;
+        Ok(Box::new(Clumsy {
+            inner,
+            at,
+            mishap: mishap.clone(),
+            is_due: is_due.clone(),
+        }))
+    });
+    parts
+}
+
+struct Clumsy {
+    inner: Box<dyn Executor>,
+    at: u64,
+    mishap: Mishap,
+    is_due: Arc<AtomicBool>,
+}
+
+impl Executor for Clumsy {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        if plan.step.get() == self.at && self.is_due.swap(false, Ordering::SeqCst) {
+            match self.mishap {
+                Mishap::Panic => panic!("a mishap at step {}", self.at),
+                Mishap::Reject => return Err(StepError::Rejected("a mishap".to_owned())),
+            }
+        }
+        self.inner.run(plan)
+    }
+}
+
+/// Parts whose executors tell when they are dropped, which is when their thread ends.
+pub fn telling_parts(build: &Build) -> (EngineParts, std::sync::mpsc::Receiver<()>) {
+    let (tell, dropped) = std::sync::mpsc::channel();
+    let mut parts = build.parts();
+    let make = parts.executor.clone();
+    parts.executor = Arc::new(move || {
+        Ok(Box::new(Telling {
+            inner: make()?,
+            tell: tell.clone(),
+        }))
+    });
+    (parts, dropped)
+}
+
+struct Telling {
+    inner: Box<dyn Executor>,
+    tell: std::sync::mpsc::Sender<()>,
+}
+
+impl Executor for Telling {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        self.inner.run(plan)
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        let _ = self.tell.send(());
+    }
+}
+
+/// Records every message of one type.
+pub struct Probe<M>(mpsc::UnboundedSender<M>);
+
+impl<M: Message<Result = ()> + Send + Unpin + 'static> Probe<M> {
+    pub fn spawn() -> (Recipient<M>, mpsc::UnboundedReceiver<M>) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (Self(sender).start().recipient(), receiver)
+    }
+}
+
+impl<M: Message<Result = ()> + Send + Unpin + 'static> Actor for Probe<M> {
+    type Context = Context<Self>;
+}
+
+impl<M: Message<Result = ()> + Send + Unpin + 'static> Handler<M> for Probe<M> {
+    type Result = ();
+
+    fn handle(&mut self, message: M, _: &mut Context<Self>) {
+        let _ = self.0.send(message);
+    }
+}
+
+/// An engine on the bundled model.
+pub fn start_bundled(mut config: EngineConfig) -> EngineHandle {
+    config.model_path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/souffleur-tiny");
+    config.max_total_tokens = Some(4096);
+    config.threads = 1;
+    Engine::start(config).expect("the bundled model loads")
+}
+
+/// A question whose answer goes on until `max_new_tokens`.
+pub fn question(max_new_tokens: u32) -> GenerateRequest {
+    let mut request = GenerateRequest::new(Prompt::Chat(Box::new(ChatPrompt {
+        messages: serde_json::json!([{ "role": "user", "content": "Tell me a story." }]),
+        tools: None,
+        template_kwargs: Default::default(),
+        add_generation_prompt: true,
+    })));
+    request.sampling.temperature = 0.0;
+    request.sampling.ignore_eos = true;
+    request.sampling.max_new_tokens = max_new_tokens;
+    request
+}

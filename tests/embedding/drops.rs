@@ -1,0 +1,126 @@
+//! Clients that go away.
+
+use std::time::Duration;
+
+use souffleur::request::{Event, GenerateRequest};
+use souffleur::state::stats::EngineStats;
+
+use super::doubles::Probe;
+use super::world::{Build, World, collect, request, within};
+
+fn large() -> World {
+    Build {
+        context: 100_000,
+        n_pages: 100_000,
+        ..Build::default()
+    }
+    .start()
+}
+
+fn endless(seed: u64) -> GenerateRequest {
+    let mut endless = request(&[1, 2, 3], 20_000, seed);
+    endless.sampling.ignore_eos = true;
+    endless
+}
+
+/// Polls, since nothing tells when the engine has become idle, only that it is.
+async fn wait_until(world: &World, is_so: impl Fn(&EngineStats) -> bool) -> EngineStats {
+    within(async {
+        loop {
+            let stats = world.engine.stats().await.expect("the engine lives");
+            if is_so(&stats) {
+                return stats;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn dropped_generations_free_their_memory() {
+    let world = large();
+    let mut begun = world.generate(endless(1));
+    within(begun.next()).await.expect("it has begun");
+    // One under way, and many that nobody has looked at yet.
+    drop(begun);
+    for seed in 2..40 {
+        drop(world.generate(endless(seed)));
+    }
+    // Behind the last of them.
+    world.assert_whole().await;
+    wait_until(&world, |_| world.engine.requests_inside() == 0).await;
+    let outcome = collect(world.generate(request(&[4, 5, 6], 20, 7))).await;
+    assert!(matches!(outcome.end, Event::Finished(_)));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_cancelled_generation_still_ends_once() {
+    let world = large();
+    let mut generation = world.generate(endless(1));
+    within(generation.next()).await.expect("it has begun");
+    generation.cancel();
+    generation.cancel();
+    let mut ends = 0;
+    while let Some(event) = within(generation.next()).await {
+        ends += usize::from(event.is_terminal());
+        assert!(
+            matches!(event, Event::Delta(_) | Event::Cancelled(_)),
+            "{event:?}"
+        );
+    }
+    assert_eq!(ends, 1);
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[actix::test]
+async fn a_request_is_cancelled_when_the_actor_that_listens_has_stopped() {
+    use actix::{Actor, ActorContext, Context, Handler};
+    use souffleur::actors::messages::TokenEvent;
+
+    struct Leaving;
+    impl Actor for Leaving {
+        type Context = Context<Self>;
+    }
+    impl Handler<TokenEvent> for Leaving {
+        type Result = ();
+        fn handle(&mut self, _: TokenEvent, ctx: &mut Context<Self>) {
+            ctx.stop();
+        }
+    }
+    let world = large();
+    let listener = Leaving.start();
+    world
+        .engine
+        .generate_to(endless(1), listener.recipient())
+        .expect("the door is open");
+    wait_until(&world, |stats| stats.steps > 0).await;
+    let stats = wait_until(&world, EngineStats::is_idle_and_whole).await;
+    assert!(stats.steps < 15_000, "it ran to its end: {stats:?}");
+    world.stop().await;
+}
+
+#[actix::test]
+async fn a_request_to_an_actor_is_cancelled_before_the_engine_has_looked_at_it() {
+    let world = large();
+    let (listener, mut heard) = Probe::spawn();
+    let sent = world.engine.generate_to(endless(1), listener.clone());
+    let canceller = sent.expect("the door is open");
+    canceller.cancel();
+    let end = within(async {
+        loop {
+            let event: souffleur::actors::messages::TokenEvent =
+                heard.recv().await.expect("a terminal event comes first");
+            if event.event.is_terminal() {
+                return event;
+            }
+        }
+    })
+    .await;
+    assert_eq!(&end.rid, canceller.rid());
+    assert!(matches!(end.event, Event::Cancelled(_)), "{end:?}");
+    world.assert_whole().await;
+    world.stop().await;
+}

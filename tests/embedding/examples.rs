@@ -1,0 +1,40 @@
+//! The examples run and find what they promise.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+fn check(example: &str, arguments: &[&str]) {
+    // target/<profile>/deps/embedding-<hash> -> target/<profile>/examples/<example>
+    let this = std::env::current_exe().expect("a test has a path");
+    let profile = this
+        .ancestors()
+        .nth(2)
+        .map(PathBuf::from)
+        .expect("it lies in a profile's deps");
+    let program = profile
+        .join("examples")
+        .join(format!("{example}{}", std::env::consts::EXE_SUFFIX));
+    let output = Command::new(&program).args(arguments).output();
+    let output = output.unwrap_or_else(|error| {
+        panic!(
+            "{}: {error} (`cargo test` builds it, `cargo test --test` does not)",
+            program.display()
+        )
+    });
+    assert!(output.status.success(), "{example}: {output:?}");
+}
+
+#[test]
+fn two_engines_serve_in_one_app() {
+    check("two_engines", &["--check"]);
+}
+
+#[test]
+fn an_actor_of_the_hosts_own_hears_tokens() {
+    check("actor_client", &[]);
+}
+
+#[test]
+fn the_cache_serves_as_an_index_without_a_model() {
+    check("prefix_index", &[]);
+}

@@ -1,0 +1,259 @@
+//! Where an engine may be started, and when it ends.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use actix_rt::{Arbiter, System};
+use souffleur::engine::{Engine, EngineHandle, Generation};
+use souffleur::request::Event;
+
+use super::doubles::telling_parts;
+use super::world::{Build, World, assert_finished, collect, request, within};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn stopping_one_engine_leaves_the_other_serving() {
+    let (one, other) = (Build::default().start(), Build::default().start());
+    let prompt: Vec<u32> = (1..30).collect();
+    let mut long = request(&prompt, 500, 3);
+    long.sampling.ignore_eos = true;
+    let mut under_way = other.generate(long);
+    let first = within(under_way.next()).await.expect("it has begun");
+    assert!(matches!(first, Event::Delta(_)));
+    assert_finished(
+        &collect(one.generate(request(&prompt, 20, 7))).await,
+        &prompt,
+        20,
+        7,
+    );
+    one.stop().await;
+    assert!(matches!(collect(under_way).await.end, Event::Finished(_)));
+    assert_finished(
+        &collect(other.generate(request(&prompt, 20, 7))).await,
+        &prompt,
+        20,
+        7,
+    );
+    other.assert_whole().await;
+    other.stop().await;
+}
+
+#[actix::test]
+async fn an_engine_lives_on_the_hosts_own_arbiter() {
+    let build = Build::default();
+    let arbiter = Arbiter::current();
+    let engine = Engine::start_in_with(&arbiter, build.config.clone(), build.parts()).await;
+    serves_and_stops(World {
+        engine: engine.expect("the engine starts"),
+    })
+    .await;
+}
+
+#[actix::test]
+async fn an_engine_lives_on_an_arbiter_made_for_it() {
+    let build = Build::default();
+    let arbiter = Arbiter::new();
+    let engine =
+        Engine::start_in_with(&arbiter.handle(), build.config.clone(), build.parts()).await;
+    serves_and_stops(World {
+        engine: engine.expect("the engine starts"),
+    })
+    .await;
+    assert!(
+        arbiter.spawn(async {}),
+        "the host's arbiter is the host's to stop"
+    );
+    arbiter.stop();
+}
+
+async fn serves_and_stops(world: World) {
+    let prompt: Vec<u32> = (1..30).collect();
+    assert_finished(
+        &collect(world.generate(request(&prompt, 20, 7))).await,
+        &prompt,
+        20,
+        7,
+    );
+    world.assert_whole().await;
+    let engine = world.engine.clone();
+    world.stop().await;
+    assert!(!engine.is_alive());
+}
+
+#[actix::test]
+async fn a_stopped_arbiter_starts_no_engine() {
+    let arbiter = Arbiter::new();
+    let handle = arbiter.handle();
+    arbiter.stop();
+    arbiter.join().expect("it stops");
+    let build = Build::default();
+    let engine = Engine::start_in_with(&handle, build.config.clone(), build.parts()).await;
+    assert!(engine.is_err());
+}
+
+#[actix::test]
+async fn requests_end_with_the_hosts_arbiter() {
+    let (parts, dropped) = telling_parts(&Build {
+        context: 100_000,
+        n_pages: 100_000,
+        ..Build::default()
+    });
+    let arbiter = Arbiter::new();
+    let engine = Engine::start_in_with(&arbiter.handle(), Build::default().config, parts).await;
+    let engine = engine.expect("the engine starts");
+    let mut generation = engine.generate(endless()).expect("the door is open");
+    within(generation.next()).await.expect("it has begun");
+    arbiter.stop();
+    assert_engine_down(collect(generation).await.end);
+    dropped
+        .recv_timeout(PATIENCE)
+        .expect("the executor's thread ends");
+    assert!(!engine.is_alive(), "nobody is behind the doors");
+    within(engine.shutdown(Duration::from_secs(1))).await;
+}
+
+#[actix::test]
+async fn requests_end_with_the_hosts_system() {
+    let build = Build {
+        context: 100_000,
+        n_pages: 100_000,
+        ..Build::default()
+    };
+    let (ready, is_ready) = tokio::sync::oneshot::channel();
+    let host = std::thread::spawn(move || {
+        let system = System::new();
+        let current = System::current();
+        system.block_on(async {
+            let engine =
+                Engine::start_in_with(&Arbiter::current(), build.config.clone(), build.parts())
+                    .await;
+            let _ = ready.send((engine.expect("the engine starts"), current));
+        });
+        system.run().expect("it stops as it should");
+    });
+    let (engine, system) = is_ready.await.expect("the host runs");
+    let mut generation = engine.generate(endless()).expect("the door is open");
+    within(generation.next()).await.expect("it has begun");
+    system.stop();
+    assert_engine_down(collect(generation).await.end);
+    actix_web::web::block(move || host.join())
+        .await
+        .expect("not cancelled")
+        .expect("no panic");
+    assert!(!engine.is_alive());
+}
+
+#[test]
+fn an_engine_needs_no_runtime_in_its_host() {
+    let build = Build::default();
+    let prompt: Vec<u32> = (1..30).collect();
+    let (parts, dropped) = telling_parts(&build);
+    let engine = Engine::start_with(build.config.clone(), parts).expect("the engine starts");
+    let world = World { engine };
+    let mut generation = world.generate(request(&prompt, 20, 7));
+    block_on(async {
+        while let Some(event) = generation.next().await {
+            assert!(!matches!(event, Event::Failed(_)), "{event:?}");
+        }
+    });
+    drop(generation);
+    drop(world);
+    dropped
+        .recv_timeout(PATIENCE)
+        .expect("the executor's thread ends");
+}
+
+#[tokio::test]
+async fn handles_and_generations_move_between_threads_and_runtimes() {
+    fn moves<T: Send + Sync>() {}
+    moves::<EngineHandle>();
+    moves::<Generation>();
+    let world = Build::default().start();
+    let prompt: Vec<u32> = (1..30).collect();
+    let generation = world.generate(request(&prompt, 200, 7));
+    let elsewhere = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime
+            .expect("a runtime starts")
+            .block_on(collect(generation))
+    });
+    let outcome = actix_rt_join(elsewhere).await;
+    assert_finished(&outcome, &prompt, 200, 7);
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+async fn actix_rt_join<T: Send + 'static>(thread: std::thread::JoinHandle<T>) -> T {
+    tokio::task::spawn_blocking(|| thread.join())
+        .await
+        .expect("not cancelled")
+        .expect("no panic")
+}
+
+#[test]
+fn the_last_handle_takes_the_threads_with_it() {
+    let build = Build::default();
+    let (parts, dropped) = telling_parts(&build);
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let last = engine.clone();
+    drop(engine);
+    assert!(
+        last.is_alive() && dropped.try_recv().is_err(),
+        "one handle is left"
+    );
+    drop(last);
+    dropped
+        .recv_timeout(PATIENCE)
+        .expect("the executor's thread ends");
+}
+
+#[tokio::test]
+async fn a_request_under_way_ends_with_the_last_handle() {
+    let world = Build {
+        context: 100_000,
+        n_pages: 100_000,
+        ..Build::default()
+    }
+    .start();
+    let mut generation = world.generate(endless());
+    within(generation.next()).await.expect("it has begun");
+    drop(world);
+    assert_engine_down(collect(generation).await.end);
+}
+
+fn endless() -> souffleur::request::GenerateRequest {
+    let mut endless = request(&[1, 2, 3], 90_000, 7);
+    endless.sampling.ignore_eos = true;
+    endless
+}
+
+fn assert_engine_down(end: Event) {
+    match end {
+        Event::Failed(error) => assert_eq!(error.code(), "engine_down"),
+        other => panic!("ended with {other:?}"),
+    }
+}
+
+/// The smallest executor of futures there is.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}

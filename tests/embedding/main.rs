@@ -1,0 +1,16 @@
+//! Engines inside programs that are not ours: what a host may rely on.
+
+mod doubles;
+mod drops;
+mod examples;
+mod lifetimes;
+mod messages;
+mod overload;
+mod prefixes;
+mod quiet;
+mod shutdown;
+mod slow_clients;
+mod watchdog;
+#[allow(dead_code, reason = "shared with the tests of the whole engine")]
+#[path = "../engine/world.rs"]
+mod world;

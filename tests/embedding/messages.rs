@@ -1,0 +1,146 @@
+//! Actors wired by a host, without an engine around them.
+
+use std::sync::Arc;
+
+use actix::Actor;
+use souffleur::actors::allocator::{Allocator, PlannedTo};
+use souffleur::actors::mailbox::Mailbox;
+use souffleur::actors::messages::{ActorDied, PeekPrefix, PlanStep, StepPlanned};
+use souffleur::actors::prefix_index::{IndexCapacity, PrefixIndex};
+use souffleur::actors::radix_cache::RadixCache;
+use souffleur::actors::watchdog::DeathNote;
+use souffleur::ids::{PageId, StepId};
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::namespace::Namespace;
+use souffleur::state::pages::{NodeLock, PageSize, Pages, PoolLedger};
+use souffleur::state::plan::{PinDemand, PlanRequest, Reservation};
+use souffleur::state::pools::Pools;
+use souffleur::state::prefix_cache::{
+    Checkpoint, Checkpointed, Evicted, LockedPrefix, PrefixCache,
+};
+
+use super::doubles::Probe;
+use super::world::within;
+
+#[actix::test]
+async fn an_index_answers_plans_one_for_one() {
+    let (planned, mut answers) = Probe::<StepPlanned>::spawn();
+    let capacity = IndexCapacity {
+        pages: 8,
+        rows: 2,
+        page_size: PageSize::ONE,
+    };
+    let policy = EvictionPolicy::from_name("lru").expect("it is a policy");
+    let index = PrefixIndex::start(capacity, policy, planned);
+    for step in 1..=3 {
+        index.plan(PlanRequest::empty(StepId::new(step), 8, 2));
+        let answer = within(answers.recv())
+            .await
+            .expect("the host is asked")
+            .planned;
+        assert_eq!(
+            (answer.step, answer.free_pages, answer.free_rows),
+            (StepId::new(step), 8, 2)
+        );
+        assert!(matches!(answer.reservation, Reservation::Granted(grants) if grants.is_empty()));
+    }
+    let peek = index.peek();
+    let query = || PeekPrefix {
+        namespace: Namespace::default(),
+        tokens: [1, 2].into(),
+    };
+    assert_eq!(
+        within(peek.send(query())).await.expect("the cache lives"),
+        0
+    );
+    drop(index);
+    assert!(
+        within(peek.send(query())).await.is_err(),
+        "it stops with its owner"
+    );
+}
+
+#[actix::test]
+async fn a_cache_that_panics_is_told_and_its_neighbour_lives() {
+    let (died, mut deaths) = Probe::<ActorDied>::spawn();
+    let (planned, mut answers) = Probe::<StepPlanned>::spawn();
+    let ledger = Arc::new(PoolLedger::default());
+    let pools = Pools::new(8, 2, PageSize::ONE, ledger.clone());
+    let note = |actor| DeathNote::new(actor, 7, died.clone(), ledger.clone());
+    let allocator = Allocator::new(pools, PlannedTo::Host(planned), note("allocator")).start();
+    let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
+    let cache = RadixCache::new(Box::new(Poisoned), reserve, note("radix_cache")).start();
+    let plan = Mailbox::of(&cache, "radix_cache", "PlanStep");
+    let mut request = PlanRequest::empty(StepId::new(1), 8, 2);
+    request.pins.push(PinDemand {
+        pin: 1,
+        namespace: Namespace::default(),
+        tokens: [1, 2].into(),
+    });
+    plan.post(PlanStep {
+        request: Box::new(request),
+    });
+    let death = within(deaths.recv()).await.expect("a death is told");
+    assert_eq!(
+        (death.actor, death.generation, death.panicked),
+        ("radix_cache", 7, true)
+    );
+    assert!(allocator.connected());
+    drop((plan, allocator));
+    let death = within(deaths.recv()).await.expect("a death is told");
+    assert_eq!((death.actor, death.panicked), ("allocator", false));
+    assert!(answers.try_recv().is_err(), "nothing was planned");
+}
+
+/// A tree that cannot be locked.
+struct Poisoned;
+
+impl PrefixCache for Poisoned {
+    fn lock_prefix(&mut self, _: &Namespace, _: &[u32]) -> LockedPrefix {
+        panic!("a poisoned tree")
+    }
+
+    fn unlock(&mut self, _: NodeLock) {}
+
+    fn touch_prefix(&mut self, _: &Namespace, _: &[u32]) -> usize {
+        0
+    }
+
+    fn peek(&self, _: &Namespace, _: &[u32]) -> usize {
+        0
+    }
+
+    fn checkpoint(&mut self, _: Checkpoint<'_>) -> Checkpointed {
+        panic!("a poisoned tree")
+    }
+
+    fn evict(&mut self, _: usize) -> Evicted {
+        Evicted::default()
+    }
+
+    fn clear(&mut self) -> Pages {
+        Pages::empty()
+    }
+
+    fn evictable_size(&self) -> usize {
+        0
+    }
+
+    fn protected_size(&self) -> usize {
+        0
+    }
+
+    fn n_nodes(&self) -> usize {
+        0
+    }
+
+    fn page_size(&self) -> PageSize {
+        PageSize::ONE
+    }
+
+    fn for_each_page(&self, _: &mut dyn FnMut(PageId)) {}
+
+    fn check_integrity(&self) -> Result<(), String> {
+        Ok(())
+    }
+}

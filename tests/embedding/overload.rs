@@ -1,0 +1,82 @@
+//! More than the engine wants inside at once.
+
+use souffleur::error::RequestError;
+use souffleur::request::Event;
+
+use super::world::{Build, collect, request};
+
+#[tokio::test]
+async fn a_request_too_many_is_refused_at_the_door() {
+    let (open, gate) = crossbeam_channel::unbounded();
+    let mut build = Build {
+        gate: Some(gate),
+        ..Build::default()
+    };
+    build.config.max_queued_requests = 3;
+    let world = build.start();
+    let inside: Vec<_> = (0..3)
+        .map(|seed| world.generate(request(&[1, 2], 5, seed)))
+        .collect();
+    let refused = world.engine.generate(request(&[1, 2], 5, 9)).err();
+    assert_eq!(
+        refused,
+        Some(RequestError::Overloaded {
+            what: "requests",
+            queued: 3,
+            limit: 3
+        })
+    );
+    drop(open);
+    for generation in inside {
+        assert!(matches!(collect(generation).await.end, Event::Finished(_)));
+    }
+    world.assert_whole().await;
+    assert_eq!(world.engine.requests_inside(), 0);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_permit_is_back_before_the_terminal_event_is_out() {
+    let mut build = Build::default();
+    build.config.max_queued_requests = 1;
+    let world = build.start();
+    for seed in 0..200 {
+        let outcome = collect(world.generate(request(&[1, 2], 2, seed))).await;
+        assert!(matches!(outcome.end, Event::Finished(_)));
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn prompt_tokens_too_many_are_refused() {
+    let (open, gate) = crossbeam_channel::unbounded();
+    let mut build = Build {
+        gate: Some(gate),
+        ..Build::default()
+    };
+    build.config.max_queued_tokens = 100;
+    let world = build.start();
+    let prompt: Vec<u32> = (1..=60).collect();
+    let first = world.generate(request(&prompt, 5, 1));
+    let second = collect(world.generate(request(&prompt, 5, 2))).await;
+    match second.end {
+        Event::Failed(error) => {
+            let overloaded = RequestError::Overloaded {
+                what: "prompt tokens",
+                queued: 60,
+                limit: 100,
+            };
+            assert_eq!(error, overloaded);
+        }
+        other => panic!("ended with {other:?}"),
+    }
+    let short = world.generate(request(&[1, 2], 5, 3));
+    drop(open);
+    for generation in [first, short] {
+        assert!(matches!(collect(generation).await.end, Event::Finished(_)));
+    }
+    let again = collect(world.generate(request(&prompt, 5, 2))).await;
+    assert!(matches!(again.end, Event::Finished(_)));
+    world.assert_whole().await;
+    world.stop().await;
+}

@@ -1,0 +1,176 @@
+//! Looking into the cache, and keeping a prefix in it, through the engine's doors.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use souffleur::actors::messages::{PeekPrefix, PinPrefix, PrefixPinned, UnpinPrefix};
+use souffleur::error::RequestError;
+use souffleur::request::Event;
+use souffleur::state::namespace::Namespace;
+
+use super::world::{Build, World, collect, request, within};
+
+/// A pool that holds two of the prompts below, not three.
+fn small() -> Build {
+    Build {
+        n_pages: 300,
+        rows: 4,
+        ..Build::default()
+    }
+}
+
+/// A hundred tokens that no other number begins with.
+fn prompt(number: u32) -> Vec<u32> {
+    (0..100)
+        .map(|place| 1 + (number * 31 + place * 7) % 499)
+        .collect()
+}
+
+async fn run(world: &World, prompt: &[u32]) {
+    let outcome = collect(world.generate(request(prompt, 4, 1))).await;
+    assert!(
+        matches!(outcome.end, Event::Finished(_)),
+        "{:?}",
+        outcome.end
+    );
+    world.assert_whole().await;
+}
+
+async fn peek(world: &World, tokens: &[u32]) -> usize {
+    let doors = world.engine.doors().expect("the engine lives");
+    let query = PeekPrefix {
+        namespace: Namespace::default(),
+        tokens: tokens.into(),
+    };
+    within(doors.peek.send(query))
+        .await
+        .expect("the cache answers")
+}
+
+async fn pin(world: &World, tokens: &[u32], ttl_s: u32) -> Result<PrefixPinned, RequestError> {
+    let doors = world.engine.doors().expect("the engine lives");
+    let tokens: Arc<[u32]> = tokens.into();
+    let pin = PinPrefix {
+        namespace: Namespace::default(),
+        tokens,
+        ttl_s,
+    };
+    within(doors.pin.send(pin))
+        .await
+        .expect("the scheduler answers")
+}
+
+async fn unpin(world: &World, pin: u64) -> bool {
+    let doors = world.engine.doors().expect("the engine lives");
+    within(doors.unpin.send(UnpinPrefix { pin }))
+        .await
+        .expect("the scheduler answers")
+}
+
+#[tokio::test]
+async fn a_peek_changes_nothing() {
+    let world = small().start();
+    run(&world, &prompt(1)).await;
+    run(&world, &prompt(2)).await;
+    let before = world.engine.stats().await.expect("stats");
+    assert_eq!(peek(&world, &prompt(1)).await, 100);
+    assert_eq!(peek(&world, &prompt(1)[..50]).await, 50);
+    assert_eq!(peek(&world, &prompt(3)).await, 0);
+    let other = Namespace::new(Some("other"), None);
+    let elsewhere = world.engine.peek_prefix(other, prompt(1).into()).await;
+    assert_eq!(elsewhere, Ok(0));
+    assert_eq!(world.engine.stats().await.expect("stats"), before);
+    // Had the peeks touched it, the second prompt would be the oldest now.
+    run(&world, &prompt(3)).await;
+    assert!(peek(&world, &prompt(1)).await < 100);
+    assert_eq!(peek(&world, &prompt(2)).await, 100);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_pinned_prefix_outlives_younger_ones() {
+    let world = small().start();
+    run(&world, &prompt(1)).await;
+    let pinned = pin(&world, &prompt(1), 3600)
+        .await
+        .expect("there is room for a pin");
+    assert_eq!(pinned.tokens, 100);
+    for number in 2..8 {
+        run(&world, &prompt(number)).await;
+    }
+    assert_eq!(peek(&world, &prompt(1)).await, 100);
+    assert!(unpin(&world, pinned.pin).await);
+    assert!(!unpin(&world, pinned.pin).await);
+    for number in 8..12 {
+        run(&world, &prompt(number)).await;
+    }
+    assert!(peek(&world, &prompt(1)).await < 100);
+    let stats = world.assert_whole().await;
+    assert_eq!((stats.pins, stats.protected_tokens), (0, 0));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_pin_ends_when_its_time_has_passed() {
+    let world = small().start();
+    run(&world, &prompt(1)).await;
+    let pinned = pin(&world, &prompt(1), 0)
+        .await
+        .expect("there is room for a pin");
+    within(async {
+        while world.engine.stats().await.expect("stats").protected_tokens > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert_eq!(world.assert_whole().await.pins, 0);
+    assert!(!unpin(&world, pinned.pin).await);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_pin_too_many_is_refused() {
+    let mut build = small();
+    build.config.max_pins = 1;
+    let world = build.start();
+    run(&world, &prompt(1)).await;
+    let first = pin(&world, &prompt(1), 3600)
+        .await
+        .expect("there is room for a pin");
+    let overloaded = RequestError::Overloaded {
+        what: "pins",
+        queued: 1,
+        limit: 1,
+    };
+    assert_eq!(pin(&world, &prompt(1), 3600).await, Err(overloaded));
+    assert!(unpin(&world, first.pin).await);
+    assert!(pin(&world, &prompt(1), 3600).await.is_ok());
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_prefix_that_is_not_cached_pins_nothing() {
+    let world = small().start();
+    let pinned = pin(&world, &prompt(1), 3600)
+        .await
+        .expect("there is room for a pin");
+    assert_eq!(pinned.tokens, 0);
+    run(&world, &prompt(1)).await;
+    assert!(unpin(&world, pinned.pin).await);
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_idle_engine_revokes_pins_before_it_refuses_a_request() {
+    let world = small().start();
+    run(&world, &prompt(1)).await;
+    let pinned = pin(&world, &prompt(1), 3600)
+        .await
+        .expect("there is room for a pin");
+    let large: Vec<u32> = (0..240).map(|place| 1 + (place * 11) % 499).collect();
+    run(&world, &large).await;
+    assert_eq!(world.assert_whole().await.pins, 0);
+    assert!(!unpin(&world, pinned.pin).await);
+    world.stop().await;
+}

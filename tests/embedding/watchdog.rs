@@ -1,0 +1,220 @@
+//! Deaths: everybody inside is told once, and the engine comes back.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use actix_rt::Arbiter;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use souffleur::engine::{Engine, Generation};
+use souffleur::request::Event;
+
+use super::doubles::{Mishap, mishap_parts};
+use super::world::{Build, World, assert_finished, collect, request, within};
+
+/// Far enough for all requests to be inside.
+const MISHAP_STEP: u64 = 30;
+
+/// The recorder of this test binary.
+fn recorder() -> &'static PrometheusHandle {
+    static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
+    RECORDER.get_or_init(|| {
+        PrometheusBuilder::new()
+            .install_recorder()
+            .expect("it is the first")
+    })
+}
+
+fn deaths_of(actor: &str) -> u64 {
+    let name = format!("souffleur_actor_deaths_total{{actor=\"{actor}\"}} ");
+    let page = recorder().render();
+    let value = page.lines().find_map(|line| line.strip_prefix(&name));
+    value.map_or(0, |value| value.parse().expect("a counter is a number"))
+}
+
+/// Runs into the mishap with eight requests inside, then checks that everything is as new.
+async fn dies_and_comes_back(world: World, open: crossbeam_channel::Sender<()>) {
+    let prompts: Vec<Vec<u32>> = (0..8)
+        .map(|i| (1..40).map(|t| t * 5 + i).collect())
+        .collect();
+    let send = |prompt: &Vec<u32>| {
+        let mut endless = request(prompt, 1000, 7);
+        endless.sampling.ignore_eos = true;
+        world.generate(endless)
+    };
+    let inside: Vec<Generation> = prompts.iter().map(send).collect();
+    within(async {
+        let is_inside = |stats: souffleur::state::stats::EngineStats| {
+            stats.running_requests + stats.waiting_requests == prompts.len()
+        };
+        while !is_inside(world.engine.stats().await.expect("the engine lives")) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    drop(open);
+    for mut generation in inside {
+        let mut ends = Vec::new();
+        while let Some(event) = within(generation.next()).await {
+            if event.is_terminal() {
+                ends.push(event);
+            }
+        }
+        match ends.as_slice() {
+            [Event::Failed(error)] => assert_eq!(error.code(), "engine_down"),
+            other => panic!("ended with {other:?}"),
+        }
+    }
+    within(async {
+        while !world.engine.is_ready() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(world.engine.requests_inside(), 0);
+    for prompt in &prompts {
+        assert_finished(
+            &collect(world.generate(request(prompt, 50, 7))).await,
+            prompt,
+            50,
+            7,
+        );
+    }
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_panic_of_the_executor_fails_everybody_once_and_the_unit_is_rebuilt() {
+    recorder();
+    let (open, gate) = crossbeam_channel::unbounded();
+    let build = Build {
+        gate: Some(gate),
+        ..Build::default()
+    };
+    let parts = mishap_parts(&build, MISHAP_STEP, Mishap::Panic);
+    let before = deaths_of("executor_thread");
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    dies_and_comes_back(World { engine }, open).await;
+    assert!(deaths_of("executor_thread") > before);
+}
+
+#[tokio::test]
+async fn an_engine_is_not_ready_while_it_is_rebuilt() {
+    let build = Build::default();
+    let mut parts = mishap_parts(&build, 2, Mishap::Panic);
+    let (open, gate) = crossbeam_channel::unbounded::<()>();
+    // The first executor is made at once, the second when the test says so.
+    let _ = open.send(());
+    let make = parts.executor.clone();
+    parts.executor = std::sync::Arc::new(move || {
+        let _ = gate.recv();
+        make()
+    });
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    assert!(engine.is_ready());
+    let world = World { engine };
+    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
+    assert!(matches!(outcome.end, Event::Failed(_)));
+    within(async {
+        while world.engine.is_ready() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let refused = world.engine.generate(request(&[1, 2], 50, 7)).map(drop);
+    assert_eq!(refused.map_err(|error| error.code()), Err("engine_down"));
+    assert_eq!(world.engine.requests_inside(), 0);
+    let _ = open.send(());
+    within(async {
+        while !world.engine.is_ready() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_finished(
+        &collect(world.generate(request(&[1, 2], 50, 7))).await,
+        &[1, 2],
+        50,
+        7,
+    );
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_is_shut_down_while_it_is_rebuilt() {
+    let build = Build::default();
+    let mut parts = mishap_parts(&build, 2, Mishap::Panic);
+    let (open, gate) = crossbeam_channel::unbounded::<()>();
+    let _ = open.send(());
+    let make = parts.executor.clone();
+    parts.executor = std::sync::Arc::new(move || {
+        let _ = gate.recv();
+        make()
+    });
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
+    assert!(matches!(outcome.end, Event::Failed(_)));
+    let engine = world.engine.clone();
+    world.stop().await;
+    assert!(!engine.is_alive());
+    drop(open);
+}
+
+/// A host's log that panics once, at the first error that the Scheduler reports on this thread.
+struct Treacherous(AtomicBool);
+
+impl tracing::Subscriber for Treacherous {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "souffleur::actors::scheduler"
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        if self.0.swap(false, Ordering::SeqCst) {
+            panic!("inside the Scheduler's handler");
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[actix::test]
+async fn a_panic_inside_a_control_actor_fails_everybody_once_and_the_unit_is_rebuilt() {
+    recorder();
+    let arbiter = Arbiter::new();
+    arbiter.spawn_fn(|| {
+        let treacherous = Treacherous(AtomicBool::new(true));
+        // For the rest of the thread's life.
+        std::mem::forget(tracing::subscriber::set_default(treacherous));
+    });
+    let (open, gate) = crossbeam_channel::unbounded();
+    let build = Build {
+        gate: Some(gate),
+        ..Build::default()
+    };
+    // A refused step is what the Scheduler logs.
+    let parts = mishap_parts(&build, MISHAP_STEP, Mishap::Reject);
+    let before = deaths_of("scheduler");
+    let engine = Engine::start_in_with(&arbiter.handle(), build.config, parts).await;
+    dies_and_comes_back(
+        World {
+            engine: engine.expect("the engine starts"),
+        },
+        open,
+    )
+    .await;
+    assert!(deaths_of("scheduler") > before);
+    arbiter.stop();
+}
