@@ -86,7 +86,7 @@ fn more_clients_than_a_server_takes() {
 
 #[test]
 fn a_signal_to_stop_lets_clients_finish() {
-    if let Some(server) = run("test_shutdown", &[]) {
+    if let Some(server) = run("test_shutdown", &["--shutdown-deadline-s", MODULE_SECONDS]) {
         server.expect_exit();
     }
 }

@@ -1,5 +1,6 @@
 """SIGTERM while clients are served: they get the rest of what they asked for, newcomers do not."""
 
+import concurrent.futures
 import json
 import os
 import signal
@@ -9,39 +10,56 @@ from websockets.exceptions import ConnectionClosedOK
 from websockets.sync.client import connect
 from world import PATIENCE_S, URL, World, wait_until
 
-TOKENS = 3000
+TOKENS = 2000
+ADDRESS = URL.replace("http://", "ws://") + "/v1/ws/generate"
 
 
 class Shutdown(World):
     def tearDown(self):
         """The server is gone; its exit code is looked at outside."""
 
+    def stream(self):
+        return self.client.completions.create(
+            model="any", prompt="Once upon a time", max_tokens=TOKENS, stream=True,
+            stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+        )
+
+    def read_to_the_end(self, socket):
+        """The end of the one request on a WebSocket, which the server closes afterwards."""
+        while not (frame := json.loads(socket.recv(timeout=PATIENCE_S))).get("done"):
+            self.assertNotIn("error", frame)
+        self.check_going_away(socket)
+        return frame["meta"]
+
+    def check_going_away(self, socket):
+        with self.assertRaises(ConnectionClosedOK) as closed:
+            socket.recv(timeout=PATIENCE_S)
+        self.assertEqual(closed.exception.rcvd.code, 1001)
+
+    def check_newcomers_are_refused(self):
+        with self.assertRaises(openai.InternalServerError) as raised:
+            self.client.completions.create(model="any", prompt="Hello")
+        self.assertEqual((raised.exception.status_code, raised.exception.code), (503, "shutting_down"))
+
     def test_running_requests_end_by_themselves(self):
-        options = {"model": "any", "prompt": "Once upon a time", "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
-        address = URL.replace("http://", "ws://") + "/v1/ws/generate"
-        with connect(address) as busy, connect(address) as idle:
-            stream = self.client.completions.create(stream=True, stream_options={"include_usage": True}, **options)
+        with connect(ADDRESS) as busy, connect(ADDRESS) as idle, concurrent.futures.ThreadPoolExecutor() as threads:
+            stream = self.stream()
             next(stream)
             sampling = {"max_new_tokens": TOKENS, "ignore_eos": True}
             busy.send(json.dumps({"op": "generate", "rid": "last", "text": "Hello", "sampling_params": sampling}))
-            busy.recv(timeout=PATIENCE_S)
+            self.wait_until_running(2)
             self.assertEqual(self.http.get("/ready").status_code, 200)
 
             os.kill(int(os.environ["SOUFFLEUR_PID"]), signal.SIGTERM)
+            # Both are read while they run: a client that does not read is cut off.
+            chunks, end = threads.submit(list, stream), threads.submit(self.read_to_the_end, busy)
             wait_until("it is not ready", lambda: self.http.get("/ready").status_code == 503)
             self.assertEqual(self.http.get("/health").status_code, 200)
-            with self.assertRaises(openai.InternalServerError) as raised:
-                self.client.completions.create(model="any", prompt="Hello")
-            self.assertEqual((raised.exception.status_code, raised.exception.code), (503, "shutting_down"))
-            with self.assertRaises(ConnectionClosedOK) as closed:
-                idle.recv(timeout=PATIENCE_S)
-            self.assertEqual(closed.exception.rcvd.code, 1001)
+            self.check_newcomers_are_refused()
+            self.check_going_away(idle)
 
-            *chunks, last = list(stream)
+            *chunks, last = chunks.result()
             self.assertEqual(chunks[-1].choices[0].finish_reason, "length")
             self.assertEqual(last.usage.completion_tokens, TOKENS)
-            while not (frame := json.loads(busy.recv(timeout=PATIENCE_S))).get("done"):
-                self.assertNotIn("error", frame)
-            self.assertEqual(frame["meta"]["completion_tokens"], TOKENS)
-            with self.assertRaises(ConnectionClosedOK):
-                busy.recv(timeout=PATIENCE_S)
+            self.assertEqual(end.result()["finish_reason"], {"type": "length", "length": TOKENS})
+            self.assertEqual(end.result()["completion_tokens"], TOKENS)
