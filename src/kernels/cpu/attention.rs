@@ -53,7 +53,7 @@ pub fn attend(
     let items = items(batch, heads);
     let shared = Shared::new(out.values_mut());
     with_elements!(kv.layer(layer), kv => {
-        pool.for_each(items.len(), &|index| {
+        pool.for_each(items.len(), cost(&items, heads), &|index| {
             WORKSPACE.with_borrow_mut(|work| {
                 dispatch(isa, Tile { item: items[index], heads, q, kv, table, out: shared, work });
             });
@@ -82,6 +82,13 @@ fn items(batch: &CpuBatch, heads: &HeadShape) -> Vec<Item> {
     // The longest first: what is left at the end is short.
     items.sort_by_key(|item| std::cmp::Reverse(item.first_position + item.n_tokens));
     items
+}
+
+/// Multiply-adds of all items: scores and weighted values.
+fn cost(items: &[Item], heads: &HeadShape) -> usize {
+    let group = heads.n_heads / heads.n_kv_heads;
+    let pairs = |item: &Item| item.n_tokens * (item.first_position + item.n_tokens);
+    2 * group * heads.head_dim * items.iter().map(pairs).sum::<usize>()
 }
 
 /// Buffers of one thread; heads are padded with zeros to whole vectors.

@@ -85,7 +85,8 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     let out = Shared::new(out);
     with_elements!(&weight.data, data => {
         assert_eq!(data.len(), outputs * inputs, "weights of {outputs} outputs, {inputs} inputs");
-        pool.for_each(outputs.div_ceil(item_columns), &|item| {
+        let cost = rows * inputs * outputs;
+        pool.for_each(outputs.div_ceil(item_columns), cost, &|item| {
             let first = item * item_columns;
             let columns = item_columns.min(outputs - first);
             dispatch(isa, Columns { x, rows, inputs, weight: data, bias, out, outputs, first, columns, write });

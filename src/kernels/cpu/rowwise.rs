@@ -11,8 +11,13 @@ use crate::model::rope::Rope;
 /// Rows in an item: a barrier costs about as much as a few rows.
 const ITEM_ROWS: usize = 4;
 
-fn for_rows(pool: &mut ThreadPool, rows: usize, row: impl Fn(usize) + Sync) {
-    pool.for_each(rows.div_ceil(ITEM_ROWS), &|item| {
+/// Multiply-adds that an element costs about: loads, stores and the odd exponential.
+const ELEMENT_COST: usize = 8;
+
+/// Calls `row` for each row, of `width` elements.
+fn for_rows(pool: &mut ThreadPool, rows: usize, width: usize, row: impl Fn(usize) + Sync) {
+    let cost = rows * width * ELEMENT_COST;
+    pool.for_each(rows.div_ceil(ITEM_ROWS), cost, &|item| {
         (item * ITEM_ROWS..rows.min((item + 1) * ITEM_ROWS)).for_each(&row);
     });
 }
@@ -36,7 +41,7 @@ pub fn embed(scratch: &Scratch, table: &Matrix, tokens: &[u32]) -> Tensor {
 pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out: Tensor) -> Tensor {
     let half = rope.inv_freq.len();
     let shared = Shared::new(out.values_mut());
-    for_rows(pool, positions.len(), |row| {
+    for_rows(pool, positions.len(), 2 * half, |row| {
         // SAFETY: each row is written by one item.
         let (cos, sin) = unsafe { shared.part(row * 2 * half, 2 * half) }.split_at_mut(half);
         for (i, frequency) in rope.inv_freq.iter().enumerate() {
@@ -64,7 +69,7 @@ pub fn rms_norm(
         "norm of rows of {width}"
     );
     let shared = Shared::new(out.values_mut());
-    for_rows(pool, rows, |row| {
+    for_rows(pool, rows, width, |row| {
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };
         out.copy_from_slice(x.row(tokens.map_or(row, |tokens| tokens[row] as usize)));
@@ -147,7 +152,7 @@ pub fn rotate(
     assert_eq!(width, q_width + 2 * kv_width, "queries, keys and values");
     let qkv = Shared::new(qkv.values_mut());
     let q_out = Shared::new(q.values_mut());
-    for_rows(pool, rows, |row| {
+    for_rows(pool, rows, width, |row| {
         // SAFETY: each row is read and written by one item.
         let (input, out) = unsafe {
             (
@@ -229,7 +234,7 @@ pub fn gated_silu(pool: &mut ThreadPool, isa: Isa, gate_up: &Tensor, mut out: Te
     let (rows, width) = (out.rows(), out.width());
     assert_eq!(gate_up.width(), 2 * width, "gate and up of {width}");
     let shared = Shared::new(out.values_mut());
-    for_rows(pool, rows, |row| {
+    for_rows(pool, rows, width, |row| {
         let (gate, up) = gate_up.row(row).split_at(width);
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };

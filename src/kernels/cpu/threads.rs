@@ -15,7 +15,18 @@ const SPINS_BEFORE_PARK: usize = 4000;
 /// Rounds of `spin_loop` before the caller, waiting for the last item, offers its core to others.
 const SPINS_BEFORE_YIELD: usize = 1000;
 
+/// Multiply-adds below which a kernel runs on its caller: some microseconds of work, about what it costs to have it
+/// shared, and far less than what it costs when the system has put the other thread aside.
+const MIN_SHARED_COST: usize = 256 << 10;
+
 type Item<'a> = &'a (dyn Fn(usize) + Sync);
+
+/// One kernel: what to do with each item index below `n_items`.
+#[derive(Clone, Copy)]
+struct Job {
+    item: Item<'static>,
+    n_items: usize,
+}
 
 /// Kernel number in the high half, unclaimed items in the low half.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,8 +47,8 @@ impl Ticket {
 }
 
 struct Shared {
-    /// What to do with an item. Written by the caller while every item is done; read by whoever holds a claimed item.
-    item: UnsafeCell<Option<Item<'static>>>,
+    /// Written by the caller while every item is done; read by whoever holds a claimed item.
+    job: UnsafeCell<Option<Job>>,
     ticket: AtomicU64,
     /// Items of the current kernel that are not done.
     pending: AtomicUsize,
@@ -46,7 +57,7 @@ struct Shared {
     panicked: AtomicBool,
 }
 
-// SAFETY: `item` is read only between a successful claim and the decrement of `pending` for it, and written only while
+// SAFETY: `job` is read only between a successful claim and the decrement of `pending` for it, and written only while
 // `pending` is 0; the claim acquires what the ticket's store released.
 unsafe impl Sync for Shared {}
 
@@ -66,7 +77,7 @@ impl ThreadPool {
     pub fn new(n_threads: usize) -> std::io::Result<Self> {
         let n_workers = n_threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            item: UnsafeCell::new(None),
+            job: UnsafeCell::new(None),
             ticket: AtomicU64::new(0),
             pending: AtomicUsize::new(0),
             parked: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
@@ -95,12 +106,13 @@ impl ThreadPool {
         self.workers.len() + 1
     }
 
-    /// Calls `item` once for each index below `n_items`, on any thread, and returns when all calls have.
+    /// Calls `item` once for each index below `n_items`, on any thread, lowest first, and returns when all calls have.
+    /// `cost` is about how many multiply-adds they take together.
     ///
     /// # Panics
     /// If an item panicked, and with 2^32 items or more.
-    pub fn for_each(&mut self, n_items: usize, item: Item<'_>) {
-        if n_items <= 1 || self.workers.is_empty() {
+    pub fn for_each(&mut self, n_items: usize, cost: usize, item: Item<'_>) {
+        if n_items <= 1 || cost < MIN_SHARED_COST || self.workers.is_empty() {
             (0..n_items).for_each(item);
             return;
         }
@@ -109,7 +121,7 @@ impl ThreadPool {
         // without a claim nobody calls it.
         let item = unsafe { std::mem::transmute::<Item<'_>, Item<'static>>(item) };
         // SAFETY: `pending` is 0, so nobody holds a claimed item.
-        unsafe { *self.shared.item.get() = Some(item) };
+        unsafe { *self.shared.job.get() = Some(Job { item, n_items }) };
         self.shared.pending.store(n_items, Ordering::Relaxed);
         self.publish(claims);
         run_items(&self.shared);
@@ -180,8 +192,7 @@ fn wait_for_epoch_after(seen: u32, shared: &Shared, worker: usize) {
 fn run_items(shared: &Shared) -> u32 {
     let mut ticket = Ticket(shared.ticket.load(Ordering::Acquire));
     while ticket.unclaimed() > 0 {
-        let index = ticket.unclaimed() - 1;
-        let rest = Ticket::new(ticket.epoch(), index);
+        let rest = Ticket::new(ticket.epoch(), ticket.unclaimed() - 1);
         let claim = shared.ticket.compare_exchange_weak(
             ticket.0,
             rest.0,
@@ -190,7 +201,7 @@ fn run_items(shared: &Shared) -> u32 {
         );
         match claim {
             Ok(_) => {
-                run_claimed(shared, index as usize);
+                run_claimed(shared, rest.unclaimed() as usize);
                 ticket = Ticket(shared.ticket.load(Ordering::Acquire));
             }
             Err(current) => ticket = Ticket(current),
@@ -199,12 +210,12 @@ fn run_items(shared: &Shared) -> u32 {
     ticket.epoch()
 }
 
-/// Runs an item that this thread has claimed.
-fn run_claimed(shared: &Shared, index: usize) {
+/// Runs the item that this thread has claimed; `rest` are left behind it.
+fn run_claimed(shared: &Shared, rest: usize) {
     // SAFETY: the claim keeps `pending` above 0, so the caller does not write.
-    let item = unsafe { *shared.item.get() }.expect("an item is set before claims are open");
-    // The caller must reach the barrier even if an item panics: the borrow behind `item` ends there.
-    if catch_unwind(AssertUnwindSafe(|| item(index))).is_err() {
+    let job = unsafe { *shared.job.get() }.expect("a job is set before claims are open");
+    // The caller must reach the barrier even if an item panics: the borrow behind `job` ends there.
+    if catch_unwind(AssertUnwindSafe(|| (job.item)(job.n_items - 1 - rest))).is_err() {
         shared.panicked.store(true, Ordering::Relaxed);
     }
     shared.pending.fetch_sub(1, Ordering::Release);
@@ -220,7 +231,7 @@ mod tests {
             let mut pool = ThreadPool::new(n_threads).expect("threads start");
             for n_items in [0, 1, 2, 7, 1000] {
                 let counts: Vec<_> = (0..n_items).map(|_| AtomicUsize::new(0)).collect();
-                pool.for_each(n_items, &|i| {
+                pool.for_each(n_items, MIN_SHARED_COST, &|i| {
                     counts[i].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(
@@ -236,7 +247,7 @@ mod tests {
         let mut pool = ThreadPool::new(4).expect("threads start");
         for kernel in 0..20_000 {
             let sum = AtomicUsize::new(0);
-            pool.for_each(5, &|i| {
+            pool.for_each(5, MIN_SHARED_COST, &|i| {
                 sum.fetch_add(kernel * 10 + i, Ordering::Relaxed);
             });
             assert_eq!(sum.load(Ordering::Relaxed), kernel * 50 + 10);
@@ -247,7 +258,7 @@ mod tests {
     fn panic_in_an_item_reaches_the_caller() {
         let mut pool = ThreadPool::new(2).expect("threads start");
         let result = catch_unwind(AssertUnwindSafe(|| {
-            pool.for_each(8, &|i| assert_ne!(i, 5, "planted"))
+            pool.for_each(8, MIN_SHARED_COST, &|i| assert_ne!(i, 5, "planted"))
         }));
         assert!(result.is_err());
     }
