@@ -48,6 +48,11 @@ numeric_id! {
     SeqId(u64)
 }
 numeric_id! {
+    /// One request as the Tokenizer took it in. Tells two requests apart that have one [`RequestId`], the second begun when
+    /// the first had just ended. Never reused while the engine lives.
+    IntakeId(u64)
+}
+numeric_id! {
     /// One page of `page_size` consecutive tokens in the KV pool. Page 0 is the dummy page of padded rows and is never granted.
     PageId(u32)
 }

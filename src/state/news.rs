@@ -2,7 +2,7 @@
 
 use crate::error::RequestError;
 use crate::executor::RowLogprobs;
-use crate::ids::RequestId;
+use crate::ids::{IntakeId, RequestId};
 use crate::request::FinishReason;
 
 /// News of one request.
@@ -10,6 +10,8 @@ use crate::request::FinishReason;
 pub struct RequestTokens {
     /// The request.
     pub rid: RequestId,
+    /// Which request of that id.
+    pub intake: IntakeId,
     /// New output tokens.
     pub tokens: Vec<u32>,
     /// Their log probabilities, and the prompt's.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::executor::LogprobWish;
-use crate::ids::{RequestId, RowId, SeqId, StepId};
+use crate::ids::{IntakeId, RequestId, RowId, SeqId, StepId};
 use crate::request::CancelFlag;
 use crate::state::namespace::Namespace;
 use crate::state::news::RequestEnd;
@@ -15,6 +15,8 @@ use crate::state::sampling::SamplingParams;
 pub struct Submission {
     /// The client's name for it.
     pub rid: RequestId,
+    /// The Tokenizer's number for it.
+    pub intake: IntakeId,
     /// The prompt; not empty, shorter than the context.
     pub prompt: Arc<[u32]>,
     /// Where its prefix may be shared.

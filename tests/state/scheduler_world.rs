@@ -11,7 +11,7 @@ use souffleur::executor::fake::{FakeExecutor, FakeOptions};
 use souffleur::executor::{
     Executor, LogprobWish, RowLogprobs, RowWork, StepOutput, StepPlan, TokenLogprobs,
 };
-use souffleur::ids::{PageId, RequestId, SeqId, StepId};
+use souffleur::ids::{IntakeId, PageId, RequestId, SeqId, StepId};
 use souffleur::request::CancelFlag;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
@@ -188,6 +188,7 @@ impl World {
         });
         let submission = Submission {
             rid: rid.clone(),
+            intake: IntakeId::new(number as u64),
             prompt: Arc::from(ask.prompt.as_slice()),
             namespace: Namespace::new(None, ask.salt),
             sampling: Arc::new(sampling),
@@ -512,6 +513,7 @@ impl World {
                 cached_tokens,
                 num_retractions,
                 end,
+                ..
             } = news;
             let number: usize = rid.as_str()[1..].parse().expect("rids are r<number>");
             let life = &mut self.lives[number];

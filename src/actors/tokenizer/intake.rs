@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::actors::messages::Generate;
 use crate::error::RequestError;
 use crate::executor::LogprobWish;
-use crate::ids::RequestId;
+use crate::ids::{IntakeId, RequestId};
 use crate::model::text::{self, TextModel};
 use crate::request::{ChatPrompt, Event, FinishReason, Finished, GenerateRequest, Prompt};
 use crate::state::sampling::SamplingParams;
@@ -54,8 +54,10 @@ impl Tokenizer {
                     request,
                 } = prepared;
                 let logprobs = request.logprobs.map(Arc::new);
+                self.next_intake = IntakeId::new(self.next_intake.get() + 1);
                 let submission = Submission {
                     rid: rid.clone(),
+                    intake: self.next_intake,
                     prompt,
                     namespace: request.namespace,
                     sampling,

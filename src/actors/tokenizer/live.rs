@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::error::RequestError;
 use crate::executor::{RowLogprobs, TokenLogprobs};
+use crate::ids::IntakeId;
 use crate::metrics::RequestMetrics;
 use crate::request::{Delta, Event, FinishReason, Finished, Usage};
 use crate::sink::{Delivery, EventSink};
@@ -35,6 +36,7 @@ pub(super) enum Step {
 
 /// See the module.
 pub(super) struct Live {
+    intake: IntakeId,
     /// `None` once the terminal event is out.
     sink: Option<EventSink>,
     stream: Option<TextStream>,
@@ -69,6 +71,7 @@ impl Live {
             ..TokenLogprobs::default()
         });
         Self {
+            intake: submission.intake,
             sink: Some(sink),
             stream,
             sampling: submission.sampling.clone(),
@@ -84,6 +87,10 @@ impl Live {
             last_token: None,
             first_token: None,
         }
+    }
+
+    pub(super) fn intake(&self) -> IntakeId {
+        self.intake
     }
 
     /// Turns tokens into a delta and sends it, with the terminal event if there is one.

@@ -13,7 +13,7 @@ use crate::actors::messages::{
     CancelAll, CancelRequest, Drain, Generate, StopFound, Submit, TokensReady,
 };
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
-use crate::ids::RequestId;
+use crate::ids::{IntakeId, RequestId};
 use crate::metrics::RequestMetrics;
 use crate::model::text::TextModel;
 use crate::state::news::RequestTokens;
@@ -52,6 +52,7 @@ pub struct Links {
 pub struct Tokenizer {
     settings: TokenizerSettings,
     live: FxHashMap<RequestId, Live>,
+    next_intake: IntakeId,
     links: Links,
     metrics: RequestMetrics,
     note: DeathNote,
@@ -68,6 +69,7 @@ impl Tokenizer {
         Self {
             settings,
             live: FxHashMap::default(),
+            next_intake: IntakeId::new(0),
             links,
             metrics,
             note,
@@ -77,8 +79,12 @@ impl Tokenizer {
     /// Passes one request's news on; returns how many output tokens are kept if a stop string was completed.
     fn pass_on(&mut self, news: RequestTokens) -> Option<usize> {
         let rid = news.rid.clone();
-        // Late news of a request whose stop string was found, or whose client is gone.
-        let live = self.live.get_mut(&rid)?;
+        // Late news of a request whose stop string was found, or whose client is gone, are nobody's: another request may
+        // have its id by now.
+        let live = self
+            .live
+            .get_mut(&rid)
+            .filter(|live| live.intake() == news.intake)?;
         let step = live.advance(news, &self.settings, &self.metrics);
         match step {
             Step::Goes => None,

@@ -69,6 +69,7 @@ impl Scheduler {
             let error = RequestError::DuplicateRequest(rid.as_str().to_owned());
             self.news.push(RequestTokens {
                 rid,
+                intake: request.intake,
                 tokens: Vec::new(),
                 logprobs: None,
                 cached_tokens: 0,

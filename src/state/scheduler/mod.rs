@@ -290,9 +290,9 @@ impl Scheduler {
         end: Option<RequestEnd>,
     ) {
         let sequence = &self.sequences[seq];
-        let rid = sequence.request.rid.clone();
+        let intake = sequence.request.intake;
         if let Some(last) = self.news.last_mut()
-            && last.rid == rid
+            && last.intake == intake
             && last.end.is_none()
             && tokens.is_empty()
             && logprobs.is_none()
@@ -301,7 +301,8 @@ impl Scheduler {
             return;
         }
         self.news.push(RequestTokens {
-            rid,
+            rid: sequence.request.rid.clone(),
+            intake,
             tokens,
             logprobs,
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
