@@ -11,6 +11,7 @@
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::path::Path;
+use std::sync::Arc;
 
 use actix::{Actor, AsyncContext, Context, Handler, Message, System};
 use anyhow::{Context as _, ensure};
@@ -51,7 +52,7 @@ impl Handler<Ask> for Listener {
     type Result = anyhow::Result<()>;
 
     fn handle(&mut self, ask: Ask, ctx: &mut Context<Self>) -> anyhow::Result<()> {
-        let mut request = GenerateRequest::new(Prompt::Chat(Box::new(ChatPrompt {
+        let mut request = GenerateRequest::new(Prompt::Chat(Arc::new(ChatPrompt {
             messages: json!([{ "role": "user", "content": ask.question }]),
             tools: None,
             template_kwargs: Default::default(),

@@ -16,6 +16,7 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::http::StatusCode;
@@ -30,7 +31,7 @@ use souffleur::error::StartError;
 use souffleur::request::{ChatPrompt, Event, GenerateRequest, Prompt};
 
 async fn answer(engine: Data<EngineHandle>, question: String) -> HttpResponse {
-    let mut request = GenerateRequest::new(Prompt::Chat(Box::new(ChatPrompt {
+    let mut request = GenerateRequest::new(Prompt::Chat(Arc::new(ChatPrompt {
         messages: json!([{ "role": "user", "content": question }]),
         tools: None,
         template_kwargs: Default::default(),

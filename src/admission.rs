@@ -91,12 +91,15 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Counts the request's prompt, once it is known.
+    /// Counts the request's prompt: an estimate at the door, its length once it is encoded. Replaces what was counted.
     ///
     /// # Errors
     /// [`RequestError::Overloaded`] at the limit.
     pub fn charge_prompt(&mut self, prompt_tokens: usize) -> Result<(), RequestError> {
         let admission = &self.admission;
+        admission
+            .prompt_tokens
+            .fetch_sub(std::mem::take(&mut self.prompt_tokens), Ordering::AcqRel);
         if !take(
             &admission.prompt_tokens,
             prompt_tokens,
@@ -108,7 +111,7 @@ impl Permit {
                 limit: admission.max_prompt_tokens,
             });
         }
-        self.prompt_tokens += prompt_tokens;
+        self.prompt_tokens = prompt_tokens;
         Ok(())
     }
 }

@@ -10,6 +10,9 @@ use crate::ids::RequestId;
 use crate::state::namespace::Namespace;
 use crate::state::sampling::SamplingParams;
 
+/// Bytes of text that usually make a token.
+const BYTES_PER_TOKEN: usize = 4;
+
 /// One request for text.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
@@ -48,11 +51,46 @@ impl GenerateRequest {
 #[derive(Clone, Debug)]
 pub enum Prompt {
     /// Text, encoded with the tokenizer's special tokens.
-    Text(String),
+    Text(Arc<str>),
     /// Token ids, taken as they are.
-    Tokens(Vec<u32>),
+    Tokens(Arc<[u32]>),
     /// A conversation, rendered by the model's chat template.
-    Chat(Box<ChatPrompt>),
+    Chat(Arc<ChatPrompt>),
+}
+
+impl Prompt {
+    /// Bytes of text that must be encoded.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(_) => 0,
+            Self::Chat(chat) => {
+                let tools = chat.tools.as_ref().map_or(0, text_bytes_of);
+                tools + text_bytes_of(&chat.messages)
+            }
+        }
+    }
+
+    /// About how many tokens it has, before it is encoded.
+    pub fn estimated_tokens(&self) -> usize {
+        match self {
+            Self::Tokens(tokens) => tokens.len(),
+            Self::Text(_) | Self::Chat(_) => self.text_bytes().div_ceil(BYTES_PER_TOKEN),
+        }
+    }
+}
+
+fn text_bytes_of(value: &serde_json::Value) -> usize {
+    use serde_json::Value;
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(text_bytes_of).sum(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| name.len() + text_bytes_of(value))
+            .sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 1,
+    }
 }
 
 /// A conversation for the chat template.

@@ -1,6 +1,7 @@
 //! `souffleur generate`: answers one prompt, streaming to stdout.
 
 use std::io::{IsTerminal, Read, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::rt::System;
@@ -146,7 +147,7 @@ pub fn run(args: &GenerateArgs, settings: Settings) -> Result<(), Failure> {
         Err(Failure::Usage(reason.to_owned()))
     })?;
     let prompt = if args.raw {
-        Prompt::Text(text)
+        Prompt::Text(text.into())
     } else {
         chat(args.system.as_deref(), text)
     };
@@ -179,7 +180,7 @@ fn read_prompt(argument: Option<&str>) -> Result<String, Failure> {
 fn chat(system: Option<&str>, user: String) -> Prompt {
     let system = system.map(|text| json!({"role": "system", "content": text}));
     let user = json!({"role": "user", "content": user.trim_end()});
-    Prompt::Chat(Box::new(ChatPrompt {
+    Prompt::Chat(Arc::new(ChatPrompt {
         messages: system.into_iter().chain([user]).collect(),
         tools: None,
         template_kwargs: Map::new(),

@@ -18,7 +18,7 @@ use crate::error::RequestError;
 use crate::ids::RequestId;
 use crate::metrics::RequestMetrics;
 use crate::model::text::TextModel;
-use crate::request::{CancelFlag, Event, GenerateRequest};
+use crate::request::{CancelFlag, Event, GenerateRequest, Prompt};
 use crate::sink::EventSink;
 use crate::state::namespace::Namespace;
 use crate::state::stats::EngineStats;
@@ -62,7 +62,7 @@ impl EngineHandle {
     /// [`RequestError::Overloaded`] or [`RequestError::ShuttingDown`] at the door, [`RequestError::EngineDown`] while
     /// the engine is being rebuilt; everything else arrives as the terminal event.
     pub fn generate(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
-        let (permit, doors) = self.enter()?;
+        let (permit, doors) = self.enter(&request.prompt)?;
         let (sink, events) =
             EventSink::channel(request.rid.clone(), self.inner.channel_events, Some(permit));
         let canceller = send(doors, request, sink);
@@ -84,18 +84,19 @@ impl EngineHandle {
         request: GenerateRequest,
         recipient: Recipient<TokenEvent>,
     ) -> Result<Canceller, RequestError> {
-        let (permit, doors) = self.enter()?;
+        let (permit, doors) = self.enter(&request.prompt)?;
         let sink = EventSink::recipient(request.rid.clone(), recipient, Some(permit));
         Ok(send(doors, request, sink))
     }
 
     /// Takes a permit, or counts the refusal.
-    fn enter(&self) -> Result<(Permit, Doors), RequestError> {
-        let entered = self
-            .inner
-            .admission
-            .admit()
-            .and_then(|permit| Ok((permit, self.doors()?)));
+    fn enter(&self, prompt: &Prompt) -> Result<(Permit, Doors), RequestError> {
+        let admit = || {
+            let mut permit = self.inner.admission.admit()?;
+            permit.charge_prompt(prompt.estimated_tokens())?;
+            Ok((permit, self.doors()?))
+        };
+        let entered: Result<(Permit, Doors), RequestError> = admit();
         entered.inspect_err(|error| self.inner.metrics.failed(error.code()))
     }
 

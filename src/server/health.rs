@@ -34,7 +34,7 @@ pub(super) async fn ready(state: Data<AppState>) -> Result<HttpResponse, ApiErro
 pub(super) async fn health_generate(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let model = state.serving()?.engine.model();
     let probe = model.eos_token_ids.first().copied().unwrap_or(0);
-    let mut request = GenerateRequest::new(Prompt::Tokens(vec![probe]));
+    let mut request = GenerateRequest::new(Prompt::Tokens([probe].into()));
     request.rid = RequestId::new(format!("health-check-{}", RequestId::random()));
     request.sampling.max_new_tokens = 1;
     request.sampling.temperature = 0.0;

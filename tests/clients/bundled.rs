@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::sync::Arc;
 
 use serde_json::Value;
 use souffleur::config::{Dtype, EngineConfig};
@@ -81,7 +82,7 @@ fn words(text: &str) -> impl Iterator<Item = String> {
 }
 
 fn chat(messages: Value) -> Prompt {
-    Prompt::Chat(Box::new(ChatPrompt {
+    Prompt::Chat(Arc::new(ChatPrompt {
         messages,
         tools: None,
         template_kwargs: Default::default(),
@@ -97,7 +98,7 @@ fn the_loss_on_held_out_dialogues_is_what_training_printed() {
         let engine = engine(dtype);
         let requests = dialogues.iter().map(|row| {
             let text = row["text"].as_str().expect("a dialogue has a text");
-            let mut request = GenerateRequest::new(Prompt::Text(text.to_owned()));
+            let mut request = GenerateRequest::new(Prompt::Text(text.into()));
             request.sampling.max_new_tokens = 0;
             request.logprobs = Some(LogprobWish {
                 start: Some(0),

@@ -121,7 +121,7 @@ pub fn start_bundled(mut config: EngineConfig) -> EngineHandle {
 
 /// A question whose answer goes on until `max_new_tokens`.
 pub fn question(max_new_tokens: u32) -> GenerateRequest {
-    let mut request = GenerateRequest::new(Prompt::Chat(Box::new(ChatPrompt {
+    let mut request = GenerateRequest::new(Prompt::Chat(Arc::new(ChatPrompt {
         messages: serde_json::json!([{ "role": "user", "content": "Tell me a story." }]),
         tools: None,
         template_kwargs: Default::default(),

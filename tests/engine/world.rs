@@ -138,7 +138,7 @@ pub async fn within<T>(future: impl Future<Output = T>) -> T {
 }
 
 pub fn request(prompt: &[u32], max_new_tokens: u32, seed: u64) -> GenerateRequest {
-    let mut request = GenerateRequest::new(Prompt::Tokens(prompt.to_vec()));
+    let mut request = GenerateRequest::new(Prompt::Tokens(prompt.into()));
     request.sampling.max_new_tokens = max_new_tokens;
     request.sampling.sampling_seed = Some(seed);
     request

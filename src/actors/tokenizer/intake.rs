@@ -2,78 +2,125 @@
 
 use std::sync::Arc;
 
-use crate::actors::messages::Generate;
+use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
+
+use crate::actors::messages::{Generate, Submit};
 use crate::error::RequestError;
 use crate::executor::LogprobWish;
 use crate::ids::{IntakeId, RequestId};
 use crate::model::text::{self, TextModel};
-use crate::request::{ChatPrompt, Event, FinishReason, Finished, GenerateRequest, Prompt};
+use crate::request::{
+    CancelFlag, ChatPrompt, Event, FinishReason, Finished, GenerateRequest, Prompt,
+};
+use crate::sink::EventSink;
 use crate::state::sampling::SamplingParams;
 use crate::state::sequence::Submission;
 
 use super::live::Live;
 use super::{Tokenizer, TokenizerSettings};
 
+/// Longest text that is encoded on the Tokenizer's own thread: some milliseconds of work.
+const MAX_INLINE_BYTES: usize = 8 << 10;
+/// How many bytes a normalizer may make one of (NFC composes three characters of three bytes into one).
+const MAX_NORMALIZER_SHRINK: usize = 4;
 /// Most alternatives a position, for top log probabilities and for chosen tokens alike.
 const MAX_LOGPROBS: usize = 1024;
 
+/// A request that has arrived and is not encoded yet.
+pub(super) struct Arrival {
+    rid: RequestId,
+    sink: EventSink,
+    cancel: CancelFlag,
+    is_streaming: bool,
+}
+
 impl Tokenizer {
-    /// Makes a live request and its submission, or ends the request at once.
-    pub(super) fn take_in(&mut self, generate: Generate) -> Option<(RequestId, Live, Submission)> {
-        let (request, mut sink, cancel, _timer) = generate.open();
+    /// Takes a request in: a short prompt is encoded here, a long one aside, since its text would hold up the others'.
+    pub(super) fn take_in(&mut self, generate: Generate, ctx: &mut Context<Self>) {
+        let (request, sink, cancel, _timer) = generate.open();
         self.metrics.received(request.is_streaming);
-        if cancel.is_raised() {
+        let arrival = Arrival {
+            rid: request.rid.clone(),
+            sink,
+            cancel,
+            is_streaming: request.is_streaming,
+        };
+        if self.live.contains_key(&arrival.rid) || self.aside.contains(&arrival.rid) {
+            let error = RequestError::DuplicateRequest(arrival.rid.as_str().to_owned());
+            return self.refuse(arrival, error);
+        }
+        if request.prompt.text_bytes() <= MAX_INLINE_BYTES {
+            let prepared = prepare(*request, &self.settings);
+            return self.encoded(arrival, prepared);
+        }
+        let settings = self.settings.clone();
+        self.aside.enter(&arrival.rid, &arrival.cancel);
+        let encode = self.aside.run(move || prepare(*request, &settings));
+        let encoded = encode.into_actor(self).map(|prepared, tokenizer, _| {
+            tokenizer.aside.leave(&arrival.rid);
+            tokenizer.encoded(arrival, prepared);
+        });
+        ctx.spawn(encoded);
+    }
+
+    /// Submits an encoded request, or ends it.
+    fn encoded(&mut self, mut arrival: Arrival, prepared: Result<Prepared, RequestError>) {
+        if arrival.cancel.is_raised() {
             self.metrics.aborted();
-            sink.finish(Event::Cancelled(Box::new(Finished {
+            return arrival.sink.finish(Event::Cancelled(Box::new(Finished {
                 delta: Default::default(),
                 reason: FinishReason::Abort,
                 e2e_latency_s: 0.0,
             })));
-            return None;
         }
-        let rid = request.rid.clone();
-        let is_streaming = request.is_streaming;
-        let prepared = if self.live.contains_key(&rid) {
-            Err(RequestError::DuplicateRequest(rid.as_str().to_owned()))
-        } else {
-            prepare(*request, &self.settings).and_then(|prepared| {
-                sink.charge_prompt(prepared.prompt.len())?;
-                Ok(prepared)
-            })
+        let charged = prepared.and_then(|prepared| {
+            arrival.sink.charge_prompt(prepared.prompt.len())?;
+            Ok(prepared)
+        });
+        match charged {
+            Err(error) => self.refuse(arrival, error),
+            Ok(prepared) => self.submit(arrival, prepared),
+        }
+    }
+
+    fn refuse(&mut self, arrival: Arrival, error: RequestError) {
+        self.metrics.failed(error.code());
+        arrival.sink.finish(Event::Failed(error));
+    }
+
+    fn submit(&mut self, arrival: Arrival, prepared: Prepared) {
+        let Prepared {
+            prompt,
+            sampling,
+            request,
+        } = prepared;
+        self.next_intake = IntakeId::new(self.next_intake.get() + 1);
+        let submission = Submission {
+            rid: arrival.rid.clone(),
+            intake: self.next_intake,
+            prompt,
+            namespace: request.namespace,
+            sampling,
+            logprobs: request.logprobs.map(Arc::new),
+            priority: request.priority,
+            cancel: arrival.cancel,
+            submitted_s: 0.0,
         };
-        match prepared {
-            Err(error) => {
-                self.metrics.failed(error.code());
-                sink.finish(Event::Failed(error));
-                None
-            }
-            Ok(prepared) => {
-                let Prepared {
-                    prompt,
-                    sampling,
-                    request,
-                } = prepared;
-                let logprobs = request.logprobs.map(Arc::new);
-                self.next_intake = IntakeId::new(self.next_intake.get() + 1);
-                let submission = Submission {
-                    rid: rid.clone(),
-                    intake: self.next_intake,
-                    prompt,
-                    namespace: request.namespace,
-                    sampling,
-                    logprobs,
-                    priority: request.priority,
-                    cancel,
-                    submitted_s: 0.0,
-                };
-                let live = Live::new(&submission, sink, is_streaming, &self.settings);
-                Some((rid, live, submission))
-            }
-        }
+        let live = Live::new(
+            &submission,
+            arrival.sink,
+            arrival.is_streaming,
+            &self.settings,
+        );
+        self.live.insert(arrival.rid, live);
+        self.links.submit.post(Submit {
+            request: Box::new(submission),
+        });
     }
 }
 
-struct Prepared {
+/// A request that can be submitted.
+pub(super) struct Prepared {
     prompt: Arc<[u32]>,
     sampling: Arc<SamplingParams>,
     request: GenerateRequest,
@@ -89,7 +136,7 @@ fn prepare(
             "stop strings need a tokenizer, use stop_token_ids".to_owned(),
         ));
     }
-    let placeholder = Prompt::Tokens(Vec::new());
+    let placeholder = Prompt::Tokens(Arc::default());
     let prompt = encode(
         std::mem::replace(&mut request.prompt, placeholder),
         settings,
@@ -109,13 +156,14 @@ fn prepare(
             .unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0),
     );
     Ok(Prepared {
-        prompt: prompt.into(),
+        prompt,
         sampling: Arc::new(sampling),
         request,
     })
 }
 
-fn encode(prompt: Prompt, settings: &TokenizerSettings) -> Result<Vec<u32>, RequestError> {
+fn encode(prompt: Prompt, settings: &TokenizerSettings) -> Result<Arc<[u32]>, RequestError> {
+    refuse_hopeless(&prompt, settings)?;
     let text = settings.text.as_deref();
     let tokenizer = || {
         text.ok_or_else(|| {
@@ -124,9 +172,25 @@ fn encode(prompt: Prompt, settings: &TokenizerSettings) -> Result<Vec<u32>, Requ
     };
     match prompt {
         Prompt::Tokens(tokens) => Ok(tokens),
-        Prompt::Text(text) => tokenizer()?.encode(&text),
-        Prompt::Chat(chat) => render(tokenizer()?, &chat),
+        Prompt::Text(text) => Ok(tokenizer()?.encode(&text)?.into()),
+        Prompt::Chat(chat) => Ok(render(tokenizer()?, &chat)?.into()),
     }
+}
+
+/// Refuses a text that is too long however well it encodes, before time and memory are spent on it.
+fn refuse_hopeless(prompt: &Prompt, settings: &TokenizerSettings) -> Result<(), RequestError> {
+    let Some(text) = settings.text.as_deref() else {
+        return Ok(());
+    };
+    let limit_tokens = settings.limits.max_prompt_tokens();
+    let prompt_tokens = prompt.text_bytes() / (text.max_token_bytes() * MAX_NORMALIZER_SHRINK);
+    if prompt_tokens > limit_tokens {
+        return Err(RequestError::PromptTooLong {
+            prompt_tokens,
+            limit_tokens,
+        });
+    }
+    Ok(())
 }
 
 fn render(text: &TextModel, chat: &ChatPrompt) -> Result<Vec<u32>, RequestError> {

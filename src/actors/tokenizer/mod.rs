@@ -1,5 +1,6 @@
 //! The Tokenizer: text to ids at intake, ids to text on the way out. It alone emits a request's events.
 
+mod aside;
 mod intake;
 mod live;
 
@@ -19,6 +20,7 @@ use crate::model::text::TextModel;
 use crate::state::news::RequestTokens;
 use crate::state::scheduler::IntakeLimits;
 
+use aside::Aside;
 use live::{Live, Step};
 
 /// What the Tokenizer needs to know of model and limits.
@@ -52,6 +54,7 @@ pub struct Links {
 pub struct Tokenizer {
     settings: TokenizerSettings,
     live: FxHashMap<RequestId, Live>,
+    aside: Aside,
     next_intake: IntakeId,
     links: Links,
     metrics: RequestMetrics,
@@ -69,6 +72,7 @@ impl Tokenizer {
         Self {
             settings,
             live: FxHashMap::default(),
+            aside: Aside::new(),
             next_intake: IntakeId::new(0),
             links,
             metrics,
@@ -112,13 +116,8 @@ impl Actor for Tokenizer {
 impl Handler<Generate> for Tokenizer {
     type Result = ();
 
-    fn handle(&mut self, generate: Generate, _: &mut Context<Self>) {
-        if let Some((rid, live, submission)) = self.take_in(generate) {
-            self.live.insert(rid, live);
-            self.links.submit.post(Submit {
-                request: Box::new(submission),
-            });
-        }
+    fn handle(&mut self, generate: Generate, ctx: &mut Context<Self>) {
+        self.take_in(generate, ctx);
     }
 }
 
@@ -142,6 +141,7 @@ impl Handler<CancelAll> for Tokenizer {
     type Result = ();
 
     fn handle(&mut self, cancel: CancelAll, _: &mut Context<Self>) {
+        self.aside.cancel_all();
         self.links.cancel_all.do_send(cancel);
     }
 }
@@ -149,11 +149,14 @@ impl Handler<CancelAll> for Tokenizer {
 impl Handler<Drain> for Tokenizer {
     type Result = ResponseFuture<()>;
 
+    /// Passed on behind the requests that came before it, those that are being encoded aside too.
     fn handle(&mut self, drain: Drain, _: &mut Context<Self>) -> Self::Result {
-        let drained = self.links.drain.send(drain);
+        let emptied = self.aside.emptied();
+        let scheduler = self.links.drain.clone();
         Box::pin(async move {
-            // A scheduler that stopped has nothing left inside either.
-            let _ = drained.await;
+            // A Tokenizer or a Scheduler that stopped has nothing left inside either.
+            let _ = emptied.await;
+            let _ = scheduler.send(drain).await;
         })
     }
 }

@@ -21,6 +21,8 @@ pub struct TextModel {
     tokenizer: Tokenizer,
     special: SpecialTokens,
     vocab_size: usize,
+    /// Bytes of the longest token as the vocabulary spells it, at least 1.
+    max_token_bytes: usize,
     /// Whether plain prompts start with the beginning-of-sequence token; `None` leaves it to tokenizer.json.
     adds_bos: Option<bool>,
     template: Option<ChatTemplate>,
@@ -68,6 +70,7 @@ impl TextModel {
         let after_added = added.keys().max().map_or(0, |&id| id as usize + 1);
         Ok(Self {
             vocab_size: tokenizer.get_vocab_size(false).max(after_added),
+            max_token_bytes: longest(&tokenizer),
             adds_bos: config.add_bos_token,
             template: sources.map(|sources| ChatTemplate::compile(sources, &config.special)),
             special: config.special,
@@ -93,6 +96,12 @@ impl TextModel {
     /// Returns a token as the vocabulary writes it.
     pub fn token(&self, id: u32) -> Option<String> {
         self.tokenizer.id_to_token(id)
+    }
+
+    /// Bytes of the longest token as the vocabulary spells it (byte-level ones take up to two bytes a byte): a text of `n`
+    /// bytes has at least `n` divided by this tokens, normalizers aside.
+    pub fn max_token_bytes(&self) -> usize {
+        self.max_token_bytes
     }
 
     /// Returns the id of the beginning-of-sequence token.
@@ -200,6 +209,11 @@ impl TokenText for TextModel {
                 .collect(),
         }
     }
+}
+
+fn longest(tokenizer: &Tokenizer) -> usize {
+    let vocabulary = tokenizer.get_vocab(true);
+    vocabulary.keys().map(String::len).max().unwrap_or(1).max(1)
 }
 
 #[cfg(test)]

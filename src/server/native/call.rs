@@ -177,7 +177,7 @@ impl PerPrompt {
 fn prompts(fields: &mut Fields) -> Result<(Vec<Prompt>, bool), ApiError> {
     let (text, ids) = (fields.take("text"), fields.take("input_ids"));
     let (prompts, is_list) = match (text, ids) {
-        (Some(Value::String(text)), None) => (vec![Prompt::Text(text)], false),
+        (Some(Value::String(text)), None) => (vec![Prompt::Text(text.into())], false),
         (Some(Value::Array(items)), None) => (texts("text", items)?, true),
         (Some(other), None) => return Err(mismatch("text", &other, "a string or a list of them")),
         (None, Some(Value::Array(items))) => tokens("input_ids", items)?,
@@ -206,7 +206,9 @@ fn prompts(fields: &mut Fields) -> Result<(Vec<Prompt>, bool), ApiError> {
 pub(in crate::server) fn texts(name: &str, items: Vec<Value>) -> Result<Vec<Prompt>, ApiError> {
     let items = items.into_iter().enumerate();
     items
-        .map(|(index, value)| fields::string(&format!("{name}[{index}]"), value).map(Prompt::Text))
+        .map(|(index, value)| {
+            fields::string(&format!("{name}[{index}]"), value).map(|text| Prompt::Text(text.into()))
+        })
         .collect()
 }
 
@@ -217,14 +219,16 @@ pub(in crate::server) fn tokens(
 ) -> Result<(Vec<Prompt>, bool), ApiError> {
     if !matches!(items.first(), Some(Value::Array(_))) {
         return Ok((
-            vec![Prompt::Tokens(fields::token_ids(name, &items)?)],
+            vec![Prompt::Tokens(fields::token_ids(name, &items)?.into())],
             false,
         ));
     }
     let prompt = |(index, value): (usize, &Value)| {
         let name = format!("{name}[{index}]");
         match value {
-            Value::Array(items) => fields::token_ids(&name, items).map(Prompt::Tokens),
+            Value::Array(items) => {
+                fields::token_ids(&name, items).map(|ids| Prompt::Tokens(ids.into()))
+            }
             other => Err(mismatch(&name, other, "a list of token ids")),
         }
     };

@@ -33,7 +33,7 @@ fn a_text_is_one_request_with_sglangs_defaults() {
     assert!(!call.is_batch && !call.stream);
     assert_eq!(rids(&call), ["a"]);
     let request = &call.requests[0];
-    assert!(matches!(&request.prompt, Prompt::Text(text) if text == "hi"));
+    assert!(matches!(&request.prompt, Prompt::Text(text) if &**text == "hi"));
     assert_eq!(request.sampling, SamplingParams::default());
     assert_eq!(request.logprobs, None);
 }

@@ -1,5 +1,7 @@
 //! `POST /v1/chat/completions`.
 
+use std::sync::Arc;
+
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde::Serialize;
@@ -110,7 +112,7 @@ impl Call {
         };
         let request = GenerateRequest {
             rid: id,
-            prompt: Prompt::Chat(Box::new(self.prompt)),
+            prompt: Prompt::Chat(Arc::new(self.prompt)),
             sampling,
             logprobs: self.logprobs.map(wish),
             namespace,

@@ -131,7 +131,7 @@ impl Call {
 
 fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
     let prompts = match fields.take("prompt") {
-        Some(Value::String(text)) => vec![Prompt::Text(text)],
+        Some(Value::String(text)) => vec![Prompt::Text(text.into())],
         Some(Value::Array(items)) if items.first().is_none_or(Value::is_string) => {
             texts("prompt", items)?
         }
@@ -190,7 +190,7 @@ impl Writer {
         let n = call.common.sampling.n as usize;
         let echo = |prompt: &Prompt| match prompt {
             _ if !call.echo => None,
-            Prompt::Text(text) => Some(text.clone()),
+            Prompt::Text(text) => Some(text.to_string()),
             Prompt::Tokens(tokens) => Some(words.text(tokens)),
             Prompt::Chat(_) => None,
         };

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -134,7 +136,7 @@ fn samples_of_a_chat_are_requests_of_their_own() {
             n: 2,
             ..SamplingParams::default()
         },
-        ..GenerateRequest::new(Prompt::Chat(Box::new(ChatPrompt {
+        ..GenerateRequest::new(Prompt::Chat(Arc::new(ChatPrompt {
             messages: json!([]),
             tools: None,
             template_kwargs: Map::new(),
