@@ -99,7 +99,7 @@ impl Listener {
     /// A second cancel of a request that is on its way out is ignored.
     fn cancel(&self, rid: RequestId) {
         if let Ok(doors) = self.engine.doors() {
-            doors.cancel.do_send(CancelRequest { rid });
+            doors.cancel.do_send(CancelRequest { rid, flag: None });
         }
     }
 }

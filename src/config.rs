@@ -52,7 +52,7 @@ pub struct EngineConfig {
     pub max_pins: usize,
     /// Events that wait for a slow reader before they are merged.
     pub client_channel_events: usize,
-    /// Bytes of text that may wait for a slow reader before it is cancelled.
+    /// Bytes that may wait for a slow reader before it is cancelled.
     pub client_backlog_bytes: usize,
     /// Takes and returns token ids only; no tokenizer is loaded.
     pub skip_tokenizer_init: bool,

@@ -142,6 +142,15 @@ pub struct Delta {
 }
 
 impl Delta {
+    /// About how many bytes it takes, to bound what waits for a slow reader.
+    pub fn bytes(&self) -> usize {
+        let logprobs = self.output_logprobs.iter().chain(&self.input_logprobs);
+        let entries: usize = logprobs
+            .map(|entry| 1 + entry.top.len() + entry.chosen.len())
+            .sum();
+        self.text.len() + self.tokens.len() * size_of::<u32>() + entries * size_of::<(u32, f32)>()
+    }
+
     /// Appends a later delta.
     pub fn merge(&mut self, later: Self) {
         self.text.push_str(&later.text);
@@ -211,6 +220,11 @@ impl CancelFlag {
     /// Raises the flag.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Release);
+    }
+
+    /// True for clones of one flag: they belong to one request.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// True once raised.

@@ -19,9 +19,9 @@ use crate::request::{Delta, Event};
 pub enum Delivery {
     /// It is on its way.
     Sent,
-    /// The client is slow: the delta was merged into the backlog of this many bytes of text.
+    /// The client is slow: the delta was merged into the backlog of this many bytes.
     Waiting {
-        /// Bytes of text in the backlog.
+        /// Bytes in the backlog.
         backlog_bytes: usize,
     },
     /// The client is gone.
@@ -113,7 +113,7 @@ impl EventSink {
                         Delivery::Sent
                     }
                     Err(mpsc::error::TrySendError::Full(())) => Delivery::Waiting {
-                        backlog_bytes: self.backlog.text.len(),
+                        backlog_bytes: self.backlog.bytes(),
                     },
                     Err(mpsc::error::TrySendError::Closed(())) => Delivery::Gone,
                 }

@@ -75,6 +75,8 @@ pub struct Submit {
 pub struct CancelRequest {
     /// The request.
     pub rid: RequestId,
+    /// Which request of that id, known by its flag; `None` for whichever has it.
+    pub flag: Option<CancelFlag>,
 }
 
 /// Host or server -> Tokenizer -> Scheduler, rare: cancels everything that was sent before it.

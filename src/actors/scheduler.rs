@@ -148,7 +148,7 @@ impl Handler<CancelRequest> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, cancel: CancelRequest, _: &mut Context<Self>) {
-        self.state.cancel(&cancel.rid);
+        self.state.cancel(&cancel.rid, cancel.flag.as_ref());
         self.drive();
     }
 }

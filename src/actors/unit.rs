@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use actix::{Actor, AsyncContext, Recipient};
-use actix_rt::{Arbiter, ArbiterHandle};
+use actix::{Actor, Addr, AsyncContext, Recipient};
+use actix_rt::Arbiter;
 use tokio::sync::oneshot;
 
 use crate::actors::allocator::{Allocator, PlannedTo};
 use crate::actors::executor::{Executor, ExecutorFactory, ExecutorThread};
 use crate::actors::mailbox::Mailbox;
-use crate::actors::messages::{ActorDied, Doors};
+use crate::actors::messages::{ActorDied, Doors, PeekPrefix};
 use crate::actors::radix_cache::RadixCache;
 use crate::actors::scheduler::{Links, Scheduler};
 use crate::actors::tokenizer::{self, Tokenizer, TokenizerSettings};
@@ -50,7 +50,7 @@ pub struct Unit {
     stop: Vec<Recipient<StopActor>>,
     /// `None` once somebody waits for it.
     executor_thread: Option<JoinHandle<()>>,
-    tokenizer_arbiter: ArbiterHandle,
+    tokenizer_arbiter: Option<Arbiter>,
     ledger: Arc<PoolLedger>,
 }
 
@@ -95,11 +95,15 @@ impl Unit {
             // A dead actor has stopped too.
             let _ = stopped.await;
         }
-        let thread = self.executor_thread.take();
+        let (executor, tokenizer) = (self.executor_thread.take(), self.tokenizer_arbiter.take());
         let (joined, is_joined) = oneshot::channel();
         std::thread::spawn(move || {
             // A thread that panicked has told its death note.
-            let _ = thread.map(JoinHandle::join);
+            let _ = executor.map(JoinHandle::join);
+            if let Some(arbiter) = tokenizer {
+                arbiter.stop();
+                let _ = arbiter.join();
+            }
             let _ = joined.send(());
         });
         let _ = is_joined.await;
@@ -112,7 +116,9 @@ impl Drop for Unit {
         for actor in &self.stop {
             actor.do_send(StopActor);
         }
-        self.tokenizer_arbiter.stop();
+        if let Some(arbiter) = &self.tokenizer_arbiter {
+            arbiter.stop();
+        }
     }
 }
 
@@ -124,7 +130,7 @@ fn wire(
 ) -> Unit {
     let ledger = Arc::new(PoolLedger::default());
     let note = |actor| DeathNote::new(actor, generation, died.clone(), ledger.clone());
-    let tokenizer_arbiter = Arbiter::new().handle();
+    let tokenizer_arbiter = Arbiter::new();
     let mut parts = None;
     let scheduler = Scheduler::create(|ctx| {
         let me = ctx.address();
@@ -144,19 +150,7 @@ fn wire(
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
         let executor = Executor::new(steps, note("executor")).start();
-        let tokenizer = Tokenizer::start_in_arbiter(&tokenizer_arbiter, {
-            let settings = blueprint.tokenizer.clone();
-            let links = tokenizer::Links {
-                submit: Mailbox::of(&me, "scheduler", "Submit"),
-                stop_found: Mailbox::of(&me, "scheduler", "StopFound"),
-                cancel: me.clone().recipient(),
-                cancel_all: me.clone().recipient(),
-                drain: me.clone().recipient(),
-            };
-            let metrics = RequestMetrics::register(&blueprint.model_name);
-            let note = note("tokenizer");
-            move |_| Tokenizer::new(settings, links, metrics, note)
-        });
+        let tokenizer = start_tokenizer(blueprint, &tokenizer_arbiter, &me, note("tokenizer"));
         let links = Links {
             radix_cache: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
             allocator: reserve,
@@ -180,24 +174,50 @@ fn wire(
     });
     let (tokenizer, peek, executor_thread, stop) =
         parts.expect("create runs its closure before it returns");
-    let doors = Doors {
+    Unit {
+        generation,
+        doors: doors(&scheduler, &tokenizer, peek),
+        stop,
+        executor_thread: Some(executor_thread),
+        tokenizer_arbiter: Some(tokenizer_arbiter),
+        ledger,
+    }
+}
+
+fn start_tokenizer(
+    blueprint: &Blueprint,
+    arbiter: &Arbiter,
+    scheduler: &Addr<Scheduler>,
+    note: DeathNote,
+) -> Addr<Tokenizer> {
+    let settings = blueprint.tokenizer.clone();
+    let links = tokenizer::Links {
+        submit: Mailbox::of(scheduler, "scheduler", "Submit"),
+        stop_found: Mailbox::of(scheduler, "scheduler", "StopFound"),
+        cancel: scheduler.clone().recipient(),
+        cancel_all: scheduler.clone().recipient(),
+        drain: scheduler.clone().recipient(),
+    };
+    let metrics = RequestMetrics::register(&blueprint.model_name);
+    Tokenizer::start_in_arbiter(&arbiter.handle(), move |_| {
+        Tokenizer::new(settings, links, metrics, note)
+    })
+}
+
+fn doors(
+    scheduler: &Addr<Scheduler>,
+    tokenizer: &Addr<Tokenizer>,
+    peek: Recipient<PeekPrefix>,
+) -> Doors {
+    Doors {
         generate: tokenizer.clone().recipient(),
         cancel: scheduler.clone().recipient(),
         cancel_all: tokenizer.clone().recipient(),
         peek,
         pin: scheduler.clone().recipient(),
         unpin: scheduler.clone().recipient(),
-        stats: scheduler.recipient(),
-        drain: tokenizer.recipient(),
-    };
-    let executor_thread = Some(executor_thread);
-    Unit {
-        generation,
-        doors,
-        stop,
-        executor_thread,
-        tokenizer_arbiter,
-        ledger,
+        stats: scheduler.clone().recipient(),
+        drain: tokenizer.clone().recipient(),
     }
 }
 

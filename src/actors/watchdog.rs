@@ -7,7 +7,7 @@ use std::sync::{Arc, RwLock};
 
 use actix::{
     Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient,
-    WrapFuture,
+    ResponseFuture, WrapFuture,
 };
 use tokio::sync::oneshot;
 
@@ -26,6 +26,9 @@ pub const MORTALS: [&str; 6] = [
     "executor",
     "executor_thread",
 ];
+
+/// Generation of an engine's first unit.
+pub const FIRST_GENERATION: u64 = 1;
 
 /// The doors of the unit that lives now; `None` while there is none.
 pub type DoorSlot = Arc<RwLock<Option<Doors>>>;
@@ -107,35 +110,47 @@ pub struct Watchdog {
     blueprint: Arc<Blueprint>,
     doors: DoorSlot,
     unit: Option<Unit>,
+    /// The generation of the unit that is open or will be opened next: older deaths mean nothing.
     generation: u64,
+    /// A member of the unit died before the unit was opened.
+    died_early: Option<ActorDied>,
+    /// A unit is being stopped or rebuilt.
+    is_busy: bool,
+    is_stopping: bool,
+    /// Who waits for the stop.
+    waiting: Vec<oneshot::Sender<()>>,
     metrics: DeathMetrics,
     /// Dropped with the watchdog: whoever holds the other end learns of its stop.
     _stopped: oneshot::Sender<()>,
-    is_stopping: bool,
 }
 
 impl Watchdog {
     /// A watchdog with the first unit still to be handed to it by [`AdoptUnit`].
     pub fn new(blueprint: Arc<Blueprint>, doors: DoorSlot, stopped: oneshot::Sender<()>) -> Self {
-        let metrics = DeathMetrics::register(&MORTALS);
         Self {
             blueprint,
             doors,
             unit: None,
-            generation: 0,
-            metrics,
-            _stopped: stopped,
+            generation: FIRST_GENERATION,
+            died_early: None,
+            is_busy: false,
             is_stopping: false,
+            waiting: Vec::new(),
+            metrics: DeathMetrics::register(&MORTALS),
+            _stopped: stopped,
         }
     }
 
-    fn open(&mut self, unit: Unit) {
+    fn open(&mut self, unit: Unit, ctx: &mut Context<Self>) {
         self.generation = unit.generation();
         *self
             .doors
             .write()
             .expect("nobody panics with the door slot") = Some(unit.doors());
         self.unit = Some(unit);
+        if let Some(died) = self.died_early.take() {
+            ctx.notify(died);
+        }
     }
 
     fn close(&mut self) -> Option<Unit> {
@@ -144,6 +159,57 @@ impl Watchdog {
             .write()
             .expect("nobody panics with the door slot") = None;
         self.unit.take()
+    }
+
+    fn rebuild(&mut self, unit: Unit, ctx: &mut Context<Self>) {
+        self.is_busy = true;
+        // Deaths that follow from this one are told with the old number.
+        self.generation += 1;
+        let (blueprint, generation) = (self.blueprint.clone(), self.generation);
+        let note_to = ctx.address().recipient();
+        let rebuilt = async move {
+            unit.stop().await;
+            Unit::build(blueprint, generation, note_to).await
+        };
+        let opened = |rebuilt, watchdog: &mut Self, ctx: &mut Context<Self>| {
+            watchdog.rebuilt(rebuilt, ctx);
+        };
+        ctx.spawn(rebuilt.into_actor(self).map(opened));
+    }
+
+    fn rebuilt(&mut self, rebuilt: Result<Unit, StartError>, ctx: &mut Context<Self>) {
+        self.is_busy = false;
+        match rebuilt {
+            Ok(unit) if self.is_stopping => self.end(unit, ctx),
+            Ok(unit) => {
+                tracing::warn!(generation = unit.generation(), "the engine is rebuilt");
+                self.open(unit, ctx);
+            }
+            Err(error) => {
+                tracing::error!(%error, "the engine cannot be rebuilt and stays down");
+                self.leave(ctx);
+            }
+        }
+    }
+
+    fn end(&mut self, unit: Unit, ctx: &mut Context<Self>) {
+        self.is_busy = true;
+        ctx.spawn(unit.stop().into_actor(self).map(|(), watchdog, ctx| {
+            watchdog.is_busy = false;
+            watchdog.leave(ctx);
+        }));
+    }
+
+    /// Stops, if it is to stop and nothing is under way.
+    fn leave(&mut self, ctx: &mut Context<Self>) {
+        if !self.is_stopping || self.is_busy {
+            return;
+        }
+        for waiting in self.waiting.drain(..) {
+            // Whoever asked may have given up.
+            let _ = waiting.send(());
+        }
+        ctx.stop();
     }
 }
 
@@ -168,8 +234,8 @@ pub struct AdoptUnit(pub Unit);
 impl Handler<AdoptUnit> for Watchdog {
     type Result = ();
 
-    fn handle(&mut self, adopt: AdoptUnit, _: &mut Context<Self>) {
-        self.open(adopt.0);
+    fn handle(&mut self, adopt: AdoptUnit, ctx: &mut Context<Self>) {
+        self.open(adopt.0, ctx);
     }
 }
 
@@ -180,61 +246,34 @@ impl Handler<ActorDied> for Watchdog {
         if self.is_stopping || died.generation != self.generation {
             return;
         }
+        let Some(unit) = self.close() else {
+            self.died_early = Some(died);
+            return;
+        };
         self.metrics.died(died.actor);
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,
             "an actor died, the engine is rebuilt"
         );
-        let Some(unit) = self.close() else { return };
-        let next_generation = self.generation + 1;
-        // Deaths that follow from this one are told with the old number.
-        self.generation = next_generation;
-        let blueprint = self.blueprint.clone();
-        let note_to = ctx.address().recipient();
-        let rebuilt = async move {
-            unit.stop().await;
-            Unit::build(blueprint, next_generation, note_to).await
-        };
-        ctx.spawn(
-            rebuilt
-                .into_actor(self)
-                .map(|rebuilt, watchdog, _| watchdog.rebuilt(rebuilt)),
-        );
-    }
-}
-
-impl Watchdog {
-    fn rebuilt(&mut self, rebuilt: Result<Unit, StartError>) {
-        match rebuilt {
-            Ok(unit) if !self.is_stopping => {
-                tracing::warn!(generation = unit.generation(), "the engine is rebuilt");
-                self.open(unit);
-            }
-            Ok(unit) => drop(actix_rt::spawn(unit.stop())),
-            Err(error) => tracing::error!(%error, "the engine cannot be rebuilt and stays down"),
-        }
+        self.rebuild(unit, ctx);
     }
 }
 
 impl Handler<StopUnit> for Watchdog {
-    type Result = actix::ResponseActFuture<Self, ()>;
+    type Result = ResponseFuture<()>;
 
-    fn handle(&mut self, _: StopUnit, _: &mut Context<Self>) -> Self::Result {
-        self.is_stopping = true;
-        let unit = self.close();
+    fn handle(&mut self, _: StopUnit, ctx: &mut Context<Self>) -> Self::Result {
         let (stopped, is_stopped) = oneshot::channel();
-        actix_rt::spawn(async move {
-            if let Some(unit) = unit {
-                unit.stop().await;
-            }
-            // The asker may have given up waiting.
-            let _ = stopped.send(());
-        });
-        let wait = async move {
+        self.waiting.push(stopped);
+        self.is_stopping = true;
+        match self.close() {
+            Some(unit) => self.end(unit, ctx),
+            None => self.leave(ctx),
+        }
+        Box::pin(async move {
             // A dropped sender means that the System is gone, which is a stop too.
             let _ = is_stopped.await;
-        };
-        Box::pin(wait.into_actor(self).map(|(), _, ctx| ctx.stop()))
+        })
     }
 }

@@ -25,6 +25,8 @@ use crate::state::stats::EngineStats;
 
 /// How long cancelled requests get to end at a shutdown whose deadline has passed.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
+/// How long the step that runs gets to end after that.
+const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A host's side of one engine. Cheap to clone; the engine stops when the last clone is dropped.
 #[derive(Clone)]
@@ -104,7 +106,10 @@ impl EngineHandle {
     /// [`Canceller`] reaches it there).
     pub fn cancel(&self, rid: &RequestId) {
         if let Ok(doors) = self.doors() {
-            doors.cancel.do_send(CancelRequest { rid: rid.clone() });
+            doors.cancel.do_send(CancelRequest {
+                rid: rid.clone(),
+                flag: None,
+            });
         }
     }
 
@@ -215,7 +220,8 @@ impl EngineHandle {
     }
 
     /// Takes no more requests, waits until those inside have ended or `deadline` has passed, cancels the rest and
-    /// stops the actors and their threads. Needs a tokio runtime with a timer.
+    /// stops the actors and their threads. Needs a tokio runtime with a timer. A step that takes longer than a few
+    /// seconds more is left behind: its thread ends with it.
     pub async fn shutdown(&self, deadline: Duration) {
         self.close_admission();
         if let Ok(doors) = self.doors() {
@@ -226,8 +232,11 @@ impl EngineHandle {
                 let _ = tokio::time::timeout(CANCEL_GRACE, doors.drain.send(Drain)).await;
             }
         }
-        // A watchdog that is gone has stopped its unit.
-        let _ = self.inner.watchdog.send(StopUnit).await;
+        let stopped = tokio::time::timeout(STOP_GRACE, self.inner.watchdog.send(StopUnit)).await;
+        if stopped.is_err() {
+            tracing::warn!("the executor is still in a step: it ends with that step, nobody waits");
+            return;
+        }
         let thread = self
             .inner
             .thread
@@ -284,6 +293,7 @@ impl Canceller {
         self.flag.raise();
         self.door.do_send(CancelRequest {
             rid: self.rid.clone(),
+            flag: Some(self.flag.clone()),
         });
     }
 }

@@ -14,7 +14,7 @@ use actix_rt::{ArbiterHandle, System};
 use tokio::sync::oneshot;
 
 use crate::actors::unit::{Blueprint, Unit};
-use crate::actors::watchdog::{AdoptUnit, DoorSlot, StopUnit, Watchdog};
+use crate::actors::watchdog::{AdoptUnit, DoorSlot, FIRST_GENERATION, StopUnit, Watchdog};
 use crate::admission::Admission;
 use crate::config::EngineConfig;
 use crate::error::StartError;
@@ -145,7 +145,7 @@ async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, Start
     let blueprint = Arc::new(blueprint);
     let (stopped, is_stopped) = oneshot::channel();
     let watchdog = Watchdog::new(blueprint.clone(), doors, stopped).start();
-    let unit = Unit::build(blueprint, 1, watchdog.clone().recipient()).await?;
+    let unit = Unit::build(blueprint, FIRST_GENERATION, watchdog.clone().recipient()).await?;
     let adopted = watchdog.send(AdoptUnit(unit)).await;
     adopted.map_err(|error| StartError::Thread(format!("watchdog: {error}")))?;
     Ok((watchdog, is_stopped))

@@ -232,7 +232,7 @@ impl World {
         self.raise_flag(number);
         let life = &mut self.lives[number];
         life.steps_since_cancel.get_or_insert(0);
-        self.scheduler.cancel(&life.rid.clone());
+        self.scheduler.cancel(&life.rid.clone(), None);
         self.after_event();
         assert!(self.lives[number].end.is_some(), "a cancel ends at once");
     }

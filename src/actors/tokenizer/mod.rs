@@ -102,7 +102,7 @@ impl Tokenizer {
             }
             Step::Abandoned => {
                 self.live.remove(&rid);
-                self.links.cancel.do_send(CancelRequest { rid });
+                self.links.cancel.do_send(CancelRequest { rid, flag: None });
                 None
             }
         }

@@ -215,7 +215,9 @@ fn run_claimed(shared: &Shared, rest: usize) {
     // SAFETY: the claim keeps `pending` above 0, so the caller does not write.
     let job = unsafe { *shared.job.get() }.expect("a job is set before claims are open");
     // The caller must reach the barrier even if an item panics: the borrow behind `job` ends there.
-    if catch_unwind(AssertUnwindSafe(|| (job.item)(job.n_items - 1 - rest))).is_err() {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (job.item)(job.n_items - 1 - rest))) {
+        // Its drop could panic in front of the barrier.
+        std::mem::forget(payload);
         shared.panicked.store(true, Ordering::Relaxed);
     }
     shared.pending.fetch_sub(1, Ordering::Release);

@@ -2,7 +2,7 @@
 
 use crate::error::RequestError;
 use crate::ids::{RequestId, SeqId};
-use crate::request::FinishReason;
+use crate::request::{CancelFlag, FinishReason};
 use crate::state::news::{RequestEnd, RequestTokens};
 use crate::state::pages::PageSize;
 use crate::state::sequence::{Sequence, Submission};
@@ -89,10 +89,12 @@ impl Scheduler {
     }
 
     /// Cancels a request wherever it stands. An unknown id is counted: it ended already, or its flag will be seen
-    /// when it comes in.
-    pub fn cancel(&mut self, rid: &RequestId) {
-        match self.by_rid.get(rid) {
-            Some(&seq) => self.abort(seq),
+    /// when it comes in. So is a flag of another request that had the id before.
+    pub fn cancel(&mut self, rid: &RequestId, flag: Option<&CancelFlag>) {
+        let is_meant =
+            |seq: &SeqId| flag.is_none_or(|flag| self.sequences[*seq].request.cancel.is_same(flag));
+        match self.by_rid.get(rid).copied().filter(is_meant) {
+            Some(seq) => self.abort(seq),
             None => self.counters.stale_messages += 1,
         }
     }

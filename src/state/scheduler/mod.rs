@@ -241,14 +241,12 @@ impl Scheduler {
         holds.flat_map(|kv| kv.private.ids().iter().copied())
     }
 
+    /// Only those that run, are chunked or have just ended hold memory: the queue may be long.
     fn private_tokens(&self) -> usize {
-        let holds = self
-            .sequences
-            .iter()
-            .filter_map(|(_, sequence)| sequence.kv.as_ref());
-        self.limits
-            .page_size
-            .tokens_in(holds.map(|kv| kv.private.len()).sum())
+        let holders = self.running.iter().chain(&self.chunked).chain(&self.ended);
+        let holds = holders.filter_map(|seq| self.sequences[*seq].kv.as_ref());
+        let pages = holds.map(|kv| kv.private.len()).sum();
+        self.limits.page_size.tokens_in(pages)
     }
 
     /// Ends a sequence: says so at once, gives its memory back with the next plan.

@@ -47,7 +47,8 @@ impl Pins {
     pub(super) fn granted(&mut self, pinned: Vec<Pinned>) -> bool {
         let before = self.released.len();
         for Pinned { pin, lock, tokens } in pinned {
-            self.granted.push((pin, tokens));
+            let is_held = self.held.contains_key(&pin);
+            self.granted.push((pin, if is_held { tokens } else { 0 }));
             match self.held.get_mut(&pin) {
                 Some(held) => held.lock = Some(lock),
                 None => self.release(lock),

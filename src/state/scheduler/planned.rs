@@ -299,8 +299,9 @@ impl Scheduler {
     }
 
     fn undo_admission(&mut self, admitted: Vec<Admitted>) {
-        for admitted in admitted {
-            self.pins.release(admitted.lock.unwrap_or_default());
+        // A continued chunk keeps its own lock.
+        for lock in admitted.into_iter().filter_map(|admitted| admitted.lock) {
+            self.pins.release(lock);
         }
     }
 
