@@ -60,6 +60,11 @@ fn clients_that_go_away() {
 }
 
 #[test]
+fn clients_that_leave_the_queue() {
+    check("test_queue", &["--max-running-requests", "1"]);
+}
+
+#[test]
 fn sixteen_clients_share_a_prefix() {
     check("test_sharing", &[]);
 }

@@ -104,9 +104,8 @@ class Chat(World):
                 self.assertEqual(last.choices, [])
                 self.assertEqual(last.usage.total_tokens, whole.usage.total_tokens)
                 for choice in whole.choices:
-                    self.check_parts(
-                        choice, [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice.index]
-                    )
+                    of_choice = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice.index]
+                    self.check_parts(choice, of_choice)
 
     def check_parts(self, choice, parts):
         self.assertEqual((parts[0].delta.role, parts[0].delta.content), ("assistant", ""))

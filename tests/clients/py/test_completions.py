@@ -142,7 +142,8 @@ class Completions(World):
                 self.assertEqual(last.usage.total_tokens, whole.usage.total_tokens)
                 self.assertEqual(last.usage.completion_tokens, whole.usage.completion_tokens)
                 for choice in whole.choices:
-                    self.check_parts(choice, [part.choices[0] for part in parts if part.choices[0].index == choice.index])
+                    of_choice = [part.choices[0] for part in parts if part.choices[0].index == choice.index]
+                    self.check_parts(choice, of_choice)
 
     def check_parts(self, choice, parts):
         self.assertEqual("".join(part.text for part in parts), choice.text)
@@ -178,5 +179,5 @@ class AsyncCompletions(World):
 
         whole, streamed = asyncio.run(read())
         self.assertEqual(whole, streamed)
-        self.assertEqual(whole, self.client.completions.create(
-            model="any", prompt=STORY, max_tokens=20, temperature=0).choices[0].text)
+        completion = self.client.completions.create(model="any", prompt=STORY, max_tokens=20, temperature=0)
+        self.assertEqual(whole, completion.choices[0].text)

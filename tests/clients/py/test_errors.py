@@ -7,26 +7,25 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 class Errors(World):
-    def check(self, kind, status, code, param, call, *parts):
+    def check(self, kind, code, param, parts, call, **options):
+        """The call raises this error, whose message holds every part."""
         with self.assertRaises(openai.APIStatusError) as raised:
-            call()
+            call(**options)
         error = raised.exception
         self.assertIs(type(error), kind)
-        self.assertEqual((error.status_code, error.code, error.param), (status, code, param), error.body)
-        self.assertEqual(error.type, "invalid_request_error")
+        self.assertEqual((error.code, error.param, error.type), (code, param, "invalid_request_error"), error.body)
         self.assertEqual(set(error.body), {"message", "type", "param", "code"})
         for part in parts:
             self.assertIn(part, error.body["message"])
 
-    def refuses(self, param, *parts, code="invalid_request", **options):
+    def check_bad(self, param, parts, call, code="invalid_request", **options):
+        self.check(openai.BadRequestError, code, param, parts, call, model="any", **options)
+
+    def refuses(self, param, *parts, **options):
         """Both endpoints refuse the options, streaming or not."""
-        completions, chat = self.client.completions.create, self.client.chat.completions.create
         for stream in (False, True):
-            for call in (
-                lambda: completions(model="any", prompt="Hello", stream=stream, **options),
-                lambda: chat(model="any", messages=HELLO, stream=stream, **options),
-            ):
-                self.check(openai.BadRequestError, 400, code, param, call, *parts)
+            self.check_bad(param, parts, self.client.completions.create, prompt="Hello", stream=stream, **options)
+            self.check_bad(param, parts, self.client.chat.completions.create, messages=HELLO, stream=stream, **options)
 
     def test_sampling_out_of_range_names_value_and_limit(self):
         self.refuses("temperature", "temperature is -0.5", "at least 0", temperature=-0.5)
@@ -51,34 +50,29 @@ class Errors(World):
         self.refuses("logit_bias", "not a token id", logit_bias={"x": 1})
 
     def test_what_is_not_supported_is_refused_by_name(self):
-        create = self.client.chat.completions.create
         tools = [{"type": "function", "function": {"name": "look_up"}}]
-        for param, options in (
-            ("tools", {"tools": tools}),
-            ("response_format", {"response_format": {"type": "json_object"}}),
-        ):
-            self.check(
-                openai.BadRequestError, 400, "not_supported", param,
-                lambda: create(model="any", messages=HELLO, **options), f"{param} is not supported",
+        for param, value in (("tools", tools), ("response_format", {"type": "json_object"})):
+            self.check_bad(
+                param, [f"{param} is not supported"], self.client.chat.completions.create,
+                code="not_supported", messages=HELLO, **{param: value},
             )
 
     def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(self):
-        code = "context_length_exceeded"
-        prompt = [5] * 5000
-        call = lambda: self.client.completions.create(model="any", prompt=prompt)
-        self.check(openai.BadRequestError, 400, code, None, call, "prompt has 5000 tokens", "limit is 409")
+        code, limit = "context_length_exceeded", "limit is 409"
+        parts = ["prompt has 5000 tokens", limit]
+        self.check_bad(None, parts, self.client.completions.create, code=code, prompt=[5] * 5000)
         long = [{"role": "user", "content": "word " * 5000}]
-        call = lambda: self.client.chat.completions.create(model="any", messages=long)
-        self.check(openai.BadRequestError, 400, code, None, call, "limit is 409")
+        self.check_bad(None, [limit], self.client.chat.completions.create, code=code, messages=long)
 
     def test_prompts_that_are_none_are_refused(self):
-        create = self.client.completions.create
-        for param, prompt in (("prompt", {}), ("prompt[0]", [-1]), ("prompt[1]", ["a", 7])):
-            call = lambda: create(model="any", prompt=prompt)
-            self.check(openai.BadRequestError, 400, "invalid_request", param, call)
-        for prompt in ("", [5, 99999]):
-            with self.assertRaises(openai.BadRequestError):
-                create(model="any", prompt=prompt)
+        for param, parts, prompt in (
+            ("prompt", [], {}),
+            ("prompt[0]", ["-1"], [-1]),
+            ("prompt[1]", ["7"], ["a", 7]),
+            (None, ["no tokens"], ""),
+            (None, ["99999", "2048"], [5, 99999]),
+        ):
+            self.check_bad(param, parts, self.client.completions.create, prompt=prompt)
 
     def test_messages_that_are_none_are_refused(self):
         image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
@@ -90,26 +84,25 @@ class Errors(World):
             ("messages[0].content", [{"role": "user", "content": 7}]),
             ("messages[0].content[0].type", image),
         ):
-            call = lambda: self.client.chat.completions.create(model="any", messages=conversation)
-            self.check(openai.BadRequestError, 400, "invalid_request", param, call)
+            self.check_bad(param, [param], self.client.chat.completions.create, messages=conversation)
 
     def test_what_does_not_exist_is_not_found(self):
         kind = openai.NotFoundError
-        call = lambda: self.client.models.retrieve("nobody")
-        self.check(kind, 404, "model_not_found", "model", call, '"nobody"', '"souffleur-tiny"')
-        call = lambda: self.client.embeddings.create(model="any", input="x")
-        self.check(kind, 404, "not_found", None, call, "/v1/embeddings")
-        call = lambda: self.client.responses.create(model="any", input="x")
-        self.check(kind, 404, "not_found", None, call, "/v1/responses")
+        parts = ['"nobody"', '"souffleur-tiny"']
+        self.check(kind, "model_not_found", "model", parts, self.client.models.retrieve, model="nobody")
+        for path, call in (("/v1/embeddings", self.client.embeddings), ("/v1/responses", self.client.responses)):
+            self.check(kind, "not_found", None, [path], call.create, model="any", input="x")
 
-    def test_other_methods_and_bodies_are_refused(self):
-        call = lambda: self.client.get("/completions", cast_to=object)
-        self.check(openai.APIStatusError, 405, "method_not_allowed", None, call, "GET", "POST")
-        response = self.http.post("/v1/completions", content=b'{"prompt": ', headers={"content-type": "application/json"})
-        self.assertEqual((response.status_code, response.json()["error"]["code"]), (400, "invalid_request"))
-        self.assertIn("not valid JSON", response.json()["error"]["message"])
-        response = self.http.post("/v1/completions", content=b"[1]")
-        self.assertEqual(response.status_code, 400)
+    def test_another_method_is_refused(self):
+        parts = ["GET", "POST"]
+        get = self.client.get
+        self.check(openai.APIStatusError, "method_not_allowed", None, parts, get, path="/completions", cast_to=object)
+
+    def test_bodies_that_are_no_objects_are_refused(self):
+        for body, part in ((b'{"prompt": ', "not valid JSON"), (b"[1]", "not a JSON object"), (b"", "not valid JSON")):
+            response = self.http.post("/v1/completions", content=body)
+            self.assertEqual((response.status_code, response.json()["error"]["code"]), (400, "invalid_request"))
+            self.assertIn(part, response.json()["error"]["message"])
 
     def test_a_refused_request_leaves_the_connection_usable(self):
         for _ in range(20):

@@ -86,7 +86,8 @@ class Native(World):
         for (logprob, token, _), top in zip(outputs, meta["output_top_logprobs"]):
             self.assertEqual((len(top), top[0][1]), (2, token))
             self.assertAlmostEqual(top[0][0], logprob, places=5)
-        self.assertEqual([[token for _, token, _ in chosen] for chosen in meta["output_token_ids_logprobs"]], [[5, 6]] * 6)
+        chosen = [[token for _, token, _ in place] for place in meta["output_token_ids_logprobs"]]
+        self.assertEqual(chosen, [[5, 6]] * 6)
         # Scoring the answer as a prompt gives what generating it gave.
         ids = [token for _, token, _ in inputs] + answer["output_ids"]
         scored = self.generate(input_ids=ids, sampling_params={"max_new_tokens": 0}, **wish)

@@ -21,7 +21,8 @@ class Sharing(World):
     def prompts(self, shared_tokens):
         """Prompts that differ from the first token behind the shared ones on."""
         shared = [100 + index * 7 % 1000 for index in range(shared_tokens)]
-        return [shared + [1200 + client * OWN_TOKENS + index for index in range(OWN_TOKENS)] for client in range(CLIENTS)]
+        firsts = range(1200, 1200 + CLIENTS * OWN_TOKENS, OWN_TOKENS)
+        return [[*shared, *range(first, first + OWN_TOKENS)] for first in firsts]
 
     def options(self, prompt, salt):
         extra = {"ignore_eos": True, "cache_salt": salt}
@@ -59,7 +60,8 @@ class Sharing(World):
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(openai_client(openai.AsyncOpenAI)) for _ in prompts]
             await asyncio.gather(*(client.models.list() for client in clients))
-            calls = [client.completions.create(**self.options(prompt, salt)) for client, prompt in zip(clients, prompts)]
+            pairs = zip(clients, prompts)
+            calls = [client.completions.create(**self.options(prompt, salt)) for client, prompt in pairs]
             return await asyncio.gather(*calls)
 
     def test_samples_of_one_prompt_share_it(self):

@@ -32,9 +32,12 @@ class WebSocket(World):
         self.send(op="generate", rid=rid, text=text, sampling_params=sampling)
 
     def check_aborted(self, requests):
-        wait_until("they are cancelled", lambda: self.metrics("sglang:num_aborted_requests_total") >= self.aborted + requests)
+        wait_until(f"{requests} requests are cancelled", lambda: self.aborted_requests() >= requests)
         self.wait_until_whole()
-        self.assertEqual(self.metrics("sglang:num_aborted_requests_total"), self.aborted + requests)
+        self.assertEqual(self.aborted_requests(), requests)
+
+    def aborted_requests(self):
+        return self.metrics("sglang:num_aborted_requests_total") - self.aborted
 
     def test_requests_on_one_connection_get_their_own_answers(self):
         prompts = {"a": STORY, "b": "Hello", "c": "Tell me", "d": STORY}

@@ -27,6 +27,8 @@ def wait_until(what, holds):
     while not holds():
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {PATIENCE_S} s until {what}")
+        # Lets an event loop in another thread have the interpreter.
+        time.sleep(0.002)
 
 
 class World(unittest.TestCase):
