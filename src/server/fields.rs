@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
+use crate::state::sampling::asks_for_nothing;
 
 /// The fields of a JSON object that were not read yet. A null field counts as absent.
 pub(super) struct Fields {
@@ -66,10 +67,10 @@ impl Fields {
 
     /// Refuses each of `names` that asks for something.
     pub(super) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
-        match names
-            .iter()
-            .find(|name| self.take(name).is_some_and(|value| !is_empty(&value)))
-        {
+        match names.iter().find(|name| {
+            self.take(name)
+                .is_some_and(|value| !asks_for_nothing(&value))
+        }) {
             None => Ok(()),
             Some(name) => Err(ApiError::unsupported(name)),
         }
@@ -77,21 +78,10 @@ impl Fields {
 
     /// Refuses whatever was not read, unless its value asks for nothing.
     pub(super) fn refuse_rest(&self) -> Result<(), ApiError> {
-        match self.map.iter().find(|(_, value)| !is_empty(value)) {
+        match self.map.iter().find(|(_, value)| !asks_for_nothing(value)) {
             None => Ok(()),
             Some((name, _)) => Err(ApiError::unsupported(name)),
         }
-    }
-}
-
-/// True of values that ask for nothing: null, false, and empty texts, lists and objects.
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Bool(true) | Value::Number(_) => false,
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(map) => map.is_empty(),
     }
 }
 
@@ -218,7 +208,9 @@ mod tests {
 
     #[test]
     fn what_asks_for_nothing_is_not_refused() {
-        let Value::Object(map) = json!({"a": null, "b": false, "c": [], "d": "", "e": {}}) else {
+        let Value::Object(map) =
+            json!({"a": null, "b": false, "c": [], "d": "", "e": {}, "f": [null]})
+        else {
             unreachable!()
         };
         assert_eq!(Fields::new(map).refuse_rest(), Ok(()));

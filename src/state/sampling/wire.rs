@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::params::SamplingParams;
 
 /// SGLang's fields that this engine does not have yet.
-const NOT_YET: [&str; 8] = [
+const NOT_YET: [&str; 7] = [
     "json_schema",
     "regex",
     "ebnf",
@@ -19,12 +19,28 @@ const NOT_YET: [&str; 8] = [
     "stop_regex",
     "beam_width",
     "custom_params",
-    "stream_interval",
 ];
 
 const FIELDS: &str = "max_new_tokens, min_new_tokens, stop, stop_token_ids, temperature, top_p, top_k, min_p, \
     frequency_penalty, presence_penalty, repetition_penalty, logit_bias, ignore_eos, sampling_seed, n, \
-    skip_special_tokens, spaces_between_special_tokens, no_stop_trim";
+    skip_special_tokens, spaces_between_special_tokens, no_stop_trim, stream_interval";
+
+/// True of values that ask for nothing: null, false, empty texts and maps, and lists of nothing, which frontends
+/// send for features they do not use.
+pub(crate) fn asks_for_nothing(value: &Value) -> bool {
+    let is_nothing = |item: &Value| match item {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    };
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) | Value::Number(_) => false,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.iter().all(is_nothing),
+        Value::Object(map) => map.is_empty(),
+    }
+}
 
 impl<'de> Deserialize<'de> for SamplingParams {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -76,6 +92,9 @@ fn set(params: &mut SamplingParams, name: &str, value: &Value) -> Result<(), Str
             params.spaces_between_special_tokens = field.boolean()?
         }
         "no_stop_trim" => params.no_stop_trim = field.boolean()?,
+        // The texts are the same however many tokens a chunk carries.
+        "stream_interval" => field.interval()?,
+        name if NOT_YET.contains(&name) && asks_for_nothing(value) => (),
         name if NOT_YET.contains(&name) => {
             return Err(format!(
                 "{name} is not supported yet: leave it out or send null"
@@ -125,6 +144,13 @@ impl Field<'_> {
         self.value
             .as_i64()
             .or_else(|| from_float(self.value.as_f64()?))
+    }
+
+    fn interval(&self) -> Result<(), String> {
+        match self.whole_number() {
+            Some(1..) => Ok(()),
+            _ => self.expected("a whole number of at least 1"),
+        }
     }
 
     /// Negative seeds are taken by their bits.
