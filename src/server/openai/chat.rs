@@ -73,8 +73,8 @@ impl Call {
         let messages = messages::read(fields.take("messages"))?;
         let mut common = Common::read(&mut fields, "chatcmpl")?;
         check_size(1, common.sampling.n as usize, max_requests)?;
-        let max_tokens = fields.count("max_tokens")?;
-        let max_tokens = fields.count("max_completion_tokens")?.or(max_tokens);
+        let max_tokens = fields.token_limit("max_tokens")?;
+        let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
         common.sampling.max_new_tokens = max_tokens.unwrap_or(UNLIMITED);
         let logprobs = logprobs(&mut fields)?;
         let template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();

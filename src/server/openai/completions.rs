@@ -76,7 +76,9 @@ impl Call {
             prompts.len().saturating_mul(n as usize),
             max_requests,
         )?;
-        let max_tokens = fields.count("max_tokens")?.unwrap_or(DEFAULT_MAX_TOKENS);
+        let max_tokens = fields
+            .token_limit("max_tokens")?
+            .unwrap_or(DEFAULT_MAX_TOKENS);
         common.sampling.max_new_tokens = max_tokens;
         let logprobs = fields
             .take("logprobs")

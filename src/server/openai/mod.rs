@@ -91,9 +91,8 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
         .filter_map(|name| Some(((*name).to_owned(), fields.take(name)?)));
     let shared: Map<String, Value> = shared.collect();
     let mut sampling = read_sampling(shared)?;
-    // A negative seed is as good as another: its bits count.
-    sampling.sampling_seed = fields.integer("seed")?.map(|seed| seed as u64);
-    sampling.min_new_tokens = fields.count("min_tokens")?.unwrap_or(0);
+    sampling.sampling_seed = fields.seed("seed")?;
+    sampling.min_new_tokens = fields.token_limit("min_tokens")?.unwrap_or(0);
     Ok(sampling)
 }
 

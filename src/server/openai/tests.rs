@@ -92,6 +92,18 @@ fn sampling_fields_are_read_under_openais_names() {
 }
 
 #[test]
+fn seeds_have_all_of_64_bits() {
+    let seed = |value: Value| {
+        let common = common(json!({ "seed": value })).unwrap_or_else(|error| panic!("{error}"));
+        common.sampling.sampling_seed
+    };
+    assert_eq!(seed(json!(u64::MAX)), Some(u64::MAX));
+    assert_eq!(seed(json!(i64::MIN)), Some(1 << 63));
+    assert_eq!(seed(json!(5.0)), Some(5));
+    assert_eq!(seed(Value::Null), None);
+}
+
+#[test]
 fn what_would_change_the_answer_is_refused() {
     let refused = |value: Value| common(value).err().map(|error| error.to_string());
     let text = |name: &str| {

@@ -13,4 +13,4 @@ pub use logprobs::token_logprobs;
 pub use mask::TokenMask;
 pub use params::SamplingParams;
 pub use row::{RowSampler, Sampled};
-pub(crate) use wire::asks_for_nothing;
+pub(crate) use wire::{SEED, TOKEN_LIMIT, asks_for_nothing, seed, token_limit};

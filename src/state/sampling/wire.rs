@@ -42,6 +42,31 @@ pub(crate) fn asks_for_nothing(value: &Value) -> bool {
     }
 }
 
+/// What [`token_limit`] reads, in words.
+pub(crate) const TOKEN_LIMIT: &str = "a whole number of at least 0";
+
+/// What [`seed`] reads, in words.
+pub(crate) const SEED: &str = "a whole number of 64 bits";
+
+/// A limit in tokens. What is beyond `u32` is beyond every context, and clipped as the context clips it.
+pub(crate) fn token_limit(value: &Value) -> Option<u32> {
+    let number = value.as_f64()?;
+    (number >= 0.0 && number.fract() == 0.0).then_some(number as u32)
+}
+
+/// A seed; negative ones are taken by their bits.
+pub(crate) fn seed(value: &Value) -> Option<u64> {
+    let negative = || whole_number(value).map(|number| number as u64);
+    value.as_u64().or_else(negative)
+}
+
+/// Accepts floats without a fraction, which some clients send.
+fn whole_number(value: &Value) -> Option<i64> {
+    let from_float =
+        |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
+    value.as_i64().or_else(|| from_float(value.as_f64()?))
+}
+
 impl<'de> Deserialize<'de> for SamplingParams {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let fields = Map::<String, Value>::deserialize(deserializer)?;
@@ -72,13 +97,13 @@ fn set(params: &mut SamplingParams, name: &str, value: &Value) -> Result<(), Str
         return Ok(());
     }
     match name {
-        "max_new_tokens" => params.max_new_tokens = field.integer()?,
-        "min_new_tokens" => params.min_new_tokens = field.integer()?,
+        "max_new_tokens" => params.max_new_tokens = field.tokens()?,
+        "min_new_tokens" => params.min_new_tokens = field.tokens()?,
         "stop" => params.stop = field.strings()?,
         "stop_token_ids" => params.stop_token_ids = field.token_ids()?,
         "temperature" => params.temperature = field.float()?,
         "top_p" => params.top_p = field.float()?,
-        "top_k" => params.top_k = field.integer()?,
+        "top_k" => params.top_k = field.top_k()?,
         "min_p" => params.min_p = field.float()?,
         "frequency_penalty" => params.frequency_penalty = field.float()?,
         "presence_penalty" => params.presence_penalty = field.float()?,
@@ -131,37 +156,39 @@ impl Field<'_> {
     }
 
     fn integer<T: TryFrom<i64> + Bounds>(&self) -> Result<T, String> {
-        match self.whole_number().map(T::try_from) {
+        match whole_number(self.value).map(T::try_from) {
             Some(Ok(number)) => Ok(number),
             _ => self.expected(T::RANGE),
         }
     }
 
-    /// Accepts floats without a fraction, which some clients send.
-    fn whole_number(&self) -> Option<i64> {
-        let from_float =
-            |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
-        self.value
-            .as_i64()
-            .or_else(|| from_float(self.value.as_f64()?))
+    fn tokens(&self) -> Result<u32, String> {
+        match token_limit(self.value) {
+            Some(tokens) => Ok(tokens),
+            None => self.expected(TOKEN_LIMIT),
+        }
+    }
+
+    /// More tokens than there are is all of them.
+    fn top_k(&self) -> Result<i32, String> {
+        const ALL: i32 = -1;
+        match self.value.as_f64() {
+            Some(number) if number > f64::from(i32::MAX) && number.fract() == 0.0 => Ok(ALL),
+            _ => self.integer(),
+        }
     }
 
     fn interval(&self) -> Result<(), String> {
-        match self.whole_number() {
+        match whole_number(self.value) {
             Some(1..) => Ok(()),
             _ => self.expected("a whole number of at least 1"),
         }
     }
 
-    /// Negative seeds are taken by their bits.
     fn seed(&self) -> Result<u64, String> {
-        match self
-            .value
-            .as_u64()
-            .or_else(|| self.whole_number().map(|number| number as u64))
-        {
+        match seed(self.value) {
             Some(seed) => Ok(seed),
-            None => self.expected("a whole number of 64 bits"),
+            None => self.expected(SEED),
         }
     }
 
