@@ -15,6 +15,29 @@ use crate::state::sampling::SamplingParams;
 /// Longest request id, in bytes.
 const MAX_RID_BYTES: usize = 256;
 
+/// SGLang's fields that would change the answer and that this engine does not have yet.
+const NOT_YET: [&str; 19] = [
+    "input_embeds",
+    "positional_embed_overrides",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "lora_path",
+    "lora_id",
+    "session_params",
+    "custom_logit_processor",
+    "require_reasoning",
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_prompt_token_ids",
+    "return_entropy",
+    "return_bytes",
+    "multi_item_delimiter_indices",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+];
+
 /// One `/generate` call: a request for each prompt and sample, prompts first.
 pub(in crate::server) struct NativeCall {
     pub(in crate::server) requests: Vec<GenerateRequest>,
@@ -42,11 +65,8 @@ impl NativeCall {
         let priority = fields.integer("priority")?;
         let stream = fields.flag("stream")?;
         let wants_words = fields.flag("return_text_in_logprobs")?;
-        // Names of no consequence here that SGLang's clients send.
-        for name in ["model", "log_metrics", "modalities"] {
-            fields.take(name);
-        }
-        fields.refuse_rest()?;
+        // Names that nobody knows are ignored, as SGLang does: its own clients and routers send some.
+        fields.refuse(&NOT_YET)?;
         let mut requests = Vec::with_capacity(samples);
         let per_prompt = prompts
             .into_iter()
@@ -248,6 +268,10 @@ pub(in crate::server) fn read_sampling(
     let sampling: SamplingParams = serde_json::from_value(Value::Object(map)).map_err(|error| {
         let text = error.to_string();
         let named = names.into_iter().find(|name| is_about(&text, name));
+        let unsupported = named.as_deref().map(ApiError::unsupported);
+        if let Some(unsupported) = unsupported.filter(|error| error.to_string() == text) {
+            return unsupported;
+        }
         ApiError::field(named.unwrap_or_else(|| "sampling_params".to_owned()), text)
     })?;
     match sampling.n {

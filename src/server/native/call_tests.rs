@@ -161,14 +161,16 @@ fn too_many_samples_are_refused_before_they_are_made() {
 #[test]
 fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
     let call = json!({
-        "text": "a", "model": "m", "lora_path": null, "image_data": [], "session_params": {},
-        "return_hidden_states": false,
+        "text": "a", "model": "m", "lora_path": [null], "image_data": [], "session_params": {},
+        "return_hidden_states": false, "routing_key": "k", "no_such_field": 5,
     });
     assert_eq!(read(call).requests.len(), 1);
-    for field in ["lora_path", "image_data", "input_embeds", "no_such_field"] {
+    for field in ["lora_path", "image_data", "input_embeds"] {
         let error = parse(json!({"text": "a", field: "x"}))
             .err()
             .expect("is refused");
         assert_eq!(error, ApiError::unsupported(field));
     }
+    let error = parse(json!({"text": "a", "sampling_params": {"regex": "x"}}));
+    assert_eq!(error.err(), Some(ApiError::unsupported("regex")));
 }
