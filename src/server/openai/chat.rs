@@ -66,6 +66,8 @@ impl Call {
         refuse_tools(&mut fields)?;
         fields.refuse(&[
             "continue_final_message",
+            "chat_template",
+            "echo",
             "audio",
             "modalities",
             "web_search_options",
@@ -203,6 +205,7 @@ struct Writer {
     logprobs: bool,
     return_token_ids: bool,
     include_usage: bool,
+    continuous_usage: bool,
 }
 
 impl Writer {
@@ -214,6 +217,7 @@ impl Writer {
             logprobs: call.logprobs.is_some(),
             return_token_ids: call.common.return_token_ids,
             include_usage: call.common.include_usage,
+            continuous_usage: call.common.continuous_usage,
         }
     }
 
@@ -246,6 +250,12 @@ impl Writer {
         (delta.text, ending)
     }
 
+    /// The counts of one choice so far, for its chunk.
+    fn usage_so_far(&self, index: usize) -> Option<UsageReport> {
+        self.continuous_usage
+            .then(|| UsageReport::of([self.usages[index]], 1))
+    }
+
     fn usage(&self) -> UsageReport {
         UsageReport::of(self.usages.iter().copied(), self.usages.len())
     }
@@ -272,6 +282,7 @@ impl Render for Writer {
             return;
         }
         let (content, mut ending) = self.split(index, news);
+        let usage = self.usage_so_far(index);
         let content = (!content.is_empty()).then_some(content);
         let reason = ending.finish_reason.take();
         let matched_stop = ending.matched_stop.take();
@@ -293,7 +304,7 @@ impl Render for Writer {
                     delta,
                     ending,
                 }],
-                None,
+                usage,
             ));
         }
         if reason.is_some() {
@@ -309,7 +320,7 @@ impl Render for Writer {
                     delta,
                     ending,
                 }],
-                None,
+                usage,
             ));
         }
     }
@@ -377,6 +388,15 @@ mod tests {
     }
 
     #[test]
+    fn templates_of_the_client_and_echoes_are_refused() {
+        let template = "chat_template is not supported yet: leave it out or send null";
+        refuses(json!({"chat_template": "{{ x }}"}), template);
+        let echo = "echo is not supported yet: leave it out or send null";
+        refuses(json!({"echo": true}), echo);
+        assert!(parse(json!({"echo": false, "chat_template": null})).is_ok());
+    }
+
+    #[test]
     fn alternatives_need_log_probabilities() {
         assert_eq!(
             call(json!({"logprobs": true, "top_logprobs": 2})).logprobs,
@@ -409,7 +429,8 @@ mod tests {
 
     #[test]
     fn a_stream_has_role_content_reason_and_usage_in_this_order() {
-        let call = call(json!({"stream": true, "stream_options": {"include_usage": true}}));
+        let options = json!({"include_usage": true, "continuous_usage_stats": true});
+        let call = call(json!({"stream": true, "stream_options": options}));
         let mut writer = Writer::new(&call, head(), words());
         let mut out = Chunks::default();
         writer.start(&mut out);
@@ -423,6 +444,7 @@ mod tests {
         assert_eq!(delta(1), &json!({"content": "a"}));
         assert_eq!(delta(2), &json!({"content": "b"}));
         assert_eq!(events[2]["choices"][0]["finish_reason"], Value::Null);
+        assert_eq!(events[2]["usage"]["completion_tokens"], 1);
         assert_eq!(delta(3), &json!({}));
         assert_eq!(events[3]["choices"][0]["finish_reason"], "stop");
         assert_eq!(events[4]["usage"]["total_tokens"], 6);

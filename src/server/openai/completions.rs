@@ -185,6 +185,7 @@ struct Writer {
     top: Option<bool>,
     return_token_ids: bool,
     include_usage: bool,
+    continuous_usage: bool,
 }
 
 impl Writer {
@@ -211,6 +212,7 @@ impl Writer {
             top: call.logprobs.map(|top| top > 0),
             return_token_ids: call.common.return_token_ids,
             include_usage: call.common.include_usage,
+            continuous_usage: call.common.continuous_usage,
         }
     }
 
@@ -235,6 +237,12 @@ impl Writer {
         }
     }
 
+    /// The counts of one choice so far, for its chunk.
+    fn usage_so_far(&self, index: usize) -> Option<UsageReport> {
+        self.continuous_usage
+            .then(|| UsageReport::of([self.usages[index]], 1))
+    }
+
     fn usage(&self) -> UsageReport {
         UsageReport::of(self.usages.iter().copied(), self.n)
     }
@@ -250,7 +258,8 @@ impl Render for Writer {
             return;
         }
         let choice = self.choice(index, news);
-        out.data(&self.head.with(vec![choice], None));
+        let usage = self.usage_so_far(index);
+        out.data(&self.head.with(vec![choice], usage));
     }
 
     fn end(&mut self, out: &mut Chunks) {
@@ -338,6 +347,20 @@ mod tests {
             },
         });
         assert_eq!(serde_json::to_value(choice).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn chunks_carry_their_choices_counts_if_asked() {
+        let options = json!({"continuous_usage_stats": true});
+        let call = call(json!({"prompt": "p", "stream": true, "stream_options": options, "n": 2}));
+        let mut writer = Writer::new(&call, head(), words());
+        let mut out = Chunks::default();
+        writer.news(1, news("ab", None), &mut out);
+        writer.end(&mut out);
+        let events = events(out);
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0]["usage"]["completion_tokens"], 2);
+        assert_eq!(events[0]["usage"]["total_tokens"], 7);
     }
 
     #[test]

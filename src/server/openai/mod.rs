@@ -30,6 +30,8 @@ struct Common {
     priority: Option<i64>,
     stream: bool,
     include_usage: bool,
+    /// Each chunk carries the counts of its choice so far.
+    continuous_usage: bool,
     return_token_ids: bool,
 }
 
@@ -42,6 +44,8 @@ impl Common {
             "ebnf",
             "structural_tag",
             "stop_regex",
+            "custom_logit_processor",
+            "return_hidden_states",
         ])?;
         refuse_response_format(fields)?;
         let id = match fields.take("rid") {
@@ -51,10 +55,9 @@ impl Common {
         let key = fields.string("extra_key")?;
         let salt = fields.string("cache_salt")?;
         let stream = fields.flag("stream")?;
-        let include_usage = match fields.object("stream_options")? {
-            None => false,
-            Some(options) => Fields::new(options).flag("include_usage")?,
-        };
+        let mut options = Fields::new(fields.object("stream_options")?.unwrap_or_default());
+        let include_usage = options.flag("include_usage")?;
+        let continuous_usage = options.flag("continuous_usage_stats")?;
         Ok(Self {
             id,
             sampling: sampling(fields)?,
@@ -62,6 +65,7 @@ impl Common {
             priority: fields.integer("priority")?,
             stream,
             include_usage: include_usage && stream,
+            continuous_usage: continuous_usage && stream,
             return_token_ids: fields.flag("return_token_ids")?,
         })
     }
@@ -92,6 +96,8 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
     let shared: Map<String, Value> = shared.collect();
     let mut sampling = read_sampling(shared)?;
     sampling.sampling_seed = fields.seed("seed")?;
+    // vLLM's name.
+    sampling.no_stop_trim |= fields.flag("include_stop_str_in_output")?;
     sampling.min_new_tokens = fields.token_limit("min_tokens")?.unwrap_or(0);
     Ok(sampling)
 }

@@ -76,7 +76,7 @@ fn common(value: Value) -> Result<Common, ApiError> {
 fn sampling_fields_are_read_under_openais_names() {
     let read = common(json!({
         "temperature": 0.5, "seed": -1, "min_tokens": 2, "stop": ["a"], "top_k": 4, "n": 3,
-        "user": "someone", "max_tokens": 7,
+        "user": "someone", "max_tokens": 7, "include_stop_str_in_output": true,
     }));
     let sampling = read.unwrap_or_else(|error| panic!("{error}")).sampling;
     let expected = SamplingParams {
@@ -86,6 +86,7 @@ fn sampling_fields_are_read_under_openais_names() {
         stop: vec!["a".to_owned()],
         top_k: 4,
         n: 3,
+        no_stop_trim: true,
         ..SamplingParams::default()
     };
     assert_eq!(sampling, expected);
