@@ -10,7 +10,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::{self, Fields, mismatch};
 use crate::server::words::Words;
 use crate::state::namespace::Namespace;
-use crate::state::sampling::SamplingParams;
+use crate::state::sampling::{MAX_SAMPLES, SamplingParams};
 
 /// Longest request id, in bytes.
 const MAX_RID_BYTES: usize = 256;
@@ -54,6 +54,8 @@ impl NativeCall {
         max_requests: usize,
     ) -> Result<Self, ApiError> {
         let (prompts, is_list) = prompts(&mut fields)?;
+        // Before one value is copied for each of them.
+        check_size(prompts.len(), prompts.len(), max_requests)?;
         let sampling = PerPrompt::new(&mut fields, "sampling_params", prompts.len(), is_list)?;
         let sampling = sampling.map(sampling_params, SamplingParams::default)?;
         let samples: usize = sampling.iter().map(|sampling| sampling.n as usize).sum();
@@ -275,8 +277,11 @@ pub(in crate::server) fn read_sampling(
         ApiError::field(named.unwrap_or_else(|| "sampling_params".to_owned()), text)
     })?;
     match sampling.n {
-        0 => Err(ApiError::field("n", "n is 0, must be at least 1")),
-        _ => Ok(sampling),
+        1..=MAX_SAMPLES => Ok(sampling),
+        n => {
+            let text = format!("n is {n}, limits are 1 to {MAX_SAMPLES}: send several requests");
+            Err(ApiError::field("n", text))
+        }
     }
 }
 
