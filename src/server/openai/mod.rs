@@ -48,6 +48,8 @@ impl Common {
             "return_hidden_states",
         ])?;
         refuse_response_format(fields)?;
+        // Whatever it names, the one model answers.
+        fields.string("model")?;
         let id = match fields.take("rid") {
             Some(value) => read_rid(value)?,
             None => RequestId::new(format!("{id_prefix}-{}", RequestId::random())),

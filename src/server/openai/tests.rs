@@ -121,6 +121,8 @@ fn what_would_change_the_answer_is_refused() {
     assert_eq!(refused(json!({"regex": null})), None);
     let seed = "seed is \"x\", must be a whole number of 64 bits".to_owned();
     assert_eq!(refused(json!({"seed": "x"})), Some(seed));
+    let model = "model is 5, must be a string".to_owned();
+    assert_eq!(refused(json!({"model": 5})), Some(model));
 }
 
 #[test]
