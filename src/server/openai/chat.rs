@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::logprobs::ChatLogprobs;
 use super::wire::{Head, Matched, UsageReport};
 use super::{Common, alternatives, apply_model_defaults, matched_stop, messages, unix_now_s};
+use crate::error::RequestError;
 use crate::executor::LogprobWish;
 use crate::request::{ChatPrompt, GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
@@ -44,11 +45,12 @@ pub(in crate::server) async fn create(
         model: loaded.engine.model().served_model_name.clone(),
     };
     let mut writer = Writer::new(&call, head, loaded.words.clone());
-    let lanes = Lane::open_all(&state, call.into_requests())?;
+    let lanes = Lane::open_all(&state, call.into_requests()).map_err(ApiError::in_openai_terms)?;
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
-    let transcripts = finish_all(lanes).await?;
+    let transcripts = finish_all(lanes).await;
+    let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
     let choices = transcripts.into_iter().enumerate();
     let choices = choices.map(|(index, transcript)| writer.message(index, transcript));
     let choices: Vec<Choice> = choices.collect();
@@ -323,6 +325,10 @@ impl Render for Writer {
                 usage,
             ));
         }
+    }
+
+    fn error(&self, error: RequestError) -> ApiError {
+        ApiError::from(error).in_openai_terms()
     }
 
     fn end(&mut self, out: &mut Chunks) {

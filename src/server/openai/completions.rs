@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::logprobs::{LegacyLogprobs, TextOffset};
 use super::wire::{Head, Matched, UsageReport};
 use super::{Common, alternatives, apply_model_defaults, matched_stop, unix_now_s};
+use crate::error::RequestError;
 use crate::executor::LogprobWish;
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt, Usage};
@@ -41,11 +42,12 @@ pub(in crate::server) async fn create(
     };
     let mut writer = Writer::new(&call, head, loaded.words.clone());
     let (stream, requests) = (call.common.stream, call.into_requests());
-    let lanes = Lane::open_all(&state, requests)?;
+    let lanes = Lane::open_all(&state, requests).map_err(ApiError::in_openai_terms)?;
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
-    let transcripts = finish_all(lanes).await?;
+    let transcripts = finish_all(lanes).await;
+    let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
     let choices = transcripts.into_iter().enumerate();
     let choices = choices.map(|(index, transcript)| writer.choice(index, transcript.into_news()));
     let choices: Vec<Choice> = choices.collect();
@@ -260,6 +262,10 @@ impl Render for Writer {
         let choice = self.choice(index, news);
         let usage = self.usage_so_far(index);
         out.data(&self.head.with(vec![choice], usage));
+    }
+
+    fn error(&self, error: RequestError) -> ApiError {
+        ApiError::from(error).in_openai_terms()
     }
 
     fn end(&mut self, out: &mut Chunks) {
