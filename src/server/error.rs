@@ -133,6 +133,26 @@ impl ApiError {
         }
     }
 
+    /// The error under the names that OpenAI's endpoints have for the engine's fields.
+    pub(super) fn in_openai_terms(self) -> Self {
+        const NAMES: [(&str, &str); 5] = [
+            ("max_new_tokens", "max_tokens"),
+            ("min_new_tokens", "min_tokens"),
+            ("sampling_seed", "seed"),
+            ("input_ids holds", "prompt holds"),
+            ("input_ids", "token ids"),
+        ];
+        let translated = |text: String| {
+            let translate = |text: String, (from, to): (&str, &str)| text.replace(from, to);
+            NAMES.into_iter().fold(text, translate)
+        };
+        Self {
+            message: translated(self.message),
+            param: self.param.map(translated),
+            ..self
+        }
+    }
+
     /// The error object.
     pub(super) fn body(&self) -> ErrorBody<'_> {
         let kind = match self.status {
@@ -250,5 +270,13 @@ mod tests {
         );
         check("the prompt is empty", None);
         check("", None);
+    }
+
+    #[test]
+    fn openais_clients_read_openais_names() {
+        let text = "min_new_tokens is 9, limit is max_new_tokens (5): lower one";
+        let error = ApiError::from(RequestError::Invalid(text.to_owned())).in_openai_terms();
+        let expected = "min_tokens is 9, limit is max_tokens (5): lower one";
+        assert_eq!(error, ApiError::field("min_tokens", expected));
     }
 }

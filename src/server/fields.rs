@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
+use crate::state::sampling::{self, asks_for_nothing};
 
 /// The fields of a JSON object that were not read yet. A null field counts as absent.
 pub(super) struct Fields {
@@ -54,6 +55,22 @@ impl Fields {
         self.take(name).map(|value| count(name, &value)).transpose()
     }
 
+    /// A limit in tokens, clipped to `u32`.
+    pub(super) fn token_limit(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
+        let read = |value: Value| {
+            sampling::token_limit(&value)
+                .ok_or_else(|| mismatch(name, &value, sampling::TOKEN_LIMIT))
+        };
+        self.take(name).map(read).transpose()
+    }
+
+    pub(super) fn seed(&mut self, name: &str) -> Result<Option<u64>, ApiError> {
+        let read = |value: Value| {
+            sampling::seed(&value).ok_or_else(|| mismatch(name, &value, sampling::SEED))
+        };
+        self.take(name).map(read).transpose()
+    }
+
     pub(super) fn integer(&mut self, name: &str) -> Result<Option<i64>, ApiError> {
         self.take(name)
             .map(|value| integer(name, &value))
@@ -66,32 +83,13 @@ impl Fields {
 
     /// Refuses each of `names` that asks for something.
     pub(super) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
-        match names
-            .iter()
-            .find(|name| self.take(name).is_some_and(|value| !is_empty(&value)))
-        {
+        match names.iter().find(|name| {
+            self.take(name)
+                .is_some_and(|value| !asks_for_nothing(&value))
+        }) {
             None => Ok(()),
             Some(name) => Err(ApiError::unsupported(name)),
         }
-    }
-
-    /// Refuses whatever was not read, unless its value asks for nothing.
-    pub(super) fn refuse_rest(&self) -> Result<(), ApiError> {
-        match self.map.iter().find(|(_, value)| !is_empty(value)) {
-            None => Ok(()),
-            Some((name, _)) => Err(ApiError::unsupported(name)),
-        }
-    }
-}
-
-/// True of values that ask for nothing: null, false, and empty texts, lists and objects.
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Bool(true) | Value::Number(_) => false,
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(map) => map.is_empty(),
     }
 }
 
@@ -178,10 +176,10 @@ mod tests {
 
     #[track_caller]
     fn check(value: Value, expected: &str) {
-        let Value::Object(map) = json!({ "max_tokens": value }) else {
+        let Value::Object(map) = json!({ "best_of": value }) else {
             unreachable!()
         };
-        let found = match Fields::new(map).count("max_tokens") {
+        let found = match Fields::new(map).count("best_of") {
             Ok(number) => format!("{number:?}"),
             Err(error) => error.to_string(),
         };
@@ -195,38 +193,53 @@ mod tests {
         check(json!(null), "None");
         check(
             json!(-5),
-            "max_tokens is -5, must be a whole number from 0 to 4294967295",
+            "best_of is -5, must be a whole number from 0 to 4294967295",
         );
         check(
             json!(1.5),
-            "max_tokens is 1.5, must be a whole number from 0 to 4294967295",
+            "best_of is 1.5, must be a whole number from 0 to 4294967295",
         );
         check(
             json!("7"),
-            "max_tokens is \"7\", must be a whole number from 0 to 4294967295",
+            "best_of is \"7\", must be a whole number from 0 to 4294967295",
         );
         check(
             json!([1, 2]),
-            "max_tokens is a list of 2, must be a whole number from 0 to 4294967295",
+            "best_of is a list of 2, must be a whole number from 0 to 4294967295",
         );
         let range = "must be a whole number from 0 to 4294967295";
         check(
             json!(1u64 << 32),
-            &format!("max_tokens is 4294967296, {range}"),
+            &format!("best_of is 4294967296, {range}"),
         );
     }
 
     #[test]
+    fn token_limits_are_clipped_and_never_negative() {
+        let read = |value: Value| {
+            let map = Map::from_iter([("max_tokens".to_owned(), value)]);
+            Fields::new(map).token_limit("max_tokens")
+        };
+        let huge = serde_json::from_str("100000000000000000000").expect("a number");
+        assert_eq!(read(huge), Ok(Some(u32::MAX)));
+        assert_eq!(read(json!(1_000_000_000_000u64)), Ok(Some(u32::MAX)));
+        assert_eq!(read(json!(7.0)), Ok(Some(7)));
+        let text = "max_tokens is -1, must be a whole number of at least 0";
+        assert_eq!(read(json!(-1)), Err(ApiError::field("max_tokens", text)));
+    }
+
+    #[test]
     fn what_asks_for_nothing_is_not_refused() {
-        let Value::Object(map) = json!({"a": null, "b": false, "c": [], "d": "", "e": {}}) else {
+        let Value::Object(map) =
+            json!({"a": null, "b": false, "c": [], "d": "", "e": {}, "f": [null]})
+        else {
             unreachable!()
         };
-        assert_eq!(Fields::new(map).refuse_rest(), Ok(()));
-        let Value::Object(map) = json!({"lora_path": "x"}) else {
-            unreachable!()
-        };
+        let mut fields = Fields::new(map);
+        assert_eq!(fields.refuse(&["a", "b", "c", "d", "e", "f", "g"]), Ok(()));
+        fields.put("lora_path", json!("x"));
         assert_eq!(
-            Fields::new(map).refuse_rest(),
+            fields.refuse(&["a", "lora_path"]),
             Err(ApiError::unsupported("lora_path"))
         );
     }

@@ -44,7 +44,9 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/v1/chat/completions", openai::chat::create);
     post(cfg, "/abort_request", abort::abort_request);
     get(cfg, "/v1/ws/generate", ws::connect);
-    get(cfg, "/v1/models", health::models);
+    for path in ["/v1/models", "/v1/models/"] {
+        get(cfg, path, health::models);
+    }
     get(cfg, "/v1/models/{id:.*}", health::model);
     get(cfg, "/health", health::health);
     get(cfg, "/health_generate", health::health_generate);

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::error::{ApiError, Envelope};
 use super::lanes::{Events, Lane, merged};
 use super::transcript::News;
+use crate::error::RequestError;
 
 /// Turns the news of the lanes into the JSON of one endpoint.
 pub(super) trait Render: Unpin + 'static {
@@ -22,6 +23,11 @@ pub(super) trait Render: Unpin + 'static {
 
     /// One lane's news.
     fn news(&mut self, index: usize, news: News, out: &mut Chunks);
+
+    /// A failed lane's error, under the names of the endpoint.
+    fn error(&self, error: RequestError) -> ApiError {
+        error.into()
+    }
 
     /// What comes when all lanes have ended.
     fn end(&mut self, _out: &mut Chunks) {}
@@ -73,7 +79,8 @@ pub(super) async fn respond(
     if let Ok(first) = rt::time::timeout(keep_alive, events.next()).await
         && let Some((index, event)) = first
     {
-        render.news(index, News::of(event)?, &mut stream_start);
+        let news = News::of(event).map_err(|error| render.error(error))?;
+        render.news(index, news, &mut stream_start);
     }
     let body = SseBody {
         events,
@@ -107,7 +114,7 @@ impl<R: Render> SseBody<R> {
                 self.events.clear();
                 self.has_ended = true;
                 self.ready.data(&Envelope {
-                    error: ApiError::from(error).body(),
+                    error: self.render.error(error).body(),
                 });
                 self.ready.done();
             }

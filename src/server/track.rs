@@ -16,9 +16,8 @@ pub(super) async fn track(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
     // The route's pattern, never the path: labels must be bounded.
-    let endpoint = request
-        .match_pattern()
-        .unwrap_or_else(|| "unknown".to_owned());
+    let endpoint = request.match_pattern();
+    let endpoint = endpoint.map_or_else(|| "unknown".to_owned(), |pattern| label(&pattern));
     let method = method_label(request.method());
     let labels = [
         ("endpoint", endpoint.clone()),
@@ -41,6 +40,20 @@ pub(super) async fn track(
         }
         .boxed()
     }))
+}
+
+/// The pattern with `{id}` in place of `{id:.*}`: what a name may look like says nothing on a metrics page.
+fn label(pattern: &str) -> String {
+    let mut label = String::with_capacity(pattern.len());
+    let mut rest = pattern;
+    while let Some((before, name)) = rest.split_once('{')
+        && let Some((name, after)) = name.split_once('}')
+    {
+        let name = name.split(':').next().unwrap_or(name);
+        label.extend([before, "{", name, "}"]);
+        rest = after;
+    }
+    label + rest
 }
 
 fn method_label(method: &Method) -> &'static str {
@@ -88,5 +101,18 @@ impl MessageBody for Tracked {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
         Pin::new(&mut self.body).poll_next(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::label;
+
+    #[test]
+    fn labels_name_what_varies_without_its_pattern() {
+        assert_eq!(label("/v1/models/{id:.*}"), "/v1/models/{id}");
+        assert_eq!(label("/a/{b}/{c:x}/d"), "/a/{b}/{c}/d");
+        assert_eq!(label("/generate"), "/generate");
+        assert_eq!(label("/{odd"), "/{odd");
     }
 }

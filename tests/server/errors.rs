@@ -127,7 +127,11 @@ fn bad_fields_of_the_native_api_are_refused_by_name() {
             json!("top_k"),
             "top_k is -5",
         ),
-        (sampling(json!({"n": 100_000})), json!("n"), "limit is 1024"),
+        (
+            sampling(json!({"n": 100_000})),
+            json!("n"),
+            "limits are 1 to 128",
+        ),
     ];
     check_all("/generate", table);
 }
@@ -148,7 +152,13 @@ fn bad_fields_of_completions_are_refused_by_name() {
             json!("logprobs"),
             "limit is 20",
         ),
-        (with("n", json!(0)), json!("n"), "at least 1"),
+        (with("n", json!(0)), json!("n"), "limits are 1 to 128"),
+        (
+            json!({"prompt": "a", "min_tokens": 9, "max_tokens": 5}),
+            json!("min_tokens"),
+            "min_tokens is 9, limit is max_tokens (5)",
+        ),
+        (json!({"prompt": [9999]}), Value::Null, "prompt holds 9999"),
         (with("suffix", json!("x")), json!("suffix"), "not supported"),
         (with("stop", json!(5)), json!("stop"), "stop is 5"),
     ];

@@ -65,6 +65,23 @@ fn a_streamed_completion_equals_the_whole_one() {
 }
 
 #[test]
+fn a_tokens_log_probability_is_one_number_in_both_lists() {
+    let world = World::new();
+    let call =
+        json!({"prompt": "abc", "echo": true, "temperature": 0, "logprobs": 3, "max_tokens": 8});
+    let reply = post(world.addr, "/v1/completions", &call).ok();
+    let logprobs = &reply["choices"][0]["logprobs"];
+    let tokens = logprobs["tokens"].as_array().expect("a list");
+    for (index, token) in tokens.iter().enumerate().skip(1) {
+        let name = token.as_str().expect("a text");
+        let alone = &logprobs["token_logprobs"][index];
+        assert!(alone.is_number(), "{logprobs}");
+        assert_eq!(alone, &logprobs["top_logprobs"][index][name], "{index}");
+    }
+    world.wait_until_whole();
+}
+
+#[test]
 fn an_echo_with_no_new_tokens_scores_the_prompt() {
     let world = World::new();
     let call = json!({"prompt": "hé", "echo": true, "logprobs": 1, "max_tokens": 0});

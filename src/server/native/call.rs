@@ -10,10 +10,33 @@ use crate::server::error::ApiError;
 use crate::server::fields::{self, Fields, mismatch};
 use crate::server::words::Words;
 use crate::state::namespace::Namespace;
-use crate::state::sampling::SamplingParams;
+use crate::state::sampling::{MAX_SAMPLES, SamplingParams};
 
 /// Longest request id, in bytes.
 const MAX_RID_BYTES: usize = 256;
+
+/// SGLang's fields that would change the answer and that this engine does not have yet.
+const NOT_YET: [&str; 19] = [
+    "input_embeds",
+    "positional_embed_overrides",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "lora_path",
+    "lora_id",
+    "session_params",
+    "custom_logit_processor",
+    "require_reasoning",
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_prompt_token_ids",
+    "return_entropy",
+    "return_bytes",
+    "multi_item_delimiter_indices",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+];
 
 /// One `/generate` call: a request for each prompt and sample, prompts first.
 pub(in crate::server) struct NativeCall {
@@ -31,6 +54,8 @@ impl NativeCall {
         max_requests: usize,
     ) -> Result<Self, ApiError> {
         let (prompts, is_list) = prompts(&mut fields)?;
+        // Before one value is copied for each of them.
+        check_size(prompts.len(), prompts.len(), max_requests)?;
         let sampling = PerPrompt::new(&mut fields, "sampling_params", prompts.len(), is_list)?;
         let sampling = sampling.map(sampling_params, SamplingParams::default)?;
         let samples: usize = sampling.iter().map(|sampling| sampling.n as usize).sum();
@@ -42,11 +67,8 @@ impl NativeCall {
         let priority = fields.integer("priority")?;
         let stream = fields.flag("stream")?;
         let wants_words = fields.flag("return_text_in_logprobs")?;
-        // Names of no consequence here that SGLang's clients send.
-        for name in ["model", "log_metrics", "modalities"] {
-            fields.take(name);
-        }
-        fields.refuse_rest()?;
+        // Names that nobody knows are ignored, as SGLang does: its own clients and routers send some.
+        fields.refuse(&NOT_YET)?;
         let mut requests = Vec::with_capacity(samples);
         let per_prompt = prompts
             .into_iter()
@@ -252,11 +274,18 @@ pub(in crate::server) fn read_sampling(
     let sampling: SamplingParams = serde_json::from_value(Value::Object(map)).map_err(|error| {
         let text = error.to_string();
         let named = names.into_iter().find(|name| is_about(&text, name));
+        let unsupported = named.as_deref().map(ApiError::unsupported);
+        if let Some(unsupported) = unsupported.filter(|error| error.to_string() == text) {
+            return unsupported;
+        }
         ApiError::field(named.unwrap_or_else(|| "sampling_params".to_owned()), text)
     })?;
     match sampling.n {
-        0 => Err(ApiError::field("n", "n is 0, must be at least 1")),
-        _ => Ok(sampling),
+        1..=MAX_SAMPLES => Ok(sampling),
+        n => {
+            let text = format!("n is {n}, limits are 1 to {MAX_SAMPLES}: send several requests");
+            Err(ApiError::field("n", text))
+        }
     }
 }
 

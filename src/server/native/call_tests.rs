@@ -143,7 +143,8 @@ fn bad_sampling_parameters_name_the_parameter() {
         .err()
         .expect("is refused");
     assert_eq!(error, ApiError::field("top_p", error.to_string()));
-    refuses(sampling(json!({"n": 0})), "n", "n is 0, must be at least 1");
+    let text = "n is 0, limits are 1 to 128: send several requests";
+    refuses(sampling(json!({"n": 0})), "n", text);
     refuses(
         sampling(json!([])),
         "sampling_params",
@@ -153,22 +154,30 @@ fn bad_sampling_parameters_name_the_parameter() {
 
 #[test]
 fn too_many_samples_are_refused_before_they_are_made() {
-    let call = json!({"text": ["a", "b"], "sampling_params": {"n": 4_000_000_000u32}});
-    let text = "2 prompts ask for 8000000000 samples, limit is 8: send several requests";
+    let many = json!({"text": ["a", "b"], "sampling_params": {"n": 5}});
+    let text = "2 prompts ask for 10 samples, limit is 8: send several requests";
+    refuses(many, "n", text);
+    let each = json!({"text": vec!["a"; 9], "rid": "r"});
+    let text = "9 prompts ask for 9 samples, limit is 8: send several requests";
+    refuses(each, "n", text);
+    let call = json!({"text": "a", "sampling_params": {"n": 129}});
+    let text = "n is 129, limits are 1 to 128: send several requests";
     refuses(call, "n", text);
 }
 
 #[test]
 fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
     let call = json!({
-        "text": "a", "model": "m", "lora_path": null, "image_data": [], "session_params": {},
-        "return_hidden_states": false,
+        "text": "a", "model": "m", "lora_path": [null], "image_data": [], "session_params": {},
+        "return_hidden_states": false, "routing_key": "k", "no_such_field": 5,
     });
     assert_eq!(read(call).requests.len(), 1);
-    for field in ["lora_path", "image_data", "input_embeds", "no_such_field"] {
+    for field in ["lora_path", "image_data", "input_embeds"] {
         let error = parse(json!({"text": "a", field: "x"}))
             .err()
             .expect("is refused");
         assert_eq!(error, ApiError::unsupported(field));
     }
+    let error = parse(json!({"text": "a", "sampling_params": {"regex": "x"}}));
+    assert_eq!(error.err(), Some(ApiError::unsupported("regex")));
 }

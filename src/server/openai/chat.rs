@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::logprobs::ChatLogprobs;
 use super::wire::{Head, Matched, UsageReport};
 use super::{Common, alternatives, apply_model_defaults, matched_stop, messages, unix_now_s};
+use crate::error::RequestError;
 use crate::executor::LogprobWish;
 use crate::request::{ChatPrompt, GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
@@ -46,11 +47,12 @@ pub(in crate::server) async fn create(
         model: loaded.engine.model().served_model_name.clone(),
     };
     let mut writer = Writer::new(&call, head, loaded.words.clone());
-    let lanes = Lane::open_all(&state, call.into_requests())?;
+    let lanes = Lane::open_all(&state, call.into_requests()).map_err(ApiError::in_openai_terms)?;
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
-    let transcripts = finish_all(lanes).await?;
+    let transcripts = finish_all(lanes).await;
+    let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
     let choices = transcripts.into_iter().enumerate();
     let choices = choices.map(|(index, transcript)| writer.message(index, transcript));
     let choices: Vec<Choice> = choices.collect();
@@ -68,6 +70,8 @@ impl Call {
         refuse_tools(&mut fields)?;
         fields.refuse(&[
             "continue_final_message",
+            "chat_template",
+            "echo",
             "audio",
             "modalities",
             "web_search_options",
@@ -75,8 +79,8 @@ impl Call {
         let messages = messages::read(fields.take("messages"))?;
         let mut common = Common::read(&mut fields, "chatcmpl")?;
         check_size(1, common.sampling.n as usize, max_requests)?;
-        let max_tokens = fields.count("max_tokens")?;
-        let max_tokens = fields.count("max_completion_tokens")?.or(max_tokens);
+        let max_tokens = fields.token_limit("max_tokens")?;
+        let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
         common.sampling.max_new_tokens = max_tokens.unwrap_or(UNLIMITED);
         let logprobs = logprobs(&mut fields)?;
         let template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
@@ -205,6 +209,7 @@ struct Writer {
     logprobs: bool,
     return_token_ids: bool,
     include_usage: bool,
+    continuous_usage: bool,
 }
 
 impl Writer {
@@ -216,6 +221,7 @@ impl Writer {
             logprobs: call.logprobs.is_some(),
             return_token_ids: call.common.return_token_ids,
             include_usage: call.common.include_usage,
+            continuous_usage: call.common.continuous_usage,
         }
     }
 
@@ -248,6 +254,12 @@ impl Writer {
         (delta.text, ending)
     }
 
+    /// The counts of one choice so far, for its chunk.
+    fn usage_so_far(&self, index: usize) -> Option<UsageReport> {
+        self.continuous_usage
+            .then(|| UsageReport::of([self.usages[index]], 1))
+    }
+
     fn usage(&self) -> UsageReport {
         UsageReport::of(self.usages.iter().copied(), self.usages.len())
     }
@@ -274,6 +286,7 @@ impl Render for Writer {
             return;
         }
         let (content, mut ending) = self.split(index, news);
+        let usage = self.usage_so_far(index);
         let content = (!content.is_empty()).then_some(content);
         let reason = ending.finish_reason.take();
         let matched_stop = ending.matched_stop.take();
@@ -295,7 +308,7 @@ impl Render for Writer {
                     delta,
                     ending,
                 }],
-                None,
+                usage,
             ));
         }
         if reason.is_some() {
@@ -311,9 +324,13 @@ impl Render for Writer {
                     delta,
                     ending,
                 }],
-                None,
+                usage,
             ));
         }
+    }
+
+    fn error(&self, error: RequestError) -> ApiError {
+        ApiError::from(error).in_openai_terms()
     }
 
     fn end(&mut self, out: &mut Chunks) {
@@ -379,6 +396,15 @@ mod tests {
     }
 
     #[test]
+    fn templates_of_the_client_and_echoes_are_refused() {
+        let template = "chat_template is not supported yet: leave it out or send null";
+        refuses(json!({"chat_template": "{{ x }}"}), template);
+        let echo = "echo is not supported yet: leave it out or send null";
+        refuses(json!({"echo": true}), echo);
+        assert!(parse(json!({"echo": false, "chat_template": null})).is_ok());
+    }
+
+    #[test]
     fn alternatives_need_log_probabilities() {
         assert_eq!(
             call(json!({"logprobs": true, "top_logprobs": 2})).logprobs,
@@ -411,7 +437,8 @@ mod tests {
 
     #[test]
     fn a_stream_has_role_content_reason_and_usage_in_this_order() {
-        let call = call(json!({"stream": true, "stream_options": {"include_usage": true}}));
+        let options = json!({"include_usage": true, "continuous_usage_stats": true});
+        let call = call(json!({"stream": true, "stream_options": options}));
         let mut writer = Writer::new(&call, head(), words());
         let mut out = Chunks::default();
         writer.start(&mut out);
@@ -425,6 +452,7 @@ mod tests {
         assert_eq!(delta(1), &json!({"content": "a"}));
         assert_eq!(delta(2), &json!({"content": "b"}));
         assert_eq!(events[2]["choices"][0]["finish_reason"], Value::Null);
+        assert_eq!(events[2]["usage"]["completion_tokens"], 1);
         assert_eq!(delta(3), &json!({}));
         assert_eq!(events[3]["choices"][0]["finish_reason"], "stop");
         assert_eq!(events[4]["usage"]["total_tokens"], 6);

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::logprobs::{LegacyLogprobs, TextOffset};
 use super::wire::{Head, Matched, UsageReport};
 use super::{Common, alternatives, apply_model_defaults, matched_stop, unix_now_s};
+use crate::error::RequestError;
 use crate::executor::LogprobWish;
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt, Usage};
@@ -41,11 +42,12 @@ pub(in crate::server) async fn create(
     };
     let mut writer = Writer::new(&call, head, loaded.words.clone());
     let (stream, requests) = (call.common.stream, call.into_requests());
-    let lanes = Lane::open_all(&state, requests)?;
+    let lanes = Lane::open_all(&state, requests).map_err(ApiError::in_openai_terms)?;
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
-    let transcripts = finish_all(lanes).await?;
+    let transcripts = finish_all(lanes).await;
+    let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
     let choices = transcripts.into_iter().enumerate();
     let choices = choices.map(|(index, transcript)| writer.choice(index, transcript.into_news()));
     let choices: Vec<Choice> = choices.collect();
@@ -76,7 +78,9 @@ impl Call {
             prompts.len().saturating_mul(n as usize),
             max_requests,
         )?;
-        let max_tokens = fields.count("max_tokens")?.unwrap_or(DEFAULT_MAX_TOKENS);
+        let max_tokens = fields
+            .token_limit("max_tokens")?
+            .unwrap_or(DEFAULT_MAX_TOKENS);
         common.sampling.max_new_tokens = max_tokens;
         let logprobs = fields
             .take("logprobs")
@@ -183,6 +187,7 @@ struct Writer {
     top: Option<bool>,
     return_token_ids: bool,
     include_usage: bool,
+    continuous_usage: bool,
 }
 
 impl Writer {
@@ -209,6 +214,7 @@ impl Writer {
             top: call.logprobs.map(|top| top > 0),
             return_token_ids: call.common.return_token_ids,
             include_usage: call.common.include_usage,
+            continuous_usage: call.common.continuous_usage,
         }
     }
 
@@ -233,6 +239,12 @@ impl Writer {
         }
     }
 
+    /// The counts of one choice so far, for its chunk.
+    fn usage_so_far(&self, index: usize) -> Option<UsageReport> {
+        self.continuous_usage
+            .then(|| UsageReport::of([self.usages[index]], 1))
+    }
+
     fn usage(&self) -> UsageReport {
         UsageReport::of(self.usages.iter().copied(), self.n)
     }
@@ -248,7 +260,12 @@ impl Render for Writer {
             return;
         }
         let choice = self.choice(index, news);
-        out.data(&self.head.with(vec![choice], None));
+        let usage = self.usage_so_far(index);
+        out.data(&self.head.with(vec![choice], usage));
+    }
+
+    fn error(&self, error: RequestError) -> ApiError {
+        ApiError::from(error).in_openai_terms()
     }
 
     fn end(&mut self, out: &mut Chunks) {
@@ -336,6 +353,20 @@ mod tests {
             },
         });
         assert_eq!(serde_json::to_value(choice).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn chunks_carry_their_choices_counts_if_asked() {
+        let options = json!({"continuous_usage_stats": true});
+        let call = call(json!({"prompt": "p", "stream": true, "stream_options": options, "n": 2}));
+        let mut writer = Writer::new(&call, head(), words());
+        let mut out = Chunks::default();
+        writer.news(1, news("ab", None), &mut out);
+        writer.end(&mut out);
+        let events = events(out);
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0]["usage"]["completion_tokens"], 2);
+        assert_eq!(events[0]["usage"]["total_tokens"], 7);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Log probabilities in OpenAI's two shapes.
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde::{Serialize, Serializer};
 
 use crate::executor::TokenLogprobs;
 use crate::server::words::{Words, spell};
@@ -14,7 +13,7 @@ const LOWEST_LOGPROB: f32 = -9999.0;
 pub(super) struct LegacyLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
+    top_logprobs: Option<Vec<Option<Alternatives>>>,
     text_offset: Vec<usize>,
 }
 
@@ -52,10 +51,28 @@ impl LegacyLogprobs {
     }
 }
 
-fn alternatives(place: &TokenLogprobs, logprob: f32, words: &Words) -> Map<String, Value> {
-    let all = place.top.iter().copied().chain([(place.token, logprob)]);
-    all.map(|(token, logprob)| (legacy_name(token, words), Value::from(finite(logprob))))
-        .collect()
+/// Log probabilities by token, each token once. A map of JSON values would widen them to `f64`, which writes other
+/// digits than the lists beside it.
+#[derive(Debug)]
+struct Alternatives(Vec<(String, f32)>);
+
+impl Serialize for Alternatives {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, logprob)| (name, logprob)))
+    }
+}
+
+/// The alternatives and the token itself, which wins over others of its spelling.
+fn alternatives(place: &TokenLogprobs, logprob: f32, words: &Words) -> Alternatives {
+    let mut found: Vec<(String, f32)> = Vec::with_capacity(place.top.len() + 1);
+    for (token, logprob) in place.top.iter().copied().chain([(place.token, logprob)]) {
+        let name = legacy_name(token, words);
+        match found.iter_mut().find(|(known, _)| *known == name) {
+            Some(known) => known.1 = finite(logprob),
+            None => found.push((name, finite(logprob))),
+        }
+    }
+    Alternatives(found)
 }
 
 fn legacy_name(token: u32, words: &Words) -> String {
@@ -206,6 +223,19 @@ mod tests {
             "text_offset": [0, 1],
         });
         assert_eq!(serde_json::to_value(lists).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn a_number_is_written_the_same_wherever_it_stands() {
+        let places = [place(97, Some(-0.1), &[(97, -0.1), (98, -2.7)])];
+        let mut lists = LegacyLogprobs::new(true);
+        lists.extend(&places, &bytewise(), &mut TextOffset::default());
+        let text = serde_json::to_string(&lists).expect("plain data");
+        let expected = r#""token_logprobs":[-0.1],"top_logprobs":[{"a":-0.1,"b":-2.7}]"#;
+        assert!(text.contains(expected), "{text}");
+        let chat = ChatLogprobs::new(&places, &bytewise());
+        let text = serde_json::to_string(&chat).expect("plain data");
+        assert_eq!(text.matches(r#""token":"a","logprob":-0.1,"#).count(), 2);
     }
 
     #[test]

@@ -5,6 +5,16 @@ use serde_json::{Map, Value};
 use crate::server::error::ApiError;
 use crate::server::fields::{self, mismatch};
 
+/// The roles of OpenAI's messages.
+const ROLES: [&str; 6] = [
+    "system",
+    "user",
+    "assistant",
+    "tool",
+    "developer",
+    "function",
+];
+
 /// Reads `messages`: an array of objects that the chat template can render.
 pub(super) fn read(value: Option<Value>) -> Result<Value, ApiError> {
     let items = match value {
@@ -32,16 +42,13 @@ pub(super) fn read(value: Option<Value>) -> Result<Value, ApiError> {
 
 fn message(name: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
     let mut message = fields::object(name, value)?;
-    match message.get("role") {
-        Some(Value::String(_)) => (),
-        Some(other) => return Err(mismatch(&format!("{name}.role"), other, "a string")),
-        None => {
-            let param = format!("{name}.role");
-            let text = format!("{param} is missing: send system, user or assistant");
+    let is_user = role(name, &message)? == "user";
+    let content = match message.get_mut("content").map(Value::take) {
+        None | Some(Value::Null) if is_user => {
+            let param = format!("{name}.content");
+            let text = format!("{param} is missing: send a string or a list of text parts");
             return Err(ApiError::field(param, text));
         }
-    }
-    let content = match message.get_mut("content").map(Value::take) {
         // An assistant that called tools says nothing.
         None | Some(Value::Null) => Value::String(String::new()),
         Some(Value::Array(parts)) => Value::String(joined(&format!("{name}.content"), parts)?),
@@ -53,6 +60,21 @@ fn message(name: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
     };
     message.insert("content".to_owned(), content);
     Ok(message)
+}
+
+fn role<'a>(name: &str, message: &'a Map<String, Value>) -> Result<&'a str, ApiError> {
+    let param = format!("{name}.role");
+    match message.get("role") {
+        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => Ok(role),
+        Some(other) => {
+            let wanted = format!("one of {}", ROLES.join(", "));
+            Err(mismatch(&param, other, &wanted))
+        }
+        None => {
+            let text = format!("{param} is missing: send system, user or assistant");
+            Err(ApiError::field(param, text))
+        }
+    }
 }
 
 /// The texts of the parts with a space between them, as SGLang joins them for templates that take strings.
@@ -117,6 +139,17 @@ mod tests {
         refuses(json!(["hi"]), "messages[0] is \"hi\", must be an object");
         let no_role = "messages[0].role is missing: send system, user or assistant";
         refuses(json!([{"content": "hi"}]), no_role);
+        let roles = "one of system, user, assistant, tool, developer, function";
+        let unknown = json!([{"role": "bot", "content": "hi"}]);
+        refuses(
+            unknown,
+            &format!("messages[0].role is \"bot\", must be {roles}"),
+        );
+        let unknown = json!([{"role": 5, "content": "hi"}]);
+        refuses(unknown, &format!("messages[0].role is 5, must be {roles}"));
+        let silent = "messages[0].content is missing: send a string or a list of text parts";
+        refuses(json!([{"role": "user", "content": null}]), silent);
+        refuses(json!([{"role": "user"}]), silent);
         let number = json!([{"role": "user", "content": 7}]);
         refuses(
             number,

@@ -30,6 +30,8 @@ struct Common {
     priority: Option<i64>,
     stream: bool,
     include_usage: bool,
+    /// Each chunk carries the counts of its choice so far.
+    continuous_usage: bool,
     return_token_ids: bool,
 }
 
@@ -42,8 +44,12 @@ impl Common {
             "ebnf",
             "structural_tag",
             "stop_regex",
+            "custom_logit_processor",
+            "return_hidden_states",
         ])?;
         refuse_response_format(fields)?;
+        // Whatever it names, the one model answers.
+        fields.string("model")?;
         let id = match fields.take("rid") {
             Some(value) => read_rid(value)?,
             None => RequestId::new(format!("{id_prefix}-{}", RequestId::random())),
@@ -51,10 +57,9 @@ impl Common {
         let key = fields.string("extra_key")?;
         let salt = fields.string("cache_salt")?;
         let stream = fields.flag("stream")?;
-        let include_usage = match fields.object("stream_options")? {
-            None => false,
-            Some(options) => Fields::new(options).flag("include_usage")?,
-        };
+        let mut options = Fields::new(fields.object("stream_options")?.unwrap_or_default());
+        let include_usage = options.flag("include_usage")?;
+        let continuous_usage = options.flag("continuous_usage_stats")?;
         Ok(Self {
             id,
             sampling: sampling(fields)?,
@@ -62,6 +67,7 @@ impl Common {
             priority: fields.integer("priority")?,
             stream,
             include_usage: include_usage && stream,
+            continuous_usage: continuous_usage && stream,
             return_token_ids: fields.flag("return_token_ids")?,
         })
     }
@@ -91,9 +97,10 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
         .filter_map(|name| Some(((*name).to_owned(), fields.take(name)?)));
     let shared: Map<String, Value> = shared.collect();
     let mut sampling = read_sampling(shared)?;
-    // A negative seed is as good as another: its bits count.
-    sampling.sampling_seed = fields.integer("seed")?.map(|seed| seed as u64);
-    sampling.min_new_tokens = fields.count("min_tokens")?.unwrap_or(0);
+    sampling.sampling_seed = fields.seed("seed")?;
+    // vLLM's name.
+    sampling.no_stop_trim |= fields.flag("include_stop_str_in_output")?;
+    sampling.min_new_tokens = fields.token_limit("min_tokens")?.unwrap_or(0);
     Ok(sampling)
 }
 

@@ -78,7 +78,7 @@ fn common(value: Value) -> Result<Common, ApiError> {
 fn sampling_fields_are_read_under_openais_names() {
     let read = common(json!({
         "temperature": 0.5, "seed": -1, "min_tokens": 2, "stop": ["a"], "top_k": 4, "n": 3,
-        "user": "someone", "max_tokens": 7,
+        "user": "someone", "max_tokens": 7, "include_stop_str_in_output": true,
     }));
     let sampling = read.unwrap_or_else(|error| panic!("{error}")).sampling;
     let expected = SamplingParams {
@@ -88,9 +88,22 @@ fn sampling_fields_are_read_under_openais_names() {
         stop: vec!["a".to_owned()],
         top_k: 4,
         n: 3,
+        no_stop_trim: true,
         ..SamplingParams::default()
     };
     assert_eq!(sampling, expected);
+}
+
+#[test]
+fn seeds_have_all_of_64_bits() {
+    let seed = |value: Value| {
+        let common = common(json!({ "seed": value })).unwrap_or_else(|error| panic!("{error}"));
+        common.sampling.sampling_seed
+    };
+    assert_eq!(seed(json!(u64::MAX)), Some(u64::MAX));
+    assert_eq!(seed(json!(i64::MIN)), Some(1 << 63));
+    assert_eq!(seed(json!(5.0)), Some(5));
+    assert_eq!(seed(Value::Null), None);
 }
 
 #[test]
@@ -110,6 +123,8 @@ fn what_would_change_the_answer_is_refused() {
     assert_eq!(refused(json!({"regex": null})), None);
     let seed = "seed is \"x\", must be a whole number of 64 bits".to_owned();
     assert_eq!(refused(json!({"seed": "x"})), Some(seed));
+    let model = "model is 5, must be a string".to_owned();
+    assert_eq!(refused(json!({"model": 5})), Some(model));
 }
 
 #[test]

@@ -11,5 +11,7 @@ mod wire;
 pub use draw::seed_of_sample;
 pub use logprobs::token_logprobs;
 pub use mask::TokenMask;
+pub(crate) use params::MAX_SAMPLES;
 pub use params::SamplingParams;
 pub use row::{RowSampler, Sampled};
+pub(crate) use wire::{SEED, TOKEN_LIMIT, asks_for_nothing, seed, token_limit};

@@ -81,7 +81,7 @@ const MAX_STOP_BYTES: usize = 1024;
 /// Most stop token ids.
 const MAX_STOP_TOKEN_IDS: usize = 1024;
 /// Most samples of one prompt.
-const MAX_SAMPLES: u32 = 128;
+pub(crate) const MAX_SAMPLES: u32 = 128;
 /// Below this temperature the most likely token is taken.
 const GREEDY_TEMPERATURE: f32 = 1e-6;
 

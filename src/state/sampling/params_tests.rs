@@ -35,6 +35,31 @@ fn nothing_and_nulls_mean_the_defaults() {
 }
 
 #[test]
+fn what_asks_for_nothing_is_taken_of_fields_that_are_not_there_yet() {
+    let nothing = json!({
+        "stop_regex": [], "regex": "", "custom_params": {}, "json_schema": false, "ebnf": [null],
+        "stream_interval": 8,
+    });
+    assert_eq!(read(nothing), Ok(SamplingParams::default()));
+    assert!(refused(json!({"stop_regex": ["a+"]})).contains("not supported yet"));
+    assert!(refused(json!({"stream_interval": 0})).contains("at least 1"));
+}
+
+#[test]
+fn limits_beyond_every_context_are_clipped() {
+    let huge: Value = serde_json::from_str("100000000000000000000").expect("a number");
+    let params = read(json!({
+        "max_new_tokens": huge, "min_new_tokens": 1_000_000_000_000u64, "top_k": 1u64 << 31,
+    }))
+    .expect("valid");
+    assert_eq!(
+        (params.max_new_tokens, params.min_new_tokens, params.top_k),
+        (u32::MAX, u32::MAX, -1)
+    );
+    assert!(refused(json!({"top_k": -1e20})).contains("top_k is"));
+}
+
+#[test]
 fn every_shape_that_sglang_takes_is_taken() {
     let params = read(json!({
         "max_new_tokens": 16.0, "stop": "END", "stop_token_ids": [3, 4], "temperature": 0,

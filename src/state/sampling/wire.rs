@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::params::SamplingParams;
 
 /// SGLang's fields that this engine does not have yet.
-const NOT_YET: [&str; 8] = [
+const NOT_YET: [&str; 7] = [
     "json_schema",
     "regex",
     "ebnf",
@@ -19,12 +19,53 @@ const NOT_YET: [&str; 8] = [
     "stop_regex",
     "beam_width",
     "custom_params",
-    "stream_interval",
 ];
 
 const FIELDS: &str = "max_new_tokens, min_new_tokens, stop, stop_token_ids, temperature, top_p, top_k, min_p, \
     frequency_penalty, presence_penalty, repetition_penalty, logit_bias, ignore_eos, sampling_seed, n, \
-    skip_special_tokens, spaces_between_special_tokens, no_stop_trim";
+    skip_special_tokens, spaces_between_special_tokens, no_stop_trim, stream_interval";
+
+/// True of values that ask for nothing: null, false, empty texts and maps, and lists of nothing, which frontends
+/// send for features they do not use.
+pub(crate) fn asks_for_nothing(value: &Value) -> bool {
+    let is_nothing = |item: &Value| match item {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    };
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) | Value::Number(_) => false,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.iter().all(is_nothing),
+        Value::Object(map) => map.is_empty(),
+    }
+}
+
+/// What [`token_limit`] reads, in words.
+pub(crate) const TOKEN_LIMIT: &str = "a whole number of at least 0";
+
+/// What [`seed`] reads, in words.
+pub(crate) const SEED: &str = "a whole number of 64 bits";
+
+/// A limit in tokens. What is beyond `u32` is beyond every context, and clipped as the context clips it.
+pub(crate) fn token_limit(value: &Value) -> Option<u32> {
+    let number = value.as_f64()?;
+    (number >= 0.0 && number.fract() == 0.0).then_some(number as u32)
+}
+
+/// A seed; negative ones are taken by their bits.
+pub(crate) fn seed(value: &Value) -> Option<u64> {
+    let negative = || whole_number(value).map(|number| number as u64);
+    value.as_u64().or_else(negative)
+}
+
+/// Accepts floats without a fraction, which some clients send.
+fn whole_number(value: &Value) -> Option<i64> {
+    let from_float =
+        |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
+    value.as_i64().or_else(|| from_float(value.as_f64()?))
+}
 
 impl<'de> Deserialize<'de> for SamplingParams {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -56,13 +97,13 @@ fn set(params: &mut SamplingParams, name: &str, value: &Value) -> Result<(), Str
         return Ok(());
     }
     match name {
-        "max_new_tokens" => params.max_new_tokens = field.integer()?,
-        "min_new_tokens" => params.min_new_tokens = field.integer()?,
+        "max_new_tokens" => params.max_new_tokens = field.tokens()?,
+        "min_new_tokens" => params.min_new_tokens = field.tokens()?,
         "stop" => params.stop = field.strings()?,
         "stop_token_ids" => params.stop_token_ids = field.token_ids()?,
         "temperature" => params.temperature = field.float()?,
         "top_p" => params.top_p = field.float()?,
-        "top_k" => params.top_k = field.integer()?,
+        "top_k" => params.top_k = field.top_k()?,
         "min_p" => params.min_p = field.float()?,
         "frequency_penalty" => params.frequency_penalty = field.float()?,
         "presence_penalty" => params.presence_penalty = field.float()?,
@@ -76,6 +117,9 @@ fn set(params: &mut SamplingParams, name: &str, value: &Value) -> Result<(), Str
             params.spaces_between_special_tokens = field.boolean()?
         }
         "no_stop_trim" => params.no_stop_trim = field.boolean()?,
+        // The texts are the same however many tokens a chunk carries.
+        "stream_interval" => field.interval()?,
+        name if NOT_YET.contains(&name) && asks_for_nothing(value) => (),
         name if NOT_YET.contains(&name) => {
             return Err(format!(
                 "{name} is not supported yet: leave it out or send null"
@@ -112,30 +156,39 @@ impl Field<'_> {
     }
 
     fn integer<T: TryFrom<i64> + Bounds>(&self) -> Result<T, String> {
-        match self.whole_number().map(T::try_from) {
+        match whole_number(self.value).map(T::try_from) {
             Some(Ok(number)) => Ok(number),
             _ => self.expected(T::RANGE),
         }
     }
 
-    /// Accepts floats without a fraction, which some clients send.
-    fn whole_number(&self) -> Option<i64> {
-        let from_float =
-            |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
-        self.value
-            .as_i64()
-            .or_else(|| from_float(self.value.as_f64()?))
+    fn tokens(&self) -> Result<u32, String> {
+        match token_limit(self.value) {
+            Some(tokens) => Ok(tokens),
+            None => self.expected(TOKEN_LIMIT),
+        }
     }
 
-    /// Negative seeds are taken by their bits.
+    /// More tokens than there are is all of them.
+    fn top_k(&self) -> Result<i32, String> {
+        const ALL: i32 = -1;
+        match self.value.as_f64() {
+            Some(number) if number > f64::from(i32::MAX) && number.fract() == 0.0 => Ok(ALL),
+            _ => self.integer(),
+        }
+    }
+
+    fn interval(&self) -> Result<(), String> {
+        match whole_number(self.value) {
+            Some(1..) => Ok(()),
+            _ => self.expected("a whole number of at least 1"),
+        }
+    }
+
     fn seed(&self) -> Result<u64, String> {
-        match self
-            .value
-            .as_u64()
-            .or_else(|| self.whole_number().map(|number| number as u64))
-        {
+        match seed(self.value) {
             Some(seed) => Ok(seed),
-            None => self.expected("a whole number of 64 bits"),
+            None => self.expected(SEED),
         }
     }
 
