@@ -7,6 +7,8 @@ use metrics::{describe_counter, describe_gauge, describe_histogram};
 pub enum Kind {
     /// Only grows.
     Counter,
+    /// Only grows, in fractions: recorded as a gauge, shown as a counter by [`with_counter_types`].
+    Seconds,
     /// Goes up and down.
     Gauge,
     /// Counts values in buckets.
@@ -31,7 +33,7 @@ pub fn describe_all() {
     for family in families() {
         match family.kind {
             Kind::Counter => describe_counter!(family.name, family.help),
-            Kind::Gauge => describe_gauge!(family.name, family.help),
+            Kind::Gauge | Kind::Seconds => describe_gauge!(family.name, family.help),
             Kind::Histogram => describe_histogram!(family.name, family.help),
         }
     }
@@ -41,6 +43,25 @@ pub fn describe_all() {
 pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     let histograms = families().filter(|family| family.kind == Kind::Histogram);
     histograms.map(|family| (family.name, family.buckets))
+}
+
+/// A Prometheus page on which the counters of seconds have the type of counters.
+///
+/// The counters of `metrics` are whole numbers, and other units under the same name would be wrong on every page but
+/// ours: so they are recorded as gauges in seconds, and only their type is mended here.
+pub fn with_counter_types(page: &str) -> String {
+    let is_mended = |name: &str| SECONDS.iter().any(|(known, _)| *known == name);
+    let mut mended = String::with_capacity(page.len());
+    for line in page.split_inclusive('\n') {
+        let typed = line.strip_prefix("# TYPE ");
+        match typed.and_then(|line| line.trim_end().strip_suffix(" gauge")) {
+            Some(name) if is_mended(name) => {
+                mended.extend(["# TYPE ", name, " counter\n"]);
+            }
+            _ => mended.push_str(line),
+        }
+    }
+    mended
 }
 
 /// Every metric that the library records, its server's included.
@@ -61,6 +82,7 @@ pub fn families() -> impl Iterator<Item = Family> {
     });
     plain(Kind::Gauge, &GAUGES)
         .chain(plain(Kind::Counter, &COUNTERS))
+        .chain(plain(Kind::Seconds, &SECONDS))
         .chain(histograms)
 }
 
@@ -147,19 +169,11 @@ const GAUGES: [(&str, &str); 25] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 22] = [
+const COUNTERS: [(&str, &str); 20] = [
     ("sglang:num_retracted_requests_total", "Retractions."),
     (
         "sglang:realtime_tokens_total",
         "Tokens as they are processed: prefill_compute, prefill_cache, decode.",
-    ),
-    (
-        "sglang:forward_execution_seconds_total",
-        "Time in forward passes, in whole seconds: extend, decode, mixed.",
-    ),
-    (
-        "sglang:scheduler_idle_seconds_total",
-        "Time without any request between two steps, in whole seconds.",
     ),
     (
         "sglang:evicted_tokens_total",
@@ -226,6 +240,17 @@ const COUNTERS: [(&str, &str); 22] = [
     (
         "souffleur_websocket_aborts_total",
         "Requests cancelled by the end of their WebSocket, by reason.",
+    ),
+];
+
+const SECONDS: [(&str, &str); 2] = [
+    (
+        "sglang:forward_execution_seconds_total",
+        "Time in forward passes: extend, decode, mixed.",
+    ),
+    (
+        "sglang:scheduler_idle_seconds_total",
+        "Time without any request between two steps.",
     ),
 ];
 

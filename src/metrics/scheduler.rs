@@ -253,10 +253,10 @@ fn realtime_tokens(labels: &[Label], mode: &'static str) -> Counter {
 struct StepMetrics {
     prefill_tokens: Counter,
     decode_tokens: Counter,
-    extend_seconds: WholeSeconds,
-    decode_seconds: WholeSeconds,
-    mixed_seconds: WholeSeconds,
-    idle_seconds: WholeSeconds,
+    extend_seconds: Gauge,
+    decode_seconds: Gauge,
+    mixed_seconds: Gauge,
+    idle_seconds: Gauge,
     step_seconds: Histogram,
     overhead_seconds: Histogram,
     throughput: Gauge,
@@ -270,7 +270,7 @@ impl StepMetrics {
     fn register(labels: &[Label]) -> Self {
         let forward = |category| {
             let labels = with_label(labels, "category", category);
-            WholeSeconds::new(counter!("sglang:forward_execution_seconds_total", labels))
+            gauge!("sglang:forward_execution_seconds_total", labels)
         };
         Self {
             prefill_tokens: realtime_tokens(labels, "prefill_compute"),
@@ -278,10 +278,7 @@ impl StepMetrics {
             extend_seconds: forward("extend"),
             decode_seconds: forward("decode"),
             mixed_seconds: forward("mixed"),
-            idle_seconds: WholeSeconds::new(counter!(
-                "sglang:scheduler_idle_seconds_total",
-                labels.to_vec()
-            )),
+            idle_seconds: gauge!("sglang:scheduler_idle_seconds_total", labels.to_vec()),
             step_seconds: histogram!("souffleur_step_seconds"),
             overhead_seconds: histogram!("souffleur_step_overhead_seconds"),
             throughput: gauge!("sglang:gen_throughput", labels.to_vec()),
@@ -297,13 +294,13 @@ impl StepMetrics {
             (0, _) => &self.decode_seconds,
             _ => &self.mixed_seconds,
         };
-        category.add(run_seconds);
+        category.increment(run_seconds.max(0.0));
         self.step_seconds.record(run_seconds);
         self.prefill_tokens.increment(prefill_tokens);
         self.decode_tokens.increment(decode_tokens);
         let mut busy_seconds = run_seconds;
         if self.is_idle.replace(false) {
-            self.idle_seconds.add(idle_seconds);
+            self.idle_seconds.increment(idle_seconds.max(0.0));
         } else {
             self.overhead_seconds.record(idle_seconds);
             busy_seconds += idle_seconds;
@@ -327,26 +324,5 @@ impl StepMetrics {
         self.throughput.set(0.0);
         self.window_seconds.set(0.0);
         self.window_tokens.set(0);
-    }
-}
-
-/// A counter of seconds. `metrics` counts in whole numbers: the rest waits for the next second.
-struct WholeSeconds {
-    counter: Counter,
-    rest: Cell<f64>,
-}
-
-impl WholeSeconds {
-    fn new(counter: Counter) -> Self {
-        Self {
-            counter,
-            rest: Cell::default(),
-        }
-    }
-
-    fn add(&self, seconds: f64) {
-        let sum = self.rest.get() + seconds.max(0.0);
-        self.counter.increment(sum as u64);
-        self.rest.set(sum.fract());
     }
 }

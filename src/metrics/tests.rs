@@ -28,7 +28,7 @@ fn page(record: impl FnOnce()) -> String {
         describe_all();
         record();
     });
-    recorder.handle().render()
+    with_counter_types(&recorder.handle().render())
 }
 
 fn exercise_all() {
@@ -122,7 +122,11 @@ fn every_family_is_on_the_page_with_its_type_and_nothing_else_is() {
     let page = page(exercise_all);
     let mut expected = BTreeSet::new();
     for family in families() {
-        let kind = format!("{:?}", family.kind).to_lowercase();
+        let kind = match family.kind {
+            Kind::Counter | Kind::Seconds => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        };
         expected.insert(format!("# TYPE {} {kind}", family.name));
         assert!(
             page.contains(&format!("# HELP {} {}\n", family.name, family.help)),
@@ -240,8 +244,34 @@ fn waiting_without_a_request_is_no_step_overhead() {
     );
     assert_eq!(
         value(&page, "sglang:scheduler_idle_seconds_total", &[]),
-        17.0
+        17.25
     );
+}
+
+#[test]
+fn seconds_are_counted_with_their_fractions_across_rebuilds() {
+    let page = page(|| {
+        for _ in 0..3 {
+            SchedulerMetrics::register("tiny").record_step(0.25, 0.125, 40, 0);
+        }
+        SchedulerMetrics::register("tiny").record_step(0.5, 0.125, 40, 1);
+    });
+    let name = "sglang:forward_execution_seconds_total";
+    assert!(page.contains(&format!("# TYPE {name} counter\n")), "{page}");
+    assert_eq!(value(&page, name, &["category=\"extend\""]), 0.75);
+    assert_eq!(value(&page, name, &["category=\"mixed\""]), 0.5);
+    assert_eq!(
+        value(&page, "sglang:scheduler_idle_seconds_total", &[]),
+        0.5
+    );
+}
+
+#[test]
+fn only_the_types_of_the_counters_of_seconds_are_mended() {
+    let page = "# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs 1\n\n\
+                # TYPE sglang:scheduler_idle_seconds_total gauge\nsglang:scheduler_idle_seconds_total 0.5\n";
+    let mended = page.replace("idle_seconds_total gauge", "idle_seconds_total counter");
+    assert_eq!(with_counter_types(page), mended);
 }
 
 #[test]
