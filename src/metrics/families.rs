@@ -86,7 +86,7 @@ pub fn families() -> impl Iterator<Item = Family> {
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 25] = [
+const GAUGES: [(&str, &str); 28] = [
     (
         "sglang:num_running_reqs",
         "Requests that prefill or decode.",
@@ -98,6 +98,18 @@ const GAUGES: [(&str, &str); 25] = [
     (
         "sglang:num_retracted_reqs",
         "Requests that wait because they were retracted.",
+    ),
+    (
+        "sglang:num_paused_reqs",
+        "Always 0: requests are retracted, never paused.",
+    ),
+    (
+        "sglang:num_grammar_queue_reqs",
+        "Always 0: no request waits for a grammar.",
+    ),
+    (
+        "sglang:decode_sum_seq_lens",
+        "Tokens of the requests that decode, prompt and output.",
     ),
     (
         "sglang:gen_throughput",
@@ -169,8 +181,16 @@ const GAUGES: [(&str, &str); 25] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 20] = [
+const COUNTERS: [(&str, &str); 22] = [
     ("sglang:num_retracted_requests_total", "Retractions."),
+    (
+        "sglang:num_retracted_input_tokens_total",
+        "Prompt tokens of retracted requests, at each retraction.",
+    ),
+    (
+        "sglang:num_retracted_output_tokens_total",
+        "Tokens that retracted requests had generated, at each retraction.",
+    ),
     (
         "sglang:realtime_tokens_total",
         "Tokens as they are processed: prefill_compute, prefill_cache, decode.",

@@ -96,6 +96,9 @@ fn busy_stats() -> EngineStats {
         prompt_tokens: 40,
         cached_tokens: 32,
         retractions: 2,
+        retracted_input_tokens: 70,
+        retracted_output_tokens: 9,
+        decode_tokens: 43,
         steps: 5,
         ..EngineStats::default()
     }
@@ -202,6 +205,10 @@ fn used_tokens_are_those_neither_free_nor_evictable() {
     assert_eq!(value(&page, "sglang:kv_used_tokens", &[]), 250.0);
     assert_eq!(value(&page, "sglang:token_usage", &[]), 0.25);
     assert_eq!(value(&page, "sglang:num_pages", &[]), 62.0);
+    assert_eq!(value(&page, "sglang:decode_sum_seq_lens", &[]), 43.0);
+    let retracted = "sglang:num_retracted";
+    let retracted = |what| value(&page, &format!("{retracted}_{what}_tokens_total"), &[]);
+    assert_eq!((retracted("input"), retracted("output")), (70.0, 9.0));
     assert_eq!(value(&page, "sglang:cache_hit_rate", &[]), 0.8);
 }
 

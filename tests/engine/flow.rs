@@ -55,6 +55,11 @@ async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
     for (seed, (outcome, prompt)) in outcomes.iter().zip(&prompts).enumerate() {
         assert_finished(outcome, prompt, length(seed), seed as u64);
     }
-    assert!(world.assert_whole().await.retractions > 0);
+    let stats = world.assert_whole().await;
+    assert!(stats.retractions > 0);
+    // Every prompt has 19 tokens.
+    assert_eq!(stats.retracted_input_tokens, 19 * stats.retractions);
+    assert!(stats.retracted_output_tokens > 0);
+    assert_eq!(stats.decode_tokens, 0);
     world.stop().await;
 }
