@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
 
+/// Most tokens a page: beyond that a page is a prompt, and little is shared.
+const MAX_PAGE_TOKENS: u32 = 256;
+
 /// Everything that decides how an engine runs. `config/default.toml` says the same with reasons.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -20,7 +23,7 @@ pub struct EngineConfig {
     pub device: Device,
     /// Compute threads; 0 takes one a core.
     pub threads: usize,
-    /// Tokens a KV page: 1, 16, 32 or 64 (any power of two up to 256).
+    /// Tokens a KV page, from 1 to 256; 1, 16, 32 and 64 are usual.
     pub page_size: u32,
     /// Share of the free memory for weights and KV pool together, in (0, 1).
     pub mem_fraction_static: Option<f64>,
@@ -121,8 +124,8 @@ impl EngineConfig {
     /// Names the first key that is out of range, its value and the limit.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let page = self.page_size;
-        check(page.is_power_of_two() && page <= 256, "page_size", || {
-            format!("is {page}, must be a power of two from 1 to 256")
+        check((1..=MAX_PAGE_TOKENS).contains(&page), "page_size", || {
+            format!("is {page}, must lie between 1 and {MAX_PAGE_TOKENS}")
         })?;
         if let Some(fraction) = self.mem_fraction_static {
             check(

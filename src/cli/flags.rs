@@ -98,7 +98,7 @@ pub struct EngineFlags {
     )]
     pub skip_tokenizer_init: Option<bool>,
 
-    /// Tokens a KV page: a power of two up to 256
+    /// Tokens a KV page, from 1 to 256
     #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
     pub page_size: Option<u32>,
     /// Share of the free memory for weights and KV pool together; `souffleur plan` prints the largest safe one

@@ -35,9 +35,9 @@ fn a_missing_model_is_one_line_and_exit_code_1() {
 #[test]
 fn values_out_of_range_are_one_line_and_exit_code_2() {
     check_failure(
-        &["--page-size", "3"],
+        &["--page-size", "257"],
         2,
-        &["--page-size is 3", "power of two"],
+        &["--page-size is 257", "between 1 and 256"],
     );
     check_failure(
         &["--config", "/nonexistent.toml"],
@@ -90,7 +90,7 @@ fn the_plan_says_what_fits_and_why() {
 fn settings_come_from_the_environment_and_a_file_too() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let file = dir.path().join("souffleur.toml");
-    std::fs::write(&file, "[engine]\npage_size = 32\nmax_total_tokens = 64\n")
+    std::fs::write(&file, "[engine]\npage_size = 24\nmax_total_tokens = 80\n")
         .expect("it is written");
     let mut command = souffleur(&["plan"]);
     command
@@ -98,7 +98,7 @@ fn settings_come_from_the_environment_and_a_file_too() {
         .env("SOUFFLEUR_CONFIG", &file);
     let output = command.output().expect("the binary runs");
     assert!(
-        stdout(&output).contains("64 tokens in 2 pages of 32"),
+        stdout(&output).contains("72 tokens in 3 pages of 24"),
         "{output:?}"
     );
 }
