@@ -44,7 +44,35 @@ fn values_out_of_range_are_one_line_and_exit_code_2() {
         2,
         &["/nonexistent.toml"],
     );
-    check_failure(&["--log-level", "loud=loud"], 2, &["log_level", "loud"]);
+    for level in ["loud=loud", "banana", "info,banana"] {
+        let named = format!("--log-level is {level:?}, must be error");
+        check_failure(&["--log-level", level], 2, &[&named]);
+    }
+    check_failure(
+        &["--max-total-tokens", "47", "--page-size", "16"],
+        2,
+        &["--max-total-tokens is 47, must be at least 48"],
+    );
+    check_failure(
+        &["--context-length", "2"],
+        2,
+        &["--context-length is 2, must be at least 3"],
+    );
+}
+
+#[test]
+fn unknown_policies_are_refused_before_anything_is_printed() {
+    for (flag, value, known) in [
+        ("--schedule-policy", "lpm", "fcfs"),
+        ("--radix-eviction-policy", "newest", "lru, lfu"),
+    ] {
+        let message = format!("souffleur: {flag} is {value:?}, must be one of {known}");
+        for command in ["serve", "plan", "generate"] {
+            let args = [command, flag, value];
+            check_failure(&args, 2, &[&message]);
+            assert_eq!(stdout(&run(&args)), "", "{args:?}");
+        }
+    }
 }
 
 #[test]
@@ -73,7 +101,7 @@ fn a_port_in_use_is_one_line_and_exit_code_1() {
 #[test]
 fn the_plan_says_what_fits_and_why() {
     let model = tiny_model().display().to_string();
-    let output = run(&["plan", "--model-path", &model, "--page-size", "16"]);
+    let output = run(&["plan", "--model", &model, "--page-size", "16"]);
     let text = stdout(&output);
     assert!(output.status.success(), "{}", stderr(&output));
     for part in [
