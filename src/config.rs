@@ -5,6 +5,15 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
+use crate::state::eviction::EvictionPolicy;
+use crate::state::pages::PageSize;
+use crate::state::policy::schedule_policy;
+use crate::state::scheduler::IntakeLimits;
+
+/// Most tokens a page: beyond that a page is a prompt, and little is shared.
+const MAX_PAGE_TOKENS: u32 = 256;
+/// A token of prompt, one generated, and the one that an admission keeps free.
+const MIN_CONTEXT_TOKENS: usize = 3;
 
 /// Everything that decides how an engine runs. `config/default.toml` says the same with reasons.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,7 +29,7 @@ pub struct EngineConfig {
     pub device: Device,
     /// Compute threads; 0 takes one a core.
     pub threads: usize,
-    /// Tokens a KV page: 1, 16, 32 or 64 (any power of two up to 256).
+    /// Tokens a KV page, from 1 to 256; 1, 16, 32 and 64 are usual.
     pub page_size: u32,
     /// Share of the free memory for weights and KV pool together, in (0, 1).
     pub mem_fraction_static: Option<f64>,
@@ -120,10 +129,8 @@ impl EngineConfig {
     /// # Errors
     /// Names the first key that is out of range, its value and the limit.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let page = self.page_size;
-        check(page.is_power_of_two() && page <= 256, "page_size", || {
-            format!("is {page}, must be a power of two from 1 to 256")
-        })?;
+        self.validate_pool()?;
+        self.validate_policies()?;
         if let Some(fraction) = self.mem_fraction_static {
             check(
                 fraction > 0.0 && fraction < 1.0,
@@ -137,8 +144,6 @@ impl EngineConfig {
             format!("is {conservativeness}, must lie in (0, 100]")
         })?;
         let at_least_one = [
-            ("max_total_tokens", self.max_total_tokens),
-            ("context_length", self.context_length),
             ("max_running_requests", self.max_running_requests),
             ("max_queued_requests", Some(self.max_queued_requests)),
             ("max_queued_tokens", Some(self.max_queued_tokens)),
@@ -150,14 +155,44 @@ impl EngineConfig {
                 "is 0, must be at least 1".to_owned()
             })?;
         }
-        let chunk = self.chunked_prefill_size;
+        let (chunk, page) = (self.chunked_prefill_size, self.page_size);
         check(
             chunk <= 0 || chunk >= i64::from(page),
             "chunked_prefill_size",
-            || format!("is {chunk}, must be at least page_size ({page}), or -1 for none"),
+            || format!("is {chunk}, must be at least page_size ({page}), or 0 or less for none"),
         )?;
         check(chunk <= i64::from(i32::MAX), "chunked_prefill_size", || {
             format!("is {chunk}, must be at most {}", i32::MAX)
+        })
+    }
+
+    fn validate_pool(&self) -> Result<(), ConfigError> {
+        let page = self.page_size;
+        let page_size = PageSize::new(page).filter(|_| page <= MAX_PAGE_TOKENS);
+        let page_size = page_size.ok_or_else(|| ConfigError {
+            key: "page_size".to_owned(),
+            reason: format!("is {page}, must lie between 1 and {MAX_PAGE_TOKENS}"),
+        })?;
+        let least = IntakeLimits::min_capacity_tokens(page_size);
+        let tokens = self.max_total_tokens.unwrap_or(least);
+        check(tokens >= least, "max_total_tokens", || {
+            format!("is {tokens}, must be at least {least} to serve any request in pages of {page}")
+        })?;
+        let context = self.context_length.unwrap_or(MIN_CONTEXT_TOKENS);
+        check(context >= MIN_CONTEXT_TOKENS, "context_length", || {
+            format!("is {context}, must be at least {MIN_CONTEXT_TOKENS} to serve any request")
+        })
+    }
+
+    fn validate_policies(&self) -> Result<(), ConfigError> {
+        if let Err(reason) = schedule_policy(&self.schedule_policy) {
+            return check(false, "schedule_policy", || reason);
+        }
+        let policy = &self.radix_eviction_policy;
+        let names: Vec<_> = EvictionPolicy::names().collect();
+        let is_known = names.contains(&policy.as_str());
+        check(is_known, "radix_eviction_policy", || {
+            format!("is {policy:?}, must be one of {}", names.join(", "))
         })
     }
 

@@ -11,6 +11,8 @@ use figment::{Figment, Metadata, Profile, Provider};
 use serde::{Deserialize, Serialize};
 use souffleur::config::EngineConfig;
 use souffleur::error::ConfigError;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::cli::flags::{AllFlags, EngineFlags, LogFlags, ServerFlags};
 use souffleur::server::ServerConfig;
@@ -43,6 +45,28 @@ impl Default for LogConfig {
         Self {
             log_level: "info".to_owned(),
         }
+    }
+}
+
+impl LogConfig {
+    /// What is logged, for the subscriber.
+    ///
+    /// # Errors
+    /// Names a level that is none: alone, `EnvFilter` would take it for a target.
+    pub fn filter(&self) -> Result<EnvFilter, ConfigError> {
+        let level = &self.log_level;
+        let is_target = |part: &str| part.contains(['=', '[']);
+        let mut parts = level.split(',').map(str::trim);
+        let is_known = parts.all(|part| is_target(part) || part.parse::<LevelFilter>().is_ok());
+        // actix's server says at info which sockets it takes; ours says so itself.
+        let filter = EnvFilter::try_new(format!("actix_server=warn,{level}"));
+        let filter = filter.ok().filter(|_| is_known);
+        filter.ok_or_else(|| ConfigError {
+            key: "log_level".to_owned(),
+            reason: format!(
+                "is {level:?}, must be error, warn, info, debug, trace or target=level"
+            ),
+        })
     }
 }
 
@@ -87,6 +111,7 @@ impl Settings {
         };
         settings.engine.validate().map_err(at("engine"))?;
         settings.server.validate().map_err(at("server"))?;
+        settings.log.filter().map_err(at("log"))?;
         Ok((settings, warnings))
     }
 }

@@ -170,15 +170,15 @@ fn values_out_of_range_are_named_with_their_source() {
     check_error(
         None,
         &[],
-        &["--page-size", "3"],
-        &["--page-size", "is 3", "power of two"],
+        &["--page-size", "257"],
+        &["--page-size", "is 257", "between 1 and 256"],
     );
-    let env = [("SOUFFLEUR_PAGE_SIZE", "3")];
+    let env = [("SOUFFLEUR_PAGE_SIZE", "0")];
     check_error(
         None,
         &env,
         &[],
-        &["environment variable SOUFFLEUR_PAGE_SIZE", "is 3"],
+        &["environment variable SOUFFLEUR_PAGE_SIZE", "is 0"],
     );
     let file = Some("[server]\nmax_body_bytes = 0\n");
     check_error(

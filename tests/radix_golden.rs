@@ -1,8 +1,9 @@
 //! Replays operations that another implementation recorded, and fails on the first different result.
 //!
 //! The committed fixture (`tests/fixtures/radix/`) is always replayed. `SOUFFLEUR_RADIX_TRACES=<file or folder>`
-//! names further files of the same format, `.jsonl` or `.jsonl.gz`; of a folder, all such files in order of
-//! name. A new run, with an empty tree, starts where the page size, the policy or the seed changes.
+//! names further files of the same format, `.jsonl` or `.jsonl.gz`; of a folder, all such files in it and in its
+//! folders, in order of name. A new run, with an empty tree, starts where the page size, the policy or the seed
+//! changes; without seeds also where the number `i` of the operation does not grow.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -14,11 +15,12 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
+use serde_json::Value;
 use souffleur::ids::{PageId, StepId};
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::page_pool::PagePool;
-use souffleur::state::pages::{NodeLock, PageSize, PoolLedger};
+use souffleur::state::pages::{NodeLock, PageSize, Pages, PoolLedger};
 use souffleur::state::prefix_cache::PrefixCache;
 use souffleur::state::radix_tree::{Insert, RadixTree};
 
@@ -26,8 +28,6 @@ const FIXTURE: &str = "tests/fixtures/radix/radix_traces.jsonl.gz";
 const FIXTURE_OPERATIONS: usize = 6_195;
 const TRACES_VARIABLE: &str = "SOUFFLEUR_RADIX_TRACES";
 
-/// More than any run caches at once, at one token a page.
-const POOL_PAGES: u32 = 1 << 22;
 /// The whole tree is walked after every so many operations.
 const INTEGRITY_INTERVAL: usize = 32;
 
@@ -98,18 +98,69 @@ fn first_difference_is_named_with_file_line_expected_and_got() -> Result<()> {
     )
 }
 
+#[test]
+fn runs_are_told_apart_by_seeds_of_any_kind_or_else_by_their_count() -> Result<()> {
+    let insert = |seed: &str, i: u32| {
+        format!(
+            r#"{{"ps":1,"policy":"lru",{seed}"i":{i},"op":"insert","key":[1],"extra_key":null,"cache_salt":null,"value":[{}],"priority":0,"prefix_len":0,"evictable":1,"protected":0,"total":1}}"#,
+            i + 1
+        )
+    };
+    // The same insert finds an empty tree again: each line is a run of its own.
+    for seeds in [
+        ["\"seed\":\"a\",", "\"seed\":\"b\","],
+        ["\"seed\":18446744073709551615,", "\"seed\":-1,"],
+        ["\"seed\":null,", ""],
+        ["", ""],
+    ] {
+        let lines = seeds.map(|seed| insert(seed, 3)).join("\n");
+        let n_operations = replay("t.jsonl", lines.as_bytes()).context(lines)?;
+        ensure!(n_operations == 2, "replayed {n_operations} operations");
+    }
+    let one_run = [insert("", 3), insert("", 4)].join("\n");
+    ensure!(replay("t.jsonl", one_run.as_bytes()).is_err());
+    Ok(())
+}
+
+#[test]
+fn files_of_folders_within_a_folder_are_found() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let inner = folder.path().join("b/c");
+    std::fs::create_dir_all(&inner)?;
+    let files = [folder.path().join("a.jsonl"), inner.join("d.jsonl.gz")];
+    for file in files.iter().chain([&inner.join("readme.md")]) {
+        std::fs::write(file, "")?;
+    }
+    same("files", files.to_vec(), trace_files(folder.path())?)
+}
+
 /// One line of a trace.
 #[derive(Deserialize)]
 struct Line {
     ps: u32,
     policy: String,
-    #[serde(default)]
-    seed: Option<i64>,
+    seed: Option<Value>,
+    i: Option<u64>,
     #[serde(flatten)]
     operation: Operation,
     evictable: usize,
     protected: usize,
     total: usize,
+}
+
+impl Line {
+    fn begins_run_after(&self, last: &Self) -> bool {
+        let settings = |line: &Self| (line.ps, line.policy.clone(), line.seed.clone());
+        let restarts = || self.seed.is_none() && self.i.is_some() && self.i <= last.i;
+        settings(self) != settings(last) || restarts()
+    }
+
+    fn inserted_tokens(&self) -> usize {
+        match &self.operation {
+            Operation::Insert { key, .. } => key.key.len(),
+            _ => 0,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -159,7 +210,6 @@ enum Operation {
 
 /// A tree, and what the recorded slots of its pages are: they are not aligned as ours are.
 struct Run {
-    name: (u32, String, Option<i64>),
     page_size: PageSize,
     tree: RadixTree,
     pool: PagePool,
@@ -169,15 +219,18 @@ struct Run {
 }
 
 impl Run {
-    fn new(name: (u32, String, Option<i64>)) -> Result<Self> {
-        let page_size = PageSize::new(name.0).context("page size 0")?;
-        let policy = EvictionPolicy::from_name(&name.1)?;
+    /// A run with a page for everything that `lines` insert.
+    fn new(ps: u32, policy: &str, lines: &[(usize, Line)]) -> Result<Self> {
+        let page_size = PageSize::new(ps).context("page size 0")?;
+        let policy = EvictionPolicy::from_name(policy)?;
         let ledger = Arc::new(PoolLedger::default());
+        let inserted = lines.iter().map(|(_, line)| line.inserted_tokens());
+        let n_pages: usize = inserted.map(|tokens| page_size.full_pages(tokens)).sum();
+        let n_pages = u32::try_from(n_pages).context("pages of the run")?;
         Ok(Self {
-            name,
             page_size,
             tree: RadixTree::new(page_size, policy, ledger.clone()),
-            pool: PagePool::new(POOL_PAGES, page_size, ledger),
+            pool: PagePool::new(n_pages, page_size, ledger),
             slots: HashMap::new(),
             locks: HashMap::new(),
             n_operations: 0,
@@ -232,7 +285,7 @@ impl Run {
             } => {
                 let got = self.tree.evict(num_tokens);
                 let slots = self.slots_of(got.pages.ids().iter().copied());
-                self.pool.free(got.pages);
+                self.free(got.pages);
                 same("evicted", evicted, got.tokens)?;
                 same("freed", freed, slots)?;
             }
@@ -269,9 +322,16 @@ impl Run {
             inserted_tokens: 0,
             written_by: StepId::new(0),
         });
-        self.pool.free(inserted.duplicates);
-        self.pool.free(inserted.rest);
+        self.free(inserted.duplicates);
+        self.free(inserted.rest);
         same("prefix_len", prefix_len, inserted.prefix_tokens)
+    }
+
+    fn free(&mut self, pages: Pages) {
+        for page in pages.ids() {
+            self.slots.remove(page);
+        }
+        self.pool.free(pages);
     }
 
     fn slots_of(&self, pages: impl Iterator<Item = PageId>) -> Vec<u64> {
@@ -305,38 +365,48 @@ fn same<T: PartialEq + Debug>(what: &str, expected: T, got: T) -> Result<()> {
 
 /// Replays every line of `lines` and returns their number.
 fn replay(file: &str, lines: impl Read) -> Result<usize> {
-    let mut run: Option<Run> = None;
+    let mut run: Vec<(usize, Line)> = Vec::new();
     let mut n_operations = 0;
     for (index, line) in BufReader::new(lines).lines().enumerate() {
-        let line = line.with_context(|| format!("{file}: cannot be read"))?;
-        if line.trim().is_empty() {
-            continue;
+        let number = index + 1;
+        let parsed = match line {
+            Ok(line) if line.trim().is_empty() => continue,
+            Ok(line) => serde_json::from_str::<Line>(&line).map_err(anyhow::Error::from),
+            Err(error) => Err(error.into()),
+        };
+        let is_over = |line: &Line| {
+            let last = run.last();
+            last.is_some_and(|(_, last)| line.begins_run_after(last))
+        };
+        // What came before an unreadable line may differ already.
+        if parsed.as_ref().map_or(true, is_over) {
+            replay_run(file, std::mem::take(&mut run))?;
         }
-        if let Err(error) = replay_line(&mut run, &line) {
-            // A second difference, at the end of the run, would only follow from the first.
-            let _ = run.as_mut().map(Run::finish);
-            return Err(error.context(format!("{file}, line {}", index + 1)));
-        }
+        let line = parsed.with_context(|| format!("{file}, line {number}"))?;
+        run.push((number, line));
         n_operations += 1;
     }
-    finish(&mut run).with_context(|| format!("{file}, last run"))?;
+    replay_run(file, run)?;
     Ok(n_operations)
 }
 
-fn replay_line(run: &mut Option<Run>, line: &str) -> Result<()> {
-    let line: Line = serde_json::from_str(line)?;
-    let name = (line.ps, line.policy.clone(), line.seed);
-    if run.as_ref().is_none_or(|run| run.name != name) {
-        finish(run)?;
-        *run = Some(Run::new(name)?);
+fn replay_run(file: &str, lines: Vec<(usize, Line)>) -> Result<()> {
+    let Some((first, line)) = lines.first() else {
+        return Ok(());
+    };
+    let at = |number: usize| format!("{file}, line {number}");
+    let mut run = Run::new(line.ps, &line.policy, &lines).with_context(|| at(*first))?;
+    for (number, line) in lines {
+        let applied = run.apply(line.operation);
+        let sizes = (line.evictable, line.protected, line.total);
+        if let Err(error) = applied.and_then(|()| run.check_sizes(sizes.0, sizes.1, sizes.2)) {
+            // A second difference, at the end of the run, would only follow from the first.
+            let _ = run.finish();
+            return Err(error.context(at(number)));
+        }
     }
-    let run = run.as_mut().expect("a run was started above");
-    run.apply(line.operation)?;
-    run.check_sizes(line.evictable, line.protected, line.total)
-}
-
-fn finish(run: &mut Option<Run>) -> Result<()> {
-    run.take().map_or(Ok(()), |mut run| run.finish())
+    run.finish()
+        .with_context(|| format!("{file}, end of a run"))
 }
 
 fn replay_file(path: &Path) -> Result<usize> {
@@ -356,7 +426,9 @@ fn trace_files(named: &Path) -> Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(named)? {
         let path = entry?.path();
         let name = path.to_string_lossy();
-        if name.ends_with(".jsonl") || name.ends_with(".jsonl.gz") {
+        if path.is_dir() {
+            files.extend(trace_files(&path)?);
+        } else if name.ends_with(".jsonl") || name.ends_with(".jsonl.gz") {
             files.push(path);
         }
     }

@@ -67,7 +67,7 @@ impl From<LocalFlags> for AllFlags {
 #[derive(Args, Clone, Debug, Default, Serialize)]
 pub struct EngineFlags {
     /// Folder of a model in Hugging Face layout; without it the bundled model is served
-    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    #[arg(long, alias = "model", value_name = "DIR", help_heading = "Model")]
     pub model_path: Option<PathBuf>,
     /// Name that /v1/models lists; the folder's name if not given
     #[arg(long, value_name = "NAME", help_heading = "Model")]
@@ -98,7 +98,7 @@ pub struct EngineFlags {
     )]
     pub skip_tokenizer_init: Option<bool>,
 
-    /// Tokens a KV page: a power of two up to 256
+    /// Tokens a KV page, from 1 to 256
     #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
     pub page_size: Option<u32>,
     /// Share of the free memory for weights and KV pool together; `souffleur plan` prints the largest safe one
@@ -139,7 +139,7 @@ pub struct EngineFlags {
     /// Most input tokens of one prefill step
     #[arg(long, value_name = "TOKENS", help_heading = "Scheduling")]
     pub max_prefill_tokens: Option<usize>,
-    /// Longer prompts are prefilled in chunks of so many tokens; -1 turns that off
+    /// Longer prompts are prefilled in chunks of so many tokens; 0 or less turns that off
     #[arg(
         long,
         value_name = "TOKENS",
@@ -147,7 +147,7 @@ pub struct EngineFlags {
         help_heading = "Scheduling"
     )]
     pub chunked_prefill_size: Option<i64>,
-    /// Order of the waiting queue
+    /// Order of the waiting queue: fcfs
     #[arg(long, value_name = "POLICY", help_heading = "Scheduling")]
     pub schedule_policy: Option<String>,
     /// Above 1 reserves more for running requests: fewer retractions, smaller batches

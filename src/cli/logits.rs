@@ -13,7 +13,7 @@ use super::{Failure, bundled};
 #[derive(Args, Debug)]
 pub struct LogitsArgs {
     /// Folder of a model in Hugging Face layout
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, alias = "model", value_name = "DIR")]
     model_path: Option<PathBuf>,
     /// Storage of weights and KV
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float16", "bfloat16"])]

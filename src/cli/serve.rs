@@ -10,6 +10,7 @@ use actix_web::web::Data;
 use metrics_exporter_prometheus::PrometheusHandle;
 use souffleur::config::EngineConfig;
 use souffleur::engine::EngineHandle;
+use souffleur::metrics::with_counter_types;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
@@ -51,7 +52,7 @@ async fn serve(
     let deadline_s = server_config.shutdown_deadline_s;
     keep_up(metrics.clone());
     let slot = EngineSlot::default();
-    let render = Arc::new(move || metrics.render());
+    let render = Arc::new(move || with_counter_types(&metrics.render()));
     let state = Data::new(AppState::new(server_config, slot.clone(), render));
     let (stop, stopped) = oneshot::channel::<()>();
     let mut serving = rt::spawn(server::run(listener, state, async {

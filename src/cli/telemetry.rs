@@ -4,20 +4,15 @@ use std::io::IsTerminal;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use souffleur::metrics::{buckets, describe_all};
-use tracing_subscriber::EnvFilter;
 
 use super::Failure;
 use crate::settings::LogConfig;
 
 /// Sends the log to stderr.
 pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
-    let level = &log.log_level;
-    // actix's server says at info which sockets it takes; ours says so itself.
-    let filter = EnvFilter::try_new(format!("actix_server=warn,{level}")).map_err(|error| {
-        Failure::Usage(format!(
-            "log_level: is {level:?}, must be error, warn, info, debug, trace or target=level: {error}"
-        ))
-    })?;
+    let filter = log
+        .filter()
+        .map_err(|error| Failure::Usage(error.to_string()))?;
     let stderr = std::io::stderr;
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)

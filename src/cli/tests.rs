@@ -37,6 +37,8 @@ fn help_shows_defaults_and_groups() {
     for part in [
         "[default: 30000]",
         "[default: 4096]",
+        "--shutdown-deadline-s <SECONDS>",
+        "0 or less turns that off",
         "Scheduling:",
         "Memory:",
         "Examples:",

@@ -19,7 +19,6 @@ use crate::model::weights;
 use crate::state::eviction::EvictionPolicy;
 use crate::state::kv_layout::KvLayout;
 use crate::state::pages::PageSize;
-use crate::state::policy::schedule_policy;
 use crate::state::scheduler::{IntakeLimits, SchedulerLimits};
 
 /// Hears how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
@@ -138,8 +137,6 @@ impl EngineParts {
         let policy = &config.radix_eviction_policy;
         let eviction = EvictionPolicy::from_name(policy)
             .map_err(|error| unusable("radix_eviction_policy", error.to_string()))?;
-        schedule_policy(&config.schedule_policy)
-            .map_err(|reason| unusable("schedule_policy", reason))?;
         let page_size = PageSize::new(info.page_size as u32)
             .ok_or_else(|| unusable("page_size", "is 0, must be at least 1".to_owned()))?;
         let limits = SchedulerLimits {

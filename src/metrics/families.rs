@@ -7,6 +7,8 @@ use metrics::{describe_counter, describe_gauge, describe_histogram};
 pub enum Kind {
     /// Only grows.
     Counter,
+    /// Only grows, in fractions: recorded as a gauge, shown as a counter by [`with_counter_types`].
+    Seconds,
     /// Goes up and down.
     Gauge,
     /// Counts values in buckets.
@@ -31,7 +33,7 @@ pub fn describe_all() {
     for family in families() {
         match family.kind {
             Kind::Counter => describe_counter!(family.name, family.help),
-            Kind::Gauge => describe_gauge!(family.name, family.help),
+            Kind::Gauge | Kind::Seconds => describe_gauge!(family.name, family.help),
             Kind::Histogram => describe_histogram!(family.name, family.help),
         }
     }
@@ -41,6 +43,25 @@ pub fn describe_all() {
 pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     let histograms = families().filter(|family| family.kind == Kind::Histogram);
     histograms.map(|family| (family.name, family.buckets))
+}
+
+/// A Prometheus page on which the counters of seconds have the type of counters.
+///
+/// The counters of `metrics` are whole numbers, and other units under the same name would be wrong on every page but
+/// ours: so they are recorded as gauges in seconds, and only their type is mended here.
+pub fn with_counter_types(page: &str) -> String {
+    let is_mended = |name: &str| SECONDS.iter().any(|(known, _)| *known == name);
+    let mut mended = String::with_capacity(page.len());
+    for line in page.split_inclusive('\n') {
+        let typed = line.strip_prefix("# TYPE ");
+        match typed.and_then(|line| line.trim_end().strip_suffix(" gauge")) {
+            Some(name) if is_mended(name) => {
+                mended.extend(["# TYPE ", name, " counter\n"]);
+            }
+            _ => mended.push_str(line),
+        }
+    }
+    mended
 }
 
 /// Every metric that the library records, its server's included.
@@ -61,10 +82,11 @@ pub fn families() -> impl Iterator<Item = Family> {
     });
     plain(Kind::Gauge, &GAUGES)
         .chain(plain(Kind::Counter, &COUNTERS))
+        .chain(plain(Kind::Seconds, &SECONDS))
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 25] = [
+const GAUGES: [(&str, &str); 28] = [
     (
         "sglang:num_running_reqs",
         "Requests that prefill or decode.",
@@ -76,6 +98,18 @@ const GAUGES: [(&str, &str); 25] = [
     (
         "sglang:num_retracted_reqs",
         "Requests that wait because they were retracted.",
+    ),
+    (
+        "sglang:num_paused_reqs",
+        "Always 0: requests are retracted, never paused.",
+    ),
+    (
+        "sglang:num_grammar_queue_reqs",
+        "Always 0: no request waits for a grammar.",
+    ),
+    (
+        "sglang:decode_sum_seq_lens",
+        "Tokens of the requests that decode, prompt and output.",
     ),
     (
         "sglang:gen_throughput",
@@ -150,16 +184,16 @@ const GAUGES: [(&str, &str); 25] = [
 const COUNTERS: [(&str, &str); 22] = [
     ("sglang:num_retracted_requests_total", "Retractions."),
     (
+        "sglang:num_retracted_input_tokens_total",
+        "Prompt tokens of retracted requests, at each retraction.",
+    ),
+    (
+        "sglang:num_retracted_output_tokens_total",
+        "Tokens that retracted requests had generated, at each retraction.",
+    ),
+    (
         "sglang:realtime_tokens_total",
         "Tokens as they are processed: prefill_compute, prefill_cache, decode.",
-    ),
-    (
-        "sglang:forward_execution_seconds_total",
-        "Time in forward passes, in whole seconds: extend, decode, mixed.",
-    ),
-    (
-        "sglang:scheduler_idle_seconds_total",
-        "Time without any request between two steps, in whole seconds.",
     ),
     (
         "sglang:evicted_tokens_total",
@@ -226,6 +260,17 @@ const COUNTERS: [(&str, &str); 22] = [
     (
         "souffleur_websocket_aborts_total",
         "Requests cancelled by the end of their WebSocket, by reason.",
+    ),
+];
+
+const SECONDS: [(&str, &str); 2] = [
+    (
+        "sglang:forward_execution_seconds_total",
+        "Time in forward passes: extend, decode, mixed.",
+    ),
+    (
+        "sglang:scheduler_idle_seconds_total",
+        "Time without any request between two steps.",
     ),
 ];
 

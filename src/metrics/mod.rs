@@ -13,7 +13,7 @@ mod scheduler;
 
 pub use cache::CacheMetrics;
 pub use deaths::DeathMetrics;
-pub use families::{Family, Kind, buckets, describe_all, families};
+pub use families::{Family, Kind, buckets, describe_all, families, with_counter_types};
 pub use mailbox::MailboxMetrics;
 pub use request::RequestMetrics;
 pub use scheduler::{Capacity, SchedulerMetrics};

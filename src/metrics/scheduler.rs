@@ -53,6 +53,9 @@ impl SchedulerMetrics {
     /// Binds the handles to the recorder that is installed now.
     pub fn register(model_name: &str) -> Self {
         let labels = scheduler_labels(model_name);
+        // What this engine has no queue for, and dashboards ask for.
+        gauge!("sglang:num_paused_reqs", labels.clone()).set(0.0);
+        gauge!("sglang:num_grammar_queue_reqs", labels.clone()).set(0.0);
         Self {
             requests: RequestGauges::register(&labels),
             pool: PoolGauges::register(&labels),
@@ -102,6 +105,7 @@ struct RequestGauges {
     running: Gauge,
     queued: Gauge,
     retracted: Gauge,
+    decode_tokens: Gauge,
     cache_hit_rate: Gauge,
     new_token_ratio: Gauge,
     utilization: Gauge,
@@ -114,6 +118,7 @@ impl RequestGauges {
             running: gauge!("sglang:num_running_reqs", labels.to_vec()),
             queued: gauge!("sglang:num_queue_reqs", labels.to_vec()),
             retracted: gauge!("sglang:num_retracted_reqs", labels.to_vec()),
+            decode_tokens: gauge!("sglang:decode_sum_seq_lens", labels.to_vec()),
             cache_hit_rate: gauge!("sglang:cache_hit_rate", labels.to_vec()),
             new_token_ratio: gauge!("sglang:new_token_ratio", labels.to_vec()),
             utilization: gauge!("sglang:utilization", labels.to_vec()),
@@ -125,6 +130,7 @@ impl RequestGauges {
         self.running.set(stats.running_requests as f64);
         self.queued.set(stats.waiting_requests as f64);
         self.retracted.set(stats.retracted_requests as f64);
+        self.decode_tokens.set(stats.decode_tokens as f64);
         self.new_token_ratio.set(stats.new_token_ratio);
         let rows = ratio(stats.running_requests as f64, stats.total_rows as f64);
         self.utilization
@@ -197,6 +203,8 @@ fn ratio(part: f64, whole: f64) -> f64 {
 
 struct PlanCounters {
     retractions: Counter,
+    retracted_input_tokens: Counter,
+    retracted_output_tokens: Counter,
     prefill_cache_tokens: Counter,
     steps: Counter,
     pages_lost: Counter,
@@ -208,6 +216,14 @@ impl PlanCounters {
     fn register(labels: &[Label]) -> Self {
         Self {
             retractions: counter!("sglang:num_retracted_requests_total", labels.to_vec()),
+            retracted_input_tokens: counter!(
+                "sglang:num_retracted_input_tokens_total",
+                labels.to_vec()
+            ),
+            retracted_output_tokens: counter!(
+                "sglang:num_retracted_output_tokens_total",
+                labels.to_vec()
+            ),
             prefill_cache_tokens: realtime_tokens(labels, "prefill_cache"),
             steps: counter!("souffleur_steps_planned_total"),
             pages_lost: counter!("souffleur_pages_lost_total"),
@@ -219,6 +235,16 @@ impl PlanCounters {
     fn add(&self, stats: &EngineStats, before: &EngineStats) {
         let news = [
             (&self.retractions, stats.retractions, before.retractions),
+            (
+                &self.retracted_input_tokens,
+                stats.retracted_input_tokens,
+                before.retracted_input_tokens,
+            ),
+            (
+                &self.retracted_output_tokens,
+                stats.retracted_output_tokens,
+                before.retracted_output_tokens,
+            ),
             (
                 &self.prefill_cache_tokens,
                 stats.cached_tokens,
@@ -253,10 +279,10 @@ fn realtime_tokens(labels: &[Label], mode: &'static str) -> Counter {
 struct StepMetrics {
     prefill_tokens: Counter,
     decode_tokens: Counter,
-    extend_seconds: WholeSeconds,
-    decode_seconds: WholeSeconds,
-    mixed_seconds: WholeSeconds,
-    idle_seconds: WholeSeconds,
+    extend_seconds: Gauge,
+    decode_seconds: Gauge,
+    mixed_seconds: Gauge,
+    idle_seconds: Gauge,
     step_seconds: Histogram,
     overhead_seconds: Histogram,
     throughput: Gauge,
@@ -270,7 +296,7 @@ impl StepMetrics {
     fn register(labels: &[Label]) -> Self {
         let forward = |category| {
             let labels = with_label(labels, "category", category);
-            WholeSeconds::new(counter!("sglang:forward_execution_seconds_total", labels))
+            gauge!("sglang:forward_execution_seconds_total", labels)
         };
         Self {
             prefill_tokens: realtime_tokens(labels, "prefill_compute"),
@@ -278,10 +304,7 @@ impl StepMetrics {
             extend_seconds: forward("extend"),
             decode_seconds: forward("decode"),
             mixed_seconds: forward("mixed"),
-            idle_seconds: WholeSeconds::new(counter!(
-                "sglang:scheduler_idle_seconds_total",
-                labels.to_vec()
-            )),
+            idle_seconds: gauge!("sglang:scheduler_idle_seconds_total", labels.to_vec()),
             step_seconds: histogram!("souffleur_step_seconds"),
             overhead_seconds: histogram!("souffleur_step_overhead_seconds"),
             throughput: gauge!("sglang:gen_throughput", labels.to_vec()),
@@ -297,13 +320,13 @@ impl StepMetrics {
             (0, _) => &self.decode_seconds,
             _ => &self.mixed_seconds,
         };
-        category.add(run_seconds);
+        category.increment(run_seconds.max(0.0));
         self.step_seconds.record(run_seconds);
         self.prefill_tokens.increment(prefill_tokens);
         self.decode_tokens.increment(decode_tokens);
         let mut busy_seconds = run_seconds;
         if self.is_idle.replace(false) {
-            self.idle_seconds.add(idle_seconds);
+            self.idle_seconds.increment(idle_seconds.max(0.0));
         } else {
             self.overhead_seconds.record(idle_seconds);
             busy_seconds += idle_seconds;
@@ -327,26 +350,5 @@ impl StepMetrics {
         self.throughput.set(0.0);
         self.window_seconds.set(0.0);
         self.window_tokens.set(0);
-    }
-}
-
-/// A counter of seconds. `metrics` counts in whole numbers: the rest waits for the next second.
-struct WholeSeconds {
-    counter: Counter,
-    rest: Cell<f64>,
-}
-
-impl WholeSeconds {
-    fn new(counter: Counter) -> Self {
-        Self {
-            counter,
-            rest: Cell::default(),
-        }
-    }
-
-    fn add(&self, seconds: f64) {
-        let sum = self.rest.get() + seconds.max(0.0);
-        self.counter.increment(sum as u64);
-        self.rest.set(sum.fract());
     }
 }

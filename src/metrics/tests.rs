@@ -28,7 +28,7 @@ fn page(record: impl FnOnce()) -> String {
         describe_all();
         record();
     });
-    recorder.handle().render()
+    with_counter_types(&recorder.handle().render())
 }
 
 fn exercise_all() {
@@ -96,6 +96,9 @@ fn busy_stats() -> EngineStats {
         prompt_tokens: 40,
         cached_tokens: 32,
         retractions: 2,
+        retracted_input_tokens: 70,
+        retracted_output_tokens: 9,
+        decode_tokens: 43,
         steps: 5,
         ..EngineStats::default()
     }
@@ -122,7 +125,11 @@ fn every_family_is_on_the_page_with_its_type_and_nothing_else_is() {
     let page = page(exercise_all);
     let mut expected = BTreeSet::new();
     for family in families() {
-        let kind = format!("{:?}", family.kind).to_lowercase();
+        let kind = match family.kind {
+            Kind::Counter | Kind::Seconds => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        };
         expected.insert(format!("# TYPE {} {kind}", family.name));
         assert!(
             page.contains(&format!("# HELP {} {}\n", family.name, family.help)),
@@ -198,6 +205,10 @@ fn used_tokens_are_those_neither_free_nor_evictable() {
     assert_eq!(value(&page, "sglang:kv_used_tokens", &[]), 250.0);
     assert_eq!(value(&page, "sglang:token_usage", &[]), 0.25);
     assert_eq!(value(&page, "sglang:num_pages", &[]), 62.0);
+    assert_eq!(value(&page, "sglang:decode_sum_seq_lens", &[]), 43.0);
+    let retracted = "sglang:num_retracted";
+    let retracted = |what| value(&page, &format!("{retracted}_{what}_tokens_total"), &[]);
+    assert_eq!((retracted("input"), retracted("output")), (70.0, 9.0));
     assert_eq!(value(&page, "sglang:cache_hit_rate", &[]), 0.8);
 }
 
@@ -240,8 +251,34 @@ fn waiting_without_a_request_is_no_step_overhead() {
     );
     assert_eq!(
         value(&page, "sglang:scheduler_idle_seconds_total", &[]),
-        17.0
+        17.25
     );
+}
+
+#[test]
+fn seconds_are_counted_with_their_fractions_across_rebuilds() {
+    let page = page(|| {
+        for _ in 0..3 {
+            SchedulerMetrics::register("tiny").record_step(0.25, 0.125, 40, 0);
+        }
+        SchedulerMetrics::register("tiny").record_step(0.5, 0.125, 40, 1);
+    });
+    let name = "sglang:forward_execution_seconds_total";
+    assert!(page.contains(&format!("# TYPE {name} counter\n")), "{page}");
+    assert_eq!(value(&page, name, &["category=\"extend\""]), 0.75);
+    assert_eq!(value(&page, name, &["category=\"mixed\""]), 0.5);
+    assert_eq!(
+        value(&page, "sglang:scheduler_idle_seconds_total", &[]),
+        0.5
+    );
+}
+
+#[test]
+fn only_the_types_of_the_counters_of_seconds_are_mended() {
+    let page = "# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs 1\n\n\
+                # TYPE sglang:scheduler_idle_seconds_total gauge\nsglang:scheduler_idle_seconds_total 0.5\n";
+    let mended = page.replace("idle_seconds_total gauge", "idle_seconds_total counter");
+    assert_eq!(with_counter_types(page), mended);
 }
 
 #[test]

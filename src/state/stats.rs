@@ -7,6 +7,8 @@ use serde::Serialize;
 pub struct EngineStats {
     /// Requests that decode or prefill.
     pub running_requests: usize,
+    /// Tokens of the requests that decode, prompt and output.
+    pub decode_tokens: usize,
     /// Requests that wait, retracted ones included.
     pub waiting_requests: usize,
     /// Of those, retracted ones.
@@ -41,6 +43,10 @@ pub struct EngineStats {
     pub stale_messages: u64,
     /// Requests retracted, counted each time.
     pub retractions: u64,
+    /// Prompt tokens of retracted requests, counted each time.
+    pub retracted_input_tokens: u64,
+    /// Tokens that retracted requests had generated, counted each time.
+    pub retracted_output_tokens: u64,
     /// Prompt tokens of admitted requests.
     pub prompt_tokens: u64,
     /// Of those, tokens whose K/V came from the cache.

@@ -35,16 +35,44 @@ fn a_missing_model_is_one_line_and_exit_code_1() {
 #[test]
 fn values_out_of_range_are_one_line_and_exit_code_2() {
     check_failure(
-        &["--page-size", "3"],
+        &["--page-size", "257"],
         2,
-        &["--page-size is 3", "power of two"],
+        &["--page-size is 257", "between 1 and 256"],
     );
     check_failure(
         &["--config", "/nonexistent.toml"],
         2,
         &["/nonexistent.toml"],
     );
-    check_failure(&["--log-level", "loud=loud"], 2, &["log_level", "loud"]);
+    for level in ["loud=loud", "banana", "info,banana"] {
+        let named = format!("--log-level is {level:?}, must be error");
+        check_failure(&["--log-level", level], 2, &[&named]);
+    }
+    check_failure(
+        &["--max-total-tokens", "47", "--page-size", "16"],
+        2,
+        &["--max-total-tokens is 47, must be at least 48"],
+    );
+    check_failure(
+        &["--context-length", "2"],
+        2,
+        &["--context-length is 2, must be at least 3"],
+    );
+}
+
+#[test]
+fn unknown_policies_are_refused_before_anything_is_printed() {
+    for (flag, value, known) in [
+        ("--schedule-policy", "lpm", "fcfs"),
+        ("--radix-eviction-policy", "newest", "lru, lfu"),
+    ] {
+        let message = format!("souffleur: {flag} is {value:?}, must be one of {known}");
+        for command in ["serve", "plan", "generate"] {
+            let args = [command, flag, value];
+            check_failure(&args, 2, &[&message]);
+            assert_eq!(stdout(&run(&args)), "", "{args:?}");
+        }
+    }
 }
 
 #[test]
@@ -73,7 +101,7 @@ fn a_port_in_use_is_one_line_and_exit_code_1() {
 #[test]
 fn the_plan_says_what_fits_and_why() {
     let model = tiny_model().display().to_string();
-    let output = run(&["plan", "--model-path", &model, "--page-size", "16"]);
+    let output = run(&["plan", "--model", &model, "--page-size", "16"]);
     let text = stdout(&output);
     assert!(output.status.success(), "{}", stderr(&output));
     for part in [
@@ -90,7 +118,7 @@ fn the_plan_says_what_fits_and_why() {
 fn settings_come_from_the_environment_and_a_file_too() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let file = dir.path().join("souffleur.toml");
-    std::fs::write(&file, "[engine]\npage_size = 32\nmax_total_tokens = 64\n")
+    std::fs::write(&file, "[engine]\npage_size = 24\nmax_total_tokens = 80\n")
         .expect("it is written");
     let mut command = souffleur(&["plan"]);
     command
@@ -98,7 +126,7 @@ fn settings_come_from_the_environment_and_a_file_too() {
         .env("SOUFFLEUR_CONFIG", &file);
     let output = command.output().expect("the binary runs");
     assert!(
-        stdout(&output).contains("64 tokens in 2 pages of 32"),
+        stdout(&output).contains("72 tokens in 3 pages of 24"),
         "{output:?}"
     );
 }

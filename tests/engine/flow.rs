@@ -15,6 +15,24 @@ async fn one_request_gets_its_tokens_and_one_end() {
 }
 
 #[tokio::test]
+async fn pages_of_any_size_serve_and_share() {
+    for page_size in [3, 24, 255] {
+        let mut build = Build::default();
+        build.config.page_size = page_size;
+        build.config.chunked_prefill_size = 300;
+        let world = build.start();
+        let prompt: Vec<u32> = (0..700).map(|i| 1 + i % 499).collect();
+        for (seed, cached) in [(7, 0), (8, 699 / page_size * page_size)] {
+            let outcome = collect(world.generate(request(&prompt, 50, seed))).await;
+            assert_finished(&outcome, &prompt, 50, seed);
+            assert_eq!(outcome.cached_tokens, cached, "page size {page_size}");
+        }
+        world.assert_whole().await;
+        world.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn a_second_turn_reuses_prompt_and_output() {
     let world = Build::default().start();
     let prompt: Vec<u32> = (1..40).collect();
@@ -55,6 +73,11 @@ async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
     for (seed, (outcome, prompt)) in outcomes.iter().zip(&prompts).enumerate() {
         assert_finished(outcome, prompt, length(seed), seed as u64);
     }
-    assert!(world.assert_whole().await.retractions > 0);
+    let stats = world.assert_whole().await;
+    assert!(stats.retractions > 0);
+    // Every prompt has 19 tokens.
+    assert_eq!(stats.retracted_input_tokens, 19 * stats.retractions);
+    assert!(stats.retracted_output_tokens > 0);
+    assert_eq!(stats.decode_tokens, 0);
     world.stop().await;
 }

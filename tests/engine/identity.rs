@@ -148,7 +148,7 @@ async fn check(model: &str, dtype: Dtype) {
     world.assert_whole().await;
     world.stop().await;
 
-    for (chunk, page_size) in [(1, 1), (7, 1), (32, 16), (64, 64)] {
+    for (chunk, page_size) in [(1, 1), (7, 1), (32, 16), (64, 24), (64, 64)] {
         let chunked = EngineConfig {
             chunked_prefill_size: chunk,
             page_size,

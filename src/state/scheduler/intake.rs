@@ -22,6 +22,12 @@ pub struct IntakeLimits {
 }
 
 impl IntakeLimits {
+    /// The fewest tokens of a pool, in whole pages, that can serve a prompt of one token.
+    pub fn min_capacity_tokens(page_size: PageSize) -> usize {
+        // A page of prompt, a page to grow into, and two tokens that an admission keeps free.
+        page_size.tokens_in(page_size.pages_for(2 * page_size.get() + 2))
+    }
+
     /// The most tokens that a prompt may have and still get one generated.
     pub fn max_prompt_tokens(&self) -> usize {
         let by_context = self.context_length.saturating_sub(2);
@@ -132,6 +138,28 @@ impl Scheduler {
         let cancelled: Vec<SeqId> = head.filter(is_cancelled).copied().collect();
         for seq in cancelled {
             self.abort(seq);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_pool_serves_one_token_and_a_page_less_serves_none() {
+        for page_size in 1..=256 {
+            let page_size = PageSize::new(page_size).expect("it is positive");
+            let least = IntakeLimits::min_capacity_tokens(page_size);
+            let limits = |capacity_tokens| IntakeLimits {
+                context_length: 4096,
+                capacity_tokens,
+                page_size,
+            };
+            let less = limits(least - page_size.get());
+            assert_eq!(less.max_prompt_tokens(), 0, "{less:?}");
+            let clipped = limits(least).clip_max_new_tokens(1, 1);
+            assert_eq!(clipped.expect("it fits"), 1, "page size {page_size}");
         }
     }
 }

@@ -119,6 +119,8 @@ struct Counters {
     integrity_failures: u64,
     stale_messages: u64,
     retractions: u64,
+    retracted_input_tokens: u64,
+    retracted_output_tokens: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
     evicted_tokens: u64,
@@ -209,6 +211,7 @@ impl Scheduler {
         let page = self.limits.page_size;
         EngineStats {
             running_requests: self.running.len() + usize::from(self.chunked.is_some()),
+            decode_tokens: self.decode_tokens(),
             waiting_requests: self.waiting.len() + self.retracted.len(),
             retracted_requests: self.retracted.len(),
             total_tokens: page.tokens_in(self.limits.total_pages),
@@ -226,6 +229,8 @@ impl Scheduler {
             lost_pages: self.ledger.lost_pages() + self.ledger.lost_locks(),
             stale_messages: self.counters.stale_messages,
             retractions: self.counters.retractions,
+            retracted_input_tokens: self.counters.retracted_input_tokens,
+            retracted_output_tokens: self.counters.retracted_output_tokens,
             prompt_tokens: self.counters.prompt_tokens,
             cached_tokens: self.counters.cached_tokens,
             evicted_tokens: self.counters.evicted_tokens,
@@ -239,6 +244,13 @@ impl Scheduler {
             .iter()
             .filter_map(|(_, sequence)| sequence.kv.as_ref());
         holds.flat_map(|kv| kv.private.ids().iter().copied())
+    }
+
+    fn decode_tokens(&self) -> usize {
+        let running = self.running.iter().map(|seq| &self.sequences[*seq]);
+        running
+            .map(|sequence| sequence.request.prompt.len() + sequence.output.len())
+            .sum()
     }
 
     /// Only those that run, are chunked or have just ended hold memory: the queue may be long.

@@ -85,8 +85,11 @@ impl Scheduler {
 
     /// Back into the queue, ahead of every policy's order, oldest first.
     pub(super) fn queue_retracted(&mut self, seq: SeqId) {
-        self.sequences[seq].retractions += 1;
+        let sequence = &mut self.sequences[seq];
+        sequence.retractions += 1;
         self.counters.retractions += 1;
+        self.counters.retracted_input_tokens += sequence.request.prompt.len() as u64;
+        self.counters.retracted_output_tokens += sequence.output.len() as u64;
         let place = self.retracted.partition_point(|other| *other < seq);
         self.retracted.insert(place, seq);
     }
