@@ -45,8 +45,8 @@ pub struct StopUnit;
 
 /// Tells the Watchdog when it is dropped without having been disarmed.
 ///
-/// It closes the pool's ledger too: whatever goes down with its actor is lost with the whole unit, and no leak. An
-/// actor that holds pages has its note as its first field, so that it is dropped before them.
+/// It closes the pool's ledger too: whatever goes down with its actor is lost with the whole unit, and no leak. The
+/// Scheduler, which holds `Pages` and locks, has its note as its first field, so that it is dropped before them.
 pub struct DeathNote {
     actor: &'static str,
     generation: u64,
