@@ -32,7 +32,7 @@ class Errors(World):
         self.refuses("top_p", "top_p is 1.5", "(0, 1]", top_p=1.5)
         self.refuses("presence_penalty", "presence_penalty is 3", "[-2, 2]", presence_penalty=3)
         self.refuses("frequency_penalty", "frequency_penalty is -3", "[-2, 2]", frequency_penalty=-3)
-        self.refuses("n", "n is 0", "at least 1", n=0)
+        self.refuses("n", "n is 0", "1 to 128", n=0)
         self.refuses("n", "5000 samples", "limit is 1024", n=5000)
         self.refuses("logit_bias", "token 99999", "2048", logit_bias={"99999": 1})
         self.refuses("stop", "stop has 40 strings", "32", stop=["x"] * 40)
