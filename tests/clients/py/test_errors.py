@@ -33,12 +33,12 @@ class Errors(World):
         self.refuses("presence_penalty", "presence_penalty is 3", "[-2, 2]", presence_penalty=3)
         self.refuses("frequency_penalty", "frequency_penalty is -3", "[-2, 2]", frequency_penalty=-3)
         self.refuses("n", "n is 0", "1 to 128", n=0)
-        self.refuses("n", "5000 samples", "limit is 1024", n=5000)
+        self.refuses("n", "n is 5000", "1 to 128", n=5000)
         self.refuses("logit_bias", "token 99999", "2048", logit_bias={"99999": 1})
         self.refuses("stop", "stop has 40 strings", "32", stop=["x"] * 40)
 
     def test_negative_lengths_name_the_field(self):
-        self.refuses("max_tokens", "max_tokens is -1", "from 0", max_tokens=-1)
+        self.refuses("max_tokens", "max_tokens is -1", "at least 0", max_tokens=-1)
         self.refuses("max_tokens", "max_tokens is -9223372036854775808", max_tokens=-(2**63))
 
     def test_wrong_types_name_the_field(self):
