@@ -1,5 +1,7 @@
 //! `POST /v1/completions`.
 
+use std::sync::Arc;
+
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde::Serialize;
@@ -179,7 +181,7 @@ struct Writer {
     head: Head,
     words: Words,
     /// Each choice's prompt, until it was echoed.
-    echoes: Vec<Option<String>>,
+    echoes: Vec<Option<Arc<str>>>,
     prompt_offsets: Vec<TextOffset>,
     output_offsets: Vec<TextOffset>,
     usages: Vec<Usage>,
@@ -195,12 +197,12 @@ impl Writer {
         let n = call.common.sampling.n as usize;
         let echo = |prompt: &Prompt| match prompt {
             _ if !call.echo => None,
-            Prompt::Text(text) => Some(text.to_string()),
-            Prompt::Tokens(tokens) => Some(words.text(tokens)),
+            Prompt::Text(text) => Some(text.clone()),
+            Prompt::Tokens(tokens) => Some(words.text(tokens).into()),
             Prompt::Chat(_) => None,
         };
         let echoes = call.prompts.iter().map(echo);
-        let echoes: Vec<Option<String>> = echoes
+        let echoes: Vec<Option<Arc<str>>> = echoes
             .flat_map(|echo| std::iter::repeat_n(echo, n))
             .collect();
         Self {
@@ -231,7 +233,7 @@ impl Writer {
         });
         Choice {
             index,
-            text: echo.unwrap_or_default() + &delta.text,
+            text: format!("{}{}", echo.as_deref().unwrap_or_default(), delta.text),
             logprobs,
             finish_reason: end.as_ref().map(|end| end.reason.as_str()),
             matched_stop: end.and_then(|end| matched_stop(end.reason)),
