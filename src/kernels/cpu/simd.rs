@@ -1,8 +1,9 @@
 //! Sixteen f32 lanes with one meaning on every instruction set.
 //!
 //! Kernels are written once against [`Lanes`] and compiled for each instruction set by [`dispatch`]. The lane
-//! structure, and with it the order of every sum, is the same everywhere; instruction sets differ only in
-//! whether `mul_add` rounds once (AVX2 and AVX-512, which agree bit for bit) or twice (portable).
+//! structure, and with it the order of every sum, is the same everywhere; instruction sets differ in whether
+//! `mul_add` rounds once (AVX2 and AVX-512, which agree bit for bit) or twice (portable), and in how the two products
+//! of a bf16 pair are rounded (`dot_pairs`).
 
 use half::{bf16, f16};
 
@@ -18,9 +19,14 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// AVX-512 as above, with BF16 dot products and VNNI.
+    Avx512Bf16,
 }
 
 impl Isa {
+    /// Every instruction set that kernels are compiled for, slowest first.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+
     /// Returns the best instruction set of this machine.
     pub fn detect() -> Self {
         *Self::available()
@@ -30,7 +36,7 @@ impl Isa {
 
     /// Returns what this machine can run, slowest first.
     pub fn available() -> Vec<Self> {
-        [Self::Portable, Self::Avx2, Self::Avx512]
+        Self::ALL
             .into_iter()
             .filter(|isa| isa.is_present())
             .collect()
@@ -42,6 +48,7 @@ impl Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512_bf16",
         }
     }
 
@@ -62,6 +69,12 @@ impl Isa {
             Self::Portable => true,
             Self::Avx2 => avx2(),
             Self::Avx512 => avx2() && avx512(),
+            Self::Avx512Bf16 => {
+                avx2()
+                    && avx512()
+                    && is_x86_feature_detected!("avx512bf16")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
         }
     }
 
@@ -99,8 +112,16 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             // SAFETY: the features were detected on the line above.
             unsafe { super::x86::run_avx512(kernel) }
         }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => {
+            assert!(isa.is_present(), "avx512_bf16 is missing on this machine");
+            // SAFETY: the features were detected on the line above.
+            unsafe { super::x86::run_avx512_bf16(kernel) }
+        }
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => panic!("{} is missing on this machine", isa.name()),
+        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => {
+            panic!("{} is missing on this machine", isa.name())
+        }
     }
 }
 
@@ -112,6 +133,8 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
 pub trait Lanes: Copy + 'static {
     /// Sixteen values.
     type V: Copy;
+    /// Sixteen 32-bit words: pairs of bf16 (the first in the low half) or quads of bytes.
+    type W: Copy;
 
     /// Machine registers that sixteen values take; there are 32 on AVX-512, 16 elsewhere.
     const REGISTERS: usize;
@@ -142,6 +165,20 @@ pub trait Lanes: Copy + 'static {
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// Adds `bits(n) << 23` to the bits of `v`: multiplies by 2^k where the low bits of `n` hold k.
     unsafe fn scale_by_pow2(v: Self::V, n: Self::V) -> Self::V;
+
+    /// Writes sixteen values rounded to the nearest bf16, ties to even.
+    unsafe fn store_bf16(p: *mut bf16, v: Self::V);
+
+    /// All words `word`.
+    unsafe fn splat_word(word: u32) -> Self::W;
+    /// Reads sixteen words.
+    unsafe fn load_words(p: *const u32) -> Self::W;
+    /// Adds to each lane the products of a pair: of the first elements and of the second ones.
+    unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V;
+    /// Adds to each word, an i32, the four products of the signed bytes of `a` with the unsigned bytes of `b`.
+    unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
+    /// Words as i32, converted.
+    unsafe fn words_to_f32(words: Self::W) -> Self::V;
 
     /// Sum of the lanes: lane i with i+8, then i+4, i+2, i+1.
     #[inline(always)]
@@ -237,8 +274,18 @@ fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; L
     out
 }
 
+#[inline(always)]
+fn zip_words(a: [u32; LANES], b: [u32; LANES], f: impl Fn(u32, u32) -> f32) -> [f32; LANES] {
+    let mut out = [0f32; LANES];
+    for i in 0..LANES {
+        out[i] = f(a[i], b[i]);
+    }
+    out
+}
+
 impl Lanes for Portable {
     type V = [f32; LANES];
+    type W = [u32; LANES];
 
     const REGISTERS: usize = 4;
 
@@ -326,6 +373,52 @@ impl Lanes for Portable {
         zip(v, n, |v, n| {
             f32::from_bits(v.to_bits().wrapping_add(n.to_bits() << 23))
         })
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
+        let narrow = v.map(|x| bf16::from_f32(x).to_bits());
+        // SAFETY: the caller's pointer is valid for sixteen values.
+        unsafe { write(p, narrow) };
+    }
+
+    #[inline(always)]
+    unsafe fn splat_word(word: u32) -> Self::W {
+        [word; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(p: *const u32) -> Self::W {
+        // SAFETY: the caller's pointer is valid for sixteen words.
+        unsafe { read(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V {
+        let low = |word: u32| f32::from_bits(word << 16);
+        let high = |word: u32| f32::from_bits(word & 0xffff_0000);
+        // Products of two bf16 are exact in f32, so only the sums round.
+        let first = zip_words(a, b, |a, b| low(a) * low(b));
+        let second = zip_words(a, b, |a, b| high(a) * high(b));
+        zip(zip(acc, first, |a, b| a + b), second, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
+        let mut out = acc;
+        for i in 0..LANES {
+            for byte in 0..4 {
+                let a = i32::from((a[i] >> (8 * byte)) as u8 as i8);
+                let b = ((b[i] >> (8 * byte)) & 0xff) as i32;
+                out[i] = out[i].wrapping_add((a * b) as u32);
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn words_to_f32(words: Self::W) -> Self::V {
+        words.map(|word| word as i32 as f32)
     }
 }
 
