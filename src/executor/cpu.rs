@@ -109,6 +109,7 @@ impl CpuExecutor {
         check_pool(options, &checkpoint.kv_layout())?;
         let sizes = CpuSizes {
             dtype: checkpoint.dtype,
+            quantization: None,
             threads: options.threads,
             isa: options.isa.unwrap_or_else(Isa::detect),
             n_layers: config.num_hidden_layers,

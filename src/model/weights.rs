@@ -70,6 +70,13 @@ impl Dtype {
     }
 }
 
+/// What matrices are quantised to when they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Quantization {
+    /// Signed bytes, with an f32 scale for each output and 128 inputs.
+    Int8,
+}
+
 /// A tensor that a model needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {

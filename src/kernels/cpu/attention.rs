@@ -9,7 +9,6 @@ use std::cell::RefCell;
 use super::CpuBatch;
 use super::element::{Element, with_elements};
 use super::kv::{KvPool, PageTable};
-use super::matmul::dot_tile;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
@@ -376,5 +375,59 @@ unsafe fn add_weighted<S: Lanes, const N: usize>(
         for n in 0..N {
             S::store(at.wrapping_add(n * LANES), sums[n]);
         }
+    }
+}
+
+/// Dot products of M rows of `x` with N rows of `w`, all of `k` values and contiguous.
+///
+/// # Safety
+/// `x` is valid for `M * k` values, `w` for `N * k`; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn dot_tile<S: Lanes, E: Element, const M: usize, const N: usize>(
+    x: *const f32,
+    w: *const E,
+    k: usize,
+) -> [[f32; N]; M] {
+    // SAFETY: all offsets stay below M * k and N * k.
+    unsafe {
+        // `wrapping_add`: plain offsets are checked in debug builds, at twice the price of the products.
+        let mut rows = [x; M];
+        for m in 1..M {
+            rows[m] = rows[m - 1].wrapping_add(k);
+        }
+        let mut columns = [w; N];
+        for n in 1..N {
+            columns[n] = columns[n - 1].wrapping_add(k);
+        }
+        let mut acc = [[S::splat(0.0); N]; M];
+        let whole = k / LANES * LANES;
+        for i in (0..whole).step_by(LANES) {
+            let mut weights = [S::splat(0.0); N];
+            for n in 0..N {
+                weights[n] = E::load::<S>(columns[n].wrapping_add(i));
+            }
+            for m in 0..M {
+                let row = S::load(rows[m].wrapping_add(i));
+                for n in 0..N {
+                    acc[m][n] = S::mul_add(row, weights[n], acc[m][n]);
+                }
+            }
+        }
+        if whole < k {
+            for m in 0..M {
+                let row = f32::load_part::<S>(rows[m].wrapping_add(whole), k - whole);
+                for n in 0..N {
+                    let weight = E::load_part::<S>(columns[n].wrapping_add(whole), k - whole);
+                    acc[m][n] = S::mul_add(row, weight, acc[m][n]);
+                }
+            }
+        }
+        let mut sums = [[0f32; N]; M];
+        for m in 0..M {
+            for n in 0..N {
+                sums[m][n] = S::sum(acc[m][n]);
+            }
+        }
+        sums
     }
 }

@@ -4,16 +4,10 @@ use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 
 use super::simd::{LANES, Lanes};
-use crate::model::weights::{Dtype, TensorView};
+use crate::model::weights::Dtype;
 
 /// A number as stored. Kernels widen it to f32 on the way into a register.
 pub trait Element: bytemuck::Pod + Default + Send + Sync {
-    /// Its name as a value.
-    const DTYPE: Dtype;
-
-    /// Widens without loss.
-    fn widen(self) -> f32;
-
     /// Rounds to nearest even.
     fn narrow(x: f32) -> Self;
 
@@ -39,13 +33,6 @@ pub trait Element: bytemuck::Pod + Default + Send + Sync {
 }
 
 impl Element for f32 {
-    const DTYPE: Dtype = Dtype::F32;
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-
     #[inline(always)]
     fn narrow(x: f32) -> Self {
         x
@@ -59,13 +46,6 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
-    const DTYPE: Dtype = Dtype::BF16;
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-
     #[inline(always)]
     fn narrow(x: f32) -> Self {
         Self::from_f32(x)
@@ -79,13 +59,6 @@ impl Element for bf16 {
 }
 
 impl Element for f16 {
-    const DTYPE: Dtype = Dtype::F16;
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-
     #[inline(always)]
     fn narrow(x: f32) -> Self {
         Self::from_f32(x)
@@ -129,41 +102,4 @@ impl Storage {
             Dtype::BF16 => Self::BF16(vec![0u16; len].reinterpret_into()),
         }
     }
-
-    /// Copies tensors one after the other, converted to `dtype`.
-    pub fn gather(dtype: Dtype, parts: &[TensorView<'_>]) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32(convert(parts)),
-            Dtype::F16 => Self::F16(convert(parts)),
-            Dtype::BF16 => Self::BF16(convert(parts)),
-        }
-    }
-}
-
-fn convert<E: Element>(parts: &[TensorView<'_>]) -> Vec<E> {
-    let mut out = Vec::<E>::with_capacity(parts.iter().map(TensorView::elements).sum());
-    for part in parts {
-        let pairs = part
-            .bytes
-            .chunks_exact(2)
-            .map(|b| u16::from_le_bytes([b[0], b[1]]));
-        match part.dtype {
-            same if same == E::DTYPE && cfg!(target_endian = "little") => {
-                if let Ok(aligned) = bytemuck::try_cast_slice(part.bytes) {
-                    out.extend_from_slice(aligned);
-                    continue;
-                }
-                let start = out.len();
-                out.resize(start + part.elements(), E::default());
-                bytemuck::cast_slice_mut(&mut out[start..]).copy_from_slice(part.bytes);
-            }
-            Dtype::F32 => {
-                let words = part.bytes.chunks_exact(4);
-                out.extend(words.map(|b| E::narrow(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))));
-            }
-            Dtype::F16 => out.extend(pairs.map(|bits| E::narrow(f16::from_bits(bits).to_f32()))),
-            Dtype::BF16 => out.extend(pairs.map(|bits| E::narrow(bf16::from_bits(bits).to_f32()))),
-        }
-    }
-    out
 }

@@ -1,29 +1,18 @@
 //! Products of activations with weight matrices.
 //!
-//! Every output is a dot product over the inputs k: lane `k % 16` sums its products in ascending k, then the lanes
-//! are summed in a fixed tree. Tiles only decide which outputs are computed side by side, never this order.
+//! The weights' panels are divided among the threads; each thread multiplies a few panels with all rows before it
+//! goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and the order of the sums.
 
-use super::element::{Element, Storage, with_elements};
+use super::activations::PackedRows;
+use super::format::{Format, PANEL};
+use super::matrix::{Matrix, Panel};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
+use super::tile::{self, MAX_PANELS, MAX_ROWS, Plain, Sums};
 
-/// Activations that one item keeps in the second-level cache while it goes over its columns.
-const ROW_CHUNK_BYTES: usize = 256 << 10;
-/// Most outputs (columns) in an item: enough to use a row chunk well, few enough to balance threads.
-const MAX_ITEM_COLUMNS: usize = 64;
-/// Items are cut on multiples of this.
-const COLUMN_STEP: usize = 8;
-
-/// A weight matrix, `[outputs, inputs]`, row-major.
-pub struct Matrix {
-    /// The weights.
-    pub data: Storage,
-    /// Number of outputs.
-    pub outputs: usize,
-    /// Number of inputs.
-    pub inputs: usize,
-}
+/// Bytes of weights in an item when one row is multiplied: long enough a stream, short enough to balance threads.
+const STREAM_BYTES: usize = 128 << 10;
 
 /// What happens to a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +21,14 @@ pub enum Write {
     Store,
     /// It is added to the output.
     Add,
+    /// The first half of the outputs are gates, the second half what they let through: `silu(gate) * up`.
+    GatedSilu,
 }
 
-/// A product to compute: `out = x weight^T + bias`, or added to `out`.
+/// A product to compute: `x weight^T + bias`, and what to do with it.
 ///
 /// # Shapes
-/// `x: [rows, inputs]`, `out: [rows, outputs]`, `bias: [outputs]`.
+/// `x: [rows, inputs]`, `bias: [outputs]`, `out: [rows, outputs]`; with [`Write::GatedSilu`] half as many outputs.
 pub struct Product<'a> {
     /// Activations.
     pub x: &'a [f32],
@@ -51,11 +42,11 @@ pub struct Product<'a> {
     pub write: Write,
 }
 
-/// Computes a product on all threads.
+/// Computes a product on all threads; `packed` lends its memory.
 ///
 /// # Panics
 /// If the shapes do not fit each other.
-pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
+pub fn matmul(pool: &mut ThreadPool, isa: Isa, packed: &mut PackedRows, product: Product<'_>) {
     let Product {
         x,
         weight,
@@ -63,228 +54,394 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
         out,
         write,
     } = product;
-    let (inputs, outputs) = (weight.inputs, weight.outputs);
-    let rows = x.len() / inputs;
-    assert_eq!(x.len(), rows * inputs, "activations of {inputs} inputs");
-    assert_eq!(
-        out.len(),
-        rows * outputs,
-        "{rows} rows of {outputs} outputs"
-    );
-    assert!(
-        bias.is_none_or(|b| b.len() == outputs),
-        "bias of {outputs} outputs"
-    );
+    packed.pack(pool, isa, weight.format, x, weight.inputs);
+    let rows = packed.rows();
     if rows == 0 {
         return;
     }
-    let even = outputs
-        .div_ceil(4 * pool.n_threads())
-        .next_multiple_of(COLUMN_STEP);
-    let item_columns = even.min(MAX_ITEM_COLUMNS);
+    let columns = match write {
+        Write::Store | Write::Add => weight.outputs,
+        Write::GatedSilu => weight.outputs / 2,
+    };
+    assert_eq!(out.len(), rows * columns, "{rows} rows of {columns}");
+    assert!(
+        bias.is_none_or(|b| b.len() == weight.outputs),
+        "bias of {} outputs",
+        weight.outputs
+    );
+    let panels = match write {
+        Write::Store | Write::Add => weight.panels().len(),
+        Write::GatedSilu => weight.panels().len() / 2,
+    };
+    let stride = item_panels(weight, panels, rows, pool.n_threads());
+    let cost = rows * weight.inputs * weight.outputs;
     let out = Shared::new(out);
-    with_elements!(&weight.data, data => {
-        assert_eq!(data.len(), outputs * inputs, "weights of {outputs} outputs, {inputs} inputs");
-        let cost = rows * inputs * outputs;
-        pool.for_each(outputs.div_ceil(item_columns), cost, &|item| {
-            let first = item * item_columns;
-            let columns = item_columns.min(outputs - first);
-            dispatch(isa, Columns { x, rows, inputs, weight: data, bias, out, outputs, first, columns, write });
-        });
+    let packed = &*packed;
+    pool.for_each(panels.div_ceil(stride), cost, &|item| {
+        let panels = item * stride..panels.min((item + 1) * stride);
+        dispatch(
+            isa,
+            Item {
+                packed,
+                weight,
+                bias,
+                out,
+                columns,
+                write,
+                panels,
+            },
+        );
     });
 }
 
-/// All rows of some columns of a product.
-struct Columns<'a, E> {
-    x: &'a [f32],
-    rows: usize,
-    inputs: usize,
-    weight: &'a [E],
-    bias: Option<&'a [f32]>,
-    out: Shared<'a, f32>,
-    outputs: usize,
-    first: usize,
-    columns: usize,
-    write: Write,
+/// Number of panels in an item.
+fn item_panels(weight: &Matrix, panels: usize, rows: usize, threads: usize) -> usize {
+    let even = panels.div_ceil(4 * threads).max(1);
+    match rows {
+        1 => even.min((STREAM_BYTES / (4 * weight.panel_words())).max(1)),
+        _ => even.min(MAX_PANELS),
+    }
 }
 
-impl<E: Element> Kernel for Columns<'_, E> {
+/// All rows of some panels of a product.
+struct Item<'a> {
+    packed: &'a PackedRows,
+    weight: &'a Matrix,
+    bias: Option<&'a [f32]>,
+    out: Shared<'a, f32>,
+    /// Values in a row of `out`.
+    columns: usize,
+    write: Write,
+    panels: std::ops::Range<usize>,
+}
+
+impl Kernel for Item<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        // Few rows wait for memory, which one stream reads at twice the speed of several. Many rows wait for
-        // arithmetic: accumulators, a row of activations and a few weights fill the registers.
-        match (S::REGISTERS, self.rows) {
-            (1, ..=4) => self.blocks::<S, 4, 1>(),
-            (1, _) => self.blocks::<S, 6, 4>(),
-            (2, ..=2) => self.blocks::<S, 2, 1>(),
-            (2, _) => self.blocks::<S, 3, 2>(),
-            (_, 1) => self.blocks::<S, 1, 1>(),
-            _ => self.blocks::<S, 1, 2>(),
+        // One row waits for memory, which one stream reads faster than three.
+        let many = S::REGISTERS == 1 && self.packed.rows() > 1;
+        let mut panel = self.panels.start;
+        while panel < self.panels.end {
+            let n = match many && self.panels.end - panel >= MAX_PANELS {
+                true => MAX_PANELS,
+                false => 1,
+            };
+            for group in 0..self.packed.n_groups() {
+                self.group::<S>(group, panel, n);
+            }
+            panel += n;
         }
     }
 }
 
-impl<E: Element> Columns<'_, E> {
+impl Item<'_> {
     #[inline(always)]
-    fn blocks<S: Lanes, const M: usize, const N: usize>(&self) {
-        let chunk_rows = (ROW_CHUNK_BYTES / (self.inputs * 4) / M).max(1) * M;
-        let end = self.first + self.columns;
-        for first_row in (0..self.rows).step_by(chunk_rows) {
-            let rows = first_row..self.rows.min(first_row + chunk_rows);
-            let mut column = self.first;
-            while column + N <= end {
-                let mut row = rows.start;
-                while row + M <= rows.end {
-                    self.tile::<S, M, N>(row, column);
-                    row += M;
+    fn group<S: Lanes>(&self, group: usize, panel: usize, n: usize) {
+        let (rows, words) = self.packed.group(group);
+        let mut sums: Sums = [[0.0; MAX_PANELS * PANEL]; MAX_ROWS];
+        self.tile::<S>(rows.len(), words, panel, n, &mut sums);
+        if self.write == Write::GatedSilu {
+            let half = self.weight.panels().len() / 2;
+            let mut up: Sums = [[0.0; MAX_PANELS * PANEL]; MAX_ROWS];
+            self.tile::<S>(rows.len(), words, half + panel, n, &mut up);
+            for (m, row) in rows.enumerate() {
+                for n in 0..n {
+                    let gate = self.biased::<S>(&sums[m], n, panel);
+                    let up = self.biased::<S>(&up[m], n, half + panel);
+                    // SAFETY: lane arithmetic; `dispatch` detected the instruction set.
+                    let value = unsafe { S::mul(silu::<S>(gate), up) };
+                    self.write::<S>(row, self.weight.panels()[panel + n], value);
                 }
-                match rows.end - row {
-                    0 => {}
-                    1 if M > 1 => self.tile::<S, 1, N>(row, column),
-                    2 if M > 2 => self.tile::<S, 2, N>(row, column),
-                    3 if M > 3 => self.tile::<S, 3, N>(row, column),
-                    4 if M > 4 => self.tile::<S, 4, N>(row, column),
-                    5 if M > 5 => self.tile::<S, 5, N>(row, column),
-                    _ => unreachable!("fewer than M rows are left"),
-                }
-                column += N;
             }
-            for column in column..end {
-                for row in rows.clone() {
-                    self.tile::<S, 1, 1>(row, column);
-                }
+            return;
+        }
+        for (m, row) in rows.enumerate() {
+            for n in 0..n {
+                let value = self.biased::<S>(&sums[m], n, panel);
+                self.write::<S>(row, self.weight.panels()[panel + n], value);
             }
         }
     }
 
     #[inline(always)]
-    fn tile<S: Lanes, const M: usize, const N: usize>(&self, row: usize, column: usize) {
-        let k = self.inputs;
-        let x = &self.x[row * k..(row + M) * k];
-        let weight = &self.weight[column * k..(column + N) * k];
-        // SAFETY: the slices hold M and N rows of k values; `dispatch` detected the instruction set.
-        let sums = unsafe { dot_tile::<S, E, M, N>(x.as_ptr(), weight.as_ptr(), k) };
-        for (m, sums) in sums.iter().enumerate() {
-            for (n, sum) in sums.iter().enumerate() {
-                let value = sum + self.bias.map_or(0.0, |bias| bias[column + n]);
-                let out = self.out.at((row + m) * self.outputs + column + n);
-                // SAFETY: no other item writes these columns.
-                unsafe {
-                    match self.write {
-                        Write::Store => *out = value,
-                        Write::Add => *out += value,
-                    }
+    fn tile<S: Lanes>(&self, m: usize, words: &[u32], panel: usize, n: usize, sums: &mut Sums) {
+        match self.weight.format {
+            Format::F32 => self.by_rows::<S, PlainTile<tile::F32>>(m, words, panel, n, sums),
+            Format::F16 => self.by_rows::<S, PlainTile<tile::F16>>(m, words, panel, n, sums),
+            Format::Bf16 => self.by_rows::<S, PlainTile<tile::Bf16>>(m, words, panel, n, sums),
+            Format::Int8 => self.by_rows::<S, Int8Tile>(m, words, panel, n, sums),
+        }
+    }
+
+    #[inline(always)]
+    fn by_rows<S: Lanes, T: Tile>(
+        &self,
+        m: usize,
+        words: &[u32],
+        panel: usize,
+        n: usize,
+        sums: &mut Sums,
+    ) {
+        let max = tile::max_rows::<S>();
+        match m {
+            1 => self.by_panels::<S, T, 1>(words, panel, n, sums),
+            2 => self.by_panels::<S, T, 2>(words, panel, n, sums),
+            3 if max >= 3 => self.by_panels::<S, T, 3>(words, panel, n, sums),
+            4 if max >= 4 => self.by_panels::<S, T, 4>(words, panel, n, sums),
+            5 if max >= 5 => self.by_panels::<S, T, 5>(words, panel, n, sums),
+            6 if max >= 6 => self.by_panels::<S, T, 6>(words, panel, n, sums),
+            7 if max >= 7 => self.by_panels::<S, T, 7>(words, panel, n, sums),
+            8 if max >= 8 => self.by_panels::<S, T, 8>(words, panel, n, sums),
+            _ => unreachable!("a group has 1 to {max} rows, not {m}"),
+        }
+    }
+
+    #[inline(always)]
+    fn by_panels<S: Lanes, T: Tile, const M: usize>(
+        &self,
+        words: &[u32],
+        panel: usize,
+        n: usize,
+        sums: &mut Sums,
+    ) {
+        let size = self.weight.panel_words();
+        let weights = &self.weight.words()[panel * size..(panel + n) * size];
+        let inputs = self.weight.inputs;
+        assert_eq!(words.len(), M * self.weight.format.row_words(inputs));
+        let start = weights.as_ptr();
+        // SAFETY: the slices hold M rows and n panels of `inputs` inputs; `dispatch` detected the instruction set.
+        unsafe {
+            match n {
+                1 => T::run::<S, M, 1>(words.as_ptr(), [start], inputs, sums),
+                MAX_PANELS if S::REGISTERS == 1 => {
+                    let panels = std::array::from_fn(|n| start.wrapping_add(n * size));
+                    T::run::<S, M, MAX_PANELS>(words.as_ptr(), panels, inputs, sums);
                 }
+                _ => unreachable!("tiles have one panel or {MAX_PANELS}"),
             }
+        }
+    }
+
+    /// The sums of panel `first + n`, with the bias added.
+    #[inline(always)]
+    fn biased<S: Lanes>(&self, sums: &[f32], n: usize, first: usize) -> S::V {
+        let Panel { first, len } = self.weight.panels()[first + n];
+        let sums = &sums[n * PANEL..(n + 1) * PANEL];
+        // SAFETY: `sums` holds sixteen values, `bias` as many as are loaded; `dispatch` detected the instruction set.
+        unsafe {
+            let value = S::load(sums.as_ptr());
+            match self.bias {
+                None => value,
+                Some(bias) => S::add(
+                    value,
+                    load_up_to::<S>(&bias[first as usize..][..len as usize]),
+                ),
+            }
+        }
+    }
+
+    /// Puts the values of a panel into a row of the output.
+    #[inline(always)]
+    fn write<S: Lanes>(&self, row: usize, panel: Panel, value: S::V) {
+        // SAFETY: no other item writes these columns.
+        let out = unsafe {
+            self.out.part(
+                row * self.columns + panel.first as usize,
+                panel.len as usize,
+            )
+        };
+        // SAFETY: `out` and `padded` hold the values that are read and written; `dispatch` detected the instruction set.
+        unsafe {
+            let value = match self.write {
+                Write::Store | Write::GatedSilu => value,
+                Write::Add => S::add(load_up_to::<S>(out), value),
+            };
+            if out.len() == LANES {
+                S::store(out.as_mut_ptr(), value);
+                return;
+            }
+            let mut padded = [0f32; LANES];
+            S::store(padded.as_mut_ptr(), value);
+            out.copy_from_slice(&padded[..out.len()]);
         }
     }
 }
 
-/// Dot products of M rows of `x` with N rows of `w`, all of `k` values and contiguous.
+/// Reads at most sixteen values; the other lanes are zero.
 ///
 /// # Safety
-/// `x` is valid for `M * k` values, `w` for `N * k`; the instruction set of `S` was detected.
+/// The instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn dot_tile<S: Lanes, E: Element, const M: usize, const N: usize>(
-    x: *const f32,
-    w: *const E,
-    k: usize,
-) -> [[f32; N]; M] {
-    // SAFETY: all offsets stay below M * k and N * k.
+unsafe fn load_up_to<S: Lanes>(values: &[f32]) -> S::V {
+    let mut padded = [0f32; LANES];
+    let values = match values.len() {
+        LANES => values,
+        len => {
+            padded[..len].copy_from_slice(values);
+            &padded
+        }
+    };
+    // SAFETY: both hold sixteen values.
+    unsafe { S::load(values.as_ptr()) }
+}
+
+/// `x / (1 + e^-x)`.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
+    // SAFETY: the caller's promise.
     unsafe {
-        // `wrapping_add`: plain offsets are checked in debug builds, at twice the price of the products.
-        let mut rows = [x; M];
-        for m in 1..M {
-            rows[m] = rows[m - 1].wrapping_add(k);
-        }
-        let mut columns = [w; N];
-        for n in 1..N {
-            columns[n] = columns[n - 1].wrapping_add(k);
-        }
-        let mut acc = [[S::splat(0.0); N]; M];
-        let whole = k / LANES * LANES;
-        for i in (0..whole).step_by(LANES) {
-            let mut weights = [S::splat(0.0); N];
-            for n in 0..N {
-                weights[n] = E::load::<S>(columns[n].wrapping_add(i));
-            }
-            for m in 0..M {
-                let row = S::load(rows[m].wrapping_add(i));
-                for n in 0..N {
-                    acc[m][n] = S::mul_add(row, weights[n], acc[m][n]);
-                }
-            }
-        }
-        if whole < k {
-            for m in 0..M {
-                let row = f32::load_part::<S>(rows[m].wrapping_add(whole), k - whole);
-                for n in 0..N {
-                    let weight = E::load_part::<S>(columns[n].wrapping_add(whole), k - whole);
-                    acc[m][n] = S::mul_add(row, weight, acc[m][n]);
-                }
-            }
-        }
-        let mut sums = [[0f32; N]; M];
-        for m in 0..M {
-            for n in 0..N {
-                sums[m][n] = S::sum(acc[m][n]);
-            }
-        }
-        sums
+        let e = S::exp(S::sub(S::splat(0.0), x));
+        S::div(x, S::add(S::splat(1.0), e))
     }
+}
+
+/// An inner loop, for any number of rows and panels.
+trait Tile {
+    /// # Safety
+    /// `rows` and `panels` are valid for `inputs` inputs; the instruction set of `S` was detected.
+    unsafe fn run<S: Lanes, const M: usize, const N: usize>(
+        rows: *const u32,
+        panels: [*const u32; N],
+        inputs: usize,
+        sums: &mut Sums,
+    );
+}
+
+struct PlainTile<F>(std::marker::PhantomData<F>);
+
+impl<F: FormatOf> Tile for PlainTile<F> {
+    #[inline(always)]
+    unsafe fn run<S: Lanes, const M: usize, const N: usize>(
+        rows: *const u32,
+        panels: [*const u32; N],
+        inputs: usize,
+        sums: &mut Sums,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { tile::plain::<S, F, M, N>(rows, panels, F::FORMAT.steps(inputs), sums) };
+    }
+}
+
+struct Int8Tile;
+
+impl Tile for Int8Tile {
+    #[inline(always)]
+    unsafe fn run<S: Lanes, const M: usize, const N: usize>(
+        rows: *const u32,
+        panels: [*const u32; N],
+        inputs: usize,
+        sums: &mut Sums,
+    ) {
+        let groups = inputs.div_ceil(super::format::INT8_GROUP);
+        // SAFETY: the caller's promise.
+        unsafe { tile::int8::<S, M, N>(rows, panels, groups, sums) };
+    }
+}
+
+trait FormatOf: Plain {
+    const FORMAT: Format;
+}
+
+impl FormatOf for tile::F32 {
+    const FORMAT: Format = Format::F32;
+}
+
+impl FormatOf for tile::F16 {
+    const FORMAT: Format = Format::F16;
+}
+
+impl FormatOf for tile::Bf16 {
+    const FORMAT: Format = Format::Bf16;
 }
 
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
+
+    use super::super::activations::quantise;
+    use super::super::format::INT8_GROUP;
     use super::*;
-    use crate::model::weights::Dtype;
+    use crate::model::weights::{Dtype, TensorView};
+
+    const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Int8];
 
     fn values(seed: u32, len: usize) -> Vec<f32> {
         let hash = |i: usize| (i as u32 ^ seed).wrapping_mul(0x9e37_79b9) >> 20;
         (0..len).map(|i| hash(i) as f32 / 2048.0 - 1.0).collect()
     }
 
-    fn weight(dtype: Dtype, outputs: usize, inputs: usize) -> Matrix {
-        let values = values(5, outputs * inputs);
-        let data = match dtype {
-            Dtype::F32 => Storage::F32(values),
-            Dtype::F16 => Storage::F16(values.into_iter().map(Element::narrow).collect()),
-            Dtype::BF16 => Storage::BF16(values.into_iter().map(Element::narrow).collect()),
-        };
-        Matrix {
-            data,
-            outputs,
-            inputs,
-        }
+    fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Matrix {
+        let mut pool = ThreadPool::new(2).expect("threads start");
+        let values: Vec<_> = parts.iter().map(|n| values(5, n * inputs)).collect();
+        let shapes: Vec<_> = parts.iter().map(|n| [*n, inputs]).collect();
+        let views = values
+            .iter()
+            .zip(&shapes)
+            .map(|(values, shape)| TensorView {
+                dtype: Dtype::F32,
+                shape,
+                bytes: bytemuck::cast_slice(values),
+            });
+        Matrix::pack(&mut pool, isa, format, &views.collect::<Vec<_>>())
     }
 
-    fn product(isa: Isa, threads: usize, x: &[f32], weight: &Matrix) -> Vec<f32> {
+    fn product(isa: Isa, threads: usize, x: &[f32], weight: &Matrix, write: Write) -> Vec<f32> {
         let mut pool = ThreadPool::new(threads).expect("threads start");
-        let mut out = vec![1.0; x.len() / weight.inputs * weight.outputs];
+        let columns = match write {
+            Write::GatedSilu => weight.outputs / 2,
+            Write::Store | Write::Add => weight.outputs,
+        };
+        let mut out = vec![1.0; x.len() / weight.inputs * columns];
         let bias = values(9, weight.outputs);
         let product = Product {
             x,
             weight,
             bias: Some(&bias),
             out: &mut out,
-            write: Write::Add,
+            write,
         };
-        matmul(&mut pool, isa, product);
+        matmul(&mut pool, isa, &mut PackedRows::default(), product);
         out
     }
 
+    /// What the kernels see of a row of activations.
+    fn as_packed(format: Format, x: &[f32]) -> Vec<f32> {
+        match format {
+            Format::F32 | Format::F16 => x.to_vec(),
+            Format::Bf16 => x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
+            Format::Int8 => x
+                .chunks(INT8_GROUP)
+                .flat_map(|chunk| {
+                    let mut padded = [0.0; INT8_GROUP];
+                    padded[..chunk.len()].copy_from_slice(chunk);
+                    let (scale, quantised) = quantise(&padded);
+                    let n = chunk.len();
+                    quantised
+                        .into_iter()
+                        .take(n)
+                        .map(move |q| scale * f32::from(q))
+                })
+                .collect(),
+        }
+    }
+
+    /// `x weight^T + bias` in f64, for a matrix of one part.
     fn naive(x: &[f32], weight: &Matrix) -> Vec<f64> {
         let bias = values(9, weight.outputs);
         let mut out = Vec::new();
+        let mut column = vec![0.0; weight.inputs];
         for row in x.chunks_exact(weight.inputs) {
+            let row = as_packed(weight.format, row);
             for (output, bias) in bias.iter().enumerate() {
-                let dot: f64 = with_elements!(&weight.data, data => {
-                    let weights = &data[output * weight.inputs..(output + 1) * weight.inputs];
-                    row.iter().zip(weights).map(|(x, w)| f64::from(*x) * f64::from(w.widen())).sum()
-                });
-                out.push(1.0 + f64::from(*bias) + dot);
+                weight.read_row(output, &mut column);
+                let products = row.iter().zip(&column);
+                let dot: f64 = products.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                out.push(f64::from(*bias) + dot);
             }
         }
         out
@@ -292,35 +449,92 @@ mod tests {
 
     #[test]
     fn rows_alone_and_together_give_the_same_bits_and_the_right_values() {
-        for isa in Isa::available() {
-            for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
-                for (rows, outputs, inputs) in [
-                    (1, 1, 1),
-                    (13, 37, 50),
-                    (6, 8, 64),
-                    (11, 130, 15),
-                    (70, 9, 1500),
-                ] {
-                    let weight = weight(dtype, outputs, inputs);
-                    let x = values(3, rows * inputs);
-                    let together = product(isa, 3, &x, &weight);
-                    let alone: Vec<f32> = x
-                        .chunks_exact(inputs)
-                        .flat_map(|row| product(isa, 1, row, &weight))
-                        .collect();
-                    assert_eq!(
-                        together, alone,
-                        "{isa:?} {dtype:?} {rows}x{outputs}x{inputs}"
-                    );
-                    for (got, expected) in together.iter().zip(naive(&x, &weight)) {
-                        let error = (f64::from(*got) - expected).abs();
+        for (isa, format) in isas_and_formats() {
+            for (rows, outputs, inputs) in [
+                (1, 1, 1),
+                (13, 37, 50),
+                (6, 8, 64),
+                (11, 130, 15),
+                (70, 9, 1500),
+            ] {
+                let weight = weight(isa, format, &[outputs], inputs);
+                let x = values(3, rows * inputs);
+                let together = product(isa, 3, &x, &weight, Write::Add);
+                let alone: Vec<f32> = x
+                    .chunks_exact(inputs)
+                    .flat_map(|row| product(isa, 1, row, &weight, Write::Add))
+                    .collect();
+                let case = format!("{isa:?} {format:?} {rows}x{outputs}x{inputs}");
+                assert_eq!(together, alone, "{case}");
+                for (got, expected) in together.iter().zip(naive(&x, &weight)) {
+                    let error = (f64::from(*got) - 1.0 - expected).abs();
+                    let bound = 1e-6 * inputs as f64 + 1e-6;
+                    assert!(error < bound, "{case}: {got} for {expected}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gates_let_their_halves_through() {
+        for (isa, format) in isas_and_formats() {
+            for (rows, width, inputs) in [(1, 5, 7), (9, 70, 130)] {
+                let weight = weight(isa, format, &[width, width], inputs);
+                let x = values(3, rows * inputs);
+                let both = product(isa, 2, &x, &weight, Write::Store);
+                let gated = product(isa, 2, &x, &weight, Write::GatedSilu);
+                for (row, gated) in both.chunks_exact(2 * width).zip(gated.chunks_exact(width)) {
+                    let (gates, ups) = row.split_at(width);
+                    for ((gate, up), got) in gates.iter().zip(ups).zip(gated) {
+                        let expected = gate / (1.0 + (-gate).exp()) * up;
+                        let error = (got - expected).abs();
                         assert!(
-                            error < 1e-6 * inputs as f64 + 1e-6,
-                            "{isa:?} {dtype:?}: {got} for {expected}"
+                            error <= 1e-6 * (1.0 + expected.abs()),
+                            "{isa:?} {format:?}: {got} for {expected}"
                         );
                     }
                 }
             }
         }
+    }
+
+    #[test]
+    fn packed_weights_are_the_stored_ones_as_the_format_rounds_them() {
+        for (isa, format) in isas_and_formats() {
+            let (outputs, inputs) = (21, 133);
+            let weight = weight(isa, format, &[outputs], inputs);
+            let stored = values(5, outputs * inputs);
+            let mut row = vec![0.0; inputs];
+            for (output, stored) in stored.chunks_exact(inputs).enumerate() {
+                weight.read_row(output, &mut row);
+                for (got, stored) in row.iter().zip(stored) {
+                    let right = match format {
+                        Format::F32 => *got == *stored,
+                        Format::F16 => *got == f16::from_f32(*stored).to_f32(),
+                        Format::Bf16 => *got == bf16::from_f32(*stored).to_f32(),
+                        Format::Int8 => (got - stored).abs() <= 0.5 / 127.0 + 1e-6,
+                    };
+                    assert!(right, "{isa:?} {format:?}: {got} for {stored}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_not_hidden_by_quantisation() {
+        for isa in Isa::available() {
+            let weight = weight(isa, Format::Int8, &[3], 200);
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut x = values(3, 200);
+                x[150] = bad;
+                let got = product(isa, 1, &x, &weight, Write::Store);
+                assert!(got.iter().all(|y| !y.is_finite()), "{isa:?} {bad}: {got:?}");
+            }
+        }
+    }
+
+    fn isas_and_formats() -> impl Iterator<Item = (Isa, Format)> {
+        let isas = Isa::available().into_iter();
+        isas.flat_map(|isa| FORMATS.map(|format| (isa, format)))
     }
 }

@@ -8,27 +8,34 @@
 // Index loops over constant bounds are what the tiles are made of.
 #![allow(clippy::needless_range_loop)]
 
+mod activations;
 mod attention;
 mod element;
+mod format;
 pub(crate) mod kv;
 mod matmul;
+mod matrix;
+mod memory;
 mod rowwise;
 mod simd;
 pub(crate) mod tensor;
 mod threads;
+mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use self::element::Storage;
+use self::activations::PackedRows;
+pub use self::format::Format;
 use self::kv::{KvPool, PageTable};
-use self::matmul::{Matrix, Product, Write, matmul};
+use self::matmul::{Product, Write, matmul};
+use self::matrix::Matrix;
 pub use self::simd::Isa;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::{Backend, HeadShape, Linear, QkvWeights};
 use crate::ids::RowId;
 use crate::model::rope::Rope;
-use crate::model::weights::{Dtype, TensorView};
+use crate::model::weights::{Dtype, Quantization, TensorView};
 
 /// The query tokens of one row in a step; they stand side by side, in ascending position.
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +103,8 @@ impl CpuBatch {
 pub struct CpuSizes {
     /// Element type of matrices and KV.
     pub dtype: Dtype,
+    /// What matrices are quantised to when they are loaded.
+    pub quantization: Option<Quantization>,
     /// Threads that compute, the caller's among them.
     pub threads: usize,
     /// Instruction set.
@@ -116,8 +125,9 @@ pub struct CpuSizes {
 pub struct CpuBackend {
     pool: ThreadPool,
     isa: Isa,
-    dtype: Dtype,
+    format: Format,
     scratch: Scratch,
+    packed: PackedRows,
     kv: KvPool,
     table: PageTable,
 }
@@ -132,8 +142,9 @@ impl CpuBackend {
         Ok(Self {
             pool: ThreadPool::new(sizes.threads)?,
             isa: sizes.isa,
-            dtype: sizes.dtype,
+            format: Format::new(sizes.dtype, sizes.quantization),
             scratch: Scratch::default(),
+            packed: PackedRows::default(),
             kv: KvPool::new(sizes.dtype, sizes.n_layers, n_slots, sizes.kv_width),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
         })
@@ -176,7 +187,7 @@ impl CpuBackend {
             out: out.values_mut(),
             write,
         };
-        matmul(&mut self.pool, self.isa, product);
+        matmul(&mut self.pool, self.isa, &mut self.packed, product);
     }
 }
 
@@ -188,17 +199,7 @@ impl Backend for CpuBackend {
     type Batch = CpuBatch;
 
     fn matrix(&mut self, parts: &[TensorView<'_>]) -> Matrix {
-        let inputs = parts[0].shape[1];
-        assert!(
-            parts.iter().all(|part| part.shape[1] == inputs),
-            "stacked matrices have equal width"
-        );
-        let outputs = parts.iter().map(|part| part.shape[0]).sum();
-        Matrix {
-            data: Storage::gather(self.dtype, parts),
-            outputs,
-            inputs,
-        }
+        Matrix::pack(&mut self.pool, self.isa, self.format, parts)
     }
 
     fn vector(&mut self, parts: &[TensorView<'_>]) -> Vec<f32> {
@@ -210,7 +211,8 @@ impl Backend for CpuBackend {
     }
 
     fn embed(&mut self, table: &Matrix, batch: &CpuBatch) -> Tensor {
-        rowwise::embed(&self.scratch, table, &batch.tokens)
+        let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
+        rowwise::embed(&mut self.pool, table, &batch.tokens, out)
     }
 
     fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
@@ -257,9 +259,15 @@ impl Backend for CpuBackend {
     }
 
     fn gated_silu(&mut self, x: &Tensor, gate_up: &Linear<Self>) -> Tensor {
-        let both = self.multiply(x, gate_up);
-        let out = self.scratch.tensor(x.rows(), gate_up.weight.outputs / 2);
-        rowwise::gated_silu(&mut self.pool, self.isa, &both, out)
+        let mut out = self.scratch.tensor(x.rows(), gate_up.weight.outputs / 2);
+        self.product(
+            x,
+            &gate_up.weight,
+            gate_up.bias.as_deref(),
+            &mut out,
+            Write::GatedSilu,
+        );
+        out
     }
 
     fn project_add(&mut self, residual: &mut Tensor, x: &Tensor, linear: &Linear<Self>) {

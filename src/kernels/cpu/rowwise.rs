@@ -1,9 +1,9 @@
 //! Kernels that treat each token's row by itself: embedding, norms, rotation, KV store, activation.
 
 use super::element::{Element, Storage, with_elements};
-use super::matmul::Matrix;
+use super::matrix::Matrix;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
-use super::tensor::{Scratch, Shared, Tensor};
+use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 use crate::kernels::HeadShape;
 use crate::model::rope::Rope;
@@ -23,16 +23,13 @@ fn for_rows(pool: &mut ThreadPool, rows: usize, width: usize, row: impl Fn(usize
 }
 
 /// Copies the rows of `table` that `tokens` name.
-pub fn embed(scratch: &Scratch, table: &Matrix, tokens: &[u32]) -> Tensor {
+pub fn embed(pool: &mut ThreadPool, table: &Matrix, tokens: &[u32], mut out: Tensor) -> Tensor {
     let width = table.inputs;
-    let mut out = scratch.tensor(tokens.len(), width);
-    with_elements!(&table.data, data => {
-        for (row, &token) in tokens.iter().enumerate() {
-            let source = &data[token as usize * width..(token as usize + 1) * width];
-            for (out, value) in out.row_mut(row).iter_mut().zip(source) {
-                *out = value.widen();
-            }
-        }
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, tokens.len(), width, |row| {
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(row * width, width) };
+        table.read_row(tokens[row] as usize, out);
     });
     out
 }
@@ -222,54 +219,6 @@ impl Kernel for RotateHeads<'_> {
                 low[i] = a * cos[i] - b * sin[i];
                 high[i] = b * cos[i] + a * sin[i];
             }
-        }
-    }
-}
-
-/// `silu(gate) * up` for rows of gate and up side by side.
-///
-/// # Shapes
-/// `gate_up: [n_tokens, 2 * width]`, `out: [n_tokens, width]`.
-pub fn gated_silu(pool: &mut ThreadPool, isa: Isa, gate_up: &Tensor, mut out: Tensor) -> Tensor {
-    let (rows, width) = (out.rows(), out.width());
-    assert_eq!(gate_up.width(), 2 * width, "gate and up of {width}");
-    let shared = Shared::new(out.values_mut());
-    for_rows(pool, rows, width, |row| {
-        let (gate, up) = gate_up.row(row).split_at(width);
-        // SAFETY: each row is written by one item.
-        let out = unsafe { shared.part(row * width, width) };
-        dispatch(isa, GateRow { gate, up, out });
-    });
-    out
-}
-
-struct GateRow<'a> {
-    gate: &'a [f32],
-    up: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Kernel for GateRow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Lanes>(self) {
-        for ((gate, up), out) in self
-            .gate
-            .chunks(LANES)
-            .zip(self.up.chunks(LANES))
-            .zip(self.out.chunks_mut(LANES))
-        {
-            let mut padded = [0f32; LANES];
-            // SAFETY: chunks hold at most sixteen values, `padded` exactly; `dispatch` detected the instruction set.
-            unsafe {
-                let g = f32::load_part::<S>(gate.as_ptr(), gate.len());
-                let u = f32::load_part::<S>(up.as_ptr(), up.len());
-                let e = S::exp(S::sub(S::splat(0.0), g));
-                let silu = S::div(g, S::add(S::splat(1.0), e));
-                S::store(padded.as_mut_ptr(), S::mul(silu, u));
-            }
-            out.copy_from_slice(&padded[..out.len()]);
         }
     }
 }

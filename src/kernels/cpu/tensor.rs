@@ -126,19 +126,4 @@ impl<'a, T> Shared<'a, T> {
         // SAFETY: in bounds by the line above, disjoint by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
-
-    /// Returns the address of an element, for kernels that write single elements of interleaved parts.
-    ///
-    /// # Panics
-    /// If the index is beyond the slice.
-    #[inline(always)]
-    pub fn at(&self, index: usize) -> *mut T {
-        assert!(
-            index < self.len,
-            "element {index} of a slice of {}",
-            self.len
-        );
-        // SAFETY: in bounds by the line above.
-        unsafe { self.start.add(index) }
-    }
 }

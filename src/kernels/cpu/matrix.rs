@@ -1,0 +1,288 @@
+//! Weight matrices, packed into panels when they are loaded.
+
+use half::{bf16, f16};
+
+use super::activations::quantise;
+use super::element::Element;
+use super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL};
+use super::memory::Words;
+use super::simd::{Isa, Kernel, Lanes, dispatch};
+use super::tensor::Shared;
+use super::threads::ThreadPool;
+use crate::model::weights::{Dtype, TensorView};
+
+/// Multiply-adds that packing a weight costs about.
+const WEIGHT_COST: usize = 4;
+/// Inputs that are converted at once, through f32.
+const CHUNK: usize = INT8_GROUP;
+
+/// A weight matrix `[outputs, inputs]` in panels. Each stacked part begins with a panel of its own.
+pub struct Matrix {
+    /// Number of outputs.
+    pub outputs: usize,
+    /// Number of inputs.
+    pub inputs: usize,
+    /// How it is encoded.
+    pub format: Format,
+    words: Words,
+    panels: Vec<Panel>,
+}
+
+/// Which outputs a panel holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Panel {
+    /// Its first output.
+    pub first: u32,
+    /// How many of its lanes are outputs.
+    pub len: u32,
+}
+
+impl Matrix {
+    /// Packs tensors of equal width, stacked in order, on all threads.
+    ///
+    /// # Panics
+    /// If the widths differ.
+    pub fn pack(pool: &mut ThreadPool, isa: Isa, format: Format, parts: &[TensorView<'_>]) -> Self {
+        let inputs = parts[0].shape[1];
+        assert!(
+            parts.iter().all(|part| part.shape[1] == inputs),
+            "stacked matrices have equal width"
+        );
+        let mut panels = Vec::new();
+        // For each panel its part and the first row there.
+        let mut sources = Vec::new();
+        let mut outputs = 0;
+        for part in parts {
+            let rows = part.shape[0];
+            for first in (0..rows).step_by(PANEL) {
+                panels.push(Panel {
+                    first: (outputs + first) as u32,
+                    len: PANEL.min(rows - first) as u32,
+                });
+                sources.push((part, first));
+            }
+            outputs += rows;
+        }
+        let panel_words = format.panel_words(inputs);
+        let mut words = Words::zeroed(panels.len() * panel_words);
+        let shared = Shared::new(words.as_mut_slice());
+        pool.for_each(panels.len(), outputs * inputs * WEIGHT_COST, &|index| {
+            // SAFETY: each panel is written by one item.
+            let out = unsafe { shared.part(index * panel_words, panel_words) };
+            let (part, first) = sources[index];
+            let row_bytes = inputs * part.dtype.bytes();
+            let rows = first * row_bytes..(first + panels[index].len as usize) * row_bytes;
+            let source = Source {
+                dtype: part.dtype,
+                rows: &part.bytes[rows],
+                row_bytes,
+                inputs,
+            };
+            dispatch(
+                isa,
+                PackPanel {
+                    format,
+                    source,
+                    out,
+                },
+            );
+        });
+        Self {
+            outputs,
+            inputs,
+            format,
+            words,
+            panels,
+        }
+    }
+
+    /// Which outputs each panel holds.
+    pub fn panels(&self) -> &[Panel] {
+        &self.panels
+    }
+
+    /// Words of a panel.
+    pub fn panel_words(&self) -> usize {
+        self.format.panel_words(self.inputs)
+    }
+
+    /// The panels' words, one after the other.
+    pub fn words(&self) -> &[u32] {
+        self.words.as_slice()
+    }
+
+    /// Reads the weights of one output of a matrix of one part, an embedding.
+    ///
+    /// # Panics
+    /// If `output` is beyond the outputs, or `out` not as long as the inputs.
+    pub fn read_row(&self, output: usize, out: &mut [f32]) {
+        assert!(output < self.outputs, "row {output} of {}", self.outputs);
+        assert_eq!(out.len(), self.inputs, "a row of {}", self.inputs);
+        let panel_words = self.panel_words();
+        let panel = &self.words()[output / PANEL * panel_words..][..panel_words];
+        let lane = output % PANEL;
+        match self.format {
+            Format::F32 => {
+                for (out, step) in out.iter_mut().zip(panel.chunks_exact(PANEL)) {
+                    *out = f32::from_bits(step[lane]);
+                }
+            }
+            Format::F16 => {
+                for (out, step) in out.iter_mut().zip(panel.chunks_exact(PANEL / 2)) {
+                    let bits = (step[lane / 2] >> (16 * (lane % 2))) as u16;
+                    *out = f16::from_bits(bits).to_f32();
+                }
+            }
+            Format::Bf16 => {
+                for (out, step) in out.chunks_mut(2).zip(panel.chunks_exact(PANEL)) {
+                    let pair = [step[lane] << 16, step[lane] & 0xffff_0000];
+                    for (out, bits) in out.iter_mut().zip(pair) {
+                        *out = f32::from_bits(bits);
+                    }
+                }
+            }
+            Format::Int8 => {
+                let groups = panel.chunks_exact((INT8_STEPS + 1) * PANEL);
+                for (out, group) in out.chunks_mut(INT8_GROUP).zip(groups) {
+                    let scale = f32::from_bits(group[lane]);
+                    for (i, out) in out.iter_mut().enumerate() {
+                        let word = group[(i / 4 + 1) * PANEL + lane];
+                        let byte = (word >> (8 * (i % 4))) as u8;
+                        *out = scale * (f32::from(byte) - 128.0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rows of a stored tensor, at most sixteen.
+struct Source<'a> {
+    dtype: Dtype,
+    rows: &'a [u8],
+    row_bytes: usize,
+    inputs: usize,
+}
+
+impl Source<'_> {
+    fn n_rows(&self) -> usize {
+        self.rows.len() / self.row_bytes
+    }
+
+    /// Widens the inputs from `first` on, as many as there are up to [`CHUNK`]; zeros behind them.
+    #[inline(always)]
+    fn widen(&self, row: usize, first: usize, out: &mut [f32; CHUNK]) {
+        let width = self.dtype.bytes();
+        let end = self.inputs.min(first + CHUNK);
+        let bytes = &self.rows[row * self.row_bytes..][first * width..end * width];
+        let n = end - first;
+        out[n..].fill(0.0);
+        let pairs = bytes
+            .chunks_exact(2)
+            .map(|b| u16::from_le_bytes([b[0], b[1]]));
+        match self.dtype {
+            Dtype::F32 => {
+                let words = bytes.chunks_exact(4);
+                let values = words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
+            }
+            Dtype::BF16 => {
+                let values = pairs.map(|bits| f32::from_bits(u32::from(bits) << 16));
+                out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
+            }
+            Dtype::F16 => {
+                let values = pairs.map(|bits| f16::from_bits(bits).to_f32());
+                out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
+            }
+        }
+    }
+}
+
+/// One panel to pack.
+struct PackPanel<'a> {
+    format: Format,
+    source: Source<'a>,
+    out: &'a mut [u32],
+}
+
+impl Kernel for PackPanel<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let whole_words = match (self.format, self.source.dtype) {
+            (Format::F32, Dtype::F32) => true,
+            (Format::Bf16, Dtype::BF16) => self.source.inputs % 2 == 0,
+            _ => false,
+        };
+        match whole_words {
+            true => self.transpose_words(),
+            false => self.convert(),
+        }
+    }
+}
+
+impl PackPanel<'_> {
+    /// Word `s` of row `r` goes to lane `r` of step `s`.
+    #[inline(always)]
+    fn transpose_words(self) {
+        let rows: Vec<&[u8]> = self
+            .source
+            .rows
+            .chunks_exact(self.source.row_bytes)
+            .collect();
+        for (block, out) in self.out.chunks_mut(PANEL * PANEL).enumerate() {
+            for (lane, row) in rows.iter().enumerate() {
+                let words = row[block * PANEL * 4..].chunks_exact(4);
+                for (out, word) in out.chunks_exact_mut(PANEL).zip(words) {
+                    out[lane] = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                }
+            }
+        }
+    }
+
+    /// Goes through f32.
+    #[inline(always)]
+    fn convert(self) {
+        let mut chunk = [0f32; CHUNK];
+        let chunk_words = self.format.panel_words(CHUNK);
+        for (index, out) in self.out.chunks_mut(chunk_words).enumerate() {
+            for lane in 0..self.source.n_rows() {
+                self.source.widen(lane, index * CHUNK, &mut chunk);
+                encode(self.format, &chunk, lane, out);
+            }
+        }
+    }
+}
+
+/// Writes the chunk of one output into its lane, as many steps as `out` has.
+#[inline(always)]
+fn encode(format: Format, chunk: &[f32; CHUNK], lane: usize, out: &mut [u32]) {
+    match format {
+        Format::F32 => {
+            for (out, x) in out.chunks_exact_mut(PANEL).zip(chunk) {
+                out[lane] = x.to_bits();
+            }
+        }
+        Format::F16 => {
+            for (out, x) in out.chunks_exact_mut(PANEL / 2).zip(chunk) {
+                out[lane / 2] |= u32::from(f16::narrow(*x).to_bits()) << (16 * (lane % 2));
+            }
+        }
+        Format::Bf16 => {
+            for (out, x) in out.chunks_exact_mut(PANEL).zip(chunk.chunks_exact(2)) {
+                let (low, high) = (bf16::narrow(x[0]), bf16::narrow(x[1]));
+                out[lane] = u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
+            }
+        }
+        Format::Int8 => {
+            let (scale, quantised) = quantise(chunk);
+            out[lane] = scale.to_bits();
+            let steps = out[PANEL..].chunks_exact_mut(PANEL);
+            for (out, quad) in steps.zip(quantised.chunks_exact(4)) {
+                let byte = |i: usize| (quad[i] as u8) ^ 0x80;
+                out[lane] = u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)]);
+            }
+        }
+    }
+}

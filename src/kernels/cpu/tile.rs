@@ -1,0 +1,195 @@
+//! The inner loops of a product: some rows of activations against some panels of weights.
+//!
+//! Every output is one chain of sums in ascending input order that begins at zero, in a lane of its own: its bits do
+//! not depend on which rows and panels stand beside it.
+
+use half::f16;
+
+use super::format::{INT8_STEPS, PANEL};
+use super::simd::Lanes;
+
+/// Most rows in a tile.
+pub const MAX_ROWS: usize = 8;
+/// Most panels in a tile. Eight rows by three panels keep 24 of 32 registers for sums and reuse what they load
+/// enough to multiply in every cycle.
+pub const MAX_PANELS: usize = 3;
+
+/// Sums of a tile: for each row those of up to [`MAX_PANELS`] panels.
+pub type Sums = [[f32; MAX_PANELS * PANEL]; MAX_ROWS];
+
+/// Most rows of a group with the registers of `S`.
+pub fn max_rows<S: Lanes>() -> usize {
+    match S::REGISTERS {
+        1 => MAX_ROWS,
+        2 => 4,
+        _ => 2,
+    }
+}
+
+/// A format without headers.
+pub trait Plain: 'static {
+    /// Words of a panel's step.
+    const STEP_WORDS: usize;
+    /// A panel's step in registers.
+    type Step<S: Lanes>: Copy;
+
+    /// Reads a step.
+    ///
+    /// # Safety
+    /// `p` is valid for a step; the instruction set of `S` was detected.
+    unsafe fn load<S: Lanes>(p: *const u32) -> Self::Step<S>;
+
+    /// Adds the products of a row's word with a step.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    unsafe fn product<S: Lanes>(acc: S::V, row: u32, step: Self::Step<S>) -> S::V;
+}
+
+/// f32 weights and activations.
+pub struct F32;
+/// f16 weights, f32 activations.
+pub struct F16;
+/// bf16 weights and activations, in pairs.
+pub struct Bf16;
+
+impl Plain for F32 {
+    const STEP_WORDS: usize = PANEL;
+    type Step<S: Lanes> = S::V;
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(p: *const u32) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn product<S: Lanes>(acc: S::V, row: u32, step: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::mul_add(S::splat(f32::from_bits(row)), step, acc) }
+    }
+}
+
+impl Plain for F16 {
+    const STEP_WORDS: usize = PANEL / 2;
+    type Step<S: Lanes> = S::V;
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(p: *const u32) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_f16(p.cast::<f16>()) }
+    }
+
+    #[inline(always)]
+    unsafe fn product<S: Lanes>(acc: S::V, row: u32, step: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::mul_add(S::splat(f32::from_bits(row)), step, acc) }
+    }
+}
+
+impl Plain for Bf16 {
+    const STEP_WORDS: usize = PANEL;
+    type Step<S: Lanes> = S::W;
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(p: *const u32) -> S::W {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_words(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn product<S: Lanes>(acc: S::V, row: u32, step: S::W) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::dot_pairs(acc, S::splat_word(row), step) }
+    }
+}
+
+/// Multiplies `M` rows with `N` panels into `sums`.
+///
+/// # Safety
+/// `rows` is valid for `steps * M` words, each panel for `steps` steps; the instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn plain<S: Lanes, F: Plain, const M: usize, const N: usize>(
+    rows: *const u32,
+    panels: [*const u32; N],
+    steps: usize,
+    sums: &mut Sums,
+) {
+    // SAFETY: all offsets stay within what the caller promised.
+    unsafe {
+        let mut acc = [[S::splat(0.0); N]; M];
+        // `wrapping_add`: plain offsets are checked in debug builds, at twice the price of the products.
+        for step in 0..steps {
+            let row = rows.wrapping_add(step * M);
+            let weights: [F::Step<S>; N] =
+                std::array::from_fn(|n| F::load::<S>(panels[n].wrapping_add(step * F::STEP_WORDS)));
+            for m in 0..M {
+                let word = super::simd::read::<u32, u32>(row.wrapping_add(m));
+                for n in 0..N {
+                    acc[m][n] = F::product::<S>(acc[m][n], word, weights[n]);
+                }
+            }
+        }
+        for m in 0..M {
+            for n in 0..N {
+                S::store(sums[m].as_mut_ptr().wrapping_add(n * PANEL), acc[m][n]);
+            }
+        }
+    }
+}
+
+/// Multiplies `M` quantised rows with `N` quantised panels into `sums`.
+///
+/// The integer sums of a group of inputs are exact; they are scaled and added in ascending group order.
+///
+/// # Safety
+/// `rows` and the panels are valid for `groups` whole groups; the instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
+    rows: *const u32,
+    panels: [*const u32; N],
+    groups: usize,
+    sums: &mut Sums,
+) {
+    let read = |p: *const u32| -> u32 {
+        // SAFETY: within what the caller promised.
+        unsafe { super::simd::read(p) }
+    };
+    // SAFETY: all offsets stay within what the caller promised.
+    unsafe {
+        for m in 0..M {
+            sums[m] = [0.0; MAX_PANELS * PANEL];
+        }
+        for group in 0..groups {
+            let scales = rows.wrapping_add(group * (INT8_STEPS + 2) * M);
+            let corrections = scales.wrapping_add(M);
+            let words = corrections.wrapping_add(M);
+            let panel: [*const u32; N] =
+                std::array::from_fn(|n| panels[n].wrapping_add(group * (INT8_STEPS + 1) * PANEL));
+            let mut acc: [[S::W; N]; M] =
+                std::array::from_fn(|m| [S::splat_word(read(corrections.wrapping_add(m))); N]);
+            for step in 0..INT8_STEPS {
+                let weights: [S::W; N] = std::array::from_fn(|n| {
+                    S::load_words(panel[n].wrapping_add((step + 1) * PANEL))
+                });
+                for m in 0..M {
+                    let word = S::splat_word(read(words.wrapping_add(step * M + m)));
+                    for n in 0..N {
+                        acc[m][n] = S::dot_quads(acc[m][n], word, weights[n]);
+                    }
+                }
+            }
+            for m in 0..M {
+                let row_scale = S::splat(f32::from_bits(read(scales.wrapping_add(m))));
+                for n in 0..N {
+                    let scale = S::mul(S::load(panel[n].cast()), row_scale);
+                    let sum = sums[m].as_mut_ptr().wrapping_add(n * PANEL);
+                    S::store(
+                        sum,
+                        S::mul_add(S::words_to_f32(acc[m][n]), scale, S::load(sum)),
+                    );
+                }
+            }
+        }
+    }
+}
