@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
+use crate::model::weights::Quantization;
 use crate::state::eviction::EvictionPolicy;
 use crate::state::pages::PageSize;
 use crate::state::policy::schedule_policy;
@@ -25,6 +26,8 @@ pub struct EngineConfig {
     pub served_model_name: Option<String>,
     /// Storage of weights and KV.
     pub dtype: Dtype,
+    /// What matrices are quantised to when they are loaded; as stored when absent.
+    pub quantization: Option<Quantization>,
     /// Where to compute.
     pub device: Device,
     /// Compute threads; 0 takes one a core.
@@ -73,6 +76,7 @@ impl Default for EngineConfig {
             model_path: PathBuf::new(),
             served_model_name: None,
             dtype: Dtype::Auto,
+            quantization: None,
             device: Device::Auto,
             threads: 0,
             page_size: 1,

@@ -8,6 +8,7 @@ use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args};
 use serde::Serialize;
 
+const QUANTIZATIONS: [&str; 1] = ["int8"];
 const DTYPES: [&str; 4] = ["auto", "float32", "float16", "bfloat16"];
 const DEVICES: [&str; 2] = ["auto", "cpu"];
 
@@ -75,6 +76,9 @@ pub struct EngineFlags {
     /// Storage of weights and KV; auto takes what the weights are stored in
     #[arg(long, value_parser = DTYPES, help_heading = "Model")]
     pub dtype: Option<String>,
+    /// Quantise matrices when they are loaded: a quarter of f32's memory, half of bfloat16's, and less precise
+    #[arg(long, value_parser = QUANTIZATIONS, help_heading = "Model")]
+    pub quantization: Option<String>,
     /// Where to compute
     #[arg(long, value_parser = DEVICES, help_heading = "Model")]
     pub device: Option<String>,

@@ -5,7 +5,7 @@ use std::thread::available_parallelism;
 
 use clap::Args;
 use souffleur::model::logits::{LogitsRequest, write_logits};
-use souffleur::model::weights::Dtype;
+use souffleur::model::weights::{Dtype, Quantization};
 
 use super::{Failure, bundled};
 
@@ -18,6 +18,9 @@ pub struct LogitsArgs {
     /// Storage of weights and KV
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float16", "bfloat16"])]
     dtype: String,
+    /// Quantise matrices when they are loaded
+    #[arg(long, value_parser = ["int8"])]
+    quantization: Option<String>,
     /// Compute threads; 0 takes one a core
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
@@ -38,6 +41,10 @@ pub fn run(args: &LogitsArgs) -> Result<(), Failure> {
     let request = LogitsRequest {
         model: args.model_path.clone().map_or_else(bundled::unpacked, Ok)?,
         dtype: Dtype::from_name(&args.dtype),
+        quantization: args
+            .quantization
+            .as_deref()
+            .and_then(Quantization::from_name),
         threads,
         input: args.input.clone(),
         output: args.output.clone(),

@@ -82,7 +82,7 @@ impl EngineParts {
         config.validate()?;
         let dir = &config.model_path;
         let dtype = stored_dtype(config.dtype);
-        let model = cpu::describe(dir, dtype)?;
+        let model = cpu::describe(dir, dtype, config.quantization)?;
         let memory = memory_plan(config, &model)?;
         let generation = GenerationConfig::read(dir)?;
         let text = match config.skip_tokenizer_init {
@@ -98,6 +98,7 @@ impl EngineParts {
         eos_token_ids.dedup();
         let options = CpuOptions {
             dtype,
+            quantization: config.quantization,
             n_pages: memory.n_pages as usize,
             page_size: config.page_size as usize,
             threads: threads(config.threads),

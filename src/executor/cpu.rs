@@ -22,7 +22,7 @@ use crate::model::Model;
 use crate::model::config::ModelConfig;
 use crate::model::generation::GenerationConfig;
 use crate::model::loader::{Checkpoint, Loader, Progress};
-use crate::model::weights::Dtype;
+use crate::model::weights::{Dtype, Quantization};
 use crate::state::kv_layout::{KvLayout, MhaLayout};
 use crate::state::pages::PageRun;
 use crate::state::sampling::SamplingParams;
@@ -32,6 +32,8 @@ use crate::state::sampling::SamplingParams;
 pub struct CpuOptions {
     /// Element type of matrices and KV; `None` for that of the file.
     pub dtype: Option<Dtype>,
+    /// What matrices are quantised to when they are loaded.
+    pub quantization: Option<Quantization>,
     /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
     pub n_pages: usize,
     /// Tokens in a page.
@@ -40,7 +42,7 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Rows that can be granted, ids `1..=max_rows`.
     pub max_rows: usize,
-    /// Instruction set; `None` for the best that the machine has.
+    /// Instruction set; `None` for [`Isa::chosen`].
     pub isa: Option<Isa>,
 }
 
@@ -61,11 +63,15 @@ pub struct CpuDescription {
 ///
 /// # Errors
 /// Any [`LoadError`] but [`LoadError::Memory`].
-pub fn describe(dir: &Path, dtype: Option<Dtype>) -> Result<CpuDescription, LoadError> {
+pub fn describe(
+    dir: &Path,
+    dtype: Option<Dtype>,
+    quantization: Option<Quantization>,
+) -> Result<CpuDescription, LoadError> {
     let checkpoint = Checkpoint::open(dir, dtype)?;
     Ok(CpuDescription {
         dtype: checkpoint.dtype,
-        weights_bytes: checkpoint.weights_bytes(),
+        weights_bytes: checkpoint.weights_bytes(quantization),
         kv_layout: checkpoint.kv_layout(),
         config: checkpoint.config,
     })
@@ -109,9 +115,12 @@ impl CpuExecutor {
         check_pool(options, &checkpoint.kv_layout())?;
         let sizes = CpuSizes {
             dtype: checkpoint.dtype,
-            quantization: None,
+            quantization: options.quantization,
             threads: options.threads,
-            isa: options.isa.unwrap_or_else(Isa::detect),
+            isa: options
+                .isa
+                .map_or_else(Isa::chosen, Ok)
+                .map_err(LoadError::Memory)?,
             n_layers: config.num_hidden_layers,
             kv_width: config.kv_width(),
             n_pages: options.n_pages,

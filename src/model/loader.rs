@@ -9,7 +9,7 @@ use crate::error::LoadError;
 use crate::kernels::{Backend, Linear};
 use crate::model::config::ModelConfig;
 use crate::model::rope::Rope;
-use crate::model::weights::{Dtype, TensorView, Weights};
+use crate::model::weights::{Dtype, Quantization, TensorSpec, TensorView, Weights};
 use crate::state::kv_layout::MhaLayout;
 
 /// Is told how far loading is: bytes read, bytes in all.
@@ -47,14 +47,16 @@ impl Checkpoint {
         self.config.kv_layout(self.dtype)
     }
 
-    /// What the loaded weights take, in bytes: matrices in `dtype`, norms and biases in f32.
-    pub fn weights_bytes(&self) -> u64 {
-        let tensors = self.config.tensors();
-        let bytes = |matrix: bool| if matrix { self.dtype.bytes() } else { 4 } as u64;
-        tensors
-            .iter()
-            .map(|spec| spec.elements() * bytes(spec.shape.len() > 1))
-            .sum()
+    /// What the loaded weights take, in bytes: matrices in `dtype` or quantised, norms and biases in f32.
+    pub fn weights_bytes(&self, quantization: Option<Quantization>) -> u64 {
+        let bytes = |spec: &TensorSpec| match (spec.shape.as_slice(), quantization) {
+            (&[outputs, inputs], Some(quantization)) => {
+                quantization.bytes(outputs as u64, inputs as u64)
+            }
+            (&[_, _], None) => spec.elements() * self.dtype.bytes() as u64,
+            _ => spec.elements() * 4,
+        };
+        self.config.tensors().iter().map(bytes).sum()
     }
 
     /// Bytes of the model's tensors as stored.

@@ -7,7 +7,7 @@ use safetensors::tensor::TensorView;
 use crate::error::LoadError;
 use crate::executor::cpu::{CpuExecutor, CpuOptions};
 use crate::model::json_file::format_error;
-use crate::model::weights::Dtype;
+use crate::model::weights::{Dtype, Quantization};
 
 /// Tokens in a chunk of the prompt.
 const CHUNK_TOKENS: usize = 512;
@@ -19,6 +19,8 @@ pub struct LogitsRequest {
     pub model: PathBuf,
     /// Element type of matrices and KV; `None` for that of the file.
     pub dtype: Option<Dtype>,
+    /// What matrices are quantised to.
+    pub quantization: Option<Quantization>,
     /// Threads that compute.
     pub threads: usize,
     /// JSON: `{"prompts": [[token, ..], ..]}`.
@@ -48,13 +50,7 @@ pub fn write_logits(request: &LogitsRequest) -> Result<(), LoadError> {
     let on_logits = &mut |prompt: usize, _: usize, logits: &[f32]| {
         bytes[prompt].extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
     };
-    logits(
-        &request.model,
-        request.dtype,
-        request.threads,
-        &input.prompts,
-        on_logits,
-    )?;
+    logits(request, &input.prompts, on_logits)?;
     let mut tensors = Vec::with_capacity(bytes.len());
     for (index, (prompt, bytes)) in input.prompts.iter().zip(&bytes).enumerate() {
         let shape = vec![prompt.len(), bytes.len() / 4 / prompt.len()];
@@ -66,22 +62,22 @@ pub fn write_logits(request: &LogitsRequest) -> Result<(), LoadError> {
         .map_err(|error| format_error(&request.output, error.to_string()))
 }
 
-/// Runs each prompt through the model in `dir` on the CPU; `on_logits(prompt, position, logits)` sees every position
-/// in order.
+/// Runs each prompt through the requested model on the CPU; `on_logits(prompt, position, logits)` sees every position
+/// in order. The request's files are not touched.
 ///
 /// # Errors
 /// [`LoadError`] when the model cannot be loaded, or a prompt is empty or holds a token beyond the vocabulary.
 pub fn logits(
-    dir: &Path,
-    dtype: Option<Dtype>,
-    threads: usize,
+    request: &LogitsRequest,
     prompts: &[Vec<u32>],
     on_logits: &mut dyn FnMut(usize, usize, &[f32]),
 ) -> Result<(), LoadError> {
+    let dir = &request.model;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let options = CpuOptions {
-        dtype,
-        threads,
+        dtype: request.dtype,
+        quantization: request.quantization,
+        threads: request.threads,
         n_pages: longest.max(1),
         page_size: 1,
         max_rows: 1,

@@ -71,10 +71,32 @@ impl Dtype {
 }
 
 /// What matrices are quantised to when they are loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Quantization {
     /// Signed bytes, with an f32 scale for each output and 128 inputs.
     Int8,
+}
+
+impl Quantization {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+        }
+    }
+
+    /// Finds the quantization of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        (name == Self::Int8.name()).then_some(Self::Int8)
+    }
+
+    /// Bytes of a matrix `[outputs, inputs]`, scales included.
+    pub fn bytes(self, outputs: u64, inputs: u64) -> u64 {
+        match self {
+            Self::Int8 => outputs * (inputs + 4 * inputs.div_ceil(128)),
+        }
+    }
 }
 
 /// A tensor that a model needs.

@@ -2,4 +2,11 @@
 
 mod flow;
 mod identity;
+#[path = "../common/kernel_paths.rs"]
+mod kernel_paths;
 mod world;
+
+#[test]
+fn every_kernel_path_passes_these_tests() {
+    kernel_paths::run_on_each("every_kernel_path");
+}

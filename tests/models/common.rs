@@ -37,6 +37,7 @@ pub fn fixtures() -> Vec<String> {
 pub fn options() -> CpuOptions {
     CpuOptions {
         dtype: None,
+        quantization: None,
         n_pages: 4096,
         page_size: 1,
         threads: 1,

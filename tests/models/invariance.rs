@@ -7,7 +7,7 @@ use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::executor::{Executor, StepPlan};
 use souffleur::ids::{PageId, SeqId};
 use souffleur::kernels::cpu::Isa;
-use souffleur::model::weights::Dtype;
+use souffleur::model::weights::{Dtype, Quantization};
 use souffleur::state::pages::PageRun;
 
 use crate::common::{
@@ -270,9 +270,12 @@ fn decoding_gives_the_bits_of_prefilling_the_same_tokens() {
 #[test]
 fn every_instruction_set_is_invariant() {
     for isa in Isa::available() {
-        for name in ["llama", "qwen3", "mistral"] {
+        let variants = [None, Some(Quantization::Int8)]
+            .map(|quantization| ["llama", "qwen3", "mistral"].map(|name| (name, quantization)));
+        for (name, quantization) in variants.into_iter().flatten() {
             let options = CpuOptions {
                 dtype: Some(Dtype::BF16),
+                quantization,
                 isa: Some(isa),
                 threads: 2,
                 ..options()
@@ -282,13 +285,13 @@ fn every_instruction_set_is_invariant() {
             assert_same(
                 &got,
                 &expected,
-                &format!("{name}, {}, chunks of 7", isa.name()),
+                &format!("{name}, {quantization:?}, {}, chunks of 7", isa.name()),
             );
             let got = among_others(&mut load(name, &options));
             assert_same(
                 &got,
                 &expected,
-                &format!("{name}, {}, among others", isa.name()),
+                &format!("{name}, {quantization:?}, {}, among others", isa.name()),
             );
         }
     }

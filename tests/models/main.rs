@@ -5,5 +5,12 @@
 mod common;
 mod errors;
 mod invariance;
+#[path = "../common/kernel_paths.rs"]
+mod kernel_paths;
 mod oracle;
 mod steps;
+
+#[test]
+fn every_kernel_path_passes_these_tests() {
+    kernel_paths::run_on_each("every_kernel_path");
+}

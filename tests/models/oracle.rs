@@ -1,10 +1,12 @@
 //! Every family and rope variant against what transformers computed (tools/oracle).
 
+use std::path::PathBuf;
+
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use souffleur::kernels::cpu::Isa;
 use souffleur::model::logits::{LogitsRequest, logits, write_logits};
-use souffleur::model::weights::Dtype;
+use souffleur::model::weights::{Dtype, Quantization};
 
 use crate::common::{
     append, decode, fixture, fixtures, greedy, load, options, plan, prefill, start,
@@ -45,22 +47,31 @@ fn oracle(name: &str) -> (Oracle, Vec<Vec<Vec<f32>>>) {
 }
 
 fn ours(name: &str, dtype: Dtype, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
+    run(&request(name, dtype), oracle)
+}
+
+fn request(name: &str, dtype: Dtype) -> LogitsRequest {
+    LogitsRequest {
+        model: fixture(name),
+        dtype: Some(dtype),
+        quantization: None,
+        threads: 2,
+        input: PathBuf::new(),
+        output: PathBuf::new(),
+    }
+}
+
+fn run(request: &LogitsRequest, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
     let prompts: Vec<Vec<u32>> = oracle
         .prompts
         .iter()
         .map(|prompt| prompt.tokens.clone())
         .collect();
     let mut seen: Vec<Vec<Vec<f32>>> = vec![Vec::new(); prompts.len()];
-    logits(
-        &fixture(name),
-        Some(dtype),
-        2,
-        &prompts,
-        &mut |prompt, position, logits| {
-            assert_eq!(seen[prompt].len(), position);
-            seen[prompt].push(logits.to_vec());
-        },
-    )
+    logits(request, &prompts, &mut |prompt, position, logits| {
+        assert_eq!(seen[prompt].len(), position);
+        seen[prompt].push(logits.to_vec());
+    })
     .unwrap();
     seen
 }
@@ -118,6 +129,71 @@ fn bf16_logits_err_at_most_twice_as_much_as_transformers() {
                 error <= limit,
                 "{name}, prompt {index}: {error} against {limit}"
             );
+        }
+    }
+}
+
+/// A weight or activation of int8 is off by up to 1/254 of the largest of its 128 neighbours: less than a percent of a
+/// product, which the layers of these random models make a few percent of a logit.
+#[test]
+fn int8_logits_stay_near_those_of_bf16() {
+    for name in fixtures() {
+        let (oracle, _) = oracle(&name);
+        let bf16 = ours(&name, Dtype::BF16, &oracle);
+        let int8 = LogitsRequest {
+            quantization: Some(Quantization::Int8),
+            ..request(&name, Dtype::BF16)
+        };
+        let int8 = run(&int8, &oracle);
+        let (mut errors, mut squares) = (0.0, 0.0);
+        for (a, b) in int8
+            .iter()
+            .flatten()
+            .flatten()
+            .zip(bf16.iter().flatten().flatten())
+        {
+            errors += f64::from(a - b).powi(2);
+            squares += f64::from(*b).powi(2);
+        }
+        let relative = (errors / squares).sqrt();
+        println!("{name}: relative error of int8 logits {relative:.4}");
+        assert!(relative <= 0.08, "{name}: {relative}");
+        assert!(relative > 0.0, "{name}: nothing was quantised");
+    }
+}
+
+#[test]
+fn portable_f32_agrees_with_every_other_path_to_a_hundred_thousandth() {
+    for name in fixtures() {
+        let (oracle, _) = oracle(&name);
+        let by_isa = Isa::available().into_iter().map(|isa| {
+            let options = souffleur::executor::cpu::CpuOptions {
+                dtype: Some(Dtype::F32),
+                isa: Some(isa),
+                ..options()
+            };
+            let mut seen: Vec<Vec<f32>> = Vec::new();
+            let mut executor = load(&name, &options);
+            for prompt in &oracle.prompts {
+                executor
+                    .score(&prompt.tokens, 512, &mut |_, logits| {
+                        seen.push(logits.to_vec());
+                    })
+                    .unwrap();
+            }
+            seen
+        });
+        let by_isa: Vec<_> = by_isa.collect();
+        for (isa, seen) in Isa::available().iter().zip(&by_isa).skip(1) {
+            for (portable, other) in by_isa[0].iter().zip(seen) {
+                let scale = largest(portable.iter().map(|x| x.abs()));
+                let error = largest(portable.iter().zip(other).map(|(a, b)| (a - b).abs()));
+                assert!(
+                    error <= 1e-5 * scale,
+                    "{name}, {}: {error} of {scale}",
+                    isa.name()
+                );
+            }
         }
     }
 }
@@ -248,6 +324,7 @@ fn logits_of_a_file_of_prompts_are_written_as_tools_ask_for_them() {
     let request = LogitsRequest {
         model: fixture("qwen2"),
         dtype: Some(Dtype::F32),
+        quantization: None,
         threads: 1,
         input: dir.path().join("in.json"),
         output: dir.path().join("out.safetensors"),

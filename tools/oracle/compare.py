@@ -6,7 +6,8 @@ Fails (exit status 1) unless, for every prompt,
 - in f32 every logit is within 1e-4 + 1e-4 * |oracle| of the oracle's,
 - in f32 the engine, fed the oracle's greedy tokens, prefers the same next token wherever the oracle's margin is above
   1e-3,
-- in bf16 the largest error of a logit, against the oracle in f32, is at most twice that of transformers in bf16.
+- in bf16 the largest error of a logit, against the oracle in f32, is at most twice that of transformers in bf16;
+- with --quantization int8 the error of the logits, relative to those in bf16 (root of the mean squares), is at most 0.1.
 """
 
 import argparse
@@ -28,14 +29,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 ABSOLUTE, RELATIVE = 1e-4, 1e-4
 DECISIVE_MARGIN = 1e-3
 BF16_RATIO = 2.0
+INT8_RELATIVE = 0.1
 
 
-def engine_logits(engine, directory, dtype, inputs):
+def engine_logits(engine, directory, dtype, inputs, *more):
     """Runs the engine; returns one tensor [tokens, vocabulary] for each input."""
     with tempfile.TemporaryDirectory() as folder:
         request, reply = Path(folder) / "prompts.json", Path(folder) / "logits.safetensors"
         request.write_text(json.dumps({"prompts": inputs}))
-        flags = ["--model-path", directory, "--dtype", dtype, "--input", request, "--output", reply]
+        flags = ["--model-path", directory, "--dtype", dtype, "--input", request, "--output", reply, *more]
         subprocess.run([*shlex.split(engine), "logits", *flags], check=True, cwd=REPOSITORY)
         tensors = load_file(reply)
     logits = [tensors[f"logits.{i}"] for i in range(len(inputs))]
@@ -64,6 +66,14 @@ def check_bf16(answer, rows):
     return f"max error {error:.2e}, transformers has {answer.bf16_max_abs_error:.2e}", error <= allowed
 
 
+def check_int8(bf16, int8):
+    """Returns what to print, and whether the bar holds."""
+    relative = ((int8 - bf16).norm() / bf16.norm()).item()
+    same = (int8.argmax(dim=-1) == bf16.argmax(dim=-1)).float().mean().item()
+    report = f"relative error {relative:.4f} against bfloat16, largest {(int8 - bf16).abs().max().item():.2e}, "
+    return report + f"the same token preferred at {same:.1%} of the positions", relative <= INT8_RELATIVE
+
+
 def choose_prompts(directory, text):
     if text is None:
         config = transformers.AutoConfig.from_pretrained(directory)
@@ -86,11 +96,21 @@ def main():
     # The last greedy token is only predicted, never fed.
     inputs = [answer.tokens + answer.greedy[:-1] for answer in answers]
     failures = 0
-    for dtype, check in [("float32", check_f32), ("bfloat16", check_bf16)]:
-        for answer, rows in zip(answers, engine_logits(args.engine, directory, dtype, inputs)):
-            report, holds = check(answer, rows)
-            failures += not holds
-            print(f"{'ok  ' if holds else 'FAIL'} {dtype:8} {len(answer.tokens):5} tokens: {report}")
+
+    def say(name, tokens, report, holds):
+        nonlocal failures
+        failures += not holds
+        print(f"{'ok  ' if holds else 'FAIL'} {name:8} {len(tokens):5} tokens: {report}")
+
+    f32 = engine_logits(args.engine, directory, "float32", inputs)
+    bf16 = engine_logits(args.engine, directory, "bfloat16", inputs)
+    int8 = engine_logits(args.engine, directory, "bfloat16", inputs, "--quantization", "int8")
+    for answer, rows in zip(answers, f32, strict=True):
+        say("float32", answer.tokens, *check_f32(answer, rows))
+    for answer, rows in zip(answers, bf16, strict=True):
+        say("bfloat16", answer.tokens, *check_bf16(answer, rows))
+    for tokens, rows, quantised in zip(inputs, bf16, int8, strict=True):
+        say("int8", tokens, *check_int8(rows, quantised))
     sys.exit(failures > 0)
 
 

@@ -17,6 +17,20 @@ pub trait Element: bytemuck::Pod + Default + Send + Sync {
     /// `p` is valid for sixteen elements; the instruction set of `S` was detected.
     unsafe fn load<S: Lanes>(p: *const Self) -> S::V;
 
+    /// Rounds and writes sixteen elements, as [`Self::narrow`] does.
+    ///
+    /// # Safety
+    /// `p` is valid for sixteen elements; the instruction set of `S` was detected.
+    #[inline(always)]
+    unsafe fn store<S: Lanes>(p: *mut Self, v: S::V) {
+        let mut wide = [0f32; LANES];
+        // SAFETY: `wide` holds sixteen values, and so does `p`.
+        unsafe {
+            S::store(wide.as_mut_ptr(), v);
+            super::simd::write(p, wide.map(Self::narrow));
+        }
+    }
+
     /// Reads and widens the `len` elements at `p`; the other lanes are zero.
     ///
     /// # Safety
@@ -55,6 +69,12 @@ impl Element for bf16 {
     unsafe fn load<S: Lanes>(p: *const Self) -> S::V {
         // SAFETY: the caller's promise is the same.
         unsafe { S::load_bf16(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Lanes>(p: *mut Self, v: S::V) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { S::store_bf16(p, v) }
     }
 }
 

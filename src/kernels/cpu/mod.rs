@@ -29,7 +29,7 @@ pub use self::format::Format;
 use self::kv::{KvPool, PageTable};
 use self::matmul::{Product, Write, matmul};
 use self::matrix::Matrix;
-pub use self::simd::Isa;
+pub use self::simd::{ISA_VARIABLE, Isa};
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::{Backend, HeadShape, Linear, QkvWeights};
@@ -247,9 +247,8 @@ impl Backend for CpuBackend {
             norms,
             rotations,
         };
-        let q = rowwise::rotate(&mut self.pool, self.isa, &mut qkv, &rotation, q);
-        rowwise::store(self.kv.layer_mut(layer), &qkv, q.width(), &batch.slots);
-        q
+        let store = (self.kv.layer_mut(layer), batch.slots.as_slice());
+        rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store)
     }
 
     fn attend(&mut self, q: &Tensor, heads: &HeadShape, layer: usize, batch: &CpuBatch) -> Tensor {

@@ -128,16 +128,19 @@ pub struct Rotation<'a> {
     pub rotations: &'a Tensor,
 }
 
-/// Norms and rotates queries and keys in place, and copies the queries to `q`.
+/// Norms and rotates queries and keys, in place, copies the queries to `q`, and narrows keys and values into the
+/// slots of their tokens.
 ///
 /// # Shapes
-/// `qkv: [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]`, `q: [n_tokens, n_heads * head_dim]`.
-pub fn rotate(
+/// `qkv: [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]`, `q: [n_tokens, n_heads * head_dim]`,
+/// `kv: [n_slots, 2 * n_kv_heads * head_dim]`; no two tokens have the same slot.
+pub fn rotate_and_store(
     pool: &mut ThreadPool,
     isa: Isa,
     qkv: &mut Tensor,
     rotation: &Rotation<'_>,
     mut q: Tensor,
+    (kv, slots): (&mut Storage, &[u32]),
 ) -> Tensor {
     let HeadShape {
         n_kv_heads,
@@ -149,76 +152,78 @@ pub fn rotate(
     assert_eq!(width, q_width + 2 * kv_width, "queries, keys and values");
     let qkv = Shared::new(qkv.values_mut());
     let q_out = Shared::new(q.values_mut());
-    for_rows(pool, rows, width, |row| {
-        // SAFETY: each row is read and written by one item.
-        let (input, out) = unsafe {
-            (
-                qkv.part(row * width, width),
-                q_out.part(row * q_width, q_width),
-            )
-        };
-        let (queries, kv) = input.split_at_mut(q_width);
-        let keys = &mut kv[..kv_width];
-        let norms = [
-            rotation.norms.map(|n| (n.0, n.2)),
-            rotation.norms.map(|n| (n.1, n.2)),
-        ];
-        for (heads, norm) in [&mut *queries, keys].into_iter().zip(norms) {
-            dispatch(
-                isa,
-                RotateHeads {
-                    heads,
-                    head_dim,
-                    norm,
-                    rotation: rotation.rotations.row(row),
-                },
-            );
-        }
-        out.copy_from_slice(queries);
+    with_elements!(kv, kv => {
+        let kv = Shared::new(kv);
+        for_rows(pool, rows, width, |row| {
+            // SAFETY: each row is read and written by one item, and so is its slot.
+            let (input, q, slot) = unsafe {
+                (
+                    qkv.part(row * width, width),
+                    q_out.part(row * q_width, q_width),
+                    kv.part(slots[row] as usize * 2 * kv_width, 2 * kv_width),
+                )
+            };
+            dispatch(isa, RotateRow { input, q, slot, rotation, turn: rotation.rotations.row(row) });
+        });
     });
     q
 }
 
-/// Narrows the columns of each row from `first` on, keys and values, into its slot.
-///
-/// # Shapes
-/// `pool: [n_slots, x.width() - first]`; row i of `x` goes to `slots[i]`.
-pub fn store(pool: &mut Storage, x: &Tensor, first: usize, slots: &[u32]) {
-    let width = x.width() - first;
-    with_elements!(pool, data => {
-        for (row, &slot) in slots.iter().enumerate() {
-            let out = &mut data[slot as usize * width..(slot as usize + 1) * width];
-            for (out, &value) in out.iter_mut().zip(&x.row(row)[first..]) {
-                *out = Element::narrow(value);
-            }
-        }
-    });
+struct RotateRow<'a, E> {
+    input: &'a mut [f32],
+    q: &'a mut [f32],
+    slot: &'a mut [E],
+    rotation: &'a Rotation<'a>,
+    /// Cos and sin of the token's position.
+    turn: &'a [f32],
 }
 
-struct RotateHeads<'a> {
-    heads: &'a mut [f32],
-    head_dim: usize,
-    norm: Option<(&'a [f32], f32)>,
-    rotation: &'a [f32],
-}
-
-impl Kernel for RotateHeads<'_> {
+impl<E: Element> Kernel for RotateRow<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        let half = self.head_dim / 2;
-        let (cos, sin) = self.rotation.split_at(half);
-        for head in self.heads.chunks_exact_mut(self.head_dim) {
-            if let Some((weight, eps)) = self.norm {
-                norm_in_place::<S>(head, weight, eps);
-            }
-            let (low, high) = head.split_at_mut(half);
-            for i in 0..half {
-                let (a, b) = (low[i], high[i]);
-                low[i] = a * cos[i] - b * sin[i];
-                high[i] = b * cos[i] + a * sin[i];
-            }
+        let (queries, kv) = self.input.split_at_mut(self.q.len());
+        let keys = &mut kv[..self.slot.len() / 2];
+        let norms = self.rotation.norms;
+        let head_dim = self.rotation.heads.head_dim;
+        turn_heads::<S>(queries, head_dim, norms.map(|n| (n.0, n.2)), self.turn);
+        turn_heads::<S>(keys, head_dim, norms.map(|n| (n.1, n.2)), self.turn);
+        self.q.copy_from_slice(queries);
+        let whole = kv.len() / LANES * LANES;
+        for (out, values) in self
+            .slot
+            .chunks_exact_mut(LANES)
+            .zip(kv.chunks_exact(LANES))
+        {
+            // SAFETY: both hold sixteen values; `dispatch` detected the instruction set.
+            unsafe { E::store::<S>(out.as_mut_ptr(), S::load(values.as_ptr())) };
+        }
+        for (out, value) in self.slot[whole..].iter_mut().zip(&kv[whole..]) {
+            *out = E::narrow(*value);
+        }
+    }
+}
+
+/// Norms each head, if the model does, and rotates it.
+#[inline(always)]
+fn turn_heads<S: Lanes>(
+    heads: &mut [f32],
+    head_dim: usize,
+    norm: Option<(&[f32], f32)>,
+    turn: &[f32],
+) {
+    let half = head_dim / 2;
+    let (cos, sin) = turn.split_at(half);
+    for head in heads.chunks_exact_mut(head_dim) {
+        if let Some((weight, eps)) = norm {
+            norm_in_place::<S>(head, weight, eps);
+        }
+        let (low, high) = head.split_at_mut(half);
+        for i in 0..half {
+            let (a, b) = (low[i], high[i]);
+            low[i] = a * cos[i] - b * sin[i];
+            high[i] = b * cos[i] + a * sin[i];
         }
     }
 }

@@ -10,6 +10,9 @@ use half::{bf16, f16};
 /// Number of f32 lanes of every vector.
 pub const LANES: usize = 16;
 
+/// Environment variable that forces an instruction set, to test or to compare; no key of the configuration.
+pub const ISA_VARIABLE: &str = "SOUFFLEUR_CPU_ISA";
+
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
@@ -32,6 +35,25 @@ impl Isa {
         *Self::available()
             .last()
             .expect("the portable path is always there")
+    }
+
+    /// Returns the instruction set that the variable [`ISA_VARIABLE`] names, or the best of this machine without it.
+    ///
+    /// # Errors
+    /// When the name is unknown or the machine lacks what it names.
+    pub fn chosen() -> Result<Self, String> {
+        let Some(name) = std::env::var_os(ISA_VARIABLE) else {
+            return Ok(Self::detect());
+        };
+        let available = Self::available();
+        let found = available.iter().find(|isa| name == isa.name());
+        found.copied().ok_or_else(|| {
+            let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+            format!(
+                "{ISA_VARIABLE} is {name:?}, this machine has {}",
+                names.join(", ")
+            )
+        })
     }
 
     /// Returns what this machine can run, slowest first.

@@ -1,0 +1,33 @@
+//! Runs the tests of this binary once more on each kernel path of the CPU.
+
+use std::process::Command;
+
+use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
+
+/// Runs every test of this binary but `skipped` with each instruction set of this machine forced in turn, and lists
+/// those that it lacks. Does nothing inside such a run.
+pub fn run_on_each(skipped: &str) {
+    if std::env::var_os(ISA_VARIABLE).is_some() {
+        return;
+    }
+    let available = Isa::available();
+    for isa in Isa::ALL {
+        if !available.contains(&isa) {
+            eprintln!("kernel path {}: not present on this machine", isa.name());
+            continue;
+        }
+        let run = Command::new(std::env::current_exe().expect("this binary has a path"))
+            .args(["--skip", skipped])
+            .env(ISA_VARIABLE, isa.name())
+            .output()
+            .expect("this binary starts");
+        let report = String::from_utf8_lossy(&run.stdout);
+        assert!(
+            run.status.success(),
+            "kernel path {}:\n{report}",
+            isa.name()
+        );
+        assert!(!report.contains("running 0 tests"), "{report}");
+        eprintln!("kernel path {}: ran", isa.name());
+    }
+}
