@@ -103,13 +103,14 @@ impl<'a, B: Backend> Loader<'a, B> {
         parts: &[(&str, usize)],
         inputs: usize,
     ) -> Result<B::Matrix, LoadError> {
-        let checkpoint = self.checkpoint;
-        let parts = parts
+        let weights = &self.checkpoint.weights;
+        let views = parts
             .iter()
-            .map(|&(name, outputs)| checkpoint.weights.tensor(name, &[outputs, inputs]));
-        let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        let matrix = self.backend.matrix(&parts);
-        self.report(&parts);
+            .map(|&(name, outputs)| weights.tensor(name, &[outputs, inputs]));
+        let views = views.collect::<Result<Vec<_>, _>>()?;
+        let matrix = self.backend.matrix(&views);
+        parts.iter().for_each(|(name, _)| weights.release(name));
+        self.report(&views);
         Ok(matrix)
     }
 

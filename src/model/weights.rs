@@ -303,6 +303,23 @@ impl Weights {
         })
     }
 
+    /// Gives the memory of a tensor's bytes back to the system, which reads them from the file if they are asked for
+    /// again. Without this a model that is copied while it is loaded counts twice in the resident memory.
+    pub fn release(&self, name: &str) {
+        #[cfg(unix)]
+        if let Some(entry) = self.entries.get(name) {
+            let map = &self.shards[entry.shard].map;
+            let (start, len) = (entry.range.start, entry.range.len());
+            // SAFETY: the map is a read-only view of a file, so pages that are dropped come back with the same bytes.
+            let dropped = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len)
+            };
+            if let Err(error) = dropped {
+                tracing::debug!(tensor = name, %error, "pages of a loaded tensor stay in memory");
+            }
+        }
+    }
+
     /// Dtype of a tensor as stored, if it is there and of a known dtype.
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
         Dtype::stored(self.entries.get(name)?.dtype)
