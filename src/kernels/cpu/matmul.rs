@@ -4,7 +4,7 @@
 //! goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and the order of the sums.
 
 use super::activations::PackedRows;
-use super::format::{Format, PANEL};
+use super::format::{Format, PANEL, group_rows};
 use super::matrix::{Matrix, Panel};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
@@ -13,6 +13,11 @@ use super::tile::{self, MAX_PANELS, MAX_ROWS, Plain, Sums};
 
 /// Bytes of weights in an item when one row is multiplied: long enough a stream, short enough to balance threads.
 const STREAM_BYTES: usize = 128 << 10;
+
+/// With fewer spans of panels than this a thread, rows are cut too.
+const MIN_SPANS: usize = 16;
+/// Groups of rows that are worth a cut: each part reads the weights again.
+const MIN_SPLIT_GROUPS: usize = 32;
 
 /// What happens to a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,11 +79,15 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, packed: &mut PackedRows, product:
         Write::GatedSilu => weight.panels().len() / 2,
     };
     let stride = item_panels(weight, panels, rows, pool.n_threads());
+    let n_spans = panels.div_ceil(stride);
+    let n_blocks = row_blocks(n_spans, packed.n_groups(), pool.n_threads());
     let cost = rows * weight.inputs * weight.outputs;
     let out = Shared::new(out);
     let packed = &*packed;
-    pool.for_each(panels.div_ceil(stride), cost, &|item| {
-        let panels = item * stride..panels.min((item + 1) * stride);
+    pool.for_each(n_spans * n_blocks, cost, &|item| {
+        let (span, block) = (item / n_blocks, item % n_blocks);
+        let panels = span * stride..panels.min((span + 1) * stride);
+        let groups = group_rows(block, n_blocks, packed.n_groups());
         dispatch(
             isa,
             Item {
@@ -89,6 +98,7 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, packed: &mut PackedRows, product:
                 columns,
                 write,
                 panels,
+                groups,
             },
         );
     });
@@ -103,7 +113,15 @@ fn item_panels(weight: &Matrix, panels: usize, rows: usize, threads: usize) -> u
     }
 }
 
-/// All rows of some panels of a product.
+/// Number of parts that the rows are cut into: a few long items would leave a thread waiting for another's last one.
+fn row_blocks(n_spans: usize, n_groups: usize, threads: usize) -> usize {
+    match n_spans < MIN_SPANS * threads && n_groups >= MIN_SPLIT_GROUPS {
+        true => 2,
+        false => 1,
+    }
+}
+
+/// Some rows of some panels of a product.
 struct Item<'a> {
     packed: &'a PackedRows,
     weight: &'a Matrix,
@@ -113,6 +131,8 @@ struct Item<'a> {
     columns: usize,
     write: Write,
     panels: std::ops::Range<usize>,
+    /// Groups of rows.
+    groups: std::ops::Range<usize>,
 }
 
 impl Kernel for Item<'_> {
@@ -128,7 +148,7 @@ impl Kernel for Item<'_> {
                 true => MAX_PANELS,
                 false => 1,
             };
-            for group in 0..self.packed.n_groups() {
+            for group in self.groups.clone() {
                 self.group::<S>(group, panel, n);
             }
             panel += n;
@@ -456,6 +476,7 @@ mod tests {
                 (6, 8, 64),
                 (11, 130, 15),
                 (70, 9, 1500),
+                (300, 33, 40),
             ] {
                 let weight = weight(isa, format, &[outputs], inputs);
                 let x = values(3, rows * inputs);
