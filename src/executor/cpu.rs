@@ -40,6 +40,8 @@ pub struct CpuOptions {
     pub page_size: usize,
     /// Threads that compute, the executor's own among them.
     pub threads: usize,
+    /// Binds them to cores, if they are as many as the process may use.
+    pub pin_threads: bool,
     /// Rows that can be granted, ids `1..=max_rows`.
     pub max_rows: usize,
     /// Instruction set; `None` for [`Isa::chosen`].
@@ -117,6 +119,7 @@ impl CpuExecutor {
             dtype: checkpoint.dtype,
             quantization: options.quantization,
             threads: options.threads,
+            pin_threads: options.pin_threads,
             isa: options
                 .isa
                 .map_or_else(Isa::chosen, Ok)
@@ -130,6 +133,8 @@ impl CpuExecutor {
         let mut backend = CpuBackend::new(&sizes)
             .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;
         let model = crate::model::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+        // Last: threads that loading starts would inherit it.
+        backend.pin_caller();
         Ok(Self {
             model,
             backend,
@@ -156,6 +161,7 @@ impl CpuExecutor {
     ) -> Result<StepOutput, StepError> {
         check::check(plan, &self.rows, self.backend.table(), &self.limits)
             .map_err(StepError::Rejected)?;
+        self.backend.wake();
         for start in &plan.starts {
             self.start(start);
         }
@@ -171,6 +177,7 @@ impl CpuExecutor {
             let hidden = self.model.forward(&mut self.backend, &self.batch);
             self.read_out(plan, &hidden, &mut rows, probe);
         }
+        self.backend.rest();
         Ok(StepOutput {
             step: plan.step,
             rows,
