@@ -30,8 +30,10 @@ pub struct EngineConfig {
     pub quantization: Option<Quantization>,
     /// Where to compute.
     pub device: Device,
-    /// Compute threads; 0 takes one a core.
+    /// Compute threads; 0 takes one a physical core.
     pub threads: usize,
+    /// Binds compute threads to cores, if they are as many as the process may use.
+    pub pin_threads: bool,
     /// Tokens a KV page, from 1 to 256; 1, 16, 32 and 64 are usual.
     pub page_size: u32,
     /// Share of the free memory for weights and KV pool together, in (0, 1).
@@ -79,6 +81,7 @@ impl Default for EngineConfig {
             quantization: None,
             device: Device::Auto,
             threads: 0,
+            pin_threads: true,
             page_size: 1,
             mem_fraction_static: None,
             max_total_tokens: None,

@@ -14,20 +14,20 @@ use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{RunStep, StepDone};
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::error::LoadError;
-use crate::executor::{self, StepPlan};
+use crate::executor;
 
 /// Steps between the front and the thread.
 const QUEUED_STEPS: usize = 2;
 
 /// The front.
 pub struct Executor {
-    steps: Sender<Box<StepPlan>>,
+    steps: Sender<RunStep>,
     note: DeathNote,
 }
 
 /// A thread that has loaded its executor and waits to be told whom to answer.
 pub struct ExecutorThread {
-    steps: Sender<Box<StepPlan>>,
+    steps: Sender<RunStep>,
     answers: Sender<Answers>,
     thread: JoinHandle<()>,
 }
@@ -49,7 +49,7 @@ impl ExecutorThread {
     pub fn spawn(
         factory: std::sync::Arc<ExecutorFactory>,
     ) -> std::io::Result<(Self, oneshot::Receiver<Result<(), LoadError>>)> {
-        let (steps, plans) = bounded(QUEUED_STEPS);
+        let (steps, queued) = bounded(QUEUED_STEPS);
         let (answers, wired) = bounded(1);
         let (loaded, is_loaded) = oneshot::channel();
         let thread = std::thread::Builder::new()
@@ -62,7 +62,7 @@ impl ExecutorThread {
                 // Nobody waits any more when the engine was dropped meanwhile.
                 let _ = loaded.send(Ok(()));
                 if let Ok(answers) = wired.recv() {
-                    run_steps(executor, &plans, answers);
+                    run_steps(executor, &queued, answers);
                 }
             })?;
         Ok((
@@ -80,7 +80,7 @@ impl ExecutorThread {
         self,
         done: Mailbox<StepDone>,
         note: DeathNote,
-    ) -> (Sender<Box<StepPlan>>, JoinHandle<()>) {
+    ) -> (Sender<RunStep>, JoinHandle<()>) {
         // A thread that died has told its death note already.
         let _ = self.answers.send(Answers { done, note });
         (self.steps, self.thread)
@@ -89,14 +89,17 @@ impl ExecutorThread {
 
 fn run_steps(
     mut executor: Box<dyn executor::Executor>,
-    plans: &Receiver<Box<StepPlan>>,
+    steps: &Receiver<RunStep>,
     answers: Answers,
 ) {
     let Answers { done, mut note } = answers;
     let mut idle_since: Option<Instant> = None;
-    while let Ok(plan) = plans.recv() {
+    while let Ok(RunStep { plan, spent }) = steps.recv() {
         let started = Instant::now();
         let idle = idle_since.map_or(Duration::ZERO, |since| started - since);
+        if let Some(rows) = spent {
+            executor.recycle(rows);
+        }
         let result = executor.run(&plan);
         let ended = Instant::now();
         idle_since = Some(ended);
@@ -112,7 +115,7 @@ fn run_steps(
 
 impl Executor {
     /// A front to a thread.
-    pub fn new(steps: Sender<Box<StepPlan>>, note: DeathNote) -> Self {
+    pub fn new(steps: Sender<RunStep>, note: DeathNote) -> Self {
         Self { steps, note }
     }
 }
@@ -125,8 +128,8 @@ impl Handler<Posted<RunStep>> for Executor {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<RunStep>, ctx: &mut Context<Self>) {
-        let (RunStep { plan }, _timer) = posted.open();
-        if self.steps.try_send(plan).is_err() {
+        let (step, _timer) = posted.open();
+        if self.steps.try_send(step).is_err() {
             // The thread is gone (its own note has told) or a third step came: either way the unit is broken.
             tracing::error!("the executor thread takes no step");
             ctx.terminate();

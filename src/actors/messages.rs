@@ -8,7 +8,7 @@ use actix::{Message, Recipient};
 
 use crate::actors::mailbox::{HandlerTimer, InFlight};
 use crate::error::{RequestError, StepError};
-use crate::executor::{StepOutput, StepPlan};
+use crate::executor::{RowResult, StepOutput, StepPlan};
 use crate::ids::{RequestId, StepId};
 use crate::request::{CancelFlag, Event, GenerateRequest};
 use crate::sink::EventSink;
@@ -194,6 +194,8 @@ pub struct ReservePages {
 pub struct RunStep {
     /// The step.
     pub plan: Box<StepPlan>,
+    /// The emptied rows of an earlier step's result, for their memory; without any the executor allocates new ones.
+    pub spent: Option<Vec<RowResult>>,
 }
 
 // To the Watchdog.

@@ -89,7 +89,8 @@ impl Scheduler {
             Next::Reserve(request) => self.links.allocator.post(ReservePages { request }),
             Next::Run(plan) => {
                 self.step_tokens.push_back(query_tokens(&plan));
-                self.links.executor.post(RunStep { plan });
+                let spent = self.state.take_spent();
+                self.links.executor.post(RunStep { plan, spent });
             }
         }
         std::ops::ControlFlow::Continue(())

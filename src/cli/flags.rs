@@ -82,9 +82,19 @@ pub struct EngineFlags {
     /// Where to compute
     #[arg(long, value_parser = DEVICES, help_heading = "Model")]
     pub device: Option<String>,
-    /// Compute threads; 0 takes one a core
+    /// Compute threads; 0 takes one a physical core
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub threads: Option<usize>,
+    /// Bind compute threads to cores, if they are as many as the process may use
+    #[arg(
+        long,
+        value_name = "on|off",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Model"
+    )]
+    pub pin_threads: Option<bool>,
     /// Longest sequence in tokens; the model's own limit if not given
     #[arg(long, value_name = "TOKENS", help_heading = "Model")]
     pub context_length: Option<usize>,

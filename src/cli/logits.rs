@@ -1,9 +1,9 @@
 //! `souffleur logits`: logits at every position of prompts, for comparison with other implementations.
 
 use std::path::PathBuf;
-use std::thread::available_parallelism;
 
 use clap::Args;
+use souffleur::kernels::cpu::default_threads;
 use souffleur::model::logits::{LogitsRequest, write_logits};
 use souffleur::model::weights::{Dtype, Quantization};
 
@@ -21,7 +21,7 @@ pub struct LogitsArgs {
     /// Quantise matrices when they are loaded
     #[arg(long, value_parser = ["int8"])]
     quantization: Option<String>,
-    /// Compute threads; 0 takes one a core
+    /// Compute threads; 0 takes one a physical core
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// JSON file {"prompts": [[token, ..], ..]}
@@ -35,7 +35,7 @@ pub struct LogitsArgs {
 /// Runs the command.
 pub fn run(args: &LogitsArgs) -> Result<(), Failure> {
     let threads = match args.threads {
-        0 => available_parallelism().map_or(1, usize::from),
+        0 => default_threads(),
         threads => threads,
     };
     let request = LogitsRequest {

@@ -13,6 +13,7 @@ use crate::executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
 use crate::executor::memory_plan::{
     MemoryBudget, MemoryPlan, MemoryWish, available_bytes, reserve_bytes,
 };
+use crate::kernels::cpu::default_threads;
 use crate::model::generation::GenerationConfig;
 use crate::model::text::TextModel;
 use crate::model::weights;
@@ -102,6 +103,7 @@ impl EngineParts {
             n_pages: memory.n_pages as usize,
             page_size: config.page_size as usize,
             threads: threads(config.threads),
+            pin_threads: config.pin_threads,
             max_rows: memory.max_running_requests as usize,
             isa: None,
         };
@@ -185,7 +187,7 @@ fn threads(configured: usize) -> usize {
     if configured > 0 {
         return configured;
     }
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+    default_threads()
 }
 
 fn context_length(config: &EngineConfig, model: &CpuDescription) -> Result<usize, ConfigError> {

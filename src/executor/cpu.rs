@@ -27,6 +27,9 @@ use crate::state::kv_layout::{KvLayout, MhaLayout};
 use crate::state::pages::PageRun;
 use crate::state::sampling::SamplingParams;
 
+/// Buffers of results that are kept: one more than steps are under way at once.
+const MAX_SPENT: usize = 3;
+
 /// How a [`CpuExecutor`] is set up.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuOptions {
@@ -40,6 +43,8 @@ pub struct CpuOptions {
     pub page_size: usize,
     /// Threads that compute, the executor's own among them.
     pub threads: usize,
+    /// Binds them to cores, if they are as many as the process may use.
+    pub pin_threads: bool,
     /// Rows that can be granted, ids `1..=max_rows`.
     pub max_rows: usize,
     /// Instruction set; `None` for [`Isa::chosen`].
@@ -93,8 +98,10 @@ pub struct CpuExecutor {
     rows: Vec<Option<Row>>,
     limits: Limits,
     eos_ids: Vec<u32>,
-    /// A copy of one row's logits, from before the sampler changes them.
-    raw_logits: Vec<f32>,
+    readout: readout::Readout,
+    check: check::Scratch,
+    /// Emptied results of earlier steps.
+    spent: Vec<Vec<RowResult>>,
 }
 
 impl CpuExecutor {
@@ -117,6 +124,7 @@ impl CpuExecutor {
             dtype: checkpoint.dtype,
             quantization: options.quantization,
             threads: options.threads,
+            pin_threads: options.pin_threads,
             isa: options
                 .isa
                 .map_or_else(Isa::chosen, Ok)
@@ -130,6 +138,8 @@ impl CpuExecutor {
         let mut backend = CpuBackend::new(&sizes)
             .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;
         let model = crate::model::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+        // Last: threads that loading starts would inherit it.
+        backend.pin_caller();
         Ok(Self {
             model,
             backend,
@@ -141,7 +151,9 @@ impl CpuExecutor {
                 vocab_size: config.vocab_size,
             },
             eos_ids,
-            raw_logits: Vec::new(),
+            readout: readout::Readout::default(),
+            check: check::Scratch::default(),
+            spent: Vec::new(),
         })
     }
 
@@ -154,8 +166,9 @@ impl CpuExecutor {
         plan: &StepPlan,
         probe: LogitsProbe<'_>,
     ) -> Result<StepOutput, StepError> {
-        check::check(plan, &self.rows, self.backend.table(), &self.limits)
-            .map_err(StepError::Rejected)?;
+        let known = (&self.rows[..], self.backend.table());
+        check::check(plan, known, &self.limits, &mut self.check).map_err(StepError::Rejected)?;
+        self.backend.wake();
         for start in &plan.starts {
             self.start(start);
         }
@@ -166,11 +179,13 @@ impl CpuExecutor {
         for work in &plan.rows {
             self.push_work(work);
         }
-        let mut rows: Vec<RowResult> = plan.rows.iter().map(empty_result).collect();
+        let mut rows = self.spent.pop().unwrap_or_default();
+        rows.extend(plan.rows.iter().map(empty_result));
         if self.batch.n_tokens() > 0 {
             let hidden = self.model.forward(&mut self.backend, &self.batch);
             self.read_out(plan, &hidden, &mut rows, probe);
         }
+        self.backend.rest();
         Ok(StepOutput {
             step: plan.step,
             rows,
@@ -236,8 +251,12 @@ impl CpuExecutor {
     }
 
     fn start(&mut self, start: &RowStart) {
+        // What the row can grow to, so that no step has to make room.
+        let most_tokens = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
+        let most_pages = most_tokens.div_ceil(self.limits.page_size);
         let pages = self.backend.table_mut().row_mut(start.row);
         pages.clear();
+        pages.reserve(most_pages.min(self.limits.n_pages));
         pages.extend(start.prefix.iter());
         let computed = start.prefix.len() * self.limits.page_size;
         let row = Row::new(start, computed, self.limits.vocab_size, &self.eos_ids);
@@ -277,6 +296,13 @@ impl CpuExecutor {
 impl Executor for CpuExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         self.run_observed(plan, &mut |_, _, _| {})
+    }
+
+    fn recycle(&mut self, mut rows: Vec<RowResult>) {
+        rows.clear();
+        if self.spent.len() < MAX_SPENT {
+            self.spent.push(rows);
+        }
     }
 }
 

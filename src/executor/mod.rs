@@ -25,6 +25,11 @@ pub trait Executor: Send {
     /// [`StepError::Rejected`] when nothing was launched: no KV was written and the rows may be planned
     /// again. [`StepError::Lost`] for anything later.
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError>;
+
+    /// Takes back the results of an earlier step, for their memory; by default they are dropped.
+    fn recycle(&mut self, rows: Vec<RowResult>) {
+        drop(rows);
+    }
 }
 
 /// One forward pass over prefill chunks and decodes.

@@ -78,6 +78,7 @@ pub fn logits(
         dtype: request.dtype,
         quantization: request.quantization,
         threads: request.threads,
+        pin_threads: false,
         n_pages: longest.max(1),
         page_size: 1,
         max_rows: 1,

@@ -41,6 +41,7 @@ pub fn options() -> CpuOptions {
         n_pages: 4096,
         page_size: 1,
         threads: 1,
+        pin_threads: false,
         max_rows: 32,
         isa: None,
     }

@@ -25,25 +25,32 @@ struct Outlook {
     has_work: bool,
 }
 
+/// The rows that a plan touches; kept for its memory.
+#[derive(Default)]
+pub(super) struct Scratch {
+    touched: FxHashMap<RowId, Outlook>,
+}
+
 struct Check<'a> {
     rows: &'a [Option<Row>],
     table: &'a PageTable,
     limits: &'a Limits,
-    touched: FxHashMap<RowId, Outlook>,
+    touched: &'a mut FxHashMap<RowId, Outlook>,
 }
 
 /// Checks a plan; the error says what is wrong with which row.
 pub(super) fn check(
     plan: &StepPlan,
-    rows: &[Option<Row>],
-    table: &PageTable,
+    (rows, table): (&[Option<Row>], &PageTable),
     limits: &Limits,
+    scratch: &mut Scratch,
 ) -> Result<(), String> {
+    scratch.touched.clear();
     let mut check = Check {
         rows,
         table,
         limits,
-        touched: FxHashMap::default(),
+        touched: &mut scratch.touched,
     };
     for start in &plan.starts {
         check

@@ -1,14 +1,16 @@
 //! From the residual stream to tokens and log probabilities.
 
 use super::{CpuExecutor, LogitsProbe};
-use crate::executor::{LogprobWish, RowResult, RowWork, StepPlan};
+use crate::executor::{LogprobWish, RowResult, RowWork, StepPlan, TokenLogprobs};
+use crate::kernels::cpu::readout::choose;
 use crate::kernels::cpu::tensor::Tensor;
-use crate::state::sampling::token_logprobs;
+use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, token_logprobs};
 
 /// Rows of logits computed at once: enough for a batch of decodes, and bounded for the log probabilities of a prompt.
 pub const LOGIT_ROWS: usize = 64;
 
 /// A row of logits that the step needs.
+#[derive(Clone, Copy)]
 struct Wanted {
     /// Index in the plan's rows.
     work: usize,
@@ -20,6 +22,34 @@ struct Wanted {
     sample: bool,
 }
 
+/// What a row of logits came to.
+#[derive(Clone, Default)]
+struct Reading {
+    sampled: Option<Sampled>,
+    logprobs: Option<TokenLogprobs>,
+}
+
+/// Buffers of the readout, kept for their memory.
+#[derive(Default)]
+pub(super) struct Readout {
+    wanted: Vec<Wanted>,
+    tokens: Vec<u32>,
+    /// Rows of logits whose peak is the next token, and their peaks.
+    peaked: Vec<usize>,
+    peaks: Vec<Peak>,
+    readings: Vec<Reading>,
+    /// One a thread.
+    lanes: Vec<Lane>,
+}
+
+/// What a thread needs to read a row.
+#[derive(Default)]
+struct Lane {
+    scratch: DrawScratch,
+    /// A copy of one row's logits, from before the sampler changes them.
+    raw_logits: Vec<f32>,
+}
+
 impl CpuExecutor {
     /// Computes the logits that the plan asks for, samples, and fills in the results.
     pub(super) fn read_out(
@@ -29,28 +59,37 @@ impl CpuExecutor {
         results: &mut [RowResult],
         probe: LogitsProbe<'_>,
     ) {
-        let wanted = self.wanted(plan);
-        for slice in wanted.chunks(LOGIT_ROWS) {
-            let tokens: Vec<u32> = slice.iter().map(|wanted| wanted.token).collect();
-            let mut logits = self.model.logits(&mut self.backend, hidden, &tokens);
-            for (index, wanted) in slice.iter().enumerate() {
-                let row = logits.row_mut(index);
-                probe(plan.rows[wanted.work].seq, wanted.position as u32, row);
-                let wish = plan.rows[wanted.work].logprobs.as_deref();
-                match wanted.sample {
-                    true => self.sample(plan, wanted, wish, row, &mut results[wanted.work]),
-                    false => self.score_input(plan, wanted, wish, row, &mut results[wanted.work]),
-                }
+        // Buffers, rows and backend are used side by side.
+        let mut readout = std::mem::take(&mut self.readout);
+        self.find_wanted(plan, &mut readout.wanted);
+        for first in (0..readout.wanted.len()).step_by(LOGIT_ROWS) {
+            let end = readout.wanted.len().min(first + LOGIT_ROWS);
+            let tokens = readout.wanted[first..end].iter().map(|wanted| wanted.token);
+            readout.tokens.clear();
+            readout.tokens.extend(tokens);
+            let mut logits = self
+                .model
+                .logits(&mut self.backend, hidden, &readout.tokens);
+            for (index, wanted) in readout.wanted[first..end].iter().enumerate() {
+                let seq = plan.rows[wanted.work].seq;
+                probe(seq, wanted.position as u32, logits.row(index));
             }
+            self.read(plan, first..end, &mut logits, &mut readout);
+            self.take_readings(plan, first..end, results, &mut readout);
         }
+        self.readout = readout;
     }
 
-    fn wanted(&self, plan: &StepPlan) -> Vec<Wanted> {
-        let mut wanted = Vec::with_capacity(plan.rows.len());
+    fn find_wanted(&self, plan: &StepPlan, wanted: &mut Vec<Wanted>) {
+        wanted.clear();
         for (work, (row, segment)) in plan.rows.iter().zip(self.batch.segments()).enumerate() {
             let positions = row.work.positions();
-            let token_at =
-                |position: usize| (segment.first_token + position - segment.first_position) as u32;
+            let place = |position: usize, sample| Wanted {
+                work,
+                token: (segment.first_token + position - segment.first_position) as u32,
+                position,
+                sample,
+            };
             let start = row.logprobs.as_ref().and_then(|wish| wish.start);
             if let (Some(start), RowWork::Prefill { .. }) = (start, &row.work) {
                 let prompt_tokens = self.rows[row.row.index()]
@@ -58,74 +97,121 @@ impl CpuExecutor {
                     .map_or(0, |row| row.prompt_tokens);
                 let first = positions.start.max(start) as usize;
                 let end = (positions.end as usize).min(prompt_tokens.saturating_sub(1));
-                for position in first..end {
-                    wanted.push(Wanted {
-                        work,
-                        token: token_at(position),
-                        position,
-                        sample: false,
-                    });
-                }
+                wanted.extend((first..end).map(|position| place(position, false)));
             }
             if row.sample {
-                let position = positions.end as usize - 1;
-                wanted.push(Wanted {
-                    work,
-                    token: token_at(position),
-                    position,
-                    sample: true,
-                });
+                wanted.push(place(positions.end as usize - 1, true));
             }
         }
-        wanted
     }
 
-    fn sample(
+    /// Reads rows of logits on all threads; no row sees another one.
+    fn read(
         &mut self,
         plan: &StepPlan,
-        wanted: &Wanted,
-        wish: Option<&LogprobWish>,
-        logits: &mut [f32],
-        result: &mut RowResult,
+        range: std::ops::Range<usize>,
+        logits: &mut Tensor,
+        readout: &mut Readout,
     ) {
-        if wish.is_some() {
-            self.raw_logits.clear();
-            self.raw_logits.extend_from_slice(logits);
+        let vocab_size = self.limits.vocab_size;
+        let wanted = &readout.wanted[range];
+        readout.readings.clear();
+        readout.readings.resize(wanted.len(), Reading::default());
+        readout.peaked.clear();
+        for (index, wanted) in wanted.iter().enumerate() {
+            let has_wish = plan.rows[wanted.work].logprobs.is_some();
+            if wanted.sample && !has_wish && self.sampler(plan, wanted).takes_peak() {
+                readout.peaked.push(index);
+            }
         }
-        let row = self.rows[plan.rows[wanted.work].row.index()]
-            .as_mut()
-            .expect("the plan was checked");
-        let sampled = row.sampler.sample(logits, None);
-        row.last_sampled = sampled.token;
-        row.sampled_tokens += 1;
-        result.tokens.push(sampled.token);
-        result.nan |= sampled.nan;
-        if let (Some(wish), Some(logprobs)) = (wish, &mut result.logprobs) {
-            logprobs.output.push(token_logprobs(
-                &self.raw_logits,
-                sampled.token,
-                wish.top,
-                &wish.token_ids,
-            ));
+        if !readout.peaked.is_empty() {
+            self.backend
+                .peaks(logits, vocab_size, &readout.peaked, &mut readout.peaks);
+            for (&index, &peak) in readout.peaked.iter().zip(&readout.peaks) {
+                readout.readings[index].sampled = Some(RowSampler::sampled_peak(peak));
+            }
         }
+        if readout.peaked.len() == wanted.len() {
+            return;
+        }
+        if readout.lanes.is_empty() {
+            let lanes = (0..self.backend.n_threads()).map(|_| Lane::new(vocab_size));
+            readout.lanes.extend(lanes);
+        }
+        let (isa, rows) = (self.backend.isa(), &self.rows);
+        let read = |lane: &mut Lane, index: usize, logits: &mut [f32], reading: &mut Reading| {
+            if reading.sampled.is_some() {
+                return;
+            }
+            let wanted = &wanted[index];
+            let work = &plan.rows[wanted.work];
+            let row = rows[work.row.index()]
+                .as_ref()
+                .expect("the plan was checked");
+            let wish = work.logprobs.as_deref();
+            if !wanted.sample {
+                let next = row.tokens[wanted.position + 1];
+                reading.logprobs = wish.map(|wish| logprobs(logits, next, wish));
+                return;
+            }
+            if wish.is_some() {
+                lane.raw_logits.clear();
+                lane.raw_logits.extend_from_slice(logits);
+            }
+            let sampled = choose(isa, &row.sampler, logits, &mut lane.scratch);
+            reading.sampled = Some(sampled);
+            reading.logprobs = wish.map(|wish| logprobs(&lane.raw_logits, sampled.token, wish));
+        };
+        let (lanes, readings) = (&mut readout.lanes, &mut readout.readings);
+        self.backend.read_rows(logits, lanes, readings, &read);
     }
 
-    fn score_input(
-        &self,
+    fn sampler(&self, plan: &StepPlan, wanted: &Wanted) -> &RowSampler {
+        let row = self.rows[plan.rows[wanted.work].row.index()].as_ref();
+        &row.expect("the plan was checked").sampler
+    }
+
+    fn take_readings(
+        &mut self,
         plan: &StepPlan,
-        wanted: &Wanted,
-        wish: Option<&LogprobWish>,
-        logits: &[f32],
-        result: &mut RowResult,
+        range: std::ops::Range<usize>,
+        results: &mut [RowResult],
+        readout: &mut Readout,
     ) {
-        let row = self.rows[plan.rows[wanted.work].row.index()]
-            .as_ref()
-            .expect("the plan was checked");
-        let next = row.tokens[wanted.position + 1];
-        if let (Some(wish), Some(logprobs)) = (wish, &mut result.logprobs) {
-            logprobs
-                .input
-                .push(token_logprobs(logits, next, wish.top, &wish.token_ids));
+        let wanted = &readout.wanted[range];
+        for (wanted, reading) in wanted.iter().zip(readout.readings.drain(..)) {
+            let result = &mut results[wanted.work];
+            if let Some(sampled) = reading.sampled {
+                let row = self.rows[plan.rows[wanted.work].row.index()]
+                    .as_mut()
+                    .expect("the plan was checked");
+                row.sampler.record(sampled.token);
+                row.last_sampled = sampled.token;
+                row.sampled_tokens += 1;
+                result.tokens.push(sampled.token);
+                result.nan |= sampled.nan;
+            }
+            if let (Some(found), Some(logprobs)) = (reading.logprobs, &mut result.logprobs) {
+                match wanted.sample {
+                    true => logprobs.output.push(found),
+                    false => logprobs.input.push(found),
+                }
+            }
         }
     }
+}
+
+impl Lane {
+    fn new(vocab_size: usize) -> Self {
+        let mut scratch = DrawScratch::default();
+        scratch.reserve(vocab_size);
+        Self {
+            scratch,
+            raw_logits: Vec::new(),
+        }
+    }
+}
+
+fn logprobs(logits: &[f32], token: u32, wish: &LogprobWish) -> TokenLogprobs {
+    token_logprobs(logits, token, wish.top, &wish.token_ids)
 }

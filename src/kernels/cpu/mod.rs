@@ -10,12 +10,14 @@
 
 mod activations;
 mod attention;
+mod cores;
 mod element;
 mod format;
 pub(crate) mod kv;
 mod matmul;
 mod matrix;
 mod memory;
+pub(crate) mod readout;
 mod rowwise;
 mod simd;
 pub(crate) mod tensor;
@@ -25,6 +27,7 @@ mod tile;
 mod x86;
 
 use self::activations::PackedRows;
+pub use self::cores::{allowed_cores, default_threads};
 pub use self::format::Format;
 use self::kv::{KvPool, PageTable};
 use self::matmul::{Product, Write, matmul};
@@ -107,6 +110,8 @@ pub struct CpuSizes {
     pub quantization: Option<Quantization>,
     /// Threads that compute, the caller's among them.
     pub threads: usize,
+    /// Binds them to cores, if they are as many as the process may use: fewer are better placed by the system.
+    pub pin_threads: bool,
     /// Instruction set.
     pub isa: Isa,
     /// Layers with KV.
@@ -124,6 +129,8 @@ pub struct CpuSizes {
 /// Kernels, KV pool and page table of the CPU.
 pub struct CpuBackend {
     pool: ThreadPool,
+    /// Where the calling thread computes, if threads are pinned.
+    own_core: Option<usize>,
     isa: Isa,
     format: Format,
     scratch: Scratch,
@@ -139,8 +146,20 @@ impl CpuBackend {
     /// When the system refuses a thread.
     pub fn new(sizes: &CpuSizes) -> std::io::Result<Self> {
         let n_slots = (sizes.n_pages + 1) * sizes.page_size;
+        let mut cores = match sizes.pin_threads {
+            true => allowed_cores(),
+            false => Vec::new(),
+        };
+        if cores.len() != sizes.threads {
+            cores.clear();
+        }
+        let (own_core, worker_cores) = match cores.split_first() {
+            Some((own, others)) => (Some(*own), others),
+            None => (None, &[][..]),
+        };
         Ok(Self {
-            pool: ThreadPool::new(sizes.threads)?,
+            pool: ThreadPool::pinned(sizes.threads, worker_cores)?,
+            own_core,
             isa: sizes.isa,
             format: Format::new(sizes.dtype, sizes.quantization),
             scratch: Scratch::default(),
@@ -148,6 +167,23 @@ impl CpuBackend {
             kv: KvPool::new(sizes.dtype, sizes.n_layers, n_slots, sizes.kv_width),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
         })
+    }
+
+    /// Binds the calling thread, which is the first of the compute threads, to its core if threads are pinned.
+    pub fn pin_caller(&self) {
+        if let Some(core) = self.own_core {
+            cores::pin_this_thread(core);
+        }
+    }
+
+    /// Begins a step: the workers wake up.
+    pub fn wake(&mut self) {
+        self.pool.wake();
+    }
+
+    /// Ends a step: the workers rest.
+    pub fn rest(&mut self) {
+        self.pool.rest();
     }
 
     /// The page table.

@@ -1,14 +1,17 @@
 //! A pool of persistent workers with a barrier after each kernel.
 //!
-//! Workers spin briefly for the next kernel, then park: kernels of one step follow each other within microseconds,
-//! steps need not. The caller waits for items that were claimed, never for workers: one that the system has put aside
-//! holds up nobody. Which thread computes an item never changes the item's result.
+//! Workers spin for the next kernel while a step is under way, offering their core to others, and park soon after it.
+//! The caller waits for items that were claimed, never for workers: one that the system has put aside holds up
+//! nobody. Which thread computes an item never changes the item's result.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
+
+use super::cores::pin_this_thread;
+use super::tensor::Shared as Parts;
 
 /// Rounds of `spin_loop` (some tens of nanoseconds each) before a worker parks.
 const SPINS_BEFORE_PARK: usize = 4000;
@@ -18,6 +21,9 @@ const SPINS_BEFORE_YIELD: usize = 1000;
 /// Multiply-adds below which a kernel runs on its caller: some microseconds of work, about what it costs to have it
 /// shared, and far less than what it costs when the system has put the other thread aside.
 const MIN_SHARED_COST: usize = 256 << 10;
+
+/// Rounds of `spin_loop` between two offers of a worker's core while a step is under way.
+const SPINS_BETWEEN_YIELDS: usize = 64;
 
 type Item<'a> = &'a (dyn Fn(usize) + Sync);
 
@@ -53,6 +59,8 @@ struct Shared {
     /// Items of the current kernel that are not done.
     pending: AtomicUsize,
     parked: Vec<AtomicBool>,
+    /// A step is under way: more kernels come soon.
+    awake: AtomicBool,
     stop: AtomicBool,
     panicked: AtomicBool,
 }
@@ -67,20 +75,24 @@ pub struct ThreadPool {
     workers: Vec<JoinHandle<()>>,
     handles: Vec<Thread>,
     epoch: u32,
+    /// A kernel was shared since the last step began: the next one is worth a wake-up.
+    has_shared: bool,
 }
 
 impl ThreadPool {
-    /// Starts the workers. One thread or none means that everything runs on the caller.
+    /// Starts the workers, worker `i` bound to the logical CPU `cpus[i]` if there is one; the system places the others.
+    /// One thread or none means that everything runs on the caller.
     ///
     /// # Errors
     /// When the system refuses a thread.
-    pub fn new(n_threads: usize) -> std::io::Result<Self> {
+    pub fn pinned(n_threads: usize, cpus: &[usize]) -> std::io::Result<Self> {
         let n_workers = n_threads.max(1) - 1;
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
             ticket: AtomicU64::new(0),
             pending: AtomicUsize::new(0),
             parked: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
+            awake: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
@@ -89,12 +101,19 @@ impl ThreadPool {
             workers: Vec::new(),
             handles: Vec::new(),
             epoch: 0,
+            has_shared: false,
         };
         for worker in 0..n_workers {
             let shared = shared.clone();
+            let cpu = cpus.get(worker).copied();
             let handle = std::thread::Builder::new()
                 .name(format!("souffleur-cpu-{}", worker + 1))
-                .spawn(move || work(&shared, worker))?;
+                .spawn(move || {
+                    if let Some(cpu) = cpu {
+                        pin_this_thread(cpu);
+                    }
+                    work(&shared, worker);
+                })?;
             pool.handles.push(handle.thread().clone());
             pool.workers.push(handle);
         }
@@ -104,6 +123,49 @@ impl ThreadPool {
     /// Number of threads that share the work, the caller's among them.
     pub fn n_threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Begins a step: workers wake up now rather than at its first kernel, and none parks before [`ThreadPool::rest`].
+    ///
+    /// Nothing happens if the last step shared no kernel: then none of this one is likely to be worth a wake-up.
+    pub fn wake(&mut self) {
+        if std::mem::take(&mut self.has_shared) {
+            self.shared.awake.store(true, Ordering::SeqCst);
+            self.unpark();
+        }
+    }
+
+    /// Ends a step: workers park soon, unless the next one begins.
+    pub fn rest(&mut self) {
+        self.shared.awake.store(false, Ordering::SeqCst);
+    }
+
+    /// Like [`ThreadPool::for_each`], and lends each call one of `lanes`, which no other call holds meanwhile. Which
+    /// one an item gets is not known. At most as many threads as lanes share the work.
+    ///
+    /// # Panics
+    /// If an item panicked, and with items but no lane.
+    pub fn for_each_with<L: Send>(
+        &mut self,
+        lanes: &mut [L],
+        n_items: usize,
+        cost: usize,
+        item: &(dyn Fn(&mut L, usize) + Sync),
+    ) {
+        let n_lanes = lanes.len().min(self.n_threads()).min(n_items);
+        assert!(n_lanes > 0 || n_items == 0, "{n_items} items need a lane");
+        let lanes = Parts::new(lanes);
+        let next = AtomicUsize::new(0);
+        self.for_each(n_lanes, cost, &|lane| {
+            // SAFETY: each lane is one item's.
+            let lane = &mut unsafe { lanes.part(lane, 1) }[0];
+            loop {
+                match next.fetch_add(1, Ordering::Relaxed) {
+                    index if index < n_items => item(lane, index),
+                    _ => return,
+                }
+            }
+        });
     }
 
     /// Calls `item` once for each index below `n_items`, on any thread, lowest first, and returns when all calls have.
@@ -116,6 +178,7 @@ impl ThreadPool {
             (0..n_items).for_each(item);
             return;
         }
+        self.has_shared = true;
         let claims = u32::try_from(n_items).expect("a kernel has fewer than 2^32 items");
         // SAFETY: the borrow outlives every use, since this function returns only when no claimed item is left, and
         // without a claim nobody calls it.
@@ -145,6 +208,10 @@ impl ThreadPool {
         self.epoch = self.epoch.wrapping_add(1);
         let ticket = Ticket::new(self.epoch, claims);
         self.shared.ticket.store(ticket.0, Ordering::SeqCst);
+        self.unpark();
+    }
+
+    fn unpark(&self) {
         for (parked, handle) in self.shared.parked.iter().zip(&self.handles) {
             if parked.load(Ordering::SeqCst) {
                 handle.unpark();
@@ -174,18 +241,30 @@ fn work(shared: &Shared, worker: usize) {
 
 fn wait_for_epoch_after(seen: u32, shared: &Shared, worker: usize) {
     let is_new = |order| Ticket(shared.ticket.load(order)).epoch() != seen;
-    for _ in 0..SPINS_BEFORE_PARK {
-        if is_new(Ordering::Acquire) {
-            return;
+    let is_awake = || shared.awake.load(Ordering::SeqCst);
+    loop {
+        for _ in 0..SPINS_BEFORE_PARK {
+            if is_new(Ordering::Acquire) {
+                return;
+            }
+            std::hint::spin_loop();
         }
-        std::hint::spin_loop();
+        while is_awake() {
+            for _ in 0..SPINS_BETWEEN_YIELDS {
+                if is_new(Ordering::Acquire) {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            std::thread::yield_now();
+        }
+        // Either this store is seen by the caller's load behind its own store, or that one is seen here.
+        shared.parked[worker].store(true, Ordering::SeqCst);
+        while !is_new(Ordering::SeqCst) && !is_awake() {
+            std::thread::park();
+        }
+        shared.parked[worker].store(false, Ordering::SeqCst);
     }
-    // Either this store is seen by the caller's load behind its ticket, or the ticket is seen here.
-    shared.parked[worker].store(true, Ordering::SeqCst);
-    while !is_new(Ordering::SeqCst) {
-        std::thread::park();
-    }
-    shared.parked[worker].store(false, Ordering::SeqCst);
 }
 
 /// Claims and runs items until none is left; returns the kernel that the last look was at.
@@ -224,6 +303,14 @@ fn run_claimed(shared: &Shared, rest: usize) {
 }
 
 #[cfg(test)]
+impl ThreadPool {
+    /// Starts threads that the system places.
+    pub fn new(n_threads: usize) -> std::io::Result<Self> {
+        Self::pinned(n_threads, &[])
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -254,6 +341,54 @@ mod tests {
             });
             assert_eq!(sum.load(Ordering::Relaxed), kernel * 50 + 10);
         }
+    }
+
+    #[test]
+    fn lanes_are_never_shared_and_no_item_is_left_out() {
+        let mut pool = ThreadPool::new(3).expect("threads start");
+        for n_lanes in [1, 2, 5] {
+            for n_items in [0, 1, 2, 100] {
+                let mut lanes = vec![Vec::new(); n_lanes];
+                pool.for_each_with(&mut lanes, n_items, MIN_SHARED_COST, &|lane, index| {
+                    lane.push(index);
+                });
+                let mut seen = lanes.concat();
+                seen.sort_unstable();
+                assert!(seen.iter().copied().eq(0..n_items), "{n_lanes} lanes");
+            }
+        }
+    }
+
+    #[test]
+    fn workers_that_wake_with_a_step_park_behind_it() {
+        let mut pool = ThreadPool::new(2).expect("threads start");
+        let is_parked = |pool: &ThreadPool| pool.shared.parked[0].load(Ordering::SeqCst);
+        let until_parked = |pool: &ThreadPool| {
+            while !is_parked(pool) {
+                std::thread::yield_now();
+            }
+        };
+        until_parked(&pool);
+        pool.wake();
+        assert!(is_parked(&pool), "no kernel was ever shared");
+        for _ in 0..100 {
+            pool.for_each(2, MIN_SHARED_COST, &|_| {});
+            pool.rest();
+            until_parked(&pool);
+            pool.wake();
+            while is_parked(&pool) {
+                std::thread::yield_now();
+            }
+            pool.rest();
+            until_parked(&pool);
+        }
+    }
+
+    #[test]
+    fn pool_that_is_dropped_within_a_step_ends_its_workers() {
+        let mut pool = ThreadPool::new(3).expect("threads start");
+        pool.for_each(3, MIN_SHARED_COST, &|_| {});
+        pool.wake();
     }
 
     #[test]

@@ -2,96 +2,234 @@
 
 use std::cmp::Ordering;
 
+use super::exp::exp_of_negative;
 use super::params::SamplingParams;
+
+/// Buffers of a draw, for a caller to keep: with them, drawing allocates nothing.
+#[derive(Clone, Debug, Default)]
+pub struct DrawScratch {
+    /// By token, its probability times a common factor; 0 if min_p drops it.
+    weights: Vec<f64>,
+    /// Tokens that top_k and top_p keep.
+    ranked: Vec<(u32, f64)>,
+}
+
+impl DrawScratch {
+    /// Makes room for draws from this many tokens.
+    pub fn reserve(&mut self, vocab_size: usize) {
+        self.weights.clear();
+        self.weights.reserve(vocab_size);
+        self.ranked.clear();
+        self.ranked.reserve(vocab_size);
+    }
+}
 
 /// Tokens that may be drawn, with their weights, in the order in which the draw walks them.
 ///
 /// The order is by token id when top_k and top_p drop nothing, else by probability, highest first, equals by id.
-/// Weights are f64 and summed in that order, so the draw is the same on every run.
-pub(super) struct Kept {
-    /// (token, its probability times a common factor).
-    tokens: Vec<(u32, f64)>,
+/// Weights are f64 and summed in an order that the vocabulary's size fixes, so the draw is the same on every run.
+pub(super) struct Kept<'a> {
+    tokens: Order<'a>,
     /// Sum of the weights.
     mass: f64,
 }
 
-/// First guess of how many tokens hold `top_p` of the mass; it grows eightfold until they do.
-const NUCLEUS_GUESS: usize = 256;
+enum Order<'a> {
+    /// All tokens that weigh more than 0.
+    ById(&'a [f64]),
+    ByRank(&'a [(u32, f64)]),
+}
 
-impl Kept {
+/// Tokens whose weights are summed side by side.
+const BLOCK: usize = 64;
+/// Classes of weights: a class reaches over an eighth of an octave's numbers, the last one down to 0.
+const CLASSES: usize = 512;
+
+impl<'a> Kept<'a> {
     /// `max` is the highest logit and finite; `temperature` is at least 1e-6.
-    pub(super) fn of(logits: &[f32], max: f32, params: &SamplingParams) -> Self {
-        let weight = |logit: f32| {
-            ((f64::from(logit) - f64::from(max)) / f64::from(params.temperature)).exp()
+    #[inline(always)]
+    pub(super) fn of(
+        logits: &[f32],
+        max: f32,
+        params: &SamplingParams,
+        scratch: &'a mut DrawScratch,
+    ) -> Self {
+        weigh(logits, max, params.temperature, &mut scratch.weights);
+        let by_rank = ByRank::of(params, logits.len());
+        // top_p looks at the whole vocabulary, whatever min_p drops.
+        let total = match params.top_p < 1.0 {
+            true => total_of(&scratch.weights),
+            false => f64::INFINITY,
         };
         // The most likely token weighs 1: min_p compares with it directly.
         let min_weight = f64::from(params.min_p);
-        let mut total = 0.0;
-        let mut tokens: Vec<(u32, f64)> = Vec::with_capacity(logits.len());
-        for (token, &logit) in logits.iter().enumerate() {
-            let weight = weight(logit);
-            total += weight;
-            if weight > 0.0 && weight >= min_weight {
-                tokens.push((token as u32, weight));
+        if min_weight > 0.0 {
+            for weight in &mut scratch.weights {
+                *weight = if *weight >= min_weight { *weight } else { 0.0 };
             }
         }
-        let top_k = usize::try_from(params.top_k).unwrap_or(usize::MAX);
-        if top_k < tokens.len() {
-            keep_highest(&mut tokens, top_k);
+        match by_rank {
+            Some(by_rank) => by_rank.keep(f64::from(params.top_p) * total, scratch),
+            None => Self {
+                mass: total_of(&scratch.weights),
+                tokens: Order::ById(&scratch.weights),
+            },
         }
-        if params.top_p < 1.0 {
-            keep_nucleus(&mut tokens, f64::from(params.top_p) * total);
-        }
-        let mass = tokens.iter().map(|token| token.1).sum();
-        Self { tokens, mass }
     }
 
     /// Returns the first token whose cumulated weight exceeds the fraction `draw` (in [0, 1)) of all of it.
+    #[inline(always)]
     pub(super) fn pick(&self, draw: f64) -> u32 {
         let target = draw * self.mass;
-        let mut cumulated = 0.0;
-        for &(token, weight) in &self.tokens {
-            cumulated += weight;
-            if cumulated > target {
-                return token;
+        match self.tokens {
+            Order::ById(weights) => pick_by_id(weights, target),
+            Order::ByRank(tokens) => {
+                let mut cumulated = 0.0;
+                let found = tokens.iter().find(|token| {
+                    cumulated += token.1;
+                    cumulated > target
+                });
+                found.or(tokens.last()).expect(ALWAYS).0
             }
         }
-        self.tokens
-            .last()
-            .expect("the most likely token is always kept")
-            .0
     }
 }
 
-/// Keeps the `k` highest tokens, sorted.
-fn keep_highest(tokens: &mut Vec<(u32, f64)>, k: usize) {
-    sort_highest(tokens, k);
-    tokens.truncate(k);
+const ALWAYS: &str = "the most likely token is always kept";
+
+/// Skips blocks that end at or below the target, then walks.
+#[inline(always)]
+fn pick_by_id(weights: &[f64], target: f64) -> u32 {
+    let mut before = 0.0;
+    for (block, first) in weights.chunks(BLOCK).zip((0u32..).step_by(BLOCK)) {
+        let end = before + block_sum(block);
+        if end > target {
+            let mut cumulated = before;
+            let found = block.iter().position(|weight| {
+                cumulated += weight;
+                cumulated > target
+            });
+            if let Some(index) = found {
+                return first + index as u32;
+            }
+        }
+        before = end;
+    }
+    // Sums in another order may end a rounding below the target.
+    weights
+        .iter()
+        .rposition(|&weight| weight > 0.0)
+        .expect(ALWAYS) as u32
+}
+
+#[inline(always)]
+fn total_of(weights: &[f64]) -> f64 {
+    weights.chunks(BLOCK).map(block_sum).sum()
+}
+
+/// Sums the weights of a block in eight lanes.
+#[inline(always)]
+fn block_sum(block: &[f64]) -> f64 {
+    let mut lanes = [0.0; 8];
+    let chunks = block.chunks_exact(8);
+    let rest: f64 = chunks.remainder().iter().sum();
+    for chunk in chunks {
+        for lane in 0..8 {
+            lanes[lane] += chunk[lane];
+        }
+    }
+    lanes.iter().sum::<f64>() + rest
+}
+
+/// Fills `weights` with `exp((logit - max) / temperature)`.
+#[inline(always)]
+fn weigh(logits: &[f32], max: f32, temperature: f32, weights: &mut Vec<f64>) {
+    let (max, temperature) = (f64::from(max), f64::from(temperature));
+    weights.clear();
+    weights.resize(logits.len(), 0.0);
+    for (weight, &logit) in weights.iter_mut().zip(logits) {
+        *weight = exp_of_negative((f64::from(logit) - max) / temperature);
+    }
+}
+
+/// A filter that ranks tokens.
+struct ByRank {
+    top_k: usize,
+    has_nucleus: bool,
+}
+
+impl ByRank {
+    fn of(params: &SamplingParams, vocab_size: usize) -> Option<Self> {
+        let top_k = usize::try_from(params.top_k).unwrap_or(usize::MAX);
+        let has_nucleus = params.top_p < 1.0;
+        (top_k < vocab_size || has_nucleus).then_some(Self { top_k, has_nucleus })
+    }
+
+    /// Keeps the `top_k` highest tokens, and of them each before which there is at most `mass`.
+    #[inline(always)]
+    fn keep(self, mass: f64, scratch: &mut DrawScratch) -> Kept<'_> {
+        let DrawScratch { weights, ranked } = scratch;
+        let least = least_of(self.last_class(weights, mass));
+        ranked.clear();
+        let tokens = (0u32..).zip(weights.iter().copied());
+        ranked.extend(tokens.filter(|token| token.1 >= least));
+        ranked.sort_unstable_by(by_rank);
+        ranked.truncate(self.top_k);
+        if self.has_nucleus {
+            keep_nucleus(ranked, mass);
+        }
+        Kept {
+            mass: ranked.iter().map(|token| token.1).sum(),
+            tokens: Order::ByRank(ranked),
+        }
+    }
+
+    /// Returns the class that a filter ends in: nothing of a later one is kept.
+    #[inline(always)]
+    fn last_class(&self, weights: &[f64], mass: f64) -> usize {
+        let mut classes = [(0usize, 0f64); CLASSES];
+        for &weight in weights.iter().filter(|weight| **weight > 0.0) {
+            let (count, mass) = &mut classes[class(weight)];
+            *count += 1;
+            *mass += weight;
+        }
+        // Sums in rank order come out another way, by far less.
+        let enough = mass * (1.0 + 1e-9);
+        let mut sum = (0, 0.0);
+        let is_last = |class: &(usize, f64)| {
+            sum = (sum.0 + class.0, sum.1 + class.1);
+            sum.0 >= self.top_k || sum.1 > enough
+        };
+        classes.iter().position(is_last).unwrap_or(CLASSES - 1)
+    }
+}
+
+/// The class of a weight in (0, 1], higher weights in lower classes: its exponent and the three bits behind it.
+#[inline(always)]
+fn class(weight: f64) -> usize {
+    let bits = |weight: f64| (weight.to_bits() >> 49) as usize;
+    bits(1.0).saturating_sub(bits(weight)).min(CLASSES - 1)
+}
+
+/// The least weight above 0 of a class.
+#[inline(always)]
+fn least_of(class: usize) -> f64 {
+    match class < CLASSES - 1 {
+        true => f64::from_bits(((1.0f64.to_bits() >> 49) - class as u64) << 49),
+        false => f64::MIN_POSITIVE,
+    }
 }
 
 /// Keeps each token before which, in rank order, there is at most `mass`.
-fn keep_nucleus(tokens: &mut Vec<(u32, f64)>, mass: f64) {
-    let mut sorted = 0;
-    let mut kept = 0;
+fn keep_nucleus(ranked: &mut Vec<(u32, f64)>, mass: f64) {
     let mut before = 0.0;
-    while kept < tokens.len() && before <= mass {
-        if kept == sorted {
-            let more = (tokens.len() - sorted).min(NUCLEUS_GUESS.max(sorted * 7));
-            sort_highest(&mut tokens[sorted..], more);
-            sorted += more;
-        }
-        before += tokens[kept].1;
-        kept += 1;
-    }
-    tokens.truncate(kept);
-}
-
-/// Brings the `k` highest tokens to the front and sorts them.
-fn sort_highest(tokens: &mut [(u32, f64)], k: usize) {
-    if k < tokens.len() {
-        tokens.select_nth_unstable_by(k, by_rank);
-    }
-    tokens[..k].sort_unstable_by(by_rank);
+    let is_outside = |token: &(u32, f64)| {
+        let is_outside = before > mass;
+        before += token.1;
+        is_outside
+    };
+    let kept = ranked.iter().position(is_outside);
+    ranked.truncate(kept.unwrap_or(ranked.len()));
 }
 
 /// Orders by weight, highest first, equals by id.

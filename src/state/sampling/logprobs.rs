@@ -35,18 +35,36 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
     max + sum.ln()
 }
 
+/// Tokens above which sorting the vocabulary's ids is cheaper than inserting into a sorted list.
+const MAX_INSERTED: usize = 64;
+
 fn most_likely(logits: &[f32], top: usize) -> Vec<u32> {
     let top = top.min(logits.len());
     if top == 0 {
         return Vec::new();
     }
     let by_rank = |a: &u32, b: &u32| rank(logits, *a, *b);
-    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    if top < ids.len() {
-        ids.select_nth_unstable_by(top - 1, by_rank);
-        ids.truncate(top);
+    if top > MAX_INSERTED || logits.iter().any(|logit| logit.is_nan()) {
+        let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+        if top < ids.len() {
+            ids.select_nth_unstable_by(top - 1, by_rank);
+            ids.truncate(top);
+        }
+        ids.sort_unstable_by(by_rank);
+        return ids;
     }
-    ids.sort_unstable_by(by_rank);
+    let mut ids: Vec<u32> = Vec::with_capacity(top + 1);
+    let mut least = f32::NEG_INFINITY;
+    for (id, &logit) in (0u32..).zip(logits) {
+        // Equals rank behind the lower ids that are in.
+        if ids.len() == top && logit <= least {
+            continue;
+        }
+        let place = ids.partition_point(|other| logits[*other as usize] >= logit);
+        ids.insert(place, id);
+        ids.truncate(top);
+        least = logits[ids[ids.len() - 1] as usize];
+    }
     ids
 }
 
@@ -85,6 +103,17 @@ mod tests {
     fn top_is_bounded_by_the_vocabulary() {
         assert_eq!(token_logprobs(&[0.0, 1.0], 0, 20, &[]).top.len(), 2);
         assert!(token_logprobs(&[0.0, 1.0], 0, 0, &[]).top.is_empty());
+    }
+
+    #[test]
+    fn insertion_agrees_with_sorting() {
+        let noise = |i: u32| (i.wrapping_mul(2_654_435_761) >> 22) as f32;
+        let logits: Vec<f32> = (0..3000).map(noise).collect();
+        let mut sorted: Vec<u32> = (0..3000).collect();
+        sorted.sort_by(|a, b| rank(&logits, *a, *b));
+        for top in [1, 5, MAX_INSERTED, MAX_INSERTED + 1, 3000] {
+            assert_eq!(most_likely(&logits, top), sorted[..top], "top {top}");
+        }
     }
 
     #[test]

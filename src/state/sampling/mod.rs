@@ -1,17 +1,21 @@
 //! Sampling: parameters, penalties, seeded draws and logprobs, as pure functions of one row of logits.
 
 mod draw;
+mod exp;
 mod filter;
 mod logprobs;
 mod mask;
 mod params;
+mod peak;
 mod row;
 mod wire;
 
 pub use draw::seed_of_sample;
+pub use filter::DrawScratch;
 pub use logprobs::token_logprobs;
 pub use mask::TokenMask;
 pub(crate) use params::MAX_SAMPLES;
 pub use params::SamplingParams;
+pub use peak::Peak;
 pub use row::{RowSampler, Sampled};
 pub(crate) use wire::{SEED, TOKEN_LIMIT, asks_for_nothing, seed, token_limit};

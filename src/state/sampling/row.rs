@@ -10,9 +10,10 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::draw::uniform;
-use super::filter::Kept;
+use super::filter::{DrawScratch, Kept};
 use super::mask::TokenMask;
 use super::params::SamplingParams;
+use super::peak::Peak;
 
 /// Chooses the tokens of one sequence.
 ///
@@ -70,6 +71,7 @@ impl RowSampler {
             vocab_size,
             params,
         };
+        sampler.reserve(prompt.len());
         if sampler.repeats_matter() {
             sampler.seen.extend(prompt);
         }
@@ -79,22 +81,64 @@ impl RowSampler {
         sampler
     }
 
-    /// Chooses the next token and counts it as output. `logits` are changed in place.
+    /// Returns whether the next token is the peak of the raw logits, which [`RowSampler::sampled_peak`] takes.
+    pub fn takes_peak(&self) -> bool {
+        self.greedy && !self.edits(None)
+    }
+
+    /// Returns what the peak of a whole row of logits means for a sampler that takes it.
+    pub fn sampled_peak(peak: Peak) -> Sampled {
+        match peak.nan {
+            true => Sampled {
+                token: 0,
+                nan: true,
+            },
+            false => Sampled {
+                token: peak.token,
+                nan: peak.logit == f32::NEG_INFINITY,
+            },
+        }
+    }
+
+    /// Chooses the next token; [`RowSampler::record`] then counts it as output. `logits` are changed in place.
     ///
     /// # Shapes
     /// `logits: [vocab_size]`.
     /// # Panics
     /// If `logits` is shorter than the vocabulary (caller bug).
-    pub fn sample(&mut self, logits: &mut [f32], mask: Option<&TokenMask>) -> Sampled {
+    #[inline(always)]
+    pub fn choose(
+        &self,
+        logits: &mut [f32],
+        mask: Option<&TokenMask>,
+        scratch: &mut DrawScratch,
+    ) -> Sampled {
         let logits = &mut logits[..self.vocab_size];
-        let sampled = self.choose(logits, mask);
-        self.record(sampled.token);
-        sampled
+        let mut peak = Peak::of(logits, 0);
+        // A mask or a ban could hide it.
+        if peak.nan {
+            return Self::sampled_peak(peak);
+        }
+        if self.edits(mask) {
+            self.penalize(logits);
+            self.constrain(logits, mask);
+            peak = Peak::of(logits, 0);
+        }
+        // An infinite logit has all the probability, and the softmax cannot be computed.
+        if self.greedy || peak.logit.is_infinite() {
+            return Self::sampled_peak(peak);
+        }
+        let kept = Kept::of(logits, peak.logit, &self.params, scratch);
+        let seed = self.params.sampling_seed.unwrap_or(0);
+        Sampled {
+            token: kept.pick(uniform(seed, self.output_tokens)),
+            nan: false,
+        }
     }
 
-    /// Counts a token that was not sampled here (teacher forcing, speculation) as output.
+    /// Counts a token as output: one that was chosen, or comes from elsewhere (teacher forcing, speculation).
     pub fn record(&mut self, token: u32) {
-        if self.params.frequency_penalty != 0.0 || self.params.presence_penalty != 0.0 {
+        if self.counts_matter() {
             *self.output_counts.entry(token).or_insert(0) += 1;
         }
         if self.repeats_matter() {
@@ -103,28 +147,24 @@ impl RowSampler {
         self.output_tokens += 1;
     }
 
-    fn choose(&self, logits: &mut [f32], mask: Option<&TokenMask>) -> Sampled {
-        if logits.iter().any(|logit| logit.is_nan()) {
-            return Sampled {
-                token: 0,
-                nan: true,
-            };
+    /// Something changes the logits before they are ranked.
+    fn edits(&self, mask: Option<&TokenMask>) -> bool {
+        mask.is_some()
+            || !self.output_counts.is_empty()
+            || !self.seen.is_empty()
+            || !self.params.logit_bias.is_empty()
+            || self.output_tokens < u64::from(self.params.min_new_tokens)
+    }
+
+    /// Makes room for what the output will add, so that no step has to.
+    fn reserve(&mut self, prompt_tokens: usize) {
+        let output_tokens = (self.params.max_new_tokens as usize).min(self.vocab_size);
+        if self.counts_matter() {
+            self.output_counts.reserve(output_tokens);
         }
-        self.penalize(logits);
-        self.constrain(logits, mask);
-        let (best, max) = argmax(logits);
-        // An infinite logit has all the probability, and the softmax cannot be computed.
-        if self.greedy || max.is_infinite() {
-            return Sampled {
-                token: best,
-                nan: max == f32::NEG_INFINITY,
-            };
-        }
-        let kept = Kept::of(logits, max, &self.params);
-        let seed = self.params.sampling_seed.unwrap_or(0);
-        Sampled {
-            token: kept.pick(uniform(seed, self.output_tokens)),
-            nan: false,
+        if self.repeats_matter() {
+            let tokens = (prompt_tokens + output_tokens).min(self.vocab_size);
+            self.seen.reserve(tokens);
         }
     }
 
@@ -173,20 +213,13 @@ impl RowSampler {
         })
     }
 
+    fn counts_matter(&self) -> bool {
+        self.params.frequency_penalty != 0.0 || self.params.presence_penalty != 0.0
+    }
+
     fn repeats_matter(&self) -> bool {
         self.params.repetition_penalty != 1.0
     }
-}
-
-/// Returns the most likely token (the lowest id of equals) and its logit.
-fn argmax(logits: &[f32]) -> (u32, f32) {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (token as u32, logit);
-        }
-    }
-    best
 }
 
 #[cfg(test)]

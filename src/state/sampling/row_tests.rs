@@ -16,6 +16,14 @@ fn seeded(seed: u64) -> SamplingParams {
     }
 }
 
+impl RowSampler {
+    fn sample(&mut self, logits: &mut [f32], mask: Option<&TokenMask>) -> Sampled {
+        let sampled = self.choose(logits, mask, &mut DrawScratch::default());
+        self.record(sampled.token);
+        sampled
+    }
+}
+
 /// Logits that look like noise but depend on the position only.
 fn logits_at(position: usize) -> Vec<f32> {
     let noise = |token| uniform(99, (position * VOCAB + token) as u64) as f32;
@@ -142,9 +150,50 @@ fn a_flat_nucleus_larger_than_the_first_guess_is_kept_whole() {
         top_p: 0.5,
         ..seeded(8)
     };
-    let kept = Kept::of(&vec![0.0; vocab], 0.0, &params);
+    let mut scratch = DrawScratch::default();
+    let kept = Kept::of(&vec![0.0; vocab], 0.0, &params, &mut scratch);
     assert_eq!(kept.pick(0.0), 0);
     assert_eq!(kept.pick(1.0 - f64::EPSILON), 2500, "equals rank by id");
+}
+
+#[test]
+fn vocabularies_of_any_size_and_shape_keep_what_sorting_keeps() {
+    let shapes: [fn(f64) -> f64; 4] = [
+        |u| 8.0 * u,
+        |u| 60.0 * u * u,
+        |u| 1e-3 * u,
+        |u| (4.0 * u).floor(),
+    ];
+    for (vocab, shape) in [1usize, 63, 64, 65, 4000]
+        .into_iter()
+        .flat_map(|vocab| shapes.map(|shape| (vocab, shape)))
+    {
+        let logits: Vec<f32> = (0..vocab)
+            .map(|i| shape(uniform(5, i as u64)) as f32)
+            .collect();
+        for (top_p, top_k, min_p) in [
+            (0.3, -1, 0.0),
+            (0.99, -1, 0.0),
+            (0.9, 40, 0.0),
+            (1.0, 7, 0.01),
+            (1.0, 3000, 0.0),
+            (1.0, -1, 0.05),
+        ] {
+            let params = SamplingParams {
+                top_p,
+                top_k,
+                min_p,
+                ..seeded(1)
+            };
+            let mut scratch = DrawScratch::default();
+            let kept = Kept::of(&logits, Peak::of(&logits, 0).logit, &params, &mut scratch);
+            for draw in 0..50 {
+                let draw = uniform(2, draw);
+                let expected = naive_choice(&logits, &params, draw);
+                assert_eq!(kept.pick(draw), expected, "{vocab} tokens, {params:?}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -272,7 +321,7 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
 
 /// Everything kept by sorting the whole vocabulary: what the selection has to agree with.
 fn naive_choice(logits: &[f32], params: &SamplingParams, draw: f64) -> u32 {
-    let max = f64::from(argmax(logits).1);
+    let max = f64::from(Peak::of(logits, 0).logit);
     let mut ranked: Vec<(u32, f64)> = logits
         .iter()
         .enumerate()
@@ -284,7 +333,8 @@ fn naive_choice(logits: &[f32], params: &SamplingParams, draw: f64) -> u32 {
         })
         .collect();
     let total: f64 = ranked.iter().map(|token| token.1).sum();
-    let sorts = params.top_p < 1.0 || params.top_k != -1;
+    let sorts =
+        params.top_p < 1.0 || (params.top_k != -1 && (params.top_k as usize) < logits.len());
     if sorts {
         ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     }
@@ -321,7 +371,8 @@ proptest! {
     fn selection_agrees_with_sorting_the_vocabulary(params in any_params(), position in 0usize..1000) {
         let logits = logits_at(position);
         let draw = uniform(1, position as u64);
-        let kept = Kept::of(&logits, argmax(&logits).1, &params);
+        let mut scratch = DrawScratch::default();
+        let kept = Kept::of(&logits, Peak::of(&logits, 0).logit, &params, &mut scratch);
         // A filter that leaves the order by id draws in that order, so only sorted draws are comparable.
         let sorts = params.top_p < 1.0 || (params.top_k != -1 && params.top_k < VOCAB as i32);
         if sorts {

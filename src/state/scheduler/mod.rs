@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::executor::{StepPlan, TableDelta};
+use crate::executor::{RowResult, StepPlan, TableDelta};
 use crate::ids::{RequestId, SeqId, StepId};
 use crate::state::news::{RequestEnd, RequestTokens};
 use crate::state::pages::{PageSize, PoolLedger};
@@ -110,6 +110,8 @@ pub struct Scheduler {
     /// When the requests came in that were admitted for the first time since this was last taken.
     first_admissions: Vec<f64>,
     counters: Counters,
+    /// Rows of the last result, emptied.
+    spent: Option<Vec<RowResult>>,
     ledger: Arc<PoolLedger>,
 }
 
@@ -175,6 +177,7 @@ impl Scheduler {
             news: Vec::new(),
             first_admissions: Vec::new(),
             counters: Counters::default(),
+            spent: None,
             ledger,
             limits,
         }

@@ -34,13 +34,19 @@ impl Scheduler {
             return;
         }
         match result {
-            Ok(output) => {
-                for row in output.rows {
+            Ok(mut output) => {
+                for row in output.rows.drain(..) {
                     self.take_row(row);
                 }
+                self.spent = Some(output.rows);
             }
             Err(error) => self.lose(&record, &error),
         }
+    }
+
+    /// Takes the emptied rows of the last result, if nobody has: the next step's result can use their memory.
+    pub fn take_spent(&mut self) -> Option<Vec<RowResult>> {
+        self.spent.take()
     }
 
     /// A sequence that ended while this step was queued is a zombie in it: its token is dropped. One that was

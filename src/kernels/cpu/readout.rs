@@ -1,0 +1,119 @@
+//! What becomes of rows of logits: they are shared out to the threads, tokens are chosen with the best instructions.
+
+use super::simd::{Kernel, Lanes, dispatch};
+use super::tensor::{Shared, Tensor};
+use super::{CpuBackend, Isa};
+use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled};
+
+/// Logits of one row in an item of [`CpuBackend::peaks`].
+const PART: usize = 16 << 10;
+/// Multiply-adds that the look at a logit costs about.
+const LOGIT_COST: usize = 8;
+
+/// Reads a row: a lane, the row's index and logits, and the place of what is found.
+pub type ReadRow<'a, L, R> = &'a (dyn Fn(&mut L, usize, &mut [f32], &mut R) + Sync);
+
+impl CpuBackend {
+    /// Number of threads that compute.
+    pub fn n_threads(&self) -> usize {
+        self.pool.n_threads()
+    }
+
+    /// Finds the peak of each of these rows of logits, up to `vocab_size`; `peaks` gets one for each, in order.
+    pub fn peaks(
+        &mut self,
+        logits: &Tensor,
+        vocab_size: usize,
+        rows: &[usize],
+        peaks: &mut Vec<Peak>,
+    ) {
+        let n_parts = vocab_size.div_ceil(PART);
+        let n_items = rows.len() * n_parts;
+        peaks.clear();
+        peaks.resize(n_items, Peak::default());
+        let found = Shared::new(peaks);
+        let (isa, cost) = (self.isa, rows.len() * vocab_size * LOGIT_COST);
+        self.pool.for_each(n_items, cost, &|item| {
+            let (row, first) = (rows[item / n_parts], item % n_parts * PART);
+            let logits = &logits.row(row)[first..vocab_size.min(first + PART)];
+            // SAFETY: each item has a place of its own.
+            let place = &mut unsafe { found.part(item, 1) }[0];
+            *place = dispatch(isa, PeakOf(logits, first));
+        });
+        for row in 0..rows.len() {
+            let parts = &peaks[row * n_parts..(row + 1) * n_parts];
+            peaks[row] = parts.iter().copied().fold(Peak::default(), Peak::merge);
+        }
+        peaks.truncate(rows.len());
+    }
+
+    /// Calls `read` once for each of the first rows of logits, as many as there are places in `found`, on any thread:
+    /// with one of `lanes`, which is the call's own meanwhile, the row's index and logits, and its place.
+    ///
+    /// # Panics
+    /// If there are more places than rows, or no lane.
+    pub fn read_rows<L: Send, R: Send>(
+        &mut self,
+        logits: &mut Tensor,
+        lanes: &mut [L],
+        found: &mut [R],
+        read: ReadRow<'_, L, R>,
+    ) {
+        let (n_rows, width) = (found.len(), logits.width());
+        let (logits, found) = (Shared::new(logits.values_mut()), Shared::new(found));
+        let cost = n_rows * width * LOGIT_COST;
+        self.pool.for_each_with(lanes, n_rows, cost, &|lane, row| {
+            // SAFETY: each row and each place is one item's.
+            let (logits, place) = unsafe { (logits.part(row * width, width), found.part(row, 1)) };
+            read(lane, row, logits, &mut place[0]);
+        });
+    }
+
+    /// The instructions that this backend was told to use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+}
+
+struct PeakOf<'a>(&'a [f32], usize);
+
+impl Kernel for PeakOf<'_> {
+    type Output = Peak;
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Peak {
+        Peak::of(self.0, self.1)
+    }
+}
+
+/// Chooses a token like [`RowSampler::choose`], compiled for `isa`. The result is the same for all of them.
+pub fn choose(
+    isa: Isa,
+    sampler: &RowSampler,
+    logits: &mut [f32],
+    scratch: &mut DrawScratch,
+) -> Sampled {
+    dispatch(
+        isa,
+        Choose {
+            sampler,
+            logits,
+            scratch,
+        },
+    )
+}
+
+struct Choose<'a> {
+    sampler: &'a RowSampler,
+    logits: &'a mut [f32],
+    scratch: &'a mut DrawScratch,
+}
+
+impl Kernel for Choose<'_> {
+    type Output = Sampled;
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Sampled {
+        self.sampler.choose(self.logits, None, self.scratch)
+    }
+}

@@ -1,0 +1,206 @@
+//! A warm step of the CPU executor allocates nothing.
+//!
+//! A binary of its own with a single test: the allocator counts what every thread of the process asks for.
+
+#![allow(clippy::unwrap_used)]
+// An allocator is unsafe by its trait.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur::executor::{Executor, RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use souffleur::ids::{PageId, RowId, SeqId, StepId};
+use souffleur::state::pages::PageRun;
+use souffleur::state::sampling::SamplingParams;
+
+struct Counting;
+
+static COUNTS: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+fn count() {
+    if COUNTS.load(Ordering::SeqCst) {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: passed on.
+        unsafe { System.realloc(block, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: passed on.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const PROMPT_TOKENS: u32 = 10;
+/// Scratch buffers find their sizes in the first ones.
+const WARM_STEPS: u32 = 20;
+const STEPS: u32 = 100;
+/// Layers of the fixtures.
+const LAYERS: usize = 2;
+/// Allocations that attention makes in a layer for its list of items.
+const ATTENTION: usize = 3;
+
+/// Greedy and sampled, plain, filtered and penalized.
+fn samplings() -> Vec<SamplingParams> {
+    let seeded = SamplingParams {
+        sampling_seed: Some(7),
+        max_new_tokens: 1 + WARM_STEPS + STEPS,
+        ..Default::default()
+    };
+    let greedy = SamplingParams {
+        temperature: 0.0,
+        ..seeded.clone()
+    };
+    vec![
+        greedy.clone(),
+        SamplingParams {
+            repetition_penalty: 1.2,
+            logit_bias: vec![(3, 1.0)],
+            ..greedy
+        },
+        seeded.clone(),
+        SamplingParams {
+            top_p: 0.9,
+            min_p: 0.01,
+            ..seeded.clone()
+        },
+        SamplingParams {
+            top_k: 20,
+            frequency_penalty: 0.5,
+            presence_penalty: 0.5,
+            min_new_tokens: 50,
+            ..seeded.clone()
+        },
+        SamplingParams {
+            top_p: 0.999,
+            top_k: 100,
+            repetition_penalty: 0.9,
+            ..seeded
+        },
+    ]
+}
+
+fn opening(samplings: &[SamplingParams]) -> StepPlan {
+    let mut plan = StepPlan {
+        step: StepId::new(0),
+        starts: Vec::new(),
+        table: Vec::new(),
+        rows: Vec::new(),
+    };
+    for (index, sampling) in samplings.iter().enumerate() {
+        let (row, seq) = (RowId::new(index as u32 + 1), SeqId::new(index as u64 + 1));
+        let first = index as u32 * 1000 + 1;
+        plan.starts.push(RowStart {
+            row,
+            seq,
+            tokens: (0..PROMPT_TOKENS).map(|i| i * 7 + index as u32).collect(),
+            prompt_tokens: PROMPT_TOKENS,
+            sampling: Arc::new(sampling.clone()),
+            prefix: PageRun::empty(),
+        });
+        plan.table.push(TableDelta::Append {
+            row,
+            pages: (first..first + PROMPT_TOKENS).map(PageId::new).collect(),
+        });
+        plan.rows.push(StepRow {
+            row,
+            seq,
+            work: RowWork::Prefill {
+                positions: 0..PROMPT_TOKENS,
+            },
+            sample: true,
+            logprobs: None,
+        });
+    }
+    plan
+}
+
+/// Turns a plan into the one of the next decode step, which gives every row a page.
+fn next(plan: &mut StepPlan, step: u32) {
+    let position = PROMPT_TOKENS + step;
+    plan.starts.clear();
+    plan.table.clear();
+    for (index, row) in plan.rows.iter_mut().enumerate() {
+        row.work = RowWork::Decode { position };
+        let page = PageId::new(index as u32 * 1000 + 1 + position);
+        plan.table.push(TableDelta::Append {
+            row: row.row,
+            pages: [page].into_iter().collect(),
+        });
+    }
+}
+
+/// Allocations in decode steps of all rows together, once buffers have grown.
+fn allocations(model: &str, threads: usize) -> usize {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/models")
+        .join(model);
+    let options = CpuOptions {
+        dtype: None,
+        quantization: None,
+        n_pages: 8000,
+        page_size: 1,
+        threads,
+        pin_threads: false,
+        max_rows: 8,
+        isa: None,
+    };
+    let mut executor = CpuExecutor::load(&dir, &options, &mut |_, _| {}).unwrap();
+    let mut plan = opening(&samplings());
+    let output = executor.run(&plan).unwrap();
+    executor.recycle(output.rows);
+    for step in 0..WARM_STEPS + STEPS {
+        next(&mut plan, step);
+        COUNTS.store(step >= WARM_STEPS, Ordering::SeqCst);
+        let output = executor.run(&plan).unwrap();
+        let tokens = output.rows.iter().map(|row| row.tokens.len());
+        assert_eq!(tokens.sum::<usize>(), plan.rows.len());
+        executor.recycle(output.rows);
+        COUNTS.store(false, Ordering::SeqCst);
+    }
+    ALLOCATIONS.swap(0, Ordering::SeqCst)
+}
+
+#[test]
+fn warm_decode_steps_allocate_nothing() {
+    COUNTS.store(true, Ordering::SeqCst);
+    drop(std::hint::black_box(Box::new(1)));
+    COUNTS.store(false, Ordering::SeqCst);
+    assert_eq!(ALLOCATIONS.swap(0, Ordering::SeqCst), 1, "it counts");
+    for model in ["llama", "qwen3"] {
+        for threads in [1, 2] {
+            let attention = STEPS as usize * LAYERS * ATTENTION;
+            let allocations = allocations(model, threads);
+            assert!(
+                allocations <= attention,
+                "{model}, {threads} threads: {allocations} in {STEPS} steps, {attention} are attention's"
+            );
+        }
+    }
+}
