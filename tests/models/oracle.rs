@@ -156,7 +156,7 @@ fn int8_logits_stay_near_those_of_bf16() {
             squares += f64::from(*b).powi(2);
         }
         let relative = (errors / squares).sqrt();
-        println!("{name}: relative error of int8 logits {relative:.4}");
+        eprintln!("{name}: relative error of int8 logits {relative:.4}");
         assert!(relative <= 0.08, "{name}: {relative}");
         assert!(relative > 0.0, "{name}: nothing was quantised");
     }

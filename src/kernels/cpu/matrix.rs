@@ -212,7 +212,7 @@ impl Kernel for PackPanel<'_> {
     fn run<S: Lanes>(self) {
         let whole_words = match (self.format, self.source.dtype) {
             (Format::F32, Dtype::F32) => true,
-            (Format::Bf16, Dtype::BF16) => self.source.inputs % 2 == 0,
+            (Format::Bf16, Dtype::BF16) => self.source.inputs.is_multiple_of(2),
             _ => false,
         };
         match whole_words {
