@@ -58,7 +58,7 @@ enum Command {
     Generate(Box<generate::GenerateArgs>),
     /// Show how memory would be divided, without loading the model
     Plan(Box<LocalFlags>),
-    /// Measure the time to ready and the speed of one stream
+    /// Measure this engine on this machine, or a server under load
     Bench(Box<bench::BenchArgs>),
     /// Write the logits of prompts to a file, for comparison with other implementations
     #[command(hide = true)]

@@ -16,3 +16,11 @@ pub fn weights_bar() -> Progress {
         }
     })
 }
+
+/// Shows what is being done; nothing when stderr is no terminal.
+pub fn spinner() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}");
+    bar.set_style(style.expect("the template is well-formed"));
+    bar
+}

@@ -194,26 +194,6 @@ fn a_model_without_a_chat_template_asks_for_raw() {
 }
 
 #[test]
-fn the_bench_prints_a_table() {
-    let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let args = ["bench", "--output-tokens", "8"];
-    let output = bundled(&args, &cache).output().expect("the binary runs");
-    let text = stdout(&output);
-    assert!(output.status.success(), "{}", stderr(&output));
-    let columns = |line: &str| line.matches('|').count();
-    let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines.len(), 3, "{text}");
-    assert!(
-        lines.iter().all(|line| columns(line) == columns(lines[0])),
-        "{text}"
-    );
-    assert!(
-        lines[2].starts_with("| souffleur-tiny | 64 | 8 |"),
-        "{text}"
-    );
-}
-
-#[test]
 fn a_cache_that_cannot_be_written_is_named() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
     let mut command = souffleur(&["plan"]);

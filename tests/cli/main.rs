@@ -1,5 +1,6 @@
 //! The binary as its users meet it: exit codes, what goes to stdout and stderr, signals.
 
+mod bench;
 mod commands;
 mod serving;
 

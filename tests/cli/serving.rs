@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use super::{souffleur, stderr, stdout, tiny_model};
 
 /// A server that is ready.
-struct Serving {
+pub(super) struct Serving {
     child: Child,
     out: BufReader<ChildStdout>,
-    address: String,
+    pub(super) address: String,
 }
 
 impl Serving {
-    fn start(args: &[&str]) -> Self {
+    pub(super) fn start(args: &[&str]) -> Self {
         let mut command = souffleur(&["serve", "--port", "0", "--max-total-tokens", "2048"]);
         command.args(args).arg("--model-path").arg(tiny_model());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -78,7 +78,7 @@ impl Serving {
         )
     }
 
-    fn signal(&self, name: &str) {
+    pub(super) fn signal(&self, name: &str) {
         let id = self.child.id().to_string();
         let sent = Command::new("kill")
             .args(["-s", name, &id])
@@ -88,7 +88,7 @@ impl Serving {
     }
 
     /// Waits for the end, which must come in time.
-    fn wait(mut self, limit: Duration) -> (ExitStatus, String) {
+    pub(super) fn wait(mut self, limit: Duration) -> (ExitStatus, String) {
         let began = Instant::now();
         let (done, ended) = std::sync::mpsc::channel::<()>();
         let id = self.child.id().to_string();

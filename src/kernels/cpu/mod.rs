@@ -17,6 +17,7 @@ pub(crate) mod kv;
 mod matmul;
 mod matrix;
 mod memory;
+pub mod probe;
 pub(crate) mod readout;
 mod rowwise;
 mod simd;

@@ -1,0 +1,277 @@
+//! The least time that a step can take on a machine: every weight is read once, every product computed once.
+//!
+//! Counted are the matrices of the layers, the output projection (for sampled tokens only), attention's two products
+//! and the reading of cached K/V. Norms, activations, sampling and the embedding's rows are left out: a floor may be
+//! too low, never too high.
+
+use souffleur::model::config::ModelConfig;
+use souffleur::model::weights::{Dtype, Quantization};
+use souffleur::state::kv_layout::KvLayout;
+
+/// Multiply and add.
+const OPS_PER_ELEMENT: u64 = 2;
+
+/// What decides the cost of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelCost {
+    /// Elements of all layers' matrices.
+    layer_elements: u64,
+    /// Elements of the output projection.
+    head_elements: u64,
+    /// All these matrices, with their scales if they are quantised.
+    matrix_bytes: u64,
+    /// K/V of one token in one layer, in bytes.
+    layer_kv_bytes: u64,
+    /// Width of all query heads, in elements.
+    q_width: u64,
+    /// For each layer: how many tokens a query sees, itself included.
+    windows: Vec<Option<u64>>,
+}
+
+/// The tokens of one sequence in a step; the last one is sampled from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Tokens whose K/V is there already.
+    pub cached_tokens: u64,
+    /// Tokens that go through the model.
+    pub new_tokens: u64,
+}
+
+/// What the machine does at best, in the same minute.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peak {
+    /// Bytes read per second.
+    pub read_bytes_per_s: f64,
+    /// Operations per second on the type that weights are multiplied in.
+    pub weight_ops_per_s: f64,
+    /// Operations per second on the type that K/V is multiplied in.
+    pub attention_ops_per_s: f64,
+}
+
+impl ModelCost {
+    /// Counts a model's matrices, with K/V and unquantised weights in `dtype`.
+    pub fn new(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> Self {
+        let bytes = |outputs: u64, inputs: u64| match quantization {
+            Some(quantization) => quantization.bytes(outputs, inputs),
+            None => outputs * inputs * dtype.bytes() as u64,
+        };
+        let (vocab, hidden) = (config.vocab_size as u64, config.hidden_size as u64);
+        let mut layer_elements = 0;
+        let mut matrix_bytes = bytes(vocab, hidden);
+        for tensor in config.tensors() {
+            if let (true, &[outputs, inputs]) = (
+                tensor.name.starts_with("model.layers."),
+                tensor.shape.as_slice(),
+            ) {
+                layer_elements += tensor.elements();
+                matrix_bytes += bytes(outputs as u64, inputs as u64);
+            }
+        }
+        let layers = config.num_hidden_layers as u64;
+        let windows = config.windows.iter();
+        Self {
+            layer_elements,
+            head_elements: vocab * hidden,
+            matrix_bytes,
+            layer_kv_bytes: config.kv_layout(dtype).bytes_per_token() / layers.max(1),
+            q_width: config.q_width() as u64,
+            windows: windows
+                .map(|window| window.map(|tokens| tokens as u64))
+                .collect(),
+        }
+    }
+
+    /// Operations of the step's products with weights.
+    pub fn weight_ops(&self, step: &[Extent]) -> u64 {
+        let tokens: u64 = step.iter().map(|extent| extent.new_tokens).sum();
+        OPS_PER_ELEMENT * (self.layer_elements * tokens + self.head_elements * step.len() as u64)
+    }
+
+    /// Operations of the step's products with K and V.
+    pub fn attention_ops(&self, step: &[Extent]) -> u64 {
+        let seen = |extent: &Extent| -> u64 {
+            let layers = self.windows.iter();
+            layers.map(|window| seen_tokens(*extent, *window)).sum()
+        };
+        2 * OPS_PER_ELEMENT * self.q_width * step.iter().map(seen).sum::<u64>()
+    }
+
+    /// Bytes of weights and cached K/V that the step reads; K/V that sequences share counts for each of them.
+    pub fn bytes(&self, step: &[Extent]) -> u64 {
+        let kv = |extent: &Extent| -> u64 {
+            let layers = self.windows.iter();
+            let read = layers.map(|window| {
+                let reach = window.map_or(u64::MAX, |window| window.saturating_sub(1));
+                extent.cached_tokens.min(reach)
+            });
+            read.sum::<u64>() * self.layer_kv_bytes
+        };
+        self.matrix_bytes + step.iter().map(kv).sum::<u64>()
+    }
+
+    /// The least seconds that the step can take: reading or computing, whichever takes longer.
+    pub fn step_seconds(&self, step: &[Extent], peak: &Peak) -> f64 {
+        let reading = self.bytes(step) as f64 / peak.read_bytes_per_s;
+        let computing = self.weight_ops(step) as f64 / peak.weight_ops_per_s
+            + self.attention_ops(step) as f64 / peak.attention_ops_per_s;
+        reading.max(computing)
+    }
+
+    /// The least seconds from the first to the last of `output_tokens` tokens of `streams` streams, behind prompts
+    /// of `prompt_tokens`.
+    pub fn decode_seconds(
+        &self,
+        streams: u64,
+        prompt_tokens: u64,
+        output_tokens: u64,
+        peak: &Peak,
+    ) -> f64 {
+        let step = |generated: u64| {
+            let extent = Extent {
+                cached_tokens: prompt_tokens + generated,
+                new_tokens: 1,
+            };
+            self.step_seconds(&vec![extent; streams as usize], peak)
+        };
+        (0..output_tokens.saturating_sub(1)).map(step).sum()
+    }
+}
+
+/// Keys that the extent's queries see together: a query sees itself and what is before it, at most `window` tokens.
+fn seen_tokens(extent: Extent, window: Option<u64>) -> u64 {
+    let Extent {
+        cached_tokens,
+        new_tokens,
+    } = extent;
+    let all = |tokens: u64| tokens * (tokens + 1) / 2;
+    let end = cached_tokens + new_tokens;
+    let window = window.unwrap_or(u64::MAX);
+    // Queries at positions below `full` see everything before them.
+    let full = end.min(window).max(cached_tokens);
+    let unlimited = all(full) - all(cached_tokens);
+    match end - full {
+        0 => unlimited,
+        limited => unlimited + limited * window,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// Layers of hidden 8, MLP 16, 4 heads of 4 elements over 2 K/V heads: matrices of 8x16, twice 8x8, 16x8 and
+    /// three of 8x16 are 768 elements.
+    fn cost(window: Option<u64>) -> ModelCost {
+        ModelCost {
+            layer_elements: 2 * 768,
+            head_elements: 100 * 8,
+            matrix_bytes: (2 * 768 + 100 * 8) * 2,
+            layer_kv_bytes: 2 * 8 * 2,
+            q_width: 16,
+            windows: vec![window; 2],
+        }
+    }
+
+    fn extent(cached_tokens: u64, new_tokens: u64) -> Extent {
+        Extent {
+            cached_tokens,
+            new_tokens,
+        }
+    }
+
+    #[test]
+    fn a_configuration_gives_the_sizes_of_its_matrices() {
+        let config = json!({
+            "architectures": ["Qwen3ForCausalLM"], "vocab_size": 100, "hidden_size": 8,
+            "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": true,
+        });
+        let text = config.to_string();
+        let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
+        let config = config.expect("it can be parsed");
+        assert_eq!(ModelCost::new(&config, Dtype::BF16, None), cost(None));
+        assert_eq!(ModelCost::new(&config, Dtype::F32, None).layer_kv_bytes, 64);
+        let int8 = ModelCost::new(&config, Dtype::BF16, Some(Quantization::Int8));
+        // A byte an element, and a scale of 4 bytes for each output: of q, k, v, o, gate, up and down, and the head.
+        let scales = 2 * (16 + 8 + 8 + 8 + 16 + 16 + 8) + 100;
+        assert_eq!(int8.matrix_bytes, 2 * 768 + 100 * 8 + 4 * scales);
+    }
+
+    #[test]
+    fn a_prefill_computes_every_layer_for_each_token_and_the_head_for_one() {
+        let step = [extent(0, 3)];
+        assert_eq!(cost(None).weight_ops(&step), 2 * (3 * 1536 + 800));
+        // Queries see 1, 2 and 3 keys, in two layers, over 16 elements, for scores and for values.
+        assert_eq!(cost(None).attention_ops(&step), (1 + 2 + 3) * 2 * 16 * 4);
+        assert_eq!(cost(None).bytes(&step), (1536 + 800) * 2);
+    }
+
+    #[test]
+    fn decodes_read_their_own_cache_and_share_the_weights() {
+        let step = [extent(10, 1), extent(20, 1)];
+        assert_eq!(cost(None).bytes(&step), (1536 + 800) * 2 + 30 * 2 * 32);
+        assert_eq!(cost(None).weight_ops(&step), 2 * 2 * (1536 + 800));
+        assert_eq!(cost(None).attention_ops(&step), (11 + 21) * 2 * 64);
+    }
+
+    #[test]
+    fn windows_bound_what_is_seen_and_read() {
+        let windowed = cost(Some(4));
+        assert_eq!(
+            windowed.bytes(&[extent(10, 1)]),
+            (1536 + 800) * 2 + 3 * 2 * 32
+        );
+        for (step, seen) in [
+            (extent(0, 3), 1 + 2 + 3),
+            (extent(0, 6), 1 + 2 + 3 + 4 + 4 + 4),
+            (extent(2, 3), 3 + 4 + 4),
+            (extent(10, 2), 4 + 4),
+            (extent(4, 1), 4),
+        ] {
+            assert_eq!(seen_tokens(step, Some(4)), seen, "{step:?}");
+        }
+        assert_eq!(seen_tokens(extent(2, 3), None), 3 + 4 + 5);
+    }
+
+    #[test]
+    fn the_larger_of_reading_and_computing_decides() {
+        let step = [extent(0, 3)];
+        let peak = |read_bytes_per_s, weight_ops_per_s| Peak {
+            read_bytes_per_s,
+            weight_ops_per_s,
+            attention_ops_per_s: 768.0,
+        };
+        let seconds = |peak| cost(None).step_seconds(&step, &peak);
+        assert_eq!(seconds(peak(467.2, 1e12)), 10.0);
+        assert_eq!(seconds(peak(1e12, 5408.0)), 2.0 + 1.0);
+    }
+
+    #[test]
+    fn a_model_of_600_million_has_the_floors_that_were_worked_out_by_hand() {
+        let qwen = ModelCost {
+            layer_elements: 28 * 15_728_640,
+            head_elements: 151_936 * 1024,
+            matrix_bytes: 2 * (28 * 15_728_640 + 151_936 * 1024),
+            layer_kv_bytes: 2 * 1024 * 2,
+            q_width: 2048,
+            windows: vec![None; 28],
+        };
+        let peak = Peak {
+            read_bytes_per_s: 47e9,
+            weight_ops_per_s: 442e9,
+            attention_ops_per_s: 442e9,
+        };
+        let prefill = 512.0 / qwen.step_seconds(&[extent(0, 512)], &peak);
+        assert_eq!(prefill.round(), 470.0);
+        let decode = qwen.step_seconds(&[extent(512, 1)], &peak).recip();
+        assert_eq!(decode.round(), 38.0);
+        let steps = [512, 513].map(|context| qwen.step_seconds(&[extent(context, 1)], &peak));
+        let both = qwen.decode_seconds(1, 512, 3, &peak);
+        assert!((both - steps.iter().sum::<f64>()).abs() < 1e-12);
+        assert_eq!(qwen.decode_seconds(4, 512, 1, &peak), 0.0);
+    }
+}

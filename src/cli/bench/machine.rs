@@ -1,0 +1,157 @@
+//! The machine at its best: measured beside the engine, so that both see the same neighbours.
+
+use serde::Serialize;
+use souffleur::executor::memory_plan::available_bytes;
+use souffleur::kernels::cpu::probe::{Arithmetic, ReadProbe};
+use souffleur::model::weights::Dtype;
+
+use super::super::Failure;
+use super::floors::Peak;
+
+/// Caches that are said to be smaller are taken for this size.
+const LEAST_CACHE_BYTES: u64 = 32 << 20;
+/// The buffer that is read, in caches: what a pass left behind is gone when the next one comes by.
+const CACHES: u64 = 16;
+const LARGEST_BUFFER_BYTES: u64 = 2 << 30;
+/// The buffer takes at most this part of the available memory.
+const LARGEST_SHARE: u64 = 8;
+
+/// Rates of some threads.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Rates {
+    /// Threads that worked at once.
+    pub threads: usize,
+    /// Bytes read per second.
+    pub read_bytes_per_s: f64,
+    /// f32 operations per second, multiplication and addition counted as two.
+    pub f32_ops_per_s: f64,
+    /// The same for `vdpbf16ps`; absent where the CPU lacks it.
+    pub bf16_ops_per_s: Option<f64>,
+    /// The same for `vpdpbusd`; absent where the CPU lacks it.
+    pub int8_ops_per_s: Option<f64>,
+}
+
+/// One measurement: one thread alone, then all that the engine uses.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct MachineRates {
+    /// One thread.
+    pub one: Rates,
+    /// All threads.
+    pub all: Rates,
+}
+
+/// Measures again and again with memory that is taken once.
+pub struct Machine {
+    memory: ReadProbe,
+    threads: usize,
+}
+
+impl Machine {
+    /// Takes the memory.
+    pub fn new(threads: usize) -> Result<Self, Failure> {
+        let available = available_bytes().map_err(Failure::failed)?;
+        let bytes = buffer_bytes(last_cache_bytes(), available);
+        let memory = ReadProbe::new(usize::try_from(bytes).unwrap_or(usize::MAX));
+        let memory = memory.map_err(|error| {
+            Failure::failed(format_args!("{bytes} bytes to measure reading: {error}"))
+        })?;
+        Ok(Self { memory, threads })
+    }
+
+    /// Everything, for one thread and for all.
+    pub fn measure(&self) -> MachineRates {
+        MachineRates {
+            one: self.rates(1),
+            all: self.rates(self.threads),
+        }
+    }
+
+    /// Reading alone, with all threads: it moves with the neighbours, so it is measured before every load.
+    pub fn read_bytes_per_s(&self) -> f64 {
+        self.memory.bytes_per_second(self.threads)
+    }
+
+    fn rates(&self, threads: usize) -> Rates {
+        Rates {
+            threads,
+            read_bytes_per_s: self.memory.bytes_per_second(threads),
+            f32_ops_per_s: Arithmetic::F32.ops_per_second(threads).unwrap_or_default(),
+            bf16_ops_per_s: Arithmetic::Bf16Dot.ops_per_second(threads),
+            int8_ops_per_s: Arithmetic::Int8Dot.ops_per_second(threads),
+        }
+    }
+}
+
+impl Rates {
+    /// The peak for weights in `dtype` (int8 when quantized) and K/V in `dtype`.
+    pub fn peak(&self, dtype: Dtype, is_int8: bool, read_bytes_per_s: f64) -> Peak {
+        let float = match dtype {
+            Dtype::BF16 => self.bf16_ops_per_s.unwrap_or(self.f32_ops_per_s),
+            Dtype::F16 | Dtype::F32 => self.f32_ops_per_s,
+        };
+        let weights = match is_int8 {
+            true => self.int8_ops_per_s.unwrap_or(float),
+            false => float,
+        };
+        Peak {
+            read_bytes_per_s,
+            weight_ops_per_s: weights,
+            attention_ops_per_s: float,
+        }
+    }
+}
+
+fn buffer_bytes(cache_bytes: u64, available_bytes: u64) -> u64 {
+    let wish = cache_bytes.max(LEAST_CACHE_BYTES).saturating_mul(CACHES);
+    wish.min(LARGEST_BUFFER_BYTES)
+        .min(available_bytes / LARGEST_SHARE)
+}
+
+/// The largest cache that Linux names for the first core; 0 elsewhere.
+fn last_cache_bytes() -> u64 {
+    let size = |index: usize| {
+        let file = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
+        let text = std::fs::read_to_string(file).ok()?;
+        text.trim().strip_suffix('K')?.parse::<u64>().ok()
+    };
+    (0..8).filter_map(size).max().unwrap_or(0) << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_buffer_is_far_larger_than_the_cache_and_far_smaller_than_memory() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        assert_eq!(buffer_bytes(0, 64 * gib), 512 * mib);
+        assert_eq!(buffer_bytes(64 * mib, 64 * gib), gib);
+        assert_eq!(buffer_bytes(gib, 64 * gib), 2 * gib);
+        assert_eq!(buffer_bytes(0, gib), 128 * mib);
+    }
+
+    #[test]
+    fn each_dtype_is_held_against_the_instruction_that_multiplies_it() {
+        let rates = Rates {
+            threads: 2,
+            read_bytes_per_s: 1.0,
+            f32_ops_per_s: 2.0,
+            bf16_ops_per_s: Some(3.0),
+            int8_ops_per_s: Some(4.0),
+        };
+        let ops = |rates: &Rates, dtype, is_int8| {
+            let peak = rates.peak(dtype, is_int8, 9.0);
+            assert_eq!(peak.read_bytes_per_s, 9.0);
+            (peak.weight_ops_per_s, peak.attention_ops_per_s)
+        };
+        assert_eq!(ops(&rates, Dtype::BF16, false), (3.0, 3.0));
+        assert_eq!(ops(&rates, Dtype::BF16, true), (4.0, 3.0));
+        assert_eq!(ops(&rates, Dtype::F16, false), (2.0, 2.0));
+        let plain = Rates {
+            bf16_ops_per_s: None,
+            int8_ops_per_s: None,
+            ..rates
+        };
+        assert_eq!(ops(&plain, Dtype::BF16, true), (2.0, 2.0));
+    }
+}

@@ -1,0 +1,196 @@
+//! Which requests are sent, and when.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::super::prompts::Prompts;
+use super::{Dataset, OWN_INPUT_TOKENS, OnlineArgs, RANDOM_INPUT_TOKENS};
+
+/// One request for a completion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// What to continue.
+    pub prompt: Prompt,
+    /// Most tokens of the output.
+    pub output_tokens: u32,
+    /// Goes on behind the token that ends a text.
+    pub ignore_eos: bool,
+}
+
+/// A prompt as it is sent.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Prompt {
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// Words.
+    Text(String),
+}
+
+impl Prompt {
+    /// Tokens, or words.
+    pub fn tokens(&self) -> u32 {
+        let tokens = match self {
+            Self::Ids(ids) => ids.len(),
+            Self::Text(text) => text.split(' ').count(),
+        };
+        u32::try_from(tokens).unwrap_or(u32::MAX)
+    }
+}
+
+/// A request that is due.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arrival {
+    /// Since the first request.
+    pub at: Duration,
+    /// What is sent then.
+    pub request: Request,
+}
+
+/// All requests, in order.
+pub fn arrivals(args: &OnlineArgs, prompts: &mut Prompts) -> Vec<Arrival> {
+    let prefix = match args.dataset_name {
+        Dataset::Random => None,
+        Dataset::SharedPrefix => Some(part(args, prompts, args.shared_prefix_len)),
+    };
+    let mut at_s = 0.0;
+    let arrival = |index| {
+        if index > 0 {
+            at_s += prompts.arrival_gap_s(args.request_rate);
+        }
+        let own = part(args, prompts, own_tokens(args));
+        let prompt = match &prefix {
+            None => own,
+            Some(prefix) => joined(prefix, own),
+        };
+        Arrival {
+            at: Duration::try_from_secs_f64(at_s).unwrap_or(Duration::MAX),
+            request: request(args, prompt),
+        }
+    };
+    (0..args.num_prompts).map(arrival).collect()
+}
+
+/// A request that shares nothing with others.
+pub fn random(args: &OnlineArgs, prompts: &mut Prompts) -> Request {
+    let prompt = part(args, prompts, own_tokens(args));
+    request(args, prompt)
+}
+
+fn own_tokens(args: &OnlineArgs) -> u32 {
+    let default = match args.dataset_name {
+        Dataset::Random => RANDOM_INPUT_TOKENS,
+        Dataset::SharedPrefix => OWN_INPUT_TOKENS,
+    };
+    args.random_input_len.unwrap_or(default)
+}
+
+fn request(args: &OnlineArgs, prompt: Prompt) -> Request {
+    Request {
+        prompt,
+        output_tokens: args.random_output_len,
+        ignore_eos: args.ignore_eos,
+    }
+}
+
+fn part(args: &OnlineArgs, prompts: &mut Prompts, tokens: u32) -> Prompt {
+    match args.text_prompts {
+        true => Prompt::Text(prompts.text(tokens as usize)),
+        false => Prompt::Ids(prompts.ids(tokens as usize)),
+    }
+}
+
+fn joined(prefix: &Prompt, own: Prompt) -> Prompt {
+    match (prefix, own) {
+        (Prompt::Text(prefix), Prompt::Text(own)) => Prompt::Text(format!("{prefix} {own}")),
+        (Prompt::Ids(prefix), Prompt::Ids(own)) => Prompt::Ids([&prefix[..], &own].concat()),
+        (_, own) => own,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        online: OnlineArgs,
+    }
+
+    fn sent(flags: &str) -> Vec<Arrival> {
+        let flags = format!("bench --base-url http://h {flags}");
+        let args = Flags::try_parse_from(flags.split(' ')).expect("the flags parse");
+        arrivals(&args.online, &mut Prompts::new(5, 1000))
+    }
+
+    fn ids(arrival: &Arrival) -> &[u32] {
+        match &arrival.request.prompt {
+            Prompt::Ids(ids) => ids,
+            Prompt::Text(text) => panic!("{text}"),
+        }
+    }
+
+    #[test]
+    fn random_prompts_have_nothing_in_common() {
+        let sent = sent("--num-prompts 3 --random-input-len 40 --random-output-len 7 --ignore-eos");
+        assert_eq!(sent.len(), 3);
+        for arrival in &sent {
+            assert_eq!(ids(arrival).len(), 40);
+            assert_eq!(arrival.at, Duration::ZERO);
+            assert_eq!(arrival.request.output_tokens, 7);
+            assert!(arrival.request.ignore_eos);
+        }
+        assert_ne!(ids(&sent[0])[..8], ids(&sent[1])[..8]);
+    }
+
+    #[test]
+    fn shared_prefixes_are_shared_by_all_and_followed_by_own_tokens() {
+        let flags = "--dataset-name shared-prefix --shared-prefix-len 20 --num-prompts 2";
+        let sent_ids = sent(flags);
+        let [first, second] = [ids(&sent_ids[0]), ids(&sent_ids[1])];
+        assert_eq!((first.len(), second.len()), (20 + 64, 20 + 64));
+        assert_eq!(first[..20], second[..20]);
+        assert_ne!(first[20..28], second[20..28]);
+        let sent_text = sent(&format!("{flags} --text-prompts --random-input-len 3"));
+        let prompts: Vec<_> = sent_text
+            .iter()
+            .map(|arrival| &arrival.request.prompt)
+            .collect();
+        assert!(prompts.iter().all(|prompt| prompt.tokens() == 23));
+        let json = serde_json::to_value(prompts).expect("plain data");
+        assert!(json[0].is_string(), "{json}");
+    }
+
+    #[test]
+    fn arrivals_follow_each_other_at_the_rate() {
+        let sent = sent("--num-prompts 2000 --random-input-len 1 --request-rate 100");
+        assert_eq!(sent[0].at, Duration::ZERO);
+        assert!(sent.is_sorted_by_key(|arrival| arrival.at));
+        let last_s = sent[1999].at.as_secs_f64();
+        assert!((17.0..23.0).contains(&last_s), "{last_s}");
+    }
+
+    #[test]
+    fn rates_and_lengths_out_of_range_are_refused() {
+        for flags in [
+            "--request-rate 0",
+            "--request-rate -1",
+            "--request-rate nan",
+            "--request-rate 1e-300",
+            "--request-rate soon",
+            "--num-prompts 0",
+            "--random-input-len 0",
+            "--random-input-len 4000000000",
+            "--max-concurrency 0",
+            "--vocab-size 9 --text-prompts",
+            "--dataset-name sharegpt",
+        ] {
+            let line = format!("bench --base-url http://h {flags}");
+            assert!(Flags::try_parse_from(line.split(' ')).is_err(), "{flags}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! What an offline bench leaves behind: a table for people, a record for machines.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use souffleur::engine::ModelInfo;
+use souffleur::executor::cpu::CpuDescription;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::super::{Failure, say};
+use super::machine::{MachineRates, Rates};
+use super::rows::Row;
+use super::scaling::Scaling;
+use super::statistics::Quartiles;
+use super::table;
+
+/// Everything that was measured, raw samples included.
+#[derive(Serialize)]
+pub struct Record {
+    /// Name and version of this form.
+    pub schema: &'static str,
+    /// Of this program.
+    pub version: &'static str,
+    /// When the bench ran, UTC.
+    pub date: String,
+    /// The processor's name.
+    pub cpu: String,
+    /// What was run.
+    pub model: ModelRecord,
+    /// Element type of weights and KV.
+    pub dtype: &'static str,
+    /// What the weights are quantized to, or `none`.
+    pub quantization: &'static str,
+    /// Compute threads.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub kernel_path: &'static str,
+    /// Tokens a KV page.
+    pub page_size: usize,
+    /// Tokens of the KV pool.
+    pub kv_pool_tokens: usize,
+    /// Of the random prompts.
+    pub seed: u64,
+    /// Rounds.
+    pub repeat: u32,
+    /// The machine at its best, at the start of each round.
+    pub machine: Vec<MachineRates>,
+    /// The table.
+    pub rows: Vec<Row>,
+    /// With `--scaling`.
+    pub scaling: Option<Scaling>,
+    /// Loads that this engine cannot run, and why.
+    pub skipped: Vec<String>,
+}
+
+/// Which model was run.
+#[derive(Serialize)]
+pub struct ModelRecord {
+    name: String,
+    path: PathBuf,
+    architecture: &'static str,
+    parameters: u64,
+    weights_bytes: u64,
+    context_tokens: usize,
+}
+
+impl ModelRecord {
+    /// Names the model.
+    pub fn new(model: &ModelInfo, description: &CpuDescription) -> Self {
+        Self {
+            name: model.served_model_name.clone(),
+            path: model.model_path.clone(),
+            architecture: description.config.architecture.name(),
+            parameters: description.config.parameters(),
+            weights_bytes: description.weights_bytes,
+            context_tokens: model.context_length,
+        }
+    }
+}
+
+impl Record {
+    /// Prints the tables, and writes the record to `json` if it is given; `-` is stdout, without tables.
+    pub fn publish(&self, json: Option<&Path>) -> Result<(), Failure> {
+        publish(self, json, || self.print())
+    }
+
+    /// What was measured, where and when, in a line.
+    pub fn title(&self) -> String {
+        format!(
+            "{}, {}, quantization {}, {} kernels, {} threads, {}, {}",
+            self.model.name,
+            self.dtype,
+            self.quantization,
+            self.kernel_path,
+            self.threads,
+            self.cpu,
+            self.date,
+        )
+    }
+
+    fn print(&self) {
+        say(self.title() + "\n");
+        self.print_machine();
+        say("");
+        let header = [
+            "work",
+            "unit",
+            "median",
+            "quartiles",
+            "floor",
+            "of the floor",
+        ];
+        let rows: Vec<_> = self.rows.iter().map(Row::cells).collect();
+        table::print(&header, &rows);
+        if let Some(scaling) = &self.scaling {
+            scaling.print(&header);
+        }
+        for skipped in &self.skipped {
+            say(format_args!("\nskipped: {skipped}"));
+        }
+    }
+
+    fn print_machine(&self) {
+        let threads = format!("{} threads", self.threads);
+        let header = ["machine, median of the rounds", "one thread", &threads];
+        let row = |name: &str, rate: fn(&Rates) -> Option<f64>| {
+            let median = |of: fn(&MachineRates) -> &Rates| {
+                let rates: Vec<f64> = self
+                    .machine
+                    .iter()
+                    .filter_map(|all| rate(of(all)))
+                    .collect();
+                let median = Quartiles::of(&rates).map(|quartiles| quartiles.median / 1e9);
+                median.map_or("not present".to_owned(), |rate| format!("{rate:.1}"))
+            };
+            vec![
+                name.to_owned(),
+                median(|rates| &rates.one),
+                median(|rates| &rates.all),
+            ]
+        };
+        let rows = [
+            row("read bandwidth, GB/s", |rates| Some(rates.read_bytes_per_s)),
+            row("f32 FMA, GFLOP/s", |rates| Some(rates.f32_ops_per_s)),
+            row("vdpbf16ps, GFLOP/s", |rates| rates.bf16_ops_per_s),
+            row("vpdpbusd, GOP/s", |rates| rates.int8_ops_per_s),
+        ];
+        table::print(&header, &rows);
+    }
+}
+
+impl Scaling {
+    fn print(&self, header: &[&str]) {
+        let contexts = self.decode_by_context.iter().map(|cost| {
+            let ms = |seconds: f64| format!("{:.3}", seconds * 1e3);
+            vec![
+                cost.context_tokens.to_string(),
+                ms(cost.quartiles.median),
+                format!(
+                    "{} to {}",
+                    ms(cost.quartiles.lower),
+                    ms(cost.quartiles.upper)
+                ),
+                ms(cost.floor_s),
+                format!("{:.1} %", 100.0 * cost.floor_s / cost.quartiles.median),
+            ]
+        });
+        say("");
+        table::print(
+            &[
+                "context",
+                "ms a token",
+                "quartiles",
+                "floor",
+                "of the floor",
+            ],
+            &contexts.collect::<Vec<_>>(),
+        );
+        if let (Some(line), Some(floor), Some(fraction)) =
+            (self.line, self.floor_line, self.slope_fraction)
+        {
+            say(format_args!(
+                "\neach 1000 tokens of context add {:.3} ms a token; K/V bytes by read bandwidth are {:.3} ms: {:.1} %",
+                line.slope * 1e6,
+                floor.slope * 1e6,
+                100.0 * fraction,
+            ));
+        }
+        say("");
+        let rows: Vec<_> = self
+            .long_prefill
+            .iter()
+            .chain(&self.batch_curve)
+            .map(Row::cells)
+            .collect();
+        table::print(header, &rows);
+    }
+}
+
+/// Prints with `print`, and writes `record` to `json` if it is given; `-` is stdout, and nothing is printed.
+pub fn publish(
+    record: &impl Serialize,
+    json: Option<&Path>,
+    print: impl FnOnce(),
+) -> Result<(), Failure> {
+    let text = || serde_json::to_string_pretty(record).map_err(Failure::failed);
+    match json {
+        None => print(),
+        Some(file) if file.as_os_str() == "-" => say(text()?),
+        Some(file) => {
+            print();
+            let written = std::fs::write(file, text()? + "\n");
+            written
+                .map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))?;
+        }
+    }
+    Ok(())
+}
+
+/// Now, in UTC, to the second.
+pub fn date() -> String {
+    let now = OffsetDateTime::now_utc();
+    let now = now.replace_nanosecond(0).unwrap_or(now);
+    now.format(&Rfc3339).unwrap_or_default()
+}
+
+/// The first processor's name, as the system gives it.
+pub fn cpu() -> String {
+    let Ok(mut system) = sysinfo::System::new() else {
+        return "unknown CPU".to_owned();
+    };
+    system.refresh_cpu_list(sysinfo::CpuRefreshKind::nothing());
+    let brand = system.cpus().first().map(|cpu| cpu.brand().trim());
+    brand
+        .filter(|brand| !brand.is_empty())
+        .unwrap_or("unknown CPU")
+        .to_owned()
+}

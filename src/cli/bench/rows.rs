@@ -1,0 +1,242 @@
+//! The rows of the table: a load, its samples, and each sample as a fraction of its floor.
+
+use serde::Serialize;
+
+use super::floors::{Extent, ModelCost, Peak};
+use super::statistics::Quartiles;
+use super::streams::{Stream, decoded};
+
+/// What is asked of the engine at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Load {
+    /// Streams that run at once.
+    pub streams: u32,
+    /// Tokens of each prompt.
+    pub prompt_tokens: u32,
+    /// Tokens that each stream generates; with one, the prefill is what is measured.
+    pub output_tokens: u32,
+}
+
+/// What a row's values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Unit {
+    /// Larger is better.
+    #[serde(rename = "tokens/s")]
+    TokensPerSecond,
+    /// Smaller is better.
+    #[serde(rename = "s")]
+    Seconds,
+    /// Smaller is better.
+    #[serde(rename = "bytes")]
+    Bytes,
+}
+
+/// One measurement and the best that the machine allowed then.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    /// In the row's unit.
+    pub value: f64,
+    /// In the row's unit; absent for what has no floor.
+    pub floor: Option<f64>,
+    /// How near the value comes to the floor: 1 is the limit of the machine.
+    pub fraction: Option<f64>,
+    /// What the machine read just before.
+    pub read_bytes_per_s: Option<f64>,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// What was measured.
+    pub name: String,
+    /// What the values are.
+    pub unit: Unit,
+    /// The load, if there was one.
+    #[serde(flatten)]
+    pub load: Option<Load>,
+    /// In the order in which they were taken.
+    pub samples: Vec<Sample>,
+    /// Of the values.
+    #[serde(flatten)]
+    pub quartiles: Quartiles,
+    /// The median of the floors.
+    pub floor: Option<f64>,
+    /// Of the fractions.
+    pub fraction: Option<Quartiles>,
+}
+
+impl Load {
+    /// The name in the table.
+    pub fn name(&self) -> String {
+        let Self {
+            streams,
+            prompt_tokens,
+            output_tokens,
+        } = self;
+        match (streams, output_tokens) {
+            (1, 1) => format!("prefill, {prompt_tokens} tokens"),
+            (1, _) => format!("decode, {output_tokens} tokens after {prompt_tokens}"),
+            _ => {
+                format!("{streams} streams, {output_tokens} tokens after {prompt_tokens}, together")
+            }
+        }
+    }
+
+    /// The rate that the streams reached, and the best that was possible; `None` when they ended before they were all
+    /// decoding.
+    pub fn sample(&self, streams: &[Stream], cost: &ModelCost, peak: &Peak) -> Option<Sample> {
+        let (value, floor) = match self.output_tokens {
+            1 => {
+                let took = streams.iter().map(Stream::first_token).max()?;
+                let prefill = Extent {
+                    cached_tokens: 0,
+                    new_tokens: u64::from(self.prompt_tokens),
+                };
+                let tokens = f64::from(self.prompt_tokens) * streams.len() as f64;
+                let step = vec![prefill; streams.len()];
+                (
+                    tokens / took.as_secs_f64(),
+                    tokens / cost.step_seconds(&step, peak),
+                )
+            }
+            output_tokens => {
+                let decoded = decoded(streams)?;
+                let (prompt, output) = (u64::from(self.prompt_tokens), u64::from(output_tokens));
+                let least = cost.decode_seconds(u64::from(self.streams), prompt, output, peak);
+                let tokens = u64::from(self.streams) * (output - 1);
+                (
+                    f64::from(decoded.tokens) / decoded.seconds,
+                    tokens as f64 / least,
+                )
+            }
+        };
+        Some(Sample {
+            value,
+            floor: Some(floor),
+            fraction: Some(value / floor),
+            read_bytes_per_s: Some(peak.read_bytes_per_s),
+        })
+    }
+}
+
+impl Sample {
+    /// Something of which less is better.
+    pub fn of_cost(value: f64, floor: Option<f64>) -> Self {
+        Self {
+            value,
+            floor,
+            fraction: floor.map(|floor| floor / value),
+            read_bytes_per_s: None,
+        }
+    }
+}
+
+impl Row {
+    /// `None` without samples.
+    pub fn new(name: String, unit: Unit, load: Option<Load>, samples: Vec<Sample>) -> Option<Self> {
+        let all = |of: fn(&Sample) -> Option<f64>| -> Option<Quartiles> {
+            Quartiles::of(&samples.iter().filter_map(of).collect::<Vec<_>>())
+        };
+        Some(Self {
+            quartiles: all(|sample| Some(sample.value))?,
+            floor: all(|sample| sample.floor).map(|floors| floors.median),
+            fraction: all(|sample| sample.fraction),
+            name,
+            unit,
+            load,
+            samples,
+        })
+    }
+
+    /// The row's cells: name, unit, median, quartiles, floor, fraction of the floor.
+    pub fn cells(&self) -> Vec<String> {
+        let shown = |value: f64| self.unit.show(value);
+        let Quartiles {
+            lower,
+            median,
+            upper,
+        } = self.quartiles;
+        let percent = |fraction: Quartiles| format!("{:.1} %", 100.0 * fraction.median);
+        vec![
+            self.name.clone(),
+            self.unit.name().to_owned(),
+            shown(median),
+            format!("{} to {}", shown(lower), shown(upper)),
+            self.floor.map_or("-".to_owned(), shown),
+            self.fraction.map_or("-".to_owned(), percent),
+        ]
+    }
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Self::TokensPerSecond => "tokens/s",
+            Self::Seconds => "s",
+            Self::Bytes => "MiB",
+        }
+    }
+
+    fn show(self, value: f64) -> String {
+        match self {
+            Self::TokensPerSecond if value >= 100.0 => format!("{value:.0}"),
+            Self::TokensPerSecond => format!("{value:.1}"),
+            Self::Seconds => format!("{value:.4}"),
+            Self::Bytes => format!("{:.0}", value / f64::from(1 << 20)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_are_fractions_of_the_floor_as_rates_are() {
+        let sample = Sample::of_cost(4.0, Some(1.0));
+        assert_eq!(sample.fraction, Some(0.25));
+        assert_eq!(Sample::of_cost(4.0, None).fraction, None);
+    }
+
+    #[test]
+    fn a_row_shows_medians_and_its_json_keeps_every_sample() {
+        let load = Load {
+            streams: 8,
+            prompt_tokens: 64,
+            output_tokens: 128,
+        };
+        let rate = |value: f64| Sample {
+            value,
+            floor: Some(200.0),
+            fraction: Some(value / 200.0),
+            read_bytes_per_s: Some(1e9),
+        };
+        let samples = vec![rate(50.0), rate(150.0), rate(100.0)];
+        let row = Row::new(load.name(), Unit::TokensPerSecond, Some(load), samples);
+        let row = row.expect("there are samples");
+        assert_eq!(
+            row.cells(),
+            [
+                "8 streams, 128 tokens after 64, together",
+                "tokens/s",
+                "100",
+                "75.0 to 125",
+                "200",
+                "50.0 %",
+            ]
+        );
+        let json = serde_json::to_value(&row).expect("plain data");
+        assert_eq!(json["median"], 100.0);
+        assert_eq!(json["streams"], 8);
+        assert_eq!(json["unit"], "tokens/s");
+        assert_eq!(json["samples"].as_array().map(Vec::len), Some(3));
+        assert!(Row::new("x".to_owned(), Unit::Bytes, None, Vec::new()).is_none());
+    }
+
+    #[test]
+    fn what_has_no_floor_says_so() {
+        let samples = vec![Sample::of_cost(f64::from(3 << 20), None)];
+        let row = Row::new("memory".to_owned(), Unit::Bytes, None, samples).expect("a sample");
+        assert_eq!(row.cells(), ["memory", "MiB", "3", "3 to 3", "-", "-"]);
+    }
+}

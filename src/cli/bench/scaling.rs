@@ -1,0 +1,252 @@
+//! How cost grows: decoding with the context, prefill with the prompt, throughput with the batch.
+
+use clap::Args;
+use serde::Serialize;
+
+use super::super::Failure;
+use super::floors::Extent;
+use super::machine::MachineRates;
+use super::offline::{Bench, OfflineArgs, longest_prompt};
+use super::rows::{Load, Row, Unit};
+use super::statistics::{Line, Quartiles};
+use super::streams;
+
+const SHORTEST_CONTEXT_TOKENS: u32 = 1024;
+const LONG_PROMPT_TOKENS: u32 = 8192;
+const LARGEST_BATCH: u32 = 64;
+/// Tokens that are generated behind each context.
+const TOKENS_PER_CONTEXT: u32 = 33;
+
+/// Flags of the part that takes long.
+#[derive(Args, Debug)]
+pub struct ScalingArgs {
+    /// Measure decoding against the context, a long prefill, and batches of 1, 2, 4, .. 64 too
+    #[arg(
+        long,
+        conflicts_with = "base_url",
+        help_heading = "Bench without a server"
+    )]
+    pub scaling: bool,
+    /// Longest context of --scaling, as far as model and KV pool reach
+    #[arg(long, value_name = "TOKENS", default_value_t = 32_768, value_parser = clap::value_parser!(u32).range(1..),
+        requires = "scaling", help_heading = "Bench without a server")]
+    pub max_context: u32,
+    /// Draw the batch curve of --scaling as SVG
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "scaling",
+        help_heading = "Bench without a server"
+    )]
+    pub plot: Option<std::path::PathBuf>,
+}
+
+/// What `--scaling` found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Scaling {
+    /// Seconds per generated token, for each context.
+    pub decode_by_context: Vec<ContextCost>,
+    /// Through the medians, against tokens of context; absent with fewer than two contexts.
+    pub line: Option<Line>,
+    /// Through the bytes that a token reads, by the median of the read bandwidths.
+    pub floor_line: Option<Line>,
+    /// The floor's slope over the measured one.
+    pub slope_fraction: Option<f64>,
+    /// The prefill of a long prompt.
+    pub long_prefill: Option<Row>,
+    /// Streams that decode together: 1, 2, 4 and so on.
+    pub batch_curve: Vec<Row>,
+}
+
+/// Decoding behind one context.
+#[derive(Clone, Debug, Serialize)]
+pub struct ContextCost {
+    /// Tokens in front of the first one that was timed.
+    pub context_tokens: u32,
+    /// Seconds per token, in the order in which they were taken.
+    pub samples_s: Vec<f64>,
+    /// Of the samples.
+    #[serde(flatten)]
+    pub quartiles: Quartiles,
+    /// The median of the least seconds per token.
+    pub floor_s: f64,
+    /// Bytes of weights and K/V that a token reads.
+    pub bytes: u64,
+    /// What the machine read after each sample.
+    pub read_bytes_per_s: Vec<f64>,
+}
+
+/// Measures everything.
+pub async fn run(bench: &mut Bench<'_>, args: &OfflineArgs) -> Result<Scaling, Failure> {
+    let rates = bench.machine.measure();
+    let decode_by_context = by_context(bench, args, &rates).await?;
+    let line = through(&decode_by_context, |cost| cost.quartiles.median);
+    // One bandwidth for all contexts, or the line would be through the neighbours' noise.
+    let rates_read = decode_by_context
+        .iter()
+        .flat_map(|cost| &cost.read_bytes_per_s);
+    let read = Quartiles::of(&rates_read.copied().collect::<Vec<_>>());
+    let floor_line =
+        read.and_then(|read| through(&decode_by_context, |cost| cost.bytes as f64 / read.median));
+    let slopes = line.zip(floor_line);
+    let slope_fraction = slopes.map(|(line, floor)| floor.slope / line.slope);
+    let limit = longest_prompt(bench.engine.model(), 1);
+    let long = Load {
+        streams: 1,
+        prompt_tokens: LONG_PROMPT_TOKENS.min(limit),
+        output_tokens: 1,
+    };
+    let long_prefill = rows(bench, vec![long], args.repeat, &rates).await?.pop();
+    let prompt_tokens = args
+        .batch_prompt_tokens
+        .min(longest_prompt(bench.engine.model(), args.output_tokens));
+    let batches = (0..=LARGEST_BATCH.ilog2()).map(|power| Load {
+        streams: 1 << power,
+        prompt_tokens,
+        output_tokens: args.output_tokens,
+    });
+    let batch_curve = rows(bench, batches.collect(), args.repeat, &rates).await?;
+    Ok(Scaling {
+        decode_by_context,
+        line,
+        floor_line,
+        slope_fraction,
+        long_prefill,
+        batch_curve,
+    })
+}
+
+/// The line through a value of each context.
+fn through(costs: &[ContextCost], of: impl Fn(&ContextCost) -> f64) -> Option<Line> {
+    let points = costs
+        .iter()
+        .map(|cost| (f64::from(cost.context_tokens), of(cost)));
+    Line::fit(&points.collect::<Vec<_>>())
+}
+
+async fn rows(
+    bench: &mut Bench<'_>,
+    loads: Vec<Load>,
+    repeat: u32,
+    rates: &MachineRates,
+) -> Result<Vec<Row>, Failure> {
+    let loads = bench.possible(loads);
+    let mut samples = vec![Vec::new(); loads.len()];
+    for round in 1..=repeat {
+        for (load, samples) in loads.iter().zip(&mut samples) {
+            bench.say(format!(
+                "scaling, round {round} of {repeat}: {}",
+                load.name()
+            ));
+            samples.extend(bench.sample(*load, rates).await?);
+        }
+    }
+    let rows = loads.into_iter().zip(samples);
+    Ok(rows
+        .filter_map(|(load, samples)| {
+            Row::new(load.name(), Unit::TokensPerSecond, Some(load), samples)
+        })
+        .collect())
+}
+
+/// 1k, 2k, 4k and so on up to `limit`; only `limit` if that is shorter.
+fn contexts(limit: u32) -> Vec<u32> {
+    let doubled = std::iter::successors(Some(SHORTEST_CONTEXT_TOKENS), |tokens| {
+        tokens.checked_mul(2)
+    });
+    let contexts: Vec<u32> = doubled.take_while(|tokens| *tokens <= limit).collect();
+    match contexts.is_empty() {
+        true => vec![limit],
+        false => contexts,
+    }
+}
+
+/// Each context is the beginning of the next one: the cache serves what was computed, and only decoding is timed.
+async fn by_context(
+    bench: &mut Bench<'_>,
+    args: &OfflineArgs,
+    rates: &MachineRates,
+) -> Result<Vec<ContextCost>, Failure> {
+    let limit = longest_prompt(bench.engine.model(), TOKENS_PER_CONTEXT);
+    let contexts = contexts(args.scaling.max_context.min(limit));
+    let longest = contexts.last().copied().unwrap_or_default();
+    let prompt = bench.prompts.ids(longest as usize);
+    let mut taken = vec![Taken::default(); contexts.len()];
+    for round in 1..=args.repeat {
+        for (context, taken) in contexts.iter().zip(&mut taken) {
+            let of = args.repeat;
+            bench.say(format!("scaling, round {round} of {of}: context {context}"));
+            let prompt = prompt[..*context as usize].to_vec();
+            let stream = streams::run(bench.engine, prompt, TOKENS_PER_CONTEXT).await?;
+            let read_bytes_per_s = bench.machine.read_bytes_per_s();
+            let Some(decoded) = streams::decoded(&[stream]) else {
+                continue;
+            };
+            let peak = bench.subject.peak(rates, read_bytes_per_s);
+            let step = [middle(*context)];
+            taken
+                .samples_s
+                .push(decoded.seconds / f64::from(decoded.tokens));
+            taken.floors_s.push(bench.cost.step_seconds(&step, &peak));
+            taken.read_bytes_per_s.push(read_bytes_per_s);
+        }
+    }
+    let costs = contexts.into_iter().zip(taken);
+    Ok(costs
+        .filter_map(|(context_tokens, taken)| {
+            Some(ContextCost {
+                context_tokens,
+                quartiles: Quartiles::of(&taken.samples_s)?,
+                floor_s: Quartiles::of(&taken.floors_s)?.median,
+                bytes: bench.cost.bytes(&[middle(context_tokens)]),
+                samples_s: taken.samples_s,
+                read_bytes_per_s: taken.read_bytes_per_s,
+            })
+        })
+        .collect())
+}
+
+/// The samples of one context.
+#[derive(Clone, Default)]
+struct Taken {
+    samples_s: Vec<f64>,
+    floors_s: Vec<f64>,
+    read_bytes_per_s: Vec<f64>,
+}
+
+/// The step halfway through the tokens behind a context.
+fn middle(context_tokens: u32) -> Extent {
+    Extent {
+        cached_tokens: u64::from(context_tokens + TOKENS_PER_CONTEXT / 2),
+        new_tokens: 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contexts_double_up_to_the_limit() {
+        assert_eq!(contexts(32_768), [1024, 2048, 4096, 8192, 16_384, 32_768]);
+        assert_eq!(contexts(5000), [1024, 2048, 4096]);
+        assert_eq!(contexts(200), [200]);
+    }
+
+    #[test]
+    fn lines_go_through_a_value_of_each_context() {
+        let cost = |context_tokens: u32| ContextCost {
+            context_tokens,
+            samples_s: vec![0.5],
+            quartiles: Quartiles::of(&[0.5]).expect("there is a sample"),
+            floor_s: 0.25,
+            bytes: 100 + 3 * u64::from(context_tokens),
+            read_bytes_per_s: vec![10.0],
+        };
+        let costs = [cost(1024), cost(2048), cost(4096)];
+        let line = through(&costs, |cost| cost.bytes as f64 / 10.0);
+        let line = line.expect("contexts differ");
+        assert!((line.slope - 0.3).abs() < 1e-12, "{line:?}");
+        assert_eq!(through(&costs[..1], |cost| cost.floor_s), None);
+    }
+}

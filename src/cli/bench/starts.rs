@@ -1,0 +1,147 @@
+//! Start-up and peak memory, each in a process of its own: what was loaded or freed before does not count.
+//!
+//! The process is this program with the same arguments and `--start-once`. It prints a line when it is ready and one
+//! when a short prompt's first token is there; its parent takes the times. Then it answers one more prompt and prints
+//! the most memory that it ever had.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use actix_web::rt::System;
+use serde::{Deserialize, Serialize};
+use souffleur::config::EngineConfig;
+
+use super::super::{Failure, local, say};
+use super::prompts::Prompts;
+use super::streams;
+
+/// Tokens of the first prompt.
+pub const FIRST_PROMPT_TOKENS: u32 = 16;
+/// Tokens that are generated behind the second prompt.
+const OUTPUT_TOKENS: u32 = 8;
+const READY: &str = "ready";
+const FIRST_TOKEN: &str = "first token";
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What one start took.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Start {
+    /// From the process's start until the engine takes requests.
+    pub ready_s: f64,
+    /// From the process's start to the first token of a short prompt.
+    pub first_token_s: f64,
+    /// The most memory that was resident; absent where the system does not say.
+    pub peak_resident_bytes: Option<u64>,
+    /// Tokens whose K/V was computed by then.
+    pub computed_tokens: u64,
+}
+
+/// The child's last line.
+#[derive(Serialize, Deserialize)]
+struct Report {
+    peak_resident_bytes: Option<u64>,
+    computed_tokens: u64,
+}
+
+/// Starts this program again and watches it.
+pub fn measure() -> Result<Start, Failure> {
+    let program = std::env::current_exe().map_err(Failure::failed)?;
+    let began = Instant::now();
+    let mut child = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .arg("--start-once")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| Failure::failed(format_args!("a second process: {error}")))?;
+    let watched = watch(&mut child, began);
+    let output = child.wait_with_output().map_err(Failure::failed)?;
+    match (watched, output.status.success()) {
+        (Some(start), true) => Ok(start),
+        _ => {
+            let log = String::from_utf8_lossy(&output.stderr);
+            let last = log.lines().last().unwrap_or("it printed no reason");
+            let reason = last.trim_start_matches("souffleur: ");
+            Err(Failure::failed(format_args!(
+                "a start of this program failed: {reason}"
+            )))
+        }
+    }
+}
+
+/// `None` when the child ends before it has printed everything.
+fn watch(child: &mut Child, began: Instant) -> Option<Start> {
+    let mut lines = BufReader::new(child.stdout.take()?).lines();
+    let mut wait_for = |expected: &str| {
+        let is_there = lines
+            .by_ref()
+            .map_while(Result::ok)
+            .any(|line| line == expected);
+        is_there.then(|| began.elapsed().as_secs_f64())
+    };
+    let ready_s = wait_for(READY)?;
+    let first_token_s = wait_for(FIRST_TOKEN)?;
+    let report: Report = serde_json::from_str(&lines.next()?.ok()?).ok()?;
+    Some(Start {
+        ready_s,
+        first_token_s,
+        peak_resident_bytes: report.peak_resident_bytes,
+        computed_tokens: report.computed_tokens,
+    })
+}
+
+/// The child's part.
+pub fn start_once(config: EngineConfig, prompt_tokens: u32, seed: u64) -> Result<(), Failure> {
+    let engine = local::start(config, |_| Ok(()))?;
+    say(READY);
+    let vocab_size = u32::try_from(engine.model().vocab_size).unwrap_or(u32::MAX);
+    let mut prompts = Prompts::new(seed, vocab_size);
+    System::new().block_on(async {
+        let answered = async {
+            streams::run(&engine, prompts.ids(FIRST_PROMPT_TOKENS as usize), 1).await?;
+            say(FIRST_TOKEN);
+            let limit = super::offline::longest_prompt(engine.model(), OUTPUT_TOKENS);
+            let prompt = prompts.ids(prompt_tokens.min(limit) as usize);
+            let computed = FIRST_PROMPT_TOKENS as usize + prompt.len() + OUTPUT_TOKENS as usize;
+            streams::run(&engine, prompt, OUTPUT_TOKENS).await?;
+            let report = Report {
+                peak_resident_bytes: peak_resident_bytes(),
+                computed_tokens: computed as u64,
+            };
+            say(serde_json::to_string(&report).map_err(Failure::failed)?);
+            Ok(())
+        };
+        let answered = answered.await;
+        engine.shutdown(STOP_DEADLINE).await;
+        answered
+    })
+}
+
+/// `VmHWM` of this process, on Linux.
+fn peak_resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    high_water_mark(&status)
+}
+
+fn high_water_mark(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_high_water_mark_is_read_in_kibibytes() {
+        let status = "Name:\tsouffleur\nVmPeak:\t  999 kB\nVmHWM:\t   1234 kB\nVmRSS:\t 9 kB\n";
+        assert_eq!(high_water_mark(status), Some(1234 << 10));
+        assert_eq!(high_water_mark("Name:\tx\n"), None);
+        assert_eq!(high_water_mark("VmHWM:\t many kB\n"), None);
+    }
+}

@@ -1,0 +1,141 @@
+//! Medians, percentiles and lines through points.
+
+use serde::Serialize;
+
+/// Returns the `percent`-th percentile, linear between neighbours (as numpy's default); `None` of nothing.
+pub fn percentile(samples: &[f64], percent: f64) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let place = percent.clamp(0.0, 100.0) / 100.0 * (sorted.len().checked_sub(1)? as f64);
+    let (below, above) = (
+        sorted[place.floor() as usize],
+        sorted[place.ceil() as usize],
+    );
+    Some(below + (above - below) * place.fract())
+}
+
+/// The middle of repeated samples, and how far they spread.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Quartiles {
+    /// A quarter of the samples lies below.
+    pub lower: f64,
+    /// Half of the samples lies below.
+    pub median: f64,
+    /// Three quarters of the samples lie below.
+    pub upper: f64,
+}
+
+impl Quartiles {
+    /// `None` of nothing.
+    pub fn of(samples: &[f64]) -> Option<Self> {
+        Some(Self {
+            lower: percentile(samples, 25.0)?,
+            median: percentile(samples, 50.0)?,
+            upper: percentile(samples, 75.0)?,
+        })
+    }
+}
+
+/// Mean and tail of a load's latencies.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// The mean.
+    pub mean: f64,
+    /// The median.
+    pub p50: f64,
+    /// 90 % lie below.
+    pub p90: f64,
+    /// 99 % lie below.
+    pub p99: f64,
+}
+
+impl Summary {
+    /// `None` of nothing.
+    pub fn of(samples: &[f64]) -> Option<Self> {
+        Some(Self {
+            mean: samples.iter().sum::<f64>() / samples.len() as f64,
+            p50: percentile(samples, 50.0)?,
+            p90: percentile(samples, 90.0)?,
+            p99: percentile(samples, 99.0)?,
+        })
+    }
+}
+
+/// A straight line.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Line {
+    /// At zero.
+    pub intercept: f64,
+    /// For each step of one to the right.
+    pub slope: f64,
+}
+
+impl Line {
+    /// The least squares through points; `None` when fewer than two have different places.
+    pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
+        let n = points.len() as f64;
+        let mean_x = points.iter().map(|(x, _)| x).sum::<f64>() / n;
+        let mean_y = points.iter().map(|(_, y)| y).sum::<f64>() / n;
+        let spread: f64 = points.iter().map(|(x, _)| (x - mean_x).powi(2)).sum();
+        let shared: f64 = points
+            .iter()
+            .map(|(x, y)| (x - mean_x) * (y - mean_y))
+            .sum();
+        let slope = (spread > 0.0).then(|| shared / spread)?;
+        Some(Self {
+            intercept: mean_y - slope * mean_x,
+            slope,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_lie_between_their_neighbours() {
+        let samples = [40.0, 10.0, 30.0, 20.0];
+        for (percent, expected) in [
+            (0.0, 10.0),
+            (25.0, 17.5),
+            (50.0, 25.0),
+            (90.0, 37.0),
+            (100.0, 40.0),
+        ] {
+            let got = percentile(&samples, percent).expect("there are samples");
+            assert!((got - expected).abs() < 1e-12, "{percent}: {got}");
+        }
+        assert_eq!(percentile(&[7.0], 99.0), Some(7.0));
+        assert_eq!(percentile(&[], 50.0), None);
+    }
+
+    #[test]
+    fn summaries_are_of_all_samples_or_there_is_none() {
+        let samples: Vec<f64> = (1..=101).map(f64::from).collect();
+        let expected = Summary {
+            mean: 51.0,
+            p50: 51.0,
+            p90: 91.0,
+            p99: 100.0,
+        };
+        assert_eq!(Summary::of(&samples), Some(expected));
+        assert_eq!(Summary::of(&[]), None);
+        let quartiles = Quartiles::of(&samples).expect("there are samples");
+        assert_eq!(
+            (quartiles.lower, quartiles.median, quartiles.upper),
+            (26.0, 51.0, 76.0)
+        );
+        assert_eq!(Quartiles::of(&[]), None);
+    }
+
+    #[test]
+    fn lines_go_through_points_that_lie_on_one() {
+        let line = Line::fit(&[(1.0, 5.0), (2.0, 7.0), (4.0, 11.0)]).expect("two places");
+        assert_eq!((line.slope, line.intercept), (2.0, 3.0));
+        let middle = Line::fit(&[(0.0, 0.0), (0.0, 2.0), (1.0, 3.0)]).expect("two places");
+        assert!((middle.slope - 2.0).abs() < 1e-12 && (middle.intercept - 1.0).abs() < 1e-12);
+        assert_eq!(Line::fit(&[(3.0, 1.0), (3.0, 2.0)]), None);
+        assert_eq!(Line::fit(&[]), None);
+    }
+}

@@ -1,0 +1,144 @@
+//! Streams through the engine's handle, timed where a host would see them.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+use souffleur::engine::EngineHandle;
+use souffleur::request::{Event, GenerateRequest, Prompt};
+use souffleur::state::sampling::SamplingParams;
+
+use super::super::Failure;
+
+/// When the tokens of one stream were there.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    began: Instant,
+    /// Time and number of tokens so far, in order; at least one.
+    seen: Vec<(Instant, u32)>,
+}
+
+/// Generates exactly `output_tokens` tokens behind a prompt.
+pub async fn run(
+    engine: &EngineHandle,
+    prompt: Vec<u32>,
+    output_tokens: u32,
+) -> Result<Stream, Failure> {
+    let sampling = SamplingParams {
+        max_new_tokens: output_tokens,
+        temperature: 0.0,
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let request = GenerateRequest {
+        sampling,
+        ..GenerateRequest::new(Prompt::Tokens(prompt.into()))
+    };
+    let began = Instant::now();
+    let mut generation = engine.generate(request).map_err(Failure::failed)?;
+    let mut seen: Vec<(Instant, u32)> = Vec::with_capacity(output_tokens as usize);
+    while let Some(event) = generation.next().await {
+        let now = Instant::now();
+        let delta = match &event {
+            Event::Delta(delta) => delta,
+            Event::Finished(end) | Event::Cancelled(end) => &end.delta,
+            Event::Failed(error) => return Err(Failure::failed(error)),
+        };
+        let tokens = delta.usage.completion_tokens;
+        if tokens > seen.last().map_or(0, |(_, tokens)| *tokens) {
+            seen.push((now, tokens));
+        }
+        if event.is_terminal() {
+            return match tokens == output_tokens {
+                true => Ok(Stream { began, seen }),
+                false => Err(Failure::failed(format_args!(
+                    "a stream ended after {tokens} tokens of {output_tokens}: give it a larger --context-length or --max-total-tokens"
+                ))),
+            };
+        }
+    }
+    Err(Failure::failed("the engine ended without an answer"))
+}
+
+/// Starts a stream for each prompt at once and waits for all.
+pub async fn run_all(
+    engine: &EngineHandle,
+    prompts: Vec<Vec<u32>>,
+    output_tokens: u32,
+) -> Result<Vec<Stream>, Failure> {
+    let streams = prompts.into_iter();
+    try_join_all(streams.map(|prompt| run(engine, prompt, output_tokens))).await
+}
+
+impl Stream {
+    fn first(&self) -> (Instant, u32) {
+        self.seen[0]
+    }
+
+    /// From the request to its first token.
+    pub fn first_token(&self) -> Duration {
+        self.first().0 - self.began
+    }
+
+    fn tokens_at(&self, at: Instant) -> u32 {
+        let before = self.seen.partition_point(|(seen, _)| *seen <= at);
+        before.checked_sub(1).map_or(0, |last| self.seen[last].1)
+    }
+}
+
+/// What streams generated together once each had its first token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decoded {
+    /// Tokens of all streams.
+    pub tokens: u32,
+    /// From the last stream's first token to the last token of all.
+    pub seconds: f64,
+}
+
+/// `None` when nothing was left to generate by then.
+pub fn decoded(streams: &[Stream]) -> Option<Decoded> {
+    let began = streams.iter().map(|stream| stream.first().0).max()?;
+    let last = streams.iter().filter_map(|stream| stream.seen.last());
+    let ended = last.clone().map(|(at, _)| *at).max()?;
+    let all: u32 = last.map(|(_, tokens)| tokens).sum();
+    let before: u32 = streams.iter().map(|stream| stream.tokens_at(began)).sum();
+    let seconds = (ended - began).as_secs_f64();
+    (all > before && seconds > 0.0).then_some(Decoded {
+        tokens: all - before,
+        seconds,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(began: Instant, seen: &[(u64, u32)]) -> Stream {
+        let seen = seen
+            .iter()
+            .map(|&(ms, tokens)| (began + Duration::from_millis(ms), tokens));
+        Stream {
+            began,
+            seen: seen.collect(),
+        }
+    }
+
+    #[test]
+    fn decoding_counts_from_the_last_streams_first_token() {
+        let began = Instant::now();
+        let early = stream(began, &[(100, 1), (200, 2), (300, 3), (400, 4)]);
+        let late = stream(began, &[(250, 1), (350, 3), (450, 4)]);
+        let expected = Decoded {
+            tokens: 2 + 3,
+            seconds: 0.2,
+        };
+        assert_eq!(decoded(&[early.clone(), late.clone()]), Some(expected));
+        assert_eq!(early.first_token(), Duration::from_millis(100));
+        assert_eq!(
+            decoded(&[early]).map(|decoded| decoded.tokens),
+            Some(3),
+            "one stream has no one to wait for"
+        );
+        assert_eq!(decoded(&[stream(began, &[(9, 4)])]), None);
+        assert_eq!(decoded(&[]), None);
+    }
+}

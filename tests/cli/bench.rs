@@ -1,0 +1,346 @@
+//! `souffleur bench`, on the tiny models: what it prints and writes, never how fast that was.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::serving::Serving;
+use super::{run, souffleur, stderr, stdout, tiny_model};
+
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+
+fn json(file: &Path) -> Value {
+    let text = std::fs::read_to_string(file).expect("it was written");
+    serde_json::from_str(&text).expect("it is JSON")
+}
+
+/// Every key is there and not null.
+#[track_caller]
+fn has(value: &Value, keys: &[&str]) {
+    for key in keys {
+        assert!(!value[*key].is_null(), "{key} is missing in {value}");
+    }
+}
+
+#[track_caller]
+fn is_rate(value: &Value) {
+    let is_rate = value
+        .as_f64()
+        .is_some_and(|rate| rate > 0.0 && rate.is_finite());
+    assert!(is_rate, "{value} is no rate");
+}
+
+#[test]
+fn the_bench_measures_the_machine_the_loads_and_the_start() {
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let file = cache.path().join("record.json");
+    let mut command = souffleur(&["bench", "--output-tokens", "8", "--prompt-tokens", "64"]);
+    command.args(["--repeat", "1", "--batch", "2", "--json"]);
+    command.arg(&file).env("SOUFFLEUR_CACHE_DIR", cache.path());
+    let output = command.output().expect("the binary runs");
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for line in [
+        "souffleur-tiny, bfloat16, quantization none, ",
+        "| read bandwidth, GB/s ",
+        "| vdpbf16ps, GFLOP/s ",
+        "| prefill, 64 tokens ",
+        "| decode, 8 tokens after 64 ",
+        "| 2 streams, 8 tokens after 64, together ",
+        "| start to ready, first start ",
+        "| start to first token of 16, later starts ",
+    ] {
+        let lines = text.lines().filter(|found| found.starts_with(line)).count();
+        assert_eq!(lines, 1, "{line:?} in\n{text}");
+    }
+    let record = json(&file);
+    assert_eq!(record["schema"], "souffleur-bench-offline/1");
+    assert_eq!(record["model"]["name"], "souffleur-tiny");
+    assert_eq!(record["dtype"], "bfloat16");
+    has(
+        &record,
+        &[
+            "version",
+            "date",
+            "cpu",
+            "quantization",
+            "threads",
+            "kernel_path",
+            "seed",
+        ],
+    );
+    assert_eq!(record["machine"].as_array().map(Vec::len), Some(1));
+    for threads in ["one", "all"] {
+        is_rate(&record["machine"][0][threads]["read_bytes_per_s"]);
+        is_rate(&record["machine"][0][threads]["f32_ops_per_s"]);
+    }
+    let rows = record["rows"].as_array().expect("rows are a list");
+    assert!(rows.len() >= 7, "{rows:?}");
+    for row in rows {
+        has(row, &["name", "unit", "lower", "median", "upper"]);
+        is_rate(&row["median"]);
+        assert_eq!(row["samples"].as_array().map(Vec::len), Some(1), "{row}");
+    }
+    for row in &rows[..3] {
+        has(row, &["streams", "prompt_tokens", "output_tokens", "floor"]);
+        is_rate(&row["fraction"]["median"]);
+        is_rate(&row["samples"][0]["read_bytes_per_s"]);
+    }
+    assert!(record["scaling"].is_null());
+}
+
+#[test]
+fn scaling_adds_contexts_a_batch_curve_and_its_plot() {
+    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let plot = dir.path().join("curve.svg");
+    let mut command = souffleur(&["bench", "--scaling", "--repeat", "1", "--json", "-"]);
+    command.args([
+        "--output-tokens",
+        "4",
+        "--prompt-tokens",
+        "16",
+        "--batch",
+        "1,600",
+    ]);
+    command.args(["--batch-prompt-tokens", "8", "--max-total-tokens", "4096"]);
+    command
+        .arg("--plot")
+        .arg(&plot)
+        .arg("--model-path")
+        .arg(tiny_model());
+    let output = command.output().expect("the binary runs");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let record: Value = serde_json::from_str(&stdout(&output)).expect("stdout is JSON alone");
+    let scaling = &record["scaling"];
+    // The model's context is 256 tokens: one context, no line.
+    assert_eq!(
+        scaling["decode_by_context"].as_array().map(Vec::len),
+        Some(1)
+    );
+    let context = &scaling["decode_by_context"][0];
+    has(
+        context,
+        &["context_tokens", "samples_s", "median", "floor_s"],
+    );
+    assert!(scaling["slope_fraction"].is_null());
+    let prefilled = scaling["long_prefill"]["prompt_tokens"].as_u64();
+    assert!(
+        prefilled.is_some_and(|tokens| (200..256).contains(&tokens)),
+        "{scaling}"
+    );
+    let curve = scaling["batch_curve"].as_array().expect("rows are a list");
+    let streams: Vec<_> = curve
+        .iter()
+        .filter_map(|row| row["streams"].as_u64())
+        .collect();
+    assert_eq!(streams, [1, 2, 4, 8, 16, 32, 64]);
+    let skipped = record["skipped"].as_array().expect("notes are a list");
+    assert_eq!(skipped.len(), 1, "{skipped:?}");
+    assert!(
+        skipped[0]
+            .as_str()
+            .is_some_and(|note| note.starts_with("600 streams"))
+    );
+    let svg = std::fs::read_to_string(plot).expect("it was drawn");
+    assert!(
+        svg.contains("tokens/s, all streams") && svg.contains("avx") | svg.contains("portable")
+    );
+}
+
+#[test]
+fn arguments_that_do_not_go_together_are_exit_code_2() {
+    for (args, part) in [
+        (&["--num-prompts", "5"][..], "--base-url"),
+        (&["--plot", "x.svg"], "--scaling"),
+        (&["--repeat", "0"], "--repeat"),
+        (&["--batch", "1,0"], "--batch"),
+        (&["--base-url", "http://h", "--scaling"], "--scaling"),
+        (
+            &["--base-url", "http://h", "--request-rate", "0"],
+            "0.001, or inf",
+        ),
+        (&["--base-url", "https://h"], "no TLS"),
+        (
+            &["--base-url", "localhost:30000"],
+            "must begin with http://",
+        ),
+        (&["--page-size", "257"], "between 1 and 256"),
+    ] {
+        let args = [&["bench"], args].concat();
+        let output = run(&args);
+        assert_eq!(
+            output.status.code(),
+            Some(2),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+        assert!(
+            stderr(&output).contains(part),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_one_line_and_exit_code_1() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let url = format!("http://{}", free.local_addr().expect("it is bound"));
+    drop(free);
+    for args in [
+        ["bench", "--base-url", &url],
+        ["bench", "--model-path", "/nonexistent"],
+    ] {
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+        assert!(stderr(&output).contains(args[2]), "{}", stderr(&output));
+    }
+}
+
+/// Runs the bench against a server; the record is read from a file.
+fn online(server: &Serving, args: &[&str]) -> (std::process::Output, Value) {
+    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let file = dir.path().join("record.json");
+    let url = format!("http://{}/v1", server.address);
+    let mut command = souffleur(&["bench", "--base-url", &url, "--json"]);
+    let output = command.arg(&file).args(args).output();
+    (output.expect("the binary runs"), json(&file))
+}
+
+fn stop(server: Serving) {
+    server.signal("TERM");
+    let (status, log) = server.wait(STOP_LIMIT);
+    assert!(status.success(), "{log}");
+}
+
+#[test]
+fn a_server_is_measured_request_by_request() {
+    let server = Serving::start(&[]);
+    let load = [
+        "--num-prompts",
+        "9",
+        "--random-input-len",
+        "20",
+        "--random-output-len",
+        "6",
+    ];
+    let args = [
+        &load[..],
+        &["--ignore-eos", "--max-concurrency", "4", "--seed", "3"],
+    ]
+    .concat();
+    let (output, record) = online(&server, &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for line in [
+        "| completed requests ",
+        "| TTFT, time to first token ",
+        "| output tokens/s ",
+    ] {
+        assert!(
+            stdout(&output).contains(line),
+            "{line:?} in\n{}",
+            stdout(&output)
+        );
+    }
+    assert_eq!(record["schema"], "souffleur-bench-online/1");
+    assert_eq!(
+        (&record["completed"], &record["failed"]),
+        (&9.into(), &0.into())
+    );
+    assert_eq!(record["total_input_tokens"], 9 * 20);
+    assert_eq!(record["total_output_tokens"], 9 * 6);
+    assert_eq!(record["vocab_size"], 288, "the server says it");
+    assert_eq!(record["seed"], 3);
+    for latency in ["ttft_s", "itl_s", "tpot_s", "e2e_s"] {
+        has(&record[latency], &["mean", "p50", "p90", "p99"]);
+        is_rate(&record[latency]["p99"]);
+    }
+    for rate in [
+        "request_throughput",
+        "input_throughput",
+        "output_throughput",
+    ] {
+        is_rate(&record[rate]);
+    }
+    assert_eq!(record["requests"].as_array().map(Vec::len), Some(9));
+
+    let prefix = [
+        "--dataset-name",
+        "shared-prefix",
+        "--shared-prefix-len",
+        "30",
+    ];
+    let text = [
+        "--text-prompts",
+        "--request-rate",
+        "500",
+        "--num-prompts",
+        "5",
+    ];
+    let args = [
+        &prefix[..],
+        &text,
+        &["--random-output-len", "3", "--random-input-len", "4"],
+    ]
+    .concat();
+    let (output, record) = online(&server, &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(record["completed"], 5);
+    assert_eq!(record["dataset_name"], "shared-prefix");
+    stop(server);
+}
+
+#[test]
+fn failures_are_counted_and_shown() {
+    let server = Serving::start(&[]);
+    // Every second token or so is outside the model's vocabulary, and refused.
+    let load = [
+        "--num-prompts",
+        "32",
+        "--random-input-len",
+        "1",
+        "--random-output-len",
+        "2",
+    ];
+    let some = [
+        "--vocab-size",
+        "576",
+        "--seed",
+        "1",
+        "--warmup-requests",
+        "0",
+    ];
+    let (output, record) = online(&server, &[load, some].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let count = |key: &str| record[key].as_u64().unwrap_or_default();
+    assert_eq!(count("completed") + count("failed"), 32);
+    assert!(count("completed") > 0 && count("failed") > 0, "{record}");
+    assert!(
+        stdout(&output).contains("failed 1 times: 400"),
+        "{}",
+        stdout(&output)
+    );
+
+    let too_long = [
+        "--num-prompts",
+        "3",
+        "--random-input-len",
+        "300",
+        "--warmup-requests",
+        "0",
+    ];
+    let (output, record) = online(&server, &too_long);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("all 3 requests failed: 400"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(
+        record["failures"].as_object().map(|reasons| reasons.len()),
+        Some(1)
+    );
+    stop(server);
+}
