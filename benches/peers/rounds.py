@@ -1,0 +1,192 @@
+"""The rounds: in each, every engine once on every row, one right after the other."""
+
+import gc
+import json
+import os
+import time
+
+import engines
+import machine
+import rows
+from engines import ENGINES, EngineFailed, Souffleur
+from shapes import SHAPES
+
+KINDS = ["bf16", "int8"]
+# The peers whose start is measured each round; vLLM's takes minutes, so it starts once for a model.
+START_PEERS = {"bf16": ["llama.cpp", "openvino"], "int8": []}
+START_PEERS_QUICK = {"bf16": ["llama.cpp"], "int8": []}
+
+
+def load(path):
+    """The records of earlier runs; a line that a killed run left half written is dropped."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            print(f"[rounds] {path}: a line is cut short and is left out", flush=True)
+    return found
+
+
+class Session:
+    """One run of the command: what it is asked to do, the engines that live, and the records."""
+
+    def __init__(self, options, binary):
+        self.options, self.scratch = options, options.scratch
+        digest = engines.take_souffleur(self.scratch, binary)
+        self.results = options.results or self.scratch / "results" / f"{digest}.jsonl"
+        self.results.parent.mkdir(parents=True, exist_ok=True)
+        self.records = load(self.results)
+        self.peak = machine.Peak(self.scratch)
+        self.int8 = engines.knows_int8(Souffleur.program)
+        self.live = {}
+        self.broken = set()
+        self.began = time.monotonic()
+        if not self.int8:
+            print("[rounds] this Souffleur has no --quantization: the int8 rows are its peers' only", flush=True)
+
+    def record(self, model, row, kind, engine, number, **more):
+        """Appends a record and says so."""
+        made = {"model": model, "row": row, "kind": kind, "engine": engine, "round": number, "when": round(time.time(), 1)} | more
+        self.records.append(made)
+        with open(self.results, "a") as file:
+            file.write(json.dumps(made) + "\n")
+        shown = " ".join(f"{key} {value:.3f}" for key, value in made.get("metrics", {}).items()) or f"FAILED: {made.get('error')}"
+        other = f", others {made['other_cores']:.2f} cores" if "other_cores" in made else ""
+        print(f"[{time.monotonic() - self.began:5.0f} s] {model} round {number} {row} {engine}: {shown}{other}", flush=True)
+
+    def has(self, model, row, kind, engine, number=None):
+        """Whether a good record exists."""
+        key = (model, row, kind, engine)
+        return any(
+            (one["model"], one["row"], one["kind"], one["engine"]) == key and "error" not in one and number in (None, one["round"])
+            for one in self.records
+        )
+
+    def wanted(self, model, row):
+        """The engines that a row is to have."""
+        peers = row.best[model] if self.options.quick else row.peers
+        names = [peer for peer in peers if peer in self.options.engines]
+        if "souffleur" in self.options.engines and (row.kind == "bf16" or self.int8):
+            names.append("souffleur")
+        return names
+
+    def asked(self, name):
+        """Whether the command line asks for a row."""
+        return not self.options.rows or name in self.options.rows
+
+    def missing_rows(self, model, kind, number):
+        """Rows of which a record is missing. All their engines are measured again, because ratios are of one sitting."""
+        return [
+            row for row in rows.ROWS
+            if row.kind == kind and self.asked(row.name)
+            and any(not self.has(model, row.name, kind, name, number) for name in self.wanted(model, row))
+        ]
+
+    def missing_starts(self, model, kind, number):
+        """Engines whose start is not recorded yet."""
+        if not self.asked(rows.START):
+            return []
+        names = (START_PEERS_QUICK if self.options.quick else START_PEERS)[kind]
+        names = [name for name in [*names, "souffleur"] if name in self.options.engines and (name != "souffleur" or kind == "bf16" or self.int8)]
+        return [name for name in names if not self.has(model, rows.START, kind, name, number)]
+
+    def run(self):
+        """Everything that is missing."""
+        try:
+            for model in self.options.models:
+                for number in range(1, self.options.rounds + 1):
+                    for kind in KINDS:
+                        self.group(model, kind, number)
+                self.stop_all()
+        finally:
+            self.stop_all()
+
+    def group(self, model, kind, number):
+        """One round of the rows that share a kind of weights, and with it their engines."""
+        todo = self.missing_rows(model, kind, number)
+        needed = {name for row in todo for name in self.wanted(model, row)} | set(self.missing_starts(model, kind, number))
+        order = rotated([name for name in ENGINES if name in needed], number)
+        for name in order:
+            self.ensure(model, kind, name, number)
+        for row in todo:
+            for name in rotated(self.wanted(model, row), number):
+                if (name, kind) in self.live:
+                    self.measure(model, row, name, number)
+        for name in order:
+            if (name, kind) in self.live:
+                resident = machine.peak_resident(self.live[name, kind].process.pid) / 2**20
+                measured = {"metrics": {"mib": resident}, "rows": [row.name for row in todo]}
+                self.record(model, rows.MEMORY, kind, name, number, **measured)
+                if name != "vllm":
+                    self.live.pop((name, kind)).stop()
+
+    def ensure(self, model, kind, name, number):
+        """Starts an engine unless it lives, and leaves it paused."""
+        if (name, kind) in self.live or (model, name, kind) in self.broken:
+            return
+        engine = ENGINES[name](self.scratch, model, kind)
+        rng = engines.seeded(model, name, kind, number, "start")
+        try:
+            if name == "souffleur":
+                self.first_start(engine, number, rng)
+            with machine.Others() as others:
+                seconds = engine.start(rng)
+            resident = machine.peak_resident(engine.process.pid) / 2**20
+            self.record(model, rows.START, kind, name, number, metrics={"s": seconds}, mib=resident, other_cores=others.cores, steal=others.steal)
+            engines.warm_up(engine, rng)
+            engine.pause()
+            self.live[name, kind] = engine
+        except (EngineFailed, OSError, ValueError) as error:
+            engine.stop()
+            self.broken.add((model, name, kind))
+            self.record(model, rows.START, kind, name, number, error=str(error))
+
+    def first_start(self, engine, number, rng):
+        """The start that makes what later starts find, once; and never beside a measure."""
+        fresh_folder = not engine.weights().exists()
+        if self.has(engine.model, rows.FIRST_START, engine.kind, engine.name) and not fresh_folder:
+            return
+        if fresh_folder or engine.kind == "bf16":
+            engine.forget()
+        with machine.Others() as others:
+            seconds = engine.start(rng)
+        resident = machine.peak_resident(engine.process.pid) / 2**20
+        engine.stop()
+        os.sync()
+        metrics = {"s": seconds, "mib": resident}
+        self.record(engine.model, rows.FIRST_START, engine.kind, engine.name, number, metrics=metrics, other_cores=others.cores, steal=others.steal)
+
+    def measure(self, model, row, name, number):
+        """One engine on one row, with the machine's limits right before."""
+        engine = self.live[name, row.kind]
+        # The same prompts for every engine.
+        rng = engines.seeded(model, row.name, number)
+        limits = self.peak.measure()
+        try:
+            engine.resume(engines.seeded(model, row.name, number, "wake"))
+            gc.collect()
+            gc.disable()
+            with machine.Others() as others:
+                metrics = row.measure(engine, rng)
+        except (EngineFailed, OSError, ValueError) as error:
+            self.live.pop((name, row.kind)).stop()
+            self.record(model, row.name, row.kind, name, number, error=str(error))
+            return
+        finally:
+            gc.enable()
+        engine.pause()
+        floor = row.floor(SHAPES[model], limits)
+        measured = {"metrics": metrics, "floor": floor, "limits": vars(limits), "other_cores": others.cores, "steal": others.steal}
+        self.record(model, row.name, row.kind, name, number, **measured)
+
+    def stop_all(self):
+        """Ends every engine."""
+        while self.live:
+            self.live.popitem()[1].stop()
+
+
+def rotated(names, number):
+    """Each round begins with another one, so that none is always first."""
+    shift = number % len(names) if names else 0
+    return names[shift:] + names[:shift]
