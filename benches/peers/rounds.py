@@ -33,16 +33,16 @@ class Session:
 
     def __init__(self, options, binary):
         self.options, self.scratch = options, options.scratch
-        digest = engines.take_souffleur(self.scratch, binary)
+        digest = engines.take_souffleur(self.scratch, binary) if binary else "peers-only"
         self.results = options.results or self.scratch / "results" / f"{digest}.jsonl"
         self.results.parent.mkdir(parents=True, exist_ok=True)
         self.records = load(self.results)
         self.peak = machine.Peak(self.scratch)
-        self.int8 = engines.knows_int8(Souffleur.program)
+        self.int8 = binary is not None and engines.knows_int8(Souffleur.program)
         self.live = {}
         self.broken = set()
         self.began = time.monotonic()
-        if not self.int8:
+        if binary is not None and not self.int8:
             print("[rounds] this Souffleur has no --quantization: the int8 rows are its peers' only", flush=True)
 
     def record(self, model, row, kind, engine, number, **more):
