@@ -58,6 +58,8 @@ class Engine:
     """A running engine. Only one is awake at a time; the others are stopped by signal and use no processor."""
 
     name = ""
+    # Seconds from waking to the first request.
+    settle_s = 0.0
 
     def __init__(self, scratch, model, kind):
         self.scratch, self.model, self.kind = scratch, model, kind
@@ -79,7 +81,8 @@ class Engine:
         """Starts the process; returns when that was."""
         machine.read_through(self.weights())
         command, more = self.command()
-        env = {name: value for name, value in os.environ.items() if not name.startswith("SOUFFLEUR_")} | more
+        env = {name: value for name, value in os.environ.items() if not name.startswith("SOUFFLEUR_")}
+        env |= more | {machine.MARK: str(self.scratch)}
         log = self.scratch / "logs" / f"{self.name}-{self.model}-{self.kind}.log"
         log.parent.mkdir(exist_ok=True)
         self.log = log
@@ -122,6 +125,7 @@ class Engine:
     def resume(self, rng):
         """Wakes it and warms it up: it has answered when this returns."""
         self.signal(signal.SIGCONT)
+        time.sleep(self.settle_s)
         self.run([fresh(rng, 32)], 4)
 
     def stop(self):
@@ -269,6 +273,8 @@ class Souffleur(HttpEngine):
 
     name = "souffleur"
     program = None
+    # actix-web reads the clock for its time limits every half second; right after a pause it takes every request for late.
+    settle_s = 0.75
 
     def weights(self):
         return self.scratch / "served" / self.model

@@ -1,6 +1,7 @@
 """What the machine can do right now, and who else uses it."""
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ TICK = os.sysconf("SC_CLK_TCK")
 READ, BF16, INT8 = 0, 3, 4
 READ_KIB, READ_PASSES = 1 << 20, 4
 PR_SET_PDEATHSIG = 1
+# In the environment of every engine: the scratch folder that it belongs to.
+MARK = "SOUFFLEUR_PEERS_SCRATCH"
 
 
 class Peak:
@@ -107,3 +110,24 @@ def read_through(path):
         with open(file, "rb", buffering=0) as opened:
             while opened.read(1 << 24):
                 pass
+
+
+def end_leftovers(scratch):
+    """Ends engines that a killed run of this scratch folder left behind (its lock says that no other run is alive)."""
+    entry = f"{MARK}={scratch}".encode()
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and entry in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:
+            continue
+
+
+def lock(scratch):
+    """Holds the scratch folder for this run; None when another run has it. It is held as long as the file is open."""
+    file = open(scratch / "lock", "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    return file
