@@ -10,6 +10,8 @@
 
 mod activations;
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod cores;
 mod element;
 mod format;
@@ -17,10 +19,13 @@ pub(crate) mod kv;
 mod matmul;
 mod matrix;
 mod memory;
+mod portable;
 pub mod probe;
 pub(crate) mod readout;
 mod rowwise;
 mod simd;
+#[cfg(test)]
+mod simd_tests;
 pub(crate) mod tensor;
 mod threads;
 mod tile;

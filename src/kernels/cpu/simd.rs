@@ -7,11 +7,15 @@
 
 use half::{bf16, f16};
 
+use super::portable::Portable;
+
 /// Number of f32 lanes of every vector.
 pub const LANES: usize = 16;
 
 /// Environment variable that forces an instruction set, to test or to compare; no key of the configuration.
 pub const ISA_VARIABLE: &str = "SOUFFLEUR_CPU_ISA";
+/// 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
+const MAGIC: f32 = 12_582_912.0;
 
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,6 +197,14 @@ pub trait Lanes: Copy + 'static {
 
     /// All words `word`.
     unsafe fn splat_word(word: u32) -> Self::W;
+    /// All lanes the value at `p`, which is aligned.
+    unsafe fn splat_at(p: *const f32) -> Self::V;
+    /// All words the one at `p`, which is aligned.
+    #[inline(always)]
+    unsafe fn splat_word_at(p: *const u32) -> Self::W {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Self::to_words(Self::splat_at(p.cast())) }
+    }
     /// Reads sixteen words.
     unsafe fn load_words(p: *const u32) -> Self::W;
     /// Adds to each lane the products of a pair: of the first elements and of the second ones.
@@ -201,6 +213,18 @@ pub trait Lanes: Copy + 'static {
     unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
     /// Words as i32, converted.
     unsafe fn words_to_f32(words: Self::W) -> Self::V;
+    /// The bits of the values.
+    unsafe fn to_words(v: Self::V) -> Self::W;
+    /// Writes sixteen words.
+    unsafe fn store_words(p: *mut u32, words: Self::W);
+    /// Exchanges rows and lanes: word i of row j becomes word j of row i.
+    unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES];
+    /// Pairs of two times sixteen bf16: word i holds both elements i, that of `low` in the low half.
+    unsafe fn zip_bf16(low: *const bf16, high: *const bf16) -> Self::W;
+
+    /// Asks for a cache line ahead of its use; any address will do.
+    #[inline(always)]
+    unsafe fn prefetch<T>(_p: *const T) {}
 
     /// Sum of the lanes: lane i with i+8, then i+4, i+2, i+1.
     #[inline(always)]
@@ -225,14 +249,35 @@ pub trait Lanes: Copy + 'static {
         a.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 
+    /// 2^x within two units in the last place; x is clamped to [-126, 126], NaN stays NaN, 2^0 is exactly 1.
+    #[inline(always)]
+    unsafe fn exp2(x: Self::V) -> Self::V {
+        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        unsafe {
+            let x = Self::min(Self::splat(126.0), Self::max(Self::splat(-126.0), x));
+            let shifted = Self::add(x, Self::splat(MAGIC));
+            let r = Self::sub(x, Self::sub(shifted, Self::splat(MAGIC)));
+            // The minimax polynomial of 2^r on [-1/2, 1/2] that is 1 at 0: error 1e-7.
+            let mut p = Self::splat(1.326_472_7e-3);
+            for c in [
+                9.671_513e-3,
+                5.550_733_6e-2,
+                2.402_224_2e-1,
+                6.931_47e-1,
+                1.0,
+            ] {
+                p = Self::mul_add(p, r, Self::splat(c));
+            }
+            Self::scale_by_pow2(p, shifted)
+        }
+    }
+
     /// e^x within two units in the last place; x is clamped to [-87.3, 88.3], NaN stays NaN.
     ///
     /// # Source
     /// The usual reduction x = n ln 2 + r with a degree-6 polynomial in r (Cephes `expf` coefficients).
     #[inline(always)]
     unsafe fn exp(x: Self::V) -> Self::V {
-        // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
-        const MAGIC: f32 = 12_582_912.0;
         // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
         unsafe {
             let x = Self::min(Self::splat(88.3), Self::max(Self::splat(-87.3), x));
@@ -281,219 +326,4 @@ pub(super) unsafe fn read<T: Copy, P>(p: *const P) -> T {
 pub(super) unsafe fn write<T: Copy, P>(p: *mut P, value: T) {
     // SAFETY: the caller's promise; `Unaligned` asks for no alignment.
     unsafe { (*p.cast::<Unaligned<T>>()).0 = value };
-}
-
-/// Lanes as a plain array, for any target.
-#[derive(Clone, Copy)]
-pub struct Portable;
-
-#[inline(always)]
-fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
-    let mut out = [0f32; LANES];
-    for i in 0..LANES {
-        out[i] = f(a[i], b[i]);
-    }
-    out
-}
-
-#[inline(always)]
-fn zip_words(a: [u32; LANES], b: [u32; LANES], f: impl Fn(u32, u32) -> f32) -> [f32; LANES] {
-    let mut out = [0f32; LANES];
-    for i in 0..LANES {
-        out[i] = f(a[i], b[i]);
-    }
-    out
-}
-
-impl Lanes for Portable {
-    type V = [f32; LANES];
-    type W = [u32; LANES];
-
-    const REGISTERS: usize = 4;
-
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self::V {
-        [x; LANES]
-    }
-
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::V {
-        // SAFETY: the caller's pointer is valid for sixteen values.
-        unsafe { read(p) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> Self::V {
-        // SAFETY: the caller's pointer is valid for sixteen values; bf16 is a transparent u16.
-        let raw: [u16; LANES] = unsafe { read(p) };
-        let mut out = [0f32; LANES];
-        for i in 0..LANES {
-            out[i] = f32::from_bits(u32::from(raw[i]) << 16);
-        }
-        out
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> Self::V {
-        // SAFETY: the caller's pointer is valid for sixteen values.
-        let raw: [f16; LANES] = unsafe { read(p) };
-        raw.map(f16::to_f32)
-    }
-
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: Self::V) {
-        // SAFETY: the caller's pointer is valid for sixteen values.
-        unsafe { write(p, v) };
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| a + b)
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| a - b)
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| a * b)
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| a / b)
-    }
-
-    #[inline(always)]
-    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| if a > b { a } else { b })
-    }
-
-    #[inline(always)]
-    unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
-        zip(a, b, |a, b| if a < b { a } else { b })
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        let mut out = [0f32; LANES];
-        for i in 0..LANES {
-            // Without hardware FMA `f32::mul_add` is a library call.
-            out[i] = if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-                a[i].mul_add(b[i], c[i])
-            } else {
-                a[i] * b[i] + c[i]
-            };
-        }
-        out
-    }
-
-    #[inline(always)]
-    unsafe fn scale_by_pow2(v: Self::V, n: Self::V) -> Self::V {
-        zip(v, n, |v, n| {
-            f32::from_bits(v.to_bits().wrapping_add(n.to_bits() << 23))
-        })
-    }
-
-    #[inline(always)]
-    unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
-        let narrow = v.map(|x| bf16::from_f32(x).to_bits());
-        // SAFETY: the caller's pointer is valid for sixteen values.
-        unsafe { write(p, narrow) };
-    }
-
-    #[inline(always)]
-    unsafe fn splat_word(word: u32) -> Self::W {
-        [word; LANES]
-    }
-
-    #[inline(always)]
-    unsafe fn load_words(p: *const u32) -> Self::W {
-        // SAFETY: the caller's pointer is valid for sixteen words.
-        unsafe { read(p) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V {
-        let low = |word: u32| f32::from_bits(word << 16);
-        let high = |word: u32| f32::from_bits(word & 0xffff_0000);
-        // Products of two bf16 are exact in f32, so only the sums round.
-        let first = zip_words(a, b, |a, b| low(a) * low(b));
-        let second = zip_words(a, b, |a, b| high(a) * high(b));
-        zip(zip(acc, first, |a, b| a + b), second, |a, b| a + b)
-    }
-
-    #[inline(always)]
-    unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
-        let mut out = acc;
-        for i in 0..LANES {
-            for byte in 0..4 {
-                let a = i32::from((a[i] >> (8 * byte)) as u8 as i8);
-                let b = ((b[i] >> (8 * byte)) & 0xff) as i32;
-                out[i] = out[i].wrapping_add((a * b) as u32);
-            }
-        }
-        out
-    }
-
-    #[inline(always)]
-    unsafe fn words_to_f32(words: Self::W) -> Self::V {
-        words.map(|word| word as i32 as f32)
-    }
-}
-
-#[cfg(test)]
-#[allow(unsafe_code)]
-mod tests {
-    use super::*;
-
-    struct Exp([f32; LANES]);
-
-    impl Kernel for Exp {
-        type Output = [f32; LANES];
-
-        #[inline(always)]
-        fn run<S: Lanes>(self) -> [f32; LANES] {
-            let mut out = [0.0; LANES];
-            // SAFETY: both arrays hold sixteen values; `dispatch` detected the instruction set.
-            unsafe { S::store(out.as_mut_ptr(), S::exp(S::load(self.0.as_ptr()))) };
-            out
-        }
-    }
-
-    #[test]
-    fn exp_is_right_to_two_units_in_the_last_place() {
-        for isa in Isa::available() {
-            for step in 0..20_000 {
-                let x: [f32; LANES] =
-                    std::array::from_fn(|i| -87.0 + (step * LANES + i) as f32 * 5.4e-4);
-                for (x, got) in x.into_iter().zip(dispatch(isa, Exp(x))) {
-                    let expected = f64::from(x).exp();
-                    let error = (f64::from(got) - expected).abs() / expected;
-                    assert!(
-                        error < 2.4e-7,
-                        "{isa:?}: exp({x}) is {got}, expected {expected}, error {error}"
-                    );
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn exp_keeps_nan_and_stays_finite_elsewhere() {
-        for isa in Isa::available() {
-            let mut x = [0.0; LANES];
-            x[..4].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1e30]);
-            let got = dispatch(isa, Exp(x));
-            assert!(got[0].is_nan(), "{isa:?}");
-            assert!(got[1].is_finite() && got[1] > 1e38, "{isa:?}: {}", got[1]);
-            assert!(
-                got[2..4].iter().all(|y| (0.0..2e-38).contains(y)),
-                "{isa:?}: {got:?}"
-            );
-            assert!(got[4..].iter().all(|y| *y == 1.0), "{isa:?}: {got:?}");
-        }
-    }
 }

@@ -1,10 +1,11 @@
-//! The lanes of AVX2 and AVX-512.
+//! The lanes of AVX-512, and kernels compiled for each instruction set.
 
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::simd::{Kernel, Lanes, read, write};
+use super::avx2::{Avx2, max8, sum8};
+use super::simd::{Kernel, LANES, Lanes};
 
 /// Runs a kernel compiled for AVX2, FMA and F16C.
 ///
@@ -33,10 +34,6 @@ pub unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512<true>>()
 }
 
-/// Two registers of eight lanes.
-#[derive(Clone, Copy)]
-pub struct Avx2;
-
 /// All sixteen lanes. Masked loads and stores of all lanes compile to plain unaligned ones, in debug builds too, where
 /// others carry a check of the pointer that keeps tiles out of registers.
 const ALL: u16 = !0;
@@ -48,149 +45,7 @@ pub struct Avx512<const DOT: bool>;
 /// The high halves of words.
 const HIGH: i32 = 0xffff_0000u32 as i32;
 
-// SAFETY of both impls: the trait's contract puts detection and pointer validity on the caller; loads and stores
-// take any alignment.
-impl Lanes for Avx2 {
-    type V = (__m256, __m256);
-    type W = (__m256i, __m256i);
-
-    const REGISTERS: usize = 2;
-
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self::V {
-        unsafe { (_mm256_set1_ps(x), _mm256_set1_ps(x)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::V {
-        unsafe { (read(p), read(p.wrapping_add(8))) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> Self::V {
-        unsafe {
-            let low = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(read(p)));
-            let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(read(p.wrapping_add(8))));
-            (_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> Self::V {
-        unsafe {
-            (
-                _mm256_cvtph_ps(read(p)),
-                _mm256_cvtph_ps(read(p.wrapping_add(8))),
-            )
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: Self::V) {
-        unsafe {
-            write(p, v.0);
-            write(p.wrapping_add(8), v.1);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
-        unsafe { (_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
-        unsafe { (_mm256_sub_ps(a.0, b.0), _mm256_sub_ps(a.1, b.1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
-        unsafe { (_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
-        unsafe { (_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
-        unsafe { (_mm256_max_ps(a.0, b.0), _mm256_max_ps(a.1, b.1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
-        unsafe { (_mm256_min_ps(a.0, b.0), _mm256_min_ps(a.1, b.1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        unsafe {
-            (
-                _mm256_fmadd_ps(a.0, b.0, c.0),
-                _mm256_fmadd_ps(a.1, b.1, c.1),
-            )
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn scale_by_pow2(v: Self::V, n: Self::V) -> Self::V {
-        unsafe {
-            let low = _mm256_slli_epi32::<23>(_mm256_castps_si256(n.0));
-            let high = _mm256_slli_epi32::<23>(_mm256_castps_si256(n.1));
-            let low = _mm256_add_epi32(_mm256_castps_si256(v.0), low);
-            let high = _mm256_add_epi32(_mm256_castps_si256(v.1), high);
-            (_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
-        unsafe {
-            let low = round_bf16(_mm256_castps_si256(v.0), v.0);
-            let high = round_bf16(_mm256_castps_si256(v.1), v.1);
-            // Packing works inside 128-bit halves: the permutation puts the quarters back in order.
-            let packed = _mm256_packus_epi32(low, high);
-            write(p, _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn splat_word(word: u32) -> Self::W {
-        unsafe {
-            (
-                _mm256_set1_epi32(word as i32),
-                _mm256_set1_epi32(word as i32),
-            )
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_words(p: *const u32) -> Self::W {
-        unsafe { (read(p), read(p.wrapping_add(8))) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V {
-        unsafe { (dot_pairs8(acc.0, a.0, b.0), dot_pairs8(acc.1, a.1, b.1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
-        unsafe { (dot_quads8(acc.0, a.0, b.0), dot_quads8(acc.1, a.1, b.1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn words_to_f32(words: Self::W) -> Self::V {
-        unsafe { (_mm256_cvtepi32_ps(words.0), _mm256_cvtepi32_ps(words.1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn sum(v: Self::V) -> f32 {
-        unsafe { sum8(_mm256_add_ps(v.0, v.1)) }
-    }
-}
-
+// SAFETY of the impl: as for AVX2.
 impl<const DOT: bool> Lanes for Avx512<DOT> {
     type V = __m512;
     type W = __m512i;
@@ -286,6 +141,12 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
         unsafe { _mm512_set1_epi32(word as i32) }
     }
 
+    // Not a plain dereference: in debug builds that carries a check which keeps tiles out of registers.
+    #[inline(always)]
+    unsafe fn splat_at(p: *const f32) -> Self::V {
+        unsafe { _mm512_broadcastss_ps(_mm_load_ss(p)) }
+    }
+
     #[inline(always)]
     unsafe fn load_words(p: *const u32) -> Self::W {
         unsafe { _mm512_maskz_loadu_epi32(ALL, p.cast()) }
@@ -325,6 +186,76 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     }
 
     #[inline(always)]
+    unsafe fn to_words(v: Self::V) -> Self::W {
+        unsafe { _mm512_castps_si512(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_words(p: *mut u32, words: Self::W) {
+        unsafe { _mm512_mask_storeu_epi32(p.cast(), ALL, words) };
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES] {
+        unsafe {
+            let zero = _mm512_setzero_si512();
+            // Inside each quarter of 128 bits, four rows at a time: words, then pairs of words.
+            let mut quads = [zero; LANES];
+            for i in (0..LANES).step_by(4) {
+                let (a, b, c, d) = (rows[i], rows[i + 1], rows[i + 2], rows[i + 3]);
+                let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+                quads[i] = _mm512_unpacklo_epi64(ab, cd);
+                quads[i + 1] = _mm512_unpackhi_epi64(ab, cd);
+                let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+                quads[i + 2] = _mm512_unpacklo_epi64(ab, cd);
+                quads[i + 3] = _mm512_unpackhi_epi64(ab, cd);
+            }
+            // Quarter q of `quads[4 r + i]` holds word 4 q + i of rows 4 r to 4 r + 3.
+            let mut out = [zero; LANES];
+            for i in 0..4 {
+                let (a, b, c, d) = (quads[i], quads[i + 4], quads[i + 8], quads[i + 12]);
+                let (ab, cd) = (
+                    _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b),
+                    _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d),
+                );
+                out[i] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd);
+                out[i + 8] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd);
+                let (ab, cd) = (
+                    _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
+                    _mm512_shuffle_i32x4::<0b11_01_11_01>(c, d),
+                );
+                out[i + 4] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd);
+                out[i + 12] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd);
+            }
+            out
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zip_bf16(low: *const bf16, high: *const bf16) -> Self::W {
+        unsafe {
+            let low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(ALL, low.cast()));
+            let high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(ALL, high.cast()));
+            _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch<T>(p: *const T) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn max_lane(v: Self::V) -> f32 {
+        unsafe {
+            max8(_mm256_max_ps(
+                _mm512_castps512_ps256(v),
+                _mm512_extractf32x8_ps::<1>(v),
+            ))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn sum(v: Self::V) -> f32 {
         unsafe {
             sum8(_mm256_add_ps(
@@ -335,55 +266,9 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     }
 }
 
-/// Lane i with i+4, i+2, i+1.
-#[inline(always)]
-unsafe fn sum8(v: __m256) -> f32 {
-    unsafe {
-        let v4 = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-        let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
-        let v1 = _mm_add_ss(v2, _mm_shuffle_ps::<1>(v2, v2));
-        _mm_cvtss_f32(v1)
-    }
-}
-
 /// Two words of sixteen bf16 pairs as the dot product takes them.
 #[inline(always)]
 unsafe fn bf16_lanes(words: __m512i) -> __m512bh {
     // SAFETY: both are 512 plain bits.
     unsafe { std::mem::transmute(words) }
-}
-
-/// Rounds to the nearest bf16, ties to even; the result stands in the low half of each word.
-#[inline(always)]
-unsafe fn round_bf16(bits: __m256i, v: __m256) -> __m256i {
-    unsafe {
-        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-        let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-        let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
-        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
-        _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan)
-    }
-}
-
-#[inline(always)]
-unsafe fn dot_pairs8(acc: __m256, a: __m256i, b: __m256i) -> __m256 {
-    unsafe {
-        let low = |w| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(w));
-        let high = |w| _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(HIGH)));
-        let first = _mm256_fmadd_ps(low(a), low(b), acc);
-        _mm256_fmadd_ps(high(a), high(b), first)
-    }
-}
-
-/// Products of bytes in 16 bits, where they never saturate.
-#[inline(always)]
-unsafe fn dot_quads8(acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    unsafe {
-        let even = _mm256_madd_epi16(
-            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)),
-            _mm256_and_si256(b, _mm256_set1_epi16(0xff)),
-        );
-        let odd = _mm256_madd_epi16(_mm256_srai_epi16::<8>(a), _mm256_srli_epi16::<8>(b));
-        _mm256_add_epi32(acc, _mm256_add_epi32(even, odd))
-    }
 }

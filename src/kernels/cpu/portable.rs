@@ -1,0 +1,205 @@
+//! The lanes as a plain array, for any target.
+
+use half::{bf16, f16};
+
+use super::simd::{LANES, Lanes, read, write};
+
+/// Lanes as a plain array, for any target.
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+#[inline(always)]
+fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
+    let mut out = [0f32; LANES];
+    for i in 0..LANES {
+        out[i] = f(a[i], b[i]);
+    }
+    out
+}
+
+#[inline(always)]
+fn zip_words(a: [u32; LANES], b: [u32; LANES], f: impl Fn(u32, u32) -> f32) -> [f32; LANES] {
+    let mut out = [0f32; LANES];
+    for i in 0..LANES {
+        out[i] = f(a[i], b[i]);
+    }
+    out
+}
+
+impl Lanes for Portable {
+    type V = [f32; LANES];
+    type W = [u32; LANES];
+
+    const REGISTERS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::V {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::V {
+        // SAFETY: the caller's pointer is valid for sixteen values.
+        unsafe { read(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self::V {
+        // SAFETY: the caller's pointer is valid for sixteen values; bf16 is a transparent u16.
+        let raw: [u16; LANES] = unsafe { read(p) };
+        let mut out = [0f32; LANES];
+        for i in 0..LANES {
+            out[i] = f32::from_bits(u32::from(raw[i]) << 16);
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self::V {
+        // SAFETY: the caller's pointer is valid for sixteen values.
+        let raw: [f16; LANES] = unsafe { read(p) };
+        raw.map(f16::to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: Self::V) {
+        // SAFETY: the caller's pointer is valid for sixteen values.
+        unsafe { write(p, v) };
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        let mut out = [0f32; LANES];
+        for i in 0..LANES {
+            // Without hardware FMA `f32::mul_add` is a library call.
+            out[i] = if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+                a[i].mul_add(b[i], c[i])
+            } else {
+                a[i] * b[i] + c[i]
+            };
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn scale_by_pow2(v: Self::V, n: Self::V) -> Self::V {
+        zip(v, n, |v, n| {
+            f32::from_bits(v.to_bits().wrapping_add(n.to_bits() << 23))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
+        let narrow = v.map(|x| bf16::from_f32(x).to_bits());
+        // SAFETY: the caller's pointer is valid for sixteen values.
+        unsafe { write(p, narrow) };
+    }
+
+    #[inline(always)]
+    unsafe fn splat_word(word: u32) -> Self::W {
+        [word; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn splat_at(p: *const f32) -> Self::V {
+        // SAFETY: the caller's pointer is valid for a value.
+        [unsafe { read(p) }; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(p: *const u32) -> Self::W {
+        // SAFETY: the caller's pointer is valid for sixteen words.
+        unsafe { read(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V {
+        let low = |word: u32| f32::from_bits(word << 16);
+        let high = |word: u32| f32::from_bits(word & 0xffff_0000);
+        // Products of two bf16 are exact in f32, so only the sums round.
+        let first = zip_words(a, b, |a, b| low(a) * low(b));
+        let second = zip_words(a, b, |a, b| high(a) * high(b));
+        zip(zip(acc, first, |a, b| a + b), second, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
+        let mut out = acc;
+        for i in 0..LANES {
+            for byte in 0..4 {
+                let a = i32::from((a[i] >> (8 * byte)) as u8 as i8);
+                let b = ((b[i] >> (8 * byte)) & 0xff) as i32;
+                out[i] = out[i].wrapping_add((a * b) as u32);
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn words_to_f32(words: Self::W) -> Self::V {
+        words.map(|word| word as i32 as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn to_words(v: Self::V) -> Self::W {
+        v.map(f32::to_bits)
+    }
+
+    #[inline(always)]
+    unsafe fn store_words(p: *mut u32, words: Self::W) {
+        // SAFETY: the caller's pointer is valid for sixteen words.
+        unsafe { write(p, words) };
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES] {
+        let mut out = [[0; LANES]; LANES];
+        for i in 0..LANES {
+            for j in 0..LANES {
+                out[i][j] = rows[j][i];
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn zip_bf16(low: *const bf16, high: *const bf16) -> Self::W {
+        // SAFETY: the caller's pointers are valid for sixteen elements; bf16 is a transparent u16.
+        let (low, high): ([u16; LANES], [u16; LANES]) = unsafe { (read(low), read(high)) };
+        let mut out = [0; LANES];
+        for i in 0..LANES {
+            out[i] = u32::from(low[i]) | u32::from(high[i]) << 16;
+        }
+        out
+    }
+}
