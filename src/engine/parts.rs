@@ -106,6 +106,7 @@ impl EngineParts {
             pin_threads: config.pin_threads,
             max_rows: memory.max_running_requests as usize,
             isa: None,
+            shared_prefix: true,
         };
         let info = ModelInfo {
             served_model_name: config.model_name(),

@@ -49,6 +49,8 @@ pub struct CpuOptions {
     pub max_rows: usize,
     /// Instruction set; `None` for [`Isa::chosen`].
     pub isa: Option<Isa>,
+    /// Whether pages that rows of a step have in common are read once for all of them; the results are the same.
+    pub shared_prefix: bool,
 }
 
 /// What a model needs, known before memory is taken.
@@ -134,6 +136,7 @@ impl CpuExecutor {
             n_pages: options.n_pages,
             page_size: options.page_size,
             n_rows: options.max_rows + 1,
+            shared_prefix: options.shared_prefix,
         };
         let mut backend = CpuBackend::new(&sizes)
             .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;

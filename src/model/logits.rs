@@ -83,6 +83,7 @@ pub fn logits(
         page_size: 1,
         max_rows: 1,
         isa: None,
+        shared_prefix: true,
     };
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     for (index, prompt) in prompts.iter().enumerate() {

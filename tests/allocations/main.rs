@@ -170,6 +170,7 @@ fn allocations(model: &str, threads: usize) -> usize {
         pin_threads: false,
         max_rows: 8,
         isa: None,
+        shared_prefix: true,
     };
     let mut executor = CpuExecutor::load(&dir, &options, &mut |_, _| {}).unwrap();
     let mut plan = opening(&samplings());

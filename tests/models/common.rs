@@ -44,6 +44,7 @@ pub fn options() -> CpuOptions {
         pin_threads: false,
         max_rows: 32,
         isa: None,
+        shared_prefix: true,
     }
 }
 

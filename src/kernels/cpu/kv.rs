@@ -2,6 +2,8 @@
 //!
 //! A token's K/V lies at slot `page * page_size + offset`; page 0 is the dummy page and holds nothing.
 
+use std::ops::Range;
+
 use super::element::Storage;
 use crate::ids::{PageId, RowId};
 use crate::model::weights::Dtype;
@@ -75,5 +77,29 @@ impl PageTable {
     pub fn slot(&self, row: RowId, position: usize) -> usize {
         let page = self.rows[row.index()][position / self.page_tokens];
         page.index() * self.page_tokens + position % self.page_tokens
+    }
+
+    /// Calls `each` with the positions of a row and their slots, ascending; one division for all.
+    ///
+    /// # Panics
+    /// If the row has no page there.
+    #[inline(always)]
+    pub fn for_slots(
+        &self,
+        row: RowId,
+        positions: Range<usize>,
+        mut each: impl FnMut(usize, usize),
+    ) {
+        let pages = &self.rows[row.index()];
+        let (mut position, mut page) = (positions.start, positions.start / self.page_tokens);
+        while position < positions.end {
+            let offset = position - page * self.page_tokens;
+            let first = pages[page].index() * self.page_tokens + offset;
+            let n = (self.page_tokens - offset).min(positions.end - position);
+            for i in 0..n {
+                each(position + i, first + i);
+            }
+            (position, page) = (position + n, page + 1);
+        }
     }
 }

@@ -32,7 +32,10 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use self::activations::PackedRows;
+use self::attention::Attention;
 pub use self::cores::{allowed_cores, default_threads};
 pub use self::format::Format;
 use self::kv::{KvPool, PageTable};
@@ -66,6 +69,8 @@ pub struct CpuBatch {
     positions: Vec<u32>,
     slots: Vec<u32>,
     segments: Vec<Segment>,
+    /// Tells this content from that of every other batch.
+    serial: u64,
 }
 
 impl CpuBatch {
@@ -82,6 +87,8 @@ impl CpuBatch {
     /// # Panics
     /// If the row's pages do not reach that far.
     pub fn push(&mut self, row: RowId, first_position: usize, tokens: &[u32], table: &PageTable) {
+        static SERIAL: AtomicU64 = AtomicU64::new(1);
+        self.serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let n_tokens = tokens.len();
         self.segments.push(Segment {
             row,
@@ -99,6 +106,10 @@ impl CpuBatch {
     /// Number of tokens.
     pub fn n_tokens(&self) -> usize {
         self.tokens.len()
+    }
+
+    fn serial(&self) -> u64 {
+        self.serial
     }
 
     /// The rows' parts.
@@ -130,6 +141,8 @@ pub struct CpuSizes {
     pub page_size: usize,
     /// Rows of the page table, row 0 among them.
     pub n_rows: usize,
+    /// Whether attention reads pages that rows of a step have in common once for all of them.
+    pub shared_prefix: bool,
 }
 
 /// Kernels, KV pool and page table of the CPU.
@@ -143,6 +156,7 @@ pub struct CpuBackend {
     packed: PackedRows,
     kv: KvPool,
     table: PageTable,
+    attention: Attention,
 }
 
 impl CpuBackend {
@@ -172,6 +186,7 @@ impl CpuBackend {
             packed: PackedRows::default(),
             kv: KvPool::new(sizes.dtype, sizes.n_layers, n_slots, sizes.kv_width),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
+            attention: Attention::new(sizes.shared_prefix),
         })
     }
 
@@ -190,6 +205,11 @@ impl CpuBackend {
     /// Ends a step: the workers rest.
     pub fn rest(&mut self) {
         self.pool.rest();
+    }
+
+    /// Bytes of keys and values that attention has read since the start.
+    pub fn kv_bytes_read(&self) -> usize {
+        self.attention.kv_bytes()
     }
 
     /// The page table.
@@ -296,7 +316,9 @@ impl Backend for CpuBackend {
     fn attend(&mut self, q: &Tensor, heads: &HeadShape, layer: usize, batch: &CpuBatch) -> Tensor {
         let out = self.scratch.tensor(q.rows(), q.width());
         let history = (&self.kv, layer, &self.table);
-        attention::attend(&mut self.pool, self.isa, q, heads, history, batch, out)
+        let threads = (&mut self.pool, self.isa);
+        self.attention
+            .attend(threads, q, heads, history, batch, out)
     }
 
     fn gated_silu(&mut self, x: &Tensor, gate_up: &Linear<Self>) -> Tensor {

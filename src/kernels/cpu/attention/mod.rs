@@ -1,0 +1,214 @@
+//! Attention over the page table, for prefill chunks and decodes alike.
+//!
+//! A query's keys are visited in blocks of [`BLOCK`] and spans of [`SPAN`] keys that begin at multiples of those in the
+//! sequence. Each span has a running maximum and sum of its own (online softmax); spans are merged in ascending order.
+//! So a query's result depends on its position, its own vector and the keys that it sees: not on the chunk it came in,
+//! the page size, the queries computed beside it, or which thread computes which spans.
+//!
+//! Rows of a step that begin with the same pages have the spans they share computed together (`prefix`): keys and values
+//! are read and packed once for all of them, and each row goes on alone from where they part.
+
+mod format;
+mod plan;
+mod prefix;
+mod product;
+mod state;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use self::format::Format;
+use self::plan::{Plan, Target, Tile};
+use self::prefix::Prefixes;
+use self::state::{finish, merge, record_len};
+use self::tile::{Step, WORKSPACE, Work};
+use super::CpuBatch;
+use super::element::with_elements;
+use super::kv::{KvPool, PageTable};
+use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use super::tensor::{Shared, Tensor};
+use super::threads::ThreadPool;
+use crate::kernels::HeadShape;
+
+/// Keys in a block.
+const BLOCK: usize = 64;
+/// Keys in a span.
+const SPAN: usize = 256;
+
+/// The keys of a block that a query sees.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    start: u32,
+    end: u32,
+}
+
+impl Seen {
+    #[inline(always)]
+    fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
+
+    #[inline(always)]
+    fn is_all(self) -> bool {
+        (self.start, self.end) == (0, BLOCK as u32)
+    }
+
+    #[inline(always)]
+    fn contains(self, key: usize) -> bool {
+        (self.start as usize..self.end as usize).contains(&key)
+    }
+}
+
+/// Plans, buffers and counts of all layers' attention.
+pub struct Attention {
+    shares_prefixes: bool,
+    /// The plans of the step `serial`, one for each window among the layers.
+    plans: Vec<(HeadShape, Plan)>,
+    n_plans: usize,
+    serial: u64,
+    prefixes: Prefixes,
+    states: Vec<f32>,
+    kv_bytes: AtomicUsize,
+}
+
+impl Attention {
+    /// Starts without plans. With `shares_prefixes` the rows' common pages are read once for all of them.
+    pub fn new(shares_prefixes: bool) -> Self {
+        Self {
+            shares_prefixes,
+            plans: Vec::new(),
+            n_plans: 0,
+            serial: 0,
+            prefixes: Prefixes::default(),
+            states: Vec::new(),
+            kv_bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// Bytes of keys and values read since the start.
+    pub fn kv_bytes(&self) -> usize {
+        self.kv_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Attends each query of the step to its row's keys in `layer`.
+    ///
+    /// # Shapes
+    /// `q` and `out`: `[n_tokens, n_heads * head_dim]`.
+    pub fn attend(
+        &mut self,
+        (pool, isa): (&mut ThreadPool, Isa),
+        q: &Tensor,
+        heads: &HeadShape,
+        (kv, layer, table): (&KvPool, usize, &PageTable),
+        batch: &CpuBatch,
+        mut out: Tensor,
+    ) -> Tensor {
+        let plan = self.plan(heads, table, batch, pool.n_threads());
+        let plan = &self.plans[plan].1;
+        let shared = Shared::new(out.values_mut());
+        with_elements!(kv.layer(layer), kv => {
+            let record = record_len(heads.head_dim.next_multiple_of(LANES * per_word(kv)));
+            if self.states.len() < plan.n_records * record {
+                self.states.resize(plan.n_records * record, 0.0);
+            }
+            let states = Shared::new(&mut self.states);
+            let step = Step { heads, q, kv, table, plan, states, out: shared };
+            for (items, cost) in plan.rounds() {
+                pool.for_each(items.len(), cost, &|index| {
+                    let item = &items[index];
+                    let bytes = WORKSPACE.with_borrow_mut(|space| dispatch(isa, Work { step, item, space }));
+                    self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
+                });
+            }
+            let (merges, cost) = plan.merges();
+            pool.for_each(merges.len() * heads.n_kv_heads, cost, &|index| {
+                let tile = &plan.tiles[merges[index / heads.n_kv_heads] as usize];
+                dispatch(isa, Merge { step, tile, kv_head: index % heads.n_kv_heads, record });
+            });
+        });
+        out
+    }
+
+    /// Index of the plan for a head shape.
+    fn plan(
+        &mut self,
+        heads: &HeadShape,
+        table: &PageTable,
+        batch: &CpuBatch,
+        n_threads: usize,
+    ) -> usize {
+        if self.serial != batch.serial() {
+            self.serial = batch.serial();
+            self.n_plans = 0;
+        }
+        let plans = &self.plans[..self.n_plans];
+        if let Some(known) = plans.iter().position(|(shape, _)| shape == heads) {
+            return known;
+        }
+        if self.n_plans == self.plans.len() {
+            self.plans.push((*heads, Plan::default()));
+        }
+        let (shape, plan) = &mut self.plans[self.n_plans];
+        *shape = *heads;
+        let prefixes = self.shares_prefixes.then_some(&mut self.prefixes);
+        plan.make(batch.segments(), table, heads, n_threads, prefixes);
+        self.n_plans += 1;
+        self.n_plans - 1
+    }
+}
+
+fn per_word<F: Format>(_: &[F]) -> usize {
+    F::PER_WORD
+}
+
+/// Merges the spans of a tile that different items have computed, for the heads of one group.
+struct Merge<'a, F> {
+    step: Step<'a, F>,
+    tile: &'a Tile,
+    kv_head: usize,
+    record: usize,
+}
+
+impl<F: Format> Kernel for Merge<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let Target::Spans(first) = self.tile.result else {
+            return;
+        };
+        let Step {
+            heads,
+            states,
+            plan,
+            out,
+            ..
+        } = self.step;
+        let len = self.record;
+        let tokens = plan.tokens_of(self.tile);
+        let per_span = tokens.len() * heads.n_heads;
+        let group = heads.n_heads / heads.n_kv_heads;
+        for (i, token) in tokens.iter().enumerate() {
+            for head in self.kv_head * group..(self.kv_head + 1) * group {
+                let at = token.index as usize * heads.n_heads + head;
+                let first = first + i * heads.n_heads + head;
+                // SAFETY: each token and head belongs to one item, and its first record is not read twice;
+                // `dispatch` detected the instruction set.
+                unsafe {
+                    let total = states.part(first * len, len);
+                    if self.tile.resumes {
+                        let before = states.part(at * len, len);
+                        merge::<S>(before, total);
+                        total.copy_from_slice(before);
+                    }
+                    for span in 1..self.tile.spans.len() {
+                        merge::<S>(total, states.part((first + span * per_span) * len, len));
+                    }
+                    finish::<S>(total, out.part(at * heads.head_dim, heads.head_dim));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! What a step's attention consists of: tiles of queries, and the items that threads claim.
+//!
+//! A plan decides who computes what beside what, and never what comes out. It is made once for a step and each kind of
+//! layer, in memory that is kept.
+
+use std::ops::Range;
+
+use super::prefix::Prefixes;
+use super::{BLOCK, SPAN, Seen};
+use crate::ids::RowId;
+use crate::kernels::HeadShape;
+use crate::kernels::cpu::Segment;
+use crate::kernels::cpu::kv::PageTable;
+
+/// Queries of a key head (tokens times heads of its group) that share the packing of a block.
+const TILE_ROWS: usize = 96;
+/// The same for rows that share a prefix: what is shared is read once for so many.
+const SHARED_TILE_ROWS: usize = 192;
+/// Queries of a key head below which reading K/V takes longer than computing.
+const FEW_ROWS: usize = 12;
+/// Items for each thread, so that one that is held up leaves its share to others.
+const ITEMS_PER_THREAD: usize = 4;
+
+/// A query token of the step.
+#[derive(Clone, Copy, Debug)]
+pub struct QueryToken {
+    /// Its index in the step.
+    pub index: u32,
+    /// Its position in its sequence.
+    pub position: u32,
+}
+
+impl QueryToken {
+    /// The positions whose keys it sees.
+    #[inline(always)]
+    pub fn sees(self, window: Option<usize>) -> Range<usize> {
+        let end = self.position as usize + 1;
+        window.map_or(0, |window| end.saturating_sub(window))..end
+    }
+}
+
+/// Where the result of a tile goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// To the output.
+    Out,
+    /// To the records of the step's tokens, for the next round.
+    State,
+    /// Each span's to a record of its own, from this one on: `[spans, tokens, n_heads]`.
+    Spans(usize),
+}
+
+/// Query tokens that see the same slots, and some spans of those.
+#[derive(Clone, Debug)]
+pub struct Tile {
+    /// First of its tokens in the plan, and their number.
+    first_token: usize,
+    n_tokens: usize,
+    /// A row whose pages hold the keys.
+    pub row: RowId,
+    /// Positions of all keys that its tokens see.
+    pub keys: Range<usize>,
+    pub spans: Range<usize>,
+    /// Whether an earlier round has left records of the spans before.
+    pub resumes: bool,
+    pub result: Target,
+    round: usize,
+}
+
+/// What a thread claims: some key heads and spans of a tile.
+#[derive(Clone, Debug)]
+pub struct Item {
+    pub tile: u32,
+    pub heads: Range<u32>,
+    pub spans: Range<usize>,
+    round: u32,
+    /// Multiply-adds.
+    pub cost: usize,
+}
+
+/// The tiles and items of a step, for layers with one head shape and window.
+#[derive(Default)]
+pub struct Plan {
+    tokens: Vec<QueryToken>,
+    pub tiles: Vec<Tile>,
+    /// In the order of rounds; in a round the longest first, so that what is left at the end is short.
+    items: Vec<Item>,
+    /// Items of each round, and what they cost together. A round begins when the one before is done.
+    rounds: Vec<(Range<usize>, usize)>,
+    /// Tiles whose spans are merged at the end, and the multiply-adds of that.
+    merges: (Vec<u32>, usize),
+    /// `None` also where every query sees all before it.
+    pub window: Option<usize>,
+    /// Records that tiles hand on.
+    pub n_records: usize,
+}
+
+impl Plan {
+    /// Makes the plan of a step.
+    pub fn make(
+        &mut self,
+        segments: &[Segment],
+        table: &PageTable,
+        heads: &HeadShape,
+        n_threads: usize,
+        prefixes: Option<&mut Prefixes>,
+    ) {
+        self.tokens.clear();
+        self.tiles.clear();
+        self.items.clear();
+        self.rounds.clear();
+        self.merges.0.clear();
+        self.merges.1 = 0;
+        let end = segments.iter().map(|s| s.first_position + s.n_tokens).max();
+        self.window = heads.window.filter(|window| *window < end.unwrap_or(0));
+        let group = heads.n_heads / heads.n_kv_heads;
+        let tile_tokens = (TILE_ROWS / group).max(1);
+        let mut done: &[u32] = &[];
+        let mut last_round = 0;
+        if let Some(prefixes) = prefixes.filter(|_| self.window.is_none()) {
+            prefixes.find(segments, table, tile_tokens);
+            for node in prefixes.nodes() {
+                let tokens = prefixes
+                    .rows(node)
+                    .flat_map(|row| tokens_of(&segments[row]));
+                let row = segments[prefixes.rows(node).next().expect("two rows or more")].row;
+                let tile_tokens = (SHARED_TILE_ROWS / group).max(1);
+                self.push_tiles(tokens, tile_tokens, row, node.spans.clone(), node.round);
+                last_round = last_round.max(node.round + 1);
+            }
+            done = prefixes.done();
+        }
+        for (i, segment) in segments.iter().enumerate() {
+            let from = done.get(i).map_or(0, |spans| *spans as usize);
+            self.push_tiles(
+                tokens_of(segment),
+                tile_tokens,
+                segment.row,
+                from..usize::MAX,
+                last_round,
+            );
+        }
+        // Records of the step's tokens come first, then those of spans.
+        let n_tokens: usize = segments.iter().map(|segment| segment.n_tokens).sum();
+        self.n_records = if last_round == 0 {
+            0
+        } else {
+            n_tokens * heads.n_heads
+        };
+        for tile in &mut self.tiles {
+            tile.result = match tile.round < last_round {
+                true => Target::State,
+                false => Target::Out,
+            };
+        }
+        self.divide(heads, n_threads);
+    }
+
+    /// Tokens of a tile.
+    pub fn tokens_of(&self, tile: &Tile) -> &[QueryToken] {
+        &self.tokens[tile.first_token..tile.first_token + tile.n_tokens]
+    }
+
+    /// The items of each round, in order, and their multiply-adds.
+    pub fn rounds(&self) -> impl Iterator<Item = (&[Item], usize)> {
+        self.rounds
+            .iter()
+            .map(|(items, cost)| (&self.items[items.clone()], *cost))
+    }
+
+    /// The tiles whose spans are merged at the end, and the multiply-adds of that.
+    pub fn merges(&self) -> (&[u32], usize) {
+        (&self.merges.0, self.merges.1)
+    }
+
+    fn push_tiles(
+        &mut self,
+        tokens: impl Iterator<Item = QueryToken>,
+        tile_tokens: usize,
+        row: RowId,
+        spans: Range<usize>,
+        round: usize,
+    ) {
+        let first = self.tokens.len();
+        self.tokens.extend(tokens);
+        for first_token in (first..self.tokens.len()).step_by(tile_tokens) {
+            let n_tokens = tile_tokens.min(self.tokens.len() - first_token);
+            let seen = self.tokens[first_token..first_token + n_tokens]
+                .iter()
+                .map(|token| token.sees(self.window));
+            let keys = seen
+                .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
+                .expect("a tile has tokens");
+            self.tiles.push(Tile {
+                first_token,
+                n_tokens,
+                row,
+                spans: spans.start.max(keys.start / SPAN)..spans.end.min(keys.end.div_ceil(SPAN)),
+                keys,
+                resumes: spans.start > 0,
+                result: Target::Out,
+                round,
+            });
+        }
+    }
+
+    /// Cuts tiles into items: by key heads, and long ones of few queries by spans too.
+    fn divide(&mut self, heads: &HeadShape, n_threads: usize) {
+        let group = heads.n_heads / heads.n_kv_heads;
+        let cost = |tile: &Tile, spans: &Range<usize>| {
+            let end = tile.keys.end.min(spans.end * SPAN);
+            let keys = end.saturating_sub(tile.keys.start.max(spans.start * SPAN));
+            2 * tile.n_tokens * group * heads.head_dim * keys.max(BLOCK)
+        };
+        let n_rounds = self.tiles.last().map_or(0, |tile| tile.round + 1);
+        for round in 0..n_rounds {
+            let total: usize = self
+                .tiles
+                .iter()
+                .filter(|tile| tile.round == round)
+                .map(|tile| cost(tile, &tile.spans))
+                .sum();
+            let fair = (total / (ITEMS_PER_THREAD * n_threads)).max(1);
+            for (i, tile) in self.tiles.iter_mut().enumerate() {
+                if tile.round != round {
+                    continue;
+                }
+                let whole = cost(tile, &tile.spans);
+                let (head_parts, spans_in_part) = parts(tile, whole.div_ceil(fair), heads, group);
+                if spans_in_part < tile.spans.len() {
+                    tile.result = Target::Spans(self.n_records);
+                    let n_records = tile.spans.len() * tile.n_tokens * heads.n_heads;
+                    self.n_records += n_records;
+                    self.merges.0.push(i as u32);
+                    self.merges.1 += n_records * heads.head_dim;
+                }
+                let step = heads.n_kv_heads / head_parts;
+                for first in tile.spans.clone().step_by(spans_in_part) {
+                    let spans = first..tile.spans.end.min(first + spans_in_part);
+                    for head in (0..heads.n_kv_heads).step_by(step) {
+                        self.items.push(Item {
+                            tile: i as u32,
+                            heads: head as u32..(head + step) as u32,
+                            cost: cost(tile, &spans) * step,
+                            spans: spans.clone(),
+                            round: round as u32,
+                        });
+                    }
+                }
+            }
+        }
+        self.items
+            .sort_unstable_by_key(|item| (item.round, std::cmp::Reverse(item.cost)));
+        let mut first = 0;
+        for items in self.items.chunk_by(|a, b| a.round == b.round) {
+            let cost = items.iter().map(|item| item.cost).sum();
+            self.rounds.push((first..first + items.len(), cost));
+            first += items.len();
+        }
+    }
+}
+
+/// In how many parts the key heads of a tile go, and how many spans its items have, so that about `wanted` items come
+/// out. Few queries wait for memory, which likes the heads of a slot read together; many wait for arithmetic.
+fn parts(tile: &Tile, wanted: usize, heads: &HeadShape, group: usize) -> (usize, usize) {
+    let n_spans = tile.spans.len().max(1);
+    let n_heads = heads.n_kv_heads;
+    if tile.result == Target::State {
+        return (n_heads, n_spans);
+    }
+    let (head_parts, span_parts) = match tile.n_tokens * group < FEW_ROWS {
+        true => {
+            let span_parts = wanted.clamp(1, n_spans);
+            (wanted.div_ceil(span_parts), span_parts)
+        }
+        false => (n_heads, wanted.div_ceil(n_heads).clamp(1, n_spans)),
+    };
+    let divides = |parts: &usize| n_heads.is_multiple_of(*parts);
+    let head_parts = (head_parts.min(n_heads)..=n_heads).find(divides);
+    (head_parts.unwrap_or(n_heads), n_spans.div_ceil(span_parts))
+}
+
+fn tokens_of(segment: &Segment) -> impl Iterator<Item = QueryToken> + use<> {
+    let Segment {
+        first_token,
+        first_position,
+        n_tokens,
+        ..
+    } = *segment;
+    (0..n_tokens).map(move |i| QueryToken {
+        index: (first_token + i) as u32,
+        position: (first_position + i) as u32,
+    })
+}
+
+impl Seen {
+    /// The part of the block that begins at `start` which `positions` cover.
+    #[inline(always)]
+    pub fn new(positions: Range<usize>, start: usize) -> Self {
+        Self {
+            start: positions.start.saturating_sub(start).min(BLOCK) as u32,
+            end: positions.end.saturating_sub(start).min(BLOCK) as u32,
+        }
+    }
+}

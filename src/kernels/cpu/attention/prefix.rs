@@ -1,0 +1,140 @@
+//! Which rows of a step begin with the same pages.
+//!
+//! The rows' pages are compared themselves: nobody has to say who shares what. Rows are sorted by one page of each span;
+//! the pages of neighbours are then compared in full, so a step costs one pass over its rows' pages at most.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use super::SPAN;
+use crate::kernels::cpu::Segment;
+use crate::kernels::cpu::kv::PageTable;
+
+/// Prefixes of prefixes that are told apart; rows go on alone behind the last.
+const MAX_ROUNDS: usize = 3;
+
+/// Some spans that several rows share.
+#[derive(Clone, Debug)]
+pub struct Node {
+    rows: Range<usize>,
+    pub spans: Range<usize>,
+    /// Nodes of lower rounds hold the spans before.
+    pub round: usize,
+}
+
+/// The shared prefixes of a step; kept for its memory.
+#[derive(Default)]
+pub struct Prefixes {
+    /// Segments that may share something, those with the same pages side by side.
+    order: Vec<u32>,
+    /// Spans that two neighbours share.
+    common: Vec<u32>,
+    /// Spans of each segment that its nodes hold.
+    done: Vec<u32>,
+    nodes: Vec<Node>,
+}
+
+impl Prefixes {
+    /// Looks at segments below `max_tokens`: longer ones fill tiles alone and gain nothing.
+    pub fn find(&mut self, segments: &[Segment], table: &PageTable, max_tokens: usize) {
+        self.order.clear();
+        self.common.clear();
+        self.nodes.clear();
+        self.done.clear();
+        self.done.resize(segments.len(), 0);
+        let shareable = |i: &u32| {
+            let segment = &segments[*i as usize];
+            segment.n_tokens < max_tokens && whole_spans(segment) > 0
+        };
+        self.order
+            .extend((0..segments.len() as u32).filter(shareable));
+        if self.order.len() < 2 {
+            return;
+        }
+        self.order.sort_unstable_by(|a, b| {
+            sampled(&segments[*a as usize], &segments[*b as usize], table).0
+        });
+        for pair in self.order.windows(2) {
+            let (a, b) = (&segments[pair[0] as usize], &segments[pair[1] as usize]);
+            self.common.push(common(a, b, table) as u32);
+        }
+        self.split(0..self.order.len(), 0, 0);
+    }
+
+    /// What is shared.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The segments of a node.
+    pub fn rows(&self, node: &Node) -> impl Iterator<Item = usize> + '_ {
+        self.order[node.rows.clone()]
+            .iter()
+            .map(|row| *row as usize)
+    }
+
+    /// Spans of each segment that nodes hold.
+    pub fn done(&self) -> &[u32] {
+        &self.done
+    }
+
+    /// Finds what neighbours share behind the spans below `from`.
+    fn split(&mut self, rows: Range<usize>, from: usize, mut round: usize) {
+        if rows.len() < 2 || round == MAX_ROUNDS {
+            return;
+        }
+        let common = &self.common[rows.start..rows.end - 1];
+        let depth = common.iter().copied().min().expect("two rows or more");
+        if depth as usize > from {
+            for row in rows.clone() {
+                self.done[self.order[row] as usize] = depth;
+            }
+            self.nodes.push(Node {
+                rows: rows.clone(),
+                spans: from..depth as usize,
+                round,
+            });
+            round += 1;
+        }
+        let mut first = rows.start;
+        for row in rows.start..rows.end - 1 {
+            if self.common[row] == depth {
+                self.split(first..row + 1, depth as usize, round);
+                first = row + 1;
+            }
+        }
+        // All rows but for the last cut: a part is always shorter than the whole.
+        self.split(first..rows.end, depth as usize, round);
+    }
+}
+
+/// Spans before a segment: its tokens see them in full, and something of their own besides.
+fn whole_spans(segment: &Segment) -> usize {
+    segment.first_position / SPAN
+}
+
+/// Orders two segments by the last page of each span, and counts the spans where it is the same.
+fn sampled(a: &Segment, b: &Segment, table: &PageTable) -> (Ordering, usize) {
+    let n_spans = whole_spans(a).min(whole_spans(b));
+    let (a_pages, b_pages) = (table.row(a.row), table.row(b.row));
+    for span in 0..n_spans {
+        let page = (span * SPAN + SPAN - 1) / table.page_size();
+        match a_pages[page].cmp(&b_pages[page]) {
+            Ordering::Equal => {}
+            unequal => return (unequal, span),
+        }
+    }
+    (whole_spans(a).cmp(&whole_spans(b)), n_spans)
+}
+
+/// Leading spans of two segments that lie in the same slots.
+fn common(a: &Segment, b: &Segment, table: &PageTable) -> usize {
+    let n_spans = sampled(a, b, table).1;
+    let n_pages = (n_spans * SPAN).div_ceil(table.page_size());
+    let (a, b) = (&table.row(a.row)[..n_pages], &table.row(b.row)[..n_pages]);
+    if a == b {
+        return n_spans;
+    }
+    let equal = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    equal * table.page_size() / SPAN
+}

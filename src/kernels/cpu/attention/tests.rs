@@ -1,0 +1,441 @@
+//! Attention against a plain double-precision one, and against itself cut otherwise.
+
+use half::bf16;
+
+use super::*;
+use crate::ids::{PageId, RowId};
+use crate::kernels::cpu::element::Element;
+use crate::kernels::cpu::tensor::Scratch;
+use crate::model::weights::Dtype;
+
+const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
+
+/// A number in [-1, 1] that depends on all of the arguments.
+fn noise(kind: u64, content: u64, i: usize) -> f32 {
+    let mut x = kind << 56 ^ content << 24 ^ i as u64;
+    for _ in 0..3 {
+        x = (x ^ x >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+    (x >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// Some tokens of a row; content is what tells their queries, keys and values apart.
+#[derive(Clone, Copy)]
+struct Part {
+    row: u32,
+    first: usize,
+    n_tokens: usize,
+}
+
+struct World {
+    pool: ThreadPool,
+    isa: Isa,
+    heads: HeadShape,
+    kv: KvPool,
+    table: PageTable,
+    attention: Attention,
+    /// Content of each position of each row.
+    contents: Vec<Vec<u64>>,
+}
+
+#[derive(Clone, Copy)]
+struct Setup {
+    isa: Isa,
+    dtype: Dtype,
+    heads: HeadShape,
+    page_size: usize,
+    threads: usize,
+    shares: bool,
+}
+
+const HEADS: HeadShape = HeadShape {
+    n_heads: 4,
+    n_kv_heads: 2,
+    head_dim: 24,
+    scale: 0.4,
+    window: None,
+};
+
+fn setup() -> Setup {
+    Setup {
+        isa: Isa::detect(),
+        dtype: Dtype::BF16,
+        heads: HEADS,
+        page_size: 1,
+        threads: 1,
+        shares: true,
+    }
+}
+
+/// Slots of the pools.
+const SLOTS: usize = 16 << 10;
+
+impl World {
+    fn new(setup: Setup) -> Self {
+        let width = setup.heads.n_kv_heads * setup.heads.head_dim;
+        Self {
+            pool: ThreadPool::new(setup.threads).unwrap(),
+            isa: setup.isa,
+            heads: setup.heads,
+            kv: KvPool::new(setup.dtype, 1, SLOTS, width),
+            table: PageTable::new(40, setup.page_size),
+            attention: Attention::new(setup.shares),
+            contents: vec![Vec::new(); 40],
+        }
+    }
+
+    /// Gives a row the first `shared` positions of row `from` and then tokens and pages of its own up to `len`.
+    fn grow(&mut self, row: u32, (from, shared): (u32, usize), len: usize) {
+        let size = self.table.page_size();
+        assert!(shared.is_multiple_of(size), "whole pages");
+        let mut pages = self.table.row(RowId::new(from))[..shared / size].to_vec();
+        let mut contents = self.contents[from as usize][..shared].to_vec();
+        let used: Vec<PageId> = (0..40)
+            .flat_map(|row| self.table.row(RowId::new(row)).to_vec())
+            .collect();
+        let first = used.iter().map(|page| page.index()).max().unwrap_or(0) + 1;
+        // Neighbours in the sequence lie apart.
+        let n_pages = len.div_ceil(size) - pages.len();
+        pages.extend(
+            (first..first + n_pages)
+                .rev()
+                .map(|page| PageId::new(page as u32)),
+        );
+        contents.extend((shared..len).map(|position| u64::from(row) << 16 | position as u64));
+        self.table.row_mut(RowId::new(row)).clone_from(&pages);
+        self.contents[row as usize] = contents;
+        self.write(row);
+    }
+
+    fn write(&mut self, row: u32) {
+        let width = 2 * self.heads.n_kv_heads * self.heads.head_dim;
+        let contents = &self.contents[row as usize];
+        for (position, &content) in contents.iter().enumerate() {
+            let slot = self.table.slot(RowId::new(row), position);
+            with_elements!(self.kv.layer_mut(0), kv => {
+                for (i, value) in kv[slot * width..(slot + 1) * width].iter_mut().enumerate() {
+                    *value = Element::narrow(noise(1, content, i));
+                }
+            });
+        }
+    }
+
+    /// The bits of each token's result.
+    fn attend(&mut self, parts: &[Part]) -> Vec<Vec<u32>> {
+        let width = self.heads.n_heads * self.heads.head_dim;
+        let n_tokens = parts.iter().map(|part| part.n_tokens).sum();
+        let scratch = Scratch::default();
+        let (mut q, out) = (
+            scratch.tensor(n_tokens, width),
+            scratch.tensor(n_tokens, width),
+        );
+        let mut batch = CpuBatch::default();
+        let mut index = 0;
+        for part in parts {
+            batch.push(
+                RowId::new(part.row),
+                part.first,
+                &vec![0; part.n_tokens],
+                &self.table,
+            );
+            for position in part.first..part.first + part.n_tokens {
+                let content = self.contents[part.row as usize][position];
+                for (i, value) in q.row_mut(index).iter_mut().enumerate() {
+                    *value = noise(2, content, i) * 3.0;
+                }
+                index += 1;
+            }
+        }
+        let threads = (&mut self.pool, self.isa);
+        let history = (&self.kv, 0, &self.table);
+        let out = self
+            .attention
+            .attend(threads, &q, &self.heads, history, &batch, out);
+        (0..n_tokens)
+            .map(|token| out.row(token).iter().map(|x| x.to_bits()).collect())
+            .collect()
+    }
+
+    /// Results by the book.
+    fn naive(&self, dtype: Dtype, row: u32, position: usize) -> Vec<f64> {
+        let HeadShape {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale,
+            window,
+        } = self.heads;
+        let round = |x: f32| match dtype {
+            Dtype::BF16 => f64::from(bf16::from_f32(x).to_f32()),
+            Dtype::F16 => f64::from(half::f16::from_f32(x).to_f32()),
+            Dtype::F32 => f64::from(x),
+        };
+        let contents = &self.contents[row as usize];
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let mut out = Vec::new();
+        for head in 0..n_heads {
+            let kv_head = head / (n_heads / n_kv_heads);
+            let q: Vec<f64> = (0..head_dim)
+                .map(|i| f64::from(noise(2, contents[position], head * head_dim + i) * 3.0))
+                .collect();
+            let at = |key: usize, half: usize, i: usize| {
+                let at = (half * n_kv_heads + kv_head) * head_dim + i;
+                round(noise(1, contents[key], at))
+            };
+            let weights: Vec<f64> = (first..=position)
+                .map(|key| {
+                    let score: f64 = (0..head_dim).map(|i| q[i] * at(key, 0, i)).sum();
+                    (score * f64::from(scale)).exp()
+                })
+                .collect();
+            let sum: f64 = weights.iter().sum();
+            out.extend((0..head_dim).map(|i| {
+                let values = (first..=position)
+                    .zip(&weights)
+                    .map(|(key, weight)| weight * at(key, 1, i));
+                values.sum::<f64>() / sum
+            }));
+        }
+        out
+    }
+}
+
+fn part(row: u32, first: usize, n_tokens: usize) -> Part {
+    Part {
+        row,
+        first,
+        n_tokens,
+    }
+}
+
+#[test]
+fn attention_is_right_on_every_instruction_set() {
+    let shapes = [
+        HEADS,
+        HeadShape {
+            n_heads: 8,
+            n_kv_heads: 1,
+            head_dim: 64,
+            scale: 0.125,
+            window: Some(100),
+        },
+        HeadShape {
+            n_heads: 3,
+            n_kv_heads: 3,
+            head_dim: 42,
+            scale: 0.2,
+            window: Some(1),
+        },
+        HeadShape {
+            n_heads: 2,
+            n_kv_heads: 1,
+            head_dim: 128,
+            scale: 0.1,
+            window: None,
+        },
+    ];
+    for isa in Isa::available() {
+        for dtype in DTYPES {
+            for heads in shapes {
+                let mut world = World::new(Setup {
+                    isa,
+                    dtype,
+                    heads,
+                    ..setup()
+                });
+                world.grow(1, (1, 0), 530);
+                let got = world.attend(&[part(1, 0, 530)]);
+                for position in [0, 1, 15, 16, 63, 64, 100, 255, 256, 400, 529] {
+                    let expected = world.naive(dtype, 1, position);
+                    for (got, expected) in got[position].iter().zip(expected) {
+                        let error = (f64::from(f32::from_bits(*got)) - expected).abs();
+                        let limit = if dtype == Dtype::BF16 { 2e-2 } else { 2e-5 };
+                        assert!(
+                            error < limit,
+                            "{isa:?}, {dtype:?}, {heads:?}, position {position}: error {error}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn neither_chunks_nor_pages_nor_threads_change_a_bit() {
+    const LEN: usize = 700;
+    for isa in Isa::available() {
+        for (dtype, window) in [
+            (Dtype::BF16, None),
+            (Dtype::BF16, Some(90)),
+            (Dtype::F32, None),
+            (Dtype::F16, Some(300)),
+        ] {
+            let heads = HeadShape { window, ..HEADS };
+            let base = Setup {
+                isa,
+                dtype,
+                heads,
+                ..setup()
+            };
+            let mut world = World::new(base);
+            world.grow(1, (1, 0), LEN);
+            let expected = world.attend(&[part(1, 0, LEN)]);
+            for (chunk, page_size, threads) in [
+                (1, 1, 1),
+                (1, 16, 3),
+                (7, 48, 2),
+                (100, 512, 2),
+                (LEN, 1, 3),
+            ] {
+                let mut world = World::new(Setup {
+                    page_size,
+                    threads,
+                    ..base
+                });
+                world.grow(1, (1, 0), LEN);
+                for first in (0..LEN).step_by(chunk) {
+                    let n_tokens = chunk.min(LEN - first);
+                    let got = world.attend(&[part(1, first, n_tokens)]);
+                    assert!(
+                        got == expected[first..first + n_tokens],
+                        "{isa:?}, {dtype:?}, window {window:?}: {n_tokens} tokens from {first}, pages of {page_size}, {threads} threads"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Rows 1 to 16 share 512 tokens, the first eight of them 768, two more nothing; most decode.
+fn family(setup: Setup) -> (World, Vec<Part>) {
+    let mut world = World::new(setup);
+    world.grow(1, (1, 0), 900);
+    for row in 2..=16 {
+        let shared = if row <= 8 { 784 } else { 528 };
+        world.grow(row, (1, shared), 800 + row as usize * 16);
+    }
+    world.grow(17, (17, 0), 700);
+    world.grow(18, (18, 0), 100);
+    let mut parts: Vec<Part> = (1..=18)
+        .map(|row| part(row, world.contents[row as usize].len() - 1, 1))
+        .collect();
+    // Some prefill: short chunks may join the others, long ones are tiles of their own.
+    parts[3] = part(4, 850, 5);
+    parts[11] = part(12, 600, 300);
+    parts[17] = part(18, 0, 100);
+    (world, parts)
+}
+
+#[test]
+fn shared_prefixes_do_not_change_a_bit() {
+    for isa in Isa::available() {
+        for dtype in DTYPES {
+            for (page_size, window) in [(1, None), (16, None), (1, Some(600)), (1, Some(5000))] {
+                let heads = HeadShape { window, ..HEADS };
+                let base = Setup {
+                    isa,
+                    dtype,
+                    heads,
+                    page_size,
+                    ..setup()
+                };
+                let (mut alone, parts) = family(Setup {
+                    shares: false,
+                    ..base
+                });
+                let expected = alone.attend(&parts);
+                for threads in [1, 2] {
+                    let (mut together, parts) = family(Setup { threads, ..base });
+                    let got = together.attend(&parts);
+                    assert!(
+                        got == expected,
+                        "{isa:?}, {dtype:?}, pages of {page_size}, window {window:?}"
+                    );
+                }
+                let mut row = Vec::new();
+                for part in &parts {
+                    row.extend(alone.attend(&[*part]));
+                }
+                assert!(row == expected, "{isa:?}, {dtype:?}: rows one by one");
+            }
+        }
+    }
+}
+
+#[test]
+fn shared_prefix_is_read_once() {
+    let bytes_per_key = 2 * HEADS.n_kv_heads * HEADS.head_dim * 2;
+    let read = |shares| {
+        let mut world = World::new(Setup { shares, ..setup() });
+        world.grow(1, (1, 0), 600);
+        for row in 2..=16 {
+            world.grow(row, (1, 512), 512 + row as usize);
+        }
+        let parts: Vec<Part> = (2..=16)
+            .map(|row| part(row, 511 + row as usize, 1))
+            .collect();
+        world.attend(&parts);
+        world.attention.kv_bytes() / bytes_per_key
+    };
+    let own: usize = (2..=16).sum();
+    assert_eq!(read(true), 512 + own);
+    assert_eq!(read(false), 15 * 512 + own);
+}
+
+#[test]
+fn pages_that_only_look_shared_are_told_apart() {
+    let mut bits = Vec::new();
+    for shares in [true, false] {
+        let mut world = World::new(Setup { shares, ..setup() });
+        world.grow(1, (1, 0), 600);
+        world.grow(2, (1, 512), 600);
+        // The page that the sort looks at is the same, one before it is not.
+        let other = world.table.row(RowId::new(2))[590];
+        world.table.row_mut(RowId::new(2))[300] = other;
+        bits.push(world.attend(&[part(1, 599, 1), part(2, 599, 1)]));
+    }
+    assert!(bits[0] == bits[1]);
+}
+
+#[test]
+fn what_a_query_does_not_see_cannot_reach_it() {
+    for dtype in DTYPES {
+        let mut world = World::new(Setup { dtype, ..setup() });
+        world.grow(1, (1, 0), 300);
+        let expected = world.attend(&[part(1, 0, 300)]);
+        let slot = world.table.slot(RowId::new(1), 280);
+        let width = 2 * HEADS.n_kv_heads * HEADS.head_dim;
+        with_elements!(world.kv.layer_mut(0), kv => {
+            for (i, value) in kv[slot * width..(slot + 1) * width].iter_mut().enumerate() {
+                *value = Element::narrow([f32::NAN, f32::INFINITY, f32::NEG_INFINITY][i % 3]);
+            }
+        });
+        let got = world.attend(&[part(1, 0, 300)]);
+        assert!(got[..280] == expected[..280], "{dtype:?}");
+        for (position, got) in got.iter().enumerate().skip(280) {
+            assert!(
+                got.iter().all(|bits| f32::from_bits(*bits).is_nan()),
+                "{dtype:?}, position {position}"
+            );
+        }
+        let decoded: Vec<_> = (256..290)
+            .map(|position| world.attend(&[part(1, position, 1)]).remove(0))
+            .collect();
+        assert!(decoded[..24] == got[256..280], "{dtype:?}: decoded");
+    }
+}
+
+#[test]
+fn plans_and_buffers_are_kept() {
+    let (mut world, parts) = family(Setup {
+        threads: 2,
+        ..setup()
+    });
+    world.attend(&parts);
+    let (records, plans) = (world.attention.states.as_ptr(), world.attention.plans.len());
+    world.attend(&parts[..9]);
+    world.attend(&parts);
+    assert_eq!(world.attention.states.as_ptr(), records);
+    assert_eq!(world.attention.plans.len(), plans);
+}

@@ -1,0 +1,544 @@
+//! One item of work: the queries of a tile against some key heads and spans.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::super::kv::PageTable;
+use super::super::simd::{Kernel, LANES, Lanes};
+use super::super::tensor::{Shared, Tensor};
+use super::format::{Format, across_part, words_part};
+use super::plan::{Item, Plan, QueryToken, Target, Tile};
+use super::product::Product;
+use super::state::{clear, finish, fold, merge, record_len};
+use super::{BLOCK, SPAN, Seen};
+use crate::kernels::HeadShape;
+
+/// What all items of a step and layer have in common.
+#[derive(Clone, Copy)]
+pub struct Step<'a, F> {
+    pub heads: &'a HeadShape,
+    pub q: &'a Tensor,
+    /// `[n_slots, 2, n_kv_heads, head_dim]`.
+    pub kv: &'a [F],
+    pub table: &'a PageTable,
+    pub plan: &'a Plan,
+    /// Records that rounds hand on, and those of spans that are merged at the end.
+    pub states: Shared<'a, f32>,
+    pub out: Shared<'a, f32>,
+}
+
+/// An item at work.
+pub struct Work<'a, F> {
+    pub step: Step<'a, F>,
+    pub item: &'a Item,
+    pub space: &'a mut Workspace,
+}
+
+/// Buffers of one thread; they only grow.
+#[derive(Default)]
+pub struct Workspace {
+    /// Queries as words, `[heads, rows, q_words]`.
+    queries: Vec<u32>,
+    /// Keys of a block, `[depth, BLOCK]` words: each lane is a key.
+    keys: Vec<u32>,
+    /// Values of a block, `[BLOCK / PER_WORD, width]` words: each lane is an element of a head.
+    values: Vec<u32>,
+    /// The same without what one query does not see.
+    masked: Vec<u32>,
+    /// `[rows, BLOCK]`.
+    scores: Vec<f32>,
+    /// `[rows, BLOCK / PER_WORD]` words.
+    weights: Vec<u32>,
+    /// `[rows]`.
+    decay: Vec<f32>,
+    /// Records of the current span and of the spans before it, `[heads, rows]`.
+    span: Vec<f32>,
+    total: Vec<f32>,
+    /// Stands for slots that hold nothing for the tile.
+    zeros: Vec<u32>,
+}
+
+thread_local! {
+    /// The thread's buffers.
+    pub static WORKSPACE: RefCell<Workspace> = RefCell::default();
+}
+
+/// Sizes of an item.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Queries of a key head: tokens times heads of a group.
+    rows: usize,
+    /// Query heads of a key head.
+    group: usize,
+    /// Elements of a head, padded to whole vectors of words.
+    width: usize,
+    /// Words of a head that count.
+    depth: usize,
+    record: usize,
+}
+
+/// Where the keys of a block lie: the starts of their slots.
+type Slots<F> = [*const F; BLOCK];
+
+fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+}
+
+impl<F: Format> Kernel for Work<'_, F> {
+    /// Bytes of K/V that were read.
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Lanes>(mut self) -> usize {
+        let sizes = self.prepare();
+        self.load_queries::<S>(sizes);
+        self.open_totals(sizes);
+        let keys = self.keys();
+        let blocks = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
+        let mut slots = self.slots(blocks.start);
+        self.fetch::<S>(&slots);
+        for block in blocks.clone() {
+            let (start, end) = (block * BLOCK, (block + 1) * BLOCK);
+            if start.is_multiple_of(SPAN) || block == blocks.start {
+                let len = self.n_records(sizes) * sizes.record;
+                self.space.span[..len]
+                    .chunks_exact_mut(sizes.record)
+                    .for_each(clear);
+            }
+            let is_last = block + 1 == blocks.end;
+            let next = if is_last {
+                slots
+            } else {
+                self.slots(block + 1)
+            };
+            let loaded = Seen::new(keys.clone(), start);
+            for head in 0..self.item.heads.len() {
+                // While a head is computed, a share of the next block's slots is fetched, all heads of a slot together:
+                // a slot is often a page of memory of its own.
+                let part = BLOCK.div_ceil(self.item.heads.len());
+                if !is_last {
+                    let share = &next[(head * part).min(BLOCK)..((head + 1) * part).min(BLOCK)];
+                    self.fetch::<S>(share);
+                }
+                self.load_block::<S>(sizes, (&slots, head), loaded);
+                self.attend_block::<S>(sizes, head, start, loaded);
+            }
+            if is_last || end.is_multiple_of(SPAN) {
+                self.close_span::<S>(sizes, start / SPAN);
+            }
+            slots = next;
+        }
+        self.close_totals::<S>(sizes);
+        keys.len() * self.item.heads.len() * 2 * self.step.heads.head_dim * size_of::<F>()
+    }
+}
+
+impl<F: Format> Work<'_, F> {
+    fn tile(&self) -> &Tile {
+        &self.step.plan.tiles[self.item.tile as usize]
+    }
+
+    fn tokens(&self) -> &[QueryToken] {
+        self.step.plan.tokens_of(self.tile())
+    }
+
+    fn n_records(&self, sizes: Sizes) -> usize {
+        self.item.heads.len() * sizes.rows
+    }
+
+    /// Positions of the keys that some query of the item may see.
+    fn keys(&self) -> Range<usize> {
+        let (tile, spans) = (self.tile(), &self.item.spans);
+        tile.keys.start.max(spans.start * SPAN)..tile.keys.end.min(spans.end * SPAN)
+    }
+
+    fn prepare(&mut self) -> Sizes {
+        let heads = self.step.heads;
+        let group = heads.n_heads / heads.n_kv_heads;
+        let width = heads.head_dim.next_multiple_of(LANES * F::PER_WORD);
+        let sizes = Sizes {
+            rows: self.tokens().len() * group,
+            group,
+            width,
+            depth: heads.head_dim.div_ceil(F::PER_WORD),
+            record: record_len(width),
+        };
+        let records = self.n_records(sizes);
+        let space = &mut *self.space;
+        room(&mut space.queries, records * width / F::PER_WORD);
+        room(&mut space.keys, sizes.depth.next_multiple_of(LANES) * BLOCK);
+        room(&mut space.values, BLOCK / F::PER_WORD * width);
+        room(&mut space.scores, sizes.rows * BLOCK);
+        room(&mut space.weights, sizes.rows * BLOCK / F::PER_WORD);
+        room(&mut space.decay, sizes.rows);
+        room(&mut space.span, records * sizes.record);
+        room(&mut space.total, records * sizes.record);
+        room(&mut space.zeros, 2 * heads.n_kv_heads * heads.head_dim);
+        sizes
+    }
+
+    /// Index of a record in the order of `[tokens, n_heads]`, for each record of the item in its own order.
+    fn records(&self, sizes: Sizes) -> impl Iterator<Item = (QueryToken, usize)> + use<'_, F> {
+        let rows = self.item.heads.clone().flat_map(move |head| {
+            (0..sizes.rows).map(move |row| (head as usize, row / sizes.group, row % sizes.group))
+        });
+        rows.map(move |(head, token, g)| (self.tokens()[token], head * sizes.group + g))
+    }
+
+    #[inline(always)]
+    fn load_queries<S: Lanes>(&mut self, sizes: Sizes) {
+        let head_dim = self.step.heads.head_dim;
+        let words = sizes.width / F::PER_WORD;
+        let to = self.space.queries.as_mut_ptr();
+        for (i, (token, head)) in self.records(sizes).enumerate() {
+            let row = &self.step.q.row(token.index as usize)[head * head_dim..][..head_dim];
+            let to = to.wrapping_add(i * words);
+            for at in (0..sizes.width).step_by(LANES) {
+                let part = row.get(at..).unwrap_or_default();
+                // SAFETY: `prepare` made room for `words` words per query; `part` holds sixteen values or its
+                // length is passed; `dispatch` detected the instruction set.
+                unsafe {
+                    let v = match part.len() {
+                        LANES.. => S::load(part.as_ptr()),
+                        len => <f32 as super::super::element::Element>::load_part::<S>(
+                            part.as_ptr(),
+                            len,
+                        ),
+                    };
+                    F::write::<S>(to.wrapping_add(at / F::PER_WORD), v);
+                }
+            }
+        }
+    }
+
+    /// Begins with nothing, or with what an earlier round left.
+    fn open_totals(&mut self, sizes: Sizes) {
+        let resumes = self.tile().resumes && self.item.spans.start == self.tile().spans.start;
+        let n_records = self.n_records(sizes);
+        let mut total = std::mem::take(&mut self.space.total);
+        let records = total[..n_records * sizes.record].chunks_exact_mut(sizes.record);
+        for (record, (token, head)) in records.zip(self.records(sizes)) {
+            if resumes {
+                let at = token.index as usize * self.step.heads.n_heads + head;
+                // SAFETY: each record is used by one item of a round.
+                record.copy_from_slice(unsafe {
+                    self.step.states.part(at * sizes.record, sizes.record)
+                });
+            } else {
+                clear(record);
+            }
+        }
+        self.space.total = total;
+    }
+
+    fn slots(&self, block: usize) -> Slots<F> {
+        let keys = self.keys();
+        let heads = self.step.heads;
+        let slot_len = 2 * heads.n_kv_heads * heads.head_dim;
+        let mut slots = [self.space.zeros.as_ptr().cast::<F>(); BLOCK];
+        let start = block * BLOCK;
+        let seen = keys.start.max(start)..keys.end.min(start + BLOCK);
+        let n_slots = self.step.kv.len() / slot_len;
+        let kv = self.step.kv.as_ptr();
+        self.step
+            .table
+            .for_slots(self.tile().row, seen, |position, slot| {
+                assert!(slot < n_slots, "slot {slot} of {n_slots}");
+                slots[position - start] = kv.wrapping_add(slot * slot_len);
+            });
+        slots
+    }
+
+    /// Asks for the keys and values of slots ahead of their use.
+    #[inline(always)]
+    fn fetch<S: Lanes>(&self, slots: &[*const F]) {
+        let HeadShape {
+            n_kv_heads,
+            head_dim,
+            ..
+        } = *self.step.heads;
+        let first = self.item.heads.start as usize * head_dim;
+        let bytes = self.item.heads.len() * head_dim * size_of::<F>();
+        for slot in slots {
+            for at in [first, first + n_kv_heads * head_dim] {
+                let start = slot.wrapping_add(at).cast::<u8>();
+                for byte in (0..bytes).step_by(64) {
+                    // SAFETY: only a hint.
+                    unsafe { S::prefetch(start.wrapping_add(byte)) };
+                }
+            }
+        }
+    }
+
+    /// Packs the keys and values of a head.
+    #[inline(always)]
+    fn load_block<S: Lanes>(
+        &mut self,
+        sizes: Sizes,
+        (slots, head): (&Slots<F>, usize),
+        loaded: Seen,
+    ) {
+        let HeadShape {
+            n_kv_heads,
+            head_dim,
+            ..
+        } = *self.step.heads;
+        let first = self.item.heads.start as usize;
+        let (key, value) = (
+            (first + head) * head_dim,
+            (n_kv_heads + first + head) * head_dim,
+        );
+        for group in (0..loaded.end as usize).step_by(LANES) {
+            let sixteen: &[*const F; LANES] = slots[group..group + LANES]
+                .try_into()
+                .expect("sixteen slots");
+            // SAFETY: every slot holds keys and values of all heads, `zeros` too; `prepare` made room; `dispatch`
+            // detected the instruction set.
+            unsafe {
+                pack_keys::<F, S>(sixteen, key, head_dim, {
+                    self.space.keys.as_mut_ptr().wrapping_add(group)
+                });
+                pack_values::<F, S>(
+                    sixteen,
+                    value,
+                    head_dim,
+                    self.space
+                        .values
+                        .as_mut_ptr()
+                        .wrapping_add(group / F::PER_WORD * sizes.width),
+                );
+            }
+        }
+    }
+
+    /// Takes a packed block into the records of a head.
+    #[inline(always)]
+    fn attend_block<S: Lanes>(&mut self, sizes: Sizes, head: usize, start: usize, loaded: Seen) {
+        const LOG2_E: f32 = std::f32::consts::LOG2_E;
+        let words = sizes.width / F::PER_WORD;
+        let first = head * sizes.rows * sizes.record;
+        let scale = self.step.heads.scale * LOG2_E;
+        let window = self.step.plan.window;
+        let space = &mut *self.space;
+        let scores = Product {
+            a: space
+                .queries
+                .as_ptr()
+                .wrapping_add(head * sizes.rows * words),
+            lda: words,
+            b: space.keys.as_ptr(),
+            ldb: BLOCK,
+            c: space.scores.as_mut_ptr(),
+            ldc: BLOCK,
+            depth: sizes.depth,
+            decay: std::ptr::null(),
+        };
+        // SAFETY: `prepare` made room for all operands, `load_block` filled as many vectors; `dispatch` detected the
+        // instruction set.
+        unsafe { scores.run::<F, S, false>(sizes.rows, (loaded.end as usize).div_ceil(LANES)) };
+        let tokens = self
+            .step
+            .plan
+            .tokens_of(&self.step.plan.tiles[self.item.tile as usize]);
+        // Keys from this one on are not seen by all.
+        let mut common_end = loaded.end as usize;
+        for (i, token) in tokens.iter().enumerate() {
+            let seen = Seen::new(token.sees(window), start);
+            let covered = if seen.start <= loaded.start {
+                seen.end
+            } else {
+                0
+            };
+            common_end = common_end.min(covered as usize);
+            for row in i * sizes.group..(i + 1) * sizes.group {
+                let record = &mut space.span[first + row * sizes.record..][..sizes.record];
+                // SAFETY: as above.
+                space.decay[row] = unsafe {
+                    fold::<F, S>(
+                        space.scores.as_mut_ptr().wrapping_add(row * BLOCK),
+                        space
+                            .weights
+                            .as_mut_ptr()
+                            .wrapping_add(row * BLOCK / F::PER_WORD),
+                        seen,
+                        scale,
+                        record,
+                    )
+                };
+            }
+        }
+        let sums = Product {
+            a: space.weights.as_ptr(),
+            lda: BLOCK / F::PER_WORD,
+            b: space.values.as_ptr(),
+            ldb: sizes.width,
+            c: space.span.as_mut_ptr().wrapping_add(first),
+            ldc: sizes.record,
+            depth: (loaded.end as usize).div_ceil(F::PER_WORD),
+            decay: space.decay.as_ptr(),
+        };
+        let partly_seen = common_end / F::PER_WORD * sizes.width..sums.depth * sizes.width;
+        let all_seen = common_end == loaded.end as usize;
+        let is_finite = |all, word: &u32| all & F::is_finite(*word);
+        if all_seen || space.values[partly_seen].iter().fold(true, is_finite) {
+            // SAFETY: as above.
+            unsafe { sums.run::<F, S, true>(sizes.rows, sizes.width / LANES) };
+        } else {
+            self.weigh_seen::<S>(sizes, start, sums);
+        }
+    }
+
+    /// The weighted sums of a block where something is infinite: zero times that would not be zero, so each query has
+    /// the values that it does not see taken away.
+    #[inline(always)]
+    fn weigh_seen<S: Lanes>(&mut self, sizes: Sizes, start: usize, sums: Product) {
+        let window = self.step.plan.window;
+        let tokens = self
+            .step
+            .plan
+            .tokens_of(&self.step.plan.tiles[self.item.tile as usize]);
+        let space = &mut *self.space;
+        room(&mut space.masked, space.values.len());
+        for row in 0..sizes.rows {
+            let seen = Seen::new(tokens[row / sizes.group].sees(window), start);
+            if seen.is_empty() {
+                continue;
+            }
+            for i in 0..sums.depth {
+                let mut mask = 0;
+                for part in 0..F::PER_WORD {
+                    let bits = u32::MAX >> (32 - 32 / F::PER_WORD);
+                    if seen.contains(i * F::PER_WORD + part) {
+                        mask |= bits << (16 * part);
+                    }
+                }
+                let words = i * sizes.width..(i + 1) * sizes.width;
+                for (masked, word) in space.masked[words.clone()]
+                    .iter_mut()
+                    .zip(&space.values[words])
+                {
+                    *masked = word & mask;
+                }
+            }
+            let sums = Product {
+                a: sums.a.wrapping_add(row * sums.lda),
+                b: space.masked.as_ptr(),
+                c: sums.c.wrapping_add(row * sums.ldc),
+                decay: sums.decay.wrapping_add(row),
+                ..sums
+            };
+            // SAFETY: one row of what the caller passed; the instruction set was detected by `dispatch`.
+            unsafe { sums.run::<F, S, true>(1, sizes.width / LANES) };
+        }
+    }
+
+    /// Merges the records of a span into the totals, or leaves them to be merged when all spans are there.
+    #[inline(always)]
+    fn close_span<S: Lanes>(&mut self, sizes: Sizes, span: usize) {
+        let len = self.n_records(sizes) * sizes.record;
+        let Target::Spans(first) = self.tile().result else {
+            let spans = self.space.span[..len].chunks_exact(sizes.record);
+            let totals = self.space.total[..len].chunks_exact_mut(sizes.record);
+            for (total, span) in totals.zip(spans) {
+                // SAFETY: `dispatch` detected the instruction set.
+                unsafe { merge::<S>(total, span) };
+            }
+            return;
+        };
+        let n_heads = self.step.heads.n_heads;
+        let n_tokens = self.tokens().len();
+        let first = first + (span - self.tile().spans.start) * n_tokens * n_heads;
+        let spans = self.space.span[..len].chunks_exact(sizes.record);
+        for (i, (span, (_, head))) in spans.zip(self.records(sizes)).enumerate() {
+            let token = i % sizes.rows / sizes.group;
+            let at = first + token * n_heads + head;
+            // SAFETY: each token, head and span belongs to one item.
+            unsafe { self.step.states.part(at * sizes.record, sizes.record) }.copy_from_slice(span);
+        }
+    }
+
+    #[inline(always)]
+    fn close_totals<S: Lanes>(&mut self, sizes: Sizes) {
+        let HeadShape {
+            n_heads, head_dim, ..
+        } = *self.step.heads;
+        let len = self.n_records(sizes) * sizes.record;
+        let totals = self.space.total[..len].chunks_exact(sizes.record);
+        for (total, (token, head)) in totals.zip(self.records(sizes)) {
+            let at = token.index as usize * n_heads + head;
+            // SAFETY: each token and head belongs to one item of a round; `dispatch` detected the instruction set.
+            unsafe {
+                match self.tile().result {
+                    Target::Out => finish::<S>(total, self.step.out.part(at * head_dim, head_dim)),
+                    Target::State => self
+                        .step
+                        .states
+                        .part(at * sizes.record, sizes.record)
+                        .copy_from_slice(total),
+                    Target::Spans(_) => {}
+                }
+            }
+        }
+    }
+}
+
+/// Packs sixteen keys so that each lane is a key.
+#[inline(always)]
+unsafe fn pack_keys<F: Format, S: Lanes>(
+    slots: &[*const F; LANES],
+    at: usize,
+    head_dim: usize,
+    to: *mut u32,
+) {
+    let step = LANES * F::PER_WORD;
+    for first in (0..head_dim).step_by(step) {
+        // SAFETY: the caller's slots hold `head_dim` elements at `at`.
+        unsafe {
+            let mut rows = [S::splat_word(0); LANES];
+            if head_dim - first < step {
+                for i in 0..LANES {
+                    let key = slots[i].wrapping_add(at + first);
+                    rows[i] = words_part::<F, S>(key, head_dim - first);
+                }
+            } else {
+                for i in 0..LANES {
+                    rows[i] = F::words::<S>(slots[i].wrapping_add(at + first));
+                }
+            }
+            let columns = S::transpose(rows);
+            let to = to.wrapping_add(first / F::PER_WORD * BLOCK);
+            for i in 0..LANES {
+                S::store_words(to.wrapping_add(i * BLOCK), columns[i]);
+            }
+        }
+    }
+}
+
+/// Packs sixteen rows of values, `PER_WORD` of them in a word.
+#[inline(always)]
+unsafe fn pack_values<F: Format, S: Lanes>(
+    slots: &[*const F; LANES],
+    at: usize,
+    head_dim: usize,
+    to: *mut u32,
+) {
+    let width = head_dim.next_multiple_of(LANES * F::PER_WORD);
+    for i in 0..LANES / F::PER_WORD {
+        let first = slots[i * F::PER_WORD].wrapping_add(at);
+        let second = slots[i * F::PER_WORD + F::PER_WORD - 1].wrapping_add(at);
+        let to = to.wrapping_add(i * width);
+        for element in (0..width).step_by(LANES) {
+            let rows = [first.wrapping_add(element), second.wrapping_add(element)];
+            // SAFETY: the caller's slots hold `head_dim` elements at `at`.
+            unsafe {
+                let words = match head_dim.saturating_sub(element) {
+                    LANES.. => F::across::<S>(rows[0], rows[1]),
+                    len => across_part::<F, S>(rows, len),
+                };
+                S::store_words(to.wrapping_add(element), words);
+            }
+        }
+    }
+}
