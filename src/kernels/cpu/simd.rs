@@ -14,6 +14,7 @@ pub const LANES: usize = 16;
 
 /// Environment variable that forces an instruction set, to test or to compare; no key of the configuration.
 pub const ISA_VARIABLE: &str = "SOUFFLEUR_CPU_ISA";
+
 /// 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
 const MAGIC: f32 = 12_582_912.0;
 
@@ -250,6 +251,8 @@ pub trait Lanes: Copy + 'static {
     }
 
     /// 2^x within two units in the last place; x is clamped to [-126, 126], NaN stays NaN, 2^0 is exactly 1.
+    // The second coefficient is near ln 2, but is not.
+    #[allow(clippy::approx_constant)]
     #[inline(always)]
     unsafe fn exp2(x: Self::V) -> Self::V {
         // SAFETY: only lane arithmetic; the instruction set is the caller's promise.

@@ -9,6 +9,7 @@
 //! are read and packed once for all of them, and each row goes on alone from where they part.
 
 mod format;
+mod pack;
 mod plan;
 mod prefix;
 mod product;

@@ -74,7 +74,7 @@ impl World {
     fn new(setup: Setup) -> Self {
         let width = setup.heads.n_kv_heads * setup.heads.head_dim;
         Self {
-            pool: ThreadPool::new(setup.threads).unwrap(),
+            pool: ThreadPool::new(setup.threads).expect("threads start"),
             isa: setup.isa,
             heads: setup.heads,
             kv: KvPool::new(setup.dtype, 1, SLOTS, width),

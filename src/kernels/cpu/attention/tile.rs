@@ -6,7 +6,8 @@ use std::ops::Range;
 use super::super::kv::PageTable;
 use super::super::simd::{Kernel, LANES, Lanes};
 use super::super::tensor::{Shared, Tensor};
-use super::format::{Format, across_part, words_part};
+use super::format::Format;
+use super::pack::{Ahead, pack_keys, pack_values};
 use super::plan::{Item, Plan, QueryToken, Target, Tile};
 use super::product::Product;
 use super::state::{clear, finish, fold, merge, record_len};
@@ -98,7 +99,7 @@ impl<F: Format> Kernel for Work<'_, F> {
         let keys = self.keys();
         let blocks = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
         let mut slots = self.slots(blocks.start);
-        self.fetch::<S>(&slots);
+        self.ahead(&slots).fetch::<S>(usize::MAX);
         for block in blocks.clone() {
             let (start, end) = (block * BLOCK, (block + 1) * BLOCK);
             if start.is_multiple_of(SPAN) || block == blocks.start {
@@ -115,14 +116,16 @@ impl<F: Format> Kernel for Work<'_, F> {
             };
             let loaded = Seen::new(keys.clone(), start);
             for head in 0..self.item.heads.len() {
-                // While a head is computed, a share of the next block's slots is fetched, all heads of a slot together:
-                // a slot is often a page of memory of its own.
+                // A share of the next block's slots, all heads of a slot together: a slot is often a page of memory
+                // of its own.
                 let part = BLOCK.div_ceil(self.item.heads.len());
-                if !is_last {
-                    let share = &next[(head * part).min(BLOCK)..((head + 1) * part).min(BLOCK)];
-                    self.fetch::<S>(share);
-                }
-                self.load_block::<S>(sizes, (&slots, head), loaded);
+                let share = match is_last {
+                    true => 0..0,
+                    false => (head * part).min(BLOCK)..((head + 1) * part).min(BLOCK),
+                };
+                let mut ahead = self.ahead(&next[share]);
+                self.load_block::<S>(sizes, (&slots, head), loaded, &mut ahead);
+                ahead.fetch::<S>(usize::MAX);
                 self.attend_block::<S>(sizes, head, start, loaded);
             }
             if is_last || end.is_multiple_of(SPAN) {
@@ -251,24 +254,20 @@ impl<F: Format> Work<'_, F> {
         slots
     }
 
-    /// Asks for the keys and values of slots ahead of their use.
-    #[inline(always)]
-    fn fetch<S: Lanes>(&self, slots: &[*const F]) {
+    /// What is to be asked for of slots ahead of their use.
+    fn ahead<'s>(&self, slots: &'s [*const F]) -> Ahead<'s, F> {
         let HeadShape {
             n_kv_heads,
             head_dim,
             ..
         } = *self.step.heads;
-        let first = self.item.heads.start as usize * head_dim;
-        let bytes = self.item.heads.len() * head_dim * size_of::<F>();
-        for slot in slots {
-            for at in [first, first + n_kv_heads * head_dim] {
-                let start = slot.wrapping_add(at).cast::<u8>();
-                for byte in (0..bytes).step_by(64) {
-                    // SAFETY: only a hint.
-                    unsafe { S::prefetch(start.wrapping_add(byte)) };
-                }
-            }
+        let size = head_dim * size_of::<F>();
+        Ahead {
+            slots,
+            byte: 0,
+            start: self.item.heads.start as usize * size,
+            half: self.item.heads.len() * size,
+            to_values: n_kv_heads * size,
         }
     }
 
@@ -279,6 +278,7 @@ impl<F: Format> Work<'_, F> {
         sizes: Sizes,
         (slots, head): (&Slots<F>, usize),
         loaded: Seen,
+        ahead: &mut Ahead<'_, F>,
     ) {
         let HeadShape {
             n_kv_heads,
@@ -297,9 +297,13 @@ impl<F: Format> Work<'_, F> {
             // SAFETY: every slot holds keys and values of all heads, `zeros` too; `prepare` made room; `dispatch`
             // detected the instruction set.
             unsafe {
-                pack_keys::<F, S>(sixteen, key, head_dim, {
-                    self.space.keys.as_mut_ptr().wrapping_add(group)
-                });
+                pack_keys::<F, S>(
+                    sixteen,
+                    key,
+                    head_dim,
+                    self.space.keys.as_mut_ptr().wrapping_add(group),
+                    ahead,
+                );
                 pack_values::<F, S>(
                     sixteen,
                     value,
@@ -308,6 +312,7 @@ impl<F: Format> Work<'_, F> {
                         .values
                         .as_mut_ptr()
                         .wrapping_add(group / F::PER_WORD * sizes.width),
+                    ahead,
                 );
             }
         }
@@ -316,11 +321,8 @@ impl<F: Format> Work<'_, F> {
     /// Takes a packed block into the records of a head.
     #[inline(always)]
     fn attend_block<S: Lanes>(&mut self, sizes: Sizes, head: usize, start: usize, loaded: Seen) {
-        const LOG2_E: f32 = std::f32::consts::LOG2_E;
         let words = sizes.width / F::PER_WORD;
         let first = head * sizes.rows * sizes.record;
-        let scale = self.step.heads.scale * LOG2_E;
-        let window = self.step.plan.window;
         let space = &mut *self.space;
         let scores = Product {
             a: space
@@ -338,11 +340,47 @@ impl<F: Format> Work<'_, F> {
         // SAFETY: `prepare` made room for all operands, `load_block` filled as many vectors; `dispatch` detected the
         // instruction set.
         unsafe { scores.run::<F, S, false>(sizes.rows, (loaded.end as usize).div_ceil(LANES)) };
+        let common_end = self.fold_block::<S>(sizes, head, start, loaded);
+        let space = &mut *self.space;
+        let sums = Product {
+            a: space.weights.as_ptr(),
+            lda: BLOCK / F::PER_WORD,
+            b: space.values.as_ptr(),
+            ldb: sizes.width,
+            c: space.span.as_mut_ptr().wrapping_add(first),
+            ldc: sizes.record,
+            depth: (loaded.end as usize).div_ceil(F::PER_WORD),
+            decay: space.decay.as_ptr(),
+        };
+        let partly_seen = common_end / F::PER_WORD * sizes.width..sums.depth * sizes.width;
+        let all_seen = common_end == loaded.end as usize;
+        let is_finite = |all, word: &u32| all & F::is_finite(*word);
+        if all_seen || space.values[partly_seen].iter().fold(true, is_finite) {
+            // SAFETY: as above.
+            unsafe { sums.run::<F, S, true>(sizes.rows, sizes.width / LANES) };
+        } else {
+            self.weigh_seen::<S>(sizes, start, sums);
+        }
+    }
+
+    /// Turns the scores of a block into weights; returns the first key, or one before it, that not all queries see.
+    #[inline(always)]
+    fn fold_block<S: Lanes>(
+        &mut self,
+        sizes: Sizes,
+        head: usize,
+        start: usize,
+        loaded: Seen,
+    ) -> usize {
+        const LOG2_E: f32 = std::f32::consts::LOG2_E;
+        let first = head * sizes.rows * sizes.record;
+        let scale = self.step.heads.scale * LOG2_E;
+        let window = self.step.plan.window;
+        let space = &mut *self.space;
         let tokens = self
             .step
             .plan
             .tokens_of(&self.step.plan.tiles[self.item.tile as usize]);
-        // Keys from this one on are not seen by all.
         let mut common_end = loaded.end as usize;
         for (i, token) in tokens.iter().enumerate() {
             let seen = Seen::new(token.sees(window), start);
@@ -369,25 +407,7 @@ impl<F: Format> Work<'_, F> {
                 };
             }
         }
-        let sums = Product {
-            a: space.weights.as_ptr(),
-            lda: BLOCK / F::PER_WORD,
-            b: space.values.as_ptr(),
-            ldb: sizes.width,
-            c: space.span.as_mut_ptr().wrapping_add(first),
-            ldc: sizes.record,
-            depth: (loaded.end as usize).div_ceil(F::PER_WORD),
-            decay: space.decay.as_ptr(),
-        };
-        let partly_seen = common_end / F::PER_WORD * sizes.width..sums.depth * sizes.width;
-        let all_seen = common_end == loaded.end as usize;
-        let is_finite = |all, word: &u32| all & F::is_finite(*word);
-        if all_seen || space.values[partly_seen].iter().fold(true, is_finite) {
-            // SAFETY: as above.
-            unsafe { sums.run::<F, S, true>(sizes.rows, sizes.width / LANES) };
-        } else {
-            self.weigh_seen::<S>(sizes, start, sums);
-        }
+        common_end
     }
 
     /// The weighted sums of a block where something is infinite: zero times that would not be zero, so each query has
@@ -479,65 +499,6 @@ impl<F: Format> Work<'_, F> {
                         .copy_from_slice(total),
                     Target::Spans(_) => {}
                 }
-            }
-        }
-    }
-}
-
-/// Packs sixteen keys so that each lane is a key.
-#[inline(always)]
-unsafe fn pack_keys<F: Format, S: Lanes>(
-    slots: &[*const F; LANES],
-    at: usize,
-    head_dim: usize,
-    to: *mut u32,
-) {
-    let step = LANES * F::PER_WORD;
-    for first in (0..head_dim).step_by(step) {
-        // SAFETY: the caller's slots hold `head_dim` elements at `at`.
-        unsafe {
-            let mut rows = [S::splat_word(0); LANES];
-            if head_dim - first < step {
-                for i in 0..LANES {
-                    let key = slots[i].wrapping_add(at + first);
-                    rows[i] = words_part::<F, S>(key, head_dim - first);
-                }
-            } else {
-                for i in 0..LANES {
-                    rows[i] = F::words::<S>(slots[i].wrapping_add(at + first));
-                }
-            }
-            let columns = S::transpose(rows);
-            let to = to.wrapping_add(first / F::PER_WORD * BLOCK);
-            for i in 0..LANES {
-                S::store_words(to.wrapping_add(i * BLOCK), columns[i]);
-            }
-        }
-    }
-}
-
-/// Packs sixteen rows of values, `PER_WORD` of them in a word.
-#[inline(always)]
-unsafe fn pack_values<F: Format, S: Lanes>(
-    slots: &[*const F; LANES],
-    at: usize,
-    head_dim: usize,
-    to: *mut u32,
-) {
-    let width = head_dim.next_multiple_of(LANES * F::PER_WORD);
-    for i in 0..LANES / F::PER_WORD {
-        let first = slots[i * F::PER_WORD].wrapping_add(at);
-        let second = slots[i * F::PER_WORD + F::PER_WORD - 1].wrapping_add(at);
-        let to = to.wrapping_add(i * width);
-        for element in (0..width).step_by(LANES) {
-            let rows = [first.wrapping_add(element), second.wrapping_add(element)];
-            // SAFETY: the caller's slots hold `head_dim` elements at `at`.
-            unsafe {
-                let words = match head_dim.saturating_sub(element) {
-                    LANES.. => F::across::<S>(rows[0], rows[1]),
-                    len => across_part::<F, S>(rows, len),
-                };
-                S::store_words(to.wrapping_add(element), words);
             }
         }
     }

@@ -1,0 +1,108 @@
+//! Keys and values on their way from the pool into packed blocks.
+
+use super::super::simd::{LANES, Lanes};
+use super::BLOCK;
+use super::format::{Format, across_part, words_part};
+
+/// Cache lines of keys and values to ask for before they are needed, some at a time: many at once would only stand in
+/// the way of what is needed now.
+pub struct Ahead<'s, F> {
+    pub slots: &'s [*const F],
+    /// Next byte of the first slot: of its keys, then of its values.
+    pub byte: usize,
+    /// Where the item's heads begin in a slot, what their keys take, and how far the values are behind those, in bytes.
+    pub start: usize,
+    pub half: usize,
+    pub to_values: usize,
+}
+
+impl<F> Ahead<'_, F> {
+    /// Asks for some of them.
+    #[inline(always)]
+    pub fn fetch<S: Lanes>(&mut self, max_lines: usize) {
+        for _ in 0..max_lines {
+            let Some(slot) = self.slots.first() else {
+                return;
+            };
+            let at = match self.byte < self.half {
+                true => self.byte,
+                false => self.byte - self.half + self.to_values,
+            };
+            // SAFETY: only a hint.
+            unsafe { S::prefetch(slot.cast::<u8>().wrapping_add(self.start + at)) };
+            self.byte += 64;
+            if self.byte >= 2 * self.half {
+                (self.byte, self.slots) = (0, &self.slots[1..]);
+            }
+        }
+    }
+}
+
+/// Packs sixteen keys so that each lane is a key.
+///
+/// # Safety
+/// The slots hold `head_dim` elements at `at`, `to` has room for them; the instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn pack_keys<F: Format, S: Lanes>(
+    slots: &[*const F; LANES],
+    at: usize,
+    head_dim: usize,
+    to: *mut u32,
+    ahead: &mut Ahead<'_, F>,
+) {
+    let step = LANES * F::PER_WORD;
+    for first in (0..head_dim).step_by(step) {
+        // SAFETY: the caller's slots hold `head_dim` elements at `at`.
+        unsafe {
+            let mut rows = [S::splat_word(0); LANES];
+            if head_dim - first < step {
+                for i in 0..LANES {
+                    let key = slots[i].wrapping_add(at + first);
+                    rows[i] = words_part::<F, S>(key, head_dim - first);
+                }
+            } else {
+                for i in 0..LANES {
+                    rows[i] = F::words::<S>(slots[i].wrapping_add(at + first));
+                }
+            }
+            let columns = S::transpose(rows);
+            let to = to.wrapping_add(first / F::PER_WORD * BLOCK);
+            for i in 0..LANES {
+                S::store_words(to.wrapping_add(i * BLOCK), columns[i]);
+            }
+            ahead.fetch::<S>(16);
+        }
+    }
+}
+
+/// Packs sixteen rows of values, `PER_WORD` of them in a word.
+///
+/// # Safety
+/// As for keys.
+#[inline(always)]
+pub unsafe fn pack_values<F: Format, S: Lanes>(
+    slots: &[*const F; LANES],
+    at: usize,
+    head_dim: usize,
+    to: *mut u32,
+    ahead: &mut Ahead<'_, F>,
+) {
+    let width = head_dim.next_multiple_of(LANES * F::PER_WORD);
+    for i in 0..LANES / F::PER_WORD {
+        let first = slots[i * F::PER_WORD].wrapping_add(at);
+        let second = slots[i * F::PER_WORD + F::PER_WORD - 1].wrapping_add(at);
+        let to = to.wrapping_add(i * width);
+        for element in (0..width).step_by(LANES) {
+            let rows = [first.wrapping_add(element), second.wrapping_add(element)];
+            // SAFETY: the caller's slots hold `head_dim` elements at `at`.
+            unsafe {
+                let words = match head_dim.saturating_sub(element) {
+                    LANES.. => F::across::<S>(rows[0], rows[1]),
+                    len => across_part::<F, S>(rows, len),
+                };
+                S::store_words(to.wrapping_add(element), words);
+            }
+        }
+        ahead.fetch::<S>(8);
+    }
+}
