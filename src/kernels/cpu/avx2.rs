@@ -165,6 +165,11 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn from_words(words: Self::W) -> Self::V {
+        unsafe { (_mm256_castsi256_ps(words.0), _mm256_castsi256_ps(words.1)) }
+    }
+
+    #[inline(always)]
     unsafe fn store_words(p: *mut u32, words: Self::W) {
         unsafe {
             write(p, words.0);
@@ -205,7 +210,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn prefetch<T>(p: *const T) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 
     #[inline(always)]

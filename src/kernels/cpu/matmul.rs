@@ -9,11 +9,13 @@ use super::matrix::{Matrix, Panel};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
-use super::tile::{self, MAX_PANELS, MAX_ROWS, Plain, Sums};
+use super::tile::{self, Ahead, MAX_PANELS, MAX_ROWS, Plain, Sums};
 
 /// Bytes of weights in an item when one row is multiplied: long enough a stream, short enough to balance threads.
 const STREAM_BYTES: usize = 128 << 10;
 
+/// Most groups of rows that are worth fetching weights ahead for.
+const MAX_FETCH_GROUPS: usize = 8;
 /// With fewer spans of panels than this a thread, rows are cut too.
 const MIN_SPANS: usize = 16;
 /// Groups of rows that are worth a cut: each part reads the weights again.
@@ -81,6 +83,7 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, packed: &mut PackedRows, product:
     let stride = item_panels(weight, panels, rows, pool.n_threads());
     let n_spans = panels.div_ceil(stride);
     let n_blocks = row_blocks(n_spans, packed.n_groups(), pool.n_threads());
+    let threads = pool.n_threads();
     let cost = rows * weight.inputs * weight.outputs;
     let out = Shared::new(out);
     let packed = &*packed;
@@ -99,6 +102,7 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, packed: &mut PackedRows, product:
                 write,
                 panels,
                 groups,
+                stride: stride * threads,
             },
         );
     });
@@ -133,6 +137,8 @@ struct Item<'a> {
     panels: std::ops::Range<usize>,
     /// Groups of rows.
     groups: std::ops::Range<usize>,
+    /// How many panels further on this thread's next item is likely to be.
+    stride: usize,
 }
 
 impl Kernel for Item<'_> {
@@ -161,11 +167,11 @@ impl Item<'_> {
     fn group<S: Lanes>(&self, group: usize, panel: usize, n: usize) {
         let (rows, words) = self.packed.group(group);
         let mut sums: Sums = [[0.0; MAX_PANELS * PANEL]; MAX_ROWS];
-        self.tile::<S>(rows.len(), words, panel, n, &mut sums);
+        self.tile::<S>(rows.len(), words, group, (panel, n), &mut sums);
         if self.write == Write::GatedSilu {
             let half = self.weight.panels().len() / 2;
             let mut up: Sums = [[0.0; MAX_PANELS * PANEL]; MAX_ROWS];
-            self.tile::<S>(rows.len(), words, half + panel, n, &mut up);
+            self.tile::<S>(rows.len(), words, group, (half + panel, n), &mut up);
             for (m, row) in rows.enumerate() {
                 for n in 0..n {
                     let gate = self.biased::<S>(&sums[m], n, panel);
@@ -185,62 +191,48 @@ impl Item<'_> {
         }
     }
 
-    #[inline(always)]
-    fn tile<S: Lanes>(&self, m: usize, words: &[u32], panel: usize, n: usize, sums: &mut Sums) {
-        match self.weight.format {
-            Format::F32 => self.by_rows::<S, PlainTile<tile::F32>>(m, words, panel, n, sums),
-            Format::F16 => self.by_rows::<S, PlainTile<tile::F16>>(m, words, panel, n, sums),
-            Format::Bf16 => self.by_rows::<S, PlainTile<tile::Bf16>>(m, words, panel, n, sums),
-            Format::Int8 => self.by_rows::<S, Int8Tile>(m, words, panel, n, sums),
+    /// What this thread multiplies next, the part that belongs to `group`. Many rows give the processor time enough to
+    /// fetch by itself; one row is nothing but fetching.
+    fn ahead(&self, group: usize, panel: usize, n: usize) -> Ahead {
+        let n_groups = self.packed.n_groups();
+        let panel = panel + self.stride;
+        let is_few = self.packed.rows() > 1 && n_groups <= MAX_FETCH_GROUPS;
+        if !is_few || panel + n > self.weight.panels().len() {
+            return Ahead::NONE;
+        }
+        let words = n * self.weight.panel_words();
+        let part = words.div_ceil(n_groups);
+        let start = panel * self.weight.panel_words() + group * part;
+        Ahead {
+            start: self.weight.words().as_ptr().wrapping_add(start),
+            words: part,
         }
     }
 
     #[inline(always)]
-    fn by_rows<S: Lanes, T: Tile>(
+    fn tile<S: Lanes>(
         &self,
         m: usize,
         words: &[u32],
-        panel: usize,
-        n: usize,
-        sums: &mut Sums,
-    ) {
-        let max = tile::max_rows::<S>();
-        match m {
-            1 => self.by_panels::<S, T, 1>(words, panel, n, sums),
-            2 => self.by_panels::<S, T, 2>(words, panel, n, sums),
-            3 if max >= 3 => self.by_panels::<S, T, 3>(words, panel, n, sums),
-            4 if max >= 4 => self.by_panels::<S, T, 4>(words, panel, n, sums),
-            5 if max >= 5 => self.by_panels::<S, T, 5>(words, panel, n, sums),
-            6 if max >= 6 => self.by_panels::<S, T, 6>(words, panel, n, sums),
-            7 if max >= 7 => self.by_panels::<S, T, 7>(words, panel, n, sums),
-            8 if max >= 8 => self.by_panels::<S, T, 8>(words, panel, n, sums),
-            _ => unreachable!("a group has 1 to {max} rows, not {m}"),
-        }
-    }
-
-    #[inline(always)]
-    fn by_panels<S: Lanes, T: Tile, const M: usize>(
-        &self,
-        words: &[u32],
-        panel: usize,
-        n: usize,
+        group: usize,
+        (panel, n): (usize, usize),
         sums: &mut Sums,
     ) {
         let size = self.weight.panel_words();
-        let weights = &self.weight.words()[panel * size..(panel + n) * size];
         let inputs = self.weight.inputs;
-        assert_eq!(words.len(), M * self.weight.format.row_words(inputs));
-        let start = weights.as_ptr();
-        // SAFETY: the slices hold M rows and n panels of `inputs` inputs; `dispatch` detected the instruction set.
-        unsafe {
-            match n {
-                1 => T::run::<S, M, 1>(words.as_ptr(), [start], inputs, sums),
-                MAX_PANELS if S::REGISTERS == 1 => {
-                    let panels = std::array::from_fn(|n| start.wrapping_add(n * size));
-                    T::run::<S, M, MAX_PANELS>(words.as_ptr(), panels, inputs, sums);
-                }
-                _ => unreachable!("tiles have one panel or {MAX_PANELS}"),
-            }
+        assert_eq!(words.len(), m * self.weight.format.row_words(inputs));
+        let operands = Operands {
+            rows: words.as_ptr(),
+            panels: self.weight.words()[panel * size..(panel + n) * size].as_ptr(),
+            panel_words: size,
+            inputs,
+            ahead: self.ahead(group, panel, n),
+        };
+        match self.weight.format {
+            Format::F32 => operands.by_rows::<S, PlainTile<tile::F32>>(m, n, sums),
+            Format::F16 => operands.by_rows::<S, PlainTile<tile::F16>>(m, n, sums),
+            Format::Bf16 => operands.by_rows::<S, PlainTile<tile::Bf16>>(m, n, sums),
+            Format::Int8 => operands.by_rows::<S, Int8Tile>(m, n, sums),
         }
     }
 
@@ -320,30 +312,73 @@ unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
     }
 }
 
+/// What a tile multiplies: some rows, and panels that follow each other.
+#[derive(Clone, Copy)]
+struct Operands {
+    rows: *const u32,
+    panels: *const u32,
+    panel_words: usize,
+    inputs: usize,
+    ahead: Ahead,
+}
+
+impl Operands {
+    #[inline(always)]
+    fn by_rows<S: Lanes, T: Tile>(&self, m: usize, n: usize, sums: &mut Sums) {
+        let max = tile::max_rows::<S>();
+        match m {
+            1 => self.by_panels::<S, T, 1>(n, sums),
+            2 => self.by_panels::<S, T, 2>(n, sums),
+            3 if max >= 3 => self.by_panels::<S, T, 3>(n, sums),
+            4 if max >= 4 => self.by_panels::<S, T, 4>(n, sums),
+            5 if max >= 5 => self.by_panels::<S, T, 5>(n, sums),
+            6 if max >= 6 => self.by_panels::<S, T, 6>(n, sums),
+            7 if max >= 7 => self.by_panels::<S, T, 7>(n, sums),
+            8 if max >= 8 => self.by_panels::<S, T, 8>(n, sums),
+            _ => unreachable!("a group has 1 to {max} rows, not {m}"),
+        }
+    }
+
+    #[inline(always)]
+    fn by_panels<S: Lanes, T: Tile, const M: usize>(&self, n: usize, sums: &mut Sums) {
+        // SAFETY: whoever made this took the pointers from slices of M rows and n panels of `inputs` inputs;
+        // `dispatch` detected the instruction set.
+        unsafe {
+            match n {
+                1 => T::run::<S, M, 1>(self, sums),
+                MAX_PANELS if S::REGISTERS == 1 => T::run::<S, M, MAX_PANELS>(self, sums),
+                _ => unreachable!("tiles have one panel or {MAX_PANELS}"),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn panels<const N: usize>(&self) -> [*const u32; N] {
+        std::array::from_fn(|n| self.panels.wrapping_add(n * self.panel_words))
+    }
+}
+
 /// An inner loop, for any number of rows and panels.
 trait Tile {
     /// # Safety
-    /// `rows` and `panels` are valid for `inputs` inputs; the instruction set of `S` was detected.
-    unsafe fn run<S: Lanes, const M: usize, const N: usize>(
-        rows: *const u32,
-        panels: [*const u32; N],
-        inputs: usize,
-        sums: &mut Sums,
-    );
+    /// The operands are valid for M rows and N panels; the instruction set of `S` was detected.
+    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums);
 }
 
 struct PlainTile<F>(std::marker::PhantomData<F>);
 
 impl<F: FormatOf> Tile for PlainTile<F> {
     #[inline(always)]
-    unsafe fn run<S: Lanes, const M: usize, const N: usize>(
-        rows: *const u32,
-        panels: [*const u32; N],
-        inputs: usize,
-        sums: &mut Sums,
-    ) {
+    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
+        let Operands {
+            rows,
+            inputs,
+            ahead,
+            ..
+        } = *operands;
+        let steps = F::FORMAT.steps(inputs);
         // SAFETY: the caller's promise.
-        unsafe { tile::plain::<S, F, M, N>(rows, panels, F::FORMAT.steps(inputs), sums) };
+        unsafe { tile::plain::<S, F, M, N>(rows, operands.panels(), steps, ahead, sums) };
     }
 }
 
@@ -351,15 +386,16 @@ struct Int8Tile;
 
 impl Tile for Int8Tile {
     #[inline(always)]
-    unsafe fn run<S: Lanes, const M: usize, const N: usize>(
-        rows: *const u32,
-        panels: [*const u32; N],
-        inputs: usize,
-        sums: &mut Sums,
-    ) {
+    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
+        let Operands {
+            rows,
+            inputs,
+            ahead,
+            ..
+        } = *operands;
         let groups = inputs.div_ceil(super::format::INT8_GROUP);
         // SAFETY: the caller's promise.
-        unsafe { tile::int8::<S, M, N>(rows, panels, groups, sums) };
+        unsafe { tile::int8::<S, M, N>(rows, operands.panels(), groups, ahead, sums) };
     }
 }
 

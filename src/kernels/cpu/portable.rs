@@ -176,6 +176,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn from_words(words: Self::W) -> Self::V {
+        words.map(f32::from_bits)
+    }
+
+    #[inline(always)]
     unsafe fn store_words(p: *mut u32, words: Self::W) {
         // SAFETY: the caller's pointer is valid for sixteen words.
         unsafe { write(p, words) };

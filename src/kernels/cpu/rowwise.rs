@@ -133,7 +133,7 @@ pub struct Rotation<'a> {
 ///
 /// # Shapes
 /// `qkv: [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]`, `q: [n_tokens, n_heads * head_dim]`,
-/// `kv: [n_slots, 2 * n_kv_heads * head_dim]`; no two tokens have the same slot.
+/// `kv: [2, n_kv_heads, n_slots, head_dim]`; no two tokens have the same slot.
 pub fn rotate_and_store(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -153,17 +153,18 @@ pub fn rotate_and_store(
     let qkv = Shared::new(qkv.values_mut());
     let q_out = Shared::new(q.values_mut());
     with_elements!(kv, kv => {
+        let n_slots = kv.len() / (2 * kv_width);
         let kv = Shared::new(kv);
         for_rows(pool, rows, width, |row| {
-            // SAFETY: each row is read and written by one item, and so is its slot.
-            let (input, q, slot) = unsafe {
+            // SAFETY: each row is read and written by one item.
+            let (input, q) = unsafe {
                 (
                     qkv.part(row * width, width),
                     q_out.part(row * q_width, q_width),
-                    kv.part(slots[row] as usize * 2 * kv_width, 2 * kv_width),
                 )
             };
-            dispatch(isa, RotateRow { input, q, slot, rotation, turn: rotation.rotations.row(row) });
+            let slot = (slots[row] as usize, n_slots);
+            dispatch(isa, RotateRow { input, q, kv, slot, rotation, turn: rotation.rotations.row(row) });
         });
     });
     q
@@ -172,7 +173,9 @@ pub fn rotate_and_store(
 struct RotateRow<'a, E> {
     input: &'a mut [f32],
     q: &'a mut [f32],
-    slot: &'a mut [E],
+    kv: Shared<'a, E>,
+    /// The token's slot, and how many there are.
+    slot: (usize, usize),
     rotation: &'a Rotation<'a>,
     /// Cos and sin of the token's position.
     turn: &'a [f32],
@@ -184,24 +187,31 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
     #[inline(always)]
     fn run<S: Lanes>(self) {
         let (queries, kv) = self.input.split_at_mut(self.q.len());
-        let keys = &mut kv[..self.slot.len() / 2];
+        let width = kv.len() / 2;
+        let keys = &mut kv[..width];
         let norms = self.rotation.norms;
         let head_dim = self.rotation.heads.head_dim;
         turn_heads::<S>(queries, head_dim, norms.map(|n| (n.0, n.2)), self.turn);
         turn_heads::<S>(keys, head_dim, norms.map(|n| (n.1, n.2)), self.turn);
         self.q.copy_from_slice(queries);
-        let whole = kv.len() / LANES * LANES;
-        for (out, values) in self
-            .slot
-            .chunks_exact_mut(LANES)
-            .zip(kv.chunks_exact(LANES))
-        {
-            // SAFETY: both hold sixteen values; `dispatch` detected the instruction set.
-            unsafe { E::store::<S>(out.as_mut_ptr(), S::load(values.as_ptr())) };
+        let (slot, n_slots) = self.slot;
+        for (head, values) in kv.chunks_exact(head_dim).enumerate() {
+            // SAFETY: each slot is written by one item.
+            let out = unsafe { self.kv.part((head * n_slots + slot) * head_dim, head_dim) };
+            narrow_into::<E, S>(values, out);
         }
-        for (out, value) in self.slot[whole..].iter_mut().zip(&kv[whole..]) {
-            *out = E::narrow(*value);
-        }
+    }
+}
+
+#[inline(always)]
+fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
+    let whole = values.len() / LANES * LANES;
+    for (out, values) in out.chunks_exact_mut(LANES).zip(values.chunks_exact(LANES)) {
+        // SAFETY: both hold sixteen values; `dispatch` detected the instruction set.
+        unsafe { E::store::<S>(out.as_mut_ptr(), S::load(values.as_ptr())) };
+    }
+    for (out, value) in out[whole..].iter_mut().zip(&values[whole..]) {
+        *out = E::narrow(*value);
     }
 }
 

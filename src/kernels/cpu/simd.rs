@@ -216,6 +216,8 @@ pub trait Lanes: Copy + 'static {
     unsafe fn words_to_f32(words: Self::W) -> Self::V;
     /// The bits of the values.
     unsafe fn to_words(v: Self::V) -> Self::W;
+    /// The values of the bits.
+    unsafe fn from_words(words: Self::W) -> Self::V;
     /// Writes sixteen words.
     unsafe fn store_words(p: *mut u32, words: Self::W);
     /// Exchanges rows and lanes: word i of row j becomes word j of row i.

@@ -104,6 +104,43 @@ impl Plain for Bf16 {
     }
 }
 
+/// Steps between two looks ahead.
+const BLOCK_STEPS: usize = 8;
+/// Words of a cache line.
+const LINE_WORDS: usize = 16;
+
+/// Weights to bring near while others are multiplied: a tile of few rows else waits for memory first and computes then.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    /// Where they begin.
+    pub start: *const u32,
+    /// Words to ask for over a whole tile.
+    pub words: usize,
+}
+
+impl Ahead {
+    /// Nothing to ask for.
+    pub const NONE: Self = Self {
+        start: std::ptr::null(),
+        words: 0,
+    };
+
+    /// Cache lines to ask for in each of `parts`.
+    #[inline(always)]
+    fn lines(self, parts: usize) -> usize {
+        self.words.div_ceil(LINE_WORDS * parts.max(1))
+    }
+
+    #[inline(always)]
+    fn fetch<S: Lanes>(&mut self, lines: usize) {
+        for _ in 0..lines {
+            // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
+            unsafe { S::prefetch(self.start) };
+            self.start = self.start.wrapping_add(LINE_WORDS);
+        }
+    }
+}
+
 /// Multiplies `M` rows with `N` panels into `sums`.
 ///
 /// # Safety
@@ -113,20 +150,26 @@ pub unsafe fn plain<S: Lanes, F: Plain, const M: usize, const N: usize>(
     rows: *const u32,
     panels: [*const u32; N],
     steps: usize,
+    mut ahead: Ahead,
     sums: &mut Sums,
 ) {
+    let lines = ahead.lines(steps.div_ceil(BLOCK_STEPS));
     // SAFETY: all offsets stay within what the caller promised.
     unsafe {
         let mut acc = [[S::splat(0.0); N]; M];
         // `wrapping_add`: plain offsets are checked in debug builds, at twice the price of the products.
-        for step in 0..steps {
-            let row = rows.wrapping_add(step * M);
-            let weights: [F::Step<S>; N] =
-                std::array::from_fn(|n| F::load::<S>(panels[n].wrapping_add(step * F::STEP_WORDS)));
-            for m in 0..M {
-                let word = super::simd::read::<u32, u32>(row.wrapping_add(m));
-                for n in 0..N {
-                    acc[m][n] = F::product::<S>(acc[m][n], word, weights[n]);
+        for first in (0..steps).step_by(BLOCK_STEPS) {
+            ahead.fetch::<S>(lines);
+            for step in first..steps.min(first + BLOCK_STEPS) {
+                let row = rows.wrapping_add(step * M);
+                let weights: [F::Step<S>; N] = std::array::from_fn(|n| {
+                    F::load::<S>(panels[n].wrapping_add(step * F::STEP_WORDS))
+                });
+                for m in 0..M {
+                    let word = super::simd::read::<u32, u32>(row.wrapping_add(m));
+                    for n in 0..N {
+                        acc[m][n] = F::product::<S>(acc[m][n], word, weights[n]);
+                    }
                 }
             }
         }
@@ -149,8 +192,10 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
     rows: *const u32,
     panels: [*const u32; N],
     groups: usize,
+    mut ahead: Ahead,
     sums: &mut Sums,
 ) {
+    let lines = ahead.lines(groups);
     let read = |p: *const u32| -> u32 {
         // SAFETY: within what the caller promised.
         unsafe { super::simd::read(p) }
@@ -161,6 +206,7 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
             sums[m] = [0.0; MAX_PANELS * PANEL];
         }
         for group in 0..groups {
+            ahead.fetch::<S>(lines);
             let scales = rows.wrapping_add(group * (INT8_STEPS + 2) * M);
             let corrections = scales.wrapping_add(M);
             let words = corrections.wrapping_add(M);

@@ -191,6 +191,11 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     }
 
     #[inline(always)]
+    unsafe fn from_words(words: Self::W) -> Self::V {
+        unsafe { _mm512_castsi512_ps(words) }
+    }
+
+    #[inline(always)]
     unsafe fn store_words(p: *mut u32, words: Self::W) {
         unsafe { _mm512_mask_storeu_epi32(p.cast(), ALL, words) };
     }
@@ -242,7 +247,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn prefetch<T>(p: *const T) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 
     #[inline(always)]

@@ -23,6 +23,8 @@ pub trait Format: Element {
     unsafe fn broadcast<S: Lanes>(p: *const u32) -> Self::Operand<S>;
     /// Reads sixteen words.
     unsafe fn operand<S: Lanes>(p: *const u32) -> Self::Operand<S>;
+    /// Words in registers as an operand.
+    unsafe fn from_words<S: Lanes>(words: S::W) -> Self::Operand<S>;
     /// Adds to each lane the products of its words, in order.
     unsafe fn multiply<S: Lanes>(acc: S::V, a: Self::Operand<S>, b: Self::Operand<S>) -> S::V;
     /// Writes sixteen values as `16 / PER_WORD` words.
@@ -51,6 +53,11 @@ impl Format for bf16 {
     #[inline(always)]
     unsafe fn operand<S: Lanes>(p: *const u32) -> S::W {
         unsafe { S::load_words(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_words<S: Lanes>(words: S::W) -> S::W {
+        words
     }
 
     #[inline(always)]
@@ -95,6 +102,11 @@ macro_rules! singles {
             #[inline(always)]
             unsafe fn operand<S: Lanes>(p: *const u32) -> S::V {
                 unsafe { S::load(p.cast()) }
+            }
+
+            #[inline(always)]
+            unsafe fn from_words<S: Lanes>(words: S::W) -> S::V {
+                unsafe { S::from_words(words) }
             }
 
             #[inline(always)]

@@ -8,6 +8,7 @@
 //! Rows of a step that begin with the same pages have the spans they share computed together (`prefix`): keys and values
 //! are read and packed once for all of them, and each row goes on alone from where they part.
 
+mod direct;
 mod format;
 mod pack;
 mod plan;

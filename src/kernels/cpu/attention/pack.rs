@@ -10,7 +10,7 @@ pub struct Ahead<'s, F> {
     pub slots: &'s [*const F],
     /// Next byte of the first slot: of its keys, then of its values.
     pub byte: usize,
-    /// Where the item's heads begin in a slot, what their keys take, and how far the values are behind those, in bytes.
+    /// Where the head's keys begin, what a slot takes of them, and how far the values are behind the keys, in bytes.
     pub start: usize,
     pub half: usize,
     pub to_values: usize,

@@ -113,8 +113,8 @@ impl World {
         for (position, &content) in contents.iter().enumerate() {
             let slot = self.table.slot(RowId::new(row), position);
             with_elements!(self.kv.layer_mut(0), kv => {
-                for (i, value) in kv[slot * width..(slot + 1) * width].iter_mut().enumerate() {
-                    *value = Element::narrow(noise(1, content, i));
+                for i in 0..width {
+                    kv[at(&self.heads, slot, i)] = Element::narrow(noise(1, content, i));
                 }
             });
         }
@@ -407,8 +407,9 @@ fn what_a_query_does_not_see_cannot_reach_it() {
         let slot = world.table.slot(RowId::new(1), 280);
         let width = 2 * HEADS.n_kv_heads * HEADS.head_dim;
         with_elements!(world.kv.layer_mut(0), kv => {
-            for (i, value) in kv[slot * width..(slot + 1) * width].iter_mut().enumerate() {
-                *value = Element::narrow([f32::NAN, f32::INFINITY, f32::NEG_INFINITY][i % 3]);
+            for i in 0..width {
+                let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][i % 3];
+                kv[at(&HEADS, slot, i)] = Element::narrow(odd);
             }
         });
         let got = world.attend(&[part(1, 0, 300)]);
@@ -438,4 +439,9 @@ fn plans_and_buffers_are_kept() {
     world.attend(&parts);
     assert_eq!(world.attention.states.as_ptr(), records);
     assert_eq!(world.attention.plans.len(), plans);
+}
+
+/// Index of element `i` of a slot's keys and values in the pool.
+fn at(heads: &HeadShape, slot: usize, i: usize) -> usize {
+    (i / heads.head_dim * SLOTS + slot) * heads.head_dim + i % heads.head_dim
 }

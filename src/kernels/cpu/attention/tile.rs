@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::super::kv::PageTable;
 use super::super::simd::{Kernel, LANES, Lanes};
 use super::super::tensor::{Shared, Tensor};
+use super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
 use super::format::Format;
 use super::pack::{Ahead, pack_keys, pack_values};
 use super::plan::{Item, Plan, QueryToken, Target, Tile};
@@ -19,7 +20,7 @@ use crate::kernels::HeadShape;
 pub struct Step<'a, F> {
     pub heads: &'a HeadShape,
     pub q: &'a Tensor,
-    /// `[n_slots, 2, n_kv_heads, head_dim]`.
+    /// `[2, n_kv_heads, n_slots, head_dim]`.
     pub kv: &'a [F],
     pub table: &'a PageTable,
     pub plan: &'a Plan,
@@ -55,8 +56,6 @@ pub struct Workspace {
     /// Records of the current span and of the spans before it, `[heads, rows]`.
     span: Vec<f32>,
     total: Vec<f32>,
-    /// Stands for slots that hold nothing for the tile.
-    zeros: Vec<u32>,
 }
 
 thread_local! {
@@ -78,8 +77,12 @@ struct Sizes {
     record: usize,
 }
 
-/// Where the keys of a block lie: the starts of their slots.
+/// Where the keys of a block lie in the keys of the first head; the dummy slot stands for what the tile does not see.
 type Slots<F> = [*const F; BLOCK];
+
+fn is_stream<F>(slots: &Slots<F>, head_dim: usize) -> bool {
+    slots[BLOCK - 1] == slots[0].wrapping_add((BLOCK - 1) * head_dim)
+}
 
 fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
     if buffer.len() < len {
@@ -99,7 +102,6 @@ impl<F: Format> Kernel for Work<'_, F> {
         let keys = self.keys();
         let blocks = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
         let mut slots = self.slots(blocks.start);
-        self.ahead(&slots).fetch::<S>(usize::MAX);
         for block in blocks.clone() {
             let (start, end) = (block * BLOCK, (block + 1) * BLOCK);
             if start.is_multiple_of(SPAN) || block == blocks.start {
@@ -115,15 +117,22 @@ impl<F: Format> Kernel for Work<'_, F> {
                 self.slots(block + 1)
             };
             let loaded = Seen::new(keys.clone(), start);
+            // Slots in a row are a stream, which the processor fetches ahead by itself.
+            let scattered = match is_last || is_stream(&next, self.step.heads.head_dim) {
+                true => &next[..0],
+                false => &next[..],
+            };
             for head in 0..self.item.heads.len() {
-                // A share of the next block's slots, all heads of a slot together: a slot is often a page of memory
-                // of its own.
-                let part = BLOCK.div_ceil(self.item.heads.len());
-                let share = match is_last {
-                    true => 0..0,
-                    false => (head * part).min(BLOCK)..((head + 1) * part).min(BLOCK),
-                };
-                let mut ahead = self.ahead(&next[share]);
+                if self.is_direct(sizes) {
+                    let following = match head + 1 < self.item.heads.len() {
+                        true => (&slots[..], head + 1),
+                        false if is_last => (&slots[..0], 0),
+                        false => (&next[..], 0),
+                    };
+                    self.attend_direct::<S>(sizes, (&slots, head), start, loaded, following);
+                    continue;
+                }
+                let mut ahead = self.ahead(scattered, head);
                 self.load_block::<S>(sizes, (&slots, head), loaded, &mut ahead);
                 ahead.fetch::<S>(usize::MAX);
                 self.attend_block::<S>(sizes, head, start, loaded);
@@ -178,7 +187,6 @@ impl<F: Format> Work<'_, F> {
         room(&mut space.decay, sizes.rows);
         room(&mut space.span, records * sizes.record);
         room(&mut space.total, records * sizes.record);
-        room(&mut space.zeros, 2 * heads.n_kv_heads * heads.head_dim);
         sizes
     }
 
@@ -239,36 +247,41 @@ impl<F: Format> Work<'_, F> {
     fn slots(&self, block: usize) -> Slots<F> {
         let keys = self.keys();
         let heads = self.step.heads;
-        let slot_len = 2 * heads.n_kv_heads * heads.head_dim;
-        let mut slots = [self.space.zeros.as_ptr().cast::<F>(); BLOCK];
+        let n_slots = self.n_slots();
+        let mut slots = [self.step.kv.as_ptr(); BLOCK];
         let start = block * BLOCK;
         let seen = keys.start.max(start)..keys.end.min(start + BLOCK);
-        let n_slots = self.step.kv.len() / slot_len;
         let kv = self.step.kv.as_ptr();
         self.step
             .table
             .for_slots(self.tile().row, seen, |position, slot| {
                 assert!(slot < n_slots, "slot {slot} of {n_slots}");
-                slots[position - start] = kv.wrapping_add(slot * slot_len);
+                slots[position - start] = kv.wrapping_add(slot * heads.head_dim);
             });
         slots
     }
 
     /// What is to be asked for of slots ahead of their use.
-    fn ahead<'s>(&self, slots: &'s [*const F]) -> Ahead<'s, F> {
-        let HeadShape {
-            n_kv_heads,
-            head_dim,
-            ..
-        } = *self.step.heads;
-        let size = head_dim * size_of::<F>();
+    fn ahead<'s>(&self, slots: &'s [*const F], head: usize) -> Ahead<'s, F> {
+        let (key, value) = self.planes(head);
         Ahead {
             slots,
             byte: 0,
-            start: self.item.heads.start as usize * size,
-            half: self.item.heads.len() * size,
-            to_values: n_kv_heads * size,
+            start: key * size_of::<F>(),
+            half: self.step.heads.head_dim * size_of::<F>(),
+            to_values: (value - key) * size_of::<F>(),
         }
+    }
+
+    fn n_slots(&self) -> usize {
+        self.step.kv.len() / (2 * self.step.heads.n_kv_heads * self.step.heads.head_dim)
+    }
+
+    /// How far the keys and the values of a head lie behind the keys of the first one.
+    fn planes(&self, head: usize) -> (usize, usize) {
+        let head = self.item.heads.start as usize + head;
+        let plane = self.n_slots() * self.step.heads.head_dim;
+        (head * plane, (self.step.heads.n_kv_heads + head) * plane)
     }
 
     /// Packs the keys and values of a head.
@@ -280,21 +293,13 @@ impl<F: Format> Work<'_, F> {
         loaded: Seen,
         ahead: &mut Ahead<'_, F>,
     ) {
-        let HeadShape {
-            n_kv_heads,
-            head_dim,
-            ..
-        } = *self.step.heads;
-        let first = self.item.heads.start as usize;
-        let (key, value) = (
-            (first + head) * head_dim,
-            (n_kv_heads + first + head) * head_dim,
-        );
+        let head_dim = self.step.heads.head_dim;
+        let (key, value) = self.planes(head);
         for group in (0..loaded.end as usize).step_by(LANES) {
             let sixteen: &[*const F; LANES] = slots[group..group + LANES]
                 .try_into()
                 .expect("sixteen slots");
-            // SAFETY: every slot holds keys and values of all heads, `zeros` too; `prepare` made room; `dispatch`
+            // SAFETY: every slot holds keys and values of all heads, the dummy too; `prepare` made room; `dispatch`
             // detected the instruction set.
             unsafe {
                 pack_keys::<F, S>(
@@ -316,6 +321,61 @@ impl<F: Format> Work<'_, F> {
                 );
             }
         }
+    }
+
+    /// A decode of few heads a key head: packing a block would cost more than using it.
+    fn is_direct(&self, sizes: Sizes) -> bool {
+        self.tokens().len() == 1
+            && sizes.rows <= MAX_DIRECT_ROWS
+            && self.step.heads.head_dim.is_multiple_of(LANES * F::PER_WORD)
+    }
+
+    /// Takes a block into the records of a head, from the pool.
+    #[inline(always)]
+    fn attend_direct<S: Lanes>(
+        &mut self,
+        sizes: Sizes,
+        (slots, head): (&Slots<F>, usize),
+        start: usize,
+        loaded: Seen,
+        (next_slots, next_head): (&[*const F], usize),
+    ) {
+        let head_dim = self.step.heads.head_dim;
+        let (key, value) = self.planes(head);
+        let mut values = Fetch {
+            slots: &slots[..loaded.end as usize],
+            plane: value,
+            head_dim,
+        };
+        let mut keys = Fetch {
+            slots: next_slots,
+            plane: self.planes(next_head).0,
+            head_dim,
+        };
+        let words = sizes.width / F::PER_WORD;
+        let first = head * sizes.rows * sizes.record;
+        let space = &mut *self.space;
+        let queries = space.queries.as_ptr();
+        let mut direct = Direct {
+            slots,
+            n_keys: loaded.end as usize,
+            head_dim,
+            rows: sizes.rows,
+            plane: key,
+            queries: queries.wrapping_add(head * sizes.rows * words),
+            scores: space.scores.as_mut_ptr(),
+            weights: space.weights.as_ptr(),
+            decay: space.decay.as_ptr(),
+            sums: space.span.as_mut_ptr().wrapping_add(first),
+            record: sizes.record,
+        };
+        // SAFETY: `prepare` made room for all operands; every slot holds keys and values of all heads, the dummy too;
+        // `dispatch` detected the instruction set.
+        unsafe { direct.score::<S>(&mut values) };
+        self.fold_block::<S>(sizes, head, start, loaded);
+        direct.plane = value;
+        // SAFETY: as above.
+        unsafe { direct.weigh::<S>(&mut keys) };
     }
 
     /// Takes a packed block into the records of a head.

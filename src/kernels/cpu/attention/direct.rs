@@ -1,0 +1,199 @@
+//! Blocks of keys for few queries: what is read from the pool is used in registers and never stored.
+//!
+//! The chains of sums are those of [`super::product`] over packed blocks, so the bits are too.
+
+use super::super::simd::{LANES, Lanes};
+use super::BLOCK;
+use super::format::Format;
+
+/// Most queries: their sums, sixteen words of keys and what is between them fill the registers.
+pub const MAX_DIRECT_ROWS: usize = 4;
+
+/// A block of keys and values of one head, and the queries that see all of what is loaded of it.
+pub struct Direct<'a, F> {
+    /// Starts of the slots in the first head's plane.
+    pub slots: &'a [*const F; BLOCK],
+    /// How many of them count.
+    pub n_keys: usize,
+    /// Elements of a head, whole vectors of words.
+    pub head_dim: usize,
+    /// Number of queries.
+    pub rows: usize,
+    /// Elements from the first head's plane to the one that is read.
+    pub plane: usize,
+    /// `[rows, head_dim / PER_WORD]` words.
+    pub queries: *const u32,
+    /// `[rows, BLOCK]`.
+    pub scores: *mut f32,
+    /// `[rows, BLOCK / PER_WORD]` words.
+    pub weights: *const u32,
+    /// `[rows]`.
+    pub decay: *const f32,
+    /// Weighted sums, `[rows, record]`.
+    pub sums: *mut f32,
+    /// Values from a row of sums to the next.
+    pub record: usize,
+}
+
+/// Slots of a plane to bring near, some at a time.
+pub struct Fetch<'a, F> {
+    /// Those that are left.
+    pub slots: &'a [*const F],
+    /// Elements from the first head's plane to theirs.
+    pub plane: usize,
+    /// Elements of a slot in a plane.
+    pub head_dim: usize,
+}
+
+impl<F> Fetch<'_, F> {
+    /// Asks for some of them.
+    #[inline(always)]
+    pub fn some<S: Lanes>(&mut self, n_slots: usize) {
+        const LINE_BYTES: usize = 64;
+        let (now, later) = self.slots.split_at(n_slots.min(self.slots.len()));
+        for slot in now {
+            let start = slot.wrapping_add(self.plane).cast::<u8>();
+            for at in (0..self.head_dim * size_of::<F>()).step_by(LINE_BYTES) {
+                // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
+                unsafe { S::prefetch(start.wrapping_add(at)) };
+            }
+        }
+        self.slots = later;
+    }
+}
+
+impl<F: Format> Direct<'_, F> {
+    /// Scores the queries against the keys.
+    ///
+    /// # Safety
+    /// The pointers are valid for the shapes; the instruction set of `S` was detected.
+    #[inline(always)]
+    pub unsafe fn score<S: Lanes>(&self, fetch: &mut Fetch<'_, F>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.rows {
+                1 => self.score_rows::<S, 1>(fetch),
+                2 => self.score_rows::<S, 2>(fetch),
+                3 => self.score_rows::<S, 3>(fetch),
+                _ => self.score_rows::<S, MAX_DIRECT_ROWS>(fetch),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn score_rows<S: Lanes, const M: usize>(&self, fetch: &mut Fetch<'_, F>) {
+        let words = self.head_dim / F::PER_WORD;
+        let n_pieces = self.n_keys.div_ceil(LANES) * words / LANES;
+        let share = fetch.slots.len().div_ceil(n_pieces.max(1));
+        for group in (0..self.n_keys).step_by(LANES) {
+            // SAFETY: the slots hold `head_dim` elements in the plane.
+            unsafe {
+                let mut sums = [S::splat(0.0); M];
+                for first in (0..words).step_by(LANES) {
+                    let mut keys = [S::splat_word(0); LANES];
+                    for i in 0..LANES {
+                        let key = self.slots[group + i].wrapping_add(self.plane);
+                        keys[i] = F::words::<S>(key.wrapping_add(first * F::PER_WORD));
+                    }
+                    fetch.some::<S>(share);
+                    let columns = S::transpose(keys);
+                    for i in 0..LANES {
+                        let column = F::from_words::<S>(columns[i]);
+                        for m in 0..M {
+                            let query = self.queries.wrapping_add(m * words + first + i);
+                            sums[m] = F::multiply::<S>(sums[m], F::broadcast::<S>(query), column);
+                        }
+                    }
+                }
+                for m in 0..M {
+                    S::store(self.scores.wrapping_add(m * BLOCK + group), sums[m]);
+                }
+            }
+        }
+    }
+
+    /// Adds the weighted values to the decayed sums.
+    ///
+    /// # Safety
+    /// As for [`Self::score`].
+    #[inline(always)]
+    pub unsafe fn weigh<S: Lanes>(&self, fetch: &mut Fetch<'_, F>) {
+        // SAFETY: the caller's promise. Sums of a pass fill about half of the registers.
+        unsafe {
+            match (self.rows, S::REGISTERS) {
+                (1, 1) => self.weigh_rows::<S, 1, 8>(fetch),
+                (2, 1) => self.weigh_rows::<S, 2, 8>(fetch),
+                (3, 1) => self.weigh_rows::<S, 3, 4>(fetch),
+                (_, 1) => self.weigh_rows::<S, MAX_DIRECT_ROWS, 4>(fetch),
+                (1, _) => self.weigh_rows::<S, 1, 2>(fetch),
+                (2, _) => self.weigh_rows::<S, 2, 1>(fetch),
+                (3, _) => self.weigh_rows::<S, 3, 1>(fetch),
+                _ => self.weigh_rows::<S, MAX_DIRECT_ROWS, 1>(fetch),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn weigh_rows<S: Lanes, const M: usize, const N: usize>(
+        &self,
+        fetch: &mut Fetch<'_, F>,
+    ) {
+        let vectors = self.head_dim / LANES;
+        let mut vector = 0;
+        while vector < vectors {
+            // SAFETY: vectors below `vectors`.
+            vector += unsafe {
+                match vectors - vector {
+                    rest if rest >= N => self.weigh_vectors::<S, M, N>(vector, fetch),
+                    2.. if N > 2 => self.weigh_vectors::<S, M, 2>(vector, fetch),
+                    _ => self.weigh_vectors::<S, M, 1>(vector, fetch),
+                }
+            };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn weigh_vectors<S: Lanes, const M: usize, const N: usize>(
+        &self,
+        vector: usize,
+        fetch: &mut Fetch<'_, F>,
+    ) -> usize {
+        let n_words = self.n_keys.div_ceil(F::PER_WORD);
+        let share = fetch.slots.len().div_ceil(n_words.max(1));
+        let at = self.plane + vector * LANES;
+        // SAFETY: the slots hold `head_dim` elements in the plane, the sums `record` values a row.
+        unsafe {
+            let mut sums = [[S::splat(0.0); N]; M];
+            for i in 0..n_words {
+                fetch.some::<S>(share);
+                let first = self.slots[i * F::PER_WORD].wrapping_add(at);
+                let second = self.slots[i * F::PER_WORD + F::PER_WORD - 1].wrapping_add(at);
+                let mut weights = [F::from_words::<S>(S::splat_word(0)); M];
+                for m in 0..M {
+                    let word = self.weights.wrapping_add(m * BLOCK / F::PER_WORD + i);
+                    weights[m] = F::broadcast::<S>(word);
+                }
+                for n in 0..N {
+                    let (first, second) = (
+                        first.wrapping_add(n * LANES),
+                        second.wrapping_add(n * LANES),
+                    );
+                    let values = F::from_words::<S>(F::across::<S>(first, second));
+                    for m in 0..M {
+                        sums[m][n] = F::multiply::<S>(sums[m][n], weights[m], values);
+                    }
+                }
+            }
+            for m in 0..M {
+                let decay = S::splat_at(self.decay.wrapping_add(m));
+                for n in 0..N {
+                    let c = self
+                        .sums
+                        .wrapping_add(m * self.record + (vector + n) * LANES);
+                    S::store(c, S::mul_add(S::load(c), decay, sums[m][n]));
+                }
+            }
+        }
+        N
+    }
+}
