@@ -104,37 +104,73 @@ impl Kernel for PackGroup<'_> {
     #[inline(always)]
     fn run<S: Lanes>(self) {
         let rows = self.x.len() / self.inputs;
+        if self.format == Format::Bf16 {
+            return self.pack_pairs::<S>(rows);
+        }
         for (m, x) in self.x.chunks_exact(self.inputs).enumerate() {
             match self.format {
-                Format::F32 | Format::F16 => {
+                Format::F32 | Format::F16 | Format::Bf16 => {
                     for (out, x) in self.out[m..].iter_mut().step_by(rows).zip(x) {
                         *out = x.to_bits();
                     }
                 }
-                Format::Bf16 => pack_pairs::<S>(x, m, rows, self.out),
                 Format::Int8 => pack_quads(x, m, rows, self.out),
             }
         }
     }
 }
 
-/// Rounds a row to pairs of bf16; word `s` goes to `out[s * rows + m]`.
+impl PackGroup<'_> {
+    /// Rounds rows to pairs of bf16: word `s` of row `m` goes to `out[s * rows + m]`.
+    #[inline(always)]
+    fn pack_pairs<S: Lanes>(self, rows: usize) {
+        let Self { x, inputs, out, .. } = self;
+        for first in (0..inputs).step_by(2 * LANES) {
+            let len = (2 * LANES).min(inputs - first);
+            // SAFETY: the arrays hold what is read and written; `dispatch` detected the instruction set.
+            unsafe {
+                let mut words = [S::splat_word(0); LANES];
+                for m in 0..rows {
+                    words[m] = pairs::<S>(&x[m * inputs + first..][..len]);
+                }
+                let mut stored = [0u32; LANES * LANES + LANES];
+                if rows == 1 {
+                    S::store_words(stored.as_mut_ptr(), words[0]);
+                } else {
+                    // A column is stored whole and the next one over what is too much of it.
+                    let columns = S::transpose(words);
+                    for i in 0..LANES {
+                        S::store_words(stored.as_mut_ptr().wrapping_add(i * rows), columns[i]);
+                    }
+                }
+                let n_words = len.div_ceil(2) * rows;
+                out[first / 2 * rows..][..n_words].copy_from_slice(&stored[..n_words]);
+            }
+        }
+    }
+}
+
+/// Rounds at most thirty-two values to sixteen pairs of bf16; missing ones are zero.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
 #[inline(always)]
-fn pack_pairs<S: Lanes>(x: &[f32], m: usize, rows: usize, out: &mut [u32]) {
-    for (chunk, x) in x.chunks(2 * LANES).enumerate() {
-        let mut padded = [0f32; 2 * LANES];
-        padded[..x.len()].copy_from_slice(x);
-        let mut narrow = [bf16::ZERO; 2 * LANES];
-        // SAFETY: both arrays hold twice sixteen values; `dispatch` detected the instruction set.
-        unsafe {
-            let (from, to) = (padded.as_ptr(), narrow.as_mut_ptr());
-            S::store_bf16(to, S::load(from));
-            S::store_bf16(to.wrapping_add(LANES), S::load(from.wrapping_add(LANES)));
+unsafe fn pairs<S: Lanes>(x: &[f32]) -> S::W {
+    let mut padded = [0f32; 2 * LANES];
+    let x = match x.len() {
+        len if len == 2 * LANES => x,
+        len => {
+            padded[..len].copy_from_slice(x);
+            &padded
         }
-        let out = out[chunk * LANES * rows + m..].iter_mut().step_by(rows);
-        for (out, pair) in out.zip(narrow.chunks_exact(2)).take(x.len().div_ceil(2)) {
-            *out = u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16;
-        }
+    };
+    let mut narrow = [bf16::ZERO; 2 * LANES];
+    // SAFETY: both hold twice sixteen values.
+    unsafe {
+        let (from, to) = (x.as_ptr(), narrow.as_mut_ptr());
+        S::store_bf16(to, S::load(from));
+        S::store_bf16(to.wrapping_add(LANES), S::load(from.wrapping_add(LANES)));
+        S::load_words(narrow.as_ptr().cast())
     }
 }
 
@@ -178,9 +214,8 @@ pub fn quantise(x: &[f32; INT8_GROUP]) -> (f32, [i8; INT8_GROUP]) {
     let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
     let mut quantised = [0i8; INT8_GROUP];
     for i in 0..INT8_GROUP {
-        // Rounds half to even by adding and taking away 1.5 * 2^23.
-        let rounded = (x[i] * inverse + 12_582_912.0) - 12_582_912.0;
-        quantised[i] = rounded as i32 as i8;
+        // Adding 1.5 * 2^23 rounds half to even, and leaves the integer in the low bits.
+        quantised[i] = (x[i] * inverse + 12_582_912.0).to_bits() as i8;
     }
     (max / 127.0, quantised)
 }

@@ -9,7 +9,7 @@ use super::matrix::{Matrix, Panel};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
-use super::tile::{self, Ahead, MAX_PANELS, MAX_ROWS, Plain, Sums};
+use super::tile::{self, Ahead, MAX_PANELS, Plain, SUMS, Sums};
 
 /// Bytes of weights in an item when one row is multiplied: long enough a stream, short enough to balance threads.
 const STREAM_BYTES: usize = 128 << 10;
@@ -166,16 +166,16 @@ impl Item<'_> {
     #[inline(always)]
     fn group<S: Lanes>(&self, group: usize, panel: usize, n: usize) {
         let (rows, words) = self.packed.group(group);
-        let mut sums: Sums = [[0.0; MAX_PANELS * PANEL]; MAX_ROWS];
+        let mut sums = Sums::uninit();
         self.tile::<S>(rows.len(), words, group, (panel, n), &mut sums);
         if self.write == Write::GatedSilu {
             let half = self.weight.panels().len() / 2;
-            let mut up: Sums = [[0.0; MAX_PANELS * PANEL]; MAX_ROWS];
+            let mut up = Sums::uninit();
             self.tile::<S>(rows.len(), words, group, (half + panel, n), &mut up);
             for (m, row) in rows.enumerate() {
                 for n in 0..n {
-                    let gate = self.biased::<S>(&sums[m], n, panel);
-                    let up = self.biased::<S>(&up[m], n, half + panel);
+                    let gate = self.biased::<S>(&sums, m, (panel, n));
+                    let up = self.biased::<S>(&up, m, (half + panel, n));
                     // SAFETY: lane arithmetic; `dispatch` detected the instruction set.
                     let value = unsafe { S::mul(silu::<S>(gate), up) };
                     self.write::<S>(row, self.weight.panels()[panel + n], value);
@@ -185,7 +185,7 @@ impl Item<'_> {
         }
         for (m, row) in rows.enumerate() {
             for n in 0..n {
-                let value = self.biased::<S>(&sums[m], n, panel);
+                let value = self.biased::<S>(&sums, m, (panel, n));
                 self.write::<S>(row, self.weight.panels()[panel + n], value);
             }
         }
@@ -236,14 +236,18 @@ impl Item<'_> {
         }
     }
 
-    /// The sums of panel `first + n`, with the bias added.
+    /// Row `m` of the sums of panel `first + n`, with the bias added.
     #[inline(always)]
-    fn biased<S: Lanes>(&self, sums: &[f32], n: usize, first: usize) -> S::V {
+    fn biased<S: Lanes>(&self, sums: &Sums, m: usize, (first, n): (usize, usize)) -> S::V {
         let Panel { first, len } = self.weight.panels()[first + n];
-        let sums = &sums[n * PANEL..(n + 1) * PANEL];
-        // SAFETY: `sums` holds sixteen values, `bias` as many as are loaded; `dispatch` detected the instruction set.
+        let sums = sums
+            .as_ptr()
+            .cast::<f32>()
+            .wrapping_add(m * SUMS + n * PANEL);
+        // SAFETY: the tile has written these sixteen sums; `bias` holds as many as are loaded; `dispatch` detected the
+        // instruction set.
         unsafe {
-            let value = S::load(sums.as_ptr());
+            let value = S::load(sums);
             match self.bias {
                 None => value,
                 Some(bias) => S::add(

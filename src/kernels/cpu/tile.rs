@@ -3,6 +3,8 @@
 //! Every output is one chain of sums in ascending input order that begins at zero, in a lane of its own: its bits do
 //! not depend on which rows and panels stand beside it.
 
+use std::mem::MaybeUninit;
+
 use half::f16;
 
 use super::format::{INT8_STEPS, PANEL};
@@ -14,8 +16,10 @@ pub const MAX_ROWS: usize = 8;
 /// enough to multiply in every cycle.
 pub const MAX_PANELS: usize = 3;
 
-/// Sums of a tile: for each row those of up to [`MAX_PANELS`] panels.
-pub type Sums = [[f32; MAX_PANELS * PANEL]; MAX_ROWS];
+/// Values from a row of sums to the next: those of up to [`MAX_PANELS`] panels.
+pub const SUMS: usize = MAX_PANELS * PANEL;
+/// Sums of a tile. Clearing them would cost about as much as writing them.
+pub type Sums = MaybeUninit<[f32; SUMS * MAX_ROWS]>;
 
 /// Most rows of a group with the registers of `S`.
 pub fn max_rows<S: Lanes>() -> usize {
@@ -141,7 +145,7 @@ impl Ahead {
     }
 }
 
-/// Multiplies `M` rows with `N` panels into `sums`.
+/// Multiplies `M` rows with `N` panels into the first `N * PANEL` values of `M` rows of `sums`.
 ///
 /// # Safety
 /// `rows` is valid for `steps * M` words, each panel for `steps` steps; the instruction set of `S` was detected.
@@ -154,6 +158,7 @@ pub unsafe fn plain<S: Lanes, F: Plain, const M: usize, const N: usize>(
     sums: &mut Sums,
 ) {
     let lines = ahead.lines(steps.div_ceil(BLOCK_STEPS));
+    let sums = sums.as_mut_ptr().cast::<f32>();
     // SAFETY: all offsets stay within what the caller promised.
     unsafe {
         let mut acc = [[S::splat(0.0); N]; M];
@@ -175,13 +180,13 @@ pub unsafe fn plain<S: Lanes, F: Plain, const M: usize, const N: usize>(
         }
         for m in 0..M {
             for n in 0..N {
-                S::store(sums[m].as_mut_ptr().wrapping_add(n * PANEL), acc[m][n]);
+                S::store(sums.wrapping_add(m * SUMS + n * PANEL), acc[m][n]);
             }
         }
     }
 }
 
-/// Multiplies `M` quantised rows with `N` quantised panels into `sums`.
+/// Multiplies `M` quantised rows with `N` quantised panels, like [`plain`].
 ///
 /// The integer sums of a group of inputs are exact; they are scaled and added in ascending group order.
 ///
@@ -196,6 +201,7 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
     sums: &mut Sums,
 ) {
     let lines = ahead.lines(groups);
+    let sums = sums.as_mut_ptr().cast::<f32>();
     let read = |p: *const u32| -> u32 {
         // SAFETY: within what the caller promised.
         unsafe { super::simd::read(p) }
@@ -203,7 +209,9 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
     // SAFETY: all offsets stay within what the caller promised.
     unsafe {
         for m in 0..M {
-            sums[m] = [0.0; MAX_PANELS * PANEL];
+            for n in 0..N {
+                S::store(sums.wrapping_add(m * SUMS + n * PANEL), S::splat(0.0));
+            }
         }
         for group in 0..groups {
             ahead.fetch::<S>(lines);
@@ -229,7 +237,7 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
                 let row_scale = S::splat(f32::from_bits(read(scales.wrapping_add(m))));
                 for n in 0..N {
                     let scale = S::mul(S::load(panel[n].cast()), row_scale);
-                    let sum = sums[m].as_mut_ptr().wrapping_add(n * PANEL);
+                    let sum = sums.wrapping_add(m * SUMS + n * PANEL);
                     S::store(
                         sum,
                         S::mul_add(S::words_to_f32(acc[m][n]), scale, S::load(sum)),
