@@ -1,0 +1,177 @@
+use half::{bf16, f16};
+
+use super::super::activations::quantise;
+use super::super::format::INT8_GROUP;
+use super::*;
+use crate::model::weights::{Dtype, TensorView};
+
+const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Int8];
+
+fn values(seed: u32, len: usize) -> Vec<f32> {
+    let hash = |i: usize| (i as u32 ^ seed).wrapping_mul(0x9e37_79b9) >> 20;
+    (0..len).map(|i| hash(i) as f32 / 2048.0 - 1.0).collect()
+}
+
+fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Matrix {
+    let mut pool = ThreadPool::new(2).expect("threads start");
+    let values: Vec<_> = parts.iter().map(|n| values(5, n * inputs)).collect();
+    let shapes: Vec<_> = parts.iter().map(|n| [*n, inputs]).collect();
+    let views = values
+        .iter()
+        .zip(&shapes)
+        .map(|(values, shape)| TensorView {
+            dtype: Dtype::F32,
+            shape,
+            bytes: bytemuck::cast_slice(values),
+        });
+    Matrix::pack(&mut pool, isa, format, &views.collect::<Vec<_>>())
+}
+
+fn product(isa: Isa, threads: usize, x: &[f32], weight: &Matrix, write: Write) -> Vec<f32> {
+    let mut pool = ThreadPool::new(threads).expect("threads start");
+    let columns = match write {
+        Write::GatedSilu => weight.outputs / 2,
+        Write::Store | Write::Add => weight.outputs,
+    };
+    let mut out = vec![1.0; x.len() / weight.inputs * columns];
+    let bias = values(9, weight.outputs);
+    let product = Product {
+        x,
+        weight,
+        bias: Some(&bias),
+        out: &mut out,
+        write,
+    };
+    matmul(&mut pool, isa, &mut PackedRows::default(), product);
+    out
+}
+
+/// What the kernels see of a row of activations.
+fn as_packed(format: Format, x: &[f32]) -> Vec<f32> {
+    match format {
+        Format::F32 | Format::F16 => x.to_vec(),
+        Format::Bf16 => x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
+        Format::Int8 => x
+            .chunks(INT8_GROUP)
+            .flat_map(|chunk| {
+                let mut padded = [0.0; INT8_GROUP];
+                padded[..chunk.len()].copy_from_slice(chunk);
+                let (scale, quantised) = quantise(&padded);
+                let n = chunk.len();
+                quantised
+                    .into_iter()
+                    .take(n)
+                    .map(move |q| scale * f32::from(q))
+            })
+            .collect(),
+    }
+}
+
+/// `x weight^T + bias` in f64, for a matrix of one part.
+fn naive(x: &[f32], weight: &Matrix) -> Vec<f64> {
+    let bias = values(9, weight.outputs);
+    let mut out = Vec::new();
+    let mut column = vec![0.0; weight.inputs];
+    for row in x.chunks_exact(weight.inputs) {
+        let row = as_packed(weight.format, row);
+        for (output, bias) in bias.iter().enumerate() {
+            weight.read_row(output, &mut column);
+            let products = row.iter().zip(&column);
+            let dot: f64 = products.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+            out.push(f64::from(*bias) + dot);
+        }
+    }
+    out
+}
+
+#[test]
+fn rows_alone_and_together_give_the_same_bits_and_the_right_values() {
+    for (isa, format) in isas_and_formats() {
+        for (rows, outputs, inputs) in [
+            (1, 1, 1),
+            (13, 37, 50),
+            (6, 8, 64),
+            (11, 130, 15),
+            (70, 9, 1500),
+            (300, 33, 40),
+        ] {
+            let weight = weight(isa, format, &[outputs], inputs);
+            let x = values(3, rows * inputs);
+            let together = product(isa, 3, &x, &weight, Write::Add);
+            let alone: Vec<f32> = x
+                .chunks_exact(inputs)
+                .flat_map(|row| product(isa, 1, row, &weight, Write::Add))
+                .collect();
+            let case = format!("{isa:?} {format:?} {rows}x{outputs}x{inputs}");
+            assert_eq!(together, alone, "{case}");
+            for (got, expected) in together.iter().zip(naive(&x, &weight)) {
+                let error = (f64::from(*got) - 1.0 - expected).abs();
+                let bound = 1e-6 * inputs as f64 + 1e-6;
+                assert!(error < bound, "{case}: {got} for {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gates_let_their_halves_through() {
+    for (isa, format) in isas_and_formats() {
+        for (rows, width, inputs) in [(1, 5, 7), (9, 70, 130)] {
+            let weight = weight(isa, format, &[width, width], inputs);
+            let x = values(3, rows * inputs);
+            let both = product(isa, 2, &x, &weight, Write::Store);
+            let gated = product(isa, 2, &x, &weight, Write::GatedSilu);
+            for (row, gated) in both.chunks_exact(2 * width).zip(gated.chunks_exact(width)) {
+                let (gates, ups) = row.split_at(width);
+                for ((gate, up), got) in gates.iter().zip(ups).zip(gated) {
+                    let expected = gate / (1.0 + (-gate).exp()) * up;
+                    let error = (got - expected).abs();
+                    assert!(
+                        error <= 1e-6 * (1.0 + expected.abs()),
+                        "{isa:?} {format:?}: {got} for {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_weights_are_the_stored_ones_as_the_format_rounds_them() {
+    for (isa, format) in isas_and_formats() {
+        let (outputs, inputs) = (21, 133);
+        let weight = weight(isa, format, &[outputs], inputs);
+        let stored = values(5, outputs * inputs);
+        let mut row = vec![0.0; inputs];
+        for (output, stored) in stored.chunks_exact(inputs).enumerate() {
+            weight.read_row(output, &mut row);
+            for (got, stored) in row.iter().zip(stored) {
+                let right = match format {
+                    Format::F32 => *got == *stored,
+                    Format::F16 => *got == f16::from_f32(*stored).to_f32(),
+                    Format::Bf16 => *got == bf16::from_f32(*stored).to_f32(),
+                    Format::Int8 => (got - stored).abs() <= 0.5 / 127.0 + 1e-6,
+                };
+                assert!(right, "{isa:?} {format:?}: {got} for {stored}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_not_hidden_by_quantisation() {
+    for isa in Isa::available() {
+        let weight = weight(isa, Format::Int8, &[3], 200);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = values(3, 200);
+            x[150] = bad;
+            let got = product(isa, 1, &x, &weight, Write::Store);
+            assert!(got.iter().all(|y| !y.is_finite()), "{isa:?} {bad}: {got:?}");
+        }
+    }
+}
+
+fn isas_and_formats() -> impl Iterator<Item = (Isa, Format)> {
+    let isas = Isa::available().into_iter();
+    isas.flat_map(|isa| FORMATS.map(|format| (isa, format)))
+}
