@@ -104,18 +104,15 @@ impl Kernel for PackGroup<'_> {
     #[inline(always)]
     fn run<S: Lanes>(self) {
         let rows = self.x.len() / self.inputs;
-        if self.format == Format::Bf16 {
-            return self.pack_pairs::<S>(rows);
-        }
-        for (m, x) in self.x.chunks_exact(self.inputs).enumerate() {
-            match self.format {
-                Format::F32 | Format::F16 | Format::Bf16 => {
-                    for (out, x) in self.out[m..].iter_mut().step_by(rows).zip(x) {
-                        *out = x.to_bits();
-                    }
+        let by_row = self.x.chunks_exact(self.inputs).enumerate();
+        match self.format {
+            Format::F32 | Format::F16 => by_row.for_each(|(m, x)| {
+                for (out, x) in self.out[m..].iter_mut().step_by(rows).zip(x) {
+                    *out = x.to_bits();
                 }
-                Format::Int8 => pack_quads(x, m, rows, self.out),
-            }
+            }),
+            Format::Bf16 => self.pack_pairs::<S>(rows),
+            Format::Int8 => by_row.for_each(|(m, x)| pack_quads(x, m, rows, self.out)),
         }
     }
 }
