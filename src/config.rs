@@ -9,12 +9,18 @@ use crate::model::weights::Quantization;
 use crate::state::eviction::EvictionPolicy;
 use crate::state::pages::PageSize;
 use crate::state::policy::schedule_policy;
-use crate::state::scheduler::IntakeLimits;
+use crate::state::preemption::PriorityRules;
+use crate::state::scheduler::{
+    BatchRules, IntakeLimits, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS,
+};
 
 /// Most tokens a page: beyond that a page is a prompt, and little is shared.
 const MAX_PAGE_TOKENS: u32 = 256;
 /// A token of prompt, one generated, and the one that an admission keeps free.
 const MIN_CONTEXT_TOKENS: usize = 3;
+/// Requests let in beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with
+/// who comes. More than these at once are turned away whatever their priority.
+const PRIORITY_DOOR_REQUESTS: usize = 64;
 
 /// Everything that decides how an engine runs. `config/default.toml` says the same with reasons.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,8 +58,22 @@ pub struct EngineConfig {
     pub max_prefill_tokens: usize,
     /// Most input tokens of one chunk; 0 or less turns chunked prefill off.
     pub chunked_prefill_size: i64,
+    /// Lets requests that decode ride in the steps that prefill others; needs chunked prefill.
+    pub enable_mixed_chunk: bool,
+    /// Decode steps that come behind a prefill step which left out a request that could have decoded; 0 turns that off.
+    pub prefill_decode_interval: usize,
+    /// Fewer requests that decode do not hold up a prefill.
+    pub prefill_decode_interval_min_bs: usize,
     /// Order of the waiting queue.
     pub schedule_policy: String,
+    /// Serves better priorities first, ahead of the policy's order: larger ones, unless told otherwise.
+    pub enable_priority_scheduling: bool,
+    /// Smaller priorities are better.
+    pub schedule_low_priority_values_first: bool,
+    /// With priorities: lets running requests end before better ones are admitted.
+    pub disable_priority_preemption: bool,
+    /// A running request gives way to one whose priority is better by more than this.
+    pub priority_scheduling_preemption_threshold: i64,
     /// Above 1 reserves more for running requests: fewer retractions, smaller batches.
     pub schedule_conservativeness: f64,
     /// Which cached prefix is evicted first.
@@ -91,7 +111,14 @@ impl Default for EngineConfig {
             max_queued_tokens: 16 << 20,
             max_prefill_tokens: 16384,
             chunked_prefill_size: 4096,
+            enable_mixed_chunk: false,
+            prefill_decode_interval: PREFILL_DECODE_INTERVAL,
+            prefill_decode_interval_min_bs: PREFILL_DECODE_INTERVAL_MIN_BS,
             schedule_policy: "fcfs".to_owned(),
+            enable_priority_scheduling: false,
+            schedule_low_priority_values_first: false,
+            disable_priority_preemption: false,
+            priority_scheduling_preemption_threshold: 10,
             schedule_conservativeness: 1.0,
             radix_eviction_policy: "lru".to_owned(),
             disable_radix_cache: false,
@@ -162,6 +189,12 @@ impl EngineConfig {
                 "is 0, must be at least 1".to_owned()
             })?;
         }
+        let threshold = self.priority_scheduling_preemption_threshold;
+        check(
+            threshold >= 0,
+            "priority_scheduling_preemption_threshold",
+            || format!("is {threshold}, must be at least 0"),
+        )?;
         let (chunk, page) = (self.chunked_prefill_size, self.page_size);
         check(
             chunk <= 0 || chunk >= i64::from(page),
@@ -209,6 +242,32 @@ impl EngineConfig {
             .ok()
             .filter(|size| *size > 0)?;
         Some(size - size % self.page_size as usize)
+    }
+
+    /// How prefills and decodes share the steps, and what priorities do.
+    pub fn batch_rules(&self) -> BatchRules {
+        let threshold = self.priority_scheduling_preemption_threshold;
+        let rules = PriorityRules {
+            low_values_first: self.schedule_low_priority_values_first,
+            preemption_threshold: (!self.disable_priority_preemption).then_some(threshold),
+            max_requests: self.max_queued_requests,
+        };
+        BatchRules {
+            mixed_chunk: self.enable_mixed_chunk,
+            prefill_decode_interval: self.prefill_decode_interval,
+            prefill_decode_interval_min_bs: self.prefill_decode_interval_min_bs,
+            priority: self.enable_priority_scheduling.then_some(rules),
+        }
+    }
+
+    /// Requests that the door lets in at once.
+    pub fn door_requests(&self) -> usize {
+        match self.enable_priority_scheduling {
+            true => self
+                .max_queued_requests
+                .saturating_add(PRIORITY_DOOR_REQUESTS),
+            false => self.max_queued_requests,
+        }
     }
 
     /// The name that `/v1/models` lists.

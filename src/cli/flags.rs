@@ -161,9 +161,75 @@ pub struct EngineFlags {
         help_heading = "Scheduling"
     )]
     pub chunked_prefill_size: Option<i64>,
+    /// Let requests that decode ride in the steps that prefill others
+    #[arg(
+        long,
+        value_name = "on|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Scheduling"
+    )]
+    pub enable_mixed_chunk: Option<bool>,
+    /// Decode steps behind a prefill step that left out a request which could have decoded; 0 turns that off
+    #[arg(long, value_name = "STEPS", help_heading = "Scheduling")]
+    pub prefill_decode_interval: Option<usize>,
+    /// Fewer requests that decode do not hold up a prefill
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Scheduling",
+        hide_short_help = true
+    )]
+    pub prefill_decode_interval_min_bs: Option<usize>,
     /// Order of the waiting queue: fcfs
     #[arg(long, value_name = "POLICY", help_heading = "Scheduling")]
     pub schedule_policy: Option<String>,
+    /// Serve better priorities first, and let running requests give way to much better ones
+    #[arg(
+        long,
+        value_name = "on|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Scheduling"
+    )]
+    pub enable_priority_scheduling: Option<bool>,
+    /// With priorities: smaller ones are better
+    #[arg(
+        long,
+        value_name = "on|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Scheduling"
+    )]
+    pub schedule_low_priority_values_first: Option<bool>,
+    /// With priorities: no running request gives way
+    #[arg(
+        long,
+        value_name = "on|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Scheduling"
+    )]
+    pub disable_priority_preemption: Option<bool>,
+    /// With priorities: a running request gives way to one that is better by more than this
+    #[arg(long, value_name = "N", help_heading = "Scheduling")]
+    pub priority_scheduling_preemption_threshold: Option<i64>,
     /// Above 1 reserves more for running requests: fewer retractions, smaller batches
     #[arg(long, value_name = "FACTOR", help_heading = "Scheduling")]
     pub schedule_conservativeness: Option<f64>,

@@ -164,7 +164,7 @@ fn inner(
         metrics: RequestMetrics::register(&parts.info.served_model_name),
         model: parts.info,
         text: parts.text,
-        admission: Admission::new(config.max_queued_requests, config.max_queued_tokens),
+        admission: Admission::new(config.door_requests(), config.max_queued_tokens),
         channel_events: config.client_channel_events,
         doors,
         watchdog,

@@ -150,6 +150,7 @@ impl EngineParts {
             max_prefill_tokens: config.max_prefill_tokens,
             chunk_tokens: config.chunk_tokens(),
             prefix_wait: config.prefix_wait && !config.disable_radix_cache,
+            rules: config.batch_rules(),
             schedule_conservativeness: config.schedule_conservativeness,
             max_pins: config.max_pins,
             eos_token_ids: info.eos_token_ids.clone().into(),

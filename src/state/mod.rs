@@ -15,6 +15,7 @@ pub mod plain_cache;
 pub mod plan;
 pub mod policy;
 pub mod pools;
+pub mod preemption;
 pub mod prefill_adder;
 pub mod prefix_cache;
 pub mod radix_tree;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::ids::{RowId, SeqId, StepId};
 use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, Pages};
+use crate::state::preemption::{Preemption, Rank};
 use crate::state::prefill_adder::{Budget, PrefillAdder};
 
 /// First leg: what the scheduler wants for one step.
@@ -23,7 +24,7 @@ pub struct PlanRequest {
     pub pins: Vec<PinDemand>,
     /// Candidates for a prefill, if any may be admitted.
     pub admit: Option<AdmitRequest>,
-    /// The decode to run when nothing is admitted.
+    /// The decode to run when nothing is admitted, or beside what is ([`AdmitRequest::mixes`]).
     pub else_decode: Option<DecodeDemand>,
     /// Tokens to evict besides (after a retraction, to keep clear of the next one).
     pub evict_tokens: usize,
@@ -145,6 +146,11 @@ pub struct AdmitRequest {
     pub max_new_rows: usize,
     /// Holds candidates whose prefix is being prefilled at this moment (`protocol`: in-flight prefix).
     pub prefix_wait: bool,
+    /// The decode rides along if its pages are there besides, and no candidate that is admitted wants log
+    /// probabilities.
+    pub mixes: bool,
+    /// Who may give way to a candidate for which there is no row or no memory.
+    pub preemption: Option<Preemption>,
 }
 
 /// One waiting request, or the one whose prefill goes on.
@@ -164,6 +170,10 @@ pub struct Candidate {
     pub ignore_eos: bool,
     /// How many plans it was held back for a prefix in flight.
     pub waits: u8,
+    /// Its place by priority.
+    pub rank: Rank,
+    /// It keeps a step to itself.
+    pub wants_logprobs: bool,
     /// For the chunked one: tokens whose K/V it has (cached, written or under way).
     pub continues_at: Option<usize>,
 }
@@ -210,16 +220,31 @@ pub struct Verdict {
     pub pinned: Vec<Pinned>,
     /// Candidates admitted, in order. Empty: the decode runs, if one was asked for.
     pub admitted: Vec<Admitted>,
+    /// The decode rides along with them.
+    pub mixed: bool,
+    /// Nothing is admitted and nothing runs: the same step is to be planned again without these.
+    pub preempt: Option<Preempt>,
     /// Candidates held back for a prefix in flight.
     pub held: Vec<SeqId>,
     /// Why the admission stopped.
     pub budget: Option<Budget>,
+    /// The candidate at which it stopped.
+    pub refused: Option<SeqId>,
     /// Tokens evicted.
     pub evicted_tokens: usize,
     /// Nodes evicted.
     pub evicted_nodes: usize,
     /// The tree's counters after all this; `None` when the tree was not asked.
     pub cache: Option<CacheCounts>,
+}
+
+/// Running requests that give way to a candidate of higher priority.
+#[derive(Debug)]
+pub struct Preempt {
+    /// The candidate.
+    pub seq: SeqId,
+    /// Who gives way.
+    pub victims: Vec<SeqId>,
 }
 
 /// Tokens in the tree.

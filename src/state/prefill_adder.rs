@@ -46,6 +46,18 @@ pub struct RunningReserve {
     pub held_tokens: usize,
 }
 
+impl RunningReserve {
+    /// Tokens to be kept for what it may still generate: all of them, clipped, if it will not stop early.
+    pub fn tokens(&self, new_token_ratio: f64) -> f64 {
+        let ratio = if self.ignore_eos {
+            1.0
+        } else {
+            new_token_ratio
+        };
+        self.remaining_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64 * ratio
+    }
+}
+
 /// The budgets of one prefill step, in tokens.
 #[derive(Clone, Debug)]
 pub struct PrefillAdder {
@@ -90,7 +102,7 @@ impl PrefillAdder {
             } else {
                 new_token_ratio
             };
-            reserved += request.remaining_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64 * ratio;
+            reserved += request.tokens(new_token_ratio);
             let max_new_tokens = request.remaining_new_tokens + request.output_tokens;
             let left = max_new_tokens as f64 * ratio - request.output_tokens as f64;
             completions.insert(left, request.held_tokens);
@@ -215,6 +227,13 @@ impl PrefillAdder {
             end: prefix + taken,
             chunked,
         }
+    }
+
+    /// Tokens that preempted requests must give up for a candidate that misses `extend` tokens of its input; 0 or
+    /// less when only a row is missing.
+    pub fn deficit(&self, extend: usize, max_new_tokens: usize, available: usize) -> f64 {
+        let wanted = extend + max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
+        wanted as f64 - self.rem_total(available)
     }
 
     fn rem_total(&self, available: usize) -> f64 {

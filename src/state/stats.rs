@@ -43,6 +43,8 @@ pub struct EngineStats {
     pub stale_messages: u64,
     /// Requests retracted, counted each time.
     pub retractions: u64,
+    /// Running requests that gave way to one of higher priority, counted each time.
+    pub preemptions: u64,
     /// Prompt tokens of retracted requests, counted each time.
     pub retracted_input_tokens: u64,
     /// Tokens that retracted requests had generated, counted each time.

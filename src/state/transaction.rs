@@ -7,9 +7,11 @@ use crate::ids::SeqId;
 use crate::state::pages::{PageRun, Pages};
 use crate::state::plan::{
     AdmitRequest, Admitted, CacheCounts, Candidate, CheckpointedSeq, Demand, PinDemand, Pinned,
-    PlanRequest, PublishKey, ReserveRequest, Settle, SettleCheckpoint, SettleRelease, Verdict,
+    PlanRequest, Preempt, PublishKey, ReserveRequest, Settle, SettleCheckpoint, SettleRelease,
+    Verdict,
 };
-use crate::state::prefill_adder::{Budget, Decision};
+use crate::state::preemption::Preemption;
+use crate::state::prefill_adder::{Budget, Decision, PrefillAdder};
 use crate::state::prefix_cache::{Checkpoint, Checkpointed, PrefixCache};
 
 /// Tokens that a candidate must share with a prefill in flight to be worth a wait.
@@ -27,6 +29,7 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
         demands: Vec::new(),
         verdict: Box::default(),
         free_pages: request.free_pages,
+        mixes: false,
     };
     for settle in request.settle {
         plan.settle(settle);
@@ -43,9 +46,7 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
         admit.max_new_rows += plan.returned_rows.len();
         target_tokens = target_tokens.max(plan.admit(admit));
     }
-    if plan.verdict.admitted.is_empty()
-        && let Some(decode) = request.else_decode
-    {
+    if let Some(decode) = request.else_decode {
         target_tokens = target_tokens.max(plan.decode(&decode.growing));
     }
     plan.evict_up_to(target_tokens);
@@ -70,6 +71,8 @@ struct Transaction<'a> {
     demands: Vec<Demand>,
     verdict: Box<Verdict>,
     free_pages: usize,
+    /// The decode may ride along with what is admitted.
+    mixes: bool,
 }
 
 impl Transaction<'_> {
@@ -153,37 +156,36 @@ impl Transaction<'_> {
 
     /// Admits candidates in order; returns the tokens that must be free for them (SGLang's conservative target:
     /// a page more for each than its extent).
-    fn admit(&mut self, mut request: AdmitRequest) -> usize {
+    fn admit(&mut self, request: AdmitRequest) -> usize {
+        let mut adder = request.adder;
         let mut in_flight: Vec<&Candidate> = Vec::new();
         let mut new_rows = 0;
         let mut target_tokens = 0;
+        self.mixes = request.mixes;
         for candidate in &request.candidates {
-            let is_first = self.verdict.admitted.is_empty();
-            if !is_first && self.budget_ends(&request) {
-                break;
-            }
-            let admitted = if let Some(prefix_len) = candidate.continues_at {
-                self.continue_chunk(&mut request.adder, candidate, prefix_len)
+            let wait = if request.prefix_wait {
+                in_flight.as_slice()
             } else {
-                if new_rows >= request.max_new_rows {
-                    self.verdict.budget = Some(Budget::Other);
-                    break;
+                &[]
+            };
+            let has_row = new_rows < request.max_new_rows;
+            let admitted = match self.judge(&mut adder, candidate, wait, has_row) {
+                Outcome::Admitted(admitted) => admitted,
+                Outcome::Held => {
+                    self.verdict.held.push(candidate.seq);
+                    continue;
                 }
-                let wait = if request.prefix_wait {
-                    in_flight.as_slice()
-                } else {
-                    &[]
-                };
-                match self.admit_one(&mut request.adder, candidate, wait) {
-                    Outcome::Admitted(admitted) => admitted,
-                    Outcome::Held => {
-                        self.verdict.held.push(candidate.seq);
-                        continue;
+                Outcome::Refused(refusal) => {
+                    self.refuse(candidate, refusal);
+                    let preempt = request.preemption.as_ref();
+                    let preempt =
+                        preempt.and_then(|who| self.preempt(&adder, candidate, refusal, who));
+                    if preempt.is_some() {
+                        self.undo();
+                        self.verdict.preempt = preempt;
+                        return 0;
                     }
-                    Outcome::Refused(budget) => {
-                        self.verdict.budget = Some(budget);
-                        break;
-                    }
+                    break;
                 }
             };
             let needs_row = candidate.continues_at.is_none();
@@ -191,22 +193,82 @@ impl Transaction<'_> {
             target_tokens += admitted.extend_end - admitted.prefix_len + self.page_size;
             self.demand(candidate.seq, &admitted, needs_row);
             self.verdict.admitted.push(admitted);
+            self.mixes &= !candidate.wants_logprobs;
             in_flight.push(candidate);
         }
         target_tokens
     }
 
-    fn budget_ends(&mut self, request: &AdmitRequest) -> bool {
-        let budget = request.adder.budget(self.available());
-        if budget != Budget::Continue {
-            self.verdict.budget = Some(budget);
+    fn judge(
+        &mut self,
+        adder: &mut PrefillAdder,
+        candidate: &Candidate,
+        in_flight: &[&Candidate],
+        has_row: bool,
+    ) -> Outcome {
+        if !self.verdict.admitted.is_empty() {
+            let budget = adder.budget(self.available());
+            if budget != Budget::Continue {
+                return Outcome::Refused(Refusal::Budget(budget));
+            }
         }
-        budget != Budget::Continue
+        if let Some(prefix_len) = candidate.continues_at {
+            return Outcome::Admitted(self.continue_chunk(adder, candidate, prefix_len));
+        }
+        if !has_row {
+            return Outcome::Refused(Refusal::NoRow);
+        }
+        self.admit_one(adder, candidate, in_flight)
+    }
+
+    fn refuse(&mut self, candidate: &Candidate, refusal: Refusal) {
+        self.verdict.refused = Some(candidate.seq);
+        self.verdict.budget = Some(match refusal {
+            Refusal::Budget(budget) => budget,
+            Refusal::NoRow => Budget::Other,
+        });
+    }
+
+    /// Who gives way to a candidate that was refused for want of a row or of memory.
+    fn preempt(
+        &self,
+        adder: &PrefillAdder,
+        candidate: &Candidate,
+        refusal: Refusal,
+        preemption: &Preemption,
+    ) -> Option<Preempt> {
+        if refusal == Refusal::Budget(Budget::Other) {
+            return None;
+        }
+        let limit = candidate.match_limit.min(candidate.tokens.len());
+        let cached = self
+            .cache
+            .peek(&candidate.namespace, &candidate.tokens[..limit]);
+        let extend = candidate.tokens.len() - cached;
+        let deficit = adder.deficit(extend, candidate.max_new_tokens, self.available());
+        let victims = preemption.choose(candidate.rank, deficit)?;
+        Some(Preempt {
+            seq: candidate.seq,
+            victims: victims.iter().map(|victim| victim.seq).collect(),
+        })
+    }
+
+    /// Takes back everything that this plan has admitted: it is planned again.
+    fn undo(&mut self) {
+        for admitted in std::mem::take(&mut self.verdict.admitted) {
+            if let Some(lock) = admitted.lock {
+                self.cache.unlock(lock);
+            }
+        }
+        self.demands.clear();
+        self.verdict.held.clear();
+        self.verdict.budget = None;
+        self.verdict.refused = None;
     }
 
     fn continue_chunk(
         &mut self,
-        adder: &mut crate::state::prefill_adder::PrefillAdder,
+        adder: &mut PrefillAdder,
         candidate: &Candidate,
         prefix_len: usize,
     ) -> Admitted {
@@ -228,7 +290,7 @@ impl Transaction<'_> {
 
     fn admit_one(
         &mut self,
-        adder: &mut crate::state::prefill_adder::PrefillAdder,
+        adder: &mut PrefillAdder,
         candidate: &Candidate,
         in_flight: &[&Candidate],
     ) -> Outcome {
@@ -254,7 +316,7 @@ impl Transaction<'_> {
         match decision {
             Decision::Refuse(budget) => {
                 self.cache.unlock(locked.lock);
-                Outcome::Refused(budget)
+                Outcome::Refused(Refusal::Budget(budget))
             }
             Decision::Admit { end, chunked } => Outcome::Admitted(Admitted {
                 seq: candidate.seq,
@@ -277,13 +339,29 @@ impl Transaction<'_> {
         });
     }
 
+    /// The decode runs alone when nothing is admitted, rides along if it may and its pages are there besides the
+    /// prefill's, or sits this step out. Returns the tokens that must be free.
     fn decode(&mut self, growing: &[SeqId]) -> usize {
+        let prefill_pages: usize = self
+            .demands
+            .iter()
+            .map(|demand| demand.pages as usize)
+            .sum();
+        let target_tokens = (prefill_pages + growing.len()) * self.page_size;
+        if !self.verdict.admitted.is_empty() {
+            self.verdict.mixed = self.mixes && target_tokens <= self.available();
+            if !self.verdict.mixed {
+                return 0;
+            }
+        } else if self.verdict.preempt.is_some() {
+            return 0;
+        }
         self.demands.extend(growing.iter().map(|&seq| Demand {
             seq,
             pages: 1,
             row: false,
         }));
-        growing.len() * self.page_size
+        target_tokens
     }
 
     fn evict_up_to(&mut self, target_tokens: usize) {
@@ -298,7 +376,14 @@ impl Transaction<'_> {
 enum Outcome {
     Admitted(Admitted),
     Held,
-    Refused(Budget),
+    Refused(Refusal),
+}
+
+/// Why a candidate is not admitted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Refusal {
+    Budget(Budget),
+    NoRow,
 }
 
 /// True when `other`, whose prefill is under way, computes a good part of what the candidate still misses.

@@ -73,16 +73,10 @@ impl Scheduler {
         let rid = request.rid.clone();
         if self.by_rid.contains_key(&rid) {
             let error = RequestError::DuplicateRequest(rid.as_str().to_owned());
-            self.news.push(RequestTokens {
-                rid,
-                intake: request.intake,
-                tokens: Vec::new(),
-                logprobs: None,
-                cached_tokens: 0,
-                num_retractions: 0,
-                end: Some(RequestEnd::Failed(error)),
-            });
-            return;
+            return self.turn_away(request, error);
+        }
+        if let Err(error) = self.make_room(request.priority) {
+            return self.turn_away(request, error);
         }
         self.is_dirty = true;
         let is_cancelled = request.cancel.is_raised();
@@ -92,6 +86,18 @@ impl Scheduler {
         if is_cancelled {
             self.abort(seq);
         }
+    }
+
+    fn turn_away(&mut self, request: Submission, error: RequestError) {
+        self.news.push(RequestTokens {
+            rid: request.rid,
+            intake: request.intake,
+            tokens: Vec::new(),
+            logprobs: None,
+            cached_tokens: 0,
+            num_retractions: 0,
+            end: Some(RequestEnd::Failed(error)),
+        });
     }
 
     /// Cancels a request wherever it stands. An unknown id is counted: it ended already, or its flag will be seen

@@ -8,15 +8,19 @@
 //! - planning: `next` (what to settle, whom to admit, whom to decode)
 //! - planned: `planned` (grants become a step)
 //! - results: `step_done` (tokens, ends, lost steps)
+//! - rules: which rows share a step, who waits for whom
 //! - retraction: who gives way when decode runs out of pages
+//! - preemption: who gives way to a higher priority
 //! - pins: prefixes kept for hosts
 
 mod intake;
 mod pins;
 mod planned;
 mod planning;
+mod preemption;
 mod results;
 mod retraction;
+mod rules;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,6 +38,7 @@ use crate::state::stats::EngineStats;
 use crate::state::token_ratio::NewTokenRatio;
 
 pub use intake::IntakeLimits;
+pub use rules::{BatchRules, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
 
 /// Steps under way at most: one runs, one is queued behind it.
 const MAX_STEPS_IN_FLIGHT: usize = 2;
@@ -53,6 +58,8 @@ pub struct SchedulerLimits {
     pub chunk_tokens: Option<usize>,
     /// Holds requests whose prefix is being prefilled.
     pub prefix_wait: bool,
+    /// How prefills and decodes share the steps.
+    pub rules: BatchRules,
     /// See [`NewTokenRatio`].
     pub schedule_conservativeness: f64,
     /// Most pins.
@@ -98,6 +105,10 @@ pub struct Scheduler {
     ratio: NewTokenRatio,
     /// No memory or rows for a further request until one leaves.
     batch_is_full: bool,
+    /// Decode steps that come before the next prefill.
+    owed_decodes: usize,
+    /// Preempted for the step that is being planned: no candidates of it.
+    preempted: Vec<SeqId>,
     /// A step was lost: no plan until the steps under way are back, then everything is retracted and the tree flushed.
     recovering: bool,
     /// Something happened since the last plan was opened; without it the next plan would come out the same.
@@ -121,6 +132,7 @@ struct Counters {
     integrity_failures: u64,
     stale_messages: u64,
     retractions: u64,
+    preemptions: u64,
     retracted_input_tokens: u64,
     retracted_output_tokens: u64,
     prompt_tokens: u64,
@@ -168,6 +180,8 @@ impl Scheduler {
             deltas: Vec::new(),
             ratio: NewTokenRatio::new(limits.schedule_conservativeness),
             batch_is_full: false,
+            owed_decodes: 0,
+            preempted: Vec::new(),
             recovering: false,
             is_dirty: false,
             next_step: StepId::new(1),
@@ -232,6 +246,7 @@ impl Scheduler {
             lost_pages: self.ledger.lost_pages() + self.ledger.lost_locks(),
             stale_messages: self.counters.stale_messages,
             retractions: self.counters.retractions,
+            preemptions: self.counters.preemptions,
             retracted_input_tokens: self.counters.retracted_input_tokens,
             retracted_output_tokens: self.counters.retracted_output_tokens,
             prompt_tokens: self.counters.prompt_tokens,

@@ -33,25 +33,34 @@ impl Scheduler {
         self.free_rows = free_rows;
         self.take_verdict(&mut verdict);
         let admitted = std::mem::take(&mut verdict.admitted);
-        let next = match reservation {
-            Reservation::Granted(grants) if admitted.is_empty() => {
+        let next = match (reservation, verdict.preempt.take()) {
+            (_, Some(preempt)) => {
+                self.check_integrity();
+                self.preempt(preempt, open)
+            }
+            (Reservation::Granted(grants), None) if admitted.is_empty() => {
                 self.attach_growth(grants);
                 self.check_integrity();
                 self.run_decode(open)
             }
-            Reservation::Granted(grants) => {
-                let starts = self.attach_admitted(admitted, grants);
+            (Reservation::Granted(mut grants), None) => {
+                let growth = grants.split_off(admitted.len());
+                let rows = self.attach_admitted(admitted, grants);
+                self.attach_growth(growth);
                 self.check_integrity();
-                self.run_prefill(starts)
+                self.run_prefill(rows, open, verdict.mixed)
             }
-            Reservation::Short { .. } => {
+            (Reservation::Short { .. }, None) => {
                 self.undo_admission(admitted);
                 self.check_integrity();
                 self.give_way(open)
             }
         };
-        if matches!(next, Next::Nothing) && verdict.budget == Some(Budget::NoToken) {
-            self.relieve_idle_engine();
+        if matches!(next, Next::Nothing)
+            && verdict.budget == Some(Budget::NoToken)
+            && let Some(refused) = verdict.refused
+        {
+            self.relieve_idle_engine(refused);
         }
         self.reset_ratio_when_idle();
         next
@@ -231,28 +240,46 @@ impl Scheduler {
         }
     }
 
-    fn run_prefill(&mut self, rows: PrefillRows) -> Next {
-        if self.recovering || rows.rows.is_empty() {
+    /// With `mixed`, the decode rides behind the prefill rows; otherwise it sits this step out.
+    fn run_prefill(&mut self, prefill: PrefillRows, open: OpenPlan, mixed: bool) -> Next {
+        let PrefillRows { starts, mut rows } = prefill;
+        let decode = self.alive(open.decode);
+        let rides = mixed && !decode.is_empty();
+        if self.recovering || rows.is_empty() && !rides {
             return Next::Nothing;
         }
-        self.emit(rows.starts, rows.rows)
+        if mixed {
+            rows.extend(self.decode_step_rows(&decode));
+        }
+        self.note_prefill_step(!mixed && !decode.is_empty());
+        self.emit(starts, rows)
+    }
+
+    fn alive(&self, mut decode: Vec<SeqId>) -> Vec<SeqId> {
+        decode.retain(|seq| self.sequences.get(*seq).is_some_and(Sequence::can_decode));
+        decode
     }
 
     fn run_decode(&mut self, open: OpenPlan) -> Next {
         if self.recovering {
             return Next::Nothing;
         }
-        let is_alive = |seq: &SeqId| self.sequences.get(*seq).is_some_and(Sequence::can_decode);
-        let decode: Vec<SeqId> = open.decode.into_iter().filter(is_alive).collect();
+        let decode = self.alive(open.decode);
         if decode.is_empty() {
             return Next::Nothing;
         }
         self.ratio.decay();
-        self.run_step(Vec::new(), &decode)
+        self.run_step(&decode)
     }
 
     /// Emits a decode of these sequences, whose next token has its page.
-    pub(super) fn run_step(&mut self, starts: Vec<RowStart>, decode: &[SeqId]) -> Next {
+    pub(super) fn run_step(&mut self, decode: &[SeqId]) -> Next {
+        self.owed_decodes = self.owed_decodes.saturating_sub(1);
+        let rows = self.decode_step_rows(decode);
+        self.emit(Vec::new(), rows)
+    }
+
+    fn decode_step_rows(&mut self, decode: &[SeqId]) -> Vec<StepRow> {
         let step = self.next_step;
         let rows = decode.iter().map(|&seq| {
             let sequence = &mut self.sequences[seq];
@@ -275,8 +302,7 @@ impl Scheduler {
                 logprobs,
             }
         });
-        let rows = rows.collect();
-        self.emit(starts, rows)
+        rows.collect()
     }
 
     fn emit(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>) -> Next {

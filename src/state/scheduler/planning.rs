@@ -8,7 +8,7 @@ use crate::state::plan::{
     AdmitRequest, Candidate, DecodeDemand, Demand, PlanRequest, PublishKey, ReserveRequest, Settle,
     SettleCheckpoint, SettleRelease, Verdict,
 };
-use crate::state::prefill_adder::{PrefillAdder, PrefillLimits, RunningReserve};
+use crate::state::prefill_adder::{PrefillAdder, PrefillLimits};
 use crate::state::sequence::{Phase, Sequence, SequenceKv};
 
 use super::{MAX_STEPS_IN_FLIGHT, Next, OpenPlan, Scheduler};
@@ -29,13 +29,14 @@ impl Scheduler {
             return self.recover();
         }
         self.sweep_cancelled();
-        if self.running.is_empty() && self.chunked.is_none() {
+        self.preempted.clear();
+        if self.preempts() || self.running.is_empty() && self.chunked.is_none() {
             self.batch_is_full = false;
         }
         let settle = self.take_settlements();
         let pins = self.pins.take_demands();
-        let admit = self.admit_request();
         let decode = self.decode_rows();
+        let admit = self.admit_request(&decode);
         let needs_tree = !settle.is_empty() || !pins.is_empty() || admit.is_some();
         if !needs_tree {
             return self.plan_decode_alone(decode);
@@ -69,7 +70,7 @@ impl Scheduler {
         let step = self.next_step;
         if demand.growing.is_empty() {
             self.ratio.decay();
-            return self.run_step(Vec::new(), &decode);
+            return self.run_step(&decode);
         }
         let fits = demand.growing.len() <= self.free_pages;
         self.open = Some(OpenPlan { step, decode });
@@ -142,10 +143,12 @@ impl Scheduler {
         }
     }
 
-    /// The candidates of this plan: the chunked one, the retracted ones, then the queue in policy order.
-    fn admit_request(&mut self) -> Option<AdmitRequest> {
+    /// The candidates of this plan: the chunked one, the retracted ones, then the queue in policy order. `decode` is
+    /// what runs otherwise.
+    pub(super) fn admit_request(&mut self, decode: &[SeqId]) -> Option<AdmitRequest> {
         let nobody_waits = self.waiting.is_empty() && self.retracted.is_empty();
-        if (self.batch_is_full || nobody_waits) && self.chunked.is_none() {
+        let is_closed = (self.batch_is_full || nobody_waits) && self.chunked.is_none();
+        if is_closed || self.defers_prefill(decode) {
             return None;
         }
         let mut candidates: Vec<Candidate> = Vec::new();
@@ -155,39 +158,32 @@ impl Scheduler {
         if !self.batch_is_full {
             self.policy
                 .order(self.waiting.make_contiguous(), &self.sequences);
-            let queue = self.retracted.iter().chain(&self.waiting);
-            // A retracted sequence waits for the tokens that are still on their way.
-            let ready = queue.filter(|seq| self.sequences[**seq].rows_in_flight == 0);
-            let ready: Vec<SeqId> = ready.take(MAX_CANDIDATES).copied().collect();
+            let ready = self.ready_candidates();
             candidates.extend(ready.into_iter().map(|seq| self.candidate(seq)));
         }
         if candidates.is_empty() {
             return None;
         }
+        let mixed_rows = self.mixed_rows(decode);
         let limits = PrefillLimits {
             page_size: self.limits.page_size.get(),
             max_prefill_tokens: self.limits.max_prefill_tokens,
             chunked_prefill_size: self.limits.chunk_tokens,
-            mixed_rows: 0,
+            mixed_rows,
         };
-        let running = self.running.iter().map(|seq| {
-            let sequence = &self.sequences[*seq];
-            RunningReserve {
-                remaining_new_tokens: sequence.remaining_new_tokens(),
-                ignore_eos: sequence.request.sampling.ignore_eos,
-                output_tokens: sequence.planned_output,
-                held_tokens: sequence.request.prompt.len() + sequence.planned_output,
-            }
-        });
+        let running = self.running.iter().map(|seq| self.reserve_of(*seq));
         Some(AdmitRequest {
             adder: PrefillAdder::new(limits, self.ratio.get(), running),
             candidates,
             max_new_rows: self.free_rows,
             prefix_wait: self.limits.prefix_wait,
+            mixes: mixed_rows > 0,
+            preemption: self.preemptible(decode),
         })
     }
 
     fn candidate(&mut self, seq: SeqId) -> Candidate {
+        let rank = self.rank(seq);
         let sequence = &mut self.sequences[seq];
         let len = sequence.request.prompt.len() + sequence.output.len();
         if sequence.phase == Phase::Waiting && sequence.fill.len() != len {
@@ -205,6 +201,8 @@ impl Scheduler {
             max_new_tokens: sequence.remaining_new_tokens(),
             ignore_eos: sequence.request.sampling.ignore_eos,
             waits: sequence.waits,
+            rank,
+            wants_logprobs: sequence.request.logprobs.is_some(),
             continues_at,
         }
     }

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use crate::error::RequestError;
 use crate::ids::SeqId;
 use crate::state::news::RequestEnd;
-use crate::state::plan::PlanRequest;
+use crate::state::plan::{PlanRequest, Settle};
 use crate::state::token_ratio::RETRACT_DECODE_STEPS;
 
 use super::planning::retract_of;
@@ -67,7 +67,17 @@ impl Scheduler {
         self.running.iter().min_by_key(order).copied()
     }
 
-    fn retract(&mut self, seq: SeqId) -> Option<crate::state::plan::Settle> {
+    fn retract(&mut self, seq: SeqId) -> Option<Settle> {
+        let settle = self.evacuate(seq);
+        self.queue_retracted(seq);
+        let survivors = self.running.iter().map(|seq| &self.sequences[*seq]);
+        self.ratio
+            .after_retraction(survivors.map(|s| (s.planned_output, s.max_new_tokens())));
+        settle
+    }
+
+    /// Takes a sequence out of the batch with everything it holds; it starts over.
+    pub(super) fn evacuate(&mut self, seq: SeqId) -> Option<Settle> {
         self.running.retain(|other| *other != seq);
         if self.chunked == Some(seq) {
             self.chunked = None;
@@ -75,12 +85,7 @@ impl Scheduler {
         self.extended.retain(|other| *other != seq);
         let row = self.sequences[seq].kv.as_ref().map(|kv| kv.row);
         self.forget_edits(row);
-        let settle = retract_of(seq, &mut self.sequences[seq]);
-        self.queue_retracted(seq);
-        let survivors = self.running.iter().map(|seq| &self.sequences[*seq]);
-        self.ratio
-            .after_retraction(survivors.map(|s| (s.planned_output, s.max_new_tokens())));
-        settle
+        retract_of(seq, &mut self.sequences[seq])
     }
 
     /// Back into the queue, ahead of every policy's order, oldest first.
@@ -106,8 +111,8 @@ impl Scheduler {
         }
     }
 
-    /// Nothing runs and the head of the queue does not fit: hosts' pins are in its way, or nothing can help it.
-    pub(super) fn relieve_idle_engine(&mut self) {
+    /// Nothing runs and the first candidate does not fit: hosts' pins are in its way, or nothing can help it.
+    pub(super) fn relieve_idle_engine(&mut self, refused: SeqId) {
         let is_busy = !self.running.is_empty()
             || self.chunked.is_some()
             || !self.steps.is_empty()
@@ -119,10 +124,10 @@ impl Scheduler {
         if self.pins.revoke_all() {
             return;
         }
-        if let Some(&seq) = self.retracted.front().or(self.waiting.front()) {
-            let kept = self.sequences[seq].output.len();
+        if let Some(sequence) = self.sequences.get(refused) {
+            let kept = sequence.output.len();
             self.finish(
-                seq,
+                refused,
                 RequestEnd::Failed(RequestError::OutOfMemory),
                 kept,
                 false,

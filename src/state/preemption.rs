@@ -1,0 +1,90 @@
+//! Priorities: whose turn comes first, and which running requests give way to a waiting one.
+
+use std::cmp::Reverse;
+
+use crate::ids::SeqId;
+
+/// A request's place by priority: greater is served sooner. A missing priority is the worst there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rank(Option<i64>);
+
+impl Rank {
+    /// The rank of a priority; with `low_values_first` small numbers are served sooner.
+    pub fn of(priority: Option<i64>, low_values_first: bool) -> Self {
+        match low_values_first {
+            true => Self(priority.map(i64::saturating_neg)),
+            false => Self(priority),
+        }
+    }
+
+    /// How far this rank lies above another one; a missing priority lies below every other by any threshold.
+    fn above(self, other: Self) -> i64 {
+        match (self.0, other.0) {
+            (Some(own), Some(other)) => own.saturating_sub(other),
+            (Some(_), None) => i64::MAX,
+            (None, Some(_)) => i64::MIN,
+            (None, None) => 0,
+        }
+    }
+}
+
+/// How priorities are used, where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PriorityRules {
+    /// Small numbers are served sooner.
+    pub low_values_first: bool,
+    /// A running request gives way to one whose priority is better by more than this; `None`: nobody gives way.
+    pub preemption_threshold: Option<i64>,
+    /// Most requests inside: beyond that the worst of those that wait is turned away, or the one that comes.
+    pub max_requests: usize,
+}
+
+impl PriorityRules {
+    /// The rank of a priority.
+    pub fn rank(&self, priority: Option<i64>) -> Rank {
+        Rank::of(priority, self.low_values_first)
+    }
+}
+
+/// A running request that may give way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Victim {
+    /// The sequence; later ones came later.
+    pub seq: SeqId,
+    /// Its place by priority.
+    pub rank: Rank,
+    /// Tokens that are reserved for what it may still generate.
+    pub reserved_tokens: f64,
+}
+
+/// Who may be preempted in a plan.
+#[derive(Clone, Debug, Default)]
+pub struct Preemption {
+    threshold: i64,
+    /// The first to go first.
+    running: Vec<Victim>,
+}
+
+impl Preemption {
+    /// Orders the running requests: lowest priority first, then the newest.
+    pub fn new(threshold: i64, mut running: Vec<Victim>) -> Self {
+        running.sort_unstable_by_key(|victim| (victim.rank, Reverse(victim.seq)));
+        Self { threshold, running }
+    }
+
+    /// The fewest of the first ones whose reservations cover the deficit of a request of this rank, and at least
+    /// one. `None` when those that it may preempt do not suffice: then nobody is.
+    pub fn choose(&self, rank: Rank, deficit_tokens: f64) -> Option<&[Victim]> {
+        let mut missing = deficit_tokens;
+        for (at, victim) in self.running.iter().enumerate() {
+            if rank.above(victim.rank) <= self.threshold {
+                return None;
+            }
+            missing -= victim.reserved_tokens;
+            if missing <= 0.0 {
+                return Some(&self.running[..=at]);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,142 @@
+//! Who gives way to a request of higher priority: at the door, in the queue, in the running batch.
+
+use std::cmp::Reverse;
+
+use crate::error::RequestError;
+use crate::ids::SeqId;
+use crate::state::news::RequestEnd;
+use crate::state::plan::{PlanRequest, Preempt, Settle};
+use crate::state::preemption::{Preemption, Rank, Victim};
+use crate::state::prefill_adder::RunningReserve;
+
+use super::planning::MAX_CANDIDATES;
+use super::{Next, OpenPlan, Scheduler};
+
+impl Scheduler {
+    pub(super) fn preempts(&self) -> bool {
+        let rules = self.limits.rules.priority;
+        rules.is_some_and(|rules| rules.preemption_threshold.is_some())
+    }
+
+    pub(super) fn rank(&self, seq: SeqId) -> Rank {
+        let rules = self.limits.rules.priority;
+        rules.map_or_else(Rank::default, |rules| {
+            rules.rank(self.sequences[seq].request.priority)
+        })
+    }
+
+    /// The first of the queue that can be admitted now. Where priorities count they come before everything else, so
+    /// that a retracted request does not stand in the way of a better one.
+    pub(super) fn ready_candidates(&self) -> Vec<SeqId> {
+        // A retracted sequence waits for the tokens that are still on their way.
+        let is_ready = |seq: &&SeqId| {
+            self.sequences[**seq].rows_in_flight == 0 && !self.preempted.contains(seq)
+        };
+        let queue = self.retracted.iter().chain(&self.waiting).filter(is_ready);
+        if self.limits.rules.priority.is_none() {
+            return queue.take(MAX_CANDIDATES).copied().collect();
+        }
+        let mut ready: Vec<SeqId> = queue.copied().collect();
+        ready.sort_by_cached_key(|seq| Reverse(self.rank(*seq)));
+        ready.truncate(MAX_CANDIDATES);
+        ready
+    }
+
+    /// Those that run and go on running: who has all its tokens planned leaves anyway.
+    pub(super) fn preemptible(&self, decode: &[SeqId]) -> Option<Preemption> {
+        let threshold = self.limits.rules.priority?.preemption_threshold?;
+        let victims = decode.iter().map(|&seq| Victim {
+            seq,
+            rank: self.rank(seq),
+            reserved_tokens: self.reserve_of(seq).tokens(self.ratio.get()),
+        });
+        Some(Preemption::new(threshold, victims.collect()))
+    }
+
+    pub(super) fn reserve_of(&self, seq: SeqId) -> RunningReserve {
+        let sequence = &self.sequences[seq];
+        RunningReserve {
+            remaining_new_tokens: sequence.remaining_new_tokens(),
+            ignore_eos: sequence.request.sampling.ignore_eos,
+            output_tokens: sequence.planned_output,
+            held_tokens: sequence.request.prompt.len() + sequence.planned_output,
+        }
+    }
+
+    /// Takes the victims out of the batch and plans the same step again. Who ended meanwhile gives its memory back
+    /// once, as an ended one; if the request for which it all is ended, nobody is preempted.
+    pub(super) fn preempt(&mut self, preempt: Preempt, open: OpenPlan) -> Next {
+        if self.recovering {
+            return Next::Nothing;
+        }
+        // Whoever is preempted now may fit in the plan after this one, even if this one runs nothing.
+        self.is_dirty = true;
+        let is_alive = |seq: &SeqId| {
+            let sequence = self.sequences.get(*seq);
+            sequence.is_some_and(|sequence| sequence.end.is_none())
+        };
+        let mut victims = preempt.victims;
+        victims.retain(|seq| is_alive(seq) && is_alive(&preempt.seq));
+        let released: Vec<Settle> = victims
+            .into_iter()
+            .filter_map(|seq| {
+                self.counters.preemptions += 1;
+                self.preempted.push(seq);
+                let settle = self.evacuate(seq);
+                self.queue_preempted(seq);
+                settle
+            })
+            .collect();
+        self.batch_is_full = false;
+        let mut settle = self.take_settlements();
+        settle.extend(released);
+        let decode = self.decode_rows();
+        let admit = self.admit_request(&decode);
+        let else_decode = (!decode.is_empty()).then(|| self.decode_demand(&decode));
+        self.open = Some(OpenPlan { decode, ..open });
+        Next::Plan(Box::new(PlanRequest {
+            settle,
+            admit,
+            else_decode,
+            ..self.empty_request()
+        }))
+    }
+
+    /// Back to where it stood by its arrival: ahead of all others it would take the place that was made.
+    fn queue_preempted(&mut self, seq: SeqId) {
+        self.sequences[seq].retractions += 1;
+        let later = self.waiting.iter().position(|other| *other > seq);
+        self.waiting
+            .insert(later.unwrap_or(self.waiting.len()), seq);
+    }
+
+    /// With the engine full, the worst of those that never ran makes room for a better request, the newest of them
+    /// first; `Err` when there is none.
+    ///
+    /// # Errors
+    /// [`RequestError::Overloaded`].
+    pub(super) fn make_room(&mut self, priority: Option<i64>) -> Result<(), RequestError> {
+        let Some(rules) = self.limits.rules.priority else {
+            return Ok(());
+        };
+        let queued = self.by_rid.len();
+        if queued < rules.max_requests {
+            return Ok(());
+        }
+        let overloaded = RequestError::Overloaded {
+            what: "requests",
+            queued,
+            limit: rules.max_requests,
+        };
+        let never_ran = |seq: &&SeqId| self.sequences[**seq].cached_tokens.is_none();
+        let waiting = self.waiting.iter().filter(never_ran);
+        let worst = waiting.min_by_key(|seq| (self.rank(**seq), Reverse(**seq)));
+        match worst.copied() {
+            Some(worst) if self.rank(worst) < rules.rank(priority) => {
+                self.finish(worst, RequestEnd::Failed(overloaded), 0, false);
+                Ok(())
+            }
+            _ => Err(overloaded),
+        }
+    }
+}
