@@ -181,8 +181,12 @@ const GAUGES: [(&str, &str); 28] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 22] = [
+const COUNTERS: [(&str, &str); 23] = [
     ("sglang:num_retracted_requests_total", "Retractions."),
+    (
+        "souffleur_preemptions_total",
+        "Running requests that gave way to one of higher priority.",
+    ),
     (
         "sglang:num_retracted_input_tokens_total",
         "Prompt tokens of retracted requests, at each retraction.",

@@ -203,6 +203,7 @@ fn ratio(part: f64, whole: f64) -> f64 {
 
 struct PlanCounters {
     retractions: Counter,
+    preemptions: Counter,
     retracted_input_tokens: Counter,
     retracted_output_tokens: Counter,
     prefill_cache_tokens: Counter,
@@ -216,6 +217,7 @@ impl PlanCounters {
     fn register(labels: &[Label]) -> Self {
         Self {
             retractions: counter!("sglang:num_retracted_requests_total", labels.to_vec()),
+            preemptions: counter!("souffleur_preemptions_total"),
             retracted_input_tokens: counter!(
                 "sglang:num_retracted_input_tokens_total",
                 labels.to_vec()
@@ -235,6 +237,7 @@ impl PlanCounters {
     fn add(&self, stats: &EngineStats, before: &EngineStats) {
         let news = [
             (&self.retractions, stats.retractions, before.retractions),
+            (&self.preemptions, stats.preemptions, before.preemptions),
             (
                 &self.retracted_input_tokens,
                 stats.retracted_input_tokens,

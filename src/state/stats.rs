@@ -35,6 +35,8 @@ pub struct EngineStats {
     pub new_token_ratio: f64,
     /// Steps planned.
     pub steps: u64,
+    /// Of those, steps in which decodes rode beside a prefill.
+    pub mixed_steps: u64,
     /// Plans at which `free + evictable + protected + private` was not `total`.
     pub integrity_failures: u64,
     /// Pages dropped instead of handed back.

@@ -1,7 +1,10 @@
 //! The output of a request is bit for bit the same whatever the schedule does to it: alone or in a batch of 16,
-//! with and without a prefix hit, chunked at any size, on any page size, across retractions.
+//! with and without a prefix hit, chunked at any size, on any page size, in mixed steps, across retractions and
+//! preemptions.
 //!
-//! Real models on the CPU executor; tokens and their log probabilities are compared by bits.
+//! Real models on the CPU executor; tokens and their log probabilities are compared by bits. (Mixed steps take in no
+//! request that wants log probabilities, so there the tokens are compared; the bits of mixed steps' logits are in
+//! `tests/models`.)
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +14,7 @@ use souffleur::engine::{Engine, Generation};
 use souffleur::executor::LogprobWish;
 use souffleur::request::{Event, GenerateRequest, Prompt};
 
-use super::world::{World, within};
+use super::world::{World, collect, within};
 
 const MODELS: [&str; 5] = [
     "models/souffleur-tiny",
@@ -161,29 +164,73 @@ async fn check(model: &str, dtype: Dtype) {
         world.stop().await;
     }
 
+    check_mixed(model, dtype, &expected).await;
+    check_evacuated(model, dtype).await;
+}
+
+async fn check_mixed(model: &str, dtype: Dtype, expected: &[(Bits, u32)]) {
+    for (chunk, page_size) in [(20, 1), (48, 16)] {
+        let world = start(EngineConfig {
+            enable_mixed_chunk: true,
+            chunked_prefill_size: chunk,
+            page_size,
+            ..config(model, dtype)
+        });
+        let runs = (0..REQUESTS).map(|index| {
+            let mut request = request(index);
+            request.logprobs = None;
+            collect(world.generate(request))
+        });
+        let how = format!("{model} in {dtype:?}, mixed, chunks of {chunk}, pages of {page_size}");
+        for (index, got) in join_all(runs).await.iter().enumerate() {
+            let tokens: Vec<u32> = expected[index].0.iter().map(|(token, _)| *token).collect();
+            assert_eq!(got.tokens, tokens, "{how}, request {index}");
+        }
+        let stats = world.assert_whole().await;
+        assert!(stats.mixed_steps > 0, "{how}: {stats:?}");
+        world.stop().await;
+    }
+}
+
+/// Requests that lose their place in the batch and are computed again.
+async fn check_evacuated(model: &str, dtype: Dtype) {
+    let alone = start(EngineConfig {
+        disable_radix_cache: true,
+        ..config(model, dtype)
+    });
+    let mut expected = Vec::new();
+    for index in 0..REQUESTS {
+        expected.push(bits(alone.generate(long_request(index))).await);
+    }
+    alone.stop().await;
     let tight = EngineConfig {
         max_total_tokens: Some(260),
         schedule_conservativeness: 0.01,
         ..config(model, dtype)
     };
-    let world = start(tight);
-    let runs = (0..REQUESTS).map(|index| bits(world.generate(long_request(index))));
-    let retracted = join_all(runs).await;
-    assert!(
-        world.assert_whole().await.retractions > 0,
-        "{}",
-        what("nobody was retracted")
-    );
-    world.stop().await;
-    let alone = start(EngineConfig {
-        disable_radix_cache: true,
+    let preempting = EngineConfig {
+        enable_priority_scheduling: true,
+        max_running_requests: Some(4),
         ..config(model, dtype)
-    });
-    for (index, got) in (0..REQUESTS).zip(&retracted) {
-        let (expected, _) = bits(alone.generate(long_request(index))).await;
-        assert_eq!(got.0, expected, "{}, request {index}", what("retracted"));
+    };
+    for (how, config) in [("retracted", tight), ("preempted", preempting)] {
+        let world = start(config);
+        let runs = (0..REQUESTS).map(|index| {
+            let mut request = long_request(index);
+            // Those that come first, and run, are the worst.
+            request.priority = Some(i64::from(index / 4) * 100);
+            bits(world.generate(request))
+        });
+        let got = join_all(runs).await;
+        let stats = world.assert_whole().await;
+        let evacuated = match how {
+            "retracted" => stats.retractions,
+            _ => stats.preemptions,
+        };
+        assert!(evacuated > 0, "{model} in {dtype:?}: nobody was {how}");
+        world.stop().await;
+        assert_same(&got, &expected, &format!("{model} in {dtype:?}, {how}"));
     }
-    alone.stop().await;
 }
 
 /// As [`request`], but long, and of a length that the scheduler must not reserve in full.

@@ -10,8 +10,11 @@ mod prefill_adder;
 mod scheduler_corners;
 mod scheduler_lives;
 mod scheduler_prefix_wait;
+mod scheduler_priorities;
+mod scheduler_protection;
 mod scheduler_requests;
 mod scheduler_script;
+mod scheduler_watch;
 mod scheduler_world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,10 +1,31 @@
 //! Situations that went wrong in SGLang after its first papers, by the numbers of the list that the design keeps.
 //!
-//! Here: 1 (remaps of duplicates reach the executor), 2, 3, 4, 5, 6, 9, 12, 13, 15, 16, 17, 19.
-//! In `corner_cases`, where the tree alone decides: 1 (pages), 8, 10, 11, 14, 21.
-//! Elsewhere or not yet: 7 (preemption), 18 (decode starvation under `prefill_decode_interval`), 20 (queue orders
-//! other than fcfs) and 23 (state pools of hybrid models) have no code; 22 (a flush happens only in the recovery
-//! from a lost step, when nothing holds memory: `scheduler_lives`); 24 (over-allocation by speculation) has no code.
+//! | | situation | where it is tested, or why it is not |
+//! |---|---|---|
+//! | 1 | duplicates of a chunk freed once, on page boundaries | `corner_1_and_9`; `corner_cases`: `prompt_computed_in_chunks_beside_a_cached_copy_frees_its_duplicates_once` |
+//! | 2 | a second turn's key holds the first one's output | `corner_2` |
+//! | 3 | an abort in the prefill publishes nothing unwritten | `corner_3`, twice; `corner_cases`: `abort_before_a_checkpoint_publishes_nothing` |
+//! | 4 | abort with a chunk in flight | `corner_4` |
+//! | 5 | retracted, then aborted in the same step | `corner_5` |
+//! | 6 | the last request does not fit | `corner_6`, twice |
+//! | 7 | a victim of preemption that ends in this step | `scheduler_priorities`: `corner_7` |
+//! | 8 | split of a locked node | `corner_cases`: `split_of_a_locked_node_leaves_both_halves_locked`, `lock_on_the_upper_half_leaves_the_lower_half_evictable` |
+//! | 9 | one prompt computed twice in a batch | `corner_1_and_9`; `corner_cases`: `two_sequences_with_one_prompt_in_one_batch_end_on_the_same_pages` |
+//! | 10 | output evicted without its prompt | `corner_cases`: `output_can_be_evicted_without_the_prompt` |
+//! | 11 | one hit a request, however many chunks | `corner_cases`: `request_counts_as_one_hit_however_many_chunks_it_comes_in` |
+//! | 12 | clipped so that an idle engine can always admit | `corner_12` |
+//! | 13 | a stop string trims what is published | `corner_13` (steps of several tokens need speculation, which there is not) |
+//! | 14 | namespaces isolated, also by splits | `corner_cases`: `namespaces_never_share_and_keep_their_own_splits` |
+//! | 15 | unlocked on every exit path | `corner_15` |
+//! | 16 | a match ends one token before the prompt | `corner_16` |
+//! | 17 | input log probabilities limit reuse | `corner_17` |
+//! | 18 | starved decodes | `scheduler_protection`: `stream_gets_a_token_at_least_every_other_step_while_64_prompts_of_4k_tokens_arrive`; `scheduler_watch` at every step of the random lives |
+//! | 19 | a full batch that stays full | `corner_19` |
+//! | 20 | the order of a queue longer than 128 | `corner_20` |
+//! | 21 | eviction frees more than asked, parents become leaves | `corner_cases`: `eviction_takes_whole_nodes_and_goes_on_with_parents_that_became_leaves` |
+//! | 22 | a flush while busy | `corner_22`: nobody can ask for a flush; the one after a lost step waits until nothing is held |
+//! | 23 | state slots of hybrid models leak on reject | does not apply: there are no such models |
+//! | 24 | over-allocation by speculation | does not apply: there is no speculation; pages behind the last token are given back whole in `lifecycle` |
 
 use souffleur::error::RequestError;
 use souffleur::executor::TableDelta;
@@ -12,7 +33,7 @@ use souffleur::executor::fake::expected_output;
 use souffleur::request::{CancelFlag, FinishReason};
 use souffleur::state::news::RequestEnd;
 
-use crate::scheduler_world::{Ask, EOS, End, Setup, VOCAB, World};
+use crate::scheduler_world::{Ask, EOS, End, Fate, Setup, VOCAB, World};
 
 fn prompt(family: u32, len: usize) -> Vec<u32> {
     let token = |at: usize| (at as u32 * (family + 3) + at as u32 / 5 + family) % VOCAB;
@@ -320,7 +341,7 @@ fn corner_19_full_batch_admits_again_as_soon_as_one_leaves_even_while_a_plan_is_
     world.finish_plan();
     let third = world.submit(Ask::exactly(prompt(2, 5), 3)).expect("fits");
     // The next decode's plan is open, on its way back from the pools, when a row falls free.
-    world.end_step(crate::scheduler_world::Fate::Done);
+    world.end_step(Fate::Done);
     world.advance();
     world.cancel(0);
     for _ in 0..3 {
@@ -329,6 +350,36 @@ fn corner_19_full_batch_admits_again_as_soon_as_one_leaves_even_while_a_plan_is_
     world.finish_plan();
     assert!(!world.lives[third].delivered.is_empty());
     world.assert_clean();
+}
+
+#[test]
+fn corner_20_queue_longer_than_a_plan_looks_at_is_served_in_order_of_arrival() {
+    let mut world = World::new(Setup {
+        n_rows: 3,
+        ..small(1, 512)
+    });
+    world.submit_all(&mut (0..600).map(|number| Ask::exactly(prompt(number, 4), 1)));
+    world.drain();
+    let starts = world.history.iter().flat_map(|step| &step.starts);
+    let order: Vec<usize> = starts.map(|start| world.number_of(start.seq)).collect();
+    assert_eq!(order, (0..600).collect::<Vec<_>>());
+    world.assert_clean();
+}
+
+#[test]
+fn corner_22_tree_is_flushed_only_when_no_step_is_under_way_and_nothing_is_held() {
+    let mut world = World::new(small(4, 64));
+    world.submit(Ask::exactly(prompt(0, 30), 9));
+    world.finish_plan();
+    assert_eq!((world.depth(), world.cache.total_size()), (2, 28));
+    world.end_step(Fate::LostAfterItRan);
+    assert!(!world.advance(), "a step is still under way");
+    assert_eq!((world.depth(), world.cache.total_size()), (1, 28));
+    world.end_step(Fate::Done);
+    assert!(world.advance());
+    assert_eq!(world.cache.total_size(), 0);
+    world.assert_clean();
+    assert_eq!(world.lives[0].delivered.len(), 9);
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use souffleur::request::CancelFlag;
+use souffleur::state::preemption::PriorityRules;
+use souffleur::state::scheduler::BatchRules;
 
 use crate::deterministic_runner;
 use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
@@ -64,6 +66,7 @@ struct Wish {
     ignore_eos: bool,
     stop_token: Option<u32>,
     salted: bool,
+    priority: Option<i64>,
     logprob_start: Option<u32>,
 }
 
@@ -74,19 +77,23 @@ fn wish() -> impl Strategy<Value = Wish> {
         proptest::option::weighted(0.3, 0..VOCAB),
         proptest::bool::weighted(0.2),
         proptest::option::weighted(0.2, 0..64u32),
+        proptest::option::weighted(0.7, -30..30i64),
     )
-        .prop_map(|(prompt, output, stop_token, salted, logprob_start)| Wish {
-            family: prompt.0,
-            shared_units: prompt.1,
-            variant: prompt.2,
-            tail: prompt.3,
-            new_units: output.0,
-            new_tokens: output.1,
-            ignore_eos: output.2,
-            stop_token,
-            salted,
-            logprob_start,
-        })
+        .prop_map(
+            |(prompt, output, stop_token, salted, logprob_start, priority)| Wish {
+                family: prompt.0,
+                shared_units: prompt.1,
+                variant: prompt.2,
+                tail: prompt.3,
+                new_units: output.0,
+                new_tokens: output.1,
+                ignore_eos: output.2,
+                stop_token,
+                salted,
+                priority,
+                logprob_start,
+            },
+        )
 }
 
 impl Wish {
@@ -100,6 +107,7 @@ impl Wish {
             ignore_eos: self.ignore_eos,
             stop_token: self.stop_token,
             salt: self.salted.then_some("salt"),
+            priority: self.priority,
             logprob_start: self
                 .logprob_start
                 .filter(|start| (*start as usize) < prompt.len()),
@@ -143,6 +151,7 @@ struct Size {
     max_prefill_units: usize,
     conservativeness: f64,
     clips: bool,
+    rules: BatchRules,
 }
 
 fn size() -> impl Strategy<Value = Size> {
@@ -154,6 +163,7 @@ fn size() -> impl Strategy<Value = Size> {
         2..40usize,
         prop_oneof![Just(1.0), Just(0.3), Just(0.0)],
         proptest::bool::weighted(0.85),
+        rules(),
     )
         .prop_map(
             |(
@@ -164,6 +174,7 @@ fn size() -> impl Strategy<Value = Size> {
                 max_prefill_units,
                 conservativeness,
                 clips,
+                rules,
             )| Size {
                 pool_units,
                 n_rows,
@@ -172,8 +183,37 @@ fn size() -> impl Strategy<Value = Size> {
                 max_prefill_units,
                 conservativeness,
                 clips,
+                rules,
             },
         )
+}
+
+fn rules() -> impl Strategy<Value = BatchRules> {
+    let priority = (
+        proptest::option::weighted(0.8, 0..25i64),
+        any::<bool>(),
+        prop_oneof![3 => Just(usize::MAX), 1 => 1..8usize],
+    )
+        .prop_map(
+            |(preemption_threshold, low_values_first, max_requests)| PriorityRules {
+                low_values_first,
+                preemption_threshold,
+                max_requests,
+            },
+        );
+    let interval = prop_oneof![2 => Just(0), 3 => Just(1), 1 => 2..4usize];
+    (
+        any::<bool>(),
+        interval,
+        0..4usize,
+        proptest::option::weighted(0.6, priority),
+    )
+        .prop_map(|(mixed_chunk, interval, min_bs, priority)| BatchRules {
+            mixed_chunk,
+            prefill_decode_interval: interval,
+            prefill_decode_interval_min_bs: min_bs,
+            priority,
+        })
 }
 
 fn apply(world: &mut World, unit: usize, event: &Event) {
@@ -273,6 +313,8 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
             has_radix_cache,
             conservativeness: size.conservativeness,
             clips: size.clips,
+            rules: size.rules,
+            ..Setup::default()
         });
         for event in &events {
             apply(&mut world, unit, event);
@@ -283,6 +325,9 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
             retracts: !world.has_failures && stats.retractions > 0,
             evicts: stats.evicted_tokens > 0,
             hits: stats.cached_tokens > 0,
+            preempts: stats.preemptions > 0,
+            mixes: world.watch.mixed_steps > 0,
+            defers: world.watch.deferrals > 0,
         }));
         Ok(())
     });
@@ -291,6 +336,7 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
     }
     let seen = seen.get();
     assert!(seen.retracts, "no script runs out of memory");
+    assert!(seen.preempts && seen.mixes && seen.defers, "{seen:?}");
     assert_eq!((seen.evicts, seen.hits), (has_radix_cache, has_radix_cache));
 }
 
@@ -300,6 +346,9 @@ struct Seen {
     retracts: bool,
     evicts: bool,
     hits: bool,
+    preempts: bool,
+    mixes: bool,
+    defers: bool,
 }
 
 impl Seen {
@@ -308,6 +357,9 @@ impl Seen {
             retracts: self.retracts | other.retracts,
             evicts: self.evicts | other.evicts,
             hits: self.hits | other.hits,
+            preempts: self.preempts | other.preempts,
+            mixes: self.mixes | other.mixes,
+            defers: self.defers | other.defers,
         }
     }
 }

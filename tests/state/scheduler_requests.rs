@@ -20,6 +20,7 @@ pub struct Ask {
     pub salt: Option<&'static str>,
     /// Wishes log probabilities of the prompt from this position on.
     pub logprob_start: Option<u32>,
+    pub priority: Option<i64>,
 }
 
 impl Ask {
@@ -131,6 +132,12 @@ impl Life {
                 assert!(self.lost_steps > SURVIVED_LOSSES, "{rid}");
             }
             End::Told(RequestEnd::Failed(RequestError::OutOfMemory)) => {}
+            End::Told(RequestEnd::Failed(RequestError::Overloaded { .. })) => {
+                assert!(
+                    self.delivered.is_empty() && self.retractions == 0,
+                    "{rid} ran"
+                );
+            }
             other => panic!("{rid} ended with {other:?}"),
         }
     }

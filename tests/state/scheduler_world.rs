@@ -24,12 +24,13 @@ use souffleur::state::pools::Pools;
 use souffleur::state::prefix_cache::PrefixCache;
 use souffleur::state::radix_tree::RadixTree;
 use souffleur::state::sampling::SamplingParams;
-use souffleur::state::scheduler::{IntakeLimits, Next, Scheduler, SchedulerLimits};
+use souffleur::state::scheduler::{BatchRules, IntakeLimits, Next, Scheduler, SchedulerLimits};
 use souffleur::state::sequence::Submission;
 use souffleur::state::stats::EngineStats;
 use souffleur::state::transaction::run_plan;
 
 pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
+use crate::scheduler_watch::Watch;
 
 /// Rounds of a drain that are more than any script of these tests needs.
 const MAX_ROUNDS: usize = 200_000;
@@ -47,6 +48,9 @@ pub struct Setup {
     pub conservativeness: f64,
     /// Clips `max_new_tokens` as the tokenizer does.
     pub clips: bool,
+    pub rules: BatchRules,
+    pub policy: &'static str,
+    pub eviction: &'static str,
 }
 
 impl Default for Setup {
@@ -61,6 +65,9 @@ impl Default for Setup {
             has_radix_cache: true,
             conservativeness: 1.0,
             clips: true,
+            rules: BatchRules::default(),
+            policy: "fcfs",
+            eviction: "lru",
         }
     }
 }
@@ -95,6 +102,9 @@ pub struct World {
     steps: VecDeque<StepPlan>,
     /// Steps behind a lost one, whose result means nothing.
     void_until: StepId,
+    /// By the order in which the scheduler took them in.
+    numbers: Vec<usize>,
+    pub watch: Watch,
     pins: Vec<u64>,
     plans_since_progress: usize,
     /// Plans nothing for now.
@@ -108,7 +118,7 @@ impl World {
         let page_size = PageSize::new(setup.page_size).expect("tests use positive page sizes");
         let ledger = Arc::new(PoolLedger::default());
         let cache: Box<dyn PrefixCache> = if setup.has_radix_cache {
-            let policy = EvictionPolicy::from_name("lru").expect("lru exists");
+            let policy = EvictionPolicy::from_name(setup.eviction).expect("it exists");
             Box::new(RadixTree::new(page_size, policy, ledger.clone()))
         } else {
             Box::new(PlainCache::new(page_size))
@@ -120,11 +130,12 @@ impl World {
             max_prefill_tokens: setup.max_prefill_tokens,
             chunk_tokens: setup.chunk_tokens,
             prefix_wait: setup.prefix_wait,
+            rules: setup.rules,
             schedule_conservativeness: setup.conservativeness,
             max_pins: 4,
             eos_token_ids: Arc::from([EOS]),
         };
-        let policy = schedule_policy("fcfs").expect("fcfs exists");
+        let policy = schedule_policy(setup.policy).expect("it exists");
         let executor = FakeExecutor::new(FakeOptions {
             page_size: page_size.get(),
             n_pages: setup.n_pages as usize,
@@ -143,6 +154,8 @@ impl World {
             leg: None,
             steps: VecDeque::new(),
             void_until: StepId::new(0),
+            numbers: Vec::new(),
+            watch: Watch::new(setup.rules, setup.chunk_tokens),
             pins: Vec::new(),
             plans_since_progress: 0,
             holds_back: false,
@@ -193,12 +206,21 @@ impl World {
             namespace: Namespace::new(None, ask.salt),
             sampling: Arc::new(sampling),
             logprobs: wish.map(Arc::new),
-            priority: None,
+            priority: ask.priority,
             cancel: flag.clone(),
             submitted_s: 0.0,
         };
+        self.watch.submitted(&ask);
         self.lives.push(Life::new(ask, rid, seed, flag));
         self.scheduler.submit(submission);
+        self.hear();
+        // Who is turned away at the door never is a sequence.
+        if !matches!(
+            self.lives[number].failure(),
+            Some(RequestError::Overloaded { .. })
+        ) {
+            self.numbers.push(number);
+        }
         self.after_event();
         Some(number)
     }
@@ -245,6 +267,8 @@ impl World {
             return self.after_event();
         }
         life.end = Some(End::StopFound);
+        self.watch.ended(number);
+        let life = &mut self.lives[number];
         life.steps_since_cancel.get_or_insert(0);
         self.scheduler.stop_found(&life.rid.clone(), kept);
         self.after_event();
@@ -283,7 +307,9 @@ impl World {
             Leg::Asked(plan) => {
                 assert_eq!(plan.free_pages, self.pools.pages.free_pages());
                 assert_eq!(plan.free_rows, self.pools.rows.free_rows());
+                let flush = plan.flush;
                 let reserve = run_plan(&mut *self.cache, *plan);
+                assert!(!flush || self.cache.total_size() == 0, "flushed while busy");
                 assert_eq!(self.cache.check_integrity(), Ok(()));
                 self.leg = Some(Leg::Reserving(Box::new(reserve)));
             }
@@ -374,6 +400,7 @@ impl World {
             (stats.new_token_ratio - 0.7 * self.setup.conservativeness).abs() < 1e-9,
             "{stats:?}"
         );
+        assert_eq!(stats.mixed_steps as usize, self.watch.mixed_steps);
         assert_eq!(self.cache.check_integrity(), Ok(()));
         self.lives.iter().for_each(Life::check_end);
         assert!(self.lives.iter().all(|life| !life.holds_memory));
@@ -395,7 +422,7 @@ impl World {
     }
 
     pub fn number_of(&self, seq: SeqId) -> usize {
-        (seq.get() >> 32) as usize - 1
+        self.numbers[(seq.get() >> 32) as usize - 1]
     }
 
     fn after_event(&mut self) {
@@ -446,6 +473,9 @@ impl World {
         assert_eq!((rows.len(), seqs.len()), (plan.rows.len(), plan.rows.len()));
         assert!(!plan.rows.is_empty());
         assert_eq!(plan.step.get(), self.history.len() as u64 + 1);
+        let numbers = &self.numbers;
+        self.watch
+            .take_step(&plan, |seq| numbers[(seq.get() >> 32) as usize - 1]);
         self.steps.push_back(plan.clone());
         self.history.push(plan);
         assert!(self.steps.len() <= 2);
@@ -455,7 +485,7 @@ impl World {
         let mut output = self.executor.run(plan)?;
         for (row, result) in plan.rows.iter().zip(&mut output.rows) {
             let Some(wish) = &row.logprobs else { continue };
-            let prompt = &self.lives[(row.seq.get() >> 32) as usize - 1].ask.prompt;
+            let prompt = &self.lives[self.number_of(row.seq)].ask.prompt;
             let mut logprobs = RowLogprobs::default();
             if let (RowWork::Prefill { positions }, Some(start)) = (&row.work, wish.start) {
                 let wished = positions.clone().filter(|position| *position >= start);
@@ -496,10 +526,21 @@ impl World {
     }
 
     fn note_releases(&mut self, plan: &PlanRequest) {
+        let mut evacuated = Vec::new();
         for settle in &plan.settle {
             if let Settle::Release(release) = settle {
                 let number = self.number_of(release.seq);
                 self.lives[number].holds_memory = false;
+                if self.lives[number].end.is_none() {
+                    evacuated.push(number);
+                }
+            }
+        }
+        let preemptions = self.stats().preemptions;
+        self.watch.note_preemptions(preemptions, &evacuated);
+        for settle in &plan.settle {
+            if let Settle::Release(release) = settle {
+                self.watch.released(self.number_of(release.seq));
             }
         }
     }
@@ -533,6 +574,9 @@ impl World {
                 assert_ne!(end, Some(RequestEnd::Failed(RequestError::OutOfMemory)));
             }
             life.end = end.map(End::Told);
+            if life.end.is_some() {
+                self.watch.ended(number);
+            }
             if life.is_cancelled() {
                 life.steps_since_cancel.get_or_insert(0);
             }

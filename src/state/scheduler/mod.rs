@@ -129,6 +129,7 @@ pub struct Scheduler {
 #[derive(Debug, Default)]
 struct Counters {
     steps: u64,
+    mixed_steps: u64,
     integrity_failures: u64,
     stale_messages: u64,
     retractions: u64,
@@ -242,6 +243,7 @@ impl Scheduler {
             pins: self.pins.len(),
             new_token_ratio: self.ratio.get(),
             steps: self.counters.steps,
+            mixed_steps: self.counters.mixed_steps,
             integrity_failures: self.counters.integrity_failures,
             lost_pages: self.ledger.lost_pages() + self.ledger.lost_locks(),
             stale_messages: self.counters.stale_messages,

@@ -248,7 +248,8 @@ impl Scheduler {
         if self.recovering || rows.is_empty() && !rides {
             return Next::Nothing;
         }
-        if mixed {
+        if rides {
+            self.counters.mixed_steps += u64::from(!rows.is_empty());
             rows.extend(self.decode_step_rows(&decode));
         }
         self.note_prefill_step(!mixed && !decode.is_empty());

@@ -1,0 +1,195 @@
+//! What a schedule must look like, worked out from its steps alone: who rides, who sits out, who gives way.
+
+use souffleur::executor::{RowWork, StepPlan};
+use souffleur::ids::SeqId;
+use souffleur::state::scheduler::BatchRules;
+
+use crate::scheduler_requests::Ask;
+
+/// What the steps so far have shown of one request.
+#[derive(Debug)]
+struct Watched {
+    max_new_tokens: usize,
+    priority: Option<i64>,
+    wants_logprobs: bool,
+    /// Output tokens once the steps so far are done.
+    planned: usize,
+    /// Its prefill is planned to the end and it has not left since.
+    is_prefilled: bool,
+    /// It holds a row.
+    is_inside: bool,
+    has_ended: bool,
+    /// Steps in a row that it could have decoded in and did not.
+    sat_out: usize,
+    worst_sat_out: usize,
+}
+
+impl Watched {
+    fn can_decode(&self) -> bool {
+        self.is_prefilled && !self.has_ended && self.planned < self.max_new_tokens
+    }
+}
+
+/// The steps' watchman.
+#[derive(Debug)]
+pub struct Watch {
+    rules: BatchRules,
+    chunk_tokens: Option<usize>,
+    requests: Vec<Watched>,
+    owed_decodes: usize,
+    preemptions: u64,
+    pub mixed_steps: usize,
+    /// Decode steps that a prefill had to wait for.
+    pub deferrals: usize,
+}
+
+impl Watch {
+    pub fn new(rules: BatchRules, chunk_tokens: Option<usize>) -> Self {
+        Self {
+            rules,
+            chunk_tokens,
+            requests: Vec::new(),
+            owed_decodes: 0,
+            preemptions: 0,
+            mixed_steps: 0,
+            deferrals: 0,
+        }
+    }
+
+    pub fn submitted(&mut self, ask: &Ask) {
+        self.requests.push(Watched {
+            max_new_tokens: ask.max_new_tokens,
+            priority: ask.priority,
+            wants_logprobs: ask.logprob_start.is_some(),
+            planned: 0,
+            is_prefilled: false,
+            is_inside: false,
+            has_ended: false,
+            sat_out: 0,
+            worst_sat_out: 0,
+        });
+    }
+
+    pub fn ended(&mut self, number: usize) {
+        self.requests[number].has_ended = true;
+    }
+
+    /// It gives back its row.
+    pub fn released(&mut self, number: usize) {
+        let request = &mut self.requests[number];
+        request.is_prefilled = false;
+        request.is_inside = false;
+        request.sat_out = 0;
+    }
+
+    /// Steps between two tokens of this request at worst, 1 when it is in each.
+    pub fn worst_gap(&self, number: usize) -> usize {
+        self.requests[number].worst_sat_out + 1
+    }
+
+    pub fn take_step(&mut self, plan: &StepPlan, number_of: impl Fn(SeqId) -> usize) {
+        let decodable: Vec<usize> = (0..self.requests.len())
+            .filter(|&number| self.requests[number].can_decode())
+            .collect();
+        self.check_rows(plan, &decodable, &number_of);
+        for start in &plan.starts {
+            let request = &mut self.requests[number_of(start.seq)];
+            request.is_inside = true;
+            request.planned = start.tokens.len() - start.prompt_tokens as usize;
+        }
+        for row in &plan.rows {
+            let request = &mut self.requests[number_of(row.seq)];
+            request.planned += usize::from(row.sample);
+            // The last chunk of a request that generates nothing samples nothing, and it never decodes.
+            request.is_prefilled |= row.sample;
+        }
+    }
+
+    fn check_rows(
+        &mut self,
+        plan: &StepPlan,
+        decodable: &[usize],
+        number_of: &impl Fn(SeqId) -> usize,
+    ) {
+        let is_decode = |work: &RowWork| matches!(work, RowWork::Decode { .. });
+        let decodes: Vec<usize> = plan
+            .rows
+            .iter()
+            .filter(|row| is_decode(&row.work))
+            .map(|row| number_of(row.seq))
+            .collect();
+        let prefills = plan.rows.len() - decodes.len();
+        assert!(decodes.iter().all(|number| decodable.contains(number)));
+        // All of those that decode, or none.
+        let all_ride = decodable.iter().all(|number| decodes.contains(number));
+        assert!(all_ride || decodes.is_empty(), "{decodes:?} {decodable:?}");
+        if prefills > 0 && !decodes.is_empty() {
+            assert!(self.rules.mixed_chunk);
+            let wants = |row: &souffleur::executor::StepRow| {
+                self.requests[number_of(row.seq)].wants_logprobs
+            };
+            assert!(!plan.rows.iter().any(wants));
+            self.mixed_steps += 1;
+        }
+        let tokens: usize = plan.rows.iter().map(|row| row.work.positions().len()).sum();
+        if let Some(chunk) = self.chunk_tokens.filter(|_| prefills > 0) {
+            assert!(tokens <= chunk, "{tokens} tokens in a chunk of {chunk}");
+        }
+        self.check_turns(prefills > 0, !decodes.is_empty(), decodable);
+    }
+
+    /// Who could decode is left out of one prefill step at most, then of none for the interval.
+    fn check_turns(&mut self, has_prefill: bool, has_decode: bool, decodable: &[usize]) {
+        let protected = self.rules.prefill_decode_interval_min_bs.max(1);
+        if has_prefill && self.owed_decodes > 0 {
+            assert!(decodable.len() < protected, "a prefill came too soon");
+        }
+        if !has_prefill {
+            self.deferrals += usize::from(self.owed_decodes > 0);
+            self.owed_decodes = self.owed_decodes.saturating_sub(1);
+        } else if !has_decode && !decodable.is_empty() {
+            self.owed_decodes = self.rules.prefill_decode_interval;
+        }
+        for &number in decodable {
+            let request = &mut self.requests[number];
+            request.sat_out = if has_decode { 0 } else { request.sat_out + 1 };
+            request.worst_sat_out = request.worst_sat_out.max(request.sat_out);
+            let is_protected = self.rules.prefill_decode_interval > 0 && protected == 1;
+            assert!(!is_protected || request.sat_out <= 1, "request {number}");
+        }
+    }
+
+    /// These gave way, if the count of preemptions says so: each to a request that is better by more than the
+    /// threshold, and nobody worse runs on.
+    pub fn note_preemptions(&mut self, preemptions: u64, victims: &[usize]) {
+        let n_victims = preemptions - std::mem::replace(&mut self.preemptions, preemptions);
+        if n_victims == 0 {
+            return;
+        }
+        assert_eq!(n_victims as usize, victims.len());
+        let rules = self.rules.priority.expect("priorities decide");
+        let threshold = rules.preemption_threshold.expect("preemption is on");
+        // A missing priority is worse than every number.
+        let goodness = |request: &Watched| {
+            let sign = if rules.low_values_first { -1 } else { 1 };
+            request.priority.map_or(-1_000_000, |value| sign * value)
+        };
+        let waiting = self
+            .requests
+            .iter()
+            .enumerate()
+            .filter(|(number, request)| {
+                !request.is_inside && !request.has_ended && !victims.contains(number)
+            });
+        let best = waiting.map(|(_, request)| goodness(request)).max();
+        let best = best.expect("somebody waits");
+        for &victim in victims {
+            let worst = goodness(&self.requests[victim]);
+            assert!(best - worst > threshold, "{best} preempts {worst}");
+            let others = self.requests.iter().enumerate();
+            let mut spared =
+                others.filter(|(number, other)| other.can_decode() && !victims.contains(number));
+            assert!(spared.all(|(_, other)| goodness(other) >= worst));
+        }
+    }
+}
