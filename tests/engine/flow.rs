@@ -1,6 +1,8 @@
 //! Requests in, tokens out.
 
 use futures_util::future::join_all;
+use souffleur::error::RequestError;
+use souffleur::request::Event;
 
 use super::world::{Build, assert_finished, collect, request};
 
@@ -79,5 +81,39 @@ async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
     assert_eq!(stats.retracted_input_tokens, 19 * stats.retractions);
     assert!(stats.retracted_output_tokens > 0);
     assert_eq!(stats.decode_tokens, 0);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_queue_turns_away_the_worst_that_waits_where_priorities_decide() {
+    let (open, gate) = crossbeam_channel::unbounded();
+    let mut build = Build {
+        rows: 1,
+        gate: Some(gate),
+        ..Build::default()
+    };
+    build.config.max_queued_requests = 2;
+    build.config.enable_priority_scheduling = true;
+    build.config.disable_priority_preemption = true;
+    let world = build.start();
+    let inside = [Some(0), Some(0), Some(5), None].map(|priority| {
+        let mut request = request(&[1, 2, 3], 5, 7);
+        request.priority = priority;
+        world.generate(request)
+    });
+    drop(open);
+    let outcomes = join_all(inside.map(collect)).await;
+    let is_turned_away = |outcome: &super::world::Outcome| {
+        matches!(
+            outcome.end,
+            Event::Failed(RequestError::Overloaded { limit: 2, .. })
+        )
+    };
+    let turned_away: Vec<bool> = outcomes.iter().map(is_turned_away).collect();
+    assert_eq!(turned_away, [false, true, false, true]);
+    for served in [&outcomes[0], &outcomes[2]] {
+        assert_finished(served, &[1, 2, 3], 5, 7);
+    }
+    world.assert_whole().await;
     world.stop().await;
 }
