@@ -63,7 +63,8 @@ fn the_fewest_of_the_worst_and_newest_that_cover_the_deficit_give_way() {
         (4, None, 10.0),
     ];
     // (priority of the candidate, its deficit, who gives way)
-    let table: [(Option<i64>, f64, Option<&[u64]>); 14] = [
+    type Case<'a> = (Option<i64>, f64, Option<&'a [u64]>);
+    let table: [Case<'_>; 14] = [
         (Some(11), -7.0, Some(&[4])),
         (Some(11), 0.0, Some(&[4])),
         (Some(11), 10.0, Some(&[4])),

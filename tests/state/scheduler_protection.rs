@@ -80,6 +80,7 @@ fn gap_of_a_stream(rules: BatchRules) -> u64 {
 }
 
 #[test]
+#[allow(clippy::print_stdout)] // the figures are asked for, side by side
 fn stream_gets_a_token_at_least_every_other_step_while_64_prompts_of_4k_tokens_arrive() {
     let configured = gap_of_a_stream(BatchRules::default());
     let unprotected = gap_of_a_stream(off());
@@ -143,6 +144,7 @@ fn fewer_streams_than_the_minimum_do_not_hold_up_a_prefill() {
 }
 
 #[test]
+#[allow(clippy::print_stdout)] // the figures are asked for, side by side
 fn sixteen_users_who_arrive_at_once_wait_no_longer_with_the_protection() {
     let first_tokens = |rules, prompt_tokens, shared: u32| {
         let mut world = world(rules);
