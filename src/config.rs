@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
 use crate::model::weights::Quantization;
+use crate::request::RequestTimeouts;
 use crate::state::eviction::EvictionPolicy;
 use crate::state::pages::PageSize;
 use crate::state::policy::schedule_policy;
@@ -62,6 +63,16 @@ pub struct EngineConfig {
     pub disable_radix_cache: bool,
     /// Holds a request for a step or two when its prefix is being prefilled by another one.
     pub prefix_wait: bool,
+    /// Seconds that a request may wait for its first step.
+    pub req_waiting_timeout_s: Option<f64>,
+    /// Seconds that a request may run from its first step on.
+    pub req_running_timeout_s: Option<f64>,
+    /// Remembers where prompts left the tree, and what was evicted.
+    pub prefix_diagnostics: bool,
+    /// Requests whose prefix is remembered.
+    pub prefix_diagnostics_requests: usize,
+    /// Evicted tokens that are remembered, 4 bytes each.
+    pub prefix_diagnostics_tokens: usize,
     /// Most prefixes that hosts may pin at once.
     pub max_pins: usize,
     /// Events that wait for a slow reader before they are merged.
@@ -96,6 +107,11 @@ impl Default for EngineConfig {
             radix_eviction_policy: "lru".to_owned(),
             disable_radix_cache: false,
             prefix_wait: true,
+            req_waiting_timeout_s: None,
+            req_running_timeout_s: None,
+            prefix_diagnostics: true,
+            prefix_diagnostics_requests: 1024,
+            prefix_diagnostics_tokens: 1 << 20,
             max_pins: 256,
             client_channel_events: 64,
             client_backlog_bytes: 1 << 20,
@@ -156,10 +172,24 @@ impl EngineConfig {
             ("max_queued_tokens", Some(self.max_queued_tokens)),
             ("max_prefill_tokens", Some(self.max_prefill_tokens)),
             ("client_channel_events", Some(self.client_channel_events)),
+            (
+                "prefix_diagnostics_requests",
+                Some(self.prefix_diagnostics_requests),
+            ),
         ];
         for (key, value) in at_least_one {
             check(value != Some(0), key, || {
                 "is 0, must be at least 1".to_owned()
+            })?;
+        }
+        let timeouts = [
+            ("req_waiting_timeout_s", self.req_waiting_timeout_s),
+            ("req_running_timeout_s", self.req_running_timeout_s),
+        ];
+        for (key, value) in timeouts {
+            let seconds = value.unwrap_or(1.0);
+            check(seconds > 0.0 && seconds.is_finite(), key, || {
+                format!("is {seconds}, must be more than 0; leave it out for no limit")
             })?;
         }
         let (chunk, page) = (self.chunked_prefill_size, self.page_size);
@@ -209,6 +239,14 @@ impl EngineConfig {
             .ok()
             .filter(|size| *size > 0)?;
         Some(size - size % self.page_size as usize)
+    }
+
+    /// The limits that hold for every request.
+    pub fn request_timeouts(&self) -> RequestTimeouts {
+        RequestTimeouts {
+            waiting_s: self.req_waiting_timeout_s,
+            running_s: self.req_running_timeout_s,
+        }
     }
 
     /// The name that `/v1/models` lists.

@@ -15,6 +15,7 @@ use crate::sink::EventSink;
 use crate::state::namespace::Namespace;
 use crate::state::news::RequestTokens;
 use crate::state::plan::{PlanRequest, Planned, ReserveRequest};
+use crate::state::prefix_history::{PrefixEvent, PrefixReport};
 use crate::state::sequence::Submission;
 use crate::state::stats::EngineStats;
 
@@ -56,6 +57,17 @@ impl Generate {
 pub struct TokensReady {
     /// One entry for each request with news, in batch order.
     pub batch: Vec<RequestTokens>,
+    /// For the diagnosis of misses: admissions and evictions since the last such message, in their order.
+    pub prefixes: Vec<PrefixEvent>,
+}
+
+/// Host or server -> Tokenizer, rare: where a request's prompt left the tree, and why. `None` for an id that is
+/// unknown, not admitted yet or forgotten, and with the diagnosis off.
+#[derive(Debug, Message)]
+#[rtype(result = "Option<Box<PrefixReport>>")]
+pub struct GetPrefixReport {
+    /// The request.
+    pub rid: RequestId,
 }
 
 // To the Scheduler.
@@ -256,6 +268,8 @@ pub struct Doors {
     pub unpin: Recipient<UnpinPrefix>,
     /// The Scheduler.
     pub stats: Recipient<GetStats>,
+    /// The Tokenizer.
+    pub prefix_report: Recipient<GetPrefixReport>,
     /// The Tokenizer, which passes it on behind the requests sent before.
     pub drain: Recipient<Drain>,
 }

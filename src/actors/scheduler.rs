@@ -23,6 +23,9 @@ use crate::state::scheduler::Next;
 /// How often pins are looked through for those whose time has passed.
 const PIN_SWEEP: Duration = Duration::from_secs(1);
 
+/// How often requests are looked through for those whose time is over.
+const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
+
 /// Whom the Scheduler sends to.
 pub struct Links {
     /// Plans.
@@ -98,8 +101,9 @@ impl Scheduler {
 
     fn tell(&mut self) {
         let batch = self.state.take_news();
-        if !batch.is_empty() {
-            self.links.tokenizer.post(TokensReady { batch });
+        let prefixes = self.state.take_prefix_events();
+        if !batch.is_empty() || !prefixes.is_empty() {
+            self.links.tokenizer.post(TokensReady { batch, prefixes });
         }
         if self.state.is_idle() {
             self.had_work = false;
@@ -129,6 +133,11 @@ impl Actor for Scheduler {
             scheduler
                 .state
                 .expire_pins(scheduler.started.elapsed().as_secs());
+            scheduler.drive();
+        });
+        ctx.run_interval(DEADLINE_SWEEP, |scheduler, _| {
+            let now_s = scheduler.started.elapsed().as_secs_f64();
+            scheduler.state.expire_requests(now_s);
             scheduler.drive();
         });
     }

@@ -217,6 +217,7 @@ fn doors(
         pin: scheduler.clone().recipient(),
         unpin: scheduler.clone().recipient(),
         stats: scheduler.clone().recipient(),
+        prefix_report: tokenizer.clone().recipient(),
         drain: tokenizer.clone().recipient(),
     }
 }
@@ -233,8 +234,16 @@ fn pools(limits: &SchedulerLimits, ledger: &Arc<PoolLedger>) -> Pools {
 
 fn cache(blueprint: &Blueprint, ledger: &Arc<PoolLedger>) -> Box<dyn PrefixCache> {
     let page_size = blueprint.limits.page_size;
+    let has_diagnostics = blueprint.tokenizer.prefix_history.is_some();
     match blueprint.eviction_policy {
-        Some(policy) => Box::new(RadixTree::new(page_size, policy, ledger.clone())),
+        Some(policy) => {
+            let tree = RadixTree::new(page_size, policy, ledger.clone());
+            match has_diagnostics {
+                true => Box::new(tree.with_diagnostics()),
+                false => Box::new(tree),
+            }
+        }
+        None if has_diagnostics => Box::new(PlainCache::new(page_size).with_diagnostics()),
         None => Box::new(PlainCache::new(page_size)),
     }
 }

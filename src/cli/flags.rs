@@ -177,6 +177,38 @@ pub struct EngineFlags {
         help_heading = "Scheduling"
     )]
     pub prefix_wait: Option<bool>,
+    /// Seconds that a request may wait for its first step; then it gets 503. No limit if not given
+    #[arg(long, value_name = "SECONDS", help_heading = "Scheduling")]
+    pub req_waiting_timeout_s: Option<f64>,
+    /// Seconds that a request may run from its first step on; then it ends with 503. No limit if not given
+    #[arg(long, value_name = "SECONDS", help_heading = "Scheduling")]
+    pub req_running_timeout_s: Option<f64>,
+    /// Remember where prompts left the cache and what was evicted, for /debug/prefix
+    #[arg(
+        long,
+        value_name = "on|off",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Memory"
+    )]
+    pub prefix_diagnostics: Option<bool>,
+    /// Requests whose prefix is remembered
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Memory",
+        hide_short_help = true
+    )]
+    pub prefix_diagnostics_requests: Option<usize>,
+    /// Evicted tokens that are remembered, 4 bytes each
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        help_heading = "Memory",
+        hide_short_help = true
+    )]
+    pub prefix_diagnostics_tokens: Option<usize>,
 
     /// Events that wait for a slow reader before they are merged
     #[arg(

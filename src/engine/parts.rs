@@ -20,6 +20,7 @@ use crate::model::weights;
 use crate::state::eviction::EvictionPolicy;
 use crate::state::kv_layout::KvLayout;
 use crate::state::pages::PageSize;
+use crate::state::prefix_history::HistoryLimits;
 use crate::state::scheduler::{IntakeLimits, SchedulerLimits};
 
 /// Hears how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
@@ -163,6 +164,12 @@ impl EngineParts {
                 page_size,
             },
             client_backlog_bytes: config.client_backlog_bytes,
+            timeouts: config.request_timeouts(),
+            prefix_history: config.prefix_diagnostics.then_some(HistoryLimits {
+                page_size,
+                max_requests: config.prefix_diagnostics_requests,
+                max_evicted_tokens: config.prefix_diagnostics_tokens,
+            }),
         };
         Ok(Blueprint {
             model_name: info.served_model_name.clone(),

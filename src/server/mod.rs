@@ -8,6 +8,7 @@
 mod abort;
 mod body;
 mod config;
+mod debug;
 mod error;
 mod fields;
 mod health;
@@ -52,6 +53,7 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     get(cfg, "/health_generate", health::health_generate);
     get(cfg, "/ready", health::ready);
     get(cfg, "/metrics", health::metrics);
+    get(cfg, "/debug/prefix/{rid:.+}", debug::prefix);
     for path in ["/model_info", "/get_model_info"] {
         get(cfg, path, health::model_info);
     }

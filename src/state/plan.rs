@@ -9,6 +9,7 @@ use crate::ids::{RowId, SeqId, StepId};
 use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, Pages};
 use crate::state::prefill_adder::{Budget, PrefillAdder};
+use crate::state::prefix_history::{Departure, EvictedEdge};
 
 /// First leg: what the scheduler wants for one step.
 #[derive(Debug)]
@@ -218,6 +219,8 @@ pub struct Verdict {
     pub evicted_tokens: usize,
     /// Nodes evicted.
     pub evicted_nodes: usize,
+    /// What they held, if misses are diagnosed.
+    pub evicted_edges: Vec<EvictedEdge>,
     /// The tree's counters after all this; `None` when the tree was not asked.
     pub cache: Option<CacheCounts>,
 }
@@ -265,6 +268,8 @@ pub struct Admitted {
     pub extend_end: usize,
     /// The prefill does not end with this extent.
     pub chunked: bool,
+    /// What the tree saw where the prompt left it, if misses are diagnosed.
+    pub departure: Option<Box<Departure>>,
 }
 
 /// Third leg: what the pools granted.

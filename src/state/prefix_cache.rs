@@ -3,6 +3,7 @@
 use crate::ids::{PageId, StepId};
 use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, PageSize, Pages};
+use crate::state::prefix_history::{Departure, EvictedEdge};
 
 /// A cache of computed KV by token prefix.
 ///
@@ -42,6 +43,19 @@ pub trait PrefixCache: Send {
     ///
     /// Mutates: removes nodes. Locked paths are never touched.
     fn evict(&mut self, tokens: usize) -> Evicted;
+
+    /// Says for a prompt that was just matched and locked how the cache goes on where the prompt leaves it. `None`
+    /// from a cache that is not asked to diagnose misses. Mutates nothing.
+    fn departure(
+        &self,
+        _namespace: &Namespace,
+        _lock: &NodeLock,
+        _tokens: &[u32],
+        _matched_tokens: usize,
+        _match_limit: usize,
+    ) -> Option<Box<Departure>> {
+        None
+    }
 
     /// Empties the cache and returns its pages. Locked paths stay: to flush everything, call it when
     /// [`protected_size`](Self::protected_size) is 0.
@@ -142,4 +156,6 @@ pub struct Evicted {
     pub tokens: usize,
     /// Nodes removed.
     pub nodes: usize,
+    /// What they held, from a cache that is asked to diagnose misses.
+    pub edges: Vec<EvictedEdge>,
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::executor::LogprobWish;
 use crate::ids::{IntakeId, RequestId, RowId, SeqId, StepId};
-use crate::request::CancelFlag;
+use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::namespace::Namespace;
 use crate::state::news::RequestEnd;
 use crate::state::pages::{NodeLock, Pages};
@@ -31,6 +31,8 @@ pub struct Submission {
     pub cancel: CancelFlag,
     /// When the scheduler took it in, in seconds of its actor's clock.
     pub submitted_s: f64,
+    /// How long it may wait and run, on the same clock.
+    pub timeouts: RequestTimeouts,
 }
 
 /// Where a sequence stands.
@@ -90,6 +92,8 @@ pub struct Sequence {
     pub cached_tokens: Option<u32>,
     /// Prompt positions whose log probabilities have been delivered.
     pub input_logprobs_until: u32,
+    /// Since when it is known to have been admitted, in seconds of the clock of `submitted_s`.
+    pub running_since_s: Option<f64>,
     /// Times retracted.
     pub retractions: u32,
     /// Times a step that held it was lost.
@@ -118,6 +122,7 @@ impl Sequence {
             last_step: StepId::new(0),
             cached_tokens: None,
             input_logprobs_until: 0,
+            running_since_s: None,
             retractions: 0,
             losses: 0,
             waits: 0,

@@ -223,6 +223,7 @@ impl Transaction<'_> {
             prefix_len,
             extend_end: end,
             chunked,
+            departure: None,
         }
     }
 
@@ -258,6 +259,13 @@ impl Transaction<'_> {
             }
             Decision::Admit { end, chunked } => Outcome::Admitted(Admitted {
                 seq: candidate.seq,
+                departure: self.cache.departure(
+                    &candidate.namespace,
+                    &locked.lock,
+                    &candidate.tokens,
+                    locked.tokens,
+                    limit,
+                ),
                 lock: Some(locked.lock),
                 prefix: locked.pages,
                 prefix_len: locked.tokens,
@@ -291,6 +299,7 @@ impl Transaction<'_> {
         let evicted = self.cache.evict(target_tokens.saturating_sub(free_tokens));
         self.verdict.evicted_tokens = evicted.tokens;
         self.verdict.evicted_nodes = evicted.nodes;
+        self.verdict.evicted_edges = evicted.edges;
         self.returned.append(evicted.pages);
     }
 }

@@ -74,6 +74,11 @@ impl RadixTree {
             pages: Pages::adopt(ids, &self.ledger),
             tokens: freed,
             nodes,
+            edges: self
+                .notes
+                .as_mut()
+                .map(|notes| notes.take_evicted())
+                .unwrap_or_default(),
         }
     }
 
@@ -115,7 +120,9 @@ impl RadixTree {
     /// Removes an evictable leaf and returns its length in tokens.
     fn remove_leaf(&mut self, leaf: u32, ids: &mut Vec<PageId>) -> usize {
         let n_tokens = self.arena[leaf].tokens.len();
+        self.note_eviction(leaf);
         let (parent, pages) = self.arena.remove(leaf);
+        self.forget_note(leaf);
         ids.extend_from_slice(pages.get());
         self.evictable_tokens -= n_tokens;
         let above = &self.arena[parent];

@@ -13,6 +13,7 @@ mod checkpoint;
 mod evict;
 mod integrity;
 mod lock;
+mod notes;
 mod slice;
 
 use std::fmt;
@@ -25,8 +26,10 @@ use crate::state::eviction::{EvictionPolicy, NodeUse};
 use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, PageSize, Pages, PoolLedger};
 use crate::state::prefix_cache::{Checkpoint, Checkpointed, Evicted, LockedPrefix, PrefixCache};
+use crate::state::prefix_history::Departure;
 use arena::{Arena, NO_NODE, Node};
 use evict::Victims;
+use notes::Notes;
 use slice::Slice;
 
 /// The radix cache of one KV pool.
@@ -43,6 +46,8 @@ pub struct RadixTree {
     clock: u64,
     evictable_tokens: usize,
     protected_tokens: usize,
+    /// For the diagnosis of misses, if that is on.
+    notes: Option<Box<Notes>>,
 }
 
 /// The result of [`RadixTree::match_prefix`].
@@ -130,6 +135,7 @@ impl RadixTree {
             clock: 0,
             evictable_tokens: 0,
             protected_tokens: 0,
+            notes: None,
         }
     }
 
@@ -220,7 +226,11 @@ impl RadixTree {
         let key = &tokens[..self.page_size.floor(tokens.len())];
         let walk = self.walk(root, key, |usage, _, _| usage.last_access = now);
         let deepest = match walk.inside {
-            Some((child, at)) => self.arena.split(child, at, self.clock),
+            Some((child, at)) => {
+                let upper = self.arena.split(child, at, self.clock);
+                self.note_split(upper, child);
+                upper
+            }
             None => walk.node,
         };
         (deepest, walk.tokens)
@@ -251,6 +261,7 @@ impl RadixTree {
             Some((child, at)) => {
                 let created = self.tick();
                 let upper = self.arena.split(child, at, created);
+                self.note_split(upper, child);
                 key_use.apply(&mut self.arena[upper].usage, walk.tokens);
                 upper
             }
@@ -295,6 +306,7 @@ impl RadixTree {
         let leaf = self
             .arena
             .add(Node::new(parent, tokens, pages, usage, key_use.written_by));
+        self.note_child(parent, leaf);
         self.offer(leaf);
         leaf
     }
@@ -311,6 +323,7 @@ impl RadixTree {
 
     fn drop_root(&mut self, root: u32) {
         self.arena.remove(root);
+        self.forget_note(root);
         let namespace = self
             .root_names
             .remove(&root)
@@ -341,15 +354,7 @@ impl PrefixCache for RadixTree {
         let Some(&root) = self.roots.get(namespace) else {
             return 0;
         };
-        let (mut node, mut matched) = (root, 0);
-        while let Some((child, common)) = self.arena.step(node, &tokens[matched..]) {
-            matched += common;
-            if common < self.arena[child].tokens.len() {
-                break;
-            }
-            node = child;
-        }
-        matched
+        self.peek_from(root, tokens)
     }
 
     fn checkpoint(&mut self, checkpoint: Checkpoint<'_>) -> Checkpointed {
@@ -358,6 +363,17 @@ impl PrefixCache for RadixTree {
 
     fn evict(&mut self, tokens: usize) -> Evicted {
         self.evict_leaves(tokens)
+    }
+
+    fn departure(
+        &self,
+        namespace: &Namespace,
+        lock: &NodeLock,
+        tokens: &[u32],
+        matched_tokens: usize,
+        match_limit: usize,
+    ) -> Option<Box<Departure>> {
+        self.departure_at(namespace, lock, tokens, matched_tokens, match_limit)
     }
 
     fn clear(&mut self) -> Pages {
@@ -369,6 +385,7 @@ impl PrefixCache for RadixTree {
         self.roots = FxHashMap::default();
         self.root_names = FxHashMap::default();
         self.victims = Victims::default();
+        self.notes = self.notes.take().map(|_| Box::default());
         self.evictable_tokens = 0;
         Pages::adopt(ids, &self.ledger)
     }

@@ -85,6 +85,7 @@ impl Scheduler {
             return;
         }
         self.is_dirty = true;
+        self.has_timeouts |= request.timeouts.any();
         let is_cancelled = request.cancel.is_raised();
         let seq = self.sequences.insert(Sequence::new(request));
         self.by_rid.insert(rid, seq);

@@ -9,9 +9,13 @@
 //! - planned: `planned` (grants become a step)
 //! - results: `step_done` (tokens, ends, lost steps)
 //! - retraction: who gives way when decode runs out of pages
+//! - deadlines: who has waited or run for too long
 //! - pins: prefixes kept for hosts
+//! - misses: what is told to whoever diagnoses them
 
+mod deadlines;
 mod intake;
+mod misses;
 mod pins;
 mod planned;
 mod planning;
@@ -29,6 +33,7 @@ use crate::state::news::{RequestEnd, RequestTokens};
 use crate::state::pages::{PageSize, PoolLedger};
 use crate::state::plan::{CacheCounts, PlanRequest, ReserveRequest};
 use crate::state::policy::SchedulePolicy;
+use crate::state::prefix_history::PrefixEvent;
 use crate::state::sequence::{Phase, SequenceTable};
 use crate::state::stats::EngineStats;
 use crate::state::token_ratio::NewTokenRatio;
@@ -110,6 +115,9 @@ pub struct Scheduler {
     /// When the requests came in that were admitted for the first time since this was last taken.
     first_admissions: Vec<f64>,
     counters: Counters,
+    prefix_events: Vec<PrefixEvent>,
+    /// A request inside may have a time limit.
+    has_timeouts: bool,
     /// Rows of the last result, emptied.
     spent: Option<Vec<RowResult>>,
     ledger: Arc<PoolLedger>,
@@ -177,6 +185,8 @@ impl Scheduler {
             news: Vec::new(),
             first_admissions: Vec::new(),
             counters: Counters::default(),
+            prefix_events: Vec::new(),
+            has_timeouts: false,
             spent: None,
             ledger,
             limits,

@@ -50,6 +50,7 @@ impl Scheduler {
                 self.give_way(open)
             }
         };
+        self.note_evictions(step, std::mem::take(&mut verdict.evicted_edges));
         if matches!(next, Next::Nothing) && verdict.budget == Some(Budget::NoToken) {
             self.relieve_idle_engine();
         }
@@ -168,8 +169,10 @@ impl Scheduler {
             lock,
             prefix,
             prefix_len,
+            departure,
             ..
         } = admitted;
+        self.note_departure(seq, departure);
         let row = grant.row.expect("a sequence that starts asks for a row");
         let sequence = &mut self.sequences[seq];
         if sequence.cached_tokens.is_none() {
