@@ -2,17 +2,21 @@
 
 mod corner_cases;
 mod counting_allocator;
+mod deadlines;
 mod lifecycle;
 mod memory_use;
 mod naive_model;
 mod pools;
 mod prefill_adder;
+mod prefix_misses;
+mod prefix_oracle;
 mod scheduler_corners;
 mod scheduler_lives;
 mod scheduler_prefix_wait;
 mod scheduler_requests;
 mod scheduler_script;
 mod scheduler_world;
+mod warm_up;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

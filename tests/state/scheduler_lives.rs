@@ -104,6 +104,7 @@ impl Wish {
                 .logprob_start
                 .filter(|start| (*start as usize) < prompt.len()),
             prompt,
+            ..Ask::default()
         }
     }
 }

@@ -22,6 +22,7 @@ use souffleur::state::plan::{PlanRequest, Planned, Reservation, ReserveRequest, 
 use souffleur::state::policy::schedule_policy;
 use souffleur::state::pools::Pools;
 use souffleur::state::prefix_cache::PrefixCache;
+use souffleur::state::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
 use souffleur::state::radix_tree::RadixTree;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::scheduler::{IntakeLimits, Next, Scheduler, SchedulerLimits};
@@ -31,6 +32,8 @@ use souffleur::state::transaction::run_plan;
 
 pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
 
+/// Evicted tokens that the history remembers.
+const MAX_EVICTED_TOKENS: usize = 4096;
 /// Rounds of a drain that are more than any script of these tests needs.
 const MAX_ROUNDS: usize = 200_000;
 
@@ -101,6 +104,10 @@ pub struct World {
     holds_back: bool,
     /// A step was made to fail.
     pub has_failures: bool,
+    pub misses: PrefixHistory,
+    reported: HashSet<RequestId>,
+    /// The time that events come with.
+    pub now_s: f64,
 }
 
 impl World {
@@ -109,9 +116,9 @@ impl World {
         let ledger = Arc::new(PoolLedger::default());
         let cache: Box<dyn PrefixCache> = if setup.has_radix_cache {
             let policy = EvictionPolicy::from_name("lru").expect("lru exists");
-            Box::new(RadixTree::new(page_size, policy, ledger.clone()))
+            Box::new(RadixTree::new(page_size, policy, ledger.clone()).with_diagnostics())
         } else {
-            Box::new(PlainCache::new(page_size))
+            Box::new(PlainCache::new(page_size).with_diagnostics())
         };
         let limits = SchedulerLimits {
             page_size,
@@ -147,6 +154,13 @@ impl World {
             plans_since_progress: 0,
             holds_back: false,
             has_failures: false,
+            misses: PrefixHistory::new(HistoryLimits {
+                page_size,
+                max_requests: usize::MAX,
+                max_evicted_tokens: MAX_EVICTED_TOKENS,
+            }),
+            reported: HashSet::new(),
+            now_s: 0.0,
             setup,
         }
     }
@@ -195,7 +209,8 @@ impl World {
             logprobs: wish.map(Arc::new),
             priority: None,
             cancel: flag.clone(),
-            submitted_s: 0.0,
+            submitted_s: self.now_s,
+            timeouts: ask.timeouts,
         };
         self.lives.push(Life::new(ask, rid, seed, flag));
         self.scheduler.submit(submission);
@@ -272,6 +287,20 @@ impl World {
     pub fn expire_pins(&mut self, now_s: u64) {
         self.scheduler.expire_pins(now_s);
         self.after_event();
+    }
+
+    /// Lets time pass and ends what is over.
+    pub fn pass(&mut self, seconds: f64) {
+        self.now_s += seconds;
+        self.scheduler.expire_requests(self.now_s);
+        self.after_event();
+    }
+
+    /// Where the request left the tree.
+    #[track_caller]
+    pub fn report(&self, number: usize) -> &PrefixReport {
+        let report = self.misses.report(&self.lives[number].rid);
+        report.unwrap_or_else(|| panic!("request {number} was not admitted"))
     }
 
     /// Moves the open plan by one leg; false without one.
@@ -376,6 +405,19 @@ impl World {
         );
         assert_eq!(self.cache.check_integrity(), Ok(()));
         self.lives.iter().for_each(Life::check_end);
+        for life in self
+            .lives
+            .iter()
+            .filter(|life| life.end != Some(End::StopFound))
+        {
+            if let Some(report) = self.misses.report(&life.rid) {
+                assert_eq!(
+                    report.cached_tokens, life.cached_tokens as usize,
+                    "{}",
+                    life.rid
+                );
+            }
+        }
         assert!(self.lives.iter().all(|life| !life.holds_memory));
         self.pools.pages.free(self.cache.clear());
         assert_eq!(
@@ -533,11 +575,17 @@ impl World {
                 assert_ne!(end, Some(RequestEnd::Failed(RequestError::OutOfMemory)));
             }
             life.end = end.map(End::Told);
-            if life.is_cancelled() {
+            if life.is_cancelled() || life.timed_out() {
                 life.steps_since_cancel.get_or_insert(0);
             }
         }
         self.scheduler.take_pinned();
+        for event in self.scheduler.take_prefix_events() {
+            let rid = self.misses.take(event, self.now_s).map(|r| r.rid.clone());
+            let is_first = rid.is_none_or(|rid| self.reported.insert(rid));
+            assert!(is_first, "a request is admitted for the first time twice");
+        }
+        assert!(self.misses.evicted_tokens() <= MAX_EVICTED_TOKENS);
     }
 
     /// Every page is free, cached or one sequence's own.
