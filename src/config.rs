@@ -71,8 +71,8 @@ pub struct EngineConfig {
     pub prefix_diagnostics: bool,
     /// Requests whose prefix is remembered.
     pub prefix_diagnostics_requests: usize,
-    /// Evicted tokens that are remembered, 4 bytes each.
-    pub prefix_diagnostics_tokens: usize,
+    /// Evicted pages that are remembered, up to 50 bytes each.
+    pub prefix_diagnostics_pages: usize,
     /// Most prefixes that hosts may pin at once.
     pub max_pins: usize,
     /// Events that wait for a slow reader before they are merged.
@@ -111,7 +111,7 @@ impl Default for EngineConfig {
             req_running_timeout_s: None,
             prefix_diagnostics: true,
             prefix_diagnostics_requests: 1024,
-            prefix_diagnostics_tokens: 1 << 20,
+            prefix_diagnostics_pages: 1 << 18,
             max_pins: 256,
             client_channel_events: 64,
             client_backlog_bytes: 1 << 20,

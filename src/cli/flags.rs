@@ -201,14 +201,14 @@ pub struct EngineFlags {
         hide_short_help = true
     )]
     pub prefix_diagnostics_requests: Option<usize>,
-    /// Evicted tokens that are remembered, 4 bytes each
+    /// Evicted pages that are remembered, up to 50 bytes each
     #[arg(
         long,
-        value_name = "TOKENS",
+        value_name = "PAGES",
         help_heading = "Memory",
         hide_short_help = true
     )]
-    pub prefix_diagnostics_tokens: Option<usize>,
+    pub prefix_diagnostics_pages: Option<usize>,
 
     /// Events that wait for a slow reader before they are merged
     #[arg(

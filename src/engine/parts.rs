@@ -168,7 +168,7 @@ impl EngineParts {
             prefix_history: config.prefix_diagnostics.then_some(HistoryLimits {
                 page_size,
                 max_requests: config.prefix_diagnostics_requests,
-                max_evicted_tokens: config.prefix_diagnostics_tokens,
+                max_evicted_pages: config.prefix_diagnostics_pages,
             }),
         };
         Ok(Blueprint {

@@ -232,11 +232,11 @@ fn a_flush_is_told() {
     world.assert_clean();
 }
 
-fn limits(max_requests: usize, max_evicted_tokens: usize) -> HistoryLimits {
+fn limits(max_requests: usize, max_evicted_pages: usize) -> HistoryLimits {
     HistoryLimits {
         page_size: PageSize::new(1).expect("1 is positive"),
         max_requests,
-        max_evicted_tokens,
+        max_evicted_pages,
     }
 }
 
@@ -290,7 +290,7 @@ fn evictions_are_forgotten_oldest_first_and_that_is_told() {
     let prompts: Vec<Vec<u32>> = (1..4).map(|family| prompt(family, 12)).collect();
     for (step, prompt) in prompts.iter().enumerate() {
         history.take(evicted(prompt, step as u64 + 1), 0.0);
-        assert!(history.evicted_tokens() <= 25);
+        assert!(history.evicted_pages() <= 25);
     }
     let causes = prompts.iter().map(|prompt| {
         let report = history.take(left("a", prompt, nothing_of(prompt)), 1.0);
@@ -306,10 +306,10 @@ fn evictions_are_forgotten_oldest_first_and_that_is_told() {
 fn an_eviction_longer_than_all_that_is_remembered_is_cut() {
     let mut history = PrefixHistory::new(limits(8, 25));
     history.take(evicted(&prompt(1, 90), 1), 0.0);
-    assert_eq!(history.evicted_tokens(), 25);
+    assert_eq!(history.evicted_pages(), 12);
     let report = history.take(left("a", &prompt(1, 90), nothing_of(&prompt(1, 90))), 1.0);
     let evicted = report.and_then(|report| report.evicted.clone());
-    assert_eq!(evicted.map(|evicted| evicted.cached_until), Some(25));
+    assert_eq!(evicted.map(|evicted| evicted.cached_until), Some(12));
 }
 
 #[test]

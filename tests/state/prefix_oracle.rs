@@ -58,7 +58,7 @@ impl Model {
             history: PrefixHistory::new(HistoryLimits {
                 page_size,
                 max_requests: 4,
-                max_evicted_tokens: usize::MAX,
+                max_evicted_pages: usize::MAX,
             }),
             ever: HashSet::new(),
             step: 0,

@@ -32,8 +32,8 @@ use souffleur::state::transaction::run_plan;
 
 pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
 
-/// Evicted tokens that the history remembers.
-const MAX_EVICTED_TOKENS: usize = 4096;
+/// Evicted pages that the history remembers.
+const MAX_EVICTED_PAGES: usize = 4096;
 /// Rounds of a drain that are more than any script of these tests needs.
 const MAX_ROUNDS: usize = 200_000;
 
@@ -157,7 +157,7 @@ impl World {
             misses: PrefixHistory::new(HistoryLimits {
                 page_size,
                 max_requests: usize::MAX,
-                max_evicted_tokens: MAX_EVICTED_TOKENS,
+                max_evicted_pages: MAX_EVICTED_PAGES,
             }),
             reported: HashSet::new(),
             now_s: 0.0,
@@ -585,7 +585,7 @@ impl World {
             let is_first = rid.is_none_or(|rid| self.reported.insert(rid));
             assert!(is_first, "a request is admitted for the first time twice");
         }
-        assert!(self.misses.evicted_tokens() <= MAX_EVICTED_TOKENS);
+        assert!(self.misses.evicted_pages() <= MAX_EVICTED_PAGES);
     }
 
     /// Every page is free, cached or one sequence's own.

@@ -1,6 +1,4 @@
-//! The last evicted edges, found by any prefix that runs through them.
-
-use std::collections::VecDeque;
+//! The last evicted pages, by the hash of the prefix that ends with them.
 
 use rustc_hash::FxHashMap;
 
@@ -9,26 +7,27 @@ use crate::ids::StepId;
 use crate::state::namespace::Namespace;
 use crate::state::pages::PageSize;
 
-/// Edges remembered at most, however short: bounds what each of them costs besides its tokens.
-const MAX_EDGES: usize = 1 << 16;
-
-/// Evicted edges by the hash of everything above them and their first page, the oldest forgotten first.
+/// Evicted pages in two generations: a full one is kept until the next is full too, so that forgetting costs nothing
+/// and between half of the pages and all that may be remembered are.
 #[derive(Debug)]
 pub(super) struct Evictions {
     page_size: PageSize,
-    max_tokens: usize,
-    edges: FxHashMap<PrefixHash, Remembered>,
-    /// Every eviction remembered, oldest first. One whose edge was evicted again since names an older number.
-    order: VecDeque<(PrefixHash, u64)>,
-    next_number: u64,
-    tokens: usize,
+    /// Pages a generation.
+    max_pages: usize,
+    young: Generation,
+    old: Generation,
     forgotten_until: Option<StepId>,
 }
 
-#[derive(Debug)]
-struct Remembered {
-    tokens: Box<[u32]>,
-    number: u64,
+#[derive(Debug, Default)]
+struct Generation {
+    pages: FxHashMap<PrefixHash, Eviction>,
+    /// The last step in it.
+    until: Option<StepId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Eviction {
     step: StepId,
     at_s: f64,
 }
@@ -44,20 +43,18 @@ pub(super) struct Found {
 }
 
 impl Evictions {
-    pub(super) fn new(page_size: PageSize, max_tokens: usize) -> Self {
+    pub(super) fn new(page_size: PageSize, max_pages: usize) -> Self {
         Self {
             page_size,
-            max_tokens,
-            edges: FxHashMap::default(),
-            order: VecDeque::new(),
-            next_number: 0,
-            tokens: 0,
+            max_pages: (max_pages / 2).max(1),
+            young: Generation::default(),
+            old: Generation::default(),
             forgotten_until: None,
         }
     }
 
-    pub(super) fn tokens(&self) -> usize {
-        self.tokens
+    pub(super) fn pages(&self) -> usize {
+        self.young.pages.len() + self.old.pages.len()
     }
 
     /// The last step whose evictions are forgotten, at least in part.
@@ -65,94 +62,53 @@ impl Evictions {
         self.forgotten_until
     }
 
+    /// Remembers an edge's pages; of one that is longer than all that is remembered the first.
     pub(super) fn remember(&mut self, edge: &EvictedEdge, step: StepId, at_s: f64) {
-        let tokens = edge.tokens();
-        let page = self.page_size.get();
-        if tokens.len() < page {
-            return;
+        let mut hash = edge.above;
+        let mut pages = edge.tokens().chunks_exact(self.page_size.get());
+        for page in pages.by_ref().take(self.max_pages) {
+            hash = hash.then(page);
+            if self.young.pages.len() >= self.max_pages {
+                self.turn();
+            }
+            self.young.pages.insert(hash, Eviction { step, at_s });
+            self.young.until = Some(step);
         }
-        let key = edge.above.then(&tokens[..page]);
-        let tokens: Box<[u32]> = tokens[..tokens.len().min(self.max_tokens)].into();
-        self.next_number += 1;
-        self.tokens += tokens.len();
-        let remembered = Remembered {
-            tokens,
-            number: self.next_number,
-            step,
-            at_s,
-        };
-        if let Some(before) = self.edges.insert(key, remembered) {
-            self.tokens -= before.tokens.len();
-        }
-        self.order.push_back((key, self.next_number));
-        while self.tokens > self.max_tokens || self.order.len() > MAX_EDGES {
-            self.forget_oldest();
+        if pages.next().is_some() {
+            self.forgotten_until = Some(step);
         }
     }
 
-    fn forget_oldest(&mut self) {
-        let Some((key, number)) = self.order.pop_front() else {
-            return;
-        };
-        if self
-            .edges
-            .get(&key)
-            .is_none_or(|edge| edge.number != number)
-        {
-            return;
-        }
-        if let Some(edge) = self.edges.remove(&key) {
-            self.tokens -= edge.tokens.len();
-            self.forgotten_until = self.forgotten_until.max(Some(edge.step));
-        }
+    fn turn(&mut self) {
+        let full = std::mem::take(&mut self.young);
+        let forgotten = std::mem::replace(&mut self.old, full);
+        self.forgotten_until = self.forgotten_until.max(forgotten.until);
     }
 
-    /// Looks for the eviction of the page at `missing`, the first that is not cached. An edge that began above it
-    /// counts as well: the tree may have got back its upper part.
+    /// Looks for the eviction of the page at `missing`, the first that is not cached, and of those behind it.
     pub(super) fn find(
         &self,
         namespace: &Namespace,
         tokens: &[u32],
         missing: usize,
     ) -> Option<Found> {
-        if self.edges.is_empty() {
+        if self.pages() == 0 {
             return None;
         }
-        let page = self.page_size.get();
-        let mut hash = PrefixHash::empty(namespace);
+        let mut hash = PrefixHash::empty(namespace).then(&tokens[..missing]);
         let mut found: Option<Found> = None;
-        let pages = tokens.chunks_exact(page).enumerate();
-        for (start, chunk) in pages.map(|(i, chunk)| (i * page, chunk)) {
-            let reached = found.map_or(missing, |found| found.until);
-            if start > reached {
+        for page in tokens[missing..].chunks_exact(self.page_size.get()) {
+            hash = hash.then(page);
+            let in_order = [&self.young, &self.old];
+            let Some(eviction) = in_order.iter().find_map(|part| part.pages.get(&hash)) else {
                 break;
-            }
-            hash = hash.then(chunk);
-            let Some(edge) = self.edges.get(&hash) else {
-                continue;
             };
-            let shared = edge.tokens.iter().zip(&tokens[start..]);
-            let shared = shared.take_while(|(a, b)| a == b).count();
-            let until = start + self.page_size.floor(shared);
-            if until <= missing {
-                continue;
-            }
-            found = Some(match found {
-                // Below the missing page the edges only tell how far it went on.
-                Some(found) if start > missing => Found {
-                    until: found.until.max(until),
-                    ..found
-                },
-                Some(found) if found.step > edge.step => Found {
-                    until: found.until.max(until),
-                    ..found
-                },
-                before => Found {
-                    step: edge.step,
-                    at_s: edge.at_s,
-                    until: before.map_or(until, |before| before.until.max(until)),
-                },
+            let first = found.get_or_insert(Found {
+                step: eviction.step,
+                at_s: eviction.at_s,
+                until: missing,
             });
+            first.until += page.len();
         }
         found
     }

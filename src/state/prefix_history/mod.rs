@@ -117,8 +117,8 @@ pub struct HistoryLimits {
     pub page_size: PageSize,
     /// Requests remembered.
     pub max_requests: usize,
-    /// Evicted tokens remembered, at 4 bytes each.
-    pub max_evicted_tokens: usize,
+    /// Evicted pages remembered, at 24 to 50 bytes each.
+    pub max_evicted_pages: usize,
 }
 
 /// The last admitted requests and the last evictions.
@@ -137,7 +137,7 @@ impl PrefixHistory {
     /// A history of nothing.
     pub fn new(limits: HistoryLimits) -> Self {
         Self {
-            evictions: Evictions::new(limits.page_size, limits.max_evicted_tokens),
+            evictions: Evictions::new(limits.page_size, limits.max_evicted_pages),
             reports: VecDeque::new(),
             first: 0,
             by_rid: FxHashMap::default(),
@@ -179,9 +179,9 @@ impl PrefixHistory {
         self.reports.is_empty()
     }
 
-    /// Evicted tokens remembered.
-    pub fn evicted_tokens(&self) -> usize {
-        self.evictions.tokens()
+    /// Evicted pages remembered.
+    pub fn evicted_pages(&self) -> usize {
+        self.evictions.pages()
     }
 
     fn admit(&mut self, left: PrefixLeft, now_s: f64) -> &PrefixReport {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{PrefixLeft, WINDOW_TOKENS};
+use super::{Departure, PrefixLeft, WINDOW_TOKENS};
 use crate::ids::{RequestId, StepId};
 use crate::state::pages::PageSize;
 
@@ -147,6 +147,12 @@ impl PrefixReport {
         page_size: PageSize,
         evicted: Option<EvictionReport>,
     ) -> Self {
+        let matched = left.departure.matched_tokens.min(left.prompt.len());
+        let shared = shared_with_branch(&left, matched);
+        let cause = cause_of(&left.departure, page_size, evicted.is_some(), shared);
+        let is_diverged = cause == Cause::Divergence;
+        let shift = if is_diverged { shared } else { 0 };
+        let position = matched + shift;
         let PrefixLeft {
             rid,
             namespace,
@@ -154,31 +160,16 @@ impl PrefixReport {
             step,
             departure,
         } = left;
-        let matched = departure.matched_tokens.min(prompt.len());
-        let reachable = page_size.floor(departure.match_limit);
-        let rest = &prompt[matched..];
-        let branch = departure.branch.filter(|_| matched < reachable);
-        let shared = branch.as_ref().map_or(0, |branch| {
-            let same = branch.tokens.iter().zip(rest);
-            same.take_while(|(a, b)| a == b).count()
+        let branch = departure.branch.filter(|_| is_diverged);
+        let branch = branch.map(|branch| BranchReport {
+            n_branches: branch.n_branches,
+            tokens: branch.tokens.get(shift..).unwrap_or_default().to_vec(),
         });
-        let elsewhere = departure.elsewhere.filter(|_| matched < reachable);
-        let cause = match () {
-            () if departure.is_cache_disabled => Cause::CacheDisabled,
-            () if reachable == 0 => Cause::TooShort,
-            () if matched >= departure.match_limit => Cause::MatchLimit,
-            () if matched >= reachable => Cause::PageFloor,
-            () if evicted.is_some() => Cause::Evicted,
-            () if elsewhere.is_some() => Cause::DifferentNamespace,
-            // Every prompt leaves a used cache at its root: that alone is no divergence.
-            () if branch.is_some() && matched + shared > 0 => Cause::Divergence,
-            () => Cause::NeverCached,
-        };
-        let position = match cause {
-            Cause::Divergence => matched + shared,
-            _ => matched,
-        };
-        let shift = position - matched;
+        let elsewhere = departure.elsewhere.map(|elsewhere| ElsewhereReport {
+            extra_key: elsewhere.namespace.extra_key().map(str::to_owned),
+            has_cache_salt: elsewhere.namespace.cache_salt().is_some(),
+            cached_tokens: elsewhere.tokens,
+        });
         Self {
             rid,
             cause,
@@ -194,19 +185,41 @@ impl PrefixReport {
             tokens_after: prompt[position..prompt.len().min(position + WINDOW_TOKENS)].to_vec(),
             text: None,
             evicted,
-            branch: branch
-                .filter(|_| cause == Cause::Divergence)
-                .map(|branch| BranchReport {
-                    n_branches: branch.n_branches,
-                    tokens: branch.tokens.get(shift..).unwrap_or_default().to_vec(),
-                }),
-            elsewhere: elsewhere.map(|elsewhere| ElsewhereReport {
-                extra_key: elsewhere.namespace.extra_key().map(str::to_owned),
-                has_cache_salt: elsewhere.namespace.cache_salt().is_some(),
-                cached_tokens: elsewhere.tokens,
-            }),
+            branch,
+            elsewhere,
             evictions_forgotten_until_step: None,
             flushed_at_step: None,
         }
+    }
+}
+
+/// Tokens behind the match that the newest branch has as well: less than a page.
+fn shared_with_branch(left: &PrefixLeft, matched: usize) -> usize {
+    let branch = left.departure.branch.as_ref();
+    let tokens = branch.map_or(&[][..], |branch| &branch.tokens);
+    let same = tokens.iter().zip(&left.prompt[matched..]);
+    same.take_while(|(a, b)| a == b).count()
+}
+
+fn cause_of(departure: &Departure, page_size: PageSize, is_evicted: bool, shared: usize) -> Cause {
+    let matched = departure.matched_tokens;
+    let reachable = page_size.floor(departure.match_limit);
+    if departure.is_cache_disabled {
+        Cause::CacheDisabled
+    } else if reachable == 0 {
+        Cause::TooShort
+    } else if matched >= departure.match_limit {
+        Cause::MatchLimit
+    } else if matched >= reachable {
+        Cause::PageFloor
+    } else if is_evicted {
+        Cause::Evicted
+    } else if departure.elsewhere.is_some() {
+        Cause::DifferentNamespace
+    } else if departure.branch.is_some() && matched + shared > 0 {
+        // Every prompt leaves a used cache at its root: that alone is no divergence.
+        Cause::Divergence
+    } else {
+        Cause::NeverCached
     }
 }
