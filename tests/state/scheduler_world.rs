@@ -405,11 +405,12 @@ impl World {
         );
         assert_eq!(self.cache.check_integrity(), Ok(()));
         self.lives.iter().for_each(Life::check_end);
-        for life in self
-            .lives
-            .iter()
-            .filter(|life| life.end != Some(End::StopFound))
-        {
+        // One that was cancelled while its plan was open is admitted after its end.
+        let is_natural = |life: &&Life| {
+            let was_stopped = life.end == Some(End::StopFound) || life.is_cancelled();
+            !was_stopped && life.failure().is_none()
+        };
+        for life in self.lives.iter().filter(is_natural) {
             if let Some(report) = self.misses.report(&life.rid) {
                 assert_eq!(
                     report.cached_tokens, life.cached_tokens as usize,

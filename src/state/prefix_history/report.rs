@@ -196,7 +196,7 @@ impl PrefixReport {
 /// Tokens behind the match that the newest branch has as well: less than a page.
 fn shared_with_branch(left: &PrefixLeft, matched: usize) -> usize {
     let branch = left.departure.branch.as_ref();
-    let tokens = branch.map_or(&[][..], |branch| &branch.tokens);
+    let tokens = branch.map_or(&[] as &[u32], |branch| branch.tokens.as_slice());
     let same = tokens.iter().zip(&left.prompt[matched..]);
     same.take_while(|(a, b)| a == b).count()
 }
