@@ -102,19 +102,22 @@ fn a_retracted_request_is_running_and_not_waiting() {
         conservativeness: 0.001,
         ..Setup::default()
     });
-    for family in 0..3u32 {
+    for family in 0..2u32 {
         let prompt = (0..10).map(|at| family * 10 + at).collect();
-        world.submit(limited(prompt, Some(1.0), Some(50.0)));
+        world.submit(Ask {
+            max_new_tokens: 30,
+            ..limited(prompt, Some(1.0), Some(50.0))
+        });
     }
     for _ in 0..4 {
         world.turn();
     }
     world.pass(0.5);
-    while !(0..3).any(|number| world.is_retracted(number)) {
+    while !(0..2).any(|number| world.is_retracted(number)) {
         assert!(world.turn(), "somebody is retracted");
     }
     world.pass(10.0);
-    let retracted = (0..3).find(|number| world.is_retracted(*number));
+    let retracted = (0..2).find(|number| world.is_retracted(*number));
     let retracted = retracted.expect("it still waits for memory");
     world.pass(40.0);
     assert_timeout(
