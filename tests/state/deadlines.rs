@@ -2,10 +2,11 @@
 
 use proptest::prelude::*;
 use souffleur::error::RequestError;
+use souffleur::executor::fake::expected_output;
 use souffleur::request::RequestTimeouts;
 
 use crate::deterministic_runner;
-use crate::scheduler_world::{Ask, Setup, World};
+use crate::scheduler_world::{Ask, EOS, Setup, VOCAB, World};
 
 const FOREVER: usize = 200;
 
@@ -102,11 +103,16 @@ fn a_retracted_request_is_running_and_not_waiting() {
         conservativeness: 0.001,
         ..Setup::default()
     });
-    for family in 0..2u32 {
-        let prompt = (0..10).map(|at| family * 10 + at).collect();
+    // What EOS may cut short is not reserved in full, so both get in; and none does.
+    for number in 0..2u64 {
+        let prompts = (0..200u32).map(|first| vec![first + 50 * number as u32 % 200; 10]);
+        let is_long =
+            |prompt: &Vec<u32>| !expected_output(prompt, number, 30, VOCAB).contains(&EOS);
+        let mut prompts = prompts.filter(is_long);
         world.submit(Ask {
             max_new_tokens: 30,
-            ..limited(prompt, Some(1.0), Some(50.0))
+            ignore_eos: false,
+            ..limited(prompts.next().expect("one is long"), Some(1.0), Some(50.0))
         });
     }
     for _ in 0..4 {
