@@ -8,8 +8,8 @@ use actix::{Addr, MailboxError, Recipient};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Doors, Drain, Generate, GetStats, PeekPrefix, PinPrefix,
-    PrefixPinned, TokenEvent, UnpinPrefix,
+    CancelAll, CancelRequest, Doors, Drain, Generate, GetStats, PeekPrefix, PinPrefix, PoliciesSet,
+    PrefixPinned, SetPolicy, TokenEvent, UnpinPrefix,
 };
 use crate::actors::watchdog::{DoorSlot, StopUnit, Watchdog};
 use crate::admission::{Admission, Permit};
@@ -165,6 +165,20 @@ impl EngineHandle {
             .send(UnpinPrefix { pin })
             .await
             .map_err(down)
+    }
+
+    /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is. What
+    /// waits and what runs stays. An engine that is rebuilt starts with the configured policies.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] names the policies that there are; nothing has changed then.
+    /// [`RequestError::EngineDown`].
+    pub async fn set_policy(&self, policies: SetPolicy) -> Result<PoliciesSet, RequestError> {
+        self.doors()?
+            .set_policy
+            .send(policies)
+            .await
+            .map_err(down)?
     }
 
     /// Queues, pools and counters.

@@ -366,8 +366,7 @@ fn dropped_lock_is_counted_and_panics_in_debug_builds() {
 #[test]
 fn unknown_policy_error_lists_the_names() {
     let error = EvictionPolicy::from_name("LRU").expect_err("names are lower case");
-    let expected =
-        "unknown eviction policy \"LRU\", choose one of lru, lfu, fifo, mru, filo, priority, slru";
+    let expected = "unknown eviction policy \"LRU\", choose one of lru, lfu, fifo, mru, filo, priority, slru, tlru";
     assert_eq!(error.to_string(), expected);
     assert_eq!(EvictionPolicy::names().collect::<Vec<_>>(), POLICIES);
     assert_eq!(EvictionPolicy::default().name(), "lru");

@@ -20,6 +20,7 @@ pub struct Ask {
     pub salt: Option<&'static str>,
     /// Wishes log probabilities of the prompt from this position on.
     pub logprob_start: Option<u32>,
+    pub priority: Option<i64>,
 }
 
 impl Ask {
