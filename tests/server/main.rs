@@ -6,6 +6,7 @@ mod http;
 mod native;
 mod openai;
 mod overload;
+mod policy;
 mod sharing;
 mod surface;
 mod websocket;

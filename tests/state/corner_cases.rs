@@ -9,7 +9,9 @@ use souffleur::state::prefix_cache::{Checkpoint, PrefixCache};
 
 use crate::{Held, Memory, panics};
 
-const POLICIES: [&str; 7] = ["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"];
+const POLICIES: [&str; 8] = [
+    "lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru",
+];
 
 fn numbers(range: std::ops::Range<u32>) -> Vec<u32> {
     range.collect()

@@ -15,6 +15,7 @@ mod scheduler_prefix_wait;
 mod scheduler_requests;
 mod scheduler_script;
 mod scheduler_world;
+mod tlru;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

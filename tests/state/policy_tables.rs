@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use proptest::collection::vec;
 use souffleur::ids::{SeqId, StepId};
-use souffleur::state::eviction::{EvictionParameters, EvictionPolicy};
 use souffleur::state::namespace::Namespace;
 use souffleur::state::policy::{
     Matched, PriorityOrder, ProbeKind, Waiting, schedule_policy, schedule_policy_names,
@@ -213,6 +212,34 @@ fn in_batch_rule_compares_what_is_hardly_cached_with_earlier_requests_of_the_que
 }
 
 #[test]
+fn in_batch_delay_lets_another_prompt_go_first_and_the_delayed_one_finds_its_prefix_cached() {
+    let run = |policy| {
+        let mut world = World::new(Setup {
+            // Two of the three fit into one step.
+            max_prefill_tokens: 130,
+            prefix_wait: false,
+            policy,
+            ..Setup::default()
+        });
+        let prompts = [
+            prompt(1, 50, 1, 60),
+            prompt(1, 50, 2, 60),
+            prompt(2, 50, 3, 60),
+        ];
+        world.submit_all(&mut prompts.into_iter().map(|prompt| Ask::exactly(prompt, 4)));
+        world.assert_clean();
+        let cached: Vec<u32> = world.lives.iter().map(|life| life.cached_tokens).collect();
+        let first = world.history[0].rows.iter();
+        let first: Vec<usize> = first.map(|row| world.number_of(row.seq)).collect();
+        (first, cached)
+    };
+    assert_eq!(run("fcfs"), (vec![0, 1], vec![0, 0, 0]));
+    assert_eq!(run("lpm"), (vec![0, 2], vec![0, 50, 0]));
+    assert_eq!(run("hrrn"), (vec![0, 2], vec![0, 50, 0]));
+    assert_eq!(run("shortest-prefill-first"), (vec![0, 2], vec![0, 50, 0]));
+}
+
+#[test]
 fn a_match_never_counts_the_last_token() {
     let mut memory = Memory::new(1, "lru", 64);
     let tokens = prompt(1, 20, 0, 20);
@@ -367,65 +394,6 @@ fn fcfs_with_lru_touches_the_prefixes_of_the_queue_at_every_32nd_admission() {
     // Another policy, or another eviction, has no use for it.
     assert!(run("lof", "lru").is_empty());
     assert!(run("fcfs", "fifo").is_empty());
-}
-
-#[test]
-fn tlru_evicts_the_tail_that_the_next_turn_can_compute_again_then_by_age() {
-    let policy = |threshold, next_prompt_estimate| {
-        let tlru = EvictionPolicy::from_name("tlru").expect("tlru exists");
-        tlru.with_parameters(EvictionParameters {
-            threshold,
-            next_prompt_estimate,
-            ..EvictionParameters::default()
-        })
-    };
-    // An old conversation of 8 tokens in one node, a recent one of 2 in two nodes.
-    let old: Vec<u32> = (1..=8).collect();
-    let (head, recent) = ([20], [20, 21]);
-    // (threshold, estimate, what goes first): the recent tail starts at 1 and needs 2 + estimate - threshold kept.
-    for (threshold, estimate, recent_goes) in [
-        (0, 0, false),
-        (4, 0, true),
-        (4, 2, true),
-        (4, 4, false),
-        (1, 0, true),
-        (8, 0, false),
-    ] {
-        let mut memory = Memory::with_policy(1, policy(threshold, estimate), 64);
-        for key in [&old[..], &head, &recent] {
-            memory.insert(key);
-        }
-        assert_eq!(memory.evict(1), if recent_goes { 1 } else { 8 });
-        let expected = if recent_goes { (8, 1) } else { (0, 2) };
-        assert_eq!((memory.peek(&old), memory.peek(&recent)), expected);
-    }
-}
-
-#[test]
-fn tlru_stops_at_the_part_of_a_conversation_that_it_must_keep() {
-    let tlru = EvictionPolicy::from_name("tlru").expect("tlru exists");
-    let policy = tlru.with_parameters(EvictionParameters {
-        threshold: 5,
-        next_prompt_estimate: 2,
-        ..EvictionParameters::default()
-    });
-    let mut memory = Memory::with_policy(1, policy, 64);
-    // Turns of one token each: every node is one token.
-    let long: Vec<u32> = (1..=10).collect();
-    for turn in 1..=10 {
-        memory.insert(&long[..turn]);
-    }
-    let other: Vec<u32> = (30..=33).collect();
-    memory.insert(&other);
-    memory.matched(&long);
-    // 10 + 2 - 5 = 7 tokens are kept, although the rest is younger than the other conversation.
-    for kept in [9, 8, 7] {
-        memory.evict(1);
-        assert_eq!((memory.peek(&long), memory.peek(&other)), (kept, 4));
-    }
-    // The history does not shrink with the tail: now age decides.
-    memory.evict(1);
-    assert_eq!((memory.peek(&long), memory.peek(&other)), (7, 0));
 }
 
 #[test]
