@@ -26,7 +26,7 @@ pub struct GenerateRequest {
     pub logprobs: Option<LogprobWish>,
     /// The cache namespace: prefixes are shared only inside one.
     pub namespace: Namespace,
-    /// Larger is sooner, for policies that look at it.
+    /// Larger is sooner, or smaller, or it counts for eviction only: as configured.
     pub priority: Option<i64>,
     /// How long it may wait and run; the engine's own limits hold besides.
     pub timeouts: RequestTimeouts,

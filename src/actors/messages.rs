@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use actix::{Message, Recipient};
+use serde::Serialize;
 
 use crate::actors::mailbox::{HandlerTimer, InFlight};
 use crate::error::{RequestError, StepError};
@@ -16,6 +17,7 @@ use crate::state::namespace::Namespace;
 use crate::state::news::RequestTokens;
 use crate::state::plan::{PlanRequest, Planned, ReserveRequest};
 use crate::state::prefix_history::{PrefixEvent, PrefixReport};
+use crate::state::probe::{ProbeReply, ProbeRequest};
 use crate::state::sequence::Submission;
 use crate::state::stats::EngineStats;
 
@@ -157,6 +159,34 @@ pub struct UnpinPrefix {
     pub pin: u64,
 }
 
+/// RadixCache -> Scheduler, answers `ProbePrefixes`. The plan goes on with `PlanStep`.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct PrefixesProbed {
+    /// What was settled, and what the cache holds of each request.
+    pub reply: Box<ProbeReply>,
+}
+
+/// Host or server -> Scheduler, rare: other policies from the next plan on. What waits and what runs stays. Names
+/// that nobody knows change nothing. A unit that is built anew starts with the configured policies.
+#[derive(Debug, Default, Message)]
+#[rtype(result = "Result<PoliciesSet, RequestError>")]
+pub struct SetPolicy {
+    /// Order of the waiting queue.
+    pub schedule_policy: Option<String>,
+    /// Which cached prefix is evicted first.
+    pub radix_eviction_policy: Option<String>,
+}
+
+/// Answers `SetPolicy`: the policies from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PoliciesSet {
+    /// Order of the waiting queue; `fcfs` if what was asked for needs a prefix cache and there is none.
+    pub schedule_policy: &'static str,
+    /// Which cached prefix is evicted first; `none` without a prefix cache.
+    pub radix_eviction_policy: &'static str,
+}
+
 /// Host or server -> Scheduler, rare: a snapshot of queues, pools and counters, as of the last plan.
 #[derive(Debug, Message)]
 #[rtype(result = "EngineStats")]
@@ -168,6 +198,15 @@ pub struct GetStats;
 pub struct Drain;
 
 // To the RadixCache.
+
+/// Scheduler -> RadixCache, once per plan of a policy that orders by the cache. Answered by `PrefixesProbed`.
+/// Bounds: at most 128 keys, in queue order; each is touched.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct ProbePrefixes {
+    /// Settlements, and the keys.
+    pub request: Box<ProbeRequest>,
+}
 
 /// Scheduler -> RadixCache, once per plan that settles or admits anything. Forwarded as `ReservePages`.
 #[derive(Debug, Message)]
@@ -266,6 +305,8 @@ pub struct Doors {
     pub pin: Recipient<PinPrefix>,
     /// The Scheduler.
     pub unpin: Recipient<UnpinPrefix>,
+    /// The Scheduler.
+    pub set_policy: Recipient<SetPolicy>,
     /// The Scheduler.
     pub stats: Recipient<GetStats>,
     /// The Tokenizer.

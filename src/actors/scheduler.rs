@@ -10,8 +10,9 @@ use tokio::sync::oneshot;
 
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Drain, GetStats, PinPrefix, PlanStep, PrefixPinned, ReservePages,
-    RunStep, StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
+    CancelAll, CancelRequest, Drain, GetStats, PinPrefix, PlanStep, PoliciesSet, PrefixPinned,
+    PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPolicy, StepDone, StepPlanned,
+    StopFound, Submit, TokensReady, UnpinPrefix,
 };
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::error::RequestError;
@@ -28,6 +29,8 @@ const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
 
 /// Whom the Scheduler sends to.
 pub struct Links {
+    /// What a policy asks before its plan.
+    pub probe: Mailbox<ProbePrefixes>,
     /// Plans.
     pub radix_cache: Mailbox<PlanStep>,
     /// Plans that need no tree.
@@ -88,6 +91,7 @@ impl Scheduler {
     fn dispatch(&mut self, next: Next) -> std::ops::ControlFlow<()> {
         match next {
             Next::Nothing => return std::ops::ControlFlow::Break(()),
+            Next::Probe(request) => self.links.probe.post(ProbePrefixes { request }),
             Next::Plan(request) => self.links.radix_cache.post(PlanStep { request }),
             Next::Reserve(request) => self.links.allocator.post(ReservePages { request }),
             Next::Run(plan) => {
@@ -184,6 +188,17 @@ impl Handler<Posted<StopFound>> for Scheduler {
     }
 }
 
+impl Handler<Posted<PrefixesProbed>> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<PrefixesProbed>, _: &mut Context<Self>) {
+        let (PrefixesProbed { reply }, _timer) = posted.open();
+        let next = self.state.probed(*reply);
+        let _ = self.dispatch(next);
+        self.drive();
+    }
+}
+
 impl Handler<Posted<StepPlanned>> for Scheduler {
     type Result = ();
 
@@ -257,6 +272,41 @@ impl Handler<UnpinPrefix> for Scheduler {
         let was_held = self.state.unpin(unpin.pin);
         self.drive();
         was_held
+    }
+}
+
+impl Handler<SetPolicy> for Scheduler {
+    type Result = Result<PoliciesSet, RequestError>;
+
+    fn handle(&mut self, set: SetPolicy, _: &mut Context<Self>) -> Self::Result {
+        let SetPolicy {
+            schedule_policy,
+            radix_eviction_policy,
+        } = set;
+        let present = self.state.stats().schedule_policy;
+        let about = |key: &str, reason: String| RequestError::Invalid(format!("{key} {reason}"));
+        if let Some(name) = &schedule_policy {
+            let set = self.state.set_policy(name);
+            set.map_err(|reason| about("schedule_policy", reason))?;
+        }
+        if let Some(name) = &radix_eviction_policy
+            && let Err(reason) = self.state.set_eviction_policy(name)
+        {
+            // All or nothing.
+            let _ = self.state.set_policy(present);
+            return Err(about("radix_eviction_policy", reason));
+        }
+        self.drive();
+        let stats = self.state.stats();
+        tracing::info!(
+            schedule = stats.schedule_policy,
+            eviction = stats.radix_eviction_policy,
+            "policies set"
+        );
+        Ok(PoliciesSet {
+            schedule_policy: stats.schedule_policy,
+            radix_eviction_policy: stats.radix_eviction_policy,
+        })
     }
 }
 

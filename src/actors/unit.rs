@@ -146,12 +146,14 @@ fn wire(
             reserve.clone(),
             note("radix_cache"),
         )
+        .answering(Mailbox::of(&me, "scheduler", "PrefixesProbed"))
         .start();
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
         let executor = Executor::new(steps, note("executor")).start();
         let tokenizer = start_tokenizer(blueprint, &tokenizer_arbiter, &me, note("tokenizer"));
         let links = Links {
+            probe: Mailbox::of(&radix_cache, "radix_cache", "ProbePrefixes"),
             radix_cache: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
             allocator: reserve,
             executor: Mailbox::of(&executor, "executor", "RunStep"),
@@ -216,6 +218,7 @@ fn doors(
         peek,
         pin: scheduler.clone().recipient(),
         unpin: scheduler.clone().recipient(),
+        set_policy: scheduler.clone().recipient(),
         stats: scheduler.clone().recipient(),
         prefix_report: tokenizer.clone().recipient(),
         drain: tokenizer.clone().recipient(),

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, Generate, GetPrefixReport, GetStats, PeekPrefix,
-    PinPrefix, PrefixPinned, TokenEvent, UnpinPrefix,
+    PinPrefix, PoliciesSet, PrefixPinned, SetPolicy, TokenEvent, UnpinPrefix,
 };
 use crate::actors::watchdog::{DoorSlot, StopUnit, Watchdog};
 use crate::admission::{Admission, Permit};
@@ -166,6 +166,20 @@ impl EngineHandle {
             .send(UnpinPrefix { pin })
             .await
             .map_err(down)
+    }
+
+    /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is. What
+    /// waits and what runs stays. An engine that is rebuilt starts with the configured policies.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] names the policies that there are; nothing has changed then.
+    /// [`RequestError::EngineDown`].
+    pub async fn set_policy(&self, policies: SetPolicy) -> Result<PoliciesSet, RequestError> {
+        self.doors()?
+            .set_policy
+            .send(policies)
+            .await
+            .map_err(down)?
     }
 
     /// Queues, pools and counters.

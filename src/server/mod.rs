@@ -15,6 +15,7 @@ mod health;
 mod lanes;
 mod native;
 mod openai;
+mod policy;
 mod sse;
 mod state;
 mod track;
@@ -44,6 +45,7 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/v1/completions", openai::completions::create);
     post(cfg, "/v1/chat/completions", openai::chat::create);
     post(cfg, "/abort_request", abort::abort_request);
+    post(cfg, "/set_policy", policy::set_policy);
     get(cfg, "/v1/ws/generate", ws::connect);
     for path in ["/v1/models", "/v1/models/"] {
         get(cfg, path, health::models);

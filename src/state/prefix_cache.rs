@@ -1,6 +1,7 @@
 //! What the RadixCache actor needs of a prefix cache, and the values that go in and out.
 
 use crate::ids::{PageId, StepId};
+use crate::state::eviction::EvictionPolicy;
 use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, PageSize, Pages};
 use crate::state::prefix_history::{Departure, EvictedEdge};
@@ -24,6 +25,19 @@ pub trait PrefixCache: Send {
     ///
     /// Mutates: touches the matched path, may split a node. The length may be stale after any other call.
     fn touch_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize;
+
+    /// Touches each key in turn as [`touch_prefix`](Self::touch_prefix) does and returns, for each, its length and the
+    /// nodes from the top down to where it ended, as they stand after the last key. A cache without nodes names none.
+    fn touch_paths(
+        &mut self,
+        keys: &mut dyn Iterator<Item = (&Namespace, &[u32])>,
+    ) -> Vec<(usize, Vec<u32>)> {
+        keys.map(|(namespace, tokens)| (self.touch_prefix(namespace, tokens), Vec::new()))
+            .collect()
+    }
+
+    /// Evicts by another policy from now on. What does not evict has nothing to change.
+    fn set_eviction_policy(&mut self, _policy: EvictionPolicy) {}
 
     /// Returns how much of `tokens` is cached. Mutates nothing: no touch, no split, no lock.
     fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize;

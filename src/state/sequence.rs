@@ -25,7 +25,7 @@ pub struct Submission {
     pub sampling: Arc<SamplingParams>,
     /// Log probabilities wished for.
     pub logprobs: Option<Arc<LogprobWish>>,
-    /// Larger is sooner, for policies that look at it.
+    /// Larger is sooner, or smaller, or it counts for eviction only: as configured.
     pub priority: Option<i64>,
     /// Tested at intake and before every plan: a cancel may overtake its request.
     pub cancel: CancelFlag,
@@ -100,6 +100,8 @@ pub struct Sequence {
     pub losses: u32,
     /// Plans it was held back for a prefix in flight.
     pub waits: u8,
+    /// Prompt tokens that the engine had prefilled when it arrived.
+    pub arrival_prefilled_tokens: u64,
     /// Set when it ended; its memory is given back by the next plan.
     pub end: Option<RequestEnd>,
     /// Output tokens that count, once ended (a stop string may trim).
@@ -126,6 +128,7 @@ impl Sequence {
             retractions: 0,
             losses: 0,
             waits: 0,
+            arrival_prefilled_tokens: 0,
             end: None,
             kept_output: 0,
             publish: false,

@@ -7,6 +7,7 @@ mod misses;
 mod native;
 mod openai;
 mod overload;
+mod policy;
 mod sharing;
 mod surface;
 mod warm_up;

@@ -21,6 +21,7 @@ pub struct Ask {
     /// Wishes log probabilities of the prompt from this position on.
     pub logprob_start: Option<u32>,
     pub timeouts: RequestTimeouts,
+    pub priority: Option<i64>,
 }
 
 impl Ask {

@@ -57,7 +57,8 @@ impl Victims {
 
 impl RadixTree {
     pub(super) fn evict_leaves(&mut self, tokens: usize) -> Evicted {
-        if tokens > 0 && self.policy.trend() == KeyTrend::Shrinks {
+        let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
+        if tokens > 0 && !is_kept {
             self.rebuild_victims();
         }
         let expected = tokens.min(self.evictable_tokens);
@@ -97,7 +98,8 @@ impl RadixTree {
         }
     }
 
-    fn rebuild_victims(&mut self) {
+    pub(super) fn rebuild_victims(&mut self) {
+        self.order_is_stale = false;
         self.victims.clear();
         for index in self.arena.indices() {
             self.arena[index].is_queued = false;

@@ -43,6 +43,8 @@ pub struct RadixTree {
     roots: FxHashMap<Namespace, u32>,
     root_names: FxHashMap<u32, Namespace>,
     victims: Victims,
+    /// A split has made a key in the order too large.
+    order_is_stale: bool,
     clock: u64,
     evictable_tokens: usize,
     protected_tokens: usize,
@@ -105,9 +107,11 @@ struct KeyUse {
 }
 
 impl KeyUse {
-    fn apply(self, usage: &mut NodeUse, end: usize) {
+    /// `end` is the node's in the key, which has `key_tokens`.
+    fn apply(self, usage: &mut NodeUse, end: usize, key_tokens: usize) {
         usage.priority = usage.priority.max(self.priority);
         usage.hits += u32::from(end > self.counted_tokens);
+        usage.history_tokens = usage.history_tokens.max(key_tokens as u32);
     }
 }
 
@@ -132,6 +136,7 @@ impl RadixTree {
             roots: FxHashMap::default(),
             root_names: FxHashMap::default(),
             victims: Victims::default(),
+            order_is_stale: false,
             clock: 0,
             evictable_tokens: 0,
             protected_tokens: 0,
@@ -218,6 +223,16 @@ impl RadixTree {
         walk
     }
 
+    /// Cuts a node in two; the upper half is new.
+    fn split(&mut self, lower: u32, at: usize, now: u64) -> u32 {
+        let before = self.policy.key(&self.arena[lower].usage);
+        let upper = self.arena.split(lower, at, now);
+        self.note_split(upper, lower);
+        let node = &self.arena[lower];
+        self.order_is_stale |= node.is_queued && self.policy.key(&node.usage) < before;
+        upper
+    }
+
     fn match_and_split(&mut self, namespace: &Namespace, tokens: &[u32]) -> (u32, usize) {
         let now = self.tick();
         let Some(&root) = self.roots.get(namespace) else {
@@ -226,11 +241,7 @@ impl RadixTree {
         let key = &tokens[..self.page_size.floor(tokens.len())];
         let walk = self.walk(root, key, |usage, _, _| usage.last_access = now);
         let deepest = match walk.inside {
-            Some((child, at)) => {
-                let upper = self.arena.split(child, at, self.clock);
-                self.note_split(upper, child);
-                upper
-            }
+            Some((child, at)) => self.split(child, at, self.clock),
             None => walk.node,
         };
         (deepest, walk.tokens)
@@ -254,15 +265,14 @@ impl RadixTree {
         let walk = self.walk(root, key, |usage, end, is_whole| {
             usage.last_access = now;
             if is_whole {
-                key_use.apply(usage, end);
+                key_use.apply(usage, end, key.len());
             }
         });
         let deepest = match walk.inside {
             Some((child, at)) => {
                 let created = self.tick();
-                let upper = self.arena.split(child, at, created);
-                self.note_split(upper, child);
-                key_use.apply(&mut self.arena[upper].usage, walk.tokens);
+                let upper = self.split(child, at, created);
+                key_use.apply(&mut self.arena[upper].usage, walk.tokens, key.len());
                 upper
             }
             None => walk.node,
@@ -299,8 +309,10 @@ impl RadixTree {
             created: now,
             hits: 0,
             priority: key_use.priority,
+            start_tokens: (end - tokens.len()) as u32,
+            history_tokens: 0,
         };
-        key_use.apply(&mut usage, end);
+        key_use.apply(&mut usage, end, end);
         let (tokens, pages) = (Slice::new(tokens), Slice::new(&pages.surrender()));
         self.evictable_tokens += tokens.len();
         let leaf = self
@@ -348,6 +360,24 @@ impl PrefixCache for RadixTree {
 
     fn touch_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize {
         self.match_and_split(namespace, tokens).1
+    }
+
+    fn touch_paths(
+        &mut self,
+        keys: &mut dyn Iterator<Item = (&Namespace, &[u32])>,
+    ) -> Vec<(usize, Vec<u32>)> {
+        let touched: Vec<(u32, usize)> = keys
+            .map(|(namespace, tokens)| self.match_and_split(namespace, tokens))
+            .collect();
+        let paths = touched.into_iter();
+        paths
+            .map(|(node, tokens)| (tokens, self.path_to(node)))
+            .collect()
+    }
+
+    fn set_eviction_policy(&mut self, policy: EvictionPolicy) {
+        self.policy = policy;
+        self.rebuild_victims();
     }
 
     fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize {

@@ -81,7 +81,7 @@ impl Scheduler {
         }
     }
 
-    fn take_checkpointed(&mut self, checkpointed: CheckpointedSeq) {
+    pub(super) fn take_checkpointed(&mut self, checkpointed: CheckpointedSeq) {
         let CheckpointedSeq {
             seq,
             lock,
@@ -287,6 +287,11 @@ impl Scheduler {
         self.next_step = StepId::new(step.get() + 1);
         self.counters.steps += 1;
         self.is_dirty = true;
+        let prefilled = rows.iter().map(|row| match &row.work {
+            RowWork::Prefill { positions } => positions.len() as u64,
+            RowWork::Decode { .. } => 0,
+        });
+        self.prefilled_tokens += prefilled.sum::<u64>();
         self.steps.push_back(StepRecord {
             step,
             rows: rows.iter().map(|row| row.seq).collect(),
