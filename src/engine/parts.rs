@@ -132,18 +132,19 @@ impl EngineParts {
         })
     }
 
-    pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
-        let unusable = |key: &str, reason: String| ConfigError {
-            key: key.to_owned(),
-            reason,
-        };
-        let info = &self.info;
-        let policy = &config.radix_eviction_policy;
-        let eviction = EvictionPolicy::from_name(policy)
-            .map_err(|error| unusable("radix_eviction_policy", error.to_string()))?;
-        let page_size = PageSize::new(info.page_size as u32)
-            .ok_or_else(|| unusable("page_size", "is 0, must be at least 1".to_owned()))?;
-        let limits = SchedulerLimits {
+    /// What bounds the scheduler of an engine with this model.
+    ///
+    /// # Errors
+    /// A page of no tokens.
+    pub(crate) fn scheduler_limits(
+        info: &ModelInfo,
+        config: &EngineConfig,
+    ) -> Result<SchedulerLimits, ConfigError> {
+        let page_size = PageSize::new(info.page_size as u32).ok_or_else(|| ConfigError {
+            key: "page_size".to_owned(),
+            reason: "is 0, must be at least 1".to_owned(),
+        })?;
+        Ok(SchedulerLimits {
             page_size,
             total_pages: page_size.full_pages(info.max_total_tokens),
             total_rows: info.max_running_requests,
@@ -153,7 +154,20 @@ impl EngineParts {
             schedule_conservativeness: config.schedule_conservativeness,
             max_pins: config.max_pins,
             eos_token_ids: info.eos_token_ids.clone().into(),
+        })
+    }
+
+    pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
+        let unusable = |key: &str, reason: String| ConfigError {
+            key: key.to_owned(),
+            reason,
         };
+        let info = &self.info;
+        let policy = &config.radix_eviction_policy;
+        let eviction = EvictionPolicy::from_name(policy)
+            .map_err(|error| unusable("radix_eviction_policy", error.to_string()))?;
+        let limits = Self::scheduler_limits(info, config)?;
+        let page_size = limits.page_size;
         let tokenizer = TokenizerSettings {
             text: self.text.clone(),
             vocab_size: info.vocab_size,
