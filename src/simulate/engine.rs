@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::SimulateError;
-use super::outcome::{Ending, Outcome, RequestOutcome};
+use super::outcome::{Ending, Moment, Outcome, RequestOutcome};
 use super::replay::MAX_POOL_PAGES;
 use super::roofline::Roofline;
 use super::trace::{PROMPT_VOCAB, Trace, TraceRequest};
@@ -165,7 +165,9 @@ impl<'a> VirtualEngine<'a> {
     fn finish(&mut self) -> Outcome {
         let stats = self.scheduler.stats();
         self.outcome.makespan_s = self.now_s;
-        self.outcome.timeline.push(self.now_s, &stats, 0);
+        self.outcome
+            .timeline
+            .note(Moment::new(self.now_s, &stats, 0));
         self.outcome.stats = stats;
         std::mem::replace(&mut self.outcome, Outcome::new(0))
     }
@@ -348,11 +350,9 @@ impl<'a> VirtualEngine<'a> {
     }
 
     fn note_moment(&mut self) {
-        if self.outcome.timeline.is_due(self.now_s) {
-            let outside = self.inside.arrived - self.inside.next;
-            let stats = self.scheduler.stats();
-            self.outcome.timeline.push(self.now_s, &stats, outside);
-        }
+        let outside = self.inside.arrived - self.inside.next;
+        let moment = Moment::new(self.now_s, &self.scheduler.stats(), outside);
+        self.outcome.timeline.note(moment);
     }
 }
 

@@ -4,8 +4,10 @@ use serde::Serialize;
 
 use crate::state::stats::EngineStats;
 
-/// Moments that are kept at most: with more of them every second one is dropped.
+/// Intervals that are kept at most: when there are more, two become one.
 const MAX_MOMENTS: usize = 1024;
+/// Length of an interval before the first two become one, in seconds.
+const FIRST_INTERVAL_S: f64 = 1e-3;
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -42,17 +44,15 @@ pub enum Ending {
     Failed,
 }
 
-/// The engine at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// The engine in one interval of time: the largest values in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Moment {
-    /// When, in seconds.
+    /// When it begins, in seconds.
     pub at_s: f64,
-    /// Tokens of pages that belong to single sequences.
-    pub private_tokens: usize,
-    /// Cached tokens that running requests use.
-    pub protected_tokens: usize,
-    /// Cached tokens that could be evicted.
-    pub evictable_tokens: usize,
+    /// Tokens of the pool that requests use, cached ones and their own.
+    pub used_tokens: usize,
+    /// Tokens of the pool that hold K/V, what could be evicted included.
+    pub held_tokens: usize,
     /// Requests that prefill or decode.
     pub running_requests: usize,
     /// Requests that wait inside.
@@ -65,47 +65,83 @@ pub struct Moment {
     pub cached_tokens: u64,
 }
 
-/// Moments, evenly spread however long it takes.
-#[derive(Clone, Debug, Default)]
-pub struct Timeline {
-    moments: Vec<Moment>,
-    interval_s: f64,
-}
-
-impl Timeline {
-    /// True when the next moment is due.
-    pub(super) fn is_due(&self, now_s: f64) -> bool {
-        self.moments
-            .last()
-            .is_none_or(|last| now_s >= last.at_s + self.interval_s)
-    }
-
-    /// Takes a moment, and thins out when there are many.
-    pub(super) fn push(&mut self, at_s: f64, stats: &EngineStats, outside_requests: usize) {
-        self.moments.push(Moment {
+impl Moment {
+    pub(super) fn new(at_s: f64, stats: &EngineStats, outside_requests: usize) -> Self {
+        let used_tokens = stats.private_tokens + stats.protected_tokens;
+        Self {
             at_s,
-            private_tokens: stats.private_tokens,
-            protected_tokens: stats.protected_tokens,
-            evictable_tokens: stats.evictable_tokens,
+            used_tokens,
+            held_tokens: used_tokens + stats.evictable_tokens,
             running_requests: stats.running_requests,
             waiting_requests: stats.waiting_requests,
             outside_requests,
             prompt_tokens: stats.prompt_tokens,
             cached_tokens: stats.cached_tokens,
-        });
-        if self.moments.len() > MAX_MOMENTS {
-            let mut index = 0;
-            self.moments.retain(|_| {
-                index += 1;
-                index % 2 == 1
-            });
-            self.interval_s = 2.0 * at_s / MAX_MOMENTS as f64;
         }
     }
 
-    /// The moments, in order.
+    /// The larger of each value, from the earlier time on.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            at_s: self.at_s.min(other.at_s),
+            used_tokens: self.used_tokens.max(other.used_tokens),
+            held_tokens: self.held_tokens.max(other.held_tokens),
+            running_requests: self.running_requests.max(other.running_requests),
+            waiting_requests: self.waiting_requests.max(other.waiting_requests),
+            outside_requests: self.outside_requests.max(other.outside_requests),
+            prompt_tokens: self.prompt_tokens.max(other.prompt_tokens),
+            cached_tokens: self.cached_tokens.max(other.cached_tokens),
+        }
+    }
+}
+
+/// Equal intervals, at most 1,024 however long it takes.
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    moments: Vec<Moment>,
+    interval_s: f64,
+    /// What holds since it was noted.
+    last: Option<Moment>,
+}
+
+impl Default for Timeline {
+    fn default() -> Self {
+        let (moments, interval_s, last) = (Vec::new(), FIRST_INTERVAL_S, None);
+        Self {
+            moments,
+            interval_s,
+            last,
+        }
+    }
+}
+
+impl Timeline {
+    /// Notes what the engine is like from `moment` on; times never go back.
+    pub(super) fn note(&mut self, moment: Moment) {
+        while moment.at_s >= self.interval_s * MAX_MOMENTS as f64 {
+            self.halve();
+        }
+        let interval = (moment.at_s / self.interval_s) as usize;
+        let held = self.last.unwrap_or(moment);
+        for index in self.moments.len()..=interval {
+            let at_s = index as f64 * self.interval_s;
+            self.moments.push(Moment { at_s, ..held });
+        }
+        self.moments[interval] = self.moments[interval].with(moment);
+        self.last = Some(moment);
+    }
+
+    /// The intervals, in order.
     pub fn moments(&self) -> &[Moment] {
         &self.moments
+    }
+
+    fn halve(&mut self) {
+        self.interval_s *= 2.0;
+        let pairs = self.moments.chunks(2);
+        let joined = pairs.map(|pair| pair[0].with(pair[pair.len() - 1]));
+        self.moments = joined.collect();
     }
 }
 
@@ -206,28 +242,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timelines_stay_short_and_evenly_spread() {
+    fn timelines_stay_short_keep_every_peak_and_know_what_holds_between_two_events() {
+        let moment = |at_s: f64, running_requests: usize| Moment {
+            at_s,
+            running_requests,
+            ..Moment::default()
+        };
         let mut timeline = Timeline::default();
         for step in 0..1_000_000 {
-            let now_s = f64::from(step) * 0.01;
-            if timeline.is_due(now_s) {
-                timeline.push(now_s, &EngineStats::default(), 0);
-            }
+            let running = if step == 777_777 { 9 } else { 1 };
+            timeline.note(moment(f64::from(step) * 0.01, running));
         }
+        timeline.note(moment(10_000.0, 3));
+        timeline.note(moment(12_000.0, 0));
         let moments = timeline.moments();
+        assert!((MAX_MOMENTS / 2..=MAX_MOMENTS).contains(&moments.len()));
+        let interval_s = moments[1].at_s;
         assert!(
-            (MAX_MOMENTS / 4..=MAX_MOMENTS).contains(&moments.len()),
-            "{}",
-            moments.len()
+            moments
+                .windows(2)
+                .all(|pair| (pair[1].at_s - pair[0].at_s - interval_s).abs() < 1e-6)
         );
-        let gaps: Vec<f64> = moments
-            .windows(2)
-            .map(|pair| pair[1].at_s - pair[0].at_s)
-            .collect();
-        let (least, most) = (
-            gaps.iter().copied().fold(f64::MAX, f64::min),
-            gaps.iter().copied().fold(0.0, f64::max),
+        let at = |at_s: f64| moments[(at_s / interval_s) as usize].running_requests;
+        assert_eq!(
+            [at(5.0), at(7777.77), at(11_000.0), at(12_000.0)],
+            [1, 9, 3, 3]
         );
-        assert!(most <= 2.5 * least, "{least} {most}");
     }
 }

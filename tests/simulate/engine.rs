@@ -93,8 +93,7 @@ fn every_request_ends_with_all_its_tokens_whatever_the_load() {
         assert!(outcome.busy_s <= outcome.makespan_s + 1e-9);
         let moments = outcome.timeline.moments();
         assert!(moments.iter().all(|moment| {
-            moment.private_tokens + moment.protected_tokens + moment.evictable_tokens
-                <= outcome.kv_tokens
+            moment.used_tokens <= moment.held_tokens && moment.held_tokens <= outcome.kv_tokens
         }));
     }
 }

@@ -4,7 +4,8 @@ mod load;
 mod plot;
 mod report;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
@@ -29,6 +30,9 @@ use report::{CurvePoint, Run};
 
 /// Capacities of a curve, in percent of what all prompts together would keep.
 const CURVE_PERCENT: [usize; 5] = [1, 5, 10, 25, 50];
+
+/// The model if none is named.
+const DEFAULT_SHAPE: &str = "llama-3.1-8b";
 
 /// Flags of the command.
 #[derive(Args, Debug)]
@@ -161,28 +165,20 @@ fn run_engine(
     is_quiet: bool,
 ) -> Result<(), Failure> {
     let hardware = Hardware::load(&args.hardware)?;
-    if args.tp_size > 1 && hardware.link_gb_s.is_none() {
-        let reason = format!(
-            "tp_size is {}, {} has no link_gb_s",
-            args.tp_size, hardware.name
-        );
-        return Err(Failure::Usage(reason));
-    }
+    check_link(args, &hardware)?;
     let folder = config.model_path.to_string_lossy();
-    let default = if folder.is_empty() {
-        "llama-3.1-8b"
-    } else {
-        &folder
+    let default = match folder.is_empty() {
+        true => DEFAULT_SHAPE,
+        false => &folder,
     };
     let name = args.shape.as_deref().unwrap_or(default);
     let model = shape::load(name)?;
     let roofline = Roofline::new(&hardware, &model, storage(config, &model), args.tp_size);
-    let capacities = match args.kv_tokens.is_empty() {
+    let capacities: Vec<Option<usize>> = match args.kv_tokens.is_empty() {
         true => vec![None],
         false => args.kv_tokens.iter().copied().map(Some).collect(),
     };
-    let mut runs = Vec::with_capacity(capacities.len());
-    for kv_tokens in capacities {
+    let run = |kv_tokens| {
         let info = model_info(config, &model, &hardware, args.tp_size, kv_tokens)?;
         let simulation = Simulation {
             config,
@@ -190,13 +186,15 @@ fn run_engine(
             roofline: &roofline,
             ignore_eos: args.ignore_eos,
         };
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let outcome = simulate(&simulation, trace)?;
-        runs.push(Run {
-            outcome,
-            wall_s: began.elapsed().as_secs_f64(),
-        });
-    }
+        let wall_s = began.elapsed().as_secs_f64();
+        Ok(Run { outcome, wall_s })
+    };
+    let runs = capacities
+        .into_iter()
+        .map(run)
+        .collect::<Result<Vec<_>, SimulateError>>()?;
     let title = format!("{}x {}, {name}", args.tp_size, hardware.name);
     if !is_quiet {
         report::print_runs(&title, config, &runs);
@@ -221,7 +219,18 @@ fn run_engine(
     }
 }
 
-fn write_json(file: &std::path::Path, value: &serde_json::Value) -> Result<(), Failure> {
+fn check_link(args: &SimulateArgs, hardware: &Hardware) -> Result<(), Failure> {
+    if args.tp_size > 1 && hardware.link_gb_s.is_none() {
+        let reason = format!(
+            "tp_size is {}, {} has no link_gb_s",
+            args.tp_size, hardware.name
+        );
+        return Err(Failure::Usage(reason));
+    }
+    Ok(())
+}
+
+fn write_json(file: &Path, value: &serde_json::Value) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(Failure::failed)?;
     if file.as_os_str() == "-" {
         say(text);

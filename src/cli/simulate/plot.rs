@@ -60,14 +60,10 @@ fn draw_run(svg: &mut String, title: &str, outcome: &Outcome) -> Drawn {
     let memory = [
         (
             "cached, free to go",
-            over_time(&|m| percent(m.private_tokens + m.protected_tokens + m.evictable_tokens)),
+            over_time(&|m| percent(m.held_tokens)),
             LIGHT,
         ),
-        (
-            "in use",
-            over_time(&|m| percent(m.private_tokens + m.protected_tokens)),
-            BLUE,
-        ),
+        ("in use", over_time(&|m| percent(m.used_tokens)), BLUE),
     ];
     panel(&panels[0], ("seconds", "KV pool, %"), &memory, true)?;
     let requests = [
@@ -160,19 +156,18 @@ fn panel(
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(SeriesLabelPosition::UpperMiddle)
         .background_style(WHITE.mix(0.8))
         .label_font(("sans-serif", 12))
         .draw()?;
     Ok(())
 }
 
+/// So many that each can be seen, the largest values of those that fall together.
 fn thinned(moments: &[Moment]) -> Vec<Moment> {
-    moments
-        .iter()
-        .step_by(moments.len().div_ceil(POINTS).max(1))
-        .copied()
-        .collect()
+    let together = moments.len().div_ceil(POINTS).max(1);
+    let largest = |same: &[Moment]| same.iter().copied().reduce(Moment::with);
+    moments.chunks(together).filter_map(largest).collect()
 }
 
 /// The percentiles of samples.

@@ -117,7 +117,7 @@ pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
         config.page_size,
         config.chunked_prefill_size
     ));
-    let columns: Vec<Vec<(&str, String)>> = runs.iter().map(rows).collect();
+    let columns: Vec<Vec<Cell>> = runs.iter().map(rows).collect();
     let Some(first) = columns.first() else {
         return;
     };
@@ -128,9 +128,9 @@ pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
     let header: Vec<&str> = std::iter::once("")
         .chain(header.iter().map(String::as_str))
         .collect();
-    let line = |(index, (name, _)): (usize, &(&str, String))| {
+    let line = |(index, (name, _)): (usize, &Cell)| {
         let cells = columns.iter().map(|column| column[index].1.clone());
-        std::iter::once((*name).to_owned()).chain(cells).collect()
+        std::iter::once(name.clone()).chain(cells).collect()
     };
     table::print(
         &header,
@@ -138,112 +138,87 @@ pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
     );
 }
 
-fn rows(run: &Run) -> Vec<(&'static str, String)> {
+/// Name of a row, its value.
+type Cell = (String, String);
+
+fn rows(run: &Run) -> Vec<Cell> {
     let outcome = &run.outcome;
-    let stats = &outcome.stats;
-    let rate = |tokens: u64| format!("{:.1}", tokens as f64 / outcome.makespan_s.max(1e-9));
-    let outputs = outcome
-        .requests
-        .iter()
-        .map(|request| u64::from(request.output_tokens))
-        .sum();
-    let mut rows = vec![
+    let mut rows = request_rows(outcome);
+    rows.extend(latency_rows("TTFT", &outcome.ttft_s(), SECONDS));
+    rows.extend(latency_rows("TPOT", &outcome.tpot_s(), MILLISECONDS));
+    let gaps = outcome.longest_gap_s();
+    rows.extend(latency_rows("longest gap", &gaps, MILLISECONDS));
+    rows.extend(latency_rows("E2E", &outcome.e2e_s(), SECONDS));
+    rows.extend(engine_rows(outcome));
+    rows.push(("simulated in, s".to_owned(), format!("{:.2}", run.wall_s)));
+    rows
+}
+
+fn named<const N: usize>(rows: [(&str, String); N]) -> Vec<Cell> {
+    rows.map(|(name, value)| (name.to_owned(), value)).into()
+}
+
+fn request_rows(outcome: &Outcome) -> Vec<Cell> {
+    let ended = |end| outcome.ended(end).count().to_string();
+    named([
         ("hit rate", format!("{:.4}", outcome.hit_rate())),
-        (
-            "requests finished",
-            outcome.ended(Ending::Finished).count().to_string(),
-        ),
-        (
-            "  too long, refused",
-            outcome.ended(Ending::TooLong).count().to_string(),
-        ),
-        (
-            "  given up",
-            outcome.ended(Ending::Failed).count().to_string(),
-        ),
+        ("requests finished", ended(Ending::Finished)),
+        ("  too long, refused", ended(Ending::TooLong)),
+        ("  given up", ended(Ending::Failed)),
         ("  waited at the door", outcome.waited_outside.to_string()),
-    ];
-    let latencies = [
-        (
-            ["TTFT mean, s", "TTFT p50, s", "TTFT p90, s", "TTFT p99, s"],
-            outcome.ttft_s(),
-            1.0,
-            3,
-        ),
-        (
-            [
-                "TPOT mean, ms",
-                "TPOT p50, ms",
-                "TPOT p90, ms",
-                "TPOT p99, ms",
-            ],
-            outcome.tpot_s(),
-            1e3,
-            1,
-        ),
-        (
-            [
-                "longest gap mean, ms",
-                "longest gap p50, ms",
-                "longest gap p90, ms",
-                "longest gap p99, ms",
-            ],
-            outcome.longest_gap_s(),
-            1e3,
-            1,
-        ),
-        (
-            ["E2E mean, s", "E2E p50, s", "E2E p90, s", "E2E p99, s"],
-            outcome.e2e_s(),
-            1.0,
-            3,
-        ),
-    ];
-    for (names, samples, scale, digits) in latencies {
-        let values = Summary::of(&samples)
-            .map(|summary| [summary.mean, summary.p50, summary.p90, summary.p99]);
-        for (index, name) in names.into_iter().enumerate() {
-            let shown = values.map_or("-".to_owned(), |values| {
-                format!("{:.digits$}", values[index] * scale)
-            });
-            rows.push((name, shown));
-        }
-    }
-    rows.extend([
-        ("output tokens/s", rate(outputs)),
+    ])
+}
+
+/// How latencies are shown: name, how many make a second, digits.
+type Unit = (&'static str, f64, usize);
+const SECONDS: Unit = ("s", 1.0, 3);
+const MILLISECONDS: Unit = ("ms", 1e3, 1);
+
+fn latency_rows(name: &str, samples_s: &[f64], (unit, per_s, digits): Unit) -> Vec<Cell> {
+    let summary = Summary::of(samples_s);
+    let row = |what: &str, value: Option<f64>| {
+        let shown = value.map_or("-".to_owned(), |s| format!("{:.digits$}", s * per_s));
+        (format!("{name} {what}, {unit}"), shown)
+    };
+    vec![
+        row("mean", summary.map(|summary| summary.mean)),
+        row("p50", summary.map(|summary| summary.p50)),
+        row("p90", summary.map(|summary| summary.p90)),
+        row("p99", summary.map(|summary| summary.p99)),
+    ]
+}
+
+fn engine_rows(outcome: &Outcome) -> Vec<Cell> {
+    let stats = &outcome.stats;
+    let makespan_s = outcome.makespan_s.max(1e-9);
+    let rate = |tokens: u64| format!("{:.1}", tokens as f64 / makespan_s);
+    let computed = stats.prompt_tokens - stats.cached_tokens;
+    let busy = format!("{:.1} %", 100.0 * outcome.busy_s / makespan_s);
+    named([
+        ("output tokens/s", rate(output_tokens(outcome))),
         ("prompt tokens/s", rate(stats.prompt_tokens)),
-        (
-            "  of them computed",
-            rate(stats.prompt_tokens - stats.cached_tokens),
-        ),
+        ("  of them computed", rate(computed)),
         ("makespan, s", format!("{:.1}", outcome.makespan_s)),
-        (
-            "  busy",
-            format!(
-                "{:.1} %",
-                100.0 * outcome.busy_s / outcome.makespan_s.max(1e-9)
-            ),
-        ),
+        ("  busy", busy),
         ("prefill steps", outcome.prefill_steps.to_string()),
         ("decode steps", outcome.decode_steps.to_string()),
         ("largest batch", outcome.largest_batch.to_string()),
         ("retractions", stats.retractions.to_string()),
         ("evicted tokens", stats.evicted_tokens.to_string()),
         ("evicted nodes", outcome.evicted_nodes.to_string()),
-        ("simulated in, s", format!("{:.2}", run.wall_s)),
-    ]);
-    rows
+    ])
+}
+
+fn output_tokens(outcome: &Outcome) -> u64 {
+    let tokens = outcome.requests.iter().map(|request| request.output_tokens);
+    tokens.map(u64::from).sum()
 }
 
 impl Run {
     /// For programs.
     pub fn json(&self) -> Value {
         let outcome = &self.outcome;
-        let outputs: u64 = outcome
-            .requests
-            .iter()
-            .map(|request| u64::from(request.output_tokens))
-            .sum();
+        let outputs = output_tokens(outcome);
         json!({
             "kv_tokens": outcome.kv_tokens,
             "hit_rate": outcome.hit_rate(),
