@@ -40,7 +40,7 @@ impl Prompt {
     pub fn push(&mut self, segment: Segment) {
         self.len += segment.tokens;
         if let Some(last) = self.segments.last_mut() {
-            let is_whole = last.tokens as usize % BLOCK_TOKENS == 0;
+            let is_whole = (last.tokens as usize).is_multiple_of(BLOCK_TOKENS);
             let next = u64::from(last.first_block) + u64::from(last.tokens) / BLOCK_TOKENS as u64;
             if is_whole && next == u64::from(segment.first_block) {
                 last.tokens += segment.tokens;
