@@ -17,10 +17,10 @@ use crate::kernels::cpu::default_threads;
 use crate::model::generation::GenerationConfig;
 use crate::model::text::TextModel;
 use crate::model::weights;
-use crate::state::eviction::EvictionPolicy;
 use crate::state::kv_layout::KvLayout;
 use crate::state::pages::PageSize;
-use crate::state::scheduler::{IntakeLimits, SchedulerLimits};
+use crate::state::prefix_history::HistoryLimits;
+use crate::state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Hears how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
 #[derive(Clone)]
@@ -132,18 +132,19 @@ impl EngineParts {
         })
     }
 
-    pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
-        let unusable = |key: &str, reason: String| ConfigError {
-            key: key.to_owned(),
-            reason,
-        };
-        let info = &self.info;
-        let policy = &config.radix_eviction_policy;
-        let eviction = EvictionPolicy::from_name(policy)
-            .map_err(|error| unusable("radix_eviction_policy", error.to_string()))?;
-        let page_size = PageSize::new(info.page_size as u32)
-            .ok_or_else(|| unusable("page_size", "is 0, must be at least 1".to_owned()))?;
-        let limits = SchedulerLimits {
+    /// What bounds the scheduler of an engine with this model.
+    ///
+    /// # Errors
+    /// A page of no tokens, an eviction policy that does not exist.
+    pub(crate) fn scheduler_limits(
+        info: &ModelInfo,
+        config: &EngineConfig,
+    ) -> Result<SchedulerLimits, ConfigError> {
+        let page_size = PageSize::new(info.page_size as u32).ok_or_else(|| ConfigError {
+            key: "page_size".to_owned(),
+            reason: "is 0, must be at least 1".to_owned(),
+        })?;
+        Ok(SchedulerLimits {
             page_size,
             total_pages: page_size.full_pages(info.max_total_tokens),
             total_rows: info.max_running_requests,
@@ -153,8 +154,18 @@ impl EngineParts {
             rules: config.batch_rules(),
             schedule_conservativeness: config.schedule_conservativeness,
             max_pins: config.max_pins,
+            queue: QueueRules {
+                priority: config.priority_order(),
+                eviction_policy: config.eviction_policy()?,
+            },
             eos_token_ids: info.eos_token_ids.clone().into(),
-        };
+        })
+    }
+
+    pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
+        let info = &self.info;
+        let limits = Self::scheduler_limits(info, config)?;
+        let (page_size, eviction_policy) = (limits.page_size, limits.queue.eviction_policy);
         let tokenizer = TokenizerSettings {
             text: self.text.clone(),
             vocab_size: info.vocab_size,
@@ -164,12 +175,18 @@ impl EngineParts {
                 page_size,
             },
             client_backlog_bytes: config.client_backlog_bytes,
+            timeouts: config.request_timeouts(),
+            prefix_history: config.prefix_diagnostics.then_some(HistoryLimits {
+                page_size,
+                max_requests: config.prefix_diagnostics_requests,
+                max_evicted_pages: config.prefix_diagnostics_pages,
+            }),
         };
         Ok(Blueprint {
             model_name: info.served_model_name.clone(),
             limits,
             schedule_policy: config.schedule_policy.clone(),
-            eviction_policy: (!config.disable_radix_cache).then_some(eviction),
+            eviction_policy,
             tokenizer,
             executor: self.executor.clone(),
         })

@@ -3,6 +3,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use souffleur::request::CancelFlag;
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::policy::{PriorityOrder, schedule_policy_names};
 use souffleur::state::preemption::PriorityRules;
 use souffleur::state::scheduler::BatchRules;
 
@@ -52,6 +54,12 @@ enum Event {
     Expire {
         now_s: u64,
     },
+    SetPolicy {
+        policy: usize,
+    },
+    SetEvictionPolicy {
+        policy: usize,
+    },
 }
 
 /// Lengths are in half pages and single tokens, so that prefixes meet inside pages and at their ends.
@@ -66,8 +74,8 @@ struct Wish {
     ignore_eos: bool,
     stop_token: Option<u32>,
     salted: bool,
-    priority: Option<i64>,
     logprob_start: Option<u32>,
+    priority: Option<i64>,
 }
 
 fn wish() -> impl Strategy<Value = Wish> {
@@ -77,7 +85,7 @@ fn wish() -> impl Strategy<Value = Wish> {
         proptest::option::weighted(0.3, 0..VOCAB),
         proptest::bool::weighted(0.2),
         proptest::option::weighted(0.2, 0..64u32),
-        proptest::option::weighted(0.7, -30..30i64),
+        proptest::option::weighted(0.75, prop_oneof![-30..30i64, -2..3i64]),
     )
         .prop_map(
             |(prompt, output, stop_token, salted, logprob_start, priority)| Wish {
@@ -90,8 +98,8 @@ fn wish() -> impl Strategy<Value = Wish> {
                 ignore_eos: output.2,
                 stop_token,
                 salted,
-                priority,
                 logprob_start,
+                priority,
             },
         )
 }
@@ -107,11 +115,12 @@ impl Wish {
             ignore_eos: self.ignore_eos,
             stop_token: self.stop_token,
             salt: self.salted.then_some("salt"),
-            priority: self.priority,
             logprob_start: self
                 .logprob_start
                 .filter(|start| (*start as usize) < prompt.len()),
+            priority: self.priority,
             prompt,
+            ..Ask::default()
         }
     }
 }
@@ -138,6 +147,8 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(which, cut, expires_s)| Event::Pin { which, cut, expires_s }),
         1 => Just(Event::Unpin),
         1 => (0..4u64).prop_map(|now_s| Event::Expire { now_s }),
+        1 => any::<usize>().prop_map(|policy| Event::SetPolicy { policy }),
+        1 => any::<usize>().prop_map(|policy| Event::SetEvictionPolicy { policy }),
     ]
 }
 
@@ -152,6 +163,8 @@ struct Size {
     conservativeness: f64,
     clips: bool,
     rules: BatchRules,
+    policy: usize,
+    priority: PriorityOrder,
 }
 
 fn size() -> impl Strategy<Value = Size> {
@@ -164,6 +177,12 @@ fn size() -> impl Strategy<Value = Size> {
         prop_oneof![Just(1.0), Just(0.3), Just(0.0)],
         proptest::bool::weighted(0.85),
         rules(),
+        any::<usize>(),
+        prop_oneof![
+            Just(PriorityOrder::Ignored),
+            Just(PriorityOrder::LargerFirst),
+            Just(PriorityOrder::SmallerFirst)
+        ],
     )
         .prop_map(
             |(
@@ -175,6 +194,8 @@ fn size() -> impl Strategy<Value = Size> {
                 conservativeness,
                 clips,
                 rules,
+                policy,
+                priority,
             )| Size {
                 pool_units,
                 n_rows,
@@ -184,6 +205,8 @@ fn size() -> impl Strategy<Value = Size> {
                 conservativeness,
                 clips,
                 rules,
+                policy,
+                priority,
             },
         )
 }
@@ -214,6 +237,11 @@ fn rules() -> impl Strategy<Value = BatchRules> {
             prefill_decode_interval_min_bs: min_bs,
             priority,
         })
+}
+
+fn policy_name(number: usize) -> &'static str {
+    let names: Vec<_> = schedule_policy_names().collect();
+    names[number % names.len()]
 }
 
 fn apply(world: &mut World, unit: usize, event: &Event) {
@@ -291,6 +319,11 @@ fn apply(world: &mut World, unit: usize, event: &Event) {
         }
         Event::Unpin => world.unpin_oldest(),
         Event::Expire { now_s } => world.expire_pins(*now_s),
+        Event::SetPolicy { policy } => world.set_policy(policy_name(*policy)),
+        Event::SetEvictionPolicy { policy } => {
+            let names: Vec<_> = EvictionPolicy::names().collect();
+            world.set_eviction_policy(names[policy % names.len()]);
+        }
     }
 }
 
@@ -314,6 +347,8 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
             conservativeness: size.conservativeness,
             clips: size.clips,
             rules: size.rules,
+            policy: policy_name(size.policy),
+            priority: size.priority,
             ..Setup::default()
         });
         for event in &events {

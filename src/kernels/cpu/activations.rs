@@ -130,18 +130,26 @@ impl PackGroup<'_> {
                 for m in 0..rows {
                     words[m] = pairs::<S>(&x[m * inputs + first..][..len]);
                 }
-                let mut stored = [0u32; LANES * LANES + LANES];
-                if rows == 1 {
-                    S::store_words(stored.as_mut_ptr(), words[0]);
-                } else {
-                    // A column is stored whole and the next one over what is too much of it.
-                    let columns = S::transpose(words);
-                    for i in 0..LANES {
-                        S::store_words(stored.as_mut_ptr().wrapping_add(i * rows), columns[i]);
+                let columns = match rows {
+                    1 => words,
+                    _ => S::transpose(words),
+                };
+                let n_columns = if rows == 1 { 1 } else { LANES };
+                // A column is stored whole, and the next one or the next pass over what is too much of it.
+                let store = |to: *mut u32| {
+                    for i in 0..n_columns {
+                        S::store_words(to.wrapping_add(i * rows), columns[i]);
                     }
+                };
+                let out = &mut out[first / 2 * rows..];
+                if out.len() >= LANES * rows + LANES {
+                    store(out.as_mut_ptr());
+                    continue;
                 }
+                let mut stored = [0u32; LANES * LANES + LANES];
+                store(stored.as_mut_ptr());
                 let n_words = len.div_ceil(2) * rows;
-                out[first / 2 * rows..][..n_words].copy_from_slice(&stored[..n_words]);
+                out[..n_words].copy_from_slice(&stored[..n_words]);
             }
         }
     }

@@ -83,11 +83,10 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, packed: &mut PackedRows, product:
     let stride = item_panels(weight, panels, rows, pool.n_threads());
     let n_spans = panels.div_ceil(stride);
     let n_blocks = row_blocks(n_spans, packed.n_groups(), pool.n_threads());
-    let threads = pool.n_threads();
     let cost = rows * weight.inputs * weight.outputs;
     let out = Shared::new(out);
     let packed = &*packed;
-    pool.for_each(n_spans * n_blocks, cost, &|item| {
+    pool.for_each_in_runs(n_spans * n_blocks, cost, &|item| {
         let (span, block) = (item / n_blocks, item % n_blocks);
         let panels = span * stride..panels.min((span + 1) * stride);
         let groups = group_rows(block, n_blocks, packed.n_groups());
@@ -102,7 +101,6 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, packed: &mut PackedRows, product:
                 write,
                 panels,
                 groups,
-                stride: stride * threads,
             },
         );
     });
@@ -137,8 +135,6 @@ struct Item<'a> {
     panels: std::ops::Range<usize>,
     /// Groups of rows.
     groups: std::ops::Range<usize>,
-    /// How many panels further on this thread's next item is likely to be.
-    stride: usize,
 }
 
 impl Kernel for Item<'_> {
@@ -195,7 +191,7 @@ impl Item<'_> {
     /// fetch by itself; one row is nothing but fetching.
     fn ahead(&self, group: usize, panel: usize, n: usize) -> Ahead {
         let n_groups = self.packed.n_groups();
-        let panel = panel + self.stride;
+        let panel = panel + n;
         let is_few = self.packed.rows() > 1 && n_groups <= MAX_FETCH_GROUPS;
         if !is_few || panel + n > self.weight.panels().len() {
             return Ahead::NONE;

@@ -77,6 +77,45 @@ pub struct ThreadPool {
     epoch: u32,
     /// A kernel was shared since the last step began: the next one is worth a wake-up.
     has_shared: bool,
+    /// For each thread, the items of [`ThreadPool::for_each_in_runs`] that it has before it.
+    runs: Arc<[Run]>,
+}
+
+/// Items that follow each other: the first in the high half, the end in the low half.
+#[derive(Default)]
+struct Run(AtomicU64);
+
+impl Run {
+    fn set(&self, items: std::ops::Range<u32>) {
+        let items = u64::from(items.start) << 32 | u64::from(items.end);
+        self.0.store(items, Ordering::Relaxed);
+    }
+
+    /// Takes the first item; for its own thread.
+    fn claim_first(&self) -> Option<usize> {
+        let before = self.claim(|first, end| (first + 1, end))?;
+        Some((before >> 32) as usize)
+    }
+
+    /// Takes the last item; for threads that have none of their own left.
+    fn claim_last(&self) -> Option<usize> {
+        let before = self.claim(|first, end| (first, end - 1))?;
+        Some(before as u32 as usize - 1)
+    }
+
+    fn claim(&self, take: impl Fn(u32, u32) -> (u32, u32)) -> Option<u64> {
+        let rest = |items: u64| {
+            let (first, end) = ((items >> 32) as u32, items as u32);
+            (first < end).then(|| {
+                let (first, end) = take(first, end);
+                u64::from(first) << 32 | u64::from(end)
+            })
+        };
+        // The kernel's ticket orders memory; a run only says which items are left.
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest)
+            .ok()
+    }
 }
 
 impl ThreadPool {
@@ -102,6 +141,7 @@ impl ThreadPool {
             handles: Vec::new(),
             epoch: 0,
             has_shared: false,
+            runs: (0..=n_workers).map(|_| Run::default()).collect(),
         };
         for worker in 0..n_workers {
             let shared = shared.clone();
@@ -163,6 +203,31 @@ impl ThreadPool {
                 match next.fetch_add(1, Ordering::Relaxed) {
                     index if index < n_items => item(lane, index),
                     _ => return,
+                }
+            }
+        });
+    }
+
+    /// Like [`ThreadPool::for_each`], but each thread goes through items that follow each other for as long as it has
+    /// any of its own: what it reads from memory is one stream, and what comes next is known.
+    ///
+    /// # Panics
+    /// As [`ThreadPool::for_each`].
+    pub fn for_each_in_runs(&mut self, n_items: usize, cost: usize, item: Item<'_>) {
+        let runs = self.runs.clone();
+        let items = u32::try_from(n_items).expect("a kernel has fewer than 2^32 items");
+        let first = |run: usize| (run as u64 * u64::from(items) / runs.len() as u64) as u32;
+        for (i, run) in runs.iter().enumerate() {
+            run.set(first(i)..first(i + 1));
+        }
+        self.for_each(runs.len(), cost, &|own| {
+            while let Some(index) = runs[own].claim_first() {
+                item(index);
+            }
+            let others = (1..runs.len()).map(|i| &runs[(own + i) % runs.len()]);
+            for other in others {
+                while let Some(index) = other.claim_last() {
+                    item(index);
                 }
             }
         });
@@ -340,6 +405,24 @@ mod tests {
                 sum.fetch_add(kernel * 10 + i, Ordering::Relaxed);
             });
             assert_eq!(sum.load(Ordering::Relaxed), kernel * 50 + 10);
+        }
+    }
+
+    #[test]
+    fn runs_leave_no_item_out_and_take_none_twice() {
+        for n_threads in [1, 2, 3] {
+            let mut pool = ThreadPool::new(n_threads).expect("threads start");
+            for kernel in 0..300 {
+                let n_items = [0, 1, 2, 5, 64][kernel % 5];
+                let counts: Vec<_> = (0..n_items).map(|_| AtomicUsize::new(0)).collect();
+                pool.for_each_in_runs(n_items, MIN_SHARED_COST, &|i| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "{n_threads} threads, {n_items} items"
+                );
+            }
         }
     }
 

@@ -40,6 +40,8 @@ impl Node {
             created: 0,
             hits: 0,
             priority: i64::MIN,
+            start_tokens: 0,
+            history_tokens: 0,
         };
         Self::new(
             NO_NODE,
@@ -179,6 +181,7 @@ impl Arena {
             created: now,
             ..node.usage
         };
+        node.usage.start_tokens += at as u32;
         let mut upper = Node::new(node.parent, tokens, pages, usage, node.written_by);
         upper.lock_ref = node.lock_ref;
         let upper = self.add(upper);

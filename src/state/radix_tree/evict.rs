@@ -57,7 +57,8 @@ impl Victims {
 
 impl RadixTree {
     pub(super) fn evict_leaves(&mut self, tokens: usize) -> Evicted {
-        if tokens > 0 && self.policy.trend() == KeyTrend::Shrinks {
+        let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
+        if tokens > 0 && !is_kept {
             self.rebuild_victims();
         }
         let expected = tokens.min(self.evictable_tokens);
@@ -74,6 +75,11 @@ impl RadixTree {
             pages: Pages::adopt(ids, &self.ledger),
             tokens: freed,
             nodes,
+            edges: self
+                .notes
+                .as_mut()
+                .map(|notes| notes.take_evicted())
+                .unwrap_or_default(),
         }
     }
 
@@ -92,7 +98,8 @@ impl RadixTree {
         }
     }
 
-    fn rebuild_victims(&mut self) {
+    pub(super) fn rebuild_victims(&mut self) {
+        self.order_is_stale = false;
         self.victims.clear();
         for index in self.arena.indices() {
             self.arena[index].is_queued = false;
@@ -115,7 +122,9 @@ impl RadixTree {
     /// Removes an evictable leaf and returns its length in tokens.
     fn remove_leaf(&mut self, leaf: u32, ids: &mut Vec<PageId>) -> usize {
         let n_tokens = self.arena[leaf].tokens.len();
+        self.note_eviction(leaf);
         let (parent, pages) = self.arena.remove(leaf);
+        self.forget_note(leaf);
         ids.extend_from_slice(pages.get());
         self.evictable_tokens -= n_tokens;
         let above = &self.arena[parent];

@@ -90,6 +90,9 @@ impl RadixTree {
                 return Err(format!("page {page} of node {index} is cached twice"));
             }
         }
+        let start = self.arena[node.parent].usage.start_tokens as usize
+            + self.arena[node.parent].tokens.len();
+        same(index, "start", node.usage.start_tokens as usize, start)?;
         let must_be_queued = self.policy.trend() == KeyTrend::Grows && node.is_evictable();
         if must_be_queued && !node.is_queued {
             return Err(format!(
@@ -109,8 +112,8 @@ impl RadixTree {
         )?;
         for (key, index) in self.victims.iter() {
             let node = &self.arena[index];
-            let is_late =
-                self.policy.trend() == KeyTrend::Grows && key > self.policy.key(&node.usage);
+            let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
+            let is_late = is_kept && key > self.policy.key(&node.usage);
             if !node.is_live || !node.is_queued || is_late {
                 return Err(format!("node {index} has a wrong entry in the order"));
             }

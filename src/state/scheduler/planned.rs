@@ -56,6 +56,7 @@ impl Scheduler {
                 self.give_way(open)
             }
         };
+        self.note_evictions(step, std::mem::take(&mut verdict.evicted_edges));
         if matches!(next, Next::Nothing)
             && verdict.budget == Some(Budget::NoToken)
             && let Some(refused) = verdict.refused
@@ -89,7 +90,7 @@ impl Scheduler {
         }
     }
 
-    fn take_checkpointed(&mut self, checkpointed: CheckpointedSeq) {
+    pub(super) fn take_checkpointed(&mut self, checkpointed: CheckpointedSeq) {
         let CheckpointedSeq {
             seq,
             lock,
@@ -177,8 +178,10 @@ impl Scheduler {
             lock,
             prefix,
             prefix_len,
+            departure,
             ..
         } = admitted;
+        self.note_departure(seq, departure);
         let row = grant.row.expect("a sequence that starts asks for a row");
         let sequence = &mut self.sequences[seq];
         if sequence.cached_tokens.is_none() {
@@ -311,6 +314,11 @@ impl Scheduler {
         self.next_step = StepId::new(step.get() + 1);
         self.counters.steps += 1;
         self.is_dirty = true;
+        let prefilled = rows.iter().map(|row| match &row.work {
+            RowWork::Prefill { positions } => positions.len() as u64,
+            RowWork::Decode { .. } => 0,
+        });
+        self.prefilled_tokens += prefilled.sum::<u64>();
         self.steps.push_back(StepRecord {
             step,
             rows: rows.iter().map(|row| row.seq).collect(),
