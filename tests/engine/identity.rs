@@ -1,6 +1,6 @@
 //! The output of a request is bit for bit the same whatever the schedule does to it: alone or in a batch of 16,
-//! with and without a prefix hit, chunked at any size, on any page size, in mixed steps, across retractions and
-//! preemptions.
+//! with and without a prefix hit, chunked at any size, on any page size, in mixed steps, across retractions,
+//! preemptions and swaps of the policies.
 //!
 //! Real models on the CPU executor; tokens and their log probabilities are compared by bits. (Mixed steps take in no
 //! request that wants log probabilities, so there the tokens are compared; the bits of mixed steps' logits are in
@@ -9,10 +9,13 @@
 use std::path::{Path, PathBuf};
 
 use futures_util::future::join_all;
+use souffleur::actors::messages::SetPolicy;
 use souffleur::config::{Dtype, EngineConfig};
 use souffleur::engine::{Engine, Generation};
 use souffleur::executor::LogprobWish;
 use souffleur::request::{Event, GenerateRequest, Prompt};
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::policy::schedule_policy_names;
 
 use super::world::{World, collect, within};
 
@@ -213,24 +216,59 @@ async fn check_evacuated(model: &str, dtype: Dtype) {
         max_running_requests: Some(4),
         ..config(model, dtype)
     };
-    for (how, config) in [("retracted", tight), ("preempted", preempting)] {
+    let swapping = EngineConfig {
+        max_total_tokens: Some(800),
+        ..preempting.clone()
+    };
+    let configs = [
+        ("retracted", tight),
+        ("preempted", preempting),
+        ("evicted between swaps of the policies", swapping),
+    ];
+    for (how, config) in configs {
         let world = start(config);
-        let runs = (0..REQUESTS).map(|index| {
+        let runs = (0..REQUESTS).map(async |index| {
             let mut request = long_request(index);
             // Those that come first, and run, are the worst.
             request.priority = Some(i64::from(index / 4) * 100);
-            bits(world.generate(request))
+            let got = bits(world.generate(request)).await;
+            if how.contains("swaps") {
+                // The others run or wait.
+                swap_policies(&world, index as usize).await;
+            }
+            got
         });
         let got = join_all(runs).await;
         let stats = world.assert_whole().await;
         let evacuated = match how {
             "retracted" => stats.retractions,
-            _ => stats.preemptions,
+            "preempted" => stats.preemptions,
+            _ => stats.preemptions.min(stats.evicted_tokens),
         };
-        assert!(evacuated > 0, "{model} in {dtype:?}: nobody was {how}");
+        assert!(
+            evacuated > 0,
+            "{model} in {dtype:?}: nobody was {how}: {stats:?}"
+        );
         world.stop().await;
         assert_same(&got, &expected, &format!("{model} in {dtype:?}, {how}"));
     }
+}
+
+async fn swap_policies(world: &World, number: usize) {
+    let schedules: Vec<&str> = schedule_policy_names().collect();
+    let evictions: Vec<&str> = EvictionPolicy::names().collect();
+    let schedule = schedules[number % schedules.len()];
+    let eviction = evictions[number % evictions.len()];
+    let swap = SetPolicy {
+        schedule_policy: Some(schedule.to_owned()),
+        radix_eviction_policy: Some(eviction.to_owned()),
+    };
+    let set = within(world.engine.set_policy(swap)).await;
+    let set = set.expect("all of them exist");
+    assert_eq!(
+        (set.schedule_policy, set.radix_eviction_policy),
+        (schedule, eviction)
+    );
 }
 
 /// As [`request`], but long, and of a length that the scheduler must not reserve in full.
