@@ -41,7 +41,11 @@ impl PagePool {
         if n > self.free.len() {
             return None;
         }
-        let ids: PageIds = self.free.drain(..n).collect();
+        let mut ids = PageIds::new();
+        let (front, back) = self.free.as_slices();
+        ids.extend_from_slice(&front[..n.min(front.len())]);
+        ids.extend_from_slice(&back[..n - ids.len()]);
+        self.free.drain(..n);
         for id in &ids {
             self.granted.set(id.index(), true);
         }

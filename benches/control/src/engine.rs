@@ -119,6 +119,10 @@ impl Engine {
         std::mem::take(&mut self.spent).as_secs_f64() * 1e6
     }
 
+    pub fn steps_in_flight(&self) -> usize {
+        self.steps.len()
+    }
+
     /// Takes a request in and plans what can be planned.
     pub fn submit(&mut self, request: Submission) {
         let started = Instant::now();

@@ -12,6 +12,7 @@ use crate::clock::Times;
 pub enum Operation {
     Match,
     MatchDeep,
+    MatchCold,
     Lock,
     Insert,
     InsertHalf,
@@ -31,6 +32,7 @@ impl Operation {
         match self {
             Self::Match => "match, full hit",
             Self::MatchDeep => "match over 32 nodes",
+            Self::MatchCold => "match, leaves at random",
             Self::Lock => "match, lock, unlock",
             Self::Insert => "insert",
             Self::InsertHalf => "insert, half shared (splits)",

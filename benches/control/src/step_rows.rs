@@ -5,11 +5,12 @@ use crate::clock::Times;
 use crate::engine::{Engine, Shape, request};
 use crate::prompts::{SHARED_TOKENS, prompt};
 use crate::report::{Operation, Row};
+use souffleur::state::sequence::Submission;
 
 /// Steps of which one value is the mean.
 const STEPS: usize = 20;
 const BATCHES: usize = 51;
-const ADMISSIONS: usize = 301;
+const ADMISSIONS: usize = 201;
 /// Leaves of the tree that admissions meet.
 const LEAVES: u64 = 100_000;
 /// Requests of a batch in which requests come and go live so many steps.
@@ -36,7 +37,8 @@ fn batch_size(batch: u32) -> String {
     format!("batch {batch}")
 }
 
-/// From a request's arrival to the step that computes its 64 new tokens, with so many others running.
+/// From a request's arrival to the step that computes its 64 new tokens, with so many others running: whose last
+/// decode it sees the end of.
 fn admission(running: u32) -> Row {
     let n_pages = (LEAVES as u32 + 8_192) * 64 + running * 8_192;
     let mut engine = Engine::new(Shape {
@@ -58,38 +60,45 @@ fn admission(running: u32) -> Row {
         engine.submit(next(4_096));
         engine.end_step();
     }
-    // A further step is planned when one of those under way ends: an admission costs what such a step costs more.
-    let mut plain = Vec::new();
+    engine.n_ended = 0;
     let mut times = Vec::new();
     for _ in 0..ADMISSIONS {
-        if running > 0 {
-            engine.take_spent_us();
-            engine.end_step();
-            plain.push(engine.take_spent_us());
-        }
-        engine.take_spent_us();
-        engine.submit(next(1));
-        if running > 0 {
-            engine.end_step();
-        }
-        times.push(engine.take_spent_us());
-        while engine.n_ended > 0 {
-            engine.end_step();
-            engine.n_ended = 0;
-        }
-        for _ in 0..4 {
-            engine.end_step();
-        }
+        let request = next(1);
+        times.push(match running {
+            0 => admit_alone(&mut engine, request),
+            _ => admit_beside(&mut engine, request, running as usize),
+        });
     }
     let size = match running {
         0 => "idle, 1e5 leaves".to_owned(),
         _ => format!("{running} running, 1e5 leaves"),
     };
-    if running > 0 {
-        let step = Times::new(plain).median_us();
-        times.iter_mut().for_each(|time| *time -= step);
-    }
     row(Operation::Admission, &size, times)
+}
+
+fn admit_alone(engine: &mut Engine, request: Submission) -> f64 {
+    engine.take_spent_us();
+    engine.submit(request);
+    let us = engine.take_spent_us();
+    while engine.end_step() {}
+    us
+}
+
+/// The step that admits it takes the place of a decode, and what ends it is the end of such a decode.
+fn admit_beside(engine: &mut Engine, request: Submission, running: usize) -> f64 {
+    engine.take_spent_us();
+    engine.submit(request);
+    engine.end_step();
+    assert!(engine.steps_in_flight() > 0);
+    let us = engine.take_spent_us();
+    while engine.scheduler.stats().running_requests != running || engine.n_ended == 0 {
+        engine.end_step();
+    }
+    engine.n_ended = 0;
+    for _ in 0..4 {
+        engine.end_step();
+    }
+    us
 }
 
 /// An engine in which so many requests decode.
@@ -133,7 +142,6 @@ fn decode(operation: Operation, batch: u32, page_size: u32) -> Row {
 fn churn(batch: u32) -> Row {
     let mut engine = decoding(batch, 1, LIFE_STEPS);
     let mut number = u64::from(batch);
-    engine.n_ended += batch as usize - engine.scheduler.stats().running_requests;
     let mut times = Vec::new();
     for _ in 0..BATCHES {
         engine.take_spent_us();

@@ -191,7 +191,20 @@ impl Edge {
                     Err(shared) => shared.pages.clone(),
                 };
             }
-            _ => ids.extend(self.pages(page_size)),
+            _ => self.copy_pages(ids, page_size),
+        }
+    }
+
+    fn copy_pages(&self, ids: &mut PageIds, page_size: PageSize) {
+        match self.pages(page_size) {
+            Ids::Ids(own) => ids.extend_from_slice(own.as_slice()),
+            Ids::Numbers(numbers) => {
+                let n_before = ids.len();
+                ids.resize(n_before + numbers.len(), PageId::new(0));
+                for (id, number) in ids[n_before..].iter_mut().zip(numbers) {
+                    *id = PageId::new(*number);
+                }
+            }
         }
     }
 

@@ -108,6 +108,7 @@ impl Scheduler {
     }
 
     fn attach_growth(&mut self, grants: Vec<Grant>) {
+        self.deltas.reserve(grants.len());
         for Grant { seq, pages, .. } in grants {
             self.append_pages(seq, pages);
         }
@@ -242,8 +243,11 @@ impl Scheduler {
         if self.recovering {
             return Next::Nothing;
         }
-        let is_alive = |seq: &SeqId| self.sequences.get(*seq).is_some_and(Sequence::can_decode);
-        let decode: Vec<SeqId> = open.decode.into_iter().filter(is_alive).collect();
+        let mut decode = open.decode;
+        if !self.ended.is_empty() {
+            let is_alive = |seq: &SeqId| self.sequences.get(*seq).is_some_and(Sequence::can_decode);
+            decode.retain(is_alive);
+        }
         if decode.is_empty() {
             return Next::Nothing;
         }

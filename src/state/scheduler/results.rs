@@ -35,6 +35,7 @@ impl Scheduler {
         }
         match result {
             Ok(mut output) => {
+                self.news.reserve(output.rows.len());
                 for row in output.rows.drain(..) {
                     self.take_row(row);
                 }
