@@ -57,7 +57,11 @@ fn main() -> anyhow::Result<()> {
     let has = |part| arguments.only.contains(&part);
     let mut rows = Vec::new();
     if has(Part::Length) {
-        rows.extend([1_024, 8_192, 32_768].into_iter().flat_map(tree_rows::by_length));
+        rows.extend(
+            [1_024, 8_192, 32_768]
+                .into_iter()
+                .flat_map(tree_rows::by_length),
+        );
     }
     if has(Part::Leaves) {
         let leaves = [1_000, 100_000, 1_000_000].into_iter();

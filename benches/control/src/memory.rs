@@ -46,7 +46,9 @@ impl Memory {
 pub fn all() -> anyhow::Result<Vec<Memory>> {
     let program = std::env::current_exe()?;
     let run = |name: &&str| {
-        let output = Command::new(&program).args(["--memory-of", name]).output()?;
+        let output = Command::new(&program)
+            .args(["--memory-of", name])
+            .output()?;
         if !output.status.success() {
             bail!("{}", String::from_utf8_lossy(&output.stderr));
         }

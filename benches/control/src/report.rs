@@ -124,7 +124,8 @@ impl Row {
         let is_same = |then: &&Figures| then.operation == self.operation && then.size == self.size;
         self.then = peers.figures.iter().find(is_same).cloned();
         if let Some(then) = &self.then
-            && let (Some(tgi), Some(before), Some(now)) = (then.tgi, then.kv_index, self.kv_index_us)
+            && let (Some(tgi), Some(before), Some(now)) =
+                (then.tgi, then.kv_index, self.kv_index_us)
         {
             self.tgi_scaled_us = Some(tgi * now / before);
         }
@@ -134,7 +135,9 @@ impl Row {
             ("wish", self.wish_us),
         ];
         if let Some(ours) = self.souffleur_us {
-            let missed = bars.iter().filter(|(_, bar)| bar.is_some_and(|bar| ours > bar));
+            let missed = bars
+                .iter()
+                .filter(|(_, bar)| bar.is_some_and(|bar| ours > bar));
             self.missed = missed.map(|(name, _)| *name).collect();
         }
     }

@@ -131,7 +131,9 @@ impl Arena {
             if node.parent != parent {
                 return None;
             }
-            let common = self.page_size.floor(common_prefix(node.edge.tokens(), rest));
+            let common = self
+                .page_size
+                .floor(common_prefix(node.edge.tokens(), rest));
             (common > 0).then_some((child, common))
         })
     }

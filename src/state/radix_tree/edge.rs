@@ -145,7 +145,10 @@ impl Edge {
     pub(super) fn new(tokens: &[u32], pages: &mut Pages, at: usize, page_size: PageSize) -> Self {
         let n_pages = page_size.full_pages(tokens.len());
         let n_given = pages.len() - at;
-        assert!(n_given == n_pages, "{n_pages} pages of key with {n_given} pages");
+        assert!(
+            n_given == n_pages,
+            "{n_pages} pages of key with {n_given} pages"
+        );
         let end = u32::try_from(tokens.len()).expect("an edge has fewer than 2^32 tokens");
         let buffer = if tokens.len() > LONG_TOKENS {
             EdgeBuffer::long(tokens, pages.split_off(at).surrender())

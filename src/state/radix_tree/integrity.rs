@@ -76,7 +76,8 @@ impl RadixTree {
             index,
             "tokens",
             n_tokens,
-            self.page_size.tokens_in(node.edge.pages(self.page_size).count()),
+            self.page_size
+                .tokens_in(node.edge.pages(self.page_size).count()),
         )?;
         let found = self.arena.step(node.parent, node.edge.tokens());
         same(
