@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
 use crate::model::weights::Quantization;
-use crate::state::eviction::EvictionPolicy;
+use crate::request::RequestTimeouts;
+use crate::state::eviction::{EvictionParameters, EvictionPolicy};
 use crate::state::pages::PageSize;
-use crate::state::policy::schedule_policy;
+use crate::state::policy::{PriorityOrder, schedule_policy};
 use crate::state::scheduler::IntakeLimits;
 
 /// Most tokens a page: beyond that a page is a prompt, and little is shared.
@@ -54,14 +55,30 @@ pub struct EngineConfig {
     pub chunked_prefill_size: i64,
     /// Order of the waiting queue.
     pub schedule_policy: String,
+    /// Serves requests by their `priority` first, by the policy among equals.
+    pub enable_priority_scheduling: bool,
+    /// With priorities: the smaller value first.
+    pub schedule_low_priority_values_first: bool,
     /// Above 1 reserves more for running requests: fewer retractions, smaller batches.
     pub schedule_conservativeness: f64,
     /// Which cached prefix is evicted first.
     pub radix_eviction_policy: String,
+    /// Parameters of the eviction policy, a JSON object with the fields of [`EvictionParameters`].
+    pub radix_eviction_policy_config: Option<String>,
     /// Recomputes every prefix.
     pub disable_radix_cache: bool,
     /// Holds a request for a step or two when its prefix is being prefilled by another one.
     pub prefix_wait: bool,
+    /// Seconds that a request may wait for its first step.
+    pub req_waiting_timeout_s: Option<f64>,
+    /// Seconds that a request may run from its first step on.
+    pub req_running_timeout_s: Option<f64>,
+    /// Remembers where prompts left the tree, and what was evicted.
+    pub prefix_diagnostics: bool,
+    /// Requests whose prefix is remembered.
+    pub prefix_diagnostics_requests: usize,
+    /// Evicted pages that are remembered, up to 50 bytes each.
+    pub prefix_diagnostics_pages: usize,
     /// Most prefixes that hosts may pin at once.
     pub max_pins: usize,
     /// Events that wait for a slow reader before they are merged.
@@ -92,10 +109,18 @@ impl Default for EngineConfig {
             max_prefill_tokens: 16384,
             chunked_prefill_size: 4096,
             schedule_policy: "fcfs".to_owned(),
+            enable_priority_scheduling: false,
+            schedule_low_priority_values_first: false,
             schedule_conservativeness: 1.0,
             radix_eviction_policy: "lru".to_owned(),
+            radix_eviction_policy_config: None,
             disable_radix_cache: false,
             prefix_wait: true,
+            req_waiting_timeout_s: None,
+            req_running_timeout_s: None,
+            prefix_diagnostics: true,
+            prefix_diagnostics_requests: 1024,
+            prefix_diagnostics_pages: 1 << 18,
             max_pins: 256,
             client_channel_events: 64,
             client_backlog_bytes: 1 << 20,
@@ -156,10 +181,24 @@ impl EngineConfig {
             ("max_queued_tokens", Some(self.max_queued_tokens)),
             ("max_prefill_tokens", Some(self.max_prefill_tokens)),
             ("client_channel_events", Some(self.client_channel_events)),
+            (
+                "prefix_diagnostics_requests",
+                Some(self.prefix_diagnostics_requests),
+            ),
         ];
         for (key, value) in at_least_one {
             check(value != Some(0), key, || {
                 "is 0, must be at least 1".to_owned()
+            })?;
+        }
+        let timeouts = [
+            ("req_waiting_timeout_s", self.req_waiting_timeout_s),
+            ("req_running_timeout_s", self.req_running_timeout_s),
+        ];
+        for (key, value) in timeouts {
+            let seconds = value.unwrap_or(1.0);
+            check(seconds > 0.0 && seconds.is_finite(), key, || {
+                format!("is {seconds}, must be more than 0; leave it out for no limit")
             })?;
         }
         let (chunk, page) = (self.chunked_prefill_size, self.page_size);
@@ -195,12 +234,39 @@ impl EngineConfig {
         if let Err(reason) = schedule_policy(&self.schedule_policy) {
             return check(false, "schedule_policy", || reason);
         }
-        let policy = &self.radix_eviction_policy;
-        let names: Vec<_> = EvictionPolicy::names().collect();
-        let is_known = names.contains(&policy.as_str());
-        check(is_known, "radix_eviction_policy", || {
-            format!("is {policy:?}, must be one of {}", names.join(", "))
-        })
+        self.eviction_policy().map(drop)
+    }
+
+    /// The eviction policy with its parameters; `None` without a prefix cache.
+    ///
+    /// # Errors
+    /// Names the policies, or the parameters, that there are.
+    pub fn eviction_policy(&self) -> Result<Option<EvictionPolicy>, ConfigError> {
+        let name = &self.radix_eviction_policy;
+        let policy = EvictionPolicy::from_name(name).map_err(|unknown| ConfigError {
+            key: "radix_eviction_policy".to_owned(),
+            reason: unknown.reason(),
+        })?;
+        let json = self.radix_eviction_policy_config.as_deref();
+        let parameters: EvictionParameters =
+            serde_json::from_str(json.unwrap_or("{}")).map_err(|error| ConfigError {
+                key: "radix_eviction_policy_config".to_owned(),
+                reason: format!("is no JSON object of parameters: {error}"),
+            })?;
+        let policy = policy.with_parameters(parameters);
+        Ok((!self.disable_radix_cache).then_some(policy))
+    }
+
+    /// Whether priorities count, and which way round.
+    pub fn priority_order(&self) -> PriorityOrder {
+        match (
+            self.enable_priority_scheduling,
+            self.schedule_low_priority_values_first,
+        ) {
+            (false, _) => PriorityOrder::Ignored,
+            (true, false) => PriorityOrder::LargerFirst,
+            (true, true) => PriorityOrder::SmallerFirst,
+        }
     }
 
     /// Chunk size in whole pages, `None` with chunked prefill off.
@@ -209,6 +275,14 @@ impl EngineConfig {
             .ok()
             .filter(|size| *size > 0)?;
         Some(size - size % self.page_size as usize)
+    }
+
+    /// The limits that hold for every request.
+    pub fn request_timeouts(&self) -> RequestTimeouts {
+        RequestTimeouts {
+            waiting_s: self.req_waiting_timeout_s,
+            running_s: self.req_running_timeout_s,
+        }
     }
 
     /// The name that `/v1/models` lists.

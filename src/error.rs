@@ -34,6 +34,18 @@ pub enum RequestError {
     /// Even alone on the device the sequence does not fit.
     #[error("out of memory even after retracting all other requests: raise --max-total-tokens")]
     OutOfMemory,
+    /// It waited or ran for longer than it may.
+    #[error("request {what} for {limit_ms} ms, which is its limit ({key}): {remedy}")]
+    Timeout {
+        /// What it did: `waited` or `ran`.
+        what: &'static str,
+        /// The limit in milliseconds.
+        limit_ms: u64,
+        /// The field of the request and the flag of the engine that set it.
+        key: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// The model produced NaN logits for this request.
     #[error("the model produced NaN logits")]
     NanLogits,
@@ -57,6 +69,26 @@ pub enum RequestError {
 }
 
 impl RequestError {
+    /// The queue was longer than the request could wait.
+    pub fn waiting_timeout(limit_s: f64) -> Self {
+        Self::Timeout {
+            what: "waited",
+            limit_ms: milliseconds(limit_s),
+            key: "waiting_timeout, --req-waiting-timeout-s",
+            remedy: "try again later or allow more",
+        }
+    }
+
+    /// The output took longer than the request may run.
+    pub fn running_timeout(limit_s: f64) -> Self {
+        Self::Timeout {
+            what: "ran",
+            limit_ms: milliseconds(limit_s),
+            key: "running_timeout, --req-running-timeout-s",
+            remedy: "ask for fewer tokens or allow more",
+        }
+    }
+
     /// Stable name for JSON and metric labels.
     pub fn code(&self) -> &'static str {
         match self {
@@ -65,6 +97,7 @@ impl RequestError {
             Self::Overloaded { .. } => "overloaded",
             Self::DuplicateRequest(_) => "duplicate_request",
             Self::OutOfMemory => "out_of_memory",
+            Self::Timeout { .. } => "timeout",
             Self::NanLogits => "nan_logits",
             Self::SlowClient { .. } => "slow_client",
             Self::Step(_) => "step_failed",
@@ -77,10 +110,17 @@ impl RequestError {
     pub fn status(&self) -> u16 {
         match self {
             Self::Invalid(_) | Self::PromptTooLong { .. } | Self::DuplicateRequest(_) => 400,
-            Self::Overloaded { .. } | Self::EngineDown(_) | Self::ShuttingDown => 503,
+            Self::Overloaded { .. }
+            | Self::Timeout { .. }
+            | Self::EngineDown(_)
+            | Self::ShuttingDown => 503,
             Self::OutOfMemory | Self::NanLogits | Self::SlowClient { .. } | Self::Step(_) => 500,
         }
     }
+}
+
+fn milliseconds(seconds: f64) -> u64 {
+    (seconds * 1e3).round() as u64
 }
 
 /// Why a step did not run to its end.

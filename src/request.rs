@@ -26,8 +26,10 @@ pub struct GenerateRequest {
     pub logprobs: Option<LogprobWish>,
     /// The cache namespace: prefixes are shared only inside one.
     pub namespace: Namespace,
-    /// Larger is sooner, for policies that look at it.
+    /// Larger is sooner, or smaller, or it counts for eviction only: as configured.
     pub priority: Option<i64>,
+    /// How long it may wait and run; the engine's own limits hold besides.
+    pub timeouts: RequestTimeouts,
     /// The client reads token by token: only a label of metrics, deltas flow either way.
     pub is_streaming: bool,
 }
@@ -42,7 +44,36 @@ impl GenerateRequest {
             logprobs: None,
             namespace: Namespace::default(),
             priority: None,
+            timeouts: RequestTimeouts::default(),
             is_streaming: true,
+        }
+    }
+}
+
+/// How long a request may take before it fails with `timeout`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RequestTimeouts {
+    /// Seconds from intake to the first step; `None` for no limit.
+    pub waiting_s: Option<f64>,
+    /// Seconds from the first step to the end, time after a retraction included; `None` for no limit.
+    pub running_s: Option<f64>,
+}
+
+impl RequestTimeouts {
+    /// True if there is a limit.
+    pub fn any(&self) -> bool {
+        self.waiting_s.is_some() || self.running_s.is_some()
+    }
+
+    /// The shorter of the limits of both.
+    pub fn tightened(self, other: Self) -> Self {
+        let shorter = |a: Option<f64>, b: Option<f64>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        Self {
+            waiting_s: shorter(self.waiting_s, other.waiting_s),
+            running_s: shorter(self.running_s, other.running_s),
         }
     }
 }

@@ -125,6 +125,33 @@ fn on_and_off_are_understood() {
 }
 
 #[test]
+fn parameters_of_a_policy_are_json_in_every_source() {
+    let json = r#"{"threshold": 4096, "next_prompt_estimate": 200}"#;
+    let env = [("SOUFFLEUR_RADIX_EVICTION_POLICY_CONFIG", json)];
+    let flags = ["--radix-eviction-policy", "tlru"];
+    let settings = load(None, &env, &flags).expect("the settings are good");
+    let policy = settings.engine.eviction_policy().expect("it is usable");
+    let parameters = policy.expect("there is a cache").parameters();
+    assert_eq!(
+        (parameters.threshold, parameters.next_prompt_estimate),
+        (4096, 200)
+    );
+    let wrong = ["--radix-eviction-policy-config", r#"{"xi": 1}"#];
+    let engine = load(None, &[], &wrong).map(|settings| settings.engine);
+    let error = engine
+        .map_err(|error| error.to_string())
+        .and_then(|engine| {
+            let policy = engine.eviction_policy();
+            policy.map_err(|error| error.to_string())
+        });
+    let error = error.expect_err("xi is no parameter");
+    assert!(
+        error.contains("xi") && error.contains("threshold"),
+        "{error}"
+    );
+}
+
+#[test]
 fn names_that_look_like_numbers_stay_names() {
     let env = [("SOUFFLEUR_SERVED_MODEL_NAME", "123")];
     let settings = load(None, &env, &["--model-path", "8"]).expect("the settings are good");

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use actix::{Message, Recipient};
+use serde::Serialize;
 
 use crate::actors::mailbox::{HandlerTimer, InFlight};
 use crate::error::{RequestError, StepError};
@@ -15,6 +16,8 @@ use crate::sink::EventSink;
 use crate::state::namespace::Namespace;
 use crate::state::news::RequestTokens;
 use crate::state::plan::{PlanRequest, Planned, ReserveRequest};
+use crate::state::prefix_history::{PrefixEvent, PrefixReport};
+use crate::state::probe::{ProbeReply, ProbeRequest};
 use crate::state::sequence::Submission;
 use crate::state::stats::EngineStats;
 
@@ -56,6 +59,17 @@ impl Generate {
 pub struct TokensReady {
     /// One entry for each request with news, in batch order.
     pub batch: Vec<RequestTokens>,
+    /// For the diagnosis of misses: admissions and evictions since the last such message, in their order.
+    pub prefixes: Vec<PrefixEvent>,
+}
+
+/// Host or server -> Tokenizer, rare: where a request's prompt left the tree, and why. `None` for an id that is
+/// unknown, not admitted yet or forgotten, and with the diagnosis off.
+#[derive(Debug, Message)]
+#[rtype(result = "Option<Box<PrefixReport>>")]
+pub struct GetPrefixReport {
+    /// The request.
+    pub rid: RequestId,
 }
 
 // To the Scheduler.
@@ -145,6 +159,34 @@ pub struct UnpinPrefix {
     pub pin: u64,
 }
 
+/// RadixCache -> Scheduler, answers `ProbePrefixes`. The plan goes on with `PlanStep`.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct PrefixesProbed {
+    /// What was settled, and what the cache holds of each request.
+    pub reply: Box<ProbeReply>,
+}
+
+/// Host or server -> Scheduler, rare: other policies from the next plan on. What waits and what runs stays. Names
+/// that nobody knows change nothing. A unit that is built anew starts with the configured policies.
+#[derive(Debug, Default, Message)]
+#[rtype(result = "Result<PoliciesSet, RequestError>")]
+pub struct SetPolicy {
+    /// Order of the waiting queue.
+    pub schedule_policy: Option<String>,
+    /// Which cached prefix is evicted first.
+    pub radix_eviction_policy: Option<String>,
+}
+
+/// Answers `SetPolicy`: the policies from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PoliciesSet {
+    /// Order of the waiting queue; `fcfs` if what was asked for needs a prefix cache and there is none.
+    pub schedule_policy: &'static str,
+    /// Which cached prefix is evicted first; `none` without a prefix cache.
+    pub radix_eviction_policy: &'static str,
+}
+
 /// Host or server -> Scheduler, rare: a snapshot of queues, pools and counters, as of the last plan.
 #[derive(Debug, Message)]
 #[rtype(result = "EngineStats")]
@@ -156,6 +198,15 @@ pub struct GetStats;
 pub struct Drain;
 
 // To the RadixCache.
+
+/// Scheduler -> RadixCache, once per plan of a policy that orders by the cache. Answered by `PrefixesProbed`.
+/// Bounds: at most 128 keys, in queue order; each is touched.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct ProbePrefixes {
+    /// Settlements, and the keys.
+    pub request: Box<ProbeRequest>,
+}
 
 /// Scheduler -> RadixCache, once per plan that settles or admits anything. Forwarded as `ReservePages`.
 #[derive(Debug, Message)]
@@ -255,7 +306,11 @@ pub struct Doors {
     /// The Scheduler.
     pub unpin: Recipient<UnpinPrefix>,
     /// The Scheduler.
+    pub set_policy: Recipient<SetPolicy>,
+    /// The Scheduler.
     pub stats: Recipient<GetStats>,
+    /// The Tokenizer.
+    pub prefix_report: Recipient<GetPrefixReport>,
     /// The Tokenizer, which passes it on behind the requests sent before.
     pub drain: Recipient<Drain>,
 }

@@ -5,16 +5,19 @@ use std::time::Instant;
 use actix::{Actor, Context, Handler};
 
 use crate::actors::mailbox::{Mailbox, Posted};
-use crate::actors::messages::{PeekPrefix, PlanStep, ReservePages};
+use crate::actors::messages::{PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages};
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::metrics::CacheMetrics;
 use crate::state::prefix_cache::PrefixCache;
+use crate::state::probe::run_probe;
 use crate::state::transaction::run_plan;
 
 /// The actor around the tree.
 pub struct RadixCache {
     cache: Box<dyn PrefixCache>,
     allocator: Mailbox<ReservePages>,
+    /// Who asks; a host that plans by itself does not.
+    scheduler: Option<Mailbox<PrefixesProbed>>,
     metrics: CacheMetrics,
     note: DeathNote,
 }
@@ -29,8 +32,17 @@ impl RadixCache {
         Self {
             cache,
             allocator,
+            scheduler: None,
             metrics: CacheMetrics::register(),
             note,
+        }
+    }
+
+    /// The actor, with somebody to answer probes to.
+    pub fn answering(self, scheduler: Mailbox<PrefixesProbed>) -> Self {
+        Self {
+            scheduler: Some(scheduler),
+            ..self
         }
     }
 }
@@ -54,6 +66,19 @@ impl Handler<Posted<PlanStep>> for RadixCache {
         self.allocator.post(ReservePages {
             request: Box::new(request),
         });
+    }
+}
+
+impl Handler<Posted<ProbePrefixes>> for RadixCache {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<ProbePrefixes>, _: &mut Context<Self>) {
+        let (ProbePrefixes { request }, _timer) = posted.open();
+        let reply = Box::new(run_probe(self.cache.as_mut(), *request));
+        self.scheduler
+            .as_ref()
+            .expect("only the scheduler that gets the answer asks")
+            .post(PrefixesProbed { reply });
     }
 }
 

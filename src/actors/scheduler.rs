@@ -10,8 +10,9 @@ use tokio::sync::oneshot;
 
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Drain, GetStats, PinPrefix, PlanStep, PrefixPinned, ReservePages,
-    RunStep, StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
+    CancelAll, CancelRequest, Drain, GetStats, PinPrefix, PlanStep, PoliciesSet, PrefixPinned,
+    PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPolicy, StepDone, StepPlanned,
+    StopFound, Submit, TokensReady, UnpinPrefix,
 };
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::error::RequestError;
@@ -23,8 +24,13 @@ use crate::state::scheduler::Next;
 /// How often pins are looked through for those whose time has passed.
 const PIN_SWEEP: Duration = Duration::from_secs(1);
 
+/// How often requests are looked through for those whose time is over.
+const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
+
 /// Whom the Scheduler sends to.
 pub struct Links {
+    /// What a policy asks before its plan.
+    pub probe: Mailbox<ProbePrefixes>,
     /// Plans.
     pub radix_cache: Mailbox<PlanStep>,
     /// Plans that need no tree.
@@ -85,6 +91,7 @@ impl Scheduler {
     fn dispatch(&mut self, next: Next) -> std::ops::ControlFlow<()> {
         match next {
             Next::Nothing => return std::ops::ControlFlow::Break(()),
+            Next::Probe(request) => self.links.probe.post(ProbePrefixes { request }),
             Next::Plan(request) => self.links.radix_cache.post(PlanStep { request }),
             Next::Reserve(request) => self.links.allocator.post(ReservePages { request }),
             Next::Run(plan) => {
@@ -98,8 +105,9 @@ impl Scheduler {
 
     fn tell(&mut self) {
         let batch = self.state.take_news();
-        if !batch.is_empty() {
-            self.links.tokenizer.post(TokensReady { batch });
+        let prefixes = self.state.take_prefix_events();
+        if !batch.is_empty() || !prefixes.is_empty() {
+            self.links.tokenizer.post(TokensReady { batch, prefixes });
         }
         if self.state.is_idle() {
             self.had_work = false;
@@ -129,6 +137,11 @@ impl Actor for Scheduler {
             scheduler
                 .state
                 .expire_pins(scheduler.started.elapsed().as_secs());
+            scheduler.drive();
+        });
+        ctx.run_interval(DEADLINE_SWEEP, |scheduler, _| {
+            let now_s = scheduler.started.elapsed().as_secs_f64();
+            scheduler.state.expire_requests(now_s);
             scheduler.drive();
         });
     }
@@ -171,6 +184,17 @@ impl Handler<Posted<StopFound>> for Scheduler {
         for (rid, kept) in stops {
             self.state.stop_found(&rid, kept);
         }
+        self.drive();
+    }
+}
+
+impl Handler<Posted<PrefixesProbed>> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<PrefixesProbed>, _: &mut Context<Self>) {
+        let (PrefixesProbed { reply }, _timer) = posted.open();
+        let next = self.state.probed(*reply);
+        let _ = self.dispatch(next);
         self.drive();
     }
 }
@@ -248,6 +272,41 @@ impl Handler<UnpinPrefix> for Scheduler {
         let was_held = self.state.unpin(unpin.pin);
         self.drive();
         was_held
+    }
+}
+
+impl Handler<SetPolicy> for Scheduler {
+    type Result = Result<PoliciesSet, RequestError>;
+
+    fn handle(&mut self, set: SetPolicy, _: &mut Context<Self>) -> Self::Result {
+        let SetPolicy {
+            schedule_policy,
+            radix_eviction_policy,
+        } = set;
+        let present = self.state.stats().schedule_policy;
+        let about = |key: &str, reason: String| RequestError::Invalid(format!("{key} {reason}"));
+        if let Some(name) = &schedule_policy {
+            let set = self.state.set_policy(name);
+            set.map_err(|reason| about("schedule_policy", reason))?;
+        }
+        if let Some(name) = &radix_eviction_policy
+            && let Err(reason) = self.state.set_eviction_policy(name)
+        {
+            // All or nothing.
+            let _ = self.state.set_policy(present);
+            return Err(about("radix_eviction_policy", reason));
+        }
+        self.drive();
+        let stats = self.state.stats();
+        tracing::info!(
+            schedule = stats.schedule_policy,
+            eviction = stats.radix_eviction_policy,
+            "policies set"
+        );
+        Ok(PoliciesSet {
+            schedule_policy: stats.schedule_policy,
+            radix_eviction_policy: stats.radix_eviction_policy,
+        })
     }
 }
 

@@ -146,12 +146,14 @@ fn wire(
             reserve.clone(),
             note("radix_cache"),
         )
+        .answering(Mailbox::of(&me, "scheduler", "PrefixesProbed"))
         .start();
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
         let executor = Executor::new(steps, note("executor")).start();
         let tokenizer = start_tokenizer(blueprint, &tokenizer_arbiter, &me, note("tokenizer"));
         let links = Links {
+            probe: Mailbox::of(&radix_cache, "radix_cache", "ProbePrefixes"),
             radix_cache: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
             allocator: reserve,
             executor: Mailbox::of(&executor, "executor", "RunStep"),
@@ -216,7 +218,9 @@ fn doors(
         peek,
         pin: scheduler.clone().recipient(),
         unpin: scheduler.clone().recipient(),
+        set_policy: scheduler.clone().recipient(),
         stats: scheduler.clone().recipient(),
+        prefix_report: tokenizer.clone().recipient(),
         drain: tokenizer.clone().recipient(),
     }
 }
@@ -233,8 +237,16 @@ fn pools(limits: &SchedulerLimits, ledger: &Arc<PoolLedger>) -> Pools {
 
 fn cache(blueprint: &Blueprint, ledger: &Arc<PoolLedger>) -> Box<dyn PrefixCache> {
     let page_size = blueprint.limits.page_size;
+    let has_diagnostics = blueprint.tokenizer.prefix_history.is_some();
     match blueprint.eviction_policy {
-        Some(policy) => Box::new(RadixTree::new(page_size, policy, ledger.clone())),
+        Some(policy) => {
+            let tree = RadixTree::new(page_size, policy, ledger.clone());
+            match has_diagnostics {
+                true => Box::new(tree.with_diagnostics()),
+                false => Box::new(tree),
+            }
+        }
+        None if has_diagnostics => Box::new(PlainCache::new(page_size).with_diagnostics()),
         None => Box::new(PlainCache::new(page_size)),
     }
 }

@@ -121,9 +121,17 @@ pub struct EngineFlags {
     /// Tokens of the KV pool, instead of deriving them from memory
     #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
     pub max_total_tokens: Option<usize>,
-    /// Which cached prefix is evicted first: lru, lfu, fifo, mru, filo, priority or slru
+    /// Which cached prefix is evicted first: lru, lfu, fifo, mru, filo, priority, slru or tlru
     #[arg(long, value_name = "POLICY", help_heading = "Memory")]
     pub radix_eviction_policy: Option<String>,
+    /// Parameters of slru ({"protected_threshold": 2}) and tlru ({"threshold": 4096, "next_prompt_estimate": 200})
+    #[arg(
+        long,
+        value_name = "JSON",
+        help_heading = "Memory",
+        hide_short_help = true
+    )]
+    pub radix_eviction_policy_config: Option<String>,
     /// Recompute every prefix
     #[arg(
         long,
@@ -161,9 +169,35 @@ pub struct EngineFlags {
         help_heading = "Scheduling"
     )]
     pub chunked_prefill_size: Option<i64>,
-    /// Order of the waiting queue: fcfs
+    /// Order of the waiting queue: fcfs, lpm, dfs-weight, lof, random, hrrn or shortest-prefill-first
     #[arg(long, value_name = "POLICY", help_heading = "Scheduling")]
     pub schedule_policy: Option<String>,
+    /// Serve requests with the larger priority first, by the policy among equals
+    #[arg(
+        long,
+        value_name = "on|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Scheduling"
+    )]
+    pub enable_priority_scheduling: Option<bool>,
+    /// With --enable-priority-scheduling: the smaller value first
+    #[arg(
+        long,
+        value_name = "on|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Scheduling"
+    )]
+    pub schedule_low_priority_values_first: Option<bool>,
     /// Above 1 reserves more for running requests: fewer retractions, smaller batches
     #[arg(long, value_name = "FACTOR", help_heading = "Scheduling")]
     pub schedule_conservativeness: Option<f64>,
@@ -177,6 +211,38 @@ pub struct EngineFlags {
         help_heading = "Scheduling"
     )]
     pub prefix_wait: Option<bool>,
+    /// Seconds that a request may wait for its first step; then it gets 503. No limit if not given
+    #[arg(long, value_name = "SECONDS", help_heading = "Scheduling")]
+    pub req_waiting_timeout_s: Option<f64>,
+    /// Seconds that a request may run from its first step on; then it ends with 503. No limit if not given
+    #[arg(long, value_name = "SECONDS", help_heading = "Scheduling")]
+    pub req_running_timeout_s: Option<f64>,
+    /// Remember where prompts left the cache and what was evicted, for /debug/prefix
+    #[arg(
+        long,
+        value_name = "on|off",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Memory"
+    )]
+    pub prefix_diagnostics: Option<bool>,
+    /// Requests whose prefix is remembered
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Memory",
+        hide_short_help = true
+    )]
+    pub prefix_diagnostics_requests: Option<usize>,
+    /// Evicted pages that are remembered, up to 50 bytes each
+    #[arg(
+        long,
+        value_name = "PAGES",
+        help_heading = "Memory",
+        hide_short_help = true
+    )]
+    pub prefix_diagnostics_pages: Option<usize>,
 
     /// Events that wait for a slow reader before they are merged
     #[arg(

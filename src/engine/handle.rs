@@ -8,8 +8,8 @@ use actix::{Addr, MailboxError, Recipient};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Doors, Drain, Generate, GetStats, PeekPrefix, PinPrefix,
-    PrefixPinned, TokenEvent, UnpinPrefix,
+    CancelAll, CancelRequest, Doors, Drain, Generate, GetPrefixReport, GetStats, PeekPrefix,
+    PinPrefix, PoliciesSet, PrefixPinned, SetPolicy, TokenEvent, UnpinPrefix,
 };
 use crate::actors::watchdog::{DoorSlot, StopUnit, Watchdog};
 use crate::admission::{Admission, Permit};
@@ -21,6 +21,7 @@ use crate::model::text::TextModel;
 use crate::request::{CancelFlag, Event, GenerateRequest, Prompt};
 use crate::sink::EventSink;
 use crate::state::namespace::Namespace;
+use crate::state::prefix_history::PrefixReport;
 use crate::state::stats::EngineStats;
 
 /// How long cancelled requests get to end at a shutdown whose deadline has passed.
@@ -167,12 +168,42 @@ impl EngineHandle {
             .map_err(down)
     }
 
+    /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is. What
+    /// waits and what runs stays. An engine that is rebuilt starts with the configured policies.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] names the policies that there are; nothing has changed then.
+    /// [`RequestError::EngineDown`].
+    pub async fn set_policy(&self, policies: SetPolicy) -> Result<PoliciesSet, RequestError> {
+        self.doors()?
+            .set_policy
+            .send(policies)
+            .await
+            .map_err(down)?
+    }
+
     /// Queues, pools and counters.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].
     pub async fn stats(&self) -> Result<EngineStats, RequestError> {
         self.doors()?.stats.send(GetStats).await.map_err(down)
+    }
+
+    /// Where an admitted request's prompt left the tree, and why the cache helped no further. `None` for an id that is
+    /// unknown, not admitted yet or forgotten, and with `prefix_diagnostics` off.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn prefix_report(
+        &self,
+        rid: RequestId,
+    ) -> Result<Option<Box<PrefixReport>>, RequestError> {
+        self.doors()?
+            .prefix_report
+            .send(GetPrefixReport { rid })
+            .await
+            .map_err(down)
     }
 
     /// The engine's recipients, for hosts that speak in messages.

@@ -17,10 +17,10 @@ use crate::kernels::cpu::default_threads;
 use crate::model::generation::GenerationConfig;
 use crate::model::text::TextModel;
 use crate::model::weights;
-use crate::state::eviction::EvictionPolicy;
 use crate::state::kv_layout::KvLayout;
 use crate::state::pages::PageSize;
-use crate::state::scheduler::{IntakeLimits, SchedulerLimits};
+use crate::state::prefix_history::HistoryLimits;
+use crate::state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Hears how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
 #[derive(Clone)]
@@ -138,9 +138,7 @@ impl EngineParts {
             reason,
         };
         let info = &self.info;
-        let policy = &config.radix_eviction_policy;
-        let eviction = EvictionPolicy::from_name(policy)
-            .map_err(|error| unusable("radix_eviction_policy", error.to_string()))?;
+        let eviction = config.eviction_policy()?;
         let page_size = PageSize::new(info.page_size as u32)
             .ok_or_else(|| unusable("page_size", "is 0, must be at least 1".to_owned()))?;
         let limits = SchedulerLimits {
@@ -152,6 +150,10 @@ impl EngineParts {
             prefix_wait: config.prefix_wait && !config.disable_radix_cache,
             schedule_conservativeness: config.schedule_conservativeness,
             max_pins: config.max_pins,
+            queue: QueueRules {
+                priority: config.priority_order(),
+                eviction_policy: eviction,
+            },
             eos_token_ids: info.eos_token_ids.clone().into(),
         };
         let tokenizer = TokenizerSettings {
@@ -163,12 +165,18 @@ impl EngineParts {
                 page_size,
             },
             client_backlog_bytes: config.client_backlog_bytes,
+            timeouts: config.request_timeouts(),
+            prefix_history: config.prefix_diagnostics.then_some(HistoryLimits {
+                page_size,
+                max_requests: config.prefix_diagnostics_requests,
+                max_evicted_pages: config.prefix_diagnostics_pages,
+            }),
         };
         Ok(Blueprint {
             model_name: info.served_model_name.clone(),
             limits,
             schedule_policy: config.schedule_policy.clone(),
-            eviction_policy: (!config.disable_radix_cache).then_some(eviction),
+            eviction_policy: eviction,
             tokenizer,
             executor: self.executor.clone(),
         })

@@ -181,7 +181,7 @@ const GAUGES: [(&str, &str); 28] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 22] = [
+const COUNTERS: [(&str, &str); 24] = [
     ("sglang:num_retracted_requests_total", "Retractions."),
     (
         "sglang:num_retracted_input_tokens_total",
@@ -244,6 +244,14 @@ const COUNTERS: [(&str, &str); 22] = [
     (
         "souffleur_integrity_failures_total",
         "Plans at which free, evictable, protected and private tokens were not the pool: a bug.",
+    ),
+    (
+        "souffleur_prefix_misses_total",
+        "Admitted requests, by the cause that ended their cached prefix; match_limit and page_floor miss nothing.",
+    ),
+    (
+        "souffleur_prefix_missed_tokens_total",
+        "Prompt tokens that could have come from the cache and did not, by cause.",
     ),
     (
         "sglang:http_requests_total",

@@ -8,6 +8,7 @@ mod cache;
 mod deaths;
 mod families;
 mod mailbox;
+mod prefix;
 mod request;
 mod scheduler;
 
@@ -15,6 +16,7 @@ pub use cache::CacheMetrics;
 pub use deaths::DeathMetrics;
 pub use families::{Family, Kind, buckets, describe_all, families, with_counter_types};
 pub use mailbox::MailboxMetrics;
+pub use prefix::PrefixMetrics;
 pub use request::RequestMetrics;
 pub use scheduler::{Capacity, SchedulerMetrics};
 

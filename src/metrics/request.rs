@@ -6,12 +6,13 @@ use super::{request_labels, with_label};
 use crate::request::Usage;
 
 /// Every [`code`](crate::error::RequestError::code), so that each counter is there from the start.
-pub(super) const FAILURE_CODES: [&str; 10] = [
+pub(super) const FAILURE_CODES: [&str; 11] = [
     "invalid_request",
     "context_length_exceeded",
     "overloaded",
     "duplicate_request",
     "out_of_memory",
+    "timeout",
     "nan_logits",
     "slow_client",
     "step_failed",

@@ -38,6 +38,7 @@ fn exercise_all() {
     mailbox.handled(3e-6);
     DeathMetrics::register(&["tokenizer"]).died("scheduler");
     CacheMetrics::register().evicted(16, 2e-4);
+    PrefixMetrics::register();
     let requests = RequestMetrics::register("tiny");
     requests.received(true);
     requests.first_token(true, 0.05);

@@ -7,6 +7,7 @@ use actix_web::{HttpRequest, HttpResponse, ResponseError};
 use serde::Serialize;
 
 use crate::error::RequestError;
+use crate::ids::RequestId;
 use crate::state::sampling::SamplingParams;
 
 /// Seconds after which a client that met an overload should come back.
@@ -71,6 +72,15 @@ impl ApiError {
             param,
             ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message)
         }
+    }
+
+    /// 404: nothing is known of the request's prefix.
+    pub(super) fn no_prefix_report(rid: &RequestId) -> Self {
+        let message = format!(
+            "nothing is remembered of request {:?}: it was not admitted, is too long ago, or prefix_diagnostics is off",
+            rid.as_str()
+        );
+        Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
     }
 
     /// 408: the body did not arrive.

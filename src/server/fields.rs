@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
+use crate::request::RequestTimeouts;
 use crate::state::sampling::{self, asks_for_nothing};
 
 /// The fields of a JSON object that were not read yet. A null field counts as absent.
@@ -75,6 +76,24 @@ impl Fields {
         self.take(name)
             .map(|value| integer(name, &value))
             .transpose()
+    }
+
+    /// `waiting_timeout` and `running_timeout`: how long the request may take.
+    pub(super) fn timeouts(&mut self) -> Result<RequestTimeouts, ApiError> {
+        Ok(RequestTimeouts {
+            waiting_s: self.seconds("waiting_timeout")?,
+            running_s: self.seconds("running_timeout")?,
+        })
+    }
+
+    fn seconds(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
+        let Some(value) = self.take(name) else {
+            return Ok(None);
+        };
+        let seconds = value.as_f64().filter(|seconds| *seconds > 0.0);
+        seconds
+            .map(Some)
+            .ok_or_else(|| mismatch(name, &value, "a number of seconds above 0"))
     }
 
     pub(super) fn object(&mut self, name: &str) -> Result<Option<Map<String, Value>>, ApiError> {

@@ -107,6 +107,8 @@ pub(super) async fn server_info(state: Data<AppState>) -> Result<HttpResponse, A
         "page_size": model.page_size,
         "max_total_num_tokens": model.max_total_tokens,
         "max_running_requests": model.max_running_requests,
+        "schedule_policy": stats.schedule_policy,
+        "radix_eviction_policy": stats.radix_eviction_policy,
         "requests_inside": engine.requests_inside(),
         "internal_states": [stats],
         "server": state.config(),

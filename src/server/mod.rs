@@ -8,12 +8,14 @@
 mod abort;
 mod body;
 mod config;
+mod debug;
 mod error;
 mod fields;
 mod health;
 mod lanes;
 mod native;
 mod openai;
+mod policy;
 mod sse;
 mod state;
 mod track;
@@ -43,6 +45,7 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/v1/completions", openai::completions::create);
     post(cfg, "/v1/chat/completions", openai::chat::create);
     post(cfg, "/abort_request", abort::abort_request);
+    post(cfg, "/set_policy", policy::set_policy);
     get(cfg, "/v1/ws/generate", ws::connect);
     for path in ["/v1/models", "/v1/models/"] {
         get(cfg, path, health::models);
@@ -52,6 +55,7 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     get(cfg, "/health_generate", health::health_generate);
     get(cfg, "/ready", health::ready);
     get(cfg, "/metrics", health::metrics);
+    get(cfg, "/debug/prefix/{rid:.+}", debug::prefix);
     for path in ["/model_info", "/get_model_info"] {
         get(cfg, path, health::model_info);
     }

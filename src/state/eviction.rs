@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// What a policy may look at. Times are readings of the tree's logical clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeUse {
@@ -13,6 +15,36 @@ pub struct NodeUse {
     pub hits: u32,
     /// The highest priority among the requests that inserted it.
     pub priority: i64,
+    /// Tokens of its path before it.
+    pub start_tokens: u32,
+    /// The longest key that was ever inserted through it, in tokens. It stays when that key's end is evicted.
+    pub history_tokens: u32,
+}
+
+/// What can be set of policies that have something to set; names as SGLang's `--radix-eviction-policy-config`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EvictionParameters {
+    /// slru protects a node once this many requests have used it.
+    pub protected_threshold: u32,
+    /// tlru: prompt tokens that a conversation's next turn may have to compute.
+    pub threshold: u32,
+    /// tlru: tokens that a conversation's next turn is expected to add.
+    pub next_prompt_estimate: u32,
+}
+
+impl EvictionParameters {
+    const DEFAULT: Self = Self {
+        protected_threshold: 2,
+        threshold: 0,
+        next_prompt_estimate: 0,
+    };
+}
+
+impl Default for EvictionParameters {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
 }
 
 /// Order of eviction: the smaller key goes first.
@@ -21,7 +53,8 @@ pub type EvictionKey = (i64, i64);
 /// How a key moves while a node is used: it decides how the tree keeps its victims in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyTrend {
-    /// Use never makes the key smaller: the order is kept up to date, O(log n) a victim.
+    /// Use never makes the key smaller: the order is kept up to date, O(log n) a victim. (A split of a node may,
+    /// rarely: the next eviction rebuilds the order then.)
     Grows,
     /// Use makes the key smaller: the order is rebuilt by each eviction, O(n) a call.
     Shrinks,
@@ -30,57 +63,93 @@ pub enum KeyTrend {
 /// Ranks nodes for eviction.
 pub trait RankNode: Sync {
     /// Returns the node's key. No two evictable leaves share a time, so ties need no rule.
-    fn key(&self, node: &NodeUse) -> EvictionKey;
+    fn key(&self, node: &NodeUse, parameters: &EvictionParameters) -> EvictionKey;
 }
 
-impl<F: Fn(&NodeUse) -> EvictionKey + Sync> RankNode for F {
-    fn key(&self, node: &NodeUse) -> EvictionKey {
-        self(node)
+impl<F: Fn(&NodeUse, &EvictionParameters) -> EvictionKey + Sync> RankNode for F {
+    fn key(&self, node: &NodeUse, parameters: &EvictionParameters) -> EvictionKey {
+        self(node, parameters)
     }
 }
 
-/// An eviction policy: a name and a ranking.
+/// An eviction policy: a name, a ranking and its parameters.
 #[derive(Clone, Copy)]
 pub struct EvictionPolicy {
     name: &'static str,
     trend: KeyTrend,
     rank: &'static dyn RankNode,
+    parameters: EvictionParameters,
 }
 
-/// SLRU protects a node once this many requests have used it.
-const SLRU_PROTECTED_HITS: u32 = 2;
-
-const POLICIES: [EvictionPolicy; 7] = [
-    policy("lru", KeyTrend::Grows, &|n: &NodeUse| {
-        (0, time(n.last_access))
-    }),
-    policy("lfu", KeyTrend::Grows, &|n: &NodeUse| {
-        (i64::from(n.hits), time(n.last_access))
-    }),
-    policy("fifo", KeyTrend::Grows, &|n: &NodeUse| (0, time(n.created))),
-    policy("mru", KeyTrend::Shrinks, &|n: &NodeUse| {
-        (0, -time(n.last_access))
-    }),
-    policy("filo", KeyTrend::Grows, &|n: &NodeUse| {
-        (0, -time(n.created))
-    }),
-    policy("priority", KeyTrend::Grows, &|n: &NodeUse| {
-        (n.priority, time(n.last_access))
-    }),
-    policy("slru", KeyTrend::Grows, &|n: &NodeUse| {
-        (
-            i64::from(n.hits >= SLRU_PROTECTED_HITS),
-            time(n.last_access),
-        )
-    }),
+const POLICIES: [EvictionPolicy; 8] = [
+    policy(
+        "lru",
+        KeyTrend::Grows,
+        &|n: &NodeUse, _: &EvictionParameters| (0, time(n.last_access)),
+    ),
+    policy(
+        "lfu",
+        KeyTrend::Grows,
+        &|n: &NodeUse, _: &EvictionParameters| (i64::from(n.hits), time(n.last_access)),
+    ),
+    policy(
+        "fifo",
+        KeyTrend::Grows,
+        &|n: &NodeUse, _: &EvictionParameters| (0, time(n.created)),
+    ),
+    policy(
+        "mru",
+        KeyTrend::Shrinks,
+        &|n: &NodeUse, _: &EvictionParameters| (0, -time(n.last_access)),
+    ),
+    policy(
+        "filo",
+        KeyTrend::Grows,
+        &|n: &NodeUse, _: &EvictionParameters| (0, -time(n.created)),
+    ),
+    policy(
+        "priority",
+        KeyTrend::Grows,
+        &|n: &NodeUse, _: &EvictionParameters| (n.priority, time(n.last_access)),
+    ),
+    policy(
+        "slru",
+        KeyTrend::Grows,
+        &|n: &NodeUse, p: &EvictionParameters| {
+            (
+                i64::from(n.hits >= p.protected_threshold),
+                time(n.last_access),
+            )
+        },
+    ),
+    policy(
+        "tlru",
+        KeyTrend::Grows,
+        &|n: &NodeUse, p: &EvictionParameters| {
+            (-i64::from(is_beyond_budget(n, p)), time(n.last_access))
+        },
+    ),
 ];
+
+/// Tail-optimised LRU (Zhang et al. 2025, arXiv:2510.15152): a conversation whose next turn would still have at most
+/// `threshold` tokens to compute can do without the node.
+fn is_beyond_budget(node: &NodeUse, parameters: &EvictionParameters) -> bool {
+    let next_turn = u64::from(node.history_tokens) + u64::from(parameters.next_prompt_estimate);
+    let to_keep = next_turn.saturating_sub(u64::from(parameters.threshold));
+    u64::from(node.start_tokens) >= to_keep
+}
 
 const fn policy(
     name: &'static str,
     trend: KeyTrend,
     rank: &'static dyn RankNode,
 ) -> EvictionPolicy {
-    EvictionPolicy { name, trend, rank }
+    EvictionPolicy {
+        name,
+        trend,
+        rank,
+        parameters: EvictionParameters::DEFAULT,
+    }
 }
 
 const fn time(reading: u64) -> i64 {
@@ -109,6 +178,16 @@ impl EvictionPolicy {
         POLICIES.iter().map(|policy| policy.name)
     }
 
+    /// The policy with other parameters; those of other policies do nothing.
+    pub fn with_parameters(self, parameters: EvictionParameters) -> Self {
+        Self { parameters, ..self }
+    }
+
+    /// Its parameters.
+    pub fn parameters(self) -> EvictionParameters {
+        self.parameters
+    }
+
     /// How keys move under use.
     pub fn trend(self) -> KeyTrend {
         self.trend
@@ -116,7 +195,7 @@ impl EvictionPolicy {
 
     /// Returns the node's place in the order: the smallest goes first.
     pub fn key(self, node: &NodeUse) -> EvictionKey {
-        self.rank.key(node)
+        self.rank.key(node, &self.parameters)
     }
 }
 
@@ -138,6 +217,13 @@ impl fmt::Debug for EvictionPolicy {
 pub struct UnknownPolicy {
     /// The name that was asked for.
     pub name: String,
+}
+
+impl UnknownPolicy {
+    /// The error without its subject, for whoever names the key.
+    pub fn reason(&self) -> String {
+        format!("is {:?}, must be one of {}", self.name, names_in_a_row())
+    }
 }
 
 fn names_in_a_row() -> String {

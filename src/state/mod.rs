@@ -17,6 +17,8 @@ pub mod policy;
 pub mod pools;
 pub mod prefill_adder;
 pub mod prefix_cache;
+pub mod prefix_history;
+pub mod probe;
 pub mod radix_tree;
 pub mod row_pool;
 pub mod sampling;

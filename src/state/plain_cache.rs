@@ -4,17 +4,30 @@ use crate::ids::PageId;
 use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, PageSize, Pages};
 use crate::state::prefix_cache::{Checkpoint, Checkpointed, Evicted, LockedPrefix, PrefixCache};
+use crate::state::prefix_history::Departure;
 
 /// A [`PrefixCache`] without a cache: every page stays its sequence's own.
 #[derive(Debug)]
 pub struct PlainCache {
     page_size: PageSize,
+    has_diagnostics: bool,
 }
 
 impl PlainCache {
     /// Makes the cache; `page_size` is only reported.
     pub fn new(page_size: PageSize) -> Self {
-        Self { page_size }
+        Self {
+            page_size,
+            has_diagnostics: false,
+        }
+    }
+
+    /// Makes it tell that it is the reason of every miss.
+    pub fn with_diagnostics(self) -> Self {
+        Self {
+            has_diagnostics: true,
+            ..self
+        }
     }
 }
 
@@ -49,6 +62,25 @@ impl PrefixCache for PlainCache {
 
     fn evict(&mut self, _tokens: usize) -> Evicted {
         Evicted::default()
+    }
+
+    fn departure(
+        &self,
+        _namespace: &Namespace,
+        _lock: &NodeLock,
+        _tokens: &[u32],
+        matched_tokens: usize,
+        match_limit: usize,
+    ) -> Option<Box<Departure>> {
+        self.has_diagnostics.then(|| {
+            Box::new(Departure {
+                matched_tokens,
+                match_limit,
+                is_cache_disabled: true,
+                branch: None,
+                elsewhere: None,
+            })
+        })
     }
 
     fn clear(&mut self) -> Pages {

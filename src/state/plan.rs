@@ -6,9 +6,12 @@
 use std::sync::Arc;
 
 use crate::ids::{RowId, SeqId, StepId};
+use crate::state::eviction::EvictionPolicy;
 use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, Pages};
 use crate::state::prefill_adder::{Budget, PrefillAdder};
+use crate::state::prefix_history::{Departure, EvictedEdge};
+use crate::state::probe::ProbeKey;
 
 /// First leg: what the scheduler wants for one step.
 #[derive(Debug)]
@@ -19,8 +22,16 @@ pub struct PlanRequest {
     pub settle: Vec<Settle>,
     /// Forgets every cached prefix after the settling (after a lost step). No lock may be held then.
     pub flush: bool,
+    /// Evicts by this policy from now on.
+    pub eviction_policy: Option<EvictionPolicy>,
+    /// Pages that the plan's own probe gave back already.
+    pub returned: Pages,
+    /// Rows likewise.
+    pub returned_rows: Vec<RowId>,
     /// Locks prefixes for hosts.
     pub pins: Vec<PinDemand>,
+    /// Prefixes to make young, the youngest last.
+    pub touch: Vec<ProbeKey>,
     /// Candidates for a prefill, if any may be admitted.
     pub admit: Option<AdmitRequest>,
     /// The decode to run when nothing is admitted.
@@ -40,7 +51,11 @@ impl PlanRequest {
             step,
             settle: Vec::new(),
             flush: false,
+            eviction_policy: None,
+            returned: Pages::empty(),
+            returned_rows: Vec::new(),
             pins: Vec::new(),
+            touch: Vec::new(),
             admit: None,
             else_decode: None,
             evict_tokens: 0,
@@ -218,6 +233,8 @@ pub struct Verdict {
     pub evicted_tokens: usize,
     /// Nodes evicted.
     pub evicted_nodes: usize,
+    /// What they held, if misses are diagnosed.
+    pub evicted_edges: Vec<EvictedEdge>,
     /// The tree's counters after all this; `None` when the tree was not asked.
     pub cache: Option<CacheCounts>,
 }
@@ -265,6 +282,8 @@ pub struct Admitted {
     pub extend_end: usize,
     /// The prefill does not end with this extent.
     pub chunked: bool,
+    /// What the tree saw where the prompt left it, if misses are diagnosed.
+    pub departure: Option<Box<Departure>>,
 }
 
 /// Third leg: what the pools granted.

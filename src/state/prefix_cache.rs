@@ -1,8 +1,10 @@
 //! What the RadixCache actor needs of a prefix cache, and the values that go in and out.
 
 use crate::ids::{PageId, StepId};
+use crate::state::eviction::EvictionPolicy;
 use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, PageSize, Pages};
+use crate::state::prefix_history::{Departure, EvictedEdge};
 
 /// A cache of computed KV by token prefix.
 ///
@@ -24,6 +26,19 @@ pub trait PrefixCache: Send {
     /// Mutates: touches the matched path, may split a node. The length may be stale after any other call.
     fn touch_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize;
 
+    /// Touches each key in turn as [`touch_prefix`](Self::touch_prefix) does and returns, for each, its length and the
+    /// nodes from the top down to where it ended, as they stand after the last key. A cache without nodes names none.
+    fn touch_paths(
+        &mut self,
+        keys: &mut dyn Iterator<Item = (&Namespace, &[u32])>,
+    ) -> Vec<(usize, Vec<u32>)> {
+        keys.map(|(namespace, tokens)| (self.touch_prefix(namespace, tokens), Vec::new()))
+            .collect()
+    }
+
+    /// Evicts by another policy from now on. What does not evict has nothing to change.
+    fn set_eviction_policy(&mut self, _policy: EvictionPolicy) {}
+
     /// Returns how much of `tokens` is cached. Mutates nothing: no touch, no split, no lock.
     fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize;
 
@@ -42,6 +57,19 @@ pub trait PrefixCache: Send {
     ///
     /// Mutates: removes nodes. Locked paths are never touched.
     fn evict(&mut self, tokens: usize) -> Evicted;
+
+    /// Says for a prompt that was just matched and locked how the cache goes on where the prompt leaves it. `None`
+    /// from a cache that is not asked to diagnose misses. Mutates nothing.
+    fn departure(
+        &self,
+        _namespace: &Namespace,
+        _lock: &NodeLock,
+        _tokens: &[u32],
+        _matched_tokens: usize,
+        _match_limit: usize,
+    ) -> Option<Box<Departure>> {
+        None
+    }
 
     /// Empties the cache and returns its pages. Locked paths stay: to flush everything, call it when
     /// [`protected_size`](Self::protected_size) is 0.
@@ -142,4 +170,6 @@ pub struct Evicted {
     pub tokens: usize,
     /// Nodes removed.
     pub nodes: usize,
+    /// What they held, from a cache that is asked to diagnose misses.
+    pub edges: Vec<EvictedEdge>,
 }

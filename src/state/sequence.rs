@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::executor::LogprobWish;
 use crate::ids::{IntakeId, RequestId, RowId, SeqId, StepId};
-use crate::request::CancelFlag;
+use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::namespace::Namespace;
 use crate::state::news::RequestEnd;
 use crate::state::pages::{NodeLock, Pages};
@@ -25,12 +25,14 @@ pub struct Submission {
     pub sampling: Arc<SamplingParams>,
     /// Log probabilities wished for.
     pub logprobs: Option<Arc<LogprobWish>>,
-    /// Larger is sooner, for policies that look at it.
+    /// Larger is sooner, or smaller, or it counts for eviction only: as configured.
     pub priority: Option<i64>,
     /// Tested at intake and before every plan: a cancel may overtake its request.
     pub cancel: CancelFlag,
     /// When the scheduler took it in, in seconds of its actor's clock.
     pub submitted_s: f64,
+    /// How long it may wait and run, on the same clock.
+    pub timeouts: RequestTimeouts,
 }
 
 /// Where a sequence stands.
@@ -90,12 +92,16 @@ pub struct Sequence {
     pub cached_tokens: Option<u32>,
     /// Prompt positions whose log probabilities have been delivered.
     pub input_logprobs_until: u32,
+    /// Since when it is known to have been admitted, in seconds of the clock of `submitted_s`.
+    pub running_since_s: Option<f64>,
     /// Times retracted.
     pub retractions: u32,
     /// Times a step that held it was lost.
     pub losses: u32,
     /// Plans it was held back for a prefix in flight.
     pub waits: u8,
+    /// Prompt tokens that the engine had prefilled when it arrived.
+    pub arrival_prefilled_tokens: u64,
     /// Set when it ended; its memory is given back by the next plan.
     pub end: Option<RequestEnd>,
     /// Output tokens that count, once ended (a stop string may trim).
@@ -121,9 +127,11 @@ impl Sequence {
             last_step: StepId::new(0),
             cached_tokens: None,
             input_logprobs_until: 0,
+            running_since_s: None,
             retractions: 0,
             losses: 0,
             waits: 0,
+            arrival_prefilled_tokens: 0,
             end: None,
             kept_output: 0,
             publish: false,

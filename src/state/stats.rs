@@ -5,6 +5,10 @@ use serde::Serialize;
 /// Queues, pools and counters as of the last plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct EngineStats {
+    /// What orders the queue now.
+    pub schedule_policy: &'static str,
+    /// What orders evictions now; `none` without a prefix cache.
+    pub radix_eviction_policy: &'static str,
     /// Requests that decode or prefill.
     pub running_requests: usize,
     /// Tokens of the requests that decode, prompt and output.

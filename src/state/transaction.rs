@@ -22,12 +22,15 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
     let mut plan = Transaction {
         page_size: cache.page_size().get(),
         cache,
-        returned: Pages::empty(),
-        returned_rows: Vec::new(),
+        returned: request.returned,
+        returned_rows: request.returned_rows,
         demands: Vec::new(),
         verdict: Box::default(),
         free_pages: request.free_pages,
     };
+    if let Some(policy) = request.eviction_policy {
+        plan.cache.set_eviction_policy(policy);
+    }
     for settle in request.settle {
         plan.settle(settle);
     }
@@ -37,6 +40,11 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
     }
     for demand in request.pins {
         plan.pin(demand);
+    }
+    for key in &request.touch {
+        let limit = key.match_limit.min(key.tokens.len());
+        plan.cache
+            .touch_prefix(&key.namespace, &key.tokens[..limit]);
     }
     let mut target_tokens = request.evict_tokens;
     if let Some(mut admit) = request.admit {
@@ -223,6 +231,7 @@ impl Transaction<'_> {
             prefix_len,
             extend_end: end,
             chunked,
+            departure: None,
         }
     }
 
@@ -258,6 +267,13 @@ impl Transaction<'_> {
             }
             Decision::Admit { end, chunked } => Outcome::Admitted(Admitted {
                 seq: candidate.seq,
+                departure: self.cache.departure(
+                    &candidate.namespace,
+                    &locked.lock,
+                    &candidate.tokens,
+                    locked.tokens,
+                    limit,
+                ),
                 lock: Some(locked.lock),
                 prefix: locked.pages,
                 prefix_len: locked.tokens,
@@ -291,6 +307,7 @@ impl Transaction<'_> {
         let evicted = self.cache.evict(target_tokens.saturating_sub(free_tokens));
         self.verdict.evicted_tokens = evicted.tokens;
         self.verdict.evicted_nodes = evicted.nodes;
+        self.verdict.evicted_edges = evicted.edges;
         self.returned.append(evicted.pages);
     }
 }

@@ -63,7 +63,7 @@ fn values_out_of_range_are_one_line_and_exit_code_2() {
 #[test]
 fn unknown_policies_are_refused_before_anything_is_printed() {
     for (flag, value, known) in [
-        ("--schedule-policy", "lpm", "fcfs"),
+        ("--schedule-policy", "sjf", "fcfs, lpm"),
         ("--radix-eviction-policy", "newest", "lru, lfu"),
     ] {
         let message = format!("souffleur: {flag} is {value:?}, must be one of {known}");

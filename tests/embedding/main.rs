@@ -6,6 +6,7 @@ mod examples;
 mod lifetimes;
 mod messages;
 mod overload;
+mod policies;
 mod prefixes;
 mod quiet;
 mod shutdown;

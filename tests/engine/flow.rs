@@ -2,6 +2,9 @@
 
 use futures_util::future::join_all;
 
+use souffleur::request::{Event, FinishReason};
+use souffleur::state::prefix_history::Cause;
+
 use super::world::{Build, assert_finished, collect, request};
 
 #[tokio::test]
@@ -79,5 +82,63 @@ async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
     assert_eq!(stats.retracted_input_tokens, 19 * stats.retractions);
     assert!(stats.retracted_output_tokens > 0);
     assert_eq!(stats.decode_tokens, 0);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_warm_up_fills_the_cache_and_the_engine_says_who_left_it_where() {
+    let world = Build::default().start();
+    let prompt: Vec<u32> = (1..60).collect();
+    let warm_up = request(&prompt, 0, 1);
+    let rids = [warm_up.rid.clone(), request(&prompt, 3, 1).rid];
+    let outcome = collect(world.generate(warm_up)).await;
+    let Event::Finished(end) = &outcome.end else {
+        panic!("ended with {:?}", outcome.end)
+    };
+    assert_eq!(end.reason, FinishReason::Length { max_new_tokens: 0 });
+    assert_eq!(
+        (outcome.tokens.len(), end.delta.usage.completion_tokens),
+        (0, 0)
+    );
+    let mut second = request(&prompt, 3, 1);
+    second.rid = rids[1].clone();
+    let outcome = collect(world.generate(second)).await;
+    assert_eq!(outcome.cached_tokens, 58);
+    let causes = [(Cause::NeverCached, 0), (Cause::MatchLimit, 58)];
+    for (rid, expected) in rids.into_iter().zip(causes) {
+        let report = world
+            .engine
+            .prefix_report(rid)
+            .await
+            .expect("the engine lives");
+        let report = report.expect("the request is remembered");
+        assert_eq!((report.cause, report.cached_tokens), expected);
+        assert_eq!(report.text, None, "there is no tokenizer");
+    }
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_runs_for_too_long_fails_once_and_leaves_nothing() {
+    let (let_through, gate) = crossbeam_channel::unbounded();
+    let mut build = Build {
+        gate: Some(gate),
+        ..Build::default()
+    };
+    build.config.req_running_timeout_s = Some(0.05);
+    let world = build.start();
+    let prompt: Vec<u32> = (1..40).collect();
+    let mut endless = request(&prompt, 1000, 7);
+    endless.sampling.ignore_eos = true;
+    let running = world.generate(endless);
+    // The prefill waits at the gate for as long as it takes.
+    let outcome = collect(running).await;
+    match &outcome.end {
+        Event::Failed(error) => assert_eq!(error.code(), "timeout", "{error}"),
+        other => panic!("ended with {other:?}"),
+    }
+    drop(let_through);
+    world.assert_whole().await;
     world.stop().await;
 }

@@ -3,10 +3,13 @@
 mod disconnects;
 mod errors;
 mod http;
+mod misses;
 mod native;
 mod openai;
 mod overload;
+mod policy;
 mod sharing;
 mod surface;
+mod warm_up;
 mod websocket;
 mod world;

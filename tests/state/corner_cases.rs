@@ -9,7 +9,9 @@ use souffleur::state::prefix_cache::{Checkpoint, PrefixCache};
 
 use crate::{Held, Memory, panics};
 
-const POLICIES: [&str; 7] = ["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"];
+const POLICIES: [&str; 8] = [
+    "lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru",
+];
 
 fn numbers(range: std::ops::Range<u32>) -> Vec<u32> {
     range.collect()
@@ -366,8 +368,7 @@ fn dropped_lock_is_counted_and_panics_in_debug_builds() {
 #[test]
 fn unknown_policy_error_lists_the_names() {
     let error = EvictionPolicy::from_name("LRU").expect_err("names are lower case");
-    let expected =
-        "unknown eviction policy \"LRU\", choose one of lru, lfu, fifo, mru, filo, priority, slru";
+    let expected = "unknown eviction policy \"LRU\", choose one of lru, lfu, fifo, mru, filo, priority, slru, tlru";
     assert_eq!(error.to_string(), expected);
     assert_eq!(EvictionPolicy::names().collect::<Vec<_>>(), POLICIES);
     assert_eq!(EvictionPolicy::default().name(), "lru");

@@ -2,17 +2,24 @@
 
 mod corner_cases;
 mod counting_allocator;
+mod deadlines;
 mod lifecycle;
 mod memory_use;
 mod naive_model;
+mod policy_model;
+mod policy_tables;
 mod pools;
 mod prefill_adder;
+mod prefix_misses;
+mod prefix_oracle;
 mod scheduler_corners;
 mod scheduler_lives;
 mod scheduler_prefix_wait;
 mod scheduler_requests;
 mod scheduler_script;
 mod scheduler_world;
+mod tlru;
+mod warm_up;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -36,8 +43,12 @@ struct Memory {
 
 impl Memory {
     fn new(page_size: u32, policy: &str, n_pages: u32) -> Self {
-        let page_size = PageSize::new(page_size).expect("tests use positive page sizes");
         let policy = EvictionPolicy::from_name(policy).expect("tests name policies that exist");
+        Self::with_policy(page_size, policy, n_pages)
+    }
+
+    fn with_policy(page_size: u32, policy: EvictionPolicy, n_pages: u32) -> Self {
+        let page_size = PageSize::new(page_size).expect("tests use positive page sizes");
         let ledger = Arc::new(PoolLedger::default());
         let pool = PagePool::new(n_pages, page_size, ledger.clone());
         let tree = RadixTree::new(page_size, policy, ledger.clone());

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use souffleur::ids::{PageId, StepId};
-use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::eviction::{EvictionParameters, EvictionPolicy};
 use souffleur::state::namespace::Namespace;
 use souffleur::state::pages::NodeLock;
 use souffleur::state::prefix_cache::PrefixCache;
@@ -27,6 +27,25 @@ fn tree_does_what_the_naive_model_does() {
     }
 }
 
+/// Of tlru: what a next turn may have to compute.
+fn threshold(page_size: usize) -> usize {
+    3 * page_size
+}
+
+/// Of tlru: what it is expected to add.
+fn next_prompt_estimate(page_size: usize) -> usize {
+    page_size / 2
+}
+
+fn policy_of(name: &str, page_size: usize) -> EvictionPolicy {
+    let policy = EvictionPolicy::from_name(name).expect("tests name policies that exist");
+    policy.with_parameters(EvictionParameters {
+        threshold: threshold(page_size) as u32,
+        next_prompt_estimate: next_prompt_estimate(page_size) as u32,
+        ..EvictionParameters::default()
+    })
+}
+
 /// All nodes in a list, each with its whole path: no links, no indices, nothing kept incrementally.
 struct Model {
     page_size: usize,
@@ -46,6 +65,8 @@ struct ModelNode {
     hits: i64,
     priority: i64,
     locks: u32,
+    /// The longest key that went through it.
+    history: usize,
 }
 
 impl Model {
@@ -131,6 +152,7 @@ impl Model {
                 hits: 0,
                 priority,
                 locks: 0,
+                history: 0,
             };
             self.nodes.push(node);
         }
@@ -141,6 +163,7 @@ impl Model {
         {
             node.priority = node.priority.max(priority);
             node.hits += i64::from(node.path.len() > counted);
+            node.history = node.history.max(key.len());
         }
         start
     }
@@ -185,6 +208,11 @@ impl Model {
             "filo" => (0, -node.created),
             "priority" => (node.priority, node.used),
             "slru" => (i64::from(node.hits >= 2), node.used),
+            "tlru" => {
+                let to_keep = node.history + next_prompt_estimate(self.page_size);
+                let can_go = node.start + threshold(self.page_size) >= to_keep;
+                (if can_go { -1 } else { 0 }, node.used)
+            }
             other => panic!("the model has no policy {other}"),
         }
     }
@@ -203,6 +231,7 @@ enum Operation {
     Lock(Key),
     Unlock(usize),
     Evict(usize),
+    SetPolicy(usize),
 }
 
 /// Few symbols and few lengths, so that keys share prefixes, end inside pages and inside nodes.
@@ -243,6 +272,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => key().prop_map(Operation::Lock),
         2 => (0..8usize).prop_map(Operation::Unlock),
         2 => (0..80usize).prop_map(Operation::Evict),
+        1 => any::<usize>().prop_map(Operation::SetPolicy),
     ]
 }
 
@@ -257,7 +287,7 @@ impl Pair {
     fn new(page_size: u32, policy: &'static str) -> Self {
         let spaces = [(None, None), (Some("lora"), None), (None, Some("salt"))];
         Self {
-            memory: Memory::new(page_size, policy, 4_000),
+            memory: Memory::with_policy(page_size, policy_of(policy, page_size as usize), 4_000),
             model: Model {
                 page_size: page_size as usize,
                 policy,
@@ -326,6 +356,13 @@ impl Pair {
                 let (lock, space, path) = locks.swap_remove(index % locks.len());
                 memory.tree.unlock(lock);
                 model.lock(space, &path, -1);
+            }
+            Operation::SetPolicy(number) => {
+                let names: Vec<_> = EvictionPolicy::names().collect();
+                model.policy = names[number % names.len()];
+                memory
+                    .tree
+                    .set_eviction_policy(policy_of(model.policy, page_size));
             }
             Operation::Evict(tokens) => {
                 let evicted = memory.tree.evict(*tokens);

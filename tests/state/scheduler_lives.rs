@@ -3,6 +3,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use souffleur::request::CancelFlag;
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::policy::{PriorityOrder, schedule_policy_names};
 
 use crate::deterministic_runner;
 use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
@@ -50,6 +52,12 @@ enum Event {
     Expire {
         now_s: u64,
     },
+    SetPolicy {
+        policy: usize,
+    },
+    SetEvictionPolicy {
+        policy: usize,
+    },
 }
 
 /// Lengths are in half pages and single tokens, so that prefixes meet inside pages and at their ends.
@@ -65,6 +73,7 @@ struct Wish {
     stop_token: Option<u32>,
     salted: bool,
     logprob_start: Option<u32>,
+    priority: Option<i64>,
 }
 
 fn wish() -> impl Strategy<Value = Wish> {
@@ -74,19 +83,23 @@ fn wish() -> impl Strategy<Value = Wish> {
         proptest::option::weighted(0.3, 0..VOCAB),
         proptest::bool::weighted(0.2),
         proptest::option::weighted(0.2, 0..64u32),
+        proptest::option::weighted(0.8, -2..3i64),
     )
-        .prop_map(|(prompt, output, stop_token, salted, logprob_start)| Wish {
-            family: prompt.0,
-            shared_units: prompt.1,
-            variant: prompt.2,
-            tail: prompt.3,
-            new_units: output.0,
-            new_tokens: output.1,
-            ignore_eos: output.2,
-            stop_token,
-            salted,
-            logprob_start,
-        })
+        .prop_map(
+            |(prompt, output, stop_token, salted, logprob_start, priority)| Wish {
+                family: prompt.0,
+                shared_units: prompt.1,
+                variant: prompt.2,
+                tail: prompt.3,
+                new_units: output.0,
+                new_tokens: output.1,
+                ignore_eos: output.2,
+                stop_token,
+                salted,
+                logprob_start,
+                priority,
+            },
+        )
 }
 
 impl Wish {
@@ -103,7 +116,9 @@ impl Wish {
             logprob_start: self
                 .logprob_start
                 .filter(|start| (*start as usize) < prompt.len()),
+            priority: self.priority,
             prompt,
+            ..Ask::default()
         }
     }
 }
@@ -130,6 +145,8 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(which, cut, expires_s)| Event::Pin { which, cut, expires_s }),
         1 => Just(Event::Unpin),
         1 => (0..4u64).prop_map(|now_s| Event::Expire { now_s }),
+        1 => any::<usize>().prop_map(|policy| Event::SetPolicy { policy }),
+        1 => any::<usize>().prop_map(|policy| Event::SetEvictionPolicy { policy }),
     ]
 }
 
@@ -143,6 +160,8 @@ struct Size {
     max_prefill_units: usize,
     conservativeness: f64,
     clips: bool,
+    policy: usize,
+    priority: PriorityOrder,
 }
 
 fn size() -> impl Strategy<Value = Size> {
@@ -154,6 +173,12 @@ fn size() -> impl Strategy<Value = Size> {
         2..40usize,
         prop_oneof![Just(1.0), Just(0.3), Just(0.0)],
         proptest::bool::weighted(0.85),
+        any::<usize>(),
+        prop_oneof![
+            Just(PriorityOrder::Ignored),
+            Just(PriorityOrder::LargerFirst),
+            Just(PriorityOrder::SmallerFirst)
+        ],
     )
         .prop_map(
             |(
@@ -164,6 +189,8 @@ fn size() -> impl Strategy<Value = Size> {
                 max_prefill_units,
                 conservativeness,
                 clips,
+                policy,
+                priority,
             )| Size {
                 pool_units,
                 n_rows,
@@ -172,8 +199,15 @@ fn size() -> impl Strategy<Value = Size> {
                 max_prefill_units,
                 conservativeness,
                 clips,
+                policy,
+                priority,
             },
         )
+}
+
+fn policy_name(number: usize) -> &'static str {
+    let names: Vec<_> = schedule_policy_names().collect();
+    names[number % names.len()]
 }
 
 fn apply(world: &mut World, unit: usize, event: &Event) {
@@ -251,6 +285,11 @@ fn apply(world: &mut World, unit: usize, event: &Event) {
         }
         Event::Unpin => world.unpin_oldest(),
         Event::Expire { now_s } => world.expire_pins(*now_s),
+        Event::SetPolicy { policy } => world.set_policy(policy_name(*policy)),
+        Event::SetEvictionPolicy { policy } => {
+            let names: Vec<_> = EvictionPolicy::names().collect();
+            world.set_eviction_policy(names[policy % names.len()]);
+        }
     }
 }
 
@@ -273,6 +312,8 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
             has_radix_cache,
             conservativeness: size.conservativeness,
             clips: size.clips,
+            policy: policy_name(size.policy),
+            priority: size.priority,
         });
         for event in &events {
             apply(&mut world, unit, event);

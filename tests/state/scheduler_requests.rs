@@ -3,7 +3,7 @@
 use souffleur::error::{RequestError, StepError};
 use souffleur::executor::fake::expected_output;
 use souffleur::ids::RequestId;
-use souffleur::request::{CancelFlag, FinishReason};
+use souffleur::request::{CancelFlag, FinishReason, RequestTimeouts};
 use souffleur::state::news::RequestEnd;
 
 pub const VOCAB: u32 = 256;
@@ -20,6 +20,8 @@ pub struct Ask {
     pub salt: Option<&'static str>,
     /// Wishes log probabilities of the prompt from this position on.
     pub logprob_start: Option<u32>,
+    pub timeouts: RequestTimeouts,
+    pub priority: Option<i64>,
 }
 
 impl Ask {
@@ -94,6 +96,10 @@ impl Life {
         self.end == Some(End::Told(RequestEnd::Finished(FinishReason::Abort)))
     }
 
+    pub fn timed_out(&self) -> bool {
+        matches!(self.failure(), Some(RequestError::Timeout { .. }))
+    }
+
     pub fn failure(&self) -> Option<&RequestError> {
         match &self.end {
             Some(End::Told(RequestEnd::Failed(error))) => Some(error),
@@ -131,6 +137,9 @@ impl Life {
                 assert!(self.lost_steps > SURVIVED_LOSSES, "{rid}");
             }
             End::Told(RequestEnd::Failed(RequestError::OutOfMemory)) => {}
+            End::Told(RequestEnd::Failed(RequestError::Timeout { .. })) => {
+                assert!(self.ask.timeouts.any(), "{rid} has no time limit");
+            }
             other => panic!("{rid} ended with {other:?}"),
         }
     }

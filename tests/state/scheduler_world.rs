@@ -19,18 +19,23 @@ use souffleur::state::news::{RequestEnd, RequestTokens};
 use souffleur::state::pages::{PageSize, PoolLedger};
 use souffleur::state::plain_cache::PlainCache;
 use souffleur::state::plan::{PlanRequest, Planned, Reservation, ReserveRequest, Settle};
-use souffleur::state::policy::schedule_policy;
+use souffleur::state::policy::{PriorityOrder, schedule_policy};
 use souffleur::state::pools::Pools;
 use souffleur::state::prefix_cache::PrefixCache;
+use souffleur::state::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
+use souffleur::state::probe::{ProbeReply, ProbeRequest, run_probe};
 use souffleur::state::radix_tree::RadixTree;
 use souffleur::state::sampling::SamplingParams;
-use souffleur::state::scheduler::{IntakeLimits, Next, Scheduler, SchedulerLimits};
+use souffleur::state::scheduler::{IntakeLimits, Next, QueueRules, Scheduler, SchedulerLimits};
 use souffleur::state::sequence::Submission;
 use souffleur::state::stats::EngineStats;
 use souffleur::state::transaction::run_plan;
 
+use crate::policy_model::OrderCheck;
 pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
 
+/// Evicted pages that the history remembers.
+const MAX_EVICTED_PAGES: usize = 4096;
 /// Rounds of a drain that are more than any script of these tests needs.
 const MAX_ROUNDS: usize = 200_000;
 
@@ -47,6 +52,8 @@ pub struct Setup {
     pub conservativeness: f64,
     /// Clips `max_new_tokens` as the tokenizer does.
     pub clips: bool,
+    pub policy: &'static str,
+    pub priority: PriorityOrder,
 }
 
 impl Default for Setup {
@@ -61,12 +68,16 @@ impl Default for Setup {
             has_radix_cache: true,
             conservativeness: 1.0,
             clips: true,
+            policy: "fcfs",
+            priority: PriorityOrder::Ignored,
         }
     }
 }
 
 /// Where the open plan is.
 enum Leg {
+    Probing(Box<ProbeRequest>),
+    Probed(Box<ProbeReply>),
     Asked(Box<PlanRequest>),
     Reserving(Box<ReserveRequest>),
     Answered(Box<Planned>),
@@ -101,17 +112,27 @@ pub struct World {
     holds_back: bool,
     /// A step was made to fail.
     pub has_failures: bool,
+    pub misses: PrefixHistory,
+    reported: HashSet<RequestId>,
+    /// The time that events come with.
+    pub now_s: f64,
+    order: OrderCheck,
 }
 
 impl World {
     pub fn new(setup: Setup) -> Self {
         let page_size = PageSize::new(setup.page_size).expect("tests use positive page sizes");
         let ledger = Arc::new(PoolLedger::default());
-        let cache: Box<dyn PrefixCache> = if setup.has_radix_cache {
-            let policy = EvictionPolicy::from_name("lru").expect("lru exists");
-            Box::new(RadixTree::new(page_size, policy, ledger.clone()))
-        } else {
-            Box::new(PlainCache::new(page_size))
+        let eviction_policy = setup.has_radix_cache.then(EvictionPolicy::default);
+        let cache: Box<dyn PrefixCache> = match eviction_policy {
+            Some(policy) => {
+                Box::new(RadixTree::new(page_size, policy, ledger.clone()).with_diagnostics())
+            }
+            None => Box::new(PlainCache::new(page_size).with_diagnostics()),
+        };
+        let queue = QueueRules {
+            priority: setup.priority,
+            eviction_policy,
         };
         let limits = SchedulerLimits {
             page_size,
@@ -122,9 +143,10 @@ impl World {
             prefix_wait: setup.prefix_wait,
             schedule_conservativeness: setup.conservativeness,
             max_pins: 4,
+            queue,
             eos_token_ids: Arc::from([EOS]),
         };
-        let policy = schedule_policy("fcfs").expect("fcfs exists");
+        let policy = schedule_policy(setup.policy).expect("tests name policies that exist");
         let executor = FakeExecutor::new(FakeOptions {
             page_size: page_size.get(),
             n_pages: setup.n_pages as usize,
@@ -147,6 +169,14 @@ impl World {
             plans_since_progress: 0,
             holds_back: false,
             has_failures: false,
+            misses: PrefixHistory::new(HistoryLimits {
+                page_size,
+                max_requests: usize::MAX,
+                max_evicted_pages: MAX_EVICTED_PAGES,
+            }),
+            reported: HashSet::new(),
+            now_s: 0.0,
+            order: OrderCheck::default(),
             setup,
         }
     }
@@ -193,11 +223,13 @@ impl World {
             namespace: Namespace::new(None, ask.salt),
             sampling: Arc::new(sampling),
             logprobs: wish.map(Arc::new),
-            priority: None,
+            priority: ask.priority,
             cancel: flag.clone(),
-            submitted_s: 0.0,
+            submitted_s: self.now_s,
+            timeouts: ask.timeouts,
         };
         self.lives.push(Life::new(ask, rid, seed, flag));
+        self.order.note_arrival();
         self.scheduler.submit(submission);
         self.after_event();
         Some(number)
@@ -274,12 +306,62 @@ impl World {
         self.after_event();
     }
 
+    /// Lets time pass and ends what is over.
+    pub fn pass(&mut self, seconds: f64) {
+        self.now_s += seconds;
+        self.scheduler.expire_requests(self.now_s);
+        self.after_event();
+    }
+
+    /// Where the request left the tree.
+    #[track_caller]
+    pub fn report(&self, number: usize) -> &PrefixReport {
+        let report = self.misses.report(&self.lives[number].rid);
+        report.unwrap_or_else(|| panic!("request {number} was not admitted"))
+    }
+
+    pub fn set_policy(&mut self, name: &str) {
+        assert_eq!(self.scheduler.set_policy(name), Ok(()));
+        self.after_event();
+    }
+
+    pub fn set_eviction_policy(&mut self, name: &str) {
+        let set = self.scheduler.set_eviction_policy(name);
+        assert_eq!(set.is_ok(), self.setup.has_radix_cache);
+        self.after_event();
+    }
+
+    /// Plans that touched prefixes: the number among those with candidates, and the requests in order.
+    pub fn touched(&self) -> &[(usize, Vec<usize>)] {
+        self.order.touched()
+    }
+
+    /// Plans of this world whose queue was compared with the naive model's.
+    pub fn checked_orders(&self) -> usize {
+        self.order.checked
+    }
+
     /// Moves the open plan by one leg; false without one.
     pub fn advance(&mut self) -> bool {
         let Some(leg) = self.leg.take() else {
             return false;
         };
         match leg {
+            Leg::Probing(probe) => {
+                let numbers: Vec<usize> =
+                    probe.keys.iter().map(|k| self.number_of(k.seq)).collect();
+                let keys = probe.keys.clone();
+                let reply = run_probe(&mut *self.cache, *probe);
+                assert_eq!(self.cache.check_integrity(), Ok(()));
+                self.order.note_probe(&*self.cache, &numbers, &keys);
+                self.leg = Some(Leg::Probed(Box::new(reply)));
+            }
+            Leg::Probed(reply) => {
+                let next = self.scheduler.probed(*reply);
+                self.take_next(next);
+                self.hear();
+                self.pump();
+            }
             Leg::Asked(plan) => {
                 assert_eq!(plan.free_pages, self.pools.pages.free_pages());
                 assert_eq!(plan.free_rows, self.pools.rows.free_rows());
@@ -376,6 +458,20 @@ impl World {
         );
         assert_eq!(self.cache.check_integrity(), Ok(()));
         self.lives.iter().for_each(Life::check_end);
+        // One that was cancelled while its plan was open is admitted after its end.
+        let is_natural = |life: &&Life| {
+            let was_stopped = life.end == Some(End::StopFound) || life.is_cancelled();
+            !was_stopped && life.failure().is_none()
+        };
+        for life in self.lives.iter().filter(is_natural) {
+            if let Some(report) = self.misses.report(&life.rid) {
+                assert_eq!(
+                    report.cached_tokens, life.cached_tokens as usize,
+                    "{}",
+                    life.rid
+                );
+            }
+        }
         assert!(self.lives.iter().all(|life| !life.holds_memory));
         self.pools.pages.free(self.cache.clear());
         assert_eq!(
@@ -417,8 +513,15 @@ impl World {
     fn take_next(&mut self, next: Next) {
         match next {
             Next::Nothing => return,
+            Next::Probe(probe) => {
+                self.order.note_asked(self.scheduler.policy_name());
+                self.note_releases(&probe.settle);
+                self.leg = Some(Leg::Probing(probe));
+                return;
+            }
             Next::Plan(plan) => {
-                self.note_releases(&plan);
+                self.note_releases(&plan.settle);
+                self.check_order(&plan);
                 self.leg = Some(Leg::Asked(plan));
             }
             Next::Reserve(reserve) => self.leg = Some(Leg::Reserving(reserve)),
@@ -435,6 +538,7 @@ impl World {
 
     fn take_step(&mut self, plan: StepPlan) {
         self.plans_since_progress = 0;
+        self.order.note_step(&plan);
         let numbers = plan.rows.iter().map(|row| self.number_of(row.seq));
         for number in numbers.chain(plan.starts.iter().map(|start| self.number_of(start.seq))) {
             let life = &self.lives[number];
@@ -491,12 +595,19 @@ impl World {
                 let number = self.number_of(grant.seq);
                 assert!(!self.lives[number].holds_memory);
                 self.lives[number].holds_memory = true;
+                self.order.note_start(number);
             }
         }
     }
 
-    fn note_releases(&mut self, plan: &PlanRequest) {
-        for settle in &plan.settle {
+    fn check_order(&mut self, plan: &PlanRequest) {
+        let mut order = std::mem::take(&mut self.order);
+        order.check(self, plan);
+        self.order = order;
+    }
+
+    fn note_releases(&mut self, settlements: &[Settle]) {
+        for settle in settlements {
             if let Settle::Release(release) = settle {
                 let number = self.number_of(release.seq);
                 self.lives[number].holds_memory = false;
@@ -533,11 +644,17 @@ impl World {
                 assert_ne!(end, Some(RequestEnd::Failed(RequestError::OutOfMemory)));
             }
             life.end = end.map(End::Told);
-            if life.is_cancelled() {
+            if life.is_cancelled() || life.timed_out() {
                 life.steps_since_cancel.get_or_insert(0);
             }
         }
         self.scheduler.take_pinned();
+        for event in self.scheduler.take_prefix_events() {
+            let rid = self.misses.take(event, self.now_s).map(|r| r.rid.clone());
+            let is_first = rid.is_none_or(|rid| self.reported.insert(rid));
+            assert!(is_first, "a request is admitted for the first time twice");
+        }
+        assert!(self.misses.evicted_pages() <= MAX_EVICTED_PAGES);
     }
 
     /// Every page is free, cached or one sequence's own.

@@ -105,6 +105,7 @@ impl Tokenizer {
             priority: request.priority,
             cancel: arrival.cancel,
             submitted_s: 0.0,
+            timeouts: request.timeouts.tightened(self.settings.timeouts),
         };
         let live = Live::new(
             &submission,

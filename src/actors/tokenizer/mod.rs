@@ -3,6 +3,7 @@
 mod aside;
 mod intake;
 mod live;
+mod misses;
 
 use std::sync::Arc;
 
@@ -11,17 +12,20 @@ use rustc_hash::FxHashMap;
 
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Drain, Generate, StopFound, Submit, TokensReady,
+    CancelAll, CancelRequest, Drain, Generate, GetPrefixReport, StopFound, Submit, TokensReady,
 };
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::ids::{IntakeId, RequestId};
 use crate::metrics::RequestMetrics;
 use crate::model::text::TextModel;
+use crate::request::RequestTimeouts;
 use crate::state::news::RequestTokens;
+use crate::state::prefix_history::{HistoryLimits, PrefixReport};
 use crate::state::scheduler::IntakeLimits;
 
 use aside::Aside;
 use live::{Live, Step};
+use misses::Misses;
 
 /// What the Tokenizer needs to know of model and limits.
 #[derive(Clone)]
@@ -34,6 +38,10 @@ pub struct TokenizerSettings {
     pub limits: IntakeLimits,
     /// Bytes of text that may wait for a slow reader.
     pub client_backlog_bytes: usize,
+    /// How long every request may wait and run.
+    pub timeouts: RequestTimeouts,
+    /// What is remembered of prompts and evictions; `None` diagnoses no misses.
+    pub prefix_history: Option<HistoryLimits>,
 }
 
 /// The ways to the Scheduler.
@@ -56,6 +64,7 @@ pub struct Tokenizer {
     live: FxHashMap<RequestId, Live>,
     aside: Aside,
     next_intake: IntakeId,
+    misses: Option<Misses>,
     links: Links,
     metrics: RequestMetrics,
     note: DeathNote,
@@ -70,6 +79,7 @@ impl Tokenizer {
         note: DeathNote,
     ) -> Self {
         Self {
+            misses: settings.prefix_history.map(Misses::new),
             settings,
             live: FxHashMap::default(),
             aside: Aside::new(),
@@ -125,7 +135,7 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<TokensReady>, _: &mut Context<Self>) {
-        let (TokensReady { batch }, _timer) = posted.open();
+        let (TokensReady { batch, prefixes }, _timer) = posted.open();
         let mut stops = Vec::new();
         for news in batch {
             let rid = news.rid.clone();
@@ -134,6 +144,18 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
         if !stops.is_empty() {
             self.links.stop_found.post(StopFound { stops });
         }
+        if let Some(misses) = &mut self.misses {
+            misses.take(prefixes);
+        }
+    }
+}
+
+impl Handler<GetPrefixReport> for Tokenizer {
+    type Result = Option<Box<PrefixReport>>;
+
+    fn handle(&mut self, asked: GetPrefixReport, _: &mut Context<Self>) -> Self::Result {
+        let text = self.settings.text.as_deref();
+        self.misses.as_ref()?.report(&asked.rid, text)
     }
 }
 

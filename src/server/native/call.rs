@@ -65,6 +65,7 @@ impl NativeCall {
         let namespaces = namespaces(&mut fields, prompts.len(), is_list)?;
         let rids = rids(&mut fields, prompts.len(), is_list)?;
         let priority = fields.integer("priority")?;
+        let timeouts = fields.timeouts()?;
         let stream = fields.flag("stream")?;
         let wants_words = fields.flag("return_text_in_logprobs")?;
         // Names that nobody knows are ignored, as SGLang does: its own clients and routers send some.
@@ -84,6 +85,7 @@ impl NativeCall {
                 logprobs,
                 namespace,
                 priority,
+                timeouts,
                 is_streaming: stream,
             };
             requests.extend(samples_of(request));

@@ -106,6 +106,7 @@ impl Call {
             sampling,
             namespace,
             priority,
+            timeouts,
             stream,
             ..
         } = self.common;
@@ -121,6 +122,7 @@ impl Call {
             logprobs: self.logprobs.map(wish),
             namespace,
             priority,
+            timeouts,
             is_streaming: stream,
         };
         samples_of(request).collect()

@@ -105,6 +105,7 @@ impl Call {
             sampling,
             namespace,
             priority,
+            timeouts,
             stream,
             ..
         } = self.common;
@@ -128,6 +129,7 @@ impl Call {
                 logprobs: logprobs.clone(),
                 namespace: namespace.clone(),
                 priority,
+                timeouts,
                 is_streaming: stream,
             }
         });

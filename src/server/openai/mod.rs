@@ -14,7 +14,7 @@ use super::fields::{self, Fields, mismatch};
 use super::native::{read_rid, read_sampling};
 use crate::ids::RequestId;
 use crate::model::generation::GenerationConfig;
-use crate::request::FinishReason;
+use crate::request::{FinishReason, RequestTimeouts};
 use crate::state::namespace::Namespace;
 use crate::state::sampling::SamplingParams;
 use wire::Matched;
@@ -28,6 +28,7 @@ struct Common {
     sampling: SamplingParams,
     namespace: Namespace,
     priority: Option<i64>,
+    timeouts: RequestTimeouts,
     stream: bool,
     include_usage: bool,
     /// Each chunk carries the counts of its choice so far.
@@ -65,6 +66,7 @@ impl Common {
             sampling: sampling(fields)?,
             namespace: Namespace::new(key.as_deref(), salt.as_deref()),
             priority: fields.integer("priority")?,
+            timeouts: fields.timeouts()?,
             stream,
             include_usage: include_usage && stream,
             continuous_usage: continuous_usage && stream,

@@ -37,6 +37,8 @@ impl Node {
             created: 0,
             hits: 0,
             priority: i64::MIN,
+            start_tokens: 0,
+            history_tokens: 0,
         };
         Self::new(NO_NODE, Edge::empty(), usage, StepId::new(0))
     }
@@ -146,6 +148,7 @@ impl Arena {
             created: now,
             ..node.usage
         };
+        node.usage.start_tokens += at as u32;
         let (parent, tag) = (node.parent, node.tag);
         let mut upper = Node::new(parent, node.edge.cut_front(at), usage, node.written_by);
         upper.lock_ref = node.lock_ref;

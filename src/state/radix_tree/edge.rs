@@ -53,7 +53,8 @@ impl EdgeBuffer {
         Self::Long(Arc::new(LongEdge { tokens, pages }))
     }
 
-    fn tokens(&self) -> &[u32] {
+    /// The tokens; behind a short edge's the ids of its pages.
+    pub(in crate::state) fn tokens(&self) -> &[u32] {
         match self {
             Self::Short(items) => items,
             Self::Long(edge) => &edge.tokens,
@@ -166,6 +167,11 @@ impl Edge {
 
     pub(super) fn tokens(&self) -> &[u32] {
         &self.buffer.tokens()[self.start as usize..self.end as usize]
+    }
+
+    /// The buffer and which of its tokens are the edge's.
+    pub(super) fn part(&self) -> (EdgeBuffer, Range<u32>) {
+        (self.buffer.clone(), self.start..self.end)
     }
 
     /// Number of tokens.

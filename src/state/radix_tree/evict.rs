@@ -56,7 +56,8 @@ impl Victims {
 
 impl RadixTree {
     pub(super) fn evict_leaves(&mut self, tokens: usize) -> Evicted {
-        if tokens > 0 && self.policy.trend() == KeyTrend::Shrinks {
+        let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
+        if tokens > 0 && !is_kept {
             self.rebuild_victims();
         }
         let mut ids = PageIds::new();
@@ -72,6 +73,11 @@ impl RadixTree {
             pages: Pages::adopt(ids, &self.ledger),
             tokens: freed,
             nodes,
+            edges: self
+                .notes
+                .as_mut()
+                .map(|notes| notes.take_evicted())
+                .unwrap_or_default(),
         }
     }
 
@@ -90,7 +96,8 @@ impl RadixTree {
         }
     }
 
-    fn rebuild_victims(&mut self) {
+    pub(super) fn rebuild_victims(&mut self) {
+        self.order_is_stale = false;
         self.victims.clear();
         for index in self.arena.indices() {
             self.arena[index].is_queued = false;
@@ -112,7 +119,9 @@ impl RadixTree {
 
     /// Removes an evictable leaf and returns its length in tokens.
     fn remove_leaf(&mut self, leaf: u32, ids: &mut PageIds) -> usize {
+        self.note_eviction(leaf);
         let (parent, edge) = self.arena.remove(leaf);
+        self.forget_note(leaf);
         let n_tokens = edge.len();
         self.evictable_tokens -= n_tokens;
         let is_cut = edge.shares_with(&self.arena[parent].edge);

@@ -91,6 +91,9 @@ impl RadixTree {
                 return Err(format!("page {page} of node {index} is cached twice"));
             }
         }
+        let above = &self.arena[node.parent];
+        let start = above.usage.start_tokens as usize + above.edge.len();
+        same(index, "start", node.usage.start_tokens as usize, start)?;
         let must_be_queued = self.policy.trend() == KeyTrend::Grows && node.is_evictable();
         if must_be_queued && !node.is_queued {
             return Err(format!(
@@ -110,8 +113,8 @@ impl RadixTree {
         )?;
         for (key, index) in self.victims.iter() {
             let node = &self.arena[index];
-            let is_late =
-                self.policy.trend() == KeyTrend::Grows && key > self.policy.key(&node.usage);
+            let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
+            let is_late = is_kept && key > self.policy.key(&node.usage);
             if !node.is_live || !node.is_queued || is_late {
                 return Err(format!("node {index} has a wrong entry in the order"));
             }

@@ -45,6 +45,18 @@ impl RadixTree {
         self.offer(node);
     }
 
+    /// The nodes from the top down to `node`, without the root.
+    pub(super) fn path_to(&self, node: u32) -> Vec<u32> {
+        let mut path = Vec::new();
+        let mut at = node;
+        while at != NO_NODE && !self.arena[at].is_root() {
+            path.push(at);
+            at = self.arena[at].parent;
+        }
+        path.reverse();
+        path
+    }
+
     /// Number of pages that `lock` protects.
     pub(super) fn path_pages(&self, lock: &NodeLock) -> usize {
         let mut at = lock.node().unwrap_or(NO_NODE);

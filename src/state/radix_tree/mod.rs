@@ -16,6 +16,7 @@ mod edge;
 mod evict;
 mod integrity;
 mod lock;
+mod notes;
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,10 +28,12 @@ use crate::state::eviction::{EvictionPolicy, NodeUse};
 use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, PageSize, Pages, PoolLedger};
 use crate::state::prefix_cache::{Checkpoint, Checkpointed, Evicted, LockedPrefix, PrefixCache};
+use crate::state::prefix_history::Departure;
 use arena::{Arena, NO_NODE, Node};
 use edge::Edge;
 pub(in crate::state) use edge::{EdgeBuffer, Ids};
 use evict::Victims;
+use notes::Notes;
 
 /// The radix cache of one KV pool.
 pub struct RadixTree {
@@ -43,9 +46,13 @@ pub struct RadixTree {
     roots: FxHashMap<Namespace, u32>,
     root_names: FxHashMap<u32, Namespace>,
     victims: Victims,
+    /// A split has made a key in the order too large.
+    order_is_stale: bool,
     clock: u64,
     evictable_tokens: usize,
     protected_tokens: usize,
+    /// For the diagnosis of misses, if that is on.
+    notes: Option<Box<Notes>>,
 }
 
 /// The result of [`RadixTree::match_prefix`].
@@ -103,9 +110,11 @@ struct KeyUse {
 }
 
 impl KeyUse {
-    fn apply(self, usage: &mut NodeUse, end: usize) {
+    /// `end` is the node's in the key, which has `key_tokens`.
+    fn apply(self, usage: &mut NodeUse, end: usize, key_tokens: usize) {
         usage.priority = usage.priority.max(self.priority);
         usage.hits += u32::from(end > self.counted_tokens);
+        usage.history_tokens = usage.history_tokens.max(key_tokens as u32);
     }
 }
 
@@ -130,9 +139,11 @@ impl RadixTree {
             roots: FxHashMap::default(),
             root_names: FxHashMap::default(),
             victims: Victims::default(),
+            order_is_stale: false,
             clock: 0,
             evictable_tokens: 0,
             protected_tokens: 0,
+            notes: None,
         }
     }
 
@@ -215,6 +226,16 @@ impl RadixTree {
         walk
     }
 
+    /// Cuts a node in two; the upper half is new.
+    fn split(&mut self, lower: u32, at: usize, now: u64) -> u32 {
+        let before = self.policy.key(&self.arena[lower].usage);
+        let upper = self.arena.split(lower, at, now);
+        self.note_split(upper, lower);
+        let node = &self.arena[lower];
+        self.order_is_stale |= node.is_queued && self.policy.key(&node.usage) < before;
+        upper
+    }
+
     fn match_and_split(&mut self, namespace: &Namespace, tokens: &[u32]) -> (u32, usize) {
         let now = self.tick();
         let Some(&root) = self.roots.get(namespace) else {
@@ -223,7 +244,7 @@ impl RadixTree {
         let key = &tokens[..self.page_size.floor(tokens.len())];
         let walk = self.walk(root, key, |usage, _, _| usage.last_access = now);
         let deepest = match walk.inside {
-            Some((child, at)) => self.arena.split(child, at, self.clock),
+            Some((child, at)) => self.split(child, at, self.clock),
             None => walk.node,
         };
         (deepest, walk.tokens)
@@ -247,14 +268,14 @@ impl RadixTree {
         let walk = self.walk(root, key, |usage, end, is_whole| {
             usage.last_access = now;
             if is_whole {
-                key_use.apply(usage, end);
+                key_use.apply(usage, end, key.len());
             }
         });
         let deepest = match walk.inside {
             Some((child, at)) => {
                 let created = self.tick();
-                let upper = self.arena.split(child, at, created);
-                key_use.apply(&mut self.arena[upper].usage, walk.tokens);
+                let upper = self.split(child, at, created);
+                key_use.apply(&mut self.arena[upper].usage, walk.tokens, key.len());
                 upper
             }
             None => walk.node,
@@ -278,12 +299,15 @@ impl RadixTree {
             created: now,
             hits: 0,
             priority: key_use.priority,
+            start_tokens: (end - edge.len()) as u32,
+            history_tokens: 0,
         };
-        key_use.apply(&mut usage, end);
+        key_use.apply(&mut usage, end, end);
         self.evictable_tokens += edge.len();
         let leaf = self
             .arena
             .add(Node::new(parent, edge, usage, key_use.written_by));
+        self.note_child(parent, leaf);
         self.offer(leaf);
         leaf
     }
@@ -300,6 +324,7 @@ impl RadixTree {
 
     fn drop_root(&mut self, root: u32) {
         self.arena.remove(root);
+        self.forget_note(root);
         let namespace = self
             .root_names
             .remove(&root)
@@ -326,19 +351,29 @@ impl PrefixCache for RadixTree {
         self.match_and_split(namespace, tokens).1
     }
 
+    fn touch_paths(
+        &mut self,
+        keys: &mut dyn Iterator<Item = (&Namespace, &[u32])>,
+    ) -> Vec<(usize, Vec<u32>)> {
+        let touched: Vec<(u32, usize)> = keys
+            .map(|(namespace, tokens)| self.match_and_split(namespace, tokens))
+            .collect();
+        let paths = touched.into_iter();
+        paths
+            .map(|(node, tokens)| (tokens, self.path_to(node)))
+            .collect()
+    }
+
+    fn set_eviction_policy(&mut self, policy: EvictionPolicy) {
+        self.policy = policy;
+        self.rebuild_victims();
+    }
+
     fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
         let Some(&root) = self.roots.get(namespace) else {
             return 0;
         };
-        let (mut node, mut matched) = (root, 0);
-        while let Some((child, common)) = self.arena.step(node, &tokens[matched..]) {
-            matched += common;
-            if common < self.arena[child].edge.len() {
-                break;
-            }
-            node = child;
-        }
-        matched
+        self.peek_from(root, tokens)
     }
 
     fn checkpoint(&mut self, checkpoint: Checkpoint<'_>) -> Checkpointed {
@@ -347,6 +382,17 @@ impl PrefixCache for RadixTree {
 
     fn evict(&mut self, tokens: usize) -> Evicted {
         self.evict_leaves(tokens)
+    }
+
+    fn departure(
+        &self,
+        namespace: &Namespace,
+        lock: &NodeLock,
+        tokens: &[u32],
+        matched_tokens: usize,
+        match_limit: usize,
+    ) -> Option<Box<Departure>> {
+        self.departure_at(namespace, lock, tokens, matched_tokens, match_limit)
     }
 
     fn clear(&mut self) -> Pages {
@@ -358,6 +404,7 @@ impl PrefixCache for RadixTree {
         self.roots = FxHashMap::default();
         self.root_names = FxHashMap::default();
         self.victims = Victims::default();
+        self.notes = self.notes.take().map(|_| Box::default());
         self.evictable_tokens = 0;
         Pages::adopt(ids, &self.ledger)
     }

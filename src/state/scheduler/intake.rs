@@ -87,8 +87,11 @@ impl Scheduler {
             return;
         }
         self.is_dirty = true;
+        self.has_timeouts |= request.timeouts.any();
         let is_cancelled = request.cancel.is_raised();
-        let seq = self.sequences.insert(Sequence::new(request));
+        let mut sequence = Sequence::new(request);
+        sequence.arrival_prefilled_tokens = self.prefilled_tokens;
+        let seq = self.sequences.insert(sequence);
         self.by_rid.insert(rid, seq);
         self.waiting.push_back(seq);
         if is_cancelled {

@@ -6,15 +6,21 @@
 //!
 //! - [`intake`](self): `submit`, `cancel`, `stop_found` (who is inside)
 //! - planning: `next` (what to settle, whom to admit, whom to decode)
+//! - queue: in which order; what the policy asks the cache first (`probed`)
 //! - planned: `planned` (grants become a step)
 //! - results: `step_done` (tokens, ends, lost steps)
 //! - retraction: who gives way when decode runs out of pages
+//! - deadlines: who has waited or run for too long
 //! - pins: prefixes kept for hosts
+//! - misses: what is told to whoever diagnoses them
 
+mod deadlines;
 mod intake;
+mod misses;
 mod pins;
 mod planned;
 mod planning;
+mod queue;
 mod results;
 mod retraction;
 
@@ -25,16 +31,20 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::executor::{RowResult, StepPlan, TableDelta};
-use crate::ids::{RequestId, SeqId, StepId};
+use crate::ids::{RequestId, RowId, SeqId, StepId};
+use crate::state::eviction::EvictionPolicy;
 use crate::state::news::{RequestEnd, RequestTokens};
-use crate::state::pages::{PageSize, PoolLedger};
+use crate::state::pages::{PageSize, Pages, PoolLedger};
 use crate::state::plan::{CacheCounts, PlanRequest, ReserveRequest};
-use crate::state::policy::SchedulePolicy;
+use crate::state::policy::{Matched, SchedulePolicy, effective_policy};
+use crate::state::prefix_history::PrefixEvent;
+use crate::state::probe::ProbeRequest;
 use crate::state::sequence::{Phase, SequenceTable};
 use crate::state::stats::EngineStats;
 use crate::state::token_ratio::NewTokenRatio;
 
 pub use intake::IntakeLimits;
+pub use queue::QueueRules;
 
 /// Steps under way at most: one runs, one is queued behind it.
 const MAX_STEPS_IN_FLIGHT: usize = 2;
@@ -58,6 +68,8 @@ pub struct SchedulerLimits {
     pub schedule_conservativeness: f64,
     /// Most pins.
     pub max_pins: usize,
+    /// What orders the queue besides the policy.
+    pub queue: QueueRules,
     /// Tokens that end an output.
     pub eos_token_ids: Arc<[u32]>,
 }
@@ -67,6 +79,8 @@ pub struct SchedulerLimits {
 pub enum Next {
     /// Nothing: wait for a message.
     Nothing,
+    /// To the tree, which answers with what the policy wants to know; the plan follows.
+    Probe(Box<ProbeRequest>),
     /// To the tree.
     Plan(Box<PlanRequest>),
     /// Straight to the pools: a decode that only grows.
@@ -79,9 +93,11 @@ pub enum Next {
 pub struct Scheduler {
     limits: SchedulerLimits,
     policy: Box<dyn SchedulePolicy>,
+    /// Comes once the plan that is being asked for is open.
+    next_policy: Option<Box<dyn SchedulePolicy>>,
     sequences: SequenceTable,
     by_rid: FxHashMap<RequestId, SeqId>,
-    /// In order of arrival.
+    /// In the order of the last plan, with who arrived since behind it.
     waiting: VecDeque<SeqId>,
     /// Ahead of `waiting`, oldest first.
     retracted: VecDeque<SeqId>,
@@ -94,6 +110,18 @@ pub struct Scheduler {
     pins: pins::Pins,
     steps: VecDeque<StepRecord>,
     open: Option<OpenPlan>,
+    /// The plan that is out has only asked the tree so far.
+    is_probing: bool,
+    /// What the tree answered.
+    matches: FxHashMap<SeqId, Matched>,
+    /// What a probe settled and the plan takes to the pools.
+    carried: Carried,
+    /// A swap that the tree does not know of yet.
+    new_eviction_policy: Option<EvictionPolicy>,
+    /// Prompt tokens prefilled by the steps planned so far: the clock of policies that age by work.
+    prefilled_tokens: u64,
+    /// Plans that looked at the queue.
+    admission_passes: u64,
     /// Page-table edits that ride in the next step.
     deltas: Vec<TableDelta>,
     ratio: NewTokenRatio,
@@ -111,6 +139,9 @@ pub struct Scheduler {
     /// When the requests came in that were admitted for the first time since this was last taken.
     first_admissions: Vec<f64>,
     counters: Counters,
+    prefix_events: Vec<PrefixEvent>,
+    /// A request inside may have a time limit.
+    has_timeouts: bool,
     /// Rows of the last result, emptied.
     spent: Option<Vec<RowResult>>,
     ledger: Arc<PoolLedger>,
@@ -138,6 +169,19 @@ struct StepRecord {
     is_void: bool,
 }
 
+/// Pages and rows on their way from a probe to the pools.
+#[derive(Debug, Default)]
+struct Carried {
+    pages: Pages,
+    rows: Vec<RowId>,
+}
+
+impl Carried {
+    fn is_empty(&self) -> bool {
+        self.pages.is_empty() && self.rows.is_empty()
+    }
+}
+
 /// The plan that is out.
 #[derive(Debug)]
 struct OpenPlan {
@@ -154,7 +198,8 @@ impl Scheduler {
         ledger: Arc<PoolLedger>,
     ) -> Self {
         Self {
-            policy,
+            policy: effective_policy(policy, limits.queue.eviction_policy.is_some()),
+            next_policy: None,
             sequences: SequenceTable::default(),
             by_rid: FxHashMap::default(),
             waiting: VecDeque::new(),
@@ -166,6 +211,12 @@ impl Scheduler {
             pins: pins::Pins::default(),
             steps: VecDeque::with_capacity(MAX_STEPS_IN_FLIGHT),
             open: None,
+            is_probing: false,
+            matches: FxHashMap::default(),
+            carried: Carried::default(),
+            new_eviction_policy: None,
+            prefilled_tokens: 0,
+            admission_passes: 0,
             deltas: Vec::new(),
             ratio: NewTokenRatio::new(limits.schedule_conservativeness),
             batch_is_full: false,
@@ -178,6 +229,8 @@ impl Scheduler {
             news: Vec::new(),
             first_admissions: Vec::new(),
             counters: Counters::default(),
+            prefix_events: Vec::new(),
+            has_timeouts: false,
             spent: None,
             ledger,
             limits,
@@ -196,7 +249,7 @@ impl Scheduler {
 
     /// True when no request is inside and nothing is under way or to be settled.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.open.is_none() && self.steps.is_empty()
+        self.sequences.is_empty() && !self.has_open_plan() && self.steps.is_empty()
     }
 
     fn reset_ratio_when_idle(&mut self) {
@@ -207,13 +260,16 @@ impl Scheduler {
 
     /// True while a plan is out.
     pub fn has_open_plan(&self) -> bool {
-        self.open.is_some()
+        self.open.is_some() || self.is_probing
     }
 
     /// Queues, pools and counters as of the last plan.
     pub fn stats(&self) -> EngineStats {
         let page = self.limits.page_size;
+        let eviction_policy = self.limits.queue.eviction_policy;
         EngineStats {
+            schedule_policy: self.policy_name(),
+            radix_eviction_policy: eviction_policy.map_or("none", EvictionPolicy::name),
             running_requests: self.running.len() + usize::from(self.chunked.is_some()),
             decode_tokens: self.decode_tokens(),
             waiting_requests: self.waiting.len() + self.retracted.len(),

@@ -50,6 +50,7 @@ impl Scheduler {
                 self.give_way(open)
             }
         };
+        self.note_evictions(step, std::mem::take(&mut verdict.evicted_edges));
         if matches!(next, Next::Nothing) && verdict.budget == Some(Budget::NoToken) {
             self.relieve_idle_engine();
         }
@@ -80,7 +81,7 @@ impl Scheduler {
         }
     }
 
-    fn take_checkpointed(&mut self, checkpointed: CheckpointedSeq) {
+    pub(super) fn take_checkpointed(&mut self, checkpointed: CheckpointedSeq) {
         let CheckpointedSeq {
             seq,
             lock,
@@ -169,8 +170,10 @@ impl Scheduler {
             lock,
             prefix,
             prefix_len,
+            departure,
             ..
         } = admitted;
+        self.note_departure(seq, departure);
         let row = grant.row.expect("a sequence that starts asks for a row");
         let sequence = &mut self.sequences[seq];
         if sequence.cached_tokens.is_none() {
@@ -239,15 +242,22 @@ impl Scheduler {
         self.emit(rows.starts, rows.rows)
     }
 
+    /// Drops who ended while the plan was open. Whoever else leaves the batch does so with a plan of its own, which
+    /// comes with its own list.
+    fn alive(&self, mut decode: Vec<SeqId>) -> Vec<SeqId> {
+        let is_alive = |seq: &SeqId| self.sequences.get(*seq).is_some_and(Sequence::can_decode);
+        if !self.ended.is_empty() {
+            decode.retain(is_alive);
+        }
+        debug_assert!(decode.iter().all(is_alive));
+        decode
+    }
+
     fn run_decode(&mut self, open: OpenPlan) -> Next {
         if self.recovering {
             return Next::Nothing;
         }
-        let mut decode = open.decode;
-        if !self.ended.is_empty() {
-            let is_alive = |seq: &SeqId| self.sequences.get(*seq).is_some_and(Sequence::can_decode);
-            decode.retain(is_alive);
-        }
+        let decode = self.alive(open.decode);
         if decode.is_empty() {
             return Next::Nothing;
         }
@@ -288,6 +298,11 @@ impl Scheduler {
         self.next_step = StepId::new(step.get() + 1);
         self.counters.steps += 1;
         self.is_dirty = true;
+        let prefilled = rows.iter().map(|row| match &row.work {
+            RowWork::Prefill { positions } => positions.len() as u64,
+            RowWork::Decode { .. } => 0,
+        });
+        self.prefilled_tokens += prefilled.sum::<u64>();
         self.steps.push_back(StepRecord {
             step,
             rows: rows.iter().map(|row| row.seq).collect(),

@@ -21,22 +21,44 @@ impl Scheduler {
     /// is answered by [`Scheduler::planned`].
     #[allow(clippy::should_implement_trait)] // `Nothing` is no end: the next event brings more
     pub fn next(&mut self) -> Next {
-        if self.open.is_some() || self.steps.len() >= MAX_STEPS_IN_FLIGHT || !self.is_dirty {
+        if self.has_open_plan() || self.steps.len() >= MAX_STEPS_IN_FLIGHT || !self.is_dirty {
             return Next::Nothing;
         }
         self.is_dirty = false;
+        self.take_next_policy();
         if self.recovering {
             return self.recover();
         }
+        self.see_who_left();
+        match self.probe_due() {
+            Some(need) => self.probe(need),
+            None => self.open_plan(),
+        }
+    }
+
+    /// Sees to who was cancelled, and makes room where everybody has gone.
+    pub(super) fn see_who_left(&mut self) {
         self.sweep_cancelled();
         if self.running.is_empty() && self.chunked.is_none() {
             self.batch_is_full = false;
         }
+    }
+
+    /// Opens the plan itself, once the policy knows what it asked for.
+    pub(super) fn open_plan(&mut self) -> Next {
         let settle = self.take_settlements();
         let pins = self.pins.take_demands();
         let admit = self.admit_request();
         let decode = self.decode_rows();
-        let needs_tree = !settle.is_empty() || !pins.is_empty() || admit.is_some();
+        let touch = match &admit {
+            Some(_) => self.prefixes_to_touch(),
+            None => Vec::new(),
+        };
+        let needs_tree = !settle.is_empty()
+            || !pins.is_empty()
+            || admit.is_some()
+            || !self.carried.is_empty()
+            || self.new_eviction_policy.is_some();
         if !needs_tree {
             return self.plan_decode_alone(decode);
         }
@@ -44,6 +66,7 @@ impl Scheduler {
         let request = PlanRequest {
             settle,
             pins,
+            touch,
             admit,
             else_decode,
             ..self.empty_request()
@@ -55,8 +78,15 @@ impl Scheduler {
         Next::Plan(Box::new(request))
     }
 
-    pub(super) fn empty_request(&self) -> PlanRequest {
-        PlanRequest::empty(self.next_step, self.free_pages, self.free_rows)
+    /// A request with nothing but what a probe left to be carried on.
+    pub(super) fn empty_request(&mut self) -> PlanRequest {
+        let carried = std::mem::take(&mut self.carried);
+        PlanRequest {
+            returned: carried.pages,
+            returned_rows: carried.rows,
+            eviction_policy: self.new_eviction_policy.take(),
+            ..PlanRequest::empty(self.next_step, self.free_pages, self.free_rows)
+        }
     }
 
     /// A decode with nothing to settle and nobody to admit needs the tree only to evict, and the pools only to grow.
@@ -153,8 +183,7 @@ impl Scheduler {
             candidates.push(self.candidate(seq));
         }
         if !self.batch_is_full {
-            self.policy
-                .order(self.waiting.make_contiguous(), &self.sequences);
+            self.order_queue();
             let queue = self.retracted.iter().chain(&self.waiting);
             // A retracted sequence waits for the tokens that are still on their way.
             let ready = queue.filter(|seq| self.sequences[**seq].rows_in_flight == 0);
@@ -188,12 +217,8 @@ impl Scheduler {
     }
 
     fn candidate(&mut self, seq: SeqId) -> Candidate {
-        let sequence = &mut self.sequences[seq];
-        let len = sequence.request.prompt.len() + sequence.output.len();
-        if sequence.phase == Phase::Waiting && sequence.fill.len() != len {
-            sequence.fill = sequence.all_tokens(sequence.output.len());
-        }
-        let tokens = sequence.fill.clone();
+        let tokens = self.fill_of(seq);
+        let sequence = &self.sequences[seq];
         let continues_at = (sequence.phase == Phase::Chunked)
             .then(|| sequence.kv.as_ref().map(|kv| kv.committed))
             .flatten();

@@ -1,0 +1,73 @@
+//! The diagnosis of misses beside the texts: off the plan's way, and where tokens can be read.
+
+use std::time::Instant;
+
+use crate::ids::RequestId;
+use crate::metrics::PrefixMetrics;
+use crate::model::text::TextModel;
+use crate::state::detok::TokenText;
+use crate::state::prefix_history::{
+    HistoryLimits, PrefixEvent, PrefixHistory, PrefixReport, PrefixTexts,
+};
+
+/// The history with a clock, metrics and words.
+pub(super) struct Misses {
+    history: PrefixHistory,
+    metrics: PrefixMetrics,
+    started: Instant,
+}
+
+impl Misses {
+    pub(super) fn new(limits: HistoryLimits) -> Self {
+        Self {
+            history: PrefixHistory::new(limits),
+            metrics: PrefixMetrics::register(),
+            started: Instant::now(),
+        }
+    }
+
+    pub(super) fn take(&mut self, events: Vec<PrefixEvent>) {
+        let now_s = self.started.elapsed().as_secs_f64();
+        for event in events {
+            if let Some(report) = self.history.take(event, now_s) {
+                self.metrics.admitted(report);
+            }
+        }
+    }
+
+    pub(super) fn report(
+        &self,
+        rid: &RequestId,
+        text: Option<&TextModel>,
+    ) -> Option<Box<PrefixReport>> {
+        let report = self.history.report(rid)?;
+        Some(Box::new(PrefixReport {
+            text: text.map(|text| texts(report, text)),
+            ..report.clone()
+        }))
+    }
+}
+
+fn texts(report: &PrefixReport, text: &dyn TokenText) -> PrefixTexts {
+    let before = &report.tokens_before;
+    let branch = report.branch.as_ref().map(|branch| &branch.tokens);
+    PrefixTexts {
+        before: decode(before, text),
+        after: decode_behind(before, &report.tokens_after, text),
+        branch: branch.map(|tokens| decode_behind(before, tokens, text)),
+    }
+}
+
+fn decode(tokens: &[u32], text: &dyn TokenText) -> String {
+    text.decode(tokens, false, false)
+}
+
+/// Decoded alone, a token may lose the space before it.
+fn decode_behind(before: &[u32], tokens: &[u32], text: &dyn TokenText) -> String {
+    let whole = decode(&[before, tokens].concat(), text);
+    match whole.strip_prefix(&decode(before, text)) {
+        Some(rest) => rest.to_owned(),
+        // A character is spread over both sides.
+        None => decode(tokens, text),
+    }
+}

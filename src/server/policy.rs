@@ -1,0 +1,44 @@
+//! `POST /set_policy`.
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+
+use super::body::JsonBody;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::state::AppState;
+use crate::actors::messages::SetPolicy;
+
+/// Longest name that an error repeats, in bytes.
+const MAX_NAME_BYTES: usize = 64;
+
+/// Swaps the scheduling policy, the eviction policy or both while the engine runs, and answers with both.
+pub(super) async fn set_policy(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let mut fields = body.0;
+    let set = SetPolicy {
+        schedule_policy: name(&mut fields, "schedule_policy")?,
+        radix_eviction_policy: name(&mut fields, "radix_eviction_policy")?,
+    };
+    if set.schedule_policy.is_none() && set.radix_eviction_policy.is_none() {
+        let text =
+            "schedule_policy is missing: name a policy, or one in radix_eviction_policy, or both";
+        return Err(ApiError::field("schedule_policy", text));
+    }
+    let policies = state.loaded()?.engine.set_policy(set).await?;
+    Ok(HttpResponse::Ok().json(policies))
+}
+
+fn name(fields: &mut Fields, field: &str) -> Result<Option<String>, ApiError> {
+    let name = fields.string(field)?;
+    match &name {
+        Some(name) if name.len() > MAX_NAME_BYTES => {
+            let bytes = name.len();
+            let text = format!("{field} has {bytes} bytes, no policy's name has {MAX_NAME_BYTES}");
+            Err(ApiError::field(field, text))
+        }
+        _ => Ok(name),
+    }
+}

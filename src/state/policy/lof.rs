@@ -1,0 +1,19 @@
+//! Longest output first: those that will take longest do not end up alone at the end.
+
+use std::cmp::Reverse;
+
+use super::{SchedulePolicy, Waiting};
+
+pub(super) const NAME: &str = "lof";
+
+pub(super) struct Lof;
+
+impl SchedulePolicy for Lof {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn order(&mut self, waiting: &mut [Waiting]) {
+        waiting.sort_by_key(|request| Reverse(request.max_new_tokens));
+    }
+}

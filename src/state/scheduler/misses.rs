@@ -1,0 +1,43 @@
+//! What the diagnosis of misses is told: who left the tree where, and what was evicted, in the order it happened.
+
+use crate::ids::{SeqId, StepId};
+use crate::state::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};
+
+use super::Scheduler;
+
+impl Scheduler {
+    /// Takes what there is to tell. Nothing, if the cache diagnoses no misses.
+    pub fn take_prefix_events(&mut self) -> Vec<PrefixEvent> {
+        std::mem::take(&mut self.prefix_events)
+    }
+
+    /// Only the first admission counts: it is the one whose cached tokens the client is told.
+    pub(super) fn note_departure(&mut self, seq: SeqId, departure: Option<Box<Departure>>) {
+        let sequence = &self.sequences[seq];
+        let Some(departure) = departure.filter(|_| sequence.cached_tokens.is_none()) else {
+            return;
+        };
+        let request = &sequence.request;
+        self.prefix_events
+            .push(PrefixEvent::Left(Box::new(PrefixLeft {
+                rid: request.rid.clone(),
+                namespace: request.namespace.clone(),
+                prompt: request.prompt.clone(),
+                step: self.next_step,
+                departure: *departure,
+            })));
+    }
+
+    /// Evictions of a plan come behind its admissions.
+    pub(super) fn note_evictions(&mut self, step: StepId, edges: Vec<EvictedEdge>) {
+        if !edges.is_empty() {
+            self.prefix_events
+                .push(PrefixEvent::Evicted { step, edges });
+        }
+    }
+
+    /// Told even if nothing is diagnosed: whoever listens must know that the cache was emptied.
+    pub(super) fn note_flush(&mut self, step: StepId) {
+        self.prefix_events.push(PrefixEvent::Flushed { step });
+    }
+}

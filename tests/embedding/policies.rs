@@ -1,0 +1,169 @@
+//! Swapping policies while requests run.
+
+use souffleur::actors::messages::{PoliciesSet, SetPolicy, TokenEvent};
+use souffleur::error::RequestError;
+use souffleur::executor::fake::expected_output;
+use souffleur::ids::RequestId;
+use souffleur::request::Event;
+
+use super::doubles::Probe;
+use super::world::{Build, VOCAB, World, request, within};
+
+fn to(policy: &str) -> SetPolicy {
+    SetPolicy {
+        schedule_policy: Some(policy.to_owned()),
+        radix_eviction_policy: None,
+    }
+}
+
+async fn set(world: &World, policies: SetPolicy) -> Result<PoliciesSet, RequestError> {
+    within(world.engine.set_policy(policies)).await
+}
+
+/// One request runs at a time, and none goes on before the test lets it.
+fn gated() -> (World, crossbeam_channel::Sender<()>) {
+    let (pass, gate) = crossbeam_channel::unbounded();
+    let build = Build {
+        rows: 1,
+        gate: Some(gate),
+        ..Build::default()
+    };
+    (build.start(), pass)
+}
+
+#[actix::test]
+async fn a_swap_in_flight_orders_from_then_on_and_loses_nothing() {
+    let (world, pass) = gated();
+    let (recipient, mut events) = Probe::<TokenEvent>::spawn();
+    let outputs = [4, 2, 9, 5, 7];
+    let prompt = |number: usize| vec![number as u32 + 1; 5];
+    for (number, output) in outputs.into_iter().enumerate() {
+        let mut request = request(&prompt(number), output, number as u64);
+        request.rid = RequestId::new(number.to_string());
+        request.sampling.ignore_eos = true;
+        let sent = world.engine.generate_to(request, recipient.clone());
+        sent.expect("the door is open");
+    }
+    // The first holds the only row at the gate.
+    within(async {
+        let mut waiting = 0;
+        while waiting < 4 {
+            let stats = world.engine.stats().await.expect("stats");
+            waiting = stats.waiting_requests;
+        }
+    })
+    .await;
+    let answer = set(&world, to("lof")).await.expect("lof exists");
+    let expected = PoliciesSet {
+        schedule_policy: "lof",
+        radix_eviction_policy: "lru",
+    };
+    assert_eq!(answer, expected);
+    drop(pass);
+    let (mut tokens, mut ended) = (vec![Vec::new(); outputs.len()], Vec::new());
+    while ended.len() < outputs.len() {
+        let TokenEvent { rid, event } = within(events.recv()).await.expect("every request ends");
+        let number: usize = rid.as_str().parse().expect("rids are numbers");
+        match event {
+            Event::Delta(delta) => tokens[number].extend(delta.tokens),
+            Event::Finished(end) => {
+                tokens[number].extend(end.delta.tokens);
+                ended.push(number);
+            }
+            other => panic!("{number} ended with {other:?}"),
+        }
+    }
+    // What ran goes on; the rest by length of output.
+    assert_eq!(ended, [0, 2, 4, 3, 1]);
+    for (number, output) in outputs.into_iter().enumerate() {
+        let natural = expected_output(&prompt(number), number as u64, output as usize, VOCAB);
+        assert_eq!(tokens[number], natural);
+    }
+    assert_eq!(world.assert_whole().await.schedule_policy, "lof");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn every_policy_serves_everybody_while_it_is_swapped() {
+    let world = Build {
+        rows: 3,
+        n_pages: 512,
+        ..Build::default()
+    }
+    .start();
+    let policies = [
+        "lpm",
+        "dfs-weight",
+        "hrrn",
+        "random",
+        "shortest-prefill-first",
+        "lof",
+        "fcfs",
+    ];
+    let evictions = ["slru", "tlru", "mru", "lfu"];
+    for (round, policy) in policies.into_iter().enumerate() {
+        let generations: Vec<_> = (0..12u32)
+            .map(|number| {
+                let shared = (0..40).map(|at| 1 + (number % 3 * 31 + at * 7) % 499);
+                let prompt: Vec<u32> = shared.chain([number + 1; 9]).collect();
+                let generation = world.generate(request(&prompt, 20, number.into()));
+                (prompt, number, generation)
+            })
+            .collect();
+        let swap = SetPolicy {
+            radix_eviction_policy: Some(evictions[round % evictions.len()].to_owned()),
+            ..to(policy)
+        };
+        let answer = set(&world, swap).await.expect("they exist");
+        assert_eq!(answer.schedule_policy, policy);
+        assert_eq!(answer.radix_eviction_policy, evictions[round % 4]);
+        for (prompt, number, generation) in generations {
+            let outcome = super::world::collect(generation).await;
+            super::world::assert_finished(&outcome, &prompt, 20, number.into());
+        }
+    }
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_unknown_name_changes_nothing_and_is_told_the_known_ones() {
+    let world = Build::default().start();
+    let unknown = set(&world, to("sjf")).await.expect_err("there is no sjf");
+    let known = "fcfs, lpm, dfs-weight, lof, random, hrrn, shortest-prefill-first";
+    let text = format!("schedule_policy is \"sjf\", must be one of {known}");
+    assert_eq!(unknown, RequestError::Invalid(text));
+    let half = SetPolicy {
+        radix_eviction_policy: Some("newest".to_owned()),
+        ..to("lpm")
+    };
+    let unknown = set(&world, half).await.expect_err("there is no newest");
+    let known = "lru, lfu, fifo, mru, filo, priority, slru, tlru";
+    let text = format!("radix_eviction_policy is \"newest\", must be one of {known}");
+    assert_eq!(unknown, RequestError::Invalid(text));
+    let stats = world.assert_whole().await;
+    let present = (stats.schedule_policy, stats.radix_eviction_policy);
+    assert_eq!(present, ("fcfs", "lru"));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn without_a_prefix_cache_lpm_is_fcfs_and_nothing_can_be_evicted() {
+    let mut build = Build::default();
+    build.config.disable_radix_cache = true;
+    build.config.schedule_policy = "lpm".to_owned();
+    let world = build.start();
+    let answer = set(&world, to("hrrn")).await.expect("hrrn exists");
+    let present = (answer.schedule_policy, answer.radix_eviction_policy);
+    assert_eq!(present, ("fcfs", "none"));
+    let eviction = SetPolicy {
+        schedule_policy: None,
+        radix_eviction_policy: Some("lfu".to_owned()),
+    };
+    let refused = set(&world, eviction).await.expect_err("there is no cache");
+    assert!(
+        refused.to_string().contains("disable_radix_cache"),
+        "{refused}"
+    );
+    world.stop().await;
+}

@@ -1,0 +1,276 @@
+//! What order the queue should have, worked out slowly: the checker that looks at every plan of every test, and random
+//! queues for each policy.
+
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
+
+use souffleur::executor::{RowWork, StepPlan};
+use souffleur::state::plan::PlanRequest;
+use souffleur::state::policy::PriorityOrder;
+use souffleur::state::prefix_cache::PrefixCache;
+use souffleur::state::probe::ProbeKey;
+
+use crate::scheduler_requests::Life;
+use crate::scheduler_world::World;
+
+/// Policies that look at the cache, and whether they give that up when more than 128 wait.
+const PROBING: [(&str, bool); 4] = [
+    ("lpm", true),
+    ("hrrn", true),
+    ("dfs-weight", false),
+    ("shortest-prefill-first", false),
+];
+const MOST_PROBED: usize = 128;
+/// Candidates that a plan looks at.
+const MOST_CANDIDATES: usize = 256;
+
+/// What the order of a queue depends on, gathered while a world runs.
+#[derive(Default)]
+pub struct OrderCheck {
+    /// Prompt tokens prefilled so far, and when each request arrived.
+    prefilled: u64,
+    arrivals: Vec<u64>,
+    /// Requests that were admitted once: what waits of them was retracted.
+    started: HashSet<usize>,
+    /// What was asked for, in its order, and what the cache held of it.
+    probed: Option<Vec<(usize, usize)>>,
+    /// The policy that asked: a swap counts from the next plan on.
+    asking: Option<&'static str>,
+    /// Plans whose queue had at least two requests.
+    pub checked: usize,
+    /// Plans with candidates.
+    looks: usize,
+    touched: Vec<(usize, Vec<usize>)>,
+}
+
+impl OrderCheck {
+    pub fn touched(&self) -> &[(usize, Vec<usize>)] {
+        &self.touched
+    }
+
+    pub fn note_arrival(&mut self) {
+        self.arrivals.push(self.prefilled);
+    }
+
+    pub fn note_start(&mut self, number: usize) {
+        self.started.insert(number);
+    }
+
+    pub fn note_step(&mut self, step: &StepPlan) {
+        for row in &step.rows {
+            if let RowWork::Prefill { positions } = &row.work {
+                self.prefilled += positions.len() as u64;
+            }
+        }
+    }
+
+    pub fn note_asked(&mut self, policy: &'static str) {
+        self.asking = Some(policy);
+    }
+
+    /// Matching adds and removes nothing, so that a look at the cache afterwards finds what was matched.
+    pub fn note_probe(&mut self, cache: &dyn PrefixCache, numbers: &[usize], keys: &[ProbeKey]) {
+        assert!(keys.len() <= MOST_PROBED);
+        let matched = keys
+            .iter()
+            .map(|key| cache.peek(&key.namespace, &key.tokens));
+        self.probed = Some(numbers.iter().copied().zip(matched).collect());
+    }
+
+    /// The plan's candidates are those that wait, in the order of the policy, those that were retracted before them.
+    pub fn check(&mut self, world: &World, plan: &PlanRequest) {
+        let (probed, asking) = (self.probed.take(), self.asking.take());
+        let Some(admit) = &plan.admit else { return };
+        self.looks += 1;
+        let touched: Vec<usize> = plan.touch.iter().map(|k| world.number_of(k.seq)).collect();
+        if !touched.is_empty() {
+            self.touched.push((self.looks, touched));
+        }
+        let fresh = admit.candidates.iter().filter(|c| c.continues_at.is_none());
+        let numbers: Vec<usize> = fresh.map(|c| world.number_of(c.seq)).collect();
+        let is_retracted = |number: &usize| self.started.contains(number);
+        let n_retracted = numbers.iter().take_while(|n| is_retracted(n)).count();
+        let (retracted, waiting) = numbers.split_at(n_retracted);
+        assert!(retracted.is_sorted(), "{numbers:?}");
+        assert!(!waiting.iter().any(is_retracted), "{numbers:?}");
+        if waiting.is_empty() {
+            return;
+        }
+        let waits = |number: &usize| {
+            let life = &world.lives[*number];
+            life.end.is_none() && !life.flag.is_raised() && !is_retracted(number)
+        };
+        let queue: Vec<usize> = (0..world.lives.len()).filter(waits).collect();
+        let policy = asking.unwrap_or_else(|| world.scheduler.policy_name());
+        if probed.is_none()
+            && let Some((_, falls_back)) = PROBING.iter().find(|(name, _)| *name == policy)
+        {
+            let n = queue.len();
+            assert!(
+                n < 2 || (n > MOST_PROBED && *falls_back),
+                "{policy} did not ask"
+            );
+        }
+        self.checked += usize::from(queue.len() > 1);
+        let asked: Vec<usize> = probed.iter().flatten().map(|(number, _)| *number).collect();
+        let place = |number: &usize| {
+            (
+                worst_last(world.setup.priority, &world.lives[*number]),
+                *number,
+            )
+        };
+        assert!(asked.is_sorted_by_key(place), "{asked:?}");
+        let model = Model {
+            lives: &world.lives,
+            waited: |number: usize| self.prefilled - self.arrivals[number],
+            page_size: world.setup.page_size as usize,
+            probed: probed.into_iter().flatten().collect(),
+            asked,
+        };
+        let mut expected = model.order(policy, queue);
+        expected.sort_by_key(|number| worst_last(world.setup.priority, &world.lives[*number]));
+        if policy == "random" {
+            let (mut got, mut all) = (waiting.to_vec(), expected.clone());
+            got.sort_unstable();
+            all.sort_unstable();
+            assert!(numbers.len() == MOST_CANDIDATES || got == all);
+            let rank = |number: &usize| worst_last(world.setup.priority, &world.lives[*number]);
+            assert!(waiting.is_sorted_by_key(rank), "{waiting:?}");
+            return;
+        }
+        let looked_at = expected.len().min(MOST_CANDIDATES - n_retracted);
+        assert_eq!(waiting, &expected[..looked_at], "{policy}");
+    }
+}
+
+/// Smaller is sooner; no priority comes after every priority.
+fn worst_last(order: PriorityOrder, life: &Life) -> (bool, i128) {
+    let priority = life.ask.priority;
+    match order {
+        PriorityOrder::Ignored => (false, 0),
+        PriorityOrder::LargerFirst => (priority.is_none(), -i128::from(priority.unwrap_or(0))),
+        PriorityOrder::SmallerFirst => (priority.is_none(), i128::from(priority.unwrap_or(0))),
+    }
+}
+
+struct Model<'a, W> {
+    lives: &'a [Life],
+    waited: W,
+    page_size: usize,
+    /// Tokens of each request that the cache held.
+    probed: HashMap<usize, usize>,
+    /// In the order in which they were asked for.
+    asked: Vec<usize>,
+}
+
+impl<W: Fn(usize) -> u64> Model<'_, W> {
+    /// `queue` is in order of arrival.
+    fn order(&self, policy: &str, queue: Vec<usize>) -> Vec<usize> {
+        if self.probed.is_empty() && PROBING.iter().any(|(name, _)| *name == policy) {
+            return queue;
+        }
+        let mut order = queue;
+        match policy {
+            "fcfs" | "random" => return order,
+            "lof" => {
+                order.sort_by_key(|n| -(self.lives[*n].ask.max_new_tokens as i64));
+                return order;
+            }
+            _ => {}
+        }
+        // Who came too late for the probe stays behind.
+        let (mut known, late): (Vec<_>, Vec<_>) =
+            order.into_iter().partition(|n| self.probed.contains_key(n));
+        let later = self.deprioritised();
+        match policy {
+            "lpm" => known.sort_by_key(|n| match later.contains(n) {
+                true => i64::MAX,
+                false => -(self.matched(*n) as i64),
+            }),
+            "shortest-prefill-first" => known.sort_by_key(|n| {
+                let work = self.prompt(*n).len() - self.matched(*n);
+                (later.contains(n), work.max(1))
+            }),
+            "hrrn" => known.sort_by(|a, b| {
+                let key = |n: usize| self.response_ratio_key(n, later.contains(&n));
+                key(*a).total_cmp(&key(*b))
+            }),
+            "dfs-weight" => {
+                let all = known.clone();
+                known.sort_by(|a, b| self.depth_first(&all, *a, *b));
+            }
+            other => panic!("the model has no policy {other}"),
+        }
+        known.extend(late);
+        known
+    }
+
+    fn prompt(&self, number: usize) -> &[u32] {
+        &self.lives[number].ask.prompt
+    }
+
+    /// What an admission may take from the cache.
+    fn matched(&self, number: usize) -> usize {
+        let ask = &self.lives[number].ask;
+        let last = ask.prompt.len() - 1;
+        let start = ask.logprob_start.map(|start| start as usize);
+        let limit = start.filter(|start| *start < last).unwrap_or(last);
+        self.probed[&number].min(limit)
+    }
+
+    fn shared(&self, a: usize, b: usize) -> usize {
+        if self.lives[a].ask.salt != self.lives[b].ask.salt {
+            return 0;
+        }
+        let pairs = self.prompt(a).iter().zip(self.prompt(b));
+        pairs.take_while(|(x, y)| x == y).count()
+    }
+
+    /// In queue order, those of which little is cached: one that shares 32 tokens with an earlier one that was not
+    /// put off itself is put off.
+    fn deprioritised(&self) -> HashSet<usize> {
+        let (mut kept, mut later) = (Vec::new(), HashSet::new());
+        for &number in self.asked.iter().filter(|n| self.probed[n] <= 32) {
+            if kept.iter().any(|other| self.shared(number, *other) >= 32) {
+                later.insert(number);
+            } else {
+                kept.push(number);
+            }
+        }
+        later
+    }
+
+    fn response_ratio_key(&self, number: usize, is_later: bool) -> f64 {
+        let uncached = self.prompt(number).len() - self.matched(number);
+        match (is_later, uncached) {
+            (true, _) => f64::INFINITY,
+            (false, 0) => f64::NEG_INFINITY,
+            // Not negative zero, which sorts before zero.
+            (false, _) => 0.0 - (self.waited)(number) as f64 / uncached as f64,
+        }
+    }
+
+    /// Where the cached prefixes of two requests part, each goes on into a branch: the one with more requests first,
+    /// then the one whose first request came first. A request that ends at a node comes after those below it.
+    fn depth_first(&self, all: &[usize], a: usize, b: usize) -> Ordering {
+        let whole_pages = |tokens: usize| tokens - tokens % self.page_size;
+        let common = |x: usize, y: usize| {
+            let cached = self.probed[&x].min(self.probed[&y]);
+            whole_pages(self.shared(x, y).min(cached))
+        };
+        let parts_at = common(a, b);
+        let ends = |n: usize| self.probed[&n] == parts_at;
+        match (ends(a), ends(b)) {
+            (true, true) => return Ordering::Equal,
+            (true, false) => return Ordering::Greater,
+            (false, true) => return Ordering::Less,
+            (false, false) => {}
+        }
+        let branch = |n: usize| {
+            let inside = all.iter().filter(|other| common(n, **other) > parts_at);
+            let inside: Vec<usize> = inside.copied().collect();
+            (std::cmp::Reverse(inside.len()), inside[0])
+        };
+        branch(a).cmp(&branch(b))
+    }
+}

@@ -1,0 +1,342 @@
+//! Why a prompt was not cached: one cause after the other, on whole schedulers.
+
+use std::sync::Arc;
+
+use souffleur::ids::{RequestId, StepId};
+use souffleur::state::namespace::Namespace;
+use souffleur::state::pages::PageSize;
+use souffleur::state::prefix_history::{
+    Branch, Cause, Departure, Elsewhere, EvictedEdge, HistoryLimits, PrefixEvent, PrefixHash,
+    PrefixHistory, PrefixLeft,
+};
+
+use crate::scheduler_world::{Ask, Fate, Setup, World};
+
+fn world(page_size: u32, n_pages: u32) -> World {
+    World::new(Setup {
+        page_size,
+        n_pages,
+        ..Setup::default()
+    })
+}
+
+fn prompt(family: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|at| (at * 7 + family) % 251).collect()
+}
+
+/// Runs a request to its end and returns its number.
+fn run(world: &mut World, prompt: &[u32]) -> usize {
+    let number = world.submit(Ask::exactly(prompt.to_vec(), 2));
+    world.drain();
+    number.expect("the prompt fits")
+}
+
+#[test]
+fn a_prompt_that_was_there_whole_ends_at_the_match_limit() {
+    let mut world = world(1, 256);
+    run(&mut world, &prompt(1, 40));
+    let second = run(&mut world, &prompt(1, 40));
+    let report = world.report(second);
+    assert_eq!(
+        (report.cause, report.cached_tokens),
+        (Cause::MatchLimit, 39)
+    );
+    assert_eq!((report.position, report.match_limit), (39, 39));
+    assert_eq!(report.tokens_before, prompt(1, 40)[15..39]);
+    assert_eq!(report.tokens_after, prompt(1, 40)[39..]);
+    world.assert_clean();
+}
+
+#[test]
+fn input_log_probabilities_move_the_limit() {
+    let mut world = world(1, 256);
+    run(&mut world, &prompt(1, 40));
+    let second = world.submit(Ask {
+        logprob_start: Some(12),
+        ..Ask::exactly(prompt(1, 40), 2)
+    });
+    world.drain();
+    let report = world.report(second.expect("it fits"));
+    assert_eq!((report.cause, report.position), (Cause::MatchLimit, 12));
+}
+
+#[test]
+fn less_than_a_page_is_missing() {
+    let mut world = world(4, 64);
+    run(&mut world, &prompt(1, 11));
+    let second = run(&mut world, &prompt(1, 11));
+    let report = world.report(second);
+    assert_eq!((report.cause, report.position), (Cause::PageFloor, 8));
+    assert_eq!((report.match_limit, report.page_size), (10, 4));
+}
+
+#[test]
+fn a_prompt_of_less_than_a_page_is_too_short() {
+    let mut world = world(16, 64);
+    run(&mut world, &prompt(1, 16));
+    let second = run(&mut world, &prompt(1, 16));
+    assert_eq!(world.report(second).cause, Cause::TooShort);
+}
+
+#[test]
+fn what_nobody_sent_before_was_never_cached() {
+    let mut world = world(1, 256);
+    let first = run(&mut world, &prompt(1, 40));
+    let report = world.report(first);
+    assert_eq!((report.cause, report.position), (Cause::NeverCached, 0));
+    assert!(report.tokens_before.is_empty());
+    // A second turn goes on where the cache ends: the last output token was never fed.
+    let mut turn = prompt(1, 40);
+    turn.extend(&world.lives[first].delivered);
+    let cached = turn.len() - 1;
+    turn.extend(prompt(9, 20));
+    let second = run(&mut world, &turn);
+    let report = world.report(second);
+    assert_eq!(
+        (report.cause, report.position),
+        (Cause::NeverCached, cached)
+    );
+    assert_eq!((&report.branch, &report.evicted), (&None, &None));
+    // Others are in the cache by then, but nothing of this one is.
+    let third = run(&mut world, &prompt(5, 30));
+    assert_eq!(world.report(third).cause, Cause::NeverCached);
+}
+
+#[test]
+fn a_divergence_shows_how_the_newest_other_goes_on() {
+    let mut world = world(1, 512);
+    let tail = |family: u32| [prompt(1, 30), vec![family; 40]].concat();
+    run(&mut world, &tail(201));
+    // The first leaves in the middle of an edge, the next where edges part already.
+    for (family, n_branches) in [(202, 1), (203, 2)] {
+        let number = run(&mut world, &tail(family));
+        let report = world.report(number);
+        assert_eq!((report.cause, report.position), (Cause::Divergence, 30));
+        let branch = report.branch.as_ref().expect("there is a branch");
+        assert_eq!(branch.n_branches, n_branches);
+        assert!(branch.tokens.iter().all(|token| *token == family - 1));
+        assert_eq!(branch.tokens.len(), 25, "{branch:?}");
+        assert!(report.tokens_after.iter().all(|token| *token == family));
+        assert_eq!(report.tokens_before, prompt(1, 30)[6..]);
+    }
+    world.assert_clean();
+}
+
+#[test]
+fn a_divergence_inside_a_page_names_its_token() {
+    let mut world = world(16, 64);
+    // As a date in the first line of a system prompt would.
+    let dated = |day: u32| [prompt(1, 21), vec![day], prompt(3, 60)].concat();
+    run(&mut world, &dated(101));
+    let second = run(&mut world, &dated(102));
+    let report = world.report(second);
+    assert_eq!(
+        (report.cause, report.cached_tokens),
+        (Cause::Divergence, 16)
+    );
+    assert_eq!((report.position, report.tokens_after[0]), (21, 102));
+    assert_eq!(
+        report.branch.as_ref().map(|branch| branch.tokens[0]),
+        Some(101)
+    );
+}
+
+#[test]
+fn another_namespace_has_it() {
+    let mut world = world(1, 256);
+    let salted = |salt| Ask {
+        salt: Some(salt),
+        ..Ask::exactly(prompt(1, 40), 2)
+    };
+    world.submit(salted("a"));
+    world.drain();
+    let second = world.submit(salted("b")).expect("it fits");
+    world.drain();
+    let report = world.report(second);
+    assert_eq!(
+        (report.cause, report.position),
+        (Cause::DifferentNamespace, 0)
+    );
+    let elsewhere = report.elsewhere.as_ref().expect("the other one");
+    assert_eq!(
+        (elsewhere.cached_tokens, elsewhere.has_cache_salt),
+        (39, true)
+    );
+    let shown = serde_json::to_string(report).expect("plain data");
+    assert!(
+        !shown.contains("\"a\"") && !shown.contains("\"b\""),
+        "{shown}"
+    );
+}
+
+#[test]
+fn what_was_evicted_is_told_with_the_step_and_the_time() {
+    let mut world = world(1, 100);
+    run(&mut world, &prompt(1, 40));
+    world.now_s = 10.0;
+    for family in 2..6 {
+        run(&mut world, &prompt(family, 40));
+    }
+    world.now_s = 17.5;
+    let again = run(&mut world, &prompt(1, 40));
+    let report = world.report(again).clone();
+    assert_eq!((report.cause, report.position), (Cause::Evicted, 0));
+    let evicted = report.evicted.expect("it was evicted");
+    // The limit of the match: whether the last token was cached does not matter.
+    assert_eq!(evicted.cached_until, 39);
+    assert_eq!(evicted.seconds_before, 7.5);
+    assert_eq!(evicted.step.get() + evicted.steps_before, report.step.get());
+    assert!(evicted.steps_before > 0);
+    world.assert_clean();
+}
+
+#[test]
+fn an_evicted_tail_behind_a_start_that_came_back_is_found() {
+    let mut world = world(1, 100);
+    run(&mut world, &prompt(1, 60));
+    run(&mut world, &prompt(2, 60));
+    let other = [prompt(1, 20), vec![250; 30]].concat();
+    let between = run(&mut world, &other);
+    assert_eq!(world.report(between).cause, Cause::Evicted);
+    let again = run(&mut world, &prompt(1, 60));
+    let report = world.report(again);
+    assert_eq!((report.cause, report.position), (Cause::Evicted, 20));
+    let evicted = report.evicted.as_ref().expect("it was evicted");
+    assert_eq!(evicted.cached_until, 59);
+}
+
+#[test]
+fn without_a_cache_the_cache_is_the_cause() {
+    let mut world = World::new(Setup {
+        has_radix_cache: false,
+        ..Setup::default()
+    });
+    run(&mut world, &prompt(1, 40));
+    let again = run(&mut world, &prompt(1, 40));
+    assert_eq!(world.report(again).cause, Cause::CacheDisabled);
+}
+
+#[test]
+fn a_flush_is_told() {
+    let mut world = world(1, 256);
+    run(&mut world, &prompt(1, 40));
+    world.submit(Ask::exactly(prompt(2, 30), 8));
+    world.turn();
+    world.finish_plan();
+    world.end_step(Fate::LostAfterItRan);
+    world.drain();
+    let again = run(&mut world, &prompt(1, 40));
+    let report = world.report(again);
+    assert_eq!(report.cause, Cause::NeverCached);
+    assert!(report.flushed_at_step.is_some(), "{report:?}");
+    world.assert_clean();
+}
+
+fn limits(max_requests: usize, max_evicted_pages: usize) -> HistoryLimits {
+    HistoryLimits {
+        page_size: PageSize::new(1).expect("1 is positive"),
+        max_requests,
+        max_evicted_pages,
+    }
+}
+
+fn left(rid: &str, prompt: &[u32], departure: Departure) -> PrefixEvent {
+    PrefixEvent::Left(Box::new(PrefixLeft {
+        rid: RequestId::new(rid),
+        namespace: Namespace::default(),
+        prompt: Arc::from(prompt),
+        step: StepId::new(100),
+        departure,
+    }))
+}
+
+fn nothing_of(prompt: &[u32]) -> Departure {
+    Departure {
+        matched_tokens: 0,
+        match_limit: prompt.len() - 1,
+        is_cache_disabled: false,
+        branch: None,
+        elsewhere: None,
+    }
+}
+
+fn evicted(tokens: &[u32], step: u64) -> PrefixEvent {
+    PrefixEvent::Evicted {
+        step: StepId::new(step),
+        edges: vec![EvictedEdge::new(
+            PrefixHash::empty(&Namespace::default()),
+            Arc::from(tokens),
+        )],
+    }
+}
+
+#[test]
+fn requests_are_forgotten_oldest_first_and_an_id_means_the_last_of_its_name() {
+    let mut history = PrefixHistory::new(limits(2, 100));
+    let prompt = prompt(1, 9);
+    for (time, rid) in ["a", "b", "a", "c"].into_iter().enumerate() {
+        let report = history.take(left(rid, &prompt, nothing_of(&prompt)), time as f64);
+        assert_eq!(report.map(|report| report.rid.as_str()), Some(rid));
+        assert!(history.len() <= 2);
+    }
+    let known = ["a", "b", "c"].map(|rid| history.report(&RequestId::new(rid)).is_some());
+    assert_eq!(known, [true, false, true]);
+}
+
+#[test]
+fn evictions_are_forgotten_oldest_first_and_that_is_told() {
+    let mut history = PrefixHistory::new(limits(8, 25));
+    let prompts: Vec<Vec<u32>> = (1..4).map(|family| prompt(family, 12)).collect();
+    for (step, prompt) in prompts.iter().enumerate() {
+        history.take(evicted(prompt, step as u64 + 1), 0.0);
+        assert!(history.evicted_pages() <= 25);
+    }
+    let causes = prompts.iter().map(|prompt| {
+        let report = history.take(left("a", prompt, nothing_of(prompt)), 1.0);
+        let report = report.expect("an admission leads to a report");
+        assert_eq!(report.evictions_forgotten_until_step, Some(StepId::new(1)));
+        report.cause
+    });
+    let expected = [Cause::NeverCached, Cause::Evicted, Cause::Evicted];
+    assert_eq!(causes.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn an_eviction_longer_than_all_that_is_remembered_is_cut() {
+    let mut history = PrefixHistory::new(limits(8, 25));
+    history.take(evicted(&prompt(1, 90), 1), 0.0);
+    assert_eq!(history.evicted_pages(), 12);
+    let report = history.take(left("a", &prompt(1, 90), nothing_of(&prompt(1, 90))), 1.0);
+    let evicted = report.and_then(|report| report.evicted.clone());
+    assert_eq!(evicted.map(|evicted| evicted.cached_until), Some(12));
+}
+
+#[test]
+fn the_causes_have_an_order() {
+    let prompt = prompt(1, 12);
+    let branch = Some(Branch {
+        n_branches: 1,
+        tokens: vec![prompt[3], 999],
+    });
+    let elsewhere = Some(Elsewhere {
+        namespace: Namespace::new(Some("k"), None),
+        tokens: 8,
+    });
+    let departure = |branch, elsewhere| Departure {
+        matched_tokens: 3,
+        branch,
+        elsewhere,
+        ..nothing_of(&prompt)
+    };
+    let mut history = PrefixHistory::new(limits(8, 100));
+    let mut cause = |departure| {
+        let report = history.take(left("a", &prompt, departure), 0.0);
+        report.map(|report| (report.cause, report.position))
+    };
+    let none = cause(departure(None, None));
+    assert_eq!(none, Some((Cause::NeverCached, 3)));
+    let diverged = cause(departure(branch.clone(), None));
+    assert_eq!(diverged, Some((Cause::Divergence, 4)));
+    let elsewhere = cause(departure(branch, elsewhere));
+    assert_eq!(elsewhere, Some((Cause::DifferentNamespace, 3)));
+}

@@ -1,0 +1,164 @@
+//! The diagnosis against a naive one: everything that was ever published, page by page.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use souffleur::ids::{RequestId, StepId};
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::namespace::Namespace;
+use souffleur::state::page_pool::PagePool;
+use souffleur::state::pages::{PageSize, PoolLedger};
+use souffleur::state::prefix_cache::PrefixCache;
+use souffleur::state::prefix_history::{
+    Cause, HistoryLimits, PrefixEvent, PrefixHistory, PrefixLeft,
+};
+use souffleur::state::radix_tree::{Insert, RadixTree};
+
+use crate::deterministic_runner;
+
+/// Two letters, so that prefixes part and meet often.
+const LETTERS: u32 = 2;
+const SALTS: [&str; 3] = ["", "a", "b"];
+
+#[derive(Clone, Debug)]
+enum Op {
+    Publish { salt: usize, tokens: Vec<u32> },
+    Ask { salt: usize, tokens: Vec<u32> },
+    Evict { tokens: usize },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let key = || (0..SALTS.len(), prop::collection::vec(0..LETTERS, 1..24));
+    prop_oneof![
+        3 => key().prop_map(|(salt, tokens)| Op::Publish { salt, tokens }),
+        3 => key().prop_map(|(salt, tokens)| Op::Ask { salt, tokens }),
+        2 => (1..30usize).prop_map(|tokens| Op::Evict { tokens }),
+    ]
+}
+
+struct Model {
+    page: usize,
+    pool: PagePool,
+    tree: RadixTree,
+    history: PrefixHistory,
+    ever: HashSet<(usize, Vec<u32>)>,
+    step: u64,
+}
+
+impl Model {
+    fn new(page_size: u32, policy: &str) -> Self {
+        let page_size = PageSize::new(page_size).expect("it is positive");
+        let ledger = Arc::new(PoolLedger::default());
+        let policy = EvictionPolicy::from_name(policy).expect("it exists");
+        Self {
+            page: page_size.get(),
+            pool: PagePool::new(4096, page_size, ledger.clone()),
+            tree: RadixTree::new(page_size, policy, ledger).with_diagnostics(),
+            history: PrefixHistory::new(HistoryLimits {
+                page_size,
+                max_requests: 4,
+                max_evicted_pages: usize::MAX,
+            }),
+            ever: HashSet::new(),
+            step: 0,
+        }
+    }
+
+    fn run(&mut self, op: &Op) {
+        self.step += 1;
+        match op {
+            Op::Publish { salt, tokens } => self.publish(*salt, tokens),
+            Op::Ask { salt, tokens } => self.ask(*salt, tokens),
+            Op::Evict { tokens } => self.evict(*tokens),
+        }
+        assert_eq!(self.tree.check_integrity(), Ok(()));
+    }
+
+    fn publish(&mut self, salt: usize, tokens: &[u32]) {
+        let pages = self.pool.alloc(tokens.len().div_ceil(self.page));
+        let inserted = self.tree.insert(Insert {
+            namespace: &Namespace::new(None, Some(SALTS[salt])),
+            tokens,
+            pages: pages.expect("the pool is large"),
+            priority: 0,
+            inserted_tokens: 0,
+            written_by: StepId::new(0),
+        });
+        self.pool.free(inserted.duplicates);
+        self.pool.free(inserted.rest);
+        for end in (self.page..=tokens.len()).step_by(self.page) {
+            self.ever.insert((salt, tokens[..end].to_vec()));
+        }
+    }
+
+    fn evict(&mut self, tokens: usize) {
+        let evicted = self.tree.evict(tokens);
+        self.pool.free(evicted.pages);
+        assert_eq!(evicted.edges.len(), evicted.nodes);
+        let edges = evicted.edges;
+        let step = StepId::new(self.step);
+        self.history
+            .take(PrefixEvent::Evicted { step, edges }, self.step as f64);
+    }
+
+    fn ask(&mut self, salt: usize, tokens: &[u32]) {
+        let namespace = Namespace::new(None, Some(SALTS[salt]));
+        let limit = tokens.len() - 1;
+        let locked = self.tree.lock_prefix(&namespace, &tokens[..limit]);
+        let departure = self
+            .tree
+            .departure(&namespace, &locked.lock, tokens, locked.tokens, limit);
+        self.tree.unlock(locked.lock);
+        let left = PrefixLeft {
+            rid: RequestId::new("r"),
+            namespace,
+            prompt: Arc::from(tokens),
+            step: StepId::new(self.step),
+            departure: *departure.expect("the tree diagnoses"),
+        };
+        let report = self
+            .history
+            .take(PrefixEvent::Left(Box::new(left)), self.step as f64);
+        let report = report.expect("an admission leads to a report").clone();
+
+        let missing = locked.tokens + self.page;
+        let is_missing = missing <= limit;
+        let was_cached = |end: usize| self.ever.contains(&(salt, tokens[..end].to_vec()));
+        let is_evicted = is_missing && was_cached(missing);
+        assert_eq!(report.cause == Cause::Evicted, is_evicted, "{report:?}");
+        if let Some(evicted) = &report.evicted {
+            let ends = (missing..=limit).step_by(self.page);
+            let until = ends.take_while(|end| was_cached(*end)).last();
+            assert_eq!(Some(evicted.cached_until), until, "{report:?}");
+        }
+        let others = (0..SALTS.len()).filter(|other| *other != salt);
+        let longest = others.map(|other| {
+            let namespace = Namespace::new(None, Some(SALTS[other]));
+            self.tree.peek(&namespace, &tokens[..limit])
+        });
+        let longest = longest.max().filter(|_| is_missing);
+        let elsewhere = report.elsewhere.map(|elsewhere| elsewhere.cached_tokens);
+        assert_eq!(
+            elsewhere,
+            longest.filter(|longest| *longest > locked.tokens)
+        );
+    }
+}
+
+#[test]
+fn what_was_ever_published_and_is_gone_was_evicted_and_nothing_else_was() {
+    for page_size in [1, 2, 3] {
+        for policy in ["lru", "lfu", "filo"] {
+            let ops = prop::collection::vec(op(), 1..120);
+            deterministic_runner(150)
+                .run(&ops, |ops| {
+                    let mut model = Model::new(page_size, policy);
+                    ops.iter().for_each(|op| model.run(op));
+                    model.pool.free(model.tree.clear());
+                    Ok(())
+                })
+                .unwrap_or_else(|error| panic!("pages of {page_size}, {policy}: {error}"));
+        }
+    }
+}
