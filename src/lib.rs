@@ -16,5 +16,6 @@ pub mod metrics;
 pub mod model;
 pub mod request;
 pub mod server;
+pub mod simulate;
 pub mod sink;
 pub mod state;

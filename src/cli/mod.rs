@@ -24,6 +24,7 @@ mod plan;
 mod progress;
 mod serve;
 mod signals;
+mod simulate;
 mod telemetry;
 
 const ORDER: &str = "\
@@ -60,6 +61,8 @@ enum Command {
     Plan(Box<LocalFlags>),
     /// Measure this engine on this machine, or a server under load
     Bench(Box<bench::BenchArgs>),
+    /// Simulate this engine's scheduler and cache under a trace, on hardware that need not be here
+    Simulate(Box<simulate::SimulateArgs>),
     /// Write the logits of prompts to a file, for comparison with other implementations
     #[command(hide = true)]
     Logits(Box<logits::LogitsArgs>),
@@ -113,6 +116,9 @@ fn run(cli: Cli) -> Result<(), Failure> {
         }
         Some(Command::Plan(flags)) => plan::run(settings(&AllFlags::from(*flags))?),
         Some(Command::Bench(args)) => bench::run(&args, settings(&args.flags.clone().into())?),
+        Some(Command::Simulate(args)) => {
+            simulate::run(&args, settings(&args.flags.clone().into())?)
+        }
         Some(Command::Logits(args)) => logits::run(&args),
     }
 }

@@ -132,16 +132,19 @@ impl EngineParts {
         })
     }
 
-    pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
-        let unusable = |key: &str, reason: String| ConfigError {
-            key: key.to_owned(),
-            reason,
-        };
-        let info = &self.info;
-        let eviction = config.eviction_policy()?;
-        let page_size = PageSize::new(info.page_size as u32)
-            .ok_or_else(|| unusable("page_size", "is 0, must be at least 1".to_owned()))?;
-        let limits = SchedulerLimits {
+    /// What bounds the scheduler of an engine with this model.
+    ///
+    /// # Errors
+    /// A page of no tokens, an eviction policy that does not exist.
+    pub(crate) fn scheduler_limits(
+        info: &ModelInfo,
+        config: &EngineConfig,
+    ) -> Result<SchedulerLimits, ConfigError> {
+        let page_size = PageSize::new(info.page_size as u32).ok_or_else(|| ConfigError {
+            key: "page_size".to_owned(),
+            reason: "is 0, must be at least 1".to_owned(),
+        })?;
+        Ok(SchedulerLimits {
             page_size,
             total_pages: page_size.full_pages(info.max_total_tokens),
             total_rows: info.max_running_requests,
@@ -152,10 +155,16 @@ impl EngineParts {
             max_pins: config.max_pins,
             queue: QueueRules {
                 priority: config.priority_order(),
-                eviction_policy: eviction,
+                eviction_policy: config.eviction_policy()?,
             },
             eos_token_ids: info.eos_token_ids.clone().into(),
-        };
+        })
+    }
+
+    pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
+        let info = &self.info;
+        let limits = Self::scheduler_limits(info, config)?;
+        let (page_size, eviction_policy) = (limits.page_size, limits.queue.eviction_policy);
         let tokenizer = TokenizerSettings {
             text: self.text.clone(),
             vocab_size: info.vocab_size,
@@ -176,7 +185,7 @@ impl EngineParts {
             model_name: info.served_model_name.clone(),
             limits,
             schedule_policy: config.schedule_policy.clone(),
-            eviction_policy: eviction,
+            eviction_policy,
             tokenizer,
             executor: self.executor.clone(),
         })

@@ -65,6 +65,7 @@ fn start(
         let radix_cache = RadixCache::new(tree, reserve.clone(), note("radix_cache")).start();
         let done = Mailbox::of(&address, "scheduler", "StepDone");
         let links = Links {
+            probe: Mailbox::of(&radix_cache, "radix_cache", "ProbePrefixes"),
             radix_cache: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
             allocator: reserve,
             executor: Mailbox::of(&executor(done).start(), "executor", "RunStep"),

@@ -5,15 +5,16 @@ use std::time::{Duration, Instant};
 
 use souffleur::executor::{RowResult, StepOutput, StepPlan};
 use souffleur::ids::{IntakeId, RequestId};
-use souffleur::request::CancelFlag;
+use souffleur::request::{CancelFlag, RequestTimeouts};
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::pages::{PageSize, PoolLedger};
 use souffleur::state::policy::schedule_policy;
 use souffleur::state::pools::Pools;
+use souffleur::state::probe::run_probe;
 use souffleur::state::radix_tree::RadixTree;
 use souffleur::state::sampling::SamplingParams;
-use souffleur::state::scheduler::{Next, Scheduler, SchedulerLimits};
+use souffleur::state::scheduler::{Next, QueueRules, Scheduler, SchedulerLimits};
 use souffleur::state::sequence::Submission;
 use souffleur::state::transaction::run_plan;
 
@@ -40,6 +41,7 @@ impl Shape {
             prefix_wait: true,
             schedule_conservativeness: 1.0,
             max_pins: 0,
+            queue: QueueRules::default(),
             eos_token_ids: Arc::from([]),
         };
         let policy = schedule_policy("fcfs").expect("fcfs exists");
@@ -72,6 +74,7 @@ pub fn request(number: u64, prompt: &[u32], max_new_tokens: u32) -> Submission {
         priority: None,
         cancel: CancelFlag::default(),
         submitted_s: 0.0,
+        timeouts: RequestTimeouts::default(),
     }
 }
 
@@ -163,6 +166,11 @@ impl Engine {
             let reserve = match next {
                 Next::Nothing => return,
                 Next::Run(plan) => return self.steps.push_back(plan),
+                Next::Probe(request) => {
+                    let reply = run_probe(&mut self.tree, *request);
+                    next = self.scheduler.probed(reply);
+                    continue;
+                }
                 Next::Plan(request) => run_plan(&mut self.tree, *request),
                 Next::Reserve(request) => *request,
             };

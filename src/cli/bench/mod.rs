@@ -10,9 +10,9 @@ mod record;
 mod rows;
 mod scaling;
 mod starts;
-mod statistics;
+pub(super) mod statistics;
 mod streams;
-mod table;
+pub(super) mod table;
 
 use std::path::PathBuf;
 

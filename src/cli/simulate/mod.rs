@@ -1,0 +1,241 @@
+//! `souffleur simulate`: this engine's scheduler, tree and pools under a load, on hardware that need not be here.
+
+mod load;
+mod plot;
+mod report;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+
+use souffleur::config::EngineConfig;
+use souffleur::simulate::SimulateError;
+use souffleur::simulate::engine::{Simulation, simulate};
+use souffleur::simulate::hardware::Hardware;
+use souffleur::simulate::pool::{model_info, storage};
+use souffleur::simulate::replay::{ReplayCache, replay_prompts};
+use souffleur::simulate::roofline::Roofline;
+use souffleur::simulate::shape;
+use souffleur::simulate::trace::{BLOCK_TOKENS, Trace};
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::pages::PageSize;
+
+use super::flags::LocalFlags;
+use super::{Failure, say};
+use crate::settings::Settings;
+use load::LoadArgs;
+use report::{CurvePoint, Run};
+
+/// Capacities of a curve, in percent of what all prompts together would keep.
+const CURVE_PERCENT: [usize; 5] = [1, 5, 10, 25, 50];
+
+/// The model if none is named.
+const DEFAULT_SHAPE: &str = "llama-3.1-8b";
+
+/// Flags of the command.
+#[derive(Args, Debug)]
+pub struct SimulateArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Device: h100-sxm, h200, a100-80g, l40s, rtx-4090, zen4-2-cores, or a TOML file like those in config/hardware
+    #[arg(
+        long,
+        value_name = "NAME|FILE",
+        default_value = "h100-sxm",
+        help_heading = "Simulation"
+    )]
+    hardware: String,
+    /// Model: llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-8b, or a config.json; weights are not needed
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Simulation")]
+    shape: Option<String>,
+    /// Devices that share the model (tensor parallelism)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64),
+          help_heading = "Simulation")]
+    tp_size: u32,
+    /// Tokens of the KV pool instead of what the device holds; several give several runs
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        help_heading = "Simulation"
+    )]
+    kv_tokens: Vec<usize>,
+    /// Replay the prompts alone, one after another: hit rates by capacity, without hardware or time
+    #[arg(long, help_heading = "Simulation")]
+    prompts_only: bool,
+    /// Requests say that they generate all their tokens, as load generators do; off: memory is reserved for a part
+    #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set,
+          value_parser = clap::builder::BoolishValueParser::new(), hide_possible_values = true,
+          help_heading = "Simulation")]
+    ignore_eos: bool,
+    /// Write everything to a file; - writes it to stdout, instead of the table
+    #[arg(long, value_name = "FILE", help_heading = "Simulation")]
+    json: Option<PathBuf>,
+    /// Draw memory, queue and latencies (with --prompts-only the curve) into an SVG
+    #[arg(long, value_name = "FILE", help_heading = "Simulation")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub flags: LocalFlags,
+}
+
+impl From<SimulateError> for Failure {
+    fn from(error: SimulateError) -> Self {
+        match error {
+            SimulateError::Value { .. } | SimulateError::Config(_) => {
+                Self::Usage(error.to_string())
+            }
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &SimulateArgs, settings: Settings) -> Result<(), Failure> {
+    let trace = args.load.trace()?;
+    let is_quiet = args
+        .json
+        .as_deref()
+        .is_some_and(|file| file.as_os_str() == "-");
+    if !is_quiet {
+        say(report::describe(&args.load.name(), &trace));
+    }
+    match args.prompts_only {
+        true => run_prompts(args, &settings.engine, &trace, is_quiet),
+        false => run_engine(args, &settings.engine, &trace, is_quiet),
+    }
+}
+
+fn run_prompts(
+    args: &SimulateArgs,
+    config: &EngineConfig,
+    trace: &Trace,
+    is_quiet: bool,
+) -> Result<(), Failure> {
+    // Unless a page size is asked for, a page is a block: traces say nothing of what is inside.
+    let page_tokens = args.flags.engine.page_size.unwrap_or(BLOCK_TOKENS as u32);
+    let page_size = PageSize::new(page_tokens)
+        .ok_or_else(|| Failure::Usage("page_size is 0, must be at least 1".into()))?;
+    let eviction =
+        EvictionPolicy::from_name(&config.radix_eviction_policy).map_err(Failure::failed)?;
+    let replay = |kv_tokens| {
+        let cache = ReplayCache {
+            page_size,
+            eviction,
+            kv_tokens,
+        };
+        replay_prompts(trace, cache).map(|replayed| CurvePoint {
+            kv_tokens,
+            replayed,
+        })
+    };
+    let unbounded = replay(None)?;
+    let all_pages = page_size.full_pages(unbounded.replayed.cached_tokens);
+    let capacities: Vec<usize> = match args.kv_tokens.is_empty() {
+        false => args.kv_tokens.clone(),
+        true => CURVE_PERCENT
+            .iter()
+            .map(|percent| page_size.tokens_in((all_pages * percent / 100).max(1)))
+            .collect(),
+    };
+    let mut curve = Vec::with_capacity(capacities.len() + 1);
+    for kv_tokens in capacities {
+        curve.push(replay(Some(kv_tokens))?);
+    }
+    curve.push(unbounded);
+    if !is_quiet {
+        report::print_curve(page_size, eviction, &curve);
+    }
+    if let Some(file) = &args.json {
+        let runs: Vec<_> = curve.iter().map(|point| point.json(page_size)).collect();
+        let curve = json!({ "page_size": page_tokens, "radix_eviction_policy": eviction.name(), "curve": runs });
+        write_json(file, &report::json_of(&args.load.name(), trace, curve))?;
+    }
+    match &args.plot {
+        Some(file) => plot::write(file, plot::curve(&args.load.name(), &curve)),
+        None => Ok(()),
+    }
+}
+
+fn run_engine(
+    args: &SimulateArgs,
+    config: &EngineConfig,
+    trace: &Trace,
+    is_quiet: bool,
+) -> Result<(), Failure> {
+    let hardware = Hardware::load(&args.hardware)?;
+    check_link(args, &hardware)?;
+    let folder = config.model_path.to_string_lossy();
+    let default = match folder.is_empty() {
+        true => DEFAULT_SHAPE,
+        false => &folder,
+    };
+    let name = args.shape.as_deref().unwrap_or(default);
+    let model = shape::load(name)?;
+    let roofline = Roofline::new(&hardware, &model, storage(config, &model), args.tp_size);
+    let capacities: Vec<Option<usize>> = match args.kv_tokens.is_empty() {
+        true => vec![None],
+        false => args.kv_tokens.iter().copied().map(Some).collect(),
+    };
+    let run = |kv_tokens| {
+        let info = model_info(config, &model, &hardware, args.tp_size, kv_tokens)?;
+        let simulation = Simulation {
+            config,
+            model: &info,
+            roofline: &roofline,
+            ignore_eos: args.ignore_eos,
+        };
+        let began = Instant::now();
+        let outcome = simulate(&simulation, trace)?;
+        let wall_s = began.elapsed().as_secs_f64();
+        Ok(Run { outcome, wall_s })
+    };
+    let runs = capacities
+        .into_iter()
+        .map(run)
+        .collect::<Result<Vec<_>, SimulateError>>()?;
+    let title = format!("{}x {}, {name}", args.tp_size, hardware.name);
+    if !is_quiet {
+        report::print_runs(&title, config, &runs);
+    }
+    if let Some(file) = &args.json {
+        let body = json!({
+            "hardware": hardware,
+            "shape": name,
+            "tp_size": args.tp_size,
+            "ignore_eos": args.ignore_eos,
+            "engine": config,
+            "runs": runs.iter().map(Run::json).collect::<Vec<_>>(),
+        });
+        write_json(file, &report::json_of(&args.load.name(), trace, body))?;
+    }
+    match (&args.plot, runs.first()) {
+        (Some(file), Some(run)) => plot::write(
+            file,
+            plot::run(&format!("{} on {title}", args.load.name()), &run.outcome),
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn check_link(args: &SimulateArgs, hardware: &Hardware) -> Result<(), Failure> {
+    if args.tp_size > 1 && hardware.link_gb_s.is_none() {
+        let reason = format!(
+            "tp_size is {}, {} has no link_gb_s",
+            args.tp_size, hardware.name
+        );
+        return Err(Failure::Usage(reason));
+    }
+    Ok(())
+}
+
+fn write_json(file: &Path, value: &serde_json::Value) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(Failure::failed)?;
+    if file.as_os_str() == "-" {
+        say(text);
+        return Ok(());
+    }
+    let written = std::fs::write(file, text + "\n");
+    written.map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))
+}

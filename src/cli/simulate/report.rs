@@ -1,0 +1,247 @@
+//! What a simulation says: tables for people, JSON for programs.
+
+use serde_json::{Value, json};
+
+use souffleur::config::EngineConfig;
+use souffleur::simulate::outcome::{Ending, Outcome};
+use souffleur::simulate::replay::Replayed;
+use souffleur::simulate::trace::Trace;
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::pages::PageSize;
+
+use super::super::bench::statistics::Summary;
+use super::super::bench::table;
+use super::super::say;
+
+/// One simulation of the engine.
+pub struct Run {
+    /// What happened.
+    pub outcome: Outcome,
+    /// How long it took to simulate, in seconds.
+    pub wall_s: f64,
+}
+
+/// One capacity of a curve.
+pub struct CurvePoint {
+    /// `None` for a cache that holds everything.
+    pub kv_tokens: Option<usize>,
+    /// What was counted.
+    pub replayed: Replayed,
+}
+
+/// One line about the load.
+pub fn describe(name: &str, trace: &Trace) -> String {
+    let left_out = match trace.empty_prompts {
+        0 => String::new(),
+        n => format!(" ({n} without a prompt left out)"),
+    };
+    format!(
+        "{name}: {} requests, {} prompt and {} output tokens in {:.0} s{left_out}",
+        trace.requests.len(),
+        trace.prompt_tokens(),
+        trace.output_tokens(),
+        trace.span_s()
+    )
+}
+
+/// The load, and what was found under it.
+pub fn json_of(name: &str, trace: &Trace, mut body: Value) -> Value {
+    body["load"] = json!({
+        "name": name,
+        "requests": trace.requests.len(),
+        "prompt_tokens": trace.prompt_tokens(),
+        "output_tokens": trace.output_tokens(),
+        "span_s": trace.span_s(),
+        "empty_prompts": trace.empty_prompts,
+    });
+    body
+}
+
+/// Prints a curve.
+pub fn print_curve(page_size: PageSize, eviction: EvictionPolicy, curve: &[CurvePoint]) {
+    say(format_args!(
+        "prompts one after another, pages of {page_size} tokens, {} eviction\n",
+        eviction.name()
+    ));
+    let all_tokens = curve
+        .last()
+        .map_or(1, |unbounded| unbounded.replayed.cached_tokens)
+        .max(1);
+    let rows = curve.iter().map(
+        |CurvePoint {
+             kv_tokens,
+             replayed,
+         }| {
+            let pages = |tokens| page_size.full_pages(tokens).to_string();
+            let share =
+                |tokens: usize| format!("{:.1} %", tokens as f64 * 100.0 / all_tokens as f64);
+            vec![
+                kv_tokens.map_or("unbounded".to_owned(), |tokens| tokens.to_string()),
+                kv_tokens.map_or(String::new(), pages),
+                kv_tokens.map_or(String::new(), share),
+                format!("{:.5}", replayed.hit_rate()),
+                replayed.evicted_nodes.to_string(),
+                replayed.too_long.to_string(),
+            ]
+        },
+    );
+    let header = [
+        "KV tokens",
+        "pages",
+        "of the unique",
+        "hit rate",
+        "evicted nodes",
+        "too long",
+    ];
+    table::print(&header, &rows.collect::<Vec<_>>());
+}
+
+impl CurvePoint {
+    /// For programs.
+    pub fn json(&self, page_size: PageSize) -> Value {
+        json!({
+            "kv_tokens": self.kv_tokens,
+            "pages": self.kv_tokens.map(|tokens| page_size.full_pages(tokens)),
+            "hit_rate": self.replayed.hit_rate(),
+            "counts": self.replayed,
+        })
+    }
+}
+
+/// Prints simulations side by side.
+pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
+    say(format_args!(
+        "{title}; {} order, {} eviction, pages of {}, chunks of {}\n",
+        config.schedule_policy,
+        config.radix_eviction_policy,
+        config.page_size,
+        config.chunked_prefill_size
+    ));
+    let columns: Vec<Vec<Cell>> = runs.iter().map(rows).collect();
+    let Some(first) = columns.first() else {
+        return;
+    };
+    let header: Vec<String> = runs
+        .iter()
+        .map(|run| format!("{} KV tokens", run.outcome.kv_tokens))
+        .collect();
+    let header: Vec<&str> = std::iter::once("")
+        .chain(header.iter().map(String::as_str))
+        .collect();
+    let line = |(index, (name, _)): (usize, &Cell)| {
+        let cells = columns.iter().map(|column| column[index].1.clone());
+        std::iter::once(name.clone()).chain(cells).collect()
+    };
+    table::print(
+        &header,
+        &first.iter().enumerate().map(line).collect::<Vec<_>>(),
+    );
+}
+
+/// Name of a row, its value.
+type Cell = (String, String);
+
+fn rows(run: &Run) -> Vec<Cell> {
+    let outcome = &run.outcome;
+    let mut rows = request_rows(outcome);
+    rows.extend(latency_rows("TTFT", &outcome.ttft_s(), SECONDS));
+    rows.extend(latency_rows("TPOT", &outcome.tpot_s(), MILLISECONDS));
+    let gaps = outcome.longest_gap_s();
+    rows.extend(latency_rows("longest gap", &gaps, MILLISECONDS));
+    rows.extend(latency_rows("E2E", &outcome.e2e_s(), SECONDS));
+    rows.extend(engine_rows(outcome));
+    rows.push(("simulated in, s".to_owned(), format!("{:.2}", run.wall_s)));
+    rows
+}
+
+fn named<const N: usize>(rows: [(&str, String); N]) -> Vec<Cell> {
+    rows.map(|(name, value)| (name.to_owned(), value)).into()
+}
+
+fn request_rows(outcome: &Outcome) -> Vec<Cell> {
+    let ended = |end| outcome.ended(end).count().to_string();
+    named([
+        ("hit rate", format!("{:.4}", outcome.hit_rate())),
+        ("requests finished", ended(Ending::Finished)),
+        ("  too long, refused", ended(Ending::TooLong)),
+        ("  given up", ended(Ending::Failed)),
+        ("  waited at the door", outcome.waited_outside.to_string()),
+    ])
+}
+
+/// How latencies are shown: name, how many make a second, digits.
+type Unit = (&'static str, f64, usize);
+const SECONDS: Unit = ("s", 1.0, 3);
+const MILLISECONDS: Unit = ("ms", 1e3, 1);
+
+fn latency_rows(name: &str, samples_s: &[f64], (unit, per_s, digits): Unit) -> Vec<Cell> {
+    let summary = Summary::of(samples_s);
+    let row = |what: &str, value: Option<f64>| {
+        let shown = value.map_or("-".to_owned(), |s| format!("{:.digits$}", s * per_s));
+        (format!("{name} {what}, {unit}"), shown)
+    };
+    vec![
+        row("mean", summary.map(|summary| summary.mean)),
+        row("p50", summary.map(|summary| summary.p50)),
+        row("p90", summary.map(|summary| summary.p90)),
+        row("p99", summary.map(|summary| summary.p99)),
+    ]
+}
+
+fn engine_rows(outcome: &Outcome) -> Vec<Cell> {
+    let stats = &outcome.stats;
+    let makespan_s = outcome.makespan_s.max(1e-9);
+    let rate = |tokens: u64| format!("{:.1}", tokens as f64 / makespan_s);
+    let computed = stats.prompt_tokens - stats.cached_tokens;
+    let busy = format!("{:.1} %", 100.0 * outcome.busy_s / makespan_s);
+    named([
+        ("output tokens/s", rate(output_tokens(outcome))),
+        ("prompt tokens/s", rate(stats.prompt_tokens)),
+        ("  of them computed", rate(computed)),
+        ("makespan, s", format!("{:.1}", outcome.makespan_s)),
+        ("  busy", busy),
+        ("prefill steps", outcome.prefill_steps.to_string()),
+        ("decode steps", outcome.decode_steps.to_string()),
+        ("largest batch", outcome.largest_batch.to_string()),
+        ("retractions", stats.retractions.to_string()),
+        ("evicted tokens", stats.evicted_tokens.to_string()),
+        ("evicted nodes", outcome.evicted_nodes.to_string()),
+    ])
+}
+
+fn output_tokens(outcome: &Outcome) -> u64 {
+    let tokens = outcome.requests.iter().map(|request| request.output_tokens);
+    tokens.map(u64::from).sum()
+}
+
+impl Run {
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let outcome = &self.outcome;
+        let outputs = output_tokens(outcome);
+        json!({
+            "kv_tokens": outcome.kv_tokens,
+            "hit_rate": outcome.hit_rate(),
+            "finished": outcome.ended(Ending::Finished).count(),
+            "too_long": outcome.ended(Ending::TooLong).count(),
+            "failed": outcome.ended(Ending::Failed).count(),
+            "waited_outside": outcome.waited_outside,
+            "ttft_s": Summary::of(&outcome.ttft_s()),
+            "tpot_s": Summary::of(&outcome.tpot_s()),
+            "longest_gap_s": Summary::of(&outcome.longest_gap_s()),
+            "e2e_s": Summary::of(&outcome.e2e_s()),
+            "output_tokens": outputs,
+            "output_tokens_per_s": outputs as f64 / outcome.makespan_s.max(1e-9),
+            "makespan_s": outcome.makespan_s,
+            "busy_s": outcome.busy_s,
+            "prefill_steps": outcome.prefill_steps,
+            "decode_steps": outcome.decode_steps,
+            "largest_batch": outcome.largest_batch,
+            "evicted_nodes": outcome.evicted_nodes,
+            "stats": outcome.stats,
+            "simulated_in_s": self.wall_s,
+            "timeline": outcome.timeline.moments(),
+            "requests": outcome.requests,
+        })
+    }
+}

@@ -1,0 +1,158 @@
+//! Azure LLM inference traces: `TIMESTAMP,ContextTokens,GeneratedTokens`. Nothing is known of the prompts but their
+//! lengths, so no two share anything.
+
+use std::io::BufRead;
+use std::path::Path;
+use std::time::SystemTime;
+
+use csv_core::{ReadRecordResult, Reader};
+
+use super::SimulateError;
+use super::error::Place;
+use super::read::{read_line, tokens};
+use super::trace::{Blocks, Prompt, Segment, Trace, TraceRequest, blocks_for};
+
+const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
+const MAX_LINE_BYTES: usize = 4096;
+const MAX_FIELDS: usize = 64;
+/// The zone that the traces of 2024 name; those of 2023 name none.
+const UTC: &str = "+00:00";
+
+/// Parses the first `limit` requests.
+pub(super) fn parse(
+    file: &Path,
+    mut reader: impl BufRead,
+    limit: usize,
+) -> Result<Trace, SimulateError> {
+    let (mut trace, mut blocks) = (Trace::default(), Blocks::default());
+    let mut text = Vec::new();
+    let mut columns = None;
+    for line in 1.. {
+        let place = Place { file, line };
+        if trace.requests.len() >= limit
+            || !read_line(&mut reader, &mut text, MAX_LINE_BYTES, place)?
+        {
+            break;
+        }
+        if text.trim_ascii().is_empty() {
+            continue;
+        }
+        let fields = fields(place, &text)?;
+        let Some(columns) = columns else {
+            columns = Some(find_columns(file, &fields)?);
+            continue;
+        };
+        let row = Row {
+            place,
+            fields: &fields,
+            columns,
+        };
+        match row.request(&mut blocks)? {
+            Some(request) => trace.requests.push(request),
+            None => trace.empty_prompts += 1,
+        }
+    }
+    trace.n_blocks = blocks.count();
+    Ok(trace)
+}
+
+/// The fields of a line, without quotes and the blanks around them.
+fn fields(place: Place<'_>, line: &[u8]) -> Result<Vec<String>, SimulateError> {
+    let (mut output, mut ends) = ([0; MAX_LINE_BYTES], [0; MAX_FIELDS]);
+    let mut reader = Reader::new();
+    let (result, _, _, n_fields) = reader.read_record(line, &mut output, &mut ends);
+    let n_fields = match result {
+        ReadRecordResult::OutputEndsFull => {
+            return Err(place.error("line", format!("has more than {MAX_FIELDS} fields")));
+        }
+        ReadRecordResult::Record => n_fields,
+        // The file's last line may end without a line feed: the end of the input ends it.
+        _ => {
+            let (_, _, _, more) = reader.read_record(&[], &mut [], &mut ends[n_fields..]);
+            n_fields + more
+        }
+    };
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let ranges = starts.zip(&ends[..n_fields]);
+    let text = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes);
+        text.trim_matches(|c: char| c == '\u{feff}' || c.is_whitespace())
+            .to_owned()
+    };
+    Ok(ranges
+        .map(|(start, &end)| text(&output[start..end]))
+        .collect())
+}
+
+fn find_columns(file: &Path, header: &[String]) -> Result<[usize; 3], SimulateError> {
+    let mut columns = [0; 3];
+    for (column, name) in columns.iter_mut().zip(COLUMNS) {
+        let found = header.iter().position(|field| field == name);
+        *column = found.ok_or_else(|| {
+            let reason = format!(
+                "has no column {name}, expected {} or a Mooncake trace (JSON lines)",
+                COLUMNS.join(",")
+            );
+            SimulateError::file(file, reason)
+        })?;
+    }
+    Ok(columns)
+}
+
+struct Row<'a> {
+    place: Place<'a>,
+    fields: &'a [String],
+    columns: [usize; 3],
+}
+
+impl Row<'_> {
+    fn request(&self, blocks: &mut Blocks) -> Result<Option<TraceRequest>, SimulateError> {
+        let arrival_s = self.seconds()?;
+        let prompt_tokens = self.tokens(1)?;
+        let output_tokens = self.tokens(2)?;
+        if prompt_tokens == 0 {
+            return Ok(None);
+        }
+        let first_block = blocks.fresh(blocks_for(prompt_tokens)).ok_or_else(|| {
+            let reason = "is one prompt too many: there are 2^31 blocks before it";
+            self.place.error(COLUMNS[1], reason)
+        })?;
+        let mut prompt = Prompt::default();
+        prompt.push(Segment {
+            first_block,
+            tokens: prompt_tokens,
+        });
+        Ok(Some(TraceRequest {
+            arrival_s,
+            prompt,
+            output_tokens,
+        }))
+    }
+
+    fn field(&self, index: usize) -> Result<&str, SimulateError> {
+        let field = self.fields.get(self.columns[index]);
+        field
+            .map(String::as_str)
+            .ok_or_else(|| self.place.error(COLUMNS[index], "is missing"))
+    }
+
+    fn tokens(&self, index: usize) -> Result<u32, SimulateError> {
+        let field = self.field(index)?;
+        let count = field.parse().map_err(|_| {
+            let reason = format!("is {field:?}, expected a number of tokens");
+            self.place.error(COLUMNS[index], reason)
+        })?;
+        tokens(self.place, COLUMNS[index], count)
+    }
+
+    /// Since 1970.
+    fn seconds(&self) -> Result<f64, SimulateError> {
+        let field = self.field(0)?;
+        let moment = humantime::parse_rfc3339_weak(field.strip_suffix(UTC).unwrap_or(field)).ok();
+        let since = moment.and_then(|moment| moment.duration_since(SystemTime::UNIX_EPOCH).ok());
+        since.map(|since| since.as_secs_f64()).ok_or_else(|| {
+            let reason = format!("is {field:?}, expected a moment as 2023-11-16 18:17:03.9799600");
+            self.place.error(COLUMNS[0], reason)
+        })
+    }
+}

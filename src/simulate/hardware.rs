@@ -1,0 +1,192 @@
+//! What a device can do, from `config/hardware/*.toml`.
+
+use std::path::Path;
+
+use figment::Figment;
+use figment::providers::{Format, Toml};
+use serde::{Deserialize, Serialize};
+
+use super::SimulateError;
+use crate::model::weights::Dtype;
+
+const KNOWN: [(&str, &str); 6] = [
+    (
+        "h100-sxm",
+        include_str!("../../config/hardware/h100-sxm.toml"),
+    ),
+    ("h200", include_str!("../../config/hardware/h200.toml")),
+    (
+        "a100-80g",
+        include_str!("../../config/hardware/a100-80g.toml"),
+    ),
+    ("l40s", include_str!("../../config/hardware/l40s.toml")),
+    (
+        "rtx-4090",
+        include_str!("../../config/hardware/rtx-4090.toml"),
+    ),
+    (
+        "zen4-2-cores",
+        include_str!("../../config/hardware/zen4-2-cores.toml"),
+    ),
+];
+/// Largest file of a device.
+const MAX_FILE_BYTES: u64 = 1 << 16;
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hardware {
+    /// What it is called.
+    pub name: String,
+    /// Where the numbers come from.
+    pub source: String,
+    /// Memory, in GiB.
+    pub memory_gib: f64,
+    /// Peak memory bandwidth, in GB/s (10^9 bytes).
+    pub bandwidth_gb_s: f64,
+    /// Bandwidth to the other devices in one direction, in GB/s; without one there is no tensor parallelism.
+    pub link_gb_s: Option<f64>,
+    /// Peak rates of dense matrix products.
+    pub tflops: Tflops,
+    /// Part of the peak bandwidth that kernels reach: an assumption, no data sheet says it.
+    pub bandwidth_efficiency: f64,
+    /// Part of the peak FLOP/s that kernels reach: an assumption too.
+    pub flops_efficiency: f64,
+    /// What a step takes besides its bytes and FLOPs, in microseconds: launches, sampling. An assumption too.
+    pub step_overhead_us: f64,
+    /// Share of the memory for weights and KV pool, if none is asked for; the engine's default without it.
+    pub mem_fraction_static: Option<f64>,
+}
+
+/// Peak rates of dense matrix products, in 10^12 operations a second (a multiplication and an addition are two).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tflops {
+    /// Of 32-bit floats (or what stands for them in the matrix units).
+    pub float32: f64,
+    /// Of 16-bit floats of either kind.
+    pub float16: f64,
+    /// Of 8-bit integers.
+    pub int8: f64,
+}
+
+impl Hardware {
+    /// The names that [`Self::load`] knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        KNOWN.iter().map(|(name, _)| *name)
+    }
+
+    /// A device by its name, or from a file.
+    ///
+    /// # Errors
+    /// An unknown name, with those there are; a file that cannot be used, with key and value.
+    pub fn load(name_or_file: &str) -> Result<Self, SimulateError> {
+        if let Some((name, text)) = KNOWN.iter().find(|(name, _)| *name == name_or_file) {
+            return Self::parse(Path::new(name), text);
+        }
+        let file = Path::new(name_or_file);
+        let is_file = std::fs::metadata(file)
+            .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_FILE_BYTES);
+        if !is_file {
+            let names: Vec<_> = Self::names().collect();
+            let reason = format!(
+                "is {name_or_file:?}, must be one of {}, or a TOML file of at most {MAX_FILE_BYTES} bytes",
+                names.join(", ")
+            );
+            return Err(SimulateError::value("hardware", reason));
+        }
+        let text =
+            std::fs::read_to_string(file).map_err(|error| SimulateError::file(file, error))?;
+        Self::parse(file, &text)
+    }
+
+    fn parse(file: &Path, text: &str) -> Result<Self, SimulateError> {
+        let parsed: Result<Self, _> = Figment::from(Toml::string(text)).extract();
+        let hardware = parsed.map_err(|error| SimulateError::file(file, error))?;
+        let ranges = [
+            ("memory_gib", hardware.memory_gib, 1e-3, 1e6),
+            ("bandwidth_gb_s", hardware.bandwidth_gb_s, 1e-3, 1e9),
+            ("link_gb_s", hardware.link_gb_s.unwrap_or(1.0), 1e-3, 1e9),
+            ("tflops.float32", hardware.tflops.float32, 1e-6, 1e9),
+            ("tflops.float16", hardware.tflops.float16, 1e-6, 1e9),
+            ("tflops.int8", hardware.tflops.int8, 1e-6, 1e9),
+            (
+                "bandwidth_efficiency",
+                hardware.bandwidth_efficiency,
+                1e-3,
+                1.0,
+            ),
+            ("flops_efficiency", hardware.flops_efficiency, 1e-3, 1.0),
+            ("step_overhead_us", hardware.step_overhead_us, 0.0, 1e9),
+            (
+                "mem_fraction_static",
+                hardware.mem_fraction_static.unwrap_or(0.5),
+                1e-3,
+                0.999,
+            ),
+        ];
+        for (key, value, least, most) in ranges {
+            if !(least..=most).contains(&value) {
+                let reason = format!("{key} is {value}, must lie between {least} and {most}");
+                return Err(SimulateError::file(file, reason));
+            }
+        }
+        Ok(hardware)
+    }
+
+    /// Peak rate of products in this dtype, in operations a second.
+    pub fn peak_flops(&self, dtype: Dtype) -> f64 {
+        let tflops = match dtype {
+            Dtype::F32 => self.tflops.float32,
+            Dtype::F16 | Dtype::BF16 => self.tflops.float16,
+        };
+        tflops * 1e12
+    }
+
+    /// Memory, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        (self.memory_gib * f64::from(1_u32 << 30)) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_known_device_can_be_loaded_and_says_where_its_numbers_are_from() {
+        for name in Hardware::names() {
+            let hardware = Hardware::load(name).expect("it is compiled in");
+            assert!(!hardware.source.is_empty(), "{name}");
+            assert!(
+                hardware.peak_flops(Dtype::BF16) >= hardware.peak_flops(Dtype::F32),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_devices_and_wrong_files_are_refused_with_what_is_wrong() {
+        let refuse = |text: &str| {
+            Hardware::parse(Path::new("gpu.toml"), text)
+                .expect_err("it is wrong")
+                .to_string()
+        };
+        let good = KNOWN[0].1;
+        assert!(refuse("name = 1").contains("gpu.toml"));
+        let zero = good.replace("bandwidth_gb_s = 3350", "bandwidth_gb_s = 0");
+        assert_eq!(
+            refuse(&zero),
+            "gpu.toml: bandwidth_gb_s is 0, must lie between 0.001 and 1000000000"
+        );
+        let surplus = format!("cores = 3\n{good}");
+        assert!(refuse(&surplus).contains("cores"), "{}", refuse(&surplus));
+        let unknown = Hardware::load("h1000")
+            .expect_err("there is none")
+            .to_string();
+        assert!(
+            unknown.contains("\"h1000\"") && unknown.contains("h100-sxm"),
+            "{unknown}"
+        );
+    }
+}

@@ -1,0 +1,27 @@
+//! The engine in virtual time: the states of [`crate::state`] as they are, a trace or a synthetic load that comes in,
+//! and a roofline model in the place of the executor.
+//!
+//! Nothing here imports actix, tokio or a clock, so an hour of load on hardware that is not here takes seconds. What
+//! is simulated is the engine's own code; what is modelled is the duration of a step ([`roofline`]), nothing else.
+//!
+//! - [`trace`], [`read`], [`synthetic`]: which requests come, and when
+//! - [`hardware`], [`shape`], [`roofline`], [`pool`]: how long a step takes, and how much K/V fits
+//! - [`engine`]: the states in virtual time
+//! - [`replay`]: prompts alone, one after another, for hit rates by capacity
+//! - [`outcome`]: what became of every request
+
+mod azure;
+pub mod engine;
+mod error;
+pub mod hardware;
+mod mooncake;
+pub mod outcome;
+pub mod pool;
+pub mod read;
+pub mod replay;
+pub mod roofline;
+pub mod shape;
+pub mod synthetic;
+pub mod trace;
+
+pub use error::SimulateError;

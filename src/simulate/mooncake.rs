@@ -1,0 +1,133 @@
+//! Mooncake traces: a JSON object a line with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, one for
+//! each block of 512 prompt tokens; equal ids stand for equal blocks.
+
+use std::io::BufRead;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::SimulateError;
+use super::error::Place;
+use super::read::{read_line, tokens};
+use super::trace::{BLOCK_TOKENS, Blocks, Prompt, Segment, Trace, TraceRequest, blocks_for};
+
+/// A prompt of the greatest length has 32,768 ids.
+const MAX_LINE_BYTES: usize = 1 << 20;
+
+/// Parses the first `limit` requests.
+pub(super) fn parse(
+    file: &Path,
+    mut reader: impl BufRead,
+    limit: usize,
+) -> Result<Trace, SimulateError> {
+    let (mut trace, mut blocks) = (Trace::default(), Blocks::default());
+    let mut text = Vec::new();
+    for line in 1.. {
+        let place = Place { file, line };
+        if trace.requests.len() >= limit
+            || !read_line(&mut reader, &mut text, MAX_LINE_BYTES, place)?
+        {
+            break;
+        }
+        if text.trim_ascii().is_empty() {
+            continue;
+        }
+        match request(place, &text, &mut blocks)? {
+            Some(request) => trace.requests.push(request),
+            None => trace.empty_prompts += 1,
+        }
+    }
+    trace.n_blocks = blocks.count();
+    Ok(trace)
+}
+
+fn request(
+    place: Place<'_>,
+    text: &[u8],
+    blocks: &mut Blocks,
+) -> Result<Option<TraceRequest>, SimulateError> {
+    let fields: Map<String, Value> = serde_json::from_slice(text)
+        .map_err(|error| place.error("line", format!("is no JSON object: {error}")))?;
+    let timestamp_ms = milliseconds(place, &fields)?;
+    let input_length = number(place, &fields, "input_length")?;
+    let output_tokens = number(place, &fields, "output_length")?;
+    let prompt = prompt(place, &fields, input_length, blocks)?;
+    Ok((input_length > 0).then_some(TraceRequest {
+        arrival_s: timestamp_ms / 1000.0,
+        prompt,
+        output_tokens,
+    }))
+}
+
+fn field<'a>(
+    place: Place<'_>,
+    fields: &'a Map<String, Value>,
+    name: &str,
+) -> Result<&'a Value, SimulateError> {
+    fields
+        .get(name)
+        .ok_or_else(|| place.error(name, "is missing"))
+}
+
+fn milliseconds(place: Place<'_>, fields: &Map<String, Value>) -> Result<f64, SimulateError> {
+    let value = field(place, fields, "timestamp")?;
+    let timestamp_ms = value.as_f64().filter(|ms| ms.is_finite() && *ms >= 0.0);
+    timestamp_ms.ok_or_else(|| {
+        place.error(
+            "timestamp",
+            format!("is {value}, expected milliseconds from 0 on"),
+        )
+    })
+}
+
+fn number(place: Place<'_>, fields: &Map<String, Value>, name: &str) -> Result<u32, SimulateError> {
+    let value = field(place, fields, name)?;
+    let count = value
+        .as_u64()
+        .ok_or_else(|| place.error(name, format!("is {value}, expected a number of tokens")))?;
+    tokens(place, name, count)
+}
+
+/// Every block has its id; the last one may be filled in part.
+fn prompt(
+    place: Place<'_>,
+    fields: &Map<String, Value>,
+    input_length: u32,
+    blocks: &mut Blocks,
+) -> Result<Prompt, SimulateError> {
+    let value = field(place, fields, "hash_ids")?;
+    let ids = value.as_array().ok_or_else(|| {
+        place.error(
+            "hash_ids",
+            format!("is {value}, expected a list of numbers"),
+        )
+    })?;
+    let expected = blocks_for(input_length) as usize;
+    if ids.len() != expected {
+        let reason = format!(
+            "has {} ids, expected {expected} for an input_length of {input_length} in blocks of {BLOCK_TOKENS}",
+            ids.len()
+        );
+        return Err(place.error("hash_ids", reason));
+    }
+    let mut prompt = Prompt::default();
+    let mut left = input_length;
+    for id in ids {
+        let hash_id = id.as_u64().ok_or_else(|| {
+            place.error(
+                "hash_ids",
+                format!("holds {id}, expected whole numbers from 0 on"),
+            )
+        })?;
+        let first_block = blocks
+            .of(hash_id)
+            .ok_or_else(|| place.error("hash_ids", "is one id too many: there are 2^31 others"))?;
+        let tokens = left.min(BLOCK_TOKENS as u32);
+        prompt.push(Segment {
+            first_block,
+            tokens,
+        });
+        left -= tokens;
+    }
+    Ok(prompt)
+}

@@ -1,0 +1,272 @@
+//! What became of the requests, and what the pool looked like meanwhile.
+
+use serde::Serialize;
+
+use crate::state::stats::EngineStats;
+
+/// Intervals that are kept at most: when there are more, two become one.
+const MAX_MOMENTS: usize = 1024;
+/// Length of an interval before the first two become one, in seconds.
+const FIRST_INTERVAL_S: f64 = 1e-3;
+
+/// One request.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RequestOutcome {
+    /// When it came, in seconds.
+    pub arrival_s: f64,
+    /// When its first token was there, if it has one.
+    pub first_token_s: Option<f64>,
+    /// When its last token was there.
+    pub last_token_s: f64,
+    /// Longest time between two of its tokens, in seconds.
+    pub longest_gap_s: f64,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Of those, tokens that came from the cache.
+    pub cached_tokens: u32,
+    /// Tokens that it generated.
+    pub output_tokens: u32,
+    /// Times it was retracted.
+    pub retractions: u32,
+    /// How it ended.
+    pub end: Ending,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// With all its tokens.
+    Finished,
+    /// Its prompt is longer than the context or the pool.
+    TooLong,
+    /// The engine gave it up.
+    Failed,
+}
+
+/// The engine in one interval of time: the largest values in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Moment {
+    /// When it begins, in seconds.
+    pub at_s: f64,
+    /// Tokens of the pool that requests use, cached ones and their own.
+    pub used_tokens: usize,
+    /// Tokens of the pool that hold K/V, what could be evicted included.
+    pub held_tokens: usize,
+    /// Requests that prefill or decode.
+    pub running_requests: usize,
+    /// Requests that wait inside.
+    pub waiting_requests: usize,
+    /// Requests that came and are not let in yet.
+    pub outside_requests: usize,
+    /// Prompt tokens of admitted requests so far.
+    pub prompt_tokens: u64,
+    /// Of those, tokens that came from the cache.
+    pub cached_tokens: u64,
+}
+
+impl Moment {
+    pub(super) fn new(at_s: f64, stats: &EngineStats, outside_requests: usize) -> Self {
+        let used_tokens = stats.private_tokens + stats.protected_tokens;
+        Self {
+            at_s,
+            used_tokens,
+            held_tokens: used_tokens + stats.evictable_tokens,
+            running_requests: stats.running_requests,
+            waiting_requests: stats.waiting_requests,
+            outside_requests,
+            prompt_tokens: stats.prompt_tokens,
+            cached_tokens: stats.cached_tokens,
+        }
+    }
+
+    /// The larger of each value, from the earlier time on.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            at_s: self.at_s.min(other.at_s),
+            used_tokens: self.used_tokens.max(other.used_tokens),
+            held_tokens: self.held_tokens.max(other.held_tokens),
+            running_requests: self.running_requests.max(other.running_requests),
+            waiting_requests: self.waiting_requests.max(other.waiting_requests),
+            outside_requests: self.outside_requests.max(other.outside_requests),
+            prompt_tokens: self.prompt_tokens.max(other.prompt_tokens),
+            cached_tokens: self.cached_tokens.max(other.cached_tokens),
+        }
+    }
+}
+
+/// Equal intervals, at most 1,024 however long it takes.
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    moments: Vec<Moment>,
+    interval_s: f64,
+    /// What holds since it was noted.
+    last: Option<Moment>,
+}
+
+impl Default for Timeline {
+    fn default() -> Self {
+        let (moments, interval_s, last) = (Vec::new(), FIRST_INTERVAL_S, None);
+        Self {
+            moments,
+            interval_s,
+            last,
+        }
+    }
+}
+
+impl Timeline {
+    /// Notes what the engine is like from `moment` on; times never go back.
+    pub(super) fn note(&mut self, moment: Moment) {
+        while moment.at_s >= self.interval_s * MAX_MOMENTS as f64 {
+            self.halve();
+        }
+        let interval = (moment.at_s / self.interval_s) as usize;
+        let held = self.last.unwrap_or(moment);
+        for index in self.moments.len()..=interval {
+            let at_s = index as f64 * self.interval_s;
+            self.moments.push(Moment { at_s, ..held });
+        }
+        self.moments[interval] = self.moments[interval].with(moment);
+        self.last = Some(moment);
+    }
+
+    /// The intervals, in order.
+    pub fn moments(&self) -> &[Moment] {
+        &self.moments
+    }
+
+    fn halve(&mut self) {
+        self.interval_s *= 2.0;
+        let pairs = self.moments.chunks(2);
+        let joined = pairs.map(|pair| pair[0].with(pair[pair.len() - 1]));
+        self.moments = joined.collect();
+    }
+}
+
+/// A whole simulation.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Tokens of the KV pool.
+    pub kv_tokens: usize,
+    /// The requests, in order of arrival.
+    pub requests: Vec<RequestOutcome>,
+    /// The engine over time.
+    pub timeline: Timeline,
+    /// From the first arrival to the last token, in seconds.
+    pub makespan_s: f64,
+    /// Of it, seconds in which a step ran.
+    pub busy_s: f64,
+    /// Steps that only decoded.
+    pub decode_steps: u64,
+    /// Steps that prefilled.
+    pub prefill_steps: u64,
+    /// Most requests in one step.
+    pub largest_batch: usize,
+    /// Nodes evicted from the tree.
+    pub evicted_nodes: u64,
+    /// Requests that found the doors closed: as many or as large prompts inside as may be. They wait outside.
+    pub waited_outside: usize,
+    /// The engine's own counters at the end.
+    pub stats: EngineStats,
+}
+
+impl Outcome {
+    pub(super) fn new(kv_tokens: usize) -> Self {
+        Self {
+            kv_tokens,
+            requests: Vec::new(),
+            timeline: Timeline::default(),
+            makespan_s: 0.0,
+            busy_s: 0.0,
+            decode_steps: 0,
+            prefill_steps: 0,
+            largest_batch: 0,
+            evicted_nodes: 0,
+            waited_outside: 0,
+            stats: EngineStats::default(),
+        }
+    }
+
+    /// Part of the admitted prompt tokens that came from the cache.
+    pub fn hit_rate(&self) -> f64 {
+        self.stats.cached_tokens as f64 / self.stats.prompt_tokens.max(1) as f64
+    }
+
+    /// Requests that ended like this.
+    pub fn ended(&self, end: Ending) -> impl Iterator<Item = &RequestOutcome> {
+        self.requests
+            .iter()
+            .filter(move |request| request.end == end)
+    }
+
+    /// Seconds from arrival to first token, of the finished requests.
+    pub fn ttft_s(&self) -> Vec<f64> {
+        let finished = self.ended(Ending::Finished);
+        finished
+            .filter_map(|request| Some(request.first_token_s? - request.arrival_s))
+            .collect()
+    }
+
+    /// Mean seconds between the tokens of a request, of the finished ones with two tokens or more.
+    pub fn tpot_s(&self) -> Vec<f64> {
+        let mean_gap = |request: &RequestOutcome| {
+            let gaps = request
+                .output_tokens
+                .checked_sub(1)
+                .filter(|gaps| *gaps > 0)?;
+            Some((request.last_token_s - request.first_token_s?) / f64::from(gaps))
+        };
+        self.ended(Ending::Finished).filter_map(mean_gap).collect()
+    }
+
+    /// Seconds from arrival to last token, of the finished requests.
+    pub fn e2e_s(&self) -> Vec<f64> {
+        self.ended(Ending::Finished)
+            .map(|request| request.last_token_s - request.arrival_s)
+            .collect()
+    }
+
+    /// Longest seconds between two tokens of a request, of the finished ones with two tokens or more.
+    pub fn longest_gap_s(&self) -> Vec<f64> {
+        let decoding = self
+            .ended(Ending::Finished)
+            .filter(|request| request.output_tokens > 1);
+        decoding.map(|request| request.longest_gap_s).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timelines_stay_short_keep_every_peak_and_know_what_holds_between_two_events() {
+        let moment = |at_s: f64, running_requests: usize| Moment {
+            at_s,
+            running_requests,
+            ..Moment::default()
+        };
+        let mut timeline = Timeline::default();
+        for step in 0..1_000_000 {
+            let running = if step == 777_777 { 9 } else { 1 };
+            timeline.note(moment(f64::from(step) * 0.01, running));
+        }
+        timeline.note(moment(10_000.0, 3));
+        timeline.note(moment(12_000.0, 0));
+        let moments = timeline.moments();
+        assert!((MAX_MOMENTS / 2..=MAX_MOMENTS).contains(&moments.len()));
+        let interval_s = moments[1].at_s;
+        assert!(
+            moments
+                .windows(2)
+                .all(|pair| (pair[1].at_s - pair[0].at_s - interval_s).abs() < 1e-6)
+        );
+        let at = |at_s: f64| moments[(at_s / interval_s) as usize].running_requests;
+        assert_eq!(
+            [at(5.0), at(7777.77), at(11_000.0), at(12_000.0)],
+            [1, 9, 3, 3]
+        );
+    }
+}

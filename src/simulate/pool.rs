@@ -1,0 +1,130 @@
+//! How much K/V the devices hold: the engine's own memory plan, over the memory that the hardware file gives.
+
+use std::path::PathBuf;
+
+use crate::config::{Dtype, EngineConfig};
+use crate::engine::ModelInfo;
+use crate::executor::cpu::LOGIT_ROWS;
+use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, reserve_bytes};
+use crate::model::config::ModelConfig;
+use crate::model::generation::GenerationConfig;
+use crate::model::weights;
+use crate::state::kv_layout::KvLayout;
+use crate::state::pages::PageSize;
+
+use super::SimulateError;
+use super::hardware::Hardware;
+use super::roofline::{Storage, weights_bytes};
+
+/// What weights and K/V are stored in under this configuration.
+pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
+    let dtype = match config.dtype {
+        Dtype::Auto => model.dtype.unwrap_or(weights::Dtype::BF16),
+        Dtype::Float32 => weights::Dtype::F32,
+        Dtype::Float16 => weights::Dtype::F16,
+        Dtype::Bfloat16 => weights::Dtype::BF16,
+    };
+    Storage {
+        dtype,
+        quantization: config.quantization,
+    }
+}
+
+/// What the engine knows of the model, with a pool of `kv_tokens` tokens, or else as large as the memory plan of
+/// `devices` devices says.
+///
+/// # Errors
+/// When the weights and a page do not fit, or `kv_tokens` serve no request.
+pub fn model_info(
+    config: &EngineConfig,
+    model: &ModelConfig,
+    hardware: &Hardware,
+    devices: u32,
+    kv_tokens: Option<usize>,
+) -> Result<ModelInfo, SimulateError> {
+    let storage = storage(config, model);
+    let context_length = config
+        .context_length
+        .unwrap_or_else(|| model.context_tokens());
+    let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
+    let given = kv_tokens
+        .or(config.max_total_tokens)
+        .map(|tokens| tokens as u64);
+    let mut wish = MemoryWish {
+        kv_bytes_per_token: model.kv_layout(storage.dtype).bytes_per_token(),
+        page_size: config.page_size,
+        context_tokens: context_length as u64,
+        mem_fraction_static: config.mem_fraction_static.or(hardware.mem_fraction_static),
+        max_total_tokens: given,
+        max_running_requests: config
+            .max_running_requests
+            .map(|requests| u32::try_from(requests).unwrap_or(u32::MAX)),
+    };
+    let mut budget = MemoryBudget {
+        free_before_bytes: hardware.memory_bytes() * u64::from(devices),
+        weights_bytes: weights_bytes(model, storage),
+        reserve_bytes: reserve_bytes(model, step_tokens, LOGIT_ROWS as u64) * u64::from(devices),
+    };
+    if given.is_some() {
+        // A capacity that is asked for is simulated, whatever the device has.
+        wish.mem_fraction_static = None;
+        budget.free_before_bytes = u64::MAX / 2;
+    }
+    let memory = MemoryPlan::new(budget, wish)?;
+    check_pool(&memory, config.page_size)?;
+    Ok(ModelInfo {
+        served_model_name: config.model_name(),
+        model_path: PathBuf::new(),
+        context_length,
+        max_total_tokens: memory.max_total_tokens as usize,
+        page_size: config.page_size as usize,
+        max_running_requests: memory.max_running_requests as usize,
+        vocab_size: model.vocab_size,
+        eos_token_ids: Vec::new(),
+        generation: GenerationConfig::default(),
+        memory: Some(memory),
+    })
+}
+
+fn check_pool(memory: &MemoryPlan, page_size: u32) -> Result<(), SimulateError> {
+    let least = PageSize::new(page_size).map_or(
+        0,
+        crate::state::scheduler::IntakeLimits::min_capacity_tokens,
+    );
+    if memory.max_total_tokens < least as u64 {
+        let reason = format!(
+            "is {}, must be at least {least} to serve any request in pages of {page_size}",
+            memory.max_total_tokens
+        );
+        return Err(SimulateError::value("kv_tokens", reason));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulate::shape;
+
+    #[test]
+    fn the_pool_is_what_the_fraction_leaves_behind_the_weights() {
+        let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
+        let model = shape::load("llama-3.1-8b").expect("it is compiled in");
+        let config = EngineConfig::default();
+        let info = |kv_tokens| model_info(&config, &model, &hardware, 1, kv_tokens);
+        let bytes = 0.88 * 80.0 * f64::from(1 << 30) - 2.0 * 8_030_261_248.0;
+        let tokens = info(None).expect("it fits").max_total_tokens as f64;
+        assert!((tokens - bytes / 131_072.0).abs() < 3.0, "{tokens}");
+        assert_eq!(
+            info(Some(10_000_000))
+                .expect("nobody asks for memory")
+                .max_total_tokens,
+            10_000_000
+        );
+        assert!(info(Some(2)).is_err());
+        let large = shape::load("llama-3.1-70b").expect("it is compiled in");
+        let devices = |n| model_info(&config, &large, &hardware, n, None);
+        assert!(devices(1).is_err());
+        assert!(devices(4).is_ok());
+    }
+}

@@ -1,0 +1,95 @@
+//! Traces from files: the format is told by the first byte, gzip by its magic number.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::error::Place;
+use super::trace::{MAX_REQUESTS, MAX_TOKENS, Trace};
+use super::{SimulateError, azure, mooncake};
+
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// Reads a Mooncake trace (JSON lines) or an Azure LLM trace (CSV), gzip or not; of `max_requests` the first ones.
+///
+/// # Errors
+/// Names file, line, field and value of the first thing that cannot be used.
+pub fn read_trace(file: &Path, max_requests: Option<usize>) -> Result<Trace, SimulateError> {
+    let opened = File::open(file).map_err(|error| SimulateError::file(file, error))?;
+    let mut reader = BufReader::new(opened);
+    let start = reader
+        .fill_buf()
+        .map_err(|error| SimulateError::file(file, error))?;
+    match start.starts_with(&GZIP_MAGIC) {
+        true => parse(
+            file,
+            BufReader::new(MultiGzDecoder::new(reader)),
+            max_requests,
+        ),
+        false => parse(file, reader, max_requests),
+    }
+}
+
+/// As [`read_trace`], of a text; `file` is for the errors.
+///
+/// # Errors
+/// As [`read_trace`].
+pub fn parse(
+    file: &Path,
+    mut reader: impl BufRead,
+    max_requests: Option<usize>,
+) -> Result<Trace, SimulateError> {
+    let start = reader
+        .fill_buf()
+        .map_err(|error| SimulateError::file(file, error))?;
+    let limit = max_requests.unwrap_or(MAX_REQUESTS + 1);
+    let mut trace = match start.first() {
+        Some(b'{') => mooncake::parse(file, reader, limit)?,
+        Some(_) => azure::parse(file, reader, limit)?,
+        None => {
+            return Err(SimulateError::file(
+                file,
+                "is empty, expected a Mooncake or an Azure LLM trace",
+            ));
+        }
+    };
+    if trace.requests.len() > MAX_REQUESTS {
+        let reason = format!(
+            "has more than {MAX_REQUESTS} requests: simulate the first of them with --max-requests"
+        );
+        return Err(SimulateError::file(file, reason));
+    }
+    if trace.requests.is_empty() {
+        return Err(SimulateError::file(file, "holds no request"));
+    }
+    trace.settle();
+    Ok(trace)
+}
+
+/// Reads a line of at most `limit` bytes; false at the end of the file.
+pub(super) fn read_line(
+    reader: &mut impl BufRead,
+    line: &mut Vec<u8>,
+    limit: usize,
+    place: Place<'_>,
+) -> Result<bool, SimulateError> {
+    line.clear();
+    let mut bounded = reader.take(limit as u64 + 1);
+    let read = bounded
+        .read_until(b'\n', line)
+        .map_err(|error| place.error("line", error))?;
+    if read > limit {
+        return Err(place.error("line", format!("has more than {limit} bytes")));
+    }
+    Ok(read > 0)
+}
+
+/// Checks a number of tokens.
+pub(super) fn tokens(place: Place<'_>, field: &str, value: u64) -> Result<u32, SimulateError> {
+    let tokens = u32::try_from(value)
+        .ok()
+        .filter(|tokens| *tokens <= MAX_TOKENS);
+    tokens.ok_or_else(|| place.error(field, format!("is {value}, must be at most {MAX_TOKENS}")))
+}

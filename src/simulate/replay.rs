@@ -1,0 +1,145 @@
+//! Prompts alone, one after another: how much of them a cache of a given size would have held.
+//!
+//! For each prompt: match its whole pages, make room for the others, insert it whole at its end. Nothing else is
+//! inside, so the result depends on the prompts' order only, not on time or hardware.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::SimulateError;
+use super::trace::Trace;
+use crate::ids::StepId;
+use crate::state::eviction::EvictionPolicy;
+use crate::state::namespace::Namespace;
+use crate::state::page_pool::PagePool;
+use crate::state::pages::{PageSize, PoolLedger};
+use crate::state::prefix_cache::{Checkpoint, PrefixCache};
+use crate::state::radix_tree::RadixTree;
+
+/// Most pages of a simulated pool: their ids alone take 1 GiB.
+pub const MAX_POOL_PAGES: usize = 1 << 28;
+
+/// A cache.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplayCache {
+    /// Tokens a page.
+    pub page_size: PageSize,
+    /// Which prefix goes first.
+    pub eviction: EvictionPolicy,
+    /// Tokens that it holds, in whole pages; `None` for all there are.
+    pub kv_tokens: Option<usize>,
+}
+
+/// What a replay counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Replayed {
+    /// Prompts.
+    pub prompts: usize,
+    /// Of those, prompts that are longer than the cache: they miss, and are not kept.
+    pub too_long: usize,
+    /// Tokens of all prompts.
+    pub prompt_tokens: u64,
+    /// Of those, tokens that were cached.
+    pub hit_tokens: u64,
+    /// Tokens evicted.
+    pub evicted_tokens: u64,
+    /// Nodes of the tree evicted.
+    pub evicted_nodes: u64,
+    /// Tokens cached at the end.
+    pub cached_tokens: usize,
+}
+
+impl Replayed {
+    /// Part of the prompts' tokens that were cached.
+    pub fn hit_rate(&self) -> f64 {
+        self.hit_tokens as f64 / self.prompt_tokens.max(1) as f64
+    }
+}
+
+/// Replays a trace's prompts against a cache.
+///
+/// # Errors
+/// A cache of more pages than there may be, or of none.
+pub fn replay_prompts(trace: &Trace, cache: ReplayCache) -> Result<Replayed, SimulateError> {
+    let page_size = cache.page_size;
+    let all_pages = || {
+        let pages = trace
+            .requests
+            .iter()
+            .map(|request| page_size.full_pages(request.prompt.len()));
+        pages.sum::<usize>().max(1)
+    };
+    let n_pages = cache
+        .kv_tokens
+        .map_or_else(all_pages, |tokens| page_size.full_pages(tokens));
+    if !(1..=MAX_POOL_PAGES).contains(&n_pages) {
+        let reason = format!(
+            "make {n_pages} pages of {page_size} tokens, must make between 1 and {MAX_POOL_PAGES}"
+        );
+        return Err(SimulateError::value("kv_tokens", reason));
+    }
+    let ledger = Arc::new(PoolLedger::default());
+    let mut replay = Replay {
+        tree: RadixTree::new(page_size, cache.eviction, ledger.clone()),
+        pool: PagePool::new(n_pages as u32, page_size, ledger),
+        counted: Replayed::default(),
+    };
+    for request in &trace.requests {
+        replay.prompt(&request.prompt.tokens());
+    }
+    let Replay {
+        mut tree,
+        mut pool,
+        mut counted,
+    } = replay;
+    counted.cached_tokens = tree.total_size();
+    pool.free(tree.clear());
+    Ok(counted)
+}
+
+struct Replay {
+    tree: RadixTree,
+    pool: PagePool,
+    counted: Replayed,
+}
+
+impl Replay {
+    fn prompt(&mut self, tokens: &[u32]) {
+        let page_size = self.pool.page_size();
+        let namespace = Namespace::default();
+        let n_pages = page_size.full_pages(tokens.len());
+        self.counted.prompts += 1;
+        self.counted.prompt_tokens += tokens.len() as u64;
+        if n_pages > self.pool.total_pages() {
+            self.counted.too_long += 1;
+            return;
+        }
+        let cached = self.tree.lock_prefix(&namespace, tokens);
+        self.counted.hit_tokens += cached.tokens as u64;
+        let missing = n_pages - cached.pages.len();
+        let short = missing.saturating_sub(self.pool.free_pages());
+        let evicted = self.tree.evict(page_size.tokens_in(short));
+        self.counted.evicted_tokens += evicted.tokens as u64;
+        self.counted.evicted_nodes += evicted.nodes as u64;
+        self.pool.free(evicted.pages);
+        let private = self
+            .pool
+            .alloc(missing)
+            .expect("nothing but this prompt's prefix is locked, and the prompt fits");
+        let published = self.tree.checkpoint(Checkpoint {
+            namespace: &namespace,
+            tokens,
+            prompt_tokens: tokens.len(),
+            protected_pages: cached.pages.len(),
+            private,
+            lock: cached.lock,
+            inserted_tokens: 0,
+            priority: 0,
+            written_by: StepId::new(self.counted.prompts as u64),
+        });
+        self.tree.unlock(published.lock);
+        self.pool.free(published.duplicates);
+        self.pool.free(published.private);
+    }
+}

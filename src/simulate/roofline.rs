@@ -1,0 +1,277 @@
+//! How long a step takes: the larger of the time for its bytes and the time for its FLOPs, once for the products with
+//! weights and once for attention, and an overhead.
+//!
+//! - weights: every matrix is read once a step (the output head only if a row samples); two operations a weight and
+//!   token. Looking an embedding up costs nothing.
+//! - attention: a row's K/V is read once and the new one written; four operations a head element, query and key.
+//! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
+
+use crate::executor::{RowWork, StepPlan};
+use crate::model::config::ModelConfig;
+use crate::model::weights::{Dtype, Quantization};
+use crate::state::kv_layout::KvLayout;
+
+use super::hardware::Hardware;
+
+/// What the weights are stored in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// Type of weights and K/V.
+    pub dtype: Dtype,
+    /// What matrices are quantised to.
+    pub quantization: Option<Quantization>,
+}
+
+/// A model's steps on some devices.
+#[derive(Clone, Debug)]
+pub struct Roofline {
+    flops_per_s: f64,
+    bytes_per_s: f64,
+    overhead_s: f64,
+    /// Weights that every token goes through, and their bytes.
+    body_weights: f64,
+    body_bytes: f64,
+    /// Weights of the output head, and their bytes.
+    head_weights: f64,
+    head_bytes: f64,
+    /// Layers by window, with the operations of one query and key and the bytes of one token's K/V in them.
+    layers: Vec<Layers>,
+    /// Seconds that the all-reduces of one token take.
+    exchange_s: f64,
+}
+
+#[derive(Clone, Debug)]
+struct Layers {
+    window: Option<usize>,
+    flops_per_pair: f64,
+    bytes_per_token: f64,
+}
+
+/// What a step is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepCost {
+    /// Tokens that go through the model.
+    pub tokens: u64,
+    /// Operations of the products with weights.
+    pub linear_flops: f64,
+    /// Bytes of weights read.
+    pub weight_bytes: f64,
+    /// Operations of attention.
+    pub attention_flops: f64,
+    /// Bytes of K/V read and written.
+    pub kv_bytes: f64,
+}
+
+impl Roofline {
+    /// The roofline of a model on `devices` devices of a kind.
+    pub fn new(hardware: &Hardware, model: &ModelConfig, storage: Storage, devices: u32) -> Self {
+        let n = f64::from(devices);
+        let peak = match storage.quantization {
+            Some(Quantization::Int8) => hardware.tflops.int8 * 1e12,
+            None => hardware.peak_flops(storage.dtype),
+        };
+        let table = (model.vocab_size * model.hidden_size) as f64;
+        let n_tables = if model.tie_word_embeddings { 1.0 } else { 2.0 };
+        let body_weights = model.parameters() as f64 - n_tables * table;
+        let all_bytes = weights_bytes(model, storage) as f64;
+        let table_bytes =
+            matrix_bytes(storage, model.vocab_size as u64, model.hidden_size as u64) as f64;
+        let kv_bytes = model.kv_layout(storage.dtype).bytes_per_token() as f64
+            / model.num_hidden_layers as f64;
+        let mut windows = model.windows.clone();
+        windows.sort_unstable();
+        let layers = windows.chunk_by(|a, b| a == b).map(|same| Layers {
+            window: same[0],
+            flops_per_pair: 4.0 * model.q_width() as f64 * same.len() as f64,
+            bytes_per_token: kv_bytes * same.len() as f64,
+        });
+        Self {
+            flops_per_s: n * peak * hardware.flops_efficiency,
+            bytes_per_s: n * hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency,
+            overhead_s: hardware.step_overhead_us * 1e-6,
+            body_weights,
+            body_bytes: all_bytes - n_tables * table_bytes,
+            head_weights: table,
+            head_bytes: table_bytes,
+            layers: layers.collect(),
+            exchange_s: exchange_s(hardware, model, storage, n),
+        }
+    }
+
+    /// What a step is made of.
+    pub fn cost(&self, plan: &StepPlan) -> StepCost {
+        let mut cost = StepCost {
+            weight_bytes: self.body_bytes,
+            ..StepCost::default()
+        };
+        let mut sampled = 0_u64;
+        for row in &plan.rows {
+            let positions = match &row.work {
+                RowWork::Prefill { positions } => positions.clone(),
+                RowWork::Decode { position } => *position..*position + 1,
+            };
+            let (start, end) = (f64::from(positions.start), f64::from(positions.end));
+            cost.tokens += positions.len() as u64;
+            sampled += u64::from(row.sample);
+            for layers in &self.layers {
+                let window = layers.window.map_or(f64::INFINITY, |window| window as f64);
+                cost.attention_flops += layers.flops_per_pair * pairs(start, end, window);
+                let context = end.min(end - start + window - 1.0);
+                cost.kv_bytes += layers.bytes_per_token * (context + end - start);
+            }
+        }
+        let tokens = cost.tokens as f64;
+        cost.linear_flops = 2.0 * (self.body_weights * tokens + self.head_weights * sampled as f64);
+        if sampled > 0 {
+            cost.weight_bytes += self.head_bytes;
+        }
+        cost
+    }
+
+    /// How long it takes, in seconds.
+    pub fn seconds(&self, cost: &StepCost) -> f64 {
+        let roof =
+            |flops: f64, bytes: f64| (flops / self.flops_per_s).max(bytes / self.bytes_per_s);
+        self.overhead_s
+            + roof(cost.linear_flops, cost.weight_bytes)
+            + roof(cost.attention_flops, cost.kv_bytes)
+            + cost.tokens as f64 * self.exchange_s
+    }
+}
+
+/// Bytes of all weights.
+pub fn weights_bytes(model: &ModelConfig, storage: Storage) -> u64 {
+    let tensors = model.tensors();
+    let bytes = tensors.iter().map(|tensor| match tensor.shape[..] {
+        [outputs, inputs] => matrix_bytes(storage, outputs as u64, inputs as u64),
+        _ => tensor.elements() * storage.dtype.bytes() as u64,
+    });
+    bytes.sum()
+}
+
+fn matrix_bytes(storage: Storage, outputs: u64, inputs: u64) -> u64 {
+    match storage.quantization {
+        Some(quantization) => quantization.bytes(outputs, inputs),
+        None => outputs * inputs * storage.dtype.bytes() as u64,
+    }
+}
+
+/// A ring moves each result twice, all but one device's part of it; two results a layer and token.
+fn exchange_s(hardware: &Hardware, model: &ModelConfig, storage: Storage, devices: f64) -> f64 {
+    let Some(link_gb_s) = hardware.link_gb_s.filter(|_| devices > 1.0) else {
+        return 0.0;
+    };
+    let results = 2.0 * model.num_hidden_layers as f64;
+    let bytes = results * (model.hidden_size * storage.dtype.bytes()) as f64;
+    2.0 * (devices - 1.0) / devices * bytes / (link_gb_s * 1e9 * hardware.bandwidth_efficiency)
+}
+
+/// Pairs of a query at `start..end` and a key that it sees: its own position, those before, `window` at most.
+fn pairs(start: f64, end: f64, window: f64) -> f64 {
+    let triangle = |n: f64| n * (n + 1.0) / 2.0;
+    let full_from = window.clamp(start, end);
+    triangle(full_from) - triangle(start)
+        + if full_from < end {
+            (end - full_from) * window
+        } else {
+            0.0
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::StepRow;
+    use crate::ids::{RowId, SeqId, StepId};
+    use crate::simulate::shape;
+
+    fn plan(works: &[(std::ops::Range<u32>, bool)]) -> StepPlan {
+        let row = |(index, (positions, sample)): (usize, &(std::ops::Range<u32>, bool))| StepRow {
+            row: RowId::new(index as u32 + 1),
+            seq: SeqId::new(index as u64),
+            work: RowWork::Prefill {
+                positions: positions.clone(),
+            },
+            sample: *sample,
+            logprobs: None,
+        };
+        StepPlan {
+            step: StepId::new(1),
+            starts: Vec::new(),
+            table: Vec::new(),
+            rows: works.iter().enumerate().map(row).collect(),
+        }
+    }
+
+    fn h100(devices: u32) -> Roofline {
+        let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
+        let model = shape::load("llama-3.1-8b").expect("it is compiled in");
+        let storage = Storage {
+            dtype: Dtype::BF16,
+            quantization: None,
+        };
+        Roofline::new(&hardware, &model, storage, devices)
+    }
+
+    #[test]
+    fn a_decode_reads_the_weights_once_and_each_context() {
+        let cost = h100(1).cost(&plan(&[(999..1000, true), (1999..2000, true)]));
+        let body = 2.0 * (8_030_261_248.0 - 2.0 * 128_256.0 * 4096.0);
+        let head = 2.0 * 128_256.0 * 4096.0;
+        assert_eq!(cost.weight_bytes, body + head);
+        assert_eq!(cost.linear_flops, 2.0 * (body + head));
+        assert_eq!(cost.kv_bytes, 131_072.0 * (1000.0 + 1.0 + 2000.0 + 1.0));
+        assert_eq!(cost.attention_flops, 32.0 * 4.0 * 4096.0 * 3000.0);
+        // Bound by bytes in both parts.
+        let bandwidth = 3350e9 * 0.85;
+        let expected = 150e-6 + cost.weight_bytes / bandwidth + cost.kv_bytes / bandwidth;
+        assert!((h100(1).seconds(&cost) / expected - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_prefill_grows_with_the_square_and_does_not_depend_on_its_chunks() {
+        let whole = h100(1).cost(&plan(&[(0..4000, true)]));
+        assert_eq!(
+            whole.attention_flops,
+            32.0 * 4.0 * 4096.0 * (4000.0 * 4001.0 / 2.0)
+        );
+        let chunks = [
+            h100(1).cost(&plan(&[(0..1500, false)])),
+            h100(1).cost(&plan(&[(1500..4000, true)])),
+        ];
+        let sum = |of: fn(&StepCost) -> f64| chunks.iter().map(of).sum::<f64>();
+        assert_eq!(sum(|cost| cost.attention_flops), whole.attention_flops);
+        assert_eq!(sum(|cost| cost.linear_flops), whole.linear_flops);
+        // Bound by FLOPs.
+        let expected = 150e-6 + (whole.linear_flops + whole.attention_flops) / (989.4e12 * 0.7);
+        assert!((h100(1).seconds(&whole) / expected - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn two_devices_are_not_twice_as_fast() {
+        let cost = h100(1).cost(&plan(&[(0..4000, true)]));
+        let (one, two) = (h100(1).seconds(&cost), h100(2).seconds(&cost));
+        assert!(two > one / 2.0 && two < one, "{one} {two}");
+    }
+
+    #[test]
+    fn windows_bound_the_keys_of_a_query() {
+        let counted = |start: usize, end: usize, window: usize| {
+            (start..end)
+                .map(|position| (position + 1).min(window))
+                .sum::<usize>() as f64
+        };
+        for (start, end, window) in [
+            (0, 10, 4),
+            (0, 3, 4),
+            (2, 9, 4),
+            (7, 9, 4),
+            (3, 5, 4),
+            (4, 5, 4),
+        ] {
+            let got = pairs(start as f64, end as f64, window as f64);
+            assert_eq!(got, counted(start, end, window), "{start}..{end}, {window}");
+        }
+        assert_eq!(pairs(0.0, 10.0, f64::INFINITY), 55.0);
+    }
+}

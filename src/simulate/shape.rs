@@ -1,0 +1,77 @@
+//! The shape of a model: a `config.json`, or one of those that are compiled in.
+
+use std::path::Path;
+
+use super::SimulateError;
+use crate::model::config::ModelConfig;
+
+const KNOWN: [(&str, &str); 4] = [
+    (
+        "llama-3.1-8b",
+        include_str!("../../config/shapes/llama-3.1-8b.json"),
+    ),
+    (
+        "llama-3.1-70b",
+        include_str!("../../config/shapes/llama-3.1-70b.json"),
+    ),
+    (
+        "qwen3-0.6b",
+        include_str!("../../config/shapes/qwen3-0.6b.json"),
+    ),
+    (
+        "qwen3-8b",
+        include_str!("../../config/shapes/qwen3-8b.json"),
+    ),
+];
+
+/// The names that [`load`] knows.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    KNOWN.iter().map(|(name, _)| *name)
+}
+
+/// A shape by its name, or from a `config.json` or the folder of one. Weights are not looked for.
+///
+/// # Errors
+/// An unknown name, with those there are; a configuration that the engine does not run.
+pub fn load(name_or_path: &str) -> Result<ModelConfig, SimulateError> {
+    if let Some((name, text)) = KNOWN.iter().find(|(name, _)| *name == name_or_path) {
+        return Ok(ModelConfig::parse(Path::new(name), text.as_bytes())?);
+    }
+    let path = Path::new(name_or_path);
+    let dir = match path.is_file() && path.ends_with("config.json") {
+        true => path.parent().unwrap_or(Path::new("")),
+        false => path,
+    };
+    if !dir.join("config.json").is_file() {
+        let names: Vec<_> = names().collect();
+        let reason = format!(
+            "is {name_or_path:?}, must be one of {}, a config.json or a folder that holds one",
+            names.join(", ")
+        );
+        return Err(SimulateError::value("shape", reason));
+    }
+    Ok(ModelConfig::read(dir)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shapes_that_are_compiled_in_have_their_models_sizes() {
+        let billions = [8.03, 70.55, 0.596, 8.19];
+        for (name, expected) in names().zip(billions) {
+            let shape = load(name).expect("it is compiled in");
+            let parameters = shape.parameters() as f64 / 1e9;
+            assert!(
+                (parameters / expected - 1.0).abs() < 0.005,
+                "{name}: {parameters}"
+            );
+        }
+        let unknown = load("llama-9").expect_err("there is none").to_string();
+        assert!(
+            unknown.contains("\"llama-9\"") && unknown.contains("qwen3-8b"),
+            "{unknown}"
+        );
+    }
+}

@@ -1,0 +1,285 @@
+//! Requests as a trace knows them: when they come, how long they are, which blocks their prompts are made of.
+//!
+//! Tokens are made when a request comes in and dropped when it ends: a trace of 145 million prompt tokens stays small.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::SimulateError;
+
+/// Tokens that a block of a trace stands for.
+pub const BLOCK_TOKENS: usize = 512;
+/// Longest prompt and output, in tokens.
+pub const MAX_TOKENS: u32 = 1 << 24;
+/// Most requests of a trace.
+pub const MAX_REQUESTS: usize = 4_000_000;
+/// Tokens of prompts are below this, tokens of outputs are not.
+pub const PROMPT_VOCAB: u32 = 1 << 31;
+/// Odd, so that a block's tokens differ from each other.
+const STRIDE: u32 = 0x3243_f6a9;
+
+/// A run of tokens: the blocks from `first_block` on, the last one perhaps in part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Index of the first block.
+    pub first_block: u32,
+    /// Length, in tokens.
+    pub tokens: u32,
+}
+
+/// A prompt as runs of blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prompt {
+    segments: SmallVec<[Segment; 2]>,
+    len: u32,
+}
+
+impl Prompt {
+    /// Appends a run; one that goes on where the last one ended becomes part of it.
+    pub fn push(&mut self, segment: Segment) {
+        self.len += segment.tokens;
+        if let Some(last) = self.segments.last_mut() {
+            let is_whole = (last.tokens as usize).is_multiple_of(BLOCK_TOKENS);
+            let next = u64::from(last.first_block) + u64::from(last.tokens) / BLOCK_TOKENS as u64;
+            if is_whole && next == u64::from(segment.first_block) {
+                last.tokens += segment.tokens;
+                return;
+            }
+        }
+        self.segments.push(segment);
+    }
+
+    /// Length, in tokens.
+    #[allow(clippy::len_without_is_empty)] // a trace holds no empty prompt
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Makes the tokens. Two blocks differ in every position, so prompts share what their leading blocks share and
+    /// not a token more.
+    pub fn tokens(&self) -> Arc<[u32]> {
+        let mut tokens = Vec::with_capacity(self.len());
+        for segment in &self.segments {
+            let mut left = segment.tokens as usize;
+            let mut block = segment.first_block;
+            while left > 0 {
+                let taken = left.min(BLOCK_TOKENS) as u32;
+                let places = 0..taken;
+                let token =
+                    |place: u32| block.wrapping_add(place.wrapping_mul(STRIDE)) % PROMPT_VOCAB;
+                tokens.extend(places.map(token));
+                left -= taken as usize;
+                block += 1;
+            }
+        }
+        tokens.into()
+    }
+
+    fn shifted(&self, blocks: u32) -> Self {
+        let mut shifted = self.clone();
+        for segment in &mut shifted.segments {
+            segment.first_block += blocks;
+        }
+        shifted
+    }
+}
+
+/// One request of a trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TraceRequest {
+    /// When it comes, in seconds since the trace began.
+    pub arrival_s: f64,
+    /// Its prompt.
+    pub prompt: Prompt,
+    /// Tokens that it generates.
+    pub output_tokens: u32,
+}
+
+/// Requests in order of arrival.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// The requests.
+    pub requests: Vec<TraceRequest>,
+    /// Blocks are numbered below this.
+    pub n_blocks: u32,
+    /// Requests of the source that were left out, since their prompt is empty.
+    pub empty_prompts: usize,
+}
+
+impl Trace {
+    /// Prompt tokens of all requests.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.requests
+            .iter()
+            .map(|request| request.prompt.len() as u64)
+            .sum()
+    }
+
+    /// Output tokens of all requests.
+    pub fn output_tokens(&self) -> u64 {
+        self.requests
+            .iter()
+            .map(|request| u64::from(request.output_tokens))
+            .sum()
+    }
+
+    /// From the first arrival to the last, in seconds.
+    pub fn span_s(&self) -> f64 {
+        match (self.requests.first(), self.requests.last()) {
+            (Some(first), Some(last)) => last.arrival_s - first.arrival_s,
+            _ => 0.0,
+        }
+    }
+
+    /// Sorts by arrival and lets the first request come at 0.
+    pub(super) fn settle(&mut self) {
+        self.requests
+            .sort_by(|a, b| a.arrival_s.total_cmp(&b.arrival_s));
+        let start_s = self.requests.first().map_or(0.0, |first| first.arrival_s);
+        for request in &mut self.requests {
+            request.arrival_s -= start_s;
+        }
+    }
+
+    /// The same requests, `factor` times as fast.
+    #[must_use]
+    pub fn faster(mut self, factor: f64) -> Self {
+        for request in &mut self.requests {
+            request.arrival_s /= factor;
+        }
+        self
+    }
+
+    /// The trace `times` times, one after another, each with blocks of its own: as many requests and tokens, at the same
+    /// rate, that share nothing with the time before.
+    ///
+    /// # Errors
+    /// More requests or blocks than there may be.
+    pub fn repeated(self, times: u32) -> Result<Self, SimulateError> {
+        let n_requests = self.requests.len().saturating_mul(times as usize);
+        let n_blocks = u64::from(self.n_blocks) * u64::from(times);
+        if times == 0 || n_requests > MAX_REQUESTS || n_blocks > u64::from(PROMPT_VOCAB) {
+            let reason = format!(
+                "is {times}: that makes {n_requests} requests of {n_blocks} blocks, must be at least 1 and make at most \
+                 {MAX_REQUESTS} of {PROMPT_VOCAB}"
+            );
+            return Err(SimulateError::value("repeat", reason));
+        }
+        let mean_gap_s = self.span_s() / self.requests.len().saturating_sub(1).max(1) as f64;
+        let period_s = self.span_s() + mean_gap_s;
+        let copy = |time: u32| {
+            self.requests.iter().map(move |request| TraceRequest {
+                arrival_s: request.arrival_s + f64::from(time) * period_s,
+                prompt: request.prompt.shifted(time * self.n_blocks),
+                output_tokens: request.output_tokens,
+            })
+        };
+        Ok(Self {
+            requests: (0..times).flat_map(copy).collect(),
+            n_blocks: n_blocks as u32,
+            empty_prompts: self.empty_prompts * times as usize,
+        })
+    }
+}
+
+/// Numbers blocks in the order in which they are first seen.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    known: rustc_hash::FxHashMap<u64, u32>,
+    count: u32,
+}
+
+impl Blocks {
+    /// The block of a hash id; `None` when there are too many.
+    pub(super) fn of(&mut self, hash_id: u64) -> Option<u32> {
+        if let Some(block) = self.known.get(&hash_id) {
+            return Some(*block);
+        }
+        let block = self.fresh(1)?;
+        self.known.insert(hash_id, block);
+        Some(block)
+    }
+
+    /// The first of so many blocks that nobody else has; `None` when there are too many.
+    pub(super) fn fresh(&mut self, blocks: u32) -> Option<u32> {
+        let first = self.count;
+        self.count = first
+            .checked_add(blocks)
+            .filter(|count| *count <= PROMPT_VOCAB)?;
+        Some(first)
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+}
+
+/// Blocks that so many tokens take.
+pub(super) fn blocks_for(tokens: u32) -> u32 {
+    tokens.div_ceil(BLOCK_TOKENS as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(runs: &[(u32, u32)]) -> Prompt {
+        let mut prompt = Prompt::default();
+        for &(first_block, tokens) in runs {
+            prompt.push(Segment {
+                first_block,
+                tokens,
+            });
+        }
+        prompt
+    }
+
+    #[test]
+    fn prompts_share_their_leading_blocks_and_not_a_token_more() {
+        let common = |a: &Prompt, b: &Prompt| {
+            let (a, b) = (a.tokens(), b.tokens());
+            a.iter().zip(&*b).take_while(|(a, b)| a == b).count()
+        };
+        let base = prompt(&[(0, 512), (1, 512), (2, 100)]);
+        assert_eq!(base.segments.len(), 1);
+        assert_eq!(
+            common(&base, &prompt(&[(0, 512), (1, 512), (2, 300)])),
+            1124
+        );
+        assert_eq!(common(&base, &prompt(&[(0, 1024), (7, 512)])), 1024);
+        assert_eq!(common(&base, &prompt(&[(0, 512), (2, 512)])), 512);
+        assert_eq!(common(&base, &prompt(&[(1, 512), (1, 512)])), 0);
+        let tokens = base.tokens();
+        let (first, second) = (&tokens[..512], &tokens[512..1024]);
+        assert!(first.iter().zip(second).all(|(a, b)| a != b));
+        let distinct: std::collections::HashSet<_> = first.iter().collect();
+        assert_eq!(distinct.len(), 512);
+        assert!(tokens.iter().all(|token| *token < PROMPT_VOCAB));
+    }
+
+    #[test]
+    fn repeated_traces_keep_their_rate_and_share_nothing() {
+        let request = |arrival_s, first_block| TraceRequest {
+            arrival_s,
+            prompt: prompt(&[(first_block, 600)]),
+            output_tokens: 3,
+        };
+        let trace = Trace {
+            requests: vec![request(0.0, 0), request(2.0, 2), request(4.0, 0)],
+            n_blocks: 4,
+            empty_prompts: 1,
+        };
+        let twice = trace.clone().repeated(2).expect("it is small");
+        assert_eq!(
+            (twice.requests.len(), twice.n_blocks, twice.empty_prompts),
+            (6, 8, 2)
+        );
+        assert_eq!(twice.requests[..3], trace.requests);
+        assert_eq!(twice.requests[3].arrival_s, 6.0);
+        assert_eq!(twice.requests[3].prompt, prompt(&[(4, 600)]));
+        assert_eq!(trace.clone().faster(2.0).span_s(), 2.0);
+        assert!(trace.clone().repeated(0).is_err());
+        assert!(trace.repeated(u32::MAX).is_err());
+    }
+}

@@ -1,0 +1,163 @@
+//! The command as its users meet it.
+
+use std::process::{Command, Output};
+
+use crate::fixture;
+
+fn simulate(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SOUFFLEUR_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .arg("simulate")
+        .args(args)
+        .output()
+        .expect("the binary runs")
+}
+
+fn stdout(args: &[&str]) -> String {
+    let output = simulate(args);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).expect("it is text")
+}
+
+fn json(args: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&stdout(&[args, &["--json", "-"]].concat()))
+        .expect("stdout is JSON and nothing else")
+}
+
+fn mooncake() -> String {
+    fixture("mooncake_synthetic.jsonl.gz")
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[test]
+fn prompts_alone_give_the_curve_as_table_json_and_plot() {
+    let trace = mooncake();
+    let table = stdout(&[&trace, "--prompts-only"]);
+    let cells = |row: &str| {
+        row.split('|')
+            .map(|cell| cell.trim().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let row = table
+        .lines()
+        .map(cells)
+        .find(|cells| cells.get(2).is_some_and(|pages| pages == "2007"));
+    let row = row.expect("five percent of the unique blocks are 2007");
+    assert_eq!(row[3..6], ["5.0 %", "0.15124", "2506"]);
+
+    let dir = tempfile::tempdir().expect("a folder");
+    let plot = dir.path().join("curve.svg");
+    let plot_file = plot.to_string_lossy();
+    let found = json(&[
+        &trace,
+        "--prompts-only",
+        "--kv-tokens",
+        "205312,5139456",
+        "--plot",
+        &plot_file,
+    ]);
+    let nodes: Vec<_> = (0..3)
+        .map(|index| found["curve"][index]["counts"]["evicted_nodes"].as_u64())
+        .collect();
+    assert_eq!(nodes, [Some(2797), Some(1705), Some(0)]);
+    check_plot(&plot, &["hit rate", "million tokens"]);
+}
+
+#[test]
+fn a_load_gives_percentiles_counts_and_moments() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let plot = dir.path().join("run.svg");
+    let plot_file = plot.to_string_lossy();
+    let args = [
+        "--requests",
+        "60",
+        "--request-rate",
+        "20",
+        "--shape",
+        "qwen3-0.6b",
+        "--hardware",
+        "l40s",
+        "--shared-prefixes",
+        "2",
+        "--kv-tokens",
+        "20000,200000",
+        "--repeat",
+        "2",
+        "--plot",
+        &plot_file,
+    ];
+    let found = json(&args);
+    assert_eq!(found["load"]["requests"], 120);
+    for run in found["runs"].as_array().expect("two runs") {
+        assert_eq!(
+            (&run["finished"], &run["stats"]["integrity_failures"]),
+            (&120.into(), &0.into())
+        );
+        assert!(run["ttft_s"]["p99"].as_f64() >= run["ttft_s"]["p50"].as_f64());
+        assert!(!run["timeline"].as_array().expect("moments").is_empty());
+        assert_eq!(run["requests"].as_array().map(Vec::len), Some(120));
+    }
+    assert!(found["runs"][0]["stats"]["evicted_tokens"].as_u64() > Some(0));
+    check_plot(&plot, &["KV pool, %", "waiting", "TTFT"]);
+    let table = stdout(&args);
+    for part in [
+        "NVIDIA L40S",
+        "TTFT p99, s",
+        "TPOT p50, ms",
+        "retractions",
+        "20000 KV tokens",
+    ] {
+        assert!(table.contains(part), "{part} is not in\n{table}");
+    }
+}
+
+fn check_plot(file: &std::path::Path, parts: &[&str]) {
+    let svg = std::fs::read_to_string(file).expect("it was written");
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    assert!(!svg.contains("href"), "it needs nothing else");
+    for part in parts {
+        assert!(svg.contains(part), "{part} is not in the plot");
+    }
+}
+
+#[test]
+fn what_cannot_be_simulated_is_one_line() {
+    let trace = mooncake();
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&["/nonexistent"], 1, "/nonexistent"),
+        (&["--hardware", "h1000"], 2, "hardware is \"h1000\""),
+        (&["--shape", "gpt-9"], 2, "shape is \"gpt-9\""),
+        (&["--shape", "llama-3.1-70b"], 1, "the weights take"),
+        (
+            &["--hardware", "zen4-2-cores", "--tp-size", "2"],
+            2,
+            "tp_size is 2",
+        ),
+        (&["--kv-tokens", "2"], 2, "kv_tokens is 2"),
+        (&["--repeat", "0"], 2, "repeat is 0"),
+        (&["--rate-scale", "0"], 2, "rate_scale is 0"),
+        (
+            &[&trace, "--prompts-only", "--kv-tokens", "100"],
+            2,
+            "kv_tokens make 0 pages",
+        ),
+    ];
+    for (args, code, part) in cases {
+        let output = simulate(args);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains(part), "{part:?} is not in {text:?}");
+    }
+    assert_eq!(simulate(&["--input-len", "long"]).status.code(), Some(2));
+}

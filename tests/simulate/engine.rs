@@ -1,0 +1,192 @@
+//! The states in virtual time: what must hold of any load, and what is known of small ones.
+
+use souffleur::config::EngineConfig;
+use souffleur::simulate::engine::{Simulation, simulate};
+use souffleur::simulate::hardware::Hardware;
+use souffleur::simulate::outcome::{Ending, Outcome};
+use souffleur::simulate::pool::{model_info, storage};
+use souffleur::simulate::roofline::Roofline;
+use souffleur::simulate::shape;
+use souffleur::simulate::synthetic::{Arrivals, Lengths, SyntheticLoad};
+use souffleur::simulate::trace::Trace;
+
+use crate::mooncake;
+
+fn run(
+    config: &EngineConfig,
+    kv_tokens: Option<usize>,
+    ignore_eos: bool,
+    trace: &Trace,
+) -> Outcome {
+    let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
+    let shape = shape::load("llama-3.1-8b").expect("it is compiled in");
+    let model = model_info(config, &shape, &hardware, 1, kv_tokens).expect("it fits");
+    let roofline = Roofline::new(&hardware, &shape, storage(config, &shape), 1);
+    let simulation = Simulation {
+        config,
+        model: &model,
+        roofline: &roofline,
+        ignore_eos,
+    };
+    let outcome = simulate(&simulation, trace).expect("it runs to its end");
+    assert!(outcome.stats.is_idle_and_whole(), "{:?}", outcome.stats);
+    outcome
+}
+
+fn load(requests: usize, rate: f64) -> SyntheticLoad {
+    SyntheticLoad {
+        requests,
+        rate,
+        arrivals: Arrivals::Poisson,
+        input_tokens: Lengths::Fixed(1000),
+        output_tokens: Lengths::Fixed(50),
+        shared_prefixes: 0,
+        shared_prefix_tokens: 0,
+        shared_fraction: 0.0,
+        seed: 3,
+    }
+}
+
+fn made(load: &SyntheticLoad) -> Trace {
+    load.trace().expect("the load is sane")
+}
+
+/// Seconds that the H100 takes for 8.03e9 weights: two bytes each at 85 % of 3,350 GB/s.
+const DECODE_S: f64 = 150e-6 + (8.03e9 - 0.525e9) * 2.0 / (3350e9 * 0.85);
+
+#[test]
+fn a_lone_request_takes_a_prefill_and_a_decode_for_each_further_token() {
+    let outcome = run(&EngineConfig::default(), None, true, &made(&load(1, 1.0)));
+    let request = outcome.requests[0];
+    assert_eq!((request.output_tokens, request.end), (50, Ending::Finished));
+    assert_eq!((outcome.prefill_steps, outcome.decode_steps), (1, 49));
+    let ttft_s = outcome.ttft_s()[0];
+    // Without the embedding and the output head.
+    let flops_s = 2.0 * 6.98e9 * 1000.0 / (989.4e12 * 0.7);
+    assert!((flops_s..1.2 * flops_s).contains(&ttft_s), "{ttft_s}");
+    let tpot_s = outcome.tpot_s()[0];
+    assert!((DECODE_S..1.05 * DECODE_S).contains(&tpot_s), "{tpot_s}");
+    assert!((outcome.busy_s - outcome.makespan_s).abs() < 1e-9);
+}
+
+#[test]
+fn every_request_ends_with_all_its_tokens_whatever_the_load() {
+    for (rate, kv_tokens) in [(5.0, None), (1000.0, None), (1000.0, Some(20_000))] {
+        let trace = made(&SyntheticLoad {
+            input_tokens: Lengths::Uniform(1, 4000),
+            output_tokens: Lengths::Uniform(1, 200),
+            ..load(400, rate)
+        });
+        let outcome = run(&EngineConfig::default(), kv_tokens, true, &trace);
+        assert_eq!(outcome.ended(Ending::Finished).count(), 400);
+        let outputs = outcome
+            .requests
+            .iter()
+            .map(|request| u64::from(request.output_tokens));
+        assert_eq!(outputs.sum::<u64>(), trace.output_tokens());
+        assert!(
+            outcome
+                .requests
+                .iter()
+                .all(|request| request.first_token_s > Some(request.arrival_s))
+        );
+        assert!(outcome.busy_s <= outcome.makespan_s + 1e-9);
+        let moments = outcome.timeline.moments();
+        assert!(moments.iter().all(|moment| {
+            moment.used_tokens <= moment.held_tokens && moment.held_tokens <= outcome.kv_tokens
+        }));
+    }
+}
+
+#[test]
+fn shared_prefixes_are_computed_once() {
+    let shared = SyntheticLoad {
+        shared_prefixes: 4,
+        shared_prefix_tokens: 3000,
+        shared_fraction: 1.0,
+        ..load(200, 20.0)
+    };
+    let outcome = run(&EngineConfig::default(), None, true, &made(&shared));
+    assert_eq!(outcome.stats.cached_tokens, 196 * 3000);
+    let off = EngineConfig {
+        disable_radix_cache: true,
+        ..EngineConfig::default()
+    };
+    let without = run(&off, None, true, &made(&shared));
+    assert_eq!(without.stats.cached_tokens, 0);
+    assert!(without.busy_s > outcome.busy_s);
+}
+
+#[test]
+fn a_small_pool_retracts_when_memory_is_reserved_for_a_part_of_the_outputs() {
+    let trace = made(&SyntheticLoad {
+        arrivals: Arrivals::Burst,
+        output_tokens: Lengths::Fixed(800),
+        ..load(60, 1.0)
+    });
+    let known = run(&EngineConfig::default(), Some(30_000), true, &trace);
+    assert_eq!(known.stats.retractions, 0);
+    let config = EngineConfig {
+        schedule_conservativeness: 0.1,
+        ..EngineConfig::default()
+    };
+    let guessed = run(&config, Some(30_000), false, &trace);
+    assert!(guessed.stats.retractions > 0);
+    let told: u64 = guessed
+        .requests
+        .iter()
+        .map(|request| u64::from(request.retractions))
+        .sum();
+    assert_eq!(told, guessed.stats.retractions);
+    assert_eq!(guessed.ended(Ending::Finished).count(), 60);
+}
+
+#[test]
+fn closed_doors_delay_and_prompts_that_cannot_fit_are_refused() {
+    let trace = made(&SyntheticLoad {
+        arrivals: Arrivals::Burst,
+        ..load(100, 1.0)
+    });
+    let config = EngineConfig {
+        max_queued_requests: 10,
+        ..EngineConfig::default()
+    };
+    let outcome = run(&config, None, true, &trace);
+    assert_eq!(
+        (
+            outcome.waited_outside,
+            outcome.ended(Ending::Finished).count()
+        ),
+        (90, 100)
+    );
+    assert_eq!(outcome.largest_batch, 10);
+    let short = EngineConfig {
+        context_length: Some(500),
+        ..EngineConfig::default()
+    };
+    assert_eq!(
+        run(&short, None, true, &trace)
+            .ended(Ending::TooLong)
+            .count(),
+        100
+    );
+}
+
+#[test]
+fn the_same_load_gives_the_same_outcome_and_a_page_size_changes_no_count() {
+    let trace = mooncake(Some(150));
+    let outcome = |page_size| {
+        let config = EngineConfig {
+            page_size,
+            context_length: Some(200_000),
+            ..EngineConfig::default()
+        };
+        run(&config, None, true, &trace)
+    };
+    let (first, second, pages) = (outcome(1), outcome(1), outcome(64));
+    assert_eq!(first.requests, second.requests);
+    assert_eq!(first.stats, second.stats);
+    assert_eq!(first.stats.prompt_tokens, trace.prompt_tokens());
+    assert_eq!(pages.stats.prompt_tokens, trace.prompt_tokens());
+    assert!(first.hit_rate() >= pages.hit_rate() && pages.hit_rate() > 0.0);
+}
