@@ -341,6 +341,7 @@ fn every_error_code_has_its_counter_from_the_start() {
         RequestError::Step(StepError::Lost(String::new())),
         RequestError::EngineDown(String::new()),
         RequestError::ShuttingDown,
+        RequestError::waiting_timeout(1.0),
     ];
     let codes: BTreeSet<_> = codes.iter().map(RequestError::code).collect();
     assert_eq!(codes, request::FAILURE_CODES.into_iter().collect());

@@ -1,5 +1,7 @@
 //! What the scheduler tells the tokenizer about requests.
 
+use smallvec::SmallVec;
+
 use crate::error::RequestError;
 use crate::executor::RowLogprobs;
 use crate::ids::{IntakeId, RequestId};
@@ -13,7 +15,7 @@ pub struct RequestTokens {
     /// Which request of that id.
     pub intake: IntakeId,
     /// New output tokens.
-    pub tokens: Vec<u32>,
+    pub tokens: SmallVec<[u32; 2]>,
     /// Their log probabilities, and the prompt's.
     pub logprobs: Option<Box<RowLogprobs>>,
     /// Prompt tokens that came from the cache; known from the first admission on.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::ids::PageId;
-use crate::state::pages::{PageSize, Pages, PoolLedger};
+use crate::state::pages::{PageIds, PageSize, Pages, PoolLedger};
 
 /// Owns every page that nobody else owns. Pages are `1..=n_pages`; page 0 is the dummy of padded rows.
 ///
@@ -41,7 +41,11 @@ impl PagePool {
         if n > self.free.len() {
             return None;
         }
-        let ids: Vec<PageId> = self.free.drain(..n).collect();
+        let mut ids = PageIds::new();
+        let (front, back) = self.free.as_slices();
+        ids.extend_from_slice(&front[..n.min(front.len())]);
+        ids.extend_from_slice(&back[..n - ids.len()]);
+        self.free.drain(..n);
         for id in &ids {
             self.granted.set(id.index(), true);
         }

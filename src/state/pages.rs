@@ -14,6 +14,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use smallvec::SmallVec;
 
 use crate::ids::PageId;
+use crate::state::radix_tree::{EdgeBuffer, Ids};
+
+/// Ids of pages; a few need no allocation.
+pub(in crate::state) type PageIds = SmallVec<[PageId; 4]>;
 
 /// Tokens in one page: 1 by default; 16, 32 and 64 are usual, anything positive works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -126,21 +130,21 @@ impl PoolLedger {
 /// Owned KV pages, in sequence order. Move-only: whoever holds the value must hand it back.
 #[must_use]
 pub struct Pages {
-    ids: Vec<PageId>,
+    ids: PageIds,
     ledger: Option<Arc<PoolLedger>>,
 }
 
 impl Pages {
     /// Returns a value that owns nothing.
-    pub const fn empty() -> Self {
+    pub fn empty() -> Self {
         Self {
-            ids: Vec::new(),
+            ids: PageIds::new(),
             ledger: None,
         }
     }
 
     /// Takes ownership of `ids`. Only the page pool and the tree make pages out of ids.
-    pub(in crate::state) fn adopt(ids: Vec<PageId>, ledger: &Arc<PoolLedger>) -> Self {
+    pub(in crate::state) fn adopt(ids: PageIds, ledger: &Arc<PoolLedger>) -> Self {
         Self {
             ids,
             ledger: Some(ledger.clone()),
@@ -148,8 +152,13 @@ impl Pages {
     }
 
     /// Gives the ids away: the caller now is the owner.
-    pub(in crate::state) fn surrender(mut self) -> Vec<PageId> {
+    pub(in crate::state) fn surrender(mut self) -> PageIds {
         std::mem::take(&mut self.ids)
+    }
+
+    /// Gives the ids from `at` on away to a caller who has read them.
+    pub(in crate::state) fn surrender_from(&mut self, at: usize) {
+        self.ids.truncate(at);
     }
 
     /// Number of pages.
@@ -184,10 +193,16 @@ impl Pages {
     /// # Panics
     /// If `at > len()`.
     pub fn split_off(&mut self, at: usize) -> Self {
-        Self {
-            ids: self.ids.split_off(at),
-            ledger: self.ledger.clone(),
+        if at == 0 {
+            return self.take();
         }
+        let ids = PageIds::from_slice(&self.ids[at..]);
+        if ids.is_empty() {
+            return Self::empty();
+        }
+        self.ids.truncate(at);
+        let ledger = self.ledger.clone();
+        Self { ids, ledger }
     }
 
     /// Leaves nothing behind and returns everything.
@@ -279,14 +294,19 @@ impl Drop for NodeLock {
     }
 }
 
-/// A range of one node's pages.
-type Part = (Arc<[PageId]>, Range<u32>);
-
 /// A view of cached pages, in sequence order. Valid while the [`NodeLock`] taken with it lives.
 #[derive(Clone, Default)]
 pub struct PageRun {
-    parts: SmallVec<[Part; 4]>,
+    /// One part for each tree node.
+    parts: SmallVec<[(Part, Range<u32>); 4]>,
     n_pages: usize,
+}
+
+/// What holds the ids of a part.
+#[derive(Clone)]
+enum Part {
+    Ids(Arc<[PageId]>),
+    Edge(EdgeBuffer),
 }
 
 impl PageRun {
@@ -297,11 +317,18 @@ impl PageRun {
 
     /// Appends `range` of `pages` to the view.
     pub fn push(&mut self, pages: &Arc<[PageId]>, range: Range<u32>) {
-        if range.is_empty() {
-            return;
+        if !range.is_empty() {
+            self.n_pages += range.len();
+            self.parts.push((Part::Ids(pages.clone()), range));
         }
-        self.n_pages += range.len();
-        self.parts.push((pages.clone(), range));
+    }
+
+    /// Appends `range` of a tree edge's ids to the view.
+    pub(in crate::state) fn push_edge(&mut self, edge: &EdgeBuffer, range: Range<u32>) {
+        if !range.is_empty() {
+            self.n_pages += range.len();
+            self.parts.push((Part::Edge(edge.clone()), range));
+        }
     }
 
     /// Number of pages in view.
@@ -314,16 +341,12 @@ impl PageRun {
         self.n_pages == 0
     }
 
-    /// The parts in order, one slice for each tree node.
-    pub fn parts(&self) -> impl Iterator<Item = &[PageId]> {
-        self.parts
-            .iter()
-            .map(|(pages, range)| &pages[range.start as usize..range.end as usize])
-    }
-
     /// The pages in order.
     pub fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
-        self.parts().flatten().copied()
+        self.parts.iter().flat_map(|(part, range)| match part {
+            Part::Ids(ids) => Ids::Ids(ids[range.start as usize..range.end as usize].iter()),
+            Part::Edge(edge) => edge.ids(range.clone()),
+        })
     }
 }
 

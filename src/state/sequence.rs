@@ -108,6 +108,8 @@ pub struct Sequence {
     pub kept_output: usize,
     /// Publishes what it computed when it gives its memory back.
     pub publish: bool,
+    /// Of the request: every plan asks for it, and it lies two pointers away there.
+    max_new_tokens: u32,
 }
 
 impl Sequence {
@@ -115,6 +117,7 @@ impl Sequence {
     pub fn new(request: Submission) -> Self {
         Self {
             fill: request.prompt.clone(),
+            max_new_tokens: request.sampling.max_new_tokens,
             request,
             phase: Phase::Waiting,
             output: Vec::new(),
@@ -137,7 +140,7 @@ impl Sequence {
 
     /// Most tokens it may generate.
     pub fn max_new_tokens(&self) -> usize {
-        self.request.sampling.max_new_tokens as usize
+        self.max_new_tokens as usize
     }
 
     /// Tokens it may still generate, counting planned ones as generated.

@@ -263,11 +263,10 @@ fn nothing_of(prompt: &[u32]) -> Departure {
 fn evicted(tokens: &[u32], step: u64) -> PrefixEvent {
     PrefixEvent::Evicted {
         step: StepId::new(step),
-        edges: vec![EvictedEdge {
-            above: PrefixHash::empty(&Namespace::default()),
-            buffer: Arc::from(tokens),
-            range: 0..tokens.len() as u32,
-        }],
+        edges: vec![EvictedEdge::new(
+            PrefixHash::empty(&Namespace::default()),
+            Arc::from(tokens),
+        )],
     }
 }
 

@@ -115,7 +115,7 @@ impl Live {
         let stop = self.decode(&tokens, end.as_ref(), settings);
         let kept_now = stop.as_ref().map_or(tokens.len(), |stop| stop.kept_now);
         self.usage.completion_tokens += kept_now as u32;
-        delta.tokens = tokens;
+        delta.tokens = tokens.into_vec();
         delta.tokens.truncate(kept_now);
         self.add_logprobs(&mut delta, logprobs, kept_now);
         if let Some(stop) = stop {

@@ -9,6 +9,7 @@ mod hash;
 mod report;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -16,6 +17,7 @@ use rustc_hash::FxHashMap;
 use crate::ids::{RequestId, StepId};
 use crate::state::namespace::Namespace;
 use crate::state::pages::PageSize;
+use crate::state::radix_tree::EdgeBuffer;
 
 use evictions::Evictions;
 
@@ -62,17 +64,38 @@ pub struct Elsewhere {
 #[derive(Clone, Debug)]
 pub struct EvictedEdge {
     /// Of everything above the edge.
-    pub above: PrefixHash,
-    /// Holds the edge's tokens in `range`; shared with what is left of the edge's former other half.
-    pub buffer: Arc<[u32]>,
-    /// The edge's part of `buffer`.
-    pub range: std::ops::Range<u32>,
+    above: PrefixHash,
+    /// Shared with what is left of the edge's path.
+    buffer: EdgeBuffer,
+    /// The edge's part of the buffer's tokens.
+    range: Range<u32>,
 }
 
 impl EvictedEdge {
+    /// An edge that held `tokens`, whole pages, below a prefix.
+    ///
+    /// # Panics
+    /// If there are more than `u32::MAX` tokens.
+    pub fn new(above: PrefixHash, tokens: Arc<[u32]>) -> Self {
+        let end = u32::try_from(tokens.len()).expect("an edge has fewer than 2^32 tokens");
+        Self::part_of(above, EdgeBuffer::Short(tokens), 0..end)
+    }
+
+    pub(in crate::state) fn part_of(
+        above: PrefixHash,
+        buffer: EdgeBuffer,
+        range: Range<u32>,
+    ) -> Self {
+        Self {
+            above,
+            buffer,
+            range,
+        }
+    }
+
     /// The edge's tokens: whole pages.
     pub fn tokens(&self) -> &[u32] {
-        &self.buffer[self.range.start as usize..self.range.end as usize]
+        &self.buffer.tokens()[self.range.start as usize..self.range.end as usize]
     }
 }
 

@@ -1,11 +1,11 @@
-//! Nodes by index, and the lookup from a node and a page of tokens to the child that starts with it.
+//! Nodes by index, and the step from a node along a key.
 
 use std::ops::{Index, IndexMut};
 
-use rustc_hash::FxHashMap;
-
-use super::slice::{Slice, common_prefix};
-use crate::ids::{PageId, StepId};
+use super::children::{Children, tag_of};
+use super::compare::common_prefix;
+use super::edge::Edge;
+use crate::ids::StepId;
 use crate::state::eviction::NodeUse;
 use crate::state::pages::PageSize;
 
@@ -24,13 +24,10 @@ pub(super) struct Node {
     pub is_live: bool,
     pub usage: NodeUse,
     pub written_by: StepId,
-    /// Whole pages of tokens.
-    pub tokens: Slice<u32>,
-    /// One id for each page of `tokens`.
-    pub pages: Slice<PageId>,
-    /// The hash under which the parent finds the node, and the next node with the same hash.
-    hash: u64,
-    twin: u32,
+    /// Whole pages of tokens, with the pages.
+    pub edge: Edge,
+    /// Under which the parent finds the node.
+    tag: u32,
 }
 
 impl Node {
@@ -43,23 +40,10 @@ impl Node {
             start_tokens: 0,
             history_tokens: 0,
         };
-        Self::new(
-            NO_NODE,
-            Slice::empty(),
-            Slice::empty(),
-            usage,
-            StepId::new(0),
-        )
+        Self::new(NO_NODE, Edge::empty(), usage, StepId::new(0))
     }
 
-    pub(super) fn new(
-        parent: u32,
-        tokens: Slice<u32>,
-        pages: Slice<PageId>,
-        usage: NodeUse,
-        written_by: StepId,
-    ) -> Self {
-        let (hash, twin) = (0, NO_NODE);
+    pub(super) fn new(parent: u32, edge: Edge, usage: NodeUse, written_by: StepId) -> Self {
         let (n_children, lock_ref, is_queued, is_live) = (0, 0, false, true);
         Self {
             parent,
@@ -69,10 +53,8 @@ impl Node {
             is_live,
             usage,
             written_by,
-            tokens,
-            pages,
-            hash,
-            twin,
+            edge,
+            tag: 0,
         }
     }
 
@@ -89,8 +71,7 @@ impl Node {
 pub(super) struct Arena {
     nodes: Vec<Node>,
     free: Vec<u32>,
-    /// The first node under each hash of (parent, first page of tokens).
-    children: FxHashMap<u64, u32>,
+    children: Children,
     page_size: PageSize,
 }
 
@@ -99,7 +80,7 @@ impl Arena {
         Self {
             nodes: Vec::new(),
             free: Vec::new(),
-            children: FxHashMap::default(),
+            children: Children::default(),
             page_size,
         }
     }
@@ -121,7 +102,83 @@ impl Arena {
     /// Adds a node and, unless it is a root, makes it findable from its parent.
     pub(super) fn add(&mut self, node: Node) -> u32 {
         let is_root = node.is_root();
-        let index = match self.free.pop() {
+        let index = self.place(node);
+        if !is_root {
+            self.link(index);
+        }
+        index
+    }
+
+    /// Removes a node without children and returns its parent and its edge.
+    pub(super) fn remove(&mut self, index: u32) -> (u32, Edge) {
+        let node = &mut self.nodes[index as usize];
+        debug_assert!(node.n_children == 0 && node.lock_ref == 0);
+        node.is_live = false;
+        let edge = std::mem::replace(&mut node.edge, Edge::empty());
+        let (parent, tag) = (node.parent, node.tag);
+        if parent != NO_NODE {
+            self.children.remove(tag, index);
+            self[parent].n_children -= 1;
+        }
+        self.free.push(index);
+        (parent, edge)
+    }
+
+    /// Returns the child of `parent` that `rest` leads into and how many tokens they share: whole pages, at
+    /// least one.
+    pub(super) fn step(&self, parent: u32, rest: &[u32]) -> Option<(u32, usize)> {
+        let page = rest.get(..self.page_size.get())?;
+        self.children.find(tag_of(parent, page)).find_map(|child| {
+            let node = &self[child];
+            if node.parent != parent {
+                return None;
+            }
+            let common = self
+                .page_size
+                .floor(common_prefix(node.edge.tokens(), rest));
+            (common > 0).then_some((child, common))
+        })
+    }
+
+    /// Cuts a node after its first `at` tokens. The upper half is a new node, created `now`; the lower half
+    /// keeps the index, and with it locks, children and its place in the eviction order.
+    pub(super) fn split(&mut self, lower: u32, at: usize, now: u64) -> u32 {
+        let node = &mut self[lower];
+        let usage = NodeUse {
+            created: now,
+            ..node.usage
+        };
+        node.usage.start_tokens += at as u32;
+        let (parent, tag) = (node.parent, node.tag);
+        let mut upper = Node::new(parent, node.edge.cut_front(at), usage, node.written_by);
+        upper.lock_ref = node.lock_ref;
+        upper.tag = tag;
+        let upper = self.place(upper);
+        self.children.replace(tag, lower, upper);
+        self[lower].parent = upper;
+        self.link(lower);
+        upper
+    }
+
+    /// What stood behind `last` in its buffer was evicted: cuts the buffer if that is worth it.
+    pub(super) fn cut_buffer(&mut self, last: u32) {
+        let Some(buffer) = self[last].edge.cut_buffer(self.page_size) else {
+            return;
+        };
+        let mut at = last;
+        loop {
+            let parent = self[at].parent;
+            let goes_on = parent != NO_NODE && self[at].edge.shares_with(&self[parent].edge);
+            self[at].edge.move_to(buffer.clone());
+            if !goes_on {
+                return;
+            }
+            at = parent;
+        }
+    }
+
+    fn place(&mut self, node: Node) -> u32 {
+        match self.free.pop() {
             Some(index) => {
                 self[index] = node;
                 index
@@ -130,93 +187,16 @@ impl Arena {
                 self.nodes.push(node);
                 u32::try_from(self.nodes.len() - 1).expect("there are fewer nodes than page ids")
             }
-        };
-        if !is_root {
-            self.link(index);
         }
-        index
-    }
-
-    /// Removes a node without children and returns its parent and its pages.
-    pub(super) fn remove(&mut self, index: u32) -> (u32, Slice<PageId>) {
-        debug_assert!(self[index].n_children == 0 && self[index].lock_ref == 0);
-        let parent = self[index].parent;
-        if parent != NO_NODE {
-            self.unlink(index);
-        }
-        let node = &mut self[index];
-        node.is_live = false;
-        node.tokens = Slice::empty();
-        let pages = std::mem::replace(&mut node.pages, Slice::empty());
-        self.free.push(index);
-        (parent, pages)
-    }
-
-    /// Returns the child of `parent` that `rest` leads into and how many tokens they share: whole pages, at
-    /// least one.
-    pub(super) fn step(&self, parent: u32, rest: &[u32]) -> Option<(u32, usize)> {
-        let page = rest.get(..self.page_size.get())?;
-        let mut child = *self.children.get(&hash(parent, page))?;
-        while child != NO_NODE {
-            let node = &self[child];
-            if node.parent == parent {
-                let common = self.page_size.floor(common_prefix(node.tokens.get(), rest));
-                if common > 0 {
-                    return Some((child, common));
-                }
-            }
-            child = node.twin;
-        }
-        None
-    }
-
-    /// Cuts a node after its first `at` tokens. The upper half is a new node, created `now`; the lower half
-    /// keeps the index, and with it locks, children and its place in the eviction order.
-    pub(super) fn split(&mut self, lower: u32, at: usize, now: u64) -> u32 {
-        self.unlink(lower);
-        let n_pages = self.page_size.full_pages(at);
-        let node = &mut self[lower];
-        let (tokens, pages) = (node.tokens.cut_front(at), node.pages.cut_front(n_pages));
-        let usage = NodeUse {
-            created: now,
-            ..node.usage
-        };
-        node.usage.start_tokens += at as u32;
-        let mut upper = Node::new(node.parent, tokens, pages, usage, node.written_by);
-        upper.lock_ref = node.lock_ref;
-        let upper = self.add(upper);
-        self[lower].parent = upper;
-        self.link(lower);
-        upper
     }
 
     fn link(&mut self, index: u32) {
-        let page = &self[index].tokens.get()[..self.page_size.get()];
-        let parent = self[index].parent;
-        let hash = hash(parent, page);
-        let twin = self.children.insert(hash, index).unwrap_or(NO_NODE);
-        let node = &mut self[index];
-        (node.hash, node.twin) = (hash, twin);
+        let node = &mut self.nodes[index as usize];
+        let parent = node.parent;
+        let tag = tag_of(parent, &node.edge.tokens()[..self.page_size.get()]);
+        node.tag = tag;
+        self.children.insert(tag, index);
         self[parent].n_children += 1;
-    }
-
-    fn unlink(&mut self, index: u32) {
-        let Node {
-            hash, twin, parent, ..
-        } = self[index];
-        self[parent].n_children -= 1;
-        let mut before = self.children[&hash];
-        if before == index {
-            match twin {
-                NO_NODE => self.children.remove(&hash),
-                twin => self.children.insert(hash, twin),
-            };
-            return;
-        }
-        while self[before].twin != index {
-            before = self[before].twin;
-        }
-        self[before].twin = twin;
     }
 }
 
@@ -234,26 +214,23 @@ impl IndexMut<u32> for Arena {
     }
 }
 
-/// Hashes a parent and a page. With one token a page nothing is lost, so the hash is exact.
-fn hash(parent: u32, page: &[u32]) -> u64 {
-    const ODD: u64 = 0xf135_7aea_2e62_a9c5;
-    let start = u64::from(parent) << 32 | u64::from(page[0]);
-    page[1..].iter().fold(start, |hash, &token| {
-        (hash.rotate_left(23) ^ u64::from(token)).wrapping_mul(ODD)
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::ids::PageId;
+    use crate::state::pages::{PageIds, Pages, PoolLedger};
 
     /// Different pages that hash alike below one parent.
     const COLLIDING: [[u32; 2]; 4] = [[0, 0], [1, 1 << 23], [2, 2 << 23], [3, 3 << 23]];
 
     fn add_child(arena: &mut Arena, parent: u32, page: &[u32]) -> u32 {
-        let (tokens, pages) = (Slice::new(page), Slice::new(&[PageId::new(1)]));
+        let ledger = Arc::new(PoolLedger::default());
+        let mut pages = Pages::adopt(PageIds::from_slice(&[PageId::new(1)]), &ledger);
+        let edge = Edge::new(page, &mut pages, 0, arena.page_size);
         let usage = Node::root().usage;
-        arena.add(Node::new(parent, tokens, pages, usage, StepId::new(0)))
+        arena.add(Node::new(parent, edge, usage, StepId::new(0)))
     }
 
     #[test]
@@ -262,8 +239,8 @@ mod tests {
         for removed in 0..COLLIDING.len() {
             let mut arena = Arena::new(two);
             let root = arena.add(Node::root());
-            let hashes = COLLIDING.map(|page| hash(root, &page));
-            assert_eq!(hashes, [hashes[0]; 4]);
+            let tags = COLLIDING.map(|page| tag_of(root, &page));
+            assert_eq!(tags, [tags[0]; 4]);
             let children = COLLIDING.map(|page| add_child(&mut arena, root, &page));
             let find = |arena: &Arena| COLLIDING.map(|page| arena.step(root, &page));
             assert_eq!(find(&arena), children.map(|child| Some((child, 2))));
@@ -280,7 +257,7 @@ mod tests {
                 arena.remove(child);
             }
             assert_eq!((find(&arena), arena[root].n_children), ([None; 4], 0));
-            assert!(arena.children.is_empty());
+            assert_eq!(arena.children.len(), 0);
         }
     }
 }

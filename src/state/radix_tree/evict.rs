@@ -9,9 +9,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::RadixTree;
-use crate::ids::PageId;
 use crate::state::eviction::{EvictionKey, KeyTrend};
-use crate::state::pages::Pages;
+use crate::state::pages::{PageIds, Pages};
 use crate::state::prefix_cache::Evicted;
 
 type Entry = (EvictionKey, u32);
@@ -61,8 +60,7 @@ impl RadixTree {
         if tokens > 0 && !is_kept {
             self.rebuild_victims();
         }
-        let expected = tokens.min(self.evictable_tokens);
-        let mut ids: Vec<PageId> = Vec::with_capacity(self.page_size.full_pages(expected));
+        let mut ids = PageIds::new();
         let (mut freed, mut nodes) = (0, 0);
         while freed < tokens {
             let Some(victim) = self.next_victim() else {
@@ -120,13 +118,17 @@ impl RadixTree {
     }
 
     /// Removes an evictable leaf and returns its length in tokens.
-    fn remove_leaf(&mut self, leaf: u32, ids: &mut Vec<PageId>) -> usize {
-        let n_tokens = self.arena[leaf].tokens.len();
+    fn remove_leaf(&mut self, leaf: u32, ids: &mut PageIds) -> usize {
         self.note_eviction(leaf);
-        let (parent, pages) = self.arena.remove(leaf);
+        let (parent, edge) = self.arena.remove(leaf);
         self.forget_note(leaf);
-        ids.extend_from_slice(pages.get());
+        let n_tokens = edge.len();
         self.evictable_tokens -= n_tokens;
+        let is_cut = edge.shares_with(&self.arena[parent].edge);
+        edge.move_pages(ids, self.page_size);
+        if is_cut {
+            self.arena.cut_buffer(parent);
+        }
         let above = &self.arena[parent];
         if above.is_root() && above.n_children == 0 {
             self.drop_root(parent);

@@ -16,8 +16,8 @@ impl RadixTree {
             let children = below.entry(node.parent).or_default();
             *children = (children.0 + 1, children.1.max(node.lock_ref));
             match node.lock_ref {
-                0 => evictable += node.tokens.len(),
-                _ => protected += node.tokens.len(),
+                0 => evictable += node.edge.len(),
+                _ => protected += node.edge.len(),
             }
             self.check_node(index, node, &mut seen)?;
         }
@@ -71,27 +71,28 @@ impl RadixTree {
             )?;
             return same(index, "locks of a root", node.lock_ref, 0);
         }
-        let n_tokens = node.tokens.len();
+        let n_tokens = node.edge.len();
         same(
             index,
             "tokens",
             n_tokens,
-            self.page_size.tokens_in(node.pages.len()),
+            self.page_size
+                .tokens_in(node.edge.pages(self.page_size).count()),
         )?;
-        let found = self.arena.step(node.parent, node.tokens.get());
+        let found = self.arena.step(node.parent, node.edge.tokens());
         same(
             index,
             "lookup from the parent",
             found,
             Some((index, n_tokens)),
         )?;
-        for page in node.pages.get() {
-            if !seen.insert(*page) {
+        for page in node.edge.pages(self.page_size) {
+            if !seen.insert(page) {
                 return Err(format!("page {page} of node {index} is cached twice"));
             }
         }
-        let start = self.arena[node.parent].usage.start_tokens as usize
-            + self.arena[node.parent].tokens.len();
+        let above = &self.arena[node.parent];
+        let start = above.usage.start_tokens as usize + above.edge.len();
         same(index, "start", node.usage.start_tokens as usize, start)?;
         let must_be_queued = self.policy.trend() == KeyTrend::Grows && node.is_evictable();
         if must_be_queued && !node.is_queued {

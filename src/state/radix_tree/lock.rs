@@ -18,8 +18,8 @@ impl RadixTree {
         while !self.arena[at].is_root() {
             let above = &mut self.arena[at];
             if above.lock_ref == 0 {
-                self.evictable_tokens -= above.tokens.len();
-                self.protected_tokens += above.tokens.len();
+                self.evictable_tokens -= above.edge.len();
+                self.protected_tokens += above.edge.len();
             }
             above.lock_ref += 1;
             at = above.parent;
@@ -37,8 +37,8 @@ impl RadixTree {
                 .checked_sub(1)
                 .expect("a NodeLock counts once");
             if above.lock_ref == 0 {
-                self.protected_tokens -= above.tokens.len();
-                self.evictable_tokens += above.tokens.len();
+                self.protected_tokens -= above.edge.len();
+                self.evictable_tokens += above.edge.len();
             }
             at = above.parent;
         }
@@ -62,7 +62,7 @@ impl RadixTree {
         let mut at = lock.node().unwrap_or(NO_NODE);
         let mut n_pages = 0;
         while at != NO_NODE {
-            n_pages += self.arena[at].pages.len();
+            n_pages += self.page_size.full_pages(self.arena[at].edge.len());
             at = self.arena[at].parent;
         }
         n_pages
@@ -79,10 +79,9 @@ impl RadixTree {
         let mut run = PageRun::empty();
         let mut to_skip = skip;
         for &node in path.iter().rev() {
-            let pages = &self.arena[node].pages;
-            let skipped = to_skip.min(pages.len());
-            let range = pages.range();
-            run.push(pages.buffer(), range.start + skipped as u32..range.end);
+            let edge = &self.arena[node].edge;
+            let skipped = to_skip.min(self.page_size.full_pages(edge.len()));
+            edge.push_pages(&mut run, skipped, self.page_size);
             to_skip -= skipped;
         }
         run

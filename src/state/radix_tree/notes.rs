@@ -73,12 +73,9 @@ impl RadixTree {
             return;
         };
         let above = self.path_hash(&mut notes, self.arena[leaf].parent);
-        let tokens = &self.arena[leaf].tokens;
-        notes.evicted.push(EvictedEdge {
-            above,
-            buffer: tokens.buffer().clone(),
-            range: tokens.range(),
-        });
+        let (buffer, range) = self.arena[leaf].edge.part();
+        let edge = EvictedEdge::part_of(above, buffer, range);
+        notes.evicted.push(edge);
         self.notes = Some(notes);
     }
 
@@ -103,7 +100,7 @@ impl RadixTree {
             at = self.arena[at].parent;
         };
         for &node in unknown.iter().rev() {
-            hash = hash.then(self.arena[node].tokens.get());
+            hash = hash.then(self.arena[node].edge.tokens());
             notes.at(node).path = Some(hash);
         }
         hash
@@ -144,7 +141,7 @@ impl RadixTree {
             child.is_live && child.parent == node
         };
         let tokens = newest.filter(is_child).map(|child| {
-            let tokens = self.arena[child].tokens.get();
+            let tokens = self.arena[child].edge.tokens();
             // Enough for the window behind a difference that may come at the end of a page.
             let n_shown = tokens.len().min(WINDOW_TOKENS + self.page_size.get());
             tokens[..n_shown].to_vec()
@@ -179,7 +176,7 @@ impl RadixTree {
         let (mut node, mut matched) = (root, 0);
         while let Some((child, common)) = self.arena.step(node, &key[matched..]) {
             matched += common;
-            if common < self.arena[child].tokens.len() {
+            if common < self.arena[child].edge.len() {
                 break;
             }
             node = child;

@@ -1,5 +1,7 @@
 //! Who comes in, and who is told to go.
 
+use smallvec::SmallVec;
+
 use crate::error::RequestError;
 use crate::ids::{RequestId, SeqId};
 use crate::request::{CancelFlag, FinishReason};
@@ -95,7 +97,7 @@ impl Scheduler {
         self.news.push(RequestTokens {
             rid: request.rid,
             intake: request.intake,
-            tokens: Vec::new(),
+            tokens: SmallVec::new(),
             logprobs: None,
             cached_tokens: 0,
             num_retractions: 0,

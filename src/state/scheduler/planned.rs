@@ -118,6 +118,7 @@ impl Scheduler {
     }
 
     fn attach_growth(&mut self, grants: Vec<Grant>) {
+        self.deltas.reserve(grants.len());
         for Grant { seq, pages, .. } in grants {
             self.append_pages(seq, pages);
         }
@@ -259,8 +260,14 @@ impl Scheduler {
         self.emit(starts, rows)
     }
 
+    /// Drops who ended while the plan was open. Whoever else leaves the batch does so with a plan of its own, which
+    /// comes with its own list.
     fn alive(&self, mut decode: Vec<SeqId>) -> Vec<SeqId> {
-        decode.retain(|seq| self.sequences.get(*seq).is_some_and(Sequence::can_decode));
+        let is_alive = |seq: &SeqId| self.sequences.get(*seq).is_some_and(Sequence::can_decode);
+        if !self.ended.is_empty() {
+            decode.retain(is_alive);
+        }
+        debug_assert!(decode.iter().all(is_alive));
         decode
     }
 

@@ -35,6 +35,7 @@ impl Scheduler {
         }
         match result {
             Ok(mut output) => {
+                self.news.reserve(output.rows.len());
                 for row in output.rows.drain(..) {
                     self.take_row(row);
                 }
@@ -54,7 +55,7 @@ impl Scheduler {
     fn take_row(&mut self, row: RowResult) {
         let RowResult {
             seq,
-            tokens,
+            mut tokens,
             logprobs,
             nan,
             ..
@@ -79,10 +80,10 @@ impl Scheduler {
             sequence.count_input_logprobs(logprobs.input.len());
         }
         let mut end = None;
-        let mut taken = Vec::with_capacity(tokens.len());
-        for token in tokens {
+        let mut n_taken = 0;
+        for &token in &tokens {
             sequence.output.push(token);
-            taken.push(token);
+            n_taken += 1;
             end = finish_reason(sequence, token, &self.limits.eos_token_ids);
             if end.is_some() {
                 break;
@@ -93,8 +94,9 @@ impl Scheduler {
             end = Some(FinishReason::Length { max_new_tokens: 0 });
         }
         let kept = sequence.output.len();
-        if !taken.is_empty() || logprobs.is_some() {
-            self.tell(seq, taken, logprobs, None);
+        tokens.truncate(n_taken);
+        if !tokens.is_empty() || logprobs.is_some() {
+            self.tell(seq, tokens, logprobs, None);
         }
         if let Some(reason) = end {
             self.finish(seq, RequestEnd::Finished(reason), kept, true);

@@ -25,7 +25,7 @@ use self::format::Format;
 use self::plan::{Plan, Target, Tile};
 use self::prefix::Prefixes;
 use self::state::{finish, merge, record_len};
-use self::tile::{Step, WORKSPACE, Work};
+use self::tile::{Step, Work, Workspace};
 use super::CpuBatch;
 use super::element::with_elements;
 use super::kv::{KvPool, PageTable};
@@ -72,6 +72,8 @@ pub struct Attention {
     serial: u64,
     prefixes: Prefixes,
     states: Vec<f32>,
+    /// One for each thread, all of the same size: who computes what never makes one grow.
+    spaces: Vec<Workspace>,
     kv_bytes: AtomicUsize,
 }
 
@@ -85,6 +87,7 @@ impl Attention {
             serial: 0,
             prefixes: Prefixes::default(),
             states: Vec::new(),
+            spaces: Vec::new(),
             kv_bytes: AtomicUsize::new(0),
         }
     }
@@ -117,10 +120,13 @@ impl Attention {
             }
             let states = Shared::new(&mut self.states);
             let step = Step { heads, q, kv, table, plan, states, out: shared };
+            let (n_tokens, n_records) = plan.largest_item;
+            self.spaces.resize_with(pool.n_threads(), Workspace::default);
+            self.spaces.iter_mut().for_each(|space| fit(kv, space, heads, n_tokens, n_records));
             for (items, cost) in plan.rounds() {
-                pool.for_each(items.len(), cost, &|index| {
+                pool.for_each_with(&mut self.spaces, items.len(), cost, &|space, index| {
                     let item = &items[index];
-                    let bytes = WORKSPACE.with_borrow_mut(|space| dispatch(isa, Work { step, item, space }));
+                    let bytes = dispatch(isa, Work { step, item, space });
                     self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
                 });
             }
@@ -163,6 +169,16 @@ impl Attention {
 
 fn per_word<F: Format>(_: &[F]) -> usize {
     F::PER_WORD
+}
+
+fn fit<F: Format>(
+    _: &[F],
+    space: &mut Workspace,
+    heads: &HeadShape,
+    n_tokens: usize,
+    n_records: usize,
+) {
+    space.fit::<F>(heads, n_tokens, n_records);
 }
 
 /// Merges the spans of a tile that different items have computed, for the heads of one group.

@@ -93,6 +93,8 @@ pub struct Plan {
     pub window: Option<usize>,
     /// Records that tiles hand on.
     pub n_records: usize,
+    /// Most query tokens, and most records, of an item.
+    pub largest_item: (usize, usize),
 }
 
 impl Plan {
@@ -111,6 +113,7 @@ impl Plan {
         self.rounds.clear();
         self.merges.0.clear();
         self.merges.1 = 0;
+        self.largest_item = (0, 0);
         let end = segments.iter().map(|s| s.first_position + s.n_tokens).max();
         self.window = heads.window.filter(|window| *window < end.unwrap_or(0));
         let group = heads.n_heads / heads.n_kv_heads;
@@ -235,6 +238,9 @@ impl Plan {
                     self.merges.1 += n_records * heads.head_dim;
                 }
                 let step = heads.n_kv_heads / head_parts;
+                let (tokens, records) = &mut self.largest_item;
+                *tokens = tile.n_tokens.max(*tokens);
+                *records = (tile.n_tokens * group * step).max(*records);
                 for first in tile.spans.clone().step_by(spans_in_part) {
                     let spans = first..tile.spans.end.min(first + spans_in_part);
                     for head in (0..heads.n_kv_heads).step_by(step) {

@@ -1,6 +1,5 @@
 //! One item of work: the queries of a tile against some key heads and spans.
 
-use std::cell::RefCell;
 use std::ops::Range;
 
 use super::super::kv::PageTable;
@@ -36,7 +35,7 @@ pub struct Work<'a, F> {
     pub space: &'a mut Workspace,
 }
 
-/// Buffers of one thread; they only grow.
+/// Buffers of one item at a time; they only grow.
 #[derive(Default)]
 pub struct Workspace {
     /// Queries as words, `[heads, rows, q_words]`.
@@ -58,9 +57,19 @@ pub struct Workspace {
     total: Vec<f32>,
 }
 
-thread_local! {
-    /// The thread's buffers.
-    pub static WORKSPACE: RefCell<Workspace> = RefCell::default();
+impl Workspace {
+    /// Makes room for items with up to so many query tokens and records.
+    pub fn fit<F: Format>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
+        let sizes = Sizes::of::<F>(heads, n_tokens);
+        room(&mut self.queries, n_records * sizes.width / F::PER_WORD);
+        room(&mut self.keys, sizes.depth.next_multiple_of(LANES) * BLOCK);
+        room(&mut self.values, BLOCK / F::PER_WORD * sizes.width);
+        room(&mut self.scores, sizes.rows * BLOCK);
+        room(&mut self.weights, sizes.rows * BLOCK / F::PER_WORD);
+        room(&mut self.decay, sizes.rows);
+        room(&mut self.span, n_records * sizes.record);
+        room(&mut self.total, n_records * sizes.record);
+    }
 }
 
 /// Sizes of an item.
@@ -75,6 +84,20 @@ struct Sizes {
     /// Words of a head that count.
     depth: usize,
     record: usize,
+}
+
+impl Sizes {
+    fn of<F: Format>(heads: &HeadShape, n_tokens: usize) -> Self {
+        let group = heads.n_heads / heads.n_kv_heads;
+        let width = heads.head_dim.next_multiple_of(LANES * F::PER_WORD);
+        Self {
+            rows: n_tokens * group,
+            group,
+            width,
+            depth: heads.head_dim.div_ceil(F::PER_WORD),
+            record: record_len(width),
+        }
+    }
 }
 
 /// Where the keys of a block lie in the keys of the first head; the dummy slot stands for what the tile does not see.
@@ -96,7 +119,7 @@ impl<F: Format> Kernel for Work<'_, F> {
 
     #[inline(always)]
     fn run<S: Lanes>(mut self) -> usize {
-        let sizes = self.prepare();
+        let sizes = Sizes::of::<F>(self.step.heads, self.tokens().len());
         self.load_queries::<S>(sizes);
         self.open_totals(sizes);
         let keys = self.keys();
@@ -166,30 +189,6 @@ impl<F: Format> Work<'_, F> {
         tile.keys.start.max(spans.start * SPAN)..tile.keys.end.min(spans.end * SPAN)
     }
 
-    fn prepare(&mut self) -> Sizes {
-        let heads = self.step.heads;
-        let group = heads.n_heads / heads.n_kv_heads;
-        let width = heads.head_dim.next_multiple_of(LANES * F::PER_WORD);
-        let sizes = Sizes {
-            rows: self.tokens().len() * group,
-            group,
-            width,
-            depth: heads.head_dim.div_ceil(F::PER_WORD),
-            record: record_len(width),
-        };
-        let records = self.n_records(sizes);
-        let space = &mut *self.space;
-        room(&mut space.queries, records * width / F::PER_WORD);
-        room(&mut space.keys, sizes.depth.next_multiple_of(LANES) * BLOCK);
-        room(&mut space.values, BLOCK / F::PER_WORD * width);
-        room(&mut space.scores, sizes.rows * BLOCK);
-        room(&mut space.weights, sizes.rows * BLOCK / F::PER_WORD);
-        room(&mut space.decay, sizes.rows);
-        room(&mut space.span, records * sizes.record);
-        room(&mut space.total, records * sizes.record);
-        sizes
-    }
-
     /// Index of a record in the order of `[tokens, n_heads]`, for each record of the item in its own order.
     fn records(&self, sizes: Sizes) -> impl Iterator<Item = (QueryToken, usize)> + use<'_, F> {
         let rows = self.item.heads.clone().flat_map(move |head| {
@@ -208,7 +207,7 @@ impl<F: Format> Work<'_, F> {
             let to = to.wrapping_add(i * words);
             for at in (0..sizes.width).step_by(LANES) {
                 let part = row.get(at..).unwrap_or_default();
-                // SAFETY: `prepare` made room for `words` words per query; `part` holds sixteen values or its
+                // SAFETY: `fit` made room for `words` words per query; `part` holds sixteen values or its
                 // length is passed; `dispatch` detected the instruction set.
                 unsafe {
                     let v = match part.len() {
@@ -299,7 +298,7 @@ impl<F: Format> Work<'_, F> {
             let sixteen: &[*const F; LANES] = slots[group..group + LANES]
                 .try_into()
                 .expect("sixteen slots");
-            // SAFETY: every slot holds keys and values of all heads, the dummy too; `prepare` made room; `dispatch`
+            // SAFETY: every slot holds keys and values of all heads, the dummy too; `fit` made room; `dispatch`
             // detected the instruction set.
             unsafe {
                 pack_keys::<F, S>(
@@ -369,7 +368,7 @@ impl<F: Format> Work<'_, F> {
             sums: space.span.as_mut_ptr().wrapping_add(first),
             record: sizes.record,
         };
-        // SAFETY: `prepare` made room for all operands; every slot holds keys and values of all heads, the dummy too;
+        // SAFETY: `fit` made room for all operands; every slot holds keys and values of all heads, the dummy too;
         // `dispatch` detected the instruction set.
         unsafe { direct.score::<S>(&mut values) };
         self.fold_block::<S>(sizes, head, start, loaded);
@@ -397,7 +396,7 @@ impl<F: Format> Work<'_, F> {
             depth: sizes.depth,
             decay: std::ptr::null(),
         };
-        // SAFETY: `prepare` made room for all operands, `load_block` filled as many vectors; `dispatch` detected the
+        // SAFETY: `fit` made room for all operands, `load_block` filled as many vectors; `dispatch` detected the
         // instruction set.
         unsafe { scores.run::<F, S, false>(sizes.rows, (loaded.end as usize).div_ceil(LANES)) };
         let common_end = self.fold_block::<S>(sizes, head, start, loaded);

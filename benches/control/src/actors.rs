@@ -1,0 +1,158 @@
+//! The control plane as it runs: the actors on one Arbiter, and in the executor's place one that answers at once.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use actix::{Actor, AsyncContext, Context, Handler, System};
+use souffleur::actors::allocator::{Allocator, PlannedTo};
+use souffleur::actors::mailbox::{Mailbox, Posted};
+use souffleur::actors::messages::{RunStep, StepDone, Submit, TokensReady};
+use souffleur::actors::radix_cache::RadixCache;
+use souffleur::actors::scheduler::{Links, Scheduler};
+use souffleur::actors::watchdog::DeathNote;
+use souffleur::metrics::SchedulerMetrics;
+use souffleur::state::pages::PoolLedger;
+
+use crate::engine::{Shape, answer, request};
+use crate::prompts::prompt;
+
+/// Lets so many requests decode and returns the time of a step in microseconds, one value for `steps_a_value` of
+/// them: everything that the Arbiter does between two answers of the executor, the answers themselves apart.
+pub fn decode_us(batch: u32, steps_a_value: usize, n_values: usize) -> Vec<f64> {
+    let (values, measured) = channel();
+    let system = System::new();
+    system.block_on(async {
+        let n_steps = (n_values + 2) * steps_a_value;
+        let shape = Shape {
+            page_size: 1,
+            n_pages: batch * (320 + 4 * n_steps as u32 + 1_024) + 4_096,
+            n_rows: batch,
+        };
+        let scheduler = start(shape, |done| NullExecutor {
+            done,
+            batch: batch as usize,
+            steps_a_value,
+            values,
+            n_steps: 0,
+            answering: Duration::ZERO,
+            started: Instant::now(),
+            values_left: n_values,
+        });
+        for number in 0..u64::from(batch) {
+            let request = request(number, &prompt(number), 2 * n_steps as u32);
+            scheduler.post(Submit {
+                request: Box::new(request),
+            });
+        }
+    });
+    system.run().expect("the benchmark's actors end it");
+    measured.try_iter().collect()
+}
+
+fn start(
+    shape: Shape,
+    executor: impl FnOnce(Mailbox<StepDone>) -> NullExecutor,
+) -> Mailbox<Submit> {
+    let ledger = Arc::new(PoolLedger::default());
+    let note = |actor| DeathNote::unread(actor, ledger.clone());
+    let scheduler = Scheduler::create(|ctx| {
+        let address = ctx.address();
+        let planned = PlannedTo::Scheduler(Mailbox::of(&address, "scheduler", "StepPlanned"));
+        let allocator = Allocator::new(shape.pools(&ledger), planned, note("allocator")).start();
+        let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
+        let tree = Box::new(shape.tree(&ledger));
+        let radix_cache = RadixCache::new(tree, reserve.clone(), note("radix_cache")).start();
+        let done = Mailbox::of(&address, "scheduler", "StepDone");
+        let links = Links {
+            probe: Mailbox::of(&radix_cache, "radix_cache", "ProbePrefixes"),
+            radix_cache: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
+            allocator: reserve,
+            executor: Mailbox::of(&executor(done).start(), "executor", "RunStep"),
+            tokenizer: Mailbox::of(&Deaf.start(), "tokenizer", "TokensReady"),
+        };
+        let metrics = SchedulerMetrics::register("null");
+        Scheduler::new(shape.scheduler(&ledger), links, metrics, note("scheduler"))
+    });
+    Mailbox::of(&scheduler, "scheduler", "Submit")
+}
+
+/// In the executor's place.
+struct NullExecutor {
+    done: Mailbox<StepDone>,
+    batch: usize,
+    steps_a_value: usize,
+    values: Sender<f64>,
+    /// Steps of the whole batch since the last value.
+    n_steps: usize,
+    /// Time spent in here since the last value.
+    answering: Duration,
+    started: Instant,
+    values_left: usize,
+}
+
+impl NullExecutor {
+    fn measure(&mut self, entered: Instant) {
+        self.n_steps += 1;
+        if self.n_steps < self.steps_a_value {
+            return;
+        }
+        let spent = entered - self.started - self.answering;
+        // Nobody listens once there are enough.
+        let _ = self
+            .values
+            .send(spent.as_secs_f64() * 1e6 / self.n_steps as f64);
+        self.n_steps = 0;
+        self.answering = Duration::ZERO;
+        self.started = entered;
+        self.values_left -= 1;
+        if self.values_left == 0 {
+            System::current().stop();
+        }
+    }
+}
+
+impl Actor for NullExecutor {
+    type Context = Context<Self>;
+}
+
+impl Handler<Posted<RunStep>> for NullExecutor {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<RunStep>, _: &mut Context<Self>) {
+        let entered = Instant::now();
+        let (RunStep { plan, spent }, _timer) = posted.open();
+        let is_decode = plan.starts.is_empty() && plan.rows.len() == self.batch;
+        if is_decode && self.values_left > 0 {
+            self.measure(entered);
+        } else {
+            (self.n_steps, self.started) = (0, entered);
+            self.answering = Duration::ZERO;
+        }
+        let output = answer(&plan, spent);
+        let step = plan.step;
+        drop(plan);
+        self.done.post(StepDone {
+            step,
+            result: Ok(output),
+            run_seconds: 0.0,
+            idle_seconds: 0.0,
+        });
+        self.answering += entered.elapsed();
+    }
+}
+
+/// In the Tokenizer's place.
+struct Deaf;
+
+impl Actor for Deaf {
+    type Context = Context<Self>;
+}
+
+impl Handler<Posted<TokensReady>> for Deaf {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<TokensReady>, _: &mut Context<Self>) {
+        drop(posted.open());
+    }
+}

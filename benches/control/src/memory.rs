@@ -1,0 +1,114 @@
+//! Bytes a cached token, after a long random run in a process of its own.
+//!
+//! What the system says the process holds, less what it held before the tree grew: the allocator's headers and holes
+//! count.
+
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use souffleur::state::prefix_cache::PrefixCache;
+
+use crate::prompts::prompt;
+use crate::subjects::{Ours, Subject};
+
+/// Tokens that the tree may hold.
+const CAPACITY: usize = 4_000_000;
+/// Tokens that go through the tree.
+const TOKENS: usize = 10 * CAPACITY;
+const LONGEST: usize = 32_768;
+
+/// The names of the runs.
+pub const RUNS: [&str; 2] = ["conversations", "prompts of 256 shared and 64 new tokens"];
+
+/// What a run left.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Memory {
+    run: String,
+    cached_tokens: usize,
+    nodes: usize,
+    bytes_a_token: f64,
+}
+
+impl Memory {
+    pub fn line(&self) -> String {
+        let Self {
+            run,
+            cached_tokens,
+            nodes,
+            bytes_a_token,
+        } = self;
+        format!("| {run} | {cached_tokens} | {nodes} | {bytes_a_token:.2} |")
+    }
+}
+
+/// Runs all of them, each in a process of its own.
+pub fn all() -> anyhow::Result<Vec<Memory>> {
+    let program = std::env::current_exe()?;
+    let run = |name: &&str| {
+        let output = Command::new(&program)
+            .args(["--memory-of", name])
+            .output()?;
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr));
+        }
+        let memory: Memory = serde_json::from_slice(&output.stdout)?;
+        eprintln!("{}", memory.line());
+        Ok(memory)
+    };
+    RUNS.iter().map(run).collect()
+}
+
+/// One run, in this process.
+pub fn run(name: &str) -> anyhow::Result<Memory> {
+    let mut ours = Ours::new(CAPACITY + 2 * LONGEST);
+    let before = resident_bytes()?;
+    match name {
+        "conversations" => conversations(&mut ours),
+        _ => prompts(&mut ours),
+    }
+    let cached_tokens = ours.tree.total_size();
+    let held = resident_bytes()?.saturating_sub(before);
+    Ok(Memory {
+        run: name.to_owned(),
+        cached_tokens,
+        nodes: ours.tree.n_nodes(),
+        bytes_a_token: held as f64 / cached_tokens as f64,
+    })
+}
+
+fn add(ours: &mut Ours, key: &[u32]) {
+    let all = ours.tree.total_size() + key.len();
+    ours.remove(all.saturating_sub(CAPACITY));
+    ours.add(key);
+}
+
+/// Each goes on, is taken up again from somewhere earlier, or a new one begins.
+fn conversations(ours: &mut Ours) {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut key: Vec<u32> = Vec::new();
+    let mut n_tokens = 0;
+    while n_tokens < TOKENS {
+        let kept = [0, key.len(), random.usize(..=key.len())][random.usize(..3)];
+        key.truncate(kept);
+        let n_new = random.usize(50..1_500);
+        key.extend((0..n_new).map(|_| random.u32(..150_000)));
+        add(ours, &key);
+        n_tokens += n_new;
+        key.truncate(LONGEST);
+    }
+}
+
+fn prompts(ours: &mut Ours) {
+    for number in 0..(TOKENS / 64) as u64 {
+        add(ours, &prompt(number));
+    }
+}
+
+fn resident_bytes() -> anyhow::Result<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").context("Linux tells it")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next());
+    let kib: usize = kib.context("there is a line VmRSS")?.parse()?;
+    Ok(kib * 1024)
+}

@@ -1,0 +1,164 @@
+//! The rows about the whole control plane: admission of one request, and whole steps.
+
+use crate::actors::decode_us;
+use crate::clock::Times;
+use crate::engine::{Engine, Shape, request};
+use crate::prompts::{SHARED_TOKENS, prompt};
+use crate::report::{Operation, Row};
+use souffleur::state::sequence::Submission;
+
+/// Steps of which one value is the mean.
+const STEPS: usize = 20;
+const BATCHES: usize = 51;
+const ADMISSIONS: usize = 201;
+/// Leaves of the tree that admissions meet.
+const LEAVES: u64 = 100_000;
+/// Requests of a batch in which requests come and go live so many steps.
+const LIFE_STEPS: u32 = 64;
+
+const BATCH_SIZES: [u32; 4] = [1, 64, 256, 1024];
+
+/// Every row of this file.
+pub fn all() -> Vec<Row> {
+    let mut rows = vec![admission(0), admission(255)];
+    for (page_size, operation) in [(1, Operation::Step), (16, Operation::StepPaged)] {
+        rows.extend(BATCH_SIZES.map(|batch| decode(operation, batch, page_size)));
+    }
+    rows.extend(BATCH_SIZES.map(actors));
+    rows.extend(BATCH_SIZES.map(churn));
+    rows
+}
+
+fn row(operation: Operation, size: &str, times: Vec<f64>) -> Row {
+    Row::new(operation, size, [Some(Times::new(times)), None])
+}
+
+fn batch_size(batch: u32) -> String {
+    format!("batch {batch}")
+}
+
+/// From a request's arrival to the step that computes its 64 new tokens, with so many others running: whose last
+/// decode it sees the end of.
+fn admission(running: u32) -> Row {
+    let n_pages = (LEAVES as u32 + 8_192) * 64 + running * 8_192;
+    let mut engine = Engine::new(Shape {
+        page_size: 1,
+        n_pages,
+        n_rows: 1_024,
+    });
+    let mut number = 0;
+    let mut next = |max_new_tokens| {
+        number += 1;
+        request(number, &prompt(number), max_new_tokens)
+    };
+    // Leaves of the tree: prompts that were prefilled and generated nothing.
+    for _ in 0..LEAVES {
+        engine.submit(next(0));
+        while engine.end_step() {}
+    }
+    for _ in 0..running {
+        engine.submit(next(4_096));
+        engine.end_step();
+    }
+    engine.n_ended = 0;
+    let mut times = Vec::new();
+    for _ in 0..ADMISSIONS {
+        let request = next(1);
+        times.push(match running {
+            0 => admit_alone(&mut engine, request),
+            _ => admit_beside(&mut engine, request, running as usize),
+        });
+    }
+    let size = match running {
+        0 => "idle, 1e5 leaves".to_owned(),
+        _ => format!("{running} running, 1e5 leaves"),
+    };
+    row(Operation::Admission, &size, times)
+}
+
+fn admit_alone(engine: &mut Engine, request: Submission) -> f64 {
+    engine.take_spent_us();
+    engine.submit(request);
+    let us = engine.take_spent_us();
+    while engine.end_step() {}
+    us
+}
+
+/// The step that admits it takes the place of a decode, and what ends it is the end of such a decode.
+fn admit_beside(engine: &mut Engine, request: Submission, running: usize) -> f64 {
+    engine.take_spent_us();
+    engine.submit(request);
+    engine.end_step();
+    assert!(engine.steps_in_flight() > 0);
+    let us = engine.take_spent_us();
+    while engine.scheduler.stats().running_requests != running || engine.n_ended == 0 {
+        engine.end_step();
+    }
+    engine.n_ended = 0;
+    for _ in 0..4 {
+        engine.end_step();
+    }
+    us
+}
+
+/// An engine in which so many requests decode.
+fn decoding(batch: u32, page_size: u32, max_new_tokens: u32) -> Engine {
+    let tokens = SHARED_TOKENS as u32 + batch * (1_024 + 2 * max_new_tokens);
+    let mut engine = Engine::new(Shape {
+        page_size,
+        n_pages: 2 * tokens.div_ceil(page_size),
+        n_rows: batch,
+    });
+    for number in 0..u64::from(batch) {
+        engine.submit(request(number, &prompt(number), max_new_tokens));
+    }
+    while engine.scheduler.stats().running_requests < batch as usize {
+        assert!(engine.end_step());
+    }
+    for _ in 0..8 {
+        engine.end_step();
+    }
+    engine
+}
+
+fn decode(operation: Operation, batch: u32, page_size: u32) -> Row {
+    let n_steps = (BATCHES + 1) * STEPS;
+    let mut engine = decoding(batch, page_size, 2 * n_steps as u32);
+    let times = (0..BATCHES).map(|_| {
+        engine.take_spent_us();
+        for _ in 0..STEPS {
+            engine.end_step();
+        }
+        engine.take_spent_us() / STEPS as f64
+    });
+    let times = times.collect();
+    let stats = engine.scheduler.stats();
+    assert_eq!(stats.running_requests, batch as usize);
+    assert_eq!(stats.integrity_failures, 0);
+    row(operation, &batch_size(batch), times)
+}
+
+/// Every request generates 64 tokens, and a new one comes when one ends: prefills, checkpoints, ends, evictions.
+fn churn(batch: u32) -> Row {
+    let mut engine = decoding(batch, 1, LIFE_STEPS);
+    let mut number = u64::from(batch);
+    let mut times = Vec::new();
+    for _ in 0..BATCHES {
+        engine.take_spent_us();
+        for _ in 0..STEPS {
+            for _ in 0..std::mem::take(&mut engine.n_ended) {
+                engine.submit(request(number, &prompt(number), LIFE_STEPS));
+                number += 1;
+            }
+            engine.end_step();
+        }
+        times.push(engine.take_spent_us() / STEPS as f64);
+    }
+    assert_eq!(engine.scheduler.stats().integrity_failures, 0);
+    row(Operation::StepChurn, &batch_size(batch), times)
+}
+
+fn actors(batch: u32) -> Row {
+    let times = decode_us(batch, STEPS, BATCHES);
+    row(Operation::StepActors, &batch_size(batch), times)
+}

@@ -1,0 +1,150 @@
+//! The two trees behind one interface.
+
+use std::sync::Arc;
+
+use kv_index::TokenTree;
+use souffleur::ids::StepId;
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::namespace::Namespace;
+use souffleur::state::page_pool::PagePool;
+use souffleur::state::pages::{PageSize, Pages, PoolLedger};
+use souffleur::state::prefix_cache::PrefixCache;
+use souffleur::state::radix_tree::{Insert, RadixTree};
+
+/// A tree as the benchmark drives it. What stands around an operation (getting pages, giving them back) is done
+/// before and after the clock runs.
+pub trait Subject {
+    /// What an insert is given besides its key.
+    type Given;
+    /// What an operation leaves to be put away.
+    type Left;
+
+    fn given(&mut self, n_tokens: usize) -> Self::Given;
+    fn insert(&mut self, key: &[u32], given: Self::Given) -> Self::Left;
+    fn matched(&mut self, key: &[u32]) -> usize;
+    /// Makes a node end where `key` does, inside a node that goes on.
+    fn split(&mut self, key: &[u32]);
+    /// Evicts the leaves that were not used for longest.
+    fn evict(&mut self, n_tokens: usize) -> Self::Left;
+    fn put_away(&mut self, left: Self::Left);
+    fn cached_tokens(&self) -> usize;
+
+    /// An insert without a clock.
+    fn add(&mut self, key: &[u32]) {
+        let given = self.given(key.len());
+        let left = self.insert(key, given);
+        self.put_away(left);
+    }
+
+    /// An eviction without a clock.
+    fn remove(&mut self, n_tokens: usize) {
+        let left = self.evict(n_tokens);
+        self.put_away(left);
+    }
+}
+
+/// This engine's tree, one token a page, least recently used first.
+pub struct Ours {
+    pub tree: RadixTree,
+    pub namespace: Namespace,
+    pool: PagePool,
+}
+
+impl Ours {
+    pub fn new(capacity_tokens: usize) -> Self {
+        let ledger = Arc::new(PoolLedger::default());
+        let policy = EvictionPolicy::default();
+        Self {
+            tree: RadixTree::new(PageSize::ONE, policy, ledger.clone()),
+            namespace: Namespace::default(),
+            pool: PagePool::new(capacity_tokens as u32, PageSize::ONE, ledger),
+        }
+    }
+}
+
+impl Subject for Ours {
+    type Given = Pages;
+    type Left = [Pages; 2];
+
+    fn given(&mut self, n_tokens: usize) -> Pages {
+        self.pool.alloc(n_tokens).expect("the pool is large enough")
+    }
+
+    fn insert(&mut self, key: &[u32], pages: Pages) -> [Pages; 2] {
+        let inserted = self.tree.insert(Insert {
+            namespace: &self.namespace,
+            tokens: key,
+            pages,
+            priority: 0,
+            inserted_tokens: 0,
+            written_by: StepId::new(0),
+        });
+        [inserted.duplicates, inserted.rest]
+    }
+
+    fn matched(&mut self, key: &[u32]) -> usize {
+        self.tree.match_prefix(&self.namespace, key).pages().len()
+    }
+
+    fn split(&mut self, key: &[u32]) {
+        self.tree.touch_prefix(&self.namespace, key);
+    }
+
+    fn evict(&mut self, n_tokens: usize) -> [Pages; 2] {
+        [self.tree.evict(n_tokens).pages, Pages::empty()]
+    }
+
+    fn put_away(&mut self, left: [Pages; 2]) {
+        left.into_iter().for_each(|pages| self.pool.free(pages));
+    }
+
+    fn cached_tokens(&self) -> usize {
+        self.tree.total_size()
+    }
+}
+
+/// smg's tree, sixteen tokens a page, one tenant.
+pub struct KvIndex {
+    tree: TokenTree,
+    tenant: Arc<str>,
+}
+
+impl KvIndex {
+    pub fn new() -> Self {
+        Self {
+            tree: TokenTree::new(),
+            tenant: Arc::from("worker"),
+        }
+    }
+}
+
+impl Subject for KvIndex {
+    type Given = ();
+    type Left = ();
+
+    fn given(&mut self, _: usize) {}
+
+    fn insert(&mut self, key: &[u32], (): ()) {
+        self.tree.insert_tokens(key, &self.tenant);
+    }
+
+    fn matched(&mut self, key: &[u32]) -> usize {
+        self.tree.match_prefix_with_counts(key).matched_token_count
+    }
+
+    /// A match leaves this tree as it is: an insert of the prefix is what splits.
+    fn split(&mut self, key: &[u32]) {
+        self.tree.insert_tokens(key, &self.tenant);
+    }
+
+    fn evict(&mut self, n_tokens: usize) {
+        let kept = self.cached_tokens().saturating_sub(n_tokens);
+        self.tree.evict_tenant(&self.tenant, kept);
+    }
+
+    fn put_away(&mut self, (): ()) {}
+
+    fn cached_tokens(&self) -> usize {
+        self.tree.tenant_token_size(&self.tenant)
+    }
+}

@@ -1,0 +1,414 @@
+//! The rows about the two trees.
+
+use std::hint::black_box;
+
+use souffleur::state::prefix_cache::PrefixCache;
+
+use crate::clock::{Times, time_us};
+use crate::prompts::{NEW_TOKENS, SHARED_TOKENS, prompt, tokens_of};
+use crate::report::{Operation, Row};
+use crate::subjects::{KvIndex, Ours, Subject};
+
+const ROUNDS: usize = 21;
+/// Operations a batch on small trees, as many as the caches have room for.
+const KEYS: usize = 16;
+const TOKENS_OF_KEYS: usize = 131_072;
+/// Operations a batch on large trees.
+const BATCH: usize = 256;
+/// Matches of one key a batch.
+const MATCHES: usize = 256;
+/// Leaves of a large tree that are asked for again and again.
+const IN_USE: u64 = 512;
+/// Nodes of the deep path.
+const DEPTH: usize = 32;
+
+/// Measures both trees in turn, so that what else the machine does meets both alike.
+fn both(
+    rounds: [usize; 2],
+    mut ours: impl FnMut() -> f64,
+    mut peer: impl FnMut() -> f64,
+) -> [Option<Times>; 2] {
+    let (mut of_ours, mut of_peer) = (Vec::new(), Vec::new());
+    for round in 0..rounds[0].max(rounds[1]) {
+        if round < rounds[0] {
+            of_ours.push(ours());
+        }
+        if round < rounds[1] {
+            of_peer.push(peer());
+        }
+    }
+    [of_ours, of_peer].map(|times| (!times.is_empty()).then(|| Times::new(times)))
+}
+
+/// Keys of so many tokens, in trees that hold little else.
+pub fn by_length(n_tokens: usize) -> Vec<Row> {
+    let size = format!("{}k tokens", n_tokens / 1024);
+    let row = |operation, times: [Option<Times>; 2]| Row::new(operation, &size, times);
+    let both = |mut f: Box<dyn FnMut() -> f64>, mut g: Box<dyn FnMut() -> f64>| {
+        both([ROUNDS; 2], &mut *f, &mut *g)
+    };
+    let capacity = n_tokens * (2 * KEYS + 2);
+    let ours = || Ours::new(capacity);
+    let peer = KvIndex::new;
+    let mut rows = vec![
+        row(
+            Operation::Match,
+            both(
+                match_round(ours(), n_tokens, 1),
+                match_round(peer(), n_tokens, 1),
+            ),
+        ),
+        row(
+            Operation::MatchDeep,
+            both(
+                match_round(ours(), n_tokens, DEPTH),
+                match_round(peer(), n_tokens, DEPTH),
+            ),
+        ),
+    ];
+    rows.push(row(
+        Operation::Lock,
+        both_or_ours(lock_round(ours(), n_tokens)),
+    ));
+    rows.push(row(
+        Operation::Insert,
+        both(
+            insert_round(ours(), n_tokens),
+            insert_round(peer(), n_tokens),
+        ),
+    ));
+    rows.push(row(
+        Operation::InsertHalf,
+        both(half_round(ours(), n_tokens), half_round(peer(), n_tokens)),
+    ));
+    rows.push(row(
+        Operation::Split,
+        both(split_round(ours(), n_tokens), split_round(peer(), n_tokens)),
+    ));
+    rows.push(row(
+        Operation::EvictLeaf,
+        both(evict_round(ours(), n_tokens), evict_round(peer(), n_tokens)),
+    ));
+    rows
+}
+
+fn both_or_ours(mut ours: Box<dyn FnMut() -> f64>) -> [Option<Times>; 2] {
+    both([ROUNDS, 0], &mut *ours, || 0.0)
+}
+
+/// Matches a key that the tree holds in so many nodes, one below the other.
+fn match_round(
+    mut tree: impl Subject + 'static,
+    n_tokens: usize,
+    depth: usize,
+) -> Box<dyn FnMut() -> f64> {
+    let key = tokens_of(0, n_tokens);
+    for node in 1..=depth {
+        tree.add(&key[..n_tokens * node / depth]);
+    }
+    Box::new(move || {
+        time_us(MATCHES, || {
+            for _ in 0..MATCHES {
+                assert_eq!(tree.matched(black_box(&key)), n_tokens);
+            }
+        })
+    })
+}
+
+fn lock_round(mut ours: Ours, n_tokens: usize) -> Box<dyn FnMut() -> f64> {
+    let key = tokens_of(0, n_tokens);
+    ours.add(&key);
+    Box::new(move || {
+        time_us(MATCHES, || {
+            for _ in 0..MATCHES {
+                let locked = ours.tree.lock_prefix(&ours.namespace, black_box(&key));
+                assert_eq!(locked.pages.len(), n_tokens);
+                ours.tree.unlock(locked.lock);
+            }
+        })
+    })
+}
+
+/// Blocks at the top of the heap: what is freed below them stays with the process, as it does in one that has run for
+/// long, and page faults are no part of the time.
+#[derive(Default)]
+struct HeapTop(Vec<Vec<u8>>);
+
+impl HeapTop {
+    const BLOCKS: usize = 4;
+    const BLOCK_BYTES: usize = 100_000;
+
+    /// To be called when much is held.
+    fn keep(&mut self) {
+        if self.0.len() < Self::BLOCKS {
+            self.0.push(vec![0; Self::BLOCK_BYTES]);
+        }
+    }
+}
+
+/// Runs `operation` once for each key and hands back the time of one.
+fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Vec<u32>]) -> f64 {
+    let given: Vec<S::Given> = keys.iter().map(|key| tree.given(key.len())).collect();
+    let mut left = Vec::with_capacity(keys.len());
+    // A prompt was written right before; getting pages for it is not what it should have left the caches for.
+    black_box(keys.iter().flatten().fold(0, |sum, token| sum ^ token));
+    let us = time_us(keys.len(), || {
+        for (key, given) in keys.iter().zip(given) {
+            left.push(tree.insert(black_box(key), given));
+        }
+    });
+    left.into_iter().for_each(|left| tree.put_away(left));
+    us
+}
+
+fn timed_evictions<S: Subject>(tree: &mut S, n: usize, n_tokens: usize) -> f64 {
+    let mut left = Vec::with_capacity(n);
+    let us = time_us(n, || {
+        for _ in 0..n {
+            left.push(tree.evict(black_box(n_tokens)));
+        }
+    });
+    left.into_iter().for_each(|left| tree.put_away(left));
+    us
+}
+
+fn keys_of(n_tokens: usize) -> Vec<Vec<u32>> {
+    let n_keys = KEYS.min(TOKENS_OF_KEYS / n_tokens) as u64;
+    (0..n_keys).map(|key| tokens_of(key, n_tokens)).collect()
+}
+
+fn insert_round(mut tree: impl Subject + 'static, n_tokens: usize) -> Box<dyn FnMut() -> f64> {
+    let keys = keys_of(n_tokens);
+    let mut top = HeapTop::default();
+    Box::new(move || {
+        let us = timed_inserts(&mut tree, &keys);
+        top.keep();
+        assert_eq!(tree.cached_tokens(), keys.len() * n_tokens);
+        tree.remove(usize::MAX);
+        us
+    })
+}
+
+/// Inserts keys whose first half the tree holds as the start of a node.
+fn half_round(mut tree: impl Subject + 'static, n_tokens: usize) -> Box<dyn FnMut() -> f64> {
+    let held = keys_of(n_tokens);
+    let branch = |key: &Vec<u32>| {
+        let mut key = key.clone();
+        key[n_tokens / 2..].iter_mut().for_each(|token| *token += 1);
+        key
+    };
+    let keys: Vec<Vec<u32>> = held.iter().map(branch).collect();
+    let mut top = HeapTop::default();
+    Box::new(move || {
+        held.iter().for_each(|key| tree.add(key));
+        let us = timed_inserts(&mut tree, &keys);
+        top.keep();
+        assert_eq!(tree.cached_tokens(), keys.len() * n_tokens * 3 / 2);
+        tree.remove(usize::MAX);
+        us
+    })
+}
+
+fn split_round(mut tree: impl Subject + 'static, n_tokens: usize) -> Box<dyn FnMut() -> f64> {
+    let keys = keys_of(n_tokens);
+    let mut top = HeapTop::default();
+    Box::new(move || {
+        keys.iter().for_each(|key| tree.add(key));
+        top.keep();
+        let us = time_us(keys.len(), || {
+            for key in &keys {
+                tree.split(black_box(&key[..n_tokens / 2]));
+            }
+        });
+        tree.remove(usize::MAX);
+        us
+    })
+}
+
+fn evict_round(mut tree: impl Subject + 'static, n_tokens: usize) -> Box<dyn FnMut() -> f64> {
+    let keys = keys_of(n_tokens);
+    let mut top = HeapTop::default();
+    Box::new(move || {
+        keys.iter().for_each(|key| tree.add(key));
+        top.keep();
+        let us = timed_evictions(&mut tree, keys.len(), n_tokens);
+        assert_eq!(tree.cached_tokens(), 0);
+        us
+    })
+}
+
+/// Prompts of 256 shared and 64 new tokens, in trees of so many leaves.
+pub fn by_leaves(n_leaves: u64) -> Vec<Row> {
+    let size = match n_leaves {
+        1_000_000.. => "1e6 leaves".to_owned(),
+        _ => format!("1e{} leaves", n_leaves.ilog10()),
+    };
+    let row = |operation, times: [Option<Times>; 2]| Row::new(operation, &size, times);
+    let tokens = n_leaves as usize * NEW_TOKENS;
+    let mut ours = Grove::new(Ours::new(tokens * 5 / 4 + 4_000_000), n_leaves);
+    let mut peer = Grove::new(KvIndex::new(), n_leaves);
+    // One eviction of the peer's walks the whole tree.
+    let slow_rounds = [7, 3, 2][(n_leaves.ilog10() as usize).saturating_sub(4).min(2)];
+    let mut rows = Vec::new();
+    let times = both([ROUNDS; 2], || ours.matches(), || peer.matches());
+    rows.push(row(Operation::Match, times));
+    let times = both([ROUNDS; 2], || ours.cold_matches(), || peer.cold_matches());
+    rows.push(row(Operation::MatchCold, times));
+    let times = both([ROUNDS, 0], || ours.locks(), || 0.0);
+    rows.push(row(Operation::Lock, times));
+    let times = both([ROUNDS, slow_rounds], || ours.inserts(), || peer.inserts());
+    rows.push(row(Operation::Insert, times));
+    let times = both(
+        [ROUNDS, slow_rounds],
+        || ours.evictions(BATCH),
+        || peer.evictions(1),
+    );
+    rows.push(row(Operation::EvictLeaf, times));
+    let times = both(
+        [ROUNDS, slow_rounds],
+        || ours.cycles(BATCH),
+        || peer.cycles(1),
+    );
+    rows.push(row(Operation::Cycle, times));
+    let times = both([3; 2], || ours.splits(), || peer.splits());
+    rows.push(row(Operation::Split, times));
+    let times = both([1; 2], || ours.evicts_half(), || peer.evicts_half());
+    rows.push(row(Operation::EvictHalf, times));
+    rows
+}
+
+/// A large tree under one of the two.
+struct Grove<S> {
+    tree: S,
+    /// Prompts `oldest..next` are in the tree, if nothing but this has evicted.
+    oldest: u64,
+    next: u64,
+    random: fastrand::Rng,
+    /// Asked for again and again, as what is in use is.
+    in_use: Vec<Vec<u32>>,
+}
+
+impl<S: Subject> Grove<S> {
+    fn new(mut tree: S, n_leaves: u64) -> Self {
+        (0..n_leaves).for_each(|number| tree.add(&prompt(number)));
+        let grove = Self {
+            tree,
+            oldest: 0,
+            next: n_leaves,
+            random: fastrand::Rng::with_seed(7),
+            in_use: (0..IN_USE)
+                .map(|number| prompt(number * 7_919 % n_leaves))
+                .collect(),
+        };
+        let expected = SHARED_TOKENS + n_leaves as usize * NEW_TOKENS;
+        assert_eq!(grove.tree.cached_tokens(), expected);
+        grove
+    }
+
+    fn some_prompts(&mut self) -> Vec<Vec<u32>> {
+        let range = self.oldest..self.next;
+        (0..BATCH)
+            .map(|_| prompt(self.random.u64(range.clone())))
+            .collect()
+    }
+
+    fn new_prompts(&mut self, n: usize) -> Vec<Vec<u32>> {
+        let prompts = (self.next..).take(n).map(prompt).collect();
+        self.next += n as u64;
+        prompts
+    }
+
+    fn matches(&mut self) -> f64 {
+        // The other tree has had the caches since.
+        Self::timed_matches(&mut self.tree, &self.in_use);
+        Self::timed_matches(&mut self.tree, &self.in_use)
+    }
+
+    /// Of leaves that nobody has asked for since they came in.
+    fn cold_matches(&mut self) -> f64 {
+        let prompts = self.some_prompts();
+        Self::timed_matches(&mut self.tree, &prompts)
+    }
+
+    fn timed_matches(tree: &mut S, prompts: &[Vec<u32>]) -> f64 {
+        time_us(prompts.len(), || {
+            for prompt in prompts {
+                let n_matched = tree.matched(black_box(prompt));
+                assert_eq!(n_matched, SHARED_TOKENS + NEW_TOKENS);
+            }
+        })
+    }
+
+    fn inserts(&mut self) -> f64 {
+        let prompts = self.new_prompts(BATCH);
+        let us = timed_inserts(&mut self.tree, &prompts);
+        self.tree.remove(BATCH * NEW_TOKENS);
+        us
+    }
+
+    fn evictions(&mut self, n: usize) -> f64 {
+        let us = timed_evictions(&mut self.tree, n, NEW_TOKENS);
+        let prompts = self.new_prompts(n);
+        prompts.iter().for_each(|prompt| self.tree.add(prompt));
+        us
+    }
+
+    /// Match, insert and make room for it: what a request costs a full cache.
+    fn cycles(&mut self, n: usize) -> f64 {
+        let prompts = self.new_prompts(n);
+        let given: Vec<S::Given> = prompts
+            .iter()
+            .map(|prompt| self.tree.given(prompt.len()))
+            .collect();
+        let mut left = Vec::with_capacity(2 * n);
+        let us = time_us(n, || {
+            for (prompt, given) in prompts.iter().zip(given) {
+                self.tree.matched(black_box(prompt));
+                left.push(self.tree.evict(NEW_TOKENS));
+                left.push(self.tree.insert(prompt, given));
+            }
+        });
+        left.into_iter().for_each(|left| self.tree.put_away(left));
+        us
+    }
+
+    /// Cuts leaves in their middle, each once: the newest, downwards.
+    fn splits(&mut self) -> f64 {
+        let prompts: Vec<Vec<u32>> = (0..BATCH)
+            .map(|_| {
+                self.next -= 1;
+                prompt(self.next)
+            })
+            .collect();
+        time_us(BATCH, || {
+            for prompt in &prompts {
+                self.tree
+                    .split(black_box(&prompt[..SHARED_TOKENS + NEW_TOKENS / 2]));
+            }
+        })
+    }
+
+    /// Evicts half of everything at once; the time of one node.
+    fn evicts_half(&mut self) -> f64 {
+        let half = self.tree.cached_tokens() / 2;
+        let mut left = Vec::with_capacity(1);
+        let us = time_us(half / NEW_TOKENS, || left.push(self.tree.evict(half)));
+        left.into_iter().for_each(|left| self.tree.put_away(left));
+        us
+    }
+}
+
+impl Grove<Ours> {
+    fn locks(&mut self) -> f64 {
+        let Ours {
+            tree, namespace, ..
+        } = &mut self.tree;
+        time_us(self.in_use.len(), || {
+            for prompt in &self.in_use {
+                let locked = tree.lock_prefix(namespace, black_box(prompt));
+                assert_eq!(locked.tokens, SHARED_TOKENS + NEW_TOKENS);
+                tree.unlock(locked.lock);
+            }
+        })
+    }
+}

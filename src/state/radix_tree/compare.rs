@@ -1,0 +1,21 @@
+//! How far two runs of tokens are the same.
+
+/// Tokens compared at a time by the C library's comparison, which uses the widest registers there are.
+const BLOCK: usize = 256;
+/// Tokens compared at a time inside the first block that differs.
+const LANES: usize = 16;
+
+/// Returns how many tokens `a` and `b` share from the start.
+pub(super) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    let len = a.len().min(b.len());
+    let (a, b) = (&a[..len], &b[..len]);
+    let mut same = equal_chunks::<BLOCK>(a, b);
+    same += equal_chunks::<LANES>(&a[same..], &b[same..]);
+    let tail = a[same..].iter().zip(&b[same..]);
+    same + tail.take_while(|(x, y)| x == y).count()
+}
+
+fn equal_chunks<const N: usize>(a: &[u32], b: &[u32]) -> usize {
+    let chunks = a.chunks_exact(N).zip(b.chunks_exact(N));
+    N * chunks.take_while(|(x, y)| x == y).count()
+}

@@ -1,0 +1,255 @@
+//! The edges' tokens and page ids: buffers that the nodes of one path share, and views keep alive.
+//!
+//! A split copies nothing: both halves use the buffer. It is cut back when so much of its end was evicted that
+//! keeping it would waste memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::ids::PageId;
+use crate::state::pages::{PageIds, PageRun, PageSize, Pages};
+
+/// Edges of more tokens take their pages over as they come instead of copying them.
+const LONG_TOKENS: usize = 512;
+/// Of a shared buffer's tokens one in so many may belong to nobody.
+const MAX_WASTE: usize = 8;
+
+/// What [`EdgeBuffer`] starts as before it is filled.
+static ZEROS: [u32; 2 * LONG_TOKENS] = [0; 2 * LONG_TOKENS];
+
+/// Tokens and the pages that hold their K/V.
+#[derive(Clone, Debug)]
+pub(in crate::state) enum EdgeBuffer {
+    /// The tokens, then the ids of their pages: one allocation for the many edges that are short.
+    Short(Arc<[u32]>),
+    /// The two apart.
+    Long(Arc<LongEdge>),
+}
+
+/// See [`EdgeBuffer::Long`].
+#[derive(Debug)]
+pub(in crate::state) struct LongEdge {
+    tokens: Box<[u32]>,
+    pages: PageIds,
+}
+
+impl EdgeBuffer {
+    fn short(tokens: &[u32], pages: &[PageId]) -> Self {
+        let mut buffer: Arc<[u32]> = Arc::from(&ZEROS[..tokens.len() + pages.len()]);
+        let items = Arc::get_mut(&mut buffer).expect("the buffer is new");
+        let (first, second) = items.split_at_mut(tokens.len());
+        first.copy_from_slice(tokens);
+        for (item, page) in second.iter_mut().zip(pages) {
+            *item = page.get();
+        }
+        Self::Short(buffer)
+    }
+
+    fn long(tokens: &[u32], mut pages: PageIds) -> Self {
+        if pages.capacity() > pages.len() + pages.len() / MAX_WASTE {
+            pages.shrink_to_fit();
+        }
+        let tokens = Box::from(tokens);
+        Self::Long(Arc::new(LongEdge { tokens, pages }))
+    }
+
+    /// The tokens; behind a short edge's the ids of its pages.
+    pub(in crate::state) fn tokens(&self) -> &[u32] {
+        match self {
+            Self::Short(items) => items,
+            Self::Long(edge) => &edge.tokens,
+        }
+    }
+
+    fn n_tokens(&self, page_size: PageSize) -> usize {
+        match self {
+            Self::Short(items) => items.len() / (page_size.get() + 1) * page_size.get(),
+            Self::Long(edge) => edge.tokens.len(),
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Short(a), Self::Short(b)) => Arc::ptr_eq(a, b),
+            (Self::Long(a), Self::Long(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+
+    /// The ids in `range`, which counts from the first of a long edge's pages, and of a short edge's items.
+    pub(in crate::state) fn ids(&self, range: Range<u32>) -> Ids<'_> {
+        let range = range.start as usize..range.end as usize;
+        match self {
+            Self::Short(items) => Ids::Numbers(items[range].iter()),
+            Self::Long(edge) => Ids::Ids(edge.pages[range].iter()),
+        }
+    }
+
+    fn page_range(&self, tokens: Range<u32>, page_size: PageSize) -> Range<u32> {
+        let first = match self {
+            Self::Short(_) => self.n_tokens(page_size) as u32,
+            Self::Long(_) => 0,
+        };
+        let size = page_size.get() as u32;
+        first + tokens.start / size..first + tokens.end / size
+    }
+}
+
+/// Page ids out of a buffer.
+#[derive(Clone)]
+pub(in crate::state) enum Ids<'a> {
+    Numbers(std::slice::Iter<'a, u32>),
+    Ids(std::slice::Iter<'a, PageId>),
+}
+
+impl Iterator for Ids<'_> {
+    type Item = PageId;
+
+    fn next(&mut self) -> Option<PageId> {
+        match self {
+            Self::Numbers(numbers) => numbers.next().copied().map(PageId::new),
+            Self::Ids(ids) => ids.next().copied(),
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        match self {
+            Self::Numbers(numbers) => numbers.size_hint(),
+            Self::Ids(ids) => ids.size_hint(),
+        }
+    }
+}
+
+/// A part of a buffer, in whole pages. The parts of one buffer belong to nodes that follow each other on one path and
+/// reach from its start to where its end was evicted.
+#[derive(Debug)]
+pub(super) struct Edge {
+    buffer: EdgeBuffer,
+    /// In tokens.
+    start: u32,
+    end: u32,
+}
+
+impl Edge {
+    pub(super) fn empty() -> Self {
+        Self {
+            buffer: EdgeBuffer::Short(Arc::default()),
+            start: 0,
+            end: 0,
+        }
+    }
+
+    /// Takes the pages from page `at` on, one for each page of `tokens`.
+    ///
+    /// # Panics
+    /// If there are fewer or more, or more than `u32::MAX` tokens.
+    pub(super) fn new(tokens: &[u32], pages: &mut Pages, at: usize, page_size: PageSize) -> Self {
+        let n_pages = page_size.full_pages(tokens.len());
+        let n_given = pages.len() - at;
+        assert!(
+            n_given == n_pages,
+            "{n_pages} pages of key with {n_given} pages"
+        );
+        let end = u32::try_from(tokens.len()).expect("an edge has fewer than 2^32 tokens");
+        let buffer = if tokens.len() > LONG_TOKENS {
+            EdgeBuffer::long(tokens, pages.split_off(at).surrender())
+        } else {
+            let buffer = EdgeBuffer::short(tokens, &pages.ids()[at..]);
+            pages.surrender_from(at);
+            buffer
+        };
+        Self {
+            buffer,
+            start: 0,
+            end,
+        }
+    }
+
+    pub(super) fn tokens(&self) -> &[u32] {
+        &self.buffer.tokens()[self.start as usize..self.end as usize]
+    }
+
+    /// The buffer and which of its tokens are the edge's.
+    pub(super) fn part(&self) -> (EdgeBuffer, Range<u32>) {
+        (self.buffer.clone(), self.start..self.end)
+    }
+
+    /// Number of tokens.
+    pub(super) fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    pub(super) fn pages(&self, page_size: PageSize) -> Ids<'_> {
+        let range = self.buffer.page_range(self.start..self.end, page_size);
+        self.buffer.ids(range)
+    }
+
+    /// Appends the pages, without the first `skip`, to a view.
+    pub(super) fn push_pages(&self, run: &mut PageRun, skip: usize, page_size: PageSize) {
+        let range = self.buffer.page_range(self.start..self.end, page_size);
+        run.push_edge(&self.buffer, range.start + skip as u32..range.end);
+    }
+
+    /// Moves the pages behind `ids`.
+    pub(super) fn move_pages(self, ids: &mut PageIds, page_size: PageSize) {
+        let is_whole = self.len() == self.buffer.n_tokens(page_size);
+        match self.buffer {
+            EdgeBuffer::Long(edge) if is_whole && ids.is_empty() => {
+                *ids = match Arc::try_unwrap(edge) {
+                    Ok(edge) => edge.pages,
+                    Err(shared) => shared.pages.clone(),
+                };
+            }
+            _ => self.copy_pages(ids, page_size),
+        }
+    }
+
+    fn copy_pages(&self, ids: &mut PageIds, page_size: PageSize) {
+        match self.pages(page_size) {
+            Ids::Ids(own) => ids.extend_from_slice(own.as_slice()),
+            Ids::Numbers(numbers) => {
+                let n_before = ids.len();
+                ids.resize(n_before + numbers.len(), PageId::new(0));
+                for (id, number) in ids[n_before..].iter_mut().zip(numbers) {
+                    *id = PageId::new(*number);
+                }
+            }
+        }
+    }
+
+    /// Keeps everything from token `at` on and returns what stands before it.
+    pub(super) fn cut_front(&mut self, at: usize) -> Self {
+        let middle = self.start + at as u32;
+        let front = Self {
+            buffer: self.buffer.clone(),
+            start: self.start,
+            end: middle,
+        };
+        self.start = middle;
+        front
+    }
+
+    pub(super) fn shares_with(&self, other: &Self) -> bool {
+        self.buffer.is_same(&other.buffer)
+    }
+
+    /// A buffer without what nobody has behind this edge, if that is worth the copy.
+    pub(super) fn cut_buffer(&self, page_size: PageSize) -> Option<EdgeBuffer> {
+        let (used, held) = (self.end as usize, self.buffer.n_tokens(page_size));
+        if (held - used) * MAX_WASTE <= held {
+            return None;
+        }
+        let tokens = &self.buffer.tokens()[..used];
+        let pages = self.buffer.page_range(0..self.end, page_size);
+        let ids: PageIds = self.buffer.ids(pages).collect();
+        Some(match used > LONG_TOKENS {
+            true => EdgeBuffer::long(tokens, ids),
+            false => EdgeBuffer::short(tokens, &ids),
+        })
+    }
+
+    /// Uses a buffer that holds the same at the same places.
+    pub(super) fn move_to(&mut self, buffer: EdgeBuffer) {
+        self.buffer = buffer;
+    }
+}
