@@ -30,6 +30,7 @@ use souffleur::state::plan::{
     AdmitRequest, Admitted, CacheCounts, Candidate, Grant, PlanRequest, Planned, PublishKey,
     Reservation, Settle, SettleRelease,
 };
+use souffleur::state::preemption::Rank;
 use souffleur::state::prefill_adder::{PrefillAdder, PrefillLimits};
 use tokio::sync::oneshot;
 
@@ -152,10 +153,14 @@ impl WorkerIndex {
                 max_new_tokens: 0,
                 ignore_eos: false,
                 waits: 0,
+                rank: Rank::default(),
+                wants_logprobs: false,
                 continues_at: None,
             }],
             max_new_rows: self.free_rows,
             prefix_wait: false,
+            mixes: false,
+            preemption: None,
         }
     }
 

@@ -178,12 +178,12 @@ impl Transaction<'_> {
             };
             let has_row = new_rows < request.max_new_rows;
             let admitted = match self.judge(&mut adder, candidate, wait, has_row) {
-                Outcome::Admitted(admitted) => admitted,
-                Outcome::Held => {
+                Ok(admitted) => admitted,
+                Err(NotNow::Held) => {
                     self.verdict.held.push(candidate.seq);
                     continue;
                 }
-                Outcome::Refused(refusal) => {
+                Err(NotNow::Refused(refusal)) => {
                     self.refuse(candidate, refusal);
                     let preempt = request.preemption.as_ref();
                     let preempt =
@@ -213,18 +213,18 @@ impl Transaction<'_> {
         candidate: &Candidate,
         in_flight: &[&Candidate],
         has_row: bool,
-    ) -> Outcome {
+    ) -> Result<Admitted, NotNow> {
         if !self.verdict.admitted.is_empty() {
             let budget = adder.budget(self.available());
             if budget != Budget::Continue {
-                return Outcome::Refused(Refusal::Budget(budget));
+                return Err(NotNow::Refused(Refusal::Budget(budget)));
             }
         }
         if let Some(prefix_len) = candidate.continues_at {
-            return Outcome::Admitted(self.continue_chunk(adder, candidate, prefix_len));
+            return Ok(self.continue_chunk(adder, candidate, prefix_len));
         }
         if !has_row {
-            return Outcome::Refused(Refusal::NoRow);
+            return Err(NotNow::Refused(Refusal::NoRow));
         }
         self.admit_one(adder, candidate, in_flight)
     }
@@ -302,7 +302,7 @@ impl Transaction<'_> {
         adder: &mut PrefillAdder,
         candidate: &Candidate,
         in_flight: &[&Candidate],
-    ) -> Outcome {
+    ) -> Result<Admitted, NotNow> {
         let limit = candidate.match_limit.min(candidate.tokens.len());
         let locked = self
             .cache
@@ -313,7 +313,7 @@ impl Transaction<'_> {
                 .any(|other| shares_more(candidate, other, locked.tokens, limit));
         if is_growing {
             self.cache.unlock(locked.lock);
-            return Outcome::Held;
+            return Err(NotNow::Held);
         }
         let (len, max_new) = (candidate.tokens.len(), candidate.max_new_tokens);
         let decision = if candidate.ignore_eos && self.cache.is_disabled() {
@@ -325,9 +325,9 @@ impl Transaction<'_> {
         match decision {
             Decision::Refuse(budget) => {
                 self.cache.unlock(locked.lock);
-                Outcome::Refused(Refusal::Budget(budget))
+                Err(NotNow::Refused(Refusal::Budget(budget)))
             }
-            Decision::Admit { end, chunked } => Outcome::Admitted(Admitted {
+            Decision::Admit { end, chunked } => Ok(Admitted {
                 seq: candidate.seq,
                 departure: self.cache.departure(
                     &candidate.namespace,
@@ -390,13 +390,14 @@ impl Transaction<'_> {
     }
 }
 
-enum Outcome {
-    Admitted(Admitted),
+/// Why a candidate is not in this plan.
+enum NotNow {
+    /// It waits for a prefix that another one computes.
     Held,
     Refused(Refusal),
 }
 
-/// Why a candidate is not admitted.
+/// What a candidate lacks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Refusal {
     Budget(Budget),
