@@ -14,7 +14,7 @@ use souffleur::state::pools::Pools;
 use souffleur::state::probe::run_probe;
 use souffleur::state::radix_tree::RadixTree;
 use souffleur::state::sampling::SamplingParams;
-use souffleur::state::scheduler::{Next, QueueRules, Scheduler, SchedulerLimits};
+use souffleur::state::scheduler::{BatchRules, Next, QueueRules, Scheduler, SchedulerLimits};
 use souffleur::state::sequence::Submission;
 use souffleur::state::transaction::run_plan;
 
@@ -39,6 +39,7 @@ impl Shape {
             max_prefill_tokens: 16_384,
             chunk_tokens: Some(8_192),
             prefix_wait: true,
+            rules: BatchRules::default(),
             schedule_conservativeness: 1.0,
             max_pins: 0,
             queue: QueueRules::default(),
