@@ -17,6 +17,8 @@ use crate::state::scheduler::{
 
 /// Most tokens a page: beyond that a page is a prompt, and little is shared.
 const MAX_PAGE_TOKENS: u32 = 256;
+/// Room for the message log's header and end, and something between them.
+const MIN_RECORD_BYTES: u64 = 64 << 10;
 /// A token of prompt, one generated, and the one that an admission keeps free.
 const MIN_CONTEXT_TOKENS: usize = 3;
 /// Requests let in beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with
@@ -103,6 +105,10 @@ pub struct EngineConfig {
     pub client_backlog_bytes: usize,
     /// Takes and returns token ids only; no tokenizer is loaded.
     pub skip_tokenizer_init: bool,
+    /// File for the message log; none is kept when absent. It holds prompts, as token ids.
+    pub record: Option<PathBuf>,
+    /// Size at which the message log ends.
+    pub record_max_bytes: u64,
 }
 
 impl Default for EngineConfig {
@@ -146,6 +152,8 @@ impl Default for EngineConfig {
             client_channel_events: 64,
             client_backlog_bytes: 1 << 20,
             skip_tokenizer_init: false,
+            record: None,
+            record_max_bytes: 1 << 30,
         }
     }
 }
@@ -228,6 +236,10 @@ impl EngineConfig {
                 format!("is {seconds}, must be more than 0; leave it out for no limit")
             })?;
         }
+        let record_bytes = self.record_max_bytes;
+        check(record_bytes >= MIN_RECORD_BYTES, "record_max_bytes", || {
+            format!("is {record_bytes}, must be at least {MIN_RECORD_BYTES}")
+        })?;
         let (chunk, page) = (self.chunked_prefill_size, self.page_size);
         check(
             chunk <= 0 || chunk >= i64::from(page),

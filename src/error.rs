@@ -124,7 +124,7 @@ fn milliseconds(seconds: f64) -> u64 {
 }
 
 /// Why a step did not run to its end.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum StepError {
     /// Refused before anything was launched: no K/V was written.
     #[error("rejected: {0}")]

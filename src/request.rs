@@ -51,7 +51,7 @@ impl GenerateRequest {
 }
 
 /// How long a request may take before it fails with `timeout`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RequestTimeouts {
     /// Seconds from intake to the first step; `None` for no limit.
     pub waiting_s: Option<f64>,

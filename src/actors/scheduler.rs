@@ -1,6 +1,6 @@
 //! The Scheduler: owns the queue, the running batch and the plan. It is the only initiator of plans.
 //!
-//! The decisions are [`state::scheduler::Scheduler`]'s; a handler here unpacks, calls it, and sends what comes out.
+//! The decisions are [`state::scheduler::Scheduler`](crate::state::scheduler::Scheduler)'s; a handler here unpacks, calls it, and sends what comes out.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::error::RequestError;
 use crate::executor::{RowWork, StepPlan};
 use crate::metrics::SchedulerMetrics;
-use crate::state;
+use crate::record::RecordedScheduler;
 use crate::state::scheduler::Next;
 
 /// How often pins are looked through for those whose time has passed.
@@ -44,7 +44,8 @@ pub struct Links {
 /// The actor around the planner.
 pub struct Scheduler {
     note: DeathNote,
-    state: state::scheduler::Scheduler,
+    /// Every call that changes it is written to the message log, if one is kept.
+    state: RecordedScheduler,
     links: Links,
     metrics: SchedulerMetrics,
     pins_asked: FxHashMap<u64, oneshot::Sender<usize>>,
@@ -59,7 +60,7 @@ pub struct Scheduler {
 impl Scheduler {
     /// An actor with nothing inside.
     pub fn new(
-        state: state::scheduler::Scheduler,
+        state: RecordedScheduler,
         links: Links,
         metrics: SchedulerMetrics,
         note: DeathNote,
@@ -138,6 +139,7 @@ impl Actor for Scheduler {
                 .state
                 .expire_pins(scheduler.started.elapsed().as_secs());
             scheduler.drive();
+            scheduler.state.flush();
         });
         ctx.run_interval(DEADLINE_SWEEP, |scheduler, _| {
             let now_s = scheduler.started.elapsed().as_secs_f64();

@@ -17,26 +17,18 @@ use crate::actors::tokenizer::{self, Tokenizer, TokenizerSettings};
 use crate::actors::watchdog::{DeathNote, StopActor};
 use crate::error::StartError;
 use crate::metrics::{RequestMetrics, SchedulerMetrics};
-use crate::state;
-use crate::state::eviction::EvictionPolicy;
+use crate::record::{LogSink, RecordedScheduler};
+use crate::state::control::{ControlSetup, ControlStates};
 use crate::state::pages::PoolLedger;
-use crate::state::plain_cache::PlainCache;
-use crate::state::policy::schedule_policy;
-use crate::state::pools::Pools;
-use crate::state::prefix_cache::PrefixCache;
-use crate::state::radix_tree::RadixTree;
-use crate::state::scheduler::SchedulerLimits;
 
 /// Everything that it takes to build a unit, and to build it again.
 pub struct Blueprint {
     /// Label of metrics.
     pub model_name: String,
-    /// Bounds of the scheduler, of the pools too.
-    pub limits: SchedulerLimits,
-    /// Order of the waiting queue, a name that [`schedule_policy`] knows.
-    pub schedule_policy: String,
-    /// `None` recomputes every prefix.
-    pub eviction_policy: Option<EvictionPolicy>,
+    /// How the control states begin; its names and sizes have been checked.
+    pub control: ControlSetup,
+    /// Where every unit writes its part of the message log, if one is kept.
+    pub record: Option<Arc<LogSink>>,
     /// What the Tokenizer knows.
     pub tokenizer: TokenizerSettings,
     /// Loads the executor on its thread.
@@ -128,26 +120,28 @@ fn wire(
     died: &Recipient<ActorDied>,
     thread: ExecutorThread,
 ) -> Unit {
-    let ledger = Arc::new(PoolLedger::default());
+    let states = blueprint.control.build();
+    let ControlStates {
+        scheduler: state,
+        cache,
+        pools,
+        ledger,
+    } = states.expect("the names and sizes were checked with the configuration");
     let note = |actor| DeathNote::new(actor, generation, died.clone(), ledger.clone());
     let tokenizer_arbiter = Arbiter::new();
     let mut parts = None;
     let scheduler = Scheduler::create(|ctx| {
         let me = ctx.address();
         let allocator = Allocator::new(
-            pools(&blueprint.limits, &ledger),
+            pools,
             PlannedTo::Scheduler(Mailbox::of(&me, "scheduler", "StepPlanned")),
             note("allocator"),
         )
         .start();
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
-        let radix_cache = RadixCache::new(
-            cache(blueprint, &ledger),
-            reserve.clone(),
-            note("radix_cache"),
-        )
-        .answering(Mailbox::of(&me, "scheduler", "PrefixesProbed"))
-        .start();
+        let radix_cache = RadixCache::new(cache, reserve.clone(), note("radix_cache"))
+            .answering(Mailbox::of(&me, "scheduler", "PrefixesProbed"))
+            .start();
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
         let executor = Executor::new(steps, note("executor")).start();
@@ -159,10 +153,8 @@ fn wire(
             executor: Mailbox::of(&executor, "executor", "RunStep"),
             tokenizer: Mailbox::of(&tokenizer, "tokenizer", "TokensReady"),
         };
-        let policy = schedule_policy(&blueprint.schedule_policy)
-            .expect("the policy's name was checked with the configuration");
-        let state =
-            state::scheduler::Scheduler::new(blueprint.limits.clone(), policy, ledger.clone());
+        let recorder = blueprint.record.as_ref();
+        let state = RecordedScheduler::new(state, recorder.map(|sink| sink.recorder(generation)));
         let metrics = SchedulerMetrics::register(&blueprint.model_name);
         let stop = vec![
             me.recipient(),
@@ -222,31 +214,5 @@ fn doors(
         stats: scheduler.clone().recipient(),
         prefix_report: tokenizer.clone().recipient(),
         drain: tokenizer.clone().recipient(),
-    }
-}
-
-fn pools(limits: &SchedulerLimits, ledger: &Arc<PoolLedger>) -> Pools {
-    let pages = limits.total_pages as u32;
-    Pools::new(
-        pages,
-        limits.total_rows as u32,
-        limits.page_size,
-        ledger.clone(),
-    )
-}
-
-fn cache(blueprint: &Blueprint, ledger: &Arc<PoolLedger>) -> Box<dyn PrefixCache> {
-    let page_size = blueprint.limits.page_size;
-    let has_diagnostics = blueprint.tokenizer.prefix_history.is_some();
-    match blueprint.eviction_policy {
-        Some(policy) => {
-            let tree = RadixTree::new(page_size, policy, ledger.clone());
-            match has_diagnostics {
-                true => Box::new(tree.with_diagnostics()),
-                false => Box::new(tree),
-            }
-        }
-        None if has_diagnostics => Box::new(PlainCache::new(page_size).with_diagnostics()),
-        None => Box::new(PlainCache::new(page_size)),
     }
 }

@@ -300,6 +300,18 @@ pub struct EngineFlags {
         hide_short_help = true
     )]
     pub client_backlog_bytes: Option<usize>,
+
+    /// Write what enters the scheduler, prompts included, to a file for `souffleur replay-log`
+    #[arg(long, value_name = "FILE", help_heading = "Log")]
+    pub record: Option<PathBuf>,
+    /// Size at which the message log ends
+    #[arg(
+        long,
+        value_name = "BYTES",
+        help_heading = "Log",
+        hide_short_help = true
+    )]
+    pub record_max_bytes: Option<u64>,
 }
 
 /// Section `[server]`.

@@ -22,6 +22,7 @@ mod local;
 mod logits;
 mod plan;
 mod progress;
+mod replay_log;
 mod serve;
 mod signals;
 mod simulate;
@@ -63,6 +64,8 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Simulate this engine's scheduler and cache under a trace, on hardware that need not be here
     Simulate(Box<simulate::SimulateArgs>),
+    /// Run the scheduler on a log of --record and compare every decision; exit code 1 at the first difference
+    ReplayLog(Box<replay_log::ReplayLogArgs>),
     /// Write the logits of prompts to a file, for comparison with other implementations
     #[command(hide = true)]
     Logits(Box<logits::LogitsArgs>),
@@ -119,6 +122,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Some(Command::Simulate(args)) => {
             simulate::run(&args, settings(&args.flags.clone().into())?)
         }
+        Some(Command::ReplayLog(args)) => replay_log::run(&args),
         Some(Command::Logits(args)) => logits::run(&args),
     }
 }

@@ -17,10 +17,15 @@ use crate::kernels::cpu::default_threads;
 use crate::model::generation::GenerationConfig;
 use crate::model::text::TextModel;
 use crate::model::weights;
+use crate::record::LogSink;
+use crate::state::control::ControlSetup;
 use crate::state::kv_layout::KvLayout;
 use crate::state::pages::PageSize;
 use crate::state::prefix_history::HistoryLimits;
 use crate::state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
+
+/// Pages have ids of 32 bits.
+const MAX_PAGES: usize = u32::MAX as usize;
 
 /// Hears how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
 #[derive(Clone)]
@@ -144,9 +149,18 @@ impl EngineParts {
             key: "page_size".to_owned(),
             reason: "is 0, must be at least 1".to_owned(),
         })?;
+        let total_pages = page_size.full_pages(info.max_total_tokens);
+        if total_pages >= MAX_PAGES {
+            return Err(ConfigError {
+                key: "max_total_tokens".to_owned(),
+                reason: format!(
+                    "makes {total_pages} pages, limit is {MAX_PAGES}: use larger pages"
+                ),
+            });
+        }
         Ok(SchedulerLimits {
             page_size,
-            total_pages: page_size.full_pages(info.max_total_tokens),
+            total_pages,
             total_rows: info.max_running_requests,
             max_prefill_tokens: config.max_prefill_tokens,
             chunk_tokens: config.chunk_tokens(),
@@ -165,7 +179,7 @@ impl EngineParts {
     pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
         let info = &self.info;
         let limits = Self::scheduler_limits(info, config)?;
-        let (page_size, eviction_policy) = (limits.page_size, limits.queue.eviction_policy);
+        let page_size = limits.page_size;
         let tokenizer = TokenizerSettings {
             text: self.text.clone(),
             vocab_size: info.vocab_size,
@@ -182,15 +196,34 @@ impl EngineParts {
                 max_evicted_pages: config.prefix_diagnostics_pages,
             }),
         };
-        Ok(Blueprint {
-            model_name: info.served_model_name.clone(),
+        let control = ControlSetup {
             limits,
             schedule_policy: config.schedule_policy.clone(),
-            eviction_policy,
+            diagnoses_misses: config.prefix_diagnostics,
+        };
+        Ok(Blueprint {
+            model_name: info.served_model_name.clone(),
+            record: record(config, &control)?,
+            control,
             tokenizer,
             executor: self.executor.clone(),
         })
     }
+}
+
+/// The message log, if one is asked for.
+fn record(
+    config: &EngineConfig,
+    control: &ControlSetup,
+) -> Result<Option<Arc<LogSink>>, ConfigError> {
+    let Some(path) = &config.record else {
+        return Ok(None);
+    };
+    let sink = LogSink::create(path, config.record_max_bytes, control);
+    sink.map(Some).map_err(|error| ConfigError {
+        key: "record".to_owned(),
+        reason: format!("{}: {error}", path.display()),
+    })
 }
 
 fn stored_dtype(dtype: Dtype) -> Option<weights::Dtype> {

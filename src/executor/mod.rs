@@ -133,7 +133,7 @@ impl RowWork {
 }
 
 /// Which log probabilities a request wants. Names follow SGLang.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LogprobWish {
     /// Position in the prompt whose logits are the first wanted; `None` for the output's log probabilities only.
     pub start: Option<u32>,

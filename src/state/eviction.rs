@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// What a policy may look at. Times are readings of the tree's logical clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,6 +196,31 @@ impl EvictionPolicy {
     /// Returns the node's place in the order: the smallest goes first.
     pub fn key(self, node: &NodeUse) -> EvictionKey {
         self.rank.key(node, &self.parameters)
+    }
+}
+
+/// A policy as it is written.
+#[derive(Serialize, Deserialize)]
+struct NamedPolicy {
+    name: String,
+    parameters: EvictionParameters,
+}
+
+impl Serialize for EvictionPolicy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let named = NamedPolicy {
+            name: self.name.to_owned(),
+            parameters: self.parameters,
+        };
+        named.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for EvictionPolicy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let named = NamedPolicy::deserialize(deserializer)?;
+        let policy = Self::from_name(&named.name).map_err(serde::de::Error::custom)?;
+        Ok(policy.with_parameters(named.parameters))
     }
 }
 

@@ -4,6 +4,7 @@
 //! every structure is property-tested, replayed and simulated as it is.
 
 pub mod completion_order;
+pub mod control;
 pub mod detok;
 pub mod eviction;
 pub mod kv_layout;

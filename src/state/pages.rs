@@ -20,7 +20,8 @@ use crate::state::radix_tree::{EdgeBuffer, Ids};
 pub(in crate::state) type PageIds = SmallVec<[PageId; 4]>;
 
 /// Tokens in one page: 1 by default; 16, 32 and 64 are usual, anything positive works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
 pub struct PageSize(NonZeroU32);
 
 impl PageSize {

@@ -29,7 +29,7 @@ impl Rank {
 }
 
 /// How priorities are used, where they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PriorityRules {
     /// Small numbers are served sooner.
     pub low_values_first: bool,

@@ -9,6 +9,7 @@ mod overload;
 mod policies;
 mod prefixes;
 mod quiet;
+mod recording;
 mod shutdown;
 mod slow_clients;
 mod watchdog;

@@ -133,7 +133,7 @@ pub fn effective_policy(
 }
 
 /// Whether the priorities of requests count, and which way round.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum PriorityOrder {
     /// The policy alone decides.
     #[default]

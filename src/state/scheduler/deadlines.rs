@@ -8,6 +8,11 @@ use crate::state::sequence::{Phase, Sequence};
 use super::Scheduler;
 
 impl Scheduler {
+    /// False if [`expire_requests`](Self::expire_requests) would look at nobody.
+    pub fn has_timeouts(&self) -> bool {
+        self.has_timeouts
+    }
+
     /// Ends the requests whose time is over at `now_s`, on the clock of their `submitted_s`. To be called now and
     /// then: a request runs from the first call that finds it admitted, so its limit is never cut short.
     pub fn expire_requests(&mut self, now_s: f64) {
@@ -15,7 +20,8 @@ impl Scheduler {
             return;
         }
         self.has_timeouts = false;
-        let inside: Vec<SeqId> = self.by_rid.values().copied().collect();
+        let mut inside: Vec<SeqId> = self.by_rid.values().copied().collect();
+        inside.sort_unstable();
         for seq in inside {
             let sequence = &mut self.sequences[seq];
             self.has_timeouts |= sequence.request.timeouts.any();

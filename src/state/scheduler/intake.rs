@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::error::RequestError;
-use crate::ids::{RequestId, SeqId};
+use crate::ids::{IntakeId, RequestId, SeqId};
 use crate::request::{CancelFlag, FinishReason};
 use crate::state::news::{RequestEnd, RequestTokens};
 use crate::state::pages::PageSize;
@@ -72,6 +72,7 @@ impl Scheduler {
     /// Takes a request in, at the end of the queue. A request cancelled already ends at once; so does one whose id
     /// is in flight.
     pub fn submit(&mut self, request: Submission) {
+        self.cancels_seen.clear();
         let rid = request.rid.clone();
         if self.by_rid.contains_key(&rid) {
             let error = RequestError::DuplicateRequest(rid.as_str().to_owned());
@@ -82,7 +83,10 @@ impl Scheduler {
         }
         self.is_dirty = true;
         self.has_timeouts |= request.timeouts.any();
-        let is_cancelled = request.cancel.is_raised();
+        if request.cancel.is_raised() {
+            self.cancels_seen.push(request.intake);
+        }
+        let is_cancelled = !self.cancels_seen.is_empty();
         let mut sequence = Sequence::new(request);
         sequence.arrival_prefilled_tokens = self.prefilled_tokens;
         let seq = self.sequences.insert(sequence);
@@ -116,9 +120,10 @@ impl Scheduler {
         }
     }
 
-    /// Cancels everything inside.
+    /// Cancels everything inside, oldest first.
     pub fn cancel_all(&mut self) {
-        let inside: Vec<SeqId> = self.by_rid.values().copied().collect();
+        let mut inside: Vec<SeqId> = self.by_rid.values().copied().collect();
+        inside.sort_unstable();
         for seq in inside {
             self.abort(seq);
         }
@@ -143,13 +148,34 @@ impl Scheduler {
 
     /// Ends the requests at the head of the queue whose flag was raised and whose message is still on its way.
     pub(super) fn sweep_cancelled(&mut self) {
-        let is_cancelled = |seq: &&SeqId| self.sequences[**seq].request.cancel.is_raised();
-        let waiting = self.retracted.iter().chain(&self.waiting);
+        let is_cancelled = |seq: &SeqId| {
+            !self.swept.contains(seq) && self.sequences[*seq].request.cancel.is_raised()
+        };
+        let waiting = self.retracted.iter().chain(&self.waiting).copied();
         let head = waiting.take(MAX_CANDIDATES);
-        let cancelled: Vec<SeqId> = head.filter(is_cancelled).copied().collect();
+        let cancelled: Vec<SeqId> = head.clone().filter(is_cancelled).collect();
+        if self.waiting.len() > MAX_CANDIDATES {
+            // A plan may sweep again, in another order; a flag raised in between counts for the next plan, so that
+            // whose flag a plan saw says all.
+            self.swept.extend(head);
+        }
         for seq in cancelled {
+            self.cancels_seen.push(self.sequences[seq].request.intake);
             self.abort(seq);
         }
+    }
+
+    /// The requests whose raised flag the last [`submit`](Self::submit), [`next`](Self::next) or
+    /// [`probed`](Self::probed) came upon. A flag is raised by another thread at any time: when it was seen is an input
+    /// that comes in no message.
+    pub fn cancels_seen(&self) -> &[IntakeId] {
+        &self.cancels_seen
+    }
+
+    /// The request that has this id now, and its flag.
+    pub fn in_flight(&self, rid: &RequestId) -> Option<(IntakeId, &CancelFlag)> {
+        let request = &self.sequences[*self.by_rid.get(rid)?].request;
+        Some((request.intake, &request.cancel))
     }
 }
 

@@ -31,11 +31,11 @@ mod rules;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::executor::{RowResult, StepPlan, TableDelta};
-use crate::ids::{RequestId, RowId, SeqId, StepId};
+use crate::ids::{IntakeId, RequestId, RowId, SeqId, StepId};
 use crate::state::eviction::EvictionPolicy;
 use crate::state::news::{RequestEnd, RequestTokens};
 use crate::state::pages::{PageSize, Pages, PoolLedger};
@@ -55,7 +55,7 @@ pub use rules::{BatchRules, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN
 const MAX_STEPS_IN_FLIGHT: usize = 2;
 
 /// What bounds the scheduler.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct SchedulerLimits {
     /// Tokens a page.
     pub page_size: PageSize,
@@ -142,6 +142,10 @@ pub struct Scheduler {
     recovering: bool,
     /// Something happened since the last plan was opened; without it the next plan would come out the same.
     is_dirty: bool,
+    /// See [`Scheduler::cancels_seen`].
+    cancels_seen: Vec<IntakeId>,
+    /// Whose flags this plan has looked at, if the queue is longer than what is looked at.
+    swept: FxHashSet<SeqId>,
     next_step: StepId,
     free_pages: usize,
     free_rows: usize,
@@ -237,6 +241,8 @@ impl Scheduler {
             preempted: Vec::new(),
             recovering: false,
             is_dirty: false,
+            cancels_seen: Vec::new(),
+            swept: FxHashSet::default(),
             next_step: StepId::new(1),
             free_pages: limits.total_pages,
             free_rows: limits.total_rows,

@@ -1,8 +1,7 @@
 //! Prefixes kept in memory for hosts: bounded, with a time to live, revoked before a request is refused for them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-
-use rustc_hash::FxHashMap;
 
 use crate::error::RequestError;
 use crate::state::namespace::Namespace;
@@ -14,7 +13,8 @@ use super::Scheduler;
 /// The pins and what is to be said of them to the tree.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
-    held: FxHashMap<u64, Pin>,
+    /// In order, so that locks go back in one order.
+    held: BTreeMap<u64, Pin>,
     demands: Vec<PinDemand>,
     released: Vec<NodeLock>,
     granted: Vec<(u64, usize)>,
@@ -133,6 +133,11 @@ impl Scheduler {
         for pin in expired.collect::<Vec<u64>>() {
             self.unpin(pin);
         }
+    }
+
+    /// True if [`expire_pins`](Self::expire_pins) would give one back.
+    pub fn has_expired_pins(&self, now_s: u64) -> bool {
+        self.pins.held.values().any(|pin| pin.expires_s <= now_s)
     }
 
     /// Takes the pins that were granted: number, and tokens that are cached and stay.

@@ -21,10 +21,12 @@ impl Scheduler {
     /// is answered by [`Scheduler::planned`].
     #[allow(clippy::should_implement_trait)] // `Nothing` is no end: the next event brings more
     pub fn next(&mut self) -> Next {
-        if self.has_open_plan() || self.steps.len() >= MAX_STEPS_IN_FLIGHT || !self.is_dirty {
+        if self.must_wait() {
             return Next::Nothing;
         }
         self.is_dirty = false;
+        self.cancels_seen.clear();
+        self.swept.clear();
         self.take_next_policy();
         if self.recovering {
             return self.recover();
@@ -80,6 +82,11 @@ impl Scheduler {
             decode,
         });
         Next::Plan(Box::new(request))
+    }
+
+    /// True when [`next`](Self::next) would say `Nothing` without looking further, and change nothing.
+    pub fn must_wait(&self) -> bool {
+        self.has_open_plan() || self.steps.len() >= MAX_STEPS_IN_FLIGHT || !self.is_dirty
     }
 
     /// A request with nothing but what a probe left to be carried on.

@@ -19,7 +19,7 @@ const TOUCH_INTERVAL: u64 = 32;
 const MAX_TOUCHED: usize = 128;
 
 /// What orders the queue besides the policy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct QueueRules {
     /// Whether priorities count.
     pub priority: PriorityOrder,
@@ -112,6 +112,8 @@ impl Scheduler {
     pub fn probed(&mut self, reply: ProbeReply) -> Next {
         debug_assert!(self.is_probing, "the tree answers only what it was asked");
         self.is_probing = false;
+        self.cancels_seen.clear();
+        self.swept.clear();
         for checkpointed in reply.checkpointed {
             self.take_checkpointed(checkpointed);
         }

@@ -11,7 +11,7 @@ pub const PREFILL_DECODE_INTERVAL: usize = 1;
 pub const PREFILL_DECODE_INTERVAL_MIN_BS: usize = 1;
 
 /// How prefills and decodes share the steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BatchRules {
     /// Requests that decode ride in the steps that prefill others, a token each; needs chunked prefill.
     pub mixed_chunk: bool,

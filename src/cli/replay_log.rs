@@ -1,0 +1,79 @@
+//! `souffleur replay-log`: the control states on a message log.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use souffleur::record::file::Ending;
+use souffleur::record::replay::{Counts, Replayed, replay};
+use souffleur::state::control::ControlSetup;
+
+use super::{Failure, say};
+
+#[derive(Args, Debug)]
+pub struct ReplayLogArgs {
+    /// The log, as --record wrote it
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+/// Runs the command.
+pub fn run(args: &ReplayLogArgs) -> Result<(), Failure> {
+    let shown = args.file.display();
+    let in_file = |reason: String| Failure::Failed(format!("{shown}: {reason}"));
+    let file = File::open(&args.file).map_err(|error| in_file(error.to_string()))?;
+    let replayed = replay(BufReader::new(file), &ControlSetup::build);
+    let replayed = replayed.map_err(|error| in_file(error.to_string()))?;
+    show(&replayed);
+    if let Some(difference) = &replayed.difference {
+        return Err(in_file(difference.to_string()));
+    }
+    if replayed.has_gap {
+        let n_dropped = replayed.n_dropped;
+        return Err(in_file(format!(
+            "has a gap: the disk did not follow and records are missing ({n_dropped} are counted); what is behind them cannot be replayed"
+        )));
+    }
+    Ok(())
+}
+
+fn show(replayed: &Replayed) {
+    let header = &replayed.header;
+    let control = &header.control;
+    say(format_args!(
+        "written by    souffleur {}: {}, {} pages of {}, {} rows",
+        header.engine_version,
+        control.schedule_policy,
+        control.limits.total_pages,
+        control.limits.page_size,
+        control.limits.total_rows,
+    ));
+    let Counts {
+        records,
+        events,
+        units,
+        plans,
+        steps,
+        requests,
+        prompt_tokens,
+        output_tokens,
+    } = replayed.counts;
+    say(format_args!(
+        "replayed      {records} records: {events} events, {plans} plans, {steps} steps of {units} units"
+    ));
+    say(format_args!(
+        "requests      {requests}: {prompt_tokens} prompt tokens, {output_tokens} tokens generated"
+    ));
+    let ending = match (&replayed.difference, replayed.ending) {
+        (Some(_), _) => "not reached",
+        (None, Ending::Closed) => "the engine stopped",
+        (None, Ending::SizeLimit) => "the log reached its greatest size",
+        (None, Ending::CutOff) => "cut off: whatever was not written whole is missing",
+    };
+    say(format_args!("end           {ending}"));
+    if replayed.difference.is_none() {
+        say("every plan came out as recorded");
+    }
+}

@@ -1,0 +1,124 @@
+//! Where two values of one type differ, by the names of their fields.
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// Characters of a value that a report shows.
+const SHOWN_CHARS: usize = 120;
+
+/// One place where two values differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldDifference {
+    /// The path to it, as `rows[3].seq`; empty for the whole value.
+    pub field: String,
+    /// What the log says.
+    pub recorded: String,
+    /// What the replay says.
+    pub replayed: String,
+}
+
+/// The first place where the two differ; `None` when their fields are all the same.
+pub fn first_difference<T: Serialize>(recorded: &T, replayed: &T) -> Option<FieldDifference> {
+    let value = |of: &T| serde_json::to_value(of).unwrap_or(Value::Null);
+    let mut path = String::new();
+    differs(&value(recorded), &value(replayed), &mut path)
+}
+
+fn differs(recorded: &Value, replayed: &Value, path: &mut String) -> Option<FieldDifference> {
+    if recorded == replayed {
+        return None;
+    }
+    let here = path.len();
+    match (recorded, replayed) {
+        (Value::Object(ours), Value::Object(theirs)) if ours.keys().eq(theirs.keys()) => {
+            for ((key, ours), theirs) in ours.iter().zip(theirs.values()) {
+                if here > 0 {
+                    path.push('.');
+                }
+                path.push_str(key);
+                if let Some(found) = differs(ours, theirs, path) {
+                    return Some(found);
+                }
+                path.truncate(here);
+            }
+            None
+        }
+        (Value::Array(ours), Value::Array(theirs)) => {
+            let pairs = ours.iter().zip(theirs).enumerate();
+            for (index, (ours, theirs)) in pairs {
+                path.push_str(&format!("[{index}]"));
+                if let Some(found) = differs(ours, theirs, path) {
+                    return Some(found);
+                }
+                path.truncate(here);
+            }
+            let length = |items: &[Value]| format!("{} entries", items.len());
+            path.push_str(" (length)");
+            Some(found(path, length(ours), length(theirs)))
+        }
+        _ => Some(found(path, shown(recorded), shown(replayed))),
+    }
+}
+
+fn found(path: &str, recorded: String, replayed: String) -> FieldDifference {
+    FieldDifference {
+        field: path.trim_start().to_owned(),
+        recorded,
+        replayed,
+    }
+}
+
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((cut, _)) => format!("{}…", &text[..cut]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_differing_field_is_named_with_both_values() {
+        let same = |a: Value, b: Value| first_difference(&a, &b);
+        let check = |a: Value, b: Value, field: &str, recorded: &str, replayed: &str| {
+            let found = same(a, b).expect("they differ");
+            assert_eq!(
+                (
+                    found.field.as_str(),
+                    found.recorded.as_str(),
+                    found.replayed.as_str()
+                ),
+                (field, recorded, replayed)
+            );
+        };
+        use serde_json::json;
+        assert_eq!(same(json!({"a": [1]}), json!({"a": [1]})), None);
+        check(
+            json!({"a": [1, {"b": 2}]}),
+            json!({"a": [1, {"b": 3}]}),
+            "a[1].b",
+            "2",
+            "3",
+        );
+        check(
+            json!([1, 2]),
+            json!([1]),
+            "(length)",
+            "2 entries",
+            "1 entries",
+        );
+        check(
+            json!({"Run": 1}),
+            json!({"Plan": 1}),
+            "",
+            "{\"Run\":1}",
+            "{\"Plan\":1}",
+        );
+        let long = "é".repeat(500);
+        let found = same(json!(long), json!(0)).expect("they differ");
+        assert!(found.recorded.chars().count() <= SHOWN_CHARS + 1);
+    }
+}

@@ -1,0 +1,220 @@
+//! What tree and pools answer.
+
+use serde::{Deserialize, Serialize};
+
+use super::{PageRuns, Seq, Sum, seqs};
+use crate::ids::{RowId, StepId};
+use crate::state::plan::{
+    Admitted, CheckpointedSeq, Grant, Planned, Preempt, Reservation, Verdict,
+};
+use crate::state::policy::Matched;
+use crate::state::probe::ProbeReply;
+
+/// Of a [`Planned`]: what tree and pools decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedDigest {
+    step: StepId,
+    /// Pages that were missing, if nothing was granted.
+    missing_pages: Option<u64>,
+    /// How many were granted something; what, shows in the step.
+    granted: u64,
+    granted_sum: u64,
+    checkpointed: Vec<CheckpointedDigest>,
+    pinned: Vec<(u64, u64)>,
+    admitted: Vec<AdmittedDigest>,
+    held: Vec<Seq>,
+    budget: Option<String>,
+    mixed: bool,
+    /// For whom running requests give way, and who does.
+    preempt: Option<(Seq, Vec<Seq>)>,
+    refused: Option<Seq>,
+    evicted_tokens: u64,
+    evicted_nodes: u64,
+    /// Evictable and protected tokens.
+    cache: Option<(u64, u64)>,
+    free_pages: u64,
+    free_rows: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct CheckpointedDigest {
+    seq: Seq,
+    private_pages: u64,
+    protected_pages: u64,
+    remap_from: u64,
+    remap: PageRuns,
+    inserted_tokens: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct AdmittedDigest {
+    seq: Seq,
+    is_start: bool,
+    prefix: PageRuns,
+    prefix_len: u64,
+    extend_end: u64,
+    chunked: bool,
+}
+
+impl PlannedDigest {
+    /// The step that was planned.
+    pub fn step(&self) -> StepId {
+        self.step
+    }
+}
+
+impl From<&Planned> for PlannedDigest {
+    fn from(planned: &Planned) -> Self {
+        let Planned {
+            step,
+            reservation,
+            verdict,
+            free_pages,
+            free_rows,
+        } = planned;
+        let Verdict {
+            checkpointed,
+            pinned,
+            admitted,
+            held,
+            budget,
+            mixed,
+            preempt,
+            refused,
+            evicted_tokens,
+            evicted_nodes,
+            // For whoever diagnoses misses; what is evicted shows in what is granted later.
+            evicted_edges: _,
+            cache,
+        } = verdict.as_ref();
+        let (grants, missing_pages) = match reservation {
+            Reservation::Granted(grants) => (grants.as_slice(), None),
+            Reservation::Short { missing_pages } => (&[][..], Some(*missing_pages as u64)),
+        };
+        let mut granted = Sum::default();
+        for Grant { seq, pages, row } in grants {
+            granted.add(seq.get());
+            granted.add(row.map_or(0, |row| u64::from(row.get()) + 1));
+            let ids = pages.ids().iter();
+            ids.for_each(|page| granted.add(u64::from(page.get())));
+        }
+        Self {
+            step: *step,
+            missing_pages,
+            granted: grants.len() as u64,
+            granted_sum: granted.0,
+            checkpointed: checkpointed.iter().map(CheckpointedDigest::from).collect(),
+            pinned: pinned
+                .iter()
+                .map(|pin| (pin.pin, pin.tokens as u64))
+                .collect(),
+            admitted: admitted.iter().map(AdmittedDigest::from).collect(),
+            held: seqs(held),
+            budget: budget.map(|budget| format!("{budget:?}")),
+            mixed: *mixed,
+            preempt: preempt
+                .as_ref()
+                .map(|Preempt { seq, victims }| ((*seq).into(), seqs(victims))),
+            refused: refused.map(Seq::from),
+            evicted_tokens: *evicted_tokens as u64,
+            evicted_nodes: *evicted_nodes as u64,
+            cache: cache.map(|cache| {
+                let (evictable, protected) = (cache.evictable_tokens, cache.protected_tokens);
+                (evictable as u64, protected as u64)
+            }),
+            free_pages: *free_pages as u64,
+            free_rows: *free_rows as u64,
+        }
+    }
+}
+
+impl From<&CheckpointedSeq> for CheckpointedDigest {
+    fn from(checkpointed: &CheckpointedSeq) -> Self {
+        let CheckpointedSeq {
+            seq,
+            lock: _,
+            private,
+            protected_pages,
+            remap_from,
+            remap,
+            inserted_tokens,
+        } = checkpointed;
+        Self {
+            seq: (*seq).into(),
+            private_pages: private.len() as u64,
+            protected_pages: *protected_pages as u64,
+            remap_from: *remap_from as u64,
+            remap: remap.iter().collect(),
+            inserted_tokens: *inserted_tokens as u64,
+        }
+    }
+}
+
+impl From<&Admitted> for AdmittedDigest {
+    fn from(admitted: &Admitted) -> Self {
+        let Admitted {
+            seq,
+            lock,
+            prefix,
+            prefix_len,
+            extend_end,
+            chunked,
+            departure: _,
+        } = admitted;
+        Self {
+            seq: (*seq).into(),
+            is_start: lock.is_some(),
+            prefix: prefix.iter().collect(),
+            prefix_len: *prefix_len as u64,
+            extend_end: *extend_end as u64,
+            chunked: *chunked,
+        }
+    }
+}
+
+/// Of a [`ProbeReply`]: what the tree holds of the waiting requests.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbedDigest {
+    checkpointed: Vec<CheckpointedDigest>,
+    returned: PageRuns,
+    returned_rows: Vec<RowId>,
+    matches: Vec<MatchDigest>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct MatchDigest {
+    seq: Seq,
+    tokens: u64,
+    is_deprioritised: bool,
+    path_sum: u64,
+}
+
+impl From<&ProbeReply> for ProbedDigest {
+    fn from(reply: &ProbeReply) -> Self {
+        let ProbeReply {
+            checkpointed,
+            returned,
+            returned_rows,
+            matches,
+        } = reply;
+        let matches = matches.iter().map(|(seq, matched)| {
+            let Matched {
+                tokens,
+                is_deprioritised,
+                path,
+            } = matched;
+            MatchDigest {
+                seq: (*seq).into(),
+                tokens: *tokens as u64,
+                is_deprioritised: *is_deprioritised,
+                path_sum: Sum::of(path.iter().copied()),
+            }
+        });
+        Self {
+            checkpointed: checkpointed.iter().map(CheckpointedDigest::from).collect(),
+            returned: returned.ids().iter().copied().collect(),
+            returned_rows: returned_rows.clone(),
+            matches: matches.collect(),
+        }
+    }
+}

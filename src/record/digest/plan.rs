@@ -1,0 +1,302 @@
+//! What the scheduler asks of tree and pools.
+
+use serde::{Deserialize, Serialize};
+
+use super::{PageRuns, Seq, Sum, seqs};
+use crate::ids::{RowId, StepId};
+use crate::state::plan::{
+    AdmitRequest, Candidate, DecodeDemand, Demand, PinDemand, PlanRequest, PublishKey,
+    ReserveRequest, Settle, SettleCheckpoint, SettleRelease,
+};
+use crate::state::probe::{ProbeKey, ProbeRequest};
+
+/// Of a [`PlanRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanDigest {
+    step: StepId,
+    settle: Vec<SettleDigest>,
+    flush: bool,
+    eviction_policy: Option<String>,
+    returned: PageRuns,
+    returned_rows: Vec<RowId>,
+    pins: Vec<u64>,
+    touch: Vec<Seq>,
+    admit: Option<AdmitDigest>,
+    growing: Option<Vec<Seq>>,
+    evict_tokens: u64,
+    free_pages: u64,
+    free_rows: u64,
+}
+
+impl PlanDigest {
+    /// The step that it is about.
+    pub fn step(&self) -> StepId {
+        self.step
+    }
+}
+
+impl From<&PlanRequest> for PlanDigest {
+    fn from(request: &PlanRequest) -> Self {
+        let PlanRequest {
+            step,
+            settle,
+            flush,
+            eviction_policy,
+            returned,
+            returned_rows,
+            pins,
+            touch,
+            admit,
+            else_decode,
+            evict_tokens,
+            free_pages,
+            free_rows,
+        } = request;
+        let number_of = |demand: &PinDemand| demand.pin;
+        let growing = |DecodeDemand { growing }: &DecodeDemand| seqs(growing);
+        Self {
+            step: *step,
+            settle: settle.iter().map(SettleDigest::from).collect(),
+            flush: *flush,
+            eviction_policy: eviction_policy.map(|policy| policy.name().to_owned()),
+            returned: returned.ids().iter().copied().collect(),
+            returned_rows: returned_rows.clone(),
+            touch: touch.iter().map(|key| key.seq.into()).collect(),
+            pins: pins.iter().map(number_of).collect(),
+            admit: admit.as_ref().map(AdmitDigest::from),
+            growing: else_decode.as_ref().map(growing),
+            evict_tokens: *evict_tokens as u64,
+            free_pages: *free_pages as u64,
+            free_rows: *free_rows as u64,
+        }
+    }
+}
+
+/// Of a [`ProbeRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeDigest {
+    step: StepId,
+    settle: Vec<SettleDigest>,
+    keys: Vec<Seq>,
+    keys_sum: u64,
+    kind: String,
+}
+
+impl ProbeDigest {
+    /// The step that it is about.
+    pub fn step(&self) -> StepId {
+        self.step
+    }
+}
+
+impl From<&ProbeRequest> for ProbeDigest {
+    fn from(request: &ProbeRequest) -> Self {
+        let ProbeRequest {
+            step,
+            settle,
+            keys,
+            kind,
+        } = request;
+        let mut sum = Sum::default();
+        for key in keys {
+            let ProbeKey {
+                seq: _,
+                namespace: _,
+                tokens,
+                match_limit,
+            } = key;
+            sum.add(tokens.len() as u64);
+            sum.add(*match_limit as u64);
+        }
+        Self {
+            step: *step,
+            settle: settle.iter().map(SettleDigest::from).collect(),
+            keys: keys.iter().map(|key| key.seq.into()).collect(),
+            keys_sum: sum.0,
+            kind: format!("{kind:?}"),
+        }
+    }
+}
+
+/// Of an [`AdmitRequest`]. What the adder reserves shows in what is admitted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct AdmitDigest {
+    candidates: Vec<Seq>,
+    candidates_sum: u64,
+    max_new_rows: u64,
+    prefix_wait: bool,
+    mixes: bool,
+}
+
+impl From<&AdmitRequest> for AdmitDigest {
+    fn from(request: &AdmitRequest) -> Self {
+        let AdmitRequest {
+            adder: _,
+            candidates,
+            max_new_rows,
+            prefix_wait,
+            mixes,
+            // Who may give way shows in who does.
+            preemption: _,
+        } = request;
+        let mut sum = Sum::default();
+        for candidate in candidates {
+            let Candidate {
+                seq: _,
+                namespace: _,
+                tokens,
+                match_limit,
+                max_new_tokens,
+                ignore_eos,
+                waits,
+                continues_at,
+                rank: _,
+                wants_logprobs,
+            } = candidate;
+            sum.add(tokens.len() as u64);
+            sum.add(*match_limit as u64);
+            sum.add(*max_new_tokens as u64);
+            let flags = u64::from(*ignore_eos) | u64::from(*wants_logprobs) << 1;
+            sum.add(flags << 8 | u64::from(*waits));
+            sum.add(continues_at.map_or(0, |at| at as u64 + 1));
+        }
+        Self {
+            candidates: candidates
+                .iter()
+                .map(|candidate| candidate.seq.into())
+                .collect(),
+            candidates_sum: sum.0,
+            max_new_rows: *max_new_rows as u64,
+            prefix_wait: *prefix_wait,
+            mixes: *mixes,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum SettleDigest {
+    Checkpoint {
+        seq: Seq,
+        publish: PublishDigest,
+        protected_pages: u64,
+        private: PageRuns,
+    },
+    Release {
+        seq: Seq,
+        row: Option<RowId>,
+        publish: Option<PublishDigest>,
+        protected_pages: u64,
+        private: PageRuns,
+    },
+    Unlock,
+}
+
+impl From<&Settle> for SettleDigest {
+    fn from(settle: &Settle) -> Self {
+        match settle {
+            Settle::Checkpoint(checkpoint) => {
+                let SettleCheckpoint {
+                    seq,
+                    key,
+                    protected_pages,
+                    private,
+                    lock: _,
+                } = checkpoint.as_ref();
+                Self::Checkpoint {
+                    seq: (*seq).into(),
+                    publish: key.into(),
+                    protected_pages: *protected_pages as u64,
+                    private: private.ids().iter().copied().collect(),
+                }
+            }
+            Settle::Release(release) => {
+                let SettleRelease {
+                    seq,
+                    row,
+                    key,
+                    protected_pages,
+                    private,
+                    lock: _,
+                } = release.as_ref();
+                Self::Release {
+                    seq: (*seq).into(),
+                    row: *row,
+                    publish: key.as_ref().map(PublishDigest::from),
+                    protected_pages: *protected_pages as u64,
+                    private: private.ids().iter().copied().collect(),
+                }
+            }
+            Settle::Unlock(_) => Self::Unlock,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct PublishDigest {
+    len: u64,
+    tokens_sum: u64,
+    prompt_len: u64,
+    inserted_tokens: u64,
+    priority: i64,
+    written_by: StepId,
+}
+
+impl From<&PublishKey> for PublishDigest {
+    fn from(key: &PublishKey) -> Self {
+        let PublishKey {
+            namespace: _,
+            tokens,
+            len,
+            prompt_len,
+            inserted_tokens,
+            priority,
+            written_by,
+        } = key;
+        Self {
+            len: *len as u64,
+            tokens_sum: Sum::of(tokens.iter().take(*len).copied()),
+            prompt_len: *prompt_len as u64,
+            inserted_tokens: *inserted_tokens as u64,
+            priority: *priority,
+            written_by: *written_by,
+        }
+    }
+}
+
+/// Of a [`ReserveRequest`] that the scheduler made itself: it returns nothing and its verdict is empty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReserveDigest {
+    step: StepId,
+    demands: u64,
+    demands_sum: u64,
+}
+
+impl ReserveDigest {
+    /// The step that it is about.
+    pub fn step(&self) -> StepId {
+        self.step
+    }
+}
+
+impl From<&ReserveRequest> for ReserveDigest {
+    fn from(request: &ReserveRequest) -> Self {
+        let ReserveRequest {
+            step,
+            returned: _,
+            returned_rows: _,
+            demands,
+            verdict: _,
+        } = request;
+        let mut sum = Sum::default();
+        for demand in demands {
+            let Demand { seq, pages, row } = *demand;
+            sum.add(seq.get());
+            sum.add(u64::from(pages) << 1 | u64::from(row));
+        }
+        Self {
+            step: *step,
+            demands: demands.len() as u64,
+            demands_sum: sum.0,
+        }
+    }
+}

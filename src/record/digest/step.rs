@@ -1,0 +1,157 @@
+//! What the executor is to run.
+
+use serde::{Deserialize, Serialize};
+
+use super::{PageRuns, Seq, Sum};
+use crate::executor::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use crate::ids::{PageId, RowId, StepId};
+
+/// Of a [`StepPlan`]: all of it but the tokens and parameters, which the submissions decide.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepDigest {
+    step: StepId,
+    starts: Vec<StartDigest>,
+    table: Vec<EditDigest>,
+    rows: Vec<RowDigest>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct StartDigest {
+    row: RowId,
+    seq: Seq,
+    tokens: u64,
+    tokens_sum: u64,
+    prompt_tokens: u32,
+    seed: Option<u64>,
+    prefix: PageRuns,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum EditDigest {
+    /// What a decode appends, at every step and for every row.
+    AppendOne {
+        row: RowId,
+        page: PageId,
+    },
+    Append {
+        row: RowId,
+        pages: PageRuns,
+    },
+    Remap {
+        row: RowId,
+        from: u32,
+        pages: PageRuns,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct RowDigest {
+    row: RowId,
+    seq: Seq,
+    work: WorkDigest,
+    sample: bool,
+    /// Where input log probabilities are wished from, if any are wished for.
+    logprobs: Option<Option<u32>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum WorkDigest {
+    Prefill { start: u32, end: u32 },
+    Decode { position: u32 },
+}
+
+impl StepDigest {
+    /// The step that it is about.
+    pub fn step(&self) -> StepId {
+        self.step
+    }
+}
+
+impl From<&StepPlan> for StepDigest {
+    fn from(plan: &StepPlan) -> Self {
+        let StepPlan {
+            step,
+            starts,
+            table,
+            rows,
+        } = plan;
+        Self {
+            step: *step,
+            starts: starts.iter().map(StartDigest::from).collect(),
+            table: table.iter().map(EditDigest::from).collect(),
+            rows: rows.iter().map(RowDigest::from).collect(),
+        }
+    }
+}
+
+impl From<&RowStart> for StartDigest {
+    fn from(start: &RowStart) -> Self {
+        let RowStart {
+            row,
+            seq,
+            tokens,
+            prompt_tokens,
+            sampling,
+            prefix,
+        } = start;
+        Self {
+            row: *row,
+            seq: (*seq).into(),
+            tokens: tokens.len() as u64,
+            tokens_sum: Sum::of(tokens.iter().copied()),
+            prompt_tokens: *prompt_tokens,
+            seed: sampling.sampling_seed,
+            prefix: prefix.iter().collect(),
+        }
+    }
+}
+
+impl From<&TableDelta> for EditDigest {
+    fn from(delta: &TableDelta) -> Self {
+        match delta {
+            TableDelta::Append { row, pages } => match pages.as_slice() {
+                [page] => Self::AppendOne {
+                    row: *row,
+                    page: *page,
+                },
+                pages => Self::Append {
+                    row: *row,
+                    pages: pages.iter().copied().collect(),
+                },
+            },
+            TableDelta::Remap { row, from, pages } => Self::Remap {
+                row: *row,
+                from: *from,
+                pages: pages.iter().collect(),
+            },
+        }
+    }
+}
+
+impl From<&StepRow> for RowDigest {
+    fn from(row: &StepRow) -> Self {
+        let StepRow {
+            row,
+            seq,
+            work,
+            sample,
+            logprobs,
+        } = row;
+        let work = match work {
+            RowWork::Prefill { positions } => WorkDigest::Prefill {
+                start: positions.start,
+                end: positions.end,
+            },
+            RowWork::Decode { position } => WorkDigest::Decode {
+                position: *position,
+            },
+        };
+        Self {
+            row: *row,
+            seq: (*seq).into(),
+            work,
+            sample: *sample,
+            logprobs: logprobs.as_ref().map(|wish| wish.start),
+        }
+    }
+}

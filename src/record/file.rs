@@ -1,0 +1,348 @@
+//! The file: a magic number, then blocks, each with its lengths and a checksum.
+//!
+//! ```text
+//! file    "SOUFLOG" 1 | block of the header (JSON) | blocks of entries, a mark where some are missing | the end
+//! block   kind u8 | raw bytes u32 | stored bytes u32 | CRC-32 u32 of all this and what follows | stored
+//! ```
+//!
+//! Numbers are little-endian; entries are postcard, one behind the other, deflated block by block. A file that was cut
+//! off is whole up to its last whole block. Lengths are checked against limits before anything is allocated for them.
+
+use std::io::{self, Read, Write};
+
+use flate2::Compression;
+use flate2::read::DeflateDecoder;
+use flate2::write::DeflateEncoder;
+use serde::{Deserialize, Serialize};
+
+use crate::record::entry::Entry;
+use crate::state::control::ControlSetup;
+
+const MAGIC: [u8; 8] = *b"SOUFLOG\x01";
+/// Grows with every change of the entries that an older reader would not understand.
+pub const FORMAT_VERSION: u32 = 1;
+/// Bytes of entries in one block at most.
+pub const MAX_BLOCK_BYTES: usize = 16 << 20;
+/// Bytes of the header at most.
+const MAX_HEADER_BYTES: usize = 1 << 20;
+/// Kind, raw bytes, stored bytes; and the checksum behind them.
+const SUMMED_BYTES: usize = 9;
+const FRAME_BYTES: usize = SUMMED_BYTES + 4;
+/// Bytes of the last block.
+pub const END_BYTES: usize = FRAME_BYTES + 9;
+/// Deflate's fastest: the writer shares the cores with the model.
+const COMPRESSION: u32 = 1;
+
+/// What a log begins with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Header {
+    /// [`FORMAT_VERSION`] of the writer.
+    pub format_version: u32,
+    /// Version of the engine that wrote it.
+    pub engine_version: String,
+    /// How its states began.
+    pub control: ControlSetup,
+}
+
+impl Header {
+    /// The header of a log that this engine writes.
+    pub fn new(control: &ControlSetup) -> Self {
+        Self {
+            format_version: FORMAT_VERSION,
+            engine_version: env!("CARGO_PKG_VERSION").to_owned(),
+            control: control.clone(),
+        }
+    }
+}
+
+/// Why a log ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The engine stopped.
+    Closed,
+    /// It reached its greatest size.
+    SizeLimit,
+    /// It has no end: the writer was cut off.
+    CutOff,
+}
+
+/// One step through a log.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    /// A record.
+    Entry(Entry),
+    /// The writer could not follow: a unit's last entries are missing.
+    Gap,
+}
+
+/// Why a log cannot be read further.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The file cannot be read.
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    /// It does not begin as a log does.
+    #[error("is no message log: it does not begin with SOUFLOG and its version")]
+    NoLog,
+    /// A newer engine wrote it.
+    #[error(
+        "has format {found}, this engine reads up to {FORMAT_VERSION}: use the engine that wrote it"
+    )]
+    Format {
+        /// Its version.
+        found: u32,
+    },
+    /// It does not hold what its format asks for.
+    #[error("is damaged at byte {at}: {reason}")]
+    Damaged {
+        /// Where the block begins.
+        at: u64,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    Header = 1,
+    Entries = 2,
+    Gap = 3,
+    End = 4,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Self> {
+        let kinds = [Self::Header, Self::Entries, Self::Gap, Self::End];
+        kinds.into_iter().find(|kind| *kind as u8 == byte)
+    }
+}
+
+fn checksum(frame: &[u8], stored: &[u8]) -> u32 {
+    let mut crc = flate2::Crc::new();
+    crc.update(frame);
+    crc.update(stored);
+    crc.sum()
+}
+
+fn framed(kind: Kind, n_raw: u32, stored: &[u8]) -> Vec<u8> {
+    let mut block = Vec::with_capacity(FRAME_BYTES + stored.len());
+    block.push(kind as u8);
+    block.extend(n_raw.to_le_bytes());
+    block.extend((stored.len() as u32).to_le_bytes());
+    block.extend(checksum(&block, stored).to_le_bytes());
+    block.extend(stored);
+    block
+}
+
+/// What a file begins with.
+pub fn opening(header: &Header) -> io::Result<Vec<u8>> {
+    let json = serde_json::to_vec(header)?;
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(framed(Kind::Header, json.len() as u32, &json));
+    Ok(bytes)
+}
+
+/// A block of entries, packed.
+pub fn block(raw: &[u8]) -> io::Result<Vec<u8>> {
+    let mut packer = DeflateEncoder::new(Vec::new(), Compression::new(COMPRESSION));
+    packer.write_all(raw)?;
+    let stored = packer.finish()?;
+    Ok(framed(Kind::Entries, raw.len() as u32, &stored))
+}
+
+/// The mark of missing entries: a log that is cut off has no end that counts them.
+pub fn gap() -> Vec<u8> {
+    framed(Kind::Gap, 0, &[])
+}
+
+/// The end of a file: why, and how many entries are missing in it.
+pub fn end(ending: Ending, n_dropped: u64) -> Vec<u8> {
+    let mut stored = vec![u8::from(ending == Ending::SizeLimit)];
+    stored.extend(n_dropped.to_le_bytes());
+    framed(Kind::End, stored.len() as u32, &stored)
+}
+
+/// Reads a log entry by entry.
+pub struct LogReader<R> {
+    source: R,
+    header: Header,
+    /// The block that is being read, and how much of it has been.
+    block: Vec<u8>,
+    at: usize,
+    /// Where the block begins, and where the next one does.
+    block_at: u64,
+    next_at: u64,
+    ended: Option<(Ending, u64)>,
+}
+
+struct Frame {
+    kind: Kind,
+    n_raw: usize,
+    stored: Vec<u8>,
+}
+
+impl<R: Read> LogReader<R> {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// A file that is no log, or one of another format.
+    pub fn open(mut source: R) -> Result<Self, LogError> {
+        let mut magic = [0; MAGIC.len()];
+        source.read_exact(&mut magic).map_err(|_| LogError::NoLog)?;
+        if magic != MAGIC {
+            return Err(LogError::NoLog);
+        }
+        let mut next_at = MAGIC.len() as u64;
+        let block_at = next_at;
+        let damaged = |reason: String| LogError::Damaged {
+            at: block_at,
+            reason,
+        };
+        let frame = read_frame(&mut source, &mut next_at, MAX_HEADER_BYTES)?;
+        let frame = frame.filter(|frame| frame.kind == Kind::Header);
+        let frame = frame.ok_or_else(|| damaged("it has no header".to_owned()))?;
+        let version = |json: &[u8]| {
+            let header: serde_json::Value = serde_json::from_slice(json).ok()?;
+            header.get("format_version")?.as_u64()
+        };
+        let found = version(&frame.stored).unwrap_or(0);
+        if found != u64::from(FORMAT_VERSION) {
+            let found = u32::try_from(found).unwrap_or(u32::MAX);
+            return Err(LogError::Format { found });
+        }
+        let header = serde_json::from_slice(&frame.stored)
+            .map_err(|error| damaged(format!("header: {error}")))?;
+        Ok(Self {
+            source,
+            header,
+            block: Vec::new(),
+            at: 0,
+            block_at,
+            next_at,
+            ended: None,
+        })
+    }
+
+    /// What the log begins with.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Why it ended, once [`next`](Self::next) has said `None`, and how many entries are missing in it.
+    pub fn ending(&self) -> (Ending, u64) {
+        self.ended.unwrap_or((Ending::CutOff, 0))
+    }
+
+    /// The next record; `None` at the end.
+    ///
+    /// # Errors
+    /// A file that does not hold what its format asks for.
+    #[allow(clippy::should_implement_trait)] // it may fail
+    pub fn next(&mut self) -> Result<Option<Record>, LogError> {
+        loop {
+            if self.at < self.block.len() {
+                let rest = &self.block[self.at..];
+                let (entry, rest) = postcard::take_from_bytes(rest)
+                    .map_err(|error| self.damaged(format!("an entry: {error}")))?;
+                self.at = self.block.len() - rest.len();
+                return Ok(Some(Record::Entry(entry)));
+            }
+            if self.ended.is_some() {
+                return Ok(None);
+            }
+            self.block_at = self.next_at;
+            let frame = read_frame(&mut self.source, &mut self.next_at, MAX_BLOCK_BYTES)?;
+            let Some(frame) = frame else {
+                self.ended = Some((Ending::CutOff, 0));
+                return Ok(None);
+            };
+            match frame.kind {
+                Kind::Header => return Err(self.damaged("a second header".to_owned())),
+                Kind::Gap => return Ok(Some(Record::Gap)),
+                Kind::Entries => {
+                    self.block = self.unpack(&frame)?;
+                    self.at = 0;
+                }
+                Kind::End => self.ended = Some(self.read_end(&frame.stored)?),
+            }
+        }
+    }
+
+    fn damaged(&self, reason: String) -> LogError {
+        LogError::Damaged {
+            at: self.block_at,
+            reason,
+        }
+    }
+
+    fn unpack(&self, frame: &Frame) -> Result<Vec<u8>, LogError> {
+        let limit = frame.n_raw as u64 + 1;
+        let mut raw = Vec::new();
+        let unpacked = DeflateDecoder::new(frame.stored.as_slice())
+            .take(limit)
+            .read_to_end(&mut raw);
+        if let Err(error) = unpacked {
+            return Err(self.damaged(format!("a block does not unpack: {error}")));
+        }
+        if raw.len() != frame.n_raw {
+            return Err(self.damaged(format!("a block does not unpack to {} bytes", frame.n_raw)));
+        }
+        Ok(raw)
+    }
+
+    fn read_end(&self, stored: &[u8]) -> Result<(Ending, u64), LogError> {
+        let (why, n_dropped) = match stored {
+            [why, n_dropped @ ..] => (*why, <[u8; 8]>::try_from(n_dropped).ok()),
+            [] => (0, None),
+        };
+        let n_dropped = n_dropped.ok_or_else(|| self.damaged("the end is too short".to_owned()))?;
+        let ending = match why {
+            0 => Ending::Closed,
+            _ => Ending::SizeLimit,
+        };
+        Ok((ending, u64::from_le_bytes(n_dropped)))
+    }
+}
+
+/// The next block; `None` where the file ends, be it inside one.
+fn read_frame(
+    source: &mut impl Read,
+    at: &mut u64,
+    limit: usize,
+) -> Result<Option<Frame>, LogError> {
+    let damaged = |reason: String| LogError::Damaged { at: *at, reason };
+    let mut frame = [0; FRAME_BYTES];
+    match source.read_exact(&mut frame) {
+        Ok(()) => (),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    let number = |from: usize| {
+        let bytes = <[u8; 4]>::try_from(&frame[from..from + 4]);
+        u32::from_le_bytes(bytes.expect("four bytes are four bytes"))
+    };
+    let (n_raw, n_stored, sum) = (number(1) as usize, number(5) as usize, number(SUMMED_BYTES));
+    let kind = Kind::of(frame[0]);
+    let kind = kind.ok_or_else(|| damaged(format!("a block of kind {}", frame[0])))?;
+    // Deflate adds a few bytes to what it cannot pack.
+    if n_raw > limit || n_stored > limit + limit / 8 {
+        return Err(damaged(format!(
+            "a block of {n_raw} bytes in {n_stored}, limit is {limit}"
+        )));
+    }
+    let mut stored = Vec::new();
+    source.take(n_stored as u64).read_to_end(&mut stored)?;
+    if stored.len() < n_stored {
+        return Ok(None);
+    }
+    if checksum(&frame[..SUMMED_BYTES], &stored) != sum {
+        return Err(damaged("a block's checksum is wrong".to_owned()));
+    }
+    *at += (FRAME_BYTES + n_stored) as u64;
+    Ok(Some(Frame {
+        kind,
+        n_raw,
+        stored,
+    }))
+}

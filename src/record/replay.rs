@@ -1,0 +1,528 @@
+//! The same states on what was recorded, call by call, until something comes out that is not in the log.
+//!
+//! A file is untrusted: what it asks for is bounded, what makes no sense is an error, and a state that panics on it is
+//! reported like a difference.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::io::Read;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::ids::{IntakeId, RequestId, StepId};
+use crate::record::diff::{FieldDifference, first_difference};
+use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest};
+use crate::record::entry::{Entry, FlagOf, SubmitEntry};
+use crate::record::file::{Ending, Header, LogError, LogReader, Record};
+use crate::request::CancelFlag;
+use crate::state::control::{ControlSetup, ControlStates};
+use crate::state::pages::PoolLedger;
+use crate::state::plan::{PlanRequest, ReserveRequest};
+use crate::state::probe::{ProbeRequest, run_probe};
+use crate::state::scheduler::Next;
+use crate::state::transaction::run_plan;
+
+/// Pages of a pool that a log may ask for: about a gigabyte of bookkeeping.
+const MAX_PAGES: usize = 1 << 27;
+/// Rows that a log may ask for.
+const MAX_ROWS: usize = 1 << 20;
+/// Prompt tokens inside at once.
+const MAX_PROMPT_TOKENS: usize = 1 << 28;
+/// Requests inside at once.
+const MAX_REQUESTS: usize = 1 << 20;
+
+/// Makes the states that a log is replayed on, given how the recorded ones began.
+pub type MakeStates<'a> = dyn Fn(&ControlSetup) -> Result<ControlStates, String> + 'a;
+
+/// What a replay found.
+#[derive(Clone, Debug)]
+pub struct Replayed {
+    /// What the log begins with.
+    pub header: Header,
+    /// What was replayed.
+    pub counts: Counts,
+    /// The first thing that came out otherwise.
+    pub difference: Option<Difference>,
+    /// Why the log ends.
+    pub ending: Ending,
+    /// The disk did not follow when the log was written: entries are missing where a unit's end.
+    pub has_gap: bool,
+    /// Entries that are missing there, if the log's end says so.
+    pub n_dropped: u64,
+}
+
+/// How much was replayed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Records.
+    pub records: u64,
+    /// Records of what came from outside.
+    pub events: u64,
+    /// Units of the engine.
+    pub units: u64,
+    /// Plans of tree and pools.
+    pub plans: u64,
+    /// Steps for the executor.
+    pub steps: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Tokens of their prompts.
+    pub prompt_tokens: u64,
+    /// Tokens that steps brought.
+    pub output_tokens: u64,
+}
+
+/// The first thing that a replay does otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Number of the record, from 1.
+    pub record: u64,
+    /// The message that is not the same.
+    pub message: String,
+    /// The step that it is about.
+    pub step: Option<StepId>,
+    /// The message that was taken in before.
+    pub after: &'static str,
+    /// Where the two differ.
+    pub at: FieldDifference,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            record,
+            message,
+            step,
+            after,
+            at,
+        } = self;
+        write!(f, "record {record}, {message}")?;
+        if let Some(step) = step {
+            write!(f, " of step {step}")?;
+        }
+        write!(f, ", after {after}: ")?;
+        if !at.field.is_empty() {
+            write!(f, "{} ", at.field)?;
+        }
+        write!(f, "was {}, is {}", at.recorded, at.replayed)
+    }
+}
+
+/// Why a log cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The file.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// States as the log begins with cannot be made.
+    #[error("the log's states cannot be made: {0}")]
+    Setup(String),
+    /// The states panicked: as they did when the log was written, or because it was made up.
+    #[error("record {record}, after {after}: the states panic: {text}")]
+    Panicked {
+        /// Its number, from 1.
+        record: u64,
+        /// The message that was taken in last.
+        after: &'static str,
+        /// What the panic says.
+        text: String,
+    },
+    /// A record that cannot be behind the ones before it.
+    #[error("record {record} makes no sense: {reason}")]
+    Senseless {
+        /// Its number, from 1.
+        record: u64,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// Replays a log on the states that `make` makes; [`ControlSetup::build`] makes those of the engine.
+///
+/// # Errors
+/// A file that is no log, is damaged, or asks for more than a log can.
+pub fn replay(log: impl Read, make: &MakeStates<'_>) -> Result<Replayed, ReplayError> {
+    let mut reader = LogReader::open(log)?;
+    let header = reader.header().clone();
+    check_sizes(&header.control).map_err(ReplayError::Setup)?;
+    let mut replay = Replay {
+        make,
+        setup: header.control.clone(),
+        unit: None,
+        counts: Counts::default(),
+        after: "the start",
+        has_gap: false,
+    };
+    let ran = catch_unwind(AssertUnwindSafe(|| replay.run(&mut reader)));
+    let difference = ran.map_err(|panic| ReplayError::Panicked {
+        record: replay.counts.records,
+        after: replay.after,
+        text: text_of(panic.as_ref()),
+    })??;
+    let (ending, n_dropped) = reader.ending();
+    Ok(Replayed {
+        header,
+        counts: replay.counts,
+        difference,
+        ending,
+        has_gap: replay.has_gap || n_dropped > 0,
+        n_dropped,
+    })
+}
+
+fn check_sizes(setup: &ControlSetup) -> Result<(), String> {
+    let limits = &setup.limits;
+    let sizes = [
+        ("total_pages", limits.total_pages, MAX_PAGES),
+        ("total_rows", limits.total_rows, MAX_ROWS),
+    ];
+    match sizes.iter().find(|(_, size, limit)| size > limit) {
+        Some((what, size, limit)) => Err(format!("{what} is {size}, limit is {limit}")),
+        None => Ok(()),
+    }
+}
+
+struct Replay<'a> {
+    make: &'a MakeStates<'a>,
+    setup: ControlSetup,
+    unit: Option<Unit>,
+    counts: Counts,
+    /// The call that was made last.
+    after: &'static str,
+    has_gap: bool,
+}
+
+/// The states of one unit, and what is between them.
+struct Unit {
+    /// Dropped first: whatever the others hold is no leak then.
+    _closing: Closing,
+    states: ControlStates,
+    /// The plan that is out.
+    open: Option<Leg>,
+    /// What the last call said, until its outcome is read.
+    said: Option<Next>,
+    requests: HashMap<IntakeId, Inside>,
+    prompt_tokens: usize,
+}
+
+struct Inside {
+    flag: CancelFlag,
+    prompt_tokens: usize,
+}
+
+enum Leg {
+    Probing(Box<ProbeRequest>),
+    Asked(Box<PlanRequest>),
+    Reserving(Box<ReserveRequest>),
+}
+
+struct Closing(Arc<PoolLedger>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// What a record came to.
+type Applied = Result<Option<Difference>, String>;
+
+impl Replay<'_> {
+    fn run<R: Read>(
+        &mut self,
+        reader: &mut LogReader<R>,
+    ) -> Result<Option<Difference>, ReplayError> {
+        let mut next = self.read(reader)?;
+        while let Some(entry) = next {
+            self.counts.records += 1;
+            self.counts.events += u64::from(entry.is_input());
+            next = self.read(reader)?;
+            let seen = match &next {
+                Some(Entry::CancelsSeen(seen)) => seen.as_slice(),
+                _ => &[],
+            };
+            let applied = self.apply(entry, seen);
+            let senseless = |reason| ReplayError::Senseless {
+                record: self.counts.records,
+                reason,
+            };
+            if let Some(difference) = applied.map_err(senseless)? {
+                return Ok(Some(difference));
+            }
+        }
+        Ok(None)
+    }
+
+    fn read<R: Read>(&mut self, reader: &mut LogReader<R>) -> Result<Option<Entry>, LogError> {
+        loop {
+            match reader.next()? {
+                Some(Record::Entry(entry)) => return Ok(Some(entry)),
+                Some(Record::Gap) => self.has_gap = true,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Makes the call of a record or compares what came of it. `seen` are the requests whose raised flag the call saw.
+    fn apply(&mut self, entry: Entry, seen: &[IntakeId]) -> Applied {
+        let message = entry.message();
+        if let Entry::Start { .. } = entry {
+            return self.start();
+        }
+        let unit = self.unit.as_mut().ok_or("no unit has begun")?;
+        let is_result = matches!(entry, Entry::Outcome(_) | Entry::CancelsSeen(_));
+        if unit.said.is_some() && !is_result {
+            return Err(format!(
+                "{message} comes before the outcome of the last call"
+            ));
+        }
+        unit.raise(seen);
+        match entry {
+            Entry::Start { .. } | Entry::CancelsSeen(_) => return Ok(None),
+            Entry::Outcome(recorded) => return self.compare_outcome(&recorded),
+            Entry::News(recorded) => return self.compare_news(&recorded),
+            Entry::Next => {
+                unit.said = Some(unit.states.scheduler.next());
+                return Ok(None);
+            }
+            _ => self.after = message,
+        }
+        match entry {
+            Entry::Planned(recorded) => return self.planned(&recorded),
+            Entry::Probed(recorded) => return self.probed(&recorded),
+            Entry::Submit(request) => {
+                self.counts.requests += 1;
+                self.counts.prompt_tokens += request.prompt.len() as u64;
+                unit.submit(*request, seen)?;
+            }
+            Entry::StepDone { step, result } => {
+                let output = match result {
+                    Ok(rows) => {
+                        self.counts.output_tokens += rows.n_tokens() as u64;
+                        Ok(rows.output()?)
+                    }
+                    Err(error) => Err(error),
+                };
+                unit.states.scheduler.step_done(step, output);
+            }
+            Entry::Cancel { rid, flag } => unit.cancel(&rid, flag),
+            Entry::StopFound { rid, kept } => unit.stop_found(&rid, kept),
+            other => unit.command(other)?,
+        }
+        Ok(None)
+    }
+
+    fn start(&mut self) -> Applied {
+        let said = self.unit.take().and_then(|mut unit| {
+            unit.states.ledger.close();
+            unit.said.take()
+        });
+        if let Some(said) = said.filter(|_| !self.has_gap) {
+            let died = FieldDifference {
+                field: "the scheduler".to_owned(),
+                recorded: "dead behind this call".to_owned(),
+                replayed: "alive".to_owned(),
+            };
+            let said = NextDigest::from(&said);
+            return Ok(Some(self.difference(said.message(), said.step(), died)));
+        }
+        let states = (self.make)(&self.setup)?;
+        self.unit = Some(Unit {
+            _closing: Closing(states.ledger.clone()),
+            states,
+            open: None,
+            said: None,
+            requests: HashMap::new(),
+            prompt_tokens: 0,
+        });
+        self.counts.units += 1;
+        self.after = "the start";
+        Ok(None)
+    }
+
+    /// Runs the open plan through tree and pools, and hands the answer to the scheduler if it is the recorded one.
+    fn planned(&mut self, recorded: &PlannedDigest) -> Applied {
+        let unit = self.unit.as_mut().ok_or("no unit has begun")?;
+        let states = &mut unit.states;
+        let reserve = match unit.open.take() {
+            Some(Leg::Asked(plan)) => run_plan(states.cache.as_mut(), *plan),
+            Some(Leg::Reserving(reserve)) => *reserve,
+            Some(Leg::Probing(_)) | None => {
+                return Err("a plan is answered that is not open".to_owned());
+            }
+        };
+        let planned = states.pools.reserve(reserve);
+        self.counts.plans += 1;
+        let replayed = PlannedDigest::from(&planned);
+        if *recorded != replayed {
+            states.ledger.close();
+            let step = Some(recorded.step());
+            return Ok(Some(self.differs("StepPlanned", step, recorded, &replayed)));
+        }
+        unit.said = Some(states.scheduler.planned(planned));
+        Ok(None)
+    }
+
+    /// Runs what the policy asked through the tree.
+    fn probed(&mut self, recorded: &ProbedDigest) -> Applied {
+        let unit = self.unit.as_mut().ok_or("no unit has begun")?;
+        let states = &mut unit.states;
+        let Some(Leg::Probing(probe)) = unit.open.take() else {
+            return Err("a probe is answered that is not open".to_owned());
+        };
+        let step = Some(probe.step);
+        let reply = run_probe(states.cache.as_mut(), *probe);
+        let replayed = ProbedDigest::from(&reply);
+        if *recorded != replayed {
+            states.ledger.close();
+            return Ok(Some(self.differs(
+                "PrefixesProbed",
+                step,
+                recorded,
+                &replayed,
+            )));
+        }
+        unit.said = Some(states.scheduler.probed(reply));
+        Ok(None)
+    }
+
+    fn compare_outcome(&mut self, recorded: &NextDigest) -> Applied {
+        let unit = self.unit.as_mut().ok_or("no unit has begun")?;
+        let said = unit.said.take();
+        let said = said.ok_or("an outcome follows on no call that has one")?;
+        let replayed = NextDigest::from(&said);
+        if *recorded != replayed {
+            unit.states.ledger.close();
+            let message = match (recorded.message(), replayed.message()) {
+                (recorded, replayed) if recorded == replayed => recorded.to_owned(),
+                (recorded, replayed) => format!("{recorded} (now {replayed})"),
+            };
+            let step = recorded.step().or(replayed.step());
+            return Ok(Some(self.differs(&message, step, recorded, &replayed)));
+        }
+        match said {
+            Next::Nothing => (),
+            Next::Probe(probe) => unit.open = Some(Leg::Probing(probe)),
+            Next::Plan(plan) => unit.open = Some(Leg::Asked(plan)),
+            Next::Reserve(reserve) => unit.open = Some(Leg::Reserving(reserve)),
+            Next::Run(_) => self.counts.steps += 1,
+        }
+        Ok(None)
+    }
+
+    fn compare_news(&mut self, recorded: &NewsDigest) -> Applied {
+        let unit = self.unit.as_mut().ok_or("no unit has begun")?;
+        let news = unit.states.scheduler.take_news();
+        let replayed = NewsDigest::from(news.as_slice());
+        if *recorded != replayed {
+            return Ok(Some(self.differs("TokensReady", None, recorded, &replayed)));
+        }
+        for intake in recorded.ended() {
+            unit.forget(intake);
+        }
+        Ok(None)
+    }
+
+    fn differs<T: serde::Serialize + fmt::Debug>(
+        &self,
+        message: &str,
+        step: Option<StepId>,
+        recorded: &T,
+        replayed: &T,
+    ) -> Difference {
+        let whole = || FieldDifference {
+            field: String::new(),
+            recorded: format!("{recorded:?}"),
+            replayed: format!("{replayed:?}"),
+        };
+        let at = first_difference(recorded, replayed).unwrap_or_else(whole);
+        self.difference(message, step, at)
+    }
+
+    fn difference(&self, message: &str, step: Option<StepId>, at: FieldDifference) -> Difference {
+        Difference {
+            record: self.counts.records,
+            message: message.to_owned(),
+            step,
+            after: self.after,
+            at,
+        }
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("of no text").to_owned()
+}
+
+impl Unit {
+    fn raise(&self, seen: &[IntakeId]) {
+        for inside in seen.iter().filter_map(|intake| self.requests.get(intake)) {
+            inside.flag.raise();
+        }
+    }
+
+    fn submit(&mut self, request: SubmitEntry, seen: &[IntakeId]) -> Result<(), String> {
+        let (flag, intake) = (CancelFlag::default(), request.intake);
+        let prompt_tokens = request.prompt.len();
+        self.prompt_tokens += prompt_tokens;
+        if self.requests.len() >= MAX_REQUESTS || self.prompt_tokens > MAX_PROMPT_TOKENS {
+            return Err(format!(
+                "more than {MAX_REQUESTS} requests or {MAX_PROMPT_TOKENS} prompt tokens are inside at once"
+            ));
+        }
+        let inside = Inside {
+            flag: flag.clone(),
+            prompt_tokens,
+        };
+        self.requests.insert(intake, inside);
+        self.raise(seen);
+        self.states.scheduler.submit(request.submission(flag)?);
+        Ok(())
+    }
+
+    fn cancel(&mut self, rid: &RequestId, flag: FlagOf) {
+        let scheduler = &mut self.states.scheduler;
+        let flag = match flag {
+            FlagOf::Nobody => None,
+            FlagOf::Holder => scheduler.in_flight(rid).map(|(_, flag)| flag.clone()),
+            FlagOf::Another => Some(CancelFlag::default()),
+        };
+        scheduler.cancel(rid, flag.as_ref());
+    }
+
+    fn stop_found(&mut self, rid: &RequestId, kept: u64) {
+        let scheduler = &mut self.states.scheduler;
+        let intake = scheduler.in_flight(rid).map(|(intake, _)| intake);
+        scheduler.stop_found(rid, usize::try_from(kept).unwrap_or(usize::MAX));
+        intake.into_iter().for_each(|intake| self.forget(intake));
+    }
+
+    /// What hosts and clocks say. Whatever was refused then is refused now.
+    fn command(&mut self, entry: Entry) -> Result<(), String> {
+        let scheduler = &mut self.states.scheduler;
+        match entry {
+            Entry::CancelAll => scheduler.cancel_all(),
+            Entry::Pin {
+                namespace,
+                tokens,
+                expires_s,
+            } => drop(scheduler.pin((&namespace).into(), tokens, expires_s)),
+            Entry::Unpin { pin } => drop(scheduler.unpin(pin)),
+            Entry::ExpirePins { now_s } => scheduler.expire_pins(now_s),
+            Entry::ExpireRequests { now_s } => scheduler.expire_requests(now_s),
+            Entry::SetPolicy { name } => drop(scheduler.set_policy(&name)),
+            Entry::SetEvictionPolicy { name } => drop(scheduler.set_eviction_policy(&name)),
+            other => return Err(format!("{} is no command", other.message())),
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, intake: IntakeId) {
+        if let Some(inside) = self.requests.remove(&intake) {
+            self.prompt_tokens -= inside.prompt_tokens;
+        }
+    }
+}

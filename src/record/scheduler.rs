@@ -1,0 +1,235 @@
+//! The scheduler's state behind a door that writes down who comes in.
+//!
+//! The actor holds a [`RecordedScheduler`] and no state: what only looks goes through [`Deref`], what changes anything
+//! is a method here. Without a log each costs one branch.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::error::{RequestError, StepError};
+use crate::executor::{RowResult, StepOutput};
+use crate::ids::{RequestId, StepId};
+use crate::record::digest::NewsDigest;
+use crate::record::entry::{Entry, FlagOf};
+use crate::record::sink::Recorder;
+use crate::request::CancelFlag;
+use crate::state::namespace::Namespace;
+use crate::state::news::RequestTokens;
+use crate::state::plan::Planned;
+use crate::state::prefix_history::PrefixEvent;
+use crate::state::probe::ProbeReply;
+use crate::state::scheduler::{Next, Scheduler};
+use crate::state::sequence::Submission;
+
+/// See the module.
+pub struct RecordedScheduler {
+    /// Dropped first: what it still holds is written while the state is whole.
+    recorder: Option<Recorder>,
+    state: Scheduler,
+}
+
+impl Deref for RecordedScheduler {
+    type Target = Scheduler;
+
+    fn deref(&self) -> &Scheduler {
+        &self.state
+    }
+}
+
+impl RecordedScheduler {
+    /// A state that nothing was done with yet, and where to write what will be.
+    pub fn new(state: Scheduler, recorder: Option<Recorder>) -> Self {
+        Self { recorder, state }
+    }
+
+    /// See [`Scheduler::submit`].
+    pub fn submit(&mut self, request: Submission) {
+        self.write(|_| Entry::Submit(Box::new((&request).into())));
+        self.state.submit(request);
+        self.write_cancels_seen();
+    }
+
+    /// See [`Scheduler::cancel`].
+    pub fn cancel(&mut self, rid: &RequestId, flag: Option<&CancelFlag>) {
+        self.write(|state| {
+            let holder = state.in_flight(rid).map(|(_, holder)| holder);
+            let flag = match flag {
+                None => FlagOf::Nobody,
+                Some(flag) if holder.is_some_and(|holder| holder.is_same(flag)) => FlagOf::Holder,
+                Some(_) => FlagOf::Another,
+            };
+            let rid = rid.clone();
+            Entry::Cancel { rid, flag }
+        });
+        self.state.cancel(rid, flag);
+    }
+
+    /// See [`Scheduler::cancel_all`].
+    pub fn cancel_all(&mut self) {
+        self.write(|_| Entry::CancelAll);
+        self.state.cancel_all();
+    }
+
+    /// See [`Scheduler::stop_found`].
+    pub fn stop_found(&mut self, rid: &RequestId, kept: usize) {
+        self.write(|_| Entry::StopFound {
+            rid: rid.clone(),
+            kept: kept as u64,
+        });
+        self.state.stop_found(rid, kept);
+    }
+
+    /// See [`Scheduler::step_done`].
+    pub fn step_done(&mut self, step: StepId, result: Result<StepOutput, StepError>) {
+        self.write(|_| Entry::StepDone {
+            step,
+            result: match &result {
+                Ok(output) => Ok(output.into()),
+                Err(error) => Err(error.clone()),
+            },
+        });
+        self.state.step_done(step, result);
+    }
+
+    /// See [`Scheduler::pin`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pin(
+        &mut self,
+        namespace: Namespace,
+        tokens: Arc<[u32]>,
+        expires_s: u64,
+    ) -> Result<u64, RequestError> {
+        self.write(|_| Entry::Pin {
+            namespace: (&namespace).into(),
+            tokens: tokens.clone(),
+            expires_s,
+        });
+        self.state.pin(namespace, tokens, expires_s)
+    }
+
+    /// See [`Scheduler::unpin`].
+    pub fn unpin(&mut self, pin: u64) -> bool {
+        self.write(|_| Entry::Unpin { pin });
+        self.state.unpin(pin)
+    }
+
+    /// See [`Scheduler::expire_pins`].
+    pub fn expire_pins(&mut self, now_s: u64) {
+        if self.state.has_expired_pins(now_s) {
+            self.write(|_| Entry::ExpirePins { now_s });
+            self.state.expire_pins(now_s);
+        }
+    }
+
+    /// See [`Scheduler::expire_requests`].
+    pub fn expire_requests(&mut self, now_s: f64) {
+        if self.state.has_timeouts() {
+            self.write(|_| Entry::ExpireRequests { now_s });
+            self.state.expire_requests(now_s);
+        }
+    }
+
+    /// See [`Scheduler::set_policy`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_policy(&mut self, name: &str) -> Result<(), String> {
+        self.write(|_| Entry::SetPolicy {
+            name: name.to_owned(),
+        });
+        self.state.set_policy(name)
+    }
+
+    /// See [`Scheduler::set_eviction_policy`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_eviction_policy(&mut self, name: &str) -> Result<(), String> {
+        self.write(|_| Entry::SetEvictionPolicy {
+            name: name.to_owned(),
+        });
+        self.state.set_eviction_policy(name)
+    }
+
+    /// See [`Scheduler::probed`].
+    pub fn probed(&mut self, reply: ProbeReply) -> Next {
+        self.write(|_| Entry::Probed(Box::new((&reply).into())));
+        let next = self.state.probed(reply);
+        self.write_cancels_seen();
+        self.write(|_| Entry::Outcome(Box::new((&next).into())));
+        next
+    }
+
+    /// See [`Scheduler::planned`].
+    pub fn planned(&mut self, planned: Planned) -> Next {
+        self.write(|_| Entry::Planned(Box::new((&planned).into())));
+        let next = self.state.planned(planned);
+        self.write(|_| Entry::Outcome(Box::new((&next).into())));
+        next
+    }
+
+    /// See [`Scheduler::next`].
+    #[allow(clippy::should_implement_trait)] // as there
+    pub fn next(&mut self) -> Next {
+        if self.state.must_wait() {
+            return Next::Nothing;
+        }
+        self.write(|_| Entry::Next);
+        let next = self.state.next();
+        self.write_cancels_seen();
+        self.write(|_| Entry::Outcome(Box::new((&next).into())));
+        next
+    }
+
+    /// See [`Scheduler::take_news`].
+    pub fn take_news(&mut self) -> Vec<RequestTokens> {
+        let news = self.state.take_news();
+        if !news.is_empty() {
+            self.write(|_| Entry::News(NewsDigest::from(news.as_slice())));
+        }
+        news
+    }
+
+    /// See [`Scheduler::take_spent`]. Decides nothing, and is not written.
+    pub fn take_spent(&mut self) -> Option<Vec<RowResult>> {
+        self.state.take_spent()
+    }
+
+    /// See [`Scheduler::take_first_admissions`]. Decides nothing, and is not written.
+    pub fn take_first_admissions(&mut self) -> Vec<f64> {
+        self.state.take_first_admissions()
+    }
+
+    /// See [`Scheduler::take_pinned`]. Decides nothing, and is not written.
+    pub fn take_pinned(&mut self) -> Vec<(u64, usize)> {
+        self.state.take_pinned()
+    }
+
+    /// See [`Scheduler::take_prefix_events`]. Decides nothing, and is not written.
+    pub fn take_prefix_events(&mut self) -> Vec<PrefixEvent> {
+        self.state.take_prefix_events()
+    }
+
+    /// Hands what was written so far to the writer's thread.
+    pub fn flush(&mut self) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.flush();
+        }
+    }
+
+    fn write(&mut self, entry: impl FnOnce(&Scheduler) -> Entry) {
+        if let Some(recorder) = &mut self.recorder
+            && recorder.is_open()
+        {
+            recorder.push(&entry(&self.state));
+        }
+    }
+
+    fn write_cancels_seen(&mut self) {
+        if !self.state.cancels_seen().is_empty() {
+            self.write(|state| Entry::CancelsSeen(state.cancels_seen().to_vec()));
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! From the scheduler to the disk without a wait: entries are encoded into a buffer, full buffers go through a bounded
+//! channel to a thread that packs and writes them.
+//!
+//! When the disk does not follow, what is new is dropped and counted, and the log is marked: a replay cannot go on
+//! behind a gap. The scheduler never waits.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::record::entry::Entry;
+use crate::record::file::{self, END_BYTES, Ending, Header, MAX_BLOCK_BYTES};
+use crate::state::control::ControlSetup;
+
+/// Bytes of entries that make a block.
+const BLOCK_BYTES: usize = 64 << 10;
+/// Bytes that wait for the writer at most.
+const MAX_WAITING_BYTES: usize = 32 << 20;
+/// Blocks that wait for the writer at most.
+const MAX_WAITING_BLOCKS: usize = 1024;
+/// How long a stopping engine waits for a disk that hangs.
+const CLOSING_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the recorders and the writer's thread tell each other.
+#[derive(Debug, Default)]
+struct Shared {
+    /// Nothing more will be written.
+    is_closed: AtomicBool,
+    waiting_bytes: AtomicUsize,
+    n_dropped: AtomicU64,
+    /// Units that lost entries.
+    n_gaps: AtomicU64,
+}
+
+/// An open log. It ends when this and its recorders are dropped.
+pub struct LogSink {
+    /// `None` once it is being closed.
+    blocks: Option<Sender<Vec<u8>>>,
+    shared: Arc<Shared>,
+    /// Disconnected when the writer's thread has ended.
+    written: Receiver<()>,
+}
+
+impl LogSink {
+    /// Makes the file, readable by its owner only, and starts the writer's thread. A log that is there already is kept
+    /// as `FILE.old`.
+    ///
+    /// # Errors
+    /// What the system says, or that `path` is no regular file.
+    pub fn create(path: &Path, max_bytes: u64, control: &ControlSetup) -> io::Result<Arc<Self>> {
+        Self::start(create_file(path)?, max_bytes, control)
+    }
+
+    /// Writes a log to anything.
+    ///
+    /// # Errors
+    /// What the system says to the first write, or to the start of a thread.
+    pub fn start(
+        mut to: impl Write + Send + 'static,
+        max_bytes: u64,
+        control: &ControlSetup,
+    ) -> io::Result<Arc<Self>> {
+        let opening = file::opening(&Header::new(control))?;
+        to.write_all(&opening)?;
+        to.flush()?;
+        let shared = Arc::new(Shared::default());
+        let (blocks, to_write) = crossbeam_channel::bounded(MAX_WAITING_BLOCKS);
+        let (writing, written) = crossbeam_channel::bounded(0);
+        let mut writer = Writer {
+            to,
+            n_bytes: opening.len() as u64,
+            max_bytes,
+            n_gaps: 0,
+            shared: shared.clone(),
+        };
+        std::thread::Builder::new()
+            .name("souffleur-record".to_owned())
+            .spawn(move || {
+                // Dropped when the thread ends, whichever way it goes.
+                let _writing: Sender<()> = writing;
+                if let Err(error) = writer.run(&to_write) {
+                    writer.shared.is_closed.store(true, Ordering::Relaxed);
+                    tracing::error!(%error, "the message log cannot be written and ends");
+                }
+            })?;
+        Ok(Arc::new(Self {
+            blocks: Some(blocks),
+            shared,
+            written,
+        }))
+    }
+
+    /// A recorder for one unit; what it writes begins with the start of the unit.
+    pub fn recorder(self: &Arc<Self>, generation: u64) -> Recorder {
+        let mut recorder = Recorder {
+            sink: self.clone(),
+            raw: Vec::with_capacity(BLOCK_BYTES),
+            n_entries: 0,
+            is_broken: false,
+        };
+        recorder.push(&Entry::Start { generation });
+        recorder
+    }
+
+    /// Entries that were dropped because the disk did not follow.
+    pub fn dropped(&self) -> u64 {
+        self.shared.n_dropped.load(Ordering::Relaxed)
+    }
+
+    /// False when too much waits already.
+    fn send(&self, raw: Vec<u8>) -> bool {
+        let n_bytes = raw.len();
+        let waiting = &self.shared.waiting_bytes;
+        let fits = waiting.fetch_add(n_bytes, Ordering::Relaxed) + n_bytes <= MAX_WAITING_BYTES;
+        let blocks = self.blocks.as_ref().filter(|_| fits);
+        let is_sent = blocks.is_some_and(|blocks| blocks.try_send(raw).is_ok());
+        if !is_sent {
+            waiting.fetch_sub(n_bytes, Ordering::Relaxed);
+        }
+        is_sent
+    }
+}
+
+impl Drop for LogSink {
+    fn drop(&mut self) {
+        self.blocks = None;
+        let patience = self.written.recv_timeout(CLOSING_PATIENCE);
+        if patience == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
+            tracing::warn!("the message log was not written to its end: the disk does not answer");
+        }
+    }
+}
+
+fn create_file(path: &Path) -> io::Result<File> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() => {
+            let reason = "is not a regular file: name one that is new or a log";
+            return Err(io::Error::other(reason));
+        }
+        Ok(_) => {
+            let mut old = path.as_os_str().to_owned();
+            old.push(".old");
+            std::fs::rename(path, PathBuf::from(old))?;
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => (),
+        Err(error) => return Err(error),
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+/// Writes the entries of one unit.
+pub struct Recorder {
+    sink: Arc<LogSink>,
+    raw: Vec<u8>,
+    n_entries: u32,
+    /// Entries of this unit were dropped: those behind them mean nothing.
+    is_broken: bool,
+}
+
+impl Recorder {
+    /// False when nothing more will be written: entries need not be made.
+    pub fn is_open(&self) -> bool {
+        !self.sink.shared.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// Adds an entry.
+    pub fn push(&mut self, entry: &Entry) {
+        if !self.is_open() {
+            return;
+        }
+        if self.is_broken {
+            self.sink.shared.n_dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let raw = std::mem::take(&mut self.raw);
+        self.n_entries += 1;
+        match postcard::to_extend(entry, raw) {
+            Ok(raw) if raw.len() <= MAX_BLOCK_BYTES => self.raw = raw,
+            _ => self.lose(),
+        }
+        if self.raw.len() >= BLOCK_BYTES {
+            self.flush();
+        }
+    }
+
+    /// Hands the buffer over.
+    pub fn flush(&mut self) {
+        if self.raw.is_empty() {
+            return;
+        }
+        let raw = std::mem::replace(&mut self.raw, Vec::with_capacity(BLOCK_BYTES));
+        match self.sink.send(raw) {
+            true => self.n_entries = 0,
+            false => self.lose(),
+        }
+    }
+
+    fn lose(&mut self) {
+        if !self.is_open() {
+            // The log has ended as it was to: nothing of it is missing.
+            self.raw = Vec::new();
+            return;
+        }
+        let shared = &self.sink.shared;
+        shared
+            .n_dropped
+            .fetch_add(u64::from(self.n_entries), Ordering::Relaxed);
+        shared.n_gaps.fetch_add(1, Ordering::Relaxed);
+        self.raw = Vec::new();
+        self.n_entries = 0;
+        self.is_broken = true;
+        tracing::warn!(
+            "the disk does not follow: the message log has a gap and is of no use behind it"
+        );
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+struct Writer<W> {
+    to: W,
+    n_bytes: u64,
+    max_bytes: u64,
+    /// Gaps marked so far.
+    n_gaps: u64,
+    shared: Arc<Shared>,
+}
+
+impl<W: Write> Writer<W> {
+    fn run(&mut self, blocks: &Receiver<Vec<u8>>) -> io::Result<()> {
+        for raw in blocks {
+            let packed = file::block(&raw)?;
+            let waiting = &self.shared.waiting_bytes;
+            waiting.fetch_sub(raw.len(), Ordering::Relaxed);
+            if !self.fits(packed.len()) {
+                tracing::info!(
+                    max_bytes = self.max_bytes,
+                    "the message log has reached its greatest size and ends"
+                );
+                self.shared.is_closed.store(true, Ordering::Relaxed);
+                return self.end(Ending::SizeLimit);
+            }
+            self.write(&packed)?;
+            if blocks.is_empty() {
+                self.mark_gaps()?;
+            }
+        }
+        self.mark_gaps()?;
+        self.end(Ending::Closed)
+    }
+
+    /// What is dropped is newer than what waited, so the mark goes behind all of it.
+    fn mark_gaps(&mut self) -> io::Result<()> {
+        let n_gaps = self.shared.n_gaps.load(Ordering::Relaxed);
+        let gap = file::gap();
+        if n_gaps == self.n_gaps || !self.fits(gap.len()) {
+            return Ok(());
+        }
+        self.n_gaps = n_gaps;
+        self.write(&gap)
+    }
+
+    fn fits(&self, n_bytes: usize) -> bool {
+        self.n_bytes + (n_bytes + END_BYTES) as u64 <= self.max_bytes
+    }
+
+    fn end(&mut self, ending: Ending) -> io::Result<()> {
+        let n_dropped = self.shared.n_dropped.load(Ordering::Relaxed);
+        self.write(&file::end(ending, n_dropped))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.n_bytes += bytes.len() as u64;
+        self.to.write_all(bytes)?;
+        self.to.flush()
+    }
+}

@@ -1,0 +1,244 @@
+//! Message logs of whole engines: what was recorded under load comes out again, on states without actors.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use souffleur::actors::messages::{CancelAll, CancelRequest, PinPrefix, UnpinPrefix};
+use souffleur::config::EngineConfig;
+use souffleur::record::entry::Entry;
+use souffleur::record::file::{Ending, LogReader, Record};
+use souffleur::record::replay::{Replayed, replay};
+use souffleur::request::CancelFlag;
+use souffleur::state::control::ControlSetup;
+use souffleur::state::namespace::Namespace;
+
+use super::doubles::{Mishap, mishap_parts, question, start_bundled};
+use super::world::{Build, World, collect, request, within};
+use souffleur::engine::Engine;
+
+/// Makes the log in `tests/fixtures/record` again: `REMAKE_FIXTURES=1 cargo test --test embedding recording`.
+const REMAKE: &str = "REMAKE_FIXTURES";
+
+fn log_in(dir: &Path) -> PathBuf {
+    dir.join("control.log")
+}
+
+fn recording(dir: &Path) -> EngineConfig {
+    EngineConfig {
+        record: Some(log_in(dir)),
+        chunked_prefill_size: 48,
+        schedule_conservativeness: 0.05,
+        ..EngineConfig::default()
+    }
+}
+
+fn replayed(file: &Path) -> Replayed {
+    let log = std::fs::read(file).expect("the log is there");
+    replay(log.as_slice(), &ControlSetup::build).expect("the log can be replayed")
+}
+
+fn messages_in(file: &Path) -> BTreeSet<&'static str> {
+    let log = std::fs::read(file).expect("the log is there");
+    let mut reader = LogReader::open(log.as_slice()).expect("it is a log");
+    let mut messages = BTreeSet::new();
+    while let Some(Record::Entry(entry)) = reader.next().expect("it is whole") {
+        messages.insert(Entry::message(&entry));
+    }
+    messages
+}
+
+fn assert_same(replayed: &Replayed) {
+    let found = replayed.difference.as_ref().map(ToString::to_string);
+    assert_eq!(found, None);
+    assert_eq!((replayed.ending, replayed.has_gap), (Ending::Closed, false));
+}
+
+/// Prompts that share their beginning with every fourth other.
+fn prompt(number: u32) -> Vec<u32> {
+    let shared = (0..40).map(|place| 1 + (number % 4 * 31 + place * 7) % 499);
+    let own = (0..10 + number * 13 % 50).map(|place| 1 + (number * 17 + place) % 499);
+    shared.chain(own).collect()
+}
+
+/// Sixty requests at once for a pool that holds four, some of which are cancelled in each of the ways there are.
+async fn load(world: &World) {
+    let doors = world.engine.doors().expect("the engine lives");
+    let mut collecting = Vec::new();
+    for number in 0..60 {
+        let tokens = prompt(number);
+        // Short ones end while the long ones are young, and let more of those in than can grow up together.
+        let is_long = number % 2 == 0;
+        let max_new_tokens = if is_long { 150 } else { 3 + number % 8 };
+        let asked = request(&tokens, max_new_tokens, u64::from(number));
+        let rid = asked.rid.clone();
+        let mut generation = world.generate(asked);
+        let doors = doors.clone();
+        collecting.push(tokio::spawn(async move {
+            match number % 10 {
+                3 => drop(generation),
+                6 => {
+                    let _ = within(generation.next()).await;
+                    drop(generation);
+                }
+                7 => {
+                    let foreign = Some(CancelFlag::default());
+                    doors.cancel.do_send(CancelRequest { rid, flag: foreign });
+                    let flag = None;
+                    let rid = generation.rid().clone();
+                    doors.cancel.do_send(CancelRequest { rid, flag });
+                    while within(generation.next()).await.is_some() {}
+                }
+                8 => {
+                    let pin = PinPrefix {
+                        namespace: Namespace::default(),
+                        tokens: tokens.into(),
+                        ttl_s: number % 3,
+                    };
+                    let pinned = within(doors.pin.send(pin)).await.expect("it answers");
+                    drop(collect(generation).await);
+                    let pin = pinned.map_or(0, |pinned| pinned.pin);
+                    within(doors.unpin.send(UnpinPrefix { pin }))
+                        .await
+                        .expect("it answers");
+                }
+                _ => drop(collect(generation).await),
+            }
+        }));
+    }
+    for collected in collecting {
+        collected.await.expect("nobody panics");
+    }
+}
+
+async fn run_under_load(dir: &Path, page_size: u32) {
+    let build = Build {
+        config: EngineConfig {
+            page_size,
+            ..recording(dir)
+        },
+        n_pages: 480 / page_size as usize,
+        rows: 12,
+        ..Build::default()
+    };
+    let world = build.start();
+    load(&world).await;
+    let last: Vec<_> = (0..6)
+        .map(|number| world.generate(request(&prompt(number), 500, 1)))
+        .collect();
+    let doors = world.engine.doors().expect("the engine lives");
+    doors.cancel_all.do_send(CancelAll);
+    for mut generation in last {
+        while within(generation.next()).await.is_some() {}
+    }
+    let stats = world.engine.stats().await.expect("stats");
+    assert!(
+        stats.retractions > 0 && stats.evicted_tokens > 0,
+        "{stats:?}"
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_under_load_is_replayed_to_the_same_plans() {
+    for page_size in [1, 16] {
+        let dir = tempfile::tempdir().expect("a folder can be made");
+        run_under_load(dir.path(), page_size).await;
+        let file = log_in(dir.path());
+        let replayed = replayed(&file);
+        assert_same(&replayed);
+        // Those that are gone before they are encoded are not submitted.
+        assert!(replayed.counts.requests > 50, "{:?}", replayed.counts);
+        assert!(replayed.counts.steps > 100, "{:?}", replayed.counts);
+        let messages = messages_in(&file);
+        for message in ["CancelRequest", "CancelAll", "PinPrefix", "UnpinPrefix"] {
+            assert!(messages.contains(message), "{messages:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_model_with_stop_strings_is_replayed_to_the_same_plans() {
+    let dir = tempfile::tempdir().expect("a folder can be made");
+    let engine = start_bundled(recording(dir.path()));
+    let generations = (0..12).map(|number| {
+        let mut asked = question(40 + number);
+        asked.sampling.stop = vec!["e ".to_owned()];
+        asked.sampling.temperature = 1.0;
+        asked.sampling.sampling_seed = Some(u64::from(number));
+        engine.generate(asked).expect("the door is open")
+    });
+    for mut generation in generations.collect::<Vec<_>>() {
+        while within(generation.next()).await.is_some() {}
+    }
+    within(engine.shutdown(Duration::from_secs(10))).await;
+    let file = log_in(dir.path());
+    assert_same(&replayed(&file));
+    assert!(messages_in(&file).contains("StopFound"));
+}
+
+#[tokio::test]
+async fn an_engine_that_was_rebuilt_is_replayed_life_by_life() {
+    let dir = tempfile::tempdir().expect("a folder can be made");
+    let build = Build {
+        config: recording(dir.path()),
+        ..Build::default()
+    };
+    let parts = mishap_parts(&build, 5, Mishap::Panic);
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    drop(collect(world.generate(request(&prompt(1), 50, 1))).await);
+    within(async {
+        // The door is shut until the next unit lives.
+        while world.engine.stats().await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    drop(collect(world.generate(request(&prompt(2), 10, 1))).await);
+    world.stop().await;
+    let replayed = replayed(&log_in(dir.path()));
+    assert_same(&replayed);
+    assert_eq!((replayed.counts.units, replayed.counts.requests), (2, 2));
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_log_is_its_owners_alone_and_takes_no_other_files_place() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().expect("a folder can be made");
+    let file = log_in(dir.path());
+    std::fs::write(&file, "an older one").expect("a file can be written");
+    let build = Build {
+        config: recording(dir.path()),
+        ..Build::default()
+    };
+    build.clone().start().stop().await;
+    let mode = std::fs::metadata(&file).expect("it is there").permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
+    let old = std::fs::read_to_string(dir.path().join("control.log.old"));
+    assert_eq!(old.expect("it was kept"), "an older one");
+    let in_the_way = EngineConfig {
+        record: Some(dir.path().to_owned()),
+        ..EngineConfig::default()
+    };
+    let started = Engine::start_with(in_the_way, build.parts());
+    let error = started.err().expect("a folder is no log").to_string();
+    assert!(
+        error.contains("record") && error.contains("regular file"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn the_log_of_the_repository_is_replayed_to_the_same_plans() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/record/control.log");
+    if std::env::var_os(REMAKE).is_some() {
+        let dir = tempfile::tempdir().expect("a folder can be made");
+        run_under_load(dir.path(), 1).await;
+        std::fs::copy(log_in(dir.path()), &file).expect("the fixture can be written");
+    }
+    let replayed = replayed(&file);
+    assert_same(&replayed);
+    assert!(replayed.counts.steps > 100, "{:?}", replayed.counts);
+}
