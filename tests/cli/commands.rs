@@ -251,3 +251,41 @@ fn tokens_outside_the_vocabulary_are_refused_with_their_prompt() {
     ];
     check_failure(&args, 1, &["prompt 1", "288"]);
 }
+
+#[test]
+fn a_recorded_answer_replays_and_a_damaged_log_is_exit_code_1() {
+    let dir = tempfile::tempdir().expect("a folder can be made");
+    let file = dir.path().join("control.log");
+    let name = file.to_str().expect("it is text");
+    let tiny = tiny_model();
+    let model = tiny.to_str().expect("it is text");
+    let answered = run(&[
+        "generate",
+        "--model-path",
+        model,
+        "--record",
+        name,
+        "--max-new-tokens",
+        "8",
+        "--raw",
+        "Hello",
+    ]);
+    assert!(answered.status.success(), "{}", stderr(&answered));
+    let replayed = run(&["replay-log", name]);
+    let text = stdout(&replayed);
+    assert!(replayed.status.success(), "{}", stderr(&replayed));
+    for part in [
+        "requests      1:",
+        "end           the engine stopped",
+        "every plan came out as recorded",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    let mut log = std::fs::read(&file).expect("the log is there");
+    let last = log.len() - 30;
+    log[last] ^= 1;
+    std::fs::write(&file, log).expect("the log can be written");
+    check_failure(&["replay-log", name], 1, &[name, "damaged at byte"]);
+    check_failure(&["replay-log", model], 1, &[model]);
+    check_failure(&["replay-log", "/nonexistent"], 1, &["/nonexistent"]);
+}
