@@ -244,6 +244,7 @@ fn submit_rounds(sink: &Arc<LogSink>, n_rounds: u32) -> Engine {
             _ => (),
         }
         match round % 25 {
+            _ if round < 50 => (),
             10 => drop(engine.scheduler.set_policy("lpm")),
             14 => drop(engine.scheduler.set_policy("none such")),
             15 => drop(engine.scheduler.set_eviction_policy("lfu")),

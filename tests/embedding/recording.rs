@@ -4,21 +4,24 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use souffleur::actors::messages::{CancelAll, CancelRequest, PinPrefix, UnpinPrefix};
+use souffleur::actors::messages::{CancelAll, CancelRequest, PinPrefix, SetPolicy, UnpinPrefix};
 use souffleur::config::EngineConfig;
+use souffleur::engine::{Engine, Generation};
 use souffleur::record::entry::Entry;
 use souffleur::record::file::{Ending, LogReader, Record};
 use souffleur::record::replay::{Replayed, replay};
-use souffleur::request::CancelFlag;
+use souffleur::request::{CancelFlag, FinishReason};
 use souffleur::state::control::ControlSetup;
 use souffleur::state::namespace::Namespace;
 
 use super::doubles::{Mishap, mishap_parts, question, start_bundled};
-use super::world::{Build, World, collect, request, within};
-use souffleur::engine::Engine;
+use super::world::{Build, World, collect, expected, request, within};
 
 /// Makes the log in `tests/fixtures/record` again: `REMAKE_FIXTURES=1 cargo test --test embedding recording`.
 const REMAKE: &str = "REMAKE_FIXTURES";
+
+/// Tokens that a long request generates.
+const LONG: u32 = 150;
 
 fn log_in(dir: &Path) -> PathBuf {
     dir.join("control.log")
@@ -69,7 +72,7 @@ async fn load(world: &World) {
         let tokens = prompt(number);
         // Short ones end while the long ones are young, and let more of those in than can grow up together.
         let is_long = number % 2 == 0;
-        let max_new_tokens = if is_long { 150 } else { 3 + number % 8 };
+        let max_new_tokens = if is_long { LONG } else { 3 + number % 8 };
         let asked = request(&tokens, max_new_tokens, u64::from(number));
         let rid = asked.rid.clone();
         let mut generation = world.generate(asked);
@@ -88,6 +91,15 @@ async fn load(world: &World) {
                     let rid = generation.rid().clone();
                     doors.cancel.do_send(CancelRequest { rid, flag });
                     while within(generation.next()).await.is_some() {}
+                }
+                5 => {
+                    let set = SetPolicy {
+                        schedule_policy: Some(["hrrn", "lpm"][number as usize / 10 % 2].to_owned()),
+                        radix_eviction_policy: Some("slru".to_owned()),
+                    };
+                    let set = within(doors.set_policy.send(set)).await;
+                    set.expect("it answers").expect("both exist");
+                    drop(collect(generation).await);
                 }
                 8 => {
                     let pin = PinPrefix {
@@ -111,18 +123,45 @@ async fn load(world: &World) {
     }
 }
 
-async fn run_under_load(dir: &Path, page_size: u32) {
+/// Long ones that come one by one, each let in while the others are young: together they cannot grow up.
+async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Generation> {
+    let is_long = |prompt: &[u32], seed| {
+        let (_, reason) = expected(prompt, LONG, seed);
+        matches!(reason, FinishReason::Length { .. })
+    };
+    let mut inside = Vec::new();
+    for prompt in (0..3).map(prompt) {
+        let seed = (0..1000).find(|seed| is_long(&prompt, *seed));
+        let seed = seed.expect("some output is long");
+        let mut generation = world.generate(request(&prompt, LONG, seed));
+        // Enough for its chunks, by far not for its output.
+        (0..8).for_each(|_| steps.send(()).expect("the executor lives"));
+        within(generation.next()).await.expect("it has begun");
+        inside.push(generation);
+    }
+    inside
+}
+
+async fn run_under_load(dir: &Path, page_size: u32, policy: &str) {
+    let (steps, gate) = crossbeam_channel::unbounded();
     let build = Build {
         config: EngineConfig {
             page_size,
+            schedule_policy: policy.to_owned(),
             ..recording(dir)
         },
         n_pages: 480 / page_size as usize,
         rows: 12,
+        gate: Some(gate),
         ..Build::default()
     };
     let world = build.start();
+    let crowded = crowd(&world, &steps).await;
+    drop(steps);
     load(&world).await;
+    for generation in crowded {
+        drop(collect(generation).await);
+    }
     let last: Vec<_> = (0..6)
         .map(|number| world.generate(request(&prompt(number), 500, 1)))
         .collect();
@@ -141,9 +180,9 @@ async fn run_under_load(dir: &Path, page_size: u32) {
 
 #[tokio::test]
 async fn an_engine_under_load_is_replayed_to_the_same_plans() {
-    for page_size in [1, 16] {
+    for (page_size, policy) in [(1, "fcfs"), (16, "lpm")] {
         let dir = tempfile::tempdir().expect("a folder can be made");
-        run_under_load(dir.path(), page_size).await;
+        run_under_load(dir.path(), page_size, policy).await;
         let file = log_in(dir.path());
         let replayed = replayed(&file);
         assert_same(&replayed);
@@ -151,7 +190,14 @@ async fn an_engine_under_load_is_replayed_to_the_same_plans() {
         assert!(replayed.counts.requests > 50, "{:?}", replayed.counts);
         assert!(replayed.counts.steps > 100, "{:?}", replayed.counts);
         let messages = messages_in(&file);
-        for message in ["CancelRequest", "CancelAll", "PinPrefix", "UnpinPrefix"] {
+        for message in [
+            "CancelRequest",
+            "CancelAll",
+            "PinPrefix",
+            "UnpinPrefix",
+            "SetPolicy",
+            "PrefixesProbed",
+        ] {
             assert!(messages.contains(message), "{messages:?}");
         }
     }
@@ -235,7 +281,7 @@ async fn the_log_of_the_repository_is_replayed_to_the_same_plans() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/record/control.log");
     if std::env::var_os(REMAKE).is_some() {
         let dir = tempfile::tempdir().expect("a folder can be made");
-        run_under_load(dir.path(), 1).await;
+        run_under_load(dir.path(), 1, "lpm").await;
         std::fs::copy(log_in(dir.path()), &file).expect("the fixture can be written");
     }
     let replayed = replayed(&file);
