@@ -472,7 +472,8 @@ fn other_states_are_told_from_the_recorded_ones_wherever_they_decide() {
         };
         let replayed = replay(log.as_slice(), &make).expect("it can be replayed");
         let difference = replayed.difference.expect("something is another");
-        assert_eq!(difference.message, message, "{difference}");
+        // Where another message is sent, both are named.
+        assert!(difference.message.contains(message), "{difference}");
     };
     check(&|setup| setup.limits.chunk_tokens = Some(20), "StepPlanned");
     check(&|setup| setup.limits.total_pages -= 1, "PlanStep");
