@@ -155,6 +155,12 @@ impl RequestMetrics {
         self.aborted.increment(1);
     }
 
+    /// Counts a request that was cancelled before the scheduler knew of it.
+    pub fn cancelled_at_the_door(&self, is_streaming: bool) {
+        self.of(is_streaming).requests.increment(1);
+        self.aborted();
+    }
+
     /// Counts a request that was refused or failed, by its error's code.
     pub fn failed(&self, code: &'static str) {
         match self.failed.iter().find(|(known, _)| *known == code) {

@@ -162,6 +162,15 @@ fn series_carry_the_labels_of_sglang() {
 }
 
 #[test]
+fn requests_that_never_reached_the_scheduler_are_among_those_that_ended() {
+    let page = page(|| RequestMetrics::register("tiny").cancelled_at_the_door(false));
+    let of = ["is_streaming=\"false\""];
+    assert_eq!(value(&page, "sglang:num_requests_total", &of), 1.0);
+    assert_eq!(value(&page, "sglang:num_aborted_requests_total", &[]), 1.0);
+    assert_eq!(value(&page, "sglang:prompt_tokens_total", &of), 0.0);
+}
+
+#[test]
 fn counters_of_ended_requests_are_the_sums_of_their_usages() {
     let usages = [usage(100, 7, 0), usage(100, 1, 96), usage(33, 0, 32)];
     let page = page(|| {

@@ -66,7 +66,7 @@ impl Tokenizer {
     /// Submits an encoded request, or ends it.
     fn encoded(&mut self, mut arrival: Arrival, prepared: Result<Prepared, RequestError>) {
         if arrival.cancel.is_raised() {
-            self.metrics.aborted();
+            self.metrics.cancelled_at_the_door(arrival.is_streaming);
             return arrival.sink.finish(Event::Cancelled(Box::new(Finished {
                 delta: Default::default(),
                 reason: FinishReason::Abort,
