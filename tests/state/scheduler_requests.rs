@@ -50,7 +50,6 @@ pub struct Life {
     pub cached_tokens: u32,
     pub retractions: u32,
     pub rid: RequestId,
-    pub seed: u64,
     pub flag: CancelFlag,
     /// Steps done since the cancel was handled.
     pub steps_since_cancel: Option<usize>,
@@ -71,7 +70,6 @@ impl Life {
             cached_tokens: 0,
             retractions: 0,
             rid,
-            seed,
             flag,
             steps_since_cancel: None,
             holds_memory: false,

@@ -229,7 +229,12 @@ impl WaitLog {
             let beside = first.before(wait.until) - last.before(wait.from);
             let bound = beside + stinted.before(wait.until) - stinted.before(wait.from);
             let steps = wait.until - wait.from;
-            assert!(steps <= bound, "{wait:?} is longer than {bound} steps");
+            assert!(
+                steps <= bound,
+                "request {} waited {steps} steps from step {} on, not {bound}",
+                wait.number,
+                wait.from
+            );
             longest = longest.max(steps);
             tightest = tightest.max(steps as f64 / bound.max(1) as f64);
         }
