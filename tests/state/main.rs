@@ -1,5 +1,8 @@
 //! The pure core: tree, pools, page ownership, eviction policies.
 
+mod chaos;
+mod chaos_load;
+mod chaos_table;
 mod corner_cases;
 mod counting_allocator;
 mod deadlines;
@@ -19,6 +22,7 @@ mod scheduler_priorities;
 mod scheduler_protection;
 mod scheduler_requests;
 mod scheduler_script;
+mod scheduler_waits;
 mod scheduler_watch;
 mod scheduler_world;
 mod tlru;

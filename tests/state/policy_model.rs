@@ -116,7 +116,7 @@ impl OrderCheck {
         let (retracted, waiting) = numbers.split_at(n_retracted);
         assert!(retracted.is_sorted(), "{numbers:?}");
         assert!(!waiting.iter().any(is_retracted), "{numbers:?}");
-        if waiting.is_empty() {
+        if waiting.is_empty() || !world.looks_at_sets() {
             return;
         }
         let waits = |number: &usize| {

@@ -50,7 +50,6 @@ pub struct Life {
     pub cached_tokens: u32,
     pub retractions: u32,
     pub rid: RequestId,
-    pub seed: u64,
     pub flag: CancelFlag,
     /// Steps done since the cancel was handled.
     pub steps_since_cancel: Option<usize>,
@@ -58,10 +57,12 @@ pub struct Life {
     pub input_logprobs: Vec<u32>,
     pub rejected_steps: usize,
     pub lost_steps: usize,
+    natural_output: Vec<u32>,
 }
 
 impl Life {
     pub fn new(ask: Ask, rid: RequestId, seed: u64, flag: CancelFlag) -> Self {
+        let natural_output = natural_output(&ask, seed);
         Self {
             ask,
             delivered: Vec::new(),
@@ -69,27 +70,19 @@ impl Life {
             cached_tokens: 0,
             retractions: 0,
             rid,
-            seed,
             flag,
             steps_since_cancel: None,
             holds_memory: false,
             input_logprobs: Vec::new(),
             rejected_steps: 0,
             lost_steps: 0,
+            natural_output,
         }
     }
 
     /// What it generates if nobody interferes.
-    pub fn natural_output(&self) -> Vec<u32> {
-        let ask = &self.ask;
-        let output = expected_output(&ask.prompt, self.seed, ask.max_new_tokens, VOCAB);
-        let is_stop =
-            |token: &u32| !ask.ignore_eos && (*token == EOS || Some(*token) == ask.stop_token);
-        let len = output
-            .iter()
-            .position(is_stop)
-            .map_or(output.len(), |at| at + 1);
-        output[..len].to_vec()
+    pub fn natural_output(&self) -> &[u32] {
+        &self.natural_output
     }
 
     pub fn is_cancelled(&self) -> bool {
@@ -159,4 +152,13 @@ impl Life {
         let expected: Vec<u32> = expected.copied().collect();
         assert_eq!(self.input_logprobs, expected, "{}", self.rid);
     }
+}
+
+fn natural_output(ask: &Ask, seed: u64) -> Vec<u32> {
+    let mut output = expected_output(&ask.prompt, seed, ask.max_new_tokens, VOCAB);
+    let is_stop =
+        |token: &u32| !ask.ignore_eos && (*token == EOS || Some(*token) == ask.stop_token);
+    let len = output.iter().position(is_stop);
+    output.truncate(len.map_or(output.len(), |at| at + 1));
+    output
 }

@@ -30,6 +30,17 @@ impl Watched {
     }
 }
 
+/// Where a request stands, as far as the steps show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Waiting,
+    /// Some chunks of its prompt are planned, not all.
+    Prefilling,
+    Decoding,
+    /// The step of its last token is planned.
+    Ending,
+}
+
 /// The steps' watchman.
 #[derive(Debug)]
 pub struct Watch {
@@ -68,6 +79,19 @@ impl Watch {
             sat_out: 0,
             worst_sat_out: 0,
         });
+    }
+
+    pub fn stage(&self, number: usize) -> Stage {
+        let request = &self.requests[number];
+        if !request.is_inside {
+            Stage::Waiting
+        } else if request.planned >= request.max_new_tokens {
+            Stage::Ending
+        } else if request.is_prefilled {
+            Stage::Decoding
+        } else {
+            Stage::Prefilling
+        }
     }
 
     pub fn ended(&mut self, number: usize) {

@@ -35,6 +35,7 @@ use souffleur::state::transaction::run_plan;
 
 use crate::policy_model::OrderCheck;
 pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
+use crate::scheduler_waits::{ChunkRule, WaitLog};
 use crate::scheduler_watch::Watch;
 
 /// Evicted pages that the history remembers.
@@ -60,6 +61,8 @@ pub struct Setup {
     /// Without rules for priorities, which say that themselves.
     pub priority: PriorityOrder,
     pub eviction: &'static str,
+    /// Plans between two looks at whole sets: each page, each node, the whole order of the queue.
+    pub sets_every: usize,
 }
 
 impl Default for Setup {
@@ -78,6 +81,7 @@ impl Default for Setup {
             policy: "fcfs",
             priority: PriorityOrder::Ignored,
             eviction: "lru",
+            sets_every: 1,
         }
     }
 }
@@ -127,6 +131,11 @@ pub struct World {
     /// By the order in which the scheduler took them in.
     numbers: Vec<usize>,
     pub watch: Watch,
+    pub waits: WaitLog,
+    /// Requests that have not ended or still hold memory.
+    inside: Vec<usize>,
+    /// Plans answered.
+    plans: usize,
     pins: Vec<u64>,
     plans_since_progress: usize,
     /// Plans nothing for now.
@@ -178,6 +187,12 @@ impl World {
             verify: true,
             faults: Vec::new(),
         });
+        let mixed_rows = if setup.rules.mixed_chunk {
+            setup.n_rows as usize
+        } else {
+            0
+        };
+        let chunks = ChunkRule::new(setup.chunk_tokens, mixed_rows, page_size.get());
         Self {
             scheduler: Scheduler::new(limits, policy, ledger.clone()),
             pools: Pools::new(setup.n_pages, setup.n_rows, page_size, ledger.clone()),
@@ -191,6 +206,9 @@ impl World {
             void_until: StepId::new(0),
             numbers: Vec::new(),
             watch: Watch::new(setup.rules, setup.chunk_tokens),
+            waits: WaitLog::new(chunks),
+            inside: Vec::new(),
+            plans: 0,
             pins: Vec::new(),
             plans_since_progress: 0,
             holds_back: false,
@@ -255,6 +273,8 @@ impl World {
             timeouts: ask.timeouts,
         };
         self.watch.submitted(&ask);
+        self.waits.arrived(ask.max_new_tokens);
+        self.inside.push(number);
         self.lives.push(Life::new(ask, rid, seed, flag));
         self.order.note_arrival();
         self.scheduler.submit(submission);
@@ -313,6 +333,7 @@ impl World {
         }
         life.end = Some(End::StopFound);
         self.watch.ended(number);
+        self.waits.ended(number);
         let life = &mut self.lives[number];
         life.steps_since_cancel.get_or_insert(0);
         self.scheduler.stop_found(&life.rid.clone(), kept);
@@ -389,8 +410,10 @@ impl World {
                     probe.keys.iter().map(|k| self.number_of(k.seq)).collect();
                 let keys = probe.keys.clone();
                 let reply = run_probe(&mut *self.cache, *probe);
-                assert_eq!(self.cache.check_integrity(), Ok(()));
-                self.order.note_probe(&*self.cache, &numbers, &keys);
+                if self.looks_at_sets() {
+                    assert_eq!(self.cache.check_integrity(), Ok(()));
+                    self.order.note_probe(&*self.cache, &numbers, &keys);
+                }
                 self.leg = Some(Leg::Probed(Box::new(reply)));
             }
             Leg::Probed(reply) => {
@@ -405,7 +428,9 @@ impl World {
                 let flush = plan.flush;
                 let reserve = run_plan(&mut *self.cache, *plan);
                 assert!(!flush || self.cache.total_size() == 0, "flushed while busy");
-                assert_eq!(self.cache.check_integrity(), Ok(()));
+                if self.looks_at_sets() {
+                    assert_eq!(self.cache.check_integrity(), Ok(()));
+                }
                 self.leg = Some(Leg::Reserving(Box::new(reserve)));
             }
             Leg::Reserving(reserve) => {
@@ -417,8 +442,12 @@ impl World {
                 let next = self.scheduler.planned(*planned);
                 assert_eq!(self.stats().integrity_failures, 0);
                 if !matches!(next, Next::Plan(_) | Next::Reserve(_)) {
-                    self.check_pages();
+                    self.check_counters();
+                    if self.looks_at_sets() {
+                        self.check_pages();
+                    }
                 }
+                self.plans += 1;
                 self.order.is_again = true;
                 self.take_next(next);
                 self.order.is_again = false;
@@ -456,8 +485,8 @@ impl World {
                 Err(_) => self.note_failure(&plan, fate),
             }
         }
-        for life in &mut self.lives {
-            if let Some(steps) = &mut life.steps_since_cancel {
+        for number in &self.inside {
+            if let Some(steps) = &mut self.lives[*number].steps_since_cancel {
                 *steps += 1;
             }
         }
@@ -475,7 +504,7 @@ impl World {
     /// Lets everything run to its end, then checks that nothing is left and everybody got what they asked for.
     pub fn drain(&mut self) {
         let mut rounds = 0;
-        while !self.scheduler.is_idle() || self.leg.is_some() {
+        while !self.is_idle() {
             assert!(
                 self.advance() || self.end_step(Fate::Done),
                 "nothing goes on, but not all is done: {:?}",
@@ -499,6 +528,7 @@ impl World {
         );
         assert_eq!(stats.mixed_steps as usize, self.watch.mixed_steps);
         assert_eq!(self.cache.check_integrity(), Ok(()));
+        self.check_pages();
         self.lives.iter().for_each(Life::check_end);
         // One that was cancelled while its plan was open is admitted after its end.
         let is_natural = |life: &&Life| {
@@ -525,6 +555,22 @@ impl World {
 
     pub fn stats(&self) -> EngineStats {
         self.scheduler.stats()
+    }
+
+    /// Requests that have not ended.
+    pub fn alive(&self) -> Vec<usize> {
+        let is_alive = |number: &usize| self.lives[*number].end.is_none();
+        self.inside.iter().copied().filter(is_alive).collect()
+    }
+
+    /// Nothing is inside and nothing under way.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.leg.is_none()
+    }
+
+    /// True at those plans at which whole sets are looked at.
+    pub fn looks_at_sets(&self) -> bool {
+        self.plans.is_multiple_of(self.setup.sets_every)
     }
 
     /// Steps under way.
@@ -572,7 +618,8 @@ impl World {
         self.plans_since_progress += 1;
         let bound = 2 * self.lives.len() + 10;
         assert!(self.plans_since_progress < bound, "plans without an end");
-        for life in &self.lives {
+        for number in &self.inside {
+            let life = &self.lives[*number];
             let is_late = life.steps_since_cancel.is_some_and(|steps| steps >= 2);
             assert!(!(is_late && life.holds_memory), "{} holds on", life.rid);
         }
@@ -595,6 +642,13 @@ impl World {
         let numbers = &self.numbers;
         self.watch
             .take_step(&plan, |seq| numbers[(seq.get() >> 32) as usize - 1]);
+        let starts = plan.starts.iter().map(|start| self.number_of(start.seq));
+        let rows = plan.rows.iter().map(|row| self.number_of(row.seq));
+        let (starts, rows): (Vec<_>, Vec<_>) = (starts.collect(), rows.collect());
+        self.waits.take_step(&plan, &starts, &rows);
+        let lives = &self.lives;
+        self.inside
+            .retain(|number| lives[*number].end.is_none() || lives[*number].holds_memory);
         self.steps.push_back(plan.clone());
         self.history.push(plan);
         assert!(self.steps.len() <= 2);
@@ -640,6 +694,9 @@ impl World {
                 let number = self.number_of(grant.seq);
                 assert!(!self.lives[number].holds_memory);
                 self.lives[number].holds_memory = true;
+                if !self.inside.contains(&number) {
+                    self.inside.push(number);
+                }
                 self.order.note_start(number);
             }
         }
@@ -659,6 +716,7 @@ impl World {
                 self.lives[number].holds_memory = false;
                 if self.lives[number].end.is_none() {
                     evacuated.push(number);
+                    self.waits.evacuated(number);
                 }
             }
         }
@@ -691,9 +749,8 @@ impl World {
             life.retractions = num_retractions;
             let input = logprobs.into_iter().flat_map(|logprobs| logprobs.input);
             life.input_logprobs.extend(input.map(|entry| entry.token));
-            let natural = life.natural_output();
             assert_eq!(
-                natural.get(..life.delivered.len()),
+                life.natural_output().get(..life.delivered.len()),
                 Some(&life.delivered[..])
             );
             if self.setup.clips {
@@ -702,6 +759,7 @@ impl World {
             life.end = end.map(End::Told);
             if life.end.is_some() {
                 self.watch.ended(number);
+                self.waits.ended(number);
             }
             if life.is_cancelled() || life.timed_out() {
                 life.steps_since_cancel.get_or_insert(0);
@@ -714,6 +772,22 @@ impl World {
             assert!(is_first, "a request is admitted for the first time twice");
         }
         assert!(self.misses.evicted_pages() <= MAX_EVICTED_PAGES);
+    }
+
+    /// The sums of what the pools, the tree and the sequences themselves say.
+    fn check_counters(&self) {
+        let page_size = self.cache.page_size();
+        let private = self.scheduler.private_pages().count();
+        let pages = self.pools.pages.free_pages() + private;
+        let cached = self.cache.evictable_size() + self.cache.protected_size();
+        let total = page_size.tokens_in(self.setup.n_pages as usize);
+        assert_eq!(page_size.tokens_in(pages) + cached, total);
+        let holds = |number: &&usize| self.lives[**number].holds_memory;
+        let held = self.inside.iter().filter(holds).count();
+        assert_eq!(
+            self.pools.rows.free_rows() + held,
+            self.setup.n_rows as usize
+        );
     }
 
     /// Every page is free, cached or one sequence's own.

@@ -1,0 +1,145 @@
+//! Thousands of requests that come, share prefixes, are stopped, cancelled, timed out, preempted and retracted, while
+//! plans are open and steps under way, in pools that are too small for them.
+//!
+//! [`crate::scheduler_world`] asserts what must hold at every plan: the counters add up, every request hears of its end
+//! once and got its own tokens. Every 64 plans, and at the end, whole sets are compared: no page is lost or held twice,
+//! the tree is sound, the queue has the order of a naive model. [`crate::scheduler_waits`] says how long a wait may be.
+//!
+//! `SOUFFLEUR_CHAOS_SCALE=20` makes every run twenty times as long, `SOUFFLEUR_CHAOS_SEED` makes other ones.
+
+use crate::chaos_load::{Chaos, Seen};
+use crate::chaos_table::{Mix, table};
+
+/// Requests of a run of the table.
+const N_REQUESTS: usize = 1_000;
+/// Requests of the one long run for each page size.
+const N_REQUESTS_LONG: usize = 10_000;
+/// Plans that hold a request back for a prefix in flight.
+const MOST_WAITS: usize = 2;
+
+fn from_environment(name: &str, default: usize) -> usize {
+    let value = std::env::var(name).ok();
+    value.map_or(default, |value| value.parse().expect("it is a number"))
+}
+
+fn run(mix: Mix, number: usize, n_requests: usize) -> Seen {
+    let seed = from_environment("SOUFFLEUR_CHAOS_SEED", 0) << 16 | number;
+    let n_requests = n_requests * from_environment("SOUFFLEUR_CHAOS_SCALE", 1);
+    let mut chaos = Chaos::new(mix, seed as u64);
+    // Shown when an assertion fails.
+    println!("run {number} with seed {seed}: {:?}", chaos.world.setup);
+    chaos.run(n_requests);
+    assert_eq!(chaos.world.lives.len(), n_requests);
+    assert!(chaos.world.checked_orders() > 0);
+    let (longest, tightest) = chaos.world.waits.check();
+    let overtaken = chaos.world.waits.worst_overtaken();
+    let steps = chaos.world.waits.steps();
+    println!(
+        "{steps} steps, longest wait {longest}, {tightest:.2} of its bound, overtaken in {overtaken}; {:?}",
+        chaos.seen
+    );
+    if mix.is_first_come() {
+        let most = if mix.prefix_wait { MOST_WAITS } else { 0 };
+        assert!(overtaken <= most, "first come, first served");
+        chaos.seen.strict += 1;
+    }
+    chaos.seen
+}
+
+/// The runs of the table with this page size, and what they got into together.
+fn run_table(page_size: u32) {
+    let runs = table().into_iter().enumerate();
+    let mut sums = Seen::default().all();
+    for (number, mix) in runs.filter(|(_, mix)| mix.page_size == page_size) {
+        let seen = run(mix, number, N_REQUESTS);
+        assert!(seen.chunks == 0 || mix.chunk_tokens.is_some());
+        for (sum, (_, n)) in sums.iter_mut().zip(seen.all()) {
+            sum.1 += n;
+        }
+    }
+    println!("{sums:?}");
+    for (what, n) in sums {
+        let least = if what == "retractions" { 10 } else { 1 };
+        assert!(
+            n >= least,
+            "{n} {what} in the runs with pages of {page_size}"
+        );
+    }
+}
+
+fn run_long(mix: Mix) {
+    let seen = run(mix, 1_000 + mix.page_size as usize, N_REQUESTS_LONG);
+    assert!(seen.evicted_tokens > 0 && seen.closed > 10, "{seen:?}");
+}
+
+#[test]
+fn chaos_of_the_table_keeps_every_promise_with_pages_of_1() {
+    run_table(1);
+}
+
+#[test]
+fn chaos_of_the_table_keeps_every_promise_with_pages_of_4() {
+    run_table(4);
+}
+
+#[test]
+fn chaos_of_the_table_keeps_every_promise_with_pages_of_16() {
+    run_table(16);
+}
+
+#[test]
+fn chaos_of_the_table_keeps_every_promise_with_pages_of_64() {
+    run_table(64);
+}
+
+const LONG: Mix = Mix {
+    policy: "fcfs",
+    eviction: Some("lru"),
+    page_size: 1,
+    mixed_chunk: false,
+    chunk_tokens: Some(256),
+    priority: false,
+    prefix_wait: true,
+    decode_interval: 1,
+};
+
+#[test]
+fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_1() {
+    run_long(Mix {
+        policy: "lpm",
+        mixed_chunk: true,
+        priority: true,
+        ..LONG
+    });
+}
+
+#[test]
+fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_4() {
+    run_long(Mix {
+        page_size: 4,
+        chunk_tokens: Some(32),
+        ..LONG
+    });
+}
+
+#[test]
+fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_16() {
+    run_long(Mix {
+        page_size: 16,
+        policy: "hrrn",
+        eviction: Some("slru"),
+        mixed_chunk: true,
+        ..LONG
+    });
+}
+
+#[test]
+fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_64() {
+    run_long(Mix {
+        page_size: 64,
+        policy: "dfs-weight",
+        eviction: Some("tlru"),
+        priority: true,
+        ..LONG
+    });
+}

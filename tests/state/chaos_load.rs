@@ -1,0 +1,412 @@
+//! What happens to an engine in the chaos: who comes, and what interferes between any two legs of any plan.
+
+use souffleur::request::RequestTimeouts;
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::policy::{PriorityOrder, schedule_policy_names};
+use souffleur::state::preemption::PriorityRules;
+use souffleur::state::scheduler::BatchRules;
+
+use crate::chaos_table::Mix;
+use crate::scheduler_watch::Stage;
+use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
+
+const N_FAMILIES: usize = 8;
+const FAMILY_TOKENS: usize = 240;
+/// Requests that a conversation may go on from.
+const RECENT: usize = 40;
+/// Plans between two looks at whole sets.
+const SETS_EVERY: usize = 64;
+
+/// SplitMix64: the same chaos at every run, on every machine.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    pub fn within(&mut self, range: std::ops::Range<usize>) -> usize {
+        range.start + self.below(range.len())
+    }
+
+    pub fn percent(&mut self, chance: usize) -> bool {
+        self.below(100) < chance
+    }
+
+    fn pick<T: Copy>(&mut self, all: &[T]) -> Option<T> {
+        (!all.is_empty()).then(|| all[self.below(all.len())])
+    }
+}
+
+/// What a run got into.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    pub retractions: usize,
+    pub preemptions: usize,
+    pub evicted_tokens: usize,
+    pub cached_tokens: usize,
+    pub mixed_steps: usize,
+    pub chunks: usize,
+    pub aborted_waiting: usize,
+    pub aborted_prefilling: usize,
+    pub aborted_decoding: usize,
+    pub aborted_ending: usize,
+    pub stopped: usize,
+    pub timed_out: usize,
+    pub failed_steps: usize,
+    pub swaps: usize,
+    pub pins: usize,
+    /// Times that arrivals stopped until everything had ended.
+    pub closed: usize,
+    /// Runs in which nobody may be overtaken.
+    pub strict: usize,
+}
+
+impl Seen {
+    /// By name, so that a test can say which one is missing.
+    pub fn all(&self) -> [(&'static str, usize); 17] {
+        [
+            ("retractions", self.retractions),
+            ("preemptions", self.preemptions),
+            ("evicted tokens", self.evicted_tokens),
+            ("cached tokens", self.cached_tokens),
+            ("mixed steps", self.mixed_steps),
+            ("chunks", self.chunks),
+            ("aborts in the queue", self.aborted_waiting),
+            ("aborts in mid-prefill", self.aborted_prefilling),
+            ("aborts of decodes", self.aborted_decoding),
+            ("aborts in the last step", self.aborted_ending),
+            ("stop strings", self.stopped),
+            ("timeouts", self.timed_out),
+            ("failed steps", self.failed_steps),
+            ("policy swaps", self.swaps),
+            ("pins", self.pins),
+            ("closed sets", self.closed),
+            ("runs in which nobody may be overtaken", self.strict),
+        ]
+    }
+}
+
+/// One run.
+pub struct Chaos {
+    pub world: World,
+    pub seen: Seen,
+    swaps: bool,
+    fails: bool,
+    /// Short prompts with long outputs, most of which are not reserved: they outgrow the pool.
+    talks: bool,
+    families: Vec<Vec<u32>>,
+    random: Random,
+}
+
+impl Chaos {
+    pub fn new(mix: Mix, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let talks = random.percent(50);
+        let setup = setup(mix, talks, &mut random);
+        let family = |random: &mut Random| -> Vec<u32> {
+            let tokens = (0..FAMILY_TOKENS).map(|_| random.below(VOCAB as usize) as u32);
+            tokens.collect()
+        };
+        Self {
+            world: World::new(setup),
+            seen: Seen::default(),
+            swaps: random.percent(50) && !mix.is_first_come(),
+            fails: random.percent(40),
+            talks,
+            families: (0..N_FAMILIES).map(|_| family(&mut random)).collect(),
+            random,
+        }
+    }
+
+    /// Waves of requests, some of them closed: nobody comes until all have ended.
+    pub fn run(&mut self, n_requests: usize) {
+        while self.world.lives.len() < n_requests {
+            let waves = if self.talks { 10..60 } else { 10..160 };
+            let left = n_requests - self.world.lives.len();
+            let wave = self.random.within(waves).min(left);
+            self.arrive(wave);
+            // An idle engine forgets what it has learned of outputs, and overcommits again.
+            if self.random.percent(if self.talks { 80 } else { 50 }) {
+                self.close();
+            }
+        }
+        self.close();
+        self.world.assert_clean();
+        self.take_counters();
+    }
+
+    fn take_counters(&mut self) {
+        let stats = self.world.stats();
+        // After a failed step everything is retracted: that is not for want of memory.
+        if !self.world.has_failures {
+            self.seen.retractions += stats.retractions as usize;
+        }
+        self.seen.preemptions += stats.preemptions as usize;
+        self.seen.evicted_tokens += stats.evicted_tokens as usize;
+        self.seen.cached_tokens += stats.cached_tokens as usize;
+        self.seen.mixed_steps += self.world.watch.mixed_steps;
+        self.seen.chunks += self.world.waits.chunks;
+        let lives = self.world.lives.iter();
+        self.seen.timed_out += lives.filter(|life| life.timed_out()).count();
+    }
+
+    fn arrive(&mut self, wave: usize) {
+        let target = self.world.lives.len() + wave;
+        let at_once = self.random.percent(30);
+        while self.world.lives.len() < target {
+            let burst = if at_once { wave } else { self.random.below(4) };
+            for _ in 0..burst.min(target - self.world.lives.len()) {
+                let ask = self.ask();
+                self.world.submit(ask).expect("every prompt fits the pool");
+            }
+            self.turn();
+        }
+    }
+
+    /// With nobody coming, everybody ends within the rows that those inside can take up: each row of a step is one of
+    /// theirs, and each time that one is evacuated it may compute its prefill again.
+    fn close(&mut self) {
+        let from = self.world.waits.steps();
+        let inside = self.world.alive();
+        let before: Vec<usize> = self.evacuations(&inside);
+        while !self.world.alive().is_empty() {
+            self.turn();
+        }
+        let waits = &self.world.waits;
+        let mut bound = waits.stinted_since(from);
+        for ((&number, before), after) in inside.iter().zip(before).zip(self.evacuations(&inside)) {
+            let ask = &self.world.lives[number].ask;
+            // The tenure that it is in, or waits for, and one more for each evacuation.
+            let tenures = 1 + after - before;
+            bound += waits.most_rows(ask.prompt.len(), ask.max_new_tokens, tenures);
+        }
+        let steps = waits.steps() - from;
+        assert!(
+            steps <= bound,
+            "{steps} steps after the last arrival, not {bound}"
+        );
+        self.seen.closed += 1;
+    }
+
+    fn evacuations(&self, numbers: &[usize]) -> Vec<usize> {
+        let evacuations = numbers.iter().map(|n| self.world.waits.evacuations(*n));
+        evacuations.collect()
+    }
+
+    fn turn(&mut self) {
+        let mut goes_on = false;
+        while self.world.advance() {
+            goes_on = true;
+            if self.random.percent(3) {
+                self.interfere();
+            }
+        }
+        if self.random.percent(12) {
+            self.interfere();
+        }
+        let fate = self.fate();
+        let has_ended = self.world.end_step(fate);
+        self.seen.failed_steps += usize::from(has_ended && fate != Fate::Done);
+        if self.random.percent(20) {
+            self.world.pass(0.25);
+        }
+        let is_stuck = !goes_on && !has_ended && !self.world.advance();
+        assert!(
+            !is_stuck || self.world.is_idle(),
+            "{:?}",
+            self.world.stats()
+        );
+    }
+
+    fn fate(&mut self) -> Fate {
+        if !self.fails || self.random.below(400) > 0 {
+            return Fate::Done;
+        }
+        let fates = [Fate::Rejected, Fate::LostBeforeItRan, Fate::LostAfterItRan];
+        fates[self.random.below(fates.len())]
+    }
+
+    fn interfere(&mut self) {
+        match self.random.below(20) {
+            0..8 => self.abort(),
+            8..12 => self.stop(),
+            12..14 => self.pin(),
+            14 => self.world.unpin_oldest(),
+            15 => {
+                let now_s = self.random.below(1000) as u64;
+                self.world.expire_pins(now_s);
+            }
+            16 => self.advance_in_time(),
+            _ if self.swaps => self.swap(),
+            _ => {}
+        }
+    }
+
+    /// One of those that stand where the dice say, so that all stages get their share.
+    fn abort(&mut self) {
+        let stages = [
+            Stage::Waiting,
+            Stage::Prefilling,
+            Stage::Decoding,
+            Stage::Ending,
+        ];
+        let stage = stages[self.random.below(stages.len())];
+        let mut there = self.world.alive();
+        there.retain(|number| self.world.watch.stage(*number) == stage);
+        let Some(number) = self.random.pick(&there) else {
+            return;
+        };
+        match stage {
+            Stage::Waiting => self.seen.aborted_waiting += 1,
+            Stage::Prefilling => self.seen.aborted_prefilling += 1,
+            Stage::Decoding => self.seen.aborted_decoding += 1,
+            Stage::Ending => self.seen.aborted_ending += 1,
+        }
+        // The flag comes at once, the message a little later or never.
+        self.world.raise_flag(number);
+        if self.random.percent(75) {
+            self.world.cancel(number);
+        }
+    }
+
+    fn stop(&mut self) {
+        let mut talking = self.world.alive();
+        talking.retain(|number| !self.world.lives[*number].delivered.is_empty());
+        if let Some(number) = self.random.pick(&talking) {
+            let kept = self.random.below(self.world.lives[number].delivered.len()) + 1;
+            self.world.stop_found(number, kept);
+            self.seen.stopped += 1;
+        }
+    }
+
+    fn pin(&mut self) {
+        let family = self.random.below(N_FAMILIES);
+        let longest = FAMILY_TOKENS.min(self.longest_prompt() / 2);
+        let tokens = self.random.within(1..longest + 1);
+        let expires_s = self.random.below(1000) as u64;
+        self.world.pin(&self.families[family][..tokens], expires_s);
+        self.seen.pins += 1;
+    }
+
+    fn advance_in_time(&mut self) {
+        let seconds = self.random.below(8) as f64 / 4.0;
+        self.world.pass(seconds);
+    }
+
+    fn swap(&mut self) {
+        self.seen.swaps += 1;
+        if self.random.percent(60) {
+            let names: Vec<_> = schedule_policy_names().collect();
+            let name = names[self.random.below(names.len())];
+            self.world.set_policy(name);
+        } else {
+            let names: Vec<_> = EvictionPolicy::names().collect();
+            let name = names[self.random.below(names.len())];
+            self.world.set_eviction_policy(name);
+        }
+    }
+
+    /// Half of the pool, so that two of the longest fit beside each other.
+    fn longest_prompt(&self) -> usize {
+        let setup = &self.world.setup;
+        (setup.n_pages * setup.page_size) as usize / 2
+    }
+
+    fn ask(&mut self) -> Ask {
+        let random = &mut self.random;
+        let salt = random.percent(8).then_some("salt");
+        let shared = match random.below(4) {
+            0 => 0,
+            1 => random.below(40),
+            _ if self.talks => random.below(60),
+            _ => random.below(FAMILY_TOKENS),
+        };
+        let family = random.below(N_FAMILIES);
+        let mut prompt = self.families[family][..shared].to_vec();
+        let tail = random.within(1..60);
+        prompt.extend((0..tail).map(|_| random.below(VOCAB as usize) as u32));
+        self.continue_earlier(&mut prompt);
+        prompt.truncate(self.longest_prompt());
+        let random = &mut self.random;
+        let ignore_eos = random.percent(if self.talks { 5 } else { 20 });
+        let waiting_s = random.percent(8).then(|| random.within(1..80) as f64 / 4.0);
+        let running_s = random.percent(6).then(|| random.within(1..60) as f64 / 4.0);
+        Ask {
+            max_new_tokens: match random.below(10) {
+                0 => 0,
+                1..8 if !self.talks => random.within(1..24),
+                _ => random.within(24..100),
+            },
+            ignore_eos,
+            stop_token: random
+                .percent(20)
+                .then(|| random.below(VOCAB as usize) as u32),
+            salt,
+            logprob_start: random.percent(3).then(|| random.below(prompt.len()) as u32),
+            priority: random.percent(75).then(|| random.below(60) as i64 - 30),
+            timeouts: RequestTimeouts {
+                waiting_s,
+                running_s,
+            },
+            prompt,
+        }
+    }
+
+    /// A further turn of a conversation: prompt and output of an earlier request come first.
+    fn continue_earlier(&mut self, prompt: &mut Vec<u32>) {
+        let n = self.world.lives.len();
+        if n == 0 || !self.random.percent(15) {
+            return;
+        }
+        let life = &self.world.lives[n - 1 - self.random.below(n.min(RECENT))];
+        let mut longer = life.ask.prompt.clone();
+        longer.extend(&life.delivered);
+        longer.extend_from_slice(&prompt[prompt.len().saturating_sub(20)..]);
+        *prompt = longer;
+    }
+}
+
+/// A pool for a few requests, whose outputs are hardly reserved.
+fn setup(mix: Mix, talks: bool, random: &mut Random) -> Setup {
+    let n_pages = match mix.page_size {
+        64 => random.within(14..32),
+        page_size => random.within(400..1000) / page_size as usize,
+    };
+    let rules = BatchRules {
+        mixed_chunk: mix.mixed_chunk,
+        prefill_decode_interval: mix.decode_interval,
+        prefill_decode_interval_min_bs: random.below(3),
+        priority: mix.priority.then(|| PriorityRules {
+            low_values_first: random.percent(50),
+            preemption_threshold: Some(random.below(20) as i64),
+            max_requests: if random.percent(30) { 100 } else { usize::MAX },
+        }),
+    };
+    Setup {
+        page_size: mix.page_size,
+        n_pages: n_pages as u32,
+        n_rows: random.within(if talks { 12..24 } else { 5..15 }) as u32,
+        chunk_tokens: mix.chunk_tokens,
+        prefix_wait: mix.prefix_wait,
+        has_radix_cache: mix.eviction.is_some(),
+        conservativeness: [0.0, 0.1, 0.3][random.below(3)],
+        rules,
+        policy: mix.policy,
+        priority: PriorityOrder::Ignored,
+        eviction: mix.eviction.unwrap_or("lru"),
+        sets_every: SETS_EVERY,
+        ..Setup::default()
+    }
+}

@@ -1,0 +1,161 @@
+//! Which runs the chaos makes: every pair of values of any two factors comes together in one of them.
+
+use std::collections::HashSet;
+
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::policy::schedule_policy_names;
+
+use crate::chaos_load::Random;
+
+/// Runs of the table.
+pub const N_RUNS: usize = 75;
+pub const PAGE_SIZES: [u32; 4] = [1, 4, 16, 64];
+const CHUNKS: [Option<usize>; 3] = [None, Some(32), Some(256)];
+const N_FACTORS: usize = 8;
+const CACHE: usize = 1;
+const MIXED: usize = 3;
+const CHUNK: usize = 4;
+
+/// What one run is made of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mix {
+    pub policy: &'static str,
+    /// `None`: the plain cache.
+    pub eviction: Option<&'static str>,
+    pub page_size: u32,
+    pub mixed_chunk: bool,
+    /// In whole pages, as the configuration has it.
+    pub chunk_tokens: Option<usize>,
+    /// With preemption.
+    pub priority: bool,
+    pub prefix_wait: bool,
+    pub decode_interval: usize,
+}
+
+impl Mix {
+    /// Nobody overtakes, but for the prefix wait: what looks at the cache makes do with the order of arrival if there
+    /// is none.
+    pub fn is_first_come(&self) -> bool {
+        let looks_at_cache = !matches!(self.policy, "lof" | "random");
+        let is_fcfs = self.policy == "fcfs" || self.eviction.is_none() && looks_at_cache;
+        is_fcfs && !self.priority
+    }
+}
+
+fn policies() -> Vec<&'static str> {
+    schedule_policy_names().collect()
+}
+
+fn evictions() -> Vec<Option<&'static str>> {
+    EvictionPolicy::names().map(Some).chain([None]).collect()
+}
+
+fn n_values() -> [usize; N_FACTORS] {
+    [
+        policies().len(),
+        evictions().len(),
+        PAGE_SIZES.len(),
+        2,
+        CHUNKS.len(),
+        2,
+        2,
+        2,
+    ]
+}
+
+type Row = [usize; N_FACTORS];
+/// Two factors, the first one the smaller, and a value of each.
+type Pair = [(usize, usize); 2];
+
+/// Mixed batches need chunks.
+fn is_meaningful(pair: &Pair) -> bool {
+    *pair != [(MIXED, 1), (CHUNK, 0)]
+}
+
+fn all_pairs() -> HashSet<Pair> {
+    let n_values = n_values();
+    let mut pairs = HashSet::new();
+    for a in 0..N_FACTORS {
+        for b in a + 1..N_FACTORS {
+            let values = (0..n_values[a]).flat_map(|x| (0..n_values[b]).map(move |y| (x, y)));
+            pairs.extend(values.map(|(x, y)| [(a, x), (b, y)]));
+        }
+    }
+    pairs.retain(is_meaningful);
+    pairs
+}
+
+fn pairs_of(row: &Row) -> impl Iterator<Item = Pair> + '_ {
+    (0..N_FACTORS).flat_map(move |a| (a + 1..N_FACTORS).map(move |b| [(a, row[a]), (b, row[b])]))
+}
+
+/// One row for each policy with each cache, whose other values bring the most pairs that are still missing; then rows by
+/// chance.
+fn rows() -> Vec<Row> {
+    let mut random = Random::new(1);
+    let mut missing = all_pairs();
+    let n_values = n_values();
+    let mut rows = Vec::new();
+    for policy in 0..n_values[0] {
+        for cache in 0..n_values[CACHE] {
+            let mut row = [policy, cache, 0, 0, 0, 0, 0, 0];
+            for factor in 2..N_FACTORS {
+                row[factor] = best_value(&row, factor, &missing, &mut random);
+            }
+            pairs_of(&row).for_each(|pair| {
+                missing.remove(&pair);
+            });
+            rows.push(row);
+        }
+    }
+    while rows.len() < N_RUNS {
+        let row: Row = std::array::from_fn(|factor| random.below(n_values[factor]));
+        if pairs_of(&row).all(|pair| is_meaningful(&pair)) {
+            rows.push(row);
+        }
+    }
+    rows
+}
+
+fn best_value(row: &Row, factor: usize, missing: &HashSet<Pair>, random: &mut Random) -> usize {
+    let gain = |value: usize| {
+        let pairs = (0..factor).map(|other| [(other, row[other]), (factor, value)]);
+        pairs.filter(|pair| missing.contains(pair)).count()
+    };
+    let is_allowed = |value: &usize| {
+        let mut pairs = (0..factor).map(|other| [(other, row[other]), (factor, *value)]);
+        pairs.all(|pair| is_meaningful(&pair))
+    };
+    let values = (0..n_values()[factor]).filter(is_allowed);
+    let ranked = values.map(|value| (gain(value), random.below(1 << 16), value));
+    ranked.max().map_or(0, |(_, _, value)| value)
+}
+
+fn mix_of(row: &Row) -> Mix {
+    let page_size = PAGE_SIZES[row[2]];
+    Mix {
+        policy: policies()[row[0]],
+        eviction: evictions()[row[CACHE]],
+        page_size,
+        mixed_chunk: row[MIXED] == 1,
+        chunk_tokens: CHUNKS[row[CHUNK]].map(|chunk| chunk.max(page_size as usize)),
+        priority: row[5] == 1,
+        prefix_wait: row[6] == 1,
+        decode_interval: row[7],
+    }
+}
+
+pub fn table() -> Vec<Mix> {
+    rows().iter().map(mix_of).collect()
+}
+
+#[test]
+fn chaos_table_brings_every_two_values_together() {
+    let rows = rows();
+    let covered: HashSet<Pair> = rows.iter().flat_map(pairs_of).collect();
+    let missing: Vec<Pair> = all_pairs().difference(&covered).copied().collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    assert!(covered.iter().all(is_meaningful));
+    assert_eq!(rows.len(), N_RUNS);
+    assert_eq!((policies().len(), evictions().len()), (7, 9));
+}
