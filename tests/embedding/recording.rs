@@ -134,12 +134,24 @@ async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Gene
         let seed = (0..1000).find(|seed| is_long(&prompt, *seed));
         let seed = seed.expect("some output is long");
         let mut generation = world.generate(request(&prompt, LONG, seed));
+        within(async {
+            // Steps that come before it would be used up by the others.
+            while requests_inside(world).await <= inside.len() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
         // Enough for its chunks, by far not for its output.
-        (0..8).for_each(|_| steps.send(()).expect("the executor lives"));
+        (0..12).for_each(|_| steps.send(()).expect("the executor lives"));
         within(generation.next()).await.expect("it has begun");
         inside.push(generation);
     }
     inside
+}
+
+async fn requests_inside(world: &World) -> usize {
+    let stats = world.engine.stats().await.expect("the engine lives");
+    stats.running_requests + stats.waiting_requests
 }
 
 async fn run_under_load(dir: &Path, page_size: u32, policy: &str) {
