@@ -136,7 +136,7 @@ impl Engine {
             submitted_s: 0.5,
             timeouts: RequestTimeouts {
                 waiting_s: Some(1e9),
-                running_s: (self.n_submitted % 9 == 0).then_some(20.0),
+                running_s: self.n_submitted.is_multiple_of(9).then_some(20.0),
             },
         });
         self.drive();
