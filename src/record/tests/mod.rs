@@ -1,5 +1,7 @@
 //! Logs of a small engine without actors, whole, cut, damaged and made up.
 
+mod engine;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -26,6 +28,8 @@ use crate::state::sampling::SamplingParams;
 use crate::state::scheduler::{BatchRules, Next, QueueRules, Scheduler, SchedulerLimits};
 use crate::state::sequence::Submission;
 use crate::state::transaction::run_plan;
+
+use engine::Engine;
 
 const VOCAB: u32 = 100;
 const NO_LIMIT: u64 = u64::MAX;
@@ -66,129 +70,6 @@ fn setup_with(policy: &str) -> ControlSetup {
         },
         schedule_policy: policy.to_owned(),
         diagnoses_misses: false,
-    }
-}
-
-/// Scheduler, tree, pools and executor, one behind the other.
-struct Engine {
-    scheduler: RecordedScheduler,
-    cache: Box<dyn PrefixCache>,
-    pools: Pools,
-    executor: FakeExecutor,
-    ledger: Arc<PoolLedger>,
-    steps: VecDeque<StepPlan>,
-    n_submitted: u64,
-}
-
-impl Engine {
-    fn new(sink: &Arc<LogSink>, generation: u64) -> Self {
-        Self::with(&setup(), Some(sink.recorder(generation)))
-    }
-
-    fn with(setup: &ControlSetup, recorder: Option<Recorder>) -> Self {
-        let ControlStates {
-            scheduler,
-            cache,
-            pools,
-            ledger,
-        } = setup.build().expect("the setup is good");
-        let executor = FakeExecutor::new(FakeOptions {
-            page_size: 1,
-            n_pages: pools.pages.total_pages(),
-            vocab_size: VOCAB,
-            verify: true,
-            faults: Vec::new(),
-        });
-        Self {
-            scheduler: RecordedScheduler::new(scheduler, recorder),
-            cache,
-            pools,
-            executor,
-            ledger,
-            steps: VecDeque::new(),
-            n_submitted: 0,
-        }
-    }
-
-    fn submit(&mut self, prompt: &[u32], max_new_tokens: u32) -> (RequestId, CancelFlag) {
-        self.n_submitted += 1;
-        let rid = RequestId::new(format!("r{}", self.n_submitted));
-        let flag = CancelFlag::default();
-        self.submit_as(rid.clone(), prompt, max_new_tokens, &flag);
-        (rid, flag)
-    }
-
-    fn submit_as(&mut self, rid: RequestId, prompt: &[u32], max_new: u32, flag: &CancelFlag) {
-        self.scheduler.submit(Submission {
-            rid,
-            intake: IntakeId::new(self.n_submitted),
-            prompt: prompt.into(),
-            namespace: Namespace::new(None, Some("salt")),
-            sampling: Arc::new(SamplingParams {
-                max_new_tokens: max_new,
-                sampling_seed: Some(self.n_submitted),
-                logit_bias: vec![(3, -1.5)],
-                ..SamplingParams::default()
-            }),
-            logprobs: None,
-            priority: Some(2),
-            cancel: flag.clone(),
-            submitted_s: 0.5,
-            timeouts: RequestTimeouts {
-                waiting_s: Some(1e9),
-                running_s: self.n_submitted.is_multiple_of(9).then_some(20.0),
-            },
-        });
-        self.drive();
-    }
-
-    fn drive(&mut self) {
-        loop {
-            match self.scheduler.next() {
-                Next::Nothing => break,
-                next => self.send(next),
-            }
-        }
-        drop(self.scheduler.take_news());
-        self.scheduler.flush();
-    }
-
-    fn send(&mut self, next: Next) {
-        let reserve = match next {
-            Next::Nothing => return,
-            Next::Probe(request) => {
-                let reply = run_probe(&mut *self.cache, *request);
-                let next = self.scheduler.probed(reply);
-                return self.send(next);
-            }
-            Next::Run(plan) => return self.steps.push_back(*plan),
-            Next::Plan(request) => run_plan(&mut *self.cache, *request),
-            Next::Reserve(request) => *request,
-        };
-        let planned = self.pools.reserve(reserve);
-        let next = self.scheduler.planned(planned);
-        self.send(next);
-    }
-
-    fn end_step(&mut self) {
-        if let Some(plan) = self.steps.pop_front() {
-            let result = self.executor.run(&plan);
-            self.scheduler.step_done(plan.step, result);
-            self.drive();
-        }
-    }
-
-    fn drain(&mut self) {
-        while !self.steps.is_empty() {
-            self.end_step();
-        }
-        assert!(self.scheduler.is_idle(), "{:?}", self.scheduler.stats());
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.ledger.close();
     }
 }
 

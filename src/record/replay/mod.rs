@@ -3,34 +3,28 @@
 //! A file is untrusted: what it asks for is bounded, what makes no sense is an error, and a state that panics on it is
 //! reported like a difference.
 
+mod unit;
+
 use std::any::Any;
-use std::collections::HashMap;
 use std::fmt;
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
-use crate::ids::{IntakeId, RequestId, StepId};
+use crate::ids::{IntakeId, StepId};
 use crate::record::diff::{FieldDifference, first_difference};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest};
-use crate::record::entry::{Entry, FlagOf, SubmitEntry};
+use crate::record::entry::Entry;
 use crate::record::file::{Ending, Header, LogError, LogReader, Record};
-use crate::request::CancelFlag;
 use crate::state::control::{ControlSetup, ControlStates};
-use crate::state::pages::PoolLedger;
-use crate::state::plan::{PlanRequest, ReserveRequest};
-use crate::state::probe::{ProbeRequest, run_probe};
+use crate::state::probe::run_probe;
 use crate::state::scheduler::Next;
 use crate::state::transaction::run_plan;
+use unit::{Leg, Unit};
 
 /// Pages of a pool that a log may ask for: about a gigabyte of bookkeeping.
 const MAX_PAGES: usize = 1 << 27;
 /// Rows that a log may ask for.
 const MAX_ROWS: usize = 1 << 20;
-/// Prompt tokens inside at once.
-const MAX_PROMPT_TOKENS: usize = 1 << 28;
-/// Requests inside at once.
-const MAX_REQUESTS: usize = 1 << 20;
 
 /// Makes the states that a log is replayed on, given how the recorded ones began.
 pub type MakeStates<'a> = dyn Fn(&ControlSetup) -> Result<ControlStates, String> + 'a;
@@ -193,38 +187,6 @@ struct Replay<'a> {
     has_gap: bool,
 }
 
-/// The states of one unit, and what is between them.
-struct Unit {
-    /// Dropped first: whatever the others hold is no leak then.
-    _closing: Closing,
-    states: ControlStates,
-    /// The plan that is out.
-    open: Option<Leg>,
-    /// What the last call said, until its outcome is read.
-    said: Option<Next>,
-    requests: HashMap<IntakeId, Inside>,
-    prompt_tokens: usize,
-}
-
-struct Inside {
-    flag: CancelFlag,
-    prompt_tokens: usize,
-}
-
-enum Leg {
-    Probing(Box<ProbeRequest>),
-    Asked(Box<PlanRequest>),
-    Reserving(Box<ReserveRequest>),
-}
-
-struct Closing(Arc<PoolLedger>);
-
-impl Drop for Closing {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
 /// What a record came to.
 type Applied = Result<Option<Difference>, String>;
 
@@ -328,14 +290,7 @@ impl Replay<'_> {
             return Ok(Some(self.difference(said.message(), said.step(), died)));
         }
         let states = (self.make)(&self.setup)?;
-        self.unit = Some(Unit {
-            _closing: Closing(states.ledger.clone()),
-            states,
-            open: None,
-            said: None,
-            requests: HashMap::new(),
-            prompt_tokens: 0,
-        });
+        self.unit = Some(Unit::new(states));
         self.counts.units += 1;
         self.after = "the start";
         Ok(None)
@@ -455,74 +410,4 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or(panic.downcast_ref::<&str>().copied());
     text.unwrap_or("of no text").to_owned()
-}
-
-impl Unit {
-    fn raise(&self, seen: &[IntakeId]) {
-        for inside in seen.iter().filter_map(|intake| self.requests.get(intake)) {
-            inside.flag.raise();
-        }
-    }
-
-    fn submit(&mut self, request: SubmitEntry, seen: &[IntakeId]) -> Result<(), String> {
-        let (flag, intake) = (CancelFlag::default(), request.intake);
-        let prompt_tokens = request.prompt.len();
-        self.prompt_tokens += prompt_tokens;
-        if self.requests.len() >= MAX_REQUESTS || self.prompt_tokens > MAX_PROMPT_TOKENS {
-            return Err(format!(
-                "more than {MAX_REQUESTS} requests or {MAX_PROMPT_TOKENS} prompt tokens are inside at once"
-            ));
-        }
-        let inside = Inside {
-            flag: flag.clone(),
-            prompt_tokens,
-        };
-        self.requests.insert(intake, inside);
-        self.raise(seen);
-        self.states.scheduler.submit(request.submission(flag)?);
-        Ok(())
-    }
-
-    fn cancel(&mut self, rid: &RequestId, flag: FlagOf) {
-        let scheduler = &mut self.states.scheduler;
-        let flag = match flag {
-            FlagOf::Nobody => None,
-            FlagOf::Holder => scheduler.in_flight(rid).map(|(_, flag)| flag.clone()),
-            FlagOf::Another => Some(CancelFlag::default()),
-        };
-        scheduler.cancel(rid, flag.as_ref());
-    }
-
-    fn stop_found(&mut self, rid: &RequestId, kept: u64) {
-        let scheduler = &mut self.states.scheduler;
-        let intake = scheduler.in_flight(rid).map(|(intake, _)| intake);
-        scheduler.stop_found(rid, usize::try_from(kept).unwrap_or(usize::MAX));
-        intake.into_iter().for_each(|intake| self.forget(intake));
-    }
-
-    /// What hosts and clocks say. Whatever was refused then is refused now.
-    fn command(&mut self, entry: Entry) -> Result<(), String> {
-        let scheduler = &mut self.states.scheduler;
-        match entry {
-            Entry::CancelAll => scheduler.cancel_all(),
-            Entry::Pin {
-                namespace,
-                tokens,
-                expires_s,
-            } => drop(scheduler.pin((&namespace).into(), tokens, expires_s)),
-            Entry::Unpin { pin } => drop(scheduler.unpin(pin)),
-            Entry::ExpirePins { now_s } => scheduler.expire_pins(now_s),
-            Entry::ExpireRequests { now_s } => scheduler.expire_requests(now_s),
-            Entry::SetPolicy { name } => drop(scheduler.set_policy(&name)),
-            Entry::SetEvictionPolicy { name } => drop(scheduler.set_eviction_policy(&name)),
-            other => return Err(format!("{} is no command", other.message())),
-        }
-        Ok(())
-    }
-
-    fn forget(&mut self, intake: IntakeId) {
-        if let Some(inside) = self.requests.remove(&intake) {
-            self.prompt_tokens -= inside.prompt_tokens;
-        }
-    }
 }

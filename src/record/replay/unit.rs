@@ -1,0 +1,131 @@
+//! The states of one unit under replay.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::ids::{IntakeId, RequestId};
+use crate::record::entry::{Entry, FlagOf, SubmitEntry};
+use crate::request::CancelFlag;
+use crate::state::control::ControlStates;
+use crate::state::pages::PoolLedger;
+use crate::state::plan::{PlanRequest, ReserveRequest};
+use crate::state::probe::ProbeRequest;
+use crate::state::scheduler::Next;
+
+/// Prompt tokens inside at once.
+const MAX_PROMPT_TOKENS: usize = 1 << 28;
+/// Requests inside at once.
+const MAX_REQUESTS: usize = 1 << 20;
+
+/// The states of one unit, and what is between them.
+pub(super) struct Unit {
+    /// Dropped first: whatever the others hold is no leak then.
+    pub(super) _closing: Closing,
+    pub(super) states: ControlStates,
+    /// The plan that is out.
+    pub(super) open: Option<Leg>,
+    /// What the last call said, until its outcome is read.
+    pub(super) said: Option<Next>,
+    pub(super) requests: HashMap<IntakeId, Inside>,
+    pub(super) prompt_tokens: usize,
+}
+
+pub(super) struct Inside {
+    pub(super) flag: CancelFlag,
+    pub(super) prompt_tokens: usize,
+}
+
+pub(super) enum Leg {
+    Probing(Box<ProbeRequest>),
+    Asked(Box<PlanRequest>),
+    Reserving(Box<ReserveRequest>),
+}
+
+pub(super) struct Closing(pub(super) Arc<PoolLedger>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Unit {
+    pub(super) fn new(states: ControlStates) -> Self {
+        Self {
+            _closing: Closing(states.ledger.clone()),
+            states,
+            open: None,
+            said: None,
+            requests: HashMap::new(),
+            prompt_tokens: 0,
+        }
+    }
+
+    pub(super) fn raise(&self, seen: &[IntakeId]) {
+        for inside in seen.iter().filter_map(|intake| self.requests.get(intake)) {
+            inside.flag.raise();
+        }
+    }
+
+    pub(super) fn submit(&mut self, request: SubmitEntry, seen: &[IntakeId]) -> Result<(), String> {
+        let (flag, intake) = (CancelFlag::default(), request.intake);
+        let prompt_tokens = request.prompt.len();
+        self.prompt_tokens += prompt_tokens;
+        if self.requests.len() >= MAX_REQUESTS || self.prompt_tokens > MAX_PROMPT_TOKENS {
+            return Err(format!(
+                "more than {MAX_REQUESTS} requests or {MAX_PROMPT_TOKENS} prompt tokens are inside at once"
+            ));
+        }
+        let inside = Inside {
+            flag: flag.clone(),
+            prompt_tokens,
+        };
+        self.requests.insert(intake, inside);
+        self.raise(seen);
+        self.states.scheduler.submit(request.submission(flag)?);
+        Ok(())
+    }
+
+    pub(super) fn cancel(&mut self, rid: &RequestId, flag: FlagOf) {
+        let scheduler = &mut self.states.scheduler;
+        let flag = match flag {
+            FlagOf::Nobody => None,
+            FlagOf::Holder => scheduler.in_flight(rid).map(|(_, flag)| flag.clone()),
+            FlagOf::Another => Some(CancelFlag::default()),
+        };
+        scheduler.cancel(rid, flag.as_ref());
+    }
+
+    pub(super) fn stop_found(&mut self, rid: &RequestId, kept: u64) {
+        let scheduler = &mut self.states.scheduler;
+        let intake = scheduler.in_flight(rid).map(|(intake, _)| intake);
+        scheduler.stop_found(rid, usize::try_from(kept).unwrap_or(usize::MAX));
+        intake.into_iter().for_each(|intake| self.forget(intake));
+    }
+
+    /// What hosts and clocks say. Whatever was refused then is refused now.
+    pub(super) fn command(&mut self, entry: Entry) -> Result<(), String> {
+        let scheduler = &mut self.states.scheduler;
+        match entry {
+            Entry::CancelAll => scheduler.cancel_all(),
+            Entry::Pin {
+                namespace,
+                tokens,
+                expires_s,
+            } => drop(scheduler.pin((&namespace).into(), tokens, expires_s)),
+            Entry::Unpin { pin } => drop(scheduler.unpin(pin)),
+            Entry::ExpirePins { now_s } => scheduler.expire_pins(now_s),
+            Entry::ExpireRequests { now_s } => scheduler.expire_requests(now_s),
+            Entry::SetPolicy { name } => drop(scheduler.set_policy(&name)),
+            Entry::SetEvictionPolicy { name } => drop(scheduler.set_eviction_policy(&name)),
+            other => return Err(format!("{} is no command", other.message())),
+        }
+        Ok(())
+    }
+
+    pub(super) fn forget(&mut self, intake: IntakeId) {
+        if let Some(inside) = self.requests.remove(&intake) {
+            self.prompt_tokens -= inside.prompt_tokens;
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! An engine without actors whose scheduler is recorded.
+
+use super::*;
+
+/// Scheduler, tree, pools and executor, one behind the other.
+pub(super) struct Engine {
+    pub(super) scheduler: RecordedScheduler,
+    pub(super) cache: Box<dyn PrefixCache>,
+    pub(super) pools: Pools,
+    pub(super) executor: FakeExecutor,
+    pub(super) ledger: Arc<PoolLedger>,
+    pub(super) steps: VecDeque<StepPlan>,
+    pub(super) n_submitted: u64,
+}
+
+impl Engine {
+    pub(super) fn new(sink: &Arc<LogSink>, generation: u64) -> Self {
+        Self::with(&setup(), Some(sink.recorder(generation)))
+    }
+
+    pub(super) fn with(setup: &ControlSetup, recorder: Option<Recorder>) -> Self {
+        let ControlStates {
+            scheduler,
+            cache,
+            pools,
+            ledger,
+        } = setup.build().expect("the setup is good");
+        let executor = FakeExecutor::new(FakeOptions {
+            page_size: 1,
+            n_pages: pools.pages.total_pages(),
+            vocab_size: VOCAB,
+            verify: true,
+            faults: Vec::new(),
+        });
+        Self {
+            scheduler: RecordedScheduler::new(scheduler, recorder),
+            cache,
+            pools,
+            executor,
+            ledger,
+            steps: VecDeque::new(),
+            n_submitted: 0,
+        }
+    }
+
+    pub(super) fn submit(
+        &mut self,
+        prompt: &[u32],
+        max_new_tokens: u32,
+    ) -> (RequestId, CancelFlag) {
+        self.n_submitted += 1;
+        let rid = RequestId::new(format!("r{}", self.n_submitted));
+        let flag = CancelFlag::default();
+        self.submit_as(rid.clone(), prompt, max_new_tokens, &flag);
+        (rid, flag)
+    }
+
+    pub(super) fn submit_as(
+        &mut self,
+        rid: RequestId,
+        prompt: &[u32],
+        max_new: u32,
+        flag: &CancelFlag,
+    ) {
+        self.scheduler.submit(Submission {
+            rid,
+            intake: IntakeId::new(self.n_submitted),
+            prompt: prompt.into(),
+            namespace: Namespace::new(None, Some("salt")),
+            sampling: Arc::new(SamplingParams {
+                max_new_tokens: max_new,
+                sampling_seed: Some(self.n_submitted),
+                logit_bias: vec![(3, -1.5)],
+                ..SamplingParams::default()
+            }),
+            logprobs: None,
+            priority: Some(2),
+            cancel: flag.clone(),
+            submitted_s: 0.5,
+            timeouts: RequestTimeouts {
+                waiting_s: Some(1e9),
+                running_s: self.n_submitted.is_multiple_of(9).then_some(20.0),
+            },
+        });
+        self.drive();
+    }
+
+    pub(super) fn drive(&mut self) {
+        loop {
+            match self.scheduler.next() {
+                Next::Nothing => break,
+                next => self.send(next),
+            }
+        }
+        drop(self.scheduler.take_news());
+        self.scheduler.flush();
+    }
+
+    pub(super) fn send(&mut self, next: Next) {
+        let reserve = match next {
+            Next::Nothing => return,
+            Next::Probe(request) => {
+                let reply = run_probe(&mut *self.cache, *request);
+                let next = self.scheduler.probed(reply);
+                return self.send(next);
+            }
+            Next::Run(plan) => return self.steps.push_back(*plan),
+            Next::Plan(request) => run_plan(&mut *self.cache, *request),
+            Next::Reserve(request) => *request,
+        };
+        let planned = self.pools.reserve(reserve);
+        let next = self.scheduler.planned(planned);
+        self.send(next);
+    }
+
+    pub(super) fn end_step(&mut self) {
+        if let Some(plan) = self.steps.pop_front() {
+            let result = self.executor.run(&plan);
+            self.scheduler.step_done(plan.step, result);
+            self.drive();
+        }
+    }
+
+    pub(super) fn drain(&mut self) {
+        while !self.steps.is_empty() {
+            self.end_step();
+        }
+        assert!(self.scheduler.is_idle(), "{:?}", self.scheduler.stats());
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.ledger.close();
+    }
+}
