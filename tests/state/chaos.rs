@@ -22,11 +22,11 @@ fn from_environment(name: &str, default: usize) -> usize {
     value.map_or(default, |value| value.parse().expect("it is a number"))
 }
 
+#[allow(clippy::print_stdout)] // what a failed run was, and with --nocapture what each got into
 fn run(mix: Mix, number: usize, n_requests: usize) -> Seen {
     let seed = from_environment("SOUFFLEUR_CHAOS_SEED", 0) << 16 | number;
     let n_requests = n_requests * from_environment("SOUFFLEUR_CHAOS_SCALE", 1);
     let mut chaos = Chaos::new(mix, seed as u64);
-    // Shown when an assertion fails.
     println!("run {number} with seed {seed}: {:?}", chaos.world.setup);
     chaos.run(n_requests);
     assert_eq!(chaos.world.lives.len(), n_requests);
@@ -47,6 +47,7 @@ fn run(mix: Mix, number: usize, n_requests: usize) -> Seen {
 }
 
 /// The runs of the table with this page size, and what they got into together.
+#[allow(clippy::print_stdout)]
 fn run_table(page_size: u32) {
     let runs = table().into_iter().enumerate();
     let mut sums = Seen::default().all();
