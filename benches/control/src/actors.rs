@@ -12,6 +12,7 @@ use souffleur::actors::radix_cache::RadixCache;
 use souffleur::actors::scheduler::{Links, Scheduler};
 use souffleur::actors::watchdog::DeathNote;
 use souffleur::metrics::SchedulerMetrics;
+use souffleur::record::RecordedScheduler;
 use souffleur::state::pages::PoolLedger;
 
 use crate::engine::{Shape, answer, request};
@@ -72,7 +73,8 @@ fn start(
             tokenizer: Mailbox::of(&Deaf.start(), "tokenizer", "TokensReady"),
         };
         let metrics = SchedulerMetrics::register("null");
-        Scheduler::new(shape.scheduler(&ledger), links, metrics, note("scheduler"))
+        let state = RecordedScheduler::new(shape.scheduler(&ledger), None);
+        Scheduler::new(state, links, metrics, note("scheduler"))
     });
     Mailbox::of(&scheduler, "scheduler", "Submit")
 }
