@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -70,7 +71,7 @@ class Stacks {
     if (is_abandoned) munmap(start_, bytes_);
     else free().push_back({start_, bytes_});
   }
-  unsigned char* operator[](unsigned fiber) const { return start_ + static_cast<size_t>(fiber) * options().stack_bytes; }
+  unsigned char* operator[](size_t fiber) const { return start_ + fiber * options().stack_bytes; }
 
   // Set where fibers were left in the middle: AddressSanitizer still holds their frames for live.
   bool is_abandoned = false;
@@ -133,7 +134,7 @@ inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
 inline void prepare_block(Block& b, uint3 index, Memory static_shared) {
   b.index = index;
   b.n_live = b.n_threads;
-  memset(b.dynamic_shared, kPoison, b.dynamic_bytes);
+  if (b.dynamic_bytes) memset(b.dynamic_shared, kPoison, b.dynamic_bytes);
   if (static_shared.bytes) memset(static_shared.start, kPoison, static_shared.bytes);
   blk = &b;  // poisoned with the rest
   cur = nullptr;

@@ -89,14 +89,14 @@ Result name_of(Result error, const char** name, const char** text) {
       {kOutOfResources, {"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"}},
       {kLaunchFailed, {"CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}},
       {kNotSupported, {"CUDA_ERROR_NOT_SUPPORTED", "operation not supported"}},
-      {kCaptureUnsupported, {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"}},
-      {kCaptureInvalidated, {"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"}},
-      {kCaptureMerge, {"CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would result in a merge of separate capture sequences"}},
-      {kCaptureUnmatched, {"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began"}},
-      {kCaptureUnjoined, {"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work"}},
-      {kCaptureIsolation, {"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"}},
-      {kCapturedEvent, {"CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"}},
-      {kCaptureWrongThread, {"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a thread-local capture sequence from another thread"}},
+      {kCaptureUnsupported, {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted while capturing"}},
+      {kCaptureInvalidated, {"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "an earlier error ended the capture"}},
+      {kCaptureMerge, {"CUDA_ERROR_STREAM_CAPTURE_MERGE", "two captures would merge"}},
+      {kCaptureUnmatched, {"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "ended in another stream"}},
+      {kCaptureUnjoined, {"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "a joined stream has more work"}},
+      {kCaptureIsolation, {"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "depends on uncaptured work"}},
+      {kCapturedEvent, {"CUDA_ERROR_CAPTURED_EVENT", "the event was captured"}},
+      {kCaptureWrongThread, {"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "ended by another thread"}},
   };
   const auto found = kNames.find(error);
   if (name) *name = found == kNames.end() ? nullptr : found->second.first;

@@ -1,9 +1,9 @@
 // A libcuda whose device is the CPU and whose kernels are those compiled with cusim.h: enough of the driver API for an
 // executor over an unmodified cudarc.
 //
-// Streams are as lazy as CUDA allows: work runs when a synchronisation, a dependency or a query needs it and no earlier,
-// so a missing wait or a host buffer that is used too early shows as a wrong result. Every device has memory, errors
-// and planned faults of its own, so tests that share a process do not meet if they use different ordinals.
+// Streams are as lazy as CUDA allows: work runs when a synchronisation, a dependency or a query needs it, no earlier, so
+// a missing wait or a host buffer that is used too early shows as a wrong result. Every device has memory, errors and
+// planned faults of its own, so tests that share a process do not meet if they use different ordinals.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -92,9 +92,9 @@ struct Capture {
 struct Stream {
   Device* device;
   int priority = 0;
-  std::vector<Operation> queue;
+  std::vector<Operation> queue{};
   size_t next = 0;  // of the queue; those before have run
-  std::shared_ptr<Capture> capture;
+  std::shared_ptr<Capture> capture{};
 };
 
 struct Event {

@@ -188,8 +188,9 @@ CUSIM_API Result cuLaunchKernelEx(const LaunchConfig* config, void* function, vo
   return launch(*static_cast<Function*>(function), shape, config->stream, arguments);
 }
 
-// One block of any size fits on a multiprocessor, and two of half the size.
-CUSIM_API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n_blocks, void*, int block_size, size_t dynamic_bytes) {
+// By threads and shared memory of sm_80; registers are not known here.
+CUSIM_API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n_blocks, void*, int block_size,
+                                                             size_t dynamic_bytes) {
   const int by_threads = 2048 / std::max(block_size, 1);
   const int by_memory = dynamic_bytes ? static_cast<int>(167936 / (dynamic_bytes + 1024)) : 32;
   *n_blocks = std::min({by_threads, by_memory, 32});
