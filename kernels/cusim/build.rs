@@ -31,7 +31,7 @@ fn main() {
     }
     build.include(&folder).include(&kernels);
     for unit in files(&kernels, "cu") {
-        build.file(wrapper(&unit, &kernels, &out));
+        build.file(wrapper(&unit, &out));
     }
     for part in files(&folder.join("driver"), "cpp") {
         build.file(part);
@@ -52,15 +52,11 @@ fn main() {
     println!("cargo::rustc-env=CUSIM_FLAGS={}", FLAGS.join(" "));
 }
 
-/// A file that compiles a unit in a namespace of its own: units have inline functions of equal names, with `__shared__`
-/// arrays in them, that would become one where units are linked together.
-fn wrapper(unit: &Path, kernels: &Path, out: &Path) -> PathBuf {
+/// A file that compiles a unit, with the headers it includes, in a namespace of its own: units have inline functions of
+/// equal names, with `__shared__` arrays in them, that would become one where units are linked together.
+fn wrapper(unit: &Path, out: &Path) -> PathBuf {
     let name = unit.file_stem().expect("it has a name").to_string_lossy();
-    let mut text = String::from("#include \"cusim.h\"\n");
-    for header in files(kernels, "cuh") {
-        text += &format!("#include {header:?}\n");
-    }
-    text += &format!("namespace unit_{name} {{\n#include {unit:?}\n}}\n");
+    let text = format!("#include \"cusim.h\"\nnamespace unit_{name} {{\n#include {unit:?}\n}}\n");
     let path = out.join(format!("{name}.cpp"));
     fs::write(&path, text).expect("the output folder is writable");
     path
