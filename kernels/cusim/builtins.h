@@ -8,7 +8,20 @@
 
 #include "launch.h"
 
-inline void __syncthreads() { cusim::arrive_and_wait(0, 0, "__syncthreads"); }
+namespace cusim {
+inline bool is_skipped(const char* file, int line) {
+  const char* name = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
+  return std::string(name) + ":" + std::to_string(line) == opts().skipped_barrier;
+}
+
+inline void sync_threads(const char* file, int line) {
+  if (opts().skipped_barrier && is_skipped(file, line)) return;
+  arrive_and_wait(0, 0, "__syncthreads");
+}
+}  // namespace cusim
+
+// A macro, so that a barrier has a place by which it can be skipped.
+#define __syncthreads() cusim::sync_threads(__FILE__, __LINE__)
 
 inline int __syncthreads_count(int predicate) {
   const unsigned own = predicate != 0;

@@ -21,6 +21,9 @@ struct Options {
   bool lazy_copies;
   unsigned threads;
   unsigned stack_bytes;
+  // Planted faults, which a test of a kernel has to find.
+  const char* skipped_barrier;  // file:line of a __syncthreads that does nothing, or null
+  unsigned wait_slack;          // groups by which every wait for cp.async is too weak
 };
 
 inline unsigned environment(const char* name, unsigned otherwise) {
@@ -28,14 +31,16 @@ inline unsigned environment(const char* name, unsigned otherwise) {
   return value ? static_cast<unsigned>(strtoul(value, nullptr, 10)) : otherwise;
 }
 
-inline const Options& options() {
+// From the environment; a test may change the order between launches.
+inline Options& opts() {
 #if defined(__SANITIZE_ADDRESS__)
   constexpr unsigned kStackKb = 256;
 #else
   constexpr unsigned kStackKb = 64;
 #endif
-  static const Options options{environment("CUSIM_ORDER", 0), environment("CUSIM_LAZY", 1) != 0,
-                               environment("CUSIM_THREADS", 1), environment("CUSIM_STACK_KB", kStackKb) << 10};
+  static Options options{environment("CUSIM_ORDER", 0), environment("CUSIM_LAZY", 1) != 0,
+                         environment("CUSIM_THREADS", 1), environment("CUSIM_STACK_KB", kStackKb) << 10,
+                         getenv("CUSIM_SKIP_BARRIER"), environment("CUSIM_WEAK_WAIT", 0)};
   return options;
 }
 
@@ -115,7 +120,7 @@ inline void switch_to(Fiber* next) {
 #if defined(__SANITIZE_ADDRESS__)
   void* fake_stack = nullptr;
   void** saved = from && from->done ? nullptr : &fake_stack;
-  if (next) __sanitizer_start_switch_fiber(saved, next->stack, options().stack_bytes);
+  if (next) __sanitizer_start_switch_fiber(saved, next->stack, opts().stack_bytes);
   else __sanitizer_start_switch_fiber(saved, blk->scheduler_stack, blk->scheduler_stack_bytes);
 #endif
 #if defined(__x86_64__)

@@ -10,7 +10,7 @@ namespace cusim {
 inline void copy_async(uintptr_t target, const void* source, unsigned bytes, unsigned size) {
   if ((target | reinterpret_cast<uintptr_t>(source)) % size) fail("cp.async in " + place() + ": misaligned address");
   void* to = reinterpret_cast<void*>(target);
-  if (options().lazy_copies) {
+  if (opts().lazy_copies) {
     memset(to, kPoison, size);
     cur->open.push_back({to, source, bytes, size});
   } else {
@@ -26,7 +26,7 @@ inline void commit_copies() {
 
 // Completes all groups but the latest `n_pending`.
 inline void wait_for_copies(unsigned n_pending) {
-  while (cur->committed.size() > n_pending) {
+  while (cur->committed.size() > n_pending + opts().wait_slack) {
     for (const PendingCopy& copy : cur->committed.front()) {
       memset(copy.target, 0, copy.size);
       if (copy.bytes) memcpy(copy.target, copy.source, copy.bytes);

@@ -52,7 +52,7 @@ inline Memory thread_locals() {
 // Stacks of fibers, kept for the next launch: making them costs more than most emulated kernels run.
 class Stacks {
  public:
-  explicit Stacks(unsigned n_fibers) : bytes_(static_cast<size_t>(n_fibers) * options().stack_bytes) {
+  explicit Stacks(unsigned n_fibers) : bytes_(static_cast<size_t>(n_fibers) * opts().stack_bytes) {
     std::lock_guard<std::mutex> lock(mutex());
     for (auto kept = free().begin(); kept != free().end(); ++kept) {
       if (kept->bytes < bytes_) continue;
@@ -71,7 +71,7 @@ class Stacks {
     if (is_abandoned) munmap(start_, bytes_);
     else free().push_back({start_, bytes_});
   }
-  unsigned char* operator[](size_t fiber) const { return start_ + fiber * options().stack_bytes; }
+  unsigned char* operator[](size_t fiber) const { return start_ + fiber * opts().stack_bytes; }
 
   // Set where fibers were left in the middle: AddressSanitizer still holds their frames for live.
   bool is_abandoned = false;
@@ -91,14 +91,14 @@ class Stacks {
 
 // A permutation of 0..n: ascending, descending or random.
 template <class Random> void arrange(unsigned* order, unsigned* place, unsigned n, Random&& random) {
-  for (unsigned i = 0; i < n; ++i) order[i] = options().order == 1 ? n - 1 - i : i;
-  if (options().order > 1)
+  for (unsigned i = 0; i < n; ++i) order[i] = opts().order == 1 ? n - 1 - i : i;
+  if (opts().order > 1)
     for (unsigned i = n; i-- > 1;) std::swap(order[i], order[random() % (i + 1)]);
   for (unsigned i = 0; i < n; ++i) place[order[i]] = i;
 }
 
 inline void arrange_schedule(Block& b) {
-  uint64_t state = 0x9e3779b97f4a7c15ull * (options().order + 1) + b.index.x * 7919u + b.index.y * 104729u;
+  uint64_t state = 0x9e3779b97f4a7c15ull * (opts().order + 1) + b.index.x * 7919u + b.index.y * 104729u;
   auto random = [&state] {
     state ^= state << 13;
     state ^= state >> 7;
@@ -117,7 +117,7 @@ inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
   fiber.open.clear();
 #if defined(__x86_64__)
   // As switch_stacks leaves it: six registers, the address to return to, and the alignment of a called function.
-  void** top = reinterpret_cast<void**>(fiber.stack + options().stack_bytes - 64);
+  void** top = reinterpret_cast<void**>(fiber.stack + opts().stack_bytes - 64);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&fiber_main);
   for (int i = 0; i < 6; ++i) *--top = nullptr;
@@ -125,7 +125,7 @@ inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
 #else
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack;
-  fiber.context.uc_stack.ss_size = options().stack_bytes;
+  fiber.context.uc_stack.ss_size = opts().stack_bytes;
   fiber.context.uc_link = nullptr;
   makecontext(&fiber.context, &fiber_main, 0);
 #endif
@@ -192,7 +192,7 @@ inline std::string run_blocks(dim3 grid, dim3 size, unsigned dynamic_bytes, cons
   const Memory static_shared = thread_locals();
   const uint64_t n_blocks = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
   for (uint64_t i; b.error.empty() && (i = next++) < n_blocks;) {
-    const uint64_t block = options().order == 1 ? n_blocks - 1 - i : i;
+    const uint64_t block = opts().order == 1 ? n_blocks - 1 - i : i;
     const uint64_t row = block / grid.x;
     run_block(b, {unsigned(block % grid.x), unsigned(row % grid.y), unsigned(row / grid.y)}, static_shared);
   }
@@ -217,8 +217,8 @@ inline std::string launch(dim3 grid, dim3 size, unsigned dynamic_bytes, const st
   if (!refusal.empty()) return "launch refused: " + refusal;
   std::atomic<uint64_t> next{0};
   const uint64_t n_blocks = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
-  if (options().threads <= 1 || n_blocks == 1) return run_blocks(grid, size, dynamic_bytes, body, next);
-  std::vector<std::string> errors(options().threads);
+  if (opts().threads <= 1 || n_blocks == 1) return run_blocks(grid, size, dynamic_bytes, body, next);
+  std::vector<std::string> errors(opts().threads);
   std::vector<std::thread> workers;
   for (std::string& error : errors)
     workers.emplace_back([&] { error = run_blocks(grid, size, dynamic_bytes, body, next); });
