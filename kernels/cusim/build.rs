@@ -47,8 +47,14 @@ fn main() {
     run(&mut link);
     fs::copy(library.join("libcuda.so"), library.join("libcuda.so.1")).expect("it was just made");
 
-    println!("cargo::rustc-env=CUSIM_LIBRARY={}", library.join("libcuda.so").display());
-    println!("cargo::rustc-env=CUSIM_COMPILER={}", compiler.path().display());
+    println!(
+        "cargo::rustc-env=CUSIM_LIBRARY={}",
+        library.join("libcuda.so").display()
+    );
+    println!(
+        "cargo::rustc-env=CUSIM_COMPILER={}",
+        compiler.path().display()
+    );
     println!("cargo::rustc-env=CUSIM_FLAGS={}", FLAGS.join(" "));
 }
 
@@ -64,15 +70,20 @@ fn wrapper(unit: &Path, out: &Path) -> PathBuf {
 
 /// The files of a folder with this extension, by name.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let entries =
+        fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let paths = entries.map(|entry| entry.expect("the folder can be listed").path());
-    let mut found: Vec<_> = paths.filter(|path| path.extension().is_some_and(|own| own == extension)).collect();
+    let mut found: Vec<_> = paths
+        .filter(|path| path.extension().is_some_and(|own| own == extension))
+        .collect();
     found.sort();
     found
 }
 
 fn run(command: &mut Command) {
-    let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let status = command
+        .status()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(status.success(), "{command:?}: {status}");
 }
 
