@@ -2,5 +2,6 @@
 
 mod binary;
 mod bundled;
+#[path = "../common/python_environment.rs"]
 mod environment;
 mod python;

@@ -20,7 +20,7 @@ fn check(module: &str, flags: &[&str]) {
 /// Runs the tests of a module and returns the server that they talked to; nothing where Python is missing.
 #[track_caller]
 fn run(module: &str, flags: &[&str]) -> Option<Binary> {
-    let python = environment::python()?;
+    let python = environment::python("tests/clients/requirements.txt")?;
     let server = Binary::start(flags);
     let mut command = Command::new(python);
     command

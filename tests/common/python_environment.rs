@@ -1,5 +1,5 @@
-//! The Python environment of the client tests: made from `requirements.txt` when a test first needs it, kept in the
-//! user's cache for the next run, named after what it holds so that changed requirements get a new one.
+//! Python environments of tests: made from a file of requirements when a test first needs one, kept in the user's cache
+//! for the next run, named after what they hold so that changed requirements get a new one.
 
 use std::env;
 use std::fs::{self, File};
@@ -9,14 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const REQUIREMENTS: &str = include_str!("requirements.txt");
 /// Packages may take more than one try to arrive.
 const INSTALL_TRIES: usize = 2;
 
-/// The environment's interpreter. Without one, tests are skipped with the reason printed; where `CI` is set they fail.
-pub fn python() -> Option<&'static Path> {
+/// The interpreter of the one environment of this test binary; `requirements` is a path in the repository. Without it,
+/// tests are skipped with the reason printed; where `CI` is set they fail.
+pub fn python(requirements: &str) -> Option<&'static Path> {
     static INTERPRETER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    match INTERPRETER.get_or_init(find_or_make) {
+    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join(requirements);
+    match INTERPRETER.get_or_init(|| find_or_make(&requirements)) {
         Ok(interpreter) => Some(interpreter),
         Err(reason) if env::var_os("CI").is_some() => panic!("CI is set and {reason}"),
         Err(reason) => {
@@ -26,7 +27,9 @@ pub fn python() -> Option<&'static Path> {
     }
 }
 
-fn find_or_make() -> Result<PathBuf, String> {
+fn find_or_make(requirements: &Path) -> Result<PathBuf, String> {
+    let packages = fs::read_to_string(requirements)
+        .map_err(|error| format!("{}: {error}", requirements.display()))?;
     let version = run(
         Command::new("python3").args(["-c", "import sys; print(sys.version, sys.base_prefix)"])
     )
@@ -34,7 +37,7 @@ fn find_or_make() -> Result<PathBuf, String> {
         format!("there is no Python: {reason}: install Python 3.10 or later with its venv module")
     })?;
     let mut hasher = DefaultHasher::new();
-    (REQUIREMENTS, version).hash(&mut hasher);
+    (packages, version).hash(&mut hasher);
     let name = format!("python-{:016x}", hasher.finish());
     let cache = cache_dir()?;
     let in_cache = |error: io::Error| {
@@ -53,16 +56,15 @@ fn find_or_make() -> Result<PathBuf, String> {
         for leftover in [&whole, &unfinished] {
             remove(leftover).map_err(in_cache)?;
         }
-        make(&unfinished)?;
+        make(&unfinished, requirements)?;
         fs::rename(&unfinished, &whole).map_err(in_cache)?;
     }
     Ok(interpreter(&whole))
 }
 
-fn make(folder: &Path) -> Result<(), String> {
+fn make(folder: &Path, requirements: &Path) -> Result<(), String> {
     run(Command::new("python3").args(["-m", "venv"]).arg(folder))
         .map_err(|reason| format!("python3 -m venv fails: {reason}: install its venv module"))?;
-    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/requirements.txt");
     let install = || {
         let mut pip = Command::new(interpreter(folder));
         pip.args([
@@ -73,7 +75,7 @@ fn make(folder: &Path) -> Result<(), String> {
             "--disable-pip-version-check",
             "--no-input",
         ]);
-        run(pip.arg("--requirement").arg(&requirements))
+        run(pip.arg("--requirement").arg(requirements))
     };
     let mut installed = install();
     for _ in 1..INSTALL_TRIES {

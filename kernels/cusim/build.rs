@@ -1,0 +1,92 @@
+//! Compiles all kernels and the driver over them into one shared library, `libcuda.so`.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the kernels ask of a host compiler; the tests of `kernels/cusim/tests` are compiled with it as well.
+/// Without `-fno-strict-aliasing` vectors of bf16 that are read as integers go wrong.
+const FLAGS: [&str; 4] = [
+    "-std=c++20",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-pthread",
+];
+
+fn main() {
+    let folder = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
+    let kernels = folder.parent().expect("it lies in kernels/").to_owned();
+    let out = PathBuf::from(variable("OUT_DIR"));
+    for input in [&folder.join("driver"), &kernels] {
+        println!("cargo::rerun-if-changed={}", input.display());
+    }
+
+    let mut build = cc::Build::new();
+    build.cpp(true).opt_level(2).debug(true).pic(true);
+    build.warnings(false).cargo_metadata(false);
+    build.flag("-fvisibility=hidden");
+    for flag in FLAGS {
+        build.flag(flag);
+    }
+    build.include(&folder).include(&kernels);
+    for unit in files(&kernels, "cu") {
+        build.file(wrapper(&unit, &out));
+    }
+    for part in files(&folder.join("driver"), "cpp") {
+        build.file(part);
+    }
+    let objects = build.compile_intermediates();
+    let compiler = build.get_compiler();
+
+    let library = out.join("libcuda");
+    fs::create_dir_all(&library).expect("the output folder is writable");
+    let mut link = compiler.to_command();
+    link.args(["-shared", "-pthread", "-Wl,-soname,libcuda.so", "-o"]);
+    link.arg(library.join("libcuda.so")).args(&objects);
+    run(&mut link);
+    fs::copy(library.join("libcuda.so"), library.join("libcuda.so.1")).expect("it was just made");
+
+    println!(
+        "cargo::rustc-env=CUSIM_LIBRARY={}",
+        library.join("libcuda.so").display()
+    );
+    println!(
+        "cargo::rustc-env=CUSIM_COMPILER={}",
+        compiler.path().display()
+    );
+    println!("cargo::rustc-env=CUSIM_FLAGS={}", FLAGS.join(" "));
+}
+
+/// A file that compiles a unit, with the headers it includes, in a namespace of its own: units have inline functions of
+/// equal names, with `__shared__` arrays in them, that would become one where units are linked together.
+fn wrapper(unit: &Path, out: &Path) -> PathBuf {
+    let name = unit.file_stem().expect("it has a name").to_string_lossy();
+    let text = format!("#include \"cusim.h\"\nnamespace unit_{name} {{\n#include {unit:?}\n}}\n");
+    let path = out.join(format!("{name}.cpp"));
+    fs::write(&path, text).expect("the output folder is writable");
+    path
+}
+
+/// The files of a folder with this extension, by name.
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries =
+        fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let paths = entries.map(|entry| entry.expect("the folder can be listed").path());
+    let mut found: Vec<_> = paths
+        .filter(|path| path.extension().is_some_and(|own| own == extension))
+        .collect();
+    found.sort();
+    found
+}
+
+fn run(command: &mut Command) {
+    let status = command
+        .status()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(status.success(), "{command:?}: {status}");
+}
+
+fn variable(name: &str) -> String {
+    env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"))
+}

@@ -1,0 +1,227 @@
+// Streams and events.
+#include "driver.h"
+
+namespace fake {
+
+bool is_eager() {
+  static const bool eager = cusim::environment("CUSIM_EAGER", 0) != 0;
+  return eager;
+}
+
+Stream* stream_of(void* handle) {
+  if (handle) return static_cast<Stream*>(handle);
+  Device* device = current_device();
+  return device ? &device->null_stream : nullptr;
+}
+
+namespace {
+
+void run_next(Stream& stream) {
+  Operation operation = std::move(stream.queue[stream.next++]);
+  if (stream.next == stream.queue.size()) {
+    stream.queue.clear();
+    stream.next = 0;
+  }
+  if (operation.waits_for) run_until(*operation.waits_for);
+  Result& sticky = stream.device->sticky;
+  if (operation.task && sticky == kSuccess) sticky = operation.task();
+  if (operation.reaches) {
+    operation.reaches->is_reached = true;
+    operation.reaches->time = std::chrono::steady_clock::now();
+  }
+}
+
+void enqueue(Stream& stream, Operation operation) {
+  stream.queue.push_back(std::move(operation));
+  if (is_eager()) run_all(stream);
+}
+
+Result make_stream(void** handle, int priority) {
+  Guard guard(mutex());
+  Device* device = current_device();
+  if (const Result error = state_of(device)) return error;
+  auto* stream = new Stream{device, priority};
+  device->streams.push_back(stream);
+  *handle = stream;
+  return kSuccess;
+}
+
+}  // namespace
+
+void run_until(Mark& mark) {
+  while (!mark.is_reached && mark.stream->next < mark.stream->queue.size()) run_next(*mark.stream);
+}
+
+Result run_all(Stream& stream) {
+  while (stream.next < stream.queue.size()) run_next(stream);
+  return stream.device->sticky;
+}
+
+Result run_all(Device& device) {
+  for (Stream* stream : device.streams) run_all(*stream);
+  return device.sticky;
+}
+
+Result submit(void* handle, Task task) {
+  Guard guard(mutex());
+  Stream* stream = stream_of(handle);
+  if (!stream) return kInvalidContext;
+  if (stream->capture) {
+    if (stream->capture->is_invalid) return kCaptureInvalidated;
+    stream->capture->graph.tasks.push_back(std::move(task));
+    if (stream != stream->capture->origin) stream->capture->is_rejoined[stream] = false;
+    return kSuccess;
+  }
+  if (const Result error = stream->device->sticky) return error;
+  enqueue(*stream, {std::move(task), nullptr, nullptr});
+  return stream->device->sticky;
+}
+
+}  // namespace fake
+
+using namespace fake;
+
+CUSIM_API Result cuStreamCreate(void** handle, unsigned) { return make_stream(handle, 0); }
+CUSIM_API Result cuStreamCreateWithPriority(void** handle, unsigned, int priority) {
+  return make_stream(handle, priority);
+}
+
+CUSIM_API Result cuStreamDestroy_v2(void* handle) {
+  Guard guard(mutex());
+  auto* stream = static_cast<Stream*>(handle);
+  if (!stream) return kInvalidHandle;
+  run_all(*stream);
+  std::erase(stream->device->streams, stream);
+  delete stream;
+  return kSuccess;
+}
+
+CUSIM_API Result cuStreamGetPriority(void* handle, int* priority) {
+  Guard guard(mutex());
+  const Stream* stream = stream_of(handle);
+  if (!stream) return kInvalidContext;
+  *priority = stream->priority;
+  return kSuccess;
+}
+
+CUSIM_API Result cuStreamSynchronize(void* handle) {
+  Guard guard(mutex());
+  Stream* stream = stream_of(handle);
+  if (!stream) return kInvalidContext;
+  if (const Result refused = forbid_in_capture(*stream)) return refused;
+  return run_all(*stream);
+}
+
+// Runs one operation, so that a loop of queries ends.
+CUSIM_API Result cuStreamQuery(void* handle) {
+  Guard guard(mutex());
+  Stream* stream = stream_of(handle);
+  if (!stream) return kInvalidContext;
+  if (const Result refused = forbid_in_capture(*stream)) return refused;
+  if (stream->next < stream->queue.size()) run_next(*stream);
+  if (const Result error = stream->device->sticky) return error;
+  return stream->next < stream->queue.size() ? kNotReady : kSuccess;
+}
+
+CUSIM_API Result cuStreamAttachMemAsync(void*, Pointer, size_t, unsigned) { return kSuccess; }
+
+CUSIM_API Result cuLaunchHostFunc(void* handle, void (*function)(void*), void* argument) {
+  return submit(handle, [=]() -> Result {
+    function(argument);
+    return kSuccess;
+  });
+}
+
+CUSIM_API Result cuEventCreate(void** handle, unsigned) {
+  Guard guard(mutex());
+  Device* device = current_device();
+  if (const Result error = state_of(device)) return error;
+  *handle = new Event{device, nullptr, {}, nullptr};
+  return kSuccess;
+}
+
+CUSIM_API Result cuEventDestroy_v2(void* handle) {
+  Guard guard(mutex());
+  delete static_cast<Event*>(handle);
+  return kSuccess;
+}
+
+CUSIM_API Result cuEventRecord(void* handle, void* stream_handle) {
+  Guard guard(mutex());
+  auto* event = static_cast<Event*>(handle);
+  Stream* stream = stream_of(stream_handle);
+  if (!stream) return kInvalidContext;
+  if (stream->capture) {
+    event->capture = stream->capture;
+    event->captured_stream = stream;
+    return kSuccess;
+  }
+  if (const Result error = stream->device->sticky) return error;
+  event->captured_stream = nullptr;
+  event->capture.reset();
+  event->mark = std::make_shared<Mark>(Mark{stream});
+  enqueue(*stream, {nullptr, nullptr, event->mark});
+  return stream->device->sticky;
+}
+
+CUSIM_API Result cuEventSynchronize(void* handle) {
+  Guard guard(mutex());
+  auto* event = static_cast<Event*>(handle);
+  if (event->captured_stream) return kCapturedEvent;
+  if (event->mark) run_until(*event->mark);
+  return event->device->sticky;
+}
+
+// Runs one operation, so that a loop of queries ends.
+CUSIM_API Result cuEventQuery(void* handle) {
+  Guard guard(mutex());
+  auto* event = static_cast<Event*>(handle);
+  if (event->captured_stream) return kCapturedEvent;
+  if (!event->mark || event->mark->is_reached) return event->device->sticky;
+  Stream& stream = *event->mark->stream;
+  if (stream.next < stream.queue.size()) run_next(stream);
+  if (const Result error = event->device->sticky) return error;
+  return event->mark->is_reached ? kSuccess : kNotReady;
+}
+
+CUSIM_API Result cuStreamWaitEvent(void* stream_handle, void* handle, unsigned) {
+  Guard guard(mutex());
+  Stream* stream = stream_of(stream_handle);
+  if (!stream) return kInvalidContext;
+  auto* event = static_cast<Event*>(handle);
+  if (event->captured_stream) {
+    const std::shared_ptr<Capture> capture = event->capture.lock();
+    if (!capture || capture->is_invalid) return kCaptureInvalidated;
+    if (stream->capture && stream->capture != capture) return kCaptureMerge;
+    if (!stream->capture && stream != capture->origin) {
+      stream->capture = capture;
+      capture->is_rejoined[stream] = false;
+    }
+    if (event->captured_stream != stream) capture->is_rejoined[event->captured_stream] = true;
+    return kSuccess;
+  }
+  if (stream->capture) {
+    if (!event->mark) return kSuccess;
+    stream->capture->is_invalid = true;
+    return kCaptureIsolation;
+  }
+  if (const Result error = stream->device->sticky) return error;
+  if (event->mark && !event->mark->is_reached) enqueue(*stream, {nullptr, event->mark, nullptr});
+  return stream->device->sticky;
+}
+
+static Result elapsed(float* milliseconds, void* from_handle, void* to_handle) {
+  Guard guard(mutex());
+  const auto* from = static_cast<Event*>(from_handle);
+  const auto* to = static_cast<Event*>(to_handle);
+  if (!from->mark || !to->mark) return kInvalidHandle;
+  if (!from->mark->is_reached || !to->mark->is_reached) return kNotReady;
+  *milliseconds = std::chrono::duration<float, std::milli>(to->mark->time - from->mark->time).count();
+  return kSuccess;
+}
+CUSIM_API Result cuEventElapsedTime(float* milliseconds, void* from, void* to) {
+  return elapsed(milliseconds, from, to);
+}
+CUSIM_API Result cuEventElapsedTime_v2(float* milliseconds, void* from, void* to) {
+  return elapsed(milliseconds, from, to);
+}

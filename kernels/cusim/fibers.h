@@ -1,0 +1,237 @@
+// The threads of a block as fibers, and the barriers they wait at.
+#pragma once
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "language.h"
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace cusim {
+
+struct Options {
+  unsigned order;
+  bool lazy_copies;
+  unsigned threads;
+  unsigned stack_bytes;
+  // Planted faults, which a test of a kernel has to find.
+  const char* skipped_barrier;  // file:line of a __syncthreads that does nothing, or null
+  unsigned wait_slack;          // groups by which every wait for cp.async is too weak
+};
+
+inline unsigned environment(const char* name, unsigned otherwise) {
+  const char* value = getenv(name);
+  return value ? static_cast<unsigned>(strtoul(value, nullptr, 10)) : otherwise;
+}
+
+// From the environment; a test may change the order between launches.
+inline Options& opts() {
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr unsigned kStackKb = 256;
+#else
+  constexpr unsigned kStackKb = 64;
+#endif
+  static Options options{environment("CUSIM_ORDER", 0), environment("CUSIM_LAZY", 1) != 0,
+                         environment("CUSIM_THREADS", 1), environment("CUSIM_STACK_KB", kStackKb) << 10,
+                         getenv("CUSIM_SKIP_BARRIER"), environment("CUSIM_WEAK_WAIT", 0)};
+  return options;
+}
+
+struct Warp;
+
+// A cp.async that has been issued: `bytes` from `source`, zeros up to `size`.
+struct PendingCopy {
+  void* target;
+  const void* source;
+  unsigned bytes, size;
+};
+using CopyGroup = std::vector<PendingCopy>;
+
+struct Fiber {
+  void* stack_pointer = nullptr;
+  unsigned char* stack = nullptr;
+#if !defined(__x86_64__)
+  ucontext_t context;
+#endif
+  uint3 thread_index{};
+  unsigned thread = 0, lane = 0;
+  Warp* warp = nullptr;
+  // Waits until *counter differs from `seen`; null when it runs.
+  const volatile unsigned* counter = nullptr;
+  unsigned seen = 0;
+  const char* operation = "";
+  bool done = false;
+  std::vector<CopyGroup> committed;
+  CopyGroup open;
+};
+
+struct Barrier {
+  unsigned arrived = 0, generation = 0;
+};
+
+struct Block {
+  dim3 grid, size;
+  uint3 index{};
+  unsigned n_threads = 0, n_warps = 0, n_live = 0;
+  unsigned char* dynamic_shared = nullptr;
+  unsigned dynamic_bytes = 0;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  Barrier barriers[16];
+  unsigned votes = 0;  // of __syncthreads_count
+  // The schedule, and each lane's and warp's place in it.
+  unsigned lanes[32], lane_place[32];
+  std::vector<unsigned> warp_order, warp_place;
+  const std::function<void()>* body = nullptr;
+  std::string error;
+  // Of the OS thread that runs the block.
+  void* scheduler = nullptr;
+  void* scheduler_stack = nullptr;
+  size_t scheduler_stack_bytes = 0;
+#if !defined(__x86_64__)
+  ucontext_t scheduler_context;
+#endif
+};
+
+constinit inline thread_local Block* blk = nullptr;
+constinit inline thread_local Fiber* cur = nullptr;
+
+#if defined(__x86_64__)
+// Saves what the ABI asks a callee to keep on the old stack, and goes on where the new one was left.
+__attribute__((naked, noinline)) inline void switch_stacks(void** /*save_old*/, void* /*load_new*/) {
+  asm volatile(
+      "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+      "movq %rsp,(%rdi)\n movq %rsi,%rsp\n"
+      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
+}
+#endif
+
+// Leaves the current fiber, or the scheduler, for `next`; null is the scheduler.
+inline void switch_to(Fiber* next) {
+  Fiber* from = cur;
+  cur = next;
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake_stack = nullptr;
+  void** saved = from && from->done ? nullptr : &fake_stack;
+  if (next) __sanitizer_start_switch_fiber(saved, next->stack, opts().stack_bytes);
+  else __sanitizer_start_switch_fiber(saved, blk->scheduler_stack, blk->scheduler_stack_bytes);
+#endif
+#if defined(__x86_64__)
+  switch_stacks(from ? &from->stack_pointer : &blk->scheduler, next ? next->stack_pointer : blk->scheduler);
+#else
+  swapcontext(from ? &from->context : &blk->scheduler_context, next ? &next->context : &blk->scheduler_context);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+}
+
+// Ends the launch with an error.
+[[noreturn]] inline void fail(std::string error) {
+  blk->error = std::move(error);
+  switch_to(nullptr);
+  abort();
+}
+
+inline std::string place() {
+  const uint3 b = blk->index;
+  return "block (" + std::to_string(b.x) + "," + std::to_string(b.y) + "," + std::to_string(b.z) + ")";
+}
+
+// A group of lanes, named by a mask, that meet in collectives.
+struct LaneGroup {
+  unsigned mask = 0, arrived = 0, generation = 0, operation = 0;
+  // Two generations: a lane may be a meeting ahead of those that still read.
+  alignas(16) unsigned char values[2][32][64];
+};
+
+struct Warp {
+  LaneGroup full;
+  std::vector<LaneGroup*> partial;
+  unsigned n_live = 0;
+  Warp() = default;
+  Warp(Warp&&) = default;
+  ~Warp() {
+    for (LaneGroup* group : partial) delete group;
+  }
+};
+
+inline bool is_ready(const Fiber& fiber) { return !fiber.done && (!fiber.counter || *fiber.counter != fiber.seen); }
+
+// The next fiber that can run: of the own warp first, then of the others, in the order of the schedule.
+inline Fiber* next_ready() {
+  Block& b = *blk;
+  const unsigned own_warp = cur->thread / 32, own_place = b.lane_place[cur->lane];
+  for (unsigned k = 0; k < b.n_warps; ++k) {
+    const unsigned warp = b.warp_order[(b.warp_place[own_warp] + k) % b.n_warps];
+    if (!b.warps[warp].n_live) continue;
+    for (unsigned i = 1; i <= 32; ++i) {
+      const unsigned thread = warp * 32 + b.lanes[(own_place + i) % 32];
+      if (thread < b.n_threads && is_ready(b.fibers[thread])) return &b.fibers[thread];
+    }
+  }
+  return nullptr;
+}
+
+// Suspends the current fiber while *counter is `seen`.
+inline void wait_while(const volatile unsigned* counter, unsigned seen, const char* operation) {
+  cur->counter = counter;
+  cur->seen = seen;
+  cur->operation = operation;
+  while (*counter == seen) {
+    Fiber* next = next_ready();
+    if (!next)
+      fail("deadlock in " + place() + ": thread " + std::to_string(cur->thread) + " waits in " + operation +
+           " for threads that exited or took another branch");
+    if (next != cur) switch_to(next);
+  }
+  cur->counter = nullptr;
+}
+
+// Waits for `n_threads` arrivals at a barrier; 0 is every thread that has not exited.
+inline void arrive_and_wait(unsigned id, unsigned n_threads, const char* operation) {
+  Barrier& barrier = blk->barriers[id];
+  if (++barrier.arrived >= (n_threads ? n_threads : blk->n_live)) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+  } else {
+    wait_while(&barrier.generation, barrier.generation, operation);
+  }
+}
+
+// What a fiber runs.
+inline void fiber_main() {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
+#endif
+  (*blk->body)();
+  Block& b = *blk;
+  cur->done = true;
+  --b.n_live;
+  --cur->warp->n_live;
+  Barrier& all = b.barriers[0];
+  if (all.arrived && all.arrived >= b.n_live) {  // a thread that exited counts as arrived
+    all.arrived = 0;
+    ++all.generation;
+  }
+  Fiber* next = b.n_live ? next_ready() : nullptr;
+  if (!next && b.n_live) {
+    for (const Fiber& fiber : b.fibers) {
+      if (fiber.done) continue;
+      b.error = "deadlock in " + place() + ": thread " + std::to_string(fiber.thread) + " waits in " + fiber.operation +
+                " but the threads it waits for exited";
+      break;
+    }
+  }
+  switch_to(next);
+  abort();
+}
+
+}  // namespace cusim

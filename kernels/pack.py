@@ -1,0 +1,197 @@
+"""Compiles all kernels for all architectures, checks them, and writes kernels.pack (or compares it: --check).
+
+Needs Python 3.11 and requirements.txt. NVRTC is taken from the folder SOUFFLEUR_NVRTC_DIR, else from its package.
+
+The gate: no spills, no local memory, and no kernel over its budget of registers (budget.toml).
+
+The pack is one zstd frame. Decoded, all numbers little-endian:
+    magic "SFLPACK1", u32 number of images, then for each image
+        16 bytes: target, padded with NUL ("sm_90a", "compute_80")
+        32 bytes: unit, padded with NUL ("gemm.cu")
+        32 bytes: SHA-256 of what it was made from, see digest()
+        u64 offset from the start of the decoded bytes, u64 length
+    then the images, by unit and target: cubins, and PTX as text that ends in NUL.
+"""
+import argparse
+import ctypes
+import fnmatch
+import hashlib
+import importlib.util
+import multiprocessing
+import os
+import pathlib
+import re
+import struct
+import sys
+import tomllib
+
+import zstandard
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+PACK = FOLDER / "kernels.pack"
+CUBINS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120"]
+PTX = "compute_80"
+OPTIONS = ["--std=c++17"]
+NVRTC = (12, 9)
+COMPILER = "nvrtc 12.9.86"
+# Drivers refuse PTX of a version above their own; 8.0 is that of CUDA 12.0, the oldest that is supported.
+PTX_VERSION = "8.0"
+LEVEL = 19
+MAX_PACK_BYTES = 300_000
+MAGIC = b"SFLPACK1"
+
+
+def options_for(target):
+    return [f"--gpu-architecture={target}", *OPTIONS]
+
+
+def headers():
+    return sorted(FOLDER.glob("*.cuh"), key=lambda path: path.name)
+
+
+def digest(unit, target):
+    """Over name, NUL, u64 length and bytes of the unit and of every header by name; then each option and the compiler,
+    each followed by NUL."""
+    sha = hashlib.sha256()
+    for path in [unit, *headers()]:
+        data = path.read_bytes()
+        sha.update(path.name.encode() + b"\0" + struct.pack("<Q", len(data)) + data)
+    for text in [*options_for(target), COMPILER]:
+        sha.update(text.encode() + b"\0")
+    return sha.digest()
+
+
+class Nvrtc:
+    def __init__(self):
+        folder = os.environ.get("SOUFFLEUR_NVRTC_DIR")
+        if folder is None:
+            package = importlib.util.find_spec("nvidia.cuda_nvrtc")
+            if package is None:
+                sys.exit("NVRTC is missing: install requirements.txt, or set SOUFFLEUR_NVRTC_DIR to its folder")
+            folder = pathlib.Path(package.submodule_search_locations[0]) / "lib"
+        # The library finds its second half only where that is loaded already.
+        ctypes.CDLL(os.path.join(folder, "libnvrtc-builtins.so.12.9"))
+        self.library = ctypes.CDLL(os.path.join(folder, "libnvrtc.so.12"))
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        if (major.value, minor.value) != NVRTC:
+            sys.exit(f"NVRTC {major.value}.{minor.value} in {folder}, but the pack is made with {COMPILER}")
+
+    def compile(self, unit, target):
+        """Returns the image, or None, and the log."""
+        include = headers()
+        texts = (ctypes.c_char_p * len(include))(*[path.read_bytes() for path in include])
+        names = (ctypes.c_char_p * len(include))(*[path.name.encode() for path in include])
+        program = ctypes.c_void_p()
+        source, name = unit.read_bytes(), unit.name.encode()
+        created = self.library.nvrtcCreateProgram(ctypes.byref(program), source, name, len(include), texts, names)
+        assert created == 0, created
+        # The report changes nothing in the image.
+        options = [option.encode() for option in [*options_for(target), "--ptxas-options=-v"]]
+        failed = self.library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        log = self.read(program, "ProgramLog").rstrip(b"\0").decode()
+        image = None if failed else self.read(program, "PTX" if target == PTX else "CUBIN")
+        self.library.nvrtcDestroyProgram(ctypes.byref(program))
+        return image, log
+
+    def read(self, program, what):
+        size = ctypes.c_size_t()
+        failed = getattr(self.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        assert failed == 0, f"{what}: {failed}"
+        buffer = ctypes.create_string_buffer(size.value)
+        failed = getattr(self.library, f"nvrtcGet{what}")(program, buffer)
+        assert failed == 0, f"{what}: {failed}"
+        return buffer.raw
+
+
+def resources(log):
+    """Kernel to registers, bytes of local memory and bytes spilled, from what ptxas reports."""
+    found, kernel = {}, None
+    for line in log.splitlines():
+        if match := re.search(r"Compiling entry function '(\w+)'", line):
+            kernel = found[match[1]] = {"registers": None, "local": None, "spilled": None}
+        elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            kernel["local"], kernel["spilled"] = int(match[1]), int(match[2]) + int(match[3])
+        elif match := re.search(r"Used (\d+) registers", line):
+            kernel["registers"] = int(match[1])
+    return found
+
+
+def compile_one(job):
+    unit, target = job
+    image, log = Nvrtc().compile(unit, target)
+    if target == PTX and image is not None:
+        image, relabelled = re.subn(rb"(?m)^\.version [0-9.]+$", f".version {PTX_VERSION}".encode(), image)
+        assert relabelled == 1
+    return unit, target, image, log
+
+
+def budget_of(kernel, budgets):
+    """The first pattern that fits."""
+    return next((most for pattern, most in budgets.items() if fnmatch.fnmatchcase(kernel, pattern)), None)
+
+
+def complaints(target, log, budgets):
+    for kernel, used in resources(log).items():
+        if None in used.values():
+            yield f"{kernel} on {target}: ptxas says nothing of {used}"
+        elif used["local"] or used["spilled"]:
+            yield f"{kernel} on {target}: {used['local']} bytes of local memory, {used['spilled']} bytes spilled"
+        elif (budget := budget_of(kernel, budgets)) is None:
+            yield f"{kernel}: no budget of registers in budget.toml ({used['registers']} on {target})"
+        elif used["registers"] > budget:
+            yield f"{kernel} on {target}: {used['registers']} registers, the budget is {budget}"
+
+
+def assemble(images):
+    table_bytes = len(MAGIC) + 4 + len(images) * (16 + 32 + 32 + 16)
+    table, data = MAGIC + struct.pack("<I", len(images)), b""
+    for unit, target, image in images:
+        assert len(target) <= 16 and len(unit.name) <= 32
+        table += target.encode().ljust(16, b"\0") + unit.name.encode().ljust(32, b"\0") + digest(unit, target)
+        table += struct.pack("<QQ", table_bytes + len(data), len(image))
+        data += image
+    return zstandard.ZstdCompressor(level=LEVEL).compress(table + data)
+
+
+def report(results):
+    most = {}
+    for _, target, _, log in results:
+        for kernel, used in resources(log).items():
+            most[kernel] = max(most.get(kernel, (0, "")), (used["registers"] or 0, target))
+    for kernel, (registers, target) in sorted(most.items()):
+        print(f"{kernel:40} {registers:4} registers at most ({target})")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare with kernels.pack instead of writing it")
+    parser.add_argument("--report", action="store_true", help="print the registers of each kernel")
+    arguments = parser.parse_args()
+
+    units = sorted(FOLDER.glob("*.cu"), key=lambda path: path.name)
+    jobs = [(unit, target) for unit in units for target in [*CUBINS, PTX]]
+    with multiprocessing.Pool() as pool:
+        results = pool.map(compile_one, jobs, chunksize=1)
+    if arguments.report:
+        report(results)
+
+    budgets = tomllib.loads((FOLDER / "budget.toml").read_text())["registers"]
+    failures = [f"{unit.name} for {target}:\n{log}" for unit, target, image, log in results if image is None]
+    for _, target, _, log in results:
+        failures += complaints(target, log, budgets)
+    if failures:
+        sys.exit("\n".join(failures))
+
+    pack = assemble([(unit, target, image) for unit, target, image, _ in results])
+    print(f"{len(jobs)} images of {len(units)} units: {len(pack)} bytes")
+    if len(pack) > MAX_PACK_BYTES:
+        sys.exit(f"the pack has {len(pack)} bytes, the limit is {MAX_PACK_BYTES}")
+    if not arguments.check:
+        PACK.write_bytes(pack)
+    elif not PACK.exists() or PACK.read_bytes() != pack:
+        sys.exit("kernels.pack is not what the sources make: run kernels/pack.py and commit it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+//! The C++ tests of the kernels: each compares kernels with plain references on random inputs.
+
+use crate::program::{Build, compile, files, kernels, run, text_of};
+
+/// Runs every test in this build under each schedule of the emulator.
+fn check(build: Build, orders: &[&str]) {
+    let sources = files(&kernels().join("cusim/tests"), "cpp");
+    assert!(!sources.is_empty(), "there are no tests");
+    for source in sources {
+        let program = compile(&source, build);
+        for order in orders {
+            let output = run(&program, &[("CUSIM_ORDER", order)]);
+            let place = format!("{}, {build:?}, schedule {order}", source.display());
+            assert!(
+                output.status.success(),
+                "{place}: {}\n{}",
+                output.status,
+                text_of(&output)
+            );
+        }
+    }
+}
+
+#[test]
+fn kernels_agree_with_their_references_under_every_schedule() {
+    check(Build::Plain, &["0", "1", "2"]);
+}
+
+#[test]
+fn kernels_stay_inside_their_memory() {
+    check(Build::Sanitized, &["2"]);
+}

@@ -1,0 +1,10 @@
+//! CUDA kernels without a GPU: compiled as C++ and run on the CPU, with faults planted in them, and compiled by NVRTC.
+
+#![allow(clippy::unwrap_used)]
+
+mod emulated;
+#[path = "../common/python_environment.rs"]
+mod environment;
+mod pack;
+mod planted;
+mod program;

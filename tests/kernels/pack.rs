@@ -1,0 +1,21 @@
+//! All kernels through NVIDIA's compiler: no spills, no more registers than budgeted, and the committed pack.
+
+use std::process::Command;
+
+use crate::environment;
+use crate::program::{kernels, text_of};
+
+/// Compiles every unit for every architecture and compares the pack byte for byte.
+#[test]
+fn the_pack_is_what_the_sources_make() {
+    let Some(python) = environment::python("kernels/requirements.txt") else {
+        return;
+    };
+    let mut command = Command::new(python);
+    command
+        .arg("-B")
+        .arg(kernels().join("pack.py"))
+        .arg("--check");
+    let output = command.output().expect("the interpreter runs");
+    assert!(output.status.success(), "{}", text_of(&output));
+}

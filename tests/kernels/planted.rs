@@ -1,0 +1,90 @@
+//! Faults planted in kernels: the tests of those kernels have to find them, which says that they would find real ones.
+
+use std::fs;
+
+use crate::program::{Build, compile, kernels, run, text_of};
+
+const SCHEDULES: [&str; 3] = ["0", "1", "2"];
+
+/// Whether a test finds a fault under any schedule.
+fn is_found(test: &str, variable: &str, value: &str) -> bool {
+    let program = compile(&kernels().join("cusim/tests").join(test), Build::Plain);
+    SCHEDULES.iter().any(|order| {
+        let variables = [(variable, value), ("CUSIM_ORDER", order)];
+        !run(&program, &variables).status.success()
+    })
+}
+
+/// Skips each barrier of a unit in turn; the unit's test must find all but `unseen` of them.
+#[track_caller]
+fn check_barriers(unit: &str, test: &str, unseen: usize) {
+    let source = fs::read_to_string(kernels().join(unit)).unwrap();
+    let lines = source
+        .lines()
+        .zip(1..)
+        .filter(|(line, _)| line.contains("__syncthreads();"));
+    let sites: Vec<_> = lines
+        .map(|(_, number)| format!("{unit}:{number}"))
+        .collect();
+    assert!(!sites.is_empty(), "{unit} has no barrier");
+    let missed: Vec<_> = sites
+        .iter()
+        .filter(|site| !is_found(test, "CUSIM_SKIP_BARRIER", site))
+        .collect();
+    assert_eq!(
+        missed.len(),
+        unseen,
+        "{test} does not miss {missed:?} of {sites:?}"
+    );
+}
+
+#[test]
+fn a_missing_barrier_of_a_norm_is_found() {
+    check_barriers("norm.cu", "pointwise.cpp", 0);
+}
+
+#[test]
+fn a_missing_barrier_of_a_product_is_found() {
+    check_barriers("gemm.cu", "gemm.cpp", 1);
+}
+
+#[test]
+fn a_missing_barrier_of_an_attention_is_found() {
+    check_barriers("attention_decode.cu", "attention.cpp", 0);
+}
+
+#[test]
+fn waiting_for_one_copy_too_few_is_found() {
+    for test in ["gemm.cpp", "attention.cpp"] {
+        assert!(
+            is_found(test, "CUSIM_WEAK_WAIT", "1"),
+            "{test} does not miss the copies"
+        );
+        assert!(
+            !is_found(test, "CUSIM_WEAK_WAIT", "0"),
+            "{test} fails without a fault"
+        );
+    }
+}
+
+/// Attention over a page table with a page that the pool does not have, and the same without.
+#[test]
+fn a_page_outside_the_pool_is_found() {
+    let program = compile(
+        &kernels().join("cusim/tests/planted/page_index.cpp"),
+        Build::Sanitized,
+    );
+    let sound = run(&program, &[]);
+    assert!(sound.status.success(), "{}", text_of(&sound));
+    let planted = run(&program, &[("PLANT_PAGE_INDEX", "1")]);
+    assert!(!planted.status.success(), "{}", text_of(&planted));
+    let report = text_of(&planted);
+    assert!(
+        report.contains("AddressSanitizer: heap-buffer-overflow"),
+        "{report}"
+    );
+    assert!(
+        report.contains("attention"),
+        "it does not name the kernel: {report}"
+    );
+}

@@ -1,0 +1,117 @@
+//! Compiles the C++ tests of kernels, once for each state of what they are made of, and runs them.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+
+/// How a test is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Build {
+    Plain,
+    /// With AddressSanitizer and UndefinedBehaviorSanitizer; what they find ends the test.
+    Sanitized,
+}
+
+impl Build {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Plain => &["-O2", "-w"],
+            Self::Sanitized => &[
+                "-O1",
+                "-w",
+                "-g1",
+                "-fsanitize=address,undefined",
+                "-fno-sanitize-recover=all",
+            ],
+        }
+    }
+}
+
+/// The folder of the kernels.
+pub fn kernels() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+}
+
+/// Compiles a test and returns the program.
+///
+/// # Panics
+/// With what the compiler says.
+pub fn compile(source: &Path, build: Build) -> PathBuf {
+    // Several tests run the same program: one of them compiles it.
+    static LOCKS: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
+    fs::create_dir_all(&folder).unwrap();
+    let name = source.file_stem().unwrap().to_string_lossy().into_owned();
+    let program = folder.join(format!("{name}-{:016x}", fingerprint(source, build)));
+    let _lock = LOCKS[build as usize]
+        .lock()
+        .unwrap_or_else(|held| held.into_inner());
+    if !program.exists() {
+        let unfinished = folder.join(format!("{name}-{build:?}.unfinished"));
+        let mut compiler = souffleur_cusim::compiler(&kernels());
+        compiler
+            .args(build.flags())
+            .arg("-o")
+            .arg(&unfinished)
+            .arg(source);
+        let output = compiler
+            .output()
+            .unwrap_or_else(|error| panic!("{compiler:?}: {error}"));
+        assert!(output.status.success(), "{}", text_of(&output));
+        fs::rename(&unfinished, &program).unwrap();
+    }
+    program
+}
+
+/// Runs a program with these variables set.
+pub fn run(program: &Path, variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(program);
+    // What the emulator leaves to the end of the process is no leak that matters.
+    command.env("ASAN_OPTIONS", "detect_leaks=0");
+    command.envs(variables.iter().copied());
+    command
+        .output()
+        .unwrap_or_else(|error| panic!("{}: {error}", program.display()))
+}
+
+/// What a program printed.
+pub fn text_of(output: &Output) -> String {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+/// The files of a folder with this extension, by name.
+pub fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries =
+        fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut found: Vec<_> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|own| own == extension))
+        .collect();
+    found.sort();
+    found
+}
+
+/// Of all that a test is compiled from.
+fn fingerprint(source: &Path, build: Build) -> u64 {
+    let kernels = kernels();
+    let emulator = kernels.join("cusim");
+    let tests = source.parent().unwrap();
+    let mut inputs = vec![source.to_owned()];
+    for (folder, extension) in [
+        (&*kernels, "cu"),
+        (&kernels, "cuh"),
+        (&emulator, "h"),
+        (tests, "h"),
+    ] {
+        inputs.extend(files(folder, extension));
+    }
+    let mut hasher = DefaultHasher::new();
+    build.hash(&mut hasher);
+    for input in inputs {
+        (input.file_name(), fs::read(&input).unwrap()).hash(&mut hasher);
+    }
+    hasher.finish()
+}
