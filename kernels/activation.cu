@@ -4,9 +4,9 @@
 
 constexpr int kSiluThreads = 256;
 
-// In bf16 the approximate exponential and quotient, at 2^-20, are far below the rounding of the result.
+// In bf16 the approximate exponential, at 2^-20, is far below the rounding of the result.
 template <class E> DEV float silu(float x);
-template <> DEV float silu<float>(float x) { return x / (1.0f + expf(-x)); }
+template <> DEV float silu<float>(float x) { return __fdividef(x, 1.0f + expf(-x)); }
 template <> DEV float silu<bf16>(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 template <int kWidth, class E> DEV void silu_mul_elements(E* out, const E* gate, const E* up) {
@@ -28,6 +28,7 @@ template <class E> DEV void silu_mul(E* out, const E* gate_up, uint32_t width) {
     if (i < width) silu_mul_elements<8>(out + i, gate + i, gate + width + i);
     return;
   }
+#pragma unroll 1
   for (int j = 0; j < 8; ++j) {
     const uint32_t i = first + j * kSiluThreads + threadIdx.x;
     if (i < width) silu_mul_elements<1>(out + i, gate + i, gate + width + i);

@@ -6,6 +6,7 @@ constexpr int kEmbedThreads = 256;
 constexpr int kRotationThreads = 64;
 
 template <int kWidth, class E> DEV void copy_row(float* out, const E* row, uint32_t width) {
+#pragma unroll 2
   for (uint32_t i = threadIdx.x * kWidth; i < width; i += blockDim.x * kWidth) {
     float v[kWidth];
     load_elements<kWidth>(v, row + i);

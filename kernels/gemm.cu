@@ -18,15 +18,21 @@ template <class E> DEV void write_one(const GemmParams<E>& p, uint32_t row, uint
   else static_cast<float*>(p.out)[i] += value;
 }
 
+// The first `count` of four. Rolled up: it is the slow path, and cubins are small.
+template <class Write> DEV void for_each_one(float4 value, uint32_t count, const Write& write) {
+#pragma unroll 1
+  for (uint32_t j = 0; j < 4 && j < count; ++j) {
+    write(j, value.x);
+    value = make_float4(value.y, value.z, value.w, 0.0f);
+  }
+}
+
 // Four neighbours of a tile that may reach over the edges of out; column is a multiple of four.
 template <class E> DEV void write_four(const GemmParams<E>& p, uint32_t row, uint32_t column, float4 value) {
   if (row >= p.m || column >= p.n) return;
   const uint64_t i = (uint64_t)row * p.n + column;
   if (p.n % 4 != 0 || !aligned16(p.out) || (p.bias && !aligned16(p.bias))) {
-    const float values[4] = {value.x, value.y, value.z, value.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      if (column + j < p.n) write_one(p, row, column + j, values[j]);
+    for_each_one(value, p.n - column, [&](uint32_t j, float v) { write_one(p, row, column + j, v); });
     return;
   }
   if (p.bias) value = sum4(value, load4(p.bias + column));
@@ -77,18 +83,22 @@ template <class E> DEV void gemm_simt(const GemmParams<E>& p) {
     }
     __syncthreads();
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
+  // One copy of the writes, not four: cubins are small.
+#pragma unroll 1
+  for (uint32_t i = 0; i < 4; ++i) {
     write_four(p, first_row + row + i, first_column + column,
-               make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]));
+               make_float4(sums[0][0], sums[0][1], sums[0][2], sums[0][3]));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[0][j] = sums[1][j], sums[1][j] = sums[2][j], sums[2][j] = sums[3][j];
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(kSimtThreads) gemm_simt_f32(const __grid_constant__ GemmParams<float> p) {
+extern "C" __global__ void __launch_bounds__(kSimtThreads, 2) gemm_simt_f32(const __grid_constant__ GemmParams<float> p) {
   gemm_simt(p);
 }
 CUSIM_KERNEL(gemm_simt_f32)
 
-extern "C" __global__ void __launch_bounds__(kSimtThreads) gemm_simt_bf16(const __grid_constant__ GemmParams<bf16> p) {
+extern "C" __global__ void __launch_bounds__(kSimtThreads, 2) gemm_simt_bf16(const __grid_constant__ GemmParams<bf16> p) {
   gemm_simt(p);
 }
 CUSIM_KERNEL(gemm_simt_bf16)
@@ -98,13 +108,6 @@ CUSIM_KERNEL(gemm_simt_bf16)
 constexpr uint32_t kSkinnyWarps = 8, kSkinnyThreads = kSkinnyWarps * 32;
 // Inputs that one 16-byte load of each of the four lanes of a row covers: two products of depth 16.
 constexpr uint32_t kPiece = 32;
-
-DEV uint4 piece_or_zero(const bf16* p, bool inside) {
-  return inside ? *reinterpret_cast<const uint4*>(p) : make_uint4(0, 0, 0, 0);
-}
-DEV uint4 weights_or_zero(const bf16* p, bool inside) {
-  return inside ? load_streaming16(p) : make_uint4(0, 0, 0, 0);
-}
 
 // Adds 16 outputs times 8 rows of x over 32 inputs. Lane 4 r + t holds inputs [8 t, 8 t + 8) of outputs r (`low`) and
 // r + 8 (`high`) and of row r of x. The order of inputs in a product is free as long as both sides share it, so what a
@@ -131,26 +134,29 @@ DEV void skinny_write(const GemmParams<bf16>& p, const float (&sums)[kSkinnyWarp
 
 // Block j does columns [16 kOuts j, ...) of all rows, at most 8 kRowSets. Its warps take turns at the inputs, each
 // kUnroll pieces at a time with all their loads under way before the first product; k and rows are aligned to 16 bytes.
+// Over the edges the last column or row is read once more, and what comes of it is dropped.
 template <int kRowSets, int kOuts, int kUnroll> DEV void gemm_skinny(const GemmParams<bf16>& p) {
   __shared__ float shared_sums[kSkinnyWarps][8 * kRowSets][16 * kOuts + 1];
   const uint32_t warp = threadIdx.x / 32, lane_row = threadIdx.x % 32 / 4, lane_k = threadIdx.x % 4 * 8;
-  const uint32_t first_column = blockIdx.x * 16 * kOuts;
+  const uint32_t first_k = warp * kUnroll * kPiece + lane_k;
+  const bf16 *w_rows[2 * kOuts], *x_rows[kRowSets];
+#pragma unroll
+  for (int j = 0; j < 2 * kOuts; ++j)
+    w_rows[j] = p.w + (uint64_t)min(blockIdx.x * 16 * kOuts + 8 * j + lane_row, p.n - 1) * p.k;
+#pragma unroll
+  for (int i = 0; i < kRowSets; ++i) x_rows[i] = p.x + (uint64_t)min(8 * i + lane_row, p.m - 1) * p.k;
   float sums[kOuts][kRowSets][4] = {};
-  for (uint32_t k0 = warp * kUnroll * kPiece; k0 < p.k; k0 += kSkinnyWarps * kUnroll * kPiece) {
+  for (uint32_t k = first_k; k < p.k + lane_k; k += kSkinnyWarps * kUnroll * kPiece) {
+    const uint4 zero = make_uint4(0, 0, 0, 0);
     uint4 w[kUnroll][2 * kOuts], x[kUnroll][kRowSets];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const uint32_t k = k0 + u * kPiece + lane_k;
+      const bool inside = k + u * kPiece < p.k;
 #pragma unroll
-      for (int j = 0; j < 2 * kOuts; ++j) {
-        const uint32_t column = first_column + 8 * j + lane_row;
-        w[u][j] = weights_or_zero(p.w + (uint64_t)column * p.k + k, column < p.n && k < p.k);
-      }
+      for (int j = 0; j < 2 * kOuts; ++j) w[u][j] = inside ? load_streaming16(w_rows[j] + k + u * kPiece) : zero;
 #pragma unroll
-      for (int i = 0; i < kRowSets; ++i) {
-        const uint32_t row = 8 * i + lane_row;
-        x[u][i] = piece_or_zero(p.x + (uint64_t)row * p.k + k, row < p.m && k < p.k);
-      }
+      for (int i = 0; i < kRowSets; ++i)
+        x[u][i] = inside ? *reinterpret_cast<const uint4*>(x_rows[i] + k + u * kPiece) : zero;
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u)
@@ -180,7 +186,7 @@ template <int kRowSets, int kOuts, int kUnroll> DEV void gemm_skinny(const GemmP
 GEMM_SKINNY(gemm_skinny_8x16_bf16, 1, 1, 4)
 GEMM_SKINNY(gemm_skinny_8x32_bf16, 1, 2, 4)
 GEMM_SKINNY(gemm_skinny_16x16_bf16, 2, 1, 4)
-GEMM_SKINNY(gemm_skinny_16x32_bf16, 2, 2, 2)
+GEMM_SKINNY(gemm_skinny_16x32_bf16, 2, 2, 3)
 
 // ---- tiles through shared memory
 
@@ -325,22 +331,25 @@ DEV void multiply_tile(TileSums<S>& sums, const GemmParams<bf16>& p, TilePlace p
   cp_async_wait<0>();
 }
 
-// Four neighbours of partials[m, n], as far as they lie inside.
-DEV void store_partial(float* partial, uint32_t m, uint32_t n, uint32_t row, uint32_t column, float4 v) {
-  if (row >= m || column >= n) return;
-  float* to = partial + (uint64_t)row * n + column;
-  if (n % 4 == 0) {
-    store4(to, v);
-    return;
-  }
-  const float values[4] = {v.x, v.y, v.z, v.w};
+// Two rows of this lane's sums in 16 rows.
+template <class S> DEV void stage_sums(float* to, uint32_t stride, const float (&sums)[S::kColumnFrags][4]) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
-    if (column + j < n) to[j] = values[j];
+  for (int j = 0; j < S::kColumnFrags; ++j) {
+    *reinterpret_cast<float2*>(to + j * 8) = make_float2(sums[j][0], sums[j][1]);
+    *reinterpret_cast<float2*>(to + j * 8 + 8 * stride) = make_float2(sums[j][2], sums[j][3]);
+  }
+}
+
+// What a split writes: its part, as it is.
+DEV GemmParams<bf16> for_partial(GemmParams<bf16> p) {
+  p.out = p.partials + (uint64_t)blockIdx.y * p.m * p.n;
+  p.bias = nullptr;
+  p.write = kStoreF32;
+  return p;
 }
 
 // Hands rows of sums through shared memory, sixteen at a time, to lanes that write four neighbours each.
-template <class S, class Write> DEV void for_each_four(const TileSums<S>& sums, TilePlace place, const Write& write) {
+template <class S> DEV void write_tile(const GemmParams<bf16>& p, const TileSums<S>& sums, TilePlace place) {
   constexpr uint32_t kColumns = S::kColumnFrags * 8, kStride = kColumns + 8, kLanesPerRow = kColumns / 4;
   static_assert(kStride * 16 * 4 * S::kThreads / 32 <= S::kStageElements * S::kStages * 2, "");
   DYN_SMEM(float, slabs);
@@ -350,19 +359,17 @@ template <class S, class Write> DEV void for_each_four(const TileSums<S>& sums, 
   const uint32_t column = lane % kLanesPerRow * 4;
   const uint32_t out_column = place.column + warp % S::kWarpColumns * kColumns + column;
   __syncthreads();
-#pragma unroll
+  // One copy of the writes in the code, though each set of sums has registers of its own.
+#pragma unroll 1
   for (int i = 0; i < S::kRowFrags; ++i) {
 #pragma unroll
-    for (int j = 0; j < S::kColumnFrags; ++j) {
-      float* to = slab + lane / 4 * kStride + j * 8 + lane % 4 * 2;
-      *reinterpret_cast<float2*>(to) = make_float2(sums[i][j][0], sums[i][j][1]);
-      *reinterpret_cast<float2*>(to + 8 * kStride) = make_float2(sums[i][j][2], sums[i][j][3]);
-    }
+    for (int own = 0; own < S::kRowFrags; ++own)
+      if (own == i) stage_sums<S>(slab + lane / 4 * kStride + lane % 4 * 2, kStride, sums[own]);
     __syncwarp();
 #pragma unroll 1
     for (uint32_t row = 0; row < 16; row += 32 / kLanesPerRow) {
       const float* from = slab + (row + lane / kLanesPerRow) * kStride + column;
-      write(first_row + i * 16 + row, out_column, load4(from));
+      write_four(p, first_row + i * 16 + row, out_column, load4(from));
     }
     __syncwarp();
   }
@@ -375,11 +382,7 @@ template <class S> DEV void gemm_tile(const GemmParams<bf16>& p) {
   const uint32_t k_begin = min(blockIdx.y * part * S::kDepth, p.k), k_end = min(k_begin + part * S::kDepth, p.k);
   TileSums<S> sums = {};
   multiply_tile<S>(sums, p, place, k_begin, k_end);
-  float* partial = p.n_splits == 1 ? nullptr : p.partials + (uint64_t)blockIdx.y * p.m * p.n;
-  for_each_four<S>(sums, place, [&](uint32_t row, uint32_t column, float4 v) {
-    if (partial) store_partial(partial, p.m, p.n, row, column, v);
-    else write_four(p, row, column, v);
-  });
+  write_tile<S>(p.n_splits == 1 ? p : for_partial(p), sums, place);
 }
 
 using Tile32x128 = TileShape<32, 128, 64, 1, 4, 4>;
@@ -398,23 +401,22 @@ GEMM_TILE(gemm_tile_64x128_bf16, Tile64x128, 2)
 GEMM_TILE(gemm_tile_128x128_bf16, Tile128x128, 2)
 GEMM_TILE(gemm_tile_128x256_bf16, Tile128x256, 1)
 
+// Four neighbours of one split's part; those from column n on are anything.
+DEV float4 load_partial(const float* from, uint32_t count) {
+  if (count % 4 == 0) return load4(from);
+  return make_float4(from[0], from[min(1u, count - 1)], from[min(2u, count - 1)], from[min(3u, count - 1)]);
+}
+
 // Adds up partials[n_splits, m, n] in ascending order and writes. Block (i, j): row i, columns [1024 j, 1024 (j + 1)).
-extern "C" __global__ void __launch_bounds__(256) gemm_reduce_bf16(const __grid_constant__ GemmParams<bf16> p) {
-  const uint32_t row = blockIdx.x;
-  for (uint32_t j = 0; j < (p.n % 4 == 0 ? 1 : 4); ++j) {
-    // By fours where rows are aligned, else four times by ones.
-    const uint32_t column = blockIdx.y * 1024 + (p.n % 4 == 0 ? threadIdx.x * 4 : j * 256 + threadIdx.x);
-    if (column >= p.n) return;
-    const float* from = p.partials + (uint64_t)row * p.n + column;
-    if (p.n % 4 == 0) {
-      float4 sum = load4(from);
-      for (uint32_t split = 1; split < p.n_splits; ++split) sum = sum4(sum, load4(from + (uint64_t)split * p.m * p.n));
-      write_four(p, row, column, sum);
-    } else {
-      float sum = *from;
-      for (uint32_t split = 1; split < p.n_splits; ++split) sum += from[(uint64_t)split * p.m * p.n];
-      write_one(p, row, column, sum);
-    }
-  }
+extern "C" __global__ void __launch_bounds__(256, 4) gemm_reduce_bf16(const __grid_constant__ GemmParams<bf16> p) {
+  const uint32_t row = blockIdx.x, column = blockIdx.y * 1024 + threadIdx.x * 4;
+  if (column >= p.n) return;
+  const float* from = p.partials + (uint64_t)row * p.n + column;
+  const uint64_t stride = (uint64_t)p.m * p.n;
+  const uint32_t count = p.n % 4 == 0 ? 4 : p.n - column;
+  float4 sum = load_partial(from, count);
+#pragma unroll 4
+  for (uint32_t split = 1; split < p.n_splits; ++split) sum = sum4(sum, load_partial(from + split * stride, count));
+  write_four(p, row, column, sum);
 }
 CUSIM_KERNEL(gemm_reduce_bf16)

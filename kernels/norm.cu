@@ -25,7 +25,7 @@ DEV float block_sum(float v) {
   return warp_sum(lane < blockDim.x / 32 ? warp_sums[lane] : 0.0f);
 }
 
-DEV float norm_scale(float squares, uint32_t width, float eps) { return 1.0f / sqrtf(squares / width + eps); }
+DEV float norm_scale(float squares, uint32_t width, float eps) { return rsqrtf(__fdividef(squares, (float)width) + eps); }
 
 template <class E>
 DEV void norm_row_by_fours(E* out, const float* x, const float* weight, uint32_t width, float eps) {
@@ -40,6 +40,7 @@ DEV void norm_row_by_fours(E* out, const float* x, const float* weight, uint32_t
   }
 #pragma unroll
   for (int j = 0; j < kKeptPieces; ++j) sum = squares(kept[j], sum);
+#pragma unroll 1
   for (uint32_t i = first + kKeptPieces * step; i < width; i += step) sum = squares(load4(x + i), sum);
   const float scale = norm_scale(block_sum(sum), width, eps);
 #pragma unroll
@@ -47,6 +48,7 @@ DEV void norm_row_by_fours(E* out, const float* x, const float* weight, uint32_t
     const uint32_t i = first + j * step;
     if (i < width) store4(out + i, scaled(kept[j], scale, weights[j]));
   }
+#pragma unroll 1
   for (uint32_t i = first + kKeptPieces * step; i < width; i += step)
     store4(out + i, scaled(load4(x + i), scale, load4(weight + i)));
 }
@@ -54,8 +56,10 @@ DEV void norm_row_by_fours(E* out, const float* x, const float* weight, uint32_t
 template <class E>
 DEV void norm_row_by_ones(E* out, const float* x, const float* weight, uint32_t width, float eps) {
   float sum = 0.0f;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) sum = fmaf(x[i], x[i], sum);
   const float scale = norm_scale(block_sum(sum), width, eps);
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) out[i] = from_f32<E>(x[i] * scale * weight[i]);
 }
 
@@ -69,13 +73,13 @@ DEV void rms_norm(E* out, const float* x, const uint32_t* rows, const float* wei
   else norm_row_by_ones(out, x, weight, width, eps);
 }
 
-extern "C" __global__ void __launch_bounds__(kNormMaxThreads)
+extern "C" __global__ void __launch_bounds__(kNormMaxThreads, 1)
     rms_norm_f32(float* out, const float* x, const uint32_t* rows, const float* weight, uint32_t width, float eps) {
   rms_norm(out, x, rows, weight, width, eps);
 }
 CUSIM_KERNEL(rms_norm_f32)
 
-extern "C" __global__ void __launch_bounds__(kNormMaxThreads)
+extern "C" __global__ void __launch_bounds__(kNormMaxThreads, 1)
     rms_norm_bf16(bf16* out, const float* x, const uint32_t* rows, const float* weight, uint32_t width, float eps) {
   rms_norm(out, x, rows, weight, width, eps);
 }

@@ -47,6 +47,7 @@ template <class E> DEV Head<E> head_of(const RopeStoreParams<E>& p, uint32_t ind
 
 template <int kWidth, class E> DEV float squares(const E* in, uint32_t head_dim, uint32_t lane) {
   float sum = 0.0f;
+#pragma unroll 1
   for (uint32_t i = lane * kWidth; i < head_dim; i += kLanesPerHead * kWidth) {
     float v[kWidth];
     load_elements<kWidth>(v, in + i);
@@ -83,9 +84,10 @@ template <int kWidth, class E> DEV void rope_store_head(const RopeStoreParams<E>
   float scale = 1.0f;
   if (p.q_norm || p.k_norm) {
     const float sum = head_sum(head.norm && head.out ? squares<kWidth>(head.in, p.head_dim, lane) : 0.0f);
-    scale = 1.0f / sqrtf(sum / p.head_dim + p.eps);
+    scale = rsqrtf(__fdividef(sum, (float)p.head_dim) + p.eps);
   }
   if (!head.out) return;
+#pragma unroll 1
   for (uint32_t i = lane * kWidth; i < half; i += kLanesPerHead * kWidth) {
     float low[kWidth], high[kWidth];
     load_elements<kWidth>(low, head.in + i);
