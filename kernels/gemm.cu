@@ -70,7 +70,7 @@ template <class E> DEV void gemm_simt(const GemmParams<E>& p) {
     simt_load(ws, p.w, first_column, p.n, first_k, p.k);
     __syncthreads();
     if (busy) {
-#pragma unroll
+#pragma unroll 4
       for (uint32_t depth = 0; depth < kSimtDepth; ++depth) {
         const float4 a = *reinterpret_cast<const float4*>(&xs[depth][row]);
         const float4 b = *reinterpret_cast<const float4*>(&ws[depth][column]);
@@ -122,6 +122,7 @@ DEV void skinny_product(float (&sum)[4], uint4 low, uint4 high, uint4 x) {
 // Adds up what the eight warps found for [kColumns, kRows] and writes it; `sums` is [warp][row][column].
 template <uint32_t kRows, uint32_t kColumns>
 DEV void skinny_write(const GemmParams<bf16>& p, const float (&sums)[kSkinnyWarps][kRows][kColumns + 1]) {
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < kRows * kColumns; i += kSkinnyThreads) {
     const uint32_t row = i / kColumns, column = i % kColumns;
     float sum = 0.0f;
@@ -301,7 +302,7 @@ DEV void multiply_tile(TileSums<S>& sums, const GemmParams<bf16>& p, TilePlace p
     }
     cp_async_commit();
   };
-#pragma unroll
+#pragma unroll 1
   for (int stage = 0; stage < S::kStages - 1; ++stage) copy(stage, k_begin + stage * S::kDepth);
   cp_async_wait<S::kStages - 2>();
   __syncthreads();
@@ -328,7 +329,6 @@ DEV void multiply_tile(TileSums<S>& sums, const GemmParams<bf16>& p, TilePlace p
     used = next;
     filled = filled + 1 == S::kStages ? 0 : filled + 1;
   }
-  cp_async_wait<0>();
 }
 
 // Two rows of this lane's sums in 16 rows.
@@ -358,6 +358,7 @@ template <class S> DEV void write_tile(const GemmParams<bf16>& p, const TileSums
   const uint32_t first_row = place.row + warp / S::kWarpColumns * S::kRowFrags * 16 + lane / kLanesPerRow;
   const uint32_t column = lane % kLanesPerRow * 4;
   const uint32_t out_column = place.column + warp % S::kWarpColumns * kColumns + column;
+  // Every copy has arrived, but a slower warp may still read the stages, for fragments that nobody multiplies.
   __syncthreads();
   // One copy of the writes in the code, though each set of sums has registers of its own.
 #pragma unroll 1
@@ -387,7 +388,7 @@ template <class S> DEV void gemm_tile(const GemmParams<bf16>& p) {
 
 using Tile32x128 = TileShape<32, 128, 64, 1, 4, 4>;
 using Tile64x128 = TileShape<64, 128, 64, 2, 2, 4>;
-using Tile128x128 = TileShape<128, 128, 64, 2, 2, 3>;
+using Tile128x128 = TileShape<128, 128, 32, 2, 2, 4>;
 using Tile128x256 = TileShape<128, 256, 32, 2, 4, 4>;
 
 #define GEMM_TILE(name, Shape, blocks)                                                 \

@@ -29,7 +29,7 @@ static Plan skinny(Shape s, uint32_t rows, uint32_t columns) {
 }
 
 static Plan tile(uint32_t rows, uint32_t columns, uint32_t n_splits) {
-  const uint32_t shared_bytes = rows == 32 ? 81920 : 98304, threads = columns == 256 ? 256 : 128;
+  const uint32_t shared_bytes = rows == 32 ? 81920 : columns == 256 || rows == 64 ? 98304 : 65536, threads = columns == 256 ? 256 : 128;
   return {"gemm_tile_" + std::to_string(rows) + "x" + std::to_string(columns) + "_bf16",
           rows, columns, threads, shared_bytes, n_splits};
 }
