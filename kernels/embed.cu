@@ -26,8 +26,9 @@ struct SinCos {
   float sin, cos;
 };
 
-// Of any angle up to 2^30, to about 2^-30: subtracts the nearest multiple of pi/2 in double, then sums the series.
-// sinf would do it with a table in local memory for large angles, and __sinf is off by more than f32 rounding.
+// Of any angle up to 2^30, to about 2^-30: subtracts the nearest multiple of pi/2 in double, then sums the
+// series. sinf would do it with a table in local memory for large angles, and __sinf is off by more than f32
+// rounding.
 DEV SinCos sin_cos(float angle) {
   constexpr double kTwoOverPi = 0.63661977236758134308, kHalfPi = 1.57079632679489655800;
   constexpr double kHalfPiRest = 6.12323399573676603587e-17;
@@ -66,7 +67,8 @@ extern "C" __global__ void __launch_bounds__(kEmbedThreads)
 }
 CUSIM_KERNEL(embed_bf16)
 
-// Block t writes row t of out[T, 2 * half]: the cosines of positions[t] * inv_freq, then the sines, times scale.
+// Block t writes row t of out[T, 2 * half]: the cosines of positions[t] * inv_freq, then the sines, times
+// scale.
 extern "C" __global__ void __launch_bounds__(kRotationThreads)
     rotations(float* out, const float* inv_freq, const uint32_t* positions, uint32_t half, float scale) {
   const float position = (float)positions[blockIdx.x];

@@ -1,8 +1,9 @@
-// out[m, n] = x[m, k] * w[n, k]^T + bias[n] on sm_80's means. kernels/README.md has the table of which kernel does what
-// m, n and k; src/kernels/cuda chooses by it.
+// out[m, n] = x[m, k] * w[n, k]^T + bias[n] on sm_80's means. kernels/README.md has the table of which kernel
+// does what m, n and k; src/kernels/cuda chooses by it.
 //   gemm_simt_*         any shape and alignment
 //   gemm_skinny_*_bf16  m <= 16: streams the weights past the tensor cores, no shared memory on the way
-//   gemm_tile_*_bf16    tiles through shared memory; n_splits parts of k go to partials, which gemm_reduce_bf16 adds up
+//   gemm_tile_*_bf16    tiles through shared memory; several parts of k go to partials
+//   gemm_reduce_bf16    adds up partials
 #include "params.cuh"
 #include "element.cuh"
 
@@ -48,8 +49,8 @@ template <class E> DEV void write_four(const GemmParams<E>& p, uint32_t row, uin
 
 constexpr uint32_t kSimtTile = 64, kSimtDepth = 16, kSimtThreads = 256;
 
-template <class E> DEV void simt_load(float (&tile)[kSimtDepth][kSimtTile + 4], const E* rows, uint32_t first_row,
-                                      uint32_t n_rows, uint32_t first_k, uint32_t k) {
+template <class E> DEV void simt_load(float (&tile)[kSimtDepth][kSimtTile + 4], const E* rows,
+                                      uint32_t first_row, uint32_t n_rows, uint32_t first_k, uint32_t k) {
   const uint32_t depth = threadIdx.x % kSimtDepth;
   for (uint32_t i = threadIdx.x / kSimtDepth; i < kSimtTile; i += kSimtThreads / kSimtDepth) {
     const bool inside = first_row + i < n_rows && first_k + depth < k;
@@ -57,7 +58,8 @@ template <class E> DEV void simt_load(float (&tile)[kSimtDepth][kSimtTile + 4], 
   }
 }
 
-// Block (i, j) does rows [64 j, ...) and columns [64 i, ...), a thread four by four; each sum is a chain over ascending k.
+// Block (i, j) does rows [64 j, ...) and columns [64 i, ...), a thread four by four; each sum is a chain over
+// ascending k.
 template <class E> DEV void gemm_simt(const GemmParams<E>& p) {
   __shared__ __align__(16) float xs[kSimtDepth][kSimtTile + 4];
   __shared__ __align__(16) float ws[kSimtDepth][kSimtTile + 4];
@@ -93,12 +95,14 @@ template <class E> DEV void gemm_simt(const GemmParams<E>& p) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kSimtThreads, 2) gemm_simt_f32(const __grid_constant__ GemmParams<float> p) {
+extern "C" __global__ void __launch_bounds__(kSimtThreads, 2)
+    gemm_simt_f32(const __grid_constant__ GemmParams<float> p) {
   gemm_simt(p);
 }
 CUSIM_KERNEL(gemm_simt_f32)
 
-extern "C" __global__ void __launch_bounds__(kSimtThreads, 2) gemm_simt_bf16(const __grid_constant__ GemmParams<bf16> p) {
+extern "C" __global__ void __launch_bounds__(kSimtThreads, 2)
+    gemm_simt_bf16(const __grid_constant__ GemmParams<bf16> p) {
   gemm_simt(p);
 }
 CUSIM_KERNEL(gemm_simt_bf16)
@@ -109,9 +113,9 @@ constexpr uint32_t kSkinnyWarps = 8, kSkinnyThreads = kSkinnyWarps * 32;
 // Inputs that one 16-byte load of each of the four lanes of a row covers: two products of depth 16.
 constexpr uint32_t kPiece = 32;
 
-// Adds 16 outputs times 8 rows of x over 32 inputs. Lane 4 r + t holds inputs [8 t, 8 t + 8) of outputs r (`low`) and
-// r + 8 (`high`) and of row r of x. The order of inputs in a product is free as long as both sides share it, so what a
-// lane has loaded at once takes the places that the fragments of two products want.
+// Adds 16 outputs times 8 rows of x over 32 inputs. Lane 4 r + t holds inputs [8 t, 8 t + 8) of outputs r
+// (`low`) and r + 8 (`high`) and of row r of x. The order of inputs in a product is free as long as both
+// sides share it, so what a lane has loaded at once takes the places that the fragments of two products want.
 DEV void skinny_product(float (&sum)[4], uint4 low, uint4 high, uint4 x) {
   const uint32_t a0[4] = {low.x, high.x, low.y, high.y}, a1[4] = {low.z, high.z, low.w, high.w};
   const uint32_t b0[2] = {x.x, x.y}, b1[2] = {x.z, x.w};
@@ -133,9 +137,10 @@ DEV void skinny_write(const GemmParams<bf16>& p, const float (&sums)[kSkinnyWarp
   }
 }
 
-// Block j does columns [16 kOuts j, ...) of all rows, at most 8 kRowSets. Its warps take turns at the inputs, each
-// kUnroll pieces at a time with all their loads under way before the first product; k and rows are aligned to 16 bytes.
-// Over the edges the last column or row is read once more, and what comes of it is dropped.
+// Block j does columns [16 kOuts j, ...) of all rows, at most 8 kRowSets. Its warps take turns at the inputs,
+// each kUnroll pieces at a time with all their loads under way before the first product; k and rows are
+// aligned to 16 bytes. Over the edges the last column or row is read once more, and what comes of it is
+// dropped.
 template <int kRowSets, int kOuts, int kUnroll> DEV void gemm_skinny(const GemmParams<bf16>& p) {
   __shared__ float shared_sums[kSkinnyWarps][8 * kRowSets][16 * kOuts + 1];
   const uint32_t warp = threadIdx.x / 32, lane_row = threadIdx.x % 32 / 4, lane_k = threadIdx.x % 4 * 8;
@@ -154,7 +159,8 @@ template <int kRowSets, int kOuts, int kUnroll> DEV void gemm_skinny(const GemmP
     for (int u = 0; u < kUnroll; ++u) {
       const bool inside = k + u * kPiece < p.k;
 #pragma unroll
-      for (int j = 0; j < 2 * kOuts; ++j) w[u][j] = inside ? load_streaming16(w_rows[j] + k + u * kPiece) : zero;
+      for (int j = 0; j < 2 * kOuts; ++j)
+        w[u][j] = inside ? load_streaming16(w_rows[j] + k + u * kPiece) : zero;
 #pragma unroll
       for (int i = 0; i < kRowSets; ++i)
         x[u][i] = inside ? *reinterpret_cast<const uint4*>(x_rows[i] + k + u * kPiece) : zero;
@@ -179,10 +185,11 @@ template <int kRowSets, int kOuts, int kUnroll> DEV void gemm_skinny(const GemmP
   skinny_write<8 * kRowSets, 16 * kOuts>(p, shared_sums);
 }
 
-#define GEMM_SKINNY(name, row_sets, outs, unroll)                                                                  \
-  extern "C" __global__ void __launch_bounds__(kSkinnyThreads, 2) name(const __grid_constant__ GemmParams<bf16> p) { \
-    gemm_skinny<row_sets, outs, unroll>(p);                                                                        \
-  }                                                                                                                \
+#define GEMM_SKINNY(name, row_sets, outs, unroll)                 \
+  extern "C" __global__ void __launch_bounds__(kSkinnyThreads, 2) \
+      name(const __grid_constant__ GemmParams<bf16> p) {          \
+    gemm_skinny<row_sets, outs, unroll>(p);                       \
+  }                                                               \
   CUSIM_KERNEL(name)
 GEMM_SKINNY(gemm_skinny_8x16_bf16, 1, 1, 4)
 GEMM_SKINNY(gemm_skinny_8x32_bf16, 1, 2, 4)
@@ -192,7 +199,8 @@ GEMM_SKINNY(gemm_skinny_16x32_bf16, 2, 2, 3)
 // ---- tiles through shared memory
 
 // Tile of out, its depth in inputs, how warps divide it, and how many depths are under way or in use.
-template <int kRows_, int kColumns_, int kDepth_, int kWarpRows_, int kWarpColumns_, int kStages_> struct TileShape {
+template <int kRows_, int kColumns_, int kDepth_, int kWarpRows_, int kWarpColumns_, int kStages_>
+struct TileShape {
   static constexpr int kRows = kRows_, kColumns = kColumns_, kDepth = kDepth_, kStages = kStages_;
   static constexpr int kWarpColumns = kWarpColumns_, kThreads = 32 * kWarpRows_ * kWarpColumns_;
   // Of a warp: fragments of 16 rows and of 8 columns.
@@ -204,8 +212,9 @@ template <int kRows_, int kColumns_, int kDepth_, int kWarpRows_, int kWarpColum
   static_assert(kThreads / kPieces % 8 == 0, "the pieces of a thread lie in rows of equal swizzle");
 };
 
-// Where piece `piece` of row `row` lies, in elements: pieces are permuted so that the eight rows of an ldmatrix matrix,
-// and eight neighbouring pieces of a copy, fall into different banks. A row of four pieces fills half of the banks.
+// Where piece `piece` of row `row` lies, in elements: pieces are permuted so that the eight rows of an
+// ldmatrix matrix, and eight neighbouring pieces of a copy, fall into different banks. A row of four pieces
+// fills half of the banks.
 template <class S> DEV uint32_t swizzled(uint32_t row, uint32_t piece) {
   const uint32_t turn = S::kPieces == 8 ? row % 8 : row / 2 % 4;
   return row * S::kDepth + (piece ^ turn) * 8;
@@ -215,10 +224,10 @@ template <class S> DEV uint32_t swizzled(uint32_t row, uint32_t piece) {
 template <class S, int kRows> struct TileSource {
   static constexpr uint32_t kRowStep = S::kThreads / S::kPieces;
   static_assert(kRows % kRowStep == 0, "");
-  const bf16* first;    // the piece of this thread in its first row
-  const bf16* valid;    // any address that may be named
-  uint32_t rows_left;   // from this thread's first row
-  uint32_t stride;      // elements
+  const bf16* first;   // the piece of this thread in its first row
+  const bf16* valid;   // any address that may be named
+  uint32_t rows_left;  // from this thread's first row
+  uint32_t stride;     // elements
 
   DEV TileSource(const bf16* matrix, uint32_t first_row, uint32_t n_rows, uint32_t k) {
     const uint32_t row = first_row + threadIdx.x / S::kPieces;
@@ -275,7 +284,8 @@ struct TilePlace {
   uint32_t row, column;
 };
 
-// Blocks in flight share eight bands of rows before they go on to the next columns, so that what they read stays in L2.
+// Blocks in flight share eight bands of rows before they go on to the next columns, so that what they read
+// stays in L2.
 template <class S> DEV TilePlace place_of(uint32_t index, uint32_t m, uint32_t n) {
   constexpr uint32_t kBand = 8;
   const uint32_t n_rows = (m + S::kRows - 1) / S::kRows, n_columns = (n + S::kColumns - 1) / S::kColumns;
@@ -285,15 +295,16 @@ template <class S> DEV TilePlace place_of(uint32_t index, uint32_t m, uint32_t n
 }
 
 // Multiplies inputs [k_begin, k_end) of the tile at `place`; k_begin is a multiple of kDepth.
-template <class S>
-DEV void multiply_tile(TileSums<S>& sums, const GemmParams<bf16>& p, TilePlace place, uint32_t k_begin, uint32_t k_end) {
+template <class S> DEV void multiply_tile(TileSums<S>& sums, const GemmParams<bf16>& p, TilePlace place,
+                                          uint32_t k_begin, uint32_t k_end) {
   DYN_SMEM(bf16, stages);
   const uint32_t warp = threadIdx.x / 32;
   const bf16* x_part = stages + warp / S::kWarpColumns * S::kRowFrags * 16 * S::kDepth;
   const bf16* w_part = stages + (S::kRows + warp % S::kWarpColumns * S::kColumnFrags * 8) * S::kDepth;
   const TileSource<S, S::kRows> x(p.x, place.row, p.m, p.k);
   const TileSource<S, S::kColumns> w(p.w, place.column, p.n, p.k);
-  // A group is committed for each depth, also for those past the end: the count of groups under way tells their age.
+  // A group is committed for each depth, also for those past the end: the count of groups under way tells
+  // their age.
   const auto copy = [&](uint32_t stage, uint32_t k0) {
     bf16* tile = stages + stage * S::kStageElements;
     if (k0 < k_end) {
@@ -315,8 +326,8 @@ DEV void multiply_tile(TileSums<S>& sums, const GemmParams<bf16>& p, TilePlace p
     for (int step = 0; step < S::kSteps; ++step) {
       const bool last = step + 1 == S::kSteps;
       if (last) {
-        // The next depth has arrived for all, and all have read the last fragments of this one, whose stage the next
-        // round of the loop fills anew.
+        // The next depth has arrived for all, and all have read the last fragments of this one, whose stage
+        // the next round of the loop fills anew.
         cp_async_wait<S::kStages - 2>();
         __syncthreads();
       }
@@ -358,7 +369,8 @@ template <class S> DEV void write_tile(const GemmParams<bf16>& p, const TileSums
   const uint32_t first_row = place.row + warp / S::kWarpColumns * S::kRowFrags * 16 + lane / kLanesPerRow;
   const uint32_t column = lane % kLanesPerRow * 4;
   const uint32_t out_column = place.column + warp % S::kWarpColumns * kColumns + column;
-  // Every copy has arrived, but a slower warp may still read the stages, for fragments that nobody multiplies.
+  // Every copy has arrived, but a slower warp may still read the stages, for fragments that nobody
+  // multiplies.
   __syncthreads();
   // One copy of the writes in the code, though each set of sums has registers of its own.
 #pragma unroll 1
@@ -379,8 +391,10 @@ template <class S> DEV void write_tile(const GemmParams<bf16>& p, const TileSums
 // Block (i, s) does tile i in the order of place_of, over part s of the depths.
 template <class S> DEV void gemm_tile(const GemmParams<bf16>& p) {
   const TilePlace place = place_of<S>(blockIdx.x, p.m, p.n);
-  const uint32_t n_depths = (p.k + S::kDepth - 1) / S::kDepth, part = (n_depths + p.n_splits - 1) / p.n_splits;
-  const uint32_t k_begin = min(blockIdx.y * part * S::kDepth, p.k), k_end = min(k_begin + part * S::kDepth, p.k);
+  const uint32_t n_depths = (p.k + S::kDepth - 1) / S::kDepth,
+                 part = (n_depths + p.n_splits - 1) / p.n_splits;
+  const uint32_t k_begin = min(blockIdx.y * part * S::kDepth, p.k),
+                 k_end = min(k_begin + part * S::kDepth, p.k);
   TileSums<S> sums = {};
   multiply_tile<S>(sums, p, place, k_begin, k_end);
   write_tile<S>(p.n_splits == 1 ? p : for_partial(p), sums, place);
@@ -391,11 +405,11 @@ using Tile64x128 = TileShape<64, 128, 64, 2, 2, 4>;
 using Tile128x128 = TileShape<128, 128, 32, 2, 2, 4>;
 using Tile128x256 = TileShape<128, 256, 32, 2, 4, 4>;
 
-#define GEMM_TILE(name, Shape, blocks)                                                 \
-  extern "C" __global__ void __launch_bounds__(Shape::kThreads, blocks)                \
-      name(const __grid_constant__ GemmParams<bf16> p) {                               \
-    gemm_tile<Shape>(p);                                                               \
-  }                                                                                    \
+#define GEMM_TILE(name, Shape, blocks)                                  \
+  extern "C" __global__ void __launch_bounds__(Shape::kThreads, blocks) \
+      name(const __grid_constant__ GemmParams<bf16> p) {                \
+    gemm_tile<Shape>(p);                                                \
+  }                                                                     \
   CUSIM_KERNEL(name)
 GEMM_TILE(gemm_tile_32x128_bf16, Tile32x128, 2)
 GEMM_TILE(gemm_tile_64x128_bf16, Tile64x128, 2)
@@ -408,8 +422,10 @@ DEV float4 load_partial(const float* from, uint32_t count) {
   return make_float4(from[0], from[min(1u, count - 1)], from[min(2u, count - 1)], from[min(3u, count - 1)]);
 }
 
-// Adds up partials[n_splits, m, n] in ascending order and writes. Block (i, j): row i, columns [1024 j, 1024 (j + 1)).
-extern "C" __global__ void __launch_bounds__(256, 4) gemm_reduce_bf16(const __grid_constant__ GemmParams<bf16> p) {
+// Adds up partials[n_splits, m, n] in ascending order and writes. Block (i, j): row i, columns [1024 j, 1024
+// (j + 1)).
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gemm_reduce_bf16(const __grid_constant__ GemmParams<bf16> p) {
   const uint32_t row = blockIdx.x, column = blockIdx.y * 1024 + threadIdx.x * 4;
   if (column >= p.n) return;
   const float* from = p.partials + (uint64_t)row * p.n + column;
@@ -417,7 +433,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) gemm_reduce_bf16(const __gr
   const uint32_t count = p.n % 4 == 0 ? 4 : p.n - column;
   float4 sum = load_partial(from, count);
 #pragma unroll 4
-  for (uint32_t split = 1; split < p.n_splits; ++split) sum = sum4(sum, load_partial(from + split * stride, count));
+  for (uint32_t split = 1; split < p.n_splits; ++split)
+    sum = sum4(sum, load_partial(from + split * stride, count));
   write_four(p, row, column, sum);
 }
 CUSIM_KERNEL(gemm_reduce_bf16)

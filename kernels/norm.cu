@@ -4,15 +4,16 @@
 
 // The register budget: 64 at the largest block, which is of ceil(width / 256) warps, at most 32.
 constexpr int kNormMaxThreads = 1024;
-// Pieces of four elements that a thread keeps in registers between the passes: with the block of that rule, a row of
-// 8192 is read once.
+// Pieces of four elements that a thread keeps in registers between the passes: with the block of that rule, a
+// row of 8192 is read once.
 constexpr int kKeptPieces = 2;
 
 DEV float squares(float4 v, float sum) {
   return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum))));
 }
 DEV float4 scaled(float4 v, float scale, float4 weight) {
-  return make_float4(v.x * scale * weight.x, v.y * scale * weight.y, v.z * scale * weight.z, v.w * scale * weight.w);
+  return make_float4(v.x * scale * weight.x, v.y * scale * weight.y, v.z * scale * weight.z,
+                     v.w * scale * weight.w);
 }
 
 // The sum over the block, in every thread; the order depends on the block's size only.
@@ -25,7 +26,9 @@ DEV float block_sum(float v) {
   return warp_sum(lane < blockDim.x / 32 ? warp_sums[lane] : 0.0f);
 }
 
-DEV float norm_scale(float squares, uint32_t width, float eps) { return rsqrtf(__fdividef(squares, (float)width) + eps); }
+DEV float norm_scale(float squares, uint32_t width, float eps) {
+  return rsqrtf(__fdividef(squares, (float)width) + eps);
+}
 
 template <class E>
 DEV void norm_row_by_fours(E* out, const float* x, const float* weight, uint32_t width, float eps) {
@@ -64,8 +67,8 @@ DEV void norm_row_by_ones(E* out, const float* x, const float* weight, uint32_t 
 }
 
 // Block i norms row rows[i] of x[*, width], or row i where rows is null, into row i of out.
-template <class E>
-DEV void rms_norm(E* out, const float* x, const uint32_t* rows, const float* weight, uint32_t width, float eps) {
+template <class E> DEV void rms_norm(E* out, const float* x, const uint32_t* rows, const float* weight,
+                                     uint32_t width, float eps) {
   x += (uint64_t)(rows ? rows[blockIdx.x] : blockIdx.x) * width;
   out += (uint64_t)blockIdx.x * width;
   if (width % 4 == 0 && aligned16(x) && aligned16(weight) && aligned16(out))
@@ -74,13 +77,15 @@ DEV void rms_norm(E* out, const float* x, const uint32_t* rows, const float* wei
 }
 
 extern "C" __global__ void __launch_bounds__(kNormMaxThreads, 1)
-    rms_norm_f32(float* out, const float* x, const uint32_t* rows, const float* weight, uint32_t width, float eps) {
+    rms_norm_f32(float* out, const float* x, const uint32_t* rows, const float* weight, uint32_t width,
+                 float eps) {
   rms_norm(out, x, rows, weight, width, eps);
 }
 CUSIM_KERNEL(rms_norm_f32)
 
 extern "C" __global__ void __launch_bounds__(kNormMaxThreads, 1)
-    rms_norm_bf16(bf16* out, const float* x, const uint32_t* rows, const float* weight, uint32_t width, float eps) {
+    rms_norm_bf16(bf16* out, const float* x, const uint32_t* rows, const float* weight, uint32_t width,
+                  float eps) {
   rms_norm(out, x, rows, weight, width, eps);
 }
 CUSIM_KERNEL(rms_norm_bf16)

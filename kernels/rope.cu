@@ -65,7 +65,8 @@ template <int kWidth> DEV void apply_norm(float (&v)[kWidth], float scale, const
   for (int j = 0; j < kWidth; ++j) v[j] = v[j] * scale * w[j];
 }
 
-template <int kWidth> DEV void turn(float (&low)[kWidth], float (&high)[kWidth], const float* cos, const float* sin) {
+template <int kWidth>
+DEV void turn(float (&low)[kWidth], float (&high)[kWidth], const float* cos, const float* sin) {
   float c[kWidth], s[kWidth];
   load_elements<kWidth>(c, cos);
   load_elements<kWidth>(s, sin);

@@ -68,9 +68,8 @@ bool launch(const std::string& kernel, dim3 grid, dim3 block, unsigned shared_by
 }
 
 // Checks |got - want| <= absolute + relative * |want| for each element.
-template <class E>
-void expect_close(const std::string& what, const E* got, const std::vector<double>& want, double absolute,
-                  double relative) {
+template <class E> void expect_close(const std::string& what, const E* got, const std::vector<double>& want,
+                                     double absolute, double relative) {
   for (size_t i = 0; i < want.size(); ++i) {
     const double value = f32(got[i]);
     if (std::abs(value - want[i]) <= absolute + relative * std::abs(want[i])) continue;

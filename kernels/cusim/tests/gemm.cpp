@@ -23,22 +23,23 @@ struct Plan {
 
 static uint32_t parts(uint32_t whole, uint32_t part) { return (whole + part - 1) / part; }
 
-static Plan skinny(Shape s, uint32_t rows, uint32_t columns) {
-  (void)s;
-  return {"gemm_skinny_" + std::to_string(rows) + "x" + std::to_string(columns) + "_bf16", 0, columns, 256, 0, 1};
+static Plan skinny(uint32_t rows, uint32_t columns) {
+  const std::string name = "gemm_skinny_" + std::to_string(rows) + "x" + std::to_string(columns) + "_bf16";
+  return {name, 0, columns, 256, 0, 1};
 }
 
 static Plan tile(uint32_t rows, uint32_t columns, uint32_t n_splits) {
-  const uint32_t shared_bytes = rows == 32 ? 81920 : columns == 256 || rows == 64 ? 98304 : 65536, threads = columns == 256 ? 256 : 128;
-  return {"gemm_tile_" + std::to_string(rows) + "x" + std::to_string(columns) + "_bf16",
-          rows, columns, threads, shared_bytes, n_splits};
+  const std::string name = "gemm_tile_" + std::to_string(rows) + "x" + std::to_string(columns) + "_bf16";
+  if (columns == 256) return {name, rows, columns, 256, 98304, n_splits};
+  return {name, rows, columns, 128, rows == 32 ? 81920u : rows == 64 ? 98304u : 65536u, n_splits};
 }
 
-static const Plan kSimtF32 = {"gemm_simt_f32", 64, 64, 256, 0, 1}, kSimtBf16 = {"gemm_simt_bf16", 64, 64, 256, 0, 1};
+static const Plan kSimtF32 = {"gemm_simt_f32", 64, 64, 256, 0, 1};
+static const Plan kSimtBf16 = {"gemm_simt_bf16", 64, 64, 256, 0, 1};
 
 static Plan chosen(Shape s, uint32_t n_multiprocessors) {
   if (s.k % 8 != 0) return kSimtBf16;
-  if (s.m <= 16) return skinny(s, s.m <= 8 ? 8 : 16, s.n < 4096 ? 16 : 32);
+  if (s.m <= 16) return skinny(s.m <= 8 ? 8 : 16, s.n < 4096 ? 16 : 32);
   if (s.m > 64 && parts(s.m, 128) * parts(s.n, 256) >= n_multiprocessors) return tile(128, 256, 1);
   const uint32_t rows = s.m <= 32 ? 32 : s.m <= 64 ? 64 : 128, tiles = parts(s.m, rows) * parts(s.n, 128);
   return tile(rows, 128, std::clamp(2 * n_multiprocessors / tiles, 1u, std::max(1u, s.k / 512)));
@@ -51,7 +52,10 @@ template <class E> struct Operands {
   std::vector<double> products;
 
   explicit Operands(Shape s)
-      : shape(s), x(normal<E>((size_t)s.m * s.k)), w(normal<E>((size_t)s.n * s.k)), bias(normal<float>(s.n)),
+      : shape(s),
+        x(normal<E>((size_t)s.m * s.k)),
+        w(normal<E>((size_t)s.n * s.k)),
+        bias(normal<float>(s.n)),
         residual(normal<float>((size_t)s.m * s.n)) {
     for (size_t i = 0; i < s.m; ++i)
       for (size_t j = 0; j < s.n; ++j) {
@@ -109,7 +113,8 @@ template <class E> static void check_writes(const Plan& plan, Shape shape) {
 }
 
 static void check_simt() {
-  for (const Shape shape : {Shape{1, 1, 1}, Shape{3, 70, 33}, Shape{65, 66, 17}, Shape{2, 64, 64}, Shape{67, 5, 40}}) {
+  for (const Shape shape :
+       {Shape{1, 1, 1}, Shape{3, 70, 33}, Shape{65, 66, 17}, Shape{2, 64, 64}, Shape{67, 5, 40}}) {
     check_writes<float>(kSimtF32, shape);
     check_writes<bf16>(kSimtBf16, shape);
   }
@@ -120,9 +125,9 @@ static void check_simt() {
 static void check_skinny() {
   for (const uint32_t columns : {16u, 32u}) {
     for (const Shape shape : {Shape{1, 1, 8}, Shape{8, 48, 1024}, Shape{5, 37, 1096}, Shape{7, 64, 2080}})
-      check_writes<bf16>(skinny(shape, 8, columns), shape);
+      check_writes<bf16>(skinny(8, columns), shape);
     for (const Shape shape : {Shape{9, 1, 8}, Shape{16, 48, 1024}, Shape{13, 37, 1096}, Shape{3, 33, 72}})
-      check_writes<bf16>(skinny(shape, 16, columns), shape);
+      check_writes<bf16>(skinny(16, columns), shape);
   }
 }
 
@@ -149,11 +154,12 @@ static void check_choice() {
   check(chosen(prefill.shape, 132), prefill, kStore, true);
   check(chosen(prefill.shape, 1), prefill, kStore, true);
   // Llama-3.1-8B's output projection on an H100.
-  const std::pair<uint32_t, std::string> want[] = {{1, "gemm_skinny_8x32_bf16"},   {16, "gemm_skinny_16x32_bf16"},
-                                                   {32, "gemm_tile_32x128_bf16"},  {64, "gemm_tile_64x128_bf16"},
-                                                   {512, "gemm_tile_128x128_bf16"}, {8192, "gemm_tile_128x256_bf16"}};
+  const std::pair<uint32_t, std::string> want[] = {
+      {1, "gemm_skinny_8x32_bf16"},  {16, "gemm_skinny_16x32_bf16"},  {32, "gemm_tile_32x128_bf16"},
+      {64, "gemm_tile_64x128_bf16"}, {512, "gemm_tile_128x128_bf16"}, {8192, "gemm_tile_128x256_bf16"}};
   for (const auto& [m, kernel] : want)
-    if (chosen({m, 4096, 4096}, 132).kernel != kernel) fail("choice", std::to_string(m) + " rows: not " + kernel);
+    if (chosen({m, 4096, 4096}, 132).kernel != kernel)
+      fail("choice", std::to_string(m) + " rows: not " + kernel);
 }
 
 int main() {

@@ -13,7 +13,9 @@
 
 using namespace arrays;
 
-template <class E> static std::string named(const char* kernel) { return std::string(kernel) + "_" + type_name<E>(); }
+template <class E> static std::string named(const char* kernel) {
+  return std::string(kernel) + "_" + type_name<E>();
+}
 
 template <class E> static void check_embed(uint32_t n_tokens, uint32_t vocab, uint32_t hidden, bool aligned) {
   const auto table = normal<E>((size_t)vocab * hidden);
@@ -59,26 +61,29 @@ template <class E> static void check_rms_norm(uint32_t n_rows, uint32_t width, b
   std::vector<double> want;
   for (const uint32_t row : rows) {
     double squares = 0.0;
-    for (uint32_t i = 0; i < width; ++i) squares += (double)x[(size_t)row * width + i] * x[(size_t)row * width + i];
+    for (uint32_t i = 0; i < width; ++i)
+      squares += (double)x[(size_t)row * width + i] * x[(size_t)row * width + i];
     const double scale = 1.0 / std::sqrt(squares / width + eps);
     for (uint32_t i = 0; i < width; ++i) want.push_back(x[(size_t)row * width + i] * scale * weight[i]);
   }
   auto out = poisoned<E>(want.size());
   const uint32_t warps = std::clamp((width + 255) / 256, 1u, 32u);
   launch(named<E>("rms_norm"), (unsigned)rows.size(), 32 * warps, 0, out.data(), x.data(),
-         picked ? (const uint32_t*)rows.data() : nullptr, (const float*)(aligned ? weight.data() : moved.data()), width,
-         eps);
+         picked ? (const uint32_t*)rows.data() : nullptr,
+         (const float*)(aligned ? weight.data() : moved.data()), width, eps);
   expect_close(named<E>("rms_norm") + " " + std::to_string(width), out.data(), want, 1e-7, rounding<E>());
 }
 
 template <class E> static void check_silu_mul(uint32_t n_tokens, uint32_t width, bool aligned) {
   auto gate_up = normal<E>((size_t)n_tokens * 2 * width, 4.0);
-  for (const double extreme : {-200.0, -90.0, 90.0, 200.0}) gate_up[any_of(0, width - 1)] = element<E>(extreme);
+  for (const double extreme : {-200.0, -90.0, 90.0, 200.0})
+    gate_up[any_of(0, width - 1)] = element<E>(extreme);
   Unaligned<E> moved(gate_up);
   std::vector<double> want;
   for (uint32_t t = 0; t < n_tokens; ++t)
     for (uint32_t i = 0; i < width; ++i) {
-      const double gate = f32(gate_up[(size_t)t * 2 * width + i]), up = f32(gate_up[(size_t)t * 2 * width + width + i]);
+      const double gate = f32(gate_up[(size_t)t * 2 * width + i]);
+      const double up = f32(gate_up[(size_t)t * 2 * width + width + i]);
       want.push_back(gate / (1.0 + std::exp(-gate)) * up);
     }
   auto out = poisoned<E>(want.size());
@@ -93,9 +98,9 @@ struct RopeCase {
 };
 
 // The head `index` of token t as it must come out.
-template <class E>
-static std::vector<double> turned_head(const RopeCase& c, const std::vector<E>& qkv, uint32_t t, uint32_t index,
-                                       const float* norm, const float* rotation, float eps) {
+template <class E> static std::vector<double> turned_head(const RopeCase& c, const std::vector<E>& qkv,
+                                                          uint32_t t, uint32_t index, const float* norm,
+                                                          const float* rotation, float eps) {
   const uint32_t half = c.head_dim / 2;
   std::vector<double> head(c.head_dim);
   double squares = 0.0;
@@ -128,9 +133,11 @@ template <class E> static void check_rope_store(const RopeCase& c) {
   const size_t kv_elements = (size_t)n_slots * c.n_kv_heads * c.head_dim;
   auto q = poisoned<E>((size_t)c.n_tokens * c.n_heads * c.head_dim), k = poisoned<E>(kv_elements);
   auto v = poisoned<E>(kv_elements);
-  const RopeStoreParams<E> params = {
-      q.data(), k.data(), v.data(), qkv.data(), c.normed ? q_norm.data() : nullptr, c.normed ? k_norm.data() : nullptr,
-      rotations.data(), slots.data(), c.n_heads, c.n_kv_heads, c.head_dim, eps};
+  RopeStoreParams<E> params = {};
+  params.q = q.data(), params.k_pool = k.data(), params.v_pool = v.data(), params.qkv = qkv.data();
+  if (c.normed) params.q_norm = q_norm.data(), params.k_norm = k_norm.data();
+  params.rotations = rotations.data(), params.slots = slots.data(), params.eps = eps;
+  params.n_heads = c.n_heads, params.n_kv_heads = c.n_kv_heads, params.head_dim = c.head_dim;
   const std::string name = named<E>("rope_store");
   if (!launch(name, dim3(c.n_tokens, (n_all + 15) / 16), 128, 0, params)) return;
   std::vector<bool> stored(n_slots, false);
@@ -150,7 +157,8 @@ template <class E> static void check_rope_store(const RopeCase& c) {
     }
   for (uint32_t slot = 0; slot < n_slots; ++slot)
     for (size_t i = 0; i < c.n_kv_heads * c.head_dim && !stored[slot]; ++i)
-      if (!std::isnan(f32(k[slot * c.n_kv_heads * c.head_dim + i]))) fail(name, "a slot of no token was written");
+      if (!std::isnan(f32(k[slot * c.n_kv_heads * c.head_dim + i])))
+        fail(name, "a slot of no token was written");
 }
 
 template <class E> static void check_all() {
@@ -173,6 +181,7 @@ template <class E> static void check_all() {
 int main() {
   check_all<float>();
   check_all<bf16>();
-  for (const uint32_t half : {1u, 4u, 32u, 48u, 64u, 128u}) check_rotations(half, half == 48 ? 1.1875f : 1.0f);
+  for (const uint32_t half : {1u, 4u, 32u, 48u, 64u, 128u})
+    check_rotations(half, half == 48 ? 1.1875f : 1.0f);
   return report("pointwise");
 }
