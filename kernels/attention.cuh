@@ -11,7 +11,9 @@ constexpr uint32_t kMaxHeadDim = 256;
 DEV float minus_infinity() { return __uint_as_float(0xff800000u); }
 DEV uint32_t ceil_div(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
 DEV uint32_t lane() { return threadIdx.x % kWarpSize; }
-DEV uint32_t warp() { return threadIdx.x / kWarpSize; }
+// From lane 0, so that the compiler knows it as one number for the warp and what depends on it as no divergence. Whole
+// warps call it.
+DEV uint32_t warp() { return __shfl_sync(0xffffffffu, threadIdx.x / kWarpSize, 0); }
 
 DEV float to_float(float x) { return x; }
 DEV float to_float(bf16 x) { return f32(x); }
@@ -50,6 +52,18 @@ template <class E> DEV PageWalk page_walk(const AttendParams<E>& p, uint32_t row
   return {p.page_table + (uint64_t)row * p.table_stride, p.page_size, power_of_two ? __ffs(p.page_size) - 1 : -1};
 }
 
+// One head's rows of a pool, by slot.
+struct HeadRows {
+  const char* first;
+  uint32_t stride;  // bytes
+
+  DEV const char* row(uint32_t slot) const { return first + (uint64_t)slot * stride; }
+};
+
+template <class E> DEV HeadRows head_rows(const AttendParams<E>& p, const E* pool, uint32_t kv_head) {
+  return {reinterpret_cast<const char*>(pool + kv_head * p.head_dim), p.n_kv_heads * p.head_dim * (uint32_t)sizeof(E)};
+}
+
 // ---- tiles of bf16 rows in shared memory, 16-byte chunks swizzled
 
 // What the chunks of a row are flipped by. Eight rows of one chunk column (what ldmatrix reads) and eight chunks of one row
@@ -59,26 +73,52 @@ template <uint32_t D> DEV uint32_t flip(uint32_t row) { return D == 96 ? row / 2
 
 template <uint32_t D> DEV uint32_t swizzled(uint32_t row, uint32_t chunk) { return row * D + (chunk ^ flip<D>(row)) * 8; }
 
-// The chunk that a thread copies in pass i of a copy of whole rows by kThreads threads. Rows stay together for coalescing,
-// and from pass to pass a thread's rows are such that its swizzle changes by constants only: that saves registers.
-struct Chunk {
-  uint32_t row, column;
-};
-template <uint32_t D, uint32_t kThreads> DEV Chunk chunk_of(uint32_t i, uint32_t thread, uint32_t n_rows) {
-  constexpr uint32_t kColumns = D / 8;
-  if constexpr (D == 96) {  // three passes are whole rows, a multiple of eight
-    const uint32_t at = i % 3 * kThreads + thread;
-    return {at / kColumns + i / 3 * (3 * kThreads / kColumns), at % kColumns};
-  } else {
-    return {i + thread / kColumns * (n_rows * kColumns / kThreads), thread % kColumns};
+// Copies rows of bf16 from the pool into a swizzled tile: kThreads threads, kRows rows, 16 bytes at once. Rows stay together
+// for coalescing; from pass to pass a thread's row changes by a constant, and so does its swizzle: that saves registers.
+template <uint32_t D, uint32_t kThreads, uint32_t kRows> struct RowCopy {
+  static constexpr uint32_t kColumns = D / 8;  // chunks of a row
+  static constexpr uint32_t kPasses = kRows * kColumns / kThreads;
+  static_assert(kRows * kColumns % kThreads == 0 && (D != 96 || kPasses % 3 == 0), "whole passes");
+
+  // Of a thread in pass i. With 12 chunks in a row three passes make whole rows, a multiple of eight.
+  static DEV uint32_t row(uint32_t thread, uint32_t i) {
+    if constexpr (D == 96) return (i % 3 * kThreads + thread) / kColumns + i / 3 * (3 * kThreads / kColumns);
+    return thread / kColumns * kPasses + i;
   }
-}
+  static DEV uint32_t column(uint32_t thread, uint32_t i) {
+    return D == 96 ? (i % 3 * kThreads + thread) % kColumns : thread % kColumns;
+  }
+
+  // Rows from n_left on become zeros, unread.
+  static DEV void copy(uint32_t thread, smem_addr to, const HeadRows& from, const uint32_t (&slots)[kPasses],
+                       uint32_t n_left) {
+    if constexpr (D == 96) {
+#pragma unroll
+      for (uint32_t i = 0; i < kPasses; ++i) {
+        const uint32_t r = row(thread, i), c = column(thread, i);
+        cp_async16(to + swizzled<D>(r, c) * sizeof(bf16), from.row(slots[i]) + c * 16, r < n_left);
+      }
+    } else {
+      const uint32_t first = row(thread, 0), c = column(thread, 0);
+      const HeadRows chunks = {opaque(from.first + c * 16), from.stride};
+      const smem_addr at = to + swizzled<D>(first, c) * sizeof(bf16);  // first is a multiple of 4 at least
+      const int left = (int)n_left - (int)first;
+#pragma unroll
+      for (uint32_t i = 0; i < kPasses; ++i)
+        cp_async16((at ^ (i % 8 * 16)) + i * D * sizeof(bf16), chunks.row(slots[i]), (int)i < left);
+    }
+  }
+};
 
 // ---- fragments of mma.m16n8k16
 
-// Byte offset in a tile of the 16 bytes that a lane hands to ldmatrix for rows 0 .. 16, columns 0 .. 16. Every fragment is
-// fetched with it, so that the offsets of all steps are shared.
+// Byte offset in a tile of the 16 bytes that a lane hands to ldmatrix for rows 0 .. 16, columns 0 .. 16, in the order in
+// which the fragments of Q and V want the four matrices. Those of K want the second and third exchanged: a product takes
+// pairs of adjacent registers.
 template <uint32_t D> DEV uint32_t lane_offset() { return swizzled<D>(lane() % 16, lane() / 16) * sizeof(bf16); }
+template <uint32_t D> DEV uint32_t key_offset() {
+  return swizzled<D>(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2) * sizeof(bf16);
+}
 
 // The same for columns 16 k .. 16 k + 16: as tiles begin at multiples of their row, this touches only the chunk's bits.
 template <uint32_t D> DEV smem_addr step_columns(smem_addr offset, uint32_t k) {
@@ -95,7 +135,7 @@ template <uint32_t D> DEV void load_rows(uint32_t (&a)[4], smem_addr tile, smem_
 template <uint32_t D> DEV void load_keys(uint32_t (&b)[2][2], smem_addr tile, smem_addr offset, uint32_t k) {
   uint32_t r[4];
   ldmatrix_x4(r, tile + step_columns<D>(offset, k));
-  b[0][0] = r[0], b[0][1] = r[2], b[1][0] = r[1], b[1][1] = r[3];
+  b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
 }
 
 // B of P V: 16 keys, columns 16 n .. +16 as two tiles of eight.

@@ -100,8 +100,7 @@ template <uint32_t D> struct Shape {
 template <uint32_t D> struct Stream {
   using S = Shape<D>;
   PageWalk walk;
-  const bf16 *k, *v;      // of the head, slot 0
-  uint32_t slot_stride;   // elements
+  HeadRows k, v;
   uint32_t first, n_keys;
   smem_addr stages;       // of this warp
 
@@ -115,16 +114,14 @@ template <uint32_t D> struct Stream {
   }
 
   // Commits a group even if there is no such block: the waits count groups.
-  DEV void copy(const bf16* pool, smem_addr to, uint32_t block, uint32_t slot) const {
+  DEV void copy(const HeadRows& from, smem_addr to, uint32_t block, uint32_t slot) const {
+    using Copy = RowCopy<D, kWarpSize, S::kKeys>;
     if (block * S::kKeys < n_keys) {
-      const uint32_t n_left = n_keys - block * S::kKeys;
+      const uint32_t thread = opaque(lane());
+      uint32_t slots[Copy::kPasses];
 #pragma unroll
-      for (uint32_t i = 0; i < S::kPiece / 8 / kWarpSize; ++i) {
-        const Chunk c = chunk_of<D, kWarpSize>(i, lane(), S::kKeys);
-        const uint32_t row_slot = __shfl_sync(0xffffffffu, slot, c.row);
-        const bf16* from = pool + (uint64_t)row_slot * slot_stride + c.column * 8;
-        cp_async16(to + swizzled<D>(c.row, c.column) * sizeof(bf16), from, c.row < n_left);
-      }
+      for (uint32_t i = 0; i < Copy::kPasses; ++i) slots[i] = __shfl_sync(0xffffffffu, slot, Copy::row(thread, i));
+      Copy::copy(thread, to, from, slots, n_keys - block * S::kKeys);
     }
     cp_async_commit();
   }
@@ -133,7 +130,7 @@ template <uint32_t D> struct Stream {
 // The queries of a block as the A operand of each step; D = 256 leaves no registers for them and keeps a tile.
 template <uint32_t D> struct Queries {
   uint32_t a[Shape<D>::kQueriesInRegisters ? D / 16 : 1][4];
-  smem_addr tile;
+  smem_addr tile;  // where the lane begins in it
 
   DEV void read(const bf16* q, uint32_t n_rows) {
     const uint32_t row = lane() / 4, column = lane() % 4 * 2;
@@ -153,40 +150,39 @@ template <uint32_t D> struct Queries {
       cp_async16(to + swizzled<D>(row, chunk) * sizeof(bf16), from, row < n_rows);
     }
     cp_async_commit();
-    tile = to;
+    tile = to + lane_offset<D>();
   }
-  DEV void step(uint32_t (&out)[4], uint32_t offset, uint32_t k) const {
+  DEV void step(uint32_t (&out)[4], uint32_t k) const {
     if constexpr (Shape<D>::kQueriesInRegisters) {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) out[i] = a[k][i];
     } else {
-      load_rows<D>(out, tile, offset, k);
+      load_rows<D>(out, 0, tile, k);
     }
   }
 };
 
-template <uint32_t D>
-DEV void score(float (&s)[2][4], const Queries<D>& queries, smem_addr keys, uint32_t offset) {
+// `keys` and `values` below are where a lane begins in a piece.
+template <uint32_t D> DEV void score(float (&s)[2][4], const Queries<D>& queries, smem_addr keys) {
 #pragma unroll
   for (uint32_t j = 0; j < 2; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
 #pragma unroll
   for (uint32_t k = 0; k < D / 16; ++k) {
     uint32_t a[4], b[2][2];
-    queries.step(a, offset, k);
-    load_keys<D>(b, 0, keys + offset, k);
+    queries.step(a, k);
+    load_keys<D>(b, 0, keys, k);
     mma_m16n8k16(s[0], a, b[0]);
     mma_m16n8k16(s[1], a, b[1]);
   }
 }
 
-template <uint32_t D>
-DEV void add_values(Attended<D>& attended, const float (&s)[2][4], smem_addr values, uint32_t offset) {
+template <uint32_t D> DEV void add_values(Attended<D>& attended, const float (&s)[2][4], smem_addr values) {
   uint32_t a[4];
   pack_weights(a, s[0], s[1]);
 #pragma unroll
   for (uint32_t n = 0; n < D / 16; ++n) {
     uint32_t b[2][2];
-    load_values<D>(b, 0, values + offset, n);
+    load_values<D>(b, 0, values, n);
     mma_m16n8k16(attended.o[2 * n], a, b[0]);
     mma_m16n8k16(attended.o[2 * n + 1], a, b[1]);
   }
@@ -208,16 +204,17 @@ DEV void attend_stream(Attended<D>& attended, Queries<D>& queries, const Stream<
   constexpr uint32_t kAhead = S::kStages * S::kWarps;
   constexpr int kPending = 2 * S::kStages - 1;
   if constexpr (!S::kQueriesInRegisters) queries.copy_tile(query_tile, q, n_rows);
+  const uint32_t own = warp();
   uint32_t slots[S::kStages];
 #pragma unroll
-  for (uint32_t i = 0; i < S::kStages; ++i) slots[i] = stream.find_slot(warp() + i * S::kWarps);
+  for (uint32_t i = 0; i < S::kStages; ++i) slots[i] = stream.find_slot(own + i * S::kWarps);
 #pragma unroll 1
   for (uint32_t i = 0; i < S::kStages; ++i) {
     const uint32_t slot = i == 0 ? slots[0] : i == 1 ? slots[1] : slots[S::kStages - 1];
-    stream.copy(stream.k, stream.piece(i, 0), warp() + i * S::kWarps, slot);
-    stream.copy(stream.v, stream.piece(i, 1), warp() + i * S::kWarps, slot);
+    stream.copy(stream.k, stream.piece(i, 0), own + i * S::kWarps, slot);
+    stream.copy(stream.v, stream.piece(i, 1), own + i * S::kWarps, slot);
   }
-  uint32_t slot = stream.find_slot(warp() + kAhead);
+  uint32_t slot = stream.find_slot(own + kAhead);
   if constexpr (S::kQueriesInRegisters) {
     queries.read(q, n_rows);
   } else {
@@ -225,20 +222,20 @@ DEV void attend_stream(Attended<D>& attended, Queries<D>& queries, const Stream<
     __syncthreads();
   }
   attended.clear();
-  const uint32_t offset = lane_offset<D>();
+  const uint32_t keys_at = key_offset<D>(), values_at = lane_offset<D>();
   uint32_t stage = 0;
-  for (uint32_t block = warp(); block * S::kKeys < stream.n_keys; block += S::kWarps) {
+  for (uint32_t block = own; block * S::kKeys < stream.n_keys; block += S::kWarps) {
     float s[2][4];
     cp_async_wait<kPending>();
     __syncwarp();
-    score<D>(s, queries, stream.piece(stage, 0), offset);
+    score<D>(s, queries, stream.piece(stage, 0) + keys_at);
     __syncwarp();
     stream.copy(stream.k, stream.piece(stage, 0), block + kAhead, slot);
     if ((block + 1) * S::kKeys > stream.n_keys) mask_end(s, stream.n_keys - block * S::kKeys);
     attended.weigh(s, scale_log2);
     cp_async_wait<kPending>();
     __syncwarp();
-    add_values<D>(attended, s, stream.piece(stage, 1), offset);
+    add_values<D>(attended, s, stream.piece(stage, 1) + values_at);
     __syncwarp();
     stream.copy(stream.v, stream.piece(stage, 1), block + kAhead, slot);
     slot = stream.find_slot(block + kAhead + S::kWarps);
@@ -251,7 +248,7 @@ DEV void attend_stream(Attended<D>& attended, Queries<D>& queries, const Stream<
 // Leaves the warp's share in its stages, which nothing reads any more.
 template <uint32_t D>
 DEV void leave_share(const Attended<D>& attended, float* share, WarpSums<Shape<D>::kWarps, 16>& sums) {
-  const uint32_t row = lane() / 4, column = lane() % 4 * 2;
+  const uint32_t row = lane() / 4, column = lane() % 4 * 2, w = warp();
 #pragma unroll
   for (uint32_t j = 0; j < D / 8; ++j)
 #pragma unroll
@@ -263,8 +260,8 @@ DEV void leave_share(const Attended<D>& attended, float* share, WarpSums<Shape<D
   for (uint32_t h = 0; h < 2; ++h) {
     const float sum = quad_sum(attended.sum[h]);
     if (lane() % 4 != 0) continue;
-    sums.max[warp()][row + 8 * h] = attended.max[h];
-    sums.sum[warp()][row + 8 * h] = sum;
+    sums.max[w][row + 8 * h] = attended.max[h];
+    sums.sum[w][row + 8 * h] = sum;
   }
 }
 
@@ -307,8 +304,9 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
   const uint32_t kv_head = blockIdx.x / parts, first_row = blockIdx.x % parts * S::kRows;
   const uint32_t first_head = kv_head * group + first_row, n_rows = min(group - first_row, S::kRows);
   bf16* stages = shared + warp() * S::kWarpElements;
-  const Stream<D> stream = {page_walk(p, work.segment.row), p.k_pool + kv_head * D, p.v_pool + kv_head * D,
-                            p.n_kv_heads * D, work.keys.begin, work.keys.end - work.keys.begin, smem_of(stages)};
+  const Stream<D> stream = {page_walk(p, work.segment.row), head_rows(p, p.k_pool, kv_head),
+                            head_rows(p, p.v_pool, kv_head), work.keys.begin,
+                            work.keys.end - work.keys.begin, smem_of(stages)};
   const bf16* q = p.q + ((uint64_t)work.segment.first_token * p.n_heads + first_head) * D;
   Attended<D> attended;
   Queries<D> queries;
@@ -329,15 +327,16 @@ template <class E> DEV void attend_plain(const AttendParams<E>& p) {
   const Work work = find_work(p);
   if (work.n_splits == 0) return;
   const uint32_t head = blockIdx.x, kv_head = head / (p.n_heads / p.n_kv_heads);
+  const uint32_t own = warp();
   const PageWalk walk = page_walk(p, work.segment.row);
-  plain_load_query(p, scratch[warp()], work.segment.first_token, head);
+  plain_load_query(p, scratch[own], work.segment.first_token, head);
   PlainAttended a;
   a.clear();
-  for (uint32_t first = work.keys.begin + warp() * kWarpSize; first < work.keys.end; first += kWarps * kWarpSize)
-    plain_attend_32(p, walk, scratch[warp()], a, kv_head, first, work.keys.end);
+  for (uint32_t first = work.keys.begin + own * kWarpSize; first < work.keys.end; first += kWarps * kWarpSize)
+    plain_attend_32(p, walk, scratch[own], a, kv_head, first, work.keys.end);
 #pragma unroll
-  for (uint32_t j = 0; j < PlainAttended::kDims; ++j) shares[warp()][lane() + j * kWarpSize] = a.o[j];
-  if (lane() == 0) sums.max[warp()][0] = a.max, sums.sum[warp()][0] = a.sum;
+  for (uint32_t j = 0; j < PlainAttended::kDims; ++j) shares[own][lane() + j * kWarpSize] = a.o[j];
+  if (lane() == 0) sums.max[own][0] = a.max, sums.sum[own][0] = a.sum;
   __syncthreads();
   float factors[kWarps];
   const Merged merged = merge<kWarps, 1>(sums, 0, factors);
