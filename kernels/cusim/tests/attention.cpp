@@ -277,6 +277,9 @@ void prefill_cases() {
     prefill_rows_of<bf16>({head_dim, 1, 1, 1, 0, 1, 1.f}, {{0, 150}, {64, 64}});
     prefill_rows_of<bf16>({head_dim, 7, 1, 32, 50, 1, 6.f}, {{100, 37}, {0, 70}});
     prefill_rows_of<bf16>({head_dim, 2, 2, 64, 1, 1, 1.f}, {{10, 70}});
+    // Blocks of which one query must not see one key, the last or the first.
+    prefill_rows_of<bf16>({head_dim, 2, 1, 16, 0, 1, 1.f}, {{62, 2}});
+    prefill_rows_of<bf16>({head_dim, 2, 1, 16, 100, 1, 1.f}, {{200, 2}});
     for (int i = 0; i < 3; ++i)
       prefill_rows_of<bf16>(random_shape(head_dim), {{below(150), 1 + below(40)}, {below(2) * 16, 1 + below(80)}});
   }
