@@ -44,6 +44,11 @@ template <class E> struct AttendParams {
   float scale_log2;            // factor on scores, times log2(e)
 };
 
+// Tiles of prefill: a tile of the tensor-core kernels holds this many pairs of a query and a head of its group, so
+// floor(prefill_rows(head_dim) / group) queries; one of attend_prefill_generic_* holds kPlainTileQueries queries.
+__host__ __device__ constexpr uint32_t prefill_rows(uint32_t head_dim) { return head_dim <= 128 ? 128 : 64; }
+constexpr uint32_t kPlainTileQueries = 16;
+
 enum GemmWrite : uint32_t {
   kStore = 0,     // out is E
   kStoreF32 = 1,  // out is float
