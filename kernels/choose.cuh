@@ -1,0 +1,451 @@
+// The draw of one row by one block: walks the kept tokens by id, or by rank without sorting the vocabulary.
+#pragma once
+#include "weights.cuh"
+
+constexpr uint32_t kChooseThreads = 512;
+constexpr uint32_t kMaxSorted = 1024;
+static_assert(kChooseThreads == kClasses && 2 * kChooseThreads == kMaxSorted, "one class and two sorted tokens a thread");
+
+constexpr uint64_t kBitsOfInfinity = 0x7ff0000000000000ull;
+constexpr uint64_t kAllBits = ~0ull;
+
+// Weights in `low..high` (as bits), of which `count` are in the row, and what ranks before them.
+struct Range {
+  uint64_t low, high;
+  double mass_before;
+  uint32_t count, count_before;
+};
+
+// The first token in rank order with which there are `count` tokens, or more than `mass`.
+struct Goal {
+  uint32_t count;
+  double mass;
+};
+
+// A token, and the mass of the tokens up to it in rank order.
+struct Located {
+  uint32_t token;
+  double mass;
+};
+
+struct ChooseShared {
+  WeightBins bins;
+  uint64_t keys[kMaxSorted];      // bits of weights
+  double prefix[kMaxSorted];      // sums of weights, or weights by id
+  uint32_t tokens[kMaxSorted];
+  uint32_t marks[kMarkWords];
+  double sums_of_warps[32];
+  uint32_t counts_of_warps[32];
+  Range range;
+  double before;
+  uint32_t any, first, last, n_sorted, token;
+};
+
+struct Chooser {
+  const SampleParams& p;
+  ChooseShared& shared;
+  Filters filters;
+  Weights weights;
+  Edits edits;
+  const double* block_sums;
+  const ClassSum* classes;
+  double draw;
+
+  DEV uint32_t n_blocks() const { return (p.vocab + kSumBlock - 1) / kSumBlock; }
+
+  // `value` if any thread has one, the lowest of them; else kNone. All threads call it and get it.
+  DEV uint32_t lowest(bool has_value, uint32_t value) {
+    __syncthreads();
+    if (threadIdx.x == 0) shared.first = kNone;
+    __syncthreads();
+    if (has_value) atomicMin(&shared.first, value);
+    __syncthreads();
+    return shared.first;
+  }
+
+  // What thread 0 computes, for all threads.
+  template <class Compute> DEV uint32_t of_thread_0(Compute compute) {
+    __syncthreads();
+    if (threadIdx.x == 0) shared.token = compute();
+    __syncthreads();
+    return shared.token;
+  }
+
+  // ---- by id: no filter but min_p
+
+  DEV double weight_by_id(uint32_t token) const {
+    Edits unmarked = edits;
+    unmarked.marks = nullptr;
+    const double weight = weights.of(edited(unmarked, token, weights.row[token]));
+    return weight >= filters.min_weight ? weight : 0.0;
+  }
+
+  DEV uint32_t by_id() {
+    const uint32_t per_thread = (n_blocks() + kChooseThreads - 1) / kChooseThreads;
+    const uint32_t end = min((threadIdx.x + 1) * per_thread, n_blocks());
+    uint32_t block = min(threadIdx.x * per_thread, end);
+    double own = 0.0, before, mass;
+    for (uint32_t b = block; b < end; ++b) own += block_sums[b];
+    const double through = block_scan(own, shared.sums_of_warps, before, mass);
+    const double target = mul_rn(draw, mass), slack = p.tie_margin * mass;
+    const bool is_owner = lowest(through > target, threadIdx.x) == threadIdx.x;
+    __syncthreads();
+    if (threadIdx.x == 0) shared.last = kNone;
+    __syncthreads();
+    if (is_owner) {
+      for (; block + 1 < end && before + block_sums[block] <= target; ++block) before += block_sums[block];
+      shared.last = block;
+      shared.before = before;
+    }
+    __syncthreads();
+    block = shared.last;
+    if (block != kNone) {
+      const uint32_t token = block * kSumBlock + threadIdx.x;
+      if (threadIdx.x < kSumBlock) shared.prefix[threadIdx.x] = token < p.vocab ? weight_by_id(token) : 0.0;
+      __syncthreads();
+      const uint32_t found = of_thread_0([&] { return walk_block(block, target, slack); });
+      if (found != kNone) return found;
+    }
+    return of_thread_0([&] { return by_id_in_order(); });
+  }
+
+  // Returns kNone if a boundary is too near to the target to trust these sums.
+  DEV uint32_t walk_block(uint32_t block, double target, double slack) const {
+    double before = shared.before;
+    bool is_far = block == 0 || target - before > slack;
+    for (uint32_t i = 0; i < kSumBlock; ++i) {
+      const double through = before + shared.prefix[i];
+      if (through > target) return is_far && through - target > slack ? block * kSumBlock + i : kNone;
+      before = through;
+      is_far = target - before > slack;
+    }
+    return kNone;
+  }
+
+  // filter.rs to the letter; one thread.
+  DEV uint32_t by_id_in_order() const {
+    const double target = mul_rn(draw, total_in_order());
+    double before = 0.0;
+    for (uint32_t block = 0; block < n_blocks(); ++block) {
+      const double end = add_rn(before, block_sums[block]);
+      double cumulated = before;
+      const uint32_t first = block * kSumBlock, last = min(first + kSumBlock, p.vocab);
+      for (uint32_t token = first; end > target && token < last; ++token) {
+        cumulated = add_rn(cumulated, weight_by_id(token));
+        if (cumulated > target) return token;
+      }
+      before = end;
+    }
+    uint32_t token = p.vocab - 1;
+    while (token > 0 && !(weight_by_id(token) > 0.0)) --token;
+    return token;
+  }
+
+  DEV double total_in_order() const {
+    double total = 0.0;
+    for (uint32_t block = 0; block < n_blocks(); ++block) total = add_rn(total, block_sums[block]);
+    return total;
+  }
+
+  // ---- by rank
+
+  DEV double total_in_parallel() {
+    double own = 0.0, before, total;
+    for (uint32_t block = threadIdx.x; block < n_blocks(); block += kChooseThreads) own += block_sums[block];
+    block_scan(own, shared.sums_of_warps, before, total);
+    return total;
+  }
+
+  DEV uint32_t by_rank() {
+    const double total = filters.has_nucleus ? total_in_parallel() : double_of(kBitsOfInfinity);
+    const double limit = mul_rn(filters.top_p, total);
+    // Sums in rank order come out another way, by far less.
+    find_class(Goal{filters.top_k, limit * (1.0 + 1e-9)});
+    const Range last = shared.range;
+    if (last.count_before + last.count <= kMaxSorted) {
+      sort(last.low, kAllBits);
+      return among_sorted(limit, total);
+    }
+    return among_many(limit);
+  }
+
+  // All that can be kept is sorted: the draw of filter.rs.
+  DEV uint32_t among_sorted(double limit, double total) {
+    const uint32_t n = min(shared.n_sorted, filters.top_k);
+    sum_sorted(1.0);
+    const uint32_t found = among_sums(n, limit, total);
+    return found != kNone ? found : of_thread_0([&] { return by_rank_in_order(n); });
+  }
+
+  // Returns kNone if a boundary is too near to trust these sums.
+  DEV uint32_t among_sums(uint32_t n, double limit, double total) {
+    const double* through = shared.prefix;
+    const uint32_t a = 2 * threadIdx.x, b = a + 1;
+    uint32_t kept = n;
+    if (filters.has_nucleus) {
+      const uint32_t crossing = through[a] > limit ? a : b;
+      const bool crosses = (a < n && through[a] > limit) || (b < n && through[b] > limit);
+      const uint32_t last = lowest(crosses, crossing);
+      kept = last == kNone ? n : last + 1;
+      const double slack = p.tie_margin * total;
+      if (kept < n && !(through[kept - 1] - limit > slack)) return kNone;
+      if (kept > 1 && !(limit - through[kept - 2] > slack)) return kNone;
+    }
+    const double mass = through[kept - 1], target = mul_rn(draw, mass), slack = p.tie_margin * mass;
+    const bool crosses = (a < kept && through[a] > target) || (b < kept && through[b] > target);
+    const uint32_t found = lowest(crosses, through[a] > target ? a : b);
+    if (found == kNone || !(through[found] - target > slack)) return kNone;
+    if (found > 0 && !(target - through[found - 1] > slack)) return kNone;
+    return shared.tokens[found];
+  }
+
+  // filter.rs to the letter; one thread.
+  DEV uint32_t by_rank_in_order(uint32_t n) const {
+    const double infinity = double_of(kBitsOfInfinity);
+    const double limit = filters.has_nucleus ? mul_rn(filters.top_p, total_in_order()) : infinity;
+    double mass = 0.0;
+    uint32_t kept = 0;
+    for (; kept < n && mass <= limit; ++kept) mass = add_rn(mass, double_of(shared.keys[kept]));
+    const double target = mul_rn(draw, mass);
+    double cumulated = 0.0;
+    for (uint32_t i = 0; i + 1 < kept; ++i) {
+      cumulated = add_rn(cumulated, double_of(shared.keys[i]));
+      if (cumulated > target) return shared.tokens[i];
+    }
+    return shared.tokens[kept - 1];
+  }
+
+  // More can be kept than is worth sorting: the last kept token and the drawn one are located by ever finer bins.
+  DEV uint32_t among_many(double limit) {
+    const Goal end{filters.top_k, limit};
+    // If nothing is dropped, the search left the mass of all classes.
+    const double mass = find_class(end) ? locate(end).mass : shared.before;
+    return locate(Goal{kNone, mul_rn(draw, mass)}).token;
+  }
+
+  // Finds the class that a goal is in, or the last one that holds a token: shared.range. Returns whether it is in one.
+  // shared.before becomes the mass of all classes.
+  DEV bool find_class(Goal goal) {
+    const uint32_t index = threadIdx.x;
+    const ClassSum sum = classes[index];
+    // Of the last class the exponents differ; all of it is below 2^-44 of the most likely token, at 2^19 tokens.
+    const bool is_last = index == kClasses - 1;
+    const double mass = is_last ? 0.0 : mass_of(sum.count, sum.high, sum.low, least_of(index));
+    // Nothing weighs more than 1.
+    const uint64_t high = index == 0 ? kBitsOfOne + 1 : least_of(index - 1);
+    return cross(goal, Range{least_of(index), high, 0.0, sum.count, 0}, mass);
+  }
+
+  // Of bins in rank order, one a thread, the one that a goal is in: shared.range. If there is none, the last with a
+  // token is taken, and false returned. `bin` holds what ranks before all bins. shared.before becomes all their mass.
+  DEV bool cross(Goal goal, Range bin, double mass) {
+    uint32_t count_before, count;
+    double mass_before, mass_of_all;
+    const uint32_t count_through = block_scan(bin.count, shared.counts_of_warps, count_before, count);
+    const double mass_through = block_scan(mass, shared.sums_of_warps, mass_before, mass_of_all);
+    const bool crosses = bin.count_before + count_through >= goal.count || bin.mass_before + mass_through > goal.mass;
+    const uint32_t first = lowest(crosses && bin.count > 0, threadIdx.x);
+    const uint32_t last = lowest(bin.count > 0 && count_through == count, threadIdx.x);
+    if (threadIdx.x == (first != kNone ? first : last)) {
+      bin.count_before += count_before;
+      bin.mass_before += mass_before;
+      shared.range = bin;
+    }
+    if (threadIdx.x == 0) shared.before = mass_of_all;
+    __syncthreads();
+    return first != kNone;
+  }
+
+  DEV Located locate(Goal goal) {
+    find_class(goal);
+    Range range = shared.range;
+    const bool weighs = range.high > least_of(kClasses - 2);
+    while (range.count > kMaxSorted && range.high - range.low > 1) {
+      refine(goal, range, weighs);
+      range = shared.range;
+    }
+    if (range.count > kMaxSorted) return locate_equal(goal, range, weighs);
+    sort(range.low, range.high);
+    sum_sorted(weighs ? 1.0 : 0.0);
+    const uint32_t a = 2 * threadIdx.x, b = a + 1, n = shared.n_sorted;
+    const bool is_a = a < n && reaches(goal, range, a);
+    const uint32_t found = lowest(is_a || (b < n && reaches(goal, range, b)), is_a ? a : b);
+    const uint32_t at = found != kNone ? found : n - 1;
+    return Located{shared.tokens[at], range.mass_before + shared.prefix[at]};
+  }
+
+  DEV bool reaches(const Goal& goal, const Range& range, uint32_t at) const {
+    return range.count_before + at + 1 >= goal.count || range.mass_before + shared.prefix[at] > goal.mass;
+  }
+
+  // Cuts a range into 512 bins and leaves the one that the goal is in.
+  DEV void refine(Goal goal, const Range& range, bool weighs) {
+    const uint64_t widest = range.high - range.low - 1;
+    uint32_t shift = 0;
+    while (widest >> shift >= kClasses) ++shift;
+    clear_bins(shared.bins);
+    uint32_t count = 0;
+    uint64_t high = 0, low = 0;
+    const uint32_t own = threadIdx.x;
+    for (uint32_t first = 0; first < p.vocab; first += kMaxChunk) {
+      visit(first, range.low, range.high, [&](uint32_t, uint64_t key) {
+        add_to_bin(shared.bins, (uint32_t)((range.high - 1 - key) >> shift), key);
+      });
+      __syncthreads();
+      count += shared.bins.count[own];
+      high += high_of(shared.bins, own);
+      low += shared.bins.low[own];
+      clear_bins(shared.bins);
+    }
+    Range bin = range;
+    const uint64_t offset = (uint64_t)own << shift;
+    bin.high = offset <= widest ? range.high - offset : range.low + 1;
+    bin.low = bin.high - range.low > 1ull << shift ? bin.high - (1ull << shift) : range.low;
+    bin.count = count;
+    cross(goal, bin, weighs ? mass_of(count, high, low, range.low) : 0.0);
+  }
+
+  // All weights of the range are the same: the goal says how many are before it.
+  DEV Located locate_equal(Goal goal, const Range& range, bool weighs) {
+    const double weight = weighs ? double_of(range.low) : 0.0;
+    double wanted = (double)range.count;
+    if (weighs) wanted = fmin(wanted, floor((goal.mass - range.mass_before) / weight) + 1.0);
+    uint32_t n = wanted < 1.0 ? 1 : (uint32_t)wanted;
+    const uint32_t by_count = goal.count - range.count_before;
+    n = max(min(n, by_count), 1u);
+    return Located{token_with(range.low, n), range.mass_before + n * weight};
+  }
+
+  // The n-th token, by id, of a weight. At least n have it.
+  DEV uint32_t token_with(uint64_t key, uint32_t n) {
+    uint32_t seen = 0;
+    for (uint32_t first = 0; first < p.vocab; first += kChooseThreads) {
+      const uint32_t token = first + threadIdx.x;
+      const uint32_t own = token < p.vocab && bits_of(weight_by_id(token)) == key;
+      uint32_t before, total;
+      block_scan(own, shared.counts_of_warps, before, total);
+      if (seen + total >= n) return lowest(own && seen + before + 1 == n, token);
+      seen += total;
+    }
+    return p.vocab - 1;
+  }
+
+  // Calls `see(token, bits of its weight)` for tokens of a tile whose weights are in `low..high` and pass min_p.
+  template <class See> DEV void visit(uint32_t first, uint64_t low, uint64_t high, See see) {
+    const uint64_t least = bits_of(filters.min_weight);
+    low = low < least ? least : low;
+    const uint32_t end = min(first + kMaxChunk, p.vocab);
+    stage_marks(edits, shared.marks, first, end);
+    __syncthreads();
+    const Bounds bounds = bounds_of(low, high);
+    auto look = [&](uint32_t token, float logit) {
+      if (!bounds.allow(logit)) return;
+      const uint64_t key = bits_of(weights.of(logit));
+      if (low <= key && key < high && key > 0) see(token, key);
+    };
+    if (edits.any) {
+      for (uint32_t token = first + threadIdx.x; token < end; token += kChooseThreads) {
+        look(token, edited(edits, token, weights.row[token]));
+      }
+      return;
+    }
+    constexpr uint32_t kLoads = 4, kStride = 4 * kChooseThreads;
+    const bool is_aligned = is_aligned16(weights.row);
+    for (uint32_t base = first + 4 * threadIdx.x; base < end; base += kLoads * kStride) {
+      float4 loaded[kLoads];
+      uint32_t allowed = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < kLoads; ++i) {
+        loaded[i] = load_logits(weights.row, base + i * kStride, end, is_aligned);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kLoads; ++i) {
+        const float logits[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
+#pragma unroll
+        for (uint32_t j = 0; j < 4; ++j) {
+          const bool is_in = base + i * kStride + j < end && bounds.allow(logits[j]);
+          allowed |= (uint32_t)is_in << (4 * i + j);
+        }
+      }
+      // Few pass: they are fetched again, so that their weights need not be computed in sixteen places.
+      for (; allowed; allowed &= allowed - 1) {
+        const uint32_t bit = __ffs((int)allowed) - 1;
+        const uint32_t token = base + bit / 4 * kStride + bit % 4;
+        look(token, weights.row[token]);
+      }
+    }
+  }
+
+  // Which logits can have weights in a range, by f32 and generously.
+  struct Bounds {
+    float max, factor, least, most;
+
+    DEV bool allow(float logit) const {
+      const float log2_weight = (logit - max) * factor;
+      return !(log2_weight < least) && !(log2_weight > most);
+    }
+  };
+
+  DEV Bounds bounds_of(uint64_t low, uint64_t high) const {
+    const float infinity = __uint_as_float(0x7f800000u);
+    const float factor = (float)(weights.inverse_temperature * 1.4426950408889634);
+    // A subnormal factor is too coarse.
+    if (factor < 1e-30f) return Bounds{(float)weights.max, factor, -infinity, infinity};
+    // Bits of a double, over 2^52, are its logarithm and up to 0.0861 less.
+    const double least = (double)low * (1.0 / 4503599627370496.0) - 1023.0;
+    const double most = (double)high * (1.0 / 4503599627370496.0) - 1023.0;
+    return Bounds{(float)weights.max, factor, (float)(least - 0.001), (float)(most + 0.088)};
+  }
+
+  // Sorts the tokens of a range by weight, equals by id, into shared.keys and shared.tokens. They are kMaxSorted at most.
+  DEV void sort(uint64_t low, uint64_t high) {
+    __syncthreads();
+    if (threadIdx.x == 0) shared.n_sorted = 0;
+    for (uint32_t i = threadIdx.x; i < kMaxSorted; i += kChooseThreads) {
+      shared.keys[i] = 0;
+      shared.tokens[i] = kNone;
+    }
+    __syncthreads();
+    for (uint32_t first = 0; first < p.vocab; first += kMaxChunk) {
+      visit(first, low, high, [&](uint32_t token, uint64_t key) {
+        const uint32_t at = atomicAdd(&shared.n_sorted, 1u);
+        if (at >= kMaxSorted) return;
+        shared.keys[at] = key;
+        shared.tokens[at] = token;
+      });
+      __syncthreads();
+    }
+    const uint32_t n = shared.n_sorted;
+    uint32_t size = 2;
+    while (size < n) size *= 2;
+    for (uint32_t span = 2; span <= size; span *= 2) {
+      for (uint32_t step = span / 2; step > 0; step /= 2) {
+        const uint32_t a = 2 * threadIdx.x - (threadIdx.x & (step - 1));
+        if (a + step < size) exchange(a, a + step, (a & span) == 0);
+        __syncthreads();
+      }
+    }
+  }
+
+  DEV void exchange(uint32_t a, uint32_t b, bool highest_first) {
+    const uint64_t key_a = shared.keys[a], key_b = shared.keys[b];
+    const uint32_t token_a = shared.tokens[a], token_b = shared.tokens[b];
+    const bool is_b_first = key_b > key_a || (key_b == key_a && token_b < token_a);
+    if (is_b_first != highest_first) return;
+    shared.keys[a] = key_b;
+    shared.keys[b] = key_a;
+    shared.tokens[a] = token_b;
+    shared.tokens[b] = token_a;
+  }
+
+  // Sums of sorted weights, times `factor`, up to each: shared.prefix.
+  DEV void sum_sorted(double factor) {
+    const uint32_t at = 2 * threadIdx.x;
+    const double a = factor * double_of(shared.keys[at]), b = factor * double_of(shared.keys[at + 1]);
+    double before, total;
+    block_scan(a + b, shared.sums_of_warps, before, total);
+    shared.prefix[at] = before + a;
+    shared.prefix[at + 1] = (before + a) + b;
+    __syncthreads();
+  }
+};
