@@ -41,6 +41,16 @@ struct ChooseShared {
   uint32_t any, first, last, n_sorted, token;
 };
 
+// Which logits can have weights in a range, by f32 and generously.
+struct Bounds {
+  float max, factor, least, most;
+
+  DEV bool allow(float logit) const {
+    const float log2_weight = (logit - max) * factor;
+    return !(log2_weight < least) && !(log2_weight > most);
+  }
+};
+
 struct Chooser {
   const SampleParams& p;
   ChooseShared& shared;
@@ -85,6 +95,7 @@ struct Chooser {
     const uint32_t end = min((threadIdx.x + 1) * per_thread, n_blocks());
     uint32_t block = min(threadIdx.x * per_thread, end);
     double own = 0.0, before, mass;
+#pragma unroll 1
     for (uint32_t b = block; b < end; ++b) own += block_sums[b];
     const double through = block_scan(own, shared.sums_of_warps, before, mass);
     const double target = mul_rn(draw, mass), slack = p.tie_margin * mass;
@@ -93,6 +104,7 @@ struct Chooser {
     if (threadIdx.x == 0) shared.last = kNone;
     __syncthreads();
     if (is_owner) {
+#pragma unroll 1
       for (; block + 1 < end && before + block_sums[block] <= target; ++block) before += block_sums[block];
       shared.last = block;
       shared.before = before;
@@ -113,6 +125,7 @@ struct Chooser {
   DEV uint32_t walk_block(uint32_t block, double target, double slack) const {
     double before = shared.before;
     bool is_far = block == 0 || target - before > slack;
+#pragma unroll 2
     for (uint32_t i = 0; i < kSumBlock; ++i) {
       const double through = before + shared.prefix[i];
       if (through > target) return is_far && through - target > slack ? block * kSumBlock + i : kNone;
@@ -124,25 +137,33 @@ struct Chooser {
 
   // filter.rs to the letter; one thread.
   DEV uint32_t by_id_in_order() const {
+    uint32_t last_block = n_blocks() - 1;
+#pragma unroll 1
+    while (last_block > 0 && !(block_sums[last_block] > 0.0)) --last_block;
     const double target = mul_rn(draw, total_in_order());
     double before = 0.0;
+    uint32_t last_token = 0;  // with a weight; sums in another order may end a rounding below the target
+#pragma unroll 1
     for (uint32_t block = 0; block < n_blocks(); ++block) {
       const double end = add_rn(before, block_sums[block]);
       double cumulated = before;
-      const uint32_t first = block * kSumBlock, last = min(first + kSumBlock, p.vocab);
-      for (uint32_t token = first; end > target && token < last; ++token) {
-        cumulated = add_rn(cumulated, weight_by_id(token));
-        if (cumulated > target) return token;
+      const uint32_t first = block * kSumBlock;
+      const uint32_t end_token = end > target || block == last_block ? min(first + kSumBlock, p.vocab) : first;
+#pragma unroll 1
+      for (uint32_t token = first; token < end_token; ++token) {
+        const double weight = weight_by_id(token);
+        cumulated = add_rn(cumulated, weight);
+        if (end > target && cumulated > target) return token;
+        last_token = weight > 0.0 ? token : last_token;
       }
       before = end;
     }
-    uint32_t token = p.vocab - 1;
-    while (token > 0 && !(weight_by_id(token) > 0.0)) --token;
-    return token;
+    return last_token;
   }
 
   DEV double total_in_order() const {
     double total = 0.0;
+#pragma unroll 1
     for (uint32_t block = 0; block < n_blocks(); ++block) total = add_rn(total, block_sums[block]);
     return total;
   }
@@ -151,28 +172,54 @@ struct Chooser {
 
   DEV double total_in_parallel() {
     double own = 0.0, before, total;
+#pragma unroll 1
     for (uint32_t block = threadIdx.x; block < n_blocks(); block += kChooseThreads) own += block_sums[block];
     block_scan(own, shared.sums_of_warps, before, total);
     return total;
   }
 
+  // If all that can be kept is worth sorting, the draw is that of filter.rs. If not, the last kept token is located by
+  // ever finer bins, and with the mass up to it the drawn one.
   DEV uint32_t by_rank() {
     const double total = filters.has_nucleus ? total_in_parallel() : double_of(kBitsOfInfinity);
     const double limit = mul_rn(filters.top_p, total);
     // Sums in rank order come out another way, by far less.
-    find_class(Goal{filters.top_k, limit * (1.0 + 1e-9)});
-    const Range last = shared.range;
-    if (last.count_before + last.count <= kMaxSorted) {
-      sort(last.low, kAllBits);
-      return among_sorted(limit, total);
+    Goal goal{filters.top_k, limit * (1.0 + 1e-9)};
+    bool sorts_all = false, is_draw = false;
+#pragma unroll 1
+    for (uint32_t search = 0;; ++search) {
+      const bool is_found = find_class(goal);
+      Range range = shared.range;
+      if (search == 0) {
+        goal.mass = limit;
+        sorts_all = range.count_before + range.count <= kMaxSorted;
+        if (!sorts_all) continue;
+        range = Range{range.low, kAllBits, 0.0, range.count_before + range.count, 0};
+      }
+      if (!sorts_all && !is_draw && !is_found) {
+        // Nothing is dropped.
+        goal = Goal{kNone, mul_rn(draw, shared.before)};
+        is_draw = true;
+        continue;
+      }
+      const bool weighs = range.high > least_of(kClasses - 2);
+#pragma unroll 1
+      while (range.count > kMaxSorted && range.high - range.low > 1) {
+        refine(goal, range, weighs);
+        range = shared.range;
+      }
+      const bool is_sorted = range.count <= kMaxSorted;
+      if (is_sorted) sort_and_sum(range.low, range.high, weighs ? 1.0 : 0.0);
+      if (sorts_all) return among_sorted(limit, total);
+      const Located located = is_sorted ? locate_sorted(goal, range) : locate_equal(goal, range, weighs);
+      if (is_draw) return located.token;
+      goal = Goal{kNone, mul_rn(draw, located.mass)};
+      is_draw = true;
     }
-    return among_many(limit);
   }
 
-  // All that can be kept is sorted: the draw of filter.rs.
   DEV uint32_t among_sorted(double limit, double total) {
     const uint32_t n = min(shared.n_sorted, filters.top_k);
-    sum_sorted(1.0);
     const uint32_t found = among_sums(n, limit, total);
     return found != kNone ? found : of_thread_0([&] { return by_rank_in_order(n); });
   }
@@ -205,22 +252,16 @@ struct Chooser {
     const double limit = filters.has_nucleus ? mul_rn(filters.top_p, total_in_order()) : infinity;
     double mass = 0.0;
     uint32_t kept = 0;
+#pragma unroll 1
     for (; kept < n && mass <= limit; ++kept) mass = add_rn(mass, double_of(shared.keys[kept]));
     const double target = mul_rn(draw, mass);
     double cumulated = 0.0;
+#pragma unroll 1
     for (uint32_t i = 0; i + 1 < kept; ++i) {
       cumulated = add_rn(cumulated, double_of(shared.keys[i]));
       if (cumulated > target) return shared.tokens[i];
     }
     return shared.tokens[kept - 1];
-  }
-
-  // More can be kept than is worth sorting: the last kept token and the drawn one are located by ever finer bins.
-  DEV uint32_t among_many(double limit) {
-    const Goal end{filters.top_k, limit};
-    // If nothing is dropped, the search left the mass of all classes.
-    const double mass = find_class(end) ? locate(end).mass : shared.before;
-    return locate(Goal{kNone, mul_rn(draw, mass)}).token;
   }
 
   // Finds the class that a goal is in, or the last one that holds a token: shared.range. Returns whether it is in one.
@@ -256,17 +297,7 @@ struct Chooser {
     return first != kNone;
   }
 
-  DEV Located locate(Goal goal) {
-    find_class(goal);
-    Range range = shared.range;
-    const bool weighs = range.high > least_of(kClasses - 2);
-    while (range.count > kMaxSorted && range.high - range.low > 1) {
-      refine(goal, range, weighs);
-      range = shared.range;
-    }
-    if (range.count > kMaxSorted) return locate_equal(goal, range, weighs);
-    sort(range.low, range.high);
-    sum_sorted(weighs ? 1.0 : 0.0);
+  DEV Located locate_sorted(const Goal& goal, const Range& range) {
     const uint32_t a = 2 * threadIdx.x, b = a + 1, n = shared.n_sorted;
     const bool is_a = a < n && reaches(goal, range, a);
     const uint32_t found = lowest(is_a || (b < n && reaches(goal, range, b)), is_a ? a : b);
@@ -282,11 +313,13 @@ struct Chooser {
   DEV void refine(Goal goal, const Range& range, bool weighs) {
     const uint64_t widest = range.high - range.low - 1;
     uint32_t shift = 0;
+#pragma unroll 1
     while (widest >> shift >= kClasses) ++shift;
     clear_bins(shared.bins);
     uint32_t count = 0;
     uint64_t high = 0, low = 0;
     const uint32_t own = threadIdx.x;
+#pragma unroll 1
     for (uint32_t first = 0; first < p.vocab; first += kMaxChunk) {
       visit(first, range.low, range.high, [&](uint32_t, uint64_t key) {
         add_to_bin(shared.bins, (uint32_t)((range.high - 1 - key) >> shift), key);
@@ -319,6 +352,7 @@ struct Chooser {
   // The n-th token, by id, of a weight. At least n have it.
   DEV uint32_t token_with(uint64_t key, uint32_t n) {
     uint32_t seen = 0;
+#pragma unroll 1
     for (uint32_t first = 0; first < p.vocab; first += kChooseThreads) {
       const uint32_t token = first + threadIdx.x;
       const uint32_t own = token < p.vocab && bits_of(weight_by_id(token)) == key;
@@ -338,53 +372,53 @@ struct Chooser {
     stage_marks(edits, shared.marks, first, end);
     __syncthreads();
     const Bounds bounds = bounds_of(low, high);
-    auto look = [&](uint32_t token, float logit) {
-      if (!bounds.allow(logit)) return;
-      const uint64_t key = bits_of(weights.of(logit));
-      if (low <= key && key < high && key > 0) see(token, key);
-    };
-    if (edits.any) {
-      for (uint32_t token = first + threadIdx.x; token < end; token += kChooseThreads) {
-        look(token, edited(edits, token, weights.row[token]));
-      }
-      return;
-    }
-    constexpr uint32_t kLoads = 4, kStride = 4 * kChooseThreads;
-    const bool is_aligned = is_aligned16(weights.row);
-    for (uint32_t base = first + 4 * threadIdx.x; base < end; base += kLoads * kStride) {
-      float4 loaded[kLoads];
-      uint32_t allowed = 0;
-#pragma unroll
-      for (uint32_t i = 0; i < kLoads; ++i) {
-        loaded[i] = load_logits(weights.row, base + i * kStride, end, is_aligned);
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < kLoads; ++i) {
-        const float logits[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
-#pragma unroll
-        for (uint32_t j = 0; j < 4; ++j) {
-          const bool is_in = base + i * kStride + j < end && bounds.allow(logits[j]);
-          allowed |= (uint32_t)is_in << (4 * i + j);
-        }
-      }
+    const bool is_plain = !edits.any && reads_by_four(weights.row, p.vocab);
+#pragma unroll 1
+    for (uint32_t base = first + 4 * threadIdx.x; base < end; base += kVisited * kChooseThreads) {
+      uint32_t allowed = is_plain ? allowed_by_four(bounds, base, end) : allowed_one_by_one(bounds, base, end);
       // Few pass: they are fetched again, so that their weights need not be computed in sixteen places.
+#pragma unroll 1
       for (; allowed; allowed &= allowed - 1) {
-        const uint32_t bit = __ffs((int)allowed) - 1;
-        const uint32_t token = base + bit / 4 * kStride + bit % 4;
-        look(token, weights.row[token]);
+        const uint32_t token = visited(base, __ffs((int)allowed) - 1);
+        const uint64_t key = bits_of(weights.of(edited(edits, token, weights.row[token])));
+        if (low <= key && key < high && key > 0) see(token, key);
       }
     }
   }
 
-  // Which logits can have weights in a range, by f32 and generously.
-  struct Bounds {
-    float max, factor, least, most;
+  // A thread visits kVisited tokens at once, four side by side.
+  static constexpr uint32_t kVisited = 16;
+  static DEV uint32_t visited(uint32_t base, uint32_t i) { return base + i / 4 * 4 * kChooseThreads + i % 4; }
 
-    DEV bool allow(float logit) const {
-      const float log2_weight = (logit - max) * factor;
-      return !(log2_weight < least) && !(log2_weight > most);
+  DEV uint32_t allowed_one_by_one(const Bounds& bounds, uint32_t base, uint32_t end) const {
+    uint32_t allowed = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < kVisited; ++i) {
+      const uint32_t token = visited(base, i);
+      if (token >= end) continue;
+      allowed |= (uint32_t)bounds.allow(edited(edits, token, weights.row[token])) << i;
     }
-  };
+    return allowed;
+  }
+
+  DEV uint32_t allowed_by_four(const Bounds& bounds, uint32_t base, uint32_t end) const {
+    float4 loaded[kVisited / 4];
+    uint32_t allowed = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kVisited / 4; ++i) {
+      loaded[i] = load_four(weights.row, visited(base, 4 * i), end);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kVisited / 4; ++i) {
+      const float logits[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j) {
+        const bool is_in = visited(base, 4 * i + j) < end && bounds.allow(logits[j]);
+        allowed |= (uint32_t)is_in << (4 * i + j);
+      }
+    }
+    return allowed;
+  }
 
   DEV Bounds bounds_of(uint64_t low, uint64_t high) const {
     const float infinity = __uint_as_float(0x7f800000u);
@@ -397,15 +431,18 @@ struct Chooser {
     return Bounds{(float)weights.max, factor, (float)(least - 0.001), (float)(most + 0.088)};
   }
 
-  // Sorts the tokens of a range by weight, equals by id, into shared.keys and shared.tokens. They are kMaxSorted at most.
-  DEV void sort(uint64_t low, uint64_t high) {
+  // Sorts the tokens of a range (kMaxSorted at most) by weight, equals by id: shared.keys, shared.tokens. Sums of the
+  // weights, times `factor`, up to each become shared.prefix.
+  DEV void sort_and_sum(uint64_t low, uint64_t high, double factor) {
     __syncthreads();
     if (threadIdx.x == 0) shared.n_sorted = 0;
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < kMaxSorted; i += kChooseThreads) {
       shared.keys[i] = 0;
       shared.tokens[i] = kNone;
     }
     __syncthreads();
+#pragma unroll 1
     for (uint32_t first = 0; first < p.vocab; first += kMaxChunk) {
       visit(first, low, high, [&](uint32_t token, uint64_t key) {
         const uint32_t at = atomicAdd(&shared.n_sorted, 1u);
@@ -417,14 +454,18 @@ struct Chooser {
     }
     const uint32_t n = shared.n_sorted;
     uint32_t size = 2;
+#pragma unroll 1
     while (size < n) size *= 2;
+#pragma unroll 1
     for (uint32_t span = 2; span <= size; span *= 2) {
+#pragma unroll 1
       for (uint32_t step = span / 2; step > 0; step /= 2) {
         const uint32_t a = 2 * threadIdx.x - (threadIdx.x & (step - 1));
         if (a + step < size) exchange(a, a + step, (a & span) == 0);
         __syncthreads();
       }
     }
+    sum_sorted(factor);
   }
 
   DEV void exchange(uint32_t a, uint32_t b, bool highest_first) {
@@ -438,7 +479,6 @@ struct Chooser {
     shared.tokens[b] = token_a;
   }
 
-  // Sums of sorted weights, times `factor`, up to each: shared.prefix.
   DEV void sum_sorted(double factor) {
     const uint32_t at = 2 * threadIdx.x;
     const double a = factor * double_of(shared.keys[at]), b = factor * double_of(shared.keys[at + 1]);

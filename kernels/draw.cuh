@@ -92,39 +92,48 @@ DEV uint32_t token_of(uint64_t key) { return ~(uint32_t)key; }
 
 // ---- reductions of a block; `scratch` holds one value a warp, and is free again after the next barrier
 
-template <class T> DEV T block_max(T value, T* scratch) {
+template <class T> DEV T warp_max_of(T value) {
+#pragma unroll
   for (int offset = 16; offset; offset >>= 1) {
     const T other = __shfl_xor_sync(0xffffffffu, value, offset);
     value = other > value ? other : value;
   }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = scratch[0];
-  for (uint32_t warp = 1; warp < blockDim.x / 32; ++warp) value = scratch[warp] > value ? scratch[warp] : value;
   return value;
 }
 
-// Adds up in an order that the block's shape fixes. `before` becomes the sum of the threads before this one, and is
-// exactly what the thread before this one returns.
-template <class T> DEV T block_scan(T value, T* scratch, T& before, T& total) {
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+template <class T> DEV T block_max(T value, T* scratch) {
+  const uint32_t lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
+  value = warp_max_of(value);
+  __syncthreads();
+  if (lane == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  return warp_max_of(scratch[lane < n_warps ? lane : 0]);
+}
+
+template <class T> DEV T warp_scan(T value) {
+#pragma unroll 1
   for (uint32_t offset = 1; offset < 32; offset <<= 1) {
     const T other = __shfl_up_sync(0xffffffffu, value, offset);
-    if (lane >= offset) value += other;
+    if (threadIdx.x % 32 >= offset) value += other;
   }
-  const T left = __shfl_up_sync(0xffffffffu, value, 1);
+  return value;
+}
+
+// The sum of the values up to this thread's, in an order that the block's shape fixes; `before` becomes that of the
+// threads before this one. f64 sums of neighbours can differ from each other's by roundings either way.
+template <class T> DEV T block_scan(T value, T* scratch, T& before, T& total) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+  const T through = warp_scan(value);
+  const T left = __shfl_up_sync(0xffffffffu, through, 1);
   __syncthreads();
-  if (lane == 31) scratch[warp] = value;
+  if (lane == 31) scratch[warp] = through;
   __syncthreads();
-  T sum = 0, first = 0;
-  for (uint32_t w = 0; w < blockDim.x / 32; ++w) {
-    if (w == warp) first = sum;
-    sum += scratch[w];
-  }
-  total = sum;
-  before = lane == 0 ? first : first + left;
-  return first + value;
+  const T through_warps = warp_scan(lane < n_warps ? scratch[lane] : T(0));
+  const T of_earlier = __shfl_sync(0xffffffffu, through_warps, warp > 0 ? warp - 1 : 0);
+  const T first = warp > 0 ? of_earlier : T(0);
+  total = __shfl_sync(0xffffffffu, through_warps, n_warps - 1);
+  before = lane > 0 ? first + left : first;
+  return first + through;
 }
 
 // ---- edits of logits, in registers: what a row's sampler changes before it ranks
@@ -166,6 +175,7 @@ DEV uint32_t key_of(uint32_t token) { return token; }
 // Index of the first entry of an ascending list that is not below `token`.
 template <class T> DEV uint32_t first_not_below(const T* list, uint32_t n, uint32_t token) {
   uint32_t low = 0;
+#pragma unroll 1
   while (n > 0) {
     const uint32_t half = n / 2;
     const bool is_below = key_of(list[low + half]) < token;
@@ -177,6 +187,7 @@ template <class T> DEV uint32_t first_not_below(const T* list, uint32_t n, uint3
 
 template <class T> DEV void mark(const T* list, uint32_t n, uint32_t* marks, uint32_t first, uint32_t end) {
   const uint32_t start = first_not_below(list, n, first);
+#pragma unroll 1
   for (uint32_t i = start + threadIdx.x; i < n && key_of(list[i]) < end; i += blockDim.x) {
     const uint32_t at = key_of(list[i]) - first;
     atomicOr(&marks[at / 32], 1u << (at % 32));
@@ -204,6 +215,7 @@ DEV float banned_and_biased(const Edits& edits, uint32_t token, float logit) {
   const uint32_t ban = first_not_below(edits.bans, edits.n_bans, token);
   if (ban < edits.n_bans && edits.bans[ban] == token) logit = minus_infinity();
   uint32_t i = first_not_below(edits.biases, edits.n_biases, token);
+#pragma unroll 1
   for (; i < edits.n_biases && edits.biases[i].token == token; ++i) logit += edits.biases[i].bias;
   return logit;
 }
@@ -230,16 +242,13 @@ DEV float edited(const Edits& edits, uint32_t token, float logit) {
 
 // ---- reading a row
 
-// Four logits from `token` (a multiple of 4) on; those at or beyond `end` are minus infinity.
-DEV float4 load_logits(const float* row, uint32_t token, uint32_t end, bool is_aligned) {
-  if (is_aligned && token + 4 <= end) return *reinterpret_cast<const float4*>(row + token);
-  const float none = minus_infinity();
-  float4 logits;
-  logits.x = token < end ? row[token] : none;
-  logits.y = token + 1 < end ? row[token + 1] : none;
-  logits.z = token + 2 < end ? row[token + 2] : none;
-  logits.w = token + 3 < end ? row[token + 3] : none;
-  return logits;
+// Whether the row can be read four logits at a time.
+DEV bool reads_by_four(const float* row, uint32_t vocab) {
+  return ((reinterpret_cast<uint64_t>(row) & 15) | vocab % 4) == 0;
 }
 
-DEV bool is_aligned16(const float* row) { return (reinterpret_cast<uint64_t>(row) & 15) == 0; }
+// Four logits from `token` on; minus infinity at or beyond `end`. For rows that can be read so.
+DEV float4 load_four(const float* row, uint32_t token, uint32_t end) {
+  const float none = minus_infinity();
+  return token < end ? *reinterpret_cast<const float4*>(row + token) : make_float4(none, none, none, none);
+}

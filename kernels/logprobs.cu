@@ -15,6 +15,16 @@ DEV uint64_t likelihood_key(float logit, uint32_t token) {
   return is_nan(logit) ? (uint32_t)~token : rank_key(logit, token);
 }
 
+DEV float4 load_one_by_one(const float* row, uint32_t token, uint32_t end) {
+  const float none = minus_infinity();
+  float4 logits;
+  logits.x = token < end ? row[token] : none;
+  logits.y = token + 1 < end ? row[token + 1] : none;
+  logits.z = token + 2 < end ? row[token + 2] : none;
+  logits.w = token + 3 < end ? row[token + 3] : none;
+  return logits;
+}
+
 // Takes the `n` highest of the keys that the block's threads hold, highest first: `out(i, key)`, called by thread 0.
 template <class Out> DEV void take_highest(uint64_t (&keys)[kKeys], uint32_t n, uint64_t* scratch, Out out) {
   for (uint32_t i = 0; i < n; ++i) {
@@ -36,12 +46,13 @@ extern "C" __global__ void __launch_bounds__(kChunkThreads) logprob_chunks(const
   __shared__ uint32_t nan_of_warps[32];
   const LogprobWork work = p.works[blockIdx.y];
   const float* row = p.logits + (uint64_t)work.logits_row * p.stride;
-  const bool is_aligned = is_aligned16(row);
   const uint32_t first = blockIdx.x * kLogprobChunk + 4 * threadIdx.x;
   float logits[kKeys];
+  const bool is_plain = reads_by_four(row, p.vocab);
 #pragma unroll
   for (uint32_t i = 0; i < kKeys / 4; ++i) {
-    const float4 loaded = load_logits(row, first + i * 4 * kChunkThreads, p.vocab, is_aligned);
+    const uint32_t token = first + i * 4 * kChunkThreads;
+    const float4 loaded = is_plain ? load_four(row, token, p.vocab) : load_one_by_one(row, token, p.vocab);
     logits[4 * i] = loaded.x;
     logits[4 * i + 1] = loaded.y;
     logits[4 * i + 2] = loaded.z;

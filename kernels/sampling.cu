@@ -9,7 +9,50 @@
 
 constexpr uint32_t kStreamThreads = 256;
 
-extern "C" __global__ void __launch_bounds__(kStreamThreads) sample_peaks(const SampleParams p) {
+// What a thread has seen: the rank of the highest logit that is ranked, and whether a raw one is NaN.
+struct Highest {
+  uint64_t key;
+  bool has_nan;
+
+  DEV void see(uint32_t token, float raw_logit, float logit) {
+    has_nan |= is_nan(raw_logit);
+    const uint64_t other = is_nan(logit) ? 0 : rank_key(logit, token);
+    key = other > key ? other : key;
+  }
+};
+
+DEV Highest highest_of(const float* row, uint32_t first, uint32_t end) {
+  constexpr uint32_t kLoads = 4, kStride = 4 * kStreamThreads;
+  Highest highest{rank_key(minus_infinity(), first), false};
+#pragma unroll 1
+  for (uint32_t base = first + threadIdx.x * 4; base < end; base += kStride * kLoads) {
+    float4 loaded[kLoads];
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) loaded[i] = load_four(row, base + i * kStride, end);
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) {
+      // Those beyond the end are minus infinity and never rank before a token of the chunk.
+      const uint32_t token = base + i * kStride;
+      highest.see(token, loaded[i].x, loaded[i].x);
+      highest.see(token + 1, loaded[i].y, loaded[i].y);
+      highest.see(token + 2, loaded[i].z, loaded[i].z);
+      highest.see(token + 3, loaded[i].w, loaded[i].w);
+    }
+  }
+  return highest;
+}
+
+DEV Highest highest_edited(const float* row, uint32_t first, uint32_t end, const Edits& edits) {
+  Highest highest{rank_key(minus_infinity(), first), false};
+#pragma unroll 2
+  for (uint32_t token = first + threadIdx.x; token < end; token += kStreamThreads) {
+    const float logit = row[token];
+    highest.see(token, logit, edited(edits, token, logit));
+  }
+  return highest;
+}
+
+extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_peaks(const SampleParams p) {
   __shared__ uint32_t marks[kMarkWords];
   __shared__ uint64_t highest_of_warps[32];
   __shared__ uint32_t any_nan;
@@ -22,34 +65,14 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads) sample_peaks(const 
   if (threadIdx.x == 0) any_nan = 0;
   __syncthreads();
   const float* row = p.logits + (uint64_t)work.logits_row * p.stride;
-  const bool is_aligned = is_aligned16(row);
   const uint32_t first = blockIdx.x * p.chunk, end = min(first + p.chunk, p.vocab);
   Edits edits = edits_of(p, work, p.samplers[work.row], p.states[work.row]);
   stage_marks(edits, marks, first, end);
 
-  uint64_t highest = rank_key(minus_infinity(), first);
-  bool has_nan = false;
-  constexpr uint32_t kLoads = 4;
-  for (uint32_t base = first + threadIdx.x * 4; base < end; base += kStreamThreads * 4 * kLoads) {
-    float4 loaded[kLoads];
-#pragma unroll
-    for (uint32_t i = 0; i < kLoads; ++i) loaded[i] = load_logits(row, base + i * kStreamThreads * 4, end, is_aligned);
-#pragma unroll
-    for (uint32_t i = 0; i < kLoads; ++i) {
-      const float logits[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
-#pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) {
-        const uint32_t token = base + i * kStreamThreads * 4 + j;
-        if (token >= end) continue;
-        has_nan |= is_nan(logits[j]);
-        const float logit = edited(edits, token, logits[j]);
-        const uint64_t key = is_nan(logit) ? 0 : rank_key(logit, token);
-        highest = key > highest ? key : highest;
-      }
-    }
-  }
-  if (has_nan) atomicOr(&any_nan, 1u);
-  highest = block_max(highest, highest_of_warps);
+  const bool is_plain = !edits.any && reads_by_four(row, p.vocab);
+  const Highest found = is_plain ? highest_of(row, first, end) : highest_edited(row, first, end, edits);
+  if (found.has_nan) atomicOr(&any_nan, 1u);
+  const uint64_t highest = block_max(found.key, highest_of_warps);
   if (threadIdx.x == 0) {
     ChunkPeak& peak = p.peaks[(uint64_t)blockIdx.y * p.n_chunks + blockIdx.x];
     peak = ChunkPeak{logit_of((uint32_t)(highest >> 32)), token_of(highest), any_nan, 0};
@@ -68,7 +91,7 @@ DEV double sum_of_group(double of_rows, double of_rest) {
   return add_rn(sum, rest);
 }
 
-extern "C" __global__ void __launch_bounds__(kStreamThreads) sample_weights(const SampleParams p) {
+extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_weights(const SampleParams p) {
   __shared__ WeightBins bins;
   __shared__ uint32_t marks[kMarkWords];
   __shared__ uint64_t highest_of_warps[32];
@@ -91,27 +114,20 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads) sample_weights(cons
   const uint32_t lane = threadIdx.x % 8;
   const uint32_t n_blocks = (p.vocab + kSumBlock - 1) / kSumBlock;
   const uint32_t warp_first = first + threadIdx.x / 32 * 4 * kSumBlock;
+#pragma unroll 1
   for (uint32_t warp_base = warp_first; warp_base < end; warp_base += kStreamThreads / 8 * kSumBlock) {
     const uint32_t base = warp_base + threadIdx.x % 32 / 8 * kSumBlock;
     const uint32_t first_rest = end - (end - min(base, end)) % 8;  // differs from `end` in the last block only
-    float logits[8];
-#pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) {
-      const uint32_t token = base + i * 8 + lane;
-      logits[i] = token < end ? weights.row[token] : 0.0f;
-    }
     double of_rows = 0.0, of_rest = 0.0;
-#pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) {
-      const uint32_t token = base + i * 8 + lane;
-      if (token >= end) continue;
-      double weight = weights.of(edited(edits, token, logits[i]));
+#pragma unroll 1
+    for (uint32_t token = base + lane; token < min(base + kSumBlock, end); token += 8) {
+      double weight = weights.of(edited(edits, token, weights.row[token]));
       const bool is_kept = weight >= filters.min_weight;
       if (filters.rank && is_kept && weight > 0.0) add_to_bin(bins, class_of(bits_of(weight)), bits_of(weight));
       // top_p looks at the whole vocabulary, whatever min_p drops.
       if (!filters.rank && !is_kept) weight = 0.0;
-      if (token < first_rest) of_rows = add_rn(of_rows, weight);
-      else of_rest = add_rn(of_rest, weight);
+      of_rows = add_rn(of_rows, token < first_rest ? weight : 0.0);
+      of_rest = add_rn(of_rest, token < first_rest ? 0.0 : weight);
     }
     const double sum = sum_of_group(of_rows, of_rest);
     if (lane == 0 && base < end) p.block_sums[(uint64_t)blockIdx.y * n_blocks + base / kSumBlock] = sum;
@@ -128,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads) sample_weights(cons
 }
 CUSIM_KERNEL(sample_weights)
 
-extern "C" __global__ void __launch_bounds__(kChooseThreads) sample_choose(const SampleParams p) {
+extern "C" __global__ void __launch_bounds__(kChooseThreads, 1) sample_choose(const SampleParams p) {
   __shared__ ChooseShared shared;
   const SampleWork work = p.works[blockIdx.x];
   if (work.row < kFirstRow) {
