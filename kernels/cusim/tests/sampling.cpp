@@ -221,6 +221,23 @@ static void check_many_kept() {
   check_rows(rows, Batch{vocab, vocab, 4096, 0, 4e-12}, "many kept");
 }
 
+// min_p cuts inside of a class of weights, below which nothing may be drawn.
+static void check_min_p_inside_a_class() {
+  std::vector<Row> rows;
+  for (uint32_t i = 0; i < 60; ++i) {
+    Row row;
+    row.logits.assign(900, (float)log(0.4695));
+    row.logits[5] = 0;
+    for (uint32_t token = 100; token < 110; ++token) row.logits[token] = (float)log(0.475);
+    row.min_p = 0.47f;
+    if (i % 3 == 0) row.top_k = 899;
+    if (i % 3 == 1) row.top_p = 0.999999f;
+    row.seed = i;
+    rows.push_back(row);
+  }
+  check_rows(rows, Batch{900, 900, 1024, 0, 4e-12}, "min_p inside of a class");
+}
+
 // Draws of one row come out as often as its probabilities say.
 static void check_distribution() {
   Row row;
@@ -351,6 +368,7 @@ int main() {
   check_arithmetic();
   check_special_logits();
   check_distribution();
+  check_min_p_inside_a_class();
   check_many_kept();
   check_random_rows();
   for (const uint32_t vocab : {1u, 3u, 70u, 4096u, 4097u, 20003u}) {
