@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) begin_decode(const Beg
 }
 CUSIM_KERNEL(begin_decode)
 
-// The last segment that begins at or before a token; kNone if there is none. Padding is found like any other.
+// The last segment that begins at or before a token; kNone if there is none.
 DEV uint32_t segment_of(const Segment* segments, uint32_t n_segments, uint32_t token) {
   uint32_t low = 0, high = n_segments;
   while (low < high) {
@@ -118,9 +118,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) begin_prefill(const Be
   const uint32_t i = blockIdx.x * kRowThreads + threadIdx.x;
   if (i >= p.n_tokens) return;
   const uint32_t token = p.first_token + i;
-  uint32_t index = segment_of(p.segments, p.n_segments, token);
-  // Padding may begin where the segment before it does or ends.
-  while (index != kNone && index > 0 && p.segments[index].n_tokens == 0) --index;
+  const uint32_t index = segment_of(p.segments, p.n_segments, token);
   const Segment segment = index == kNone ? Segment{0, token, 0, 0} : p.segments[index];
   const uint32_t offset = token - segment.first_token;
   const bool is_padding = segment.row < kFirstRow || offset >= segment.n_tokens;

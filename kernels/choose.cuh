@@ -34,6 +34,7 @@ struct ChooseShared {
   double prefix[kMaxSorted];      // sums of weights, or weights by id
   uint32_t tokens[kMaxSorted];
   uint32_t marks[kMarkWords];
+  Edits edits;
   double sums_of_warps[32];
   uint32_t counts_of_warps[32];
   Range range;
@@ -56,7 +57,6 @@ struct Chooser {
   ChooseShared& shared;
   Filters filters;
   Weights weights;
-  Edits edits;
   const double* block_sums;
   const ClassSum* classes;
   double draw;
@@ -83,10 +83,13 @@ struct Chooser {
 
   // ---- by id: no filter but min_p
 
+  DEV float logit_of_token(uint32_t token) const {
+    const float logit = weights.row[token];
+    return shared.edits.any ? edited(shared.edits, token, logit) : logit;
+  }
+
   DEV double weight_by_id(uint32_t token) const {
-    Edits unmarked = edits;
-    unmarked.marks = nullptr;
-    const double weight = weights.of(edited(unmarked, token, weights.row[token]));
+    const double weight = weights.of(logit_of_token(token));
     return weight >= filters.min_weight ? weight : 0.0;
   }
 
@@ -94,12 +97,13 @@ struct Chooser {
     const uint32_t per_thread = (n_blocks() + kChooseThreads - 1) / kChooseThreads;
     const uint32_t end = min((threadIdx.x + 1) * per_thread, n_blocks());
     uint32_t block = min(threadIdx.x * per_thread, end);
-    double own = 0.0, before, mass;
+    double own = 0.0;
 #pragma unroll 1
     for (uint32_t b = block; b < end; ++b) own += block_sums[b];
-    const double through = block_scan(own, shared.sums_of_warps, before, mass);
-    const double target = mul_rn(draw, mass), slack = p.tie_margin * mass;
-    const bool is_owner = lowest(through > target, threadIdx.x) == threadIdx.x;
+    const Scan<double> mass = block_scan(own, shared.sums_of_warps);
+    const double target = mul_rn(draw, mass.total), slack = p.tie_margin * mass.total;
+    const bool is_owner = lowest(mass.through > target, threadIdx.x) == threadIdx.x;
+    double before = mass.before;
     __syncthreads();
     if (threadIdx.x == 0) shared.last = kNone;
     __syncthreads();
@@ -171,11 +175,10 @@ struct Chooser {
   // ---- by rank
 
   DEV double total_in_parallel() {
-    double own = 0.0, before, total;
+    double own = 0.0;
 #pragma unroll 1
     for (uint32_t block = threadIdx.x; block < n_blocks(); block += kChooseThreads) own += block_sums[block];
-    block_scan(own, shared.sums_of_warps, before, total);
-    return total;
+    return block_scan(own, shared.sums_of_warps).total;
   }
 
   // If all that can be kept is worth sorting, the draw is that of filter.rs. If not, the last kept token is located by
@@ -203,13 +206,7 @@ struct Chooser {
         continue;
       }
       const bool weighs = range.high > least_of(kClasses - 2);
-#pragma unroll 1
-      while (range.count > kMaxSorted && range.high - range.low > 1) {
-        refine(goal, range, weighs);
-        range = shared.range;
-      }
-      const bool is_sorted = range.count <= kMaxSorted;
-      if (is_sorted) sort_and_sum(range.low, range.high, weighs ? 1.0 : 0.0);
+      const bool is_sorted = narrow(goal, range, weighs);
       if (sorts_all) return among_sorted(limit, total);
       const Located located = is_sorted ? locate_sorted(goal, range) : locate_equal(goal, range, weighs);
       if (is_draw) return located.token;
@@ -280,19 +277,18 @@ struct Chooser {
   // Of bins in rank order, one a thread, the one that a goal is in: shared.range. If there is none, the last with a
   // token is taken, and false returned. `bin` holds what ranks before all bins. shared.before becomes all their mass.
   DEV bool cross(Goal goal, Range bin, double mass) {
-    uint32_t count_before, count;
-    double mass_before, mass_of_all;
-    const uint32_t count_through = block_scan(bin.count, shared.counts_of_warps, count_before, count);
-    const double mass_through = block_scan(mass, shared.sums_of_warps, mass_before, mass_of_all);
-    const bool crosses = bin.count_before + count_through >= goal.count || bin.mass_before + mass_through > goal.mass;
-    const uint32_t first = lowest(crosses && bin.count > 0, threadIdx.x);
-    const uint32_t last = lowest(bin.count > 0 && count_through == count, threadIdx.x);
+    const Scan<uint32_t> counts = block_scan(bin.count, shared.counts_of_warps);
+    const Scan<double> masses = block_scan(mass, shared.sums_of_warps);
+    const bool has_count = bin.count_before + counts.through >= goal.count;
+    const bool has_mass = bin.mass_before + masses.through > goal.mass;
+    const uint32_t first = lowest((has_count || has_mass) && bin.count > 0, threadIdx.x);
+    const uint32_t last = lowest(bin.count > 0 && counts.through == counts.total, threadIdx.x);
     if (threadIdx.x == (first != kNone ? first : last)) {
-      bin.count_before += count_before;
-      bin.mass_before += mass_before;
+      bin.count_before += counts.before;
+      bin.mass_before += masses.before;
       shared.range = bin;
     }
-    if (threadIdx.x == 0) shared.before = mass_of_all;
+    if (threadIdx.x == 0) shared.before = masses.total;
     __syncthreads();
     return first != kNone;
   }
@@ -309,33 +305,47 @@ struct Chooser {
     return range.count_before + at + 1 >= goal.count || range.mass_before + shared.prefix[at] > goal.mass;
   }
 
-  // Cuts a range into 512 bins and leaves the one that the goal is in.
-  DEV void refine(Goal goal, const Range& range, bool weighs) {
-    const uint64_t widest = range.high - range.low - 1;
-    uint32_t shift = 0;
+  // Cuts a range into 512 bins and goes on with the one that the goal is in, until few enough tokens are left to sort
+  // them. Returns false if more are, all of one weight.
+  DEV bool narrow(const Goal& goal, Range& range, bool weighs) {
 #pragma unroll 1
-    while (widest >> shift >= kClasses) ++shift;
-    clear_bins(shared.bins);
-    uint32_t count = 0;
-    uint64_t high = 0, low = 0;
-    const uint32_t own = threadIdx.x;
+    for (;;) {
+      const bool sorts = range.count <= kMaxSorted;
+      const uint64_t widest = range.high - range.low - 1;
+      if (!sorts && widest == 0) return false;
+      uint32_t shift = 0;
 #pragma unroll 1
-    for (uint32_t first = 0; first < p.vocab; first += kMaxChunk) {
-      visit(first, range.low, range.high, [&](uint32_t, uint64_t key) {
-        add_to_bin(shared.bins, (uint32_t)((range.high - 1 - key) >> shift), key);
-      });
+      while (widest >> shift >= kClasses) ++shift;
+      uint32_t count = 0;
+      uint64_t high = 0, low = 0;
       __syncthreads();
-      count += shared.bins.count[own];
-      high += high_of(shared.bins, own);
-      low += shared.bins.low[own];
       clear_bins(shared.bins);
+      clear_sorted();
+#pragma unroll 1
+      for (uint32_t first = 0; first < p.vocab; first += kMaxChunk) {
+        visit(first, range.low, range.high, [&](uint32_t token, uint64_t key) {
+          if (sorts) push(token, key);
+          else add_to_bin(shared.bins, (uint32_t)((range.high - 1 - key) >> shift), key);
+        });
+        __syncthreads();
+        // A thread has the bin of its number.
+        count += shared.bins.count[threadIdx.x];
+        high += high_of(shared.bins, threadIdx.x);
+        low += shared.bins.low[threadIdx.x];
+        clear_bins(shared.bins);
+      }
+      if (sorts) break;
+      const uint64_t offset = (uint64_t)threadIdx.x << shift;
+      Range bin = range;
+      bin.high = offset <= widest ? range.high - offset : range.low + 1;
+      bin.low = bin.high - range.low > 1ull << shift ? bin.high - (1ull << shift) : range.low;
+      bin.count = count;
+      cross(goal, bin, weighs ? mass_of(count, high, low, range.low) : 0.0);
+      range = shared.range;
     }
-    Range bin = range;
-    const uint64_t offset = (uint64_t)own << shift;
-    bin.high = offset <= widest ? range.high - offset : range.low + 1;
-    bin.low = bin.high - range.low > 1ull << shift ? bin.high - (1ull << shift) : range.low;
-    bin.count = count;
-    cross(goal, bin, weighs ? mass_of(count, high, low, range.low) : 0.0);
+    sort();
+    sum_sorted(weighs ? 1.0 : 0.0);
+    return true;
   }
 
   // All weights of the range are the same: the goal says how many are before it.
@@ -356,10 +366,9 @@ struct Chooser {
     for (uint32_t first = 0; first < p.vocab; first += kChooseThreads) {
       const uint32_t token = first + threadIdx.x;
       const uint32_t own = token < p.vocab && bits_of(weight_by_id(token)) == key;
-      uint32_t before, total;
-      block_scan(own, shared.counts_of_warps, before, total);
-      if (seen + total >= n) return lowest(own && seen + before + 1 == n, token);
-      seen += total;
+      const Scan<uint32_t> matches = block_scan(own, shared.counts_of_warps);
+      if (seen + matches.total >= n) return lowest(own && seen + matches.through == n, token);
+      seen += matches.total;
     }
     return p.vocab - 1;
   }
@@ -369,10 +378,9 @@ struct Chooser {
     const uint64_t least = bits_of(filters.min_weight);
     low = low < least ? least : low;
     const uint32_t end = min(first + kMaxChunk, p.vocab);
-    stage_marks(edits, shared.marks, first, end);
-    __syncthreads();
+    stage_marks(shared.edits, shared.marks, first, end);
     const Bounds bounds = bounds_of(low, high);
-    const bool is_plain = !edits.any && reads_by_four(weights.row, p.vocab);
+    const bool is_plain = !shared.edits.any && reads_by_four(weights.row, p.vocab);
 #pragma unroll 1
     for (uint32_t base = first + 4 * threadIdx.x; base < end; base += kVisited * kChooseThreads) {
       uint32_t allowed = is_plain ? allowed_by_four(bounds, base, end) : allowed_one_by_one(bounds, base, end);
@@ -380,7 +388,7 @@ struct Chooser {
 #pragma unroll 1
       for (; allowed; allowed &= allowed - 1) {
         const uint32_t token = visited(base, __ffs((int)allowed) - 1);
-        const uint64_t key = bits_of(weights.of(edited(edits, token, weights.row[token])));
+        const uint64_t key = bits_of(weights.of(logit_of_token(token)));
         if (low <= key && key < high && key > 0) see(token, key);
       }
     }
@@ -396,7 +404,7 @@ struct Chooser {
     for (uint32_t i = 0; i < kVisited; ++i) {
       const uint32_t token = visited(base, i);
       if (token >= end) continue;
-      allowed |= (uint32_t)bounds.allow(edited(edits, token, weights.row[token])) << i;
+      allowed |= (uint32_t)bounds.allow(logit_of_token(token)) << i;
     }
     return allowed;
   }
@@ -431,27 +439,24 @@ struct Chooser {
     return Bounds{(float)weights.max, factor, (float)(least - 0.001), (float)(most + 0.088)};
   }
 
-  // Sorts the tokens of a range (kMaxSorted at most) by weight, equals by id: shared.keys, shared.tokens. Sums of the
-  // weights, times `factor`, up to each become shared.prefix.
-  DEV void sort_and_sum(uint64_t low, uint64_t high, double factor) {
-    __syncthreads();
+  DEV void clear_sorted() {
     if (threadIdx.x == 0) shared.n_sorted = 0;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < kMaxSorted; i += kChooseThreads) {
       shared.keys[i] = 0;
       shared.tokens[i] = kNone;
     }
-    __syncthreads();
-#pragma unroll 1
-    for (uint32_t first = 0; first < p.vocab; first += kMaxChunk) {
-      visit(first, low, high, [&](uint32_t token, uint64_t key) {
-        const uint32_t at = atomicAdd(&shared.n_sorted, 1u);
-        if (at >= kMaxSorted) return;
-        shared.keys[at] = key;
-        shared.tokens[at] = token;
-      });
-      __syncthreads();
-    }
+  }
+
+  DEV void push(uint32_t token, uint64_t key) {
+    const uint32_t at = atomicAdd(&shared.n_sorted, 1u);
+    if (at >= kMaxSorted) return;
+    shared.keys[at] = key;
+    shared.tokens[at] = token;
+  }
+
+  // Sorts by weight, equals by id.
+  DEV void sort() {
     const uint32_t n = shared.n_sorted;
     uint32_t size = 2;
 #pragma unroll 1
@@ -465,7 +470,6 @@ struct Chooser {
         __syncthreads();
       }
     }
-    sum_sorted(factor);
   }
 
   DEV void exchange(uint32_t a, uint32_t b, bool highest_first) {
@@ -479,11 +483,11 @@ struct Chooser {
     shared.tokens[b] = token_a;
   }
 
+  // Sums of sorted weights, times `factor`, up to each: shared.prefix.
   DEV void sum_sorted(double factor) {
     const uint32_t at = 2 * threadIdx.x;
     const double a = factor * double_of(shared.keys[at]), b = factor * double_of(shared.keys[at + 1]);
-    double before, total;
-    block_scan(a + b, shared.sums_of_warps, before, total);
+    const double before = block_scan(a + b, shared.sums_of_warps).before;
     shared.prefix[at] = before + a;
     shared.prefix[at + 1] = (before + a) + b;
     __syncthreads();

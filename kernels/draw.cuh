@@ -2,6 +2,13 @@
 #pragma once
 #include "sampling.cuh"
 
+// Functions that are called, not copied into each place: what they save in code is worth more than the call.
+#ifdef CUSIM
+#define CALLED inline
+#else
+#define CALLED __device__ __noinline__
+#endif
+
 // ---- f64 operations that no compiler joins or reorders: the CPU's weights, bit for bit
 
 #ifdef CUSIM
@@ -119,9 +126,13 @@ template <class T> DEV T warp_scan(T value) {
   return value;
 }
 
-// The sum of the values up to this thread's, in an order that the block's shape fixes; `before` becomes that of the
-// threads before this one. f64 sums of neighbours can differ from each other's by roundings either way.
-template <class T> DEV T block_scan(T value, T* scratch, T& before, T& total) {
+// Sums of values, in an order that the block's shape fixes: of the threads up to this one, of those before it, of all.
+// f64 sums of neighbours can differ from each other's by roundings either way.
+template <class T> struct Scan {
+  T through, before, total;
+};
+
+template <class T> CALLED Scan<T> block_scan(T value, T* scratch) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
   const T through = warp_scan(value);
   const T left = __shfl_up_sync(0xffffffffu, through, 1);
@@ -131,9 +142,8 @@ template <class T> DEV T block_scan(T value, T* scratch, T& before, T& total) {
   const T through_warps = warp_scan(lane < n_warps ? scratch[lane] : T(0));
   const T of_earlier = __shfl_sync(0xffffffffu, through_warps, warp > 0 ? warp - 1 : 0);
   const T first = warp > 0 ? of_earlier : T(0);
-  total = __shfl_sync(0xffffffffu, through_warps, n_warps - 1);
-  before = lane > 0 ? first + left : first;
-  return first + through;
+  const T total = __shfl_sync(0xffffffffu, through_warps, n_warps - 1);
+  return Scan<T>{first + through, lane > 0 ? first + left : first, total};
 }
 
 // ---- edits of logits, in registers: what a row's sampler changes before it ranks
@@ -141,7 +151,7 @@ template <class T> DEV T block_scan(T value, T* scratch, T& before, T& total) {
 struct Edits {
   const uint32_t* counts;  // of the row; null: no penalties
   const uint32_t* mask;    // null: none
-  const uint32_t* marks;   // shared: tokens from first_marked on that are biased or banned; null: unknown
+  const uint32_t* marks;   // of the kMaxChunk tokens from first_marked on: biased or banned; null: unknown
   const TokenBias* biases;
   const uint32_t* bans;
   uint32_t first_marked, n_biases, n_bans;
@@ -194,24 +204,25 @@ template <class T> DEV void mark(const T* list, uint32_t n, uint32_t* marks, uin
   }
 }
 
-// Notes which tokens of `first..end` (kMaxChunk at most) are biased or banned. All threads of the block call it.
-DEV void stage_marks(Edits& edits, uint32_t* marks, uint32_t first, uint32_t end) {
-  if (edits.n_biases == 0 && edits.n_bans == 0) return;
+// Notes which tokens of `first..end` (kMaxChunk at most) are biased or banned. All threads of the block call it; `edits`
+// is shared.
+CALLED void stage_marks(Edits& edits, uint32_t* marks, uint32_t first, uint32_t end) {
   __syncthreads();
+  if (edits.n_biases == 0 && edits.n_bans == 0) return;
   for (uint32_t i = threadIdx.x; i < kMarkWords; i += blockDim.x) marks[i] = 0;
   __syncthreads();
   mark(edits.biases, edits.n_biases, marks, first, end);
   mark(edits.bans, edits.n_bans, marks, first, end);
+  if (threadIdx.x == 0) {
+    edits.marks = marks;
+    edits.first_marked = first;
+  }
   __syncthreads();
-  edits.marks = marks;
-  edits.first_marked = first;
 }
 
 DEV float banned_and_biased(const Edits& edits, uint32_t token, float logit) {
-  if (edits.marks) {
-    const uint32_t at = token - edits.first_marked;
-    if (!(edits.marks[at / 32] >> (at % 32) & 1)) return logit;
-  }
+  const uint32_t at = token - edits.first_marked;
+  if (edits.marks && at < kMaxChunk && !(edits.marks[at / 32] >> (at % 32) & 1)) return logit;
   const uint32_t ban = first_not_below(edits.bans, edits.n_bans, token);
   if (ban < edits.n_bans && edits.bans[ban] == token) logit = minus_infinity();
   uint32_t i = first_not_below(edits.biases, edits.n_biases, token);
@@ -232,8 +243,7 @@ DEV float penalized(const Edits& edits, uint32_t token, float logit) {
 }
 
 // The logit that is ranked, in the order of row.rs: penalties, mask, bans, biases.
-DEV float edited(const Edits& edits, uint32_t token, float logit) {
-  if (!edits.any) return logit;
+CALLED float edited(const Edits& edits, uint32_t token, float logit) {
   if (edits.counts) logit = penalized(edits, token, logit);
   if (edits.mask && !(edits.mask[token / 32] >> (token % 32) & 1)) logit = minus_infinity();
   if (edits.n_biases || edits.n_bans) logit = banned_and_biased(edits, token, logit);

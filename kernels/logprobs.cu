@@ -27,6 +27,7 @@ DEV float4 load_one_by_one(const float* row, uint32_t token, uint32_t end) {
 
 // Takes the `n` highest of the keys that the block's threads hold, highest first: `out(i, key)`, called by thread 0.
 template <class Out> DEV void take_highest(uint64_t (&keys)[kKeys], uint32_t n, uint64_t* scratch, Out out) {
+#pragma unroll 1
   for (uint32_t i = 0; i < n; ++i) {
     uint64_t own = 0;
 #pragma unroll
@@ -67,13 +68,15 @@ extern "C" __global__ void __launch_bounds__(kChunkThreads) logprob_chunks(const
   }
   max = block_max(max, max_of_warps);
   has_nan = block_max(has_nan, nan_of_warps);
-  double sum = 0.0, before, total;
-  // Of an infinite maximum there is no sum; the finish says NaN.
-  if (!is_infinite(max)) {
-#pragma unroll
-    for (uint32_t i = 0; i < kKeys; ++i) sum += exp_of_negative((double)logits[i] - (double)max);
+  // Of an infinite maximum there is no sum; the finish says NaN. The logits are read again, so that the exponential need
+  // not be there sixteen times.
+  double sum = 0.0;
+  const uint32_t end = is_infinite(max) ? 0 : min((blockIdx.x + 1) * kLogprobChunk, p.vocab);
+#pragma unroll 2
+  for (uint32_t token = blockIdx.x * kLogprobChunk + threadIdx.x; token < end; token += kChunkThreads) {
+    sum += exp_of_negative((double)row[token] - (double)max);
   }
-  block_scan(sum, sums_of_warps, before, total);
+  const double total = block_scan(sum, sums_of_warps).total;
   const uint64_t chunk = (uint64_t)blockIdx.y * p.n_chunks + blockIdx.x;
   if (threadIdx.x == 0) p.masses[chunk] = ChunkMass{total, max, has_nan};
   if (work.top == 0) return;
@@ -92,19 +95,20 @@ CUSIM_KERNEL(logprob_chunks)
 DEV double log_normalizer(const LogprobParams& p, const ChunkMass* masses, float* max_of_warps, double* sums_of_warps) {
   float max = minus_infinity();
   uint32_t has_nan = 0;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < p.n_chunks; i += kFinishThreads) {
     max = masses[i].max > max ? masses[i].max : max;
     has_nan |= masses[i].nan;
   }
   max = block_max(max, max_of_warps);
-  double sum = 0.0, before, total;
+  double sum = 0.0;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < p.n_chunks; i += kFinishThreads) {
     const double below = (double)masses[i].max - (double)max;
     sum += masses[i].sum * exp_of_negative(below);
     if (has_nan || is_infinite(max)) sum = double_of(0x7ff8000000000000ull);
   }
-  block_scan(sum, sums_of_warps, before, total);
-  return (double)max + log(total);
+  return (double)max + log(block_scan(sum, sums_of_warps).total);
 }
 
 extern "C" __global__ void __launch_bounds__(kFinishThreads) logprob_finish(const LogprobParams p) {
@@ -125,6 +129,7 @@ extern "C" __global__ void __launch_bounds__(kFinishThreads) logprob_finish(cons
     if (was_sampled) p.sampled[work.sampled].logprob = out[0].logprob;
   }
   const uint32_t top = min(work.top, p.max_top);
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < work.n_ids; i += kFinishThreads) {
     out[1 + top + i] = of_id(p.ids[work.first_id + i]);
   }

@@ -9,21 +9,20 @@
 
 constexpr uint32_t kStreamThreads = 256;
 
-// What a thread has seen: the rank of the highest logit that is ranked, and whether a raw one is NaN.
+// What a thread has seen, by ascending token: the first of the highest logits, and whether a raw one is NaN.
 struct Highest {
-  uint64_t key;
+  float logit;
+  uint32_t token;
   bool has_nan;
 
-  DEV void see(uint32_t token, float raw_logit, float logit) {
-    has_nan |= is_nan(raw_logit);
-    const uint64_t other = is_nan(logit) ? 0 : rank_key(logit, token);
-    key = other > key ? other : key;
+  DEV void see(uint32_t other_token, float other) {
+    token = other > logit ? other_token : token;
+    logit = other > logit ? other : logit;
   }
 };
 
-DEV Highest highest_of(const float* row, uint32_t first, uint32_t end) {
+DEV void see_by_four(Highest& highest, const float* row, uint32_t first, uint32_t end) {
   constexpr uint32_t kLoads = 4, kStride = 4 * kStreamThreads;
-  Highest highest{rank_key(minus_infinity(), first), false};
 #pragma unroll 1
   for (uint32_t base = first + threadIdx.x * 4; base < end; base += kStride * kLoads) {
     float4 loaded[kLoads];
@@ -31,28 +30,28 @@ DEV Highest highest_of(const float* row, uint32_t first, uint32_t end) {
     for (uint32_t i = 0; i < kLoads; ++i) loaded[i] = load_four(row, base + i * kStride, end);
 #pragma unroll
     for (uint32_t i = 0; i < kLoads; ++i) {
-      // Those beyond the end are minus infinity and never rank before a token of the chunk.
       const uint32_t token = base + i * kStride;
-      highest.see(token, loaded[i].x, loaded[i].x);
-      highest.see(token + 1, loaded[i].y, loaded[i].y);
-      highest.see(token + 2, loaded[i].z, loaded[i].z);
-      highest.see(token + 3, loaded[i].w, loaded[i].w);
+      const float4 four = loaded[i];
+      highest.has_nan |= is_nan(four.x) || is_nan(four.y) || is_nan(four.z) || is_nan(four.w);
+      highest.see(token, four.x);
+      highest.see(token + 1, four.y);
+      highest.see(token + 2, four.z);
+      highest.see(token + 3, four.w);
     }
   }
-  return highest;
 }
 
-DEV Highest highest_edited(const float* row, uint32_t first, uint32_t end, const Edits& edits) {
-  Highest highest{rank_key(minus_infinity(), first), false};
-#pragma unroll 2
+DEV void see_one_by_one(Highest& highest, const float* row, uint32_t first, uint32_t end, const Edits& edits) {
+#pragma unroll 1
   for (uint32_t token = first + threadIdx.x; token < end; token += kStreamThreads) {
     const float logit = row[token];
-    highest.see(token, logit, edited(edits, token, logit));
+    highest.has_nan |= is_nan(logit);
+    highest.see(token, edits.any ? edited(edits, token, logit) : logit);
   }
-  return highest;
 }
 
 extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_peaks(const SampleParams p) {
+  __shared__ Edits edits;
   __shared__ uint32_t marks[kMarkWords];
   __shared__ uint64_t highest_of_warps[32];
   __shared__ uint32_t any_nan;
@@ -62,17 +61,18 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_peaks(con
     ClassSum* classes = p.classes + (uint64_t)blockIdx.y * kClasses;
     for (uint32_t i = threadIdx.x; i < kClasses; i += kStreamThreads) classes[i] = ClassSum{0, 0, 0, 0};
   }
-  if (threadIdx.x == 0) any_nan = 0;
-  __syncthreads();
+  if (threadIdx.x == 0) {
+    any_nan = 0;
+    edits = edits_of(p, work, p.samplers[work.row], p.states[work.row]);
+  }
   const float* row = p.logits + (uint64_t)work.logits_row * p.stride;
   const uint32_t first = blockIdx.x * p.chunk, end = min(first + p.chunk, p.vocab);
-  Edits edits = edits_of(p, work, p.samplers[work.row], p.states[work.row]);
   stage_marks(edits, marks, first, end);
-
-  const bool is_plain = !edits.any && reads_by_four(row, p.vocab);
-  const Highest found = is_plain ? highest_of(row, first, end) : highest_edited(row, first, end, edits);
+  Highest found{minus_infinity(), first, false};
+  if (!edits.any && reads_by_four(row, p.vocab)) see_by_four(found, row, first, end);
+  else see_one_by_one(found, row, first, end, edits);
   if (found.has_nan) atomicOr(&any_nan, 1u);
-  const uint64_t highest = block_max(found.key, highest_of_warps);
+  const uint64_t highest = block_max(rank_key(found.logit, found.token), highest_of_warps);
   if (threadIdx.x == 0) {
     ChunkPeak& peak = p.peaks[(uint64_t)blockIdx.y * p.n_chunks + blockIdx.x];
     peak = ChunkPeak{logit_of((uint32_t)(highest >> 32)), token_of(highest), any_nan, 0};
@@ -83,7 +83,7 @@ CUSIM_KERNEL(sample_peaks)
 // The sum of a group of eight lanes in the order of filter.rs: whole rows of eight by lane, then what is left over.
 DEV double sum_of_group(double of_rows, double of_rest) {
   double sum = 0.0, rest = 0.0;
-#pragma unroll
+#pragma unroll 2
   for (uint32_t lane = 0; lane < 8; ++lane) {
     sum = add_rn(sum, __shfl_sync(0xffffffffu, of_rows, lane, 8));
     rest = add_rn(rest, __shfl_sync(0xffffffffu, of_rest, lane, 8));
@@ -93,6 +93,7 @@ DEV double sum_of_group(double of_rows, double of_rest) {
 
 extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_weights(const SampleParams p) {
   __shared__ WeightBins bins;
+  __shared__ Edits edits;
   __shared__ uint32_t marks[kMarkWords];
   __shared__ uint64_t highest_of_warps[32];
   __shared__ uint32_t any_nan;
@@ -106,9 +107,8 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_weights(c
   clear_bins(bins);
   const uint32_t first = blockIdx.x * p.chunk, end = min(first + p.chunk, p.vocab);
   const Weights weights = weights_of(p, work, sampler, peak.logit);
-  Edits edits = edits_of(p, work, sampler, p.states[work.row]);
+  if (threadIdx.x == 0) edits = edits_of(p, work, sampler, p.states[work.row]);
   stage_marks(edits, marks, first, end);
-  __syncthreads();
 
   // Eight lanes sum a block of 64 weights; a warp has four.
   const uint32_t lane = threadIdx.x % 8;
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_weights(c
     double of_rows = 0.0, of_rest = 0.0;
 #pragma unroll 1
     for (uint32_t token = base + lane; token < min(base + kSumBlock, end); token += 8) {
-      double weight = weights.of(edited(edits, token, weights.row[token]));
+      double weight = weights.of(edits.any ? edited(edits, token, weights.row[token]) : weights.row[token]);
       const bool is_kept = weight >= filters.min_weight;
       if (filters.rank && is_kept && weight > 0.0) add_to_bin(bins, class_of(bits_of(weight)), bits_of(weight));
       // top_p looks at the whole vocabulary, whatever min_p drops.
@@ -134,6 +134,7 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_weights(c
   }
   if (!filters.rank) return;
   __syncthreads();
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < kClasses; i += kStreamThreads) {
     if (bins.count[i] == 0) continue;
     ClassSum& sum = p.classes[(uint64_t)blockIdx.y * kClasses + i];
@@ -158,8 +159,10 @@ extern "C" __global__ void __launch_bounds__(kChooseThreads, 1) sample_choose(co
   const bool is_peak = sampler.is_greedy || peak.nan || is_infinite(peak.logit);
   if (!is_peak) {
     const double draw = uniform(sampler.seed, state.n_output);
-    Chooser chooser{p, shared, filters_of(p, sampler), weights_of(p, work, sampler, peak.logit),
-                    edits_of(p, work, sampler, state), p.block_sums, p.classes, draw};
+    if (threadIdx.x == 0) shared.edits = edits_of(p, work, sampler, state);
+    __syncthreads();
+    Chooser chooser{p, shared, filters_of(p, sampler), weights_of(p, work, sampler, peak.logit), p.block_sums, p.classes,
+                    draw};
     const uint32_t n_blocks = (p.vocab + kSumBlock - 1) / kSumBlock;
     chooser.block_sums += (uint64_t)blockIdx.x * n_blocks;
     chooser.classes += (uint64_t)blockIdx.x * kClasses;

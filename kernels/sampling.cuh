@@ -253,7 +253,7 @@ struct BeginPrefillParams {
   uint32_t* tokens;          // of the step
   uint32_t* positions;       // of the step
   uint32_t* slots;           // of the step
-  const Segment* segments;   // of the prefills, by ascending first_token; padding (n_tokens 0) anywhere
+  const Segment* segments;   // of the prefills, by ascending first_token; padding (n_tokens 0) begins where the next one does
   const uint32_t* uploaded;  // [n_tokens]: those of the step from first_token on
   const uint32_t* page_table;
   uint32_t first_token;      // of the step: behind the decodes

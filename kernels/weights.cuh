@@ -37,6 +37,7 @@ DEV ChunkPeak peak_of_row(const SampleParams& p, uint32_t work, uint64_t* highes
   if (threadIdx.x == 0) any_nan = 0;
   __syncthreads();
   uint64_t highest = 0;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < p.n_chunks; i += blockDim.x) {
     const ChunkPeak peak = peaks[i];
     const uint64_t key = rank_key(peak.logit, peak.token);

@@ -164,6 +164,7 @@ static void check_rows(uint32_t vocab) {
 
 int main() {
   for (uint32_t i = 0; i < 30; ++i) {
+    cusim::opts().order = i % 3;
     check_edits(1 + below(5), 1 + below(300), 1 + below(12));
     check_edits(64, 40, 1 + below(400));
     const uint32_t page_size = std::initializer_list<uint32_t>{1, 3, 16, 64}.begin()[below(4)];
