@@ -78,8 +78,8 @@ pub enum TableDelta {
         row: RowId,
         /// Index of the first page overwritten.
         from: u32,
-        /// The pages to use from now on.
-        pages: PageRun,
+        /// The pages to use from now on; apart, since most edits are the other kind.
+        pages: Box<PageRun>,
     },
 }
 

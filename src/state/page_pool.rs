@@ -41,6 +41,11 @@ impl PagePool {
         if n > self.free.len() {
             return None;
         }
+        if n == 1 {
+            let id = self.free.pop_front()?;
+            self.granted.set(id.index(), true);
+            return Some(Pages::adopt(PageIds::from_slice(&[id]), &self.ledger));
+        }
         let mut ids = PageIds::new();
         let (front, back) = self.free.as_slices();
         ids.extend_from_slice(&front[..n.min(front.len())]);

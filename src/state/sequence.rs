@@ -108,8 +108,10 @@ pub struct Sequence {
     pub kept_output: usize,
     /// Publishes what it computed when it gives its memory back.
     pub publish: bool,
-    /// Of the request: every plan asks for it, and it lies two pointers away there.
+    /// Of the request, as `heeds_stops`: every plan and every token asks for them, and they lie two pointers away there.
     max_new_tokens: u32,
+    /// Some tokens end it.
+    heeds_stops: bool,
 }
 
 impl Sequence {
@@ -118,6 +120,7 @@ impl Sequence {
         Self {
             fill: request.prompt.clone(),
             max_new_tokens: request.sampling.max_new_tokens,
+            heeds_stops: !request.sampling.ignore_eos,
             request,
             phase: Phase::Waiting,
             output: Vec::new(),
@@ -141,6 +144,11 @@ impl Sequence {
     /// Most tokens it may generate.
     pub fn max_new_tokens(&self) -> usize {
         self.max_new_tokens as usize
+    }
+
+    /// Whether end-of-sequence tokens and the request's stop tokens end it.
+    pub fn heeds_stops(&self) -> bool {
+        self.heeds_stops
     }
 
     /// Tokens it may still generate, counting planned ones as generated.

@@ -55,7 +55,7 @@ fn contradictory_plan_is_rejected_and_leaves_no_trace() {
             plan.table.push(TableDelta::Remap {
                 row,
                 from: 18,
-                pages: run_of(&[30, 31]),
+                pages: run_of(&[30, 31]).into(),
             });
         }),
         ("at least one must be left", |plan| {
@@ -140,7 +140,7 @@ fn remapped_pages_serve_the_same_history() {
     step.table = vec![TableDelta::Remap {
         row: RowId::new(2),
         from: 2,
-        pages: run_of(&[3, 4, 5, 6]),
+        pages: run_of(&[3, 4, 5, 6]).into(),
     }];
     step.rows = vec![decode(1, 10), decode(2, 10)];
     let output = executor.run(&step).unwrap();

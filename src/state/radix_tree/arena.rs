@@ -160,6 +160,18 @@ impl Arena {
         upper
     }
 
+    /// Reads a node, for its memory to be near; the value means nothing.
+    pub(super) fn glance(&self, index: u32) -> u32 {
+        let node = &self[index];
+        node.parent ^ node.tag ^ node.usage.last_access as u32 ^ node.edge.len() as u32
+    }
+
+    /// Reads what a node refers to and its removal touches; the value means nothing.
+    pub(super) fn glance_behind(&self, index: u32) -> u32 {
+        let node = &self[index];
+        self.children.glance(node.tag) ^ node.edge.glance(self.page_size)
+    }
+
     /// What stood behind `last` in its buffer was evicted: cuts the buffer if that is worth it.
     pub(super) fn cut_buffer(&mut self, last: u32) {
         let Some(buffer) = self[last].edge.cut_buffer(self.page_size) else {

@@ -184,6 +184,21 @@ impl Edge {
         self.buffer.ids(range)
     }
 
+    /// Reads the buffer's count of owners and the pages, for their memory to be near; the value means nothing.
+    pub(super) fn glance(&self, page_size: PageSize) -> u32 {
+        /// Ids in a cache line.
+        const LINE: usize = 16;
+        match &self.buffer {
+            EdgeBuffer::Short(items) => {
+                let range = self.buffer.page_range(self.start..self.end, page_size);
+                let pages = &items[range.start as usize..range.end as usize];
+                let lines = pages.iter().step_by(LINE).chain(pages.last());
+                lines.fold(Arc::strong_count(items) as u32, |seen, id| seen ^ id)
+            }
+            EdgeBuffer::Long(edge) => Arc::strong_count(edge) as u32,
+        }
+    }
+
     /// Appends the pages, without the first `skip`, to a view.
     pub(super) fn push_pages(&self, run: &mut PageRun, skip: usize, page_size: PageSize) {
         let range = self.buffer.page_range(self.start..self.end, page_size);

@@ -7,6 +7,9 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::hint::black_box;
+
+use smallvec::SmallVec;
 
 use super::RadixTree;
 use crate::state::eviction::{EvictionKey, KeyTrend};
@@ -14,6 +17,9 @@ use crate::state::pages::{PageIds, Pages};
 use crate::state::prefix_cache::Evicted;
 
 type Entry = (EvictionKey, u32);
+
+/// Candidates whose memory is fetched together: one wait for all of them.
+const LOOKAHEAD: usize = 16;
 
 /// Candidates in order of their keys. A live node has at most one entry, a removed one none.
 ///
@@ -23,6 +29,8 @@ type Entry = (EvictionKey, u32);
 pub(super) struct Victims {
     ascending: VecDeque<Entry>,
     others: BinaryHeap<Reverse<Entry>>,
+    /// How many entries at the front of the queue have been handed out by [`Victims::ahead`].
+    n_fetched: usize,
 }
 
 impl Victims {
@@ -37,11 +45,25 @@ impl Victims {
         match (self.ascending.front(), self.others.peek()) {
             (Some(first), Some(Reverse(other))) if other < first => self.others.pop().map(|e| e.0),
             (None, _) => self.others.pop().map(|e| e.0),
-            _ => self.ascending.pop_front(),
+            _ => {
+                self.n_fetched = self.n_fetched.saturating_sub(1);
+                self.ascending.pop_front()
+            }
         }
     }
 
+    /// The nodes at the front of the queue, once all that were handed out before are gone.
+    fn ahead(&mut self) -> SmallVec<[u32; LOOKAHEAD]> {
+        if self.n_fetched > 0 {
+            return SmallVec::new();
+        }
+        self.n_fetched = self.ascending.len().min(LOOKAHEAD);
+        let ahead = self.ascending.iter().take(self.n_fetched);
+        ahead.map(|entry| entry.1).collect()
+    }
+
     fn clear(&mut self) {
+        self.n_fetched = 0;
         self.ascending.clear();
         self.others.clear();
     }
@@ -68,6 +90,10 @@ impl RadixTree {
             };
             freed += self.remove_leaf(victim, &mut ids);
             nodes += 1;
+            if nodes == 1 && freed < tokens {
+                let n_more = (tokens - freed).min(self.evictable_tokens);
+                ids.reserve(self.page_size.full_pages(n_more));
+            }
         }
         Evicted {
             pages: Pages::adopt(ids, &self.ledger),
@@ -106,6 +132,7 @@ impl RadixTree {
     }
 
     fn next_victim(&mut self) -> Option<u32> {
+        self.fetch_ahead();
         while let Some((key, index)) = self.victims.pop() {
             let node = &mut self.arena[index];
             node.is_queued = false;
@@ -115,6 +142,16 @@ impl RadixTree {
             self.enqueue(index);
         }
         None
+    }
+
+    /// Reads what the next evictions will read. Leaves that nobody has used for long are in no cache, and here the
+    /// reads do not wait for each other.
+    fn fetch_ahead(&mut self) {
+        let ahead = self.victims.ahead();
+        let nodes = ahead.iter().map(|&index| self.arena.glance(index));
+        black_box(nodes.fold(0, |seen, one| seen ^ one));
+        let rest = ahead.iter().map(|&index| self.arena.glance_behind(index));
+        black_box(rest.fold(0, |seen, one| seen ^ one));
     }
 
     /// Removes an evictable leaf and returns its length in tokens.

@@ -112,7 +112,7 @@ impl Scheduler {
             self.deltas.push(TableDelta::Remap {
                 row: kv.row,
                 from: remap_from as u32,
-                pages: remap,
+                pages: Box::new(remap),
             });
         }
     }

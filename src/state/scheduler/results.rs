@@ -172,13 +172,14 @@ impl Scheduler {
 }
 
 fn finish_reason(sequence: &Sequence, token: u32, eos: &[u32]) -> Option<FinishReason> {
-    let sampling = &sequence.request.sampling;
-    let is_stop = eos.contains(&token) || sampling.stop_token_ids.contains(&token);
-    if is_stop && !sampling.ignore_eos {
+    let is_stop =
+        || eos.contains(&token) || sequence.request.sampling.stop_token_ids.contains(&token);
+    if sequence.heeds_stops() && is_stop() {
         return Some(FinishReason::StopToken(token));
     }
-    let is_full = sequence.output.len() >= sequence.max_new_tokens();
+    let max_new_tokens = sequence.max_new_tokens();
+    let is_full = sequence.output.len() >= max_new_tokens;
     is_full.then_some(FinishReason::Length {
-        max_new_tokens: sampling.max_new_tokens,
+        max_new_tokens: max_new_tokens as u32,
     })
 }
