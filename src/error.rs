@@ -189,6 +189,9 @@ pub enum LoadError {
     /// The KV pool does not fit.
     #[error("{0}")]
     Memory(String),
+    /// The device refuses the model.
+    #[error("{0}")]
+    Device(String),
 }
 
 /// Why the configuration cannot be used.

@@ -1,23 +1,28 @@
 //! The Executor: a front on the control Arbiter and the OS thread that owns weights, KV buffers and sampler.
 //!
-//! A token is sampled on that thread, behind [`crate::executor::Executor::run`]. The channel in between holds two
+//! A token is sampled on that thread, behind [`crate::executor::Executor`]. The channel in between holds two
 //! steps, and the scheduler never has more than two under way, so the front never waits.
 
+use std::collections::VecDeque;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, ActorContext, Context, Handler};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use tokio::sync::oneshot;
 
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{RunStep, StepDone};
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
-use crate::error::LoadError;
-use crate::executor;
+use crate::error::{LoadError, StepError};
+use crate::executor::{self, Launch, MAX_UNDER_WAY, StepOutput};
+use crate::ids::StepId;
 
 /// Steps between the front and the thread.
 const QUEUED_STEPS: usize = 2;
+
+/// How long the thread waits for a step before it asks the device whether the one under way has ended.
+const GLANCE: Duration = Duration::from_micros(20);
 
 /// The front.
 pub struct Executor {
@@ -87,30 +92,118 @@ impl ExecutorThread {
     }
 }
 
-fn run_steps(
-    mut executor: Box<dyn executor::Executor>,
-    steps: &Receiver<RunStep>,
-    answers: Answers,
-) {
+fn run_steps(executor: Box<dyn executor::Executor>, steps: &Receiver<RunStep>, answers: Answers) {
     let Answers { done, mut note } = answers;
-    let mut idle_since: Option<Instant> = None;
-    while let Ok(RunStep { plan, spent }) = steps.recv() {
-        let started = Instant::now();
-        let idle = idle_since.map_or(Duration::ZERO, |since| started - since);
-        if let Some(rows) = spent {
-            executor.recycle(rows);
+    let mut line = StepLine {
+        executor,
+        done,
+        under_way: VecDeque::with_capacity(MAX_UNDER_WAY),
+        last_end: None,
+    };
+    loop {
+        match line.next(steps) {
+            Turn::Launch(step) => line.launch(step),
+            Turn::Finish => line.finish(),
+            Turn::End => break,
         }
-        let result = executor.run(&plan);
-        let ended = Instant::now();
-        idle_since = Some(ended);
-        done.post(StepDone {
-            step: plan.step,
-            result,
-            run_seconds: (ended - started).as_secs_f64(),
-            idle_seconds: idle.as_secs_f64(),
-        });
     }
     note.disarm();
+}
+
+/// The executor, and the steps that it was handed and has not answered.
+struct StepLine {
+    executor: Box<dyn executor::Executor>,
+    done: Mailbox<StepDone>,
+    under_way: VecDeque<UnderWay>,
+    /// When the last step ended.
+    last_end: Option<Instant>,
+}
+
+struct UnderWay {
+    step: StepId,
+    launched: Instant,
+    /// `None` while only the executor knows.
+    result: Option<Result<StepOutput, StepError>>,
+}
+
+/// What the thread does next.
+enum Turn {
+    Launch(RunStep),
+    Finish,
+    End,
+}
+
+impl StepLine {
+    /// Prefers to launch: an answer can wait while the device has nothing to do.
+    fn next(&mut self, steps: &Receiver<RunStep>) -> Turn {
+        if self.under_way.is_empty() {
+            return steps.recv().map_or(Turn::End, Turn::Launch);
+        }
+        if self.under_way.len() == MAX_UNDER_WAY {
+            return Turn::Finish;
+        }
+        match steps.try_recv() {
+            Ok(step) => return Turn::Launch(step),
+            Err(TryRecvError::Disconnected) => return Turn::Finish,
+            Err(TryRecvError::Empty) => {}
+        }
+        while !self.is_oldest_finished() {
+            match steps.recv_timeout(GLANCE) {
+                Ok(step) => return Turn::Launch(step),
+                Err(RecvTimeoutError::Disconnected) => return Turn::Finish,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        Turn::Finish
+    }
+
+    fn is_oldest_finished(&mut self) -> bool {
+        let is_answered = self
+            .under_way
+            .front()
+            .is_some_and(|oldest| oldest.result.is_some());
+        is_answered || self.executor.is_finished()
+    }
+
+    /// A step that ends with its launch, and one that is refused, are answered in their turn.
+    fn launch(&mut self, RunStep { plan, spent }: RunStep) {
+        let launched = Instant::now();
+        if let Some(rows) = spent {
+            self.executor.recycle(rows);
+        }
+        let result = match self.executor.launch(&plan) {
+            Ok(Launch::UnderWay) => None,
+            Ok(Launch::Done(output)) => Some(Ok(output)),
+            Err(error) => Some(Err(error)),
+        };
+        let is_answered = result.is_some();
+        self.under_way.push_back(UnderWay {
+            step: plan.step,
+            launched,
+            result,
+        });
+        if is_answered && self.under_way.len() == 1 {
+            self.finish();
+        }
+    }
+
+    /// Answers the oldest step. A step launched behind another one begins when that one ends.
+    fn finish(&mut self) {
+        let Some(oldest) = self.under_way.pop_front() else {
+            return;
+        };
+        let result = oldest.result.unwrap_or_else(|| self.executor.finish());
+        let ended = Instant::now();
+        let last_end = self.last_end.unwrap_or(oldest.launched);
+        let began = oldest.launched.max(last_end);
+        self.last_end = Some(ended);
+        self.done.post(StepDone {
+            step: oldest.step,
+            result,
+            run_seconds: (ended - began).as_secs_f64(),
+            idle_seconds: (began - last_end).as_secs_f64(),
+        });
+    }
 }
 
 impl Executor {

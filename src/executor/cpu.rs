@@ -1,17 +1,14 @@
 //! The CPU executor: weights, KV pool, page table and samplers on one thread's side of the channel.
 
-mod check;
 mod readout;
-mod rows;
 
 use std::path::Path;
 
-use smallvec::SmallVec;
-
-use self::check::Limits;
 pub use self::readout::LOGIT_ROWS;
-use self::rows::Row;
 use crate::error::{LoadError, StepError};
+use crate::executor::check::Limits;
+use crate::executor::results::SpentResults;
+use crate::executor::rows::Rows;
 use crate::executor::{
     Executor, RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
 };
@@ -25,10 +22,7 @@ use crate::model::loader::{Checkpoint, Loader, Progress};
 use crate::model::weights::{Dtype, Quantization};
 use crate::state::kv_layout::{KvLayout, MhaLayout};
 use crate::state::pages::PageRun;
-use crate::state::sampling::SamplingParams;
-
-/// Buffers of results that are kept: one more than steps are under way at once.
-const MAX_SPENT: usize = 3;
+use crate::state::sampling::{RowSampler, SamplingParams};
 
 /// How a [`CpuExecutor`] is set up.
 #[derive(Clone, Copy, Debug)]
@@ -96,14 +90,22 @@ pub struct CpuExecutor {
     backend: CpuBackend,
     /// The step's tokens; kept for its memory.
     batch: CpuBatch,
-    /// By row id; row 0 is padding and stays empty.
-    rows: Vec<Option<Row>>,
-    limits: Limits,
+    rows: Rows,
+    /// By row id.
+    sampling: Vec<Option<RowSampling>>,
+    n_pages: usize,
+    page_size: usize,
+    vocab_size: usize,
     eos_ids: Vec<u32>,
     readout: readout::Readout,
-    check: check::Scratch,
-    /// Emptied results of earlier steps.
-    spent: Vec<Vec<RowResult>>,
+    results: SpentResults,
+}
+
+/// The sampler of a row in use.
+struct RowSampling {
+    sampler: RowSampler,
+    /// Its last token; means nothing while there is none.
+    last_token: u32,
 }
 
 impl CpuExecutor {
@@ -141,22 +143,25 @@ impl CpuExecutor {
         let mut backend = CpuBackend::new(&sizes)
             .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;
         let model = crate::model::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+        let limits = Limits {
+            n_pages: options.n_pages,
+            page_size: options.page_size,
+            vocab_size: config.vocab_size,
+        };
         // Last: threads that loading starts would inherit it.
         backend.pin_caller();
         Ok(Self {
             model,
             backend,
             batch: CpuBatch::default(),
-            rows: (0..=options.max_rows).map(|_| None).collect(),
-            limits: Limits {
-                n_pages: options.n_pages,
-                page_size: options.page_size,
-                vocab_size: config.vocab_size,
-            },
+            rows: Rows::new(options.max_rows, limits),
+            sampling: (0..=options.max_rows).map(|_| None).collect(),
+            n_pages: options.n_pages,
+            page_size: options.page_size,
+            vocab_size: config.vocab_size,
             eos_ids,
             readout: readout::Readout::default(),
-            check: check::Scratch::default(),
-            spent: Vec::new(),
+            results: SpentResults::default(),
         })
     }
 
@@ -169,21 +174,21 @@ impl CpuExecutor {
         plan: &StepPlan,
         probe: LogitsProbe<'_>,
     ) -> Result<StepOutput, StepError> {
-        let known = (&self.rows[..], self.backend.table());
-        check::check(plan, known, &self.limits, &mut self.check).map_err(StepError::Rejected)?;
+        self.rows.check(plan)?;
         self.backend.wake();
         for start in &plan.starts {
+            self.rows.start(start);
             self.start(start);
         }
         for delta in &plan.table {
+            self.rows.edit(delta);
             self.edit_table(delta);
         }
         self.batch.clear();
         for work in &plan.rows {
             self.push_work(work);
         }
-        let mut rows = self.spent.pop().unwrap_or_default();
-        rows.extend(plan.rows.iter().map(empty_result));
+        let mut rows = self.results.begin(plan);
         if self.batch.n_tokens() > 0 {
             let hidden = self.model.forward(&mut self.backend, &self.batch);
             self.read_out(plan, &hidden, &mut rows, probe);
@@ -208,7 +213,7 @@ impl CpuExecutor {
         on_logits: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), StepError> {
         let (row, seq) = (RowId::new(1), SeqId::new(0));
-        let n_pages = prompt.len().div_ceil(self.limits.page_size);
+        let n_pages = prompt.len().div_ceil(self.page_size);
         let greedy = SamplingParams {
             temperature: 0.0,
             ..Default::default()
@@ -256,14 +261,17 @@ impl CpuExecutor {
     fn start(&mut self, start: &RowStart) {
         // What the row can grow to, so that no step has to make room.
         let most_tokens = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
-        let most_pages = most_tokens.div_ceil(self.limits.page_size);
+        let most_pages = most_tokens.div_ceil(self.page_size);
         let pages = self.backend.table_mut().row_mut(start.row);
         pages.clear();
-        pages.reserve(most_pages.min(self.limits.n_pages));
+        pages.reserve(most_pages.min(self.n_pages));
         pages.extend(start.prefix.iter());
-        let computed = start.prefix.len() * self.limits.page_size;
-        let row = Row::new(start, computed, self.limits.vocab_size, &self.eos_ids);
-        self.rows[start.row.index()] = Some(row);
+        let (prompt, output) = start.tokens.split_at(start.prompt_tokens as usize);
+        let sampling = start.sampling.clone();
+        self.sampling[start.row.index()] = Some(RowSampling {
+            sampler: RowSampler::new(sampling, self.vocab_size, &self.eos_ids, prompt, output),
+            last_token: 0,
+        });
     }
 
     fn edit_table(&mut self, delta: &TableDelta) {
@@ -280,19 +288,17 @@ impl CpuExecutor {
     }
 
     fn push_work(&mut self, work: &StepRow) {
-        let row = self.rows[work.row.index()]
-            .as_mut()
-            .expect("the plan was checked");
         let positions = work.work.positions();
         let (first, end) = (positions.start as usize, positions.end as usize);
-        let decoded = [row.last_sampled];
+        let sampling = self.sampling[work.row.index()].as_ref();
+        let decoded = sampling.map_or(0, |sampling| sampling.last_token);
         let tokens = match work.work {
-            RowWork::Prefill { .. } => &row.tokens[first..end],
-            RowWork::Decode { .. } => &decoded,
+            RowWork::Prefill { .. } => &self.rows.row(work.row).tokens[first..end],
+            RowWork::Decode { .. } => &[decoded],
         };
         self.batch
             .push(work.row, first, tokens, self.backend.table());
-        row.computed = row.computed.max(end);
+        self.rows.advance(work);
     }
 }
 
@@ -301,21 +307,8 @@ impl Executor for CpuExecutor {
         self.run_observed(plan, &mut |_, _, _| {})
     }
 
-    fn recycle(&mut self, mut rows: Vec<RowResult>) {
-        rows.clear();
-        if self.spent.len() < MAX_SPENT {
-            self.spent.push(rows);
-        }
-    }
-}
-
-fn empty_result(work: &StepRow) -> RowResult {
-    RowResult {
-        seq: work.seq,
-        tokens: SmallVec::new(),
-        accepted: work.work.positions().len() as u32,
-        logprobs: work.logprobs.as_ref().map(|_| Box::default()),
-        nan: false,
+    fn recycle(&mut self, rows: Vec<RowResult>) {
+        self.results.recycle(rows);
     }
 }
 

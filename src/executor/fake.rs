@@ -54,6 +54,19 @@ impl FakeExecutor {
         }
     }
 
+    /// The error with which a step is to be refused before it begins, if it is.
+    pub fn refusal(&self, step: StepId) -> Option<StepError> {
+        self.fault(step)
+            .filter(|fault| matches!(fault, StepError::Rejected(_)))
+    }
+
+    fn fault(&self, step: StepId) -> Option<StepError> {
+        let faults = &mut self.options.faults.iter();
+        faults
+            .find(|(faulty, _)| *faulty == step)
+            .map(|(_, fault)| fault.clone())
+    }
+
     fn slot(&self, row: &FakeRow, position: usize) -> Result<usize, StepError> {
         let page_size = self.options.page_size;
         let page = row.pages.get(position / page_size).ok_or_else(|| {
@@ -161,13 +174,8 @@ impl FakeExecutor {
 
 impl Executor for FakeExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
-        if let Some((_, error)) = self
-            .options
-            .faults
-            .iter()
-            .find(|(step, _)| *step == plan.step)
-        {
-            return Err(error.clone());
+        if let Some(fault) = self.fault(plan.step) {
+            return Err(fault);
         }
         for start in &plan.starts {
             self.start(start);

@@ -3,9 +3,13 @@
 //! A [`StepPlan`] speaks of rows, positions and pages only; tensors, weights and KV buffers stay on the
 //! executor's side. Every implementation runs on its own OS thread and is handed steps in [`StepId`] order.
 
+mod check;
 pub mod cpu;
 pub mod fake;
 pub mod memory_plan;
+mod results;
+mod rows;
+mod wanted;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,17 +22,88 @@ use crate::state::pages::PageRun;
 use crate::state::sampling::SamplingParams;
 
 /// Runs steps: owns the weights, the KV buffers, the page table and the sampler.
+///
+/// Steps are handed in by [`Executor::launch`], in [`StepId`] order. An executor whose device works by itself returns
+/// [`Launch::UnderWay`] and is handed the next step before [`Executor::finish`] asks for the result of this one; one
+/// that computes on the calling thread has only [`Executor::run`] to write.
 pub trait Executor: Send {
-    /// Runs one step to its end and returns one result for each row of the plan, in the plan's order.
+    /// Runs one step to its end and returns one result for each row of the plan, in the plan's order. No step may be
+    /// under way.
     ///
     /// # Errors
     /// [`StepError::Rejected`] when nothing was launched: no KV was written and the rows may be planned
     /// again. [`StepError::Lost`] for anything later.
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError>;
 
+    /// Begins a step, and returns its output if that ends it.
+    ///
+    /// At most [`MAX_UNDER_WAY`] steps are under way at once. Rows, pages and tokens of a step may depend on the steps
+    /// under way: the device runs them in order.
+    ///
+    /// # Errors
+    /// As [`Executor::run`]. The steps under way are not affected by a plan that is rejected.
+    fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
+        self.run(plan).map(Launch::Done)
+    }
+
+    /// Whether [`Executor::finish`] would return without waiting.
+    fn is_finished(&mut self) -> bool {
+        true
+    }
+
+    /// Waits for the oldest step under way and returns its output.
+    ///
+    /// # Errors
+    /// [`StepError::Lost`], also when no step is under way.
+    fn finish(&mut self) -> Result<StepOutput, StepError> {
+        Err(StepError::Lost("no step is under way".to_owned()))
+    }
+
     /// Takes back the results of an earlier step, for their memory; by default they are dropped.
     fn recycle(&mut self, rows: Vec<RowResult>) {
         drop(rows);
+    }
+}
+
+/// Steps that are launched and not yet finished, at most: the one that the device works on and its successor.
+pub const MAX_UNDER_WAY: usize = 2;
+
+/// How a step stands after its launch.
+#[derive(Debug)]
+pub enum Launch {
+    /// It has ended.
+    Done(StepOutput),
+    /// The device works on it, or will when it is done with the step before; [`Executor::finish`] has its output.
+    UnderWay,
+}
+
+/// Which part of a model an executor runs, when several share it (tensor parallelism). One rank runs all of it as yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    rank: u32,
+    world_size: u32,
+}
+
+impl Placement {
+    /// The whole model.
+    pub const WHOLE: Self = Self {
+        rank: 0,
+        world_size: 1,
+    };
+
+    /// Rank `rank` of `world_size`; `None` if there is no such rank.
+    pub fn new(rank: u32, world_size: u32) -> Option<Self> {
+        (rank < world_size).then_some(Self { rank, world_size })
+    }
+
+    /// Its number, from 0; rank 0 samples.
+    pub fn rank(self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(self) -> u32 {
+        self.world_size
     }
 }
 

@@ -27,6 +27,8 @@ pub trait Backend {
     type Rope: Send;
     /// What a step is about: tokens, positions, KV slots, rows and their pages.
     type Batch;
+    /// Indices of tokens of the step.
+    type TokenList: ?Sized;
 
     /// Takes weights over from the host, several matrices of equal width stacked into one, outputs in order.
     ///
@@ -100,11 +102,11 @@ pub trait Backend {
     /// Norms the rows `tokens` of the residual stream and projects them to the vocabulary.
     ///
     /// # Shapes
-    /// `tokens`: indices of rows of `x`; result `[tokens.len(), vocab]`, f32.
+    /// `tokens`: indices of rows of `x`; result `[number of tokens, vocab]`, f32.
     fn logits(
         &mut self,
         x: &Self::Tensor,
-        tokens: &[u32],
+        tokens: &Self::TokenList,
         norm: &Self::Vector,
         eps: f32,
         vocab: &Self::Matrix,

@@ -38,7 +38,7 @@ impl<B: Backend> Ends<B> {
     }
 
     /// Ends a step for the rows `tokens` of the residual stream.
-    pub fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &[u32]) -> B::Tensor {
+    pub fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         let vocab = self.lm_head.as_ref().unwrap_or(&self.embedding);
         backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab)
     }

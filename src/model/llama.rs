@@ -72,7 +72,7 @@ impl<B: Backend> Model<B> for Llama<B> {
         x
     }
 
-    fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &[u32]) -> B::Tensor {
+    fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         self.ends.logits(backend, hidden, tokens)
     }
 }

@@ -34,8 +34,8 @@ pub trait Model<B: Backend>: Send {
     /// Projects the rows `tokens` of a step's residual stream to the vocabulary.
     ///
     /// # Shapes
-    /// Result: `[tokens.len(), vocab]`, f32.
-    fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &[u32]) -> B::Tensor;
+    /// Result: `[number of tokens, vocab]`, f32.
+    fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor;
 }
 
 /// Loads the model that the loader's configuration names.

@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 use futures_util::future::join_all;
 use souffleur::actors::messages::SetPolicy;
 use souffleur::config::{Dtype, EngineConfig};
-use souffleur::engine::{Engine, Generation};
-use souffleur::executor::LogprobWish;
-use souffleur::request::{Event, GenerateRequest, Prompt};
+use souffleur::engine::Engine;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::policy::schedule_policy_names;
 
-use super::world::{World, collect, within};
+use crate::requests::{
+    Bits, REQUESTS, SHARED_TOKENS, at_once, bits, long_request, one_after_another, request,
+};
+use crate::world::{World, collect, within};
 
 const MODELS: [&str; 5] = [
     "models/souffleur-tiny",
@@ -26,13 +27,6 @@ const MODELS: [&str; 5] = [
     "tests/fixtures/models/qwen2",
     "tests/fixtures/models/qwen3",
 ];
-const REQUESTS: u32 = 16;
-/// Smallest vocabulary among the models.
-const VOCAB: u32 = 288;
-const SHARED_TOKENS: u32 = 33;
-
-/// Token and the bits of its log probability.
-type Bits = Vec<(u32, u32)>;
 
 fn config(model: &str, dtype: Dtype) -> EngineConfig {
     let model_path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(model);
@@ -52,68 +46,6 @@ fn start(config: EngineConfig) -> World {
     World {
         engine: Engine::start(config).expect("the model loads"),
     }
-}
-
-/// Sixteen requests of different lengths that share a prefix, half of them greedy.
-fn request(index: u32) -> GenerateRequest {
-    let own = (0..5 + 6 * index).map(|i| (i * 31 + index * 57 + 7) % VOCAB);
-    let prompt = (0..SHARED_TOKENS)
-        .map(|i| (i * 17 + 3) % VOCAB)
-        .chain(own)
-        .collect();
-    let mut request = GenerateRequest::new(Prompt::Tokens(prompt));
-    request.logprobs = Some(LogprobWish::default());
-    let sampling = &mut request.sampling;
-    sampling.max_new_tokens = 6 + 3 * (index % 8);
-    sampling.ignore_eos = true;
-    sampling.sampling_seed = Some(u64::from(index));
-    match index % 2 {
-        0 => sampling.temperature = 0.0,
-        _ => {
-            sampling.top_p = 0.95;
-            sampling.repetition_penalty = 1.1;
-            sampling.frequency_penalty = 0.2;
-        }
-    }
-    request
-}
-
-async fn bits(mut generation: Generation) -> (Bits, u32) {
-    let mut deltas = Vec::new();
-    loop {
-        match within(generation.next())
-            .await
-            .expect("a terminal event comes first")
-        {
-            Event::Delta(delta) => deltas.push(delta),
-            Event::Finished(end) => {
-                let cached = end.delta.usage.cached_tokens;
-                deltas.push(end.delta);
-                let entries = deltas.into_iter().flat_map(|delta| delta.output_logprobs);
-                let bit =
-                    |logprob: Option<f32>| logprob.expect("sampled tokens have one").to_bits();
-                return (
-                    entries
-                        .map(|entry| (entry.token, bit(entry.logprob)))
-                        .collect(),
-                    cached,
-                );
-            }
-            other => panic!("ended with {other:?}"),
-        }
-    }
-}
-
-async fn one_after_another(world: &World) -> Vec<(Bits, u32)> {
-    let mut all = Vec::new();
-    for index in 0..REQUESTS {
-        all.push(bits(world.generate(request(index))).await);
-    }
-    all
-}
-
-async fn at_once(world: &World) -> Vec<(Bits, u32)> {
-    join_all((0..REQUESTS).map(|index| bits(world.generate(request(index))))).await
 }
 
 fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
@@ -269,16 +201,6 @@ async fn swap_policies(world: &World, number: usize) {
         (set.schedule_policy, set.radix_eviction_policy),
         (schedule, eviction)
     );
-}
-
-/// As [`request`], but long, and of a length that the scheduler must not reserve in full.
-fn long_request(index: u32) -> GenerateRequest {
-    let mut request = request(index);
-    let sampling = &mut request.sampling;
-    sampling.ignore_eos = false;
-    sampling.max_new_tokens = 40 + 5 * (index % 8);
-    sampling.min_new_tokens = sampling.max_new_tokens;
-    request
 }
 
 #[tokio::test]

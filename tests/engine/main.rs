@@ -1,9 +1,12 @@
 //! The whole engine through its handle, on fake executors.
 
+mod ahead;
 mod flow;
 mod identity;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+#[path = "../common/requests.rs"]
+mod requests;
 mod world;
 
 #[test]

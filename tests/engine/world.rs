@@ -1,13 +1,15 @@
 //! One engine of a test's own, on a fake executor, that must be whole when the test ends.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, EngineParts, Generation, ModelInfo};
 use souffleur::error::StepError;
-use souffleur::executor::Executor;
 use souffleur::executor::fake::{FakeExecutor, FakeOptions, expected_output};
+use souffleur::executor::{Executor, Launch, StepOutput, StepPlan};
 use souffleur::ids::StepId;
 use souffleur::request::{Event, FinishReason, GenerateRequest, Prompt};
 use souffleur::state::stats::EngineStats;
@@ -26,6 +28,8 @@ pub struct Build {
     pub faults: Vec<(StepId, StepError)>,
     /// Every step waits for one token of this gate, if there is one.
     pub gate: Option<crossbeam_channel::Receiver<()>>,
+    /// Steps are launched before the result of the step before is asked for; tells how many are under way.
+    pub ahead: Option<Arc<AtomicUsize>>,
 }
 
 impl Default for Build {
@@ -37,6 +41,7 @@ impl Default for Build {
             context: 2048,
             faults: Vec::new(),
             gate: None,
+            ahead: None,
         }
     }
 }
@@ -63,13 +68,16 @@ impl Build {
             verify: true,
             faults: self.faults.clone(),
         };
-        let gate = self.gate.clone();
+        let (gate, ahead) = (self.gate.clone(), self.ahead.clone());
         let executor = move || {
-            let inner = FakeExecutor::new(options.clone());
-            Ok(Box::new(Gated {
-                inner,
+            let gated = Gated {
+                inner: FakeExecutor::new(options.clone()),
                 gate: gate.clone(),
-            }) as Box<dyn Executor>)
+            };
+            Ok(match ahead.clone() {
+                None => Box::new(gated) as Box<dyn Executor>,
+                Some(most) => Box::new(Ahead::new(gated, most)),
+            })
         };
         EngineParts {
             info,
@@ -92,15 +100,61 @@ struct Gated {
 }
 
 impl Executor for Gated {
-    fn run(
-        &mut self,
-        plan: &souffleur::executor::StepPlan,
-    ) -> Result<souffleur::executor::StepOutput, StepError> {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         if let Some(gate) = &self.gate {
             // A dropped gate stands open.
             let _ = gate.recv();
         }
         self.inner.run(plan)
+    }
+}
+
+/// An executor that works like a device: a step runs when its result is asked for, or some glances later.
+struct Ahead {
+    inner: Gated,
+    under_way: VecDeque<StepPlan>,
+    /// Most steps that were under way at once.
+    most: Arc<AtomicUsize>,
+    glances: u32,
+}
+
+impl Ahead {
+    /// Glances at a step before it is said to have ended.
+    const GLANCES: u32 = 200;
+
+    fn new(inner: Gated, most: Arc<AtomicUsize>) -> Self {
+        Self {
+            inner,
+            under_way: VecDeque::new(),
+            most,
+            glances: 0,
+        }
+    }
+}
+
+impl Executor for Ahead {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        self.inner.run(plan)
+    }
+
+    fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
+        if let Some(refused) = self.inner.inner.refusal(plan.step) {
+            return Err(refused);
+        }
+        self.under_way.push_back(plan.clone());
+        self.most.fetch_max(self.under_way.len(), Ordering::Relaxed);
+        Ok(Launch::UnderWay)
+    }
+
+    fn is_finished(&mut self) -> bool {
+        self.glances += 1;
+        self.glances >= Self::GLANCES
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, StepError> {
+        self.glances = 0;
+        let plan = self.under_way.pop_front().expect("a step is under way");
+        self.inner.run(&plan)
     }
 }
 

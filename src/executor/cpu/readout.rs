@@ -1,26 +1,15 @@
 //! From the residual stream to tokens and log probabilities.
 
-use super::{CpuExecutor, LogitsProbe};
-use crate::executor::{LogprobWish, RowResult, RowWork, StepPlan, TokenLogprobs};
+use super::{CpuExecutor, LogitsProbe, RowSampling};
+use crate::executor::wanted::{Wanted, find_wanted};
+use crate::executor::{LogprobWish, RowResult, StepPlan, TokenLogprobs};
+use crate::ids::RowId;
 use crate::kernels::cpu::readout::choose;
 use crate::kernels::cpu::tensor::Tensor;
 use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, token_logprobs};
 
 /// Rows of logits computed at once: enough for a batch of decodes, and bounded for the log probabilities of a prompt.
 pub const LOGIT_ROWS: usize = 64;
-
-/// A row of logits that the step needs.
-#[derive(Clone, Copy)]
-struct Wanted {
-    /// Index in the plan's rows.
-    work: usize,
-    /// Index of the token in the step.
-    token: u32,
-    /// Its position in the sequence.
-    position: usize,
-    /// The logits choose the next token; otherwise they are the prompt's.
-    sample: bool,
-}
 
 /// What a row of logits came to.
 #[derive(Clone, Default)]
@@ -61,7 +50,7 @@ impl CpuExecutor {
     ) {
         // Buffers, rows and backend are used side by side.
         let mut readout = std::mem::take(&mut self.readout);
-        self.find_wanted(plan, &mut readout.wanted);
+        find_wanted(plan, 0..plan.rows.len(), &self.rows, &mut readout.wanted);
         for first in (0..readout.wanted.len()).step_by(LOGIT_ROWS) {
             let end = readout.wanted.len().min(first + LOGIT_ROWS);
             let tokens = readout.wanted[first..end].iter().map(|wanted| wanted.token);
@@ -80,31 +69,6 @@ impl CpuExecutor {
         self.readout = readout;
     }
 
-    fn find_wanted(&self, plan: &StepPlan, wanted: &mut Vec<Wanted>) {
-        wanted.clear();
-        for (work, (row, segment)) in plan.rows.iter().zip(self.batch.segments()).enumerate() {
-            let positions = row.work.positions();
-            let place = |position: usize, sample| Wanted {
-                work,
-                token: (segment.first_token + position - segment.first_position) as u32,
-                position,
-                sample,
-            };
-            let start = row.logprobs.as_ref().and_then(|wish| wish.start);
-            if let (Some(start), RowWork::Prefill { .. }) = (start, &row.work) {
-                let prompt_tokens = self.rows[row.row.index()]
-                    .as_ref()
-                    .map_or(0, |row| row.prompt_tokens);
-                let first = positions.start.max(start) as usize;
-                let end = (positions.end as usize).min(prompt_tokens.saturating_sub(1));
-                wanted.extend((first..end).map(|position| place(position, false)));
-            }
-            if row.sample {
-                wanted.push(place(positions.end as usize - 1, true));
-            }
-        }
-    }
-
     /// Reads rows of logits on all threads; no row sees another one.
     fn read(
         &mut self,
@@ -113,7 +77,7 @@ impl CpuExecutor {
         logits: &mut Tensor,
         readout: &mut Readout,
     ) {
-        let vocab_size = self.limits.vocab_size;
+        let vocab_size = self.vocab_size;
         let wanted = &readout.wanted[range];
         readout.readings.clear();
         readout.readings.resize(wanted.len(), Reading::default());
@@ -138,19 +102,16 @@ impl CpuExecutor {
             let lanes = (0..self.backend.n_threads()).map(|_| Lane::new(vocab_size));
             readout.lanes.extend(lanes);
         }
-        let (isa, rows) = (self.backend.isa(), &self.rows);
+        let (isa, rows, sampling) = (self.backend.isa(), &self.rows, &self.sampling);
         let read = |lane: &mut Lane, index: usize, logits: &mut [f32], reading: &mut Reading| {
             if reading.sampled.is_some() {
                 return;
             }
             let wanted = &wanted[index];
             let work = &plan.rows[wanted.work];
-            let row = rows[work.row.index()]
-                .as_ref()
-                .expect("the plan was checked");
             let wish = work.logprobs.as_deref();
             if !wanted.sample {
-                let next = row.tokens[wanted.position + 1];
+                let next = rows.row(work.row).tokens[wanted.position + 1];
                 reading.logprobs = wish.map(|wish| logprobs(logits, next, wish));
                 return;
             }
@@ -158,7 +119,8 @@ impl CpuExecutor {
                 lane.raw_logits.clear();
                 lane.raw_logits.extend_from_slice(logits);
             }
-            let sampled = choose(isa, &row.sampler, logits, &mut lane.scratch);
+            let sampler = sampler_of(sampling, work.row);
+            let sampled = choose(isa, sampler, logits, &mut lane.scratch);
             reading.sampled = Some(sampled);
             reading.logprobs = wish.map(|wish| logprobs(&lane.raw_logits, sampled.token, wish));
         };
@@ -167,8 +129,7 @@ impl CpuExecutor {
     }
 
     fn sampler(&self, plan: &StepPlan, wanted: &Wanted) -> &RowSampler {
-        let row = self.rows[plan.rows[wanted.work].row.index()].as_ref();
-        &row.expect("the plan was checked").sampler
+        sampler_of(&self.sampling, plan.rows[wanted.work].row)
     }
 
     fn take_readings(
@@ -182,12 +143,11 @@ impl CpuExecutor {
         for (wanted, reading) in wanted.iter().zip(readout.readings.drain(..)) {
             let result = &mut results[wanted.work];
             if let Some(sampled) = reading.sampled {
-                let row = self.rows[plan.rows[wanted.work].row.index()]
+                let row = self.sampling[plan.rows[wanted.work].row.index()]
                     .as_mut()
-                    .expect("the plan was checked");
+                    .expect(STARTED);
                 row.sampler.record(sampled.token);
-                row.last_sampled = sampled.token;
-                row.sampled_tokens += 1;
+                row.last_token = sampled.token;
                 result.tokens.push(sampled.token);
                 result.nan |= sampled.nan;
             }
@@ -199,6 +159,12 @@ impl CpuExecutor {
             }
         }
     }
+}
+
+const STARTED: &str = "a checked plan samples in rows that were started";
+
+fn sampler_of(sampling: &[Option<RowSampling>], row: RowId) -> &RowSampler {
+    &sampling[row.index()].as_ref().expect(STARTED).sampler
 }
 
 impl Lane {

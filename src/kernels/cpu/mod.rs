@@ -259,6 +259,7 @@ impl Backend for CpuBackend {
     type Vector = Vec<f32>;
     type Rope = Rope;
     type Batch = CpuBatch;
+    type TokenList = [u32];
 
     fn matrix(&mut self, parts: &[TensorView<'_>]) -> Matrix {
         Matrix::pack(&mut self.pool, self.isa, self.format, parts)

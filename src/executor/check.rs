@@ -2,10 +2,9 @@
 
 use rustc_hash::FxHashMap;
 
-use super::rows::Row;
+use crate::executor::rows::Row;
 use crate::executor::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 use crate::ids::{PageId, RowId, SeqId};
-use crate::kernels::cpu::kv::PageTable;
 
 /// What ids and tokens a plan may name.
 pub(super) struct Limits {
@@ -33,7 +32,6 @@ pub(super) struct Scratch {
 
 struct Check<'a> {
     rows: &'a [Option<Row>],
-    table: &'a PageTable,
     limits: &'a Limits,
     touched: &'a mut FxHashMap<RowId, Outlook>,
 }
@@ -41,14 +39,13 @@ struct Check<'a> {
 /// Checks a plan; the error says what is wrong with which row.
 pub(super) fn check(
     plan: &StepPlan,
-    (rows, table): (&[Option<Row>], &PageTable),
+    rows: &[Option<Row>],
     limits: &Limits,
     scratch: &mut Scratch,
 ) -> Result<(), String> {
     scratch.touched.clear();
     let mut check = Check {
         rows,
-        table,
         limits,
         touched: &mut scratch.touched,
     };
@@ -76,7 +73,7 @@ impl Check<'_> {
             .and_then(Option::as_ref)
             .map(|known| Outlook {
                 seq: known.seq,
-                n_pages: self.table.row(row).len(),
+                n_pages: known.n_pages,
                 n_tokens: known.tokens.len(),
                 sampled_tokens: known.sampled_tokens,
                 computed: known.computed,

@@ -1,0 +1,37 @@
+//! Results of a step, and the memory that they come back with.
+
+use smallvec::SmallVec;
+
+use crate::executor::{RowResult, StepPlan};
+
+/// Buffers of results that are kept: one more than steps are under way at once.
+const MAX_SPENT: usize = 3;
+
+/// Emptied results of earlier steps.
+#[derive(Default)]
+pub(super) struct SpentResults {
+    spent: Vec<Vec<RowResult>>,
+}
+
+impl SpentResults {
+    /// Results of a step that says nothing yet, one for each row of the plan.
+    pub(super) fn begin(&mut self, plan: &StepPlan) -> Vec<RowResult> {
+        let mut rows = self.spent.pop().unwrap_or_default();
+        rows.extend(plan.rows.iter().map(|work| RowResult {
+            seq: work.seq,
+            tokens: SmallVec::new(),
+            accepted: work.work.positions().len() as u32,
+            logprobs: work.logprobs.as_ref().map(|_| Box::default()),
+            nan: false,
+        }));
+        rows
+    }
+
+    /// Takes results back.
+    pub(super) fn recycle(&mut self, mut rows: Vec<RowResult>) {
+        rows.clear();
+        if self.spent.len() < MAX_SPENT {
+            self.spent.push(rows);
+        }
+    }
+}

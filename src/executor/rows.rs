@@ -1,0 +1,92 @@
+//! What an executor knows of its rows from plans alone.
+//!
+//! Everything here moves on when a step is launched: with one step ahead, the tokens that earlier steps sample are
+//! counted before anyone has read them.
+
+use std::sync::Arc;
+
+use crate::error::StepError;
+use crate::executor::check::{self, Limits};
+use crate::executor::{RowStart, StepPlan, StepRow, TableDelta};
+use crate::ids::{RowId, SeqId};
+
+/// One row of the page table in use.
+pub(super) struct Row {
+    pub(super) seq: SeqId,
+    /// Prompt, and output from before the row started.
+    pub(super) tokens: Arc<[u32]>,
+    pub(super) prompt_tokens: usize,
+    /// Pages of the page table that are the row's.
+    pub(super) n_pages: usize,
+    /// Tokens that the steps launched since the row started sample.
+    pub(super) sampled_tokens: usize,
+    /// Positions whose K/V is stored once the steps launched so far have run: all below this.
+    pub(super) computed: usize,
+}
+
+/// The rows of an executor, by row id; row 0 is padding and stays empty.
+pub(super) struct Rows {
+    rows: Vec<Option<Row>>,
+    limits: Limits,
+    scratch: check::Scratch,
+}
+
+impl Rows {
+    /// Rows `1..=max_rows`, none of them in use.
+    pub(super) fn new(max_rows: usize, limits: Limits) -> Self {
+        Self {
+            rows: (0..=max_rows).map(|_| None).collect(),
+            limits,
+            scratch: check::Scratch::default(),
+        }
+    }
+
+    /// Refuses a plan that contradicts itself or the rows; nothing has changed then.
+    pub(super) fn check(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        check::check(plan, &self.rows, &self.limits, &mut self.scratch).map_err(StepError::Rejected)
+    }
+
+    /// Starts a row. The plan must have passed [`Self::check`], here and below.
+    pub(super) fn start(&mut self, start: &RowStart) {
+        self.rows[start.row.index()] = Some(Row {
+            seq: start.seq,
+            tokens: start.tokens.clone(),
+            prompt_tokens: start.prompt_tokens as usize,
+            n_pages: start.prefix.len(),
+            sampled_tokens: 0,
+            computed: start.prefix.len() * self.limits.page_size,
+        });
+    }
+
+    /// Counts the pages that a row gets, and returns the index in the row of the first page that is written.
+    pub(super) fn edit(&mut self, delta: &TableDelta) -> usize {
+        match delta {
+            TableDelta::Append { row, pages } => {
+                let row = self.row_mut(*row);
+                row.n_pages += pages.len();
+                row.n_pages - pages.len()
+            }
+            TableDelta::Remap { from, .. } => *from as usize,
+        }
+    }
+
+    /// Counts what the step computes and samples.
+    pub(super) fn advance(&mut self, work: &StepRow) {
+        let row = self.row_mut(work.row);
+        row.computed = row.computed.max(work.work.positions().end as usize);
+        row.sampled_tokens += usize::from(work.sample);
+    }
+
+    /// A row in use.
+    pub(super) fn row(&self, row: RowId) -> &Row {
+        self.rows[row.index()]
+            .as_ref()
+            .expect("the plan was checked")
+    }
+
+    fn row_mut(&mut self, row: RowId) -> &mut Row {
+        self.rows[row.index()]
+            .as_mut()
+            .expect("the plan was checked")
+    }
+}
