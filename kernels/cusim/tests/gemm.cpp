@@ -162,7 +162,30 @@ static void check_choice() {
       fail("choice", std::to_string(m) + " rows: not " + kernel);
 }
 
+// Shared memory serves eight lanes of 16 bytes at once if they fall into different eighths of 128 bytes.
+template <class S> static bool collide(uint32_t first_row, uint32_t first_piece, uint32_t n_rows) {
+  bool taken[8] = {};
+  for (uint32_t i = 0; i < 8; ++i) {
+    const uint32_t eighth = swizzled<S>(first_row + i % n_rows, first_piece + i / n_rows) / 8 % 8;
+    if (taken[eighth]) return true;
+    taken[eighth] = true;
+  }
+  return false;
+}
+
+template <class S> static void check_banks(const char* name) {
+  for (uint32_t row = 0; row < S::kRows + S::kColumns; row += 8)
+    for (uint32_t piece = 0; piece < S::kPieces; ++piece)
+      if (collide<S>(row, piece, 8)) fail(name, "the rows of an ldmatrix collide");
+  for (uint32_t row = 0; row < S::kRows; row += 8 / S::kPieces)
+    if (collide<S>(row, 0, 8 / S::kPieces)) fail(name, "the pieces of a copy collide");
+}
+
 int main() {
+  check_banks<Tile32x128>("banks of 32 x 128");
+  check_banks<Tile64x128>("banks of 64 x 128");
+  check_banks<Tile128x128>("banks of 128 x 128");
+  check_banks<Tile128x256>("banks of 128 x 256");
   check_simt();
   check_skinny();
   check_tiles();
