@@ -29,7 +29,7 @@ template <class Write> DEV void for_each_one(float4 value, uint32_t count, const
 }
 
 // Four neighbours of a tile that may reach over the edges of out; column is a multiple of four.
-template <class E> DEV void write_four(const GemmParams<E>& p, uint32_t row, uint32_t column, float4 value) {
+DEV void write_four(const GemmParams<bf16>& p, uint32_t row, uint32_t column, float4 value) {
   if (row >= p.m || column >= p.n) return;
   const uint64_t i = (uint64_t)row * p.n + column;
   if (p.n % 4 != 0 || !aligned16(p.out) || (p.bias && !aligned16(p.bias))) {
@@ -38,7 +38,7 @@ template <class E> DEV void write_four(const GemmParams<E>& p, uint32_t row, uin
   }
   if (p.bias) value = sum4(value, load4(p.bias + column));
   if (p.write == kStore) {
-    store4(static_cast<E*>(p.out) + i, value);
+    store4(static_cast<bf16*>(p.out) + i, value);
     return;
   }
   float* out = static_cast<float*>(p.out) + i;
@@ -85,11 +85,14 @@ template <class E> DEV void gemm_simt(const GemmParams<E>& p) {
     }
     __syncthreads();
   }
-  // One copy of the writes, not four: cubins are small.
+  if (!busy) return;
+    // Rolled up, as sums move to where the one copy of the write finds them: cubins are small.
 #pragma unroll 1
-  for (uint32_t i = 0; i < 4; ++i) {
-    write_four(p, first_row + row + i, first_column + column,
-               make_float4(sums[0][0], sums[0][1], sums[0][2], sums[0][3]));
+  for (uint32_t i = 0; i < 4 && first_row + row + i < p.m; ++i) {
+    const uint32_t count = p.n - first_column - column;
+    for_each_one(
+        make_float4(sums[0][0], sums[0][1], sums[0][2], sums[0][3]), count,
+        [&](uint32_t j, float v) { write_one(p, first_row + row + i, first_column + column + j, v); });
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[0][j] = sums[1][j], sums[1][j] = sums[2][j], sums[2][j] = sums[3][j];
   }
@@ -193,7 +196,6 @@ template <int kRowSets, int kOuts, int kUnroll> DEV void gemm_skinny(const GemmP
   CUSIM_KERNEL(name)
 GEMM_SKINNY(gemm_skinny_8x16_bf16, 1, 1, 4)
 GEMM_SKINNY(gemm_skinny_8x32_bf16, 1, 2, 4)
-GEMM_SKINNY(gemm_skinny_16x16_bf16, 2, 1, 4)
 GEMM_SKINNY(gemm_skinny_16x32_bf16, 2, 2, 3)
 
 // ---- tiles through shared memory
@@ -400,8 +402,7 @@ template <class S> DEV void gemm_tile(const GemmParams<bf16>& p) {
   write_tile<S>(p.n_splits == 1 ? p : for_partial(p), sums, place);
 }
 
-using Tile32x128 = TileShape<32, 128, 64, 1, 4, 4>;
-using Tile64x128 = TileShape<64, 128, 64, 2, 2, 4>;
+using Tile64x128 = TileShape<64, 128, 32, 2, 2, 8>;
 using Tile128x128 = TileShape<128, 128, 32, 2, 2, 4>;
 using Tile128x256 = TileShape<128, 256, 32, 2, 4, 4>;
 
@@ -411,30 +412,22 @@ using Tile128x256 = TileShape<128, 256, 32, 2, 4, 4>;
     gemm_tile<Shape>(p);                                                \
   }                                                                     \
   CUSIM_KERNEL(name)
-GEMM_TILE(gemm_tile_32x128_bf16, Tile32x128, 2)
 GEMM_TILE(gemm_tile_64x128_bf16, Tile64x128, 2)
 GEMM_TILE(gemm_tile_128x128_bf16, Tile128x128, 2)
 GEMM_TILE(gemm_tile_128x256_bf16, Tile128x256, 1)
 
-// Four neighbours of one split's part; those from column n on are anything.
-DEV float4 load_partial(const float* from, uint32_t count) {
-  if (count % 4 == 0) return load4(from);
-  return make_float4(from[0], from[min(1u, count - 1)], from[min(2u, count - 1)], from[min(3u, count - 1)]);
-}
-
-// Adds up partials[n_splits, m, n] in ascending order and writes. Block (i, j): row i, columns [1024 j, 1024
-// (j + 1)).
+// Adds up partials[n_splits, m, n] in ascending order and writes. Block (i, j): row i, columns from 1024 j.
 extern "C" __global__ void __launch_bounds__(256, 4)
     gemm_reduce_bf16(const __grid_constant__ GemmParams<bf16> p) {
-  const uint32_t row = blockIdx.x, column = blockIdx.y * 1024 + threadIdx.x * 4;
-  if (column >= p.n) return;
-  const float* from = p.partials + (uint64_t)row * p.n + column;
   const uint64_t stride = (uint64_t)p.m * p.n;
-  const uint32_t count = p.n % 4 == 0 ? 4 : p.n - column;
-  float4 sum = load_partial(from, count);
+#pragma unroll 1
+  for (uint32_t column = blockIdx.y * 1024 + threadIdx.x; column < min(p.n, (blockIdx.y + 1) * 1024);
+       column += 256) {
+    const float* from = p.partials + (uint64_t)blockIdx.x * p.n + column;
+    float sum = *from;
 #pragma unroll 4
-  for (uint32_t split = 1; split < p.n_splits; ++split)
-    sum = sum4(sum, load_partial(from + split * stride, count));
-  write_four(p, row, column, sum);
+    for (uint32_t split = 1; split < p.n_splits; ++split) sum += from[split * stride];
+    write_one(p, blockIdx.x, column, sum);
+  }
 }
 CUSIM_KERNEL(gemm_reduce_bf16)

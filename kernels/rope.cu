@@ -2,17 +2,8 @@
 #include "params.cuh"
 #include "element.cuh"
 
-constexpr int kRopeThreads = 128;
-// Eight lanes have a head: at head_dim 128 in bf16 each holds eight low and eight high elements.
-constexpr uint32_t kLanesPerHead = 8;
-constexpr uint32_t kHeadsPerBlock = kRopeThreads / kLanesPerHead;
-
-// Over the eight lanes of a head.
-DEV float head_sum(float v) {
-#pragma unroll
-  for (int offset = kLanesPerHead / 2; offset; offset >>= 1) v += __shfl_xor_sync(0xffffffffu, v, offset);
-  return v;
-}
+// A warp has a head. Lanes take single elements, whatever the head size: rows of 32 are coalesced.
+constexpr uint32_t kRopeThreads = 128, kHeadsPerBlock = kRopeThreads / 32;
 
 // A head of this token: where it comes from and goes to, and what is done to it.
 template <class E> struct Head {
@@ -24,91 +15,46 @@ template <class E> struct Head {
 
 template <class E> DEV Head<E> head_of(const RopeStoreParams<E>& p, uint32_t index) {
   const uint64_t token = blockIdx.x;
-  const uint32_t n_heads = p.n_heads + 2 * p.n_kv_heads;
-  Head<E> head = {nullptr, nullptr, nullptr, false};
-  if (index >= n_heads) return head;
-  head.in = p.qkv + (token * n_heads + index) * p.head_dim;
-  if (index < p.n_heads) {
-    head.out = p.q + (token * p.n_heads + index) * p.head_dim;
-    head.norm = p.q_norm;
-    head.turned = true;
-    return head;
-  }
+  const uint32_t n_all = p.n_heads + 2 * p.n_kv_heads;
+  if (index >= n_all) return {nullptr, nullptr, nullptr, false};
+  const E* in = p.qkv + (token * n_all + index) * p.head_dim;
+  if (index < p.n_heads) return {in, p.q + (token * p.n_heads + index) * p.head_dim, p.q_norm, true};
   // Padding tokens share slot 0, which nobody reads.
   const uint64_t slot = p.slots[token];
-  const uint32_t kv = index - p.n_heads;
-  const bool key = kv < p.n_kv_heads;
-  const uint64_t offset = (slot * p.n_kv_heads + (key ? kv : kv - p.n_kv_heads)) * p.head_dim;
-  if (slot != 0) head.out = (key ? p.k_pool : p.v_pool) + offset;
-  head.norm = key ? p.k_norm : nullptr;
-  head.turned = key;
-  return head;
+  if (slot == 0) return {in, nullptr, nullptr, false};
+  const bool key = index < p.n_heads + p.n_kv_heads;
+  const uint32_t kv_head = index - p.n_heads - (key ? 0 : p.n_kv_heads);
+  E* out = (key ? p.k_pool : p.v_pool) + (slot * p.n_kv_heads + kv_head) * p.head_dim;
+  return {in, out, key ? p.k_norm : nullptr, key};
 }
 
-template <int kWidth, class E> DEV float squares(const E* in, uint32_t head_dim, uint32_t lane) {
-  float sum = 0.0f;
+// 1 / sqrt(mean of squares + eps), in every lane.
+template <class E> DEV float norm_scale(const E* head, uint32_t head_dim, float eps) {
+  float squares = 0.0f;
 #pragma unroll 1
-  for (uint32_t i = lane * kWidth; i < head_dim; i += kLanesPerHead * kWidth) {
-    float v[kWidth];
-    load_elements<kWidth>(v, in + i);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) sum = fmaf(v[j], v[j], sum);
-  }
-  return sum;
+  for (uint32_t i = threadIdx.x % 32; i < head_dim; i += 32)
+    squares = fmaf(f32(head[i]), f32(head[i]), squares);
+  return rsqrtf(__fdividef(warp_sum(squares), (float)head_dim) + eps);
 }
 
-// Multiplies by scale and weight, one each where the head is not normed.
-template <int kWidth> DEV void apply_norm(float (&v)[kWidth], float scale, const float* weight) {
-  float w[kWidth];
-  load_elements<kWidth>(w, weight);
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) v[j] = v[j] * scale * w[j];
-}
-
-template <int kWidth>
-DEV void turn(float (&low)[kWidth], float (&high)[kWidth], const float* cos, const float* sin) {
-  float c[kWidth], s[kWidth];
-  load_elements<kWidth>(c, cos);
-  load_elements<kWidth>(s, sin);
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const float a = low[j], b = high[j];
-    low[j] = a * c[j] - b * s[j];
-    high[j] = b * c[j] + a * s[j];
-  }
-}
-
-template <int kWidth, class E> DEV void rope_store_head(const RopeStoreParams<E>& p) {
-  const uint32_t lane = threadIdx.x % kLanesPerHead, half = p.head_dim / 2;
-  const Head<E> head = head_of(p, blockIdx.y * kHeadsPerBlock + threadIdx.x / kLanesPerHead);
-  const float* cos = p.rotations + (uint64_t)blockIdx.x * p.head_dim;
-  float scale = 1.0f;
-  if (p.q_norm || p.k_norm) {
-    const float sum = head_sum(head.norm && head.out ? squares<kWidth>(head.in, p.head_dim, lane) : 0.0f);
-    scale = rsqrtf(__fdividef(sum, (float)p.head_dim) + p.eps);
-  }
-  if (!head.out) return;
-#pragma unroll 1
-  for (uint32_t i = lane * kWidth; i < half; i += kLanesPerHead * kWidth) {
-    float low[kWidth], high[kWidth];
-    load_elements<kWidth>(low, head.in + i);
-    load_elements<kWidth>(high, head.in + half + i);
-    if (head.norm) {
-      apply_norm(low, scale, head.norm + i);
-      apply_norm(high, scale, head.norm + half + i);
-    }
-    if (head.turned) turn(low, high, cos + i, cos + half + i);
-    store_elements<kWidth>(head.out + i, low);
-    store_elements<kWidth>(head.out + half + i, high);
-  }
-}
-
-// Block (t, j) does heads [16 j, 16 (j + 1)) of token t: queries, then keys, then values.
+// Block (t, j) does heads [4 j, 4 (j + 1)) of token t: queries, then keys, then values.
 template <class E> DEV void rope_store(const RopeStoreParams<E>& p) {
-  const bool aligned = aligned16(p.q) && aligned16(p.k_pool) && aligned16(p.v_pool) && aligned16(p.qkv) &&
-                       aligned16(p.q_norm) && aligned16(p.k_norm) && aligned16(p.rotations);
-  if (p.head_dim % 16 == 0 && aligned) rope_store_head<8>(p);
-  else rope_store_head<1>(p);
+  const uint32_t half = p.head_dim / 2;
+  const Head<E> head = head_of(p, blockIdx.y * kHeadsPerBlock + threadIdx.x / 32);
+  if (!head.out) return;
+  const float* cos = p.rotations + (uint64_t)blockIdx.x * p.head_dim;
+  const float scale = head.norm ? norm_scale(head.in, p.head_dim, p.eps) : 1.0f;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x % 32; i < half; i += 32) {
+    float low = f32(head.in[i]), high = f32(head.in[half + i]);
+    if (head.norm) {
+      low *= scale * head.norm[i];
+      high *= scale * head.norm[half + i];
+    }
+    const float c = head.turned ? cos[i] : 1.0f, s = head.turned ? cos[half + i] : 0.0f;
+    head.out[i] = from_f32<E>(low * c - high * s);
+    head.out[half + i] = from_f32<E>(high * c + low * s);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(kRopeThreads)

@@ -139,7 +139,7 @@ template <class E> static void check_rope_store(const RopeCase& c) {
   params.rotations = rotations.data(), params.slots = slots.data(), params.eps = eps;
   params.n_heads = c.n_heads, params.n_kv_heads = c.n_kv_heads, params.head_dim = c.head_dim;
   const std::string name = named<E>("rope_store");
-  if (!launch(name, dim3(c.n_tokens, (n_all + 15) / 16), 128, 0, params)) return;
+  if (!launch(name, dim3(c.n_tokens, (n_all + 3) / 4), 128, 0, params)) return;
   std::vector<bool> stored(n_slots, false);
   for (uint32_t t = 0; t < c.n_tokens; ++t)
     for (uint32_t h = 0; h < n_all; ++h) {
