@@ -3,6 +3,9 @@
 #include <link.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -110,6 +113,10 @@ inline void arrange_schedule(Block& b) {
 }
 
 inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
+#if defined(__SANITIZE_ADDRESS__)
+  // Fibers never return from their first function, so the kernel before this one has left its frames poisoned.
+  __asan_unpoison_memory_region(fiber.stack, opts().stack_bytes);
+#endif
   fiber.thread_index = {thread % b.size.x, thread / b.size.x % b.size.y, thread / b.size.x / b.size.y};
   fiber.counter = nullptr;
   fiber.done = false;
