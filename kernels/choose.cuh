@@ -351,12 +351,15 @@ struct Chooser {
   // All weights of the range are the same: the goal says how many are before it.
   DEV Located locate_equal(Goal goal, const Range& range, bool weighs) {
     const double weight = weighs ? double_of(range.low) : 0.0;
-    double wanted = (double)range.count;
-    if (weighs) wanted = fmin(wanted, floor((goal.mass - range.mass_before) / weight) + 1.0);
-    uint32_t n = wanted < 1.0 ? 1 : (uint32_t)wanted;
-    const uint32_t by_count = goal.count - range.count_before;
-    n = max(min(n, by_count), 1u);
-    return Located{token_with(range.low, n), range.mass_before + n * weight};
+    uint32_t low = 1, high = min(range.count, goal.count - range.count_before);
+#pragma unroll 1
+    while (low < high) {
+      const uint32_t middle = low + (high - low) / 2;
+      const bool is_over = range.mass_before + middle * weight > goal.mass;
+      high = is_over ? middle : high;
+      low = is_over ? low : middle + 1;
+    }
+    return Located{token_with(range.low, low), range.mass_before + low * weight};
   }
 
   // The n-th token, by id, of a weight. At least n have it.

@@ -179,28 +179,27 @@ DEV Edits edits_of(const SampleParams& p, const SampleWork& work, const RowSampl
   return edits;
 }
 
-DEV uint32_t key_of(const TokenBias& bias) { return bias.token; }
-DEV uint32_t key_of(uint32_t token) { return token; }
-
-// Index of the first entry of an ascending list that is not below `token`.
-template <class T> DEV uint32_t first_not_below(const T* list, uint32_t n, uint32_t token) {
+// Index of the first of `n` ascending tokens, `stride` words apart, that is not below `token`.
+CALLED uint32_t first_not_below(const uint32_t* tokens, uint32_t stride, uint32_t n, uint32_t token) {
   uint32_t low = 0;
 #pragma unroll 1
   while (n > 0) {
     const uint32_t half = n / 2;
-    const bool is_below = key_of(list[low + half]) < token;
+    const bool is_below = tokens[(low + half) * stride] < token;
     low = is_below ? low + half + 1 : low;
     n = is_below ? n - half - 1 : half;
   }
   return low;
 }
 
-template <class T> DEV void mark(const T* list, uint32_t n, uint32_t* marks, uint32_t first, uint32_t end) {
-  const uint32_t start = first_not_below(list, n, first);
+// The tokens of both lists, one after the other: biases are pairs of words, bans single ones.
+DEV void mark(const Edits& edits, uint32_t* marks, uint32_t first, uint32_t end) {
+  const uint32_t* biased = reinterpret_cast<const uint32_t*>(edits.biases);
 #pragma unroll 1
-  for (uint32_t i = start + threadIdx.x; i < n && key_of(list[i]) < end; i += blockDim.x) {
-    const uint32_t at = key_of(list[i]) - first;
-    atomicOr(&marks[at / 32], 1u << (at % 32));
+  for (uint32_t i = threadIdx.x; i < edits.n_biases + edits.n_bans; i += blockDim.x) {
+    const uint32_t token = i < edits.n_biases ? biased[2 * i] : edits.bans[i - edits.n_biases];
+    const uint32_t at = token - first;
+    if (at < end - first) atomicOr(&marks[at / 32], 1u << (at % 32));
   }
 }
 
@@ -209,10 +208,10 @@ template <class T> DEV void mark(const T* list, uint32_t n, uint32_t* marks, uin
 CALLED void stage_marks(Edits& edits, uint32_t* marks, uint32_t first, uint32_t end) {
   __syncthreads();
   if (edits.n_biases == 0 && edits.n_bans == 0) return;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < kMarkWords; i += blockDim.x) marks[i] = 0;
   __syncthreads();
-  mark(edits.biases, edits.n_biases, marks, first, end);
-  mark(edits.bans, edits.n_bans, marks, first, end);
+  mark(edits, marks, first, end);
   if (threadIdx.x == 0) {
     edits.marks = marks;
     edits.first_marked = first;
@@ -223,9 +222,10 @@ CALLED void stage_marks(Edits& edits, uint32_t* marks, uint32_t first, uint32_t 
 DEV float banned_and_biased(const Edits& edits, uint32_t token, float logit) {
   const uint32_t at = token - edits.first_marked;
   if (edits.marks && at < kMaxChunk && !(edits.marks[at / 32] >> (at % 32) & 1)) return logit;
-  const uint32_t ban = first_not_below(edits.bans, edits.n_bans, token);
+  const uint32_t ban = first_not_below(edits.bans, 1, edits.n_bans, token);
   if (ban < edits.n_bans && edits.bans[ban] == token) logit = minus_infinity();
-  uint32_t i = first_not_below(edits.biases, edits.n_biases, token);
+  const uint32_t* biased = reinterpret_cast<const uint32_t*>(edits.biases);
+  uint32_t i = first_not_below(biased, 2, edits.n_biases, token);
 #pragma unroll 1
   for (; i < edits.n_biases && edits.biases[i].token == token; ++i) logit += edits.biases[i].bias;
   return logit;
