@@ -63,15 +63,8 @@ struct Chooser {
 
   DEV uint32_t n_blocks() const { return (p.vocab + kSumBlock - 1) / kSumBlock; }
 
-  // `value` if any thread has one, the lowest of them; else kNone. All threads call it and get it.
-  DEV uint32_t lowest(bool has_value, uint32_t value) {
-    __syncthreads();
-    if (threadIdx.x == 0) shared.first = kNone;
-    __syncthreads();
-    if (has_value) atomicMin(&shared.first, value);
-    __syncthreads();
-    return shared.first;
-  }
+  // The lowest value of the threads that have one, or kNone. All threads call it and get it.
+  DEV uint32_t lowest(bool has_value, uint32_t value) { return block_min(has_value ? value : kNone, shared.first); }
 
   // What thread 0 computes, for all threads.
   template <class Compute> DEV uint32_t of_thread_0(Compute compute) {

@@ -100,7 +100,7 @@ DEV uint32_t token_of(uint64_t key) { return ~(uint32_t)key; }
 // ---- reductions of a block; `scratch` holds one value a warp, and is free again after the next barrier
 
 template <class T> DEV T warp_max_of(T value) {
-#pragma unroll
+#pragma unroll 1
   for (int offset = 16; offset; offset >>= 1) {
     const T other = __shfl_xor_sync(0xffffffffu, value, offset);
     value = other > value ? other : value;
@@ -108,7 +108,7 @@ template <class T> DEV T warp_max_of(T value) {
   return value;
 }
 
-template <class T> DEV T block_max(T value, T* scratch) {
+template <class T> CALLED T block_max(T value, T* scratch) {
   const uint32_t lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
   value = warp_max_of(value);
   __syncthreads();
@@ -124,6 +124,16 @@ template <class T> DEV T warp_scan(T value) {
     if (threadIdx.x % 32 >= offset) value += other;
   }
   return value;
+}
+
+// The lowest of the block's values; kNone counts as none.
+CALLED uint32_t block_min(uint32_t value, uint32_t& scratch) {
+  __syncthreads();
+  if (threadIdx.x == 0) scratch = kNone;
+  __syncthreads();
+  if (value != kNone) atomicMin(&scratch, value);
+  __syncthreads();
+  return scratch;
 }
 
 // Sums of values, in an order that the block's shape fixes: of the threads up to this one, of those before it, of all.
