@@ -1,5 +1,6 @@
-// What a step is about, derived on the device: rows that start, edits of the page table, and the tokens, positions, slots
-// and segments of decodes and prefills. Padding (row 0) has slot 0, the dummy page's, and changes no row.
+// What a step is about, derived on the device: rows that start, edits of the page table, and the tokens,
+// positions, slots and segments of decodes and prefills. Padding (row 0) has slot 0, the dummy page's, and
+// changes no row.
 #include "weights.cuh"
 
 constexpr uint32_t kRowThreads = 128;
@@ -51,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) record_tokens(const Re
 CUSIM_KERNEL(record_tokens)
 
 DEV bool overlaps(const TableRun& a, const TableRun& b) {
-  const bool is_apart = a.first_index >= b.first_index + b.n_pages || b.first_index >= a.first_index + a.n_pages;
+  const bool is_apart =
+      a.first_index >= b.first_index + b.n_pages || b.first_index >= a.first_index + a.n_pages;
   return a.row == b.row && !is_apart;
 }
 

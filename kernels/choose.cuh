@@ -4,7 +4,8 @@
 
 constexpr uint32_t kChooseThreads = 512;
 constexpr uint32_t kMaxSorted = 1024;
-static_assert(kChooseThreads == kClasses && 2 * kChooseThreads == kMaxSorted, "one class and two sorted tokens a thread");
+static_assert(kChooseThreads == kClasses && 2 * kChooseThreads == kMaxSorted,
+              "one class and two sorted tokens a thread");
 
 constexpr uint64_t kBitsOfInfinity = 0x7ff0000000000000ull;
 constexpr uint64_t kAllBits = ~0ull;
@@ -30,8 +31,8 @@ struct Located {
 
 struct ChooseShared {
   WeightBins bins;
-  uint64_t keys[kMaxSorted];      // bits of weights
-  double prefix[kMaxSorted];      // sums of weights, or weights by id
+  uint64_t keys[kMaxSorted];  // bits of weights
+  double prefix[kMaxSorted];  // sums of weights, or weights by id
   uint32_t tokens[kMaxSorted];
   uint32_t marks[kMarkWords];
   Edits edits;
@@ -64,10 +65,13 @@ struct Chooser {
   DEV uint32_t n_blocks() const { return (p.vocab + kSumBlock - 1) / kSumBlock; }
 
   // The lowest value of the threads that have one, or kNone. All threads call it and get it.
-  DEV uint32_t lowest(bool has_value, uint32_t value) { return block_min(has_value ? value : kNone, shared.first); }
+  DEV uint32_t lowest(bool has_value, uint32_t value) {
+    return block_min(has_value ? value : kNone, shared.first);
+  }
 
   // What thread 0 computes, for all threads.
-  template <class Compute> DEV uint32_t of_thread_0(Compute compute) {
+  template <class Compute>
+  DEV uint32_t of_thread_0(Compute compute) {
     __syncthreads();
     if (threadIdx.x == 0) shared.token = compute();
     __syncthreads();
@@ -145,7 +149,8 @@ struct Chooser {
       const double end = add_rn(before, block_sums[block]);
       double cumulated = before;
       const uint32_t first = block * kSumBlock;
-      const uint32_t end_token = end > target || block == last_block ? min(first + kSumBlock, p.vocab) : first;
+      const uint32_t end_token =
+          end > target || block == last_block ? min(first + kSumBlock, p.vocab) : first;
 #pragma unroll 1
       for (uint32_t token = first; token < end_token; ++token) {
         const double weight = weight_by_id(token);
@@ -174,8 +179,8 @@ struct Chooser {
     return block_scan(own, shared.sums_of_warps).total;
   }
 
-  // If all that can be kept is worth sorting, the draw is that of filter.rs. If not, the last kept token is located by
-  // ever finer bins, and with the mass up to it the drawn one.
+  // If all that can be kept is worth sorting, the draw is that of filter.rs. If not, the last kept token is
+  // located by ever finer bins, and with the mass up to it the drawn one.
   DEV uint32_t by_rank() {
     const double total = filters.has_nucleus ? total_in_parallel() : double_of(kBitsOfInfinity);
     const double limit = mul_rn(filters.top_p, total);
@@ -254,12 +259,12 @@ struct Chooser {
     return shared.tokens[kept - 1];
   }
 
-  // Finds the class that a goal is in, or the last one that holds a token: shared.range. Returns whether it is in one.
-  // shared.before becomes the mass of all classes.
+  // Finds the class that a goal is in, or the last one that holds a token: shared.range. Returns whether it
+  // is in one. shared.before becomes the mass of all classes.
   DEV bool find_class(Goal goal) {
     const uint32_t index = threadIdx.x;
     const ClassSum sum = classes[index];
-    // Of the last class the exponents differ; all of it is below 2^-44 of the most likely token, at 2^19 tokens.
+    // Exponents differ in the last class; all of it is below 2^-44 of the most likely token, at 2^19 tokens.
     const bool is_last = index == kClasses - 1;
     const double mass = is_last ? 0.0 : mass_of(sum.count, sum.high, sum.low, least_of(index));
     // Nothing weighs more than 1.
@@ -267,8 +272,9 @@ struct Chooser {
     return cross(goal, Range{least_of(index), high, 0.0, sum.count, 0}, mass);
   }
 
-  // Of bins in rank order, one a thread, the one that a goal is in: shared.range. If there is none, the last with a
-  // token is taken, and false returned. `bin` holds what ranks before all bins. shared.before becomes all their mass.
+  // Of bins in rank order, one a thread, the one that a goal is in: shared.range. If there is none, the last
+  // with a token is taken, and false returned. `bin` holds what ranks before all bins. shared.before becomes
+  // all their mass.
   DEV bool cross(Goal goal, Range bin, double mass) {
     const Scan<uint32_t> counts = block_scan(bin.count, shared.counts_of_warps);
     const Scan<double> masses = block_scan(mass, shared.sums_of_warps);
@@ -298,8 +304,8 @@ struct Chooser {
     return range.count_before + at + 1 >= goal.count || range.mass_before + shared.prefix[at] > goal.mass;
   }
 
-  // Cuts a range into 512 bins and goes on with the one that the goal is in, until few enough tokens are left to sort
-  // them. Returns false if more are, all of one weight.
+  // Cuts a range into 512 bins and goes on with the one that the goal is in, until few enough tokens are left
+  // to be sorted. Returns false if more are, all of one weight.
   DEV bool narrow(const Goal& goal, Range& range, bool weighs) {
 #pragma unroll 1
     for (;;) {
@@ -317,8 +323,10 @@ struct Chooser {
 #pragma unroll 1
       for (uint32_t first = 0; first < p.vocab; first += kMaxChunk) {
         visit(first, range.low, range.high, [&](uint32_t token, uint64_t key) {
-          if (sorts) push(token, key);
-          else add_to_bin(shared.bins, (uint32_t)((range.high - 1 - key) >> shift), key);
+          if (sorts)
+            push(token, key);
+          else
+            add_to_bin(shared.bins, (uint32_t)((range.high - 1 - key) >> shift), key);
         });
         __syncthreads();
         // A thread has the bin of its number.
@@ -369,8 +377,9 @@ struct Chooser {
     return p.vocab - 1;
   }
 
-  // Calls `see(token, bits of its weight)` for tokens of a tile whose weights are in `low..high` and pass min_p.
-  template <class See> DEV void visit(uint32_t first, uint64_t low, uint64_t high, See see) {
+  // Calls `see(token, bits of its weight)` for a tile's tokens that pass min_p and weigh in `low..high`.
+  template <class See>
+  DEV void visit(uint32_t first, uint64_t low, uint64_t high, See see) {
     const uint64_t least = bits_of(filters.min_weight);
     low = low < least ? least : low;
     const uint32_t end = min(first + kMaxChunk, p.vocab);
@@ -379,7 +388,8 @@ struct Chooser {
     const bool is_plain = !shared.edits.any && reads_by_four(weights.row, p.vocab);
 #pragma unroll 1
     for (uint32_t base = first + 4 * threadIdx.x; base < end; base += kVisited * kChooseThreads) {
-      uint32_t allowed = is_plain ? allowed_by_four(bounds, base, end) : allowed_one_by_one(bounds, base, end);
+      uint32_t allowed =
+          is_plain ? allowed_by_four(bounds, base, end) : allowed_one_by_one(bounds, base, end);
       // Few pass: they are fetched again, so that their weights need not be computed in sixteen places.
 #pragma unroll 1
       for (; allowed; allowed &= allowed - 1) {

@@ -1,4 +1,4 @@
-// Device functions of sampling: the CPU sampler's arithmetic in the same operations, edits of logits, block reductions.
+// Device functions of sampling: the CPU sampler's arithmetic in the same operations, edits of logits, reductions.
 #pragma once
 #include "sampling.cuh"
 
@@ -12,14 +12,34 @@
 // ---- f64 operations that no compiler joins or reorders: the CPU's weights, bit for bit
 
 #ifdef CUSIM
-DEV double add_rn(double a, double b) { volatile double sum = a + b; return sum; }
-DEV double mul_rn(double a, double b) { volatile double product = a * b; return product; }
+DEV double add_rn(double a, double b) {
+  volatile double sum = a + b;
+  return sum;
+}
+DEV double mul_rn(double a, double b) {
+  volatile double product = a * b;
+  return product;
+}
 DEV double fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
-DEV float sub_rn(float a, float b) { volatile float difference = a - b; return difference; }
-DEV float mul_rn(float a, float b) { volatile float product = a * b; return product; }
+DEV float sub_rn(float a, float b) {
+  volatile float difference = a - b;
+  return difference;
+}
+DEV float mul_rn(float a, float b) {
+  volatile float product = a * b;
+  return product;
+}
 DEV float div_rn(float a, float b) { return a / b; }
-DEV uint64_t bits_of(double v) { uint64_t bits; memcpy(&bits, &v, 8); return bits; }
-DEV double double_of(uint64_t bits) { double v; memcpy(&v, &bits, 8); return v; }
+DEV uint64_t bits_of(double v) {
+  uint64_t bits;
+  memcpy(&bits, &v, 8);
+  return bits;
+}
+DEV double double_of(uint64_t bits) {
+  double v;
+  memcpy(&v, &bits, 8);
+  return v;
+}
 #else
 DEV double add_rn(double a, double b) { return __dadd_rn(a, b); }
 DEV double mul_rn(double a, double b) { return __dmul_rn(a, b); }
@@ -35,8 +55,9 @@ DEV float minus_infinity() { return __uint_as_float(0xff800000u); }
 DEV bool is_nan(float v) { return v != v; }
 DEV bool is_infinite(float v) { return (__float_as_uint(v) & 0x7fffffffu) == 0x7f800000u; }
 
-// a / b, rounded to nearest, with `inverse` the nearest to 1 / b: the first step makes the quotient faithful, the
-// second one correct (Markstein 1990). Not for results beyond the normal numbers; a division has a slow path instead.
+// a / b, rounded to nearest, with `inverse` the nearest to 1 / b: the first step makes the quotient faithful,
+// the second one correct (Markstein 1990). Not for results beyond the normal numbers; a division has a slow
+// path instead.
 DEV double divide(double a, double b, double inverse) {
   double quotient = mul_rn(a, inverse);
   quotient = fma_rn(fma_rn(-quotient, b, a), inverse, quotient);
@@ -94,12 +115,15 @@ DEV uint32_t ordered(float logit) {
 DEV float logit_of(uint32_t order) {
   return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
 }
-DEV uint64_t rank_key(float logit, uint32_t token) { return (uint64_t)ordered(logit) << 32 | (uint32_t)~token; }
+DEV uint64_t rank_key(float logit, uint32_t token) {
+  return (uint64_t)ordered(logit) << 32 | (uint32_t)~token;
+}
 DEV uint32_t token_of(uint64_t key) { return ~(uint32_t)key; }
 
 // ---- reductions of a block; `scratch` holds one value a warp, and is free again after the next barrier
 
-template <class T> DEV T warp_max_of(T value) {
+template <class T>
+DEV T warp_max_of(T value) {
 #pragma unroll 1
   for (int offset = 16; offset; offset >>= 1) {
     const T other = __shfl_xor_sync(0xffffffffu, value, offset);
@@ -108,7 +132,8 @@ template <class T> DEV T warp_max_of(T value) {
   return value;
 }
 
-template <class T> CALLED T block_max(T value, T* scratch) {
+template <class T>
+CALLED T block_max(T value, T* scratch) {
   const uint32_t lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
   value = warp_max_of(value);
   __syncthreads();
@@ -117,7 +142,8 @@ template <class T> CALLED T block_max(T value, T* scratch) {
   return warp_max_of(scratch[lane < n_warps ? lane : 0]);
 }
 
-template <class T> DEV T warp_scan(T value) {
+template <class T>
+DEV T warp_scan(T value) {
 #pragma unroll 1
   for (uint32_t offset = 1; offset < 32; offset <<= 1) {
     const T other = __shfl_up_sync(0xffffffffu, value, offset);
@@ -136,13 +162,15 @@ CALLED uint32_t block_min(uint32_t value, uint32_t& scratch) {
   return scratch;
 }
 
-// Sums of values, in an order that the block's shape fixes: of the threads up to this one, of those before it, of all.
-// f64 sums of neighbours can differ from each other's by roundings either way.
-template <class T> struct Scan {
+// Sums of values, in an order that the block's shape fixes: of the threads up to this one, of those before
+// it, of all. f64 sums of neighbours can differ from each other's by roundings either way.
+template <class T>
+struct Scan {
   T through, before, total;
 };
 
-template <class T> CALLED Scan<T> block_scan(T value, T* scratch) {
+template <class T>
+CALLED Scan<T> block_scan(T value, T* scratch) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
   const T through = warp_scan(value);
   const T left = __shfl_up_sync(0xffffffffu, through, 1);
@@ -171,7 +199,8 @@ struct Edits {
 
 constexpr uint32_t kMarkWords = kMaxChunk / 32;
 
-DEV Edits edits_of(const SampleParams& p, const SampleWork& work, const RowSampler& sampler, const RowState& state) {
+DEV Edits edits_of(const SampleParams& p, const SampleWork& work, const RowSampler& sampler,
+                   const RowState& state) {
   Edits edits;
   const bool has_slot = sampler.count_slot != kNone;
   edits.counts = has_slot ? p.counts + (uint64_t)sampler.count_slot * p.vocab : nullptr;
@@ -213,8 +242,8 @@ DEV void mark(const Edits& edits, uint32_t* marks, uint32_t first, uint32_t end)
   }
 }
 
-// Notes which tokens of `first..end` (kMaxChunk at most) are biased or banned. All threads of the block call it; `edits`
-// is shared.
+// Notes which tokens of `first..end` (kMaxChunk at most) are biased or banned. All threads of the block call
+// it; `edits` is shared.
 CALLED void stage_marks(Edits& edits, uint32_t* marks, uint32_t first, uint32_t end) {
   __syncthreads();
   if (edits.n_biases == 0 && edits.n_bans == 0) return;

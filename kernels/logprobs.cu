@@ -1,7 +1,10 @@
-// Log probabilities from raw logits, as src/state/sampling/logprobs.rs: of a token, of the most likely ones, of some ids.
-//   logprob_chunks  of each chunk of each row: the sum of exponentials, and its most likely tokens
-//   logprob_finish  one block for each row
-// Sums are f64 in an order that the vocabulary fixes; rounded to f32 they differ from the CPU's by an ulp at most.
+// Log probabilities from raw logits, as src/state/sampling/logprobs.rs gives them: of a token, of the most likely
+// ones, of some ids.
+//
+// - logprob_chunks: of each chunk of each row the sum of exponentials, and its most likely tokens.
+// - logprob_finish: one block for each row.
+//
+// Sums are f64 in an order that the vocabulary fixes. Rounded to f32 they differ from the CPU's by an ulp at most.
 #include "draw.cuh"
 
 constexpr uint32_t kChunkThreads = 256;
@@ -12,8 +15,8 @@ DEV uint64_t likelihood_key(float logit, uint32_t token) {
   return is_nan(logit) ? (uint32_t)~token : rank_key(logit, token);
 }
 
-// Takes the `n` highest of `size` different keys, highest first: `out(i, key)` is called by thread 0. A thread looks at
-// every blockDim.x-th key, again each time that the highest was one of its own.
+// Takes the `n` highest of `size` different keys, highest first: `out(i, key)` is called by thread 0. A
+// thread looks at every blockDim.x-th key, again each time that the highest was one of its own.
 template <class Key, class Out>
 DEV void take_highest(uint32_t n, uint32_t size, uint64_t* scratch, Key key_at, Out out) {
   uint64_t own = 0, highest = ~0ull;
@@ -68,7 +71,8 @@ extern "C" __global__ void __launch_bounds__(kChunkThreads, 4) logprob_chunks(co
 CUSIM_KERNEL(logprob_chunks)
 
 // The logarithm of the sum of all exponentials; NaN if a logit is NaN or the highest is infinite.
-DEV double log_normalizer(const LogprobParams& p, const ChunkMass* masses, float* max_of_warps, double* sums_of_warps) {
+DEV double log_normalizer(const LogprobParams& p, const ChunkMass* masses, float* max_of_warps,
+                          double* sums_of_warps) {
   float max = minus_infinity();
   uint32_t has_nan = 0;
 #pragma unroll 1

@@ -1,10 +1,12 @@
 // Sampling: from raw logits to the next token of each row, as src/state/sampling/ chooses it.
-//   sample_peaks    the most likely token of each chunk of each row
-//   sample_weights  weights of drawing rows: sums of blocks, and how they spread over the classes of filter.rs
-//   sample_choose   one block for each row: the draw, and what the row has come to
-// Weights are the CPU's bit for bit. Sums are added up in parallel, so they are the CPU's up to roundings: a choice that
-// is nearer to a boundary than `tie_margin` is made again in the CPU's order. Rows that keep more than kMaxSorted tokens
-// of which not all are kept have no such second try: their choice is the CPU's but for ties within 1e-10.
+//
+// - sample_peaks: the most likely token of each chunk of each row.
+// - sample_weights: weights of rows that draw: sums of blocks, and how they spread over the classes of filter.rs.
+// - sample_choose: one block for each row: the draw, and what the row has come to.
+//
+// Weights are the CPU's bit for bit. They are added up in parallel, so sums are the CPU's up to roundings: a choice
+// that is nearer to a boundary than `tie_margin` is made again in the CPU's order. Only rows whose filters end behind
+// the kMaxSorted most likely tokens have no second try: their choice is the CPU's but for ties within 1e-10.
 #include "choose.cuh"
 
 constexpr uint32_t kStreamThreads = 256;
@@ -41,7 +43,8 @@ DEV void see_by_four(Highest& highest, const float* row, uint32_t first, uint32_
   }
 }
 
-DEV void see_one_by_one(Highest& highest, const float* row, uint32_t first, uint32_t end, const Edits& edits) {
+DEV void see_one_by_one(Highest& highest, const float* row, uint32_t first, uint32_t end,
+                        const Edits& edits) {
 #pragma unroll 1
   for (uint32_t token = first + threadIdx.x; token < end; token += kStreamThreads) {
     const float logit = row[token];
@@ -69,8 +72,10 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_peaks(con
   const uint32_t first = blockIdx.x * p.chunk, end = min(first + p.chunk, p.vocab);
   stage_marks(edits, marks, first, end);
   Highest found{minus_infinity(), first, false};
-  if (!edits.any && reads_by_four(row, p.vocab)) see_by_four(found, row, first, end);
-  else see_one_by_one(found, row, first, end, edits);
+  if (!edits.any && reads_by_four(row, p.vocab))
+    see_by_four(found, row, first, end);
+  else
+    see_one_by_one(found, row, first, end, edits);
   if (found.has_nan) atomicOr(&any_nan, 1u);
   const uint64_t highest = block_max(rank_key(found.logit, found.token), highest_of_warps);
   if (threadIdx.x == 0) {
@@ -80,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_peaks(con
 }
 CUSIM_KERNEL(sample_peaks)
 
-// The sum of a group of eight lanes in the order of filter.rs: whole rows of eight by lane, then what is left over.
+// The sum of a group of eight lanes in the order of filter.rs: rows of eight by lane, then what is left over.
 DEV double sum_of_group(double of_rows, double of_rest) {
   double sum = 0.0, rest = 0.0;
 #pragma unroll 2
@@ -117,13 +122,15 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_weights(c
 #pragma unroll 1
   for (uint32_t warp_base = warp_first; warp_base < end; warp_base += kStreamThreads / 8 * kSumBlock) {
     const uint32_t base = warp_base + threadIdx.x % 32 / 8 * kSumBlock;
-    const uint32_t first_rest = end - (end - min(base, end)) % 8;  // differs from `end` in the last block only
+    // Differs from `end` in the last block only.
+    const uint32_t first_rest = end - (end - min(base, end)) % 8;
     double of_rows = 0.0, of_rest = 0.0;
 #pragma unroll 1
     for (uint32_t token = base + lane; token < min(base + kSumBlock, end); token += 8) {
       double weight = weights.of(edits.any ? edited(edits, token, weights.row[token]) : weights.row[token]);
       const bool is_kept = weight >= filters.min_weight;
-      if (filters.rank && is_kept && weight > 0.0) add_to_bin(bins, class_of(bits_of(weight)), bits_of(weight));
+      if (filters.rank && is_kept && weight > 0.0)
+        add_to_bin(bins, class_of(bits_of(weight)), bits_of(weight));
       // top_p looks at the whole vocabulary, whatever min_p drops.
       if (!filters.rank && !is_kept) weight = 0.0;
       of_rows = add_rn(of_rows, token < first_rest ? weight : 0.0);
@@ -161,7 +168,12 @@ extern "C" __global__ void __launch_bounds__(kChooseThreads, 1) sample_choose(co
     const double draw = uniform(sampler.seed, state.n_output);
     if (threadIdx.x == 0) shared.edits = edits_of(p, work, sampler, state);
     __syncthreads();
-    Chooser chooser{p, shared, filters_of(p, sampler), weights_of(p, work, sampler, peak.logit), p.block_sums, p.classes,
+    Chooser chooser{p,
+                    shared,
+                    filters_of(p, sampler),
+                    weights_of(p, work, sampler, peak.logit),
+                    p.block_sums,
+                    p.classes,
                     draw};
     const uint32_t n_blocks = (p.vocab + kSumBlock - 1) / kSumBlock;
     chooser.block_sums += (uint64_t)blockIdx.x * n_blocks;

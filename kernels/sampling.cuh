@@ -12,16 +12,18 @@ struct RowSampler {
   double temperature;          // at least 1e-6
   double inverse_temperature;  // 1 / temperature, rounded to nearest
   uint64_t seed;
-  float top_p;                 // in (0, 1]
-  float min_p;                 // in [0, 1]
+  float top_p;  // in (0, 1]
+  float min_p;  // in [0, 1]
   float frequency_penalty, presence_penalty;
-  float repetition_penalty;    // above 0
-  uint32_t top_k;              // the vocabulary's size or more: no limit
-  uint32_t is_greedy;          // 0 or 1: takes the most likely token
+  float repetition_penalty;  // above 0
+  uint32_t top_k;            // the vocabulary's size or more: no limit
+  uint32_t is_greedy;        // 0 or 1: takes the most likely token
   uint32_t min_new_tokens;
-  uint32_t count_slot;         // of SampleParams::counts; kNone if no penalty is set
-  uint32_t first_bias, n_biases;  // of SampleParams::biases, by ascending token, equal ones in the request's order
-  uint32_t first_ban, n_bans;     // of SampleParams::bans, ascending, each once: not sampled before min_new_tokens
+  uint32_t count_slot;  // of SampleParams::counts; kNone if no penalty is set
+  // Of SampleParams::biases: by ascending token, equal ones in the request's order.
+  uint32_t first_bias, n_biases;
+  // Of SampleParams::bans, what is not sampled before min_new_tokens: ascending, each once.
+  uint32_t first_ban, n_bans;
   uint32_t reserved;
 };
 static_assert(sizeof(RowSampler) == 80, "mirrored by the host");
@@ -57,7 +59,7 @@ struct BeginRowsParams {
 };
 static_assert(sizeof(BeginRowsParams) == 32, "mirrored by the host");
 
-// Tokens of a row that starts: its slot is cleared, then the prompt's tokens are seen, the output's seen and counted.
+// Tokens of a row that starts. Its slot is cleared; tokens of the prompt are seen, those of the output also counted.
 struct CountRun {
   uint32_t slot;
   uint32_t first_token;  // of CountParams::tokens: the prompt, then the output
@@ -69,8 +71,8 @@ static_assert(sizeof(CountRun) == 16, "mirrored by the host");
 constexpr uint32_t kSeen = 0x80000000u;  // bit of a count: the token is in the prompt or in the output
 
 struct CountParams {
-  uint32_t* counts;        // [n_slots, vocab]: kSeen, and in the low bits how often the output holds the token
-  const CountRun* runs;    // slots of a list are distinct
+  uint32_t* counts;      // [n_slots, vocab]: kSeen, and in the low bits how often the output holds the token
+  const CountRun* runs;  // slots of a list are distinct
   const uint32_t* tokens;  // ids beyond the vocabulary are passed over
   uint32_t n_runs;
   uint32_t vocab;
@@ -125,8 +127,8 @@ struct ChunkPeak {
 };
 static_assert(sizeof(ChunkPeak) == 16, "mirrored by the host");
 
-constexpr uint32_t kClasses = 512;    // of weights, as in filter.rs
-constexpr uint32_t kSumBlock = 64;    // weights summed to one number, as in filter.rs
+constexpr uint32_t kClasses = 512;  // of weights, as in filter.rs
+constexpr uint32_t kSumBlock = 64;  // weights summed to one number, as in filter.rs
 constexpr uint32_t kMaxChunk = 16384;
 
 // The weights of one class, added up without a rounding: mantissas in 52 bits, `low` the last 18 of each.
@@ -146,24 +148,24 @@ struct SampleParams {
   uint32_t* counts;            // [n_slots, vocab], see CountParams
   const TokenBias* biases;
   const uint32_t* bans;
-  const uint32_t* masks;       // [n_masks, mask_words]: bit t % 32 of word t / 32 set: token t is allowed
-  ChunkPeak* peaks;            // workspace [n_works, n_chunks]
-  double* block_sums;          // workspace [n_works, ceil(vocab / kSumBlock)]
-  ClassSum* classes;           // workspace [n_works, kClasses]
-  double tie_margin;           // 4e-12; a sum this near to its target (relative to the mass) is done over in order
-  uint32_t vocab;              // at most 2^19
-  uint32_t stride;             // floats from one row of logits to the next
+  const uint32_t* masks;  // [n_masks, mask_words]: bit t % 32 of word t / 32 set: token t is allowed
+  ChunkPeak* peaks;       // workspace [n_works, n_chunks]
+  double* block_sums;     // workspace [n_works, ceil(vocab / kSumBlock)]
+  ClassSum* classes;      // workspace [n_works, kClasses]
+  double tie_margin;      // 4e-12; a sum this near to its target (relative to the mass) is done over in order
+  uint32_t vocab;         // at most 2^19
+  uint32_t stride;        // floats from one row of logits to the next
   uint32_t n_works;
-  uint32_t chunk;              // tokens of a block of sample_peaks and sample_weights: a multiple of 1024, at most kMaxChunk
-  uint32_t n_chunks;           // ceil(vocab / chunk)
+  uint32_t chunk;     // tokens of a block of the first two kernels: a multiple of 1024, at most kMaxChunk
+  uint32_t n_chunks;  // ceil(vocab / chunk)
   uint32_t mask_words;
 };
 static_assert(sizeof(SampleParams) == 128, "mirrored by the host");
 
 // ---- log probabilities
 
-constexpr uint32_t kMaxTop = 64;           // most likely tokens at most; more: the host ranks a copied row
-constexpr uint32_t kLogprobChunk = 4096;   // tokens of a block
+constexpr uint32_t kMaxTop = 64;          // most likely tokens at most; more: the host ranks a copied row
+constexpr uint32_t kLogprobChunk = 4096;  // tokens of a block
 
 struct LogprobWork {
   uint32_t logits_row;
@@ -172,7 +174,7 @@ struct LogprobWork {
   uint32_t top;       // most likely tokens wanted: at most LogprobParams::max_top and the vocabulary
   uint32_t first_id;  // of LogprobParams::ids
   uint32_t n_ids;
-  uint32_t first_out; // of LogprobParams::out: 1 + top + n_ids entries: the token, the most likely ones, those of ids
+  uint32_t first_out;  // of LogprobParams::out, 1 + top + n_ids: the token, the most likely ones, those of ids
   uint32_t reserved;
 };
 static_assert(sizeof(LogprobWork) == 32, "mirrored by the host");
@@ -197,13 +199,13 @@ struct LogprobParams {
   const float* logits;       // [rows of logits, stride]
   const LogprobWork* works;  // [n_works]
   const uint32_t* ids;
-  ChunkMass* masses;         // workspace [n_works, n_chunks]
-  uint64_t* highest;         // workspace [n_works, n_chunks, max_top]
-  uint32_t vocab;            // at most 2^19
+  ChunkMass* masses;  // workspace [n_works, n_chunks]
+  uint64_t* highest;  // workspace [n_works, n_chunks, max_top]
+  uint32_t vocab;     // at most 2^19
   uint32_t stride;
   uint32_t n_works;
-  uint32_t n_chunks;         // ceil(vocab / kLogprobChunk)
-  uint32_t max_top;          // at most kMaxTop
+  uint32_t n_chunks;  // ceil(vocab / kLogprobChunk)
+  uint32_t max_top;   // at most kMaxTop
   uint32_t reserved;
 };
 static_assert(sizeof(LogprobParams) == 80, "mirrored by the host");
@@ -220,8 +222,8 @@ struct TableRun {
 static_assert(sizeof(TableRun) == 16, "mirrored by the host");
 
 struct EditTableParams {
-  uint32_t* page_table;   // [n_rows, table_stride]
-  const TableRun* runs;   // applied as if one after the other
+  uint32_t* page_table;  // [n_rows, table_stride]
+  const TableRun* runs;  // applied as if one after the other
   const uint32_t* pages;
   uint32_t n_runs;
   uint32_t table_stride;
@@ -235,10 +237,10 @@ struct DecodeRow {
 static_assert(sizeof(DecodeRow) == 8, "mirrored by the host");
 
 struct BeginDecodeParams {
-  uint32_t* tokens;     // [n_rows]: the first of the step
-  uint32_t* positions;  // [n_rows]
-  uint32_t* slots;      // [n_rows]
-  Segment* segments;    // [n_rows]
+  uint32_t* tokens;       // [n_rows]: the first of the step
+  uint32_t* positions;    // [n_rows]
+  uint32_t* slots;        // [n_rows]
+  Segment* segments;      // [n_rows]
   const DecodeRow* rows;  // [n_rows], padding last
   const RowState* states;
   const uint32_t* page_table;
@@ -253,11 +255,11 @@ struct BeginPrefillParams {
   uint32_t* tokens;          // of the step
   uint32_t* positions;       // of the step
   uint32_t* slots;           // of the step
-  const Segment* segments;   // of the prefills, by ascending first_token; padding (n_tokens 0) begins where the next one does
+  const Segment* segments;   // of prefills, by ascending first_token; those of no tokens begin where the next does
   const uint32_t* uploaded;  // [n_tokens]: those of the step from first_token on
   const uint32_t* page_table;
-  uint32_t first_token;      // of the step: behind the decodes
-  uint32_t n_tokens;         // with padding: tokens that no segment holds get token 0, position 0, slot 0
+  uint32_t first_token;  // of the step: behind the decodes
+  uint32_t n_tokens;     // with padding: tokens that no segment holds get token 0, position 0, slot 0
   uint32_t n_segments;
   uint32_t table_stride;
   uint32_t page_size;

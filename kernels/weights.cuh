@@ -18,7 +18,7 @@ DEV Weights weights_of(const SampleParams& p, const SampleWork& work, const RowS
 }
 
 struct Filters {
-  bool rank;          // top_k or top_p drops tokens: kept ones are walked by rank, else by id
+  bool rank;  // top_k or top_p drops tokens: kept ones are walked by rank, else by id
   bool has_nucleus;
   uint32_t top_k;
   double top_p;
@@ -32,7 +32,8 @@ DEV Filters filters_of(const SampleParams& p, const RowSampler& sampler) {
 }
 
 // The peak of a row's chunks; all threads of the block call it and get it.
-DEV ChunkPeak peak_of_row(const SampleParams& p, uint32_t work, uint64_t* highest_of_warps, uint32_t& any_nan) {
+DEV ChunkPeak peak_of_row(const SampleParams& p, uint32_t work, uint64_t* highest_of_warps,
+                          uint32_t& any_nan) {
   const ChunkPeak* peaks = p.peaks + (uint64_t)work * p.n_chunks;
   if (threadIdx.x == 0) any_nan = 0;
   __syncthreads();
@@ -102,8 +103,8 @@ DEV double mass_of(uint32_t count, uint64_t high, uint64_t low, uint64_t weight_
 }
 
 // Counts a sampled token; `state` is what the row had come to.
-DEV void record(RowState& out, const RowState& state, uint32_t token, const RowSampler& sampler, uint32_t* counts,
-                uint32_t vocab) {
+DEV void record(RowState& out, const RowState& state, uint32_t token, const RowSampler& sampler,
+                uint32_t* counts, uint32_t vocab) {
   out = RowState{token, state.n_output + 1};
   if (sampler.count_slot == kNone || token >= vocab) return;
   uint32_t& entry = counts[(uint64_t)sampler.count_slot * vocab + token];

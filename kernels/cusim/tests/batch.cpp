@@ -1,4 +1,5 @@
-// What a step is derived from on the device: page-table edits, decodes, prefills, rows that start, counts of tokens.
+// What a step is derived from on the device: page-table edits, decodes, prefills, rows that start, counts of
+// tokens.
 #include "cusim.h"
 
 #include <algorithm>
@@ -21,7 +22,8 @@ static void check(bool is_right, const std::string& what) {
 
 static uint32_t below(uint32_t end) { return random_bits() % end; }
 
-template <class Params> static void launch(const char* kernel, dim3 grid, dim3 block, Params params) {
+template <class Params>
+static void launch(const char* kernel, dim3 grid, dim3 block, Params params) {
   void* arguments[] = {&params};
   const std::string error = cusim::registry().at(kernel).run(grid, block, 0, arguments);
   check(error.empty(), std::string(kernel) + ": " + error);
@@ -44,14 +46,16 @@ static void check_edits(uint32_t n_rows, uint32_t stride, uint32_t n_runs) {
     runs.push_back(run);
   }
   launch("edit_table", n_runs, 128, EditTableParams{table.data(), runs.data(), pages.data(), n_runs, stride});
-  check(table == expected, "page table of " + std::to_string(n_rows) + " rows after " + std::to_string(n_runs) + " edits");
+  check(table == expected,
+        "page table of " + std::to_string(n_rows) + " rows after " + std::to_string(n_runs) + " edits");
 }
 
 struct Table {
   uint32_t n_rows, stride, page_size;
   std::vector<uint32_t> pages;
 
-  Table(uint32_t rows, uint32_t row_pages, uint32_t size) : n_rows(rows), stride(row_pages), page_size(size), pages(rows * row_pages) {
+  Table(uint32_t rows, uint32_t row_pages, uint32_t size)
+      : n_rows(rows), stride(row_pages), page_size(size), pages(rows * row_pages) {
     for (uint32_t& page : pages) page = 1 + below(100000);
     std::fill(pages.begin(), pages.begin() + stride, 0xffffffffu);  // no kernel reads the padding row
   }
@@ -71,8 +75,8 @@ static void check_decode(uint32_t n_live, uint32_t n_bucket, uint32_t page_size)
   std::vector<uint32_t> tokens(n_bucket, kNone), positions(n_bucket, kNone), slots(n_bucket, kNone);
   std::vector<Segment> segments(n_bucket, Segment{9, 9, 9, 9});
   launch("begin_decode", blocks(n_bucket, 128), 128,
-         BeginDecodeParams{tokens.data(), positions.data(), slots.data(), segments.data(), rows.data(), states.data(),
-                           table.pages.data(), n_bucket, table.stride, page_size, 0});
+         BeginDecodeParams{tokens.data(), positions.data(), slots.data(), segments.data(), rows.data(),
+                           states.data(), table.pages.data(), n_bucket, table.stride, page_size, 0});
   for (uint32_t i = 0; i < n_bucket; ++i) {
     const bool is_live = i < n_live;
     const auto [row, position] = rows[i];
@@ -80,7 +84,8 @@ static void check_decode(uint32_t n_live, uint32_t n_bucket, uint32_t page_size)
     check(tokens[i] == (is_live ? states[row].last_token : 0), what + ": token");
     check(positions[i] == (is_live ? position : 0), what + ": position");
     check(slots[i] == (is_live ? table.slot(row, position) : 0), what + ": slot");
-    check(is_same(segments[i], is_live ? Segment{row, i, 1, position} : Segment{0, i, 0, 0}), what + ": segment");
+    check(is_same(segments[i], is_live ? Segment{row, i, 1, position} : Segment{0, i, 0, 0}),
+          what + ": segment");
   }
 }
 
@@ -108,12 +113,16 @@ static void check_prefill(uint32_t n_segments, uint32_t page_size) {
   expected_slots.resize(n_tokens);
   launch("begin_prefill", blocks(n_tokens, 128), 128,
          BeginPrefillParams{tokens.data(), positions.data(), slots.data(), segments.data(), uploaded.data(),
-                            table.pages.data(), first, n_tokens, (uint32_t)segments.size(), table.stride, page_size, 0});
+                            table.pages.data(), first, n_tokens, (uint32_t)segments.size(), table.stride,
+                            page_size, 0});
   for (uint32_t i = 0; i < n_live; ++i) check(tokens[first + i] == uploaded[i], "token of a prefill");
   for (uint32_t i = n_live; i < n_tokens; ++i) check(tokens[first + i] == 0, "token of padding");
-  check(std::equal(expected_positions.begin(), expected_positions.end(), positions.begin() + first), "positions of a prefill");
-  check(std::equal(expected_slots.begin(), expected_slots.end(), slots.begin() + first), "slots of a prefill");
-  check(std::count(tokens.begin(), tokens.begin() + first, kNone) == first, "tokens before a prefill were written");
+  check(std::equal(expected_positions.begin(), expected_positions.end(), positions.begin() + first),
+        "positions of a prefill");
+  check(std::equal(expected_slots.begin(), expected_slots.end(), slots.begin() + first),
+        "slots of a prefill");
+  check(std::count(tokens.begin(), tokens.begin() + first, kNone) == first,
+        "tokens before a prefill were written");
 }
 
 // Rows that start, the counts of their tokens, and tokens that the host chose.
@@ -142,23 +151,29 @@ static void check_rows(uint32_t vocab) {
   }
   runs.push_back(CountRun{kNone, 0, 9, 9});
   begins.push_back(RowBegin{0, 5, RowSampler{}});
-  launch("begin_rows", 1, 128, BeginRowsParams{samplers.data(), states.data(), begins.data(), (uint32_t)begins.size(), 0});
+  launch("begin_rows", 1, 128,
+         BeginRowsParams{samplers.data(), states.data(), begins.data(), (uint32_t)begins.size(), 0});
   const CountParams params{counts.data(), runs.data(), tokens.data(), (uint32_t)runs.size(), vocab};
   launch("clear_counts", dim3(blocks(vocab, 4096), (uint32_t)runs.size()), 256, params);
   launch("count_tokens", dim3(1 + below(4), (uint32_t)runs.size()), 256, params);
   check(counts == expected, "counts of rows that start");
   for (uint32_t row = 0; row < n_rows; ++row) {
-    const auto begin = std::find_if(begins.begin(), begins.end(), [&](const RowBegin& b) { return b.row == row && row > 0; });
+    const auto begin = std::find_if(begins.begin(), begins.end(),
+                                    [&](const RowBegin& b) { return b.row == row && row > 0; });
     const bool begins_now = begin != begins.end();
     check(states[row].n_output == (begins_now ? begin->n_output : 77), "output tokens of a row that starts");
-    if (begins_now) check(memcmp(&samplers[row], &begin->sampler, sizeof(RowSampler)) == 0, "sampler of a row that starts");
+    if (begins_now)
+      check(memcmp(&samplers[row], &begin->sampler, sizeof(RowSampler)) == 0, "sampler of a row that starts");
   }
   const std::vector<RecordedToken> recorded{{8, 0}, {0, 1}, {3, vocab - 1}};
-  launch("record_tokens", 1, 128, RecordParams{states.data(), samplers.data(), counts.data(), recorded.data(), 3, vocab});
+  launch("record_tokens", 1, 128,
+         RecordParams{states.data(), samplers.data(), counts.data(), recorded.data(), 3, vocab});
   expected[8 % n_slots * vocab] = (expected[8 % n_slots * vocab] + 1) | kSeen;
   check(counts == expected, "counts after a recorded token");
-  check(states[8].last_token == 0 && states[8].n_output == begins[2].n_output + 1, "state after a recorded token");
-  check(states[3].last_token == vocab - 1 && states[3].n_output == begins[0].n_output + 1, "state without counts");
+  check(states[8].last_token == 0 && states[8].n_output == begins[2].n_output + 1,
+        "state after a recorded token");
+  check(states[3].last_token == vocab - 1 && states[3].n_output == begins[0].n_output + 1,
+        "state without counts");
   check(states[0].last_token == 77 && states[0].n_output == 77, "the padding row was written");
 }
 

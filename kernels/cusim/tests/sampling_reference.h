@@ -16,13 +16,28 @@ struct Row {
   uint32_t top_k = kNone, n_output = 0, min_new_tokens = 0, may_ban = 1;
   bool is_greedy = false;
   uint64_t seed = 0;
-  std::vector<uint32_t> counts;    // as on the device; empty: no penalties
+  std::vector<uint32_t> counts;  // as on the device; empty: no penalties
   std::vector<TokenBias> biases;
   std::vector<uint32_t> bans, mask;  // a mask is empty if there is none
 
   RowSampler sampler() const {
-    return RowSampler{temperature, 1.0 / (double)temperature, seed, top_p, min_p, frequency, presence, repetition, top_k,
-                      is_greedy, min_new_tokens, kNone, 0, (uint32_t)biases.size(), 0, (uint32_t)bans.size(), 0};
+    return RowSampler{temperature,
+                      1.0 / (double)temperature,
+                      seed,
+                      top_p,
+                      min_p,
+                      frequency,
+                      presence,
+                      repetition,
+                      top_k,
+                      is_greedy,
+                      min_new_tokens,
+                      kNone,
+                      0,
+                      (uint32_t)biases.size(),
+                      0,
+                      (uint32_t)bans.size(),
+                      0};
   }
 };
 
@@ -43,8 +58,10 @@ inline std::vector<float> edit(const Row& row) {
       logits[token] -= row.presence;
     }
     if (!(row.counts[token] & kSeen)) continue;
-    if (logits[token] > 0) logits[token] /= row.repetition;
-    else logits[token] *= row.repetition;
+    if (logits[token] > 0)
+      logits[token] /= row.repetition;
+    else
+      logits[token] *= row.repetition;
   }
   for (uint32_t token = 0; !row.mask.empty() && token < logits.size(); ++token) {
     if (!(row.mask[token / 32] >> (token % 32) & 1)) logits[token] = -INFINITY;
@@ -100,7 +117,8 @@ inline double block_sum(const double* weights, size_t n) {
 
 inline double total(const std::vector<double>& weights) {
   double sum = 0;
-  for (size_t i = 0; i < weights.size(); i += 64) sum += block_sum(&weights[i], std::min<size_t>(64, weights.size() - i));
+  for (size_t i = 0; i < weights.size(); i += 64)
+    sum += block_sum(&weights[i], std::min<size_t>(64, weights.size() - i));
   return sum;
 }
 
@@ -154,7 +172,8 @@ inline Choice choose(const Row& row) {
   if (row.is_greedy || std::isinf(logits[peak])) return {peak, logits[peak] == -INFINITY};
   std::vector<double> weights;
   for (const float logit : logits) {
-    weights.push_back(reference::exponential(((double)logit - (double)logits[peak]) / (double)row.temperature));
+    weights.push_back(
+        reference::exponential(((double)logit - (double)logits[peak]) / (double)row.temperature));
   }
   const double all = row.top_p < 1 ? reference::total(weights) : INFINITY;
   for (double& weight : weights) weight = weight >= (double)row.min_p ? weight : 0;
@@ -173,9 +192,8 @@ inline std::vector<TokenLogprob> logprobs_of(const std::vector<float>& logits, u
   const double normalizer = max + std::log(sum);
   std::vector<uint32_t> ranked(logits.size());
   for (uint32_t i = 0; i < ranked.size(); ++i) ranked[i] = i;
-  std::sort(ranked.begin(), ranked.end(), [&](uint32_t a, uint32_t b) {
-    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-  });
+  std::sort(ranked.begin(), ranked.end(),
+            [&](uint32_t a, uint32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
   std::vector<TokenLogprob> result;
   auto add = [&](uint32_t id) {
     result.push_back({id, id < logits.size() ? (float)((double)logits[id] - normalizer) : -INFINITY});
