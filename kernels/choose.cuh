@@ -36,6 +36,7 @@ struct ChooseShared {
   uint32_t tokens[kMaxSorted];
   uint32_t marks[kMarkWords];
   Edits edits;
+  Weights weights;
   double sums_of_warps[32];
   uint32_t counts_of_warps[32];
   Range range;
@@ -43,21 +44,17 @@ struct ChooseShared {
   uint32_t any, first, last, n_sorted, token;
 };
 
-// Which logits can have weights in a range, by f32 and generously.
+// Which logits can have weights in a range, generously.
 struct Bounds {
-  float max, factor, least, most;
+  float least, most;
 
-  DEV bool allow(float logit) const {
-    const float log2_weight = (logit - max) * factor;
-    return !(log2_weight < least) && !(log2_weight > most);
-  }
+  DEV bool allow(float logit) const { return logit >= least && logit <= most; }
 };
 
 struct Chooser {
   const SampleParams& p;
   ChooseShared& shared;
   Filters filters;
-  Weights weights;
   const double* block_sums;
   const ClassSum* classes;
   double draw;
@@ -80,13 +77,8 @@ struct Chooser {
 
   // ---- by id: no filter but min_p
 
-  DEV float logit_of_token(uint32_t token) const {
-    const float logit = weights.row[token];
-    return shared.edits.any ? edited(shared.edits, token, logit) : logit;
-  }
-
   DEV double weight_by_id(uint32_t token) const {
-    const double weight = weights.of(logit_of_token(token));
+    const double weight = weight_of(shared.weights, shared.edits, token);
     return weight >= filters.min_weight ? weight : 0.0;
   }
 
@@ -385,7 +377,7 @@ struct Chooser {
     const uint32_t end = min(first + kMaxChunk, p.vocab);
     stage_marks(shared.edits, shared.marks, first, end);
     const Bounds bounds = bounds_of(low, high);
-    const bool is_plain = !shared.edits.any && reads_by_four(weights.row, p.vocab);
+    const bool is_plain = !shared.edits.any && reads_by_four(shared.weights.row, p.vocab);
 #pragma unroll 1
     for (uint32_t base = first + 4 * threadIdx.x; base < end; base += kVisited * kChooseThreads) {
       uint32_t allowed =
@@ -394,7 +386,7 @@ struct Chooser {
 #pragma unroll 1
       for (; allowed; allowed &= allowed - 1) {
         const uint32_t token = visited(base, __ffs((int)allowed) - 1);
-        const uint64_t key = bits_of(weights.of(logit_of_token(token)));
+        const uint64_t key = bits_of(weight_of(shared.weights, shared.edits, token));
         if (low <= key && key < high && key > 0) see(token, key);
       }
     }
@@ -410,7 +402,8 @@ struct Chooser {
     for (uint32_t i = 0; i < kVisited; ++i) {
       const uint32_t token = visited(base, i);
       if (token >= end) continue;
-      allowed |= (uint32_t)bounds.allow(logit_of_token(token)) << i;
+      const float logit = shared.weights.row[token];
+      allowed |= (uint32_t)bounds.allow(edited(shared.edits, token, logit)) << i;
     }
     return allowed;
   }
@@ -420,29 +413,26 @@ struct Chooser {
     uint32_t allowed = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kVisited / 4; ++i) {
-      loaded[i] = load_four(weights.row, visited(base, 4 * i), end);
+      loaded[i] = load_four(shared.weights.row, visited(base, 4 * i), end);
     }
 #pragma unroll
     for (uint32_t i = 0; i < kVisited / 4; ++i) {
-      const float logits[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
-#pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) {
-        const bool is_in = visited(base, 4 * i + j) < end && bounds.allow(logits[j]);
-        allowed |= (uint32_t)is_in << (4 * i + j);
-      }
+      const float4 four = loaded[i];
+      uint32_t bits = bounds.allow(four.x) | bounds.allow(four.y) << 1;
+      bits |= bounds.allow(four.z) << 2 | bounds.allow(four.w) << 3;
+      if (visited(base, 4 * i) < end) allowed |= bits << 4 * i;
     }
     return allowed;
   }
 
   DEV Bounds bounds_of(uint64_t low, uint64_t high) const {
-    const float infinity = __uint_as_float(0x7f800000u);
-    const float factor = (float)(weights.inverse_temperature * 1.4426950408889634);
-    // A subnormal factor is too coarse.
-    if (factor < 1e-30f) return Bounds{(float)weights.max, factor, -infinity, infinity};
+    const Weights& weights = shared.weights;
     // Bits of a double, over 2^52, are its logarithm and up to 0.0861 less.
-    const double least = (double)low * (1.0 / 4503599627370496.0) - 1023.0;
-    const double most = (double)high * (1.0 / 4503599627370496.0) - 1023.0;
-    return Bounds{(float)weights.max, factor, (float)(least - 0.001), (float)(most + 0.088)};
+    const double unit = weights.temperature * 0.6931471805599453;
+    const double least = weights.max + ((double)low * (1.0 / 4503599627370496.0) - 1023.001) * unit;
+    const double most = weights.max + ((double)high * (1.0 / 4503599627370496.0) - 1022.913) * unit;
+    const double slack = 1e-6 * fabs(weights.max);
+    return Bounds{(float)(least - 1e-6 * fabs(least) - slack), (float)(most + 1e-6 * fabs(most) + slack)};
   }
 
   DEV void clear_sorted() {

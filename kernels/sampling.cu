@@ -62,6 +62,7 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_peaks(con
   if (work.row < kFirstRow) return;
   if (blockIdx.x == 0) {
     ClassSum* classes = p.classes + (uint64_t)blockIdx.y * kClasses;
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < kClasses; i += kStreamThreads) classes[i] = ClassSum{0, 0, 0, 0};
   }
   if (threadIdx.x == 0) {
@@ -166,12 +167,14 @@ extern "C" __global__ void __launch_bounds__(kChooseThreads, 1) sample_choose(co
   const bool is_peak = sampler.is_greedy || peak.nan || is_infinite(peak.logit);
   if (!is_peak) {
     const double draw = uniform(sampler.seed, state.n_output);
-    if (threadIdx.x == 0) shared.edits = edits_of(p, work, sampler, state);
+    if (threadIdx.x == 0) {
+      shared.edits = edits_of(p, work, sampler, state);
+      shared.weights = weights_of(p, work, sampler, peak.logit);
+    }
     __syncthreads();
     Chooser chooser{p,
                     shared,
                     filters_of(p, sampler),
-                    weights_of(p, work, sampler, peak.logit),
                     p.block_sums,
                     p.classes,
                     draw};

@@ -17,6 +17,12 @@ DEV Weights weights_of(const SampleParams& p, const SampleWork& work, const RowS
   return Weights{row, (double)max, sampler.temperature, sampler.inverse_temperature};
 }
 
+// The weight of a token; weights and edits are shared.
+CALLED double weight_of(const Weights& weights, const Edits& edits, uint32_t token) {
+  const float logit = weights.row[token];
+  return weights.of(edits.any ? edited(edits, token, logit) : logit);
+}
+
 struct Filters {
   bool rank;  // top_k or top_p drops tokens: kept ones are walked by rank, else by id
   bool has_nucleus;
