@@ -29,7 +29,6 @@ DEV float mul_rn(float a, float b) {
   volatile float product = a * b;
   return product;
 }
-DEV float div_rn(float a, float b) { return a / b; }
 DEV uint64_t bits_of(double v) {
   uint64_t bits;
   memcpy(&bits, &v, 8);
@@ -46,7 +45,6 @@ DEV double mul_rn(double a, double b) { return __dmul_rn(a, b); }
 DEV double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 DEV float sub_rn(float a, float b) { return __fsub_rn(a, b); }
 DEV float mul_rn(float a, float b) { return __fmul_rn(a, b); }
-DEV float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 DEV uint64_t bits_of(double v) { return (uint64_t)__double_as_longlong(v); }
 DEV double double_of(uint64_t bits) { return __longlong_as_double((long long)bits); }
 #endif
@@ -62,6 +60,22 @@ DEV double divide(double a, double b, double inverse) {
   double quotient = mul_rn(a, inverse);
   quotient = fma_rn(fma_rn(-quotient, b, a), inverse, quotient);
   return fma_rn(fma_rn(-quotient, b, a), inverse, quotient);
+}
+
+// 1 / v of a positive normal number, within some roundings.
+DEV double inverse_of(double v) {
+  double inverse = double_of(0x7fde623822fc16e6ull - bits_of(v));  // within an eighth
+#pragma unroll 1
+  for (uint32_t i = 0; i < 6; ++i) inverse = fma_rn(fma_rn(-v, inverse, 1.0), inverse, inverse);
+  return inverse;
+}
+
+// a / b, rounded to nearest: unless it is exact, a quotient of two f32 is further from the middle of two f32 than
+// roundings of f64 reach.
+DEV float divide_f32(float a, double b, double inverse) {
+  if (is_infinite(a)) return a;
+  const double quotient = mul_rn((double)a, inverse);
+  return (float)fma_rn(fma_rn(-quotient, b, (double)a), inverse, quotient);
 }
 
 // exp(x) for x of at most 0; 0 below -708 and at NaN. The operations of exp.rs in their order.
@@ -195,6 +209,7 @@ struct Edits {
   uint32_t first_marked, n_biases, n_bans;
   float frequency, presence, repetition;
   bool any;
+  double inverse_repetition;
 };
 
 constexpr uint32_t kMarkWords = kMaxChunk / 32;
@@ -214,6 +229,7 @@ DEV Edits edits_of(const SampleParams& p, const SampleWork& work, const RowSampl
   edits.frequency = sampler.frequency_penalty;
   edits.presence = sampler.presence_penalty;
   edits.repetition = sampler.repetition_penalty;
+  edits.inverse_repetition = inverse_of((double)sampler.repetition_penalty);
   edits.any = edits.counts || edits.mask || edits.n_biases || edits.n_bans;
   return edits;
 }
@@ -277,8 +293,9 @@ DEV float penalized(const Edits& edits, uint32_t token, float logit) {
     logit = sub_rn(logit, mul_rn(edits.frequency, (float)count));
     logit = sub_rn(logit, edits.presence);
   }
-  if (entry & kSeen) logit = logit > 0.0f ? div_rn(logit, edits.repetition) : mul_rn(logit, edits.repetition);
-  return logit;
+  if (!(entry & kSeen)) return logit;
+  if (logit > 0.0f) return divide_f32(logit, edits.repetition, edits.inverse_repetition);
+  return mul_rn(logit, edits.repetition);
 }
 
 // The logit that is ranked, in the order of row.rs: penalties, mask, bans, biases.

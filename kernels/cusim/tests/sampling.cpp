@@ -369,6 +369,13 @@ static void check_arithmetic() {
     check(bits_of(quotient) == bits_of((double)difference / temperature),
           "a quotient is not the nearest number");
   }
+  for (uint32_t i = 0; i < 200000; ++i) {
+    const float logit = (float)std::ldexp(1.0 + real(), (int)below(278) - 150);
+    const float penalty = i % 4 == 0 ? 2.0f : (float)std::ldexp(2.0 * real(), -(int)below(140));
+    const float quotient = penalty > 0 ? divide_f32(logit, penalty, inverse_of(penalty)) : INFINITY;
+    check(penalty == 0 || quotient == logit / penalty, "a quotient is not the nearest f32");
+  }
+  check(divide_f32(INFINITY, 2.0, 0.5) == INFINITY, "an infinite quotient");
 }
 
 // ---- log probabilities
