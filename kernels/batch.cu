@@ -67,14 +67,17 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) edit_table(const EditT
   const TableRun run = p.runs[blockIdx.x];
   if (threadIdx.x == 0) is_overwritten = 0;
   __syncthreads();
+#pragma unroll 1
   for (uint32_t later = blockIdx.x + 1 + threadIdx.x; later < p.n_runs; later += kRowThreads) {
     if (overlaps(run, p.runs[later])) is_overwritten = 1;
   }
   __syncthreads();
   uint32_t* row = p.page_table + (uint64_t)run.row * p.table_stride;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < run.n_pages; i += kRowThreads) {
     const uint32_t index = run.first_index + i;
     bool is_last = true;
+#pragma unroll 1
     for (uint32_t later = blockIdx.x + 1; is_overwritten && later < p.n_runs; ++later) {
       is_last &= !is_within(p.runs[later], run.row, index);
     }
