@@ -11,7 +11,7 @@ use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::Executor;
 use crate::executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
 use crate::executor::memory_plan::{
-    MemoryBudget, MemoryPlan, MemoryWish, available_bytes, reserve_bytes,
+    MemoryBudget, MemoryPlan, MemoryWish, Place, available_bytes, reserve_bytes,
 };
 use crate::kernels::cpu::default_threads;
 use crate::model::generation::GenerationConfig;
@@ -257,9 +257,15 @@ fn context_length(config: &EngineConfig, model: &CpuDescription) -> Result<usize
 fn memory_plan(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryPlan, StartError> {
     let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
     let budget = MemoryBudget {
+        place: Place::Host,
         free_before_bytes: available_bytes()?,
         weights_bytes: model.weights_bytes,
-        reserve_bytes: reserve_bytes(&model.config, step_tokens, cpu::LOGIT_ROWS as u64),
+        reserve_bytes: reserve_bytes(
+            Place::Host,
+            &model.config,
+            step_tokens,
+            cpu::LOGIT_ROWS as u64,
+        ),
     };
     let wish = MemoryWish {
         kv_bytes_per_token: model.kv_layout.bytes_per_token(),
