@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
+use crate::kernels::cuda::gemm::GemmWish;
 use crate::model::weights::Quantization;
 use crate::request::RequestTimeouts;
 use crate::state::eviction::{EvictionParameters, EvictionPolicy};
@@ -45,7 +46,7 @@ pub struct EngineConfig {
     /// Where to compute.
     pub device: Device,
     /// Whose matrix products to use on a GPU.
-    pub gemm: Gemm,
+    pub gemm: GemmWish,
     /// Launches every kernel of a decode on its own, on a GPU.
     pub disable_cuda_graph: bool,
     /// Largest batch whose decode is recorded in a CUDA graph; larger ones are launched kernel by kernel.
@@ -130,7 +131,7 @@ impl Default for EngineConfig {
             dtype: Dtype::Auto,
             quantization: None,
             device: Device::Auto,
-            gemm: Gemm::Auto,
+            gemm: GemmWish::Auto,
             disable_cuda_graph: false,
             cuda_graph_max_bs: CUDA_GRAPH_MAX_BS,
             threads: 0,
@@ -235,19 +236,6 @@ impl From<Device> for String {
             Device::Cuda(ordinal) => format!("cuda:{ordinal}"),
         }
     }
-}
-
-/// Whose matrix products to use on a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Gemm {
-    /// cuBLASLt if it can be loaded, else our own.
-    #[default]
-    Auto,
-    /// cuBLASLt; an error if it cannot be loaded.
-    CublasLt,
-    /// Our own.
-    Own,
 }
 
 impl EngineConfig {

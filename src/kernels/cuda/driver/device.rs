@@ -81,6 +81,12 @@ pub struct DeviceMemory {
     pub total_bytes: u64,
 }
 
+/// The version that the driver supports, if there is a driver. GPUs are not asked for: that takes a while.
+pub fn installed() -> Option<CudaVersion> {
+    let functions = Functions::open().ok()?;
+    version(functions).ok()
+}
+
 /// Asks what GPU `ordinal` is, without making a context: nothing of its memory is taken.
 ///
 /// # Errors
@@ -90,12 +96,15 @@ pub fn probe(ordinal: usize) -> Result<DeviceInfo, CudaUnavailable> {
     found(functions, ordinal).map(|(info, _)| info)
 }
 
-fn found(functions: &Functions, ordinal: usize) -> Result<(DeviceInfo, CUdevice), CudaUnavailable> {
+fn version(functions: &Functions) -> Result<CudaVersion, DriverError> {
     let mut version = 0;
     // SAFETY: allowed before cuInit; `version` outlives the call.
     let code = unsafe { (functions.driver_version)(&mut version) };
-    check("cuDriverGetVersion", code).map_err(CudaUnavailable::init)?;
-    let driver = CudaVersion(version);
+    check("cuDriverGetVersion", code).map(|()| CudaVersion(version))
+}
+
+fn found(functions: &Functions, ordinal: usize) -> Result<(DeviceInfo, CUdevice), CudaUnavailable> {
+    let driver = version(functions).map_err(CudaUnavailable::init)?;
     if driver < CudaVersion::NEEDED {
         return Err(CudaUnavailable::TooOld { found: driver });
     }

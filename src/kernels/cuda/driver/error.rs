@@ -18,6 +18,8 @@ const LAUNCH_OUT_OF_RESOURCES: c_int = 701;
 const NOT_SUPPORTED: [c_int; 2] = [800, 801];
 const SYSTEM_NOT_READY: c_int = 802;
 const DRIVER_MISMATCH: c_int = 803;
+/// Above all codes of the driver.
+const LIBRARY_CODES: c_int = 100_000;
 const CAPTURE: std::ops::RangeInclusive<c_int> = 900..=908;
 
 /// A call that the driver did not carry out, or that told of an earlier one which failed on the device.
@@ -62,6 +64,20 @@ impl DriverError {
             code: NOT_SUPPORTED[1],
             name: "CUDA_ERROR_NOT_SUPPORTED",
             text,
+        }
+    }
+
+    /// What a library on top of the driver returned; its codes are not the driver's, so it counts as no refusal.
+    pub(in super::super) fn of_library(
+        call: &'static str,
+        name: &'static str,
+        code: c_int,
+    ) -> Self {
+        Self {
+            call,
+            code: LIBRARY_CODES + code,
+            name,
+            text: format!("status {code}"),
         }
     }
 

@@ -21,7 +21,7 @@ mod stream;
 mod table;
 mod upload;
 
-pub use device::{CudaVersion, Device, DeviceInfo, DeviceMemory, probe};
+pub use device::{CudaVersion, Device, DeviceInfo, DeviceMemory, installed, probe};
 pub use error::{CudaUnavailable, DriverError};
 pub use graph::Graph;
 pub use kernel::{Grid, Kernel, KernelArg, KernelArgs, Module};
