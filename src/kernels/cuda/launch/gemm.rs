@@ -65,15 +65,14 @@ enum Variant {
 }
 
 /// Rows and columns of a block.
-const SKINNY: [(u32, u32); 4] = [(8, 16), (8, 32), (16, 16), (16, 32)];
+const SKINNY: [(u32, u32); 3] = [(8, 16), (8, 32), (16, 32)];
 /// Rows, columns, threads and shared bytes of a block.
-const TILES: [(u32, u32, u32, u32); 4] = [
-    (32, 128, 128, 81_920),
+const TILES: [(u32, u32, u32, u32); 3] = [
     (64, 128, 128, 98_304),
     (128, 128, 128, 65_536),
     (128, 256, 256, 98_304),
 ];
-const LARGE_TILE: usize = 3;
+const LARGE_TILE: usize = 2;
 
 /// Our own matrix products.
 #[derive(Clone, Debug)]
@@ -181,8 +180,8 @@ impl TensorKernels {
             Ok::<_, DriverError>(kernel)
         };
         Ok(Self {
-            skinny: [skinny(0)?, skinny(1)?, skinny(2)?, skinny(3)?],
-            tiles: [tile(0)?, tile(1)?, tile(2)?, tile(3)?],
+            skinny: [skinny(0)?, skinny(1)?, skinny(2)?],
+            tiles: [tile(0)?, tile(1)?, tile(2)?],
             reduce: find("gemm_reduce_bf16")?,
         })
     }
@@ -200,7 +199,10 @@ fn choose(element: ElementType, multiprocessors: u32, shape: GemmShape) -> GemmC
         };
     }
     if m <= SKINNY_MAX_ROWS {
-        let skinny = usize::from(m > 8) * 2 + usize::from(n >= FEW_OUTPUTS);
+        let skinny = match m {
+            ..=8 => usize::from(n >= FEW_OUTPUTS),
+            _ => 2,
+        };
         let columns = SKINNY[skinny].1;
         return GemmChoice {
             variant: Variant::Skinny(skinny),
@@ -213,10 +215,9 @@ fn choose(element: ElementType, multiprocessors: u32, shape: GemmShape) -> GemmC
         m.div_ceil(rows) * n.div_ceil(columns)
     };
     let tile = match m {
-        ..=32 => 0,
-        ..=64 => 1,
+        ..=64 => 0,
         _ if n_tiles(LARGE_TILE) >= multiprocessors => LARGE_TILE,
-        _ => 2,
+        _ => 1,
     };
     let tiles = n_tiles(tile);
     let n_splits = match tile {
@@ -253,11 +254,11 @@ mod tests {
         let table = [
             ((1, 4096, 4096), (Variant::Skinny(1), [128, 1, 1], 1)),
             ((1, 1024, 4096), (Variant::Skinny(0), [64, 1, 1], 1)),
-            ((16, 4096, 4096), (Variant::Skinny(3), [128, 1, 1], 1)),
+            ((16, 1024, 4096), (Variant::Skinny(2), [32, 1, 1], 1)),
             ((17, 4096, 4096), (Variant::Tile(0), [32, 8, 1], 8)),
-            ((64, 6144, 4096), (Variant::Tile(1), [48, 5, 1], 5)),
-            ((65, 4096, 4096), (Variant::Tile(2), [32, 8, 1], 8)),
-            ((4096, 4096, 4096), (Variant::Tile(3), [512, 1, 1], 1)),
+            ((64, 6144, 4096), (Variant::Tile(0), [48, 5, 1], 5)),
+            ((65, 4096, 4096), (Variant::Tile(1), [32, 8, 1], 8)),
+            ((4096, 4096, 4096), (Variant::Tile(2), [512, 1, 1], 1)),
             ((300, 4096, 4), (Variant::Simt, [64, 5, 1], 1)),
         ];
         for ((m, n, k), expected) in table {

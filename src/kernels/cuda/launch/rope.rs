@@ -5,7 +5,7 @@ use super::super::pack::Modules;
 use super::super::params::{ElementType, RopeStoreParams};
 
 const THREADS: u32 = 128;
-const HEADS_PER_BLOCK: u32 = 16;
+const HEADS_PER_BLOCK: u32 = 4;
 
 /// From projected queries, keys and values to rotated queries and the pool.
 #[derive(Clone, Debug)]
