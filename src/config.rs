@@ -1,10 +1,12 @@
 //! The engine's configuration: names and defaults as SGLang has them, units in the docs.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
+use crate::kernels::cuda::gemm::GemmWish;
 use crate::model::weights::Quantization;
 use crate::request::RequestTimeouts;
 use crate::state::eviction::{EvictionParameters, EvictionPolicy};
@@ -21,6 +23,10 @@ const MAX_PAGE_TOKENS: u32 = 256;
 const MIN_RECORD_BYTES: u64 = 64 << 10;
 /// A token of prompt, one generated, and the one that an admission keeps free.
 const MIN_CONTEXT_TOKENS: usize = 3;
+/// As SGLang sets it for a GPU of 80 GB.
+const CUDA_GRAPH_MAX_BS: usize = 256;
+/// Beyond it graphs take more memory than launches take time.
+const MAX_CUDA_GRAPH_MAX_BS: usize = 4096;
 /// Requests let in beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with
 /// who comes. More than these at once are turned away whatever their priority.
 const PRIORITY_DOOR_REQUESTS: usize = 64;
@@ -39,6 +45,12 @@ pub struct EngineConfig {
     pub quantization: Option<Quantization>,
     /// Where to compute.
     pub device: Device,
+    /// Whose matrix products to use on a GPU.
+    pub gemm: GemmWish,
+    /// Launches every kernel of a decode on its own, on a GPU.
+    pub disable_cuda_graph: bool,
+    /// Largest batch whose decode is recorded in a CUDA graph; larger ones are launched kernel by kernel.
+    pub cuda_graph_max_bs: usize,
     /// Compute threads; 0 takes one a physical core.
     pub threads: usize,
     /// Binds compute threads to cores, if they are as many as the process may use.
@@ -119,6 +131,9 @@ impl Default for EngineConfig {
             dtype: Dtype::Auto,
             quantization: None,
             device: Device::Auto,
+            gemm: GemmWish::Auto,
+            disable_cuda_graph: false,
+            cuda_graph_max_bs: CUDA_GRAPH_MAX_BS,
             threads: 0,
             pin_threads: true,
             page_size: 1,
@@ -173,15 +188,54 @@ pub enum Dtype {
     Bfloat16,
 }
 
-/// Where to compute.
+/// Where to compute: `auto`, `cpu`, `cuda` or `cuda:N`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(try_from = "String", into = "String")]
 pub enum Device {
-    /// The best device there is.
+    /// The CPU, until the CUDA code has run on a GPU; then the best device there is.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
+    /// The NVIDIA GPU of this number.
+    Cuda(usize),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let unknown = || format!("is {name:?}, must be auto, cpu, cuda or cuda:N (N from 0)");
+        match name {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => {
+                let number = name.strip_prefix("cuda:").ok_or_else(unknown)?;
+                let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+                let ordinal = number.parse().ok().filter(|_| is_number);
+                ordinal.map(Self::Cuda).ok_or_else(unknown)
+            }
+        }
+    }
+}
+
+impl TryFrom<String> for Device {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        name.parse()
+    }
+}
+
+impl From<Device> for String {
+    fn from(device: Device) -> Self {
+        match device {
+            Device::Auto => "auto".to_owned(),
+            Device::Cpu => "cpu".to_owned(),
+            Device::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        }
+    }
 }
 
 impl EngineConfig {
@@ -225,6 +279,16 @@ impl EngineConfig {
             threshold >= 0,
             "priority_scheduling_preemption_threshold",
             || format!("is {threshold}, must be at least 0"),
+        )?;
+        let graphs = self.cuda_graph_max_bs;
+        check(
+            (1..=MAX_CUDA_GRAPH_MAX_BS).contains(&graphs),
+            "cuda_graph_max_bs",
+            || {
+                format!(
+                    "is {graphs}, must lie between 1 and {MAX_CUDA_GRAPH_MAX_BS}; disable_cuda_graph turns graphs off"
+                )
+            },
         )?;
         let timeouts = [
             ("req_waiting_timeout_s", self.req_waiting_timeout_s),

@@ -19,7 +19,13 @@ use souffleur::server::ServerConfig;
 
 const ENV_PREFIX: &str = "SOUFFLEUR_";
 /// Variables with the prefix that are no keys.
-const OTHER_VARIABLES: [&str; 4] = ["CONFIG", "CACHE_DIR", "CPU_ISA", "RADIX_TRACES"];
+const OTHER_VARIABLES: [&str; 5] = [
+    "CONFIG",
+    "CACHE_DIR",
+    "CPU_ISA",
+    "NVRTC_DIR",
+    "RADIX_TRACES",
+];
 const FLAG_SOURCE: &str = "flag";
 const ENV_SOURCE: &str = "environment";
 

@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use souffleur::config::Device;
+
 use super::*;
 
 const DEFAULT_FILE: &str = include_str!("../config/default.toml");
@@ -148,6 +150,29 @@ fn parameters_of_a_policy_are_json_in_every_source() {
     assert!(
         error.contains("xi") && error.contains("threshold"),
         "{error}"
+    );
+}
+
+#[test]
+fn a_device_is_named_in_every_source() {
+    let device =
+        |file, env: &[_], args: &[_]| load(file, env, args).map(|settings| settings.engine.device);
+    assert_eq!(device(None, &[], &[]), Ok(Device::Auto));
+    let file = Some("[engine]\ndevice = \"cuda:1\"\n");
+    assert_eq!(device(file, &[], &[]), Ok(Device::Cuda(1)));
+    let env = [("SOUFFLEUR_DEVICE", "cpu")];
+    assert_eq!(device(file, &env, &[]), Ok(Device::Cpu));
+    assert_eq!(
+        device(file, &env, &["--device", "cuda"]),
+        Ok(Device::Cuda(0))
+    );
+    let parts = ["device", "\"cuda:x\"", "auto, cpu, cuda or cuda:N"];
+    check_error(Some("[engine]\ndevice = \"cuda:x\"\n"), &[], &[], &parts);
+    check_error(
+        None,
+        &[],
+        &["--cuda-graph-max-bs", "0"],
+        &["--cuda-graph-max-bs", "disable_cuda_graph"],
     );
 }
 

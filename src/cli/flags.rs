@@ -7,10 +7,15 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args};
 use serde::Serialize;
+use souffleur::config::Device;
 
 const QUANTIZATIONS: [&str; 1] = ["int8"];
 const DTYPES: [&str; 4] = ["auto", "float32", "float16", "bfloat16"];
-const DEVICES: [&str; 2] = ["auto", "cpu"];
+const GEMMS: [&str; 3] = ["auto", "cublaslt", "own"];
+
+fn device(name: &str) -> Result<String, String> {
+    name.parse::<Device>().map(String::from)
+}
 
 /// The file to read, and the flags of all sections.
 #[derive(Args, Clone, Debug, Default)]
@@ -79,9 +84,35 @@ pub struct EngineFlags {
     /// Quantise matrices when they are loaded: a quarter of f32's memory, half of bfloat16's, and less precise
     #[arg(long, value_parser = QUANTIZATIONS, help_heading = "Model")]
     pub quantization: Option<String>,
-    /// Where to compute
-    #[arg(long, value_parser = DEVICES, help_heading = "Model")]
+    /// Where to compute: auto, cpu, cuda or cuda:N. auto is the CPU: no GPU has run the CUDA code yet, so it has to be
+    /// asked for
+    #[arg(long, value_name = "DEVICE", value_parser = device, help_heading = "Model")]
     pub device: Option<String>,
+    /// Whose matrix products to use on a GPU; auto takes cuBLASLt if it can be loaded
+    #[arg(long, value_parser = GEMMS, help_heading = "Model", hide_short_help = true)]
+    pub gemm: Option<String>,
+    /// Launch every kernel of a decode on its own, on a GPU
+    #[arg(
+        long,
+        value_name = "on|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Model",
+        hide_short_help = true
+    )]
+    pub disable_cuda_graph: Option<bool>,
+    /// Largest batch whose decode is recorded in a CUDA graph
+    #[arg(
+        long,
+        value_name = "REQUESTS",
+        help_heading = "Model",
+        hide_short_help = true
+    )]
+    pub cuda_graph_max_bs: Option<usize>,
     /// Compute threads; 0 takes one a physical core
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub threads: Option<usize>,

@@ -3,6 +3,7 @@
 //! An engine takes nothing from its host: no recorder, subscriber, panic hook or signal handler is installed, no
 //! runtime is needed. Install a metrics recorder before starting if its metrics are wanted.
 
+mod gpu;
 mod handle;
 mod parts;
 

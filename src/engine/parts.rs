@@ -6,12 +6,13 @@ use std::sync::Arc;
 use crate::actors::executor::ExecutorFactory;
 use crate::actors::tokenizer::TokenizerSettings;
 use crate::actors::unit::Blueprint;
-use crate::config::{Dtype, EngineConfig};
+use crate::config::{Device, Dtype, EngineConfig};
+use crate::engine::gpu::{self, Gpu};
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::Executor;
 use crate::executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
 use crate::executor::memory_plan::{
-    MemoryBudget, MemoryPlan, MemoryWish, available_bytes, reserve_bytes,
+    MemoryBudget, MemoryPlan, MemoryWish, Place, available_bytes, reserve_bytes,
 };
 use crate::kernels::cpu::default_threads;
 use crate::model::generation::GenerationConfig;
@@ -35,6 +36,10 @@ impl Progress {
     /// Calls `report`.
     pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
         Self(Arc::new(report))
+    }
+
+    pub(super) fn report(&self, done_bytes: u64, all_bytes: u64) {
+        (self.0)(done_bytes, all_bytes);
     }
 
     /// Hears nothing.
@@ -88,8 +93,16 @@ impl EngineParts {
         config.validate()?;
         let dir = &config.model_path;
         let dtype = stored_dtype(config.dtype);
+        let gpu = match config.device {
+            Device::Cuda(ordinal) => Some(Gpu::open(ordinal, config)?),
+            Device::Auto => {
+                gpu::notice_unused();
+                None
+            }
+            Device::Cpu => None,
+        };
         let model = cpu::describe(dir, dtype, config.quantization)?;
-        let memory = memory_plan(config, &model)?;
+        let memory = memory_plan(config, &model, gpu.as_ref())?;
         let generation = GenerationConfig::read(dir)?;
         let text = match config.skip_tokenizer_init {
             true => None,
@@ -125,15 +138,14 @@ impl EngineParts {
             generation,
             memory: Some(memory),
         };
-        let dir = dir.clone();
-        let executor = move || -> Result<Box<dyn Executor>, LoadError> {
-            let mut report = |done, total| (progress.0)(done, total);
-            Ok(Box::new(CpuExecutor::load(&dir, &options, &mut report)?))
+        let executor = match gpu {
+            Some(gpu) => gpu.executor(config, progress),
+            None => cpu_executor(dir.clone(), options, progress),
         };
         Ok(Self {
             info,
             text,
-            executor: Arc::new(executor),
+            executor,
         })
     }
 
@@ -211,6 +223,13 @@ impl EngineParts {
     }
 }
 
+fn cpu_executor(dir: PathBuf, options: CpuOptions, progress: Progress) -> Arc<ExecutorFactory> {
+    Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
+        let mut report = |done, total| progress.report(done, total);
+        Ok(Box::new(CpuExecutor::load(&dir, &options, &mut report)?))
+    })
+}
+
 /// The message log, if one is asked for.
 fn record(
     config: &EngineConfig,
@@ -254,12 +273,14 @@ fn context_length(config: &EngineConfig, model: &CpuDescription) -> Result<usize
     }
 }
 
-fn memory_plan(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryPlan, StartError> {
-    let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
-    let budget = MemoryBudget {
-        free_before_bytes: available_bytes()?,
-        weights_bytes: model.weights_bytes,
-        reserve_bytes: reserve_bytes(&model.config, step_tokens, cpu::LOGIT_ROWS as u64),
+fn memory_plan(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    gpu: Option<&Gpu>,
+) -> Result<MemoryPlan, StartError> {
+    let budget = match gpu {
+        Some(gpu) => gpu.budget(config, model),
+        None => host_budget(config, model)?,
     };
     let wish = MemoryWish {
         kv_bytes_per_token: model.kv_layout.bytes_per_token(),
@@ -272,4 +293,16 @@ fn memory_plan(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryPl
             .map(|requests| u32::try_from(requests).unwrap_or(u32::MAX)),
     };
     Ok(MemoryPlan::new(budget, wish)?)
+}
+
+fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBudget, LoadError> {
+    let place = Place::Host;
+    let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
+    let logit_rows = cpu::LOGIT_ROWS as u64;
+    Ok(MemoryBudget {
+        place,
+        free_before_bytes: available_bytes()?,
+        weights_bytes: model.weights_bytes,
+        reserve_bytes: reserve_bytes(place, &model.config, step_tokens, logit_rows),
+    })
 }

@@ -11,8 +11,12 @@ use crate::model::config::ModelConfig;
 const DEFAULT_SHARE_PERCENT: u64 = 25;
 /// Sequences of full length that the KV pool holds at most by default on a CPU.
 const DEFAULT_CONTEXTS: u64 = 32;
+/// Share of a GPU's free memory that weights and KV pool take together by default.
+const DEFAULT_GPU_FRACTION: f64 = 0.9;
 /// Left alone beside the activations: tokenizer, tree, buffers of clients, the rest of the process.
 const HEADROOM_BYTES: u64 = 128 << 20;
+/// Likewise on a GPU: graphs, the workspace of products, the code of kernels, what allocations are rounded up by.
+const GPU_HEADROOM_BYTES: u64 = 512 << 20;
 /// Activations and logits are f32.
 const ACTIVATION_BYTES: u64 = 4;
 /// `PageId` is a `u32`, and page 0 is the dummy page.
@@ -20,9 +24,20 @@ const MAX_PAGES: u64 = u32::MAX as u64 - 1;
 /// `mem_fraction_static` is given in thousandths.
 const FRACTION_STEPS: f64 = 1000.0;
 
+/// Whose memory is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The machine's: other programs need some too.
+    Host,
+    /// That of the GPU with this number: it is there to be used.
+    Gpu(usize),
+}
+
 /// What a device has, and what is taken before the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
+    /// Whose memory it is.
+    pub place: Place,
     /// Free before the weights are loaded, in bytes.
     pub free_before_bytes: u64,
     /// What loading the weights takes of it, in bytes.
@@ -53,6 +68,8 @@ pub struct MemoryWish {
 pub enum PoolLimit {
     /// `mem_fraction_static`.
     Fraction,
+    /// The default's fraction of a GPU.
+    DefaultFraction,
     /// `max_total_tokens`.
     MaxTotalTokens,
     /// The default's share of the available memory.
@@ -138,6 +155,44 @@ impl MemoryPlan {
         })
     }
 
+    /// Compares what loading the weights left with what was planned.
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`] when pool and reserve do not fit in `free_bytes`, with the fraction that would.
+    pub fn check_loaded(&self, free_bytes: u64) -> Result<(), LoadError> {
+        let Self { budget, .. } = self;
+        let kept = match self.limit {
+            // Asked for: it may eat into the reserve.
+            PoolLimit::Fraction => 0,
+            _ => budget.reserve_bytes,
+        };
+        if free_bytes >= self.kv_bytes.saturating_add(kept) {
+            return Ok(());
+        }
+        let left = free_bytes.saturating_sub(budget.reserve_bytes);
+        let taken = budget.weights_bytes.saturating_add(left);
+        let safe = taken as f64 / budget.free_before_bytes.max(1) as f64;
+        let safe = (safe * FRACTION_STEPS).floor() / FRACTION_STEPS;
+        let advice = match left >= self.wish.smallest_pool_bytes() {
+            true => format!("--mem-fraction-static {safe:.3} is the largest safe one now"),
+            false => {
+                "no fraction works: use a smaller model, page_size or dtype, or end other processes"
+                    .to_owned()
+            }
+        };
+        Err(LoadError::Memory(format!(
+            "{} are free after loading the weights, {} were expected; the KV pool takes {} and activations need {}: {advice}",
+            Bytes(free_bytes),
+            Bytes(
+                budget
+                    .free_before_bytes
+                    .saturating_sub(budget.weights_bytes)
+            ),
+            Bytes(self.kv_bytes),
+            Bytes(budget.reserve_bytes),
+        )))
+    }
+
     /// Says what was decided and why, one line each.
     pub fn explain(&self) -> Vec<String> {
         let Self { budget, wish, .. } = self;
@@ -148,7 +203,10 @@ impl MemoryPlan {
                 .saturating_add(self.kv_bytes)
                 .min(free_before);
         let mut lines = vec![
-            format!("memory available      {}", Bytes(free_before)),
+            match budget.place {
+                Place::Host => format!("memory available      {}", Bytes(free_before)),
+                Place::Gpu(n) => format!("free on GPU {n:<9} {}", Bytes(free_before)),
+            },
             format!("weights               {}", Bytes(budget.weights_bytes)),
             format!(
                 "KV bytes per token    {} ({})",
@@ -188,6 +246,10 @@ impl MemoryPlan {
             PoolLimit::Fraction => format!(
                 "--mem-fraction-static {} of {} less the weights",
                 wish.mem_fraction_static.unwrap_or_default(),
+                Bytes(self.budget.free_before_bytes)
+            ),
+            PoolLimit::DefaultFraction => format!(
+                "--mem-fraction-static {DEFAULT_GPU_FRACTION} (the default on a GPU) of {} less the weights",
                 Bytes(self.budget.free_before_bytes)
             ),
             PoolLimit::MaxTotalTokens => "--max-total-tokens".to_owned(),
@@ -286,20 +348,27 @@ fn free_choice(
         )));
     }
     let mut candidates = vec![(wish.tokens_in(room), PoolLimit::Room)];
-    if wish.max_total_tokens.is_none() {
-        let share =
-            (u128::from(budget.free_before_bytes) * u128::from(DEFAULT_SHARE_PERCENT) / 100) as u64;
-        let contexts = wish.context_tokens.saturating_mul(DEFAULT_CONTEXTS);
-        let at_least_one_page = u64::from(wish.page_size);
-        candidates.push((
-            wish.tokens_in(share).max(at_least_one_page),
-            PoolLimit::DefaultShare,
-        ));
-        candidates.push((
-            wish.whole_pages(contexts).max(at_least_one_page),
-            PoolLimit::DefaultContexts,
-        ));
+    if wish.max_total_tokens.is_some() {
+        return Ok(candidates);
     }
+    if let Place::Gpu(_) = budget.place {
+        // Where the weights leave less than that, all the room is taken.
+        let tokens = fraction_tokens(budget, wish, free_after, DEFAULT_GPU_FRACTION);
+        candidates.extend(tokens.map(|tokens| (tokens, PoolLimit::DefaultFraction)));
+        return Ok(candidates);
+    }
+    let share =
+        (u128::from(budget.free_before_bytes) * u128::from(DEFAULT_SHARE_PERCENT) / 100) as u64;
+    let contexts = wish.context_tokens.saturating_mul(DEFAULT_CONTEXTS);
+    let at_least_one_page = u64::from(wish.page_size);
+    candidates.push((
+        wish.tokens_in(share).max(at_least_one_page),
+        PoolLimit::DefaultShare,
+    ));
+    candidates.push((
+        wish.whole_pages(contexts).max(at_least_one_page),
+        PoolLimit::DefaultContexts,
+    ));
     Ok(candidates)
 }
 
@@ -348,7 +417,11 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
 /// # Units
 /// `step_tokens` is the most query tokens of a step (`chunked_prefill_size` and decodes), `logit_rows` the most tokens
 /// whose logits are held at once.
-pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
+pub fn reserve_bytes(place: Place, config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
+    let headroom_bytes = match place {
+        Place::Host => HEADROOM_BYTES,
+        Place::Gpu(_) => GPU_HEADROOM_BYTES,
+    };
     // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product.
     let widths = 3 * config.hidden_size
         + 2 * (config.q_width() + config.kv_width())
@@ -358,7 +431,7 @@ pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) ->
         .saturating_add(logit_rows.saturating_mul(config.vocab_size as u64));
     elements
         .saturating_mul(ACTIVATION_BYTES)
-        .saturating_add(HEADROOM_BYTES)
+        .saturating_add(headroom_bytes)
 }
 
 /// Memory that this process may still take, in bytes: the machine's, within the limit of its cgroup.

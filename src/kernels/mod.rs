@@ -4,6 +4,7 @@
 //! step, and nothing of requests, sampling or scheduling. `kernels/README.md` lists every kernel and its CPU twin.
 
 pub mod cpu;
+pub mod cuda;
 
 use crate::model::rope::Rope;
 use crate::model::weights::TensorView;

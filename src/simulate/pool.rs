@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::config::{Dtype, EngineConfig};
 use crate::engine::ModelInfo;
 use crate::executor::cpu::LOGIT_ROWS;
-use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, reserve_bytes};
+use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, reserve_bytes};
 use crate::model::config::ModelConfig;
 use crate::model::generation::GenerationConfig;
 use crate::model::weights;
@@ -61,9 +61,11 @@ pub fn model_info(
             .map(|requests| u32::try_from(requests).unwrap_or(u32::MAX)),
     };
     let mut budget = MemoryBudget {
+        place: Place::Host,
         free_before_bytes: hardware.memory_bytes() * u64::from(devices),
         weights_bytes: weights_bytes(model, storage),
-        reserve_bytes: reserve_bytes(model, step_tokens, LOGIT_ROWS as u64) * u64::from(devices),
+        reserve_bytes: reserve_bytes(Place::Host, model, step_tokens, LOGIT_ROWS as u64)
+            * u64::from(devices),
     };
     if given.is_some() {
         // A capacity that is asked for is simulated, whatever the device has.

@@ -4,6 +4,7 @@ const GIB: u64 = 1 << 30;
 
 fn budget() -> MemoryBudget {
     MemoryBudget {
+        place: Place::Host,
         free_before_bytes: 16 * GIB,
         weights_bytes: 4 * GIB,
         reserve_bytes: GIB,
@@ -262,8 +263,84 @@ fn the_reserve_grows_with_the_step_and_the_vocabulary() {
     let config = ModelConfig::read(&models.join("llama")).expect("fixtures are supported");
     // 3 * 64 hidden, 2 * (64 + 32) heads, 3 * 112 in the MLP; 288 tokens in the vocabulary.
     assert_eq!(
-        reserve_bytes(&config, 10, 3) - HEADROOM_BYTES,
+        reserve_bytes(Place::Host, &config, 10, 3) - HEADROOM_BYTES,
         4 * (10 * 720 + 3 * 288)
     );
-    assert_eq!(reserve_bytes(&config, u64::MAX, 1), u64::MAX);
+    assert_eq!(reserve_bytes(Place::Host, &config, u64::MAX, 1), u64::MAX);
+}
+
+fn gpu() -> MemoryBudget {
+    MemoryBudget {
+        place: Place::Gpu(0),
+        ..budget()
+    }
+}
+
+#[test]
+fn a_gpu_gives_most_of_its_memory() {
+    let slots = |bytes: f64| (bytes / f64::from(128 << 10)) as u64 - 16;
+    let plan = MemoryPlan::new(gpu(), wish()).expect("it fits");
+    let expected = slots(0.9 * (16 * GIB) as f64 - (4 * GIB) as f64);
+    assert!(plan.max_total_tokens.abs_diff(expected) <= 16);
+    assert_eq!(plan.limit, PoolLimit::DefaultFraction);
+    let why = plan.explain().join("\n");
+    assert!(
+        why.contains("free on GPU 0") && why.contains("0.9"),
+        "{why}"
+    );
+    // A reserve that 0.9 would eat into, and weights that leave less than 0.9: all the room is taken.
+    for (weights, reserve) in [(4 * GIB, 3 * GIB), (15 * GIB, GIB / 2)] {
+        let tight = MemoryBudget {
+            weights_bytes: weights,
+            reserve_bytes: reserve,
+            ..gpu()
+        };
+        let plan = MemoryPlan::new(tight, wish()).expect("it fits");
+        assert_eq!(plan.limit, PoolLimit::Room, "{weights}");
+    }
+}
+
+#[test]
+fn what_loading_left_is_compared_with_the_plan() {
+    let plan = MemoryPlan::new(gpu(), wish()).expect("it fits");
+    plan.check_loaded(12 * GIB).expect("as planned");
+    plan.check_loaded(12 * GIB - GIB / 2)
+        .expect("0.1 of 16 GiB is more than the reserve");
+    let text = plan
+        .check_loaded(11 * GIB)
+        .expect_err("too little")
+        .to_string();
+    assert!(text.contains("11.0 GiB are free"), "{text}");
+    let fraction: f64 = text
+        .split("--mem-fraction-static ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next()?.parse().ok())
+        .unwrap_or_else(|| panic!("no fraction in {text}"));
+    let again = MemoryWish {
+        mem_fraction_static: Some(fraction),
+        ..wish()
+    };
+    let smaller = MemoryPlan::new(gpu(), again).expect("it fits");
+    assert!(
+        smaller.kv_bytes + gpu().reserve_bytes <= 11 * GIB,
+        "{fraction}"
+    );
+    assert!(
+        smaller.kv_bytes + gpu().reserve_bytes > 11 * GIB - GIB / 16,
+        "{fraction}"
+    );
+    let none = plan
+        .check_loaded(GIB / 2)
+        .expect_err("too little")
+        .to_string();
+    assert!(none.contains("no fraction works"), "{none}");
+    // Who asked for a fraction may eat into the reserve, not into what is not there.
+    let most = MemoryWish {
+        mem_fraction_static: Some(0.99),
+        ..wish()
+    };
+    let most = MemoryPlan::new(gpu(), most).expect("it fits");
+    most.check_loaded(12 * GIB).expect("it was asked for");
+    most.check_loaded(11 * GIB)
+        .expect_err("the pool alone is larger");
 }

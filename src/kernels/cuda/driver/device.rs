@@ -1,0 +1,348 @@
+//! GPUs: whether there are any, and the context of one.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_int};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
+
+use super::error::{CudaUnavailable, DriverError};
+use super::table::{Functions, check};
+
+/// mma.sync on bf16 and cp.async, which the kernels use, came with 8.0.
+const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
+/// A GPU whose memory is gone shows it when it is opened, not in the middle of loading.
+const FIRST_ALLOCATION_BYTES: usize = 1 << 20;
+const NAME_BYTES: usize = 128;
+
+/// A version of CUDA, as the driver counts: 1000 times the major number, and 10 times the minor one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CudaVersion(c_int);
+
+impl CudaVersion {
+    /// The least version that a driver must support.
+    pub const NEEDED: Self = Self(12_000);
+
+    /// The number as the driver gives it.
+    pub fn number(self) -> i32 {
+        self.0
+    }
+}
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+/// What a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its number among those that the driver shows this process.
+    pub ordinal: usize,
+    /// Its name, such as `NVIDIA H100 80GB HBM3`.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Shared memory that a block may ask for, in bytes.
+    pub shared_bytes_per_block: u32,
+    /// Its memory, in bytes.
+    pub total_bytes: u64,
+    /// What the driver supports.
+    pub driver: CudaVersion,
+}
+
+impl fmt::Display for DeviceInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "GPU {}: {}, sm_{}{}, {} multiprocessors, {:.1} GiB, driver for CUDA {}",
+            self.ordinal,
+            self.name,
+            self.capability.0,
+            self.capability.1,
+            self.multiprocessors,
+            self.total_bytes as f64 / (1_u64 << 30) as f64,
+            self.driver,
+        )
+    }
+}
+
+/// Memory of a GPU, all processes counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Free, in bytes.
+    pub free_bytes: u64,
+    /// In all, in bytes.
+    pub total_bytes: u64,
+}
+
+/// The version that the driver supports, if there is a driver. GPUs are not asked for: that takes a while.
+pub fn installed() -> Option<CudaVersion> {
+    let functions = Functions::open().ok()?;
+    version(functions).ok()
+}
+
+/// Asks what GPU `ordinal` is, without making a context: nothing of its memory is taken.
+///
+/// # Errors
+/// Why there is none that can be used.
+pub fn probe(ordinal: usize) -> Result<DeviceInfo, CudaUnavailable> {
+    let functions = Functions::open()?;
+    found(functions, ordinal).map(|(info, _)| info)
+}
+
+fn version(functions: &Functions) -> Result<CudaVersion, DriverError> {
+    let mut version = 0;
+    // SAFETY: allowed before cuInit; `version` outlives the call.
+    let code = unsafe { (functions.driver_version)(&mut version) };
+    check("cuDriverGetVersion", code).map(|()| CudaVersion(version))
+}
+
+fn found(functions: &Functions, ordinal: usize) -> Result<(DeviceInfo, CUdevice), CudaUnavailable> {
+    let driver = version(functions).map_err(CudaUnavailable::init)?;
+    if driver < CudaVersion::NEEDED {
+        return Err(CudaUnavailable::TooOld { found: driver });
+    }
+    // SAFETY: takes no flags; may be called again.
+    check("cuInit", unsafe { (functions.init)(0) }).map_err(CudaUnavailable::init)?;
+    let mut n_devices = 0;
+    // SAFETY: `n_devices` outlives the call.
+    let code = unsafe { (functions.device_count)(&mut n_devices) };
+    check("cuDeviceGetCount", code).map_err(CudaUnavailable::init)?;
+    let n_devices = usize::try_from(n_devices).unwrap_or(0);
+    if n_devices == 0 {
+        return Err(CudaUnavailable::NoDevice);
+    }
+    if ordinal >= n_devices {
+        return Err(CudaUnavailable::NoSuchDevice { ordinal, n_devices });
+    }
+    let (info, device) = describe(functions, ordinal, driver)
+        .map_err(|error| CudaUnavailable::Query { ordinal, error })?;
+    if info.capability < NEEDED_CAPABILITY {
+        return Err(CudaUnavailable::TooOldDevice {
+            ordinal,
+            name: info.name,
+            capability: info.capability,
+        });
+    }
+    Ok((info, device))
+}
+
+fn describe(
+    functions: &Functions,
+    ordinal: usize,
+    driver: CudaVersion,
+) -> Result<(DeviceInfo, CUdevice), DriverError> {
+    let mut device = 0;
+    // SAFETY: `device` outlives the call.
+    let code = unsafe { (functions.device_get)(&mut device, ordinal as c_int) };
+    check("cuDeviceGet", code)?;
+    let mut name = [0_u8; NAME_BYTES];
+    // SAFETY: the driver writes at most the length given, NUL included.
+    let code = unsafe {
+        (functions.device_name)(
+            name.as_mut_ptr().cast::<c_char>(),
+            NAME_BYTES as c_int,
+            device,
+        )
+    };
+    check("cuDeviceGetName", code)?;
+    let end = name.iter().position(|byte| *byte == 0);
+    let mut total_bytes = 0;
+    // SAFETY: `device` came from the driver, `total_bytes` outlives the call.
+    let code = unsafe { (functions.device_total_mem)(&mut total_bytes, device) };
+    check("cuDeviceTotalMem", code)?;
+    let attribute = |attribute| {
+        let mut value = 0;
+        // SAFETY: likewise.
+        let code = unsafe { (functions.device_attribute)(&mut value, attribute, device) };
+        check("cuDeviceGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
+    };
+    use CUdevice_attribute as A;
+    let info = DeviceInfo {
+        ordinal,
+        name: String::from_utf8_lossy(&name[..end.unwrap_or(NAME_BYTES)]).into_owned(),
+        capability: (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_bytes_per_block: attribute(
+            A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        )?,
+        total_bytes: total_bytes as u64,
+        driver,
+    };
+    Ok((info, device))
+}
+
+/// A GPU and its context. Clones share them; the context lives as long as anything made from it.
+#[derive(Clone)]
+pub struct Device(Arc<Shared>);
+
+struct Shared {
+    /// Unlike the handle of the context, never used twice.
+    id: u64,
+    functions: &'static Functions,
+    info: DeviceInfo,
+    device: CUdevice,
+    context: CUcontext,
+    /// From which priority of streams to which, the most urgent second; lower numbers are more urgent.
+    priorities: (c_int, c_int),
+    allocated_bytes: AtomicU64,
+    pinned_bytes: AtomicU64,
+}
+
+// SAFETY: the driver may be called from all threads at once with one context; the handle is never changed.
+unsafe impl Send for Shared {}
+// SAFETY: likewise; the counters are atomic.
+unsafe impl Sync for Shared {}
+
+thread_local! {
+    /// The `id` of the context that is current on the thread; 0 for none of ours.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+static N_OPENED: AtomicU64 = AtomicU64::new(0);
+
+impl Device {
+    /// Opens GPU `ordinal`, and takes a little memory from it to see that it gives any.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn open(ordinal: usize) -> Result<Self, CudaUnavailable> {
+        let functions = Functions::open()?;
+        let (info, device) = found(functions, ordinal)?;
+        let no_context = |error| CudaUnavailable::Context { ordinal, error };
+        let mut context = std::ptr::null_mut();
+        // SAFETY: `device` came from the driver; the context is released in drop.
+        let code = unsafe { (functions.primary_retain)(&mut context, device) };
+        check("cuDevicePrimaryCtxRetain", code).map_err(no_context)?;
+        let mut shared = Shared {
+            id: N_OPENED.fetch_add(1, Ordering::Relaxed) + 1,
+            functions,
+            info,
+            device,
+            context,
+            priorities: (0, 0),
+            allocated_bytes: AtomicU64::new(0),
+            pinned_bytes: AtomicU64::new(0),
+        };
+        shared.bind().map_err(no_context)?;
+        let (least, most) = (&mut 0, &mut 0);
+        // SAFETY: both outlive the call, the context is current.
+        let code = unsafe { (functions.ctx_priority_range)(least, most) };
+        check("cuCtxGetStreamPriorityRange", code).map_err(no_context)?;
+        shared.priorities = (*least, *most);
+        let device = Self(Arc::new(shared));
+        match device.alloc::<u8>(FIRST_ALLOCATION_BYTES) {
+            Ok(_) => Ok(device),
+            Err(error) => Err(CudaUnavailable::FirstAllocation {
+                ordinal,
+                bytes: FIRST_ALLOCATION_BYTES,
+                error,
+            }),
+        }
+    }
+
+    /// What the GPU is.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    /// How much of its memory is free, and how much it has.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn memory(&self) -> Result<DeviceMemory, DriverError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both outlive the call, the context is current.
+        let code = unsafe { (self.functions().mem_info)(&mut free, &mut total) };
+        check("cuMemGetInfo", code)?;
+        Ok(DeviceMemory {
+            free_bytes: free as u64,
+            total_bytes: total as u64,
+        })
+    }
+
+    /// Waits until everything given to the GPU is done.
+    ///
+    /// # Errors
+    /// As the driver says; also what failed on the device earlier.
+    pub fn synchronize(&self) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: the context is current.
+        check("cuCtxSynchronize", unsafe {
+            (self.functions().ctx_synchronize)()
+        })
+    }
+
+    /// Bytes of device memory in buffers.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.0.allocated_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of host memory in pinned buffers.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.0.pinned_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn functions(&self) -> &'static Functions {
+        self.0.functions
+    }
+
+    pub(super) fn priorities(&self) -> (c_int, c_int) {
+        self.0.priorities
+    }
+
+    pub(super) fn allocated_counter(&self) -> &AtomicU64 {
+        &self.0.allocated_bytes
+    }
+
+    pub(super) fn pinned_counter(&self) -> &AtomicU64 {
+        &self.0.pinned_bytes
+    }
+
+    /// Makes the context current on this thread.
+    pub(super) fn bind(&self) -> Result<(), DriverError> {
+        self.0.bind()
+    }
+}
+
+impl Shared {
+    fn bind(&self) -> Result<(), DriverError> {
+        if CURRENT.get() == self.id {
+            return Ok(());
+        }
+        // SAFETY: the context is retained.
+        check("cuCtxSetCurrent", unsafe {
+            (self.functions.ctx_set_current)(self.context)
+        })?;
+        CURRENT.set(self.id);
+        Ok(())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `open`; nothing made from it is left, for that holds this. An error leaves nothing
+        // to be done.
+        let _ = unsafe { (self.functions.primary_release)(self.device) };
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("info", self.info())
+            .field("allocated_bytes", &self.allocated_bytes())
+            .field("pinned_bytes", &self.pinned_bytes())
+            .finish()
+    }
+}

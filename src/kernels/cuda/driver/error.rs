@@ -1,0 +1,229 @@
+//! What the driver refuses, and why there may be no GPU at all.
+
+use std::ffi::c_int;
+
+use super::device::CudaVersion;
+use super::table::Functions;
+use crate::error::StepError;
+
+const INVALID_VALUE: c_int = 1;
+const OUT_OF_MEMORY: c_int = 2;
+const STUB_LIBRARY: c_int = 34;
+const DEVICE_UNAVAILABLE: c_int = 46;
+const NO_DEVICE: c_int = 100;
+const INVALID_IMAGES: [c_int; 6] = [200, 209, 218, 221, 222, 223];
+const INVALID_HANDLES: [c_int; 3] = [400, 401, 500];
+pub(super) const NOT_READY: c_int = 600;
+const LAUNCH_OUT_OF_RESOURCES: c_int = 701;
+const NOT_SUPPORTED: [c_int; 2] = [800, 801];
+const SYSTEM_NOT_READY: c_int = 802;
+const DRIVER_MISMATCH: c_int = 803;
+/// Above all codes of the driver.
+const LIBRARY_CODES: c_int = 100_000;
+const CAPTURE: std::ops::RangeInclusive<c_int> = 900..=908;
+
+/// A call that the driver did not carry out, or that told of an earlier one which failed on the device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {name} ({code}): {text}")]
+pub struct DriverError {
+    /// The function of the driver.
+    pub call: &'static str,
+    /// Its result.
+    pub code: i32,
+    /// The driver's name of the result.
+    pub name: &'static str,
+    /// What the driver says of it.
+    pub text: String,
+}
+
+impl DriverError {
+    pub(super) fn new(call: &'static str, code: c_int) -> Self {
+        let (name, text) = Functions::describe(code);
+        Self {
+            call,
+            code,
+            name,
+            text: text.to_owned(),
+        }
+    }
+
+    /// A call refused on our side, with the code that the driver would have given.
+    pub(super) fn invalid(call: &'static str, text: String) -> Self {
+        Self {
+            call,
+            code: INVALID_VALUE,
+            name: "CUDA_ERROR_INVALID_VALUE",
+            text,
+        }
+    }
+
+    /// What our kernels cannot do.
+    pub(in super::super) fn unsupported(text: String) -> Self {
+        Self {
+            call: "kernels",
+            code: NOT_SUPPORTED[1],
+            name: "CUDA_ERROR_NOT_SUPPORTED",
+            text,
+        }
+    }
+
+    /// What a library on top of the driver returned; its codes are not the driver's, so it counts as no refusal.
+    pub(in super::super) fn of_library(
+        call: &'static str,
+        name: &'static str,
+        code: c_int,
+    ) -> Self {
+        Self {
+            call,
+            code: LIBRARY_CODES + code,
+            name,
+            text: format!("status {code}"),
+        }
+    }
+
+    pub(super) fn with_text(mut self, text: &str) -> Self {
+        if !text.is_empty() {
+            self.text = text.to_owned();
+        }
+        self
+    }
+
+    /// Whether the call itself was refused and the context is sound. Everything else, codes that we do not know among
+    /// them, may tell of a kernel that failed earlier: then no result of the context can be trusted any more.
+    pub fn is_refusal(&self) -> bool {
+        match self.code {
+            INVALID_VALUE | OUT_OF_MEMORY | NOT_READY | LAUNCH_OUT_OF_RESOURCES => true,
+            code => {
+                INVALID_IMAGES.contains(&code)
+                    || INVALID_HANDLES.contains(&code)
+                    || NOT_SUPPORTED.contains(&code)
+                    || CAPTURE.contains(&code)
+            }
+        }
+    }
+
+    /// Whether memory was short, on the device or pinned.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.code == OUT_OF_MEMORY
+    }
+
+    /// What a step ends with: [`StepError::Rejected`] when the driver refused a call and nothing of the step was
+    /// launched before it.
+    pub fn into_step_error(self, launched: bool) -> StepError {
+        match self.is_refusal() && !launched {
+            true => StepError::Rejected(self.to_string()),
+            false => StepError::Lost(self.to_string()),
+        }
+    }
+}
+
+/// Why no GPU can be used: what was found, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaUnavailable {
+    /// There is no library of the driver's.
+    #[error(
+        "no CUDA driver: libcuda.so.1 was not found; install NVIDIA's driver, 525 or newer, or use --device cpu"
+    )]
+    NoDriver,
+    /// The driver is older than we need.
+    #[error(
+        "the CUDA driver is too old: it supports CUDA {found}, {} is needed; install driver 525 or newer",
+        CudaVersion::NEEDED
+    )]
+    TooOld {
+        /// What it supports.
+        found: CudaVersion,
+    },
+    /// The library lacks a function that drivers of its version have.
+    #[error(
+        "the CUDA driver has no {0}: libcuda.so.1 is damaged or no driver of NVIDIA's; reinstall the driver"
+    )]
+    MissingFunction(&'static str),
+    /// The driver did not start.
+    #[error("the CUDA driver does not start: {error}; {advice}")]
+    Init {
+        /// What it said.
+        error: DriverError,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// The driver works but sees no GPU.
+    #[error(
+        "the CUDA driver found no GPU; check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, that it was \
+         started with GPUs, or use --device cpu"
+    )]
+    NoDevice,
+    /// There is no GPU of this number.
+    #[error(
+        "there is no GPU {ordinal}: the CUDA driver found {n_devices}, numbered from 0; choose another --device cuda:N"
+    )]
+    NoSuchDevice {
+        /// What was asked for.
+        ordinal: usize,
+        /// How many there are.
+        n_devices: usize,
+    },
+    /// The GPU cannot run our kernels.
+    #[error(
+        "GPU {ordinal} ({name}) has compute capability {}.{}, the kernels need 8.0 (Ampere); choose another \
+         --device cuda:N, or use --device cpu",
+        capability.0, capability.1
+    )]
+    TooOldDevice {
+        /// The GPU.
+        ordinal: usize,
+        /// Its name.
+        name: String,
+        /// Its compute capability.
+        capability: (u32, u32),
+    },
+    /// The context could not be made.
+    #[error(
+        "GPU {ordinal} gives no context: {error}; see in nvidia-smi whether other processes hold its memory or its use is exclusive"
+    )]
+    Context {
+        /// The GPU.
+        ordinal: usize,
+        /// What the driver said.
+        error: DriverError,
+    },
+    /// Not even a small allocation succeeded.
+    #[error(
+        "GPU {ordinal} refuses a first allocation of {bytes} bytes: {error}; see in nvidia-smi which processes hold its memory"
+    )]
+    FirstAllocation {
+        /// The GPU.
+        ordinal: usize,
+        /// What was asked for.
+        bytes: usize,
+        /// What the driver said.
+        error: DriverError,
+    },
+    /// A question about the device was refused.
+    #[error("GPU {ordinal} cannot be asked about itself: {error}")]
+    Query {
+        /// The GPU.
+        ordinal: usize,
+        /// What the driver said.
+        error: DriverError,
+    },
+}
+
+impl CudaUnavailable {
+    pub(super) fn init(error: DriverError) -> Self {
+        let advice = match error.code {
+            NO_DEVICE => return Self::NoDevice,
+            STUB_LIBRARY => {
+                "the libcuda found is the toolkit's stub: take its folder out of LD_LIBRARY_PATH"
+            }
+            DEVICE_UNAVAILABLE => "another process uses the GPU alone: end it, or choose another",
+            SYSTEM_NOT_READY => "the system's services for the GPUs are not up: see nvidia-smi",
+            DRIVER_MISMATCH => {
+                "libcuda and the kernel's module are of different versions: reboot, or reload the module"
+            }
+            _ => "check nvidia-smi and the kernel's log",
+        };
+        Self::Init { error, advice }
+    }
+}

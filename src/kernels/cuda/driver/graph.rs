@@ -1,0 +1,105 @@
+//! Launches recorded once and replayed with one call.
+
+use std::fmt;
+
+use cudarc::driver::sys::{CUgraphExec, CUstreamCaptureMode};
+
+use super::device::Device;
+use super::error::DriverError;
+use super::stream::Stream;
+use super::table::check;
+
+/// Work of a stream, recorded. It names buffers by their addresses and does not keep them: they must outlive it.
+pub struct Graph {
+    device: Device,
+    exec: CUgraphExec,
+}
+
+// SAFETY: a graph belongs to a context, not to a thread. It is not `Sync`: the driver does not lock graphs.
+unsafe impl Send for Graph {}
+
+impl Stream {
+    /// Records what `work` gives to this stream (and to others that wait for it and that it waits for) instead of
+    /// running it. Allocations, copies from or to memory that is not pinned, and waiting are refused meanwhile.
+    ///
+    /// # Errors
+    /// What `work` returns, else what the driver says of the recording; nothing was run.
+    pub fn capture<E: From<DriverError>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Graph, E> {
+        let device = self.device().clone();
+        let functions = device.functions();
+        device.bind()?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the handle is valid while `self` lives.
+        let code = unsafe { (functions.stream_begin_capture)(self.raw(), mode) };
+        check("cuStreamBeginCapture", code)?;
+        let worked = work();
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: a recording was begun on this thread; `graph` outlives the call.
+        let code = unsafe { (functions.stream_end_capture)(self.raw(), &mut graph) };
+        let ended = check("cuStreamEndCapture", code);
+        let made = worked.and_then(|()| {
+            ended?;
+            let mut exec = std::ptr::null_mut();
+            // SAFETY: `graph` is the finished recording, `exec` outlives the call.
+            let code = unsafe { (functions.graph_instantiate)(&mut exec, graph, 0) };
+            check("cuGraphInstantiate", code)?;
+            Ok(exec)
+        });
+        if !graph.is_null() {
+            // SAFETY: made by the recording and used no more: what is launched stands on its own.
+            let _ = unsafe { (functions.graph_destroy)(graph) };
+        }
+        Ok(Graph {
+            exec: made?,
+            device,
+        })
+    }
+}
+
+impl Graph {
+    /// Brings it to the device, so that the first launch costs what others do.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn upload(&self, stream: &Stream) -> Result<(), DriverError> {
+        self.device.bind()?;
+        // SAFETY: both handles are valid until drop.
+        check("cuGraphUpload", unsafe {
+            (self.device.functions().graph_upload)(self.exec, stream.raw())
+        })
+    }
+
+    /// Runs the recorded work, after all that was given to `stream`.
+    ///
+    /// # Safety
+    /// What holds of each launch and copy in it: every buffer that was named lives, and pinned memory is not touched
+    /// until `stream` has passed this point.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DriverError> {
+        self.device.bind()?;
+        // SAFETY: both handles are valid until drop, the rest by the caller.
+        check("cuGraphLaunch", unsafe {
+            (self.device.functions().graph_launch)(self.exec, stream.raw())
+        })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: made in `capture`, destroyed once; a launch under way is finished by the driver.
+            let _ = unsafe { (self.device.functions().graph_exec_destroy)(self.exec) };
+        }
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Graph({:p})", self.exec)
+    }
+}

@@ -1,0 +1,299 @@
+//! Kernels: loaded by module, found by name, launched with their arguments.
+
+use std::ffi::{CString, c_void};
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
+
+use super::device::Device;
+use super::error::DriverError;
+use super::memory::DevicePtr;
+use super::stream::Stream;
+use super::table::check;
+
+const JIT_LOG_BYTES: usize = 8 << 10;
+/// What a block may ask for without [`Kernel::allow_shared_bytes`].
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+/// Kernels in machine code. Clones share it; it is unloaded with the last of them and of its [`Kernel`]s.
+#[derive(Clone)]
+pub struct Module(Arc<Loaded>);
+
+struct Loaded {
+    device: Device,
+    raw: CUmodule,
+}
+
+// SAFETY: a module belongs to a context, not to a thread.
+unsafe impl Send for Loaded {}
+// SAFETY: looking up functions and attributes is locked by the driver.
+unsafe impl Sync for Loaded {}
+
+/// A kernel of a module.
+#[derive(Clone)]
+pub struct Kernel {
+    module: Arc<Loaded>,
+    raw: CUfunction,
+    name: Arc<str>,
+}
+
+// SAFETY: a function belongs to a module, not to a thread.
+unsafe impl Send for Kernel {}
+// SAFETY: the driver locks it in every call.
+unsafe impl Sync for Kernel {}
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks, in x, y and z.
+    pub blocks: [u32; 3],
+    /// Threads of a block, in x, y and z.
+    pub threads: [u32; 3],
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl Grid {
+    /// `blocks` blocks of `threads` threads.
+    pub fn new(blocks: [u32; 3], threads: u32) -> Self {
+        Self {
+            blocks,
+            threads: [threads, 1, 1],
+            shared_bytes: 0,
+        }
+    }
+
+    /// The same with dynamic shared memory.
+    #[must_use]
+    pub fn shared(self, shared_bytes: u32) -> Self {
+        Self {
+            shared_bytes,
+            ..self
+        }
+    }
+
+    fn is_legal(&self) -> bool {
+        let threads: u64 = self.threads.iter().map(|n| u64::from(*n)).product();
+        let [x, y, z] = self.blocks;
+        (1..=1024).contains(&threads)
+            && (1..=i32::MAX as u32).contains(&x)
+            && [y, z].iter().all(|n| (1..=65535).contains(n))
+    }
+}
+
+/// A value that a kernel takes.
+///
+/// # Safety
+/// Size and layout are those of the kernel's parameter: a number, a [`DevicePtr`] or a `repr(C)` struct of such.
+pub unsafe trait KernelArg: Copy {}
+
+// SAFETY: numbers are the same on both sides.
+unsafe impl KernelArg for u32 {}
+// SAFETY: likewise.
+unsafe impl KernelArg for i32 {}
+// SAFETY: likewise.
+unsafe impl KernelArg for u64 {}
+// SAFETY: likewise.
+unsafe impl KernelArg for f32 {}
+// SAFETY: `repr(transparent)` over a pointer's 64 bits.
+unsafe impl<T> KernelArg for DevicePtr<T> {}
+
+/// The arguments of a launch: a tuple of [`KernelArg`]s, in order.
+pub trait KernelArgs {
+    /// Calls `launch` with a pointer to each argument.
+    fn with_pointers<R>(&self, launch: impl FnOnce(&mut [*mut c_void]) -> R) -> R;
+}
+
+macro_rules! kernel_args {
+    ($($argument:ident),*) => {
+        impl<$($argument: KernelArg),*> KernelArgs for ($($argument,)*) {
+            fn with_pointers<R>(&self, launch: impl FnOnce(&mut [*mut c_void]) -> R) -> R {
+                #[allow(non_snake_case)]
+                let ($($argument,)*) = self;
+                launch(&mut [$(std::ptr::from_ref($argument).cast_mut().cast::<c_void>()),*])
+            }
+        }
+    };
+}
+
+kernel_args!(A);
+kernel_args!(A, B);
+kernel_args!(A, B, C);
+kernel_args!(A, B, C, D);
+kernel_args!(A, B, C, D, E);
+kernel_args!(A, B, C, D, E, F);
+kernel_args!(A, B, C, D, E, F, G);
+kernel_args!(A, B, C, D, E, F, G, H);
+kernel_args!(A, B, C, D, E, F, G, H, I);
+kernel_args!(A, B, C, D, E, F, G, H, I, J);
+
+impl Device {
+    /// Loads machine code (a cubin), or PTX that the driver translates; PTX is text and ends in NUL.
+    ///
+    /// # Safety
+    /// The image is a whole cubin, or PTX: the driver reads on until its end as the image itself tells it.
+    ///
+    /// # Errors
+    /// As the driver says; for PTX with its log.
+    pub unsafe fn load_module(&self, image: &[u8]) -> Result<Module, DriverError> {
+        self.bind()?;
+        let mut raw = std::ptr::null_mut();
+        let mut log = vec![0_u8; JIT_LOG_BYTES];
+        let mut options = [
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        // The driver takes numbers in the place of pointers.
+        let mut values = [
+            log.as_mut_ptr().cast::<c_void>(),
+            std::ptr::without_provenance_mut(JIT_LOG_BYTES),
+        ];
+        // SAFETY: the image by the caller; two options with two values, and a log as long as told.
+        let code = unsafe {
+            (self.functions().module_load)(
+                &mut raw,
+                image.as_ptr().cast::<c_void>(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        check("cuModuleLoadDataEx", code).map_err(|error| {
+            let end = log.iter().position(|byte| *byte == 0);
+            let log = String::from_utf8_lossy(&log[..end.unwrap_or(JIT_LOG_BYTES)]);
+            error.with_text(log.trim())
+        })?;
+        Ok(Module(Arc::new(Loaded {
+            device: self.clone(),
+            raw,
+        })))
+    }
+}
+
+impl Module {
+    /// Finds a kernel.
+    ///
+    /// # Errors
+    /// None has the name.
+    pub fn kernel(&self, name: &str) -> Result<Kernel, DriverError> {
+        let module = &self.0;
+        module.device.bind()?;
+        let missing = |error: DriverError| error.with_text(&format!("kernel {name}"));
+        let c_name = CString::new(name)
+            .map_err(|_| missing(DriverError::invalid("cuModuleGetFunction", String::new())))?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the module is loaded while `self` lives, both pointers outlive the call.
+        let code = unsafe {
+            (module.device.functions().module_function)(&mut raw, module.raw, c_name.as_ptr())
+        };
+        check("cuModuleGetFunction", code).map_err(missing)?;
+        Ok(Kernel {
+            module: module.clone(),
+            raw,
+            name: name.into(),
+        })
+    }
+}
+
+impl Kernel {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Lets blocks have up to `bytes` of dynamic shared memory; without it they may have 48 KiB. Before any launch.
+    ///
+    /// # Errors
+    /// More than the GPU has.
+    pub fn allow_shared_bytes(&self, bytes: u32) -> Result<(), DriverError> {
+        if bytes <= DEFAULT_SHARED_BYTES {
+            return Ok(());
+        }
+        let device = &self.module.device;
+        device.bind()?;
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let value = i32::try_from(bytes).unwrap_or(i32::MAX);
+        // SAFETY: the function lives as long as its module, which is held here.
+        let code =
+            unsafe { (device.functions().function_set_attribute)(self.raw, attribute, value) };
+        check("cuFuncSetAttribute", code)
+    }
+
+    /// Registers that a thread of it uses.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn registers(&self) -> Result<u32, DriverError> {
+        let device = &self.module.device;
+        device.bind()?;
+        let mut value = 0;
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
+        // SAFETY: the function lives as long as its module, which is held here; `value` outlives the call.
+        let code =
+            unsafe { (device.functions().function_attribute)(&mut value, attribute, self.raw) };
+        check("cuFuncGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
+    }
+
+    /// Runs it after all work given to `stream`. Allocates nothing; the arguments are copied by the driver.
+    ///
+    /// # Safety
+    /// The arguments are those that the kernel takes, in type, number and order; what it reads and writes through them
+    /// is memory of this device that lives until `stream` has passed this point, and no other stream uses it unordered.
+    ///
+    /// # Errors
+    /// As the driver says: nothing ran. A fault of the kernel is told by a later call.
+    pub unsafe fn launch<A: KernelArgs>(
+        &self,
+        stream: &Stream,
+        grid: Grid,
+        arguments: &A,
+    ) -> Result<(), DriverError> {
+        debug_assert!(grid.is_legal(), "{}: {grid:?}", self.name);
+        let device = &self.module.device;
+        device.bind()?;
+        let ([bx, by, bz], [tx, ty, tz]) = (grid.blocks, grid.threads);
+        let (functions, shared) = (device.functions(), grid.shared_bytes);
+        // SAFETY: the function lives as long as its module, which is held here; the rest by the caller.
+        let code = arguments.with_pointers(|arguments| unsafe {
+            (functions.launch_kernel)(
+                self.raw,
+                bx,
+                by,
+                bz,
+                tx,
+                ty,
+                tz,
+                shared,
+                stream.raw(),
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        });
+        check("cuLaunchKernel", code).map_err(|error| {
+            let text = format!("{} ({}, {grid:?})", error.text, self.name);
+            error.with_text(&text)
+        })
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        if self.device.synchronize().is_ok() {
+            // SAFETY: loaded in `load_module`, unloaded once, and none of its kernels runs any more.
+            let _ = unsafe { (self.device.functions().module_unload)(self.raw) };
+        }
+    }
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Module({:p})", self.0.raw)
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernel({})", self.name)
+    }
+}

@@ -1,0 +1,215 @@
+//! Streams, and the events that order them.
+
+use std::ffi::c_uint;
+use std::fmt;
+
+use cudarc::driver::sys::{CUevent, CUstream};
+
+use super::device::Device;
+use super::error::{DriverError, NOT_READY};
+use super::table::check;
+
+/// Not ordered with the default stream, which is never used.
+const NON_BLOCKING: c_uint = 1;
+const UNTIMED: c_uint = 2;
+
+/// Which stream's blocks go first where both have some ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// The least urgent.
+    Low,
+    /// The most urgent.
+    High,
+}
+
+/// Work in order. Streams know nothing of each other but what events tell them.
+pub struct Stream {
+    device: Device,
+    raw: CUstream,
+}
+
+// SAFETY: a stream belongs to a context, not to a thread.
+unsafe impl Send for Stream {}
+// SAFETY: the driver locks a stream in every call.
+unsafe impl Sync for Stream {}
+
+/// A point in the work of a stream.
+pub struct Event {
+    device: Device,
+    raw: CUevent,
+}
+
+// SAFETY: an event belongs to a context, not to a thread.
+unsafe impl Send for Event {}
+// SAFETY: the driver locks an event in every call.
+unsafe impl Sync for Event {}
+
+impl Device {
+    /// Makes a stream.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn stream(&self, priority: Priority) -> Result<Stream, DriverError> {
+        self.bind()?;
+        let (least, most) = self.priorities();
+        let priority = match priority {
+            Priority::Low => least,
+            Priority::High => most,
+        };
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` outlives the call, the context is current.
+        let code = unsafe { (self.functions().stream_create)(&mut raw, NON_BLOCKING, priority) };
+        check("cuStreamCreateWithPriority", code)?;
+        Ok(Stream {
+            device: self.clone(),
+            raw,
+        })
+    }
+
+    /// Makes an event that orders streams; until it is recorded it counts as reached.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn event(&self) -> Result<Event, DriverError> {
+        self.make_event(UNTIMED)
+    }
+
+    /// Makes an event that also takes the time. It costs more.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn timed_event(&self) -> Result<Event, DriverError> {
+        self.make_event(0)
+    }
+
+    fn make_event(&self, flags: c_uint) -> Result<Event, DriverError> {
+        self.bind()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` outlives the call, the context is current.
+        let code = unsafe { (self.functions().event_create)(&mut raw, flags) };
+        check("cuEventCreate", code)?;
+        Ok(Event {
+            device: self.clone(),
+            raw,
+        })
+    }
+}
+
+impl Stream {
+    /// The GPU that it belongs to.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The driver's handle, for libraries that take one.
+    pub fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// Waits until all work given so far is done.
+    ///
+    /// # Errors
+    /// As the driver says; also what failed on the device earlier.
+    pub fn synchronize(&self) -> Result<(), DriverError> {
+        self.device.bind()?;
+        // SAFETY: the handle is valid until drop.
+        check("cuStreamSynchronize", unsafe {
+            (self.device.functions().stream_synchronize)(self.raw)
+        })
+    }
+
+    /// Marks the point after all work given so far.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn record(&self, event: &Event) -> Result<(), DriverError> {
+        self.device.bind()?;
+        // SAFETY: both handles are valid until drop.
+        check("cuEventRecord", unsafe {
+            (self.device.functions().event_record)(event.raw, self.raw)
+        })
+    }
+
+    /// Lets work given from now on begin only when the point that `event` marks now is reached.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
+        self.device.bind()?;
+        // SAFETY: both handles are valid until drop; the driver keeps what it needs of the event.
+        check("cuStreamWaitEvent", unsafe {
+            (self.device.functions().stream_wait)(self.raw, event.raw, 0)
+        })
+    }
+}
+
+impl Event {
+    /// Whether the point was reached.
+    ///
+    /// # Errors
+    /// As the driver says; also what failed on the device earlier.
+    pub fn is_reached(&self) -> Result<bool, DriverError> {
+        self.device.bind()?;
+        // SAFETY: the handle is valid until drop.
+        match unsafe { (self.device.functions().event_query)(self.raw) } {
+            NOT_READY => Ok(false),
+            code => check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Waits until the point is reached.
+    ///
+    /// # Errors
+    /// As the driver says; also what failed on the device earlier.
+    pub fn synchronize(&self) -> Result<(), DriverError> {
+        self.device.bind()?;
+        // SAFETY: the handle is valid until drop.
+        check("cuEventSynchronize", unsafe {
+            (self.device.functions().event_synchronize)(self.raw)
+        })
+    }
+
+    /// Milliseconds on the device from `start` to here. Both are timed events that were reached.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn ms_since(&self, start: &Event) -> Result<f32, DriverError> {
+        self.device.bind()?;
+        let mut ms = 0.0;
+        // SAFETY: both handles are valid until drop, `ms` outlives the call.
+        let code = unsafe { (self.device.functions().event_elapsed)(&mut ms, start.raw, self.raw) };
+        check("cuEventElapsedTime", code)?;
+        Ok(ms)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: made in `stream`, destroyed once. Work under way is finished by the driver. An error leaves
+            // nothing to be done.
+            let _ = unsafe { (self.device.functions().stream_destroy)(self.raw) };
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: made in `make_event`, destroyed once; the driver keeps what streams still wait for.
+            let _ = unsafe { (self.device.functions().event_destroy)(self.raw) };
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:p})", self.raw)
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({:p})", self.raw)
+    }
+}

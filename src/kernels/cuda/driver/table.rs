@@ -1,0 +1,134 @@
+//! The driver's functions, looked up by name.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUfunction_attribute, CUgraph, CUgraphExec, CUjit_option, CUmodule, CUresult, CUstream,
+    CUstreamCaptureMode,
+};
+
+use super::super::symbols::{library_functions, symbol};
+use super::error::{CudaUnavailable, DriverError};
+
+type DescribeCode = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+
+library_functions! {
+    /// What is called of the driver.
+    Functions, sys -> CUresult;
+    init: cuInit(c_uint);
+    driver_version: cuDriverGetVersion(*mut c_int);
+    device_count: cuDeviceGetCount(*mut c_int);
+    device_get: cuDeviceGet(*mut CUdevice, c_int);
+    device_name: cuDeviceGetName(*mut c_char, c_int, CUdevice);
+    device_attribute: cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+    device_total_mem: cuDeviceTotalMem_v2(*mut usize, CUdevice);
+    primary_retain: cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+    primary_release: cuDevicePrimaryCtxRelease_v2(CUdevice);
+    ctx_set_current: cuCtxSetCurrent(CUcontext);
+    ctx_synchronize: cuCtxSynchronize();
+    ctx_priority_range: cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
+    mem_info: cuMemGetInfo_v2(*mut usize, *mut usize);
+    mem_alloc: cuMemAlloc_v2(*mut CUdeviceptr, usize);
+    mem_free: cuMemFree_v2(CUdeviceptr);
+    host_alloc: cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+    host_free: cuMemFreeHost(*mut c_void);
+    copy_to_device: cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+    copy_to_host: cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+    copy_on_device: cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    fill_bytes: cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream);
+    stream_create: cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
+    stream_destroy: cuStreamDestroy_v2(CUstream);
+    stream_synchronize: cuStreamSynchronize(CUstream);
+    stream_wait: cuStreamWaitEvent(CUstream, CUevent, c_uint);
+    stream_begin_capture: cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
+    stream_end_capture: cuStreamEndCapture(CUstream, *mut CUgraph);
+    event_create: cuEventCreate(*mut CUevent, c_uint);
+    event_destroy: cuEventDestroy_v2(CUevent);
+    event_record: cuEventRecord(CUevent, CUstream);
+    event_query: cuEventQuery(CUevent);
+    event_synchronize: cuEventSynchronize(CUevent);
+    // Not `_v2`, which drivers before 12.8 lack; the arguments are the same.
+    event_elapsed: cuEventElapsedTime like cuEventElapsedTime_v2 (*mut f32, CUevent, CUevent);
+    module_load: cuModuleLoadDataEx(
+        *mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void
+    );
+    module_unload: cuModuleUnload(CUmodule);
+    module_function: cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+    function_attribute: cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
+    function_set_attribute: cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
+    launch_kernel: cuLaunchKernel(
+        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+        *mut *mut c_void, *mut *mut c_void
+    );
+    graph_instantiate: cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong);
+    graph_upload: cuGraphUpload(CUgraphExec, CUstream);
+    graph_launch: cuGraphLaunch(CUgraphExec, CUstream);
+    graph_destroy: cuGraphDestroy(CUgraph);
+    graph_exec_destroy: cuGraphExecDestroy(CUgraphExec);
+}
+
+/// The functions, and those whose arguments the bindings cannot hold: codes that we do not know.
+struct Driver {
+    functions: Functions,
+    error_name: DescribeCode,
+    error_string: DescribeCode,
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
+impl Functions {
+    /// Opens the driver's library and looks up everything that is called.
+    pub(super) fn open() -> Result<&'static Self, CudaUnavailable> {
+        if let Some(driver) = DRIVER.get() {
+            return Ok(&driver.functions);
+        }
+        // First of all: without a library the bindings panic. SAFETY: loading the driver's library runs its
+        // initialisers, as any CUDA program does.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaUnavailable::NoDriver);
+        }
+        // SAFETY: it was just found. It is kept for the life of the process.
+        let library = unsafe { sys::culib() };
+        // SAFETY: it is the driver's library; the last two as cuda.h declares them, the code being an int.
+        let driver = unsafe {
+            Functions::resolve(library).and_then(|functions| {
+                Ok(Driver {
+                    functions,
+                    error_name: symbol(library, "cuGetErrorName\0")?,
+                    error_string: symbol(library, "cuGetErrorString\0")?,
+                })
+            })
+        };
+        let driver = driver.map_err(CudaUnavailable::MissingFunction)?;
+        Ok(&DRIVER.get_or_init(|| driver).functions)
+    }
+
+    /// What the driver calls a code, and what it says of it.
+    pub(super) fn describe(code: c_int) -> (&'static str, &'static str) {
+        let Some(driver) = DRIVER.get() else {
+            return ("CUDA error", "");
+        };
+        let text = |describe: DescribeCode| {
+            let mut text = std::ptr::null();
+            // SAFETY: `text` outlives the call.
+            let found = unsafe { describe(code, &mut text) } == 0 && !text.is_null();
+            // SAFETY: it lies in the driver's read-only data, and its library is never unloaded.
+            let text = found.then(|| unsafe { CStr::from_ptr::<'static>(text) });
+            text.and_then(|text| text.to_str().ok())
+        };
+        (
+            text(driver.error_name).unwrap_or("unknown CUDA error"),
+            text(driver.error_string).unwrap_or_default(),
+        )
+    }
+}
+
+/// An error for any result but 0.
+pub(super) fn check(call: &'static str, code: c_int) -> Result<(), DriverError> {
+    match code {
+        0 => Ok(()),
+        code => Err(DriverError::new(call, code)),
+    }
+}

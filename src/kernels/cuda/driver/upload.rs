@@ -1,0 +1,96 @@
+//! Large copies to the device through a small ring of pinned memory.
+
+use bytemuck::Pod;
+
+use super::device::Device;
+use super::error::DriverError;
+use super::memory::{DeviceBuffer, HostUse, PinnedBuffer};
+use super::stream::{Event, Stream};
+
+/// One is filled while the other is copied.
+const N_CHUNKS: usize = 2;
+/// Enough for the bus to be busy, little enough to fill while a core is warm.
+const CHUNK_BYTES: usize = 16 << 20;
+
+/// Fills pinned memory and copies it to the device, in turns.
+#[derive(Debug)]
+pub struct Uploader {
+    stream: Stream,
+    chunks: [Chunk; N_CHUNKS],
+    next: usize,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    memory: PinnedBuffer<u64>,
+    /// Recorded behind its last copy.
+    copied: Event,
+}
+
+impl Uploader {
+    /// An uploader whose copies go to `stream`.
+    ///
+    /// # Errors
+    /// Out of memory, or as the driver says.
+    pub fn new(device: &Device, stream: Stream) -> Result<Self, DriverError> {
+        let chunk = || {
+            Ok::<_, DriverError>(Chunk {
+                memory: device.pinned(CHUNK_BYTES / size_of::<u64>(), HostUse::Upload)?,
+                copied: device.event()?,
+            })
+        };
+        Ok(Self {
+            stream,
+            chunks: [chunk()?, chunk()?],
+            next: 0,
+        })
+    }
+
+    /// Copies `len` elements to `to`, from element `at` on. `fill` writes a part of them: its elements, and the index
+    /// of the first one among the `len`. They lie in memory that is slow to read.
+    ///
+    /// # Errors
+    /// As the driver says; also what failed on the device earlier.
+    ///
+    /// # Panics
+    /// If the elements are out of bounds.
+    pub fn upload<T: Pod>(
+        &mut self,
+        to: &DeviceBuffer<T>,
+        at: usize,
+        len: usize,
+        mut fill: impl FnMut(&mut [T], usize),
+    ) -> Result<(), DriverError> {
+        assert!(
+            at.checked_add(len).is_some_and(|end| end <= to.len()),
+            "{len} elements from {at} on are more than {}",
+            to.len()
+        );
+        let per_chunk = CHUNK_BYTES / size_of::<T>().max(1);
+        for first in (0..len).step_by(per_chunk) {
+            let n = per_chunk.min(len - first);
+            let chunk = &mut self.chunks[self.next];
+            self.next = (self.next + 1) % N_CHUNKS;
+            chunk.copied.synchronize()?;
+            let memory: &mut [T] = bytemuck::cast_slice_mut(&mut chunk.memory);
+            fill(&mut memory[..n], first);
+            // SAFETY: in bounds of both; this memory is written again, or freed, only when `copied` was reached.
+            unsafe { self.stream.copy_to_device(to.at(at + first), &memory[..n]) }?;
+            self.stream.record(&chunk.copied)?;
+        }
+        Ok(())
+    }
+
+    /// The stream of the copies.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Waits until all copies are done.
+    ///
+    /// # Errors
+    /// As the driver says; also what failed on the device earlier.
+    pub fn finish(&self) -> Result<(), DriverError> {
+        self.stream.synchronize()
+    }
+}

@@ -1,0 +1,119 @@
+//! Matrix products: by cuBLASLt where it can be loaded, else by our own kernels.
+
+mod cublaslt;
+
+use serde::{Deserialize, Serialize};
+
+use self::cublaslt::CublasLt;
+use super::driver::{Device, DeviceBuffer, DriverError, Stream};
+use super::launch::OwnGemm;
+use super::pack::Modules;
+use super::params::{ElementType, GemmParams};
+
+/// What NVIDIA advises for cuBLASLt on Hopper and later, and before.
+const HOPPER_WORKSPACE_BYTES: usize = 32 << 20;
+const WORKSPACE_BYTES: usize = 4 << 20;
+
+/// Whose matrix products to use on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GemmWish {
+    /// cuBLASLt if it can be loaded, else our own.
+    #[default]
+    Auto,
+    /// cuBLASLt; an error if it cannot be loaded.
+    CublasLt,
+    /// Our own.
+    Own,
+}
+
+/// Matrix products on one stream at a time: they share a workspace.
+#[derive(Debug)]
+pub struct Products {
+    own: OwnGemm,
+    cublaslt: Option<CublasLt>,
+    workspace: DeviceBuffer<u8>,
+}
+
+impl Products {
+    /// Finds our kernels, opens cuBLASLt if that is wished for, and takes a workspace.
+    ///
+    /// # Errors
+    /// A kernel is missing, memory is short, or cuBLASLt was asked for and cannot be loaded.
+    pub fn new(
+        device: &Device,
+        modules: &Modules,
+        element: ElementType,
+        wish: GemmWish,
+    ) -> Result<Self, DriverError> {
+        let info = device.info();
+        let own = OwnGemm::load(modules, element, info.multiprocessors)?;
+        let lt_bytes = match info.capability.0 {
+            ..9 => WORKSPACE_BYTES,
+            _ => HOPPER_WORKSPACE_BYTES,
+        };
+        let cublaslt = match (wish, CublasLt::load) {
+            (GemmWish::Own, _) => None,
+            (wish, load) => match load(device, element) {
+                Ok(cublaslt) => Some(cublaslt),
+                Err(reason) if wish == GemmWish::CublasLt => {
+                    return Err(DriverError::unsupported(format!(
+                        "--gemm cublaslt: {reason}; install a CUDA toolkit or the Python package nvidia-cublas, or \
+                         use --gemm own"
+                    )));
+                }
+                Err(reason) => {
+                    tracing::info!(reason, "no cuBLASLt: products are our own");
+                    None
+                }
+            },
+        };
+        let lt_bytes = cublaslt.as_ref().map_or(0, |_| lt_bytes);
+        Ok(Self {
+            workspace: device.alloc(lt_bytes.max(own.workspace_bytes()))?,
+            own,
+            cublaslt,
+        })
+    }
+
+    /// Bytes of device memory that products take besides their arguments, at most.
+    pub fn workspace_bytes(multiprocessors: u32) -> u64 {
+        OwnGemm::max_workspace_bytes(multiprocessors).max(HOPPER_WORKSPACE_BYTES) as u64
+    }
+
+    /// `cublaslt` or `own`.
+    pub fn name(&self) -> &'static str {
+        match self.cublaslt {
+            Some(_) => "cublaslt",
+            None => "own",
+        }
+    }
+
+    /// Multiplies; `partials` and `n_splits` are filled in. A shape that cuBLASLt has no algorithm for is multiplied by
+    /// our own kernels. The first call of a shape asks cuBLASLt for an algorithm, later ones allocate nothing.
+    ///
+    /// # Safety
+    /// As of the launches: see [`super::launch`].
+    ///
+    /// # Errors
+    /// As driver or library say.
+    pub unsafe fn multiply(
+        &mut self,
+        stream: &Stream,
+        params: &GemmParams,
+    ) -> Result<(), DriverError> {
+        if let Some(cublaslt) = &mut self.cublaslt {
+            // SAFETY: by the caller; the workspace is used by one stream at a time.
+            let done = unsafe { cublaslt.multiply(stream, params, &self.workspace) }?;
+            if done {
+                return Ok(());
+            }
+        }
+        let params = GemmParams {
+            partials: self.workspace.ptr().cast(),
+            ..*params
+        };
+        // SAFETY: likewise.
+        unsafe { self.own.launch(stream, &params) }
+    }
+}

@@ -1,0 +1,446 @@
+//! cuBLASLt, which is faster than our kernels, 400 MB large and no part of the driver.
+//!
+//! It is asked once for each shape which algorithm to use; the answer is kept. Everything is turned round: it thinks in
+//! columns, so that our `[m, n]` is its `n` by `m`.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, cublasLtMatmulHeuristicResult_t,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t,
+    cublasStatus_t, cudaDataType, cudaDataType_t, cudaStream_t,
+};
+use rustc_hash::FxHashMap;
+
+use super::super::driver::{Device, DeviceBuffer, DriverError, Stream};
+use super::super::params::{ElementType, GemmParams, GemmWrite};
+use super::super::search;
+use super::super::symbols::library_functions;
+
+const LIBRARY: &str = "libcublasLt.so";
+/// Prefills come in many lengths; beyond this the plans begin anew.
+const MAX_PLANS: usize = 4096;
+/// CUBLAS_OP_T of cublas_api.h, which the bindings leave out.
+const TRANSPOSED: i32 = 1;
+/// No algorithm asks for more.
+const MAX_ALIGNMENT: u64 = 256;
+
+library_functions! {
+    /// What is called of cuBLASLt.
+    Functions, sys -> cublasStatus_t;
+    create: cublasLtCreate(*mut cublasLtHandle_t);
+    destroy: cublasLtDestroy(cublasLtHandle_t);
+    desc_create: cublasLtMatmulDescCreate(
+        *mut cublasLtMatmulDesc_t, cublasComputeType_t, cudaDataType_t
+    );
+    desc_set: cublasLtMatmulDescSetAttribute(
+        cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, *const c_void, usize
+    );
+    desc_destroy: cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t);
+    layout_create: cublasLtMatrixLayoutCreate(
+        *mut cublasLtMatrixLayout_t, cudaDataType, u64, u64, i64
+    );
+    layout_destroy: cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t);
+    preference_create: cublasLtMatmulPreferenceCreate(*mut cublasLtMatmulPreference_t);
+    preference_set: cublasLtMatmulPreferenceSetAttribute(
+        cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, *const c_void, usize
+    );
+    preference_destroy: cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t);
+    heuristic: cublasLtMatmulAlgoGetHeuristic(
+        cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+        cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, c_int,
+        *mut cublasLtMatmulHeuristicResult_t, *mut c_int
+    );
+    matmul: cublasLtMatmul(
+        cublasLtHandle_t, cublasLtMatmulDesc_t, *const c_void, *const c_void,
+        cublasLtMatrixLayout_t, *const c_void, cublasLtMatrixLayout_t, *const c_void,
+        *const c_void, cublasLtMatrixLayout_t, *mut c_void, cublasLtMatrixLayout_t,
+        *const cublasLtMatmulAlgo_t, *mut c_void, usize, cudaStream_t
+    );
+}
+
+/// The library, and how each shape met so far is multiplied.
+pub(super) struct CublasLt {
+    /// `None`: it has no algorithm.
+    plans: FxHashMap<Key, Option<Plan>>,
+    element: ElementType,
+    /// Last, as plans are dropped before it.
+    handle: Handle,
+}
+
+// SAFETY: handle and descriptors belong to no thread; they are used through `&mut` alone.
+unsafe impl Send for CublasLt {}
+
+struct Handle {
+    functions: &'static Functions,
+    device: Device,
+    raw: cublasLtHandle_t,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    m: u32,
+    n: u32,
+    k: u32,
+    write: GemmWrite,
+    has_bias: bool,
+    /// Of all addresses, in bytes.
+    alignment: u32,
+}
+
+/// What is handed to the library for a shape.
+struct Plan {
+    desc: Desc,
+    w: Layout,
+    x: Layout,
+    out: Layout,
+    algorithm: cublasLtMatmulAlgo_t,
+}
+
+/// The same as the bindings', but for a status that may be one we do not know.
+#[repr(C)]
+struct Heuristic {
+    algorithm: cublasLtMatmulAlgo_t,
+    workspace_bytes: usize,
+    status: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+const _: () = assert!(size_of::<Heuristic>() == size_of::<cublasLtMatmulHeuristicResult_t>());
+const _: () = assert!(align_of::<Heuristic>() == align_of::<cublasLtMatmulHeuristicResult_t>());
+
+impl CublasLt {
+    /// Opens the library for a device.
+    ///
+    /// # Errors
+    /// It is not there, or does not start.
+    pub(super) fn load(device: &Device, element: ElementType) -> Result<Self, String> {
+        let functions = open()?;
+        // The library takes the context that is current.
+        device.synchronize().map_err(|error| error.to_string())?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` outlives the call, a context is current.
+        check("cublasLtCreate", unsafe { (functions.create)(&mut raw) })
+            .map_err(|error| error.to_string())?;
+        Ok(Self {
+            handle: Handle {
+                functions,
+                device: device.clone(),
+                raw,
+            },
+            element,
+            plans: FxHashMap::default(),
+        })
+    }
+
+    /// Multiplies, or returns false where the library has no algorithm.
+    ///
+    /// # Safety
+    /// As of the launches; `workspace` is used by one stream at a time.
+    pub(super) unsafe fn multiply(
+        &mut self,
+        stream: &Stream,
+        params: &GemmParams,
+        workspace: &DeviceBuffer<u8>,
+    ) -> Result<bool, DriverError> {
+        let key = Key::of(params);
+        if self.plans.len() >= MAX_PLANS && !self.plans.contains_key(&key) {
+            self.plans.clear();
+        }
+        let handle = &self.handle;
+        let plan = self.plans.entry(key).or_insert_with(|| {
+            Plan::new(handle, self.element, key, workspace.bytes())
+                .inspect_err(|error| tracing::debug!(%error, ?key, "cuBLASLt has no product"))
+                .ok()
+        });
+        let Some(plan) = plan else {
+            return Ok(false);
+        };
+        if key.has_bias {
+            let address = params.bias.address();
+            let attribute = cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            plan.desc.set(attribute, &address)?;
+        }
+        let one = 1.0_f32;
+        let beta: f32 = match params.write {
+            GemmWrite::AddF32 => 1.0,
+            GemmWrite::Store | GemmWrite::StoreF32 => 0.0,
+        };
+        let address = |address: u64| std::ptr::without_provenance_mut::<c_void>(address as usize);
+        let out = address(params.out.address());
+        // SAFETY: the descriptors were made for this shape, scales are f32 as the type of scales says, the addresses are
+        // by the caller, and the algorithm needs no more than the workspace.
+        let status = unsafe {
+            (handle.functions.matmul)(
+                handle.raw,
+                plan.desc.raw,
+                (&raw const one).cast(),
+                address(params.w.address()),
+                plan.w.raw,
+                address(params.x.address()),
+                plan.x.raw,
+                (&raw const beta).cast(),
+                out,
+                plan.out.raw,
+                out,
+                plan.out.raw,
+                &plan.algorithm,
+                address(workspace.ptr().address()),
+                workspace.bytes(),
+                stream.raw().cast(),
+            )
+        };
+        check("cublasLtMatmul", status).map(|()| true)
+    }
+}
+
+impl Key {
+    fn of(params: &GemmParams) -> Self {
+        let addresses = params.out.address() | params.x.address() | params.w.address();
+        Self {
+            m: params.m,
+            n: params.n,
+            k: params.k,
+            write: params.write,
+            has_bias: !params.bias.is_null(),
+            alignment: 1 << (addresses | MAX_ALIGNMENT).trailing_zeros(),
+        }
+    }
+}
+
+impl Plan {
+    fn new(
+        handle: &Handle,
+        element: ElementType,
+        key: Key,
+        workspace_bytes: usize,
+    ) -> Result<Self, DriverError> {
+        let functions = handle.functions;
+        let elements = match element {
+            ElementType::F32 => cudaDataType::CUDA_R_32F,
+            ElementType::Bf16 => cudaDataType::CUDA_R_16BF,
+        };
+        let result = match key.write {
+            GemmWrite::Store => elements,
+            GemmWrite::StoreF32 | GemmWrite::AddF32 => cudaDataType::CUDA_R_32F,
+        };
+        let (m, n, k) = (u64::from(key.m), u64::from(key.n), u64::from(key.k));
+        let desc = Desc::new(functions, key.has_bias)?;
+        let w = Layout::new(functions, elements, k, n)?;
+        let x = Layout::new(functions, elements, k, m)?;
+        let out = Layout::new(functions, result, n, m)?;
+        let preference = Preference::new(functions, workspace_bytes, key.alignment)?;
+        let mut found = std::mem::MaybeUninit::<Heuristic>::zeroed();
+        let mut n_found = 0;
+        // SAFETY: all handles were made here; room for the one result that is asked for, of the library's layout.
+        let status = unsafe {
+            (functions.heuristic)(
+                handle.raw,
+                desc.raw,
+                w.raw,
+                x.raw,
+                out.raw,
+                out.raw,
+                preference.raw,
+                1,
+                found.as_mut_ptr().cast(),
+                &mut n_found,
+            )
+        };
+        check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        if n_found == 0 {
+            return Err(DriverError::unsupported(format!(
+                "no algorithm for {key:?}"
+            )));
+        }
+        // SAFETY: numbers only, zeros are a value of it.
+        let found = unsafe { found.assume_init() };
+        check("cublasLtMatmulAlgoGetHeuristic", found.status)?;
+        Ok(Self {
+            desc,
+            w,
+            x,
+            out,
+            algorithm: found.algorithm,
+        })
+    }
+}
+
+struct Desc {
+    functions: &'static Functions,
+    raw: cublasLtMatmulDesc_t,
+}
+
+impl Desc {
+    /// `w` transposed times `x`, summed in f32.
+    fn new(functions: &'static Functions, has_bias: bool) -> Result<Self, DriverError> {
+        use cublasLtMatmulDescAttributes_t as A;
+        let mut raw = std::ptr::null_mut();
+        let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        // SAFETY: `raw` outlives the call.
+        let status =
+            unsafe { (functions.desc_create)(&mut raw, compute, cudaDataType::CUDA_R_32F) };
+        check("cublasLtMatmulDescCreate", status)?;
+        let desc = Self { functions, raw };
+        desc.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        if has_bias {
+            let epilogue = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            desc.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            let f32_type = cudaDataType::CUDA_R_32F as u32;
+            desc.set(A::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &f32_type)?;
+        }
+        Ok(desc)
+    }
+
+    fn set<T: bytemuck::Pod>(
+        &self,
+        attribute: cublasLtMatmulDescAttributes_t,
+        value: &T,
+    ) -> Result<(), DriverError> {
+        let bytes = std::ptr::from_ref(value).cast();
+        // SAFETY: the value has the attribute's size: 4 bytes, 8 for addresses.
+        check("cublasLtMatmulDescSetAttribute", unsafe {
+            (self.functions.desc_set)(self.raw, attribute, bytes, size_of::<T>())
+        })
+    }
+}
+
+struct Layout {
+    functions: &'static Functions,
+    raw: cublasLtMatrixLayout_t,
+}
+
+impl Layout {
+    /// `columns` columns of `rows` elements each, one behind the other.
+    fn new(
+        functions: &'static Functions,
+        of: cudaDataType,
+        rows: u64,
+        columns: u64,
+    ) -> Result<Self, DriverError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` outlives the call.
+        let status = unsafe { (functions.layout_create)(&mut raw, of, rows, columns, rows as i64) };
+        check("cublasLtMatrixLayoutCreate", status)?;
+        Ok(Self { functions, raw })
+    }
+}
+
+struct Preference {
+    functions: &'static Functions,
+    raw: cublasLtMatmulPreference_t,
+}
+
+impl Preference {
+    fn new(
+        functions: &'static Functions,
+        workspace_bytes: usize,
+        alignment: u32,
+    ) -> Result<Self, DriverError> {
+        use cublasLtMatmulPreferenceAttributes_t as A;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` outlives the call.
+        let status = unsafe { (functions.preference_create)(&mut raw) };
+        check("cublasLtMatmulPreferenceCreate", status)?;
+        let preference = Self { functions, raw };
+        let workspace_bytes = workspace_bytes as u64;
+        preference.set(
+            A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+            &workspace_bytes,
+        )?;
+        for operand in [
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            preference.set(operand, &alignment)?;
+        }
+        Ok(preference)
+    }
+
+    fn set<T: bytemuck::Pod>(
+        &self,
+        attribute: cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> Result<(), DriverError> {
+        let bytes = std::ptr::from_ref(value).cast();
+        // SAFETY: the value has the attribute's size: 8 bytes for the workspace, 4 for alignments.
+        check("cublasLtMatmulPreferenceSetAttribute", unsafe {
+            (self.functions.preference_set)(self.raw, attribute, bytes, size_of::<T>())
+        })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.device.synchronize().is_ok() {
+            // SAFETY: created once; nothing that it started runs any more.
+            let _ = unsafe { (self.functions.destroy)(self.raw) };
+        }
+    }
+}
+
+impl Drop for Desc {
+    fn drop(&mut self) {
+        // SAFETY: created once, used no more: launches copy it.
+        let _ = unsafe { (self.functions.desc_destroy)(self.raw) };
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: likewise.
+        let _ = unsafe { (self.functions.layout_destroy)(self.raw) };
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: likewise.
+        let _ = unsafe { (self.functions.preference_destroy)(self.raw) };
+    }
+}
+
+impl fmt::Debug for CublasLt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CublasLt({} plans)", self.plans.len())
+    }
+}
+
+/// Opens the library: by the loader, else in a toolkit or a Python package.
+fn open() -> Result<&'static Functions, String> {
+    static FUNCTIONS: std::sync::OnceLock<Result<Functions, String>> = std::sync::OnceLock::new();
+    let functions = FUNCTIONS.get_or_init(|| {
+        // SAFETY: initialisers as in any CUDA program.
+        if !unsafe { sys::is_culib_present() } {
+            let folders = search::folders("cublas");
+            let libraries = folders.iter().flat_map(|dir| search::entries(dir, LIBRARY));
+            for library in libraries {
+                // SAFETY: likewise. What is open already is found by its name.
+                if let Ok(library) = unsafe { libloading::Library::new(library) } {
+                    std::mem::forget(library);
+                }
+            }
+        }
+        // SAFETY: likewise.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(format!("{LIBRARY} was not found"));
+        }
+        // SAFETY: it was just found, and is kept for the life of the process.
+        let library = unsafe { sys::culib() };
+        // SAFETY: it is the library that the bindings describe.
+        unsafe { Functions::resolve(library) }.map_err(|name| format!("{LIBRARY} has no {name}"))
+    });
+    functions.as_ref().map_err(String::clone)
+}
+
+fn check(call: &'static str, status: c_int) -> Result<(), DriverError> {
+    match status {
+        0 => Ok(()),
+        status => Err(DriverError::of_library(call, "cublasStatus", status)),
+    }
+}

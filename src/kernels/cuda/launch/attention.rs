@@ -1,0 +1,242 @@
+//! attention_decode.cu and attention_prefill.cu.
+
+use super::super::driver::{DriverError, Grid, Kernel, Stream};
+use super::super::pack::Modules;
+use super::super::params::{AttendParams, ElementType};
+
+const DECODE: &str = "attention_decode.cu";
+const PREFILL: &str = "attention_prefill.cu";
+const THREADS: u32 = 128;
+const COMBINE_THREADS: u32 = 128;
+/// Heads of a group that one block of the tensor-core decode takes.
+const DECODE_HEADS: u32 = 16;
+const PLAIN_TILE_QUERIES: u32 = 16;
+const MAX_SPLITS: u32 = 64;
+/// Keys below which a split of a context is not worth a block.
+const KEYS_PER_SPLIT: u32 = 128;
+const MAX_HEAD_DIM: u32 = 256;
+
+/// The heads that a model attends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttendShape {
+    /// Of queries, keys and values.
+    pub element: ElementType,
+    /// Query heads.
+    pub n_heads: u32,
+    /// Key and value heads.
+    pub n_kv_heads: u32,
+    /// Elements in a head.
+    pub head_dim: u32,
+}
+
+impl AttendShape {
+    fn group(&self) -> u32 {
+        self.n_heads / self.n_kv_heads
+    }
+
+    /// Heads of this size run on tensor cores: the kernels' suffix, what a block of a decode and of a prefill takes.
+    fn tensor(&self) -> Option<TensorLaunch> {
+        let launch = |decode_threads, decode_shared_bytes, prefill_shared_bytes, prefill_rows| {
+            Some(TensorLaunch {
+                decode_threads,
+                decode_shared_bytes,
+                prefill_shared_bytes,
+                prefill_rows,
+            })
+        };
+        match (self.element, self.head_dim) {
+            (ElementType::F32, _) => None,
+            (ElementType::Bf16, 64) => launch(128, 49_152, 32_768, 128),
+            (ElementType::Bf16, 96) => launch(128, 49_152, 49_152, 128),
+            (ElementType::Bf16, 128) => launch(128, 65_536, 65_536, 128),
+            (ElementType::Bf16, 256) => launch(64, 73_728, 65_536, 64),
+            (ElementType::Bf16, _) => None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct TensorLaunch {
+    decode_threads: u32,
+    decode_shared_bytes: u32,
+    prefill_shared_bytes: u32,
+    /// Pairs of a query and a head of its group in a tile.
+    prefill_rows: u32,
+}
+
+/// Paged attention of one model.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    shape: AttendShape,
+    multiprocessors: u32,
+    decode: Kernel,
+    /// With one block for this many query heads.
+    decode_blocks: u32,
+    decode_threads: u32,
+    decode_shared_bytes: u32,
+    combine: Kernel,
+    prefill: Kernel,
+    prefill_blocks: u32,
+    prefill_shared_bytes: u32,
+    queries_per_tile: u32,
+}
+
+impl Attention {
+    /// Finds the kernels for these heads.
+    ///
+    /// # Errors
+    /// One is missing, or the GPU has too little shared memory; heads that do not divide or are too large.
+    pub fn load(
+        modules: &Modules,
+        shape: AttendShape,
+        multiprocessors: u32,
+    ) -> Result<Self, DriverError> {
+        shape.check()?;
+        let suffix = shape.element.suffix();
+        let tensor = shape.tensor();
+        let tiled = tensor.filter(|launch| shape.group() <= launch.prefill_rows);
+        let (dim, group) = (shape.head_dim, shape.group());
+        let name = |operation: &str, tensor: bool| match tensor {
+            true => format!("{operation}_{suffix}_d{dim}"),
+            false => format!("{operation}_generic_{suffix}"),
+        };
+        let attention = Self {
+            shape,
+            multiprocessors,
+            decode: modules.kernel(DECODE, &name("attend_decode", tensor.is_some()))?,
+            decode_blocks: match tensor {
+                Some(_) => shape.n_kv_heads * group.div_ceil(DECODE_HEADS),
+                None => shape.n_heads,
+            },
+            decode_threads: tensor.map_or(THREADS, |launch| launch.decode_threads),
+            decode_shared_bytes: tensor.map_or(0, |launch| launch.decode_shared_bytes),
+            combine: modules.kernel(DECODE, &format!("attend_combine_{suffix}"))?,
+            prefill: modules.kernel(PREFILL, &name("attend_prefill", tiled.is_some()))?,
+            prefill_blocks: match tiled {
+                Some(_) => shape.n_kv_heads,
+                None => shape.n_heads,
+            },
+            prefill_shared_bytes: tiled.map_or(0, |launch| launch.prefill_shared_bytes),
+            queries_per_tile: tiled
+                .map_or(PLAIN_TILE_QUERIES, |launch| launch.prefill_rows / group),
+        };
+        let Self {
+            decode, prefill, ..
+        } = &attention;
+        decode.allow_shared_bytes(attention.decode_shared_bytes)?;
+        prefill.allow_shared_bytes(attention.prefill_shared_bytes)?;
+        Ok(attention)
+    }
+
+    /// Queries of a tile of [`Self::prefill`]; tile `i` of a segment begins at its query `i` times this.
+    pub fn queries_per_tile(&self) -> u32 {
+        self.queries_per_tile
+    }
+
+    /// Parts to cut contexts into in a decode of `n_segments` rows: enough blocks to fill the GPU twice, and no part
+    /// smaller than is worth one.
+    pub fn n_splits(&self, n_segments: u32, longest_context: u32) -> u32 {
+        let blocks = (self.decode_blocks * n_segments).max(1);
+        let wanted = (2 * self.multiprocessors).div_ceil(blocks);
+        wanted
+            .clamp(1, MAX_SPLITS)
+            .min(longest_context.div_ceil(KEYS_PER_SPLIT).max(1))
+    }
+
+    /// Elements of `partials` in a decode.
+    pub fn partials_len(&self, n_segments: u32, n_splits: u32) -> usize {
+        match n_splits {
+            0 | 1 => 0,
+            n => {
+                let records = n_segments as usize * self.shape.n_heads as usize * n as usize;
+                records * (self.shape.head_dim as usize + 2)
+            }
+        }
+    }
+
+    /// Attends the one query of each of the first `n_segments` segments.
+    ///
+    /// # Safety
+    /// See the module; q, out and pools are aligned to 16 bytes.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn decode(
+        &self,
+        stream: &Stream,
+        params: &AttendParams,
+        n_segments: u32,
+    ) -> Result<(), DriverError> {
+        self.check(params);
+        debug_assert!(params.n_splits >= 1, "{params:?}");
+        debug_assert!(params.n_splits == 1 || !params.partials.is_null());
+        let blocks = [self.decode_blocks, n_segments, params.n_splits];
+        let grid = Grid::new(blocks, self.decode_threads).shared(self.decode_shared_bytes);
+        // SAFETY: by the caller; arguments as in attention_decode.cu.
+        unsafe { self.decode.launch(stream, grid, &(*params,)) }?;
+        if params.n_splits == 1 {
+            return Ok(());
+        }
+        let grid = Grid::new([self.shape.n_heads, n_segments, 1], COMBINE_THREADS);
+        // SAFETY: likewise.
+        unsafe { self.combine.launch(stream, grid, &(*params,)) }
+    }
+
+    /// Attends the queries of `n_tiles` tiles.
+    ///
+    /// # Safety
+    /// See the module; q, out and pools are aligned to 16 bytes.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn prefill(
+        &self,
+        stream: &Stream,
+        params: &AttendParams,
+        n_tiles: u32,
+    ) -> Result<(), DriverError> {
+        self.check(params);
+        let grid =
+            Grid::new([n_tiles, self.prefill_blocks, 1], THREADS).shared(self.prefill_shared_bytes);
+        // SAFETY: by the caller; arguments as in attention_prefill.cu.
+        unsafe { self.prefill.launch(stream, grid, &(*params,)) }
+    }
+
+    fn check(&self, params: &AttendParams) {
+        let AttendShape {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            ..
+        } = self.shape;
+        debug_assert_eq!(
+            (params.n_heads, params.n_kv_heads, params.head_dim),
+            (n_heads, n_kv_heads, head_dim)
+        );
+        debug_assert!(params.page_size >= 1);
+        let aligned = [params.out, params.q, params.k_pool, params.v_pool];
+        debug_assert!(
+            aligned.iter().all(|ptr| ptr.address().is_multiple_of(16)),
+            "{params:?}"
+        );
+    }
+}
+
+impl AttendShape {
+    fn check(&self) -> Result<(), DriverError> {
+        let Self {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            ..
+        } = *self;
+        let divides = n_kv_heads > 0 && n_heads > 0 && n_heads.is_multiple_of(n_kv_heads);
+        match divides && (1..=MAX_HEAD_DIM).contains(&head_dim) {
+            true => Ok(()),
+            false => Err(DriverError::unsupported(format!(
+                "{n_heads} query heads over {n_kv_heads} key heads of {head_dim} elements: the kernels need whole \
+                 groups and at most {MAX_HEAD_DIM} elements"
+            ))),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! embed.cu: rows of the embedding table, and the rotations of positions.
+
+use super::super::driver::{DevicePtr, DriverError, Grid, Kernel, Stream};
+use super::super::pack::Modules;
+use super::super::params::{Element, ElementType};
+
+const EMBED_THREADS: u32 = 256;
+const ROTATION_THREADS: u32 = 64;
+
+/// Embedding gather and rotations.
+#[derive(Clone, Debug)]
+pub struct Embed {
+    embed: Kernel,
+    rotations: Kernel,
+}
+
+impl Embed {
+    /// Finds the kernels.
+    ///
+    /// # Errors
+    /// One is missing.
+    pub fn load(modules: &Modules, element: ElementType) -> Result<Self, DriverError> {
+        let name = format!("embed_{}", element.suffix());
+        Ok(Self {
+            embed: modules.kernel("embed.cu", &name)?,
+            rotations: modules.kernel("embed.cu", "rotations")?,
+        })
+    }
+
+    /// Row `tokens[t]` of `table[V, hidden]` to row `t` of the residual stream `out[T, hidden]`.
+    ///
+    /// # Safety
+    /// See the module.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn embed(
+        &self,
+        stream: &Stream,
+        out: DevicePtr<f32>,
+        table: DevicePtr<Element>,
+        tokens: DevicePtr<u32>,
+        [n_tokens, hidden]: [u32; 2],
+    ) -> Result<(), DriverError> {
+        let grid = Grid::new([n_tokens, 1, 1], EMBED_THREADS);
+        // SAFETY: by the caller; arguments as in embed.cu.
+        unsafe {
+            self.embed
+                .launch(stream, grid, &(out, table, tokens, hidden))
+        }
+    }
+
+    /// Cosines, then sines, of `positions[t] * inv_freq[i]` times `scale` to row `t` of `out[T, 2 * half]`.
+    ///
+    /// # Safety
+    /// See the module.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn rotations(
+        &self,
+        stream: &Stream,
+        out: DevicePtr<f32>,
+        inv_freq: DevicePtr<f32>,
+        positions: DevicePtr<u32>,
+        [n_tokens, half]: [u32; 2],
+        scale: f32,
+    ) -> Result<(), DriverError> {
+        let grid = Grid::new([n_tokens, 1, 1], ROTATION_THREADS);
+        let arguments = (out, inv_freq, positions, half, scale);
+        // SAFETY: by the caller; arguments as in embed.cu.
+        unsafe { self.rotations.launch(stream, grid, &arguments) }
+    }
+}

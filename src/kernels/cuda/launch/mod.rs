@@ -1,0 +1,18 @@
+//! How each kernel is launched: its name, blocks, threads, shared memory and arguments, one file for each family.
+//!
+//! Every launch is `unsafe` for the same reason: it takes addresses. What they point to must be memory of the device, of
+//! the shape that the launch names, alive until the stream has passed it, and used by no other stream unordered.
+
+mod activation;
+mod attention;
+mod embed;
+mod gemm;
+mod norm;
+mod rope;
+
+pub use activation::SiluMul;
+pub use attention::{AttendShape, Attention};
+pub use embed::Embed;
+pub use gemm::{GemmChoice, GemmShape, OwnGemm};
+pub use norm::RmsNorm;
+pub use rope::RopeStore;

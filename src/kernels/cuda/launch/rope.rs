@@ -1,0 +1,44 @@
+//! rope.cu: head norms, rotation, and keys and values into the pool.
+
+use super::super::driver::{DriverError, Grid, Kernel, Stream};
+use super::super::pack::Modules;
+use super::super::params::{ElementType, RopeStoreParams};
+
+const THREADS: u32 = 128;
+const HEADS_PER_BLOCK: u32 = 4;
+
+/// From projected queries, keys and values to rotated queries and the pool.
+#[derive(Clone, Debug)]
+pub struct RopeStore(Kernel);
+
+impl RopeStore {
+    /// Finds the kernel.
+    ///
+    /// # Errors
+    /// It is missing.
+    pub fn load(modules: &Modules, element: ElementType) -> Result<Self, DriverError> {
+        let name = format!("rope_store_{}", element.suffix());
+        modules.kernel("rope.cu", &name).map(Self)
+    }
+
+    /// Norms, rotates and stores the heads of `n_tokens` tokens.
+    ///
+    /// # Safety
+    /// See the module.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        params: &RopeStoreParams,
+        n_tokens: u32,
+    ) -> Result<(), DriverError> {
+        debug_assert!(params.head_dim.is_multiple_of(2), "{params:?}");
+        debug_assert_eq!(params.q_norm.is_null(), params.k_norm.is_null());
+        let n_heads = params.n_heads + 2 * params.n_kv_heads;
+        let grid = Grid::new([n_tokens, n_heads.div_ceil(HEADS_PER_BLOCK), 1], THREADS);
+        // SAFETY: by the caller; arguments as in rope.cu.
+        unsafe { self.0.launch(stream, grid, &(*params,)) }
+    }
+}

@@ -1,0 +1,230 @@
+//! The kernels in the device's machine code: where they come from.
+//!
+//! In this order: the **pack** in this binary (machine code of the usual architectures); the **cache** on disk of what
+//! was compiled here before; **NVRTC**, if it is found; the pack's **PTX**, which the driver translates. The last two
+//! make new architectures work. What was not compiled from the sources in this binary is passed over.
+
+mod archive;
+mod cache;
+mod nvrtc;
+mod sources;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Instant;
+
+use self::archive::Archive;
+use self::archive::Entry;
+use self::cache::Cache;
+use self::nvrtc::Nvrtc;
+use self::sources::{ALL_UNITS, SourceHash, pack_compiler, source_hash};
+use super::driver::{Device, DriverError, Kernel, Module};
+
+/// In the hashes that name files of the cache.
+const ANY_COMPILER: &str = "";
+
+/// Why there are no kernels for a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no CUDA kernels of {unit} for {target}: {}; set SOUFFLEUR_NVRTC_DIR to the folder of libnvrtc.so in a CUDA toolkit 12 or newer", tried.join("; "))]
+pub struct KernelsUnavailable {
+    /// The file of kernels.
+    pub unit: &'static str,
+    /// What it was to be compiled for.
+    pub target: String,
+    /// What was tried, and why it did not work.
+    pub tried: Vec<String>,
+}
+
+/// Where the kernels of a unit came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// Machine code in this binary.
+    Pack,
+    /// Compiled by an earlier process.
+    Cache,
+    /// Compiled now.
+    Nvrtc,
+    /// PTX in this binary, translated by the driver.
+    Ptx,
+    /// Given by the caller.
+    Given,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pack => "pack",
+            Self::Cache => "cache",
+            Self::Nvrtc => "nvrtc",
+            Self::Ptx => "ptx",
+            Self::Given => "given",
+        })
+    }
+}
+
+/// All kernels, loaded.
+#[derive(Clone, Debug)]
+pub struct Modules(BTreeMap<&'static str, (Module, Origin)>);
+
+impl Modules {
+    /// Loads the kernels for a device.
+    ///
+    /// # Errors
+    /// There are none for it, and what was tried.
+    pub fn load(device: &Device) -> Result<Self, KernelsUnavailable> {
+        let began = Instant::now();
+        let mut finder = Finder::new(device);
+        let mut modules = BTreeMap::new();
+        for (unit, _) in ALL_UNITS {
+            modules.insert(*unit, finder.load(unit)?);
+        }
+        let modules = Self(modules);
+        tracing::info!(
+            target = finder.target,
+            units = ALL_UNITS.len(),
+            from = modules.origins(),
+            ms = began.elapsed().as_millis() as u64,
+            "kernels loaded"
+        );
+        Ok(modules)
+    }
+
+    /// Loads images that the caller has: for tests.
+    ///
+    /// # Safety
+    /// As of [`Device::load_module`].
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn from_images(
+        device: &Device,
+        mut image: impl FnMut(&'static str) -> Vec<u8>,
+    ) -> Result<Self, DriverError> {
+        let load = |(unit, _): &(&'static str, &str)| {
+            // SAFETY: by the caller.
+            let module = unsafe { device.load_module(&image(unit)) }?;
+            Ok((*unit, (module, Origin::Given)))
+        };
+        ALL_UNITS
+            .iter()
+            .map(load)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    /// Finds a kernel of a unit, such as `gemm.cu`.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn kernel(&self, unit: &str, name: &str) -> Result<Kernel, DriverError> {
+        match self.0.get(unit) {
+            Some((module, _)) => module.kernel(name),
+            None => Err(DriverError::unsupported(format!(
+                "kernel {name}: there is no {unit}"
+            ))),
+        }
+    }
+
+    /// Where they came from, such as `pack` or `cache, nvrtc`.
+    pub fn origins(&self) -> String {
+        let mut origins: Vec<_> = self.0.values().map(|(_, origin)| *origin).collect();
+        origins.sort_unstable();
+        origins.dedup();
+        let names: Vec<_> = origins.iter().map(Origin::to_string).collect();
+        names.join(", ")
+    }
+}
+
+/// Looks for kernels in one place after the other; each is opened when it is first needed.
+struct Finder<'a> {
+    device: &'a Device,
+    target: String,
+    archive: Result<Archive, String>,
+    cache: Cache,
+    nvrtc: Option<Result<Nvrtc, String>>,
+}
+
+impl<'a> Finder<'a> {
+    fn new(device: &'a Device) -> Self {
+        Self {
+            device,
+            target: sources::target(device.info().capability),
+            archive: Archive::embedded(),
+            cache: Cache::of_user(),
+            nvrtc: None,
+        }
+    }
+
+    fn load(&mut self, unit: &'static str) -> Result<(Module, Origin), KernelsUnavailable> {
+        let device = self.device;
+        let mut tried = Vec::new();
+        for origin in [Origin::Pack, Origin::Cache, Origin::Nvrtc, Origin::Ptx] {
+            let loaded = self.image(unit, origin).and_then(|image| {
+                // SAFETY: what the pack, the cache (whose files carry a hash) and NVRTC give are whole images.
+                let module = unsafe { device.load_module(&image) };
+                module.map_err(|error| error.to_string())
+            });
+            match loaded {
+                Ok(module) => return Ok((module, origin)),
+                Err(reason) => tried.push(format!("{origin}: {reason}")),
+            }
+        }
+        Err(KernelsUnavailable {
+            unit,
+            target: self.target.clone(),
+            tried,
+        })
+    }
+
+    /// Machine code (or PTX) of a unit from one place.
+    fn image(&mut self, unit: &str, origin: Origin) -> Result<Cow<'_, [u8]>, String> {
+        let capability = self.device.info().capability;
+        match origin {
+            Origin::Pack => {
+                let archive = self.archive.as_ref().map_err(String::clone)?;
+                let entry = archive.machine_code(unit, capability);
+                let entry = entry.ok_or_else(|| format!("none for {}", self.target))?;
+                current(archive, entry)
+            }
+            Origin::Ptx => {
+                let archive = self.archive.as_ref().map_err(String::clone)?;
+                let entry = archive.ptx(unit).ok_or("none in the pack")?;
+                current(archive, entry)
+            }
+            Origin::Cache => {
+                let sources = source_hash(unit, &self.target, ANY_COMPILER);
+                self.cache.read(&sources).map(Cow::Owned)
+            }
+            Origin::Nvrtc => {
+                let target = self.target.clone();
+                let nvrtc = self.nvrtc()?;
+                let image = nvrtc.compile(unit, &target)?;
+                let compiler = nvrtc.version().to_owned();
+                let sources = source_hash(unit, &target, ANY_COMPILER);
+                if let Err(reason) = self.cache.write(&sources, &compiler, &image) {
+                    tracing::warn!(reason, "a compiled kernel cannot be kept");
+                }
+                Ok(Cow::Owned(image))
+            }
+            Origin::Given => Err("nothing is given".to_owned()),
+        }
+    }
+
+    fn nvrtc(&mut self) -> Result<&Nvrtc, String> {
+        let nvrtc = self.nvrtc.get_or_insert_with(Nvrtc::find);
+        nvrtc.as_ref().map_err(String::clone)
+    }
+}
+
+/// The image of an entry, if it was made from the sources in this binary.
+fn current<'a>(archive: &'a Archive, entry: &Entry) -> Result<Cow<'a, [u8]>, String> {
+    let sources: SourceHash = source_hash(&entry.unit, &entry.target, pack_compiler());
+    match sources == entry.sources {
+        true => Ok(Cow::Borrowed(archive.image(entry))),
+        false => Err(format!(
+            "{} for {} was made from other sources",
+            entry.unit, entry.target
+        )),
+    }
+}

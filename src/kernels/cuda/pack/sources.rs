@@ -1,0 +1,110 @@
+//! The kernels' sources, what they are compiled with, and hashes of both.
+
+use sha2::{Digest, Sha256};
+
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// The files of kernels, with their text, by name.
+pub const ALL_UNITS: &[(&str, &str)] = &UNITS;
+/// What they include, likewise.
+pub const ALL_HEADERS: &[(&str, &str)] = &HEADERS;
+/// The pack; empty in a binary that was built without one.
+pub const EMBEDDED_PACK: &[u8] = PACK;
+
+/// What PTX is compiled for: every GPU from Ampere on can run it.
+pub const PTX_TARGET: &str = "compute_80";
+
+/// The first line is the version that the pack is made with, the others are options.
+const COMPILER: &str = include_str!("../../../../kernels/nvrtc.txt");
+
+/// Of everything that machine code is made from.
+pub type SourceHash = [u8; 32];
+
+/// The version of NVRTC that the pack is made with.
+pub fn pack_compiler() -> &'static str {
+    COMPILER.lines().next().unwrap_or_default()
+}
+
+/// What a unit is compiled with for a target.
+pub fn options(target: &str) -> Vec<String> {
+    let architecture = format!("--gpu-architecture={target}");
+    let others = COMPILER.lines().skip(1).filter(|line| !line.is_empty());
+    [architecture]
+        .into_iter()
+        .chain(others.map(str::to_owned))
+        .collect()
+}
+
+/// Hashes a unit with all headers, the options and the compiler's version.
+pub fn source_hash(unit: &str, target: &str, compiler: &str) -> SourceHash {
+    let text = ALL_UNITS.iter().filter(|(name, _)| *name == unit);
+    let mut hash = Sha256::new();
+    for (name, text) in text.chain(ALL_HEADERS) {
+        hash.update(name.as_bytes());
+        hash.update([0]);
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
+    }
+    for line in options(target) {
+        hash.update(line.as_bytes());
+        hash.update([0]);
+    }
+    hash.update(format!("nvrtc {compiler}\0").as_bytes());
+    hash.finalize().into()
+}
+
+/// What machine code for a GPU of this compute capability is called. That of 9.0 may use what only that has.
+pub fn target((major, minor): (u32, u32)) -> String {
+    match (major, minor) {
+        (9, 0) => "sm_90a".to_owned(),
+        (major, minor) => format!("sm_{major}{minor}"),
+    }
+}
+
+/// Whether machine code for `target` runs on a GPU of this compute capability, and how close it is: the same major
+/// number and no larger a minor one. What ends in a letter runs on its own capability only.
+pub fn suits(target: &str, (major, minor): (u32, u32)) -> Option<u32> {
+    if target == self::target((major, minor)) {
+        return Some(0);
+    }
+    let number: u32 = target.strip_prefix("sm_")?.parse().ok()?;
+    let (of_major, of_minor) = (number / 10, number % 10);
+    (of_major == major && of_minor <= minor).then(|| 1 + minor - of_minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_code_runs_on_later_chips_of_its_generation() {
+        let table = [
+            ("sm_80", (8, 0), Some(0)),
+            ("sm_80", (8, 6), Some(7)),
+            ("sm_86", (8, 9), Some(4)),
+            ("sm_89", (8, 6), None),
+            ("sm_90a", (9, 0), Some(0)),
+            ("sm_120", (12, 1), Some(2)),
+            ("sm_100", (12, 0), None),
+            ("compute_80", (8, 0), None),
+        ];
+        for (target, capability, expected) in table {
+            assert_eq!(
+                suits(target, capability),
+                expected,
+                "{target} {capability:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_hash_tells_unit_target_and_compiler_apart() {
+        let hash = |unit, target, compiler| source_hash(unit, target, compiler);
+        let first = hash("gemm.cu", "sm_80", "12.9.86");
+        assert_eq!(first, hash("gemm.cu", "sm_80", "12.9.86"));
+        assert_ne!(first, hash("gemm.cu", "sm_89", "12.9.86"));
+        assert_ne!(first, hash("gemm.cu", "sm_80", "13.0.88"));
+        assert_eq!(pack_compiler().split('.').count(), 3);
+        assert_eq!(options("sm_80")[0], "--gpu-architecture=sm_80");
+    }
+}

@@ -1,0 +1,61 @@
+//! Functions of libraries that are opened while the program runs.
+
+use libloading::Library;
+
+/// `/// doc` `Name, bindings -> Result;` and then `field: symbol (arguments);` or `field: symbol like binding (arguments);`,
+/// where `binding` is a function of the bindings whose arguments are the same.
+///
+/// Makes a struct of function pointers. Results are plain numbers, not the bindings' enums: a library may know codes that
+/// those do not. The arguments are compared with the bindings' when this is compiled.
+macro_rules! library_functions {
+    (
+        $(#[$doc:meta])* $name:ident, $bindings:ident -> $result:ty;
+        $($field:ident: $symbol:ident $(like $binding:ident)? ($($argument:ty),* $(,)?);)*
+    ) => {
+        $(#[$doc])*
+        pub(super) struct $name {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> std::ffi::c_int,)*
+        }
+
+        $(const _: unsafe fn($($argument),*) -> $result =
+            $crate::kernels::cuda::symbols::library_functions!(@binding $bindings $symbol $($binding)?);)*
+
+        impl $name {
+            /// Looks all of them up, or names one that is missing.
+            ///
+            /// # Safety
+            /// The library is the one that the bindings describe.
+            pub(super) unsafe fn resolve(
+                library: &libloading::Library,
+            ) -> Result<Self, &'static str> {
+                Ok(Self {
+                    // SAFETY: the arguments are those of the bindings, and results are ints.
+                    $($field: unsafe {
+                        $crate::kernels::cuda::symbols::symbol(
+                            library,
+                            concat!(stringify!($symbol), "\0"),
+                        )
+                    }?,)*
+                })
+            }
+        }
+    };
+    (@binding $bindings:ident $symbol:ident) => { $bindings::$symbol };
+    (@binding $bindings:ident $symbol:ident $binding:ident) => { $bindings::$binding };
+}
+pub(super) use library_functions;
+
+/// Looks up a function, or gives its name back; `name` ends in NUL.
+///
+/// # Safety
+/// `F` is the type of the function.
+pub(super) unsafe fn symbol<F: Copy>(
+    library: &Library,
+    name: &'static str,
+) -> Result<F, &'static str> {
+    // SAFETY: by the caller.
+    let found = unsafe { library.get::<F>(name.as_bytes()) };
+    found
+        .map(|function| *function)
+        .map_err(|_| name.trim_end_matches('\0'))
+}

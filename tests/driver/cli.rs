@@ -1,0 +1,180 @@
+//! `--device` as users meet it: what the driver found, or did not, in one sentence.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const TWO_GIB: (&str, &str) = ("CUSIM_TOTAL_MEMORY", "2147483648");
+
+/// `souffleur plan`, with an environment of its own and libraries from one folder, if any.
+fn plan(arguments: &[&str], libraries: Option<&Path>, variables: &[(&str, &str)]) -> Output {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SOUFFLEUR_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .args(["plan", "--page-size", "16", "--model-path"])
+        .arg(model)
+        .args(arguments);
+    command
+        .env_remove("LD_LIBRARY_PATH")
+        .envs(variables.iter().copied());
+    if let Some(libraries) = libraries {
+        command.env("LD_LIBRARY_PATH", libraries);
+    }
+    command.output().expect("the binary runs")
+}
+
+fn emulated() -> PathBuf {
+    let folder = souffleur_cusim::library().parent();
+    folder.expect("it lies in a folder").to_owned()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn check_refused(output: &Output, code: i32, parts: &[&str]) {
+    let text = stderr(output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+#[test]
+fn without_a_driver_the_cpu_is_used_and_cuda_is_an_error() {
+    let cuda = plan(&["--device", "cuda"], None, &[]);
+    if cuda.status.success() {
+        assert!(stdout(&cuda).contains("free on GPU 0"), "{cuda:?}");
+        println!("skipped: this machine has a CUDA driver and a GPU");
+        return;
+    }
+    check_refused(&cuda, 1, &["CUDA driver", "--device cpu"]);
+    let auto = plan(&[], None, &[]);
+    assert!(auto.status.success(), "{auto:?}");
+    assert!(stdout(&auto).contains("memory available"), "{auto:?}");
+}
+
+#[test]
+fn a_driver_that_cannot_be_used_is_described() {
+    let table: [(&[(&str, &str)], &[&str]); 6] = [
+        (
+            &[("CUSIM_DRIVER_VERSION", "11040")],
+            &["too old", "CUDA 11.4", "12.0 is needed", "525"],
+        ),
+        (
+            &[("CUSIM_DEVICES", "0")],
+            &["found no GPU", "CUDA_VISIBLE_DEVICES"],
+        ),
+        (&[("CUSIM_INIT_ERROR", "100")], &["found no GPU"]),
+        (&[("CUSIM_INIT_ERROR", "34")], &["stub", "LD_LIBRARY_PATH"]),
+        (
+            &[("CUSIM_INIT_ERROR", "803")],
+            &["different versions", "reboot"],
+        ),
+        (
+            &[("CUSIM_FAIL_ALLOCATION", "1")],
+            &["GPU 0", "first allocation", "OUT_OF_MEMORY", "nvidia-smi"],
+        ),
+    ];
+    for (variables, parts) in table {
+        let output = plan(&["--device", "cuda"], Some(&emulated()), variables);
+        check_refused(&output, 1, parts);
+        // What nobody asked for is no error.
+        let output = plan(&["--device", "auto"], Some(&emulated()), variables);
+        assert!(output.status.success(), "{output:?}");
+    }
+    let output = plan(&["--device", "cuda:5"], Some(&emulated()), &[]);
+    check_refused(&output, 1, &["no GPU 5", "found 1"]);
+}
+
+#[test]
+fn a_library_that_is_no_driver_is_described() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("empty.cpp");
+    std::fs::write(&source, "").unwrap();
+    let library = folder.path().join("libcuda.so");
+    let mut compiler = souffleur_cusim::compiler(folder.path());
+    compiler
+        .args(["-shared", "-fPIC"])
+        .arg(source)
+        .arg("-o")
+        .arg(library);
+    assert!(compiler.status().unwrap().success());
+    let output = plan(&["--device", "cuda"], Some(folder.path()), &[]);
+    check_refused(&output, 1, &["has no cu", "reinstall the driver"]);
+}
+
+#[test]
+fn the_plan_of_a_gpu_takes_most_of_its_memory() {
+    let libraries = emulated();
+    let output = plan(&["--device", "cuda"], Some(&libraries), &[TWO_GIB]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for part in [
+        "free on GPU 0",
+        "2.0 GiB",
+        "pages of 16",
+        "largest safe --mem-fraction-static",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    let fraction = |fraction| {
+        let arguments = ["--device", "cuda:0", "--mem-fraction-static", fraction];
+        plan(&arguments, Some(&libraries), &[TWO_GIB])
+    };
+    let half = fraction("0.5");
+    assert!(
+        stdout(&half).contains("--mem-fraction-static 0.5 of 2.0 GiB"),
+        "{half:?}"
+    );
+    let all = fraction("0.999");
+    assert!(
+        stdout(&all).contains("above the largest safe one"),
+        "{all:?}"
+    );
+    check_refused(&fraction("0.00001"), 1, &["the smallest that works is"]);
+}
+
+#[test]
+fn a_driver_that_is_not_used_is_mentioned() {
+    let output = plan(&[], Some(&emulated()), &[]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(stdout(&output).contains("memory available"), "{output:?}");
+    assert!(
+        stderr(&output).contains("--device cuda uses it"),
+        "{output:?}"
+    );
+    let output = plan(&["--device", "cpu"], Some(&emulated()), &[]);
+    assert!(!stderr(&output).contains("--device cuda"), "{output:?}");
+}
+
+#[test]
+fn what_a_gpu_cannot_do_is_refused_before_it_is_opened() {
+    let cuda = ["--device", "cuda", "--quantization", "int8"];
+    check_refused(
+        &plan(&cuda, Some(&emulated()), &[]),
+        2,
+        &["int8", "--device cpu"],
+    );
+    for device in [
+        "tpu",
+        "cuda:",
+        "cuda:-1",
+        "cuda:+1",
+        "CUDA",
+        "cuda:99999999999999999999",
+    ] {
+        let output = plan(&["--device", device], None, &[]);
+        check_refused(&output, 2, &["auto, cpu, cuda or cuda:N"]);
+    }
+}

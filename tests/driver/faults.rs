@@ -1,0 +1,130 @@
+//! What goes wrong on a device, and what can still be trusted.
+
+use souffleur::error::StepError;
+use souffleur::kernels::cuda::driver::{
+    CudaUnavailable, Device, DeviceBuffer, DriverError, Priority, Stream,
+};
+use souffleur::kernels::cuda::launch::Embed;
+use souffleur::kernels::cuda::params::ElementType;
+use souffleur_cusim::Fault;
+
+use crate::{device, modules};
+
+const LAUNCH_OUT_OF_RESOURCES: i32 = 701;
+const ILLEGAL_ADDRESS: i32 = 700;
+
+struct Rotations {
+    embed: Embed,
+    stream: Stream,
+    out: DeviceBuffer<f32>,
+    frequencies: DeviceBuffer<f32>,
+    positions: DeviceBuffer<u32>,
+}
+
+impl Rotations {
+    fn new(device: &Device) -> Self {
+        let stream = device.stream(Priority::High).unwrap();
+        let frequencies = device.alloc(1).unwrap();
+        let positions = device.alloc(1).unwrap();
+        stream.write(&frequencies, 0, &[1.0]).unwrap();
+        stream.write(&positions, 0, &[0]).unwrap();
+        Self {
+            embed: Embed::load(&modules(device), ElementType::F32).unwrap(),
+            out: device.alloc(2).unwrap(),
+            frequencies,
+            positions,
+            stream,
+        }
+    }
+
+    fn launch(&self) -> Result<(), DriverError> {
+        let Self {
+            embed,
+            stream,
+            out,
+            frequencies,
+            positions,
+        } = self;
+        // SAFETY: buffers of one row and half a head of one.
+        unsafe {
+            embed.rotations(
+                stream,
+                out.ptr(),
+                frequencies.ptr(),
+                positions.ptr(),
+                [1, 1],
+                1.0,
+            )
+        }
+    }
+}
+
+#[test]
+fn a_refused_launch_leaves_the_device_sound() {
+    let (device, emulated) = device(21);
+    let rotations = Rotations::new(&device);
+    emulated.plan(Fault::Launch(LAUNCH_OUT_OF_RESOURCES), 1);
+    let error = rotations.launch().unwrap_err();
+    assert!(error.is_refusal(), "{error}");
+    assert!(error.to_string().contains("rotations"), "{error}");
+    let of_step = |launched| error.clone().into_step_error(launched);
+    assert!(matches!(of_step(false), StepError::Rejected(_)));
+    assert!(matches!(of_step(true), StepError::Lost(_)));
+    rotations.launch().unwrap();
+    assert_eq!(
+        rotations.stream.read(&rotations.out, 0..2).unwrap(),
+        [1.0, 0.0]
+    );
+}
+
+#[test]
+fn a_kernel_that_fails_takes_the_context_with_it_until_all_of_it_is_dropped() {
+    let (device, emulated) = device(22);
+    let rotations = Rotations::new(&device);
+    emulated.plan(Fault::Kernel(ILLEGAL_ADDRESS), 1);
+    rotations.launch().unwrap();
+    let error = rotations.stream.synchronize().unwrap_err();
+    assert!(!error.is_refusal(), "{error}");
+    let of_step = error.into_step_error(false);
+    assert!(matches!(of_step, StepError::Lost(_)), "{of_step}");
+    let later = device.alloc::<u8>(1).unwrap_err();
+    assert_eq!(later.code, ILLEGAL_ADDRESS, "{later}");
+    drop((rotations, device));
+    let again = Device::open(22).expect("a new context is sound");
+    Rotations::new(&again).launch().unwrap();
+    again.synchronize().unwrap();
+}
+
+#[test]
+fn a_device_that_gives_no_memory_is_refused_when_it_is_opened() {
+    souffleur_cusim::load();
+    souffleur_cusim::Device::new(23).plan(Fault::Allocation, 1);
+    let refused = Device::open(23).unwrap_err();
+    assert!(
+        matches!(&refused, CudaUnavailable::FirstAllocation { ordinal: 23, error, .. } if error.is_out_of_memory()),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    souffleur_cusim::load();
+    let refused = Device::open(4000).unwrap_err();
+    assert!(
+        matches!(refused, CudaUnavailable::NoSuchDevice { ordinal: 4000, .. }),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_kernel_that_is_not_there_is_named() {
+    let (device, _) = device(24);
+    let modules = modules(&device);
+    let error = modules.kernel("gemm.cu", "gemm_of_dreams").unwrap_err();
+    assert!(error.to_string().contains("gemm_of_dreams"), "{error}");
+    let error = modules.kernel("dreams.cu", "gemm").unwrap_err();
+    assert!(error.to_string().contains("dreams.cu"), "{error}");
+    // SAFETY: text that ends in NUL.
+    let error = unsafe { device.load_module(b"no image\0") }.unwrap_err();
+    assert!(error.is_refusal(), "{error}");
+}

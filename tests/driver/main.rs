@@ -1,0 +1,27 @@
+//! The driver layer over the emulated driver: whose device is the CPU, whose streams are as lazy as CUDA allows.
+
+#![allow(clippy::unwrap_used)]
+// Launches, graphs and copies from pinned memory are unsafe to call.
+#![allow(unsafe_code)]
+
+mod cli;
+mod faults;
+mod kernels;
+mod memory;
+mod streams;
+
+use souffleur::kernels::cuda::driver::Device;
+use souffleur::kernels::cuda::pack::Modules;
+
+/// A device of the test's own: tests run side by side.
+fn device(ordinal: usize) -> (Device, souffleur_cusim::Device) {
+    souffleur_cusim::load();
+    let emulated = souffleur_cusim::Device::new(ordinal);
+    (Device::open(ordinal).expect("it is emulated"), emulated)
+}
+
+/// All kernels of the emulator.
+fn modules(device: &Device) -> Modules {
+    // SAFETY: the emulated driver reads text up to its NUL.
+    unsafe { Modules::from_images(device, |_| b"cusim\0".to_vec()) }.expect("they are linked in")
+}

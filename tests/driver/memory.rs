@@ -1,0 +1,117 @@
+//! Buffers: what is counted, copied, refused and freed.
+
+use souffleur::kernels::cuda::driver::{HostUse, Priority, Uploader};
+use souffleur_cusim::Fault;
+
+use crate::device;
+
+#[test]
+fn buffers_are_counted_and_freed() {
+    let (device, emulated) = device(1);
+    let held_before = emulated.counts().n_allocations_held;
+    let free_before = device.memory().unwrap().free_bytes;
+    let floats = device.alloc::<f32>(1000).unwrap();
+    let empty = device.alloc::<u32>(0).unwrap();
+    assert_eq!((floats.len(), floats.bytes()), (1000, 4000));
+    assert!(empty.is_empty());
+    assert_eq!(device.allocated_bytes(), 4000);
+    assert!(device.memory().unwrap().free_bytes <= free_before - 4000);
+    let pinned = device.pinned::<u64>(10, HostUse::Readback).unwrap();
+    assert_eq!(device.pinned_bytes(), 80);
+    assert_eq!(pinned[..], [0; 10]);
+    drop((floats, empty, pinned));
+    assert_eq!((device.allocated_bytes(), device.pinned_bytes()), (0, 0));
+    assert_eq!(emulated.counts().n_allocations_held, held_before);
+}
+
+#[test]
+fn copies_go_where_they_are_told() {
+    let (device, _) = device(2);
+    let stream = device.stream(Priority::High).unwrap();
+    let (one, other) = (
+        device.alloc::<u32>(8).unwrap(),
+        device.alloc::<u32>(8).unwrap(),
+    );
+    stream.fill(&one, 0..8, 0).unwrap();
+    stream.write(&one, 2, &[1, 2, 3]).unwrap();
+    assert_eq!(stream.read(&one, 0..8).unwrap(), [0, 0, 1, 2, 3, 0, 0, 0]);
+    stream.copy(&other, 0, &one, 3..6).unwrap();
+    stream.fill(&other, 3..8, 0xff).unwrap();
+    let rest = u32::MAX;
+    assert_eq!(
+        stream.read(&other, 0..8).unwrap(),
+        [2, 3, 0, rest, rest, rest, rest, rest]
+    );
+    stream.write(&one, 8, &[]).unwrap();
+    assert!(stream.read(&one, 8..8).unwrap().is_empty());
+}
+
+#[test]
+fn pinned_memory_is_copied_both_ways() {
+    let (device, _) = device(3);
+    let stream = device.stream(Priority::Low).unwrap();
+    let buffer = device.alloc::<u16>(6).unwrap();
+    let mut from = device.pinned::<u16>(4, HostUse::Upload).unwrap();
+    let to = device.pinned::<u16>(6, HostUse::Readback).unwrap();
+    from.copy_from_slice(&[1, 2, 3, 4]);
+    stream.fill(&buffer, 0..6, 0).unwrap();
+    let copied = device.event().unwrap();
+    // SAFETY: neither pinned buffer is touched before `copied` is reached.
+    unsafe {
+        stream.upload(&buffer, 1, &from, 1..4).unwrap();
+        stream.read_back(&to, 0, &buffer, 0..6).unwrap();
+    }
+    stream.record(&copied).unwrap();
+    copied.synchronize().unwrap();
+    assert_eq!(to[..], [0, 2, 3, 4, 0, 0]);
+}
+
+#[test]
+#[should_panic(expected = "3 elements from 6 on are more than 8")]
+fn a_copy_out_of_bounds_is_the_callers_mistake() {
+    let (device, _) = device(4);
+    let stream = device.stream(Priority::High).unwrap();
+    let buffer = device.alloc::<u32>(8).unwrap();
+    let _ = stream.write(&buffer, 6, &[1, 2, 3]);
+}
+
+#[test]
+fn large_uploads_go_through_a_small_ring() {
+    let (device, _) = device(5);
+    const LEN: usize = 11 << 20;
+    let buffer = device.alloc::<u32>(LEN + 1).unwrap();
+    let stream = device.stream(Priority::Low).unwrap();
+    let mut uploader = Uploader::new(&device, stream).unwrap();
+    assert!(device.pinned_bytes() < buffer.bytes() as u64);
+    let mut n_parts = 0;
+    uploader
+        .upload(&buffer, 1, LEN, |part, first| {
+            n_parts += 1;
+            for (i, element) in part.iter_mut().enumerate() {
+                *element = (first + i) as u32;
+            }
+        })
+        .unwrap();
+    uploader.finish().unwrap();
+    let copied = uploader.stream().read(&buffer, 1..LEN + 1).unwrap();
+    assert!(n_parts >= 3, "{n_parts}");
+    let differs = copied
+        .iter()
+        .enumerate()
+        .find(|(i, value)| *i as u32 != **value);
+    assert_eq!(differs, None);
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_that_says_so() {
+    let (device, emulated) = device(6);
+    let error = device.alloc::<u8>(1 << 40).unwrap_err();
+    assert!(error.is_out_of_memory() && error.is_refusal(), "{error}");
+    assert!(error.to_string().contains("OUT_OF_MEMORY"), "{error}");
+    emulated.plan(Fault::Allocation, 1);
+    assert!(device.alloc::<u8>(16).unwrap_err().is_out_of_memory());
+    assert_eq!(device.allocated_bytes(), 0);
+    let error = device.alloc::<u64>(usize::MAX).unwrap_err();
+    assert!(error.to_string().contains("too many"), "{error}");
+    device.alloc::<u8>(16).unwrap();
+}
