@@ -237,6 +237,7 @@ DEV float warp_most(float x) {
 template <class E> DEV void plain_load_query(const AttendParams<E>& p, WarpScratch& scratch, uint32_t token, uint32_t head) {
   const E* q = p.q + ((uint64_t)token * p.n_heads + head) * p.head_dim;
   __syncwarp();  // the query before has been read
+#pragma unroll 1
   for (uint32_t d = lane(); d < p.head_dim; d += kWarpSize) scratch.q[d] = to_float(q[d]);
   __syncwarp();
 }

@@ -144,6 +144,7 @@ template <uint32_t D> struct Queries {
       }
   }
   DEV void copy_tile(smem_addr to, const bf16* q, uint32_t n_rows) {
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < Shape<D>::kRows * D / 8; i += blockDim.x) {
       const uint32_t row = i / (D / 8), chunk = i % (D / 8);
       const bf16* from = q + (row < n_rows ? row * D + chunk * 8 : 0);
@@ -269,6 +270,7 @@ template <uint32_t D>
 DEV void write_rows(const AttendParams<bf16>& p, const Work& work, const bf16* shares,
                     const WarpSums<Shape<D>::kWarps, 16>& sums, uint32_t first_head, uint32_t n_rows) {
   using S = Shape<D>;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < n_rows * (D / 2); i += blockDim.x) {
     const uint32_t row = i / (D / 2), column = i % (D / 2) * 2, head = first_head + row;
     float factors[S::kWarps];
@@ -283,7 +285,7 @@ DEV void write_rows(const AttendParams<bf16>& p, const Work& work, const bf16* s
     }
     if (work.n_splits == 1) {
       bf16* out = p.out + ((uint64_t)work.segment.first_token * p.n_heads + head) * D + column;
-      *reinterpret_cast<uint32_t*>(out) = pack_bf16(x / merged.sum, y / merged.sum);
+      *reinterpret_cast<uint32_t*>(out) = pack_bf16(__fdividef(x, merged.sum), __fdividef(y, merged.sum));
       continue;
     }
     const Partial<bf16> partial = partial_of(p, head, blockIdx.z);
@@ -340,11 +342,13 @@ template <class E> DEV void attend_plain(const AttendParams<E>& p) {
   __syncthreads();
   float factors[kWarps];
   const Merged merged = merge<kWarps, 1>(sums, 0, factors);
+#pragma unroll 1
   for (uint32_t d = threadIdx.x; d < p.head_dim; d += blockDim.x) {
     float o = 0.f;
+#pragma unroll
     for (uint32_t w = 0; w < kWarps; ++w) o += factors[w] * shares[w][d];
     if (work.n_splits == 1)
-      store(p.out + ((uint64_t)work.segment.first_token * p.n_heads + head) * p.head_dim + d, o / merged.sum);
+      store(p.out + ((uint64_t)work.segment.first_token * p.n_heads + head) * p.head_dim + d, __fdividef(o, merged.sum));
     else
       partial_of(p, head, blockIdx.z).o[d] = o;
   }
@@ -355,6 +359,7 @@ template <class E> DEV void attend_plain(const AttendParams<E>& p) {
 
 // ---- putting splits together, in ascending order
 
+// Each lane weighs a split, and the warp passes the factors round.
 template <class E> DEV void combine(const AttendParams<E>& p) {
   const Segment segment = p.segments[blockIdx.y];
   if (segment.n_tokens != 1) return;
@@ -363,18 +368,24 @@ template <class E> DEV void combine(const AttendParams<E>& p) {
   if (n_splits == 1) return;
   const Partial<E> first = partial_of(p, head, 0);
   float most = minus_infinity();
-  for (uint32_t i = 0; i < n_splits; ++i) most = fmaxf(most, first.max_sum[2 * i]);
+#pragma unroll 1
+  for (uint32_t i = lane(); i < n_splits; i += kWarpSize) most = fmaxf(most, first.max_sum[2 * i]);
+  most = warp_most(most);
   const float base = most == minus_infinity() ? 0.f : most;
   E* out = p.out + ((uint64_t)segment.first_token * p.n_heads + head) * p.head_dim;
-  for (uint32_t d = threadIdx.x; d < p.head_dim; d += blockDim.x) {
+#pragma unroll 1
+  for (uint32_t d = threadIdx.x; d - threadIdx.x < p.head_dim; d += blockDim.x) {
     float o = 0.f, sum = 0.f;
+#pragma unroll 1
+    for (uint32_t i = 0; i < n_splits; i += kWarpSize) {
+      const uint32_t n = min(n_splits - i, kWarpSize), own = i + min(lane(), n - 1);
+      const float factor = lane() < n ? ex2(first.max_sum[2 * own] - base) : 0.f;
+      sum += warp_sum(factor * first.max_sum[2 * own + 1]);
+      const float* from = first.o + (uint64_t)i * p.head_dim + min(d, p.head_dim - 1);
 #pragma unroll 4
-    for (uint32_t i = 0; i < n_splits; ++i) {
-      const float factor = ex2(first.max_sum[2 * i] - base);
-      o += factor * first.o[(uint64_t)i * p.head_dim + d];
-      sum += factor * first.max_sum[2 * i + 1];
+      for (uint32_t j = 0; j < n; ++j) o += __shfl_sync(0xffffffffu, factor, j) * from[(uint64_t)j * p.head_dim];
     }
-    store(out + d, o / sum);
+    if (d < p.head_dim) store(out + d, __fdividef(o, sum));
   }
 }
 
@@ -395,7 +406,7 @@ ATTEND_DECODE(256, 64, 3)
 
 // attend_decode_generic: grid (n_heads, segments, n_splits); attend_combine: grid (n_heads, segments); block 128.
 #define ATTEND_DECODE_PLAIN(name, E)                                                                  \
-  extern "C" __global__ void __launch_bounds__(128)                                                   \
+  extern "C" __global__ void __launch_bounds__(128, 8)                                                \
       attend_decode_generic_##name(const __grid_constant__ AttendParams<E> p) {                       \
     decode::attend_plain(p);                                                                          \
   }                                                                                                   \

@@ -187,7 +187,7 @@ template <uint32_t D> DEV void write_rows(const AttendParams<bf16>& p, const Til
   for (uint32_t t = 0; t < S::kRowTiles; ++t)
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
-      const float sum = quad_sum(rows.attended[t].sum[h]), inverse = sum > 0.f ? 1.f / sum : 0.f;
+      const float sum = quad_sum(rows.attended[t].sum[h]), inverse = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
       const uint32_t row = first + t * 16 + h * 8 + lane() / 4;
 #pragma unroll
       for (uint32_t j = 0; j < D / 8; ++j) {
@@ -197,7 +197,7 @@ template <uint32_t D> DEV void write_rows(const AttendParams<bf16>& p, const Til
       }
     }
   __syncwarp();
-#pragma unroll 4
+#pragma unroll 1
   for (uint32_t i = lane(); i < S::kWarpRows * D / 8; i += kWarpSize) {
     const uint32_t row = first + i / (D / 8), chunk = i % (D / 8);
     if (row >= tile.n_rows) continue;
@@ -273,7 +273,7 @@ template <class E> DEV void attend_plain(const AttendParams<E>& p) {
     E* out = p.out + ((uint64_t)(segment.first_token + query) * p.n_heads + head) * p.head_dim;
 #pragma unroll
     for (uint32_t j = 0; j < PlainAttended::kDims; ++j)
-      if (lane() + j * kWarpSize < p.head_dim) store(out + lane() + j * kWarpSize, a.o[j] / a.sum);
+      if (lane() + j * kWarpSize < p.head_dim) store(out + lane() + j * kWarpSize, __fdividef(a.o[j], a.sum));
   }
 }
 
@@ -293,7 +293,7 @@ ATTEND_PREFILL(256)
 
 // grid (tiles, n_heads), block 128.
 #define ATTEND_PREFILL_PLAIN(name, E)                                            \
-  extern "C" __global__ void __launch_bounds__(128)                              \
+  extern "C" __global__ void __launch_bounds__(128, 8)                           \
       attend_prefill_generic_##name(const __grid_constant__ AttendParams<E> p) { \
     prefill::attend_plain(p);                                                    \
   }                                                                              \
