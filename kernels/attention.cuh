@@ -92,23 +92,24 @@ template <uint32_t D, uint32_t kThreads, uint32_t kRows> struct RowCopy {
     return D == 96 ? (i % 3 * kThreads + thread) % kColumns : thread % kColumns;
   }
 
-  // Rows from n_left on become zeros, unread.
+  // Unless kAll, rows from n_rows on become zeros, unread.
+  template <bool kAll>
   static DEV void copy(uint32_t thread, smem_addr to, const HeadRows& from, const uint32_t (&slots)[kPasses],
-                       uint32_t n_left) {
+                       uint32_t n_rows) {
     if constexpr (D == 96) {
 #pragma unroll
       for (uint32_t i = 0; i < kPasses; ++i) {
         const uint32_t r = row(thread, i), c = column(thread, i);
-        cp_async16(to + swizzled<D>(r, c) * sizeof(bf16), from.row(slots[i]) + c * 16, r < n_left);
+        cp_async16(to + swizzled<D>(r, c) * sizeof(bf16), from.row(slots[i]) + c * 16, kAll || r < n_rows);
       }
     } else {
       const uint32_t first = row(thread, 0), c = column(thread, 0);
       const HeadRows chunks = {opaque(from.first + c * 16), from.stride};
       const smem_addr at = to + swizzled<D>(first, c) * sizeof(bf16);  // first is a multiple of 4 at least
-      const int left = (int)n_left - (int)first;
+      const int left = (int)n_rows - (int)first;
 #pragma unroll
       for (uint32_t i = 0; i < kPasses; ++i)
-        cp_async16((at ^ (i % 8 * 16)) + i * D * sizeof(bf16), chunks.row(slots[i]), (int)i < left);
+        cp_async16((at ^ (i % 8 * 16)) + i * D * sizeof(bf16), chunks.row(slots[i]), kAll || (int)i < left);
     }
   }
 };

@@ -125,7 +125,7 @@ template <uint32_t D> struct Stream {
 #pragma unroll
       for (uint32_t i = 0; i < Copy::kPasses; ++i)
         slots[i] = __shfl_sync(0xffffffffu, slot, Copy::row(thread, i));
-      Copy::copy(thread, to, from, slots, n_keys - block * S::kKeys);
+      Copy::template copy<false>(thread, to, from, slots, n_keys - block * S::kKeys);
     }
     cp_async_commit();
   }

@@ -25,17 +25,21 @@ template <uint32_t D> struct Shape {
 };
 
 // One tile of queries, in shared memory: every thread needs all of it now and then, and registers are scarce.
-// Positions are counted from `begin`, the first that its first query sees.
+// Positions are counted from `begin`, a multiple of the size of a block: so what a row's blocks are does not
+// depend on the tile it is in, and its result depends on its position alone.
 struct Tile {
   PageWalk walk;
   uint32_t group;
   uint32_t first_token;            // of its first query, in the step
   uint32_t n_rows;
-  uint32_t begin, n_keys;          // positions that any of its queries sees
+  uint32_t begin, n_keys;          // positions that its blocks hold
+  uint32_t first_seen;             // by its first query, and so by any
   uint32_t first_last, last_last;  // the last key that its first and its last query see
 
   DEV uint32_t last_key(uint32_t row) const { return first_last + row / group; }
-  DEV uint32_t slot(uint32_t key) const { return walk.slot(begin + min(key, n_keys - 1)); }
+  // Keys of a block that no query sees are masked, and another that one sees stands for them: nothing else is
+  // read.
+  DEV uint32_t slot(uint32_t key) const { return walk.slot(begin + min(max(key, first_seen), n_keys - 1)); }
 };
 
 template <uint32_t D>
@@ -43,9 +47,10 @@ DEV Tile make_tile(const AttendParams<bf16>& p, const Segment& segment, uint32_t
   const uint32_t group = p.n_heads / p.n_kv_heads;
   const uint32_t n_queries = min(Shape<D>::kRows / group, segment.n_tokens - first);
   const uint32_t position = segment.first_position + first;
-  const uint32_t begin = visible(p, position).begin, end = position + n_queries;
-  return {page_walk(p, segment.row), group, segment.first_token + first, n_queries * group,
-          begin, end - begin, position - begin, end - 1 - begin};
+  const uint32_t seen = visible(p, position).begin, end = position + n_queries;
+  const uint32_t begin = seen / Shape<D>::kKeys * Shape<D>::kKeys;
+  return {page_walk(p, segment.row), group,        segment.first_token + first, n_queries * group, begin,
+          end - begin,               seen - begin, position - begin,            end - 1 - begin};
 }
 
 // Element offset of a row of a tile in q and out.
@@ -65,15 +70,14 @@ template <uint32_t D> DEV void copy_queries(const AttendParams<bf16>& p, const T
   }
 }
 
-// Keys or values of a block; those from `n_left` on become zeros, unread.
-template <uint32_t D>
-DEV void copy_block(smem_addr to, const HeadRows& from, const uint32_t* slots, uint32_t n_left) {
+// Keys or values of a block.
+template <uint32_t D> DEV void copy_block(smem_addr to, const HeadRows& from, const uint32_t* slots) {
   using Copy = RowCopy<D, Shape<D>::kThreads, Shape<D>::kKeys>;
-  const uint32_t thread = opaque(threadIdx.x);
+  const uint32_t thread = threadIdx.x;
   uint32_t row_slots[Copy::kPasses];
 #pragma unroll
   for (uint32_t i = 0; i < Copy::kPasses; ++i) row_slots[i] = slots[Copy::row(thread, i)];
-  Copy::copy(thread, to, from, row_slots, n_left);
+  Copy::template copy<true>(thread, to, from, row_slots, Shape<D>::kKeys);
 }
 
 // The t-th 16 rows of a tile.
@@ -232,7 +236,7 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
   if (threadIdx.x < S::kKeys) slots[0][threadIdx.x] = tile.slot(threadIdx.x);
   copy_queries<D>(p, tile, smem_of(shared));
   __syncthreads();
-  copy_block<D>(keys, all_keys, slots[0], tile.n_keys);
+  copy_block<D>(keys, all_keys, slots[0]);
   cp_async_commit();
   Rows<D> rows;
   rows.clear();
@@ -240,7 +244,7 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
     const uint32_t next_slot = tile.slot(first + S::kKeys + threadIdx.x % S::kKeys);
     cp_async_wait<0>();
     __syncthreads();  // the keys are there, and the values of the block before are used up
-    copy_block<D>(values, all_values, slots[block % 2], tile.n_keys - first);
+    copy_block<D>(values, all_values, slots[block % 2]);
     cp_async_commit();
     if (block == 0) rows.keep_queries(queries);
     Scores<D> s;
@@ -251,8 +255,7 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
     for (uint32_t t = 0; t < S::kRowTiles; ++t) rows.attended[t].weigh(s[t], p.scale_log2);
     cp_async_wait<0>();
     __syncthreads();  // the values and the next slots are there, and the keys are used up
-    if (first + S::kKeys < tile.n_keys)
-      copy_block<D>(keys, all_keys, slots[(block + 1) % 2], tile.n_keys - first - S::kKeys);
+    if (first + S::kKeys < tile.n_keys) copy_block<D>(keys, all_keys, slots[(block + 1) % 2]);
     cp_async_commit();
     add_values<D>(rows, s, values);
   }

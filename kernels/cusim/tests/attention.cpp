@@ -252,6 +252,21 @@ template <class E> void run(Case<E> c, bool decode) {
   }
 }
 
+// A prompt gives the same bits whole and in chunks.
+template <class E> void chunks_agree(const Shape& shape) {
+  Case<E> whole = make_case<E>(shape, {{37, 150}});
+  const Segment all = whole.segments[0];
+  for (auto& x : whole.out) set(x, kNan);
+  Case<E> chunks = whole;
+  chunks.segments = {{all.row, all.first_token, 61, 37}, {all.row, all.first_token + 61, 89, 98}};
+  const bool plain = !has_tensor_kernel(shape, (E*)nullptr);
+  if (!launch_prefill(whole, plain) || !launch_prefill(chunks, plain)) return;
+  if (memcmp(whole.out.data(), chunks.out.data(), whole.out.size() * sizeof(E)) == 0) return;
+  ++failures;
+  printf("FAILED prefill, d %u, window %u: chunks give other bits than the whole prompt\n", shape.head_dim,
+         shape.window);
+}
+
 template <class T> T pick(std::initializer_list<T> from) { return from.begin()[below(from.size())]; }
 
 Shape random_shape(uint32_t head_dim) {
@@ -297,12 +312,14 @@ void prefill_cases() {
     // Blocks of which one query must not see one key, the last or the first.
     prefill_rows_of<bf16>({head_dim, 2, 1, 16, 0, 1, 1.f}, {{62, 2}});
     prefill_rows_of<bf16>({head_dim, 2, 1, 16, 100, 1, 1.f}, {{200, 2}});
+    for (const uint32_t window : {0u, 70u}) chunks_agree<bf16>({head_dim, 3, 1, 16, window, 1, 1.f});
     for (int i = 0; i < 3; ++i)
       prefill_rows_of<bf16>(random_shape(head_dim),
                             {{below(150), 1 + below(40)}, {below(2) * 16, 1 + below(80)}});
   }
   for (const uint32_t head_dim : {1u, 8u, 12u, 20u, 80u, 255u, 256u}) {
     prefill_rows_of<float>(random_shape(head_dim), {{0, 1 + below(35)}, {below(100), 17}, {3, 0}});
+    chunks_agree<float>({head_dim, 2, 1, 16, 70, 1, 1.f});
     prefill_rows_of<bf16>(random_shape(head_dim), {{0, 1 + below(35)}, {below(100), 17}, {3, 0}});
   }
 }
