@@ -1,6 +1,8 @@
-// What attention over paged KV shares between decode and prefill: which keys a query sees and where they lie, tiles in
-// shared memory, fragments of the tensor cores, the online softmax, and the plain path for every other shape.
+// What attention over paged KV shares between decode and prefill: which keys a query sees and where they lie,
+// tiles in shared memory, fragments of the tensor cores, the online softmax, and the plain path for every
+// other shape.
 #pragma once
+#include "element.cuh"
 #include "params.cuh"
 
 namespace attention {
@@ -10,15 +12,10 @@ constexpr uint32_t kMaxHeadDim = 256;
 
 DEV float minus_infinity() { return __uint_as_float(0xff800000u); }
 DEV uint32_t ceil_div(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
-DEV uint32_t lane() { return threadIdx.x % kWarpSize; }
-// From lane 0, so that the compiler knows it as one number for the warp and what depends on it as no divergence. Whole
-// warps call it.
+// From lane 0, so that the compiler knows it as one number for the warp and what depends on it as no
+// divergence. Whole warps call it.
 DEV uint32_t warp() { return __shfl_sync(0xffffffffu, threadIdx.x / kWarpSize, 0); }
 
-DEV float to_float(float x) { return x; }
-DEV float to_float(bf16 x) { return f32(x); }
-DEV void store(float* to, float x) { *to = x; }
-DEV void store(bf16* to, float x) { *to = to_bf16(x); }
 // A weight of the second product has the precision of the values it meets.
 DEV float round_like(float x, const float*) { return x; }
 DEV float round_like(float x, const bf16*) { return f32(to_bf16(x)); }
@@ -34,8 +31,8 @@ template <class E> DEV Positions visible(const AttendParams<E>& p, uint32_t posi
   return {clipped ? position + 1 - p.window : 0, position + 1};
 }
 
-// Finds the slots of one row's positions. Powers of two are shifted: a division for each key costs as much as its dot
-// product saves.
+// Finds the slots of one row's positions. Powers of two are shifted: a division for each key costs as much as
+// its dot product saves.
 struct PageWalk {
   const uint32_t* pages;
   uint32_t page_size;
@@ -49,7 +46,8 @@ struct PageWalk {
 
 template <class E> DEV PageWalk page_walk(const AttendParams<E>& p, uint32_t row) {
   const bool power_of_two = (p.page_size & (p.page_size - 1)) == 0;
-  return {p.page_table + (uint64_t)row * p.table_stride, p.page_size, power_of_two ? __ffs(p.page_size) - 1 : -1};
+  const int shift = power_of_two ? __ffs(p.page_size) - 1 : -1;
+  return {p.page_table + (uint64_t)row * p.table_stride, p.page_size, shift};
 }
 
 // One head's rows of a pool, by slot.
@@ -61,20 +59,25 @@ struct HeadRows {
 };
 
 template <class E> DEV HeadRows head_rows(const AttendParams<E>& p, const E* pool, uint32_t kv_head) {
-  return {reinterpret_cast<const char*>(pool + kv_head * p.head_dim), p.n_kv_heads * p.head_dim * (uint32_t)sizeof(E)};
+  const uint32_t stride = p.n_kv_heads * p.head_dim * (uint32_t)sizeof(E);
+  return {reinterpret_cast<const char*>(pool + kv_head * p.head_dim), stride};
 }
 
 // ---- tiles of bf16 rows in shared memory, 16-byte chunks swizzled
 
-// What the chunks of a row are flipped by. Eight rows of one chunk column (what ldmatrix reads) and eight chunks of one row
-// (what cp.async writes) each touch all 32 banks. Rows of 96 lie 4 bank groups apart instead of 0 or 8, so there the rows
-// alternate and two bits of swizzle do.
+// What the chunks of a row are flipped by. Eight rows of one chunk column (what ldmatrix reads) and eight
+// chunks of one row (what cp.async writes) each touch all 32 banks. Rows of 96 lie 4 bank groups apart
+// instead of 0 or 8, so there the rows alternate and two bits of swizzle do.
 template <uint32_t D> DEV uint32_t flip(uint32_t row) { return D == 96 ? row / 2 % 4 : row % 8; }
 
-template <uint32_t D> DEV uint32_t swizzled(uint32_t row, uint32_t chunk) { return row * D + (chunk ^ flip<D>(row)) * 8; }
+// Element offset of a chunk.
+template <uint32_t D> DEV uint32_t swizzled(uint32_t row, uint32_t chunk) {
+  return row * D + (chunk ^ flip<D>(row)) * 8;
+}
 
-// Copies rows of bf16 from the pool into a swizzled tile: kThreads threads, kRows rows, 16 bytes at once. Rows stay together
-// for coalescing; from pass to pass a thread's row changes by a constant, and so does its swizzle: that saves registers.
+// Copies rows of bf16 from the pool into a swizzled tile: kThreads threads, kRows rows, 16 bytes at once.
+// Rows stay together for coalescing; from pass to pass a thread's row changes by a constant, and so does its
+// swizzle: that saves registers.
 template <uint32_t D, uint32_t kThreads, uint32_t kRows> struct RowCopy {
   static constexpr uint32_t kColumns = D / 8;  // chunks of a row
   static constexpr uint32_t kPasses = kRows * kColumns / kThreads;
@@ -89,38 +92,42 @@ template <uint32_t D, uint32_t kThreads, uint32_t kRows> struct RowCopy {
     return D == 96 ? (i % 3 * kThreads + thread) % kColumns : thread % kColumns;
   }
 
-  // Rows from n_left on become zeros, unread.
+  // Unless kAll, rows from n_rows on become zeros, unread.
+  template <bool kAll>
   static DEV void copy(uint32_t thread, smem_addr to, const HeadRows& from, const uint32_t (&slots)[kPasses],
-                       uint32_t n_left) {
+                       uint32_t n_rows) {
     if constexpr (D == 96) {
 #pragma unroll
       for (uint32_t i = 0; i < kPasses; ++i) {
         const uint32_t r = row(thread, i), c = column(thread, i);
-        cp_async16(to + swizzled<D>(r, c) * sizeof(bf16), from.row(slots[i]) + c * 16, r < n_left);
+        cp_async16(to + swizzled<D>(r, c) * sizeof(bf16), from.row(slots[i]) + c * 16, kAll || r < n_rows);
       }
     } else {
       const uint32_t first = row(thread, 0), c = column(thread, 0);
       const HeadRows chunks = {opaque(from.first + c * 16), from.stride};
       const smem_addr at = to + swizzled<D>(first, c) * sizeof(bf16);  // first is a multiple of 4 at least
-      const int left = (int)n_left - (int)first;
+      const int left = (int)n_rows - (int)first;
 #pragma unroll
       for (uint32_t i = 0; i < kPasses; ++i)
-        cp_async16((at ^ (i % 8 * 16)) + i * D * sizeof(bf16), chunks.row(slots[i]), (int)i < left);
+        cp_async16((at ^ (i % 8 * 16)) + i * D * sizeof(bf16), chunks.row(slots[i]), kAll || (int)i < left);
     }
   }
 };
 
 // ---- fragments of mma.m16n8k16
 
-// Byte offset in a tile of the 16 bytes that a lane hands to ldmatrix for rows 0 .. 16, columns 0 .. 16, in the order in
-// which the fragments of Q and V want the four matrices. Those of K want the second and third exchanged: a product takes
-// pairs of adjacent registers.
-template <uint32_t D> DEV uint32_t lane_offset() { return swizzled<D>(lane() % 16, lane() / 16) * sizeof(bf16); }
+// Byte offset in a tile of the 16 bytes that a lane hands to ldmatrix for rows 0 .. 16, columns 0 .. 16, in
+// the order in which the fragments of Q and V want the four matrices. Those of K want the second and third
+// exchanged: a product takes pairs of adjacent registers.
+template <uint32_t D> DEV uint32_t lane_offset() {
+  return swizzled<D>(lane_id() % 16, lane_id() / 16) * sizeof(bf16);
+}
 template <uint32_t D> DEV uint32_t key_offset() {
-  return swizzled<D>(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2) * sizeof(bf16);
+  return swizzled<D>(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2) * sizeof(bf16);
 }
 
-// The same for columns 16 k .. 16 k + 16: as tiles begin at multiples of their row, this touches only the chunk's bits.
+// The same for columns 16 k .. 16 k + 16: as tiles begin at multiples of their row, this touches only the
+// chunk's bits.
 template <uint32_t D> DEV smem_addr step_columns(smem_addr offset, uint32_t k) {
   if constexpr (D == 96) return (offset ^ (k % 2 * 32)) + k / 2 * 64;
   return offset ^ (k * 32);
@@ -139,7 +146,8 @@ template <uint32_t D> DEV void load_keys(uint32_t (&b)[2][2], smem_addr tile, sm
 }
 
 // B of P V: 16 keys, columns 16 n .. +16 as two tiles of eight.
-template <uint32_t D> DEV void load_values(uint32_t (&b)[2][2], smem_addr tile, smem_addr offset, uint32_t n) {
+template <uint32_t D>
+DEV void load_values(uint32_t (&b)[2][2], smem_addr tile, smem_addr offset, uint32_t n) {
   uint32_t r[4];
   ldmatrix_x4_trans(r, tile + step_columns<D>(offset, n));
   b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
@@ -164,8 +172,9 @@ DEV float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// What has been attended of the 16 rows of a warp's tile: a thread holds rows lane / 4 and lane / 4 + 8, of each
-// columns 8 j + 2 (lane % 4) and the next. `max` is in units of log2, of the whole row; `sum` is the thread's share.
+// What has been attended of the 16 rows of a warp's tile: a thread holds rows lane / 4 and lane / 4 + 8, of
+// each columns 8 j + 2 (lane % 4) and the next. `max` is in units of log2, of the whole row; `sum` is the
+// thread's share.
 template <uint32_t D> struct Attended {
   float o[D / 8][4];
   float max[2], sum[2];
@@ -177,8 +186,8 @@ template <uint32_t D> struct Attended {
     sum[0] = sum[1] = 0.f;
   }
 
-  // Turns raw scores into weights and rescales what was attended before. A row that has seen no key yet keeps its
-  // maximum of minus infinity, and all its weights are 0.
+  // Turns raw scores into weights and rescales what was attended before. A row that has seen no key yet keeps
+  // its maximum of minus infinity, and all its weights are 0.
   template <uint32_t kTiles> DEV void weigh(float (&s)[kTiles][4], float scale_log2) {
     float base[2], correction[2];
 #pragma unroll
@@ -228,43 +237,40 @@ struct PlainAttended {
   }
 };
 
-DEV float warp_most(float x) {
-#pragma unroll
-  for (uint32_t d = 16; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, d));
-  return x;
-}
-
-template <class E> DEV void plain_load_query(const AttendParams<E>& p, WarpScratch& scratch, uint32_t token, uint32_t head) {
+template <class E>
+DEV void plain_load_query(const AttendParams<E>& p, WarpScratch& scratch, uint32_t token, uint32_t head) {
   const E* q = p.q + ((uint64_t)token * p.n_heads + head) * p.head_dim;
   __syncwarp();  // the query before has been read
-  for (uint32_t d = lane(); d < p.head_dim; d += kWarpSize) scratch.q[d] = to_float(q[d]);
+#pragma unroll 1
+  for (uint32_t d = lane_id(); d < p.head_dim; d += kWarpSize) scratch.q[d] = f32(q[d]);
   __syncwarp();
 }
 
-template <class E> DEV float plain_score(const AttendParams<E>& p, const float* q, uint32_t slot, uint32_t kv_head) {
+template <class E>
+DEV float plain_score(const AttendParams<E>& p, const float* q, uint32_t slot, uint32_t kv_head) {
   const E* k = p.k_pool + ((uint64_t)slot * p.n_kv_heads + kv_head) * p.head_dim;
   float dot = 0.f;
 #pragma unroll 4
-  for (uint32_t d = 0; d < p.head_dim; ++d) dot += q[d] * to_float(k[d]);
+  for (uint32_t d = 0; d < p.head_dim; ++d) dot += q[d] * f32(k[d]);
   return dot * p.scale_log2;
 }
 
 // Attends keys first .. end, at most 32 of them.
 template <class E>
-DEV void plain_attend_32(const AttendParams<E>& p, const PageWalk& walk, WarpScratch& scratch, PlainAttended& a,
-                         uint32_t kv_head, uint32_t first, uint32_t end) {
+DEV void plain_attend_32(const AttendParams<E>& p, const PageWalk& walk, WarpScratch& scratch,
+                         PlainAttended& a, uint32_t kv_head, uint32_t first, uint32_t end) {
   const uint32_t n_keys = min(end - first, kWarpSize);
-  const bool mine = lane() < n_keys;
-  const uint32_t slot = walk.slot(mine ? first + lane() : first);
+  const bool mine = lane_id() < n_keys;
+  const uint32_t slot = walk.slot(mine ? first + lane_id() : first);
   const float score = mine ? plain_score(p, scratch.q, slot, kv_head) : minus_infinity();
-  const float raised = fmaxf(a.max, warp_most(score));
+  const float raised = fmaxf(a.max, warp_max(score));
   const float base = raised == minus_infinity() ? 0.f : raised;
   const float correction = ex2(a.max - base);
   const float weight = ex2(score - base);
   a.max = raised;
   a.sum = a.sum * correction + warp_sum(weight);
-  scratch.weights[lane()] = round_like(weight, p.v_pool);
-  scratch.slots[lane()] = slot;
+  scratch.weights[lane_id()] = round_like(weight, p.v_pool);
+  scratch.slots[lane_id()] = slot;
   __syncwarp();
 #pragma unroll
   for (uint32_t j = 0; j < PlainAttended::kDims; ++j) a.o[j] *= correction;
@@ -272,8 +278,10 @@ DEV void plain_attend_32(const AttendParams<E>& p, const PageWalk& walk, WarpScr
   for (uint32_t i = 0; i < n_keys; ++i) {
     const E* v = p.v_pool + ((uint64_t)scratch.slots[i] * p.n_kv_heads + kv_head) * p.head_dim;
 #pragma unroll
-    for (uint32_t j = 0; j < PlainAttended::kDims; ++j)
-      if (lane() + j * kWarpSize < p.head_dim) a.o[j] += scratch.weights[i] * to_float(v[lane() + j * kWarpSize]);
+    for (uint32_t j = 0; j < PlainAttended::kDims; ++j) {
+      const uint32_t d = lane_id() + j * kWarpSize;
+      if (d < p.head_dim) a.o[j] += scratch.weights[i] * f32(v[d]);
+    }
   }
   __syncwarp();  // weights and slots have been read
 }

@@ -1,14 +1,16 @@
 // Attention of segments of one token over their paged context, split over the context.
 //
-// Splits: the keys of a row are cut into parts that begin at multiples of 64 keys after the first one it sees, none meant
-// to have fewer than 128 keys, n_splits at most (`splits_of`). What a row's parts are depends on its keys and on n_splits
-// only, so does its result. A row of one part is written to `out` at once.
+// Splits: the keys of a row are cut into parts that begin at multiples of 64 keys after the first one it
+// sees, none meant to have fewer than 128 keys, n_splits at most (`splits_of`). What a row's parts are
+// depends on its keys and on n_splits only, so does its result. A row of one part is written to `out` at
+// once.
 //
-// `partials`, used by rows of several parts, f32, with S = gridDim.y segments and entry e = (segment * n_heads + head) *
-// n_splits + split:
+// `partials`, used by rows of several parts, f32, with S = gridDim.y segments and entry e = (segment *
+// n_heads + head) * n_splits + split:
 //   [S * n_heads * n_splits, head_dim]  weighted values, not divided by the sum of weights
 //   [S * n_heads * n_splits, 2]         maximum of the scores (times log2(e)), sum of weights relative to it
-// which is S * n_heads * n_splits * (head_dim + 2) floats. Entries of parts that do not exist are not written.
+// which is S * n_heads * n_splits * (head_dim + 2) floats. Entries of parts that do not exist are not
+// written.
 #include "attention.cuh"
 
 namespace decode {
@@ -84,16 +86,17 @@ DEV Merged merge(const WarpSums<kWarps, kRows>& sums, uint32_t row, float (&fact
 
 // ---- tensor cores
 
-// A warp streams every kWarps-th block of 16 keys through its own stages, so the loop has no barrier of the block. K and V
-// of a stage are refilled apart, each as soon as it has been used: of 2 kStages pieces at least 2 kStages - 1 are under way.
+// A warp streams every kWarps-th block of 16 keys through its own stages, so the loop has no barrier of the
+// block. K and V of a stage are refilled apart, each as soon as it has been used: of 2 kStages pieces at
+// least 2 kStages - 1 are under way.
 template <uint32_t D> struct Shape {
   static constexpr uint32_t kWarps = D == 256 ? 2 : 4;
   static constexpr uint32_t kStages = D == 64 ? 3 : 2;
   static constexpr uint32_t kRows = 16;  // query heads of a block, padded
   static constexpr uint32_t kKeys = 16;
-  static constexpr uint32_t kPiece = kKeys * D;                    // elements of K or V of a block of keys
+  static constexpr uint32_t kPiece = kKeys * D;  // elements of K or V of a block of keys
   static constexpr uint32_t kWarpElements = kStages * 2 * kPiece;
-  static constexpr uint32_t kMergeStride = D + 8;                  // floats; rows of a quarter warp in distinct banks
+  static constexpr uint32_t kMergeStride = D + 8;  // floats: rows of half a warp in distinct banks
   static constexpr bool kQueriesInRegisters = D < 256;
 };
 
@@ -104,10 +107,10 @@ template <uint32_t D> struct Stream {
   uint32_t first, n_keys;
   smem_addr stages;       // of this warp
 
-  // Each of 16 lanes (and its twin) looks up a key of the block. Past the end it repeats the last one: nothing is read
-  // there, but the address stays good.
+  // Each of 16 lanes (and its twin) looks up a key of the block. Past the end it repeats the last one:
+  // nothing is read there, but the address stays good.
   DEV uint32_t find_slot(uint32_t block) const {
-    return walk.slot(first + min(block * S::kKeys + lane() % S::kKeys, n_keys - 1));
+    return walk.slot(first + min(block * S::kKeys + lane_id() % S::kKeys, n_keys - 1));
   }
   DEV smem_addr piece(uint32_t stage, uint32_t which) const {
     return stages + (stage * 2 + which) * S::kPiece * sizeof(bf16);
@@ -117,23 +120,25 @@ template <uint32_t D> struct Stream {
   DEV void copy(const HeadRows& from, smem_addr to, uint32_t block, uint32_t slot) const {
     using Copy = RowCopy<D, kWarpSize, S::kKeys>;
     if (block * S::kKeys < n_keys) {
-      const uint32_t thread = opaque(lane());
+      const uint32_t thread = opaque(lane_id());
       uint32_t slots[Copy::kPasses];
 #pragma unroll
-      for (uint32_t i = 0; i < Copy::kPasses; ++i) slots[i] = __shfl_sync(0xffffffffu, slot, Copy::row(thread, i));
-      Copy::copy(thread, to, from, slots, n_keys - block * S::kKeys);
+      for (uint32_t i = 0; i < Copy::kPasses; ++i)
+        slots[i] = __shfl_sync(0xffffffffu, slot, Copy::row(thread, i));
+      Copy::template copy<false>(thread, to, from, slots, n_keys - block * S::kKeys);
     }
     cp_async_commit();
   }
 };
 
-// The queries of a block as the A operand of each step; D = 256 leaves no registers for them and keeps a tile.
+// The queries of a block as the A operand of each step; D = 256 leaves no registers for them and keeps a
+// tile.
 template <uint32_t D> struct Queries {
   uint32_t a[Shape<D>::kQueriesInRegisters ? D / 16 : 1][4];
   smem_addr tile;  // where the lane begins in it
 
   DEV void read(const bf16* q, uint32_t n_rows) {
-    const uint32_t row = lane() / 4, column = lane() % 4 * 2;
+    const uint32_t row = lane_id() / 4, column = lane_id() % 4 * 2;
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; ++k)
 #pragma unroll
@@ -144,6 +149,7 @@ template <uint32_t D> struct Queries {
       }
   }
   DEV void copy_tile(smem_addr to, const bf16* q, uint32_t n_rows) {
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < Shape<D>::kRows * D / 8; i += blockDim.x) {
       const uint32_t row = i / (D / 8), chunk = i % (D / 8);
       const bf16* from = q + (row < n_rows ? row * D + chunk * 8 : 0);
@@ -194,7 +200,7 @@ DEV void mask_end(float (&s)[2][4], uint32_t n_keys) {
   for (uint32_t j = 0; j < 2; ++j)
 #pragma unroll
     for (uint32_t e = 0; e < 4; ++e)
-      if (j * 8 + lane() % 4 * 2 + e % 2 >= n_keys) s[j][e] = minus_infinity();
+      if (j * 8 + lane_id() % 4 * 2 + e % 2 >= n_keys) s[j][e] = minus_infinity();
 }
 
 template <uint32_t D>
@@ -248,7 +254,7 @@ DEV void attend_stream(Attended<D>& attended, Queries<D>& queries, const Stream<
 // Leaves the warp's share in its stages, which nothing reads any more.
 template <uint32_t D>
 DEV void leave_share(const Attended<D>& attended, float* share, WarpSums<Shape<D>::kWarps, 16>& sums) {
-  const uint32_t row = lane() / 4, column = lane() % 4 * 2, w = warp();
+  const uint32_t row = lane_id() / 4, column = lane_id() % 4 * 2, w = warp();
 #pragma unroll
   for (uint32_t j = 0; j < D / 8; ++j)
 #pragma unroll
@@ -259,7 +265,7 @@ DEV void leave_share(const Attended<D>& attended, float* share, WarpSums<Shape<D
 #pragma unroll
   for (uint32_t h = 0; h < 2; ++h) {
     const float sum = quad_sum(attended.sum[h]);
-    if (lane() % 4 != 0) continue;
+    if (lane_id() % 4 != 0) continue;
     sums.max[w][row + 8 * h] = attended.max[h];
     sums.sum[w][row + 8 * h] = sum;
   }
@@ -269,6 +275,7 @@ template <uint32_t D>
 DEV void write_rows(const AttendParams<bf16>& p, const Work& work, const bf16* shares,
                     const WarpSums<Shape<D>::kWarps, 16>& sums, uint32_t first_head, uint32_t n_rows) {
   using S = Shape<D>;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < n_rows * (D / 2); i += blockDim.x) {
     const uint32_t row = i / (D / 2), column = i % (D / 2) * 2, head = first_head + row;
     float factors[S::kWarps];
@@ -283,7 +290,7 @@ DEV void write_rows(const AttendParams<bf16>& p, const Work& work, const bf16* s
     }
     if (work.n_splits == 1) {
       bf16* out = p.out + ((uint64_t)work.segment.first_token * p.n_heads + head) * D + column;
-      *reinterpret_cast<uint32_t*>(out) = pack_bf16(x / merged.sum, y / merged.sum);
+      *reinterpret_cast<uint32_t*>(out) = pack_bf16(__fdividef(x, merged.sum), __fdividef(y, merged.sum));
       continue;
     }
     const Partial<bf16> partial = partial_of(p, head, blockIdx.z);
@@ -295,8 +302,8 @@ DEV void write_rows(const AttendParams<bf16>& p, const Work& work, const bf16* s
 
 template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
   using S = Shape<D>;
-  static_assert(S::kRows * S::kMergeStride * sizeof(float) <= S::kWarpElements * sizeof(bf16), "a share fits");
-  DYN_SMEM(bf16, shared);  // [kWarps][kStages][K, V][kKeys][D], then [kRows][D] for queries that are not in registers
+  static_assert(S::kRows * S::kMergeStride * 4 <= S::kWarpElements * 2, "a share fits");
+  DYN_SMEM(bf16, shared);  // [kWarps][kStages][K, V][kKeys][D], then [kRows][D] for queries not in registers
   __shared__ WarpSums<S::kWarps, S::kRows> sums;
   const Work work = find_work(p);
   if (work.n_splits == 0) return;
@@ -335,16 +342,19 @@ template <class E> DEV void attend_plain(const AttendParams<E>& p) {
   for (uint32_t first = work.keys.begin + own * kWarpSize; first < work.keys.end; first += kWarps * kWarpSize)
     plain_attend_32(p, walk, scratch[own], a, kv_head, first, work.keys.end);
 #pragma unroll
-  for (uint32_t j = 0; j < PlainAttended::kDims; ++j) shares[own][lane() + j * kWarpSize] = a.o[j];
-  if (lane() == 0) sums.max[own][0] = a.max, sums.sum[own][0] = a.sum;
+  for (uint32_t j = 0; j < PlainAttended::kDims; ++j) shares[own][lane_id() + j * kWarpSize] = a.o[j];
+  if (lane_id() == 0) sums.max[own][0] = a.max, sums.sum[own][0] = a.sum;
   __syncthreads();
   float factors[kWarps];
   const Merged merged = merge<kWarps, 1>(sums, 0, factors);
+  E* out = p.out + ((uint64_t)work.segment.first_token * p.n_heads + head) * p.head_dim;
+#pragma unroll 1
   for (uint32_t d = threadIdx.x; d < p.head_dim; d += blockDim.x) {
     float o = 0.f;
+#pragma unroll
     for (uint32_t w = 0; w < kWarps; ++w) o += factors[w] * shares[w][d];
     if (work.n_splits == 1)
-      store(p.out + ((uint64_t)work.segment.first_token * p.n_heads + head) * p.head_dim + d, o / merged.sum);
+      out[d] = from_f32<E>(__fdividef(o, merged.sum));
     else
       partial_of(p, head, blockIdx.z).o[d] = o;
   }
@@ -355,6 +365,7 @@ template <class E> DEV void attend_plain(const AttendParams<E>& p) {
 
 // ---- putting splits together, in ascending order
 
+// Each lane weighs a split, and the warp passes the factors round.
 template <class E> DEV void combine(const AttendParams<E>& p) {
   const Segment segment = p.segments[blockIdx.y];
   if (segment.n_tokens != 1) return;
@@ -363,25 +374,32 @@ template <class E> DEV void combine(const AttendParams<E>& p) {
   if (n_splits == 1) return;
   const Partial<E> first = partial_of(p, head, 0);
   float most = minus_infinity();
-  for (uint32_t i = 0; i < n_splits; ++i) most = fmaxf(most, first.max_sum[2 * i]);
+#pragma unroll 1
+  for (uint32_t i = lane_id(); i < n_splits; i += kWarpSize) most = fmaxf(most, first.max_sum[2 * i]);
+  most = warp_max(most);
   const float base = most == minus_infinity() ? 0.f : most;
   E* out = p.out + ((uint64_t)segment.first_token * p.n_heads + head) * p.head_dim;
-  for (uint32_t d = threadIdx.x; d < p.head_dim; d += blockDim.x) {
+#pragma unroll 1
+  for (uint32_t d = threadIdx.x; d - threadIdx.x < p.head_dim; d += blockDim.x) {
     float o = 0.f, sum = 0.f;
+#pragma unroll 1
+    for (uint32_t i = 0; i < n_splits; i += kWarpSize) {
+      const uint32_t n = min(n_splits - i, kWarpSize), own = i + min(lane_id(), n - 1);
+      const float factor = lane_id() < n ? ex2(first.max_sum[2 * own] - base) : 0.f;
+      sum += warp_sum(factor * first.max_sum[2 * own + 1]);
+      const float* from = first.o + (uint64_t)i * p.head_dim + min(d, p.head_dim - 1);
 #pragma unroll 4
-    for (uint32_t i = 0; i < n_splits; ++i) {
-      const float factor = ex2(first.max_sum[2 * i] - base);
-      o += factor * first.o[(uint64_t)i * p.head_dim + d];
-      sum += factor * first.max_sum[2 * i + 1];
+      for (uint32_t j = 0; j < n; ++j)
+        o += __shfl_sync(0xffffffffu, factor, j) * from[(uint64_t)j * p.head_dim];
     }
-    store(out + d, o / sum);
+    if (d < p.head_dim) out[d] = from_f32<E>(__fdividef(o, sum));
   }
 }
 
 }  // namespace decode
 
-// grid (n_kv_heads * ceil(group / 16), segments, n_splits), block 32 kWarps; the second bound is the blocks that the
-// shared memory of sm_80 or sm_90 holds at once.
+// grid (n_kv_heads * ceil(group / 16), segments, n_splits), block 32 kWarps; the second bound is the blocks
+// that the shared memory of sm_80 or sm_90 holds at once.
 #define ATTEND_DECODE(D, threads, blocks)                                        \
   extern "C" __global__ void __launch_bounds__(threads, blocks)                  \
       attend_decode_bf16_d##D(const __grid_constant__ AttendParams<bf16> p) {    \
@@ -393,9 +411,10 @@ ATTEND_DECODE(96, 128, 4)
 ATTEND_DECODE(128, 128, 3)
 ATTEND_DECODE(256, 64, 3)
 
-// attend_decode_generic: grid (n_heads, segments, n_splits); attend_combine: grid (n_heads, segments); block 128.
+// attend_decode_generic: grid (n_heads, segments, n_splits); attend_combine: grid (n_heads, segments); block
+// 128.
 #define ATTEND_DECODE_PLAIN(name, E)                                                                  \
-  extern "C" __global__ void __launch_bounds__(128)                                                   \
+  extern "C" __global__ void __launch_bounds__(128, 8)                                                \
       attend_decode_generic_##name(const __grid_constant__ AttendParams<E> p) {                       \
     decode::attend_plain(p);                                                                          \
   }                                                                                                   \

@@ -1,16 +1,18 @@
-// Causal attention of segments of any number of tokens over their paged context, in tiles of queries that the host lists.
+// Causal attention of segments of any number of tokens over their paged context, in tiles of queries that the
+// host lists.
 //
-// A tile of the tensor-core kernels has prefill_rows(D) rows. A row is a query and a head of the group that shares the key
-// head: row r is query r / group of the tile, head r % group of the group. So a short segment fills its rows with heads, and
-// K/V are read once for the group. A tile therefore has floor(prefill_rows(D) / group) queries; larger groups take the
-// plain kernel, whose tiles have kPlainTileQueries queries.
+// A tile of the tensor-core kernels has prefill_rows(D) rows. A row is a query and a head of the group that
+// shares the key head: row r is query r / group of the tile, head r % group of the group. So a short segment
+// fills its rows with heads, and K/V are read once for the group. A tile therefore has floor(prefill_rows(D)
+// / group) queries; larger groups take the plain kernel, whose tiles have kPlainTileQueries queries.
 #include "attention.cuh"
 
 namespace prefill {
 using namespace attention;
 
-// Queries rows of a warp are kRowTiles tiles of 16: with two of them a fragment of K or V read from shared memory feeds two
-// products, without which shared memory would be as busy as the tensor cores. D = 256 has registers for one only.
+// Queries rows of a warp are kRowTiles tiles of 16: with two of them a fragment of K or V read from shared
+// memory feeds two products, without which shared memory would be as busy as the tensor cores. D = 256 has
+// registers for one only.
 template <uint32_t D> struct Shape {
   static constexpr uint32_t kWarps = 4;
   static constexpr uint32_t kRowTiles = D == 256 ? 1 : 2;
@@ -22,18 +24,22 @@ template <uint32_t D> struct Shape {
   static_assert(kRows == prefill_rows(D), "the host makes tiles of this height");
 };
 
-// One tile of queries, in shared memory: every thread needs all of it now and then, and registers are scarce. Positions
-// are counted from `begin`, the first that its first query sees.
+// One tile of queries, in shared memory: every thread needs all of it now and then, and registers are scarce.
+// Positions are counted from `begin`, a multiple of the size of a block: so what a row's blocks are does not
+// depend on the tile it is in, and its result depends on its position alone.
 struct Tile {
   PageWalk walk;
   uint32_t group;
   uint32_t first_token;            // of its first query, in the step
   uint32_t n_rows;
-  uint32_t begin, n_keys;          // positions that any of its queries sees
+  uint32_t begin, n_keys;          // positions that its blocks hold
+  uint32_t first_seen;             // by its first query, and so by any
   uint32_t first_last, last_last;  // the last key that its first and its last query see
 
   DEV uint32_t last_key(uint32_t row) const { return first_last + row / group; }
-  DEV uint32_t slot(uint32_t key) const { return walk.slot(begin + min(key, n_keys - 1)); }
+  // Keys of a block that no query sees are masked, and another that one sees stands for them: nothing else is
+  // read.
+  DEV uint32_t slot(uint32_t key) const { return walk.slot(begin + min(max(key, first_seen), n_keys - 1)); }
 };
 
 template <uint32_t D>
@@ -41,9 +47,10 @@ DEV Tile make_tile(const AttendParams<bf16>& p, const Segment& segment, uint32_t
   const uint32_t group = p.n_heads / p.n_kv_heads;
   const uint32_t n_queries = min(Shape<D>::kRows / group, segment.n_tokens - first);
   const uint32_t position = segment.first_position + first;
-  const uint32_t begin = visible(p, position).begin, end = position + n_queries;
-  return {page_walk(p, segment.row), group, segment.first_token + first, n_queries * group,
-          begin, end - begin, position - begin, end - 1 - begin};
+  const uint32_t seen = visible(p, position).begin, end = position + n_queries;
+  const uint32_t begin = seen / Shape<D>::kKeys * Shape<D>::kKeys;
+  return {page_walk(p, segment.row), group,        segment.first_token + first, n_queries * group, begin,
+          end - begin,               seen - begin, position - begin,            end - 1 - begin};
 }
 
 // Element offset of a row of a tile in q and out.
@@ -63,19 +70,20 @@ template <uint32_t D> DEV void copy_queries(const AttendParams<bf16>& p, const T
   }
 }
 
-// Keys or values of a block; those from `n_left` on become zeros, unread.
-template <uint32_t D>
-DEV void copy_block(smem_addr to, const HeadRows& from, const uint32_t* slots, uint32_t n_left) {
+// Keys or values of a block.
+template <uint32_t D> DEV void copy_block(smem_addr to, const HeadRows& from, const uint32_t* slots) {
   using Copy = RowCopy<D, Shape<D>::kThreads, Shape<D>::kKeys>;
-  const uint32_t thread = opaque(threadIdx.x);
+  const uint32_t thread = threadIdx.x;
   uint32_t row_slots[Copy::kPasses];
 #pragma unroll
   for (uint32_t i = 0; i < Copy::kPasses; ++i) row_slots[i] = slots[Copy::row(thread, i)];
-  Copy::copy(thread, to, from, row_slots, n_left);
+  Copy::template copy<true>(thread, to, from, row_slots, Shape<D>::kKeys);
 }
 
 // The t-th 16 rows of a tile.
-template <uint32_t D> DEV smem_addr rows16(smem_addr tile, uint32_t t) { return tile + t * 16 * D * sizeof(bf16); }
+template <uint32_t D> DEV smem_addr rows16(smem_addr tile, uint32_t t) {
+  return tile + t * 16 * D * sizeof(bf16);
+}
 
 // What a warp keeps of its rows. `queries` below is where its rows of the tile of queries begin.
 template <uint32_t D> struct Rows {
@@ -92,7 +100,8 @@ template <uint32_t D> struct Rows {
 #pragma unroll
       for (uint32_t t = 0; t < S::kRowTiles; ++t)
 #pragma unroll
-        for (uint32_t k = 0; k < D / 16; ++k) load_rows<D>(q[t][k], rows16<D>(queries, t), lane_offset<D>(), k);
+        for (uint32_t k = 0; k < D / 16; ++k)
+          load_rows<D>(q[t][k], rows16<D>(queries, t), lane_offset<D>(), k);
     }
   }
   DEV void query(uint32_t (&a)[4], smem_addr queries, uint32_t offset, uint32_t t, uint32_t k) const {
@@ -141,12 +150,12 @@ template <uint32_t D> DEV bool needs_mask(const Tile& tile, uint32_t window, uin
 // What a row sees is found here anew: few blocks are masked.
 template <uint32_t D> DEV void mask(Scores<D>& s, const Tile& tile, uint32_t window, uint32_t first) {
   using S = Shape<D>;
-  const uint32_t first_key = first + lane() % 4 * 2;
+  const uint32_t first_key = first + lane_id() % 4 * 2;
 #pragma unroll
   for (uint32_t t = 0; t < S::kRowTiles; ++t)
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
-      const uint32_t last = tile.last_key(warp() * S::kWarpRows + t * 16 + h * 8 + lane() / 4);
+      const uint32_t last = tile.last_key(warp() * S::kWarpRows + t * 16 + h * 8 + lane_id() / 4);
       const uint32_t hidden = window != 0 && last >= window ? last + 1 - window : 0;
       const int from = (int)hidden - (int)first_key, to = (int)last - (int)first_key;
 #pragma unroll
@@ -179,26 +188,28 @@ DEV void add_values(Rows<D>& rows, const Scores<D>& s, smem_addr values) {
   }
 }
 
-// Through the warp's own rows of the tile of queries, which it alone has read, so that rows leave in 16-byte pieces.
-template <uint32_t D> DEV void write_rows(const AttendParams<bf16>& p, const Tile& tile, const Rows<D>& rows, bf16* staging) {
+// Through the warp's own rows of the tile of queries, which it alone has read, so that rows leave in 16-byte
+// pieces.
+template <uint32_t D>
+DEV void write_rows(const AttendParams<bf16>& p, const Tile& tile, const Rows<D>& rows, bf16* staging) {
   using S = Shape<D>;
   const uint32_t first = warp() * S::kWarpRows;
 #pragma unroll
   for (uint32_t t = 0; t < S::kRowTiles; ++t)
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
-      const float sum = quad_sum(rows.attended[t].sum[h]), inverse = sum > 0.f ? 1.f / sum : 0.f;
-      const uint32_t row = first + t * 16 + h * 8 + lane() / 4;
+      const float sum = quad_sum(rows.attended[t].sum[h]), inverse = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+      const uint32_t row = first + t * 16 + h * 8 + lane_id() / 4;
 #pragma unroll
       for (uint32_t j = 0; j < D / 8; ++j) {
         const float* o = &rows.attended[t].o[j][2 * h];
-        bf16* to = staging + swizzled<D>(row, j) + lane() % 4 * 2;
+        bf16* to = staging + swizzled<D>(row, j) + lane_id() % 4 * 2;
         *reinterpret_cast<uint32_t*>(to) = pack_bf16(o[0] * inverse, o[1] * inverse);
       }
     }
   __syncwarp();
-#pragma unroll 4
-  for (uint32_t i = lane(); i < S::kWarpRows * D / 8; i += kWarpSize) {
+#pragma unroll 1
+  for (uint32_t i = lane_id(); i < S::kWarpRows * D / 8; i += kWarpSize) {
     const uint32_t row = first + i / (D / 8), chunk = i % (D / 8);
     if (row >= tile.n_rows) continue;
     const uint4 piece = *reinterpret_cast<const uint4*>(staging + swizzled<D>(row, chunk));
@@ -206,8 +217,8 @@ template <uint32_t D> DEV void write_rows(const AttendParams<bf16>& p, const Til
   }
 }
 
-// K and V have a buffer each, and while one is used the other is filled: values arrive during the scores, the next block's
-// keys during the weighted values.
+// K and V have a buffer each, and while one is used the other is filled: values arrive during the scores, the
+// next block's keys during the weighted values.
 template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
   using S = Shape<D>;
   DYN_SMEM(bf16, shared);  // [kRows][D] queries, [kKeys][D] keys, [kKeys][D] values
@@ -220,11 +231,12 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
   __syncthreads();
   const smem_addr keys = smem_of(shared + S::kRows * D), values = smem_of(shared + (S::kRows + S::kKeys) * D);
   const smem_addr queries = smem_of(shared + warp() * S::kWarpRows * D);
-  const HeadRows all_keys = head_rows(p, p.k_pool, blockIdx.y), all_values = head_rows(p, p.v_pool, blockIdx.y);
+  const HeadRows all_keys = head_rows(p, p.k_pool, blockIdx.y);
+  const HeadRows all_values = head_rows(p, p.v_pool, blockIdx.y);
   if (threadIdx.x < S::kKeys) slots[0][threadIdx.x] = tile.slot(threadIdx.x);
   copy_queries<D>(p, tile, smem_of(shared));
   __syncthreads();
-  copy_block<D>(keys, all_keys, slots[0], tile.n_keys);
+  copy_block<D>(keys, all_keys, slots[0]);
   cp_async_commit();
   Rows<D> rows;
   rows.clear();
@@ -232,7 +244,7 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
     const uint32_t next_slot = tile.slot(first + S::kKeys + threadIdx.x % S::kKeys);
     cp_async_wait<0>();
     __syncthreads();  // the keys are there, and the values of the block before are used up
-    copy_block<D>(values, all_values, slots[block % 2], tile.n_keys - first);
+    copy_block<D>(values, all_values, slots[block % 2]);
     cp_async_commit();
     if (block == 0) rows.keep_queries(queries);
     Scores<D> s;
@@ -243,8 +255,7 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
     for (uint32_t t = 0; t < S::kRowTiles; ++t) rows.attended[t].weigh(s[t], p.scale_log2);
     cp_async_wait<0>();
     __syncthreads();  // the values and the next slots are there, and the keys are used up
-    if (first + S::kKeys < tile.n_keys)
-      copy_block<D>(keys, all_keys, slots[(block + 1) % 2], tile.n_keys - first - S::kKeys);
+    if (first + S::kKeys < tile.n_keys) copy_block<D>(keys, all_keys, slots[(block + 1) % 2]);
     cp_async_commit();
     add_values<D>(rows, s, values);
   }
@@ -272,8 +283,10 @@ template <class E> DEV void attend_plain(const AttendParams<E>& p) {
       plain_attend_32(p, walk, scratch[own], a, kv_head, first, seen.end);
     E* out = p.out + ((uint64_t)(segment.first_token + query) * p.n_heads + head) * p.head_dim;
 #pragma unroll
-    for (uint32_t j = 0; j < PlainAttended::kDims; ++j)
-      if (lane() + j * kWarpSize < p.head_dim) store(out + lane() + j * kWarpSize, a.o[j] / a.sum);
+    for (uint32_t j = 0; j < PlainAttended::kDims; ++j) {
+      const uint32_t d = lane_id() + j * kWarpSize;
+      if (d < p.head_dim) out[d] = from_f32<E>(__fdividef(a.o[j], a.sum));
+    }
   }
 }
 
@@ -293,7 +306,7 @@ ATTEND_PREFILL(256)
 
 // grid (tiles, n_heads), block 128.
 #define ATTEND_PREFILL_PLAIN(name, E)                                            \
-  extern "C" __global__ void __launch_bounds__(128)                              \
+  extern "C" __global__ void __launch_bounds__(128, 8)                           \
       attend_prefill_generic_##name(const __grid_constant__ AttendParams<E> p) { \
     prefill::attend_plain(p);                                                    \
   }                                                                              \
