@@ -10,7 +10,7 @@ The pack is one zstd frame. Decoded, all numbers little-endian:
         32 bytes: unit, padded with NUL ("gemm.cu")
         32 bytes: SHA-256 of what it was made from, see digest()
         u64 offset from the start of the decoded bytes, u64 length
-    then the images, by unit and target: cubins, and PTX as text that ends in NUL.
+    then the images, by unit and then as in PACKED: cubins, and PTX as text that ends in NUL.
 """
 import argparse
 import ctypes
@@ -29,8 +29,10 @@ import zstandard
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 PACK = FOLDER / "kernels.pack"
-CUBINS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120"]
 PTX = "compute_80"
+TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120", PTX]
+# A cubin runs on later devices of the same major version, so sm_80 serves 8.6 and 8.9; PTX serves the rest.
+PACKED = ["sm_80", "sm_90a", PTX]
 OPTIONS = ["--std=c++17"]
 NVRTC = (12, 9)
 COMPILER = "nvrtc 12.9.86"
@@ -156,7 +158,9 @@ def assemble(images):
 
 def report(results):
     most = {}
-    for _, target, _, log in results:
+    for unit, target, image, log in results:
+        size = len(zstandard.ZstdCompressor(level=LEVEL).compress(image)) if image else 0
+        print(f"{unit.name:40} {target:10} {size:7} bytes compressed")
         for kernel, used in resources(log).items():
             most[kernel] = max(most.get(kernel, (0, "")), (used["registers"] or 0, target))
     for kernel, (registers, target) in sorted(most.items()):
@@ -170,7 +174,7 @@ def main():
     arguments = parser.parse_args()
 
     units = sorted(FOLDER.glob("*.cu"), key=lambda path: path.name)
-    jobs = [(unit, target) for unit in units for target in [*CUBINS, PTX]]
+    jobs = [(unit, target) for unit in units for target in TARGETS]
     with multiprocessing.Pool() as pool:
         results = pool.map(compile_one, jobs, chunksize=1)
     if arguments.report:
@@ -183,8 +187,9 @@ def main():
     if failures:
         sys.exit("\n".join(failures))
 
-    pack = assemble([(unit, target, image) for unit, target, image, _ in results])
-    print(f"{len(jobs)} images of {len(units)} units: {len(pack)} bytes")
+    packed = [(unit, target, image) for unit, target, image, _ in results if target in PACKED]
+    pack = assemble(packed)
+    print(f"{len(jobs)} images compiled, {len(packed)} packed: {len(pack)} bytes")
     if len(pack) > MAX_PACK_BYTES:
         sys.exit(f"the pack has {len(pack)} bytes, the limit is {MAX_PACK_BYTES}")
     if not arguments.check:

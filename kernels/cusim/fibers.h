@@ -11,7 +11,7 @@
 #include <ucontext.h>
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
+#include <sanitizer/asan_interface.h>
 #endif
 
 namespace cusim {
