@@ -122,11 +122,6 @@ inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
   fiber.done = false;
   fiber.committed.clear();
   fiber.open.clear();
-#if defined(__SANITIZE_ADDRESS__)
-  // The fiber before ended in frames that never returned: fiber_main and what it called last.
-  constexpr unsigned kLastFramesBytes = 4096;
-  __asan_unpoison_memory_region(fiber.stack + opts().stack_bytes - kLastFramesBytes, kLastFramesBytes);
-#endif
 #if defined(__x86_64__)
   // As switch_stacks leaves it: six registers, the address to return to, and the alignment of a called function.
   void** top = reinterpret_cast<void**>(fiber.stack + opts().stack_bytes - 64);
