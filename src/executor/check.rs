@@ -10,6 +10,8 @@ use crate::ids::{PageId, RowId, SeqId};
 pub(super) struct Limits {
     pub(super) n_pages: usize,
     pub(super) page_size: usize,
+    /// Pages that a row of the page table holds.
+    pub(super) row_pages: usize,
     pub(super) vocab_size: usize,
 }
 
@@ -112,6 +114,7 @@ impl Check<'_> {
             ));
         }
         self.pages(start.prefix.iter())?;
+        self.fits(start.prefix.len())?;
         let outlook = Outlook {
             seq: start.seq,
             n_pages: start.prefix.len(),
@@ -134,12 +137,23 @@ impl Check<'_> {
         }
     }
 
+    fn fits(&self, n_pages: usize) -> Result<(), String> {
+        match self.limits.row_pages {
+            most if n_pages > most => Err(format!("to {n_pages} pages, rows hold {most}")),
+            _ => Ok(()),
+        }
+    }
+
     fn delta(&mut self, delta: &TableDelta) -> Result<(), String> {
         match delta {
             TableDelta::Append { row, pages } => {
                 self.pages(pages.iter().copied())
                     .map_err(|reason| format!("row {row} grows {reason}"))?;
-                self.outlook(*row)?.n_pages += pages.len();
+                let outlook = self.outlook(*row)?;
+                outlook.n_pages += pages.len();
+                let n_pages = outlook.n_pages;
+                self.fits(n_pages)
+                    .map_err(|reason| format!("row {row} grows {reason}"))?;
             }
             TableDelta::Remap { row, from, pages } => {
                 self.pages(pages.iter())

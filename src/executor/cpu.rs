@@ -146,6 +146,7 @@ impl CpuExecutor {
         let limits = Limits {
             n_pages: options.n_pages,
             page_size: options.page_size,
+            row_pages: usize::MAX,
             vocab_size: config.vocab_size,
         };
         // Last: threads that loading starts would inherit it.
