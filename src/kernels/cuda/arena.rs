@@ -1,0 +1,140 @@
+//! Memory of activations: parts of one buffer, handed out and taken back without asking the driver.
+//!
+//! All work on activations is enqueued on one stream. A part may therefore be handed out again while kernels that use
+//! its last content have not run yet: those of its next owner come behind them.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Parts begin at multiples of this: enough for the widest load, and no two share a line of the cache.
+const ALIGNMENT: usize = 256;
+
+/// Hands out parts of `0..bytes`.
+#[derive(Clone)]
+pub struct Arena {
+    free: Arc<Mutex<FreeList>>,
+}
+
+/// A part of an arena; dropping it gives it back.
+pub struct Part {
+    offset: usize,
+    bytes: usize,
+    arena: Arena,
+}
+
+struct FreeList {
+    /// Ranges `(offset, bytes)` in ascending order; no two touch.
+    ranges: Vec<(usize, usize)>,
+}
+
+impl Arena {
+    /// An arena of which nothing is handed out.
+    pub fn new(bytes: usize) -> Self {
+        // A decoder holds a dozen parts at once, so there are never many gaps.
+        let mut ranges = Vec::with_capacity(64);
+        ranges.push((0, bytes / ALIGNMENT * ALIGNMENT));
+        let free = FreeList { ranges };
+        Self {
+            free: Arc::new(Mutex::new(free)),
+        }
+    }
+
+    /// What a part of so many bytes takes.
+    pub fn rounded(bytes: usize) -> usize {
+        bytes.max(1).next_multiple_of(ALIGNMENT)
+    }
+
+    /// Hands out a part: the first that is large enough. `None` when there is none.
+    pub fn take(&self, bytes: usize) -> Option<Part> {
+        let bytes = Self::rounded(bytes);
+        let mut free = self.lock();
+        let fitting = free.ranges.iter().position(|range| range.1 >= bytes)?;
+        let (offset, len) = free.ranges[fitting];
+        match len == bytes {
+            true => drop(free.ranges.remove(fitting)),
+            false => free.ranges[fitting] = (offset + bytes, len - bytes),
+        }
+        Some(Part {
+            offset,
+            bytes,
+            arena: self.clone(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FreeList> {
+        self.free
+            .lock()
+            .expect("no code panics while it holds the lock")
+    }
+
+    fn give_back(&self, offset: usize, bytes: usize) {
+        let mut free = self.lock();
+        let after = free.ranges.partition_point(|range| range.0 < offset);
+        let touches_after = free
+            .ranges
+            .get(after)
+            .is_some_and(|range| range.0 == offset + bytes);
+        let touches_before = after > 0 && {
+            let (start, len) = free.ranges[after - 1];
+            start + len == offset
+        };
+        match (touches_before, touches_after) {
+            (true, true) => {
+                free.ranges[after - 1].1 += bytes + free.ranges[after].1;
+                free.ranges.remove(after);
+            }
+            (true, false) => free.ranges[after - 1].1 += bytes,
+            (false, true) => {
+                free.ranges[after].0 = offset;
+                free.ranges[after].1 += bytes;
+            }
+            (false, false) => free.ranges.insert(after, (offset, bytes)),
+        }
+    }
+}
+
+impl Part {
+    /// Where it begins in the arena's buffer.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.arena.give_back(self.offset, self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_never_overlap_and_everything_comes_back() {
+        let arena = Arena::new(64 * ALIGNMENT + 3);
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut parts: Vec<Part> = Vec::new();
+        for _ in 0..2000 {
+            match random.bool() {
+                true => parts.extend(arena.take(random.usize(0..6 * ALIGNMENT))),
+                false if parts.is_empty() => {}
+                false => drop(parts.swap_remove(random.usize(0..parts.len()))),
+            }
+            let mut spans: Vec<_> = parts.iter().map(|p| (p.offset, p.bytes)).collect();
+            spans.sort_unstable();
+            assert!(spans.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0));
+            assert!(spans.iter().all(|span| span.0 % ALIGNMENT == 0));
+            assert!(
+                spans
+                    .last()
+                    .is_none_or(|span| span.0 + span.1 <= 64 * ALIGNMENT)
+            );
+        }
+        parts.clear();
+        assert!(arena.take(65 * ALIGNMENT).is_none());
+        assert_eq!(
+            arena.take(64 * ALIGNMENT).map(|part| part.offset()),
+            Some(0)
+        );
+    }
+}

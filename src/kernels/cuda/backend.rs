@@ -1,0 +1,344 @@
+//! [`Backend`] on a GPU: every operation is a launch on one stream.
+//!
+//! The residual stream, rotations and logits are f32, all other activations and KV are elements (f32 or bfloat16, as
+//! the weights). Nothing is allocated once the model is loaded: activations lie in an [`Arena`]. The first failure
+//! sticks; later operations launch nothing, and the executor asks for it before it believes a result.
+
+use std::sync::Arc;
+
+use super::arena::{Arena, Part};
+use super::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Stream};
+use super::gemm::{GemmWish, Products};
+use super::launch::{AttendShape, Attention, Embed, RmsNorm, RopeStore, SiluMul};
+use super::pack::Modules;
+use super::params::{Element, ElementType, Segment, Tile};
+use super::weights::WeightLoader;
+use crate::model::config::ModelConfig;
+
+mod memory;
+mod operations;
+
+use memory::KvPool;
+pub use memory::activation_bytes;
+
+/// Why an operation was not carried out.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CudaFailure {
+    /// The driver refused something.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The buffer of activations is full.
+    #[error(
+        "activations of {wanted_bytes} bytes do not fit beside those in use: the buffer has {arena_bytes}"
+    )]
+    NoRoom {
+        /// What was asked for.
+        wanted_bytes: usize,
+        /// What there is in all.
+        arena_bytes: usize,
+    },
+}
+
+/// Sizes of a [`CudaBackend`].
+#[derive(Clone, Copy, Debug)]
+pub struct CudaSizes {
+    /// Elements of matrices, activations and KV.
+    pub element: ElementType,
+    /// Pages that can be granted; the pool has one more, the dummy.
+    pub n_pages: usize,
+    /// Tokens in a page.
+    pub page_size: usize,
+    /// Rows of the page table, row 0 among them.
+    pub n_rows: usize,
+    /// Longest sequence, in tokens.
+    pub context_tokens: usize,
+    /// Most query tokens of a step.
+    pub step_tokens: usize,
+    /// Most rows of logits that are computed at once.
+    pub logit_rows: usize,
+    /// Who multiplies.
+    pub gemm: GemmWish,
+    /// Bytes of the weights, and in how many tensors.
+    pub weights: (usize, usize),
+}
+
+/// The tokens of a step, on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaBatch {
+    /// Number of query tokens: rows that decode (with padding) first, prefills behind.
+    pub n_tokens: usize,
+    /// `[n_tokens]`.
+    pub tokens: DevicePtr<u32>,
+    /// `[n_tokens]`.
+    pub positions: DevicePtr<u32>,
+    /// `[n_tokens]`.
+    pub slots: DevicePtr<u32>,
+    /// Segments of rows that decode.
+    pub decode_segments: DevicePtr<Segment>,
+    /// Number of them.
+    pub n_decode: usize,
+    /// Segments of prefills.
+    pub prefill_segments: DevicePtr<Segment>,
+    /// Tiles of their queries, of [`CudaBackend::queries_per_tile`].
+    pub tiles: DevicePtr<Tile>,
+    /// Number of them.
+    pub n_tiles: usize,
+}
+
+/// Rows of the residual stream that logits are wanted of.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenList {
+    /// Indices of tokens; null for the first ones in order.
+    pub tokens: DevicePtr<u32>,
+    /// Number of them.
+    pub len: usize,
+}
+
+/// A matrix of activations; dropping it gives its memory back.
+pub struct Tensor {
+    rows: usize,
+    width: usize,
+    start: DevicePtr<u8>,
+    _part: Option<Part>,
+}
+
+impl Tensor {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values in a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Where it lies, for those that are f32.
+    pub fn f32(&self) -> DevicePtr<f32> {
+        self.start.cast()
+    }
+
+    /// Where it lies.
+    pub fn bytes(&self) -> DevicePtr<u8> {
+        self.start
+    }
+
+    fn elements(&self) -> DevicePtr<Element> {
+        self.start.cast()
+    }
+}
+
+struct Launches {
+    embed: Embed,
+    rms_norm: RmsNorm,
+    rope_store: RopeStore,
+    silu_mul: SiluMul,
+    attention: Attention,
+    products: Products,
+}
+
+/// Kernels, KV pool, page table and activations of one GPU.
+pub struct CudaBackend {
+    device: Device,
+    stream: Arc<Stream>,
+    launches: Launches,
+    element: ElementType,
+    kv: KvPool,
+    page_table: DeviceBuffer<u32>,
+    table_stride: usize,
+    page_size: usize,
+    context_tokens: usize,
+    arena: Arena,
+    activations: DeviceBuffer<u8>,
+    /// While weights are loaded.
+    loader: Option<WeightLoader>,
+    failure: Option<CudaFailure>,
+}
+
+impl CudaBackend {
+    /// A backend that can load weights, and nothing else before [`Self::take_memory`]. All work goes to `stream`.
+    ///
+    /// # Errors
+    /// Out of memory, a kernel that is missing, or as the driver says.
+    pub fn new(
+        device: &Device,
+        stream: Arc<Stream>,
+        modules: &Modules,
+        config: &ModelConfig,
+        sizes: &CudaSizes,
+    ) -> Result<Self, DriverError> {
+        let multiprocessors = device.info().multiprocessors;
+        let element = sizes.element;
+        let heads = AttendShape {
+            element,
+            n_heads: config.num_attention_heads as u32,
+            n_kv_heads: config.num_key_value_heads as u32,
+            head_dim: config.head_dim as u32,
+        };
+        let launches = Launches {
+            embed: Embed::load(modules, element)?,
+            rms_norm: RmsNorm::load(modules, element)?,
+            rope_store: RopeStore::load(modules, element)?,
+            silu_mul: SiluMul::load(modules, element)?,
+            attention: Attention::load(modules, heads, multiprocessors)?,
+            products: Products::new(device, modules, element, sizes.gemm)?,
+        };
+        let (bytes, n_tensors) = sizes.weights;
+        Ok(Self {
+            kv: KvPool::new(device, 0, 0)?,
+            page_table: device.alloc(0)?,
+            table_stride: sizes.context_tokens.div_ceil(sizes.page_size).max(1),
+            page_size: sizes.page_size,
+            context_tokens: sizes.context_tokens,
+            arena: Arena::new(0),
+            activations: device.alloc(0)?,
+            loader: Some(WeightLoader::new(device, bytes, n_tensors)?),
+            failure: None,
+            device: device.clone(),
+            stream,
+            launches,
+            element,
+        })
+    }
+
+    /// Waits until all weights are on the device and gives back what loading took. Returns how much memory is free.
+    ///
+    /// # Errors
+    /// What went wrong since the start.
+    pub fn end_loading(&mut self) -> Result<u64, CudaFailure> {
+        self.take_failure()?;
+        if let Some(loader) = self.loader.take() {
+            loader.finish()?;
+        }
+        Ok(self.device.memory()?.free_bytes)
+    }
+
+    /// Takes the memory for KV, page table and activations: the last thing before the first step.
+    ///
+    /// # Errors
+    /// Out of memory, or as the driver says.
+    pub fn take_memory(
+        &mut self,
+        config: &ModelConfig,
+        sizes: &CudaSizes,
+    ) -> Result<(), DriverError> {
+        let device = &self.device;
+        let n_slots = (sizes.n_pages + 1) * sizes.page_size;
+        let plane_bytes = n_slots * config.kv_width() * self.element.bytes();
+        self.kv = KvPool::new(device, plane_bytes, config.num_hidden_layers)?;
+        self.page_table = device.alloc(sizes.n_rows * self.table_stride)?;
+        // The padding's row has the dummy page everywhere.
+        let whole = 0..self.page_table.len();
+        self.stream.fill(&self.page_table, whole, 0)?;
+        let arena_bytes = activation_bytes(config, sizes, device.info().multiprocessors);
+        self.activations = device.alloc(arena_bytes)?;
+        self.arena = Arena::new(arena_bytes);
+        Ok(())
+    }
+
+    /// The first failure since the last call.
+    ///
+    /// # Errors
+    /// That failure.
+    pub fn take_failure(&mut self) -> Result<(), CudaFailure> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// The stream of all work.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The page table, `[n_rows, table_stride]`.
+    pub fn page_table(&self) -> DevicePtr<u32> {
+        self.page_table.ptr()
+    }
+
+    /// Pages of a row of the page table.
+    pub fn table_stride(&self) -> usize {
+        self.table_stride
+    }
+
+    /// Queries of a tile of [`CudaBatch::tiles`].
+    pub fn queries_per_tile(&self) -> usize {
+        self.launches.attention.queries_per_tile() as usize
+    }
+
+    /// Reads a row of f32 after all work so far, and waits for it.
+    ///
+    /// # Errors
+    /// As the driver says; also what failed on the device earlier.
+    pub fn read_row(&self, tensor: &Tensor, row: usize) -> Result<Vec<f32>, DriverError> {
+        let row_bytes = tensor.width * size_of::<f32>();
+        let start = (tensor.start.address() - self.activations.ptr().address()) as usize;
+        let first = start + row * row_bytes;
+        let bytes = self
+            .stream
+            .read(&self.activations, first..first + row_bytes)?;
+        let words = bytes.chunks_exact(size_of::<f32>());
+        Ok(words.map(bytemuck::pod_read_unaligned).collect())
+    }
+
+    /// Takes memory of activations, for a kernel that is launched on [`Self::stream`].
+    pub fn scratch(&mut self, bytes: usize) -> Tensor {
+        self.tensor(1, bytes, 1)
+    }
+
+    fn f32(&mut self, rows: usize, width: usize) -> Tensor {
+        self.tensor(rows, width, size_of::<f32>())
+    }
+
+    fn elements(&mut self, rows: usize, width: usize) -> Tensor {
+        self.tensor(rows, width, self.element.bytes())
+    }
+
+    fn tensor(&mut self, rows: usize, width: usize, bytes: usize) -> Tensor {
+        let wanted_bytes = rows * width * bytes;
+        let part = self.arena.take(wanted_bytes);
+        let start = match &part {
+            Some(part) => self.activations.at(part.offset()),
+            None => {
+                let arena_bytes = self.activations.len();
+                self.failure.get_or_insert(CudaFailure::NoRoom {
+                    wanted_bytes,
+                    arena_bytes,
+                });
+                DevicePtr::NULL
+            }
+        };
+        Tensor {
+            rows,
+            width,
+            start,
+            _part: part,
+        }
+    }
+
+    /// Launches, unless something has failed before.
+    fn launch(&mut self, launch: impl FnOnce(&mut Launches, &Stream) -> Result<(), DriverError>) {
+        if self.failure.is_none()
+            && let Err(error) = launch(&mut self.launches, &self.stream)
+        {
+            self.failure = Some(error.into());
+        }
+    }
+
+    /// Uploads, unless something has failed before.
+    fn upload<T>(
+        &mut self,
+        upload: impl FnOnce(&mut WeightLoader) -> Result<T, DriverError>,
+    ) -> Option<T> {
+        if self.failure.is_some() {
+            return None;
+        }
+        let loader = self.loader.as_mut();
+        let uploaded = upload(loader.expect("weights come before the end of loading"));
+        uploaded
+            .map_err(|error| self.failure = Some(error.into()))
+            .ok()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,276 @@
+//! The operations of a decoder as launches.
+
+use std::f32::consts::LOG2_E;
+
+use super::{CudaBackend, CudaBatch, Tensor, TokenList};
+use crate::kernels::cuda::driver::DevicePtr;
+use crate::kernels::cuda::params::{AttendParams, Element, GemmParams, GemmWrite, RopeStoreParams};
+use crate::kernels::cuda::weights::Weights;
+use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
+use crate::model::rope::Rope;
+use crate::model::weights::TensorView;
+
+/// A weight matrix.
+pub struct Matrix {
+    /// `None` after a failure.
+    elements: Option<Weights<Element>>,
+    outputs: usize,
+    inputs: usize,
+}
+
+impl Matrix {
+    fn ptr(&self) -> DevicePtr<Element> {
+        self.elements.as_ref().map_or(DevicePtr::NULL, Weights::ptr)
+    }
+}
+
+/// A norm's weight or a bias; `None` after a failure.
+pub struct Vector(Option<Weights<f32>>);
+
+impl Vector {
+    fn ptr(&self) -> DevicePtr<f32> {
+        self.0.as_ref().map_or(DevicePtr::NULL, Weights::ptr)
+    }
+}
+
+/// Frequencies of a rotary embedding.
+pub struct DeviceRope {
+    inv_freq: Vector,
+    half: usize,
+    scale: f32,
+}
+
+impl CudaBackend {
+    /// `out = x weight^T + bias`, or added to what is there, as `write` says.
+    fn multiply(
+        &mut self,
+        x: &Tensor,
+        weight: &Matrix,
+        bias: Option<&Vector>,
+        out: &Tensor,
+        write: GemmWrite,
+    ) {
+        let params = GemmParams {
+            out: out.start,
+            x: x.elements(),
+            w: weight.ptr(),
+            bias: bias.map_or(DevicePtr::NULL, Vector::ptr),
+            partials: DevicePtr::NULL,
+            m: x.rows as u32,
+            n: weight.outputs as u32,
+            k: weight.inputs as u32,
+            write,
+            n_splits: 1,
+        };
+        // SAFETY: shapes as the tensors and matrices say; all of them are used on this stream only, and memory is
+        // freed when the stream has passed it.
+        self.launch(|launches, stream| unsafe { launches.products.multiply(stream, &params) });
+    }
+
+    fn norm(&mut self, x: &Tensor, tokens: TokenList, weight: &Vector, eps: f32) -> Tensor {
+        let out = self.elements(tokens.len, x.width);
+        let shape = [tokens.len as u32, x.width as u32];
+        // SAFETY: as in `multiply`; a list names tokens of the step.
+        self.launch(|launches, stream| unsafe {
+            let (out, weight) = (out.elements(), weight.ptr());
+            launches
+                .rms_norm
+                .launch(stream, out, x.f32(), tokens.tokens, weight, shape, eps)
+        });
+        out
+    }
+
+    fn attend_decodes(&mut self, params: &AttendParams, n_decode: u32) {
+        let attention = &self.launches.attention;
+        let n_splits = attention.n_splits(n_decode, self.context_tokens as u32);
+        let partials = attention.partials_len(n_decode, n_splits);
+        let partials = (partials > 0).then(|| self.f32(1, partials));
+        let params = AttendParams {
+            partials: partials.as_ref().map_or(DevicePtr::NULL, Tensor::f32),
+            n_splits,
+            ..*params
+        };
+        // SAFETY: as in `multiply`; segments, pages and pool are those of the step.
+        self.launch(|launches, stream| unsafe {
+            launches.attention.decode(stream, &params, n_decode)
+        });
+    }
+}
+
+impl Backend for CudaBackend {
+    type Tensor = Tensor;
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Rope = DeviceRope;
+    type Batch = CudaBatch;
+    type TokenList = TokenList;
+
+    fn matrix(&mut self, parts: &[TensorView<'_>]) -> Matrix {
+        let element = self.element;
+        Matrix {
+            elements: self.upload(|loader| loader.elements(parts, element)),
+            outputs: parts.iter().map(|part| part.shape[0]).sum(),
+            inputs: parts.first().map_or(0, |part| part.shape[1]),
+        }
+    }
+
+    fn vector(&mut self, parts: &[TensorView<'_>]) -> Vector {
+        Vector(self.upload(|loader| loader.f32(parts)))
+    }
+
+    fn rope(&mut self, rope: &Rope) -> DeviceRope {
+        DeviceRope {
+            inv_freq: Vector(self.upload(|loader| loader.numbers(&rope.inv_freq))),
+            half: rope.inv_freq.len(),
+            scale: rope.attention_scale,
+        }
+    }
+
+    fn embed(&mut self, table: &Matrix, batch: &CudaBatch) -> Tensor {
+        let out = self.f32(batch.n_tokens, table.inputs);
+        let shape = [batch.n_tokens as u32, table.inputs as u32];
+        // SAFETY: as in `multiply`; tokens are below the vocabulary's size.
+        self.launch(|launches, stream| unsafe {
+            launches
+                .embed
+                .embed(stream, out.f32(), table.ptr(), batch.tokens, shape)
+        });
+        out
+    }
+
+    fn rotations(&mut self, rope: &DeviceRope, batch: &CudaBatch) -> Tensor {
+        let out = self.f32(batch.n_tokens, 2 * rope.half);
+        let shape = [batch.n_tokens as u32, rope.half as u32];
+        let inv_freq = rope.inv_freq.ptr();
+        // SAFETY: as in `multiply`.
+        self.launch(|launches, stream| unsafe {
+            let (out, positions) = (out.f32(), batch.positions);
+            launches
+                .embed
+                .rotations(stream, out, inv_freq, positions, shape, rope.scale)
+        });
+        out
+    }
+
+    fn rms_norm(&mut self, x: &Tensor, weight: &Vector, eps: f32) -> Tensor {
+        let all = TokenList {
+            tokens: DevicePtr::NULL,
+            len: x.rows,
+        };
+        self.norm(x, all, weight, eps)
+    }
+
+    fn project_qkv(
+        &mut self,
+        x: &Tensor,
+        weights: &QkvWeights<Self>,
+        heads: &HeadShape,
+        rotations: &Tensor,
+        layer: usize,
+        batch: &CudaBatch,
+    ) -> Tensor {
+        let linear = &weights.projection;
+        let qkv = self.elements(x.rows, linear.weight.outputs);
+        self.multiply(
+            x,
+            &linear.weight,
+            linear.bias.as_ref(),
+            &qkv,
+            GemmWrite::Store,
+        );
+        let q = self.elements(x.rows, heads.n_heads * heads.head_dim);
+        let norms = weights.head_norms.as_ref();
+        let params = RopeStoreParams {
+            q: q.elements(),
+            k_pool: self.kv.keys(layer),
+            v_pool: self.kv.values(layer),
+            qkv: qkv.elements(),
+            q_norm: norms.map_or(DevicePtr::NULL, |norms| norms.0.ptr()),
+            k_norm: norms.map_or(DevicePtr::NULL, |norms| norms.1.ptr()),
+            rotations: rotations.f32(),
+            slots: batch.slots,
+            n_heads: heads.n_heads as u32,
+            n_kv_heads: heads.n_kv_heads as u32,
+            head_dim: heads.head_dim as u32,
+            eps: weights.eps,
+        };
+        let n_tokens = x.rows as u32;
+        // SAFETY: as in `multiply`; slots are of pages that the step's rows own, or of the dummy page.
+        self.launch(|launches, stream| unsafe {
+            launches.rope_store.launch(stream, &params, n_tokens)
+        });
+        q
+    }
+
+    fn attend(&mut self, q: &Tensor, heads: &HeadShape, layer: usize, batch: &CudaBatch) -> Tensor {
+        let out = self.elements(q.rows, q.width);
+        let params = AttendParams {
+            out: out.elements(),
+            q: q.elements(),
+            k_pool: self.kv.keys(layer),
+            v_pool: self.kv.values(layer),
+            page_table: self.page_table.ptr(),
+            segments: batch.decode_segments,
+            tiles: DevicePtr::NULL,
+            partials: DevicePtr::NULL,
+            table_stride: self.table_stride as u32,
+            page_size: self.page_size as u32,
+            n_heads: heads.n_heads as u32,
+            n_kv_heads: heads.n_kv_heads as u32,
+            head_dim: heads.head_dim as u32,
+            window: heads.window.map_or(0, |window| window as u32),
+            n_splits: 1,
+            scale_log2: heads.scale * LOG2_E,
+        };
+        if batch.n_decode > 0 {
+            self.attend_decodes(&params, batch.n_decode as u32);
+        }
+        if batch.n_tiles > 0 {
+            let params = AttendParams {
+                segments: batch.prefill_segments,
+                tiles: batch.tiles,
+                ..params
+            };
+            // SAFETY: as in `attend_decodes`.
+            self.launch(|launches, stream| unsafe {
+                launches
+                    .attention
+                    .prefill(stream, &params, batch.n_tiles as u32)
+            });
+        }
+        out
+    }
+
+    fn gated_silu(&mut self, x: &Tensor, gate_up: &Linear<Self>) -> Tensor {
+        let both = self.elements(x.rows, gate_up.weight.outputs);
+        let bias = gate_up.bias.as_ref();
+        self.multiply(x, &gate_up.weight, bias, &both, GemmWrite::Store);
+        let out = self.elements(x.rows, gate_up.weight.outputs / 2);
+        let shape = [out.rows as u32, out.width as u32];
+        // SAFETY: as in `multiply`.
+        self.launch(|launches, stream| unsafe {
+            let (out, both) = (out.elements(), both.elements());
+            launches.silu_mul.launch(stream, out, both, shape)
+        });
+        out
+    }
+
+    fn project_add(&mut self, residual: &mut Tensor, x: &Tensor, linear: &Linear<Self>) {
+        let bias = linear.bias.as_ref();
+        self.multiply(x, &linear.weight, bias, residual, GemmWrite::AddF32);
+    }
+
+    fn logits(
+        &mut self,
+        x: &Tensor,
+        tokens: &TokenList,
+        norm: &Vector,
+        eps: f32,
+        vocab: &Matrix,
+    ) -> Tensor {
+        let normed = self.norm(x, *tokens, norm, eps);
+        let out = self.f32(tokens.len, vocab.outputs);
+        self.multiply(&normed, vocab, None, &out, GemmWrite::StoreF32);
+        out
+    }
+}

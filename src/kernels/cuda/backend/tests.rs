@@ -1,0 +1,503 @@
+//! Every operation beside its twin on the CPU, over the emulated driver: random weights, activations poisoned with NaN.
+
+use half::bf16;
+
+use super::*;
+use crate::ids::{PageId, RowId};
+use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa};
+use crate::kernels::cuda::driver::Priority;
+use crate::kernels::cuda::gemm::GemmWish;
+use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
+use crate::model::rope::Rope;
+use crate::model::weights::{Dtype, TensorView};
+
+const VOCAB: usize = 70;
+const PAGES: usize = 1000;
+const ROWS: usize = 6;
+const CONTEXT: usize = 160;
+const NAN_BYTE: u8 = 0xff;
+
+/// What differs between the cases.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    element: ElementType,
+    hidden: usize,
+    mlp: usize,
+    heads: (usize, usize, usize),
+    page_size: usize,
+    window: Option<usize>,
+    head_norms: bool,
+    bias: bool,
+}
+
+impl Case {
+    fn config(&self) -> ModelConfig {
+        let (n_heads, n_kv_heads, head_dim) = self.heads;
+        let json = serde_json::json!({
+            "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
+            "hidden_size": self.hidden, "intermediate_size": self.mlp, "num_hidden_layers": 1,
+            "num_attention_heads": n_heads, "num_key_value_heads": n_kv_heads, "head_dim": head_dim,
+            "vocab_size": VOCAB, "max_position_embeddings": 512, "tie_word_embeddings": true,
+        });
+        let file = std::path::Path::new("config.json");
+        ModelConfig::parse(file, json.to_string().as_bytes()).unwrap()
+    }
+
+    fn shape(&self) -> HeadShape {
+        let (n_heads, n_kv_heads, head_dim) = self.heads;
+        HeadShape {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale: (head_dim as f32).powf(-0.5),
+            window: self.window,
+        }
+    }
+
+    fn dtype(&self) -> Dtype {
+        match self.element {
+            ElementType::F32 => Dtype::F32,
+            ElementType::Bf16 => Dtype::BF16,
+        }
+    }
+
+    /// Largest difference, as a share of the largest value.
+    fn tolerance(&self) -> f32 {
+        match self.element {
+            ElementType::F32 => 2e-5,
+            ElementType::Bf16 => 0.03,
+        }
+    }
+}
+
+/// The weights of a layer and the ends of a model.
+struct Model<B: Backend> {
+    embedding: B::Matrix,
+    rope: B::Rope,
+    norm: B::Vector,
+    qkv: QkvWeights<B>,
+    o: Linear<B>,
+    gate_up: Linear<B>,
+    down: Linear<B>,
+}
+
+fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
+    let mut random = fastrand::Rng::with_seed(3);
+    let (n_heads, n_kv_heads, head_dim) = case.heads;
+    let (hidden, q, kv) = (case.hidden, n_heads * head_dim, n_kv_heads * head_dim);
+    let mut values = |n: usize, center: f32, spread: f32| -> Vec<u8> {
+        let value = |_| center + spread * (random.f32() * 2.0 - 1.0);
+        // Exact in both element types.
+        let values = (0..n)
+            .map(value)
+            .map(|value| bf16::from_f32(value).to_f32());
+        values.flat_map(f32::to_le_bytes).collect()
+    };
+    let view = |shape: &'static [usize], bytes: &'static [u8]| TensorView {
+        dtype: Dtype::F32,
+        shape,
+        bytes,
+    };
+    let leak = |shape: &[usize], bytes: Vec<u8>| view(shape.to_vec().leak(), bytes.leak());
+    let mut matrix = |outputs: usize, inputs: usize| {
+        let spread = 1.5 / (inputs as f32).sqrt();
+        leak(&[outputs, inputs], values(outputs * inputs, 0.0, spread))
+    };
+    let (embedding, down) = (matrix(VOCAB, hidden), matrix(hidden, case.mlp));
+    let (q_proj, kv_proj) = (matrix(q, hidden), matrix(2 * kv, hidden));
+    let (o_proj, gate_up) = (matrix(hidden, q), matrix(2 * case.mlp, hidden));
+    let mut vector = |n: usize, center: f32| leak(&[n], values(n, center, 0.3));
+    let (norm, q_norm, k_norm) = (
+        vector(hidden, 1.0),
+        vector(head_dim, 1.0),
+        vector(head_dim, 1.0),
+    );
+    let biases = [
+        vector(q + 2 * kv, 0.0),
+        vector(hidden, 0.0),
+        vector(2 * case.mlp, 0.0),
+    ];
+    let mut bias = |index: usize| case.bias.then(|| backend.vector(&biases[index..=index]));
+    let (qkv_bias, o_bias, gate_bias) = (bias(0), bias(1), bias(2));
+    Model {
+        embedding: backend.matrix(&[embedding]),
+        rope: backend.rope(&Rope::new(&case.config().rope, head_dim)),
+        norm: backend.vector(&[norm]),
+        qkv: QkvWeights {
+            projection: Linear {
+                weight: backend.matrix(&[q_proj, kv_proj]),
+                bias: qkv_bias,
+            },
+            head_norms: case
+                .head_norms
+                .then(|| (backend.vector(&[q_norm]), backend.vector(&[k_norm]))),
+            eps: 1e-5,
+        },
+        o: Linear {
+            weight: backend.matrix(&[o_proj]),
+            bias: o_bias,
+        },
+        gate_up: Linear {
+            weight: backend.matrix(&[gate_up]),
+            bias: gate_bias,
+        },
+        down: Linear {
+            weight: backend.matrix(&[down]),
+            bias: None,
+        },
+    }
+}
+
+/// Runs every operation once; `look` is shown each result, with whether it is f32.
+fn run<B: Backend>(
+    backend: &mut B,
+    model: &Model<B>,
+    case: &Case,
+    batch: &B::Batch,
+    tokens: &B::TokenList,
+    look: &mut dyn FnMut(&mut B, &'static str, &B::Tensor, bool),
+) {
+    let heads = case.shape();
+    let mut x = backend.embed(&model.embedding, batch);
+    look(backend, "embed", &x, true);
+    let rotations = backend.rotations(&model.rope, batch);
+    look(backend, "rotations", &rotations, true);
+    let normed = backend.rms_norm(&x, &model.norm, 1e-5);
+    look(backend, "rms_norm", &normed, false);
+    let q = backend.project_qkv(&normed, &model.qkv, &heads, &rotations, 0, batch);
+    look(backend, "project_qkv", &q, false);
+    let attended = backend.attend(&q, &heads, 0, batch);
+    look(backend, "attend", &attended, false);
+    backend.project_add(&mut x, &attended, &model.o);
+    look(backend, "project_add", &x, true);
+    let gated = backend.gated_silu(&normed, &model.gate_up);
+    look(backend, "gated_silu", &gated, false);
+    backend.project_add(&mut x, &gated, &model.down);
+    look(backend, "second project_add", &x, true);
+    let logits = backend.logits(&x, tokens, &model.norm, 1e-5, &model.embedding);
+    look(backend, "logits", &logits, true);
+}
+
+/// The query tokens of one row.
+#[derive(Clone, Debug)]
+struct Work {
+    row: u32,
+    first_position: usize,
+    tokens: Vec<u32>,
+}
+
+fn page(row: u32, index: usize) -> u32 {
+    // Scattered, and each page is one row's.
+    1 + (index as u32 * ROWS as u32 + row) * 7 % (PAGES as u32 - 1)
+}
+
+fn tokens(random: &mut fastrand::Rng, n: usize) -> Vec<u32> {
+    (0..n).map(|_| random.u32(0..VOCAB as u32)).collect()
+}
+
+/// Prefills, then decodes beside a chunk behind a history, then decodes alone.
+fn steps() -> Vec<Vec<Work>> {
+    let random = &mut fastrand::Rng::with_seed(11);
+    let mut work = |row, first_position, n| Work {
+        row,
+        first_position,
+        tokens: tokens(random, n),
+    };
+    vec![
+        vec![
+            work(1, 0, 1),
+            work(2, 0, 37),
+            work(4, 0, 20),
+            work(3, 0, 130),
+        ],
+        vec![work(1, 1, 1), work(2, 37, 1), work(4, 20, 33)],
+        vec![
+            work(3, 130, 1),
+            work(1, 2, 1),
+            work(4, 53, 1),
+            work(2, 38, 1),
+        ],
+    ]
+}
+
+struct Gpu {
+    backend: CudaBackend,
+    device: Device,
+    sizes: CudaSizes,
+}
+
+impl Gpu {
+    fn new(case: &Case) -> Self {
+        souffleur_cusim::load();
+        let device = Device::open(0).unwrap();
+        let stream = Arc::new(device.stream(Priority::High).unwrap());
+        // SAFETY: to the emulated driver this text is an image that has every kernel.
+        let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
+        let sizes = CudaSizes {
+            element: case.element,
+            n_pages: PAGES,
+            page_size: case.page_size,
+            n_rows: ROWS,
+            context_tokens: CONTEXT,
+            step_tokens: 200,
+            logit_rows: 8,
+            gemm: GemmWish::Own,
+            weights: (1 << 20, 20),
+        };
+        let backend = CudaBackend::new(&device, stream, &modules, &case.config(), &sizes);
+        Self {
+            backend: backend.unwrap(),
+            device,
+            sizes,
+        }
+    }
+
+    fn end_loading(&mut self, case: &Case) {
+        self.backend.end_loading().unwrap();
+        let (config, sizes) = (case.config(), &self.sizes);
+        self.backend.take_memory(&config, sizes).unwrap();
+        let stride = self.backend.table_stride;
+        for row in 1..ROWS as u32 {
+            let pages: Vec<u32> = (0..stride).map(|index| page(row, index)).collect();
+            let at = row as usize * stride;
+            let table = &self.backend.page_table;
+            self.backend.stream.write(table, at, &pages).unwrap();
+        }
+    }
+
+    fn upload<T: bytemuck::Pod>(&self, values: &[T]) -> DeviceBuffer<T> {
+        let buffer = self.device.alloc(values.len()).unwrap();
+        self.backend.stream.write(&buffer, 0, values).unwrap();
+        buffer
+    }
+
+    /// Runs a step, decodes first, and returns what it computed.
+    fn run(&mut self, model: &Model<CudaBackend>, case: &Case, works: &[Work]) -> Vec<Vec<f32>> {
+        let all = works.iter().flat_map(|work| work.tokens.clone());
+        let tokens = self.upload(&all.collect::<Vec<_>>());
+        let positions = works.iter().flat_map(|work| {
+            let first = work.first_position;
+            (first..first + work.tokens.len()).map(|position| position as u32)
+        });
+        let positions: Vec<u32> = positions.collect();
+        let rows = works
+            .iter()
+            .flat_map(|work| work.tokens.iter().map(|_| work.row));
+        let slots = rows.zip(&positions).map(|(row, position)| {
+            let position = *position as usize;
+            let page = page(row, position / case.page_size) as usize;
+            (page * case.page_size + position % case.page_size) as u32
+        });
+        let slots = self.upload(&slots.collect::<Vec<_>>());
+        let positions = self.upload(&positions);
+        let mut first_token = 0;
+        let segments = works.iter().map(|work| {
+            let segment = Segment {
+                row: work.row,
+                first_token,
+                n_tokens: work.tokens.len() as u32,
+                first_position: work.first_position as u32,
+            };
+            first_token += segment.n_tokens;
+            segment
+        });
+        let segments: Vec<Segment> = segments.collect();
+        let is_decode = |segment: &&Segment| segment.n_tokens == 1 && segment.first_position > 0;
+        let n_decode = segments.iter().take_while(is_decode).count();
+        let per_tile = self.backend.queries_per_tile();
+        let tiles = (0..)
+            .zip(&segments[n_decode..])
+            .flat_map(|(index, segment)| {
+                let firsts = (0..segment.n_tokens).step_by(per_tile);
+                firsts.map(move |first_query| Tile {
+                    segment: index,
+                    first_query,
+                })
+            });
+        let tiles = self.upload(&tiles.collect::<Vec<_>>());
+        let segments = self.upload(&segments);
+        let wanted = self.upload(&wanted(works));
+        let batch = CudaBatch {
+            n_tokens: tokens.len(),
+            tokens: tokens.ptr(),
+            positions: positions.ptr(),
+            slots: slots.ptr(),
+            decode_segments: segments.ptr(),
+            n_decode,
+            prefill_segments: segments.at(n_decode),
+            tiles: tiles.ptr(),
+            n_tiles: tiles.len(),
+        };
+        let list = TokenList {
+            tokens: wanted.ptr(),
+            len: wanted.len(),
+        };
+        let activations = &self.backend.activations;
+        let whole = 0..activations.len();
+        self.backend
+            .stream
+            .fill(activations, whole, NAN_BYTE)
+            .unwrap();
+        let mut seen = Vec::new();
+        run(
+            &mut self.backend,
+            model,
+            case,
+            &batch,
+            &list,
+            &mut |backend, _, tensor, is_f32| {
+                seen.push(read(backend, tensor, is_f32));
+            },
+        );
+        self.backend.take_failure().unwrap();
+        seen
+    }
+}
+
+fn wanted(works: &[Work]) -> Vec<u32> {
+    let mut end = 0;
+    let last = |work: &Work| {
+        end += work.tokens.len() as u32;
+        end - 1
+    };
+    works.iter().map(last).rev().collect()
+}
+
+fn read(backend: &CudaBackend, tensor: &Tensor, is_f32: bool) -> Vec<f32> {
+    let bytes = match is_f32 {
+        true => 4,
+        false => backend.element.bytes(),
+    };
+    let start = (tensor.start.address() - backend.activations.ptr().address()) as usize;
+    let range = start..start + tensor.rows * tensor.width * bytes;
+    let read = backend.stream.read(&backend.activations, range).unwrap();
+    match bytes {
+        4 => read
+            .chunks_exact(4)
+            .map(bytemuck::pod_read_unaligned)
+            .collect(),
+        _ => {
+            let pairs = read.chunks_exact(2).map(bytemuck::pod_read_unaligned);
+            pairs.map(|bits| bf16::from_bits(bits).to_f32()).collect()
+        }
+    }
+}
+
+fn cpu(case: &Case) -> CpuBackend {
+    let mut backend = CpuBackend::new(&CpuSizes {
+        dtype: case.dtype(),
+        quantization: None,
+        threads: 1,
+        pin_threads: false,
+        isa: Isa::chosen().unwrap(),
+        n_layers: 1,
+        kv_width: case.heads.1 * case.heads.2,
+        n_pages: PAGES,
+        page_size: case.page_size,
+        n_rows: ROWS,
+        shared_prefix: false,
+    })
+    .unwrap();
+    for row in 1..ROWS as u32 {
+        let pages = (0..CONTEXT / case.page_size).map(|index| PageId::new(page(row, index)));
+        backend.table_mut().row_mut(RowId::new(row)).extend(pages);
+    }
+    backend
+}
+
+fn check(case: Case) {
+    let (mut gpu, mut cpu) = (Gpu::new(&case), cpu(&case));
+    let gpu_model = model(&mut gpu.backend, &case);
+    gpu.end_loading(&case);
+    let cpu_model = model(&mut cpu, &case);
+    for (step, works) in steps().iter().enumerate() {
+        let mut batch = CpuBatch::default();
+        for work in works {
+            let row = RowId::new(work.row);
+            batch.push(row, work.first_position, &work.tokens, cpu.table());
+        }
+        let mut expected = Vec::new();
+        cpu.wake();
+        let list = wanted(works);
+        run(
+            &mut cpu,
+            &cpu_model,
+            &case,
+            &batch,
+            &list,
+            &mut |_, name, tensor, _| {
+                expected.push((name, tensor.values().to_vec()));
+            },
+        );
+        cpu.rest();
+        let got = gpu.run(&gpu_model, &case, works);
+        for ((name, expected), got) in expected.iter().zip(&got) {
+            compare(&case, step, name, got, expected);
+        }
+    }
+}
+
+fn compare(case: &Case, step: usize, name: &str, got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len(), "{case:?}, step {step}, {name}");
+    let largest = expected
+        .iter()
+        .fold(0.0f32, |most, value| most.max(value.abs()));
+    let limit = case.tolerance() * largest;
+    for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
+        // NaN fails.
+        assert!(
+            (got - expected).abs() <= limit,
+            "{case:?}, step {step}, {name}, element {index}: {got}, {expected} on the CPU, limit {limit}"
+        );
+    }
+}
+
+const PLAIN: Case = Case {
+    element: ElementType::F32,
+    hidden: 40,
+    mlp: 48,
+    heads: (4, 2, 12),
+    page_size: 1,
+    window: None,
+    head_norms: false,
+    bias: true,
+};
+
+#[test]
+fn operations_in_f32_agree_with_the_cpu() {
+    check(PLAIN);
+    check(Case {
+        heads: (3, 1, 16),
+        page_size: 3,
+        window: Some(19),
+        head_norms: true,
+        bias: false,
+        ..PLAIN
+    });
+}
+
+#[test]
+fn plain_operations_in_bf16_agree_with_the_cpu() {
+    check(Case {
+        element: ElementType::Bf16,
+        page_size: 5,
+        ..PLAIN
+    });
+}
+
+#[test]
+fn tensor_core_operations_agree_with_the_cpu() {
+    let heads = [(4, 2, 64), (2, 1, 128), (5, 1, 96)];
+    for (heads, page_size) in heads.into_iter().zip([1, 16, 32]) {
+        check(Case {
+            element: ElementType::Bf16,
+            hidden: 64,
+            mlp: 96,
+            heads,
+            page_size,
+            window: (page_size == 16).then_some(40),
+            head_norms: page_size > 1,
+            bias: page_size == 1,
+        });
+    }
+}

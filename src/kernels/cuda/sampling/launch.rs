@@ -1,0 +1,279 @@
+//! Launches of `sampling.cu`, `logprobs.cu` and `batch.cu`.
+
+use super::{
+    BeginDecodeParams, BeginPrefillParams, BeginRowsParams, CountParams, EditTableParams,
+    LogprobParams, MAX_TOP, RecordParams, SampleParams,
+};
+use crate::kernels::cuda::driver::{DriverError, Grid, Kernel, KernelArg, Stream};
+use crate::kernels::cuda::pack::Modules;
+
+/// Weights that are summed to one number.
+const SUM_BLOCK: usize = 64;
+/// Classes of weights, and what one takes.
+const CLASS_BYTES: usize = 512 * 24;
+const PEAK_BYTES: usize = 16;
+const LOGPROB_CHUNK: usize = 4096;
+const MASS_BYTES: usize = 16;
+/// Chunks into which a vocabulary may be cut.
+const CHUNKS: [usize; 5] = [1024, 2048, 4096, 8192, 16384];
+/// Blocks of a multiprocessor beyond which smaller chunks are worth nothing.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+const LIST_THREADS: u32 = 128;
+const COUNTED_TOKENS: usize = 4096;
+
+/// The kernels.
+pub struct SamplingKernels {
+    begin_rows: Kernel,
+    clear_counts: Kernel,
+    count_tokens: Kernel,
+    record_tokens: Kernel,
+    edit_table: Kernel,
+    begin_decode: Kernel,
+    begin_prefill: Kernel,
+    sample_peaks: Kernel,
+    sample_weights: Kernel,
+    sample_choose: Kernel,
+    logprob_chunks: Kernel,
+    logprob_finish: Kernel,
+}
+
+/// How a number of rows of logits is cut, and the workspace that takes, in bytes. Results do not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SamplingShape {
+    /// Tokens of a block.
+    pub chunk: u32,
+    /// Blocks of a row.
+    pub n_chunks: u32,
+    /// For [`SampleParams::peaks`].
+    pub peaks_bytes: usize,
+    /// For [`SampleParams::block_sums`].
+    pub block_sums_bytes: usize,
+    /// For [`SampleParams::classes`].
+    pub classes_bytes: usize,
+    /// Chunks of a row in [`LogprobParams`].
+    pub n_logprob_chunks: u32,
+    /// For [`LogprobParams::masses`].
+    pub masses_bytes: usize,
+    /// For [`LogprobParams::highest`], for each token that is ranked.
+    pub highest_bytes_per_top: usize,
+}
+
+impl SamplingShape {
+    /// For `n_works` rows of `vocab` logits.
+    pub fn new(n_works: usize, vocab: usize, multiprocessors: u32) -> Self {
+        let most_blocks = BLOCKS_PER_MULTIPROCESSOR * multiprocessors as usize;
+        let fits = |chunk: &usize| n_works * vocab.div_ceil(*chunk) <= most_blocks;
+        let chunk = CHUNKS.into_iter().find(fits);
+        let chunk = chunk.unwrap_or(CHUNKS[CHUNKS.len() - 1]);
+        let n_chunks = vocab.div_ceil(chunk);
+        let n_logprob_chunks = vocab.div_ceil(LOGPROB_CHUNK);
+        Self {
+            chunk: chunk as u32,
+            n_chunks: n_chunks as u32,
+            peaks_bytes: n_works * n_chunks * PEAK_BYTES,
+            block_sums_bytes: n_works * vocab.div_ceil(SUM_BLOCK) * size_of::<f64>(),
+            classes_bytes: n_works * CLASS_BYTES,
+            n_logprob_chunks: n_logprob_chunks as u32,
+            masses_bytes: n_works * n_logprob_chunks * MASS_BYTES,
+            highest_bytes_per_top: n_works * n_logprob_chunks * size_of::<u64>(),
+        }
+    }
+
+    /// Most that sampling and log probabilities take for these rows.
+    pub fn workspace_bytes(&self) -> usize {
+        let sampling = self.peaks_bytes + self.block_sums_bytes + self.classes_bytes;
+        let ranking = self.masses_bytes + self.highest_bytes_per_top * MAX_TOP as usize;
+        sampling.max(ranking)
+    }
+}
+
+impl SamplingKernels {
+    /// Finds the kernels.
+    ///
+    /// # Errors
+    /// One is missing.
+    pub fn load(modules: &Modules) -> Result<Self, DriverError> {
+        let find = |unit, name| modules.kernel(unit, name);
+        let batch = |name| find("batch.cu", name);
+        let (begin_rows, clear_counts) = (batch("begin_rows")?, batch("clear_counts")?);
+        let (count_tokens, record_tokens) = (batch("count_tokens")?, batch("record_tokens")?);
+        let (begin_decode, begin_prefill) = (batch("begin_decode")?, batch("begin_prefill")?);
+        let edit_table = batch("edit_table")?;
+        Ok(Self {
+            begin_rows,
+            clear_counts,
+            count_tokens,
+            record_tokens,
+            edit_table,
+            begin_decode,
+            begin_prefill,
+            sample_peaks: find("sampling.cu", "sample_peaks")?,
+            sample_weights: find("sampling.cu", "sample_weights")?,
+            sample_choose: find("sampling.cu", "sample_choose")?,
+            logprob_chunks: find("logprobs.cu", "logprob_chunks")?,
+            logprob_finish: find("logprobs.cu", "logprob_finish")?,
+        })
+    }
+
+    /// Starts rows.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn begin_rows(
+        &self,
+        stream: &Stream,
+        params: &BeginRowsParams,
+    ) -> Result<(), DriverError> {
+        // SAFETY: by the caller.
+        unsafe { for_each(&self.begin_rows, stream, params.n_begins, *params) }
+    }
+
+    /// Clears slots of counts and counts the tokens of rows that start; the longest has `most_tokens`.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn count_tokens(
+        &self,
+        stream: &Stream,
+        params: &CountParams,
+        most_tokens: usize,
+    ) -> Result<(), DriverError> {
+        let parts = |n: usize| (n.div_ceil(COUNTED_TOKENS) as u32).max(1);
+        let grid = |n| Grid::new([parts(n), params.n_runs, 1], 256);
+        // SAFETY: by the caller.
+        unsafe {
+            self.clear_counts
+                .launch(stream, grid(params.vocab as usize), &(*params,))?;
+            self.count_tokens
+                .launch(stream, grid(most_tokens), &(*params,))
+        }
+    }
+
+    /// Takes tokens that the host chose.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn record_tokens(
+        &self,
+        stream: &Stream,
+        params: &RecordParams,
+    ) -> Result<(), DriverError> {
+        // SAFETY: by the caller.
+        unsafe { for_each(&self.record_tokens, stream, params.n_tokens, *params) }
+    }
+
+    /// Edits the page table.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn edit_table(
+        &self,
+        stream: &Stream,
+        params: &EditTableParams,
+    ) -> Result<(), DriverError> {
+        let grid = Grid::new([params.n_runs, 1, 1], LIST_THREADS);
+        // SAFETY: by the caller.
+        unsafe { self.edit_table.launch(stream, grid, &(*params,)) }
+    }
+
+    /// Finds tokens, positions and slots of rows that decode.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn begin_decode(
+        &self,
+        stream: &Stream,
+        params: &BeginDecodeParams,
+    ) -> Result<(), DriverError> {
+        // SAFETY: by the caller.
+        unsafe { for_each(&self.begin_decode, stream, params.n_rows, *params) }
+    }
+
+    /// Finds tokens, positions and slots of prefills.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn begin_prefill(
+        &self,
+        stream: &Stream,
+        params: &BeginPrefillParams,
+    ) -> Result<(), DriverError> {
+        // SAFETY: by the caller.
+        unsafe { for_each(&self.begin_prefill, stream, params.n_tokens, *params) }
+    }
+
+    /// Samples.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn sample(&self, stream: &Stream, params: &SampleParams) -> Result<(), DriverError> {
+        let chunks = Grid::new([params.n_chunks, params.n_works, 1], 256);
+        let rows = Grid::new([params.n_works, 1, 1], 512);
+        // SAFETY: by the caller.
+        unsafe {
+            self.sample_peaks.launch(stream, chunks, &(*params,))?;
+            self.sample_weights.launch(stream, chunks, &(*params,))?;
+            self.sample_choose.launch(stream, rows, &(*params,))
+        }
+    }
+
+    /// Computes log probabilities, behind [`Self::sample`] where they are of sampled tokens.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn logprobs(
+        &self,
+        stream: &Stream,
+        params: &LogprobParams,
+    ) -> Result<(), DriverError> {
+        let chunks = Grid::new([params.n_chunks, params.n_works, 1], 256);
+        let rows = Grid::new([params.n_works, 1, 1], 512);
+        // SAFETY: by the caller.
+        unsafe {
+            self.logprob_chunks.launch(stream, chunks, &(*params,))?;
+            self.logprob_finish.launch(stream, rows, &(*params,))
+        }
+    }
+}
+
+/// One thread for each item of a list; none is launched for an empty one.
+///
+/// # Safety
+/// As [`Kernel::launch`].
+unsafe fn for_each<P: KernelArg>(
+    kernel: &Kernel,
+    stream: &Stream,
+    n_items: u32,
+    params: P,
+) -> Result<(), DriverError> {
+    if n_items == 0 {
+        return Ok(());
+    }
+    let grid = Grid::new([n_items.div_ceil(LIST_THREADS), 1, 1], LIST_THREADS);
+    // SAFETY: by the caller.
+    unsafe { kernel.launch(stream, grid, &(params,)) }
+}

@@ -1,0 +1,208 @@
+//! Weights on the device, copied from the mapped file through pinned memory.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use super::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Priority, Uploader};
+use super::params::{Element, ElementType};
+use crate::model::weights::{Dtype, TensorView};
+
+/// Every tensor begins at a multiple of this.
+const ALIGNMENT: usize = 256;
+
+/// Elements of a tensor, or of several one behind the other. The memory is freed with the last of them.
+pub struct Weights<T> {
+    start: DevicePtr<T>,
+    _memory: Arc<DeviceBuffer<u8>>,
+}
+
+impl<T> Weights<T> {
+    /// Where they lie.
+    pub fn ptr(&self) -> DevicePtr<T> {
+        self.start
+    }
+}
+
+/// Copies weights to a device.
+pub struct WeightLoader {
+    uploader: Uploader,
+    /// One allocation for all: the driver rounds each up to megabytes.
+    memory: Arc<DeviceBuffer<u8>>,
+    used_bytes: usize,
+}
+
+impl WeightLoader {
+    /// A loader with memory for weights of `bytes` in `n_tensors` tensors, and pinned memory and a stream of its own.
+    ///
+    /// # Errors
+    /// Out of memory, or as the driver says.
+    pub fn new(device: &Device, bytes: usize, n_tensors: usize) -> Result<Self, DriverError> {
+        let stream = device.stream(Priority::Low)?;
+        Ok(Self {
+            uploader: Uploader::new(device, stream)?,
+            memory: Arc::new(device.alloc(bytes + n_tensors * ALIGNMENT)?),
+            used_bytes: 0,
+        })
+    }
+
+    /// Copies tensors one behind the other, in the elements asked for.
+    ///
+    /// # Errors
+    /// Out of memory, or as the driver says.
+    pub fn elements(
+        &mut self,
+        parts: &[TensorView<'_>],
+        element: ElementType,
+    ) -> Result<Weights<Element>, DriverError> {
+        let elements = parts.iter().map(TensorView::elements).sum::<usize>();
+        let (memory, start) = self.take(elements * element.bytes())?;
+        self.upload(&memory, start, parts, element)?;
+        Ok(Weights {
+            start: memory.at(start).cast(),
+            _memory: memory,
+        })
+    }
+
+    /// Copies tensors one behind the other, as f32.
+    ///
+    /// # Errors
+    /// Out of memory, or as the driver says.
+    pub fn f32(&mut self, parts: &[TensorView<'_>]) -> Result<Weights<f32>, DriverError> {
+        let Weights { start, _memory } = self.elements(parts, ElementType::F32)?;
+        Ok(Weights {
+            start: start.cast(),
+            _memory,
+        })
+    }
+
+    /// Copies numbers.
+    ///
+    /// # Errors
+    /// Out of memory, or as the driver says.
+    pub fn numbers(&mut self, numbers: &[f32]) -> Result<Weights<f32>, DriverError> {
+        self.f32(&[TensorView {
+            dtype: Dtype::F32,
+            shape: &[numbers.len()],
+            bytes: bytemuck::cast_slice(numbers),
+        }])
+    }
+
+    /// Waits until everything is on the device.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn finish(self) -> Result<(), DriverError> {
+        self.uploader.finish()
+    }
+
+    /// Finds room, in memory of its own if what was planned is full.
+    fn take(&mut self, bytes: usize) -> Result<(Arc<DeviceBuffer<u8>>, usize), DriverError> {
+        let start = self.used_bytes;
+        if start + bytes > self.memory.len() {
+            let memory = self.memory.device().alloc(bytes)?;
+            return Ok((Arc::new(memory), 0));
+        }
+        self.used_bytes = (start + bytes).next_multiple_of(ALIGNMENT);
+        Ok((self.memory.clone(), start))
+    }
+
+    fn upload(
+        &mut self,
+        memory: &DeviceBuffer<u8>,
+        start: usize,
+        parts: &[TensorView<'_>],
+        element: ElementType,
+    ) -> Result<(), DriverError> {
+        let mut at = start;
+        for part in parts {
+            let bytes = part.elements() * element.bytes();
+            // The uploader's memory and its parts are aligned to elements.
+            let fill = |to: &mut [u8], first: usize| match element {
+                ElementType::F32 => fill_f32(bytemuck::cast_slice_mut(to), part, first / 4),
+                ElementType::Bf16 => fill_bf16(bytemuck::cast_slice_mut(to), part, first / 2),
+            };
+            self.uploader.upload(memory, at, bytes, fill)?;
+            at += bytes;
+        }
+        Ok(())
+    }
+}
+
+/// Fills `to` with elements of a tensor from `first` on.
+fn fill_f32(to: &mut [f32], from: &TensorView<'_>, first: usize) {
+    match from.dtype {
+        Dtype::F32 => copy(to, from, first),
+        Dtype::F16 => convert(to, from, first, |bits| f16::from_bits(bits).to_f32()),
+        Dtype::BF16 => convert(to, from, first, |bits| bf16::from_bits(bits).to_f32()),
+    }
+}
+
+/// As [`fill_f32`], rounded to bfloat16.
+fn fill_bf16(to: &mut [u16], from: &TensorView<'_>, first: usize) {
+    let rounded = |value: f32| bf16::from_f32(value).to_bits();
+    match from.dtype {
+        Dtype::BF16 => copy(to, from, first),
+        Dtype::F16 => convert(to, from, first, |bits| {
+            rounded(f16::from_bits(bits).to_f32())
+        }),
+        Dtype::F32 => {
+            let words = from.bytes.chunks_exact(4).skip(first);
+            for (to, word) in to.iter_mut().zip(words) {
+                *to = rounded(f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+            }
+        }
+    }
+}
+
+/// The file is little endian, and so is every host that a CUDA driver exists for.
+fn copy<T: bytemuck::Pod>(to: &mut [T], from: &TensorView<'_>, first: usize) {
+    let to: &mut [u8] = bytemuck::cast_slice_mut(to);
+    let start = first * size_of::<T>();
+    to.copy_from_slice(&from.bytes[start..start + to.len()]);
+}
+
+fn convert<T>(to: &mut [T], from: &TensorView<'_>, first: usize, convert: impl Fn(u16) -> T) {
+    let pairs = from.bytes.chunks_exact(2).skip(first);
+    for (to, pair) in to.iter_mut().zip(pairs) {
+        *to = convert(u16::from_le_bytes([pair[0], pair[1]]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VALUES: [f32; 5] = [0.0, 1.0, -2.5, 3.140_625, 65280.0];
+
+    fn bytes(dtype: Dtype) -> Vec<u8> {
+        let bytes = |value: f32| match dtype {
+            Dtype::F32 => value.to_le_bytes().to_vec(),
+            Dtype::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
+            Dtype::BF16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+        };
+        VALUES.into_iter().flat_map(bytes).collect()
+    }
+
+    #[test]
+    fn every_dtype_becomes_the_elements_asked_for() {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+            let bytes = bytes(dtype);
+            let view = TensorView {
+                dtype,
+                shape: &[5],
+                bytes: &bytes,
+            };
+            let exact: Vec<f32> = view.to_f32();
+            for first in [0, 2] {
+                let mut to = [7.0; 3];
+                fill_f32(&mut to, &view, first);
+                assert_eq!(to, exact[first..first + 3], "{dtype:?}");
+                let mut to = [7; 3];
+                fill_bf16(&mut to, &view, first);
+                let rounded = exact.iter().map(|value| bf16::from_f32(*value).to_bits());
+                assert_eq!(to.to_vec(), rounded.skip(first).take(3).collect::<Vec<_>>());
+            }
+        }
+    }
+}
