@@ -5,6 +5,7 @@
 
 mod check;
 pub mod cpu;
+pub mod cuda;
 pub mod fake;
 pub mod memory_plan;
 mod results;

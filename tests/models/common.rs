@@ -1,13 +1,10 @@
-//! Fixtures, and plans in a few words.
+//! Fixtures, and how the executor that is tested is made.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::executor::{LogprobWish, RowStart, RowWork, StepPlan, StepRow, TableDelta};
-use souffleur::ids::{PageId, RowId, SeqId, StepId};
-use souffleur::state::pages::PageRun;
-use souffleur::state::sampling::SamplingParams;
+
+pub use crate::plans::*;
 
 /// The folder of a tiny model.
 pub fn fixture(name: &str) -> PathBuf {
@@ -50,89 +47,10 @@ pub fn options() -> CpuOptions {
 
 /// Loads a tiny model.
 pub fn load(name: &str, options: &CpuOptions) -> CpuExecutor {
-    CpuExecutor::load(&fixture(name), options, &mut |_, _| {}).unwrap()
+    load_from(&fixture(name), options)
 }
 
-/// Sampling without chance.
-pub fn greedy() -> Arc<SamplingParams> {
-    Arc::new(SamplingParams {
-        temperature: 0.0,
-        ..Default::default()
-    })
-}
-
-/// A plan without rows.
-pub fn plan(step: u64) -> StepPlan {
-    StepPlan {
-        step: StepId::new(step),
-        starts: Vec::new(),
-        table: Vec::new(),
-        rows: Vec::new(),
-    }
-}
-
-/// Starts row `row` with sequence `row` and no cached prefix.
-pub fn start(
-    row: u32,
-    tokens: &[u32],
-    prompt_tokens: usize,
-    sampling: &Arc<SamplingParams>,
-) -> RowStart {
-    RowStart {
-        row: RowId::new(row),
-        seq: SeqId::new(u64::from(row)),
-        tokens: tokens.into(),
-        prompt_tokens: prompt_tokens as u32,
-        sampling: sampling.clone(),
-        prefix: PageRun::empty(),
-    }
-}
-
-/// Gives pages to a row.
-pub fn append(row: u32, pages: impl IntoIterator<Item = u32>) -> TableDelta {
-    let pages = pages.into_iter().map(PageId::new).collect();
-    TableDelta::Append {
-        row: RowId::new(row),
-        pages,
-    }
-}
-
-/// Prefills positions of a row; samples if they end the row's tokens.
-pub fn prefill(row: u32, positions: std::ops::Range<u32>, sample: bool) -> StepRow {
-    work(row, RowWork::Prefill { positions }, sample)
-}
-
-/// Decodes one token of a row.
-pub fn decode(row: u32, position: u32) -> StepRow {
-    work(row, RowWork::Decode { position }, true)
-}
-
-fn work(row: u32, work: RowWork, sample: bool) -> StepRow {
-    StepRow {
-        row: RowId::new(row),
-        seq: SeqId::new(u64::from(row)),
-        work,
-        sample,
-        logprobs: None,
-    }
-}
-
-/// Wishes for the logits of all prompt positions, which makes them visible to a probe.
-pub fn all_positions() -> Option<Arc<LogprobWish>> {
-    Some(Arc::new(LogprobWish {
-        start: Some(0),
-        ..Default::default()
-    }))
-}
-
-/// Pseudo-random tokens, the same for the same seed.
-pub fn tokens(seed: u64, count: usize, vocab: u32) -> Vec<u32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 33) as u32 % vocab
-    };
-    (0..count).map(|_| next()).collect()
+/// Loads the model in a folder.
+pub fn load_from(dir: &Path, options: &CpuOptions) -> CpuExecutor {
+    CpuExecutor::load(dir, options, &mut |_, _| {}).unwrap()
 }

@@ -8,6 +8,8 @@ mod invariance;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
 mod oracle;
+#[path = "../common/plans.rs"]
+mod plans;
 mod steps;
 
 #[test]

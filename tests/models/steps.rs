@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use souffleur::error::StepError;
-use souffleur::executor::cpu::CpuExecutor;
 use souffleur::executor::{Executor, LogprobWish, StepPlan, TableDelta};
 use souffleur::ids::{PageId, RowId};
 use souffleur::state::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
 
-use crate::common::{append, decode, fixture, greedy, load, options, plan, prefill, start, tokens};
+use crate::common::{
+    append, decode, fixture, greedy, load, load_from, options, plan, prefill, start, tokens,
+};
 
-fn executor() -> CpuExecutor {
+fn executor() -> impl Executor {
     load("llama", &options())
 }
 
@@ -223,7 +224,7 @@ fn nan_is_reported_for_its_row_and_reaches_no_other() {
         std::fs::copy(fixture("llama").join(name), dir.path().join(name)).unwrap();
     }
     poison_embedding_of(dir.path(), 7);
-    let mut executor = CpuExecutor::load(dir.path(), &options(), &mut |_, _| {}).unwrap();
+    let mut executor = load_from(dir.path(), &options());
     let mut step = plan(0);
     for (row, prompt) in [(1, [3, 4, 5]), (2, [3, 7, 5]), (3, [3, 4, 5])] {
         step.starts.push(start(row, &prompt, 3, &greedy()));

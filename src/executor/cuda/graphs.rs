@@ -1,0 +1,97 @@
+//! Recorded decodes, one for each bucket of row counts.
+
+use std::collections::BTreeMap;
+
+use crate::kernels::cuda::driver::{DevicePtr, Graph};
+
+/// Buckets up to here are powers of two, larger ones multiples of it.
+const STEP: usize = 8;
+
+/// A recorded decode.
+pub(super) struct DecodeGraph {
+    pub(super) graph: Graph,
+    /// Where it leaves the logits. They stay until something else is launched.
+    pub(super) logits: DevicePtr<f32>,
+}
+
+/// Recorded decodes, by bucket.
+pub(super) struct Graphs {
+    buckets: Vec<usize>,
+    recorded: BTreeMap<usize, DecodeGraph>,
+}
+
+impl Graphs {
+    /// Buckets for up to `max_rows` rows, nothing recorded.
+    pub(super) fn new(max_rows: usize) -> Self {
+        Self {
+            buckets: buckets(max_rows),
+            recorded: BTreeMap::new(),
+        }
+    }
+
+    /// All buckets, ascending.
+    pub(super) fn buckets(&self) -> &[usize] {
+        &self.buckets
+    }
+
+    /// The smallest bucket that holds so many rows.
+    pub(super) fn bucket(&self, n_rows: usize) -> Option<usize> {
+        if n_rows == 0 {
+            return None;
+        }
+        let found = self.buckets.partition_point(|bucket| *bucket < n_rows);
+        self.buckets.get(found).copied()
+    }
+
+    /// What was recorded for a bucket.
+    pub(super) fn get(&self, bucket: usize) -> Option<&DecodeGraph> {
+        self.recorded.get(&bucket)
+    }
+
+    /// Keeps a recording.
+    pub(super) fn insert(&mut self, bucket: usize, graph: DecodeGraph) {
+        self.recorded.insert(bucket, graph);
+    }
+
+    /// Forgets all recordings.
+    pub(super) fn forget(&mut self) {
+        self.recorded.clear();
+    }
+}
+
+/// 1, 2, 4, 8, 16, 24, 32 and so on (SGLang's), and `max_rows` itself.
+fn buckets(max_rows: usize) -> Vec<usize> {
+    let small = [1, 2, 4].into_iter();
+    let large = (STEP..=max_rows).step_by(STEP);
+    let mut buckets: Vec<usize> = small.chain(large).collect();
+    buckets.retain(|bucket| *bucket < max_rows);
+    buckets.extend((max_rows > 0).then_some(max_rows));
+    buckets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_count_has_the_next_bucket() {
+        assert!(buckets(0).is_empty());
+        assert_eq!(buckets(1), [1]);
+        assert_eq!(buckets(3), [1, 2, 3]);
+        assert_eq!(buckets(8), [1, 2, 4, 8]);
+        assert_eq!(buckets(27), [1, 2, 4, 8, 16, 24, 27]);
+        let graphs = Graphs::new(27);
+        let found = [0, 1, 3, 4, 9, 25, 27, 28].map(|n_rows| graphs.bucket(n_rows));
+        let expected = [
+            None,
+            Some(1),
+            Some(4),
+            Some(4),
+            Some(16),
+            Some(27),
+            Some(27),
+            None,
+        ];
+        assert_eq!(found, expected);
+    }
+}

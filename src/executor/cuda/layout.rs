@@ -1,0 +1,336 @@
+//! What a step is about, as lists for the device.
+
+use std::sync::Arc;
+
+use crate::error::StepError;
+use crate::executor::cuda::samplers::{RowSamplers, StartLists};
+use crate::executor::cuda::words::{Section, Words};
+use crate::executor::rows::Rows;
+use crate::executor::wanted::{Wanted, find_wanted};
+use crate::executor::{LogprobWish, RowWork, StepPlan, TableDelta};
+use crate::kernels::cuda::params::{Segment, Tile};
+use crate::kernels::cuda::sampling::{
+    DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun, TokenLogprob,
+};
+
+/// Buffers in which a step is laid out, kept for their memory.
+#[derive(Default)]
+pub(super) struct Layout {
+    /// Every list, as uploaded.
+    pub(super) words: Words,
+    /// Indices of the plan's rows in the order of the step's tokens: those that decode first.
+    pub(super) order: Vec<usize>,
+    /// Rows of logits that the step needs.
+    pub(super) wanted: Vec<Wanted>,
+    /// One for each of them.
+    pub(super) readings: Vec<Reading>,
+    decodes: Vec<DecodeRow>,
+    segments: Vec<Segment>,
+    tiles: Vec<(u32, Tile)>,
+    runs: Vec<TableRun>,
+    logprobs: Vec<LogprobWork>,
+    ids: Vec<u32>,
+}
+
+/// How a row of logits becomes part of a result.
+#[derive(Clone, Debug)]
+pub(super) struct Reading {
+    /// Index in the plan's rows.
+    pub(super) work: usize,
+    /// A token was sampled.
+    pub(super) sample: bool,
+    /// Where its log probabilities are read, if it has any.
+    pub(super) logprobs: Logprobs,
+}
+
+/// Log probabilities at one place.
+#[derive(Clone, Debug)]
+pub(super) enum Logprobs {
+    /// None are wanted.
+    Unwanted,
+    /// The device computes them.
+    Device {
+        /// First of its places.
+        first_out: usize,
+        /// Most likely tokens.
+        top: usize,
+        /// Tokens asked for by id.
+        n_ids: usize,
+    },
+    /// More tokens are to be ranked than the kernels do: the host reads the row of logits.
+    Host {
+        /// The prompt's next token; unknown where a token is sampled.
+        token: u32,
+        /// What to rank.
+        wish: Arc<LogprobWish>,
+    },
+}
+
+/// The lists of one step.
+pub(super) struct Lists {
+    pub(super) starts: Option<StartLists>,
+    pub(super) table_runs: Section<TableRun>,
+    pub(super) table_pages: Section<u32>,
+    /// With padding up to the bucket, if it runs as a graph.
+    pub(super) decode_rows: Section<DecodeRow>,
+    pub(super) prefill_segments: Section<Segment>,
+    pub(super) prefill_tokens: Section<u32>,
+    pub(super) tiles: Section<Tile>,
+    pub(super) wanted_tokens: Section<u32>,
+    /// One for each row of logits; with padding like `decode_rows`.
+    pub(super) sample_works: Section<SampleWork>,
+    /// In the order of the rows of logits.
+    pub(super) logprob_works: Section<LogprobWork>,
+    pub(super) logprob_ids: Section<u32>,
+    /// Places for log probabilities, and the most that any of them ranks.
+    pub(super) n_logprobs: usize,
+    pub(super) max_top: u32,
+    /// The host reads rows of logits.
+    pub(super) needs_host: bool,
+}
+
+/// What a layout depends on besides the plan.
+pub(super) struct Shape {
+    pub(super) queries_per_tile: usize,
+    pub(super) vocab_size: usize,
+    /// Rows to pad decodes to.
+    pub(super) padded_rows: usize,
+    /// Rows of logits that are computed at once.
+    pub(super) logit_rows: usize,
+}
+
+impl Layout {
+    /// Rows that decode, and query tokens of prefills.
+    pub(super) fn sort(&mut self, plan: &StepPlan) -> (usize, usize) {
+        let decodes = |work: &RowWork| matches!(work, RowWork::Decode { .. });
+        let rows = || plan.rows.iter().enumerate();
+        self.order.clear();
+        self.order
+            .extend(rows().filter(|row| decodes(&row.1.work)).map(|row| row.0));
+        let n_decode = self.order.len();
+        self.order
+            .extend(rows().filter(|row| !decodes(&row.1.work)).map(|row| row.0));
+        let prefills = plan.rows.iter().filter(|row| !decodes(&row.work));
+        let n_prefill = prefills.map(|row| row.work.positions().len()).sum();
+        (n_decode, n_prefill)
+    }
+
+    /// Lays out a plan that was checked and sorted, and moves the rows on.
+    pub(super) fn lay_out(
+        &mut self,
+        plan: &StepPlan,
+        rows: &mut Rows,
+        samplers: &mut RowSamplers,
+        shape: &Shape,
+    ) -> Result<Lists, StepError> {
+        self.words.clear();
+        let starts = match plan.starts.is_empty() {
+            true => None,
+            false => Some(samplers.lay_out(&plan.starts, &mut self.words)?),
+        };
+        let (table_runs, table_pages) = self.table(plan, rows);
+        for work in &plan.rows {
+            rows.advance(work);
+        }
+        let decode_rows = self.decode_rows(plan, shape);
+        let (prefill_segments, prefill_tokens) = self.prefills(plan, rows, decode_rows.len());
+        let tiles = self.tiles(shape.queries_per_tile);
+        find_wanted(plan, self.order.iter().copied(), rows, &mut self.wanted);
+        let wanted_tokens = self
+            .words
+            .list(self.wanted.iter().map(|wanted| wanted.token));
+        let sample_works = self.sample_works(plan, shape);
+        let (n_logprobs, max_top) = self.read(plan, rows, shape);
+        let needs_host = |reading: &Reading| matches!(reading.logprobs, Logprobs::Host { .. });
+        Ok(Lists {
+            starts,
+            table_runs,
+            table_pages,
+            decode_rows,
+            prefill_segments,
+            prefill_tokens,
+            tiles,
+            wanted_tokens,
+            sample_works,
+            logprob_works: self.words.list(self.logprobs.iter().copied()),
+            logprob_ids: self.words.list(self.ids.iter().copied()),
+            n_logprobs,
+            max_top,
+            needs_host: self.readings.iter().any(needs_host),
+        })
+    }
+
+    fn table(&mut self, plan: &StepPlan, rows: &mut Rows) -> (Section<TableRun>, Section<u32>) {
+        self.runs.clear();
+        let first_word = self.words.begin();
+        let mut first_page = 0;
+        let mut run = |runs: &mut Vec<TableRun>, row: u32, first_index: usize, n_pages: usize| {
+            runs.push(TableRun {
+                row,
+                first_index: first_index as u32,
+                n_pages: n_pages as u32,
+                first_page,
+            });
+            first_page += n_pages as u32;
+        };
+        for start in &plan.starts {
+            rows.start(start);
+            if start.prefix.len() > 0 {
+                run(&mut self.runs, start.row.get(), 0, start.prefix.len());
+                self.words
+                    .extend(start.prefix.iter().map(|page| page.get()));
+            }
+        }
+        for delta in &plan.table {
+            let (row, first_index) = (delta.row().get(), rows.edit(delta));
+            match delta {
+                TableDelta::Append { pages, .. } => {
+                    run(&mut self.runs, row, first_index, pages.len());
+                    self.words.extend(pages.iter().map(|page| page.get()));
+                }
+                TableDelta::Remap { pages, .. } => {
+                    run(&mut self.runs, row, first_index, pages.len());
+                    self.words.extend(pages.iter().map(|page| page.get()));
+                }
+            }
+        }
+        let pages = self.words.end(first_word);
+        (self.words.list(self.runs.iter().copied()), pages)
+    }
+
+    fn decode_rows(&mut self, plan: &StepPlan, shape: &Shape) -> Section<DecodeRow> {
+        let rows = self.order.iter().map(|index| &plan.rows[*index]);
+        let decodes = rows.filter_map(|row| match row.work {
+            RowWork::Decode { position } => Some(DecodeRow {
+                row: row.row.get(),
+                position,
+            }),
+            RowWork::Prefill { .. } => None,
+        });
+        self.decodes.clear();
+        self.decodes.extend(decodes);
+        let padded = self.decodes.len().max(shape.padded_rows);
+        self.decodes.resize(padded, DecodeRow::default());
+        self.words.list(self.decodes.iter().copied())
+    }
+
+    fn prefills(
+        &mut self,
+        plan: &StepPlan,
+        rows: &Rows,
+        first_token: usize,
+    ) -> (Section<Segment>, Section<u32>) {
+        self.segments.clear();
+        let first_word = self.words.begin();
+        let mut first_token = first_token as u32;
+        for work in self.order.iter().map(|index| &plan.rows[*index]) {
+            let RowWork::Prefill { positions } = &work.work else {
+                continue;
+            };
+            let range = positions.start as usize..positions.end as usize;
+            self.words
+                .extend(rows.row(work.row).tokens[range].iter().copied());
+            self.segments.push(Segment {
+                row: work.row.get(),
+                first_token,
+                n_tokens: positions.len() as u32,
+                first_position: positions.start,
+            });
+            first_token += positions.len() as u32;
+        }
+        let tokens = self.words.end(first_word);
+        (self.words.list(self.segments.iter().copied()), tokens)
+    }
+
+    /// Tiles with the longest contexts first: the last ones to begin are the quickest.
+    fn tiles(&mut self, queries_per_tile: usize) -> Section<Tile> {
+        self.tiles.clear();
+        for (index, segment) in (0..).zip(&self.segments) {
+            for first_query in (0..segment.n_tokens).step_by(queries_per_tile) {
+                let tile = Tile {
+                    segment: index,
+                    first_query,
+                };
+                self.tiles
+                    .push((segment.first_position + first_query, tile));
+            }
+        }
+        self.tiles
+            .sort_by_key(|(position, _)| std::cmp::Reverse(*position));
+        self.words.list(self.tiles.iter().map(|(_, tile)| *tile))
+    }
+
+    fn sample_works(&mut self, plan: &StepPlan, shape: &Shape) -> Section<SampleWork> {
+        let row_of = |wanted: &Wanted| match wanted.sample {
+            true => plan.rows[wanted.work].row.get(),
+            false => 0,
+        };
+        let rows = self.wanted.iter().map(row_of);
+        let padding = shape.padded_rows.saturating_sub(self.wanted.len());
+        let works = rows.chain(std::iter::repeat_n(0, padding));
+        let works = works.zip(0..).map(|(row, index)| SampleWork {
+            row,
+            logits_row: index % shape.logit_rows as u32,
+            mask: NONE,
+            may_ban: 1,
+        });
+        self.words.list(works)
+    }
+
+    /// Finds what is read of each row of logits. Returns the places for log probabilities and the most ranked at one.
+    fn read(&mut self, plan: &StepPlan, rows: &Rows, shape: &Shape) -> (usize, u32) {
+        self.readings.clear();
+        self.logprobs.clear();
+        self.ids.clear();
+        let (mut n_logprobs, mut max_top) = (0, 0);
+        for (index, wanted) in self.wanted.iter().enumerate() {
+            let work = &plan.rows[wanted.work];
+            let token = match wanted.sample {
+                true => 0,
+                false => rows.row(work.row).tokens[wanted.position + 1],
+            };
+            let logprobs = match &work.logprobs {
+                None => Logprobs::Unwanted,
+                Some(wish) if ranked(wish, shape.vocab_size) > MAX_TOP => {
+                    let wish = wish.clone();
+                    Logprobs::Host { token, wish }
+                }
+                Some(wish) => {
+                    let top = ranked(wish, shape.vocab_size);
+                    let (first_out, n_ids) = (n_logprobs, wish.token_ids.len());
+                    self.logprobs.push(LogprobWork {
+                        logits_row: (index % shape.logit_rows) as u32,
+                        token,
+                        sampled: if wanted.sample { index as u32 } else { NONE },
+                        top,
+                        first_id: self.ids.len() as u32,
+                        n_ids: n_ids as u32,
+                        first_out: first_out as u32,
+                        reserved: 0,
+                    });
+                    self.ids.extend(&wish.token_ids);
+                    n_logprobs += 1 + top as usize + n_ids;
+                    max_top = max_top.max(top);
+                    Logprobs::Device {
+                        first_out,
+                        top: top as usize,
+                        n_ids,
+                    }
+                }
+            };
+            self.readings.push(Reading {
+                work: wanted.work,
+                sample: wanted.sample,
+                logprobs,
+            });
+        }
+        (n_logprobs, max_top)
+    }
+}
+
+fn ranked(wish: &LogprobWish, vocab_size: usize) -> u32 {
+    wish.top.min(vocab_size as u32)
+}
+
+/// Words of a place for log probabilities.
+pub(super) const LOGPROB_WORDS: usize = size_of::<TokenLogprob>() / size_of::<u32>();

@@ -1,0 +1,445 @@
+//! The executor of one GPU.
+//!
+//! Three streams: one computes, one copies what steps need to the device, one copies results back; events order them.
+//! A step is launched without waiting for the one before. What a decode feeds, the token sampled last, is on the device
+//! already, so that the host can be a step behind; so are the page table, which plans edit, and how each row samples.
+//!
+//! Decodes run as graphs, recorded for each bucket of row counts and padded up to it with rows on the dummy page. Steps
+//! with prefills, and the rare decodes that graphs do not cover, are launched kernel by kernel.
+
+// Launches take addresses; each says why they are good.
+#![allow(unsafe_code)]
+
+mod graphs;
+mod layout;
+mod samplers;
+mod stage;
+mod step;
+mod words;
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+use self::graphs::Graphs;
+use self::layout::{Layout, Logprobs, Reading, Shape};
+use self::samplers::RowSamplers;
+use self::stage::{Readback, ReadbackRing, UploadRing};
+use self::step::StepArrays;
+use crate::error::{LoadError, StepError};
+use crate::executor::check::Limits;
+use crate::executor::memory_plan::MemoryPlan;
+use crate::executor::results::SpentResults;
+use crate::executor::rows::Rows;
+use crate::executor::{
+    Executor, Launch, MAX_UNDER_WAY, Placement, RowResult, StepOutput, StepPlan, StepRow,
+    TokenLogprobs,
+};
+use crate::ids::StepId;
+use crate::kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes};
+use crate::kernels::cuda::driver::{Device, DriverError, Priority, Stream};
+use crate::kernels::cuda::gemm::GemmWish;
+use crate::kernels::cuda::pack::Modules;
+use crate::kernels::cuda::params::ElementType;
+use crate::kernels::cuda::sampling::{MAX_TOP, MAX_VOCAB, Sampled, SamplingKernels, TokenLogprob};
+use crate::model::Model;
+use crate::model::generation::GenerationConfig;
+use crate::model::loader::{Checkpoint, Loader, Progress};
+use crate::model::weights::Dtype;
+
+/// Rows of logits that are computed at once, if graphs do not ask for more.
+const LOGIT_ROWS: usize = 64;
+/// Words of a step's lists at first; the ring grows when a step brings more.
+const UPLOAD_WORDS: usize = 64 << 10;
+/// Words of [`Sampled`].
+const SAMPLED_WORDS: usize = size_of::<Sampled>() / size_of::<u32>();
+
+/// How a [`CudaExecutor`] is set up.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// Elements of matrices, activations and KV; see [`element_of`].
+    pub element: ElementType,
+    /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
+    pub n_pages: usize,
+    /// Tokens in a page.
+    pub page_size: usize,
+    /// Rows that can be granted, ids `1..=max_rows`.
+    pub max_rows: usize,
+    /// Longest sequence, in tokens.
+    pub context_tokens: usize,
+    /// Most query tokens of a step.
+    pub step_tokens: usize,
+    /// Who multiplies matrices.
+    pub gemm: GemmWish,
+    /// Most rows of a decode that runs as a graph; 0 for none.
+    pub graph_rows: usize,
+    /// Which part of the model this executor runs.
+    pub placement: Placement,
+    /// How the memory was planned: looked at once more when the weights are loaded.
+    pub plan: Option<MemoryPlan>,
+}
+
+impl CudaOptions {
+    /// Rows of logits that are computed at once.
+    pub fn logit_rows(&self) -> usize {
+        LOGIT_ROWS.max(self.graph_rows.min(self.max_rows))
+    }
+}
+
+/// The elements that a checkpoint's dtype runs in.
+///
+/// There are no kernels for float16. A checkpoint that is stored so runs in bfloat16, which has its range and three bits
+/// less; who asks for float16 by name is told so.
+///
+/// # Errors
+/// [`LoadError::Device`] for a float16 that was asked for.
+pub fn element_of(dtype: Dtype, was_asked_for: bool) -> Result<ElementType, LoadError> {
+    match dtype {
+        Dtype::F32 => Ok(ElementType::F32),
+        Dtype::BF16 => Ok(ElementType::Bf16),
+        Dtype::F16 if was_asked_for => Err(LoadError::Device(
+            "there are no float16 kernels for CUDA: use --dtype bfloat16 or float32".to_owned(),
+        )),
+        Dtype::F16 => {
+            tracing::warn!("the checkpoint is stored in float16 and runs in bfloat16 on the GPU");
+            Ok(ElementType::Bf16)
+        }
+    }
+}
+
+/// Runs steps on a GPU.
+pub struct CudaExecutor {
+    /// First: graphs name buffers of all the others.
+    graphs: Graphs,
+    model: Box<dyn Model<CudaBackend>>,
+    backend: CudaBackend,
+    compute: Arc<Stream>,
+    kernels: SamplingKernels,
+    samplers: RowSamplers,
+    arrays: StepArrays,
+    uploads: UploadRing,
+    readbacks: ReadbackRing,
+    rows: Rows,
+    layout: Layout,
+    results: SpentResults,
+    under_way: VecDeque<UnderWay>,
+    /// Emptied readings of earlier steps.
+    spent_readings: Vec<Vec<Reading>>,
+    /// A step was lost: before the next one the context is looked at.
+    is_suspect: bool,
+    device: Device,
+    options: CudaOptions,
+    vocab_size: usize,
+}
+
+/// A step whose results are not read yet.
+struct UnderWay {
+    step: StepId,
+    rows: Vec<RowResult>,
+    readings: Vec<Reading>,
+    readback: Readback,
+    /// By index of the reading, ranked by the host.
+    ranked: Vec<(usize, TokenLogprobs)>,
+}
+
+impl CudaExecutor {
+    /// Loads the model in a folder: checks it, takes the memory, copies the weights and records the graphs.
+    ///
+    /// # Errors
+    /// Any [`LoadError`].
+    pub fn load(
+        device: Device,
+        dir: &Path,
+        options: &CudaOptions,
+        progress: Progress<'_>,
+    ) -> Result<Self, LoadError> {
+        let modules = Modules::load(&device);
+        let modules = modules.map_err(|error| LoadError::Device(error.to_string()))?;
+        Self::load_with(device, &modules, dir, options, progress)
+    }
+
+    /// As [`Self::load`], with kernels that the caller has.
+    ///
+    /// # Errors
+    /// Any [`LoadError`].
+    pub fn load_with(
+        device: Device,
+        modules: &Modules,
+        dir: &Path,
+        options: &CudaOptions,
+        progress: Progress<'_>,
+    ) -> Result<Self, LoadError> {
+        let dtype = match options.element {
+            ElementType::F32 => Dtype::F32,
+            ElementType::Bf16 => Dtype::BF16,
+        };
+        let checkpoint = Checkpoint::open(dir, Some(dtype))?;
+        let defaults = GenerationConfig::read(dir)?;
+        let config = &checkpoint.config;
+        check_options(options, config.vocab_size)?;
+        let mut eos_ids = config.eos_token_ids.clone();
+        eos_ids.extend(defaults.eos_token_ids.unwrap_or_default());
+        let sizes = CudaSizes {
+            element: options.element,
+            n_pages: options.n_pages,
+            page_size: options.page_size,
+            n_rows: options.max_rows + 1,
+            context_tokens: options.context_tokens,
+            step_tokens: options.step_tokens,
+            logit_rows: options.logit_rows(),
+            gemm: options.gemm,
+            weights: (
+                checkpoint.weights_bytes(None) as usize,
+                config.tensors().len() + 1,
+            ),
+        };
+        let compute = Arc::new(device.stream(Priority::High).map_err(to_load_error)?);
+        let mut backend = CudaBackend::new(&device, compute.clone(), modules, config, &sizes)
+            .map_err(to_load_error)?;
+        let model = crate::model::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+        let free_bytes = backend.end_loading().map_err(to_load_error)?;
+        if let Some(plan) = &options.plan {
+            plan.check_loaded(free_bytes)?;
+        }
+        backend.take_memory(config, &sizes).map_err(to_load_error)?;
+        let vocab_size = config.vocab_size;
+        let parts = (model, backend, compute);
+        Self::new(device, modules, options, vocab_size, eos_ids, parts).map_err(to_load_error)
+    }
+
+    fn new(
+        device: Device,
+        modules: &Modules,
+        options: &CudaOptions,
+        vocab_size: usize,
+        eos_ids: Vec<u32>,
+        (model, backend, compute): Loaded,
+    ) -> Result<Self, CudaFailure> {
+        let limits = Limits {
+            n_pages: options.n_pages,
+            page_size: options.page_size,
+            row_pages: backend.table_stride(),
+            vocab_size,
+        };
+        let n_rows = options.max_rows + 1;
+        let readback_words = SAMPLED_WORDS * options.logit_rows();
+        let mut executor = Self {
+            graphs: Graphs::new(options.graph_rows.min(options.max_rows)),
+            model,
+            backend,
+            compute,
+            kernels: SamplingKernels::load(modules)?,
+            samplers: RowSamplers::new(&device, n_rows, vocab_size, eos_ids)?,
+            arrays: StepArrays::new(&device, options)?,
+            uploads: UploadRing::new(&device, UPLOAD_WORDS)?,
+            readbacks: ReadbackRing::new(&device, readback_words)?,
+            rows: Rows::new(options.max_rows, limits),
+            layout: Layout::default(),
+            results: SpentResults::default(),
+            under_way: VecDeque::with_capacity(MAX_UNDER_WAY),
+            spent_readings: Vec::new(),
+            is_suspect: false,
+            device,
+            options: options.clone(),
+            vocab_size,
+        };
+        executor.record_graphs()?;
+        Ok(executor)
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// # Panics
+    /// If the context does not work any more: nothing on this thread can mend that, and whoever watches the thread
+    /// makes a new executor.
+    fn look_at_context(&mut self) {
+        if std::mem::take(&mut self.is_suspect)
+            && let Err(error) = self.device.synchronize()
+        {
+            panic!("the GPU's context is lost: {error}");
+        }
+    }
+
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.rows.check(plan)?;
+        let (n_decode, n_prefill) = self.layout.sort(plan);
+        let n_tokens = n_decode + n_prefill;
+        let most = self.options.step_tokens;
+        if n_tokens > most {
+            return Err(StepError::Rejected(format!(
+                "a step of {n_tokens} tokens, the GPU's buffers hold {most}: use a smaller --chunked-prefill-size"
+            )));
+        }
+        let not_launched = |error: DriverError| error.into_step_error(false);
+        let moved = self
+            .samplers
+            .reserve_counts(&plan.starts, &self.compute)
+            .map_err(not_launched)?;
+        if moved {
+            // They name the old place.
+            self.graphs.forget();
+        }
+        let bucket = match n_prefill == 0 && plan.rows.iter().all(|row| self.graph_covers(row)) {
+            true => self.graphs.bucket(n_decode),
+            false => None,
+        };
+        let shape = Shape {
+            queries_per_tile: self.backend.queries_per_tile(),
+            vocab_size: self.vocab_size,
+            padded_rows: bucket.unwrap_or(0),
+            logit_rows: self.options.logit_rows(),
+        };
+        let lists = self
+            .layout
+            .lay_out(plan, &mut self.rows, &mut self.samplers, &shape)?;
+        let words = self.layout.words.words();
+        let uploaded = self
+            .uploads
+            .upload(words, &self.compute)
+            .map_err(not_launched)?;
+        let rows = self.results.begin(plan);
+        self.run_step(plan.step, rows, &lists, uploaded, bucket)
+            .map_err(|failure| self.lose(failure))
+    }
+
+    /// What ends in a graph: a token sampled from each row, and what kernels know of log probabilities.
+    fn graph_covers(&self, row: &StepRow) -> bool {
+        let top = row.logprobs.as_ref().map_or(0, |wish| wish.top);
+        row.sample && top.min(self.vocab_size as u32) <= MAX_TOP
+    }
+
+    fn lose(&mut self, failure: impl std::fmt::Display) -> StepError {
+        self.is_suspect = true;
+        StepError::Lost(failure.to_string())
+    }
+
+    fn take_results(&mut self, mut step: UnderWay) -> Result<StepOutput, DriverError> {
+        let words = self.readbacks.words(&step.readback)?;
+        let (sampled, logprobs) = words.split_at(step.readings.len() * SAMPLED_WORDS);
+        let sampled: &[Sampled] = bytemuck::cast_slice(sampled);
+        let logprobs: &[TokenLogprob] = bytemuck::cast_slice(logprobs);
+        let mut ranked = step.ranked.into_iter().peekable();
+        for (index, (reading, sampled)) in step.readings.iter().zip(sampled).enumerate() {
+            let result = &mut step.rows[reading.work];
+            if reading.sample {
+                result.tokens.push(sampled.token);
+                result.nan |= sampled.is_nan();
+            }
+            let found = match reading.logprobs {
+                Logprobs::Unwanted => None,
+                Logprobs::Host { .. } => ranked
+                    .next_if(|found| found.0 == index)
+                    .map(|found| found.1),
+                Logprobs::Device {
+                    first_out,
+                    top,
+                    n_ids,
+                } => Some(read_logprobs(&logprobs[first_out..], top, n_ids)),
+            };
+            if let (Some(found), Some(logprobs)) = (found, &mut result.logprobs) {
+                match reading.sample {
+                    true => logprobs.output.push(found),
+                    false => logprobs.input.push(found),
+                }
+            }
+        }
+        step.readings.clear();
+        self.spent_readings.push(step.readings);
+        Ok(StepOutput {
+            step: step.step,
+            rows: step.rows,
+        })
+    }
+}
+
+type Loaded = (Box<dyn Model<CudaBackend>>, CudaBackend, Arc<Stream>);
+
+impl Executor for CudaExecutor {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        self.launch(plan)?;
+        self.finish()
+    }
+
+    fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
+        self.look_at_context();
+        self.begin(plan)?;
+        Ok(Launch::UnderWay)
+    }
+
+    fn is_finished(&mut self) -> bool {
+        // A failure is told by `finish`.
+        self.under_way
+            .front()
+            .is_none_or(|step| self.readbacks.is_there(&step.readback).unwrap_or(true))
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, StepError> {
+        let Some(step) = self.under_way.pop_front() else {
+            return Err(StepError::Lost("no step is under way".to_owned()));
+        };
+        self.take_results(step).map_err(|error| self.lose(error))
+    }
+
+    fn recycle(&mut self, rows: Vec<RowResult>) {
+        self.results.recycle(rows);
+    }
+}
+
+fn read_logprobs(found: &[TokenLogprob], top: usize, n_ids: usize) -> TokenLogprobs {
+    let pair = |found: &TokenLogprob| (found.token, found.logprob);
+    let (ranked, ids) = found[1..1 + top + n_ids].split_at(top);
+    TokenLogprobs {
+        token: found[0].token,
+        logprob: Some(found[0].logprob),
+        top: ranked.iter().map(pair).collect(),
+        chosen: ids.iter().map(pair).collect(),
+    }
+}
+
+fn to_load_error(failure: impl Into<CudaFailure>) -> LoadError {
+    match failure.into() {
+        CudaFailure::Driver(error) if error.is_out_of_memory() => LoadError::Memory(format!(
+            "the GPU's memory does not suffice: {error}; use a smaller --mem-fraction-static, or end other processes \
+             on the GPU"
+        )),
+        failure => LoadError::Device(failure.to_string()),
+    }
+}
+
+fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<(), LoadError> {
+    let sizes = [
+        ("n_pages", options.n_pages),
+        ("page_size", options.page_size),
+        ("max_rows", options.max_rows),
+        ("context_tokens", options.context_tokens),
+        ("step_tokens", options.step_tokens),
+    ];
+    if let Some((name, _)) = sizes.into_iter().find(|size| size.1 == 0) {
+        return Err(LoadError::Device(format!(
+            "{name} is 0, expected at least 1"
+        )));
+    }
+    let slots = (options.n_pages as u64 + 1).checked_mul(options.page_size as u64);
+    if slots.is_none_or(|slots| slots > u64::from(u32::MAX)) {
+        return Err(LoadError::Device(format!(
+            "a pool of {} pages of {} tokens is too large: at most {} slots can be named",
+            options.n_pages,
+            options.page_size,
+            u32::MAX
+        )));
+    }
+    if vocab_size > MAX_VOCAB {
+        return Err(LoadError::Device(format!(
+            "a vocabulary of {vocab_size} tokens, the sampling kernels take at most {MAX_VOCAB}"
+        )));
+    }
+    match options.placement.world_size() {
+        1 => Ok(()),
+        n => Err(LoadError::Device(format!(
+            "{n} ranks were asked for, a model runs on one GPU as yet"
+        ))),
+    }
+}

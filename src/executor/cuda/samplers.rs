@@ -1,0 +1,300 @@
+//! How rows sample: parameters, counts, biases and bans on the device, and what the host keeps to hand them out.
+
+use crate::error::StepError;
+use crate::executor::RowStart;
+use crate::executor::cuda::words::{Section, Words};
+use crate::kernels::cuda::arena::{Arena, Part};
+use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Stream};
+use crate::kernels::cuda::sampling::{
+    BeginRowsParams, CountParams, CountRun, NONE, RowBegin, RowSampler, RowState, SampleParams,
+    SamplingKernels, TokenBias,
+};
+use crate::state::sampling::SamplingParams;
+
+/// Slots of counts at first; they are doubled when they do not suffice.
+const COUNT_SLOTS: usize = 8;
+/// For the biases and bans of all rows.
+const LIST_BYTES: usize = 4 << 20;
+
+/// The sampling state of all rows.
+pub(super) struct RowSamplers {
+    samplers: DeviceBuffer<RowSampler>,
+    states: DeviceBuffer<RowState>,
+    /// `[n_slots, vocab]`.
+    counts: DeviceBuffer<u32>,
+    n_slots: usize,
+    free_slots: Vec<u32>,
+    lists: DeviceBuffer<u32>,
+    list_arena: Arena,
+    /// By row.
+    held: Vec<Held>,
+    vocab_size: usize,
+    eos_ids: Vec<u32>,
+}
+
+/// What a row has besides its parameters, until its next start.
+#[derive(Default)]
+struct Held {
+    count_slot: Option<u32>,
+    _biases: Option<Part>,
+    _bans: Option<Part>,
+}
+
+/// The lists of a step that starts rows.
+pub(super) struct StartLists {
+    begins: Section<RowBegin>,
+    runs: Section<CountRun>,
+    counted: Section<u32>,
+    most_counted: usize,
+    /// Biases and bans to be copied: the words uploaded, and the word of the lists where they go.
+    copies: Vec<(Section<u32>, usize)>,
+}
+
+impl RowSamplers {
+    /// Rows that have not started.
+    pub(super) fn new(
+        device: &Device,
+        n_rows: usize,
+        vocab_size: usize,
+        eos_ids: Vec<u32>,
+    ) -> Result<Self, DriverError> {
+        let n_slots = COUNT_SLOTS.min(n_rows);
+        Ok(Self {
+            samplers: device.alloc(n_rows)?,
+            states: device.alloc(n_rows)?,
+            counts: device.alloc(n_slots * vocab_size)?,
+            n_slots,
+            free_slots: (0..n_slots as u32).rev().collect(),
+            lists: device.alloc(LIST_BYTES / size_of::<u32>())?,
+            list_arena: Arena::new(LIST_BYTES),
+            held: (0..n_rows).map(|_| Held::default()).collect(),
+            vocab_size,
+            eos_ids,
+        })
+    }
+
+    /// Last tokens and output lengths, by row.
+    pub(super) fn states(&self) -> DevicePtr<RowState> {
+        self.states.ptr()
+    }
+
+    /// The parameters of a launch that know nothing but the rows.
+    pub(super) fn sample_params(&self) -> SampleParams {
+        SampleParams {
+            samplers: self.samplers.ptr(),
+            states: self.states.ptr(),
+            counts: self.counts.ptr(),
+            biases: self.lists.ptr().cast(),
+            bans: self.lists.ptr(),
+            vocab: self.vocab_size as u32,
+            ..SampleParams::default()
+        }
+    }
+
+    /// Makes room to count the tokens of rows that start. Returns whether counts lie elsewhere now.
+    pub(super) fn reserve_counts(
+        &mut self,
+        starts: &[RowStart],
+        stream: &Stream,
+    ) -> Result<bool, DriverError> {
+        for start in starts {
+            let held = &mut self.held[start.row.index()];
+            self.free_slots.extend(held.count_slot.take());
+        }
+        let counting = starts.iter().filter(|start| counts(&start.sampling));
+        let missing = counting.count().saturating_sub(self.free_slots.len());
+        if missing == 0 {
+            return Ok(false);
+        }
+        let n_slots = (self.n_slots + missing).next_power_of_two();
+        let counts = stream.device().alloc(n_slots * self.vocab_size)?;
+        stream.copy(&counts, 0, &self.counts, 0..self.counts.len())?;
+        stream.synchronize()?;
+        self.counts = counts;
+        let added = self.n_slots as u32..n_slots as u32;
+        self.free_slots.extend(added.rev());
+        self.n_slots = n_slots;
+        Ok(true)
+    }
+
+    /// Writes the lists of rows that start; [`Self::reserve_counts`] was called with them.
+    pub(super) fn lay_out(
+        &mut self,
+        starts: &[RowStart],
+        words: &mut Words,
+    ) -> Result<StartLists, StepError> {
+        let (mut begins, mut runs, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut n_counted, mut most_counted) = (0, 0);
+        for start in starts {
+            let sampler = self.sampler(start, words, &mut copies)?;
+            let n_prompt = start.prompt_tokens;
+            let n_output = start.tokens.len() as u32 - n_prompt;
+            if sampler.count_slot != NONE {
+                runs.push(CountRun {
+                    slot: sampler.count_slot,
+                    first_token: n_counted,
+                    n_prompt,
+                    n_output,
+                });
+                n_counted += n_prompt + n_output;
+                most_counted = most_counted.max(start.tokens.len());
+            }
+            begins.push(RowBegin {
+                row: start.row.get(),
+                n_output,
+                sampler,
+            });
+        }
+        let first_counted = words.begin();
+        for start in starts.iter().filter(|start| counts(&start.sampling)) {
+            words.extend(start.tokens.iter().copied());
+        }
+        let counted = words.end(first_counted);
+        Ok(StartLists {
+            begins: words.list(begins),
+            runs: words.list(runs),
+            counted,
+            most_counted,
+            copies,
+        })
+    }
+
+    fn sampler(
+        &mut self,
+        start: &RowStart,
+        words: &mut Words,
+        copies: &mut Vec<(Section<u32>, usize)>,
+    ) -> Result<RowSampler, StepError> {
+        let params = &*start.sampling;
+        let biases = sorted_biases(params);
+        let bans = banned_early(params, &self.eos_ids, self.vocab_size);
+        let biases = self.keep(bytemuck::cast_slice(&biases), words, copies)?;
+        let bans = self.keep(&bans, words, copies)?;
+        let count_slot = counts(params).then(|| {
+            let slot = self.free_slots.pop();
+            slot.expect("slots were reserved for all rows that start")
+        });
+        let first = |kept: &Option<(Part, usize)>, bytes: usize| {
+            kept.as_ref()
+                .map_or(0, |(part, _)| (part.offset() / bytes) as u32)
+        };
+        let len = |kept: &Option<(Part, usize)>| kept.as_ref().map_or(0, |kept| kept.1);
+        let temperature = f64::from(params.temperature);
+        let sampler = RowSampler {
+            temperature,
+            inverse_temperature: temperature.recip(),
+            seed: params.sampling_seed.unwrap_or(0),
+            top_p: params.top_p,
+            min_p: params.min_p,
+            frequency_penalty: params.frequency_penalty,
+            presence_penalty: params.presence_penalty,
+            repetition_penalty: params.repetition_penalty,
+            top_k: u32::try_from(params.top_k).unwrap_or(u32::MAX),
+            is_greedy: u32::from(params.is_greedy()),
+            min_new_tokens: params.min_new_tokens,
+            count_slot: count_slot.unwrap_or(NONE),
+            first_bias: first(&biases, size_of::<TokenBias>()),
+            n_biases: (len(&biases) * size_of::<u32>() / size_of::<TokenBias>()) as u32,
+            first_ban: first(&bans, size_of::<u32>()),
+            n_bans: len(&bans) as u32,
+            reserved: 0,
+        };
+        self.held[start.row.index()] = Held {
+            count_slot,
+            _biases: biases.map(|kept| kept.0),
+            _bans: bans.map(|kept| kept.0),
+        };
+        Ok(sampler)
+    }
+
+    /// Finds room for a list on the device, and its number of words; `None` for an empty one.
+    fn keep(
+        &mut self,
+        list: &[u32],
+        words: &mut Words,
+        copies: &mut Vec<(Section<u32>, usize)>,
+    ) -> Result<Option<(Part, usize)>, StepError> {
+        if list.is_empty() {
+            return Ok(None);
+        }
+        let part = self.list_arena.take(size_of_val(list)).ok_or_else(|| {
+            StepError::Rejected(format!(
+                "the logit biases and stop tokens of all running requests take more than {LIST_BYTES} bytes on the \
+                 device: send fewer of them at once"
+            ))
+        })?;
+        let uploaded = words.list(list.iter().copied());
+        copies.push((uploaded, part.offset() / size_of::<u32>()));
+        Ok(Some((part, list.len())))
+    }
+
+    /// Starts rows on the device. `copy` copies words that were uploaded.
+    pub(super) fn start(
+        &self,
+        lists: &StartLists,
+        uploaded: DevicePtr<u32>,
+        kernels: &SamplingKernels,
+        stream: &Stream,
+        copy: impl Fn(std::ops::Range<usize>, &DeviceBuffer<u32>, usize) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        for (section, at) in &lists.copies {
+            copy(section.words(), &self.lists, *at)?;
+        }
+        let params = BeginRowsParams {
+            samplers: self.samplers.ptr(),
+            states: self.states.ptr(),
+            begins: lists.begins.at(uploaded),
+            n_begins: lists.begins.len() as u32,
+            reserved: 0,
+        };
+        // SAFETY: rows and slots are in bounds of their arrays, which live as long as this and are used on this
+        // stream only; the uploaded lists are of the lengths told.
+        unsafe { kernels.begin_rows(stream, &params) }?;
+        if lists.runs.len() == 0 {
+            return Ok(());
+        }
+        let params = CountParams {
+            counts: self.counts.ptr(),
+            runs: lists.runs.at(uploaded),
+            tokens: lists.counted.at(uploaded),
+            n_runs: lists.runs.len() as u32,
+            vocab: self.vocab_size as u32,
+        };
+        // SAFETY: as above.
+        unsafe { kernels.count_tokens(stream, &params, lists.most_counted) }
+    }
+}
+
+/// A penalty reads which tokens the row has seen.
+fn counts(params: &SamplingParams) -> bool {
+    params.frequency_penalty != 0.0
+        || params.presence_penalty != 0.0
+        || params.repetition_penalty != 1.0
+}
+
+fn sorted_biases(params: &SamplingParams) -> Vec<TokenBias> {
+    let biases = params.logit_bias.iter();
+    let mut biases: Vec<TokenBias> = biases
+        .map(|&(token, bias)| TokenBias { token, bias })
+        .collect();
+    biases.sort_by_key(|bias| bias.token);
+    biases
+}
+
+/// As in `state::sampling::RowSampler`.
+fn banned_early(params: &SamplingParams, eos_ids: &[u32], vocab_size: usize) -> Vec<u32> {
+    if params.min_new_tokens == 0 {
+        return Vec::new();
+    }
+    let banned = eos_ids.iter().chain(&params.stop_token_ids).copied();
+    let mut banned: Vec<u32> = banned
+        .filter(|token| (*token as usize) < vocab_size)
+        .collect();
+    banned.sort_unstable();
+    banned.dedup();
+    banned
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,206 @@
+//! Copies to the device and back through pinned memory, on streams of their own.
+//!
+//! Both rings have a slot more than steps can be under way, so that in steady state nobody waits for one; that a slot is
+//! free is checked by its events all the same, never assumed.
+
+use std::ops::Range;
+
+use crate::executor::MAX_UNDER_WAY;
+use crate::kernels::cuda::driver::{
+    Device, DeviceBuffer, DevicePtr, DriverError, Event, HostUse, PinnedBuffer, Priority, Stream,
+};
+
+const N_SLOTS: usize = MAX_UNDER_WAY + 1;
+
+/// Words on their way to the device.
+pub(super) struct UploadRing {
+    stream: Stream,
+    slots: Vec<UploadSlot>,
+    next: usize,
+}
+
+struct UploadSlot {
+    host: PinnedBuffer<u32>,
+    device: DeviceBuffer<u32>,
+    /// Behind the copy from `host`: until it is reached the host does not write there.
+    copied: Event,
+    /// Behind the last kernel that reads `device`: until it is reached nothing is copied there.
+    read: Event,
+}
+
+/// Words that have been uploaded for a step.
+pub(super) struct Uploaded {
+    slot: usize,
+    /// Where they lie. Work of the compute stream that is given from now on finds them there.
+    pub(super) start: DevicePtr<u32>,
+}
+
+impl UploadRing {
+    /// A ring for up to `n_words` words at once; it grows when a step brings more.
+    pub(super) fn new(device: &Device, n_words: usize) -> Result<Self, DriverError> {
+        let slots = (0..N_SLOTS).map(|_| UploadSlot::new(device, n_words));
+        Ok(Self {
+            stream: device.stream(Priority::High)?,
+            slots: slots.collect::<Result<_, _>>()?,
+            next: 0,
+        })
+    }
+
+    /// Copies words to the device, ahead of the work that `compute` is given next.
+    pub(super) fn upload(
+        &mut self,
+        words: &[u32],
+        compute: &Stream,
+    ) -> Result<Uploaded, DriverError> {
+        let index = self.next;
+        self.next = (index + 1) % N_SLOTS;
+        let slot = &mut self.slots[index];
+        slot.copied.synchronize()?;
+        if slot.host.len() < words.len() {
+            *slot = UploadSlot::new(compute.device(), words.len().next_power_of_two())?;
+        }
+        slot.host[..words.len()].copy_from_slice(words);
+        self.stream.wait(&slot.read)?;
+        // SAFETY: this memory is written again, or freed, only when `copied` was reached.
+        unsafe {
+            self.stream
+                .upload(&slot.device, 0, &slot.host, 0..words.len())
+        }?;
+        self.stream.record(&slot.copied)?;
+        compute.wait(&slot.copied)?;
+        Ok(Uploaded {
+            slot: index,
+            start: slot.device.ptr(),
+        })
+    }
+
+    /// Copies some of the uploaded words to a place where they stay.
+    pub(super) fn copy_words(
+        &self,
+        uploaded: &Uploaded,
+        words: Range<usize>,
+        (to, at): (&DeviceBuffer<u32>, usize),
+        compute: &Stream,
+    ) -> Result<(), DriverError> {
+        match words.is_empty() {
+            true => Ok(()),
+            false => compute.copy(to, at, &self.slots[uploaded.slot].device, words),
+        }
+    }
+
+    /// Tells that all work which reads the words has been given to `compute`.
+    pub(super) fn release(&self, uploaded: Uploaded, compute: &Stream) -> Result<(), DriverError> {
+        compute.record(&self.slots[uploaded.slot].read)
+    }
+}
+
+impl UploadSlot {
+    fn new(device: &Device, n_words: usize) -> Result<Self, DriverError> {
+        Ok(Self {
+            host: device.pinned(n_words, HostUse::Upload)?,
+            device: device.alloc(n_words)?,
+            copied: device.event()?,
+            read: device.event()?,
+        })
+    }
+}
+
+/// Results on their way to the host.
+pub(super) struct ReadbackRing {
+    stream: Stream,
+    slots: Vec<ReadbackSlot>,
+    next: usize,
+}
+
+struct ReadbackSlot {
+    /// A copy of the results, so that the next step may write its own over them.
+    device: DeviceBuffer<u32>,
+    host: PinnedBuffer<u32>,
+    /// Behind the last copy to `device`.
+    written: Event,
+    /// Behind the copy to `host`.
+    copied: Event,
+}
+
+/// Results of a step that are under way to the host.
+#[derive(Debug)]
+pub(super) struct Readback {
+    slot: usize,
+    n_words: usize,
+}
+
+/// Part of a device buffer that is read back.
+pub(super) struct ReadbackPart<'a> {
+    pub(super) from: &'a DeviceBuffer<u32>,
+    pub(super) words: Range<usize>,
+}
+
+impl ReadbackRing {
+    /// A ring for up to `n_words` words at once; it grows when a step brings more.
+    pub(super) fn new(device: &Device, n_words: usize) -> Result<Self, DriverError> {
+        let slots = (0..N_SLOTS).map(|_| ReadbackSlot::new(device, n_words));
+        Ok(Self {
+            stream: device.stream(Priority::High)?,
+            slots: slots.collect::<Result<_, _>>()?,
+            next: 0,
+        })
+    }
+
+    /// Begins to read back parts, one behind the other, as they are after all work that `compute` was given.
+    pub(super) fn begin(
+        &mut self,
+        parts: &[ReadbackPart<'_>],
+        compute: &Stream,
+    ) -> Result<Readback, DriverError> {
+        let index = self.next;
+        self.next = (index + 1) % N_SLOTS;
+        let slot = &mut self.slots[index];
+        // Whoever began the last one on this slot has read it: steps are finished in order, and there is a slot for
+        // each. Its copies have ended then.
+        slot.copied.synchronize()?;
+        let n_words: usize = parts.iter().map(|part| part.words.len()).sum();
+        if slot.host.len() < n_words {
+            *slot = ReadbackSlot::new(compute.device(), n_words.next_power_of_two())?;
+        }
+        let mut at = 0;
+        for part in parts.iter().filter(|part| !part.words.is_empty()) {
+            compute.copy(&slot.device, at, part.from, part.words.clone())?;
+            at += part.words.len();
+        }
+        compute.record(&slot.written)?;
+        self.stream.wait(&slot.written)?;
+        // SAFETY: `host` is read only when `copied` was reached, which `words` waits for, and freed after it.
+        unsafe {
+            self.stream
+                .read_back(&slot.host, 0, &slot.device, 0..n_words)
+        }?;
+        self.stream.record(&slot.copied)?;
+        Ok(Readback {
+            slot: index,
+            n_words,
+        })
+    }
+
+    /// Whether the results are there.
+    pub(super) fn is_there(&self, readback: &Readback) -> Result<bool, DriverError> {
+        self.slots[readback.slot].copied.is_reached()
+    }
+
+    /// Waits for the results.
+    pub(super) fn words(&self, readback: &Readback) -> Result<&[u32], DriverError> {
+        let slot = &self.slots[readback.slot];
+        slot.copied.synchronize()?;
+        Ok(&slot.host[..readback.n_words])
+    }
+}
+
+impl ReadbackSlot {
+    fn new(device: &Device, n_words: usize) -> Result<Self, DriverError> {
+        Ok(Self {
+            device: device.alloc(n_words)?,
+            host: device.pinned(n_words, HostUse::Readback)?,
+            written: device.event()?,
+            copied: device.event()?,
+        })
+    }
+}

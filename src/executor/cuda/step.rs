@@ -1,0 +1,416 @@
+//! The launches of a step.
+
+use crate::executor::cuda::graphs::DecodeGraph;
+use crate::executor::cuda::layout::{LOGPROB_WORDS, Lists, Logprobs};
+use crate::executor::cuda::stage::{ReadbackPart, Uploaded};
+use crate::executor::cuda::{CudaExecutor, CudaOptions, SAMPLED_WORDS, UnderWay};
+use crate::executor::{RowResult, TokenLogprobs};
+use crate::ids::StepId;
+use crate::kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
+use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError};
+use crate::kernels::cuda::params::Segment;
+use crate::kernels::cuda::sampling::{
+    BeginDecodeParams, BeginPrefillParams, DecodeRow, EditTableParams, LogprobParams, SampleParams,
+    SampleWork, SamplingShape, TIE_MARGIN,
+};
+use crate::state::sampling::token_logprobs;
+
+/// What steps are about, at places that graphs know.
+pub(super) struct StepArrays {
+    /// By token of the step.
+    tokens: DeviceBuffer<u32>,
+    positions: DeviceBuffer<u32>,
+    slots: DeviceBuffer<u32>,
+    /// By row that decodes.
+    decode_segments: DeviceBuffer<Segment>,
+    /// What a graph begins with: its rows, and what is sampled.
+    decode_rows: DeviceBuffer<u32>,
+    sample_works: DeviceBuffer<u32>,
+    /// By row of logits.
+    sampled: DeviceBuffer<u32>,
+    /// Grows when a step asks for more, and so does the workspace. That is not among the activations, where the logits
+    /// of a graph lie without anybody holding them.
+    logprobs: DeviceBuffer<u32>,
+    logprob_space: DeviceBuffer<u8>,
+}
+
+impl StepArrays {
+    pub(super) fn new(device: &Device, options: &CudaOptions) -> Result<Self, DriverError> {
+        let n_tokens = options.step_tokens.max(options.max_rows);
+        let words = |bytes: usize| options.max_rows * bytes / size_of::<u32>();
+        Ok(Self {
+            tokens: device.alloc(n_tokens)?,
+            positions: device.alloc(n_tokens)?,
+            slots: device.alloc(n_tokens)?,
+            decode_segments: device.alloc(options.max_rows)?,
+            decode_rows: device.alloc(words(size_of::<DecodeRow>()))?,
+            sample_works: device.alloc(words(size_of::<SampleWork>()))?,
+            sampled: device.alloc(n_tokens * SAMPLED_WORDS)?,
+            logprobs: device.alloc(0)?,
+            logprob_space: device.alloc(0)?,
+        })
+    }
+}
+
+/// Rows of logits: where they lie, and which of the step's they are.
+struct LogitRows {
+    logits: DevicePtr<f32>,
+    first: usize,
+    len: usize,
+}
+
+impl CudaExecutor {
+    /// Records the decodes of all buckets, the largest first. Each runs once before, as everything that is chosen or
+    /// loaded at a first launch must be there when a launch is only recorded.
+    pub(super) fn record_graphs(&mut self) -> Result<(), CudaFailure> {
+        for bucket in self.graphs.buckets().to_vec().into_iter().rev() {
+            let (rows, works) = (&self.arrays.decode_rows, &self.arrays.sample_works);
+            // Row 0 everywhere: padding.
+            self.compute.fill(rows, 0..rows.len(), 0)?;
+            self.compute.fill(works, 0..works.len(), 0)?;
+            self.decode(bucket)?;
+            self.compute.synchronize()?;
+            self.record_graph(bucket)?;
+        }
+        Ok(())
+    }
+
+    fn record_graph(&mut self, bucket: usize) -> Result<(), CudaFailure> {
+        let compute = self.compute.clone();
+        let mut logits = DevicePtr::NULL;
+        let graph = compute.capture(|| {
+            logits = self.decode(bucket)?;
+            Ok::<_, CudaFailure>(())
+        })?;
+        graph.upload(&compute)?;
+        self.graphs.insert(bucket, DecodeGraph { graph, logits });
+        Ok(())
+    }
+
+    /// A decode of the rows in [`StepArrays`], as graphs have it. Returns where the logits lie.
+    fn decode(&mut self, n_rows: usize) -> Result<DevicePtr<f32>, CudaFailure> {
+        let rows = self.arrays.decode_rows.ptr().cast();
+        self.begin_decode(rows, n_rows)?;
+        let batch = self.batch(n_rows, 0);
+        let hidden = self.model.forward(&mut self.backend, &batch);
+        let all = TokenList {
+            tokens: DevicePtr::NULL,
+            len: n_rows,
+        };
+        let logits = self.model.logits(&mut self.backend, &hidden, &all);
+        let rows = LogitRows {
+            logits: logits.f32(),
+            first: 0,
+            len: n_rows,
+        };
+        self.sample(&rows, self.arrays.sample_works.ptr().cast())?;
+        self.backend.take_failure()?;
+        Ok(rows.logits)
+    }
+
+    /// Gives a step to the device, and its results on their way.
+    pub(super) fn run_step(
+        &mut self,
+        step: StepId,
+        rows: Vec<RowResult>,
+        lists: &Lists,
+        uploaded: Uploaded,
+        bucket: Option<usize>,
+    ) -> Result<(), CudaFailure> {
+        self.begin_rows(lists, &uploaded)?;
+        self.reserve_logprobs(lists.n_logprobs)?;
+        let mut ranked = Vec::new();
+        match bucket {
+            Some(bucket) => self.replay(bucket, lists, &uploaded)?,
+            None => self.run_eagerly(lists, &uploaded, &mut ranked)?,
+        }
+        self.uploads.release(uploaded, &self.compute)?;
+        let n_wanted = self.layout.wanted.len();
+        let parts = [
+            ReadbackPart {
+                from: &self.arrays.sampled,
+                words: 0..n_wanted * SAMPLED_WORDS,
+            },
+            ReadbackPart {
+                from: &self.arrays.logprobs,
+                words: 0..lists.n_logprobs * LOGPROB_WORDS,
+            },
+        ];
+        let readback = self.readbacks.begin(&parts, &self.compute)?;
+        let mut readings = self.spent_readings.pop().unwrap_or_default();
+        readings.append(&mut self.layout.readings);
+        self.under_way.push_back(UnderWay {
+            step,
+            rows,
+            readings,
+            readback,
+            ranked,
+        });
+        Ok(())
+    }
+
+    fn begin_rows(&self, lists: &Lists, uploaded: &Uploaded) -> Result<(), DriverError> {
+        if let Some(starts) = &lists.starts {
+            let copy = |words, to: &DeviceBuffer<u32>, at| {
+                self.uploads
+                    .copy_words(uploaded, words, (to, at), &self.compute)
+            };
+            self.samplers
+                .start(starts, uploaded.start, &self.kernels, &self.compute, copy)?;
+        }
+        if lists.table_runs.len() == 0 {
+            return Ok(());
+        }
+        let params = EditTableParams {
+            page_table: self.backend.page_table(),
+            runs: lists.table_runs.at(uploaded.start),
+            pages: lists.table_pages.at(uploaded.start),
+            n_runs: lists.table_runs.len() as u32,
+            table_stride: self.backend.table_stride() as u32,
+        };
+        // SAFETY: rows and pages were checked, a row's pages are no more than the longest sequence has, and the lists
+        // are of the lengths told; all of it is used on this stream only.
+        unsafe { self.kernels.edit_table(&self.compute, &params) }
+    }
+
+    fn replay(
+        &mut self,
+        bucket: usize,
+        lists: &Lists,
+        uploaded: &Uploaded,
+    ) -> Result<(), CudaFailure> {
+        if self.graphs.get(bucket).is_none() {
+            self.record_graph(bucket)?;
+        }
+        let copies = [
+            (lists.decode_rows.words(), &self.arrays.decode_rows),
+            (lists.sample_works.words(), &self.arrays.sample_works),
+        ];
+        for (words, to) in copies {
+            self.uploads
+                .copy_words(uploaded, words, (to, 0), &self.compute)?;
+        }
+        let Some(recorded) = self.graphs.get(bucket) else {
+            return Ok(());
+        };
+        // SAFETY: everything that it names belongs to this executor, which drops graphs first.
+        unsafe { recorded.graph.launch(&self.compute) }?;
+        let rows = LogitRows {
+            logits: recorded.logits,
+            first: 0,
+            len: self.layout.wanted.len(),
+        };
+        self.find_logprobs(&rows, 0, lists, uploaded)?;
+        self.backend.take_failure()
+    }
+
+    fn run_eagerly(
+        &mut self,
+        lists: &Lists,
+        uploaded: &Uploaded,
+        ranked: &mut Vec<(usize, TokenLogprobs)>,
+    ) -> Result<(), CudaFailure> {
+        let (n_decode, n_prefill) = (lists.decode_rows.len(), lists.prefill_tokens.len());
+        if n_decode + n_prefill == 0 {
+            return Ok(());
+        }
+        self.begin_decode(lists.decode_rows.at(uploaded.start), n_decode)?;
+        self.begin_prefill(lists, uploaded, n_decode)?;
+        let batch = CudaBatch {
+            prefill_segments: lists.prefill_segments.at(uploaded.start),
+            tiles: lists.tiles.at(uploaded.start),
+            n_tiles: lists.tiles.len(),
+            ..self.batch(n_decode, n_prefill)
+        };
+        let hidden = self.model.forward(&mut self.backend, &batch);
+        let (n_wanted, at_once) = (self.layout.wanted.len(), self.options.logit_rows());
+        let mut first_work = 0;
+        for first in (0..n_wanted).step_by(at_once) {
+            let list = TokenList {
+                tokens: lists.wanted_tokens.at(uploaded.start).add(first),
+                len: at_once.min(n_wanted - first),
+            };
+            let logits = self.model.logits(&mut self.backend, &hidden, &list);
+            self.backend.take_failure()?;
+            let rows = LogitRows {
+                logits: logits.f32(),
+                first,
+                len: list.len,
+            };
+            self.sample(&rows, lists.sample_works.at(uploaded.start).add(first))?;
+            first_work = self.find_logprobs(&rows, first_work, lists, uploaded)?;
+            if lists.needs_host {
+                self.rank_on_host(&rows, &logits, ranked)?;
+            }
+        }
+        self.backend.take_failure()
+    }
+
+    fn batch(&self, n_decode: usize, n_prefill: usize) -> CudaBatch {
+        CudaBatch {
+            n_tokens: n_decode + n_prefill,
+            tokens: self.arrays.tokens.ptr(),
+            positions: self.arrays.positions.ptr(),
+            slots: self.arrays.slots.ptr(),
+            decode_segments: self.arrays.decode_segments.ptr(),
+            n_decode,
+            prefill_segments: DevicePtr::NULL,
+            tiles: DevicePtr::NULL,
+            n_tiles: 0,
+        }
+    }
+
+    fn begin_decode(&self, rows: DevicePtr<DecodeRow>, n_rows: usize) -> Result<(), DriverError> {
+        let params = BeginDecodeParams {
+            tokens: self.arrays.tokens.ptr(),
+            positions: self.arrays.positions.ptr(),
+            slots: self.arrays.slots.ptr(),
+            segments: self.arrays.decode_segments.ptr(),
+            rows,
+            states: self.samplers.states(),
+            page_table: self.backend.page_table(),
+            n_rows: n_rows as u32,
+            table_stride: self.backend.table_stride() as u32,
+            page_size: self.options.page_size as u32,
+            reserved: 0,
+        };
+        // SAFETY: the arrays hold as many rows as there are, the plan's rows and positions were checked; all of it is
+        // used on this stream only.
+        unsafe { self.kernels.begin_decode(&self.compute, &params) }
+    }
+
+    fn begin_prefill(
+        &self,
+        lists: &Lists,
+        uploaded: &Uploaded,
+        first_token: usize,
+    ) -> Result<(), DriverError> {
+        let params = BeginPrefillParams {
+            tokens: self.arrays.tokens.ptr(),
+            positions: self.arrays.positions.ptr(),
+            slots: self.arrays.slots.ptr(),
+            segments: lists.prefill_segments.at(uploaded.start),
+            uploaded: lists.prefill_tokens.at(uploaded.start),
+            page_table: self.backend.page_table(),
+            first_token: first_token as u32,
+            n_tokens: lists.prefill_tokens.len() as u32,
+            n_segments: lists.prefill_segments.len() as u32,
+            table_stride: self.backend.table_stride() as u32,
+            page_size: self.options.page_size as u32,
+            reserved: 0,
+        };
+        // SAFETY: as in `begin_decode`; the step was refused if it has more tokens than the arrays.
+        unsafe { self.kernels.begin_prefill(&self.compute, &params) }
+    }
+
+    /// Samples from rows of logits, as their works say.
+    fn sample(
+        &mut self,
+        rows: &LogitRows,
+        works: DevicePtr<SampleWork>,
+    ) -> Result<(), CudaFailure> {
+        let shape = self.sampling_shape(rows.len);
+        let peaks = self.backend.scratch(shape.peaks_bytes);
+        let block_sums = self.backend.scratch(shape.block_sums_bytes);
+        let classes = self.backend.scratch(shape.classes_bytes);
+        self.backend.take_failure()?;
+        let params = SampleParams {
+            out: self.arrays.sampled.at(rows.first * SAMPLED_WORDS).cast(),
+            logits: rows.logits,
+            works,
+            peaks: peaks.bytes(),
+            block_sums: block_sums.bytes(),
+            classes: classes.bytes(),
+            tie_margin: TIE_MARGIN,
+            stride: self.vocab_size as u32,
+            n_works: rows.len as u32,
+            chunk: shape.chunk,
+            n_chunks: shape.n_chunks,
+            ..self.samplers.sample_params()
+        };
+        // SAFETY: a work for each row of logits, workspaces of the sizes that the shape says, a place for each result;
+        // all of it is used on this stream only.
+        Ok(unsafe { self.kernels.sample(&self.compute, &params) }?)
+    }
+
+    fn sampling_shape(&self, n_rows: usize) -> SamplingShape {
+        let multiprocessors = self.device.info().multiprocessors;
+        SamplingShape::new(n_rows, self.vocab_size, multiprocessors)
+    }
+
+    fn reserve_logprobs(&mut self, n_logprobs: usize) -> Result<(), DriverError> {
+        let n_words = n_logprobs * LOGPROB_WORDS;
+        if self.arrays.logprobs.len() < n_words {
+            self.arrays.logprobs = self.device.alloc(n_words.next_power_of_two())?;
+        }
+        Ok(())
+    }
+
+    /// Computes the log probabilities of rows of logits, from list entry `first_work` on; returns the next one.
+    fn find_logprobs(
+        &mut self,
+        rows: &LogitRows,
+        first_work: usize,
+        lists: &Lists,
+        uploaded: &Uploaded,
+    ) -> Result<usize, CudaFailure> {
+        let readings = &self.layout.readings[rows.first..rows.first + rows.len];
+        let on_device = readings
+            .iter()
+            .filter(|reading| matches!(reading.logprobs, Logprobs::Device { .. }));
+        let n_works = on_device.count();
+        if n_works == 0 {
+            return Ok(first_work);
+        }
+        let shape = self.sampling_shape(n_works);
+        let highest_bytes = shape.highest_bytes_per_top * lists.max_top as usize;
+        let space = shape.masses_bytes + highest_bytes;
+        if self.arrays.logprob_space.len() < space {
+            self.arrays.logprob_space = self.device.alloc(space.next_power_of_two())?;
+        }
+        let params = LogprobParams {
+            out: self.arrays.logprobs.ptr().cast(),
+            sampled: self.arrays.sampled.ptr().cast(),
+            logits: rows.logits,
+            works: lists.logprob_works.at(uploaded.start).add(first_work),
+            ids: lists.logprob_ids.at(uploaded.start),
+            masses: self.arrays.logprob_space.ptr(),
+            highest: self.arrays.logprob_space.at(shape.masses_bytes),
+            vocab: self.vocab_size as u32,
+            stride: self.vocab_size as u32,
+            n_works: n_works as u32,
+            n_chunks: shape.n_logprob_chunks,
+            max_top: lists.max_top,
+            reserved: 0,
+        };
+        // SAFETY: as in `sample`.
+        unsafe { self.kernels.logprobs(&self.compute, &params) }?;
+        Ok(first_work + n_works)
+    }
+
+    /// Ranks more tokens than the kernels do: the rows of logits are read, and the step waited for.
+    fn rank_on_host(
+        &mut self,
+        rows: &LogitRows,
+        logits: &Tensor,
+        ranked: &mut Vec<(usize, TokenLogprobs)>,
+    ) -> Result<(), CudaFailure> {
+        for index in rows.first..rows.first + rows.len {
+            let reading = &self.layout.readings[index];
+            let Logprobs::Host { token, wish } = &reading.logprobs else {
+                continue;
+            };
+            let token = match reading.sample {
+                true => {
+                    let first = index * SAMPLED_WORDS;
+                    self.compute.read(&self.arrays.sampled, first..first + 1)?[0]
+                }
+                false => *token,
+            };
+            let logits = self.backend.read_row(logits, index - rows.first)?;
+            let found = token_logprobs(&logits, token, wish.top, &wish.token_ids);
+            ranked.push((index, found));
+        }
+        Ok(())
+    }
+}

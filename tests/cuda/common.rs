@@ -1,0 +1,33 @@
+//! How the executor that is tested is made, for tests that are shared with the CPU executor's.
+
+use std::path::Path;
+
+use souffleur::executor::Placement;
+use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
+use souffleur::kernels::cuda::gemm::GemmWish;
+use souffleur::kernels::cuda::params::ElementType;
+
+pub use crate::model::fixture;
+pub use crate::plans::*;
+pub use crate::setups::load as load_from;
+
+/// Options for a few short sequences, as stored: in f32.
+pub fn options() -> CudaOptions {
+    CudaOptions {
+        element: ElementType::F32,
+        n_pages: 4096,
+        page_size: 1,
+        max_rows: 32,
+        context_tokens: 256,
+        step_tokens: 256,
+        gemm: GemmWish::Own,
+        graph_rows: 4,
+        placement: Placement::WHOLE,
+        plan: None,
+    }
+}
+
+/// Loads a tiny model.
+pub fn load(name: &str, options: &CudaOptions) -> CudaExecutor {
+    load_from(Path::new(&fixture(name)), options)
+}

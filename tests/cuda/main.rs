@@ -1,0 +1,21 @@
+//! The engine on the CUDA executor, over the emulated driver: the kernels run on the CPU, streams as lazily as a driver
+//! may run them. What the CPU executor says is right, in f32 token by token.
+
+#![allow(clippy::unwrap_used)]
+
+mod ahead;
+mod common;
+mod golden;
+mod lives;
+mod model;
+#[allow(dead_code, reason = "shared with the tests of models")]
+#[path = "../common/plans.rs"]
+mod plans;
+#[path = "../common/requests.rs"]
+mod requests;
+mod setups;
+#[path = "../models/steps.rs"]
+mod steps;
+#[allow(dead_code, reason = "shared with the tests of the whole engine")]
+#[path = "../engine/world.rs"]
+mod world;

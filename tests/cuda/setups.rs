@@ -1,0 +1,120 @@
+//! The configurations that are tested: they pair element types, page sizes and graphs.
+
+// Kernels are handed to the driver as images.
+#![allow(unsafe_code)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use souffleur::config::{Device, Dtype, EngineConfig};
+use souffleur::engine::{Engine, EngineParts, Progress};
+use souffleur::executor::Placement;
+use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
+use souffleur::kernels::cuda::driver;
+use souffleur::kernels::cuda::gemm::GemmWish;
+use souffleur::kernels::cuda::pack::Modules;
+use souffleur::kernels::cuda::params::ElementType;
+
+use crate::world::World;
+
+/// Rows of the largest graph: less than run at once, so that some decodes run without one.
+const GRAPH_ROWS: usize = 6;
+
+/// One configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub dtype: Dtype,
+    pub page_size: u32,
+    pub graphs: bool,
+}
+
+pub const F32_PAGES_OF_1_GRAPHS: Setup = Setup {
+    dtype: Dtype::Float32,
+    page_size: 1,
+    graphs: true,
+};
+pub const F32_PAGES_OF_16: Setup = Setup {
+    dtype: Dtype::Float32,
+    page_size: 16,
+    graphs: false,
+};
+pub const BF16_PAGES_OF_16_GRAPHS: Setup = Setup {
+    dtype: Dtype::Bfloat16,
+    page_size: 16,
+    graphs: true,
+};
+pub const BF16_PAGES_OF_1: Setup = Setup {
+    dtype: Dtype::Bfloat16,
+    page_size: 1,
+    graphs: false,
+};
+
+impl Setup {
+    /// How an engine for a model is configured, on either device.
+    pub fn config(&self, model: &Path) -> EngineConfig {
+        EngineConfig {
+            model_path: model.to_owned(),
+            device: Device::Cpu,
+            dtype: self.dtype,
+            page_size: self.page_size,
+            skip_tokenizer_init: true,
+            max_total_tokens: Some(4096),
+            max_running_requests: Some(16),
+            context_length: Some(256),
+            chunked_prefill_size: 128,
+            threads: 1,
+            ..EngineConfig::default()
+        }
+    }
+
+    /// Starts an engine on the emulated GPU, with the tests' own kernels and not those of the pack.
+    pub fn start_on_gpu(&self, config: EngineConfig) -> World {
+        souffleur_cusim::load();
+        let mut parts = EngineParts::from_model(&config, Progress::silent()).unwrap();
+        let (options, dir) = (self.options(&config, &parts), config.model_path.clone());
+        parts.executor = Arc::new(move || Ok(Box::new(load(&dir, &options))));
+        World {
+            engine: Engine::start_with(config, parts).expect("the model loads"),
+        }
+    }
+
+    pub fn options(&self, config: &EngineConfig, parts: &EngineParts) -> CudaOptions {
+        let (info, chunk) = (&parts.info, config.chunk_tokens().unwrap());
+        CudaOptions {
+            element: match self.dtype {
+                Dtype::Bfloat16 => ElementType::Bf16,
+                _ => ElementType::F32,
+            },
+            n_pages: info.max_total_tokens / info.page_size,
+            page_size: info.page_size,
+            max_rows: info.max_running_requests,
+            context_tokens: info.context_length,
+            step_tokens: chunk + info.max_running_requests,
+            gemm: GemmWish::Own,
+            graph_rows: if self.graphs { GRAPH_ROWS } else { 0 },
+            placement: Placement::WHOLE,
+            plan: None,
+        }
+    }
+}
+
+/// An executor over the emulated driver.
+pub fn load(dir: &Path, options: &CudaOptions) -> CudaExecutor {
+    load_on(0, dir, options)
+}
+
+/// An executor on one of the emulated devices, which share nothing.
+pub fn load_on(ordinal: usize, dir: &Path, options: &CudaOptions) -> CudaExecutor {
+    souffleur_cusim::load();
+    let device = driver::Device::open(ordinal).unwrap();
+    // SAFETY: to the emulated driver this text is an image that has every kernel.
+    let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
+    CudaExecutor::load_with(device, &modules, dir, options, &mut |_, _| {}).unwrap()
+}
+
+/// Starts an engine on the CPU.
+pub fn start_on_cpu(config: EngineConfig) -> World {
+    World {
+        engine: Engine::start(config).expect("the model loads"),
+    }
+}
