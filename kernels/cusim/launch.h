@@ -114,8 +114,9 @@ inline void arrange_schedule(Block& b) {
 
 inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
 #if defined(__SANITIZE_ADDRESS__)
-  // Fibers never return from their first function, so the kernel before this one has left its frames poisoned.
-  __asan_unpoison_memory_region(fiber.stack, opts().stack_bytes);
+  // A fiber never returns from its first function, so the one before has left the frames of that poisoned.
+  constexpr unsigned kFirstFramesBytes = 4096;
+  __asan_unpoison_memory_region(fiber.stack + opts().stack_bytes - kFirstFramesBytes, kFirstFramesBytes);
 #endif
   fiber.thread_index = {thread % b.size.x, thread / b.size.x % b.size.y, thread / b.size.x / b.size.y};
   fiber.counter = nullptr;
