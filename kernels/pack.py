@@ -23,7 +23,9 @@ import os
 import pathlib
 import re
 import struct
+import subprocess
 import sys
+import tempfile
 import tomllib
 
 import zstandard
@@ -121,12 +123,33 @@ def resources(log):
     return found
 
 
+def relabel(ptx):
+    """Says that the PTX is of the oldest version, without the hints that it did not have."""
+    ptx, relabelled = re.subn(rb"(?m)^\.version [0-9.]+$", f".version {PTX_VERSION}".encode(), ptx)
+    assert relabelled == 1
+    return re.sub(rb'(?m)^\s*\.pragma "used_bytes_mask [^\n]*\n', b"", ptx)
+
+
+def assemble_ptx(ptx):
+    """What ptxas has against it, or an empty string."""
+    package = importlib.util.find_spec("nvidia.cuda_nvcc")
+    ptxas = pathlib.Path(package.submodule_search_locations[0]) / "bin" / "ptxas"
+    ptxas.chmod(0o755)
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "kernels.ptx"
+        source.write_bytes(ptx.rstrip(b"\0"))
+        command = [ptxas, "-arch=sm_80", source, "-o", source.with_suffix(".cubin")]
+        result = subprocess.run(command, capture_output=True, text=True)
+    return "" if result.returncode == 0 else result.stdout + result.stderr
+
+
 def compile_one(job):
     unit, target = job
     image, log = Nvrtc().compile(unit, target)
     if target == PTX and image is not None:
-        image, relabelled = re.subn(rb"(?m)^\.version [0-9.]+$", f".version {PTX_VERSION}".encode(), image)
-        assert relabelled == 1
+        image = relabel(image)
+        if errors := assemble_ptx(image):
+            return unit, target, None, errors
     return unit, target, image, log
 
 
