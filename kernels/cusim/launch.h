@@ -125,7 +125,9 @@ inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
   fiber.open.clear();
 #if defined(__x86_64__)
   // As switch_stacks leaves it: six registers, the address to return to, and the alignment of a called function.
-  void** top = reinterpret_cast<void**>(fiber.stack + opts().stack_bytes - 64);
+  // Stacks begin in different lines of the cache, or those of a warp would evict each other.
+  const unsigned colour = thread % 64 * 192;
+  void** top = reinterpret_cast<void**>(fiber.stack + opts().stack_bytes - 64 - colour);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&fiber_main);
   for (int i = 0; i < 6; ++i) *--top = nullptr;
