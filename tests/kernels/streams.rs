@@ -2,7 +2,9 @@
 
 #![allow(unsafe_code)]
 
-use souffleur::kernels::cuda::driver::{Device, DevicePtr, Grid, HostUse, Kernel, Priority};
+use souffleur::kernels::cuda::driver::{
+    Device, DevicePtr, DriverError, Grid, HostUse, Kernel, Priority,
+};
 use souffleur_cusim::Fault;
 
 const WIDTH: usize = 256;
@@ -101,6 +103,54 @@ fn reading_pinned_memory_too_early_is_found() {
     check(3, Planted::EarlyRead);
 }
 
+/// A graph is the work that was recorded, over what lies in memory when it runs.
+#[test]
+fn a_graph_runs_with_what_its_buffers_hold_by_then() {
+    let (emulated, device) = open(6);
+    let stream = device.stream(Priority::High).unwrap();
+    let (row, out) = (
+        device.alloc::<f32>(WIDTH).unwrap(),
+        device.alloc::<f32>(WIDTH).unwrap(),
+    );
+    let mut staged = device.pinned::<f32>(WIDTH, HostUse::Upload).unwrap();
+    let graph = stream.capture(|| -> Result<(), DriverError> {
+        // SAFETY: both buffers live to the end of this function and are not written while the graph runs.
+        unsafe { stream.upload(&row, 0, &staged, 0..WIDTH) }?;
+        stream.copy(&out, 0, &row, 0..WIDTH)
+    });
+    let graph = graph.unwrap();
+    assert_eq!(emulated.counts().n_graph_launches, 0);
+    for value in [1.0, 2.0] {
+        staged.fill(value);
+        // SAFETY: as above; the read waits for it.
+        unsafe { graph.launch(&stream) }.unwrap();
+        assert_eq!(stream.read(&out, 0..WIDTH).unwrap(), [value; WIDTH]);
+    }
+    assert_eq!(emulated.counts().n_graph_launches, 2);
+}
+
+#[test]
+fn what_a_capture_must_not_do_ends_it() {
+    let (_, device) = open(7);
+    let stream = device.stream(Priority::High).unwrap();
+    let other = device.stream(Priority::Low).unwrap();
+    let event = device.event().unwrap();
+    other.record(&event).unwrap();
+    let refused = |work: &dyn Fn() -> Result<(), DriverError>| {
+        let captured = stream.capture(|| {
+            // Whatever the call itself says, the capture is over.
+            let _ = work();
+            Ok::<(), DriverError>(())
+        });
+        assert!(captured.is_err());
+    };
+    refused(&|| stream.wait(&event));
+    refused(&|| stream.synchronize());
+    refused(&|| device.alloc::<f32>(WIDTH).map(drop));
+    assert!(stream.capture(|| Ok::<(), DriverError>(())).is_ok());
+    stream.synchronize().unwrap();
+}
+
 #[test]
 fn a_write_behind_an_allocation_is_laid_to_its_kernel() {
     let (emulated, device) = open(4);
@@ -110,13 +160,23 @@ fn a_write_behind_an_allocation_is_laid_to_its_kernel() {
     let short = device.alloc::<f32>(WIDTH - 1).unwrap();
     stream.write(&row, 0, &[3.0; WIDTH]).unwrap();
     let none = DevicePtr::<u32>::NULL;
-    let arguments = (short.ptr(), row.ptr(), none, row.ptr(), WIDTH as u32, 1e-5_f32);
+    let arguments = (
+        short.ptr(),
+        row.ptr(),
+        none,
+        row.ptr(),
+        WIDTH as u32,
+        1e-5_f32,
+    );
     // SAFETY: `short` is too short on purpose; an emulated device has guards behind its allocations.
     unsafe { norm.launch(&stream, Grid::new([1, 1, 1], 32), &arguments) }.unwrap();
     let error = stream.synchronize().unwrap_err();
     assert!(error.to_string().contains("ILLEGAL_ADDRESS"), "{error}");
     let failure = emulated.failure().unwrap();
-    assert!(failure.contains("rms_norm_f32") && failure.contains("behind"), "{failure}");
+    assert!(
+        failure.contains("rms_norm_f32") && failure.contains("behind"),
+        "{failure}"
+    );
 }
 
 #[test]
@@ -129,7 +189,12 @@ fn planned_faults_strike_when_they_should() {
     assert!(device.alloc::<f32>(WIDTH).is_ok());
 
     emulated.set_total_memory(emulated.counts().used_bytes + 4 * WIDTH as u64);
-    assert!(device.alloc::<f32>(WIDTH + 1).unwrap_err().is_out_of_memory());
+    assert!(
+        device
+            .alloc::<f32>(WIDTH + 1)
+            .unwrap_err()
+            .is_out_of_memory()
+    );
     assert!(device.alloc::<f32>(WIDTH).is_ok());
 
     emulated.plan(Fault::Launch(TOO_MANY_RESOURCES), 1);
@@ -137,7 +202,14 @@ fn planned_faults_strike_when_they_should() {
     let stream = device.stream(Priority::Low).unwrap();
     let norm = kernel(&device, "rms_norm_f32");
     let none = DevicePtr::<u32>::NULL;
-    let arguments = (row.ptr(), row.ptr(), none, row.ptr(), WIDTH as u32, 1e-5_f32);
+    let arguments = (
+        row.ptr(),
+        row.ptr(),
+        none,
+        row.ptr(),
+        WIDTH as u32,
+        1e-5_f32,
+    );
     // SAFETY: the arguments are those of the kernel, and the buffer has its size.
     let launch = || unsafe { norm.launch(&stream, Grid::new([1, 1, 1], 32), &arguments) };
     assert!(launch().is_err());
