@@ -16,13 +16,16 @@ import argparse
 import ctypes
 import fnmatch
 import hashlib
+import importlib.metadata
 import importlib.util
 import multiprocessing
 import os
 import pathlib
 import re
 import struct
+import subprocess
 import sys
+import tempfile
 import tomllib
 
 import zstandard
@@ -31,11 +34,11 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 PACK = FOLDER / "kernels.pack"
 PTX = "compute_80"
 TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120", PTX]
-# A cubin runs on later devices of the same major version, so sm_80 serves 8.6 and 8.9; PTX serves the rest.
-PACKED = ["sm_80", "sm_90a", PTX]
-OPTIONS = ["--std=c++17"]
-NVRTC = (12, 9)
-COMPILER = "nvrtc 12.9.86"
+# A cubin runs on later devices of the same major version, so sm_80 serves 8.6 and 8.9; PTX serves the rest. More does
+# not fit in the limit.
+PACKED = ["sm_80", PTX]
+# The version, then options: what the engine compiles with where it finds NVRTC.
+VERSION, *OPTIONS = (FOLDER / "nvrtc.txt").read_text().split()
 # Drivers refuse PTX of a version above their own; 8.0 is that of CUDA 12.0, the oldest that is supported.
 PTX_VERSION = "8.0"
 LEVEL = 19
@@ -58,7 +61,7 @@ def digest(unit, target):
     for path in [unit, *headers()]:
         data = path.read_bytes()
         sha.update(path.name.encode() + b"\0" + struct.pack("<Q", len(data)) + data)
-    for text in [*options_for(target), COMPILER]:
+    for text in [*options_for(target), f"nvrtc {VERSION}"]:
         sha.update(text.encode() + b"\0")
     return sha.digest()
 
@@ -67,17 +70,18 @@ class Nvrtc:
     def __init__(self):
         folder = os.environ.get("SOUFFLEUR_NVRTC_DIR")
         if folder is None:
+            installed = importlib.metadata.version("nvidia-cuda-nvrtc-cu12")
+            if installed != VERSION:
+                sys.exit(f"NVRTC {installed} is installed, but nvrtc.txt says {VERSION}")
             package = importlib.util.find_spec("nvidia.cuda_nvrtc")
-            if package is None:
-                sys.exit("NVRTC is missing: install requirements.txt, or set SOUFFLEUR_NVRTC_DIR to its folder")
             folder = pathlib.Path(package.submodule_search_locations[0]) / "lib"
         # The library finds its second half only where that is loaded already.
         ctypes.CDLL(os.path.join(folder, "libnvrtc-builtins.so.12.9"))
         self.library = ctypes.CDLL(os.path.join(folder, "libnvrtc.so.12"))
         major, minor = ctypes.c_int(), ctypes.c_int()
         self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-        if (major.value, minor.value) != NVRTC:
-            sys.exit(f"NVRTC {major.value}.{minor.value} in {folder}, but the pack is made with {COMPILER}")
+        if not VERSION.startswith(f"{major.value}.{minor.value}."):
+            sys.exit(f"NVRTC {major.value}.{minor.value} in {folder}, but nvrtc.txt says {VERSION}")
 
     def compile(self, unit, target):
         """Returns the image, or None, and the log."""
@@ -119,12 +123,33 @@ def resources(log):
     return found
 
 
+def relabel(ptx):
+    """Says that the PTX is of the oldest version, without the hints that it did not have."""
+    ptx, relabelled = re.subn(rb"(?m)^\.version [0-9.]+$", f".version {PTX_VERSION}".encode(), ptx)
+    assert relabelled == 1
+    return re.sub(rb'(?m)^\s*\.pragma "used_bytes_mask [^\n]*\n', b"", ptx)
+
+
+def assemble_ptx(ptx):
+    """What ptxas has against it, or an empty string."""
+    package = importlib.util.find_spec("nvidia.cuda_nvcc")
+    ptxas = pathlib.Path(package.submodule_search_locations[0]) / "bin" / "ptxas"
+    ptxas.chmod(0o755)
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "kernels.ptx"
+        source.write_bytes(ptx.rstrip(b"\0"))
+        command = [ptxas, "-arch=sm_80", source, "-o", source.with_suffix(".cubin")]
+        result = subprocess.run(command, capture_output=True, text=True)
+    return "" if result.returncode == 0 else result.stdout + result.stderr
+
+
 def compile_one(job):
     unit, target = job
     image, log = Nvrtc().compile(unit, target)
     if target == PTX and image is not None:
-        image, relabelled = re.subn(rb"(?m)^\.version [0-9.]+$", f".version {PTX_VERSION}".encode(), image)
-        assert relabelled == 1
+        image = relabel(image)
+        if errors := assemble_ptx(image):
+            return unit, target, None, errors
     return unit, target, image, log
 
 

@@ -169,8 +169,9 @@ inline bool is_ready(const Fiber& fiber) { return !fiber.done && (!fiber.counter
 inline Fiber* next_ready() {
   Block& b = *blk;
   const unsigned own_warp = cur->thread / 32, own_place = b.lane_place[cur->lane];
-  for (unsigned k = 0; k < b.n_warps; ++k) {
-    const unsigned warp = b.warp_order[(b.warp_place[own_warp] + k) % b.n_warps];
+  unsigned place = b.warp_place[own_warp];
+  for (unsigned k = 0; k < b.n_warps; ++k, place = place + 1 < b.n_warps ? place + 1 : 0) {
+    const unsigned warp = b.warp_order[place];
     if (!b.warps[warp].n_live) continue;
     for (unsigned i = 1; i <= 32; ++i) {
       const unsigned thread = warp * 32 + b.lanes[(own_place + i) % 32];

@@ -8,3 +8,4 @@ mod environment;
 mod pack;
 mod planted;
 mod program;
+mod streams;

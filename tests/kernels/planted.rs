@@ -1,4 +1,5 @@
 //! Faults planted in kernels: the tests of those kernels have to find them, which says that they would find real ones.
+//! That the same programs pass without a fault is what `emulated.rs` asserts.
 
 use std::fs;
 
@@ -15,7 +16,8 @@ fn is_found(test: &str, variable: &str, value: &str) -> bool {
     })
 }
 
-/// Skips each barrier of a unit in turn; the unit's test must find all but `unseen` of them.
+/// Skips each barrier of a unit in turn; the unit's test must find all but `unseen` of them, which guard what no kernel
+/// makes use of.
 #[track_caller]
 fn check_barriers(unit: &str, test: &str, unseen: usize) {
     let source = fs::read_to_string(kernels().join(unit)).unwrap();
