@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn the_embedded_pack_is_of_these_sources() {
         let Ok(archive) = Archive::embedded() else {
-            println!("skipped: this binary was built without a pack");
+            eprintln!("skipped: this binary was built without a pack");
             return;
         };
         for (unit, _) in ALL_UNITS {
