@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
 
 use crate::actors::executor::ExecutorFactory;
 use crate::actors::tokenizer::TokenizerSettings;
@@ -92,39 +93,22 @@ impl EngineParts {
     pub fn from_model(config: &EngineConfig, progress: Progress) -> Result<Self, StartError> {
         config.validate()?;
         let dir = &config.model_path;
-        let dtype = stored_dtype(config.dtype);
         let gpu = match config.device {
             Device::Cuda(ordinal) => Some(Gpu::open(ordinal, config)?),
-            Device::Auto => {
-                gpu::notice_unused();
-                None
-            }
-            Device::Cpu => None,
+            Device::Auto | Device::Cpu => None,
         };
-        let model = cpu::describe(dir, dtype, config.quantization)?;
+        // Beside the rest: looking for a library takes some milliseconds.
+        let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
+        let model = cpu::describe(dir, stored_dtype(config.dtype), config.quantization)?;
         let memory = memory_plan(config, &model, gpu.as_ref())?;
         let generation = GenerationConfig::read(dir)?;
         let text = match config.skip_tokenizer_init {
             true => None,
             false => Some(Arc::new(TextModel::load(dir)?)),
         };
-        let mut eos_token_ids = model.config.eos_token_ids.clone();
-        eos_token_ids.extend(generation.eos_token_ids.iter().flatten());
-        if eos_token_ids.is_empty() {
-            eos_token_ids.extend(text.as_ref().and_then(|text| text.eos_id()));
-        }
-        eos_token_ids.sort_unstable();
-        eos_token_ids.dedup();
-        let options = CpuOptions {
-            dtype,
-            quantization: config.quantization,
-            n_pages: memory.n_pages as usize,
-            page_size: config.page_size as usize,
-            threads: threads(config.threads),
-            pin_threads: config.pin_threads,
-            max_rows: memory.max_running_requests as usize,
-            isa: None,
-            shared_prefix: true,
+        let executor = match gpu {
+            Some(gpu) => gpu.executor(config, progress),
+            None => cpu_executor(config, &memory, progress),
         };
         let info = ModelInfo {
             served_model_name: config.model_name(),
@@ -134,14 +118,14 @@ impl EngineParts {
             page_size: config.page_size as usize,
             max_running_requests: memory.max_running_requests as usize,
             vocab_size: model.config.vocab_size,
-            eos_token_ids,
+            eos_token_ids: eos_token_ids(&model, &generation, text.as_deref()),
             generation,
             memory: Some(memory),
         };
-        let executor = match gpu {
-            Some(gpu) => gpu.executor(config, progress),
-            None => cpu_executor(dir.clone(), options, progress),
-        };
+        if let Some(notice) = notice {
+            // It only writes to the log.
+            let _ = notice.join();
+        }
         Ok(Self {
             info,
             text,
@@ -223,7 +207,38 @@ impl EngineParts {
     }
 }
 
-fn cpu_executor(dir: PathBuf, options: CpuOptions, progress: Progress) -> Arc<ExecutorFactory> {
+fn eos_token_ids(
+    model: &CpuDescription,
+    generation: &GenerationConfig,
+    text: Option<&TextModel>,
+) -> Vec<u32> {
+    let mut ids = model.config.eos_token_ids.clone();
+    ids.extend(generation.eos_token_ids.iter().flatten());
+    if ids.is_empty() {
+        ids.extend(text.and_then(TextModel::eos_id));
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+fn cpu_executor(
+    config: &EngineConfig,
+    memory: &MemoryPlan,
+    progress: Progress,
+) -> Arc<ExecutorFactory> {
+    let dir = config.model_path.clone();
+    let options = CpuOptions {
+        dtype: stored_dtype(config.dtype),
+        quantization: config.quantization,
+        n_pages: memory.n_pages as usize,
+        page_size: config.page_size as usize,
+        threads: threads(config.threads),
+        pin_threads: config.pin_threads,
+        max_rows: memory.max_running_requests as usize,
+        isa: None,
+        shared_prefix: true,
+    };
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| progress.report(done, total);
         Ok(Box::new(CpuExecutor::load(&dir, &options, &mut report)?))

@@ -55,7 +55,7 @@ fn without_a_driver_the_cpu_is_used_and_cuda_is_an_error() {
     let cuda = plan(&["--device", "cuda"], None, &[]);
     if cuda.status.success() {
         assert!(stdout(&cuda).contains("free on GPU 0"), "{cuda:?}");
-        println!("skipped: this machine has a CUDA driver and a GPU");
+        eprintln!("skipped: this machine has a CUDA driver and a GPU");
         return;
     }
     check_refused(&cuda, 1, &["CUDA driver", "--device cpu"]);
@@ -64,9 +64,15 @@ fn without_a_driver_the_cpu_is_used_and_cuda_is_an_error() {
     assert!(stdout(&auto).contains("memory available"), "{auto:?}");
 }
 
+/// Variables of the emulated driver, and what is said then.
+type Situation = (
+    &'static [(&'static str, &'static str)],
+    &'static [&'static str],
+);
+
 #[test]
 fn a_driver_that_cannot_be_used_is_described() {
-    let table: [(&[(&str, &str)], &[&str]); 6] = [
+    let table: [Situation; 6] = [
         (
             &[("CUSIM_DRIVER_VERSION", "11040")],
             &["too old", "CUDA 11.4", "12.0 is needed", "525"],

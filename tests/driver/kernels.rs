@@ -14,14 +14,15 @@ use souffleur::kernels::cuda::params::{
 
 use crate::{device, modules};
 
-struct World {
-    device: Device,
-    modules: Modules,
+/// A device with its kernels.
+pub struct World {
+    pub device: Device,
+    pub modules: Modules,
     stream: Stream,
 }
 
 impl World {
-    fn new(ordinal: usize) -> Self {
+    pub fn new(ordinal: usize) -> Self {
         let (device, _) = device(ordinal);
         Self {
             modules: modules(&device),
@@ -137,14 +138,20 @@ fn products_of_all_kinds_are_right() {
         (70, 5, 24),
         (130, 260, 32),
     ] {
-        check_products(&world, F32, (m, n, k));
-        check_products(&world, ElementType::Bf16, (m, n, k));
+        for element in [F32, ElementType::Bf16] {
+            let products = Products::new(&world.device, &world.modules, element, GemmWish::Own);
+            check_products(&world, &mut products.unwrap(), element, (m, n, k));
+        }
     }
 }
 
-fn check_products(world: &World, element: ElementType, (m, n, k): (u32, u32, u32)) {
-    let mut products =
-        Products::new(&world.device, &world.modules, element, GemmWish::Own).unwrap();
+/// Both f32 results, and the one in elements, with a bias and without.
+pub fn check_products(
+    world: &World,
+    products: &mut Products,
+    element: ElementType,
+    (m, n, k): (u32, u32, u32),
+) {
     // Small whole numbers: exact in every type and order.
     let value = |i: u32| (i * 7 % 5) as f32 - 2.0;
     let x: Vec<f32> = (0..m * k).map(value).collect();
@@ -192,6 +199,23 @@ fn check_products(world: &World, element: ElementType, (m, n, k): (u32, u32, u32
     unsafe { products.multiply(&world.stream, &params) }.unwrap();
     let sums: Vec<f32> = biased.iter().zip(&plain).map(|(b, p)| b + p).collect();
     world.check(&out, &sums);
+    let stored = world.room::<u8>((m * n) as usize * element.bytes());
+    params.out = stored.ptr();
+    params.write = GemmWrite::Store;
+    for (bias, expected) in [(DevicePtr::NULL, &plain), (bias_there.ptr(), &biased)] {
+        params.bias = bias;
+        // SAFETY: likewise.
+        unsafe { products.multiply(&world.stream, &params) }.unwrap();
+        let got = world.stream.read(&stored, 0..stored.len()).unwrap();
+        let expected: Vec<u8> = match element {
+            ElementType::F32 => bytemuck::cast_slice(expected).to_vec(),
+            ElementType::Bf16 => {
+                let halves = expected.iter().map(|v| half::bf16::from_f32(*v));
+                bytemuck::cast_slice(&halves.collect::<Vec<_>>()).to_vec()
+            }
+        };
+        assert!(got == expected, "{element:?} {m} {n} {k}");
+    }
 }
 
 #[test]

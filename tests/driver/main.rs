@@ -5,9 +5,14 @@
 #![allow(unsafe_code)]
 
 mod cli;
+mod cublaslt;
+#[path = "../common/python_environment.rs"]
+mod environment;
 mod faults;
+mod hot_path;
 mod kernels;
 mod memory;
+mod pack;
 mod streams;
 
 use souffleur::kernels::cuda::driver::Device;

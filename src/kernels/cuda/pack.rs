@@ -12,6 +12,7 @@ mod sources;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use self::archive::Archive;
@@ -21,8 +22,32 @@ use self::nvrtc::Nvrtc;
 use self::sources::{ALL_UNITS, SourceHash, pack_compiler, source_hash};
 use super::driver::{Device, DriverError, Kernel, Module};
 
+/// What machine code begins with.
+const ELF: &[u8] = b"\x7fELF";
 /// In the hashes that name files of the cache.
 const ANY_COMPILER: &str = "";
+
+/// Where kernels may be found besides the pack.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// Leaves the machine code and the PTX in this binary alone.
+    pub skips_pack: bool,
+    /// Folder for what is compiled here.
+    pub cache: Option<PathBuf>,
+    /// Folders that may hold NVRTC, best first.
+    pub nvrtc: Vec<PathBuf>,
+}
+
+impl Places {
+    /// What environment variables, toolkits and Python packages of this user say.
+    pub fn of_user() -> Self {
+        Self {
+            skips_pack: false,
+            cache: cache::folder_of_user(),
+            nvrtc: nvrtc::folders_of_user(),
+        }
+    }
+}
 
 /// Why there are no kernels for a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,13 +93,21 @@ impl fmt::Display for Origin {
 pub struct Modules(BTreeMap<&'static str, (Module, Origin)>);
 
 impl Modules {
-    /// Loads the kernels for a device.
+    /// Loads the kernels for a device, from where this user has them.
     ///
     /// # Errors
     /// There are none for it, and what was tried.
     pub fn load(device: &Device) -> Result<Self, KernelsUnavailable> {
+        Self::load_from(device, Places::of_user())
+    }
+
+    /// Loads the kernels for a device.
+    ///
+    /// # Errors
+    /// There are none for it, and what was tried.
+    pub fn load_from(device: &Device, places: Places) -> Result<Self, KernelsUnavailable> {
         let began = Instant::now();
-        let mut finder = Finder::new(device);
+        let mut finder = Finder::new(device, places);
         let mut modules = BTreeMap::new();
         for (unit, _) in ALL_UNITS {
             modules.insert(*unit, finder.load(unit)?);
@@ -142,16 +175,22 @@ struct Finder<'a> {
     target: String,
     archive: Result<Archive, String>,
     cache: Cache,
+    nvrtc_folders: Vec<PathBuf>,
     nvrtc: Option<Result<Nvrtc, String>>,
 }
 
 impl<'a> Finder<'a> {
-    fn new(device: &'a Device) -> Self {
+    fn new(device: &'a Device, places: Places) -> Self {
+        let archive = match places.skips_pack {
+            true => Err("left alone".to_owned()),
+            false => Archive::embedded(),
+        };
         Self {
             device,
             target: sources::target(device.info().capability),
-            archive: Archive::embedded(),
-            cache: Cache::of_user(),
+            archive,
+            cache: Cache(places.cache),
+            nvrtc_folders: places.nvrtc,
             nvrtc: None,
         }
     }
@@ -161,7 +200,11 @@ impl<'a> Finder<'a> {
         let mut tried = Vec::new();
         for origin in [Origin::Pack, Origin::Cache, Origin::Nvrtc, Origin::Ptx] {
             let loaded = self.image(unit, origin).and_then(|image| {
-                // SAFETY: what the pack, the cache (whose files carry a hash) and NVRTC give are whole images.
+                if !image.starts_with(ELF) && !image.ends_with(b"\0") {
+                    return Err("is neither machine code nor PTX".to_owned());
+                }
+                // SAFETY: what the pack, the cache (whose files carry a hash) and NVRTC give is whole, and PTX ends in
+                // NUL, as was just seen.
                 let module = unsafe { device.load_module(&image) };
                 module.map_err(|error| error.to_string())
             });
@@ -212,7 +255,8 @@ impl<'a> Finder<'a> {
     }
 
     fn nvrtc(&mut self) -> Result<&Nvrtc, String> {
-        let nvrtc = self.nvrtc.get_or_insert_with(Nvrtc::find);
+        let folders = &self.nvrtc_folders;
+        let nvrtc = self.nvrtc.get_or_insert_with(|| Nvrtc::find(folders));
         nvrtc.as_ref().map_err(String::clone)
     }
 }
@@ -226,5 +270,32 @@ fn current<'a>(archive: &'a Archive, entry: &Entry) -> Result<Cow<'a, [u8]>, Str
             "{} for {} was made from other sources",
             entry.unit, entry.target
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedded_pack_is_of_these_sources() {
+        let Ok(archive) = Archive::embedded() else {
+            eprintln!("skipped: this binary was built without a pack");
+            return;
+        };
+        for (unit, _) in ALL_UNITS {
+            let code = archive.machine_code(unit, (8, 0));
+            let code = code.unwrap_or_else(|| panic!("no machine code of {unit} for 8.0"));
+            let ptx = archive
+                .ptx(unit)
+                .unwrap_or_else(|| panic!("no PTX of {unit}"));
+            for entry in [code, ptx] {
+                let image = current(&archive, entry);
+                let image = image.unwrap_or_else(|reason| panic!("{reason}: run kernels/pack.py"));
+                assert!(!image.is_empty(), "{entry:?}");
+            }
+            let ptx = archive.image(ptx);
+            assert!(ptx.ends_with(b"\0"), "PTX of {unit} does not end in NUL");
+        }
     }
 }

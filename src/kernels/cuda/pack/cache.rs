@@ -11,6 +11,7 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
+use super::super::search;
 use super::sources::SourceHash;
 
 /// Files that are kept: a dozen units for a few GPUs and versions. The oldest go first.
@@ -18,27 +19,20 @@ const MAX_FILES: usize = 96;
 const EXTENSION: &str = "cubin";
 
 /// The folder; none where the user has none.
-pub struct Cache(Option<PathBuf>);
+pub struct Cache(pub Option<PathBuf>);
+
+/// `kernels` in `SOUFFLEUR_CACHE_DIR`, else in `souffleur` in the user's cache.
+pub fn folder_of_user() -> Option<PathBuf> {
+    let user = || {
+        let xdg = search::variable("XDG_CACHE_HOME").filter(|dir| dir.is_absolute());
+        let cache = xdg.or_else(|| Some(search::variable("HOME")?.join(".cache")));
+        cache.map(|cache| cache.join("souffleur"))
+    };
+    let folder = search::variable("SOUFFLEUR_CACHE_DIR").or_else(user);
+    folder.map(|folder| folder.join("kernels"))
+}
 
 impl Cache {
-    /// `SOUFFLEUR_CACHE_DIR`, else `souffleur` in the user's cache.
-    pub fn of_user() -> Self {
-        let folder = |name| {
-            let value = std::env::var_os(name).filter(|value| !value.is_empty());
-            value.map(PathBuf::from)
-        };
-        let user = || {
-            let xdg = folder("XDG_CACHE_HOME").filter(|dir| dir.is_absolute());
-            let cache = xdg.or_else(|| Some(folder("HOME")?.join(".cache")));
-            cache.map(|cache| cache.join("souffleur"))
-        };
-        Self(folder("SOUFFLEUR_CACHE_DIR").or_else(user)).sub("kernels")
-    }
-
-    fn sub(self, name: &str) -> Self {
-        Self(self.0.map(|dir| dir.join(name)))
-    }
-
     /// Reads the machine code made from these sources.
     ///
     /// # Errors

@@ -38,15 +38,14 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Opens the first one found: by `SOUFFLEUR_NVRTC_DIR`, in a toolkit, in the Python environment that is active, or
-    /// where the loader looks.
+    /// Opens the first one found in these folders or where the loader looks.
     ///
     /// # Errors
     /// There is none; names where it was looked for.
-    pub fn find() -> Result<Self, String> {
+    pub fn find(folders: &[PathBuf]) -> Result<Self, String> {
         let mut tried = Vec::new();
-        for folder in folders() {
-            match library_in(&folder) {
+        for folder in folders {
+            match library_in(folder) {
                 Some(library) => match Self::open(&library) {
                     Ok(nvrtc) => return Ok(nvrtc),
                     Err(reason) => tried.push(format!("{}: {reason}", library.display())),
@@ -212,8 +211,8 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ptr()).collect()
 }
 
-/// Where NVRTC may lie, best first.
-fn folders() -> Vec<PathBuf> {
+/// Where NVRTC may lie: `SOUFFLEUR_NVRTC_DIR`, else toolkits and the Python environment that is active.
+pub fn folders_of_user() -> Vec<PathBuf> {
     match search::variable("SOUFFLEUR_NVRTC_DIR") {
         Some(chosen) => vec![chosen],
         None => search::folders("cuda_nvrtc"),
