@@ -64,52 +64,41 @@ template <class E> DEV HeadRows head_rows(const AttendParams<E>& p, const E* poo
 }
 
 // ---- tiles of bf16 rows in shared memory, 16-byte chunks swizzled
+//
+// The tensor-core kernels are made for rows of D elements and take heads of fewer: the chunks that a head
+// lacks are zeros, in queries, keys and values.
 
-// What the chunks of a row are flipped by. Eight rows of one chunk column (what ldmatrix reads) and eight
-// chunks of one row (what cp.async writes) each touch all 32 banks. Rows of 96 lie 4 bank groups apart
-// instead of 0 or 8, so there the rows alternate and two bits of swizzle do.
-template <uint32_t D> DEV uint32_t flip(uint32_t row) { return D == 96 ? row / 2 % 4 : row % 8; }
-
-// Element offset of a chunk.
+// Element offset of a chunk. Eight rows of one chunk column (what ldmatrix reads) and eight chunks of one row
+// (what cp.async writes) each touch all 32 banks.
 template <uint32_t D> DEV uint32_t swizzled(uint32_t row, uint32_t chunk) {
-  return row * D + (chunk ^ flip<D>(row)) * 8;
+  static_assert(D % 64 == 0, "rows are whole turns of the banks");
+  return row * D + (chunk ^ row % 8) * 8;
 }
 
-// Copies rows of bf16 from the pool into a swizzled tile: kThreads threads, kRows rows, 16 bytes at once.
-// Rows stay together for coalescing; from pass to pass a thread's row changes by a constant, and so does its
-// swizzle: that saves registers.
+// Copies rows of the pool into a swizzled tile: kThreads threads, kRows rows, 16 bytes at once. Rows stay
+// together for coalescing; from pass to pass a thread's row changes by a constant, and so does its swizzle:
+// that saves registers.
 template <uint32_t D, uint32_t kThreads, uint32_t kRows> struct RowCopy {
   static constexpr uint32_t kColumns = D / 8;  // chunks of a row
   static constexpr uint32_t kPasses = kRows * kColumns / kThreads;
-  static_assert(kRows * kColumns % kThreads == 0 && (D != 96 || kPasses % 3 == 0), "whole passes");
+  static_assert(kThreads % kColumns == 0 && kPasses % 4 == 0, "a thread keeps to a column");
 
-  // Of a thread in pass i. With 12 chunks in a row three passes make whole rows, a multiple of eight.
-  static DEV uint32_t row(uint32_t thread, uint32_t i) {
-    if constexpr (D == 96) return (i % 3 * kThreads + thread) / kColumns + i / 3 * (3 * kThreads / kColumns);
-    return thread / kColumns * kPasses + i;
-  }
-  static DEV uint32_t column(uint32_t thread, uint32_t i) {
-    return D == 96 ? (i % 3 * kThreads + thread) % kColumns : thread % kColumns;
-  }
+  // Of a thread in its first pass; the following passes take the following rows.
+  static DEV uint32_t first_row(uint32_t thread) { return thread / kColumns * kPasses; }
 
-  // Unless kAll, rows from n_rows on become zeros, unread.
+  // What lies beyond n_columns chunks, and unless kAll from row n_rows on, becomes zeros, unread.
   template <bool kAll>
   static DEV void copy(uint32_t thread, smem_addr to, const HeadRows& from, const uint32_t (&slots)[kPasses],
-                       uint32_t n_rows) {
-    if constexpr (D == 96) {
+                       uint32_t n_columns, uint32_t n_rows) {
+    const uint32_t first = first_row(thread), column = thread % kColumns;
+    const HeadRows chunks = {opaque(from.first + column * 16), from.stride};
+    const smem_addr at = to + swizzled<D>(first, column) * sizeof(bf16);
+    const bool mine = column < n_columns;
+    const int n_left = mine ? (int)n_rows - (int)first : 0;
 #pragma unroll
-      for (uint32_t i = 0; i < kPasses; ++i) {
-        const uint32_t r = row(thread, i), c = column(thread, i);
-        cp_async16(to + swizzled<D>(r, c) * sizeof(bf16), from.row(slots[i]) + c * 16, kAll || r < n_rows);
-      }
-    } else {
-      const uint32_t first = row(thread, 0), c = column(thread, 0);
-      const HeadRows chunks = {opaque(from.first + c * 16), from.stride};
-      const smem_addr at = to + swizzled<D>(first, c) * sizeof(bf16);  // first is a multiple of 4 at least
-      const int left = (int)n_rows - (int)first;
-#pragma unroll
-      for (uint32_t i = 0; i < kPasses; ++i)
-        cp_async16((at ^ (i % 8 * 16)) + i * D * sizeof(bf16), chunks.row(slots[i]), kAll || (int)i < left);
+    for (uint32_t i = 0; i < kPasses; ++i) {
+      const bool is_read = kAll ? mine : (int)i < n_left;
+      cp_async16((at ^ (i % 8 * 16)) + i * D * sizeof(bf16), chunks.row(slots[i]), is_read);
     }
   }
 };
@@ -128,28 +117,24 @@ template <uint32_t D> DEV uint32_t key_offset() {
 
 // The same for columns 16 k .. 16 k + 16: as tiles begin at multiples of their row, this touches only the
 // chunk's bits.
-template <uint32_t D> DEV smem_addr step_columns(smem_addr offset, uint32_t k) {
-  if constexpr (D == 96) return (offset ^ (k % 2 * 32)) + k / 2 * 64;
-  return offset ^ (k * 32);
-}
+DEV smem_addr step_columns(smem_addr offset, uint32_t k) { return offset ^ (k * 32); }
 
 // A: rows first_row .. +16 of a tile, the 16 columns of step k.
-template <uint32_t D> DEV void load_rows(uint32_t (&a)[4], smem_addr tile, smem_addr offset, uint32_t k) {
-  ldmatrix_x4(a, tile + step_columns<D>(offset, k));
+DEV void load_rows(uint32_t (&a)[4], smem_addr tile, smem_addr offset, uint32_t k) {
+  ldmatrix_x4(a, tile + step_columns(offset, k));
 }
 
 // B of Q K^T: 16 keys as two tiles of eight, the 16 columns of step k.
-template <uint32_t D> DEV void load_keys(uint32_t (&b)[2][2], smem_addr tile, smem_addr offset, uint32_t k) {
+DEV void load_keys(uint32_t (&b)[2][2], smem_addr tile, smem_addr offset, uint32_t k) {
   uint32_t r[4];
-  ldmatrix_x4(r, tile + step_columns<D>(offset, k));
+  ldmatrix_x4(r, tile + step_columns(offset, k));
   b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
 }
 
 // B of P V: 16 keys, columns 16 n .. +16 as two tiles of eight.
-template <uint32_t D>
 DEV void load_values(uint32_t (&b)[2][2], smem_addr tile, smem_addr offset, uint32_t n) {
   uint32_t r[4];
-  ldmatrix_x4_trans(r, tile + step_columns<D>(offset, n));
+  ldmatrix_x4_trans(r, tile + step_columns(offset, n));
   b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
 }
 

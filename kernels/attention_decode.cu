@@ -104,6 +104,7 @@ template <uint32_t D> struct Stream {
   using S = Shape<D>;
   PageWalk walk;
   HeadRows k, v;
+  uint32_t n_columns;     // chunks of eight of a head
   uint32_t first, n_keys;
   smem_addr stages;       // of this warp
 
@@ -124,8 +125,8 @@ template <uint32_t D> struct Stream {
       uint32_t slots[Copy::kPasses];
 #pragma unroll
       for (uint32_t i = 0; i < Copy::kPasses; ++i)
-        slots[i] = __shfl_sync(0xffffffffu, slot, Copy::row(thread, i));
-      Copy::template copy<false>(thread, to, from, slots, n_keys - block * S::kKeys);
+        slots[i] = __shfl_sync(0xffffffffu, slot, Copy::first_row(thread) + i);
+      Copy::template copy<false>(thread, to, from, slots, n_columns, n_keys - block * S::kKeys);
     }
     cp_async_commit();
   }
@@ -137,23 +138,23 @@ template <uint32_t D> struct Queries {
   uint32_t a[Shape<D>::kQueriesInRegisters ? D / 16 : 1][4];
   smem_addr tile;  // where the lane begins in it
 
-  DEV void read(const bf16* q, uint32_t n_rows) {
+  DEV void read(const HeadRows& q, uint32_t n_rows, uint32_t n_columns) {
     const uint32_t row = lane_id() / 4, column = lane_id() % 4 * 2;
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; ++k)
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
         const uint32_t r = row + i % 2 * 8;
-        const bf16* from = q + r * D + k * 16 + column + i / 2 * 8;
-        a[k][i] = r < n_rows ? *reinterpret_cast<const uint32_t*>(from) : 0;
+        const char* from = q.row(r) + (k * 16 + i / 2 * 8 + column) * sizeof(bf16);
+        a[k][i] = r < n_rows && 2 * k + i / 2 < n_columns ? *reinterpret_cast<const uint32_t*>(from) : 0;
       }
   }
-  DEV void copy_tile(smem_addr to, const bf16* q, uint32_t n_rows) {
+  DEV void copy_tile(smem_addr to, const HeadRows& q, uint32_t n_rows, uint32_t n_columns) {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < Shape<D>::kRows * D / 8; i += blockDim.x) {
       const uint32_t row = i / (D / 8), chunk = i % (D / 8);
-      const bf16* from = q + (row < n_rows ? row * D + chunk * 8 : 0);
-      cp_async16(to + swizzled<D>(row, chunk) * sizeof(bf16), from, row < n_rows);
+      const bool real = row < n_rows && chunk < n_columns;
+      cp_async16(to + swizzled<D>(row, chunk) * sizeof(bf16), real ? q.row(row) + chunk * 16 : q.first, real);
     }
     cp_async_commit();
     tile = to + lane_offset<D>();
@@ -163,7 +164,7 @@ template <uint32_t D> struct Queries {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) out[i] = a[k][i];
     } else {
-      load_rows<D>(out, 0, tile, k);
+      load_rows(out, 0, tile, k);
     }
   }
 };
@@ -176,7 +177,7 @@ template <uint32_t D> DEV void score(float (&s)[2][4], const Queries<D>& queries
   for (uint32_t k = 0; k < D / 16; ++k) {
     uint32_t a[4], b[2][2];
     queries.step(a, k);
-    load_keys<D>(b, 0, keys, k);
+    load_keys(b, 0, keys, k);
     mma_m16n8k16(s[0], a, b[0]);
     mma_m16n8k16(s[1], a, b[1]);
   }
@@ -188,7 +189,7 @@ template <uint32_t D> DEV void add_values(Attended<D>& attended, const float (&s
 #pragma unroll
   for (uint32_t n = 0; n < D / 16; ++n) {
     uint32_t b[2][2];
-    load_values<D>(b, 0, values, n);
+    load_values(b, 0, values, n);
     mma_m16n8k16(attended.o[2 * n], a, b[0]);
     mma_m16n8k16(attended.o[2 * n + 1], a, b[1]);
   }
@@ -204,12 +205,12 @@ DEV void mask_end(float (&s)[2][4], uint32_t n_keys) {
 }
 
 template <uint32_t D>
-DEV void attend_stream(Attended<D>& attended, Queries<D>& queries, const Stream<D>& stream, const bf16* q,
+DEV void attend_stream(Attended<D>& attended, Queries<D>& queries, const Stream<D>& stream, const HeadRows& q,
                        uint32_t n_rows, smem_addr query_tile, float scale_log2) {
   using S = Shape<D>;
   constexpr uint32_t kAhead = S::kStages * S::kWarps;
   constexpr int kPending = 2 * S::kStages - 1;
-  if constexpr (!S::kQueriesInRegisters) queries.copy_tile(query_tile, q, n_rows);
+  if constexpr (!S::kQueriesInRegisters) queries.copy_tile(query_tile, q, n_rows, stream.n_columns);
   const uint32_t own = warp();
   uint32_t slots[S::kStages];
 #pragma unroll
@@ -222,7 +223,7 @@ DEV void attend_stream(Attended<D>& attended, Queries<D>& queries, const Stream<
   }
   uint32_t slot = stream.find_slot(own + kAhead);
   if constexpr (S::kQueriesInRegisters) {
-    queries.read(q, n_rows);
+    queries.read(q, n_rows, stream.n_columns);
   } else {
     cp_async_wait<2 * S::kStages>();
     __syncthreads();
@@ -278,6 +279,7 @@ DEV void write_rows(const AttendParams<bf16>& p, const Work& work, const bf16* s
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < n_rows * (D / 2); i += blockDim.x) {
     const uint32_t row = i / (D / 2), column = i % (D / 2) * 2, head = first_head + row;
+    if (column >= p.head_dim) continue;
     float factors[S::kWarps];
     const Merged merged = merge<S::kWarps, 16>(sums, row, factors);
     float x = 0.f, y = 0.f;
@@ -289,7 +291,7 @@ DEV void write_rows(const AttendParams<bf16>& p, const Work& work, const bf16* s
       y += factors[w] * o.y;
     }
     if (work.n_splits == 1) {
-      bf16* out = p.out + ((uint64_t)work.segment.first_token * p.n_heads + head) * D + column;
+      bf16* out = p.out + ((uint64_t)work.segment.first_token * p.n_heads + head) * p.head_dim + column;
       *reinterpret_cast<uint32_t*>(out) = pack_bf16(__fdividef(x, merged.sum), __fdividef(y, merged.sum));
       continue;
     }
@@ -312,9 +314,11 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
   const uint32_t first_head = kv_head * group + first_row, n_rows = min(group - first_row, S::kRows);
   bf16* stages = shared + warp() * S::kWarpElements;
   const Stream<D> stream = {page_walk(p, work.segment.row), head_rows(p, p.k_pool, kv_head),
-                            head_rows(p, p.v_pool, kv_head), work.keys.begin,
-                            work.keys.end - work.keys.begin, smem_of(stages)};
-  const bf16* q = p.q + ((uint64_t)work.segment.first_token * p.n_heads + first_head) * D;
+                            head_rows(p, p.v_pool, kv_head), p.head_dim / 8,
+                            work.keys.begin, work.keys.end - work.keys.begin,
+                            smem_of(stages)};
+  const bf16* first_q = p.q + ((uint64_t)work.segment.first_token * p.n_heads + first_head) * p.head_dim;
+  const HeadRows q = {reinterpret_cast<const char*>(first_q), p.head_dim * (uint32_t)sizeof(bf16)};
   Attended<D> attended;
   Queries<D> queries;
   const smem_addr query_tile = smem_of(shared + S::kWarps * S::kWarpElements);
@@ -398,8 +402,9 @@ template <class E> DEV void combine(const AttendParams<E>& p) {
 
 }  // namespace decode
 
-// grid (n_kv_heads * ceil(group / 16), segments, n_splits), block 32 kWarps; the second bound is the blocks
-// that the shared memory of sm_80 or sm_90 holds at once.
+// D: of heads of at most that size, a multiple of 8; grid (n_kv_heads * ceil(group / 16), segments,
+// n_splits), block 32 kWarps; the second bound is the blocks that the shared memory of sm_80 or sm_90 holds
+// at once.
 #define ATTEND_DECODE(D, threads, blocks)                                        \
   extern "C" __global__ void __launch_bounds__(threads, blocks)                  \
       attend_decode_bf16_d##D(const __grid_constant__ AttendParams<bf16> p) {    \
@@ -407,7 +412,6 @@ template <class E> DEV void combine(const AttendParams<E>& p) {
   }                                                                              \
   CUSIM_KERNEL(attend_decode_bf16_d##D)
 ATTEND_DECODE(64, 128, 4)
-ATTEND_DECODE(96, 128, 4)
 ATTEND_DECODE(128, 128, 3)
 ATTEND_DECODE(256, 64, 3)
 

@@ -54,9 +54,9 @@ DEV Tile make_tile(const AttendParams<bf16>& p, const Segment& segment, uint32_t
 }
 
 // Element offset of a row of a tile in q and out.
-template <uint32_t D> DEV uint64_t row_offset(const AttendParams<bf16>& p, const Tile& tile, uint32_t row) {
+DEV uint64_t row_offset(const AttendParams<bf16>& p, const Tile& tile, uint32_t row) {
   const uint32_t head = blockIdx.y * tile.group + row % tile.group;
-  return ((uint64_t)(tile.first_token + row / tile.group) * p.n_heads + head) * D;
+  return ((uint64_t)(tile.first_token + row / tile.group) * p.n_heads + head) * p.head_dim;
 }
 
 template <uint32_t D> DEV void copy_queries(const AttendParams<bf16>& p, const Tile& tile, smem_addr to) {
@@ -64,20 +64,21 @@ template <uint32_t D> DEV void copy_queries(const AttendParams<bf16>& p, const T
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < S::kRows * D / 8; i += S::kThreads) {
     const uint32_t row = i / (D / 8), chunk = i % (D / 8);
-    const bool real = row < tile.n_rows;
-    const bf16* from = p.q + row_offset<D>(p, tile, real ? row : 0) + chunk * 8;
+    const bool real = row < tile.n_rows && chunk * 8 < p.head_dim;
+    const bf16* from = p.q + row_offset(p, tile, real ? row : 0) + (real ? chunk * 8 : 0);
     cp_async16(to + swizzled<D>(row, chunk) * sizeof(bf16), from, real);
   }
 }
 
 // Keys or values of a block.
-template <uint32_t D> DEV void copy_block(smem_addr to, const HeadRows& from, const uint32_t* slots) {
+template <uint32_t D>
+DEV void copy_block(smem_addr to, const HeadRows& from, const uint32_t* slots, uint32_t n_columns) {
   using Copy = RowCopy<D, Shape<D>::kThreads, Shape<D>::kKeys>;
   const uint32_t thread = threadIdx.x;
   uint32_t row_slots[Copy::kPasses];
 #pragma unroll
-  for (uint32_t i = 0; i < Copy::kPasses; ++i) row_slots[i] = slots[Copy::row(thread, i)];
-  Copy::template copy<true>(thread, to, from, row_slots, Shape<D>::kKeys);
+  for (uint32_t i = 0; i < Copy::kPasses; ++i) row_slots[i] = slots[Copy::first_row(thread) + i];
+  Copy::template copy<true>(thread, to, from, row_slots, n_columns, Shape<D>::kKeys);
 }
 
 // The t-th 16 rows of a tile.
@@ -101,7 +102,7 @@ template <uint32_t D> struct Rows {
       for (uint32_t t = 0; t < S::kRowTiles; ++t)
 #pragma unroll
         for (uint32_t k = 0; k < D / 16; ++k)
-          load_rows<D>(q[t][k], rows16<D>(queries, t), lane_offset<D>(), k);
+          load_rows(q[t][k], rows16<D>(queries, t), lane_offset<D>(), k);
     }
   }
   DEV void query(uint32_t (&a)[4], smem_addr queries, uint32_t offset, uint32_t t, uint32_t k) const {
@@ -109,7 +110,7 @@ template <uint32_t D> struct Rows {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) a[i] = q[t][k][i];
     } else {
-      load_rows<D>(a, rows16<D>(queries, t), offset, k);
+      load_rows(a, rows16<D>(queries, t), offset, k);
     }
   }
 };
@@ -132,7 +133,7 @@ DEV void score(Scores<D>& s, const Rows<D>& rows, smem_addr queries, smem_addr k
 #pragma unroll
     for (uint32_t j = 0; j < S::kKeys / 16; ++j) {
       uint32_t b[2][2];
-      load_keys<D>(b, rows16<D>(keys, j), keys_at, k);
+      load_keys(b, rows16<D>(keys, j), keys_at, k);
 #pragma unroll
       for (uint32_t t = 0; t < S::kRowTiles; ++t) {
         mma_m16n8k16(s[t][2 * j], a[t], b[0]);
@@ -178,7 +179,7 @@ DEV void add_values(Rows<D>& rows, const Scores<D>& s, smem_addr values) {
 #pragma unroll
     for (uint32_t n = 0; n < D / 16; ++n) {
       uint32_t b[2][2];
-      load_values<D>(b, rows16<D>(values, j), offset, n);
+      load_values(b, rows16<D>(values, j), offset, n);
 #pragma unroll
       for (uint32_t t = 0; t < S::kRowTiles; ++t) {
         mma_m16n8k16(rows.attended[t].o[2 * n], a[t], b[0]);
@@ -211,9 +212,9 @@ DEV void write_rows(const AttendParams<bf16>& p, const Tile& tile, const Rows<D>
 #pragma unroll 1
   for (uint32_t i = lane_id(); i < S::kWarpRows * D / 8; i += kWarpSize) {
     const uint32_t row = first + i / (D / 8), chunk = i % (D / 8);
-    if (row >= tile.n_rows) continue;
+    if (row >= tile.n_rows || chunk * 8 >= p.head_dim) continue;
     const uint4 piece = *reinterpret_cast<const uint4*>(staging + swizzled<D>(row, chunk));
-    *reinterpret_cast<uint4*>(p.out + row_offset<D>(p, tile, row) + chunk * 8) = piece;
+    *reinterpret_cast<uint4*>(p.out + row_offset(p, tile, row) + chunk * 8) = piece;
   }
 }
 
@@ -236,7 +237,7 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
   if (threadIdx.x < S::kKeys) slots[0][threadIdx.x] = tile.slot(threadIdx.x);
   copy_queries<D>(p, tile, smem_of(shared));
   __syncthreads();
-  copy_block<D>(keys, all_keys, slots[0]);
+  copy_block<D>(keys, all_keys, slots[0], p.head_dim / 8);
   cp_async_commit();
   Rows<D> rows;
   rows.clear();
@@ -244,7 +245,7 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
     const uint32_t next_slot = tile.slot(first + S::kKeys + threadIdx.x % S::kKeys);
     cp_async_wait<0>();
     __syncthreads();  // the keys are there, and the values of the block before are used up
-    copy_block<D>(values, all_values, slots[block % 2]);
+    copy_block<D>(values, all_values, slots[block % 2], p.head_dim / 8);
     cp_async_commit();
     if (block == 0) rows.keep_queries(queries);
     Scores<D> s;
@@ -255,7 +256,7 @@ template <uint32_t D> DEV void attend(const AttendParams<bf16>& p) {
     for (uint32_t t = 0; t < S::kRowTiles; ++t) rows.attended[t].weigh(s[t], p.scale_log2);
     cp_async_wait<0>();
     __syncthreads();  // the values and the next slots are there, and the keys are used up
-    if (first + S::kKeys < tile.n_keys) copy_block<D>(keys, all_keys, slots[(block + 1) % 2]);
+    if (first + S::kKeys < tile.n_keys) copy_block<D>(keys, all_keys, slots[(block + 1) % 2], p.head_dim / 8);
     cp_async_commit();
     add_values<D>(rows, s, values);
   }
@@ -300,7 +301,6 @@ template <class E> DEV void attend_plain(const AttendParams<E>& p) {
   }                                                                              \
   CUSIM_KERNEL(attend_prefill_bf16_d##D)
 ATTEND_PREFILL(64)
-ATTEND_PREFILL(96)
 ATTEND_PREFILL(128)
 ATTEND_PREFILL(256)
 

@@ -191,13 +191,12 @@ bool launch(const std::string& kernel, Case<E>& c, dim3 grid, uint32_t block, ui
 template <class E> const char* name_of() { return sizeof(E) == 4 ? "f32" : "bf16"; }
 
 bool has_tensor_kernel(const Shape& s, const float*) { return false; }
-bool has_tensor_kernel(const Shape& s, const bf16*) {
-  return s.head_dim == 64 || s.head_dim == 96 || s.head_dim == 128 || s.head_dim == 256;
-}
+bool has_tensor_kernel(const Shape& s, const bf16*) { return s.head_dim % 8 == 0; }
 
-uint32_t decode_shared(uint32_t head_dim) {
-  return head_dim == 64 || head_dim == 96 ? 49152 : head_dim == 128 ? 65536 : 73728;
-}
+// The size of heads that its tensor-core kernels are made for.
+uint32_t padded(uint32_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+
+uint32_t decode_shared(uint32_t d) { return d == 64 ? 49152 : d == 128 ? 65536 : 73728; }
 uint32_t prefill_shared(uint32_t d) {
   return 2 * d * (prefill_rows(d) + 2 * (d == 256 ? 32 : 64));
 }
@@ -206,13 +205,14 @@ template <class E> bool launch_decode(Case<E>& c, bool plain) {
   const Shape& s = c.shape;
   const std::string element = name_of<E>();
   const uint32_t n_segments = c.segments.size(), parts = (s.n_heads / s.n_kv_heads + 15) / 16;
+  const uint32_t d = padded(s.head_dim);
   const size_t n_partials = (size_t)n_segments * s.n_heads * s.n_splits * (s.head_dim + 2);
   c.partials.assign(s.n_splits > 1 ? n_partials : 0, kNan);
   const bool done =
       plain ? launch("attend_decode_generic_" + element, c, dim3(s.n_heads, n_segments, s.n_splits), 128, 0)
-            : launch("attend_decode_bf16_d" + std::to_string(s.head_dim), c,
-                     dim3(s.n_kv_heads * parts, n_segments, s.n_splits), s.head_dim == 256 ? 64 : 128,
-                     decode_shared(s.head_dim));
+            : launch("attend_decode_bf16_d" + std::to_string(d), c,
+                     dim3(s.n_kv_heads * parts, n_segments, s.n_splits), d == 256 ? 64 : 128,
+                     decode_shared(d));
   if (!done || s.n_splits == 1) return done;
   return launch("attend_combine_" + element, c, dim3(s.n_heads, n_segments), 128, 0);
 }
@@ -220,7 +220,7 @@ template <class E> bool launch_decode(Case<E>& c, bool plain) {
 template <class E> bool launch_prefill(Case<E>& c, bool plain) {
   const Shape& s = c.shape;
   const uint32_t group = s.n_heads / s.n_kv_heads;
-  const uint32_t height = plain ? kPlainTileQueries : prefill_rows(s.head_dim) / group;
+  const uint32_t d = padded(s.head_dim), height = plain ? kPlainTileQueries : prefill_rows(d) / group;
   c.tiles.clear();
   for (uint32_t i = 0; i < c.segments.size(); ++i)
     for (uint32_t first = 0; first < c.segments[i].n_tokens; first += height) c.tiles.push_back({i, first});
@@ -228,8 +228,8 @@ template <class E> bool launch_prefill(Case<E>& c, bool plain) {
   const uint32_t n_tiles = c.tiles.size();
   const std::string plain_kernel = std::string("attend_prefill_generic_") + name_of<E>();
   if (plain) return launch(plain_kernel, c, dim3(n_tiles, s.n_heads), 128, 0);
-  return launch("attend_prefill_bf16_d" + std::to_string(s.head_dim), c, dim3(n_tiles, s.n_kv_heads), 128,
-                prefill_shared(s.head_dim));
+  return launch("attend_prefill_bf16_d" + std::to_string(d), c, dim3(n_tiles, s.n_kv_heads), 128,
+                prefill_shared(d));
 }
 
 template <class E> void run(Case<E> c, bool decode) {
@@ -297,7 +297,7 @@ void decode_cases() {
     for (int i = 0; i < 3; ++i)
       decode_rows<bf16>(random_shape(head_dim), {below(20), below(200), below(600)});
   }
-  for (const uint32_t head_dim : {1u, 8u, 12u, 20u, 80u, 255u, 256u}) {
+  for (const uint32_t head_dim : {1u, 8u, 12u, 20u, 72u, 80u, 160u, 255u, 256u}) {
     decode_rows<float>(random_shape(head_dim), {0, 31, 32, below(200), 128 + below(300)});
     decode_rows<bf16>(random_shape(head_dim), {0, 31, 32, below(200), 128 + below(300)});
   }
@@ -317,7 +317,7 @@ void prefill_cases() {
       prefill_rows_of<bf16>(random_shape(head_dim),
                             {{below(150), 1 + below(40)}, {below(2) * 16, 1 + below(80)}});
   }
-  for (const uint32_t head_dim : {1u, 8u, 12u, 20u, 80u, 255u, 256u}) {
+  for (const uint32_t head_dim : {1u, 8u, 12u, 20u, 72u, 80u, 160u, 255u, 256u}) {
     prefill_rows_of<float>(random_shape(head_dim), {{0, 1 + below(35)}, {below(100), 17}, {3, 0}});
     chunks_agree<float>({head_dim, 2, 1, 16, 70, 1, 1.f});
     prefill_rows_of<bf16>(random_shape(head_dim), {{0, 1 + below(35)}, {below(100), 17}, {3, 0}});
