@@ -259,6 +259,7 @@ fn decodes_and_prefills_see_the_same_pages() {
     check_attention(&world, F32, 8, 3);
     check_attention(&world, ElementType::Bf16, 64, 1);
     check_attention(&world, ElementType::Bf16, 64, 3);
+    check_attention(&world, ElementType::Bf16, 96, 2);
     check_attention(&world, ElementType::Bf16, 12, 2);
 }
 
@@ -375,7 +376,7 @@ fn every_kernel_of_every_type_is_found() {
         RopeStore::load(&world.modules, element).unwrap();
         SiluMul::load(&world.modules, element).unwrap();
         OwnGemm::load(&world.modules, element, 132).unwrap();
-        for head_dim in [8, 64, 96, 128, 256] {
+        for head_dim in [8, 32, 64, 96, 128, 160, 256] {
             let shape = AttendShape {
                 element,
                 n_heads: 8,

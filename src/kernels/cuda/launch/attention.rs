@@ -15,6 +15,8 @@ const MAX_SPLITS: u32 = 64;
 /// Keys below which a split of a context is not worth a block.
 const KEYS_PER_SPLIT: u32 = 128;
 const MAX_HEAD_DIM: u32 = 256;
+/// Rows of heads are copied in pieces of this many elements, 16 bytes, on tensor cores.
+const DIM_STEP: u32 = 8;
 
 /// The heads that a model attends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,29 +36,33 @@ impl AttendShape {
         self.n_heads / self.n_kv_heads
     }
 
-    /// Heads of this size run on tensor cores: the kernels' suffix, what a block of a decode and of a prefill takes.
+    /// What the kernels on tensor cores take, if there are some for these heads: heads are filled up with zeros to the
+    /// size that a kernel is made for, and below half of the smallest that is not worth it.
     fn tensor(&self) -> Option<TensorLaunch> {
-        let launch = |decode_threads, decode_shared_bytes, prefill_shared_bytes, prefill_rows| {
+        let launch = |padded_dim, threads, decode_bytes, prefill_bytes, prefill_rows| {
             Some(TensorLaunch {
-                decode_threads,
-                decode_shared_bytes,
-                prefill_shared_bytes,
+                padded_dim,
+                decode_threads: threads,
+                decode_shared_bytes: decode_bytes,
+                prefill_shared_bytes: prefill_bytes,
                 prefill_rows,
             })
         };
         match (self.element, self.head_dim) {
             (ElementType::F32, _) => None,
-            (ElementType::Bf16, 64) => launch(128, 49_152, 32_768, 128),
-            (ElementType::Bf16, 96) => launch(128, 49_152, 49_152, 128),
-            (ElementType::Bf16, 128) => launch(128, 65_536, 65_536, 128),
-            (ElementType::Bf16, 256) => launch(64, 73_728, 65_536, 64),
-            (ElementType::Bf16, _) => None,
+            (_, dim) if !dim.is_multiple_of(DIM_STEP) => None,
+            (_, 32..=64) => launch(64, 128, 49_152, 32_768, 128),
+            (_, 65..=128) => launch(128, 128, 65_536, 65_536, 128),
+            (_, 129..=256) => launch(256, 64, 73_728, 65_536, 64),
+            _ => None,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug)]
 struct TensorLaunch {
+    /// The size of heads that the kernels are made for, part of their names.
+    padded_dim: u32,
     decode_threads: u32,
     decode_shared_bytes: u32,
     prefill_shared_bytes: u32,
@@ -95,15 +101,15 @@ impl Attention {
         let suffix = shape.element.suffix();
         let tensor = shape.tensor();
         let tiled = tensor.filter(|launch| shape.group() <= launch.prefill_rows);
-        let (dim, group) = (shape.head_dim, shape.group());
-        let name = |operation: &str, tensor: bool| match tensor {
-            true => format!("{operation}_{suffix}_d{dim}"),
-            false => format!("{operation}_generic_{suffix}"),
+        let group = shape.group();
+        let name = |operation: &str, tensor: Option<TensorLaunch>| match tensor {
+            Some(launch) => format!("{operation}_{suffix}_d{}", launch.padded_dim),
+            None => format!("{operation}_generic_{suffix}"),
         };
         let attention = Self {
             shape,
             multiprocessors,
-            decode: modules.kernel(DECODE, &name("attend_decode", tensor.is_some()))?,
+            decode: modules.kernel(DECODE, &name("attend_decode", tensor))?,
             decode_blocks: match tensor {
                 Some(_) => shape.n_kv_heads * group.div_ceil(DECODE_HEADS),
                 None => shape.n_heads,
@@ -111,7 +117,7 @@ impl Attention {
             decode_threads: tensor.map_or(THREADS, |launch| launch.decode_threads),
             decode_shared_bytes: tensor.map_or(0, |launch| launch.decode_shared_bytes),
             combine: modules.kernel(DECODE, &format!("attend_combine_{suffix}"))?,
-            prefill: modules.kernel(PREFILL, &name("attend_prefill", tiled.is_some()))?,
+            prefill: modules.kernel(PREFILL, &name("attend_prefill", tiled))?,
             prefill_blocks: match tiled {
                 Some(_) => shape.n_kv_heads,
                 None => shape.n_heads,
