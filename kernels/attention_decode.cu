@@ -216,10 +216,10 @@ DEV void attend_stream(Attended<D>& attended, Queries<D>& queries, const Stream<
 #pragma unroll
   for (uint32_t i = 0; i < S::kStages; ++i) slots[i] = stream.find_slot(own + i * S::kWarps);
 #pragma unroll 1
-  for (uint32_t i = 0; i < S::kStages; ++i) {
-    const uint32_t slot = i == 0 ? slots[0] : i == 1 ? slots[1] : slots[S::kStages - 1];
-    stream.copy(stream.k, stream.piece(i, 0), own + i * S::kWarps, slot);
-    stream.copy(stream.v, stream.piece(i, 1), own + i * S::kWarps, slot);
+  for (uint32_t i = 0; i < 2 * S::kStages; ++i) {
+    const uint32_t slot = i < 2 ? slots[0] : i < 4 ? slots[1] : slots[S::kStages - 1];
+    const HeadRows from = {i % 2 == 0 ? stream.k.first : stream.v.first, stream.k.stride};
+    stream.copy(from, stream.piece(i / 2, i % 2), own + i / 2 * S::kWarps, slot);
   }
   uint32_t slot = stream.find_slot(own + kAhead);
   if constexpr (S::kQueriesInRegisters) {
