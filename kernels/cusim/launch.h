@@ -113,10 +113,12 @@ inline void arrange_schedule(Block& b) {
 }
 
 inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
+  // Stacks begin in different lines of the cache, or those of a warp would evict each other.
+  unsigned char* const first_frame = fiber.stack + opts().stack_bytes - 64 - thread % 64 * 192;
 #if defined(__SANITIZE_ADDRESS__)
   // A fiber never returns from its first function, so the one before has left the frames of that poisoned.
   constexpr unsigned kFirstFramesBytes = 4096;
-  __asan_unpoison_memory_region(fiber.stack + opts().stack_bytes - kFirstFramesBytes, kFirstFramesBytes);
+  __asan_unpoison_memory_region(first_frame - kFirstFramesBytes, kFirstFramesBytes);
 #endif
   fiber.thread_index = {thread % b.size.x, thread / b.size.x % b.size.y, thread / b.size.x / b.size.y};
   fiber.counter = nullptr;
@@ -125,9 +127,7 @@ inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
   fiber.open.clear();
 #if defined(__x86_64__)
   // As switch_stacks leaves it: six registers, the address to return to, and the alignment of a called function.
-  // Stacks begin in different lines of the cache, or those of a warp would evict each other.
-  const unsigned colour = thread % 64 * 192;
-  void** top = reinterpret_cast<void**>(fiber.stack + opts().stack_bytes - 64 - colour);
+  void** top = reinterpret_cast<void**>(first_frame);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&fiber_main);
   for (int i = 0; i < 6; ++i) *--top = nullptr;
@@ -135,7 +135,7 @@ inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
 #else
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack;
-  fiber.context.uc_stack.ss_size = opts().stack_bytes;
+  fiber.context.uc_stack.ss_size = first_frame - fiber.stack;
   fiber.context.uc_link = nullptr;
   makecontext(&fiber.context, &fiber_main, 0);
 #endif

@@ -44,12 +44,14 @@ pub fn compile(source: &Path, build: Build) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
     fs::create_dir_all(&folder).unwrap();
     let name = source.file_stem().unwrap().to_string_lossy().into_owned();
-    let program = folder.join(format!("{name}-{:016x}", fingerprint(source, build)));
+    let prefix = format!("{name}-{build:?}-");
+    let program = folder.join(format!("{prefix}{:016x}", fingerprint(source, build)));
     let _lock = LOCKS[build as usize]
         .lock()
         .unwrap_or_else(|held| held.into_inner());
     if !program.exists() {
-        let unfinished = folder.join(format!("{name}-{build:?}.unfinished"));
+        remove_older(&folder, &prefix);
+        let unfinished = folder.join(format!("{prefix}unfinished"));
         let mut compiler = souffleur_cusim::compiler(&kernels());
         compiler
             .args(build.flags())
@@ -63,6 +65,16 @@ pub fn compile(source: &Path, build: Build) -> PathBuf {
         fs::rename(&unfinished, &program).unwrap();
     }
     program
+}
+
+/// Removes what the test was compiled to before.
+fn remove_older(folder: &Path, prefix: &str) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
 }
 
 /// Runs a program with these variables set.
