@@ -1,20 +1,25 @@
 //! What an engine on a GPU is planned by, and how its executor is made.
 
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::actors::executor::ExecutorFactory;
-use crate::config::EngineConfig;
+use crate::config::{Dtype, EngineConfig};
 use crate::engine::Progress;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
-use crate::executor::memory_plan::{MemoryBudget, Place, reserve_bytes};
+use crate::executor::cuda::{CudaExecutor, CudaOptions, element_of};
+use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
+use crate::executor::{Executor, Placement};
+use crate::kernels::cuda::backend::{CudaSizes, activation_bytes};
 use crate::kernels::cuda::driver::{self, Device};
 use crate::kernels::cuda::gemm::Products;
 
-/// Rows of logits that are held at once, if graphs need no more.
-const LOGIT_ROWS: usize = 64;
 /// SGLang's most requests at once; the plan takes fewer where the pool is small.
-const MOST_REQUESTS: u64 = 4096;
+const MOST_REQUESTS: usize = 4096;
+/// What is left alone beside all that is known: graphs, the code of kernels, lists of samplers, what allocations are
+/// rounded up by. SGLang leaves as much.
+const HEADROOM_BYTES: u64 = 512 << 20;
 
 /// A GPU that was opened for an engine.
 pub(super) struct Gpu {
@@ -50,50 +55,125 @@ impl Gpu {
     }
 
     /// What there is to divide.
-    pub(super) fn budget(&self, config: &EngineConfig, model: &CpuDescription) -> MemoryBudget {
+    ///
+    /// # Errors
+    /// The model's elements have no kernels.
+    pub(super) fn budget(
+        &self,
+        config: &EngineConfig,
+        model: &CpuDescription,
+        context_tokens: usize,
+    ) -> Result<MemoryBudget, LoadError> {
         let info = self.device.info();
-        let place = Place::Gpu(info.ordinal);
-        let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
-        let rows = config
-            .max_running_requests
-            .map_or(MOST_REQUESTS, |rows| rows as u64);
-        let logit_rows = match config.disable_cuda_graph {
-            true => LOGIT_ROWS,
-            false => LOGIT_ROWS.max(config.cuda_graph_max_bs),
+        let rows = config.max_running_requests.unwrap_or(MOST_REQUESTS);
+        let options = options(config, model, context_tokens, (0, rows))?;
+        let sizes = CudaSizes {
+            element: options.element,
+            n_pages: options.n_pages,
+            page_size: options.page_size,
+            n_rows: options.max_rows + 1,
+            context_tokens,
+            step_tokens: options.step_tokens,
+            logit_rows: options.logit_rows(),
+            gemm: options.gemm,
+            weights: (0, 0),
         };
-        let context = config
-            .context_length
-            .unwrap_or_else(|| model.config.context_tokens()) as u64;
-        let pages_a_row = context.div_ceil(u64::from(config.page_size));
-        let page_table_bytes = rows
-            .saturating_add(1)
+        let pages_a_row = context_tokens.div_ceil(options.page_size) as u64;
+        let page_table_bytes = (sizes.n_rows as u64)
             .saturating_mul(pages_a_row)
             .saturating_mul(4);
-        let step_tokens = step_tokens.saturating_add(rows);
-        MemoryBudget {
-            place,
+        let activations = activation_bytes(&model.config, &sizes, info.multiprocessors) as u64;
+        Ok(MemoryBudget {
+            place: Place::Gpu(info.ordinal),
             free_before_bytes: self.free_bytes,
             weights_bytes: model.weights_bytes,
-            reserve_bytes: reserve_bytes(place, &model.config, step_tokens, logit_rows as u64)
+            reserve_bytes: activations
                 .saturating_add(page_table_bytes)
-                .saturating_add(Products::workspace_bytes(info.multiprocessors)),
-        }
+                .saturating_add(Products::workspace_bytes(info.multiprocessors))
+                .saturating_add(HEADROOM_BYTES),
+        })
+    }
+
+    /// What makes the executor, on its own thread.
+    ///
+    /// # Errors
+    /// The model's elements have no kernels.
+    pub(super) fn executor(
+        self,
+        config: &EngineConfig,
+        model: &CpuDescription,
+        context_tokens: usize,
+        memory: &MemoryPlan,
+        progress: Progress,
+    ) -> Result<Arc<ExecutorFactory>, LoadError> {
+        let ordinal = self.device.info().ordinal;
+        let pool = (
+            memory.n_pages as usize,
+            memory.max_running_requests as usize,
+        );
+        let mut options = options(config, model, context_tokens, pool)?;
+        options.plan = Some(memory.clone());
+        let dir = config.model_path.clone();
+        // Opened for the plan, and taken by the first executor: one made after a failure gets a context of its own.
+        let opened = Mutex::new(Some(self.device));
+        Ok(Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
+            let taken = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let device = match taken {
+                Some(device) => device,
+                None => Device::open(ordinal).map_err(refused)?,
+            };
+            load(device, &dir, &options, &progress)
+        }))
     }
 }
 
-impl Gpu {
-    /// What makes the executor, on its own thread.
-    pub(super) fn executor(
-        self,
-        _config: &EngineConfig,
-        _progress: Progress,
-    ) -> Arc<ExecutorFactory> {
-        Arc::new(|| {
-            Err(LoadError::Device(
-                "there is no CUDA executor yet".to_owned(),
-            ))
-        })
-    }
+fn options(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    context_tokens: usize,
+    (n_pages, max_rows): (usize, usize),
+) -> Result<CudaOptions, LoadError> {
+    // Positions and slots are `u32`; what is larger must not overflow sizes.
+    let in_u32 = |n: usize| n.min(u32::MAX as usize);
+    let prefill_tokens = in_u32(config.chunk_tokens().unwrap_or(config.max_prefill_tokens));
+    let max_rows = in_u32(max_rows);
+    Ok(CudaOptions {
+        element: element_of(model.dtype, config.dtype == Dtype::Float16)?,
+        n_pages,
+        page_size: config.page_size as usize,
+        max_rows,
+        context_tokens,
+        step_tokens: prefill_tokens + max_rows,
+        gemm: config.gemm,
+        graph_rows: match config.disable_cuda_graph {
+            true => 0,
+            false => config.cuda_graph_max_bs,
+        },
+        placement: Placement::WHOLE,
+        plan: None,
+    })
+}
+
+fn load(
+    device: Device,
+    dir: &Path,
+    options: &CudaOptions,
+    progress: &Progress,
+) -> Result<Box<dyn Executor>, LoadError> {
+    let free_before = device.memory().map_err(refused)?.free_bytes;
+    let mut report = |done, total| progress.report(done, total);
+    let executor = CudaExecutor::load(device, dir, options, &mut report)?;
+    let free_after = executor.device().memory().map_err(refused)?.free_bytes;
+    tracing::info!(
+        mem_usage_gib = gib(free_before.saturating_sub(free_after)),
+        avail_mem_gib = gib(free_after),
+        max_total_num_tokens = options.n_pages * options.page_size,
+        max_running_requests = options.max_rows,
+        context_len = options.context_tokens,
+        cuda_graph_max_bs = options.graph_rows.min(options.max_rows),
+        "model loaded on the GPU"
+    );
+    Ok(Box::new(executor))
 }
 
 /// Says that there is a driver, where `auto` leaves it alone.

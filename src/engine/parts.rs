@@ -106,14 +106,15 @@ impl EngineParts {
             true => None,
             false => Some(Arc::new(TextModel::load(dir)?)),
         };
+        let context_length = context_length(config, &model)?;
         let executor = match gpu {
-            Some(gpu) => gpu.executor(config, progress),
+            Some(gpu) => gpu.executor(config, &model, context_length, &memory, progress)?,
             None => cpu_executor(config, &memory, progress),
         };
         let info = ModelInfo {
             served_model_name: config.model_name(),
             model_path: dir.clone(),
-            context_length: context_length(config, &model)?,
+            context_length,
             max_total_tokens: memory.max_total_tokens as usize,
             page_size: config.page_size as usize,
             max_running_requests: memory.max_running_requests as usize,
@@ -293,14 +294,15 @@ fn memory_plan(
     model: &CpuDescription,
     gpu: Option<&Gpu>,
 ) -> Result<MemoryPlan, StartError> {
+    let context_tokens = context_length(config, model)?;
     let budget = match gpu {
-        Some(gpu) => gpu.budget(config, model),
+        Some(gpu) => gpu.budget(config, model, context_tokens)?,
         None => host_budget(config, model)?,
     };
     let wish = MemoryWish {
         kv_bytes_per_token: model.kv_layout.bytes_per_token(),
         page_size: config.page_size,
-        context_tokens: context_length(config, model)? as u64,
+        context_tokens: context_tokens as u64,
         mem_fraction_static: config.mem_fraction_static,
         max_total_tokens: config.max_total_tokens.map(|tokens| tokens as u64),
         max_running_requests: config
@@ -311,13 +313,12 @@ fn memory_plan(
 }
 
 fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBudget, LoadError> {
-    let place = Place::Host;
     let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
     let logit_rows = cpu::LOGIT_ROWS as u64;
     Ok(MemoryBudget {
-        place,
+        place: Place::Host,
         free_before_bytes: available_bytes()?,
         weights_bytes: model.weights_bytes,
-        reserve_bytes: reserve_bytes(place, &model.config, step_tokens, logit_rows),
+        reserve_bytes: reserve_bytes(&model.config, step_tokens, logit_rows),
     })
 }

@@ -15,8 +15,6 @@ const DEFAULT_CONTEXTS: u64 = 32;
 const DEFAULT_GPU_FRACTION: f64 = 0.9;
 /// Left alone beside the activations: tokenizer, tree, buffers of clients, the rest of the process.
 const HEADROOM_BYTES: u64 = 128 << 20;
-/// Likewise on a GPU: graphs, the workspace of products, the code of kernels, what allocations are rounded up by.
-const GPU_HEADROOM_BYTES: u64 = 512 << 20;
 /// Activations and logits are f32.
 const ACTIVATION_BYTES: u64 = 4;
 /// `PageId` is a `u32`, and page 0 is the dummy page.
@@ -412,16 +410,12 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
     }
 }
 
-/// What has to stay free: activations and logits of the largest step, and headroom for the rest of the process.
+/// What has to stay free on the host: activations and logits of the largest step, and headroom for the rest of the process.
 ///
 /// # Units
 /// `step_tokens` is the most query tokens of a step (`chunked_prefill_size` and decodes), `logit_rows` the most tokens
 /// whose logits are held at once.
-pub fn reserve_bytes(place: Place, config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
-    let headroom_bytes = match place {
-        Place::Host => HEADROOM_BYTES,
-        Place::Gpu(_) => GPU_HEADROOM_BYTES,
-    };
+pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
     // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product.
     let widths = 3 * config.hidden_size
         + 2 * (config.q_width() + config.kv_width())
@@ -431,7 +425,7 @@ pub fn reserve_bytes(place: Place, config: &ModelConfig, step_tokens: u64, logit
         .saturating_add(logit_rows.saturating_mul(config.vocab_size as u64));
     elements
         .saturating_mul(ACTIVATION_BYTES)
-        .saturating_add(headroom_bytes)
+        .saturating_add(HEADROOM_BYTES)
 }
 
 /// Memory that this process may still take, in bytes: the machine's, within the limit of its cgroup.

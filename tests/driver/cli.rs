@@ -3,24 +3,31 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::pack;
+
 const TWO_GIB: (&str, &str) = ("CUSIM_TOTAL_MEMORY", "2147483648");
 
-/// `souffleur plan`, with an environment of its own and libraries from one folder, if any.
-fn plan(arguments: &[&str], libraries: Option<&Path>, variables: &[(&str, &str)]) -> Output {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
+/// The binary, with an environment of its own.
+fn souffleur(command: &str) -> Command {
+    let mut souffleur = Command::new(env!("CARGO_BIN_EXE_souffleur"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("SOUFFLEUR_") {
-            command.env_remove(name);
+            souffleur.env_remove(name);
         }
     }
+    souffleur.arg(command).env_remove("LD_LIBRARY_PATH");
+    souffleur
+}
+
+/// `souffleur plan` with libraries from one folder, if any.
+fn plan(arguments: &[&str], libraries: Option<&Path>, variables: &[(&str, &str)]) -> Output {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+    let mut command = souffleur("plan");
     command
-        .args(["plan", "--page-size", "16", "--model-path"])
+        .args(["--page-size", "16", "--model-path"])
         .arg(model)
         .args(arguments);
-    command
-        .env_remove("LD_LIBRARY_PATH")
-        .envs(variables.iter().copied());
+    command.envs(variables.iter().copied());
     if let Some(libraries) = libraries {
         command.env("LD_LIBRARY_PATH", libraries);
     }
@@ -182,5 +189,60 @@ fn what_a_gpu_cannot_do_is_refused_before_it_is_opened() {
     ] {
         let output = plan(&["--device", device], None, &[]);
         check_refused(&output, 2, &["auto, cpu, cuda or cuda:N"]);
+    }
+}
+
+#[test]
+fn a_gpu_answers_what_the_cpu_answers() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let nvrtc = match repository.join("kernels/kernels.pack").is_file() {
+        true => None,
+        false => match pack::nvrtc() {
+            Some(nvrtc) => Some(nvrtc),
+            None => return,
+        },
+    };
+    let cache = tempfile::tempdir().unwrap();
+    let answer = |device: &str| {
+        let mut command = souffleur("generate");
+        command.args([
+            "--device",
+            device,
+            "--dtype",
+            "float32",
+            "--page-size",
+            "16",
+        ]);
+        command.args(["--max-total-tokens", "512", "--max-running-requests", "4"]);
+        command.args(["--chunked-prefill-size", "64", "--cuda-graph-max-bs", "2"]);
+        command.args([
+            "--temperature",
+            "0",
+            "--max-new-tokens",
+            "8",
+            "Who are you?",
+        ]);
+        command.env("LD_LIBRARY_PATH", emulated()).envs([TWO_GIB]);
+        command.env("SOUFFLEUR_CACHE_DIR", cache.path());
+        if let Some(nvrtc) = &nvrtc {
+            command.env("SOUFFLEUR_NVRTC_DIR", nvrtc);
+        }
+        command.output().expect("the binary runs")
+    };
+    let (cpu, cuda) = (answer("cpu"), answer("cuda"));
+    assert!(cpu.status.success(), "{}", stderr(&cpu));
+    assert!(cuda.status.success(), "{}", stderr(&cuda));
+    assert!(!stdout(&cpu).trim().is_empty(), "{cpu:?}");
+    assert_eq!(stdout(&cuda), stdout(&cpu));
+    for part in [
+        "computing on a GPU",
+        "kernels loaded",
+        "max_total_num_tokens=512",
+    ] {
+        assert!(
+            stderr(&cuda).contains(part),
+            "{part:?} is not in\n{}",
+            stderr(&cuda)
+        );
     }
 }

@@ -9,7 +9,7 @@ use souffleur::kernels::cuda::params::ElementType;
 use crate::{device, environment};
 
 /// The folder of NVRTC's Python package.
-fn nvrtc() -> Option<PathBuf> {
+pub fn nvrtc() -> Option<PathBuf> {
     let python = environment::python("kernels/requirements.txt")?;
     let script = "import nvidia.cuda_nvrtc as package; print(package.__path__[0])";
     let output = std::process::Command::new(python)

@@ -263,10 +263,10 @@ fn the_reserve_grows_with_the_step_and_the_vocabulary() {
     let config = ModelConfig::read(&models.join("llama")).expect("fixtures are supported");
     // 3 * 64 hidden, 2 * (64 + 32) heads, 3 * 112 in the MLP; 288 tokens in the vocabulary.
     assert_eq!(
-        reserve_bytes(Place::Host, &config, 10, 3) - HEADROOM_BYTES,
+        reserve_bytes(&config, 10, 3) - HEADROOM_BYTES,
         4 * (10 * 720 + 3 * 288)
     );
-    assert_eq!(reserve_bytes(Place::Host, &config, u64::MAX, 1), u64::MAX);
+    assert_eq!(reserve_bytes(&config, u64::MAX, 1), u64::MAX);
 }
 
 fn gpu() -> MemoryBudget {
