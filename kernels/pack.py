@@ -10,7 +10,7 @@ The pack is one zstd frame. Decoded, all numbers little-endian:
         32 bytes: unit, padded with NUL ("gemm.cu")
         32 bytes: SHA-256 of what it was made from, see digest()
         u64 offset from the start of the decoded bytes, u64 length
-    then the images, by unit and then as in PACKED: cubins, and PTX as text that ends in NUL.
+    then the images, by unit and then as in TARGETS: cubins, and PTX as text that ends in NUL.
 """
 import argparse
 import ctypes
@@ -34,9 +34,9 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 PACK = FOLDER / "kernels.pack"
 PTX = "compute_80"
 TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120", PTX]
-# A cubin runs on later devices of the same major version, so sm_80 serves 8.6 and 8.9; PTX serves the rest. More does
-# not fit in the limit.
-PACKED = ["sm_80", PTX]
+# What goes into the pack, and the units that do not. A cubin runs on later devices of the same major version, so sm_80
+# serves 8.6 and 8.9, and PTX serves whatever has no cubin. The limit leaves no room for more.
+PACKED = {"sm_80": [], "sm_90a": ["logprobs.cu", "sampling.cu"], PTX: []}
 # The version, then options: what the engine compiles with where it finds NVRTC.
 VERSION, *OPTIONS = (FOLDER / "nvrtc.txt").read_text().split()
 # Drivers refuse PTX of a version above their own; 8.0 is that of CUDA 12.0, the oldest that is supported.
@@ -170,6 +170,10 @@ def complaints(target, log, budgets):
             yield f"{kernel} on {target}: {used['registers']} registers, the budget is {budget}"
 
 
+def is_packed(unit, target):
+    return target in PACKED and unit.name not in PACKED[target]
+
+
 def assemble(images):
     table_bytes = len(MAGIC) + 4 + len(images) * (16 + 32 + 32 + 16)
     table, data = MAGIC + struct.pack("<I", len(images)), b""
@@ -212,7 +216,7 @@ def main():
     if failures:
         sys.exit("\n".join(failures))
 
-    packed = [(unit, target, image) for unit, target, image, _ in results if target in PACKED]
+    packed = [(unit, target, image) for unit, target, image, _ in results if is_packed(unit, target)]
     pack = assemble(packed)
     print(f"{len(jobs)} images compiled, {len(packed)} packed: {len(pack)} bytes")
     if len(pack) > MAX_PACK_BYTES:
