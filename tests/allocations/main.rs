@@ -1,4 +1,4 @@
-//! A warm step of the CPU executor allocates nothing.
+//! A warm step allocates nothing, on either executor.
 //!
 //! A binary of its own with a single test: the allocator counts what every thread of the process asks for.
 
@@ -7,13 +7,18 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::executor::{Executor, RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
+use souffleur::executor::{Executor, Placement, RowStart, RowWork, StepPlan, StepRow, TableDelta};
 use souffleur::ids::{PageId, RowId, SeqId, StepId};
+use souffleur::kernels::cuda::driver::Device;
+use souffleur::kernels::cuda::gemm::GemmWish;
+use souffleur::kernels::cuda::pack::Modules;
+use souffleur::kernels::cuda::params::ElementType;
 use souffleur::state::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
 
@@ -152,11 +157,13 @@ fn next(plan: &mut StepPlan, step: u32) {
     }
 }
 
-/// Allocations in decode steps of all rows together, once buffers have grown.
-fn allocations(model: &str, threads: usize) -> usize {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+fn fixture(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/models")
-        .join(model);
+        .join(model)
+}
+
+fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
     let options = CpuOptions {
         dtype: None,
         quantization: None,
@@ -168,7 +175,33 @@ fn allocations(model: &str, threads: usize) -> usize {
         isa: None,
         shared_prefix: true,
     };
-    let mut executor = CpuExecutor::load(&dir, &options, &mut |_, _| {}).unwrap();
+    CpuExecutor::load(&fixture(model), &options, &mut |_, _| {}).unwrap()
+}
+
+/// Over the emulated driver, which is not ours to count: it allocates in a library of its own.
+fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
+    let options = CudaOptions {
+        element: ElementType::F32,
+        n_pages: 8000,
+        page_size: 1,
+        max_rows: 8,
+        context_tokens: 256,
+        step_tokens: 128,
+        gemm: GemmWish::Own,
+        graph_rows,
+        placement: Placement::WHOLE,
+        plan: None,
+    };
+    souffleur_cusim::load();
+    let device = Device::open(0).unwrap();
+    // SAFETY: to the emulated driver this text is an image that has every kernel.
+    let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
+    let dir = fixture(model);
+    CudaExecutor::load_with(device, &modules, &dir, &options, &mut |_, _| {}).unwrap()
+}
+
+/// Allocations in decode steps of all rows together, once buffers have grown.
+fn allocations(mut executor: impl Executor) -> usize {
     let mut plan = opening(&samplings());
     let output = executor.run(&plan).unwrap();
     executor.recycle(output.rows);
@@ -192,8 +225,12 @@ fn warm_decode_steps_allocate_nothing() {
     assert_eq!(ALLOCATIONS.swap(0, Ordering::SeqCst), 1, "it counts");
     for model in ["llama", "qwen3"] {
         for threads in [1, 2] {
-            let allocations = allocations(model, threads);
+            let allocations = allocations(on_cpu(model, threads));
             assert_eq!(allocations, 0, "{model}, {threads} threads, {STEPS} steps");
         }
+    }
+    for graph_rows in [0, 8] {
+        let allocations = allocations(on_gpu("llama", graph_rows));
+        assert_eq!(allocations, 0, "graphs of {graph_rows} rows, {STEPS} steps");
     }
 }

@@ -175,7 +175,7 @@ impl Layout {
         };
         for start in &plan.starts {
             rows.start(start);
-            if start.prefix.len() > 0 {
+            if !start.prefix.is_empty() {
                 run(&mut self.runs, start.row.get(), 0, start.prefix.len());
                 self.words
                     .extend(start.prefix.iter().map(|page| page.get()));

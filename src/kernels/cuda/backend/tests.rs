@@ -148,14 +148,17 @@ fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
     }
 }
 
-/// Runs every operation once; `look` is shown each result, with whether it is f32.
+/// Is shown a result: its operation, and whether it is f32.
+type Look<'a, B> = &'a mut dyn FnMut(&mut B, &'static str, &<B as Backend>::Tensor, bool);
+
+/// Runs every operation once.
 fn run<B: Backend>(
     backend: &mut B,
     model: &Model<B>,
     case: &Case,
     batch: &B::Batch,
     tokens: &B::TokenList,
-    look: &mut dyn FnMut(&mut B, &'static str, &B::Tensor, bool),
+    look: Look<'_, B>,
 ) {
     let heads = case.shape();
     let mut x = backend.embed(&model.embedding, batch);
