@@ -155,6 +155,39 @@ fn a_refused_launch_loses_the_step_and_not_the_device() {
 }
 
 #[test]
+fn a_step_without_memory_for_its_counts_is_rejected_and_leaves_the_others_alone() {
+    const ORDINAL: usize = 6;
+    let device = Device::new(ORDINAL);
+    let plans = plans();
+    let expected = sampled(&on_the_cpu(&plans));
+    let mut executor = load_on(ORDINAL, &fixture("llama"), &options());
+    let mut outputs = run(&mut executor, &plans[..5]);
+    let penalized = Arc::new(SamplingParams {
+        repetition_penalty: 1.2,
+        ..Default::default()
+    });
+    let mut greedy_for_memory = plan(99);
+    for row in 10..30 {
+        let start = start(row, &[1, 2, 3], 3, &penalized);
+        greedy_for_memory.starts.push(start);
+        greedy_for_memory
+            .table
+            .push(append(row, row * 100..row * 100 + 4));
+        greedy_for_memory.rows.push(prefill(row, 0..3, true));
+    }
+    device.plan(Fault::Allocation, 1);
+    let error = executor.run(&greedy_for_memory).unwrap_err();
+    assert!(matches!(&error, StepError::Rejected(_)), "{error}");
+    assert!(error.to_string().contains("memory"), "{error}");
+    outputs.extend(run(&mut executor, &plans[5..10]));
+    // With memory there is room for all of them, and the rows before go on with the graphs recorded anew.
+    let n_sampled = executor.run(&greedy_for_memory).unwrap().rows.len();
+    assert_eq!(n_sampled, 20);
+    outputs.extend(run(&mut executor, &plans[10..]));
+    assert_eq!(sampled(&outputs), expected);
+}
+
+#[test]
 fn a_context_that_is_lost_ends_the_executor() {
     const ORDINAL: usize = 4;
     let device = Device::new(ORDINAL);

@@ -270,7 +270,8 @@ impl CudaExecutor {
         let most = self.options.step_tokens;
         if n_tokens > most {
             return Err(StepError::Rejected(format!(
-                "a step of {n_tokens} tokens, the GPU's buffers hold {most}: use a smaller --chunked-prefill-size"
+                "a step of {n_tokens} tokens, the GPU's buffers hold {most}: let prompts be cut by --chunked-prefill-size, \
+                 or allow more by --max-prefill-tokens"
             )));
         }
         let not_launched = |error: DriverError| error.into_step_error(false);
@@ -441,5 +442,23 @@ fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<(), LoadErr
         n => Err(LoadError::Device(format!(
             "{n} ranks were asked for, a model runs on one GPU as yet"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn float16_runs_in_bfloat16_unless_it_was_asked_for() {
+        for (dtype, was_asked_for, expected) in [
+            (Dtype::F32, true, Some(ElementType::F32)),
+            (Dtype::BF16, true, Some(ElementType::Bf16)),
+            (Dtype::F16, false, Some(ElementType::Bf16)),
+            (Dtype::F16, true, None),
+        ] {
+            let found = element_of(dtype, was_asked_for);
+            assert_eq!(found.ok(), expected, "{dtype:?}, {was_asked_for}");
+        }
     }
 }
