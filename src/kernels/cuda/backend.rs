@@ -1,7 +1,7 @@
-//! [`Backend`] on a GPU: every operation is a launch on one stream.
+//! [`Backend`](crate::kernels::Backend) on a GPU: every operation is a launch on one stream.
 //!
 //! The residual stream, rotations and logits are f32, all other activations and KV are elements (f32 or bfloat16, as
-//! the weights). Nothing is allocated once the model is loaded: activations lie in an [`Arena`]. The first failure
+//! the weights). Nothing is allocated once the model is loaded: activations lie in an arena. The first failure
 //! sticks; later operations launch nothing, and the executor asks for it before it believes a result.
 
 use std::sync::Arc;
