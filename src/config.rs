@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
 use crate::kernels::cuda::gemm::GemmWish;
+use crate::model::loader::LoadFormat;
 use crate::model::weights::Quantization;
 use crate::request::RequestTimeouts;
 use crate::state::eviction::{EvictionParameters, EvictionPolicy};
@@ -43,6 +44,8 @@ pub struct EngineConfig {
     pub dtype: Dtype,
     /// What matrices are quantised to when they are loaded; as stored when absent.
     pub quantization: Option<Quantization>,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
     /// Where to compute.
     pub device: Device,
     /// Whose matrix products to use on a GPU.
@@ -130,6 +133,7 @@ impl Default for EngineConfig {
             served_model_name: None,
             dtype: Dtype::Auto,
             quantization: None,
+            load_format: LoadFormat::Auto,
             device: Device::Auto,
             gemm: GemmWish::Auto,
             disable_cuda_graph: false,

@@ -10,6 +10,7 @@ use serde::Serialize;
 use souffleur::config::Device;
 
 const QUANTIZATIONS: [&str; 1] = ["int8"];
+const LOAD_FORMATS: [&str; 2] = ["auto", "dummy"];
 const DTYPES: [&str; 4] = ["auto", "float32", "float16", "bfloat16"];
 const GEMMS: [&str; 3] = ["auto", "cublaslt", "own"];
 
@@ -84,6 +85,9 @@ pub struct EngineFlags {
     /// Quantise matrices when they are loaded: a quarter of f32's memory, half of bfloat16's, and less precise
     #[arg(long, value_parser = QUANTIZATIONS, help_heading = "Model")]
     pub quantization: Option<String>,
+    /// Weights from the model's folder, or random ones of its config.json's shapes, to measure with
+    #[arg(long, value_parser = LOAD_FORMATS, help_heading = "Model")]
+    pub load_format: Option<String>,
     /// Where to compute: auto, cpu, cuda or cuda:N. auto is the CPU: no GPU has run the CUDA code yet, so it has to be
     /// asked for
     #[arg(long, value_name = "DEVICE", value_parser = device, help_heading = "Model")]

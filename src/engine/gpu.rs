@@ -149,6 +149,7 @@ fn options(
             true => 0,
             false => config.cuda_graph_max_bs,
         },
+        load_format: config.load_format,
         placement: Placement::WHOLE,
         plan: None,
     })

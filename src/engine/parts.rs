@@ -99,7 +99,12 @@ impl EngineParts {
         };
         // Beside the rest: looking for a library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
-        let model = cpu::describe(dir, stored_dtype(config.dtype), config.quantization)?;
+        let model = cpu::describe(
+            dir,
+            stored_dtype(config.dtype),
+            config.quantization,
+            config.load_format,
+        )?;
         let memory = memory_plan(config, &model, gpu.as_ref())?;
         let generation = GenerationConfig::read(dir)?;
         let text = match config.skip_tokenizer_init {
@@ -232,6 +237,7 @@ fn cpu_executor(
     let options = CpuOptions {
         dtype: stored_dtype(config.dtype),
         quantization: config.quantization,
+        load_format: config.load_format,
         n_pages: memory.n_pages as usize,
         page_size: config.page_size as usize,
         threads: threads(config.threads),

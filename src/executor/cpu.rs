@@ -18,7 +18,7 @@ use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes};
 use crate::model::Model;
 use crate::model::config::ModelConfig;
 use crate::model::generation::GenerationConfig;
-use crate::model::loader::{Checkpoint, Loader, Progress};
+use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
 use crate::model::weights::{Dtype, Quantization};
 use crate::state::kv_layout::{KvLayout, MhaLayout};
 use crate::state::pages::PageRun;
@@ -31,6 +31,8 @@ pub struct CpuOptions {
     pub dtype: Option<Dtype>,
     /// What matrices are quantised to when they are loaded.
     pub quantization: Option<Quantization>,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
     /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
     pub n_pages: usize,
     /// Tokens in a page.
@@ -68,8 +70,9 @@ pub fn describe(
     dir: &Path,
     dtype: Option<Dtype>,
     quantization: Option<Quantization>,
+    load_format: LoadFormat,
 ) -> Result<CpuDescription, LoadError> {
-    let checkpoint = Checkpoint::open(dir, dtype)?;
+    let checkpoint = Checkpoint::open(dir, dtype, load_format)?;
     Ok(CpuDescription {
         dtype: checkpoint.dtype,
         weights_bytes: checkpoint.weights_bytes(quantization),
@@ -118,7 +121,7 @@ impl CpuExecutor {
         options: &CpuOptions,
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
-        let checkpoint = Checkpoint::open(dir, options.dtype)?;
+        let checkpoint = Checkpoint::open(dir, options.dtype, options.load_format)?;
         let defaults = GenerationConfig::read(dir)?;
         let config = &checkpoint.config;
         let mut eos_ids = config.eos_token_ids.clone();

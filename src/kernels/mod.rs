@@ -6,6 +6,7 @@
 pub mod cpu;
 pub mod cuda;
 
+use crate::model::random::RandomTensor;
 use crate::model::rope::Rope;
 use crate::model::weights::TensorView;
 
@@ -36,6 +37,14 @@ pub trait Backend {
     /// # Shapes
     /// Each part `[outputs_i, inputs]`; the result is `[sum of outputs_i, inputs]`.
     fn matrix(&mut self, parts: &[TensorView<'_>]) -> Self::Matrix;
+
+    /// Makes the parts' random elements, then does as [`Self::matrix`]. The elements are the same on every device.
+    fn random_matrix(&mut self, parts: &[RandomTensor]) -> Self::Matrix {
+        let bytes: Vec<Vec<u8>> = parts.iter().map(RandomTensor::bytes).collect();
+        let views = parts.iter().zip(&bytes);
+        let views: Vec<TensorView<'_>> = views.map(|(part, bytes)| part.view(bytes)).collect();
+        self.matrix(&views)
+    }
 
     /// Takes vectors over from the host, joined in order.
     fn vector(&mut self, parts: &[TensorView<'_>]) -> Self::Vector;

@@ -5,35 +5,64 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::LoadError;
 use crate::kernels::{Backend, Linear};
 use crate::model::config::ModelConfig;
+use crate::model::random::{RandomTensor, random_vector};
 use crate::model::rope::Rope;
 use crate::model::weights::{Dtype, Quantization, TensorSpec, TensorView, Weights};
 use crate::state::kv_layout::MhaLayout;
 
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LoadFormat {
+    /// The safetensors in the model's folder.
+    #[default]
+    Auto,
+    /// Made up: random, of the shapes in `config.json`, which is all that the folder needs to hold.
+    Dummy,
+}
+
 /// Is told how far loading is: bytes read, bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// A model's folder, opened and checked: every tensor is there, in the shape that `config.json` asks for.
+/// A model's folder, opened and checked: every tensor is there, or will be made, in the shape that `config.json` asks
+/// for.
 pub struct Checkpoint {
     /// What the model is.
     pub config: ModelConfig,
     /// Element type that matrices and KV will have.
     pub dtype: Dtype,
-    weights: Weights,
+    /// `None`: they are made.
+    weights: Option<Weights>,
 }
 
 impl Checkpoint {
-    /// Opens a folder. Without a `dtype` the model runs in that of its embedding.
+    /// Opens a folder. Without a `dtype` the model runs in that of its embedding; without weights in that which its
+    /// configuration names.
     ///
     /// # Errors
     /// Any [`LoadError`] but [`LoadError::Memory`].
-    pub fn open(dir: &Path, dtype: Option<Dtype>) -> Result<Self, LoadError> {
+    pub fn open(
+        dir: &Path,
+        dtype: Option<Dtype>,
+        load_format: LoadFormat,
+    ) -> Result<Self, LoadError> {
         let config = ModelConfig::read(dir)?;
-        let weights = Weights::open(dir)?;
-        weights.check(&config.tensors())?;
-        let stored = weights.dtype("model.embed_tokens.weight");
+        let weights = match load_format {
+            LoadFormat::Auto => Some(Weights::open(dir)?),
+            LoadFormat::Dummy => None,
+        };
+        let stored = match &weights {
+            Some(weights) => {
+                weights.check(&config.tensors())?;
+                weights.dtype("model.embed_tokens.weight")
+            }
+            None => config.dtype,
+        };
         let dtype = dtype.or(stored).unwrap_or(Dtype::F32);
         Ok(Self {
             config,
@@ -59,9 +88,12 @@ impl Checkpoint {
         self.config.tensors().iter().map(bytes).sum()
     }
 
-    /// Bytes of the model's tensors as stored.
+    /// Bytes of the model's tensors as stored, or as they are made.
     fn stored_bytes(&self) -> u64 {
-        let stored = |name: &str| self.weights.dtype(name).map_or(0, Dtype::bytes) as u64;
+        let stored = |name: &str| match &self.weights {
+            Some(weights) => weights.dtype(name).map_or(0, Dtype::bytes) as u64,
+            None => self.dtype.bytes() as u64,
+        };
         self.config
             .tensors()
             .iter()
@@ -103,27 +135,55 @@ impl<'a, B: Backend> Loader<'a, B> {
         parts: &[(&str, usize)],
         inputs: usize,
     ) -> Result<B::Matrix, LoadError> {
-        let weights = &self.checkpoint.weights;
+        let Some(weights) = &self.checkpoint.weights else {
+            return Ok(self.random_matrix(parts, inputs));
+        };
         let views = parts
             .iter()
             .map(|&(name, outputs)| weights.tensor(name, &[outputs, inputs]));
         let views = views.collect::<Result<Vec<_>, _>>()?;
         let matrix = self.backend.matrix(&views);
         parts.iter().for_each(|(name, _)| weights.release(name));
-        self.report(&views);
+        self.report(bytes_of(&views));
         Ok(matrix)
+    }
+
+    fn random_matrix(&mut self, parts: &[(&str, usize)], inputs: usize) -> B::Matrix {
+        let dtype = self.checkpoint.dtype;
+        let tensor =
+            |&(name, outputs): &(&str, usize)| RandomTensor::new(name, &[outputs, inputs], dtype);
+        let tensors: Vec<RandomTensor> = parts.iter().map(tensor).collect();
+        let elements: usize = tensors.iter().map(RandomTensor::elements).sum();
+        let matrix = self.backend.random_matrix(&tensors);
+        self.report(elements * dtype.bytes());
+        matrix
     }
 
     /// Loads vectors `(name, width)`, joined.
     pub fn vector(&mut self, parts: &[(&str, usize)]) -> Result<B::Vector, LoadError> {
-        let checkpoint = self.checkpoint;
+        let Some(weights) = &self.checkpoint.weights else {
+            return Ok(self.random_vector(parts));
+        };
         let parts = parts
             .iter()
-            .map(|&(name, width)| checkpoint.weights.tensor(name, &[width]));
+            .map(|&(name, width)| weights.tensor(name, &[width]));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let vector = self.backend.vector(&parts);
-        self.report(&parts);
+        self.report(bytes_of(&parts));
         Ok(vector)
+    }
+
+    fn random_vector(&mut self, parts: &[(&str, usize)]) -> B::Vector {
+        let values = parts
+            .iter()
+            .flat_map(|&(name, width)| random_vector(name, width));
+        let values: Vec<f32> = values.collect();
+        self.report(values.len() * self.checkpoint.dtype.bytes());
+        self.backend.vector(&[TensorView {
+            dtype: Dtype::F32,
+            shape: &[values.len()],
+            bytes: bytemuck::cast_slice(&values),
+        }])
     }
 
     /// Loads the projections `(name, outputs)`, stacked: `{name}.weight` and, if there is a bias, `{name}.bias`.
@@ -155,13 +215,14 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.rope(&Rope::new(&config.rope, config.head_dim))
     }
 
-    fn report(&mut self, parts: &[TensorView<'_>]) {
-        self.done_bytes += parts
-            .iter()
-            .map(|part| part.bytes.len() as u64)
-            .sum::<u64>();
+    fn report(&mut self, bytes: usize) {
+        self.done_bytes += bytes as u64;
         (self.progress)(self.done_bytes, self.total_bytes);
     }
+}
+
+fn bytes_of(parts: &[TensorView<'_>]) -> usize {
+    parts.iter().map(|part| part.bytes.len()).sum()
 }
 
 fn borrowed(parts: &[(String, usize)]) -> Vec<(&str, usize)> {

@@ -7,6 +7,7 @@ use safetensors::tensor::TensorView;
 use crate::error::LoadError;
 use crate::executor::cpu::{CpuExecutor, CpuOptions};
 use crate::model::json_file::format_error;
+use crate::model::loader::LoadFormat;
 use crate::model::weights::{Dtype, Quantization};
 
 /// Tokens in a chunk of the prompt.
@@ -77,6 +78,7 @@ pub fn logits(
     let options = CpuOptions {
         dtype: request.dtype,
         quantization: request.quantization,
+        load_format: LoadFormat::Auto,
         threads: request.threads,
         pin_threads: false,
         n_pages: longest.max(1),

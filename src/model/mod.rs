@@ -14,6 +14,7 @@ pub mod logits;
 pub mod mistral;
 pub mod qwen2;
 pub mod qwen3;
+pub mod random;
 pub mod rope;
 pub mod text;
 pub mod weights;

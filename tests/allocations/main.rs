@@ -19,6 +19,7 @@ use souffleur::kernels::cuda::driver::Device;
 use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::pack::Modules;
 use souffleur::kernels::cuda::params::ElementType;
+use souffleur::model::loader::LoadFormat;
 use souffleur::state::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
 
@@ -167,6 +168,7 @@ fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
     let options = CpuOptions {
         dtype: None,
         quantization: None,
+        load_format: LoadFormat::Auto,
         n_pages: 8000,
         page_size: 1,
         threads,
@@ -182,6 +184,7 @@ fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
 fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
     let options = CudaOptions {
         element: ElementType::F32,
+        load_format: LoadFormat::Auto,
         n_pages: 8000,
         page_size: 1,
         max_rows: 8,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use souffleur::error::StepError;
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::executor::{Executor, Launch, LogprobWish, StepOutput, StepPlan};
+use souffleur::model::loader::LoadFormat;
 use souffleur::state::sampling::SamplingParams;
 use souffleur_cusim::{Device, Fault};
 
@@ -76,6 +77,7 @@ fn on_the_cpu(plans: &[StepPlan]) -> Vec<StepOutput> {
     let options = CpuOptions {
         dtype: None,
         quantization: None,
+        load_format: LoadFormat::Auto,
         n_pages: 4096,
         page_size: 1,
         threads: 1,

@@ -6,6 +6,7 @@ use souffleur::executor::Placement;
 use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
 use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::params::ElementType;
+use souffleur::model::loader::LoadFormat;
 
 pub use crate::model::fixture;
 pub use crate::plans::*;
@@ -15,6 +16,7 @@ pub use crate::setups::load as load_from;
 pub fn options() -> CudaOptions {
     CudaOptions {
         element: ElementType::F32,
+        load_format: LoadFormat::Auto,
         n_pages: 4096,
         page_size: 1,
         max_rows: 32,

@@ -80,6 +80,7 @@ impl Setup {
 
     pub fn options(&self, config: &EngineConfig, parts: &EngineParts) -> CudaOptions {
         let (info, chunk) = (&parts.info, config.chunk_tokens().unwrap());
+            load_format: config.load_format,
         CudaOptions {
             element: match self.dtype {
                 Dtype::Bfloat16 => ElementType::Bf16,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur::model::loader::LoadFormat;
 
 pub use crate::plans::*;
 
@@ -35,6 +36,7 @@ pub fn options() -> CpuOptions {
     CpuOptions {
         dtype: None,
         quantization: None,
+        load_format: LoadFormat::Auto,
         n_pages: 4096,
         page_size: 1,
         threads: 1,

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use souffleur::error::LoadError;
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions, describe};
+use souffleur::model::loader::LoadFormat;
 use souffleur::model::weights::Dtype;
 
 use crate::common::{fixture, options};
@@ -25,7 +26,7 @@ fn replace_in_config(dir: &Path, from: &str, to: &str) {
 }
 
 fn load_error(dir: &Path) -> LoadError {
-    let described = describe(dir, None, None).expect_err("describe fails");
+    let described = describe(dir, None, None, LoadFormat::Auto).expect_err("describe fails");
     let loaded = CpuExecutor::load(dir, &options(), &mut |_, _| {})
         .err()
         .expect("load fails");
@@ -129,7 +130,7 @@ fn pool_that_cannot_be_named_is_refused() {
 
 #[test]
 fn description_and_progress_agree_with_the_file() {
-    let described = describe(&fixture("llama"), Some(Dtype::BF16), None).unwrap();
+    let described = describe(&fixture("llama"), Some(Dtype::BF16), None, LoadFormat::Auto).unwrap();
     assert_eq!(described.kv_layout.element_bytes, 2);
     assert_eq!(described.config.vocab_size, 288);
     let mut seen = Vec::new();
@@ -145,7 +146,7 @@ fn description_and_progress_agree_with_the_file() {
     assert_eq!(done, total);
     assert_eq!(
         total,
-        describe(&fixture("llama"), Some(Dtype::F32), None)
+        describe(&fixture("llama"), Some(Dtype::F32), None, LoadFormat::Auto)
             .unwrap()
             .weights_bytes
     );

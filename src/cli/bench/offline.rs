@@ -282,8 +282,13 @@ impl Subject {
             DtypeWish::Bfloat16 => Some(Dtype::BF16),
         };
         Ok(Self {
-            description: describe(&config.model_path, wish, config.quantization)
-                .map_err(Failure::failed)?,
+            description: describe(
+                &config.model_path,
+                wish,
+                config.quantization,
+                config.load_format,
+            )
+            .map_err(Failure::failed)?,
             quantization: config.quantization,
             threads: match config.threads {
                 0 => default_threads(),

@@ -44,7 +44,7 @@ use crate::kernels::cuda::params::ElementType;
 use crate::kernels::cuda::sampling::{MAX_TOP, MAX_VOCAB, Sampled, SamplingKernels, TokenLogprob};
 use crate::model::Model;
 use crate::model::generation::GenerationConfig;
-use crate::model::loader::{Checkpoint, Loader, Progress};
+use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
 use crate::model::weights::Dtype;
 
 /// Rows of logits that are computed at once, if graphs do not ask for more.
@@ -61,6 +61,8 @@ pub struct CudaOptions {
     pub element: ElementType,
     /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
     pub n_pages: usize,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
     /// Tokens in a page.
     pub page_size: usize,
     /// Rows that can be granted, ids `1..=max_rows`.
@@ -173,7 +175,7 @@ impl CudaExecutor {
             ElementType::F32 => Dtype::F32,
             ElementType::Bf16 => Dtype::BF16,
         };
-        let checkpoint = Checkpoint::open(dir, Some(dtype))?;
+        let checkpoint = Checkpoint::open(dir, Some(dtype), options.load_format)?;
         let defaults = GenerationConfig::read(dir)?;
         let config = &checkpoint.config;
         check_options(options, config.vocab_size)?;

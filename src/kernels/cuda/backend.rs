@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::arena::{Arena, Part};
 use super::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Stream};
 use super::gemm::{GemmWish, Products};
-use super::launch::{AttendShape, Attention, Embed, RmsNorm, RopeStore, SiluMul};
+use super::launch::{AttendShape, Attention, Embed, FillRandom, RmsNorm, RopeStore, SiluMul};
 use super::pack::Modules;
 use super::params::{Element, ElementType, Segment, Tile};
 use super::weights::WeightLoader;
@@ -129,6 +129,7 @@ impl Tensor {
 }
 
 struct Launches {
+    fill_random: FillRandom,
     embed: Embed,
     rms_norm: RmsNorm,
     rope_store: RopeStore,
@@ -176,6 +177,7 @@ impl CudaBackend {
             head_dim: config.head_dim as u32,
         };
         let launches = Launches {
+            fill_random: FillRandom::load(modules, element, multiprocessors)?,
             embed: Embed::load(modules, element)?,
             rms_norm: RmsNorm::load(modules, element)?,
             rope_store: RopeStore::load(modules, element)?,

@@ -64,6 +64,22 @@ impl WeightLoader {
         })
     }
 
+    /// Takes room for elements that are made on the device.
+    ///
+    /// # Errors
+    /// Out of memory, or as the driver says.
+    pub fn room(
+        &mut self,
+        elements: usize,
+        element: ElementType,
+    ) -> Result<Weights<Element>, DriverError> {
+        let (memory, start) = self.take(elements * element.bytes())?;
+        Ok(Weights {
+            start: memory.at(start).cast(),
+            _memory: memory,
+        })
+    }
+
     /// Copies tensors one behind the other, as f32.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use crate::kernels::cuda::driver::DevicePtr;
 use crate::kernels::cuda::params::{AttendParams, Element, GemmParams, GemmWrite, RopeStoreParams};
 use crate::kernels::cuda::weights::Weights;
 use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
+use crate::model::random::RandomTensor;
 use crate::model::rope::Rope;
 use crate::model::weights::TensorView;
 
@@ -109,6 +110,27 @@ impl Backend for CudaBackend {
         let element = self.element;
         Matrix {
             elements: self.upload(|loader| loader.elements(parts, element)),
+            outputs: parts.iter().map(|part| part.shape[0]).sum(),
+            inputs: parts.first().map_or(0, |part| part.shape[1]),
+        }
+    }
+
+    fn random_matrix(&mut self, parts: &[RandomTensor]) -> Matrix {
+        let element = self.element;
+        let sizes = parts.iter().map(RandomTensor::elements);
+        let elements = self.upload(|loader| loader.room(sizes.clone().sum(), element));
+        let mut start = elements.as_ref().map_or(DevicePtr::NULL, Weights::ptr);
+        for (part, len) in parts.iter().zip(sizes) {
+            let (seed, unit) = (part.seed, RandomTensor::unit());
+            // SAFETY: the room is as large as all parts together, and used on this stream only.
+            self.launch(|launches, stream| unsafe {
+                let fill = &launches.fill_random;
+                fill.launch(stream, start, len as u64, seed, unit)
+            });
+            start = start.cast::<u8>().add(len * element.bytes()).cast();
+        }
+        Matrix {
+            elements,
             outputs: parts.iter().map(|part| part.shape[0]).sum(),
             inputs: parts.first().map_or(0, |part| part.shape[1]),
         }

@@ -6,6 +6,7 @@
 mod activation;
 mod attention;
 mod embed;
+mod fill;
 mod gemm;
 mod norm;
 mod rope;
@@ -13,6 +14,7 @@ mod rope;
 pub use activation::SiluMul;
 pub use attention::{AttendShape, Attention};
 pub use embed::Embed;
+pub use fill::FillRandom;
 pub use gemm::{GemmChoice, GemmShape, OwnGemm};
 pub use norm::RmsNorm;
 pub use rope::RopeStore;

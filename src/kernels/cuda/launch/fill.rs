@@ -1,0 +1,60 @@
+//! fill.cu: random weights.
+
+use super::super::driver::{DevicePtr, DriverError, Grid, Kernel, Stream};
+use super::super::pack::Modules;
+use super::super::params::{Element, ElementType};
+
+const THREADS: u32 = 256;
+const ELEMENTS_PER_THREAD: u64 = 8;
+/// Blocks of a multiprocessor; each takes several turns at a large tensor.
+const BLOCKS: u32 = 8;
+
+/// Random elements: those of [`RandomTensor`](crate::model::random::RandomTensor).
+#[derive(Clone, Debug)]
+pub struct FillRandom {
+    kernel: Kernel,
+    most_blocks: u32,
+}
+
+impl FillRandom {
+    /// Finds the kernel.
+    ///
+    /// # Errors
+    /// It is missing.
+    pub fn load(
+        modules: &Modules,
+        element: ElementType,
+        multiprocessors: u32,
+    ) -> Result<Self, DriverError> {
+        let name = format!("fill_random_{}", element.suffix());
+        Ok(Self {
+            kernel: modules.kernel("fill.cu", &name)?,
+            most_blocks: BLOCKS * multiprocessors,
+        })
+    }
+
+    /// Makes the first `len` elements of a seed, integers of 24 bits times `unit`.
+    ///
+    /// # Safety
+    /// See the module.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        out: DevicePtr<Element>,
+        len: u64,
+        seed: u64,
+        unit: f32,
+    ) -> Result<(), DriverError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let blocks = len.div_ceil(u64::from(THREADS) * ELEMENTS_PER_THREAD);
+        let blocks = blocks.min(u64::from(self.most_blocks)) as u32;
+        let grid = Grid::new([blocks, 1, 1], THREADS);
+        // SAFETY: by the caller; arguments as in fill.cu.
+        unsafe { self.kernel.launch(stream, grid, &(out, len, seed, unit)) }
+    }
+}
