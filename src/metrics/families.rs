@@ -275,7 +275,7 @@ const COUNTERS: [(&str, &str); 25] = [
     ),
 ];
 
-const SECONDS: [(&str, &str); 2] = [
+const SECONDS: [(&str, &str); 3] = [
     (
         "sglang:forward_execution_seconds_total",
         "Time in forward passes: extend, decode, mixed.",
@@ -283,6 +283,10 @@ const SECONDS: [(&str, &str); 2] = [
     (
         "sglang:scheduler_idle_seconds_total",
         "Time without any request between two steps.",
+    ),
+    (
+        "souffleur_gpu_seconds_total",
+        "Time of a GPU in decodes, in steps that prefill, and waiting before decodes.",
     ),
 ];
 

@@ -7,6 +7,7 @@
 mod cache;
 mod deaths;
 mod families;
+mod gpu;
 mod mailbox;
 mod prefix;
 mod request;
@@ -15,6 +16,7 @@ mod scheduler;
 pub use cache::CacheMetrics;
 pub use deaths::DeathMetrics;
 pub use families::{Family, Kind, buckets, describe_all, families, with_counter_types};
+pub use gpu::GpuMetrics;
 pub use mailbox::MailboxMetrics;
 pub use prefix::PrefixMetrics;
 pub use request::RequestMetrics;

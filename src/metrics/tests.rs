@@ -39,6 +39,9 @@ fn exercise_all() {
     DeathMetrics::register(&["tokenizer"]).died("scheduler");
     CacheMetrics::register().evicted(16, 2e-4);
     PrefixMetrics::register();
+    let gpu = GpuMetrics::register(0);
+    gpu.busy(true, 5e-3);
+    gpu.idle(1e-5);
     let requests = RequestMetrics::register("tiny");
     requests.received(true);
     requests.first_token(true, 0.05);

@@ -10,6 +10,7 @@
 // Launches take addresses; each says why they are good.
 #![allow(unsafe_code)]
 
+mod clock;
 mod graphs;
 mod layout;
 mod samplers;
@@ -21,6 +22,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
+use self::clock::StepClock;
 use self::graphs::Graphs;
 use self::layout::{Layout, Logprobs, Reading, Shape};
 use self::samplers::RowSamplers;
@@ -59,10 +61,10 @@ const SAMPLED_WORDS: usize = size_of::<Sampled>() / size_of::<u32>();
 pub struct CudaOptions {
     /// Elements of matrices, activations and KV; see [`element_of`].
     pub element: ElementType,
-    /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
-    pub n_pages: usize,
     /// Where weights come from.
     pub load_format: LoadFormat,
+    /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
+    pub n_pages: usize,
     /// Tokens in a page.
     pub page_size: usize,
     /// Rows that can be granted, ids `1..=max_rows`.
@@ -121,6 +123,7 @@ pub struct CudaExecutor {
     arrays: StepArrays,
     uploads: UploadRing,
     readbacks: ReadbackRing,
+    clock: StepClock,
     rows: Rows,
     layout: Layout,
     results: SpentResults,
@@ -140,6 +143,8 @@ struct UnderWay {
     rows: Vec<RowResult>,
     readings: Vec<Reading>,
     readback: Readback,
+    /// Of the clock.
+    lap: usize,
     /// By index of the reading, ranked by the host.
     ranked: Vec<(usize, TokenLogprobs)>,
 }
@@ -235,6 +240,7 @@ impl CudaExecutor {
             arrays: StepArrays::new(&device, options)?,
             uploads: UploadRing::new(&device, UPLOAD_WORDS)?,
             readbacks: ReadbackRing::new(&device, readback_words)?,
+            clock: StepClock::new(&device)?,
             rows: Rows::new(options.max_rows, limits),
             layout: Layout::default(),
             results: SpentResults::default(),
@@ -316,11 +322,13 @@ impl CudaExecutor {
 
     fn lose(&mut self, failure: impl std::fmt::Display) -> StepError {
         self.is_suspect = true;
+        self.clock.forget();
         StepError::Lost(failure.to_string())
     }
 
     fn take_results(&mut self, mut step: UnderWay) -> Result<StepOutput, DriverError> {
         let words = self.readbacks.words(&step.readback)?;
+        self.clock.measure(step.lap);
         let (sampled, logprobs) = words.split_at(step.readings.len() * SAMPLED_WORDS);
         let sampled: &[Sampled] = bytemuck::cast_slice(sampled);
         let logprobs: &[TokenLogprob] = bytemuck::cast_slice(logprobs);

@@ -117,6 +117,8 @@ impl CudaExecutor {
         uploaded: Uploaded,
         bucket: Option<usize>,
     ) -> Result<(), CudaFailure> {
+        let is_decode = lists.prefill_tokens.len() == 0;
+        self.clock.begin(&self.compute, is_decode)?;
         self.begin_rows(lists, &uploaded)?;
         self.reserve_logprobs(lists.n_logprobs)?;
         let mut ranked = Vec::new();
@@ -136,6 +138,7 @@ impl CudaExecutor {
                 words: 0..lists.n_logprobs * LOGPROB_WORDS,
             },
         ];
+        let lap = self.clock.end(&self.compute)?;
         let readback = self.readbacks.begin(&parts, &self.compute)?;
         let mut readings = self.spent_readings.pop().unwrap_or_default();
         readings.append(&mut self.layout.readings);
@@ -144,6 +147,7 @@ impl CudaExecutor {
             rows,
             readings,
             readback,
+            lap,
             ranked,
         });
         Ok(())

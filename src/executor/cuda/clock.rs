@@ -1,0 +1,86 @@
+//! How long the device works at steps, and how long it waits between two decodes.
+//!
+//! Only what comes before a decode counts as waiting: a decode follows other work of the same requests at once, while a
+//! prefill may come after a time without any. Measuring never fails a step.
+
+use super::MAX_UNDER_WAY;
+use crate::kernels::cuda::driver::{Device, DriverError, Event, Stream};
+use crate::metrics::GpuMetrics;
+
+/// The one before those under way is still needed.
+const N_LAPS: usize = MAX_UNDER_WAY + 2;
+
+/// When steps began and ended, by the device's own clock.
+pub(super) struct StepClock {
+    laps: Vec<Lap>,
+    next: usize,
+    /// The lap that was measured last, if nothing was lost since.
+    measured: Option<usize>,
+    metrics: GpuMetrics,
+}
+
+struct Lap {
+    began: Event,
+    ended: Event,
+    is_decode: bool,
+}
+
+impl StepClock {
+    pub(super) fn new(device: &Device) -> Result<Self, DriverError> {
+        let lap = |_| {
+            Ok(Lap {
+                began: device.timed_event()?,
+                ended: device.timed_event()?,
+                is_decode: false,
+            })
+        };
+        Ok(Self {
+            laps: (0..N_LAPS).map(lap).collect::<Result<_, _>>()?,
+            next: 0,
+            measured: None,
+            metrics: GpuMetrics::register(device.info().ordinal),
+        })
+    }
+
+    /// The step's work is given to the stream from here on.
+    pub(super) fn begin(&mut self, compute: &Stream, is_decode: bool) -> Result<(), DriverError> {
+        let lap = &mut self.laps[self.next];
+        lap.is_decode = is_decode;
+        compute.record(&lap.began)
+    }
+
+    /// All of it was given. Returns the lap, to be measured when the step's results are there.
+    pub(super) fn end(&mut self, compute: &Stream) -> Result<usize, DriverError> {
+        let lap = self.next;
+        self.next = (lap + 1) % N_LAPS;
+        compute.record(&self.laps[lap].ended)?;
+        Ok(lap)
+    }
+
+    /// Counts a step that the device has finished.
+    pub(super) fn measure(&mut self, index: usize) {
+        let lap = &self.laps[index];
+        let seconds = |from: &Event, to: &Event| {
+            let ms = to.ms_since(from).ok()?;
+            Some(f64::from(ms).max(0.0) / 1e3)
+        };
+        if let Some(busy) = seconds(&lap.began, &lap.ended) {
+            self.metrics.busy(lap.is_decode, busy);
+        }
+        let before = self
+            .measured
+            .replace(index)
+            .map(|before| &self.laps[before]);
+        let idle = before
+            .filter(|_| lap.is_decode)
+            .and_then(|before| seconds(&before.ended, &lap.began));
+        if let Some(idle) = idle {
+            self.metrics.idle(idle);
+        }
+    }
+
+    /// A step was lost: what comes next does not follow it.
+    pub(super) fn forget(&mut self) {
+        self.measured = None;
+    }
+}

@@ -1,0 +1,39 @@
+//! What a GPU does with its time.
+
+use metrics::{Gauge, gauge};
+
+/// The name; recorded as a gauge, see [`with_counter_types`](super::with_counter_types).
+const SECONDS: &str = "souffleur_gpu_seconds_total";
+
+/// The time of one GPU, by its own clock.
+pub struct GpuMetrics {
+    decode: Gauge,
+    prefill: Gauge,
+    idle: Gauge,
+}
+
+impl GpuMetrics {
+    /// Binds the handles to the recorder that is installed now.
+    pub fn register(ordinal: usize) -> Self {
+        let of =
+            |state: &'static str| gauge!(SECONDS, "gpu" => ordinal.to_string(), "state" => state);
+        Self {
+            decode: of("decode"),
+            prefill: of("prefill"),
+            idle: of("idle_before_decode"),
+        }
+    }
+
+    /// A step took `seconds`.
+    pub fn busy(&self, is_decode: bool, seconds: f64) {
+        match is_decode {
+            true => self.decode.increment(seconds),
+            false => self.prefill.increment(seconds),
+        }
+    }
+
+    /// A decode began so long after the step before it.
+    pub fn idle(&self, seconds: f64) {
+        self.idle.increment(seconds);
+    }
+}
