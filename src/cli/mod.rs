@@ -18,6 +18,7 @@ mod bench;
 mod bundled;
 pub mod flags;
 mod generate;
+mod gpu;
 mod local;
 mod logits;
 mod plan;
@@ -69,6 +70,9 @@ enum Command {
     /// Write the logits of prompts to a file, for comparison with other implementations
     #[command(hide = true)]
     Logits(Box<logits::LogitsArgs>),
+    /// Probe and time a GPU, for scripts/gpu-check
+    #[command(hide = true)]
+    Gpu(Box<gpu::GpuArgs>),
 }
 
 /// Why a command ends early.
@@ -124,6 +128,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         }
         Some(Command::ReplayLog(args)) => replay_log::run(&args),
         Some(Command::Logits(args)) => logits::run(&args),
+        Some(Command::Gpu(args)) => gpu::run(&args),
     }
 }
 

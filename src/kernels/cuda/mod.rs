@@ -18,4 +18,5 @@ pub mod params;
 pub mod sampling;
 mod search;
 mod symbols;
+pub mod timing;
 mod weights;

@@ -1,0 +1,101 @@
+//! `souffleur gpu`, hidden: what `scripts/gpu-check` asks of this program.
+
+mod report;
+
+use clap::{Args, Subcommand};
+use souffleur::kernels::cuda::driver::Device;
+use souffleur::kernels::cuda::timing::{self, Extent, Rates, Timing};
+
+use super::{Failure, say};
+use report::{Measured, TableArgs};
+
+/// Flags of the command.
+#[derive(Args, Debug)]
+pub struct GpuArgs {
+    #[command(subcommand)]
+    command: GpuCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum GpuCommand {
+    /// Say what the GPU is and what memory it has free
+    Probe(DeviceArgs),
+    /// Time every kernel beside its floor, a line of JSON each
+    Kernels {
+        #[command(flatten)]
+        device: DeviceArgs,
+        /// Run tiny shapes and print no times: to see that everything runs
+        #[arg(long)]
+        tiny: bool,
+    },
+    /// Print a table of the lines of JSON in files, and of records of the bench
+    Table(TableArgs),
+}
+
+#[derive(Args, Debug)]
+struct DeviceArgs {
+    /// Number of the GPU
+    #[arg(long, default_value_t = 0)]
+    gpu: usize,
+}
+
+/// Runs the command.
+pub fn run(args: &GpuArgs) -> Result<(), Failure> {
+    match &args.command {
+        GpuCommand::Probe(device) => probe(device),
+        GpuCommand::Kernels { device, tiny } => kernels(device, *tiny),
+        GpuCommand::Table(args) => report::print(args),
+    }
+}
+
+fn open(args: &DeviceArgs) -> Result<Device, Failure> {
+    Device::open(args.gpu).map_err(Failure::failed)
+}
+
+fn probe(args: &DeviceArgs) -> Result<(), Failure> {
+    let device = open(args)?;
+    let memory = device.memory().map_err(Failure::failed)?;
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    say(Measured::note(
+        "probe",
+        format!(
+            "{}: {:.2} GiB free of {:.2} GiB",
+            device.info(),
+            gib(memory.free_bytes),
+            gib(memory.total_bytes)
+        ),
+    ));
+    Ok(())
+}
+
+fn kernels(args: &DeviceArgs, tiny: bool) -> Result<(), Failure> {
+    let device = open(args)?;
+    let extent = match tiny {
+        true => Extent::Tiny,
+        false => Extent::Full,
+    };
+    let print = &mut |rates: &Rates, timing: Timing| say(line(rates, &timing, extent));
+    let rates = timing::measure(&device, extent, print).map_err(Failure::failed)?;
+    if extent == Extent::Full {
+        say(Measured::rate(
+            "copy bandwidth",
+            "GB/s",
+            rates.copy_bytes_per_s / 1e9,
+        ));
+        let name = format!("large bf16 product, {}", rates.product);
+        say(Measured::rate(&name, "TFLOP/s", rates.flop_per_s / 1e12));
+    }
+    Ok(())
+}
+
+fn line(rates: &Rates, timing: &Timing, extent: Extent) -> Measured {
+    match extent {
+        Extent::Tiny => Measured::ran("kernels", &timing.name),
+        Extent::Full => Measured::cost(
+            "kernels",
+            &timing.name,
+            timing.seconds * 1e6,
+            timing.floor_seconds(rates) * 1e6,
+        ),
+    }
+}

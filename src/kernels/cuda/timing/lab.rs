@@ -1,0 +1,238 @@
+//! Operands, and the clock of the GPU.
+
+use serde::Serialize;
+
+use super::Extent;
+use crate::kernels::cuda::driver::{
+    Device, DeviceBuffer, DevicePtr, DriverError, Event, Priority, Stream,
+};
+use crate::kernels::cuda::gemm::{GemmWish, Products};
+use crate::kernels::cuda::launch::FillRandom;
+use crate::kernels::cuda::pack::Modules;
+use crate::kernels::cuda::params::{Element, ElementType, GemmParams, GemmWrite};
+
+/// Larger than the cache of any GPU.
+const ROTATED_BYTES: usize = 512 << 20;
+const MAX_COPIES: usize = 64;
+/// The work that is timed at once.
+const GRAPH_SECONDS: f64 = 4e-3;
+const MAX_LAUNCHES: usize = 256;
+const ROUNDS: usize = 5;
+const LEAST_COPY_BYTES: usize = 1 << 20;
+const MOST_COPY_BYTES: usize = 2 << 30;
+const LEAST_SIDE: u32 = 128;
+const MOST_SIDE: u32 = 8192;
+/// What is measured then is work, and not its beginning and end.
+const LONG_ENOUGH_S: f64 = 5e-4;
+/// Operands are uniform up to this from 0.
+const WIDTH: f32 = 1.0;
+const STEPS: f32 = 8_388_608.0;
+
+/// What the GPU does at best.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Rates {
+    /// Bytes that a copy within its memory reads and writes, in a second.
+    pub copy_bytes_per_s: f64,
+    /// Operations of a large product, in a second.
+    pub flop_per_s: f64,
+    /// Who multiplied: `cublaslt` or `own`.
+    pub product: &'static str,
+}
+
+/// Copies of an operand, one behind the other.
+pub(super) struct Copies {
+    buffer: DeviceBuffer<u8>,
+    bytes: usize,
+    n: usize,
+}
+
+impl Copies {
+    /// The copy for a turn.
+    pub(super) fn at<T>(&self, turn: usize) -> DevicePtr<T> {
+        self.buffer.at(turn % self.n * self.bytes).cast()
+    }
+}
+
+/// Where kernels are timed.
+pub(super) struct Lab {
+    pub(super) device: Device,
+    pub(super) modules: Modules,
+    pub(super) stream: Stream,
+    pub(super) extent: Extent,
+    begin: Event,
+    end: Event,
+    fill: [FillRandom; 2],
+}
+
+impl Lab {
+    pub(super) fn new(
+        device: &Device,
+        modules: &Modules,
+        extent: Extent,
+    ) -> Result<Self, DriverError> {
+        let multiprocessors = device.info().multiprocessors;
+        let fill = |element| FillRandom::load(modules, element, multiprocessors);
+        Ok(Self {
+            fill: [fill(ElementType::F32)?, fill(ElementType::Bf16)?],
+            device: device.clone(),
+            modules: modules.clone(),
+            stream: device.stream(Priority::High)?,
+            begin: device.timed_event()?,
+            end: device.timed_event()?,
+            extent,
+        })
+    }
+
+    pub(super) fn multiprocessors(&self) -> u32 {
+        self.device.info().multiprocessors
+    }
+
+    /// The first for a GPU, the second to see that it runs.
+    pub(super) fn sized<T>(&self, full: T, tiny: T) -> T {
+        match self.extent {
+            Extent::Full => full,
+            Extent::Tiny => tiny,
+        }
+    }
+
+    /// What the GPU does at best.
+    pub(super) fn rates(&self, element: ElementType) -> Result<Rates, DriverError> {
+        let wish = GemmWish::Auto;
+        let mut products = Products::new(&self.device, &self.modules, element, wish)?;
+        Ok(Rates {
+            copy_bytes_per_s: self.copy_rate()?,
+            flop_per_s: self.product_rate(&mut products, element)?,
+            product: products.name(),
+        })
+    }
+
+    /// Copies more and more, until it takes long enough to be about copying alone.
+    fn copy_rate(&self) -> Result<f64, DriverError> {
+        let mut bytes = LEAST_COPY_BYTES;
+        loop {
+            let [from, to] = [self.device.alloc::<u8>(bytes)?, self.device.alloc(bytes)?];
+            self.stream.fill(&from, 0..bytes, 1u8)?;
+            let seconds = self.time(|stream, _| stream.copy(&to, 0, &from, 0..bytes))?;
+            if seconds > LONG_ENOUGH_S || bytes >= MOST_COPY_BYTES {
+                return Ok(2.0 * bytes as f64 / seconds);
+            }
+            bytes *= 2;
+        }
+    }
+
+    /// Likewise with products of square matrices.
+    fn product_rate(
+        &self,
+        products: &mut Products,
+        element: ElementType,
+    ) -> Result<f64, DriverError> {
+        let mut side = LEAST_SIDE;
+        loop {
+            let shape = [side; 3];
+            let seconds = self.time_product(products, element, shape, GemmWrite::Store)?;
+            if seconds > LONG_ENOUGH_S || side >= MOST_SIDE {
+                return Ok(2.0 * f64::from(side).powi(3) / seconds);
+            }
+            side *= 2;
+        }
+    }
+
+    /// Seconds of a product of `[m, n, k]`.
+    pub(super) fn time_product(
+        &self,
+        products: &mut Products,
+        element: ElementType,
+        [m, n, k]: [u32; 3],
+        write: GemmWrite,
+    ) -> Result<f64, DriverError> {
+        let elements = |rows: u32, width: u32| rows as usize * width as usize;
+        let x = self.elements(element, elements(m, k))?;
+        let w = self.elements(element, elements(n, k))?;
+        // The largest that any product writes.
+        let out = self.elements(ElementType::F32, elements(m, n))?;
+        self.time(|stream, turn| {
+            let params = GemmParams {
+                out: out.at(turn),
+                x: x.at(turn),
+                w: w.at(turn),
+                bias: DevicePtr::NULL,
+                partials: DevicePtr::NULL,
+                m,
+                n,
+                k,
+                write,
+                n_splits: 1,
+            };
+            // SAFETY: operands of the shapes told; they live until the time is read.
+            unsafe { products.multiply(stream, &params) }
+        })
+    }
+
+    /// Random elements.
+    pub(super) fn elements(&self, element: ElementType, len: usize) -> Result<Copies, DriverError> {
+        self.copies(element, len, WIDTH)
+    }
+
+    /// Random elements up to `width` from 0.
+    pub(super) fn copies(
+        &self,
+        element: ElementType,
+        len: usize,
+        width: f32,
+    ) -> Result<Copies, DriverError> {
+        let bytes = (len * element.bytes()).next_multiple_of(256);
+        let rotated = self.sized(ROTATED_BYTES, bytes);
+        let n = (rotated / bytes).clamp(1, MAX_COPIES);
+        let buffer = self.device.alloc(n * bytes)?;
+        let fill = match element {
+            ElementType::F32 => &self.fill[0],
+            ElementType::Bf16 => &self.fill[1],
+        };
+        let all = (n * bytes / element.bytes()) as u64;
+        let start: DevicePtr<Element> = buffer.ptr().cast();
+        // SAFETY: the buffer has so many elements; it is freed after whatever uses it was waited for.
+        unsafe { fill.launch(&self.stream, start, all, bytes as u64, width / STEPS) }?;
+        Ok(Copies { buffer, bytes, n })
+    }
+
+    /// A list on the device.
+    pub(super) fn list<T: bytemuck::Pod>(
+        &self,
+        list: &[T],
+    ) -> Result<DeviceBuffer<T>, DriverError> {
+        let buffer = self.device.alloc(list.len())?;
+        self.stream.write(&buffer, 0, list)?;
+        Ok(buffer)
+    }
+
+    /// Seconds that `launch` takes on the device, the median of some rounds; it is told its turn.
+    pub(super) fn time(
+        &self,
+        mut launch: impl FnMut(&Stream, usize) -> Result<(), DriverError>,
+    ) -> Result<f64, DriverError> {
+        let stream = &self.stream;
+        // The first launch loads and chooses, the second one shows about how long it takes.
+        launch(stream, 0)?;
+        let once = self.between(|| launch(stream, 1))?;
+        let wanted = (GRAPH_SECONDS / once.max(1e-7)).ceil() as usize;
+        let n = wanted.clamp(1, self.sized(MAX_LAUNCHES, 2));
+        let graph = stream.capture(|| (0..n).try_for_each(|turn| launch(stream, turn)))?;
+        graph.upload(stream)?;
+        let rounds = 0..self.sized(ROUNDS, 1);
+        let times = rounds.map(|_| {
+            // SAFETY: what was recorded uses operands that the caller keeps until this returns.
+            self.between(|| unsafe { graph.launch(stream) })
+        });
+        let mut times = times.collect::<Result<Vec<f64>, _>>()?;
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2] / n as f64)
+    }
+
+    fn between(&self, work: impl FnOnce() -> Result<(), DriverError>) -> Result<f64, DriverError> {
+        self.stream.record(&self.begin)?;
+        work()?;
+        self.stream.record(&self.end)?;
+        self.stream.synchronize()?;
+        Ok(f64::from(self.end.ms_since(&self.begin)?) / 1e3)
+    }
+}
