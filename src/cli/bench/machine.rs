@@ -1,8 +1,13 @@
 //! The machine at its best: measured beside the engine, so that both see the same neighbours.
 
 use serde::Serialize;
+use souffleur::config::{Device as DeviceWish, EngineConfig};
 use souffleur::executor::memory_plan::available_bytes;
 use souffleur::kernels::cpu::probe::{Arithmetic, ReadProbe};
+use souffleur::kernels::cpu::{Isa, default_threads};
+use souffleur::kernels::cuda::driver::Device;
+use souffleur::kernels::cuda::params::ElementType;
+use souffleur::kernels::cuda::timing;
 use souffleur::model::weights::Dtype;
 
 use super::super::Failure;
@@ -31,53 +36,155 @@ pub struct Rates {
     pub int8_ops_per_s: Option<f64>,
 }
 
-/// One measurement: one thread alone, then all that the engine uses.
+/// One measurement.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct MachineRates {
-    /// One thread.
-    pub one: Rates,
-    /// All threads.
-    pub all: Rates,
+#[serde(untagged)]
+pub enum MachineRates {
+    /// Of the CPU.
+    Cpu {
+        /// One thread.
+        one: Rates,
+        /// All threads.
+        all: Rates,
+    },
+    /// Of a GPU.
+    Gpu(timing::Rates),
+}
+
+/// Where the engine computes.
+pub enum Place {
+    /// With so many threads.
+    Cpu { threads: usize },
+    /// On a GPU.
+    Gpu(Gpu),
+}
+
+/// A GPU, measured once: the engine takes all of its memory afterwards.
+pub struct Gpu {
+    /// What it is.
+    pub name: String,
+    rates: timing::Rates,
+}
+
+impl Place {
+    /// Where a configuration computes; a GPU is measured, with elements of `dtype`.
+    pub fn read(config: &EngineConfig, dtype: Dtype) -> Result<Self, Failure> {
+        let DeviceWish::Cuda(ordinal) = config.device else {
+            return Ok(Self::Cpu {
+                threads: match config.threads {
+                    0 => default_threads(),
+                    threads => threads,
+                },
+            });
+        };
+        let device = Device::open(ordinal).map_err(Failure::failed)?;
+        let element = match dtype {
+            Dtype::F32 => ElementType::F32,
+            Dtype::F16 | Dtype::BF16 => ElementType::Bf16,
+        };
+        Ok(Self::Gpu(Gpu {
+            name: device.info().name.clone(),
+            rates: timing::rates(&device, element).map_err(Failure::failed)?,
+        }))
+    }
+
+    /// The GPU, if it is one.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        match self {
+            Self::Cpu { .. } => None,
+            Self::Gpu(gpu) => Some(gpu),
+        }
+    }
+
+    /// Compute threads of the CPU.
+    pub fn threads(&self) -> usize {
+        match self {
+            Self::Cpu { threads } => *threads,
+            Self::Gpu(_) => 0,
+        }
+    }
+
+    /// Instruction set of the kernels.
+    pub fn kernel_path(&self) -> Result<&'static str, Failure> {
+        match self {
+            Self::Cpu { .. } => Ok(Isa::chosen().map_err(Failure::failed)?.name()),
+            Self::Gpu(_) => Ok("cuda"),
+        }
+    }
 }
 
 /// Measures again and again with memory that is taken once.
-pub struct Machine {
-    memory: ReadProbe,
-    threads: usize,
+pub enum Machine {
+    /// The CPU.
+    Cpu { memory: ReadProbe, threads: usize },
+    /// A GPU, which was measured before.
+    Gpu(timing::Rates),
 }
 
 impl Machine {
     /// Takes the memory.
-    pub fn new(threads: usize) -> Result<Self, Failure> {
+    pub fn new(place: &Place) -> Result<Self, Failure> {
+        let threads = match place {
+            Place::Cpu { threads } => *threads,
+            Place::Gpu(gpu) => return Ok(Self::Gpu(gpu.rates)),
+        };
         let available = available_bytes().map_err(Failure::failed)?;
         let bytes = buffer_bytes(last_cache_bytes(), available);
         let memory = ReadProbe::new(usize::try_from(bytes).unwrap_or(usize::MAX));
         let memory = memory.map_err(|error| {
             Failure::failed(format_args!("{bytes} bytes to measure reading: {error}"))
         })?;
-        Ok(Self { memory, threads })
+        Ok(Self::Cpu { memory, threads })
     }
 
     /// Everything, for one thread and for all.
     pub fn measure(&self) -> MachineRates {
-        MachineRates {
-            one: self.rates(1),
-            all: self.rates(self.threads),
+        match self {
+            Self::Cpu { memory, threads } => MachineRates::Cpu {
+                one: rates(memory, 1),
+                all: rates(memory, *threads),
+            },
+            Self::Gpu(rates) => MachineRates::Gpu(*rates),
         }
     }
 
     /// Reading alone, with all threads: it moves with the neighbours, so it is measured before every load.
     pub fn read_bytes_per_s(&self) -> f64 {
-        self.memory.bytes_per_second(self.threads)
+        match self {
+            Self::Cpu { memory, threads } => memory.bytes_per_second(*threads),
+            Self::Gpu(rates) => rates.copy_bytes_per_s,
+        }
+    }
+}
+
+fn rates(memory: &ReadProbe, threads: usize) -> Rates {
+    Rates {
+        threads,
+        read_bytes_per_s: memory.bytes_per_second(threads),
+        f32_ops_per_s: Arithmetic::F32.ops_per_second(threads).unwrap_or_default(),
+        bf16_ops_per_s: Arithmetic::Bf16Dot.ops_per_second(threads),
+        int8_ops_per_s: Arithmetic::Int8Dot.ops_per_second(threads),
+    }
+}
+
+impl MachineRates {
+    /// The peak for this model's types.
+    pub fn peak(&self, dtype: Dtype, is_int8: bool, read_bytes_per_s: f64) -> Peak {
+        match self {
+            Self::Cpu { all, .. } => all.peak(dtype, is_int8, read_bytes_per_s),
+            Self::Gpu(rates) => Peak {
+                read_bytes_per_s,
+                weight_ops_per_s: rates.flop_per_s,
+                attention_ops_per_s: rates.flop_per_s,
+            },
+        }
     }
 
-    fn rates(&self, threads: usize) -> Rates {
-        Rates {
-            threads,
-            read_bytes_per_s: self.memory.bytes_per_second(threads),
-            f32_ops_per_s: Arithmetic::F32.ops_per_second(threads).unwrap_or_default(),
-            bf16_ops_per_s: Arithmetic::Bf16Dot.ops_per_second(threads),
-            int8_ops_per_s: Arithmetic::Int8Dot.ops_per_second(threads),
+    /// Bytes read per second; by a copy, those that it writes count too.
+    pub fn read_bytes_per_s(&self) -> f64 {
+        match self {
+            Self::Cpu { all, .. } => all.read_bytes_per_s,
+            Self::Gpu(rates) => rates.copy_bytes_per_s,
         }
     }
 }

@@ -13,6 +13,7 @@ mod starts;
 pub(super) mod statistics;
 mod streams;
 pub(super) mod table;
+mod waits;
 
 use std::path::PathBuf;
 

@@ -8,18 +8,18 @@ use indicatif::ProgressBar;
 use souffleur::config::{Dtype as DtypeWish, EngineConfig};
 use souffleur::engine::{EngineHandle, ModelInfo};
 use souffleur::executor::cpu::{CpuDescription, describe};
-use souffleur::kernels::cpu::{Isa, default_threads};
 use souffleur::model::weights::{Dtype, Quantization};
 use souffleur::state::kv_layout::KvLayout;
 
-use super::super::{Failure, local, progress};
+use super::super::{Failure, local, progress, telemetry};
 use super::floors::{Extent, ModelCost};
-use super::machine::{Machine, MachineRates};
+use super::machine::{Machine, MachineRates, Place};
 use super::prompts::Prompts;
 use super::record::{ModelRecord, Record};
 use super::rows::{Load, Row, Sample, Unit};
 use super::scaling::{self, ScalingArgs};
 use super::starts::{self, FIRST_PROMPT_TOKENS, Start};
+use super::waits::StepWaits;
 use super::{BenchArgs, streams};
 
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
@@ -34,10 +34,11 @@ const WARM_UP: Load = Load {
 /// Flags without a server.
 #[derive(Args, Debug)]
 pub struct OfflineArgs {
-    /// Prompt of the prefill, and in front of the decode of one stream
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..),
-        conflicts_with = "base_url", help_heading = "Bench without a server")]
-    pub prompt_tokens: u32,
+    /// Prompts of prefills, comma separated; the first one is also in front of the decode of one stream
+    #[arg(long, value_name = "TOKENS", default_value = "512", value_delimiter = ',',
+        value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "base_url",
+        help_heading = "Bench without a server")]
+    pub prompt_tokens: Vec<u32>,
     /// Tokens that each stream generates
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..),
         conflicts_with = "base_url", help_heading = "Bench without a server")]
@@ -47,14 +48,22 @@ pub struct OfflineArgs {
         value_parser = clap::value_parser!(u32).range(1..=4096), conflicts_with = "base_url",
         help_heading = "Bench without a server")]
     pub batch: Vec<u32>,
-    /// Prompt of each stream that decodes together with others
-    #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..),
-        conflicts_with = "base_url", help_heading = "Bench without a server")]
-    pub batch_prompt_tokens: u32,
+    /// Prompts of streams that decode together, comma separated
+    #[arg(long, value_name = "TOKENS", default_value = "64", value_delimiter = ',',
+        value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "base_url",
+        help_heading = "Bench without a server")]
+    pub batch_prompt_tokens: Vec<u32>,
     /// Rounds; medians and quartiles are of their results
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000),
         conflicts_with = "base_url", help_heading = "Bench without a server")]
     pub repeat: u32,
+    /// Leave out start-up and peak memory, which take a start of the engine each
+    #[arg(
+        long,
+        conflicts_with = "base_url",
+        help_heading = "Bench without a server"
+    )]
+    pub skip_starts: bool,
     #[command(flatten)]
     pub scaling: ScalingArgs,
     /// Start, answer, say how long it took, and end: what the bench runs in a process of its own
@@ -70,6 +79,8 @@ pub struct Bench<'a> {
     pub subject: &'a Subject,
     pub prompts: Prompts,
     pub bar: ProgressBar,
+    /// On a GPU.
+    pub waits: Option<StepWaits>,
     /// Loads that this engine cannot run, and why.
     pub skipped: Vec<String>,
 }
@@ -78,20 +89,27 @@ pub struct Bench<'a> {
 pub struct Subject {
     pub description: CpuDescription,
     pub quantization: Option<Quantization>,
-    pub threads: usize,
+    pub place: Place,
 }
 
 /// Runs the bench.
 pub fn run(args: &BenchArgs, config: EngineConfig, seed: u64) -> Result<(), Failure> {
     let config = local::with_model(config)?;
     if args.offline.start_once {
-        return starts::start_once(config, args.offline.prompt_tokens, seed);
+        return starts::start_once(config, first(&args.offline.prompt_tokens), seed);
     }
-    let subject = Subject::read(&config)?;
     let bar = progress::spinner();
     bar.set_message("the machine");
-    let machine = Machine::new(subject.threads)?.measure();
-    let n_starts = args.offline.repeat + 1;
+    let subject = Subject::read(&config)?;
+    let waits = match subject.place.gpu() {
+        Some(_) => Some(StepWaits(telemetry::install_recorder()?)),
+        None => None,
+    };
+    let machine = Machine::new(&subject.place)?.measure();
+    let n_starts = match args.offline.skip_starts {
+        true => 0,
+        false => args.offline.repeat + 1,
+    };
     let starts = (1..=n_starts).map(|start| {
         bar.set_message(format!("start {start} of {n_starts}"));
         starts::measure()
@@ -100,7 +118,7 @@ pub fn run(args: &BenchArgs, config: EngineConfig, seed: u64) -> Result<(), Fail
     bar.set_message("loading the model");
     let engine = local::start(config, |_| Ok(()))?;
     let mut record = System::new().block_on(async {
-        let measured = measure(args, &engine, &subject, seed, bar.clone()).await;
+        let measured = measure(args, &engine, &subject, waits, seed, bar.clone()).await;
         engine.shutdown(STOP_DEADLINE).await;
         measured
     })?;
@@ -116,6 +134,7 @@ async fn measure(
     args: &BenchArgs,
     engine: &EngineHandle,
     subject: &Subject,
+    waits: Option<StepWaits>,
     seed: u64,
     bar: ProgressBar,
 ) -> Result<Record, Failure> {
@@ -123,11 +142,12 @@ async fn measure(
     let vocab_size = u32::try_from(model.vocab_size).unwrap_or(u32::MAX);
     let mut bench = Bench {
         engine,
-        machine: Machine::new(subject.threads)?,
+        machine: Machine::new(&subject.place)?,
         cost: subject.cost(),
         subject,
         prompts: Prompts::new(seed, vocab_size),
         bar,
+        waits,
         skipped: Vec::new(),
     };
     let loads = bench.possible(loads(&args.offline, model));
@@ -141,11 +161,12 @@ async fn measure(
         version: env!("CARGO_PKG_VERSION"),
         date: super::record::date(),
         cpu: super::record::cpu(),
+        gpu: subject.place.gpu().map(|gpu| gpu.name.clone()),
         model: ModelRecord::new(model, &subject.description),
         dtype: subject.description.dtype.name(),
         quantization: subject.quantization.map_or("none", Quantization::name),
-        threads: subject.threads,
-        kernel_path: Isa::chosen().map_err(Failure::failed)?.name(),
+        threads: subject.place.threads(),
+        kernel_path: subject.place.kernel_path()?,
         page_size: model.page_size,
         kv_pool_tokens: model.max_total_tokens,
         seed,
@@ -165,43 +186,58 @@ async fn rounds(
 ) -> Result<(Vec<MachineRates>, Vec<Row>), Failure> {
     bench.streams(WARM_UP).await?;
     let mut machine = Vec::new();
-    let mut samples = vec![Vec::new(); loads.len()];
+    let mut samples = vec![(Vec::new(), Vec::new()); loads.len()];
     for round in 1..=repeat {
         let rates = bench.machine.measure();
-        for (load, samples) in loads.iter().zip(&mut samples) {
+        for (load, (samples, waits)) in loads.iter().zip(&mut samples) {
             bench.say(format!("round {round} of {repeat}: {}", load.name()));
+            let before = bench.waits.as_ref().and_then(StepWaits::read);
             samples.extend(bench.sample(*load, &rates).await?);
+            let after = bench.waits.as_ref().and_then(StepWaits::read);
+            let share = before
+                .zip(after)
+                .and_then(|(before, after)| after.share_since(before));
+            waits.extend(share.map(|share| Sample::of_cost(share, None)));
         }
         machine.push(rates);
     }
     let rows = loads.iter().zip(samples);
-    let rows = rows.filter_map(|(load, samples)| {
-        Row::new(load.name(), Unit::TokensPerSecond, Some(*load), samples)
+    let rows = rows.flat_map(|(load, (samples, waits))| {
+        let name = load.name();
+        let waiting = format!("GPU waiting before decodes, {name}");
+        [
+            Row::new(name, Unit::TokensPerSecond, Some(*load), samples),
+            Row::new(waiting, Unit::Share, Some(*load), waits),
+        ]
     });
-    Ok((machine, rows.collect()))
+    Ok((machine, rows.flatten().collect()))
 }
 
 /// The loads of a round, with prompts as long as the model takes them.
 fn loads(args: &OfflineArgs, model: &ModelInfo) -> Vec<Load> {
-    let one = |output_tokens| Load {
-        streams: 1,
-        prompt_tokens: args.prompt_tokens.min(longest_prompt(model, output_tokens)),
+    let load = |streams, prompt_tokens: u32, output_tokens| Load {
+        streams,
+        prompt_tokens: prompt_tokens.min(longest_prompt(model, output_tokens)),
         output_tokens,
     };
-    let together = |&streams: &u32| Load {
-        streams,
-        prompt_tokens: args
-            .batch_prompt_tokens
-            .min(longest_prompt(model, args.output_tokens)),
-        output_tokens: args.output_tokens,
-    };
-    let mut loads = vec![one(1), one(args.output_tokens)];
-    for load in args.batch.iter().map(together) {
+    let prefills = args.prompt_tokens.iter().map(|&prompt| load(1, prompt, 1));
+    let alone = load(1, first(&args.prompt_tokens), args.output_tokens);
+    let together = args.batch_prompt_tokens.iter().flat_map(|&prompt| {
+        let batches = args.batch.iter();
+        batches.map(move |&streams| load(streams, prompt, args.output_tokens))
+    });
+    let mut loads = Vec::new();
+    for load in prefills.chain([alone]).chain(together) {
         if !loads.contains(&load) {
             loads.push(load);
         }
     }
     loads
+}
+
+/// Of a flag that has at least one value.
+pub fn first(tokens: &[u32]) -> u32 {
+    tokens.first().copied().unwrap_or(1)
 }
 
 /// The longest prompt that can have so many tokens behind it; at least one token.
@@ -281,19 +317,13 @@ impl Subject {
             DtypeWish::Float16 => Some(Dtype::F16),
             DtypeWish::Bfloat16 => Some(Dtype::BF16),
         };
+        let dir = &config.model_path;
+        let described = describe(dir, wish, config.quantization, config.load_format);
+        let description = described.map_err(Failure::failed)?;
         Ok(Self {
-            description: describe(
-                &config.model_path,
-                wish,
-                config.quantization,
-                config.load_format,
-            )
-            .map_err(Failure::failed)?,
+            place: Place::read(config, description.dtype)?,
+            description,
             quantization: config.quantization,
-            threads: match config.threads {
-                0 => default_threads(),
-                threads => threads,
-            },
         })
     }
 
@@ -309,13 +339,13 @@ impl Subject {
     /// The peak for this model's types.
     pub fn peak(&self, rates: &MachineRates, read_bytes_per_s: f64) -> super::floors::Peak {
         let dtype = self.description.dtype;
-        rates.all.peak(dtype, self.is_int8(), read_bytes_per_s)
+        rates.peak(dtype, self.is_int8(), read_bytes_per_s)
     }
 }
 
 /// The first start may have to make what later ones find; it has rows of its own.
 fn start_rows(starts: &[Start], subject: &Subject, machine: &MachineRates) -> Vec<Row> {
-    let peak = subject.peak(machine, machine.all.read_bytes_per_s);
+    let peak = subject.peak(machine, machine.read_bytes_per_s());
     let prompt = Extent {
         cached_tokens: 0,
         new_tokens: u64::from(FIRST_PROMPT_TOKENS),

@@ -26,6 +26,8 @@ pub struct Record {
     pub date: String,
     /// The processor's name.
     pub cpu: String,
+    /// The GPU's name, where one computed.
+    pub gpu: Option<String>,
     /// What was run.
     pub model: ModelRecord,
     /// Element type of weights and KV.
@@ -87,15 +89,13 @@ impl Record {
 
     /// What was measured, where and when, in a line.
     pub fn title(&self) -> String {
+        let place = match &self.gpu {
+            Some(gpu) => format!("{gpu} in {}", self.cpu),
+            None => format!("{} threads, {}", self.threads, self.cpu),
+        };
         format!(
-            "{}, {}, quantization {}, {} kernels, {} threads, {}, {}",
-            self.model.name,
-            self.dtype,
-            self.quantization,
-            self.kernel_path,
-            self.threads,
-            self.cpu,
-            self.date,
+            "{}, {}, quantization {}, {} kernels, {place}, {}",
+            self.model.name, self.dtype, self.quantization, self.kernel_path, self.date,
         )
     }
 
@@ -122,23 +122,40 @@ impl Record {
     }
 
     fn print_machine(&self) {
+        match self.gpu {
+            Some(_) => self.print_gpu(),
+            None => self.print_cpu(),
+        }
+    }
+
+    fn print_gpu(&self) {
+        let Some(MachineRates::Gpu(rates)) = self.machine.first() else {
+            return;
+        };
+        let product = format!("large product ({}), TFLOP/s", rates.product);
+        let row = |name: &str, value: f64| vec![name.to_owned(), format!("{value:.0}")];
+        let rows = [
+            row("copy, read and written, GB/s", rates.copy_bytes_per_s / 1e9),
+            row(&product, rates.flop_per_s / 1e12),
+        ];
+        table::print(&["GPU, before the engine started", "best"], &rows);
+    }
+
+    fn print_cpu(&self) {
         let threads = format!("{} threads", self.threads);
         let header = ["machine, median of the rounds", "one thread", &threads];
         let row = |name: &str, rate: fn(&Rates) -> Option<f64>| {
-            let median = |of: fn(&MachineRates) -> &Rates| {
-                let rates: Vec<f64> = self
-                    .machine
-                    .iter()
-                    .filter_map(|all| rate(of(all)))
-                    .collect();
+            let median = |is_one: bool| {
+                let of = |measured: &MachineRates| match measured {
+                    MachineRates::Cpu { one, .. } if is_one => rate(one),
+                    MachineRates::Cpu { all, .. } => rate(all),
+                    MachineRates::Gpu(_) => None,
+                };
+                let rates: Vec<f64> = self.machine.iter().filter_map(of).collect();
                 let median = Quartiles::of(&rates).map(|quartiles| quartiles.median / 1e9);
                 median.map_or("not present".to_owned(), |rate| format!("{rate:.1}"))
             };
-            vec![
-                name.to_owned(),
-                median(|rates| &rates.one),
-                median(|rates| &rates.all),
-            ]
+            vec![name.to_owned(), median(true), median(false)]
         };
         let rows = [
             row("read bandwidth, GB/s", |rates| Some(rates.read_bytes_per_s)),

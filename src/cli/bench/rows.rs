@@ -29,6 +29,9 @@ pub enum Unit {
     /// Smaller is better.
     #[serde(rename = "bytes")]
     Bytes,
+    /// Of the time; smaller is better.
+    #[serde(rename = "share")]
+    Share,
 }
 
 /// One measurement and the best that the machine allowed then.
@@ -174,6 +177,7 @@ impl Unit {
             Self::TokensPerSecond => "tokens/s",
             Self::Seconds => "s",
             Self::Bytes => "MiB",
+            Self::Share => "%",
         }
     }
 
@@ -183,6 +187,7 @@ impl Unit {
             Self::TokensPerSecond => format!("{value:.1}"),
             Self::Seconds => format!("{value:.4}"),
             Self::Bytes => format!("{:.0}", value / f64::from(1 << 20)),
+            Self::Share => format!("{:.2}", 100.0 * value),
         }
     }
 }

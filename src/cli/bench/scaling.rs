@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::super::Failure;
 use super::floors::Extent;
 use super::machine::MachineRates;
-use super::offline::{Bench, OfflineArgs, longest_prompt};
+use super::offline::{Bench, OfflineArgs, first, longest_prompt};
 use super::rows::{Load, Row, Unit};
 use super::statistics::{Line, Quartiles};
 use super::streams;
@@ -97,9 +97,8 @@ pub async fn run(bench: &mut Bench<'_>, args: &OfflineArgs) -> Result<Scaling, F
         output_tokens: 1,
     };
     let long_prefill = rows(bench, vec![long], args.repeat, &rates).await?.pop();
-    let prompt_tokens = args
-        .batch_prompt_tokens
-        .min(longest_prompt(bench.engine.model(), args.output_tokens));
+    let longest = longest_prompt(bench.engine.model(), args.output_tokens);
+    let prompt_tokens = first(&args.batch_prompt_tokens).min(longest);
     let batches = (0..=LARGEST_BATCH.ilog2()).map(|power| Load {
         streams: 1 << power,
         prompt_tokens,
