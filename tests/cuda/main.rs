@@ -6,6 +6,7 @@
 mod ahead;
 mod common;
 mod golden;
+mod gpu;
 mod lives;
 mod model;
 #[allow(dead_code, reason = "shared with the tests of models")]
@@ -16,6 +17,7 @@ mod requests;
 mod setups;
 #[path = "../models/steps.rs"]
 mod steps;
+mod twins;
 #[allow(dead_code, reason = "shared with the tests of the whole engine")]
 #[path = "../engine/world.rs"]
 mod world;

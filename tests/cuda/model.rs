@@ -1,10 +1,12 @@
 //! Tiny models: the fixtures, and one with heads as large as tensor cores take.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use half::bf16;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+
+use crate::gpu;
 
 const HIDDEN: usize = 64;
 const HEADS: usize = 4;
@@ -16,9 +18,7 @@ const VOCAB: usize = 288;
 
 /// The folder of a tiny model of the repository.
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/models")
-        .join(name)
+    gpu::repository().join("tests/fixtures/models").join(name)
 }
 
 /// A model of random weights whose heads have 64 elements: attention in bfloat16 runs on tensor cores.

@@ -1,8 +1,5 @@
 //! The configurations that are tested: they pair element types, page sizes and graphs.
 
-// Kernels are handed to the driver as images.
-#![allow(unsafe_code)]
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,11 +7,10 @@ use souffleur::config::{Device, Dtype, EngineConfig};
 use souffleur::engine::{Engine, EngineParts, Progress};
 use souffleur::executor::Placement;
 use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
-use souffleur::kernels::cuda::driver;
 use souffleur::kernels::cuda::gemm::GemmWish;
-use souffleur::kernels::cuda::pack::Modules;
 use souffleur::kernels::cuda::params::ElementType;
 
+use crate::gpu;
 use crate::world::World;
 
 /// Rows of the largest graph: less than run at once, so that some decodes run without one.
@@ -67,9 +63,8 @@ impl Setup {
         }
     }
 
-    /// Starts an engine on the emulated GPU, with the tests' own kernels and not those of the pack.
+    /// Starts an engine on the GPU of the tests.
     pub fn start_on_gpu(&self, config: EngineConfig) -> World {
-        souffleur_cusim::load();
         let mut parts = EngineParts::from_model(&config, Progress::silent()).unwrap();
         let (options, dir) = (self.options(&config, &parts), config.model_path.clone());
         parts.executor = Arc::new(move || Ok(Box::new(load(&dir, &options))));
@@ -80,12 +75,12 @@ impl Setup {
 
     pub fn options(&self, config: &EngineConfig, parts: &EngineParts) -> CudaOptions {
         let (info, chunk) = (&parts.info, config.chunk_tokens().unwrap());
-            load_format: config.load_format,
         CudaOptions {
             element: match self.dtype {
                 Dtype::Bfloat16 => ElementType::Bf16,
                 _ => ElementType::F32,
             },
+            load_format: config.load_format,
             n_pages: info.max_total_tokens / info.page_size,
             page_size: info.page_size,
             max_rows: info.max_running_requests,
@@ -99,17 +94,14 @@ impl Setup {
     }
 }
 
-/// An executor over the emulated driver.
+/// An executor on the GPU of the tests.
 pub fn load(dir: &Path, options: &CudaOptions) -> CudaExecutor {
     load_on(0, dir, options)
 }
 
-/// An executor on one of the emulated devices, which share nothing.
+/// An executor on one of the emulated devices, which share nothing; on a real GPU where there is one.
 pub fn load_on(ordinal: usize, dir: &Path, options: &CudaOptions) -> CudaExecutor {
-    souffleur_cusim::load();
-    let device = driver::Device::open(ordinal).unwrap();
-    // SAFETY: to the emulated driver this text is an image that has every kernel.
-    let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
+    let (device, modules) = gpu::open(ordinal);
     CudaExecutor::load_with(device, &modules, dir, options, &mut |_, _| {}).unwrap()
 }
 

@@ -1,0 +1,45 @@
+//! The GPU of the tests: the emulated one, or a real one if `SOUFFLEUR_TEST_GPU` names its number.
+
+// Kernels are handed to the driver as images.
+#![allow(unsafe_code)]
+
+use std::path::PathBuf;
+
+use souffleur::kernels::cuda::driver::Device;
+use souffleur::kernels::cuda::pack::Modules;
+
+const REAL: &str = "SOUFFLEUR_TEST_GPU";
+
+/// The number of the GPU to test on, if it is a real one.
+pub fn real() -> Option<usize> {
+    let ordinal = std::env::var(REAL).ok().filter(|text| !text.is_empty())?;
+    Some(ordinal.parse().unwrap_or_else(|_| {
+        panic!("{REAL} is {ordinal:?}, expected the number of a GPU or nothing")
+    }))
+}
+
+/// Large shapes are left out where every access is watched.
+pub fn is_thorough() -> bool {
+    real().is_some() && std::env::var_os("SOUFFLEUR_TEST_SMALL").is_none()
+}
+
+/// Opens a GPU: emulated device `emulated` with the tests' own kernels, or the real one with those that the engine finds.
+pub fn open(emulated: usize) -> (Device, Modules) {
+    let Some(ordinal) = real() else {
+        souffleur_cusim::load();
+        let device = Device::open(emulated).unwrap();
+        // SAFETY: to the emulated driver this text is an image that has every kernel.
+        let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
+        return (device, modules);
+    };
+    let device = Device::open(ordinal).unwrap();
+    let modules = Modules::load(&device).unwrap();
+    (device, modules)
+}
+
+/// The folder of the repository: a binary that was carried elsewhere is told where it is.
+pub fn repository() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR")
+        .unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into())
+        .into()
+}

@@ -1,0 +1,177 @@
+//! Each kernel against plain arithmetic on the host, through the launches that the executor uses: random inputs,
+//! outputs poisoned with NaN, and a guard behind each output that must stay as it was.
+//!
+//! `kernels/cusim/tests` has more shapes; these run on a real GPU too.
+
+// Launches take addresses: buffers live until the results are read, and shapes are those of the buffers.
+#![allow(unsafe_code)]
+
+mod attention;
+mod products;
+mod rows;
+mod sampling;
+
+use half::bf16;
+use souffleur::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, Priority, Stream};
+use souffleur::kernels::cuda::pack::Modules;
+use souffleur::kernels::cuda::params::{Element, ElementType};
+
+use crate::gpu;
+
+/// Bytes behind an output that no kernel may touch.
+const GUARD_BYTES: usize = 256;
+const POISON: u8 = 0xff;
+/// Of a result that is right but for its rounding to bfloat16, and for f32 sums in another order.
+const BF16_RELATIVE: f64 = 0.004;
+const F32_RELATIVE: f64 = 2e-5;
+
+/// A GPU, its kernels and a stream to run them on.
+pub struct Gpu {
+    pub device: Device,
+    pub modules: Modules,
+    pub stream: Stream,
+    random: fastrand::Rng,
+}
+
+/// Elements on the device, and what they are.
+pub struct Elements {
+    buffer: DeviceBuffer<u8>,
+    pub values: Vec<f64>,
+}
+
+impl Elements {
+    pub fn ptr(&self) -> DevicePtr<Element> {
+        self.buffer.ptr().cast()
+    }
+}
+
+/// Memory for a result.
+pub struct Output {
+    buffer: DeviceBuffer<u8>,
+    len: usize,
+    element: ElementType,
+}
+
+impl Output {
+    pub fn ptr<T>(&self) -> DevicePtr<T> {
+        self.buffer.ptr().cast()
+    }
+}
+
+impl Gpu {
+    pub fn new() -> Self {
+        let (device, modules) = gpu::open(0);
+        let stream = device.stream(Priority::High).unwrap();
+        Self {
+            device,
+            modules,
+            stream,
+            random: fastrand::Rng::with_seed(20_261_121),
+        }
+    }
+
+    pub fn multiprocessors(&self) -> u32 {
+        self.device.info().multiprocessors
+    }
+
+    pub fn below(&mut self, end: u32) -> u32 {
+        self.random.u32(..end)
+    }
+
+    /// Uniform numbers up to `width` from 0, as f32 has them.
+    pub fn numbers(&mut self, len: usize, width: f32) -> Vec<f32> {
+        (0..len)
+            .map(|_| (self.random.f32() * 2.0 - 1.0) * width)
+            .collect()
+    }
+
+    /// Random elements up to `width` from 0.
+    pub fn elements(&mut self, element: ElementType, len: usize, width: f32) -> Elements {
+        let numbers = self.numbers(len, width);
+        let (bytes, values): (Vec<u8>, Vec<f64>) = match element {
+            ElementType::F32 => (
+                bytemuck::cast_slice(&numbers).to_vec(),
+                numbers.iter().map(|value| f64::from(*value)).collect(),
+            ),
+            ElementType::Bf16 => {
+                let rounded: Vec<bf16> = numbers.into_iter().map(bf16::from_f32).collect();
+                let bytes = rounded.iter().flat_map(|value| value.to_le_bytes());
+                (
+                    bytes.collect(),
+                    rounded.iter().map(|value| value.to_f64()).collect(),
+                )
+            }
+        };
+        let buffer = self.upload(&bytes);
+        Elements { buffer, values }
+    }
+
+    /// A list on the device; one of no elements has a place for one.
+    pub fn upload<T: bytemuck::Pod>(&self, list: &[T]) -> DeviceBuffer<T> {
+        let buffer = self.device.alloc(list.len().max(1)).unwrap();
+        self.stream.write(&buffer, 0, list).unwrap();
+        buffer
+    }
+
+    /// Poisoned memory, with a guard behind it.
+    pub fn output(&self, element: ElementType, len: usize) -> Output {
+        let bytes = len * element.bytes() + GUARD_BYTES;
+        let buffer = self.device.alloc(bytes).unwrap();
+        self.stream.fill(&buffer, 0..bytes, POISON).unwrap();
+        Output {
+            buffer,
+            len,
+            element,
+        }
+    }
+
+    /// Overwrites poison that a kernel reads.
+    pub fn write(&self, output: &Output, bytes: &[u8]) {
+        self.stream.write(&output.buffer, 0, bytes).unwrap();
+    }
+
+    /// What a kernel wrote, after the check that it wrote nothing behind it.
+    pub fn read(&self, output: &Output, what: &str) -> Vec<f64> {
+        let bytes = self.stream.read(&output.buffer, 0..output.buffer.len());
+        let bytes = bytes.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let (values, guard) = bytes.split_at(output.len * output.element.bytes());
+        assert!(
+            guard.iter().all(|byte| *byte == POISON),
+            "{what}: wrote behind its output"
+        );
+        match output.element {
+            ElementType::F32 => values
+                .chunks_exact(4)
+                .map(|word| f64::from(bytemuck::pod_read_unaligned::<f32>(word)))
+                .collect(),
+            ElementType::Bf16 => values
+                .chunks_exact(2)
+                .map(|pair| bf16::from_le_bytes([pair[0], pair[1]]).to_f64())
+                .collect(),
+        }
+    }
+}
+
+/// What rounding allows, relative to a value.
+pub fn relative(element: ElementType) -> f64 {
+    match element {
+        ElementType::F32 => F32_RELATIVE,
+        ElementType::Bf16 => BF16_RELATIVE,
+    }
+}
+
+/// Panics at the first value that is further from the expected one than `absolute + relative * |expected|`.
+pub fn assert_close(what: &str, got: &[f64], expected: &[f64], absolute: f64, relative: f64) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let off = (got - expected).abs();
+        // Written so that NaN fails.
+        let is_close = off <= absolute + relative * expected.abs();
+        assert!(
+            is_close,
+            "{what}: element {index} is {got}, expected {expected}"
+        );
+    }
+}
+
+pub const ELEMENTS: [ElementType; 2] = [ElementType::F32, ElementType::Bf16];
