@@ -127,25 +127,19 @@ fn dot(x: &Elements, w: &Elements, k: usize, row: usize, column: usize) -> f64 {
 }
 
 #[test]
-fn our_products_are_right() {
+fn products_are_right() {
     let mut gpu = Gpu::new();
     for element in ELEMENTS {
         let mut products =
             Products::new(&gpu.device, &gpu.modules, element, GemmWish::Own).unwrap();
         check_all(&mut gpu, &mut products, element);
-    }
-}
-
-#[test]
-fn products_of_cublaslt_are_right() {
-    let mut gpu = Gpu::new();
-    for element in ELEMENTS {
+        // NVIDIA's library multiplies on NVIDIA's devices only, and is not what sanitizers are to look at.
+        if !gpu::is_thorough() {
+            continue;
+        }
         match Products::new(&gpu.device, &gpu.modules, element, GemmWish::CublasLt) {
             Ok(mut products) => check_all(&mut gpu, &mut products, element),
-            Err(reason) => {
-                // Runs where there is one.
-                eprintln!("skipped: {reason}");
-            }
+            Err(reason) => eprintln!("not present: cuBLASLt: {reason}"),
         }
     }
 }
