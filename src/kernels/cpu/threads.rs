@@ -119,8 +119,8 @@ impl Run {
 }
 
 impl ThreadPool {
-    /// Starts the workers, worker `i` bound to the logical CPU `cpus[i]` if there is one; the system places the others.
-    /// One thread or none means that everything runs on the caller.
+    /// Starts the workers and waits until they run, worker `i` bound to the logical CPU `cpus[i]` if there is one; the
+    /// system places the others. One thread or none means that everything runs on the caller.
     ///
     /// # Errors
     /// When the system refuses a thread.
@@ -143,8 +143,10 @@ impl ThreadPool {
             has_shared: false,
             runs: (0..=n_workers).map(|_| Run::default()).collect(),
         };
+        let (started, starts) = std::sync::mpsc::channel();
         for worker in 0..n_workers {
             let shared = shared.clone();
+            let started = started.clone();
             let cpu = cpus.get(worker).copied();
             let handle = std::thread::Builder::new()
                 .name(format!("souffleur-cpu-{}", worker + 1))
@@ -152,11 +154,17 @@ impl ThreadPool {
                     if let Some(cpu) = cpu {
                         pin_this_thread(cpu);
                     }
+                    // The pool that waits for this is there until all workers have started.
+                    let _ = started.send(());
+                    drop(started);
                     work(&shared, worker);
                 })?;
             pool.handles.push(handle.thread().clone());
             pool.workers.push(handle);
         }
+        drop(started);
+        // A thread takes memory as it starts, which is no part of the first steps.
+        starts.iter().take(n_workers).for_each(drop);
         Ok(pool)
     }
 
