@@ -66,8 +66,10 @@ fn a_half_closed_connection_counts_as_gone() {
 
 #[test]
 fn a_request_without_its_client_is_cancelled_in_prefill() {
-    let world = World::with(|engine, _| engine.chunked_prefill_size = 64);
-    let prompt: Vec<u32> = (0..20_000).map(|index| 2 + index % 250).collect();
+    const PROMPT_TOKENS: u32 = 60_000;
+    const CHUNK_TOKENS: u32 = 16;
+    let world = World::with(|engine, _| engine.chunked_prefill_size = CHUNK_TOKENS.into());
+    let prompt: Vec<u32> = (0..PROMPT_TOKENS).map(|index| 2 + index % 250).collect();
     let sampling = json!({"max_new_tokens": 4});
     let call = json!({"input_ids": prompt, "sampling_params": sampling});
     let client = open(world.addr, "/generate", &call);
@@ -75,7 +77,7 @@ fn a_request_without_its_client_is_cancelled_in_prefill() {
     drop(client);
     world.wait_until_whole();
     assert!(
-        world.stats().steps < 20_000 / 64,
+        world.stats().steps < u64::from(PROMPT_TOKENS / CHUNK_TOKENS),
         "it was prefilled to its end"
     );
 }
