@@ -8,13 +8,22 @@ use souffleur::state::stats::EngineStats;
 use super::doubles::Probe;
 use super::world::{Build, World, collect, request, within};
 
-fn large() -> World {
+fn large() -> Build {
     Build {
         context: 100_000,
         n_pages: 100_000,
         ..Build::default()
     }
-    .start()
+}
+
+/// An engine that makes no step before the test lets it.
+fn gated() -> (World, crossbeam_channel::Sender<()>) {
+    let (pass, gate) = crossbeam_channel::unbounded();
+    let build = Build {
+        gate: Some(gate),
+        ..large()
+    };
+    (build.start(), pass)
 }
 
 fn endless(seed: u64) -> GenerateRequest {
@@ -39,7 +48,7 @@ async fn wait_until(world: &World, is_so: impl Fn(&EngineStats) -> bool) -> Engi
 
 #[tokio::test]
 async fn dropped_generations_free_their_memory() {
-    let world = large();
+    let world = large().start();
     let mut begun = world.generate(endless(1));
     within(begun.next()).await.expect("it has begun");
     // One under way, and many that nobody has looked at yet.
@@ -57,11 +66,13 @@ async fn dropped_generations_free_their_memory() {
 
 #[tokio::test]
 async fn a_cancelled_generation_still_ends_once() {
-    let world = large();
+    let (world, pass) = gated();
     let mut generation = world.generate(endless(1));
+    pass.send(()).expect("the executor lives");
     within(generation.next()).await.expect("it has begun");
     generation.cancel();
     generation.cancel();
+    drop(pass);
     let mut ends = 0;
     while let Some(event) = within(generation.next()).await {
         ends += usize::from(event.is_terminal());
@@ -90,13 +101,18 @@ async fn a_request_is_cancelled_when_the_actor_that_listens_has_stopped() {
             ctx.stop();
         }
     }
-    let world = large();
+    let (world, pass) = gated();
     let listener = Leaving.start();
     world
         .engine
-        .generate_to(endless(1), listener.recipient())
+        .generate_to(endless(1), listener.clone().recipient())
         .expect("the door is open");
-    wait_until(&world, |stats| stats.steps > 0).await;
+    pass.send(()).expect("the executor lives");
+    wait_until(&world, |_| !listener.connected()).await;
+    // The next token has nobody to go to.
+    pass.send(()).expect("the executor lives");
+    wait_until(&world, |_| world.engine.requests_inside() == 0).await;
+    drop(pass);
     let stats = wait_until(&world, EngineStats::is_idle_and_whole).await;
     assert!(stats.steps < 15_000, "it ran to its end: {stats:?}");
     world.stop().await;
@@ -104,11 +120,12 @@ async fn a_request_is_cancelled_when_the_actor_that_listens_has_stopped() {
 
 #[actix::test]
 async fn a_request_to_an_actor_is_cancelled_before_the_engine_has_looked_at_it() {
-    let world = large();
+    let (world, pass) = gated();
     let (listener, mut heard) = Probe::spawn();
     let sent = world.engine.generate_to(endless(1), listener.clone());
     let canceller = sent.expect("the door is open");
     canceller.cancel();
+    drop(pass);
     let end = within(async {
         loop {
             let event: souffleur::actors::messages::TokenEvent =
