@@ -2,13 +2,12 @@
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use souffleur::config::EngineConfig;
 use souffleur::request::Event;
 
 use super::doubles::{question, start_bundled};
-use super::world::World;
+use super::world::{SHUTDOWN_DEADLINE, World};
 
 const CHILD: &str = "SOUFFLEUR_TEST_QUIET_CHILD";
 
@@ -57,7 +56,7 @@ fn the_child_that_the_test_above_starts() {
         }
         assert!(is_finished);
         assert_eq!(signal_dispositions(), signals, "while the engine runs");
-        world.engine.shutdown(Duration::from_secs(10)).await;
+        world.engine.shutdown(SHUTDOWN_DEADLINE).await;
     });
     assert_eq!(
         signal_dispositions(),

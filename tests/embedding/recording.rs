@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use souffleur::actors::messages::{CancelAll, CancelRequest, PinPrefix, SetPolicy, UnpinPrefix};
 use souffleur::config::EngineConfig;
@@ -15,7 +14,7 @@ use souffleur::state::control::ControlSetup;
 use souffleur::state::namespace::Namespace;
 
 use super::doubles::{Mishap, mishap_parts, question, start_bundled};
-use super::world::{Build, World, collect, expected, request, within};
+use super::world::{Build, SHUTDOWN_DEADLINE, World, collect, expected, request, within};
 
 /// Makes the log in `tests/fixtures/record` again: `REMAKE_FIXTURES=1 cargo test --test embedding recording`.
 const REMAKE: &str = "REMAKE_FIXTURES";
@@ -229,7 +228,7 @@ async fn a_model_with_stop_strings_is_replayed_to_the_same_plans() {
     for mut generation in generations.collect::<Vec<_>>() {
         while within(generation.next()).await.is_some() {}
     }
-    within(engine.shutdown(Duration::from_secs(10))).await;
+    within(engine.shutdown(SHUTDOWN_DEADLINE)).await;
     let file = log_in(dir.path());
     assert_same(&replayed(&file));
     assert!(messages_in(&file).contains("StopFound"));

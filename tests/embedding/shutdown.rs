@@ -7,7 +7,7 @@ use souffleur::error::RequestError;
 use souffleur::request::{Event, GenerateRequest};
 
 use super::doubles::telling_parts;
-use super::world::{Build, World, assert_finished, collect, request, within};
+use super::world::{Build, SHUTDOWN_DEADLINE, World, assert_finished, collect, request, within};
 
 fn large() -> World {
     Build {
@@ -81,8 +81,8 @@ async fn two_shutdowns_at_once_are_one() {
     let prompt: Vec<u32> = (1..40).collect();
     let sent = world.generate(request(&prompt, 50, 7));
     let (one, other) = (world.engine.clone(), world.engine.clone());
-    let patience = Duration::from_secs(10);
-    within(async { tokio::join!(one.shutdown(patience), other.shutdown(patience)) }).await;
+    let shutdowns = [one, other].map(async |engine| engine.shutdown(SHUTDOWN_DEADLINE).await);
+    within(join_all(shutdowns)).await;
     assert_finished(&collect(sent).await, &prompt, 50, 7);
 }
 

@@ -16,7 +16,9 @@ use souffleur::state::stats::EngineStats;
 
 pub const VOCAB: u32 = 500;
 pub const EOS: u32 = 0;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Time for what is inside when an engine is stopped: no test stops one that does not end by itself.
+pub const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a world is made of.
 #[derive(Clone)]
@@ -179,8 +181,22 @@ impl World {
         stats
     }
 
+    /// Waits until this many requests run or wait.
+    pub async fn until_inside(&self, requests: usize) {
+        within(async {
+            loop {
+                let stats = self.engine.stats().await.expect("the engine lives");
+                if stats.running_requests + stats.waiting_requests == requests {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+
     pub async fn stop(self) {
-        within(self.engine.shutdown(Duration::from_secs(10))).await;
+        within(self.engine.shutdown(SHUTDOWN_DEADLINE)).await;
     }
 }
 
