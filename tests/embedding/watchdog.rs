@@ -43,15 +43,7 @@ async fn dies_and_comes_back(world: World, open: crossbeam_channel::Sender<()>) 
         world.generate(endless)
     };
     let inside: Vec<Generation> = prompts.iter().map(send).collect();
-    within(async {
-        let is_inside = |stats: souffleur::state::stats::EngineStats| {
-            stats.running_requests + stats.waiting_requests == prompts.len()
-        };
-        while !is_inside(world.engine.stats().await.expect("the engine lives")) {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    world.until_inside(prompts.len()).await;
     drop(open);
     for mut generation in inside {
         let mut ends = Vec::new();

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use souffleur::engine::Generation;
 use souffleur::error::{RequestError, StepError};
 use souffleur::ids::StepId;
 use souffleur::request::Event;
@@ -30,12 +31,16 @@ fn length(index: u32) -> u32 {
     20 + 40 * (index % 4)
 }
 
-async fn all(world: &World) -> Vec<Outcome> {
-    let runs = (0..REQUESTS).map(|index| {
+fn send_all(world: &World) -> Vec<Generation> {
+    let send = |index| {
         let request = request(&prompt(index), length(index), u64::from(index));
-        collect(world.generate(request))
-    });
-    join_all(runs).await
+        world.generate(request)
+    };
+    (0..REQUESTS).map(send).collect()
+}
+
+async fn all(world: &World) -> Vec<Outcome> {
+    join_all(send_all(world).into_iter().map(collect)).await
 }
 
 #[tokio::test]
@@ -54,10 +59,16 @@ async fn a_step_is_launched_before_the_one_before_has_ended() {
 #[tokio::test]
 async fn retractions_change_no_output() {
     let (mut build, most) = build();
+    let (open, gate) = crossbeam_channel::unbounded();
+    build.gate = Some(gate);
     (build.n_pages, build.rows) = (300, 16);
     build.config.schedule_conservativeness = 0.01;
     let world = build.start();
-    let outcomes = all(&world).await;
+    let sent = send_all(&world);
+    // Those that come late would find those that came early gone.
+    world.until_inside(sent.len()).await;
+    drop(open);
+    let outcomes = join_all(sent.into_iter().map(collect)).await;
     for (index, outcome) in (0..).zip(&outcomes) {
         assert_finished(outcome, &prompt(index), length(index), u64::from(index));
     }

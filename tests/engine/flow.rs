@@ -55,9 +55,11 @@ async fn a_second_turn_reuses_prompt_and_output() {
 
 #[tokio::test]
 async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
+    let (open, gate) = crossbeam_channel::unbounded();
     let mut build = Build {
         n_pages: 300,
         rows: 16,
+        gate: Some(gate),
         ..Build::default()
     };
     // Reserves next to nothing for the running ones, so that they run into each other.
@@ -68,11 +70,15 @@ async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
     let prompts: Vec<Vec<u32>> = (0..12)
         .map(|i| (1..20).map(|t| t * 7 + i).collect())
         .collect();
-    let runs = prompts
+    let sent: Vec<_> = prompts
         .iter()
         .enumerate()
-        .map(|(seed, prompt)| collect(world.generate(request(prompt, length(seed), seed as u64))));
-    let outcomes = join_all(runs).await;
+        .map(|(seed, prompt)| world.generate(request(prompt, length(seed), seed as u64)))
+        .collect();
+    // Those that come late would find those that came early gone.
+    world.until_inside(sent.len()).await;
+    drop(open);
+    let outcomes = join_all(sent.into_iter().map(collect)).await;
     for (seed, (outcome, prompt)) in outcomes.iter().zip(&prompts).enumerate() {
         assert_finished(outcome, prompt, length(seed), seed as u64);
     }
