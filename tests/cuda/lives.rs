@@ -98,7 +98,12 @@ async fn cancelled(setup: &Setup) {
         if index % 2 == 0 {
             return collect(world.generate(request(index))).await;
         }
-        let mut generation = world.generate(long_request(index));
+        let mut leaving = long_request(index);
+        // As many as the context has room for: none ends before it is cancelled.
+        leaving.sampling.ignore_eos = true;
+        leaving.sampling.min_new_tokens = 0;
+        leaving.sampling.max_new_tokens = 1000;
+        let mut generation = world.generate(leaving);
         let first = within(generation.next()).await;
         assert!(matches!(first, Some(Event::Delta(_))), "{first:?}");
         generation.cancel();
