@@ -17,7 +17,9 @@ class WebSocket(World):
 
     @contextlib.contextmanager
     def connected(self):
-        with connect(ADDRESS, open_timeout=PATIENCE_S, close_timeout=PATIENCE_S) as socket:
+        # A client with a bounded queue stops reading when it is full, and then closes only when its timeout has passed.
+        unbounded = {"max_queue": None}
+        with connect(ADDRESS, open_timeout=PATIENCE_S, close_timeout=PATIENCE_S, **unbounded) as socket:
             self.socket = socket
             yield socket
 
