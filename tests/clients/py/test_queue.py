@@ -9,30 +9,45 @@ STORY = {"model": "any", "prompt": "Once upon a time", "temperature": 0, "extra_
 
 
 class Queue(World):
-    def test_those_who_leave_the_queue_are_cancelled_and_the_one_who_runs_is_not(self):
-        tokens = 1500
+    def setUp(self):
+        self.ended = self.metrics("sglang:num_requests_total")
+
+    def test_those_who_leave_the_queue_are_cancelled_and_those_before_them_are_not(self):
+        tokens, samples = 800, 5
         alone = self.client.completions.create(max_tokens=tokens, **STORY).choices[0].text
+        self.setUp()
         aborted = self.metrics("sglang:num_aborted_requests_total")
         generated = self.metrics("sglang:generation_tokens_total")
-        self.assertEqual(asyncio.run(self.run_one_and_leave(tokens, leaving=5)), alone)
+        texts = asyncio.run(self.run_some_and_leave(tokens, samples, leaving=5))
+        self.assertEqual(texts, [alone] * samples)
         wait_until("they are cancelled", lambda: self.metrics("sglang:num_aborted_requests_total") == aborted + 5)
         self.wait_until_whole()
         # None of them got as far as a token.
-        self.assertEqual(self.metrics("sglang:generation_tokens_total") - generated, tokens)
+        self.assertEqual(self.metrics("sglang:generation_tokens_total") - generated, tokens * samples)
 
-    async def run_one_and_leave(self, tokens, leaving):
-        """The text of a request that runs while others wait behind it and leave."""
+    async def run_some_and_leave(self, tokens, samples, leaving):
+        """The texts of samples that run one by one while others wait behind all of them and leave."""
+        texts = [""] * samples
         async with openai_client(openai.AsyncOpenAI) as client:
-            first = await client.completions.create(stream=True, max_tokens=tokens, **STORY)
-            text = (await anext(first)).choices[0].text
+            first = await client.completions.create(stream=True, n=samples, max_tokens=tokens, **STORY)
+            chunk = await anext(first)
+            texts[chunk.choices[0].index] += chunk.choices[0].text
             options = [{**STORY, "max_tokens": LONG, "stream": index % 2 == 0} for index in range(leaving)]
             tasks = [asyncio.create_task(client.completions.create(**each)) for each in options]
-            await asyncio.to_thread(self.wait_until_waiting, leaving)
+            await asyncio.to_thread(self.wait_until_came, samples + leaving)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.assertTrue(all(task.cancelled() for task in tasks))
-            return text + "".join([chunk.choices[0].text async for chunk in first])
+            async for chunk in first:
+                texts[chunk.choices[0].index] += chunk.choices[0].text
+        return texts
 
-    def wait_until_waiting(self, requests):
-        wait_until(f"{requests} requests wait", lambda: self.stats()["waiting_requests"] == requests)
+    def wait_until_came(self, requests):
+        """Those that have ended are asked for first: one that ends in between is missed, not counted twice."""
+
+        def came():
+            ended = self.metrics("sglang:num_requests_total") - self.ended
+            return ended + self.stats()["requests_inside"]
+
+        wait_until(f"{requests} requests came", lambda: came() >= requests)
