@@ -8,7 +8,7 @@ import signal
 import openai
 from websockets.exceptions import ConnectionClosedOK
 from websockets.sync.client import connect
-from world import PATIENCE_S, URL, World, wait_until
+from world import LONG, PATIENCE_S, URL, World, openai_client, wait_until
 
 TOKENS = 2000
 ADDRESS = URL.replace("http://", "ws://") + "/v1/ws/generate"
@@ -41,13 +41,22 @@ class Shutdown(World):
             self.client.completions.create(model="any", prompt="Hello")
         self.assertEqual((raised.exception.status_code, raised.exception.code), (503, "shutting_down"))
 
+    def brake(self):
+        """More than anybody waits for: the server is not done before this is aborted by name."""
+        with openai_client() as client:
+            return client.completions.create(
+                model="any", prompt="Hello", n=16, max_tokens=LONG, extra_body={"ignore_eos": True, "rid": "brake"}
+            )
+
     def test_running_requests_end_by_themselves(self):
         with connect(ADDRESS) as busy, connect(ADDRESS) as idle, concurrent.futures.ThreadPoolExecutor() as threads:
+            brake = threads.submit(self.brake)
+            self.wait_until_inside(16)
             stream = self.stream()
             next(stream)
             sampling = {"max_new_tokens": TOKENS, "ignore_eos": True}
             busy.send(json.dumps({"op": "generate", "rid": "last", "text": "Hello", "sampling_params": sampling}))
-            self.wait_until_running(2)
+            self.wait_until_inside(18)
             self.assertEqual(self.http.get("/ready").status_code, 200)
 
             os.kill(int(os.environ["SOUFFLEUR_PID"]), signal.SIGTERM)
@@ -57,6 +66,8 @@ class Shutdown(World):
             self.assertEqual(self.http.get("/health").status_code, 200)
             self.check_newcomers_are_refused()
             self.check_going_away(idle)
+            self.assertEqual(self.http.post("/abort_request", json={"rid": "brake"}).json(), {"aborted": 16})
+            self.assertEqual({choice.finish_reason for choice in brake.result().choices}, {"abort"})
 
             *chunks, last = chunks.result()
             self.assertEqual(chunks[-1].choices[0].finish_reason, "length")

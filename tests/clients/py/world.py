@@ -86,3 +86,6 @@ class World(unittest.TestCase):
 
     def wait_until_running(self, requests):
         wait_until(f"{requests} requests run", lambda: self.stats()["running_requests"] == requests)
+
+    def wait_until_inside(self, requests):
+        wait_until(f"{requests} requests are inside", lambda: self.stats()["requests_inside"] == requests)
