@@ -284,8 +284,8 @@ impl Run {
                 freed,
             } => {
                 let got = self.tree.evict(num_tokens);
-                let slots = self.slots_of(got.pages.ids().iter().copied());
-                self.free(got.pages);
+                let slots = self.slots_of(got.pages.iter());
+                self.free(got.pages.into());
                 same("evicted", evicted, got.tokens)?;
                 same("freed", freed, slots)?;
             }

@@ -122,7 +122,7 @@ impl Replay {
         let evicted = self.tree.evict(page_size.tokens_in(short));
         self.counted.evicted_tokens += evicted.tokens as u64;
         self.counted.evicted_nodes += evicted.nodes as u64;
-        self.pool.free(evicted.pages);
+        self.pool.free_evicted(evicted.pages);
         let private = self
             .pool
             .alloc(missing)

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::ids::PageId;
-use crate::state::pages::{PageIds, PageSize, Pages, PoolLedger};
+use crate::state::pages::{EvictedPages, PageIds, PageSize, Pages, PoolLedger};
 
 /// Owns every page that nobody else owns. Pages are `1..=n_pages`; page 0 is the dummy of padded rows.
 ///
@@ -71,6 +71,32 @@ impl PagePool {
         }
         for id in ids.into_iter().rev() {
             self.free.push_front(id);
+        }
+    }
+
+    /// Takes evicted pages back; as [`PagePool::free`].
+    pub fn free_evicted(&mut self, evicted: EvictedPages) {
+        if self.page_size != PageSize::ONE {
+            return self.free(evicted.into());
+        }
+        self.free.reserve(evicted.len());
+        evicted.surrender(|ids| {
+            for id in ids {
+                if self.take_back(id) {
+                    self.free.push_back(id);
+                }
+            }
+        });
+    }
+
+    /// Takes both back, in the order that they would come back in if the evicted ones stood behind the others.
+    pub fn free_both(&mut self, pages: Pages, evicted: EvictedPages) {
+        if self.page_size == PageSize::ONE {
+            self.free(pages);
+            self.free_evicted(evicted);
+        } else {
+            self.free_evicted(evicted);
+            self.free(pages);
         }
     }
 

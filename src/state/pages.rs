@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use smallvec::SmallVec;
 
 use crate::ids::PageId;
-use crate::state::radix_tree::{EdgeBuffer, Ids};
+use crate::state::radix_tree::{Edge, EdgeBuffer, Ids};
 
 /// Ids of pages; a few need no allocation.
 pub(in crate::state) type PageIds = SmallVec<[PageId; 4]>;
@@ -231,6 +231,96 @@ impl Drop for Pages {
         }
         if let Some(ledger) = &self.ledger {
             ledger.record(&ledger.lost_pages, self.ids.len() as u64, "pages");
+        }
+    }
+}
+
+/// Owned pages that left the tree, in the order of eviction: still in the buffers of their edges, so that an eviction
+/// copies none of them. Move-only, as [`Pages`].
+#[must_use]
+pub struct EvictedPages {
+    edges: SmallVec<[Edge; 1]>,
+    n_tokens: usize,
+    page_size: PageSize,
+    ledger: Option<Arc<PoolLedger>>,
+}
+
+impl EvictedPages {
+    /// Returns a value that owns nothing.
+    pub fn empty() -> Self {
+        Self {
+            edges: SmallVec::new(),
+            n_tokens: 0,
+            page_size: PageSize::ONE,
+            ledger: None,
+        }
+    }
+
+    /// Takes ownership of an edge's pages.
+    pub(in crate::state) fn push(&mut self, edge: Edge) {
+        self.n_tokens += edge.len();
+        self.edges.push(edge);
+    }
+
+    /// What [`EvictedPages::push`] then takes is counted in `ledger` if it is lost.
+    pub(in crate::state) fn belong_to(&mut self, ledger: &Arc<PoolLedger>, page_size: PageSize) {
+        self.ledger = Some(ledger.clone());
+        self.page_size = page_size;
+    }
+
+    /// Gives the ids away, an edge's at a time: the callee now is the owner.
+    pub(in crate::state) fn surrender(mut self, mut take: impl FnMut(Ids<'_>)) {
+        self.n_tokens = 0;
+        for edge in std::mem::take(&mut self.edges) {
+            take(edge.pages(self.page_size));
+        }
+    }
+
+    /// Number of pages.
+    pub fn len(&self) -> usize {
+        self.page_size.full_pages(self.n_tokens)
+    }
+
+    /// True when nothing is owned.
+    pub fn is_empty(&self) -> bool {
+        self.n_tokens == 0
+    }
+
+    /// The owned pages, in order.
+    pub fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
+        let edges = self.edges.iter();
+        edges.flat_map(|edge| edge.pages(self.page_size))
+    }
+}
+
+impl Default for EvictedPages {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl From<EvictedPages> for Pages {
+    fn from(mut evicted: EvictedPages) -> Self {
+        let ledger = evicted.ledger.take();
+        let mut ids = PageIds::with_capacity(evicted.len());
+        evicted.surrender(|part| ids.extend(part));
+        Self { ids, ledger }
+    }
+}
+
+impl fmt::Debug for EvictedPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EvictedPages({})", self.len())
+    }
+}
+
+impl Drop for EvictedPages {
+    fn drop(&mut self) {
+        if self.is_empty() {
+            return;
+        }
+        if let Some(ledger) = &self.ledger {
+            ledger.record(&ledger.lost_pages, self.len() as u64, "pages");
         }
     }
 }

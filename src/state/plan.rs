@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::ids::{RowId, SeqId, StepId};
 use crate::state::eviction::EvictionPolicy;
 use crate::state::namespace::Namespace;
-use crate::state::pages::{NodeLock, PageRun, Pages};
+use crate::state::pages::{EvictedPages, NodeLock, PageRun, Pages};
 use crate::state::preemption::{Preemption, Rank};
 use crate::state::prefill_adder::{Budget, PrefillAdder};
 use crate::state::prefix_history::{Departure, EvictedEdge};
@@ -216,8 +216,10 @@ pub struct Demand {
 pub struct ReserveRequest {
     /// The step being planned.
     pub step: StepId,
-    /// Pages given back: duplicates, tails, evicted ones.
+    /// Pages given back: duplicates, tails.
     pub returned: Pages,
+    /// Pages evicted.
+    pub evicted: EvictedPages,
     /// Rows given back.
     pub returned_rows: Vec<RowId>,
     /// What is asked for: all of it is granted, or nothing.

@@ -27,7 +27,7 @@ impl Pools {
 
     /// Runs the second half of a plan.
     pub fn reserve(&mut self, request: ReserveRequest) -> Planned {
-        self.pages.free(request.returned);
+        self.pages.free_both(request.returned, request.evicted);
         for row in request.returned_rows {
             self.rows.free(row);
         }

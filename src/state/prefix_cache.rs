@@ -3,7 +3,7 @@
 use crate::ids::{PageId, StepId};
 use crate::state::eviction::EvictionPolicy;
 use crate::state::namespace::Namespace;
-use crate::state::pages::{NodeLock, PageRun, PageSize, Pages};
+use crate::state::pages::{EvictedPages, NodeLock, PageRun, PageSize, Pages};
 use crate::state::prefix_history::{Departure, EvictedEdge};
 
 /// A cache of computed KV by token prefix.
@@ -165,7 +165,7 @@ pub struct Checkpointed {
 #[must_use]
 pub struct Evicted {
     /// The pages, in the order of eviction.
-    pub pages: Pages,
+    pub pages: EvictedPages,
     /// Tokens freed.
     pub tokens: usize,
     /// Nodes removed.

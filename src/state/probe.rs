@@ -71,6 +71,7 @@ pub fn run_probe(cache: &mut dyn PrefixCache, request: ProbeRequest) -> ProbeRep
             ..PlanRequest::empty(request.step, 0, 0)
         },
     );
+    debug_assert!(settled.evicted.is_empty());
     let found = match request.kind {
         ProbeKind::InBatch => match_in_batch(cache, &request.keys),
         ProbeKind::Paths => match_paths(cache, &request.keys),

@@ -4,7 +4,7 @@
 //! counters, then evict what is missing. Locks are taken before anything is evicted, so an admitted prefix stays.
 
 use crate::ids::SeqId;
-use crate::state::pages::{PageRun, Pages};
+use crate::state::pages::{EvictedPages, PageRun, Pages};
 use crate::state::plan::{
     AdmitRequest, Admitted, CacheCounts, Candidate, CheckpointedSeq, Demand, PinDemand, Pinned,
     PlanRequest, Preempt, PublishKey, ReserveRequest, Settle, SettleCheckpoint, SettleRelease,
@@ -57,7 +57,7 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
     if let Some(decode) = request.else_decode {
         target_tokens = target_tokens.max(plan.decode(&decode.growing));
     }
-    plan.evict_up_to(target_tokens);
+    let evicted = plan.evict_up_to(target_tokens);
     plan.verdict.cache = Some(CacheCounts {
         evictable_tokens: plan.cache.evictable_size(),
         protected_tokens: plan.cache.protected_size(),
@@ -65,6 +65,7 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
     ReserveRequest {
         step: request.step,
         returned: plan.returned,
+        evicted,
         returned_rows: plan.returned_rows,
         demands: plan.demands,
         verdict: plan.verdict,
@@ -380,13 +381,13 @@ impl Transaction<'_> {
         target_tokens
     }
 
-    fn evict_up_to(&mut self, target_tokens: usize) {
+    fn evict_up_to(&mut self, target_tokens: usize) -> EvictedPages {
         let free_tokens = (self.free_pages + self.returned.len()) * self.page_size;
         let evicted = self.cache.evict(target_tokens.saturating_sub(free_tokens));
         self.verdict.evicted_tokens = evicted.tokens;
         self.verdict.evicted_nodes = evicted.nodes;
         self.verdict.evicted_edges = evicted.edges;
-        self.returned.append(evicted.pages);
+        evicted.pages
     }
 }
 

@@ -141,7 +141,7 @@ impl Engine {
     fn apply(&mut self, event: &Event) {
         if let Event::Evict { tokens } = *event {
             let evicted = self.cache.evict(tokens);
-            return self.pool.free(evicted.pages);
+            return self.pool.free_evicted(evicted.pages);
         }
         if let Event::Start {
             salted,
@@ -229,7 +229,7 @@ impl Engine {
         let missing = n_pages.saturating_sub(sequence.row.len());
         let shortfall = missing.saturating_sub(self.pool.free_pages());
         let evicted = self.cache.evict(self.page_size.tokens_in(shortfall));
-        self.pool.free(evicted.pages);
+        self.pool.free_evicted(evicted.pages);
         let Some(granted) = self.pool.alloc(missing) else {
             return false;
         };

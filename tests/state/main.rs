@@ -114,7 +114,7 @@ impl Memory {
             evicted.tokens,
             self.page_size.tokens_in(evicted.pages.len())
         );
-        self.pool.free(evicted.pages);
+        self.pool.free_evicted(evicted.pages);
         self.check();
         evicted.tokens
     }

@@ -366,8 +366,9 @@ impl Pair {
             }
             Operation::Evict(tokens) => {
                 let evicted = memory.tree.evict(*tokens);
-                assert_eq!(evicted.pages.ids(), model.evict(*tokens));
-                memory.pool.free(evicted.pages);
+                let ids: Vec<PageId> = evicted.pages.iter().collect();
+                assert_eq!(ids, model.evict(*tokens));
+                memory.pool.free_evicted(evicted.pages);
             }
         }
     }

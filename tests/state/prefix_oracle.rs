@@ -94,7 +94,7 @@ impl Model {
 
     fn evict(&mut self, tokens: usize) {
         let evicted = self.tree.evict(tokens);
-        self.pool.free(evicted.pages);
+        self.pool.free_evicted(evicted.pages);
         assert_eq!(evicted.edges.len(), evicted.nodes);
         let edges = evicted.edges;
         let step = StepId::new(self.step);

@@ -7,7 +7,7 @@ use souffleur::ids::StepId;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::page_pool::PagePool;
-use souffleur::state::pages::{PageSize, Pages, PoolLedger};
+use souffleur::state::pages::{EvictedPages, PageSize, Pages, PoolLedger};
 use souffleur::state::prefix_cache::PrefixCache;
 use souffleur::state::radix_tree::{Insert, RadixTree};
 
@@ -43,6 +43,13 @@ pub trait Subject {
     }
 }
 
+/// Pages to be given back.
+pub enum Left {
+    /// By an insert: what the tree held already, and what the key did not need.
+    Given([Pages; 2]),
+    Evicted(EvictedPages),
+}
+
 /// This engine's tree, one token a page, least recently used first.
 pub struct Ours {
     pub tree: RadixTree,
@@ -64,13 +71,13 @@ impl Ours {
 
 impl Subject for Ours {
     type Given = Pages;
-    type Left = [Pages; 2];
+    type Left = Left;
 
     fn given(&mut self, n_tokens: usize) -> Pages {
         self.pool.alloc(n_tokens).expect("the pool is large enough")
     }
 
-    fn insert(&mut self, key: &[u32], pages: Pages) -> [Pages; 2] {
+    fn insert(&mut self, key: &[u32], pages: Pages) -> Left {
         let inserted = self.tree.insert(Insert {
             namespace: &self.namespace,
             tokens: key,
@@ -79,7 +86,7 @@ impl Subject for Ours {
             inserted_tokens: 0,
             written_by: StepId::new(0),
         });
-        [inserted.duplicates, inserted.rest]
+        Left::Given([inserted.duplicates, inserted.rest])
     }
 
     fn matched(&mut self, key: &[u32]) -> usize {
@@ -90,12 +97,15 @@ impl Subject for Ours {
         self.tree.touch_prefix(&self.namespace, key);
     }
 
-    fn evict(&mut self, n_tokens: usize) -> [Pages; 2] {
-        [self.tree.evict(n_tokens).pages, Pages::empty()]
+    fn evict(&mut self, n_tokens: usize) -> Left {
+        Left::Evicted(self.tree.evict(n_tokens).pages)
     }
 
-    fn put_away(&mut self, left: [Pages; 2]) {
-        left.into_iter().for_each(|pages| self.pool.free(pages));
+    fn put_away(&mut self, left: Left) {
+        match left {
+            Left::Given(pages) => pages.into_iter().for_each(|pages| self.pool.free(pages)),
+            Left::Evicted(pages) => self.pool.free_evicted(pages),
+        }
     }
 
     fn cached_tokens(&self) -> usize {

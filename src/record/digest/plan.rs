@@ -283,6 +283,7 @@ impl From<&ReserveRequest> for ReserveDigest {
         let ReserveRequest {
             step,
             returned: _,
+            evicted: _,
             returned_rows: _,
             demands,
             verdict: _,

@@ -5,56 +5,57 @@ use std::ops::{Index, IndexMut};
 use super::children::{Children, tag_of};
 use super::compare::common_prefix;
 use super::edge::Edge;
-use crate::ids::StepId;
 use crate::state::eviction::NodeUse;
 use crate::state::pages::PageSize;
 
 /// Stands for "no node" wherever an index is stored.
 pub(super) const NO_NODE: u32 = u32::MAX;
 
-/// One edge and its lower end. A root has no parent and no tokens.
+/// One edge and its lower end: what walks and evictions touch, in one cache line. A root has no parent and no tokens.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Node {
+    /// Whole pages of tokens, with the pages.
+    pub edge: Edge,
+    /// As in [`NodeUse`].
+    pub last_access: u64,
     pub parent: u32,
     pub n_children: u32,
     /// Locks on this node and below it.
     pub lock_ref: u32,
-    /// True while the eviction order has an entry for the node.
-    pub is_queued: bool,
-    pub is_live: bool,
-    pub usage: NodeUse,
-    pub written_by: StepId,
-    /// Whole pages of tokens, with the pages.
-    pub edge: Edge,
     /// Under which the parent finds the node.
     tag: u32,
+    /// As in [`NodeUse`].
+    pub hits: u32,
+    pub is_live: bool,
+    /// True while the eviction order has an entry for the node.
+    pub is_queued: bool,
+    /// True if the node was used since that entry was made: its key may be another by now.
+    pub is_used_since: bool,
+}
+
+/// The rest of a node's [`NodeUse`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Past {
+    pub created: u64,
+    pub priority: i64,
+    pub start_tokens: u32,
+    pub history_tokens: u32,
 }
 
 impl Node {
-    pub(super) fn root() -> Self {
-        let usage = NodeUse {
-            last_access: 0,
-            created: 0,
-            hits: 0,
-            priority: i64::MIN,
-            start_tokens: 0,
-            history_tokens: 0,
-        };
-        Self::new(NO_NODE, Edge::empty(), usage, StepId::new(0))
-    }
-
-    pub(super) fn new(parent: u32, edge: Edge, usage: NodeUse, written_by: StepId) -> Self {
-        let (n_children, lock_ref, is_queued, is_live) = (0, 0, false, true);
+    fn new(parent: u32, edge: Edge, last_access: u64, hits: u32) -> Self {
         Self {
-            parent,
-            n_children,
-            lock_ref,
-            is_queued,
-            is_live,
-            usage,
-            written_by,
             edge,
+            last_access,
+            parent,
+            n_children: 0,
+            lock_ref: 0,
             tag: 0,
+            hits,
+            is_live: true,
+            is_queued: false,
+            is_used_since: false,
         }
     }
 
@@ -70,6 +71,7 @@ impl Node {
 /// All nodes of a tree. Indices of removed nodes are used again.
 pub(super) struct Arena {
     nodes: Vec<Node>,
+    pasts: Vec<Past>,
     free: Vec<u32>,
     children: Children,
     page_size: PageSize,
@@ -79,6 +81,7 @@ impl Arena {
     pub(super) fn new(page_size: PageSize) -> Self {
         Self {
             nodes: Vec::new(),
+            pasts: Vec::new(),
             free: Vec::new(),
             children: Children::default(),
             page_size,
@@ -99,14 +102,43 @@ impl Arena {
         0..self.nodes.len() as u32
     }
 
-    /// Adds a node and, unless it is a root, makes it findable from its parent.
-    pub(super) fn add(&mut self, node: Node) -> u32 {
-        let is_root = node.is_root();
-        let index = self.place(node);
-        if !is_root {
-            self.link(index);
-        }
+    /// Adds a root.
+    pub(super) fn add_root(&mut self) -> u32 {
+        self.place(Node::new(NO_NODE, Edge::empty(), 0, 0), Past::default())
+    }
+
+    /// Adds a node that is findable from its parent.
+    pub(super) fn add(&mut self, parent: u32, edge: Edge, usage: NodeUse) -> u32 {
+        let past = Past {
+            created: usage.created,
+            priority: usage.priority,
+            start_tokens: usage.start_tokens,
+            history_tokens: usage.history_tokens,
+        };
+        let node = Node::new(parent, edge, usage.last_access, usage.hits);
+        let index = self.place(node, past);
+        self.link(index);
         index
+    }
+
+    /// What an eviction policy may look at.
+    pub(super) fn usage(&self, index: u32) -> NodeUse {
+        let (node, past) = (&self[index], &self.pasts[index as usize]);
+        NodeUse {
+            last_access: node.last_access,
+            created: past.created,
+            hits: node.hits,
+            priority: past.priority,
+            start_tokens: past.start_tokens,
+            history_tokens: past.history_tokens,
+        }
+    }
+
+    /// A node in use.
+    pub(super) fn used(&mut self, index: u32) -> (&mut Node, &mut Past) {
+        let node = &mut self.nodes[index as usize];
+        node.is_used_since = true;
+        (node, &mut self.pasts[index as usize])
     }
 
     /// Removes a node without children and returns its parent and its edge.
@@ -143,33 +175,27 @@ impl Arena {
     /// Cuts a node after its first `at` tokens. The upper half is a new node, created `now`; the lower half
     /// keeps the index, and with it locks, children and its place in the eviction order.
     pub(super) fn split(&mut self, lower: u32, at: usize, now: u64) -> u32 {
-        let node = &mut self[lower];
-        let usage = NodeUse {
+        let (node, past) = self.used(lower);
+        let past_of_upper = Past {
             created: now,
-            ..node.usage
+            ..*past
         };
-        node.usage.start_tokens += at as u32;
+        past.start_tokens += at as u32;
         let (parent, tag) = (node.parent, node.tag);
-        let mut upper = Node::new(parent, node.edge.cut_front(at), usage, node.written_by);
+        let front = node.edge.cut_front(at);
+        let mut upper = Node::new(parent, front, node.last_access, node.hits);
         upper.lock_ref = node.lock_ref;
         upper.tag = tag;
-        let upper = self.place(upper);
+        let upper = self.place(upper, past_of_upper);
         self.children.replace(tag, lower, upper);
         self[lower].parent = upper;
         self.link(lower);
         upper
     }
 
-    /// Reads a node, for its memory to be near; the value means nothing.
+    /// Reads a node and where its parent finds it, for the memory to be near; the value means nothing.
     pub(super) fn glance(&self, index: u32) -> u32 {
-        let node = &self[index];
-        node.parent ^ node.tag ^ node.usage.last_access as u32 ^ node.edge.len() as u32
-    }
-
-    /// Reads what a node refers to and its removal touches; the value means nothing.
-    pub(super) fn glance_behind(&self, index: u32) -> u32 {
-        let node = &self[index];
-        self.children.glance(node.tag) ^ node.edge.glance(self.page_size)
+        self.children.glance(self[index].tag)
     }
 
     /// What stood behind `last` in its buffer was evicted: cuts the buffer if that is worth it.
@@ -189,14 +215,16 @@ impl Arena {
         }
     }
 
-    fn place(&mut self, node: Node) -> u32 {
+    fn place(&mut self, node: Node, past: Past) -> u32 {
         match self.free.pop() {
             Some(index) => {
                 self[index] = node;
+                self.pasts[index as usize] = past;
                 index
             }
             None => {
                 self.nodes.push(node);
+                self.pasts.push(past);
                 u32::try_from(self.nodes.len() - 1).expect("there are fewer nodes than page ids")
             }
         }
@@ -241,8 +269,8 @@ mod tests {
         let ledger = Arc::new(PoolLedger::default());
         let mut pages = Pages::adopt(PageIds::from_slice(&[PageId::new(1)]), &ledger);
         let edge = Edge::new(page, &mut pages, 0, arena.page_size);
-        let usage = Node::root().usage;
-        arena.add(Node::new(parent, edge, usage, StepId::new(0)))
+        let usage = arena.usage(parent);
+        arena.add(parent, edge, usage)
     }
 
     #[test]
@@ -250,7 +278,7 @@ mod tests {
         let two = PageSize::new(2).expect("2 is positive");
         for removed in 0..COLLIDING.len() {
             let mut arena = Arena::new(two);
-            let root = arena.add(Node::root());
+            let root = arena.add_root();
             let tags = COLLIDING.map(|page| tag_of(root, &page));
             assert_eq!(tags, [tags[0]; 4]);
             let children = COLLIDING.map(|page| add_child(&mut arena, root, &page));

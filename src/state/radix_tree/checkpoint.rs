@@ -34,7 +34,6 @@ impl RadixTree {
         let key_use = KeyUse {
             priority: checkpoint.priority,
             counted_tokens: checkpoint.inserted_tokens,
-            written_by: checkpoint.written_by,
         };
         let (node, _) = self.insert_key(namespace, key, protected_pages, &mut given, key_use);
         self.publish_prompt(namespace, key, checkpoint.prompt_tokens, key_use);

@@ -20,6 +20,8 @@ static ZEROS: [u32; 2 * LONG_TOKENS] = [0; 2 * LONG_TOKENS];
 /// Tokens and the pages that hold their K/V.
 #[derive(Clone, Debug)]
 pub(in crate::state) enum EdgeBuffer {
+    /// No tokens.
+    Empty,
     /// The tokens, then the ids of their pages: one allocation for the many edges that are short.
     Short(Arc<[u32]>),
     /// The two apart.
@@ -56,6 +58,7 @@ impl EdgeBuffer {
     /// The tokens; behind a short edge's the ids of its pages.
     pub(in crate::state) fn tokens(&self) -> &[u32] {
         match self {
+            Self::Empty => &[],
             Self::Short(items) => items,
             Self::Long(edge) => &edge.tokens,
         }
@@ -63,6 +66,7 @@ impl EdgeBuffer {
 
     fn n_tokens(&self, page_size: PageSize) -> usize {
         match self {
+            Self::Empty => 0,
             Self::Short(items) => items.len() / (page_size.get() + 1) * page_size.get(),
             Self::Long(edge) => edge.tokens.len(),
         }
@@ -80,6 +84,7 @@ impl EdgeBuffer {
     pub(in crate::state) fn ids(&self, range: Range<u32>) -> Ids<'_> {
         let range = range.start as usize..range.end as usize;
         match self {
+            Self::Empty => Ids::Numbers([].iter()),
             Self::Short(items) => Ids::Numbers(items[range].iter()),
             Self::Long(edge) => Ids::Ids(edge.pages[range].iter()),
         }
@@ -88,7 +93,7 @@ impl EdgeBuffer {
     fn page_range(&self, tokens: Range<u32>, page_size: PageSize) -> Range<u32> {
         let first = match self {
             Self::Short(_) => self.n_tokens(page_size) as u32,
-            Self::Long(_) => 0,
+            Self::Empty | Self::Long(_) => 0,
         };
         let size = page_size.get() as u32;
         first + tokens.start / size..first + tokens.end / size
@@ -123,7 +128,7 @@ impl Iterator for Ids<'_> {
 /// A part of a buffer, in whole pages. The parts of one buffer belong to nodes that follow each other on one path and
 /// reach from its start to where its end was evicted.
 #[derive(Debug)]
-pub(super) struct Edge {
+pub(in crate::state) struct Edge {
     buffer: EdgeBuffer,
     /// In tokens.
     start: u32,
@@ -133,7 +138,7 @@ pub(super) struct Edge {
 impl Edge {
     pub(super) fn empty() -> Self {
         Self {
-            buffer: EdgeBuffer::Short(Arc::default()),
+            buffer: EdgeBuffer::Empty,
             start: 0,
             end: 0,
         }
@@ -175,61 +180,19 @@ impl Edge {
     }
 
     /// Number of tokens.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::state) fn len(&self) -> usize {
         (self.end - self.start) as usize
     }
 
-    pub(super) fn pages(&self, page_size: PageSize) -> Ids<'_> {
+    pub(in crate::state) fn pages(&self, page_size: PageSize) -> Ids<'_> {
         let range = self.buffer.page_range(self.start..self.end, page_size);
         self.buffer.ids(range)
-    }
-
-    /// Reads the buffer's count of owners and the pages, for their memory to be near; the value means nothing.
-    pub(super) fn glance(&self, page_size: PageSize) -> u32 {
-        /// Ids in a cache line.
-        const LINE: usize = 16;
-        match &self.buffer {
-            EdgeBuffer::Short(items) => {
-                let range = self.buffer.page_range(self.start..self.end, page_size);
-                let pages = &items[range.start as usize..range.end as usize];
-                let lines = pages.iter().step_by(LINE).chain(pages.last());
-                lines.fold(Arc::strong_count(items) as u32, |seen, id| seen ^ id)
-            }
-            EdgeBuffer::Long(edge) => Arc::strong_count(edge) as u32,
-        }
     }
 
     /// Appends the pages, without the first `skip`, to a view.
     pub(super) fn push_pages(&self, run: &mut PageRun, skip: usize, page_size: PageSize) {
         let range = self.buffer.page_range(self.start..self.end, page_size);
         run.push_edge(&self.buffer, range.start + skip as u32..range.end);
-    }
-
-    /// Moves the pages behind `ids`.
-    pub(super) fn move_pages(self, ids: &mut PageIds, page_size: PageSize) {
-        let is_whole = self.len() == self.buffer.n_tokens(page_size);
-        match self.buffer {
-            EdgeBuffer::Long(edge) if is_whole && ids.is_empty() => {
-                *ids = match Arc::try_unwrap(edge) {
-                    Ok(edge) => edge.pages,
-                    Err(shared) => shared.pages.clone(),
-                };
-            }
-            _ => self.copy_pages(ids, page_size),
-        }
-    }
-
-    fn copy_pages(&self, ids: &mut PageIds, page_size: PageSize) {
-        match self.pages(page_size) {
-            Ids::Ids(own) => ids.extend_from_slice(own.as_slice()),
-            Ids::Numbers(numbers) => {
-                let n_before = ids.len();
-                ids.resize(n_before + numbers.len(), PageId::new(0));
-                for (id, number) in ids[n_before..].iter_mut().zip(numbers) {
-                    *id = PageId::new(*number);
-                }
-            }
-        }
     }
 
     /// Keeps everything from token `at` on and returns what stands before it.

@@ -9,11 +9,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::hint::black_box;
 
-use smallvec::SmallVec;
-
 use super::RadixTree;
 use crate::state::eviction::{EvictionKey, KeyTrend};
-use crate::state::pages::{PageIds, Pages};
+use crate::state::pages::EvictedPages;
 use crate::state::prefix_cache::Evicted;
 
 type Entry = (EvictionKey, u32);
@@ -53,13 +51,13 @@ impl Victims {
     }
 
     /// The nodes at the front of the queue, once all that were handed out before are gone.
-    fn ahead(&mut self) -> SmallVec<[u32; LOOKAHEAD]> {
-        if self.n_fetched > 0 {
-            return SmallVec::new();
-        }
-        self.n_fetched = self.ascending.len().min(LOOKAHEAD);
-        let ahead = self.ascending.iter().take(self.n_fetched);
-        ahead.map(|entry| entry.1).collect()
+    fn ahead(&mut self) -> impl Iterator<Item = u32> + '_ {
+        let n_more = match self.n_fetched {
+            0 => self.ascending.len().min(LOOKAHEAD),
+            _ => 0,
+        };
+        self.n_fetched += n_more;
+        self.ascending.iter().take(n_more).map(|entry| entry.1)
     }
 
     fn clear(&mut self) {
@@ -82,29 +80,19 @@ impl RadixTree {
         if tokens > 0 && !is_kept {
             self.rebuild_victims();
         }
-        let mut ids = PageIds::new();
-        let (mut freed, mut nodes) = (0, 0);
-        while freed < tokens {
+        let mut evicted = Evicted::default();
+        evicted.pages.belong_to(&self.ledger, self.page_size);
+        while evicted.tokens < tokens {
             let Some(victim) = self.next_victim() else {
                 break;
             };
-            freed += self.remove_leaf(victim, &mut ids);
-            nodes += 1;
-            if nodes == 1 && freed < tokens {
-                let n_more = (tokens - freed).min(self.evictable_tokens);
-                ids.reserve(self.page_size.full_pages(n_more));
-            }
+            evicted.tokens += self.remove_leaf(victim, &mut evicted.pages);
+            evicted.nodes += 1;
         }
-        Evicted {
-            pages: Pages::adopt(ids, &self.ledger),
-            tokens: freed,
-            nodes,
-            edges: self
-                .notes
-                .as_mut()
-                .map(|notes| notes.take_evicted())
-                .unwrap_or_default(),
+        if let Some(notes) = &mut self.notes {
+            evicted.edges = notes.take_evicted();
         }
+        evicted
     }
 
     /// Puts a node into the order if it may be evicted and is not in it.
@@ -118,7 +106,9 @@ impl RadixTree {
         let node = &mut self.arena[index];
         if node.is_evictable() && !node.is_queued {
             node.is_queued = true;
-            self.victims.push((self.policy.key(&node.usage), index));
+            node.is_used_since = false;
+            let key = self.policy.key(&self.arena.usage(index));
+            self.victims.push((key, index));
         }
     }
 
@@ -136,10 +126,13 @@ impl RadixTree {
         while let Some((key, index)) = self.victims.pop() {
             let node = &mut self.arena[index];
             node.is_queued = false;
-            if node.is_evictable() && self.policy.key(&node.usage) == key {
-                return Some(index);
+            if node.is_evictable() {
+                let is_due = !node.is_used_since;
+                if is_due || self.policy.key(&self.arena.usage(index)) == key {
+                    return Some(index);
+                }
+                self.enqueue(index);
             }
-            self.enqueue(index);
         }
         None
     }
@@ -148,21 +141,18 @@ impl RadixTree {
     /// reads do not wait for each other.
     fn fetch_ahead(&mut self) {
         let ahead = self.victims.ahead();
-        let nodes = ahead.iter().map(|&index| self.arena.glance(index));
-        black_box(nodes.fold(0, |seen, one| seen ^ one));
-        let rest = ahead.iter().map(|&index| self.arena.glance_behind(index));
-        black_box(rest.fold(0, |seen, one| seen ^ one));
+        black_box(ahead.fold(0, |seen, index| seen ^ self.arena.glance(index)));
     }
 
     /// Removes an evictable leaf and returns its length in tokens.
-    fn remove_leaf(&mut self, leaf: u32, ids: &mut PageIds) -> usize {
+    fn remove_leaf(&mut self, leaf: u32, pages: &mut EvictedPages) -> usize {
         self.note_eviction(leaf);
         let (parent, edge) = self.arena.remove(leaf);
         self.forget_note(leaf);
         let n_tokens = edge.len();
         self.evictable_tokens -= n_tokens;
         let is_cut = edge.shares_with(&self.arena[parent].edge);
-        edge.move_pages(ids, self.page_size);
+        pages.push(edge);
         if is_cut {
             self.arena.cut_buffer(parent);
         }

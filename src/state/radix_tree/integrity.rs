@@ -92,8 +92,9 @@ impl RadixTree {
             }
         }
         let above = &self.arena[node.parent];
-        let start = above.usage.start_tokens as usize + above.edge.len();
-        same(index, "start", node.usage.start_tokens as usize, start)?;
+        let start_of = |index| self.arena.usage(index).start_tokens as usize;
+        let start = start_of(node.parent) + above.edge.len();
+        same(index, "start", start_of(index), start)?;
         let must_be_queued = self.policy.trend() == KeyTrend::Grows && node.is_evictable();
         if must_be_queued && !node.is_queued {
             return Err(format!(
@@ -114,7 +115,8 @@ impl RadixTree {
         for (key, index) in self.victims.iter() {
             let node = &self.arena[index];
             let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
-            let is_late = is_kept && key > self.policy.key(&node.usage);
+            let due = self.policy.key(&self.arena.usage(index));
+            let is_late = is_kept && (key > due || key < due && !node.is_used_since);
             if !node.is_live || !node.is_queued || is_late {
                 return Err(format!("node {index} has a wrong entry in the order"));
             }

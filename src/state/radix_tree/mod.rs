@@ -29,9 +29,8 @@ use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, PageSize, Pages, PoolLedger};
 use crate::state::prefix_cache::{Checkpoint, Checkpointed, Evicted, LockedPrefix, PrefixCache};
 use crate::state::prefix_history::Departure;
-use arena::{Arena, NO_NODE, Node};
-use edge::Edge;
-pub(in crate::state) use edge::{EdgeBuffer, Ids};
+use arena::{Arena, NO_NODE, Node, Past};
+pub(in crate::state) use edge::{Edge, EdgeBuffer, Ids};
 use evict::Victims;
 use notes::Notes;
 
@@ -106,15 +105,18 @@ struct KeyUse {
     priority: i64,
     /// Nodes that end within so many tokens have been counted for this request.
     counted_tokens: usize,
-    written_by: StepId,
 }
 
 impl KeyUse {
     /// `end` is the node's in the key, which has `key_tokens`.
-    fn apply(self, usage: &mut NodeUse, end: usize, key_tokens: usize) {
-        usage.priority = usage.priority.max(self.priority);
-        usage.hits += u32::from(end > self.counted_tokens);
-        usage.history_tokens = usage.history_tokens.max(key_tokens as u32);
+    fn apply(self, (node, past): (&mut Node, &mut Past), end: usize, key_tokens: usize) {
+        node.hits += self.hits(end);
+        past.priority = past.priority.max(self.priority);
+        past.history_tokens = past.history_tokens.max(key_tokens as u32);
+    }
+
+    fn hits(self, end: usize) -> u32 {
+        u32::from(end > self.counted_tokens)
     }
 }
 
@@ -177,7 +179,6 @@ impl RadixTree {
         let key_use = KeyUse {
             priority: insert.priority,
             counted_tokens: insert.inserted_tokens,
-            written_by: insert.written_by,
         };
         let (_, prefix_tokens) = self.insert_key(insert.namespace, key, 0, &mut pages, key_use);
         Inserted {
@@ -199,13 +200,14 @@ impl RadixTree {
         self.clock
     }
 
-    /// Follows `key` from `root`. Shows `visit` every child whose edge it enters, with the end of what matched
-    /// and whether the whole edge did.
+    /// Follows `key` from `root` and touches every child whose edge it enters. Shows `visit` those whose whole edge
+    /// matches, with the end of what matched.
     fn walk(
         &mut self,
         root: u32,
         key: &[u32],
-        mut visit: impl FnMut(&mut NodeUse, usize, bool),
+        now: u64,
+        mut visit: impl FnMut((&mut Node, &mut Past), usize),
     ) -> Walk {
         let mut walk = Walk {
             node: root,
@@ -213,14 +215,14 @@ impl RadixTree {
             inside: None,
         };
         while let Some((child, common)) = self.arena.step(walk.node, &key[walk.tokens..]) {
-            let node = &mut self.arena[child];
+            let (node, past) = self.arena.used(child);
             walk.tokens += common;
-            let is_whole = common == node.edge.len();
-            visit(&mut node.usage, walk.tokens, is_whole);
-            if !is_whole {
+            node.last_access = now;
+            if common < node.edge.len() {
                 walk.inside = Some((child, common));
                 break;
             }
+            visit((node, past), walk.tokens);
             walk.node = child;
         }
         walk
@@ -228,11 +230,11 @@ impl RadixTree {
 
     /// Cuts a node in two; the upper half is new.
     fn split(&mut self, lower: u32, at: usize, now: u64) -> u32 {
-        let before = self.policy.key(&self.arena[lower].usage);
+        let before = self.policy.key(&self.arena.usage(lower));
         let upper = self.arena.split(lower, at, now);
         self.note_split(upper, lower);
-        let node = &self.arena[lower];
-        self.order_is_stale |= node.is_queued && self.policy.key(&node.usage) < before;
+        let after = self.policy.key(&self.arena.usage(lower));
+        self.order_is_stale |= self.arena[lower].is_queued && after < before;
         upper
     }
 
@@ -242,7 +244,7 @@ impl RadixTree {
             return (NO_NODE, 0);
         };
         let key = &tokens[..self.page_size.floor(tokens.len())];
-        let walk = self.walk(root, key, |usage, _, _| usage.last_access = now);
+        let walk = self.walk(root, key, now, |_, _| ());
         let deepest = match walk.inside {
             Some((child, at)) => self.split(child, at, self.clock),
             None => walk.node,
@@ -265,17 +267,14 @@ impl RadixTree {
         }
         let now = self.tick();
         let root = self.root_or_new(namespace);
-        let walk = self.walk(root, key, |usage, end, is_whole| {
-            usage.last_access = now;
-            if is_whole {
-                key_use.apply(usage, end, key.len());
-            }
+        let walk = self.walk(root, key, now, |node, end| {
+            key_use.apply(node, end, key.len());
         });
         let deepest = match walk.inside {
             Some((child, at)) => {
                 let created = self.tick();
                 let upper = self.split(child, at, created);
-                key_use.apply(&mut self.arena[upper].usage, walk.tokens, key.len());
+                key_use.apply(self.arena.used(upper), walk.tokens, key.len());
                 upper
             }
             None => walk.node,
@@ -294,19 +293,16 @@ impl RadixTree {
 
     fn add_leaf(&mut self, parent: u32, edge: Edge, key_use: KeyUse, end: usize) -> u32 {
         let now = self.tick();
-        let mut usage = NodeUse {
+        let usage = NodeUse {
             last_access: now,
             created: now,
-            hits: 0,
+            hits: key_use.hits(end),
             priority: key_use.priority,
             start_tokens: (end - edge.len()) as u32,
-            history_tokens: 0,
+            history_tokens: end as u32,
         };
-        key_use.apply(&mut usage, end, end);
         self.evictable_tokens += edge.len();
-        let leaf = self
-            .arena
-            .add(Node::new(parent, edge, usage, key_use.written_by));
+        let leaf = self.arena.add(parent, edge, usage);
         self.note_child(parent, leaf);
         self.offer(leaf);
         leaf
@@ -316,7 +312,7 @@ impl RadixTree {
         if let Some(&root) = self.roots.get(namespace) {
             return root;
         }
-        let root = self.arena.add(Node::root());
+        let root = self.arena.add_root();
         self.roots.insert(namespace.clone(), root);
         self.root_names.insert(root, namespace.clone());
         root
@@ -397,7 +393,7 @@ impl PrefixCache for RadixTree {
 
     fn clear(&mut self) -> Pages {
         if self.protected_tokens > 0 {
-            return self.evict_leaves(usize::MAX).pages;
+            return self.evict_leaves(usize::MAX).pages.into();
         }
         let ids = self.iter_pages().collect();
         self.arena = Arena::new(self.page_size);

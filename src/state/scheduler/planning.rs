@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::ids::{RowId, SeqId};
-use crate::state::pages::Pages;
+use crate::state::pages::{EvictedPages, Pages};
 use crate::state::plan::{
     AdmitRequest, Candidate, DecodeDemand, Demand, PlanRequest, PublishKey, ReserveRequest, Settle,
     SettleCheckpoint, SettleRelease, Verdict,
@@ -129,6 +129,7 @@ impl Scheduler {
         Next::Reserve(Box::new(ReserveRequest {
             step,
             returned: Pages::empty(),
+            evicted: EvictedPages::empty(),
             returned_rows: Vec::new(),
             demands: demands.collect(),
             verdict: Box::new(Verdict::default()),
