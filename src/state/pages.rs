@@ -257,16 +257,21 @@ impl EvictedPages {
     }
 
     /// Takes ownership of an edge's pages.
+    pub(in crate::state) fn of(edge: Edge, ledger: &Arc<PoolLedger>, page_size: PageSize) -> Self {
+        Self {
+            n_tokens: edge.len(),
+            edges: SmallVec::from_buf([edge]),
+            page_size,
+            ledger: Some(ledger.clone()),
+        }
+    }
+
+    /// Takes ownership of another edge's pages, too.
     pub(in crate::state) fn push(&mut self, edge: Edge) {
         self.n_tokens += edge.len();
         self.edges.push(edge);
     }
 
-    /// What [`EvictedPages::push`] then takes is counted in `ledger` if it is lost.
-    pub(in crate::state) fn belong_to(&mut self, ledger: &Arc<PoolLedger>, page_size: PageSize) {
-        self.ledger = Some(ledger.clone());
-        self.page_size = page_size;
-    }
 
     /// Gives the ids away, an edge's at a time: the callee now is the owner.
     pub(in crate::state) fn surrender(mut self, mut take: impl FnMut(Ids<'_>)) {

@@ -4,8 +4,8 @@
 //! found by 32 bits of a hash; whoever asks looks at the node to know whether it is the one.
 
 const EMPTY: u64 = u64::MAX;
-/// Slots are added when more than three quarters are in use.
-const MAX_LOAD: (usize, usize) = (3, 4);
+/// Slots are added when more than five eighths are in use: a removal looks at all from its own to the next free one.
+const MAX_LOAD: (usize, usize) = (5, 8);
 const FIRST_SLOTS: usize = 16;
 
 /// See the module.
@@ -104,7 +104,7 @@ impl Children {
     }
 
     fn grow(&mut self) {
-        let n = (self.slots.len() * 3 / 2).max(FIRST_SLOTS);
+        let n = (self.slots.len() * 5 / 4).max(FIRST_SLOTS);
         let before = std::mem::replace(&mut self.slots, vec![EMPTY; n]);
         for slot in before.into_iter().filter(|slot| *slot != EMPTY) {
             self.put(slot);

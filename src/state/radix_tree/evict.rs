@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::hint::black_box;
 
-use super::RadixTree;
+use super::{Edge, RadixTree};
 use crate::state::eviction::{EvictionKey, KeyTrend};
 use crate::state::pages::EvictedPages;
 use crate::state::prefix_cache::Evicted;
@@ -39,6 +39,7 @@ impl Victims {
         }
     }
 
+    #[inline]
     fn pop(&mut self) -> Option<Entry> {
         match (self.ascending.front(), self.others.peek()) {
             (Some(first), Some(Reverse(other))) if other < first => self.others.pop().map(|e| e.0),
@@ -80,18 +81,34 @@ impl RadixTree {
         if tokens > 0 && !is_kept {
             self.rebuild_victims();
         }
-        let mut evicted = Evicted::default();
-        evicted.pages.belong_to(&self.ledger, self.page_size);
+        let victim = if tokens > 0 { self.next_victim() } else { None };
+        let Some(victim) = victim else {
+            return Evicted::default();
+        };
+        let edge = self.remove_leaf(victim);
+        let first = Evicted {
+            tokens: edge.len(),
+            nodes: 1,
+            pages: EvictedPages::of(edge, &self.ledger, self.page_size),
+            edges: self.take_noted(),
+        };
+        if first.tokens < tokens {
+            return self.evict_more(tokens, first);
+        }
+        first
+    }
+
+    fn evict_more(&mut self, tokens: usize, mut evicted: Evicted) -> Evicted {
         while evicted.tokens < tokens {
             let Some(victim) = self.next_victim() else {
                 break;
             };
-            evicted.tokens += self.remove_leaf(victim, &mut evicted.pages);
+            let edge = self.remove_leaf(victim);
+            evicted.tokens += edge.len();
             evicted.nodes += 1;
+            evicted.pages.push(edge);
         }
-        if let Some(notes) = &mut self.notes {
-            evicted.edges = notes.take_evicted();
-        }
+        evicted.edges.append(&mut self.take_noted());
         evicted
     }
 
@@ -144,24 +161,22 @@ impl RadixTree {
         black_box(ahead.fold(0, |seen, index| seen ^ self.arena.glance(index)));
     }
 
-    /// Removes an evictable leaf and returns its length in tokens.
-    fn remove_leaf(&mut self, leaf: u32, pages: &mut EvictedPages) -> usize {
+    /// Removes an evictable leaf.
+    fn remove_leaf(&mut self, leaf: u32) -> Edge {
         self.note_eviction(leaf);
         let (parent, edge) = self.arena.remove(leaf);
         self.forget_note(leaf);
-        let n_tokens = edge.len();
-        self.evictable_tokens -= n_tokens;
-        let is_cut = edge.shares_with(&self.arena[parent].edge);
-        pages.push(edge);
-        if is_cut {
+        self.evictable_tokens -= edge.len();
+        let above = &self.arena[parent];
+        let (is_leaf, is_root) = (above.n_children == 0, above.is_root());
+        if edge.shares_with(&above.edge) {
             self.arena.cut_buffer(parent);
         }
-        let above = &self.arena[parent];
-        if above.is_root() && above.n_children == 0 {
+        if is_leaf && is_root {
             self.drop_root(parent);
-        } else {
+        } else if is_leaf {
             self.enqueue(parent);
         }
-        n_tokens
+        edge
     }
 }

@@ -39,9 +39,6 @@ impl Notes {
         &mut self.nodes[index]
     }
 
-    pub(super) fn take_evicted(&mut self) -> Vec<EvictedEdge> {
-        std::mem::take(&mut self.evicted)
-    }
 }
 
 impl RadixTree {
@@ -77,6 +74,14 @@ impl RadixTree {
         let edge = EvictedEdge::part_of(above, buffer, range);
         notes.evicted.push(edge);
         self.notes = Some(notes);
+    }
+
+    /// What was noted of evictions since this was last asked.
+    pub(super) fn take_noted(&mut self) -> Vec<EvictedEdge> {
+        match &mut self.notes {
+            Some(notes) => std::mem::take(&mut notes.evicted),
+            None => Vec::new(),
+        }
     }
 
     /// The index may be another node's from now on.
