@@ -16,7 +16,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 use serde_json::Value;
-use souffleur::ids::{PageId, StepId};
+use souffleur::ids::PageId;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::page_pool::PagePool;
@@ -317,10 +317,10 @@ impl Run {
         let inserted = self.tree.insert(Insert {
             namespace: &key.namespace(),
             tokens: &key.key,
+            owner: None,
             pages,
             priority,
             inserted_tokens: 0,
-            written_by: StepId::new(0),
         });
         self.free(inserted.duplicates);
         self.free(inserted.rest);

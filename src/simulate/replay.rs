@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use super::SimulateError;
 use super::trace::Trace;
-use crate::ids::StepId;
 use crate::state::eviction::EvictionPolicy;
 use crate::state::namespace::Namespace;
 use crate::state::page_pool::PagePool;
@@ -130,13 +129,13 @@ impl Replay {
         let published = self.tree.checkpoint(Checkpoint {
             namespace: &namespace,
             tokens,
+            owner: None,
             prompt_tokens: tokens.len(),
             protected_pages: cached.pages.len(),
             private,
             lock: cached.lock,
             inserted_tokens: 0,
             priority: 0,
-            written_by: StepId::new(self.counted.prompts as u64),
         });
         self.tree.unlock(published.lock);
         self.pool.free(published.duplicates);

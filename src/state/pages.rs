@@ -272,7 +272,6 @@ impl EvictedPages {
         self.edges.push(edge);
     }
 
-
     /// Gives the ids away, an edge's at a time: the callee now is the owner.
     pub(in crate::state) fn surrender(mut self, mut take: impl FnMut(Ids<'_>)) {
         self.n_tokens = 0;

@@ -1,6 +1,8 @@
 //! What the RadixCache actor needs of a prefix cache, and the values that go in and out.
 
-use crate::ids::{PageId, StepId};
+use std::sync::Arc;
+
+use crate::ids::PageId;
 use crate::state::eviction::EvictionPolicy;
 use crate::state::namespace::Namespace;
 use crate::state::pages::{EvictedPages, NodeLock, PageRun, PageSize, Pages};
@@ -126,6 +128,8 @@ pub struct Checkpoint<'a> {
     pub namespace: &'a Namespace,
     /// Every token whose KV is written or will be by the steps already queued; not cut to pages.
     pub tokens: &'a [u32],
+    /// What starts with `tokens`, if the cache may keep it instead of a copy.
+    pub owner: Option<&'a Arc<[u32]>>,
     /// How many of `tokens`' first tokens are the prompt; may be more than there are so far.
     pub prompt_tokens: usize,
     /// Pages of the sequence that the cache owns already, under `lock`.
@@ -138,8 +142,6 @@ pub struct Checkpoint<'a> {
     pub inserted_tokens: usize,
     /// The request's priority; the prompt is published one higher.
     pub priority: i64,
-    /// The step that writes the new part.
-    pub written_by: StepId,
 }
 
 /// What a sequence holds after a [`Checkpoint`].

@@ -426,13 +426,13 @@ impl PublishKey {
         Checkpoint {
             namespace: &self.namespace,
             tokens: &self.tokens[..self.len],
+            owner: Some(&self.tokens),
             prompt_tokens: self.prompt_len,
             protected_pages,
             private,
             lock,
             inserted_tokens: self.inserted_tokens,
             priority: self.priority,
-            written_by: self.written_by,
         }
     }
 }

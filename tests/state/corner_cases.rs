@@ -1,6 +1,6 @@
 //! Situations that went wrong in other engines, one test each, and the examples of the design's sources.
 
-use souffleur::ids::{PageId, StepId};
+use souffleur::ids::PageId;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::pages::{NodeLock, PageSize};
@@ -385,13 +385,13 @@ fn plain_cache_keeps_nothing_and_gives_everything_back() {
     let done = plain.checkpoint(Checkpoint {
         namespace,
         tokens: &tokens,
+        owner: None,
         prompt_tokens: 8,
         protected_pages: 0,
         private,
         lock: locked.lock,
         inserted_tokens: 0,
         priority: 0,
-        written_by: StepId::new(0),
     });
     assert!(plain.is_disabled() && !memory.tree.is_disabled());
     assert_eq!(

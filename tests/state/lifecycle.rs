@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use souffleur::ids::{PageId, StepId};
+use souffleur::ids::PageId;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::page_pool::PagePool;
@@ -248,16 +248,17 @@ impl Engine {
 
     fn checkpoint(&mut self, sequence: &mut Sequence, owned: usize) {
         let before = sequence.protected_pages;
+        let owner = Arc::from(&sequence.tokens[..]);
         let done = self.cache.checkpoint(Checkpoint {
             namespace: &sequence.namespace,
             tokens: &sequence.tokens[..owned],
+            owner: Some(&owner),
             prompt_tokens: sequence.prompt_tokens,
             protected_pages: before,
             private: sequence.private.take(),
             lock: std::mem::take(&mut sequence.lock),
             inserted_tokens: sequence.inserted_tokens,
             priority: 0,
-            written_by: StepId::new(0),
         });
         let remapped: Vec<PageId> = done.remap.iter().collect();
         sequence.row[before..before + remapped.len()].copy_from_slice(&remapped);

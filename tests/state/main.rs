@@ -32,7 +32,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use souffleur::ids::StepId;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::page_pool::PagePool;
@@ -80,10 +79,10 @@ impl Memory {
         let inserted = self.tree.insert(Insert {
             namespace,
             tokens,
+            owner: None,
             pages,
             priority: 0,
             inserted_tokens: 0,
-            written_by: StepId::new(0),
         });
         self.pool.free(inserted.duplicates);
         self.pool.free(inserted.rest);
@@ -124,13 +123,13 @@ impl Memory {
         let done = self.tree.checkpoint(Checkpoint {
             namespace: &Namespace::default(),
             tokens,
+            owner: None,
             prompt_tokens,
             protected_pages: held.protected_pages,
             private: held.private,
             lock: held.lock,
             inserted_tokens: held.inserted_tokens,
             priority: 0,
-            written_by: StepId::new(1),
         });
         self.check();
         done

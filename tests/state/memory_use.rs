@@ -1,7 +1,10 @@
 //! What the tree allocates, and what it keeps.
 
+use std::sync::Arc;
+
 use souffleur::state::namespace::Namespace;
 use souffleur::state::prefix_cache::PrefixCache;
+use souffleur::state::radix_tree::Insert;
 
 use crate::Memory;
 use crate::counting_allocator::{allocations_of, live_bytes};
@@ -65,6 +68,59 @@ fn short_half_of_a_split_does_not_keep_the_memory_of_the_long_half() {
     );
     drop(memory);
     assert_eq!(live_bytes(), before);
+}
+
+fn insert_owned(memory: &mut Memory, owner: &Arc<[u32]>, n_tokens: usize) {
+    let pages = memory.alloc(n_tokens);
+    let inserted = memory.tree.insert(Insert {
+        namespace: &Namespace::default(),
+        tokens: &owner[..n_tokens],
+        owner: Some(owner),
+        pages,
+        priority: 0,
+        inserted_tokens: 0,
+    });
+    memory.pool.free(inserted.duplicates);
+    memory.pool.free(inserted.rest);
+    memory.check();
+}
+
+#[test]
+fn long_prompt_is_kept_as_it_is_unless_that_would_keep_much_that_is_not_cached() {
+    let mut memory = Memory::new(1, "lru", 100_000);
+    let prompt: Arc<[u32]> = (0..10_000).collect();
+    insert_owned(&mut memory, &prompt, 9_000);
+    assert_eq!(Arc::strong_count(&prompt), 2);
+    insert_owned(&mut memory, &prompt, 10_000);
+    assert_eq!(
+        Arc::strong_count(&prompt),
+        2,
+        "a tenth does not keep the whole"
+    );
+    assert_eq!(memory.peek(&prompt), 10_000);
+
+    let other: Arc<[u32]> = (100..10_100).rev().collect();
+    insert_owned(&mut memory, &other, 8_000);
+    assert_eq!(
+        Arc::strong_count(&other),
+        1,
+        "a fifth would be kept for nothing"
+    );
+
+    memory.matched(&prompt[..600]);
+    assert_eq!((memory.tree.n_nodes(), Arc::strong_count(&prompt)), (4, 2));
+    let longer: Arc<[u32]> = prompt[..50].iter().copied().chain(0..9_000).collect();
+    insert_owned(&mut memory, &longer, longer.len());
+    assert_eq!(
+        Arc::strong_count(&longer),
+        2,
+        "what stands before the edge is little"
+    );
+    assert_eq!(memory.peek(&longer), longer.len());
+
+    memory.evict(usize::MAX);
+    let counts = [&prompt, &other, &longer].map(Arc::strong_count);
+    assert_eq!(counts, [1; 3]);
 }
 
 #[test]

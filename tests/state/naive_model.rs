@@ -1,8 +1,10 @@
 //! Random operations on the tree and on a model that is too simple to be wrong.
 
+use std::sync::Arc;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
-use souffleur::ids::{PageId, StepId};
+use souffleur::ids::PageId;
 use souffleur::state::eviction::{EvictionParameters, EvictionPolicy};
 use souffleur::state::namespace::Namespace;
 use souffleur::state::pages::NodeLock;
@@ -382,10 +384,10 @@ impl Pair {
         let inserted = self.memory.tree.insert(Insert {
             namespace: &self.spaces[key.space],
             tokens: &tokens,
+            owner: Some(&Arc::from(&tokens[..])),
             pages,
             priority,
             inserted_tokens: counted,
-            written_by: StepId::new(0),
         });
         let expected = self
             .model

@@ -80,10 +80,10 @@ impl Model {
         let inserted = self.tree.insert(Insert {
             namespace: &Namespace::new(None, Some(SALTS[salt])),
             tokens,
+            owner: None,
             pages: pages.expect("the pool is large"),
             priority: 0,
             inserted_tokens: 0,
-            written_by: StepId::new(0),
         });
         self.pool.free(inserted.duplicates);
         self.pool.free(inserted.rest);

@@ -4,6 +4,7 @@
 //! count.
 
 use std::process::Command;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
@@ -77,7 +78,7 @@ pub fn run(name: &str) -> anyhow::Result<Memory> {
     })
 }
 
-fn add(ours: &mut Ours, key: &[u32]) {
+fn add(ours: &mut Ours, key: &Arc<[u32]>) {
     let all = ours.tree.total_size() + key.len();
     ours.remove(all.saturating_sub(CAPACITY));
     ours.add(key);
@@ -93,7 +94,7 @@ fn conversations(ours: &mut Ours) {
         key.truncate(kept);
         let n_new = random.usize(50..1_500);
         key.extend((0..n_new).map(|_| random.u32(..150_000)));
-        add(ours, &key);
+        add(ours, &Arc::from(&key[..]));
         n_tokens += n_new;
         key.truncate(LONGEST);
     }

@@ -1,5 +1,7 @@
 //! Prompts made from their number, so that a million of them need no memory.
 
+use std::sync::Arc;
+
 /// Tokens that all prompts of a large tree share.
 pub const SHARED_TOKENS: usize = 256;
 /// Tokens of each prompt behind them.
@@ -7,15 +9,15 @@ pub const NEW_TOKENS: usize = 64;
 const VOCABULARY: u32 = 150_000;
 
 /// So many tokens that belong to this number.
-pub fn tokens_of(number: u64, n_tokens: usize) -> Vec<u32> {
+pub fn tokens_of(number: u64, n_tokens: usize) -> Arc<[u32]> {
     let mut random = fastrand::Rng::with_seed(number);
     (0..n_tokens).map(|_| random.u32(..VOCABULARY)).collect()
 }
 
 /// 256 shared tokens and 64 that no other prompt starts with.
-pub fn prompt(number: u64) -> Vec<u32> {
-    let mut tokens = tokens_of(u64::MAX, SHARED_TOKENS);
+pub fn prompt(number: u64) -> Arc<[u32]> {
+    let mut tokens = tokens_of(u64::MAX, SHARED_TOKENS).to_vec();
     tokens.push(VOCABULARY + number as u32);
-    tokens.extend(tokens_of(number, NEW_TOKENS - 1));
-    tokens
+    tokens.extend_from_slice(&tokens_of(number, NEW_TOKENS - 1));
+    tokens.into()
 }

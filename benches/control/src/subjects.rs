@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use kv_index::TokenTree;
-use souffleur::ids::StepId;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::page_pool::PagePool;
@@ -20,7 +19,7 @@ pub trait Subject {
     type Left;
 
     fn given(&mut self, n_tokens: usize) -> Self::Given;
-    fn insert(&mut self, key: &[u32], given: Self::Given) -> Self::Left;
+    fn insert(&mut self, key: &Arc<[u32]>, given: Self::Given) -> Self::Left;
     fn matched(&mut self, key: &[u32]) -> usize;
     /// Makes a node end where `key` does, inside a node that goes on.
     fn split(&mut self, key: &[u32]);
@@ -30,7 +29,7 @@ pub trait Subject {
     fn cached_tokens(&self) -> usize;
 
     /// An insert without a clock.
-    fn add(&mut self, key: &[u32]) {
+    fn add(&mut self, key: &Arc<[u32]>) {
         let given = self.given(key.len());
         let left = self.insert(key, given);
         self.put_away(left);
@@ -77,14 +76,14 @@ impl Subject for Ours {
         self.pool.alloc(n_tokens).expect("the pool is large enough")
     }
 
-    fn insert(&mut self, key: &[u32], pages: Pages) -> Left {
+    fn insert(&mut self, key: &Arc<[u32]>, pages: Pages) -> Left {
         let inserted = self.tree.insert(Insert {
             namespace: &self.namespace,
             tokens: key,
+            owner: Some(key),
             pages,
             priority: 0,
             inserted_tokens: 0,
-            written_by: StepId::new(0),
         });
         Left::Given([inserted.duplicates, inserted.rest])
     }
@@ -134,7 +133,7 @@ impl Subject for KvIndex {
 
     fn given(&mut self, _: usize) {}
 
-    fn insert(&mut self, key: &[u32], (): ()) {
+    fn insert(&mut self, key: &Arc<[u32]>, (): ()) {
         self.tree.insert_tokens(key, &self.tenant);
     }
 

@@ -1,6 +1,7 @@
 //! The rows about the two trees.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use souffleur::state::prefix_cache::PrefixCache;
 
@@ -104,7 +105,7 @@ fn match_round(
 ) -> Box<dyn FnMut() -> f64> {
     let key = tokens_of(0, n_tokens);
     for node in 1..=depth {
-        tree.add(&key[..n_tokens * node / depth]);
+        tree.add(&Arc::from(&key[..n_tokens * node / depth]));
     }
     Box::new(move || {
         time_us(MATCHES, || {
@@ -147,11 +148,15 @@ impl HeapTop {
 }
 
 /// Runs `operation` once for each key and hands back the time of one.
-fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Vec<u32>]) -> f64 {
+fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Arc<[u32]>]) -> f64 {
     let given: Vec<S::Given> = keys.iter().map(|key| tree.given(key.len())).collect();
     let mut left = Vec::with_capacity(keys.len());
     // A prompt was written right before; getting pages for it is not what it should have left the caches for.
-    black_box(keys.iter().flatten().fold(0, |sum, token| sum ^ token));
+    black_box(
+        keys.iter()
+            .flat_map(|key| &key[..])
+            .fold(0, |sum, token| sum ^ token),
+    );
     let us = time_us(keys.len(), || {
         for (key, given) in keys.iter().zip(given) {
             left.push(tree.insert(black_box(key), given));
@@ -172,7 +177,7 @@ fn timed_evictions<S: Subject>(tree: &mut S, n: usize, n_tokens: usize) -> f64 {
     us
 }
 
-fn keys_of(n_tokens: usize) -> Vec<Vec<u32>> {
+fn keys_of(n_tokens: usize) -> Vec<Arc<[u32]>> {
     let n_keys = KEYS.min(TOKENS_OF_KEYS / n_tokens) as u64;
     (0..n_keys).map(|key| tokens_of(key, n_tokens)).collect()
 }
@@ -192,12 +197,12 @@ fn insert_round(mut tree: impl Subject + 'static, n_tokens: usize) -> Box<dyn Fn
 /// Inserts keys whose first half the tree holds as the start of a node.
 fn half_round(mut tree: impl Subject + 'static, n_tokens: usize) -> Box<dyn FnMut() -> f64> {
     let held = keys_of(n_tokens);
-    let branch = |key: &Vec<u32>| {
-        let mut key = key.clone();
+    let branch = |key: &Arc<[u32]>| {
+        let mut key = key.to_vec();
         key[n_tokens / 2..].iter_mut().for_each(|token| *token += 1);
-        key
+        Arc::from(key)
     };
-    let keys: Vec<Vec<u32>> = held.iter().map(branch).collect();
+    let keys: Vec<Arc<[u32]>> = held.iter().map(branch).collect();
     let mut top = HeapTop::default();
     Box::new(move || {
         held.iter().for_each(|key| tree.add(key));
@@ -285,7 +290,7 @@ struct Grove<S> {
     next: u64,
     random: fastrand::Rng,
     /// Asked for again and again, as what is in use is.
-    in_use: Vec<Vec<u32>>,
+    in_use: Vec<Arc<[u32]>>,
 }
 
 impl<S: Subject> Grove<S> {
@@ -305,14 +310,14 @@ impl<S: Subject> Grove<S> {
         grove
     }
 
-    fn some_prompts(&mut self) -> Vec<Vec<u32>> {
+    fn some_prompts(&mut self) -> Vec<Arc<[u32]>> {
         let range = self.oldest..self.next;
         (0..BATCH)
             .map(|_| prompt(self.random.u64(range.clone())))
             .collect()
     }
 
-    fn new_prompts(&mut self, n: usize) -> Vec<Vec<u32>> {
+    fn new_prompts(&mut self, n: usize) -> Vec<Arc<[u32]>> {
         let prompts = (self.next..).take(n).map(prompt).collect();
         self.next += n as u64;
         prompts
@@ -330,7 +335,7 @@ impl<S: Subject> Grove<S> {
         Self::timed_matches(&mut self.tree, &prompts)
     }
 
-    fn timed_matches(tree: &mut S, prompts: &[Vec<u32>]) -> f64 {
+    fn timed_matches(tree: &mut S, prompts: &[Arc<[u32]>]) -> f64 {
         time_us(prompts.len(), || {
             for prompt in prompts {
                 let n_matched = tree.matched(black_box(prompt));
@@ -374,7 +379,7 @@ impl<S: Subject> Grove<S> {
 
     /// Cuts leaves in their middle, each once: the newest, downwards.
     fn splits(&mut self) -> f64 {
-        let prompts: Vec<Vec<u32>> = (0..BATCH)
+        let prompts: Vec<Arc<[u32]>> = (0..BATCH)
             .map(|_| {
                 self.next -= 1;
                 prompt(self.next)

@@ -258,6 +258,7 @@ impl IndexMut<u32> for Arena {
 mod tests {
     use std::sync::Arc;
 
+    use super::super::edge::EdgeTokens;
     use super::*;
     use crate::ids::PageId;
     use crate::state::pages::{PageIds, Pages, PoolLedger};
@@ -268,7 +269,11 @@ mod tests {
     fn add_child(arena: &mut Arena, parent: u32, page: &[u32]) -> u32 {
         let ledger = Arc::new(PoolLedger::default());
         let mut pages = Pages::adopt(PageIds::from_slice(&[PageId::new(1)]), &ledger);
-        let edge = Edge::new(page, &mut pages, 0, arena.page_size);
+        let tokens = EdgeTokens {
+            tokens: page,
+            owner: None,
+        };
+        let edge = Edge::new(tokens, &mut pages, 0, arena.page_size);
         let usage = arena.usage(parent);
         arena.add(parent, edge, usage)
     }

@@ -1,7 +1,6 @@
 //! A running sequence hands its computed pages to the tree.
 
-use super::{KeyUse, RadixTree};
-use crate::state::namespace::Namespace;
+use super::{Key, KeyUse, RadixTree};
 use crate::state::pages::{PageRun, Pages};
 use crate::state::prefix_cache::{Checkpoint, Checkpointed};
 
@@ -19,6 +18,7 @@ impl RadixTree {
         let Checkpoint {
             namespace,
             tokens,
+            owner,
             protected_pages,
             lock,
             ..
@@ -27,17 +27,21 @@ impl RadixTree {
             self.path_pages(&lock) >= protected_pages,
             "the lock protects the pages"
         );
-        let key = &tokens[..self.page_size.floor(tokens.len())];
-        let n_key_pages = self.page_size.full_pages(key.len());
+        let key = Key {
+            namespace,
+            tokens: &tokens[..self.page_size.floor(tokens.len())],
+            owner,
+        };
+        let n_key_pages = self.page_size.full_pages(key.tokens.len());
         let mut given = checkpoint.private;
         let private = given.split_off(n_key_pages.saturating_sub(protected_pages));
         let key_use = KeyUse {
             priority: checkpoint.priority,
             counted_tokens: checkpoint.inserted_tokens,
         };
-        let (node, _) = self.insert_key(namespace, key, protected_pages, &mut given, key_use);
-        self.publish_prompt(namespace, key, checkpoint.prompt_tokens, key_use);
-        let inserted_tokens = checkpoint.inserted_tokens.max(key.len());
+        let (node, _) = self.insert_key(key, protected_pages, &mut given, key_use);
+        self.publish_prompt(key, checkpoint.prompt_tokens, key_use);
+        let inserted_tokens = checkpoint.inserted_tokens.max(key.tokens.len());
         if n_key_pages < protected_pages {
             // The output was cut back into what is locked: the sequence goes on under its deeper lock.
             let (duplicates, remap) = (given, PageRun::empty());
@@ -64,23 +68,18 @@ impl RadixTree {
 
     /// Makes a node end where the prompt's last whole page does, so that output can be evicted without the
     /// prompt, and ranks the prompt one higher. It counts as no further hit.
-    fn publish_prompt(
-        &mut self,
-        namespace: &Namespace,
-        key: &[u32],
-        prompt_tokens: usize,
-        key_use: KeyUse,
-    ) {
+    fn publish_prompt(&mut self, key: Key<'_>, prompt_tokens: usize, key_use: KeyUse) {
         let n_prompt = self.page_size.floor(prompt_tokens);
-        let Some(prompt) = key.get(..n_prompt) else {
+        let Some(tokens) = key.tokens.get(..n_prompt) else {
             return;
         };
+        let prompt = Key { tokens, ..key };
         let priority = key_use.priority.saturating_add(1);
         let uncounted = KeyUse {
             priority,
             counted_tokens: usize::MAX,
             ..key_use
         };
-        self.insert_key(namespace, prompt, 0, &mut Pages::empty(), uncounted);
+        self.insert_key(prompt, 0, &mut Pages::empty(), uncounted);
     }
 }

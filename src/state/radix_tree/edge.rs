@@ -31,8 +31,39 @@ pub(in crate::state) enum EdgeBuffer {
 /// See [`EdgeBuffer::Long`].
 #[derive(Debug)]
 pub(in crate::state) struct LongEdge {
-    tokens: Box<[u32]>,
+    /// Perhaps a request's own.
+    owner: Arc<[u32]>,
+    /// Which of the owner's tokens are the edge's.
+    range: Range<u32>,
     pages: PageIds,
+}
+
+impl LongEdge {
+    fn tokens(&self) -> &[u32] {
+        &self.owner[self.range.start as usize..self.range.end as usize]
+    }
+}
+
+/// The tokens of a new edge.
+#[derive(Clone, Copy)]
+pub(super) struct EdgeTokens<'a> {
+    pub tokens: &'a [u32],
+    /// Holds `tokens` from this place on, and may be kept.
+    pub owner: Option<(&'a Arc<[u32]>, usize)>,
+}
+
+impl EdgeTokens<'_> {
+    /// A buffer with little besides the tokens, and where they stand in it.
+    fn to_owner(self) -> (Arc<[u32]>, usize) {
+        let n_tokens = self.tokens.len();
+        match self.owner {
+            Some((owner, at)) if (owner.len() - n_tokens) * MAX_WASTE <= owner.len() => {
+                debug_assert_eq!(&owner[at..at + n_tokens], self.tokens);
+                (owner.clone(), at)
+            }
+            _ => (Arc::from(self.tokens), 0),
+        }
+    }
 }
 
 impl EdgeBuffer {
@@ -47,12 +78,17 @@ impl EdgeBuffer {
         Self::Short(buffer)
     }
 
-    fn long(tokens: &[u32], mut pages: PageIds) -> Self {
+    fn long(tokens: EdgeTokens<'_>, mut pages: PageIds) -> Self {
         if pages.capacity() > pages.len() + pages.len() / MAX_WASTE {
             pages.shrink_to_fit();
         }
-        let tokens = Box::from(tokens);
-        Self::Long(Arc::new(LongEdge { tokens, pages }))
+        let (owner, at) = tokens.to_owner();
+        let range = at as u32..(at + tokens.tokens.len()) as u32;
+        Self::Long(Arc::new(LongEdge {
+            owner,
+            range,
+            pages,
+        }))
     }
 
     /// The tokens; behind a short edge's the ids of its pages.
@@ -60,7 +96,7 @@ impl EdgeBuffer {
         match self {
             Self::Empty => &[],
             Self::Short(items) => items,
-            Self::Long(edge) => &edge.tokens,
+            Self::Long(edge) => edge.tokens(),
         }
     }
 
@@ -68,7 +104,7 @@ impl EdgeBuffer {
         match self {
             Self::Empty => 0,
             Self::Short(items) => items.len() / (page_size.get() + 1) * page_size.get(),
-            Self::Long(edge) => edge.tokens.len(),
+            Self::Long(edge) => edge.range.len(),
         }
     }
 
@@ -148,7 +184,13 @@ impl Edge {
     ///
     /// # Panics
     /// If there are fewer or more, or more than `u32::MAX` tokens.
-    pub(super) fn new(tokens: &[u32], pages: &mut Pages, at: usize, page_size: PageSize) -> Self {
+    pub(super) fn new(
+        edge: EdgeTokens<'_>,
+        pages: &mut Pages,
+        at: usize,
+        page_size: PageSize,
+    ) -> Self {
+        let tokens = edge.tokens;
         let n_pages = page_size.full_pages(tokens.len());
         let n_given = pages.len() - at;
         assert!(
@@ -157,7 +199,7 @@ impl Edge {
         );
         let end = u32::try_from(tokens.len()).expect("an edge has fewer than 2^32 tokens");
         let buffer = if tokens.len() > LONG_TOKENS {
-            EdgeBuffer::long(tokens, pages.split_off(at).surrender())
+            EdgeBuffer::long(edge, pages.split_off(at).surrender())
         } else {
             let buffer = EdgeBuffer::short(tokens, &pages.ids()[at..]);
             pages.surrender_from(at);
@@ -221,7 +263,10 @@ impl Edge {
         let pages = self.buffer.page_range(0..self.end, page_size);
         let ids: PageIds = self.buffer.ids(pages).collect();
         Some(match used > LONG_TOKENS {
-            true => EdgeBuffer::long(tokens, ids),
+            true => {
+                let owner = None;
+                EdgeBuffer::long(EdgeTokens { tokens, owner }, ids)
+            }
             false => EdgeBuffer::short(tokens, &ids),
         })
     }

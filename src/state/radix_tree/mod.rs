@@ -23,13 +23,14 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::ids::{PageId, StepId};
+use crate::ids::PageId;
 use crate::state::eviction::{EvictionPolicy, NodeUse};
 use crate::state::namespace::Namespace;
 use crate::state::pages::{NodeLock, PageRun, PageSize, Pages, PoolLedger};
 use crate::state::prefix_cache::{Checkpoint, Checkpointed, Evicted, LockedPrefix, PrefixCache};
 use crate::state::prefix_history::Departure;
 use arena::{Arena, NO_NODE, Node, Past};
+use edge::EdgeTokens;
 pub(in crate::state) use edge::{Edge, EdgeBuffer, Ids};
 use evict::Victims;
 use notes::Notes;
@@ -77,14 +78,23 @@ pub struct Insert<'a> {
     pub namespace: &'a Namespace,
     /// The key; cut to whole pages.
     pub tokens: &'a [u32],
+    /// What starts with `tokens`, if the tree may keep it instead of a copy.
+    pub owner: Option<&'a Arc<[u32]>>,
     /// Page `i` holds the KV of the key's tokens from `i * page_size`. May be more than the key needs.
     pub pages: Pages,
     /// Raises the priority of every node of the key.
     pub priority: i64,
     /// Nodes that end within this many tokens are not counted as hit again.
     pub inserted_tokens: usize,
-    /// The step that writes what is new.
-    pub written_by: StepId,
+}
+
+/// A key of whole pages.
+#[derive(Clone, Copy)]
+struct Key<'a> {
+    namespace: &'a Namespace,
+    tokens: &'a [u32],
+    /// Starts with the tokens.
+    owner: Option<&'a Arc<[u32]>>,
 }
 
 /// The result of [`RadixTree::insert`].
@@ -173,14 +183,18 @@ impl RadixTree {
     /// # Panics
     /// If there are fewer pages than the page-floored key needs.
     pub fn insert(&mut self, insert: Insert<'_>) -> Inserted {
-        let key = &insert.tokens[..self.page_size.floor(insert.tokens.len())];
+        let key = Key {
+            namespace: insert.namespace,
+            tokens: &insert.tokens[..self.page_size.floor(insert.tokens.len())],
+            owner: insert.owner,
+        };
         let mut pages = insert.pages;
-        let rest = pages.split_off(self.page_size.full_pages(key.len()));
+        let rest = pages.split_off(self.page_size.full_pages(key.tokens.len()));
         let key_use = KeyUse {
             priority: insert.priority,
             counted_tokens: insert.inserted_tokens,
         };
-        let (_, prefix_tokens) = self.insert_key(insert.namespace, key, 0, &mut pages, key_use);
+        let (_, prefix_tokens) = self.insert_key(key, 0, &mut pages, key_use);
         Inserted {
             prefix_tokens,
             duplicates: pages,
@@ -252,42 +266,50 @@ impl RadixTree {
         (deepest, walk.tokens)
     }
 
-    /// Adds `key` (whole pages). `pages` are those from page `first_page` of the key to its end; what the tree
+    /// Adds `key`. `pages` are those from page `first_page` of the key to its end; what the tree
     /// does not take stays in it. Returns the key's node and how many of its tokens the tree held already.
     fn insert_key(
         &mut self,
-        namespace: &Namespace,
-        key: &[u32],
+        key: Key<'_>,
         first_page: usize,
         pages: &mut Pages,
         key_use: KeyUse,
     ) -> (u32, usize) {
-        if key.is_empty() {
+        let Key {
+            namespace,
+            tokens,
+            owner,
+        } = key;
+        if tokens.is_empty() {
             return (NO_NODE, 0);
         }
         let now = self.tick();
         let root = self.root_or_new(namespace);
-        let walk = self.walk(root, key, now, |node, end| {
-            key_use.apply(node, end, key.len());
+        let walk = self.walk(root, tokens, now, |node, end| {
+            key_use.apply(node, end, tokens.len());
         });
         let deepest = match walk.inside {
             Some((child, at)) => {
                 let created = self.tick();
                 let upper = self.split(child, at, created);
-                key_use.apply(self.arena.used(upper), walk.tokens, key.len());
+                key_use.apply(self.arena.used(upper), walk.tokens, tokens.len());
                 upper
             }
             None => walk.node,
         };
-        if walk.tokens == key.len() {
+        if walk.tokens == tokens.len() {
             return (deepest, walk.tokens);
         }
         let n_held = self.page_size.full_pages(walk.tokens);
         let n_given = n_held
             .checked_sub(first_page)
             .expect("pages under a lock are in the tree");
-        let edge = Edge::new(&key[walk.tokens..], pages, n_given, self.page_size);
-        let leaf = self.add_leaf(deepest, edge, key_use, key.len());
+        let new = EdgeTokens {
+            tokens: &tokens[walk.tokens..],
+            owner: owner.map(|owner| (owner, walk.tokens)),
+        };
+        let edge = Edge::new(new, pages, n_given, self.page_size);
+        let leaf = self.add_leaf(deepest, edge, key_use, tokens.len());
         (leaf, walk.tokens)
     }
 

@@ -38,7 +38,6 @@ impl Notes {
         }
         &mut self.nodes[index]
     }
-
 }
 
 impl RadixTree {
