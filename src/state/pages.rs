@@ -239,18 +239,30 @@ impl Drop for Pages {
 /// copies none of them. Move-only, as [`Pages`].
 #[must_use]
 pub struct EvictedPages {
-    edges: SmallVec<[Edge; 1]>,
-    n_tokens: usize,
+    edges: EvictedEdges,
     page_size: PageSize,
     ledger: Option<Arc<PoolLedger>>,
+}
+
+enum EvictedEdges {
+    One(Edge),
+    Many(Vec<Edge>),
+}
+
+impl EvictedEdges {
+    fn as_slice(&self) -> &[Edge] {
+        match self {
+            Self::One(edge) => std::slice::from_ref(edge),
+            Self::Many(edges) => edges,
+        }
+    }
 }
 
 impl EvictedPages {
     /// Returns a value that owns nothing.
     pub fn empty() -> Self {
         Self {
-            edges: SmallVec::new(),
-            n_tokens: 0,
+            edges: EvictedEdges::Many(Vec::new()),
             page_size: PageSize::ONE,
             ledger: None,
         }
@@ -259,8 +271,7 @@ impl EvictedPages {
     /// Takes ownership of an edge's pages.
     pub(in crate::state) fn of(edge: Edge, ledger: &Arc<PoolLedger>, page_size: PageSize) -> Self {
         Self {
-            n_tokens: edge.len(),
-            edges: SmallVec::from_buf([edge]),
+            edges: EvictedEdges::One(edge),
             page_size,
             ledger: Some(ledger.clone()),
         }
@@ -268,31 +279,47 @@ impl EvictedPages {
 
     /// Takes ownership of another edge's pages, too.
     pub(in crate::state) fn push(&mut self, edge: Edge) {
-        self.n_tokens += edge.len();
-        self.edges.push(edge);
+        if let EvictedEdges::One(_) = &self.edges {
+            self.edges = EvictedEdges::Many(self.take_edges());
+        }
+        if let EvictedEdges::Many(edges) = &mut self.edges {
+            edges.push(edge);
+        }
     }
 
     /// Gives the ids away, an edge's at a time: the callee now is the owner.
     pub(in crate::state) fn surrender(mut self, mut take: impl FnMut(Ids<'_>)) {
-        self.n_tokens = 0;
-        for edge in std::mem::take(&mut self.edges) {
+        if let EvictedEdges::One(edge) = &self.edges {
             take(edge.pages(self.page_size));
+            self.edges = EvictedEdges::Many(Vec::new());
+        }
+        for edge in self.take_edges() {
+            take(edge.pages(self.page_size));
+        }
+    }
+
+    fn take_edges(&mut self) -> Vec<Edge> {
+        let nothing = EvictedEdges::Many(Vec::new());
+        match std::mem::replace(&mut self.edges, nothing) {
+            EvictedEdges::One(edge) => vec![edge],
+            EvictedEdges::Many(edges) => edges,
         }
     }
 
     /// Number of pages.
     pub fn len(&self) -> usize {
-        self.page_size.full_pages(self.n_tokens)
+        let n_tokens = self.edges.as_slice().iter().map(Edge::len).sum();
+        self.page_size.full_pages(n_tokens)
     }
 
     /// True when nothing is owned.
     pub fn is_empty(&self) -> bool {
-        self.n_tokens == 0
+        self.edges.as_slice().is_empty()
     }
 
     /// The owned pages, in order.
     pub fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
-        let edges = self.edges.iter();
+        let edges = self.edges.as_slice().iter();
         edges.flat_map(|edge| edge.pages(self.page_size))
     }
 }

@@ -6,8 +6,8 @@ use kv_index::TokenTree;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::page_pool::PagePool;
-use souffleur::state::pages::{EvictedPages, PageSize, Pages, PoolLedger};
-use souffleur::state::prefix_cache::PrefixCache;
+use souffleur::state::pages::{PageSize, Pages, PoolLedger};
+use souffleur::state::prefix_cache::{Evicted, PrefixCache};
 use souffleur::state::radix_tree::{Insert, RadixTree};
 
 /// A tree as the benchmark drives it. What stands around an operation (getting pages, giving them back) is done
@@ -15,8 +15,10 @@ use souffleur::state::radix_tree::{Insert, RadixTree};
 pub trait Subject {
     /// What an insert is given besides its key.
     type Given;
-    /// What an operation leaves to be put away.
+    /// What an insert leaves to be put away.
     type Left;
+    /// What an eviction leaves to be put away.
+    type Evicted;
 
     fn given(&mut self, n_tokens: usize) -> Self::Given;
     fn insert(&mut self, key: &Arc<[u32]>, given: Self::Given) -> Self::Left;
@@ -24,8 +26,9 @@ pub trait Subject {
     /// Makes a node end where `key` does, inside a node that goes on.
     fn split(&mut self, key: &[u32]);
     /// Evicts the leaves that were not used for longest.
-    fn evict(&mut self, n_tokens: usize) -> Self::Left;
+    fn evict(&mut self, n_tokens: usize) -> Self::Evicted;
     fn put_away(&mut self, left: Self::Left);
+    fn free(&mut self, evicted: Self::Evicted);
     fn cached_tokens(&self) -> usize;
 
     /// An insert without a clock.
@@ -37,16 +40,9 @@ pub trait Subject {
 
     /// An eviction without a clock.
     fn remove(&mut self, n_tokens: usize) {
-        let left = self.evict(n_tokens);
-        self.put_away(left);
+        let evicted = self.evict(n_tokens);
+        self.free(evicted);
     }
-}
-
-/// Pages to be given back.
-pub enum Left {
-    /// By an insert: what the tree held already, and what the key did not need.
-    Given([Pages; 2]),
-    Evicted(EvictedPages),
 }
 
 /// This engine's tree, one token a page, least recently used first.
@@ -70,13 +66,14 @@ impl Ours {
 
 impl Subject for Ours {
     type Given = Pages;
-    type Left = Left;
+    type Left = [Pages; 2];
+    type Evicted = Evicted;
 
     fn given(&mut self, n_tokens: usize) -> Pages {
         self.pool.alloc(n_tokens).expect("the pool is large enough")
     }
 
-    fn insert(&mut self, key: &Arc<[u32]>, pages: Pages) -> Left {
+    fn insert(&mut self, key: &Arc<[u32]>, pages: Pages) -> [Pages; 2] {
         let inserted = self.tree.insert(Insert {
             namespace: &self.namespace,
             tokens: key,
@@ -85,7 +82,7 @@ impl Subject for Ours {
             priority: 0,
             inserted_tokens: 0,
         });
-        Left::Given([inserted.duplicates, inserted.rest])
+        [inserted.duplicates, inserted.rest]
     }
 
     fn matched(&mut self, key: &[u32]) -> usize {
@@ -96,15 +93,16 @@ impl Subject for Ours {
         self.tree.touch_prefix(&self.namespace, key);
     }
 
-    fn evict(&mut self, n_tokens: usize) -> Left {
-        Left::Evicted(self.tree.evict(n_tokens).pages)
+    fn evict(&mut self, n_tokens: usize) -> Evicted {
+        self.tree.evict(n_tokens)
     }
 
-    fn put_away(&mut self, left: Left) {
-        match left {
-            Left::Given(pages) => pages.into_iter().for_each(|pages| self.pool.free(pages)),
-            Left::Evicted(pages) => self.pool.free_evicted(pages),
-        }
+    fn put_away(&mut self, left: [Pages; 2]) {
+        left.into_iter().for_each(|pages| self.pool.free(pages));
+    }
+
+    fn free(&mut self, evicted: Evicted) {
+        self.pool.free_evicted(evicted.pages);
     }
 
     fn cached_tokens(&self) -> usize {
@@ -130,6 +128,7 @@ impl KvIndex {
 impl Subject for KvIndex {
     type Given = ();
     type Left = ();
+    type Evicted = ();
 
     fn given(&mut self, _: usize) {}
 
@@ -152,6 +151,8 @@ impl Subject for KvIndex {
     }
 
     fn put_away(&mut self, (): ()) {}
+
+    fn free(&mut self, (): ()) {}
 
     fn cached_tokens(&self) -> usize {
         self.tree.tenant_token_size(&self.tenant)

@@ -167,13 +167,15 @@ fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Arc<[u32]>]) -> f64 {
 }
 
 fn timed_evictions<S: Subject>(tree: &mut S, n: usize, n_tokens: usize) -> f64 {
-    let mut left = Vec::with_capacity(n);
+    let mut evicted = Vec::with_capacity(n);
     let us = time_us(n, || {
         for _ in 0..n {
-            left.push(tree.evict(black_box(n_tokens)));
+            evicted.push(tree.evict(black_box(n_tokens)));
         }
     });
-    left.into_iter().for_each(|left| tree.put_away(left));
+    evicted
+        .into_iter()
+        .for_each(|evicted| tree.free(evicted));
     us
 }
 
@@ -365,15 +367,17 @@ impl<S: Subject> Grove<S> {
             .iter()
             .map(|prompt| self.tree.given(prompt.len()))
             .collect();
-        let mut left = Vec::with_capacity(2 * n);
+        let mut left = Vec::with_capacity(n);
+        let mut evicted = Vec::with_capacity(n);
         let us = time_us(n, || {
             for (prompt, given) in prompts.iter().zip(given) {
                 self.tree.matched(black_box(prompt));
-                left.push(self.tree.evict(NEW_TOKENS));
+                evicted.push(self.tree.evict(NEW_TOKENS));
                 left.push(self.tree.insert(prompt, given));
             }
         });
         left.into_iter().for_each(|left| self.tree.put_away(left));
+        evicted.into_iter().for_each(|one| self.tree.free(one));
         us
     }
 
@@ -396,9 +400,9 @@ impl<S: Subject> Grove<S> {
     /// Evicts half of everything at once; the time of one node.
     fn evicts_half(&mut self) -> f64 {
         let half = self.tree.cached_tokens() / 2;
-        let mut left = Vec::with_capacity(1);
-        let us = time_us(half / NEW_TOKENS, || left.push(self.tree.evict(half)));
-        left.into_iter().for_each(|left| self.tree.put_away(left));
+        let mut evicted = Vec::with_capacity(1);
+        let us = time_us(half / NEW_TOKENS, || evicted.push(self.tree.evict(half)));
+        evicted.into_iter().for_each(|one| self.tree.free(one));
         us
     }
 }

@@ -141,19 +141,22 @@ impl Arena {
         (node, &mut self.pasts[index as usize])
     }
 
-    /// Removes a node without children and returns its parent and its edge.
-    pub(super) fn remove(&mut self, index: u32) -> (u32, Edge) {
+    /// Removes a node without children. Its edge stays until it is taken.
+    pub(super) fn remove(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
         debug_assert!(node.n_children == 0 && node.lock_ref == 0);
         node.is_live = false;
-        let edge = std::mem::replace(&mut node.edge, Edge::empty());
         let (parent, tag) = (node.parent, node.tag);
         if parent != NO_NODE {
             self.children.remove(tag, index);
             self[parent].n_children -= 1;
         }
         self.free.push(index);
-        (parent, edge)
+    }
+
+    /// The edge of a removed node, whose index is not in use again yet.
+    pub(super) fn take_edge(&mut self, index: u32) -> Edge {
+        std::mem::replace(&mut self[index].edge, Edge::empty())
     }
 
     /// Returns the child of `parent` that `rest` leads into and how many tokens they share: whole pages, at

@@ -10,7 +10,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::hint::black_box;
 
 use super::{Edge, RadixTree};
-use crate::state::eviction::{EvictionKey, KeyTrend};
+use crate::state::eviction::{EvictionKey, KeyTrend, NodeUse};
 use crate::state::pages::EvictedPages;
 use crate::state::prefix_cache::Evicted;
 
@@ -119,6 +119,14 @@ impl RadixTree {
         }
     }
 
+    /// Puts a leaf into the order that was just made.
+    pub(super) fn offer_new(&mut self, leaf: u32, usage: &NodeUse) {
+        if self.policy.trend() == KeyTrend::Grows {
+            self.arena[leaf].is_queued = true;
+            self.victims.push((self.policy.key(usage), leaf));
+        }
+    }
+
     fn enqueue(&mut self, index: u32) {
         let node = &mut self.arena[index];
         if node.is_evictable() && !node.is_queued {
@@ -164,12 +172,14 @@ impl RadixTree {
     /// Removes an evictable leaf.
     fn remove_leaf(&mut self, leaf: u32) -> Edge {
         self.note_eviction(leaf);
-        let (parent, edge) = self.arena.remove(leaf);
+        self.arena.remove(leaf);
         self.forget_note(leaf);
-        self.evictable_tokens -= edge.len();
+        let node = &self.arena[leaf];
+        let parent = node.parent;
         let above = &self.arena[parent];
         let (is_leaf, is_root) = (above.n_children == 0, above.is_root());
-        if edge.shares_with(&above.edge) {
+        self.evictable_tokens -= node.edge.len();
+        if node.edge.shares_with(&above.edge) {
             self.arena.cut_buffer(parent);
         }
         if is_leaf && is_root {
@@ -177,6 +187,6 @@ impl RadixTree {
         } else if is_leaf {
             self.enqueue(parent);
         }
-        edge
+        self.arena.take_edge(leaf)
     }
 }

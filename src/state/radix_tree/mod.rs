@@ -326,7 +326,7 @@ impl RadixTree {
         self.evictable_tokens += edge.len();
         let leaf = self.arena.add(parent, edge, usage);
         self.note_child(parent, leaf);
-        self.offer(leaf);
+        self.offer_new(leaf, &usage);
         leaf
     }
 
