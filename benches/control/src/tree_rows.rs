@@ -16,6 +16,8 @@ const KEYS: usize = 16;
 const TOKENS_OF_KEYS: usize = 131_072;
 /// Operations a batch on large trees.
 const BATCH: usize = 256;
+/// Each cuts the leaves of a batch.
+const SPLIT_ROUNDS: usize = 3;
 /// Matches of one key a batch.
 const MATCHES: usize = 256;
 /// Leaves of a large tree that are asked for again and again.
@@ -279,10 +281,10 @@ pub fn by_leaves(n_leaves: u64) -> Vec<Row> {
         || peer.cycles(1),
     );
     rows.push(row(Operation::Cycle, times));
-    let times = both([3; 2], || ours.splits(), || peer.splits());
-    rows.push(row(Operation::Split, times));
     let times = both([1; 2], || ours.evicts_half(), || peer.evicts_half());
     rows.push(row(Operation::EvictHalf, times));
+    let times = both([SPLIT_ROUNDS; 2], || ours.splits(), || peer.splits());
+    rows.push(row(Operation::Split, times));
     rows
 }
 
@@ -412,12 +414,14 @@ impl<S: Subject> Grove<S> {
         })
     }
 
-    /// Evicts half of everything at once; the time of one node.
+    /// Evicts half of everything at once, in a tree whose leaves are whole; the time of one node.
     fn evicts_half(&mut self) -> f64 {
         let half = self.tree.cached_tokens() / 2;
         let mut evicted = Vec::with_capacity(1);
         let us = time_us(half / NEW_TOKENS, || evicted.push(self.tree.evict(half)));
         evicted.into_iter().for_each(|one| self.tree.free(one));
+        let prompts = self.new_prompts(SPLIT_ROUNDS * BATCH);
+        prompts.iter().for_each(|prompt| self.tree.add(prompt));
         us
     }
 }
