@@ -18,6 +18,9 @@ class Shutdown(World):
     def tearDown(self):
         """The server is gone; its exit code is looked at outside."""
 
+    def connect(self):
+        return connect(ADDRESS, open_timeout=PATIENCE_S, close_timeout=PATIENCE_S)
+
     def stream(self):
         return self.client.completions.create(
             model="any", prompt="Once upon a time", max_tokens=TOKENS, stream=True,
@@ -49,7 +52,7 @@ class Shutdown(World):
             )
 
     def test_running_requests_end_by_themselves(self):
-        with connect(ADDRESS) as busy, connect(ADDRESS) as idle, concurrent.futures.ThreadPoolExecutor() as threads:
+        with self.connect() as busy, self.connect() as idle, concurrent.futures.ThreadPoolExecutor() as threads:
             brake = threads.submit(self.brake)
             self.wait_until_inside(16)
             stream = self.stream()

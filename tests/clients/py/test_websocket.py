@@ -136,5 +136,5 @@ class WebSocket(World):
 
     def test_a_page_of_another_site_may_not_connect(self):
         with self.assertRaises(InvalidStatus) as raised:
-            connect(ADDRESS, origin="https://elsewhere.example")
+            connect(ADDRESS, open_timeout=PATIENCE_S, origin="https://elsewhere.example")
         self.assertEqual(raised.exception.response.status_code, 403)
