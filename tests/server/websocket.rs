@@ -1,6 +1,7 @@
 //! `/v1/ws/generate`.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 
 use futures_util::{SinkExt, StreamExt};
@@ -338,4 +339,33 @@ fn handshakes_are_refused_before_the_upgrade() {
     ));
     assert_eq!(refused(world.addr, None), 503);
     drop(one);
+}
+
+#[test]
+fn the_server_ends_the_connection_behind_the_closing_handshake() {
+    let world = World::new();
+    let mut stream = crate::http::connect(world.addr);
+    write!(
+        stream,
+        "GET /v1/ws/generate HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        world.addr
+    )
+    .expect("the server reads");
+    let mut reader = BufReader::new(stream.try_clone().expect("a socket has two ends"));
+    let mut line = String::new();
+    while line != "\r\n" {
+        line.clear();
+        let read = reader.read_line(&mut line);
+        assert!(read.expect("the server answers") > 0, "it refuses");
+    }
+    // A close with code 1000, masked with zeros. The client ends nothing itself.
+    stream
+        .write_all(&[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe8])
+        .expect("the server reads");
+    let mut rest = Vec::new();
+    reader
+        .read_to_end(&mut rest)
+        .expect("the server ends the connection");
+    assert_eq!(rest, [0x88, 2, 0x03, 0xe8]);
 }
