@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use souffleur::config::Device;
+use souffleur::server::ApiKey;
 
 use super::*;
 
@@ -174,6 +175,41 @@ fn a_device_is_named_in_every_source() {
         &["--cuda-graph-max-bs", "0"],
         &["--cuda-graph-max-bs", "disable_cuda_graph"],
     );
+}
+
+#[test]
+fn a_key_comes_from_every_source_and_a_bad_one_is_not_shown() {
+    let env = [("SOUFFLEUR_API_KEY", "123456")];
+    for (file, env, args) in [
+        (Some("[server]\napi_key = \"123456\"\n"), &[][..], &[][..]),
+        (None, &env, &[]),
+        (None, &[], &["--api-key", "123456"]),
+    ] {
+        let settings = load(file, env, args).expect("the settings are good");
+        assert_eq!(settings.server.api_key, ApiKey::new("123456").ok());
+        assert!(!format!("{settings:?}").contains("123456"));
+    }
+    let bad = "two words";
+    for (file, env, args, source) in [
+        (
+            Some("[server]\napi_key = 123456\n"),
+            &[][..],
+            &[][..],
+            "souffleur.toml",
+        ),
+        (
+            None,
+            &[("SOUFFLEUR_API_KEY", bad)][..],
+            &[],
+            "SOUFFLEUR_API_KEY",
+        ),
+        (None, &[], &["--api-key", bad], "--api-key"),
+        (None, &[], &["--api-key", ""], "--api-key"),
+    ] {
+        check_error(file, env, args, &[source, "must be"]);
+        let error = load(file, env, args).expect_err("it is no key");
+        assert!(!error.contains("123456") && !error.contains(bad), "{error}");
+    }
 }
 
 #[test]

@@ -358,6 +358,9 @@ pub struct ServerFlags {
     /// TCP port; 0 takes a free one
     #[arg(long, help_heading = "Server")]
     pub port: Option<u16>,
+    /// What clients must show as `Authorization: Bearer KEY`; SOUFFLEUR_API_KEY keeps it out of the list of processes
+    #[arg(long, value_name = "KEY", help_heading = "Server")]
+    pub api_key: Option<String>,
     /// Threads that parse requests and write responses; 0 takes one a core, at most 4
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub workers: Option<usize>,

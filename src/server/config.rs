@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::key::ApiKey;
 use crate::error::ConfigError;
 
 /// Everything that decides how the server listens and what it takes. `config/default.toml` says the same with
@@ -13,6 +14,9 @@ pub struct ServerConfig {
     pub host: String,
     /// TCP port; 0 takes a free one.
     pub port: u16,
+    /// What clients must show as `Authorization: Bearer <key>`; no key is asked for when absent. `/health`, `/ready`,
+    /// `/health_generate` and `/metrics` never ask for it.
+    pub api_key: Option<ApiKey>,
     /// Threads that parse requests and write responses; 0 takes one a core, at most 4.
     pub workers: usize,
     /// Largest request body, in bytes.
@@ -51,6 +55,7 @@ impl Default for ServerConfig {
         Self {
             host: "127.0.0.1".to_owned(),
             port: 30000,
+            api_key: None,
             workers: 0,
             max_body_bytes: 16 << 20,
             max_batch_requests: 1024,

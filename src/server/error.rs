@@ -58,6 +58,18 @@ impl ApiError {
         }
     }
 
+    /// 401: no key is shown.
+    pub(super) fn no_key() -> Self {
+        let message = "this server needs its key: send Authorization: Bearer <key>";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    /// 401: another key is shown.
+    pub(super) fn wrong_key() -> Self {
+        let message = "Authorization does not hold this server's key: send Bearer <key>";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
     /// 403: a page of another site asks.
     pub(super) fn foreign_origin(origin: &str) -> Self {
         let message = format!("origin {origin} may not connect: add it to allowed_origins");
@@ -223,6 +235,9 @@ impl ResponseError for ApiError {
         let mut response = HttpResponse::build(self.status);
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             response.insert_header((header::RETRY_AFTER, RETRY_AFTER_S));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));
         }
         if let Some(methods) = self.allow {
             response.insert_header((header::ALLOW, methods));

@@ -12,6 +12,7 @@ mod debug;
 mod error;
 mod fields;
 mod health;
+mod key;
 mod lanes;
 mod native;
 mod openai;
@@ -36,9 +37,10 @@ use actix_web::{App, FromRequest, HttpRequest, HttpServer, Responder};
 
 pub use config::ServerConfig;
 pub use error::ApiError;
+pub use key::ApiKey;
 pub use state::{AppState, EngineSlot, RenderMetrics};
 
-/// Mounts all endpoints. The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs
+/// Mounts all endpoints. Those that probes and Prometheus ask need no key. The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs
 /// `h1_allow_half_closed(false)`: with actix's default a client that disappears is not noticed.
 pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/generate", native::generate);
@@ -51,10 +53,10 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
         get(cfg, path, health::models);
     }
     get(cfg, "/v1/models/{id:.*}", health::model);
-    get(cfg, "/health", health::health);
-    get(cfg, "/health_generate", health::health_generate);
-    get(cfg, "/ready", health::ready);
-    get(cfg, "/metrics", health::metrics);
+    open(cfg, "/health", health::health);
+    open(cfg, "/health_generate", health::health_generate);
+    open(cfg, "/ready", health::ready);
+    open(cfg, "/metrics", health::metrics);
     get(cfg, "/debug/prefix/{rid:.+}", debug::prefix);
     for path in ["/model_info", "/get_model_info"] {
         get(cfg, path, health::model_info);
@@ -70,7 +72,23 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    resource(cfg, path, web::get().to(handler), "GET");
+    let resource = resource(path, web::get().to(handler), "GET");
+    cfg.service(
+        resource
+            .wrap(from_fn(key::check))
+            .wrap(from_fn(track::track)),
+    );
+}
+
+/// As [`get`], without a key.
+fn open<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let resource = resource(path, web::get().to(handler), "GET");
+    cfg.service(resource.wrap(from_fn(track::track)));
 }
 
 fn post<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
@@ -79,20 +97,21 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    resource(cfg, path, web::post().to(handler), "POST");
+    let resource = resource(path, web::post().to(handler), "POST");
+    cfg.service(
+        resource
+            .wrap(from_fn(key::check))
+            .wrap(from_fn(track::track)),
+    );
 }
 
-fn resource(
-    cfg: &mut web::ServiceConfig,
-    path: &str,
-    route: actix_web::Route,
-    allow: &'static str,
-) {
+fn resource(path: &str, route: actix_web::Route, allow: &'static str) -> actix_web::Resource {
     let refuse = move |request: HttpRequest| async move {
         Err::<&str, ApiError>(error::method_not_allowed(&request, allow))
     };
-    let resource = web::resource(path).wrap(from_fn(track::track)).route(route);
-    cfg.service(resource.default_service(web::to(refuse)));
+    web::resource(path)
+        .route(route)
+        .default_service(web::to(refuse))
 }
 
 /// Serves on `listener` until `shutdown` completes, then drains: `/ready` turns 503, new requests are refused, the

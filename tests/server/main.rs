@@ -3,6 +3,7 @@
 mod disconnects;
 mod errors;
 mod http;
+mod key;
 mod misses;
 mod native;
 mod openai;

@@ -1,0 +1,90 @@
+//! A server with a key.
+
+use serde_json::json;
+use souffleur::server::{ApiKey, ServerConfig};
+
+use crate::http::{Response, get, post, send};
+use crate::world::World;
+
+const KEY: &str = "sk-of-this-test";
+const METHODS: [(&str, &str); 12] = [
+    ("POST", "/generate"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/abort_request"),
+    ("POST", "/set_policy"),
+    ("GET", "/v1/ws/generate"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/tiny"),
+    ("GET", "/debug/prefix/some"),
+    ("GET", "/model_info"),
+    ("GET", "/server_info"),
+    // Not even its methods are told.
+    ("GET", "/generate"),
+];
+
+fn keyed(config: &mut ServerConfig) {
+    config.api_key = Some(ApiKey::new(KEY).expect("it is printable"));
+}
+
+/// Asks with a header of authorization, and an empty object where there is to be a body.
+fn ask(world: &World, (method, path): (&str, &str), authorization: &str) -> Response {
+    let addr = world.addr;
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n\
+         Authorization: {authorization}\r\nContent-Type: application/json\r\n\
+         Content-Length: 2\r\n\r\n{{}}"
+    );
+    send(addr, &request)
+}
+
+#[track_caller]
+fn check_refused(response: &Response, what: &str) {
+    assert_eq!(
+        (response.status, response.header("www-authenticate")),
+        (401, Some("Bearer")),
+        "{what}: {}",
+        response.body
+    );
+    let error = &response.json()["error"];
+    assert_eq!(error["code"], "invalid_api_key", "{what}");
+    assert_eq!(error["type"], "invalid_request_error", "{what}");
+    assert!(!response.body.contains(KEY), "{what}");
+}
+
+#[test]
+fn nothing_but_probes_and_metrics_is_answered_without_the_key() {
+    let world = World::with(|_, server| keyed(server));
+    for route in METHODS {
+        let what = format!("{route:?}");
+        match route {
+            ("GET", path) => check_refused(&get(world.addr, path), &what),
+            (_, path) => check_refused(&post(world.addr, path, &json!({})), &what),
+        }
+        let longer = format!("Bearer {KEY}0");
+        let basic = format!("Basic {KEY}");
+        for wrong in ["Bearer", "Bearer sk-of-another", KEY, &longer, &basic] {
+            check_refused(&ask(&world, route, wrong), &what);
+        }
+        let let_in = ask(&world, route, &format!("Bearer {KEY}"));
+        assert_ne!(let_in.status, 401, "{what}");
+    }
+    for path in ["/health", "/health_generate", "/ready", "/metrics"] {
+        assert_eq!(get(world.addr, path).status, 200, "{path}");
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn whoever_shows_the_key_is_served_and_the_key_is_never_told() {
+    let world = World::with(|_, server| keyed(server));
+    let bearer = format!("Bearer {KEY}");
+    let models = ask(&world, ("GET", "/v1/models"), &bearer).ok();
+    assert_eq!(models["data"][0]["id"], "tiny");
+    let info = ask(&world, ("GET", "/server_info"), &bearer);
+    assert_eq!(info.ok()["server"]["api_key"], "hidden");
+    assert!(!info.body.contains(KEY), "{}", info.body);
+    let metrics = get(world.addr, "/metrics").body;
+    assert!(!metrics.contains(KEY), "{metrics}");
+    assert!(!format!("{:?}", world.state.config()).contains(KEY));
+}
