@@ -1,7 +1,9 @@
 //! The element types of weights and KV, and memory that holds any of them.
 
-use half::vec::HalfBitsVecExt;
+use std::marker::PhantomData;
+
 use half::{bf16, f16};
+use memmap2::MmapMut;
 
 use super::simd::{LANES, Lanes};
 use crate::model::weights::Dtype;
@@ -91,35 +93,92 @@ impl Element for f16 {
     }
 }
 
+/// Elements that begin on a page of the system, and so on a cache line: a vector of them lies in one line, not in two.
+pub struct Elements<T> {
+    /// Longer than the elements only where there are none.
+    map: MmapMut,
+    bytes: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Elements<T> {
+    fn zeros(len: usize) -> Self {
+        let bytes = len * size_of::<T>();
+        Self {
+            map: MmapMut::map_anon(bytes.max(1)).expect("address space for elements"),
+            bytes,
+            element: PhantomData,
+        }
+    }
+}
+
+/// What borrows elements, as a slice.
+pub trait Borrowed {
+    /// A slice, to write if it was borrowed so.
+    type Slice;
+
+    /// Returns the slice.
+    fn slice(self) -> Self::Slice;
+}
+
+impl<'a, T: Element> Borrowed for &'a Elements<T> {
+    type Slice = &'a [T];
+
+    fn slice(self) -> &'a [T] {
+        bytemuck::cast_slice(&self.map[..self.bytes])
+    }
+}
+
+impl<'a, T: Element> Borrowed for &'a mut Elements<T> {
+    type Slice = &'a mut [T];
+
+    fn slice(self) -> &'a mut [T] {
+        bytemuck::cast_slice_mut(&mut self.map[..self.bytes])
+    }
+}
+
 /// Memory of one of the element types.
 pub enum Storage {
     /// 32-bit floats.
-    F32(Vec<f32>),
+    F32(Elements<f32>),
     /// 16-bit IEEE floats.
-    F16(Vec<f16>),
+    F16(Elements<f16>),
     /// 16-bit brain floats.
-    BF16(Vec<bf16>),
+    BF16(Elements<bf16>),
 }
 
-/// Runs an expression with `$data` bound to the typed memory of a [`Storage`].
+/// Runs an expression with `$data` bound to the elements of a [`Storage`], as a slice.
 macro_rules! with_elements {
-    ($storage:expr, $data:ident => $body:expr) => {
+    ($storage:expr, $data:ident => $body:expr) => {{
+        use $crate::kernels::cpu::element::{Borrowed, Storage};
         match $storage {
-            $crate::kernels::cpu::element::Storage::F32($data) => $body,
-            $crate::kernels::cpu::element::Storage::F16($data) => $body,
-            $crate::kernels::cpu::element::Storage::BF16($data) => $body,
+            Storage::F32(elements) => {
+                let $data = elements.slice();
+                $body
+            }
+            Storage::F16(elements) => {
+                let $data = elements.slice();
+                $body
+            }
+            Storage::BF16(elements) => {
+                let $data = elements.slice();
+                $body
+            }
         }
-    };
+    }};
 }
 pub(super) use with_elements;
 
 impl Storage {
     /// Returns zeros. They are taken from the system as zeros and not touched, so a large pool costs no time.
+    ///
+    /// # Panics
+    /// When the system has no address space left, as any allocation does.
     pub fn zeros(dtype: Dtype, len: usize) -> Self {
         match dtype {
-            Dtype::F32 => Self::F32(vec![0.0; len]),
-            Dtype::F16 => Self::F16(vec![0u16; len].reinterpret_into()),
-            Dtype::BF16 => Self::BF16(vec![0u16; len].reinterpret_into()),
+            Dtype::F32 => Self::F32(Elements::zeros(len)),
+            Dtype::F16 => Self::F16(Elements::zeros(len)),
+            Dtype::BF16 => Self::BF16(Elements::zeros(len)),
         }
     }
 }
