@@ -195,15 +195,17 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn zip_bf16(low: *const bf16, high: *const bf16) -> Self::W {
+    unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W) {
         unsafe {
-            let zip = |low, high| {
-                let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(high));
-                _mm256_or_si256(_mm256_cvtepu16_epi32(low), high)
-            };
             (
-                zip(read(low), read(high)),
-                zip(read(low.wrapping_add(8)), read(high.wrapping_add(8))),
+                (
+                    _mm256_unpacklo_epi16(low.0, high.0),
+                    _mm256_unpacklo_epi16(low.1, high.1),
+                ),
+                (
+                    _mm256_unpackhi_epi16(low.0, high.0),
+                    _mm256_unpackhi_epi16(low.1, high.1),
+                ),
             )
         }
     }

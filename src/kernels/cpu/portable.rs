@@ -198,12 +198,19 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn zip_bf16(low: *const bf16, high: *const bf16) -> Self::W {
-        // SAFETY: the caller's pointers are valid for sixteen elements; bf16 is a transparent u16.
-        let (low, high): ([u16; LANES], [u16; LANES]) = unsafe { (read(low), read(high)) };
-        let mut out = [0; LANES];
-        for i in 0..LANES {
-            out[i] = u32::from(low[i]) | u32::from(high[i]) << 16;
+    unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W) {
+        let mut out = ([0; LANES], [0; LANES]);
+        for i in (0..LANES).step_by(2) {
+            // Where the words' four pairs go: two words behind each other in one vector, half of each quarter.
+            let (to, at) = match i % 4 {
+                0 => (&mut out.0, i),
+                _ => (&mut out.1, i - 2),
+            };
+            for j in 0..2 {
+                let (low, high) = (low[i + j], high[i + j]);
+                to[at + 2 * j] = low & 0xffff | high << 16;
+                to[at + 2 * j + 1] = low >> 16 | high & 0xffff_0000;
+            }
         }
         out
     }

@@ -222,8 +222,15 @@ pub trait Lanes: Copy + 'static {
     unsafe fn store_words(p: *mut u32, words: Self::W);
     /// Exchanges rows and lanes: word i of row j becomes word j of row i.
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES];
-    /// Pairs of two times sixteen bf16: word i holds both elements i, that of `low` in the low half.
-    unsafe fn zip_bf16(low: *const bf16, high: *const bf16) -> Self::W;
+    /// Pairs of two times 32 bf16, that of `low` in the low half. In each quarter of four words, the first vector holds
+    /// the pairs of the first four elements of that quarter of the operands, the second one those of the last four.
+    unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W);
+    /// Like [`Self::store_bf16`], but a subnormal value may become zero.
+    #[inline(always)]
+    unsafe fn store_bf16_normal(p: *mut bf16, v: Self::V) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Self::store_bf16(p, v) }
+    }
 
     /// Asks for a cache line ahead of its use; any address will do.
     #[inline(always)]
@@ -253,13 +260,20 @@ pub trait Lanes: Copy + 'static {
     }
 
     /// 2^x within two units in the last place; x is clamped to [-126, 126], NaN stays NaN, 2^0 is exactly 1.
-    // The second coefficient is near ln 2, but is not.
-    #[allow(clippy::approx_constant)]
     #[inline(always)]
     unsafe fn exp2(x: Self::V) -> Self::V {
         // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        unsafe { Self::exp2_falling(Self::min(Self::splat(126.0), x)) }
+    }
+
+    /// [`Self::exp2`] for x up to 126.
+    // The second coefficient is near ln 2, but is not.
+    #[allow(clippy::approx_constant)]
+    #[inline(always)]
+    unsafe fn exp2_falling(x: Self::V) -> Self::V {
+        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
         unsafe {
-            let x = Self::min(Self::splat(126.0), Self::max(Self::splat(-126.0), x));
+            let x = Self::max(Self::splat(-126.0), x);
             let shifted = Self::add(x, Self::splat(MAGIC));
             let r = Self::sub(x, Self::sub(shifted, Self::splat(MAGIC)));
             // The minimax polynomial of 2^r on [-1/2, 1/2] that is 1 at 0: error 1e-7.

@@ -102,20 +102,24 @@ fn exp2_keeps_nan_one_and_almost_nothing() {
 struct Words([[u32; LANES]; LANES]);
 
 impl Kernel for Words {
-    type Output = ([[u32; LANES]; LANES], [u32; LANES], f32);
+    type Output = ([[u32; LANES]; LANES], [[u32; LANES]; 2], f32);
 
     #[inline(always)]
     fn run<S: Lanes>(self) -> Self::Output {
-        let (mut transposed, mut zipped) = ([[0; LANES]; LANES], [0; LANES]);
+        let (mut transposed, mut zipped) = ([[0; LANES]; LANES], [[0; LANES]; 2]);
         // SAFETY: every array holds sixteen words; `dispatch` detected the instruction set.
         unsafe {
             let rows = S::transpose(std::array::from_fn(|i| S::load_words(self.0[i].as_ptr())));
             for i in 0..LANES {
                 S::store_words(transposed[i].as_mut_ptr(), rows[i]);
             }
-            let (low, high): (*const bf16, *const bf16) =
-                (self.0[0].as_ptr().cast(), self.0[1].as_ptr().cast());
-            S::store_words(zipped.as_mut_ptr(), S::zip_bf16(low, high));
+            let (low, high) = (
+                S::load_words(self.0[0].as_ptr()),
+                S::load_words(self.0[1].as_ptr()),
+            );
+            let pairs = S::zip_bf16(low, high);
+            S::store_words(zipped[0].as_mut_ptr(), pairs.0);
+            S::store_words(zipped[1].as_mut_ptr(), pairs.1);
             let values: [f32; LANES] = std::array::from_fn(|i| self.0[2][i] as i32 as f32);
             let values = S::load(values.as_ptr());
             (transposed, zipped, S::max_lane(values))
@@ -139,12 +143,9 @@ fn words_are_transposed_and_zipped() {
             }
         }
         let half = |row: usize, i: usize| (rows[row][i / 2] >> (16 * (i % 2))) & 0xffff;
-        for i in 0..LANES {
-            assert_eq!(
-                zipped[i],
-                half(0, i) | half(1, i) << 16,
-                "{isa:?}: word {i}"
-            );
+        for i in 0..2 * LANES {
+            let word = zipped[i % 8 / 4][i / 8 * 4 + i % 4];
+            assert_eq!(word, half(0, i) | half(1, i) << 16, "{isa:?}: element {i}");
         }
         let expected = rows[2].iter().map(|&word| word as i32 as f32);
         assert_eq!(max, expected.fold(f32::NEG_INFINITY, f32::max), "{isa:?}");

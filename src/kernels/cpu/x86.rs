@@ -137,6 +137,17 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     }
 
     #[inline(always)]
+    unsafe fn store_bf16_normal(p: *mut bf16, v: Self::V) {
+        unsafe {
+            if !DOT {
+                return Self::store_bf16(p, v);
+            }
+            let narrow = bf16_bits(_mm512_cvtneps_pbh(v));
+            _mm256_mask_storeu_epi16(p.cast(), ALL, narrow);
+        }
+    }
+
+    #[inline(always)]
     unsafe fn splat_word(word: u32) -> Self::W {
         unsafe { _mm512_set1_epi32(word as i32) }
     }
@@ -237,11 +248,12 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     }
 
     #[inline(always)]
-    unsafe fn zip_bf16(low: *const bf16, high: *const bf16) -> Self::W {
+    unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W) {
         unsafe {
-            let low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(ALL, low.cast()));
-            let high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(ALL, high.cast()));
-            _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+            (
+                _mm512_unpacklo_epi16(low, high),
+                _mm512_unpackhi_epi16(low, high),
+            )
         }
     }
 
@@ -269,6 +281,13 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
             ))
         }
     }
+}
+
+/// Sixteen bf16 as plain bits.
+#[inline(always)]
+unsafe fn bf16_bits(narrow: __m256bh) -> __m256i {
+    // SAFETY: both are 256 plain bits.
+    unsafe { std::mem::transmute(narrow) }
 }
 
 /// Two words of sixteen bf16 pairs as the dot product takes them.

@@ -121,14 +121,15 @@ impl<F: Format> Direct<'_, F> {
         // SAFETY: the caller's promise. Sums of a pass fill about half of the registers.
         unsafe {
             match (self.rows, S::REGISTERS) {
-                (1, 1) => self.weigh_rows::<S, 1, 8>(fetch),
-                (2, 1) => self.weigh_rows::<S, 2, 8>(fetch),
-                (3, 1) => self.weigh_rows::<S, 3, 4>(fetch),
-                (_, 1) => self.weigh_rows::<S, MAX_DIRECT_ROWS, 4>(fetch),
-                (1, _) => self.weigh_rows::<S, 1, 2>(fetch),
-                (2, _) => self.weigh_rows::<S, 2, 1>(fetch),
-                (3, _) => self.weigh_rows::<S, 3, 1>(fetch),
-                _ => self.weigh_rows::<S, MAX_DIRECT_ROWS, 1>(fetch),
+                (1, 1) => self.weigh_rows::<S, 1, 8>(0, fetch),
+                (2, 1) => self.weigh_rows::<S, 2, 8>(0, fetch),
+                (3, 1) => self.weigh_rows::<S, 3, 4>(0, fetch),
+                (_, 1) => self.weigh_rows::<S, MAX_DIRECT_ROWS, 4>(0, fetch),
+                _ => {
+                    for row in 0..self.rows {
+                        self.weigh_rows::<S, 1, 2>(row, fetch);
+                    }
+                }
             }
         }
     }
@@ -136,6 +137,7 @@ impl<F: Format> Direct<'_, F> {
     #[inline(always)]
     unsafe fn weigh_rows<S: Lanes, const M: usize, const N: usize>(
         &self,
+        row: usize,
         fetch: &mut Fetch<'_, F>,
     ) {
         let vectors = self.head_dim / LANES;
@@ -144,9 +146,8 @@ impl<F: Format> Direct<'_, F> {
             // SAFETY: vectors below `vectors`.
             vector += unsafe {
                 match vectors - vector {
-                    rest if rest >= N => self.weigh_vectors::<S, M, N>(vector, fetch),
-                    2.. if N > 2 => self.weigh_vectors::<S, M, 2>(vector, fetch),
-                    _ => self.weigh_vectors::<S, M, 1>(vector, fetch),
+                    rest if rest >= N => self.weigh_vectors::<S, M, N>(row, vector, fetch),
+                    _ => self.weigh_vectors::<S, M, 2>(row, vector, fetch),
                 }
             };
         }
@@ -155,6 +156,7 @@ impl<F: Format> Direct<'_, F> {
     #[inline(always)]
     unsafe fn weigh_vectors<S: Lanes, const M: usize, const N: usize>(
         &self,
+        row: usize,
         vector: usize,
         fetch: &mut Fetch<'_, F>,
     ) -> usize {
@@ -170,26 +172,31 @@ impl<F: Format> Direct<'_, F> {
                 let second = self.slots[i * F::PER_WORD + F::PER_WORD - 1].wrapping_add(at);
                 let mut weights = [F::from_words::<S>(S::splat_word(0)); M];
                 for m in 0..M {
-                    let word = self.weights.wrapping_add(m * BLOCK / F::PER_WORD + i);
+                    let word = self
+                        .weights
+                        .wrapping_add((row + m) * BLOCK / F::PER_WORD + i);
                     weights[m] = F::broadcast::<S>(word);
                 }
-                for n in 0..N {
+                for n in (0..N).step_by(2) {
                     let (first, second) = (
                         first.wrapping_add(n * LANES),
                         second.wrapping_add(n * LANES),
                     );
-                    let values = F::from_words::<S>(F::across::<S>(first, second));
-                    for m in 0..M {
-                        sums[m][n] = F::multiply::<S>(sums[m][n], weights[m], values);
+                    let pair = F::across::<S>(first, second);
+                    for j in 0..2 {
+                        let values = F::from_words::<S>(pair[j]);
+                        for m in 0..M {
+                            sums[m][n + j] = F::multiply::<S>(sums[m][n + j], weights[m], values);
+                        }
                     }
                 }
             }
             for m in 0..M {
-                let decay = S::splat_at(self.decay.wrapping_add(m));
+                let decay = S::splat_at(self.decay.wrapping_add(row + m));
                 for n in 0..N {
                     let c = self
                         .sums
-                        .wrapping_add(m * self.record + (vector + n) * LANES);
+                        .wrapping_add((row + m) * self.record + (vector + n) * LANES);
                     S::store(c, S::mul_add(S::load(c), decay, sums[m][n]));
                 }
             }

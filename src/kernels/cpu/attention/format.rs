@@ -31,8 +31,17 @@ pub trait Format: Element {
     unsafe fn write<S: Lanes>(p: *mut u32, v: S::V);
     /// Reads sixteen words of neighbouring elements.
     unsafe fn words<S: Lanes>(p: *const Self) -> S::W;
-    /// Reads sixteen elements of `PER_WORD` rows as words across the rows; the second row may not matter.
-    unsafe fn across<S: Lanes>(first: *const Self, second: *const Self) -> S::W;
+    /// Reads 32 elements of `PER_WORD` rows as words across the rows; the second row may not matter. The words are in
+    /// the order of [`Self::place`].
+    unsafe fn across<S: Lanes>(first: *const Self, second: *const Self) -> [S::W; 2];
+    /// Where the word of the element `4 * quad` stands in what `across` reads; those of the next three follow it.
+    fn place(quad: usize) -> usize;
+    /// Writes sixteen values, none of them subnormal, as `16 / PER_WORD` words.
+    #[inline(always)]
+    unsafe fn write_normal<S: Lanes>(p: *mut u32, v: S::V) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Self::write::<S>(p, v) };
+    }
 }
 
 impl Format for bf16 {
@@ -76,8 +85,19 @@ impl Format for bf16 {
     }
 
     #[inline(always)]
-    unsafe fn across<S: Lanes>(first: *const Self, second: *const Self) -> S::W {
-        unsafe { S::zip_bf16(first, second) }
+    unsafe fn across<S: Lanes>(first: *const Self, second: *const Self) -> [S::W; 2] {
+        unsafe { S::zip_bf16(S::load_words(first.cast()), S::load_words(second.cast())).into() }
+    }
+
+    #[inline(always)]
+    fn place(quad: usize) -> usize {
+        // `zip_bf16` puts the first half of each quarter into its first vector, the other half into the second.
+        quad / 8 * 32 + quad % 2 * 16 + quad % 8 / 2 * 4
+    }
+
+    #[inline(always)]
+    unsafe fn write_normal<S: Lanes>(p: *mut u32, v: S::V) {
+        unsafe { S::store_bf16_normal(p.cast(), v) };
     }
 }
 
@@ -125,8 +145,18 @@ macro_rules! singles {
             }
 
             #[inline(always)]
-            unsafe fn across<S: Lanes>(first: *const Self, _second: *const Self) -> S::W {
-                unsafe { S::to_words(Self::load::<S>(first)) }
+            unsafe fn across<S: Lanes>(first: *const Self, _second: *const Self) -> [S::W; 2] {
+                unsafe {
+                    [
+                        S::to_words(Self::load::<S>(first)),
+                        S::to_words(Self::load::<S>(first.wrapping_add(LANES))),
+                    ]
+                }
+            }
+
+            #[inline(always)]
+            fn place(quad: usize) -> usize {
+                4 * quad
             }
         }
     };
@@ -153,12 +183,12 @@ pub unsafe fn words_part<F: Format, S: Lanes>(p: *const F, len: usize) -> S::W {
 /// # Safety
 /// The rows are valid for `len` elements; the instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn across_part<F: Format, S: Lanes>(rows: [*const F; 2], len: usize) -> S::W {
-    let mut padded = [[F::default(); LANES]; 2];
+pub unsafe fn across_part<F: Format, S: Lanes>(rows: [*const F; 2], len: usize) -> [S::W; 2] {
+    let mut padded = [[F::default(); 2 * LANES]; 2];
     // SAFETY: as in `words_part`.
     unsafe {
         for (padded, row) in padded.iter_mut().zip(rows) {
-            std::ptr::copy_nonoverlapping(row, padded.as_mut_ptr(), len.min(LANES));
+            std::ptr::copy_nonoverlapping(row, padded.as_mut_ptr(), len.min(2 * LANES));
         }
         F::across::<S>(padded[0].as_ptr(), padded[1].as_ptr())
     }

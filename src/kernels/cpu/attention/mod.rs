@@ -8,6 +8,7 @@
 //! Rows of a step that begin with the same pages have the spans they share computed together (`prefix`): keys and values
 //! are read and packed once for all of them, and each row goes on alone from where they part.
 
+mod buffer;
 mod direct;
 mod format;
 mod pack;
@@ -21,6 +22,7 @@ mod tile;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use self::buffer::Buffer;
 use self::format::Format;
 use self::plan::{Plan, Target, Tile};
 use self::prefix::Prefixes;
@@ -71,7 +73,7 @@ pub struct Attention {
     n_plans: usize,
     serial: u64,
     prefixes: Prefixes,
-    states: Vec<f32>,
+    states: Buffer<f32>,
     /// One for each thread, all of the same size: who computes what never makes one grow.
     spaces: Vec<Workspace>,
     kv_bytes: AtomicUsize,
@@ -86,7 +88,7 @@ impl Attention {
             n_plans: 0,
             serial: 0,
             prefixes: Prefixes::default(),
-            states: Vec::new(),
+            states: Buffer::default(),
             spaces: Vec::new(),
             kv_bytes: AtomicUsize::new(0),
         }
@@ -114,10 +116,8 @@ impl Attention {
         let plan = &self.plans[plan].1;
         let shared = Shared::new(out.values_mut());
         with_elements!(kv.layer(layer), kv => {
-            let record = record_len(heads.head_dim.next_multiple_of(LANES * per_word(kv)));
-            if self.states.len() < plan.n_records * record {
-                self.states.resize(plan.n_records * record, 0.0);
-            }
+            let record = record_len(width(heads.head_dim));
+            self.states.fit(plan.n_records * record);
             let states = Shared::new(&mut self.states);
             let step = Step { heads, q, kv, table, plan, states, out: shared };
             let (n_tokens, n_records) = plan.largest_item;
@@ -167,8 +167,9 @@ impl Attention {
     }
 }
 
-fn per_word<F: Format>(_: &[F]) -> usize {
-    F::PER_WORD
+/// Elements of a head in a record: whole pairs of vectors.
+const fn width(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(2 * LANES)
 }
 
 fn fit<F: Format>(
@@ -224,7 +225,7 @@ impl<F: Format> Kernel for Merge<'_, F> {
                     for span in 1..self.tile.spans.len() {
                         merge::<S>(total, states.part((first + span * per_span) * len, len));
                     }
-                    finish::<S>(total, out.part(at * heads.head_dim, heads.head_dim));
+                    finish::<F, S>(total, out.part(at * heads.head_dim, heads.head_dim));
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! Keys and values on their way from the pool into packed blocks.
 
 use super::super::simd::{LANES, Lanes};
-use super::BLOCK;
 use super::format::{Format, across_part, words_part};
+use super::{BLOCK, width};
 
 /// Cache lines of keys and values to ask for before they are needed, some at a time: many at once would only stand in
 /// the way of what is needed now.
@@ -75,7 +75,7 @@ pub unsafe fn pack_keys<F: Format, S: Lanes>(
     }
 }
 
-/// Packs sixteen rows of values, `PER_WORD` of them in a word.
+/// Packs sixteen rows of values, `PER_WORD` of them in a word, in the order of [`Format::place`].
 ///
 /// # Safety
 /// As for keys.
@@ -87,20 +87,22 @@ pub unsafe fn pack_values<F: Format, S: Lanes>(
     to: *mut u32,
     ahead: &mut Ahead<'_, F>,
 ) {
-    let width = head_dim.next_multiple_of(LANES * F::PER_WORD);
+    const WHOLE: usize = 2 * LANES;
+    let width = width(head_dim);
     for i in 0..LANES / F::PER_WORD {
         let first = slots[i * F::PER_WORD].wrapping_add(at);
         let second = slots[i * F::PER_WORD + F::PER_WORD - 1].wrapping_add(at);
         let to = to.wrapping_add(i * width);
-        for element in (0..width).step_by(LANES) {
+        for element in (0..width).step_by(2 * LANES) {
             let rows = [first.wrapping_add(element), second.wrapping_add(element)];
             // SAFETY: the caller's slots hold `head_dim` elements at `at`.
             unsafe {
-                let words = match head_dim.saturating_sub(element) {
-                    LANES.. => F::across::<S>(rows[0], rows[1]),
+                let words = match head_dim - element {
+                    WHOLE.. => F::across::<S>(rows[0], rows[1]),
                     len => across_part::<F, S>(rows, len),
                 };
-                S::store_words(to.wrapping_add(element), words);
+                S::store_words(to.wrapping_add(element), words[0]);
+                S::store_words(to.wrapping_add(element + LANES), words[1]);
             }
         }
         ahead.fetch::<S>(8);

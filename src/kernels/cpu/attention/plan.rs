@@ -13,9 +13,9 @@ use crate::kernels::cpu::Segment;
 use crate::kernels::cpu::kv::PageTable;
 
 /// Queries of a key head (tokens times heads of its group) that share the packing of a block.
-const TILE_ROWS: usize = 96;
-/// The same for rows that share a prefix: what is shared is read once for so many.
-const SHARED_TILE_ROWS: usize = 192;
+const TILE_ROWS: usize = 192;
+/// Queries of a segment from which on it shares no prefix: packing once more costs less than handing on its records.
+const ALONE_ROWS: usize = 96;
 /// Queries of a key head below which reading K/V takes longer than computing.
 const FEW_ROWS: usize = 12;
 /// Items for each thread, so that one that is held up leaves its share to others.
@@ -121,13 +121,12 @@ impl Plan {
         let mut done: &[u32] = &[];
         let mut last_round = 0;
         if let Some(prefixes) = prefixes.filter(|_| self.window.is_none()) {
-            prefixes.find(segments, table, tile_tokens);
+            prefixes.find(segments, table, (ALONE_ROWS / group).max(1));
             for node in prefixes.nodes() {
                 let tokens = prefixes
                     .rows(node)
                     .flat_map(|row| tokens_of(&segments[row]));
                 let row = segments[prefixes.rows(node).next().expect("two rows or more")].row;
-                let tile_tokens = (SHARED_TILE_ROWS / group).max(1);
                 self.push_tiles(tokens, tile_tokens, row, node.spans.clone(), node.round);
                 last_round = last_round.max(node.round + 1);
             }

@@ -35,7 +35,7 @@ pub struct Prefixes {
 }
 
 impl Prefixes {
-    /// Looks at segments below `max_tokens`: longer ones fill tiles alone and gain nothing.
+    /// Looks at segments below `max_tokens`: longer ones gain nothing.
     pub fn find(&mut self, segments: &[Segment], table: &PageTable, max_tokens: usize) {
         self.order.clear();
         self.common.clear();

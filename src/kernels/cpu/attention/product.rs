@@ -21,6 +21,17 @@ pub struct Product {
 }
 
 impl Product {
+    /// The same without the rows before `row`.
+    #[inline(always)]
+    pub fn from_row(self, row: usize) -> Self {
+        Self {
+            a: self.a.wrapping_add(row * self.lda),
+            c: self.c.wrapping_add(row * self.ldc),
+            decay: self.decay.wrapping_add(row),
+            ..self
+        }
+    }
+
     /// Computes `rows` rows and `vectors` times sixteen columns. Each element of `a b` is one chain over ascending
     /// depth: tiles decide only what is computed side by side.
     ///

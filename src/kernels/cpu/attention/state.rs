@@ -1,6 +1,6 @@
 //! The running softmax of a query: weighted values, sum and maximum.
 //!
-//! A record is `[values: width][sum: 16 lanes][maximum: 16, the first counts]`; the sum of weights is kept in lanes and
+//! A record is `[values: width, in the order of Format::place][sum: 16 lanes][maximum: 16, the first counts]`; the sum of weights is kept in lanes and
 //! decays like one more vector of values. Scores and maxima are logarithms to base 2.
 
 use super::super::simd::{LANES, Lanes};
@@ -20,7 +20,7 @@ pub fn clear(record: &mut [f32]) {
 }
 
 /// Turns a query's scores of a block into weights and takes them into the sum and maximum of its record. Returns the
-/// decay of the values.
+/// decay of the values. `scale` is above zero.
 ///
 /// # Safety
 /// `scores` is valid for `BLOCK` f32, `weights` for `BLOCK / PER_WORD` words; the instruction set of `S` was detected.
@@ -48,18 +48,17 @@ pub unsafe fn fold<F: Format, S: Lanes>(
         let at = |vector: usize| scores.wrapping_add(vector * LANES);
         // What is not seen may be anything, NaN too.
         fill_unseen(scores, seen, f32::NEG_INFINITY);
-        let mut v = [S::splat(0.0); VECTORS];
-        for i in 0..VECTORS {
-            v[i] = S::mul(S::load(at(i)), S::splat(scale));
-        }
+        let mut v = [S::load(scores); VECTORS];
         let mut max = v[0];
         for i in 1..VECTORS {
+            v[i] = S::load(at(i));
             max = S::max(max, v[i]);
         }
         let old_max = record[width + LANES];
-        let new_max = old_max.max(S::max_lane(max));
+        let new_max = old_max.max(S::max_lane(max) * scale);
         for i in 0..VECTORS {
-            v[i] = S::exp2(S::sub(v[i], S::splat(new_max)));
+            let below_max = S::mul_add(v[i], S::splat(scale), S::splat(-new_max));
+            v[i] = S::exp2_falling(below_max);
         }
         if !seen.is_all() {
             // `exp2` clamps: what is not seen must weigh exactly nothing.
@@ -84,7 +83,7 @@ pub unsafe fn fold<F: Format, S: Lanes>(
         S::store(sum, S::mul_add(S::load(sum), S::splat(decay), total));
         record[width + LANES] = new_max;
         for i in 0..VECTORS {
-            F::write::<S>(weights.wrapping_add(i * LANES / F::PER_WORD), v[i]);
+            F::write_normal::<S>(weights.wrapping_add(i * LANES / F::PER_WORD), v[i]);
         }
         decay
     }
@@ -133,17 +132,28 @@ pub unsafe fn merge<S: Lanes>(total: &mut [f32], span: &[f32]) {
     total[max_at] = max;
 }
 
-/// Writes the weighted mean of the values.
+/// Writes the weighted mean of the values, in the order of their elements.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn finish<S: Lanes>(record: &[f32], out: &mut [f32]) {
+pub unsafe fn finish<F: Format, S: Lanes>(record: &[f32], out: &mut [f32]) {
+    const PAIR: usize = 2 * LANES;
     let width = record.len() - 2 * LANES;
-    // SAFETY: the record holds sixteen lanes of sums behind its values.
-    let sum = unsafe { S::sum(S::load(record.as_ptr().wrapping_add(width))) };
-    for (out, value) in out.iter_mut().zip(record) {
-        // A zero's sign may depend on what was skipped.
-        *out = value / sum + 0.0;
+    // SAFETY: the record holds whole pairs of vectors and, behind them, sixteen lanes of sums; `mean` holds a pair.
+    unsafe {
+        let sum = S::splat(S::sum(S::load(record.as_ptr().wrapping_add(width))));
+        for (pair, out) in out.chunks_mut(PAIR).enumerate() {
+            let mut mean = [0.0; PAIR];
+            for at in [0, LANES] {
+                let values = S::load(record.as_ptr().wrapping_add(pair * PAIR + at));
+                // A zero's sign may depend on what was skipped.
+                let values = S::add(S::div(values, sum), S::splat(0.0));
+                S::store(mean.as_mut_ptr().wrapping_add(at), values);
+            }
+            for (quad, out) in out.chunks_mut(4).enumerate() {
+                out.copy_from_slice(&mean[F::place(quad)..][..out.len()]);
+            }
+        }
     }
 }

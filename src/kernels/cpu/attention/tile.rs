@@ -5,13 +5,14 @@ use std::ops::Range;
 use super::super::kv::PageTable;
 use super::super::simd::{Kernel, LANES, Lanes};
 use super::super::tensor::{Shared, Tensor};
+use super::buffer::Buffer;
 use super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
 use super::format::Format;
 use super::pack::{Ahead, pack_keys, pack_values};
 use super::plan::{Item, Plan, QueryToken, Target, Tile};
 use super::product::Product;
 use super::state::{clear, finish, fold, merge, record_len};
-use super::{BLOCK, SPAN, Seen};
+use super::{BLOCK, SPAN, Seen, width};
 use crate::kernels::HeadShape;
 
 /// What all items of a step and layer have in common.
@@ -39,36 +40,36 @@ pub struct Work<'a, F> {
 #[derive(Default)]
 pub struct Workspace {
     /// Queries as words, `[heads, rows, q_words]`.
-    queries: Vec<u32>,
+    queries: Buffer<u32>,
     /// Keys of a block, `[depth, BLOCK]` words: each lane is a key.
-    keys: Vec<u32>,
+    keys: Buffer<u32>,
     /// Values of a block, `[BLOCK / PER_WORD, width]` words: each lane is an element of a head.
-    values: Vec<u32>,
+    values: Buffer<u32>,
     /// The same without what one query does not see.
-    masked: Vec<u32>,
+    masked: Buffer<u32>,
     /// `[rows, BLOCK]`.
-    scores: Vec<f32>,
+    scores: Buffer<f32>,
     /// `[rows, BLOCK / PER_WORD]` words.
-    weights: Vec<u32>,
+    weights: Buffer<u32>,
     /// `[rows]`.
-    decay: Vec<f32>,
+    decay: Buffer<f32>,
     /// Records of the current span and of the spans before it, `[heads, rows]`.
-    span: Vec<f32>,
-    total: Vec<f32>,
+    span: Buffer<f32>,
+    total: Buffer<f32>,
 }
 
 impl Workspace {
     /// Makes room for items with up to so many query tokens and records.
     pub fn fit<F: Format>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
         let sizes = Sizes::of::<F>(heads, n_tokens);
-        room(&mut self.queries, n_records * sizes.width / F::PER_WORD);
-        room(&mut self.keys, sizes.depth.next_multiple_of(LANES) * BLOCK);
-        room(&mut self.values, BLOCK / F::PER_WORD * sizes.width);
-        room(&mut self.scores, sizes.rows * BLOCK);
-        room(&mut self.weights, sizes.rows * BLOCK / F::PER_WORD);
-        room(&mut self.decay, sizes.rows);
-        room(&mut self.span, n_records * sizes.record);
-        room(&mut self.total, n_records * sizes.record);
+        self.queries.fit(n_records * sizes.width / F::PER_WORD);
+        self.keys.fit(sizes.depth.next_multiple_of(LANES) * BLOCK);
+        self.values.fit(BLOCK / F::PER_WORD * sizes.width);
+        self.scores.fit(sizes.rows * BLOCK);
+        self.weights.fit(sizes.rows * BLOCK / F::PER_WORD);
+        self.decay.fit(sizes.rows);
+        self.span.fit(n_records * sizes.record);
+        self.total.fit(n_records * sizes.record);
     }
 }
 
@@ -79,7 +80,7 @@ struct Sizes {
     rows: usize,
     /// Query heads of a key head.
     group: usize,
-    /// Elements of a head, padded to whole vectors of words.
+    /// Elements of a head, padded to whole pairs of vectors.
     width: usize,
     /// Words of a head that count.
     depth: usize,
@@ -89,7 +90,7 @@ struct Sizes {
 impl Sizes {
     fn of<F: Format>(heads: &HeadShape, n_tokens: usize) -> Self {
         let group = heads.n_heads / heads.n_kv_heads;
-        let width = heads.head_dim.next_multiple_of(LANES * F::PER_WORD);
+        let width = width(heads.head_dim);
         Self {
             rows: n_tokens * group,
             group,
@@ -107,10 +108,11 @@ fn is_stream<F>(slots: &Slots<F>, head_dim: usize) -> bool {
     slots[BLOCK - 1] == slots[0].wrapping_add((BLOCK - 1) * head_dim)
 }
 
-fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
-    if buffer.len() < len {
-        buffer.resize(len, T::default());
-    }
+/// Rows in runs that are short enough to leave out what none of a run sees, and whole tiles of a product.
+fn runs(sizes: Sizes) -> impl Iterator<Item = Range<usize>> {
+    const RUN: usize = 12;
+    let starts = (0..sizes.rows).step_by(RUN);
+    starts.map(move |first| first..sizes.rows.min(first + RUN))
 }
 
 impl<F: Format> Kernel for Work<'_, F> {
@@ -199,10 +201,20 @@ impl<F: Format> Work<'_, F> {
 
     #[inline(always)]
     fn load_queries<S: Lanes>(&mut self, sizes: Sizes) {
+        const QUERIES_AHEAD: usize = 8;
         let head_dim = self.step.heads.head_dim;
         let words = sizes.width / F::PER_WORD;
         let to = self.space.queries.as_mut_ptr();
+        // A head of a token is far from that of the next: no stream that the processor would see.
+        let mut ahead = self.records(sizes).skip(QUERIES_AHEAD);
         for (i, (token, head)) in self.records(sizes).enumerate() {
+            if let Some((token, head)) = ahead.next() {
+                let row = &self.step.q.row(token.index as usize)[head * head_dim..][..head_dim];
+                for line in row.chunks(LANES) {
+                    // SAFETY: only a hint; `dispatch` detected the instruction set.
+                    unsafe { S::prefetch(line.as_ptr()) };
+                }
+            }
             let row = &self.step.q.row(token.index as usize)[head * head_dim..][..head_dim];
             let to = to.wrapping_add(i * words);
             for at in (0..sizes.width).step_by(LANES) {
@@ -326,7 +338,7 @@ impl<F: Format> Work<'_, F> {
     fn is_direct(&self, sizes: Sizes) -> bool {
         self.tokens().len() == 1
             && sizes.rows <= MAX_DIRECT_ROWS
-            && self.step.heads.head_dim.is_multiple_of(LANES * F::PER_WORD)
+            && self.step.heads.head_dim.is_multiple_of(2 * LANES)
     }
 
     /// Takes a block into the records of a head, from the pool.
@@ -396,9 +408,16 @@ impl<F: Format> Work<'_, F> {
             depth: sizes.depth,
             decay: std::ptr::null(),
         };
-        // SAFETY: `fit` made room for all operands, `load_block` filled as many vectors; `dispatch` detected the
-        // instruction set.
-        unsafe { scores.run::<F, S, false>(sizes.rows, (loaded.end as usize).div_ceil(LANES)) };
+        for rows in runs(sizes) {
+            let seen_end = self.seen_end(sizes, start, &rows);
+            // SAFETY: `fit` made room for all operands, `load_block` filled as many vectors; `dispatch` detected the
+            // instruction set.
+            unsafe {
+                scores
+                    .from_row(rows.start)
+                    .run::<F, S, false>(rows.len(), seen_end.div_ceil(LANES))
+            };
+        }
         let common_end = self.fold_block::<S>(sizes, head, start, loaded);
         let space = &mut *self.space;
         let sums = Product {
@@ -415,11 +434,32 @@ impl<F: Format> Work<'_, F> {
         let all_seen = common_end == loaded.end as usize;
         let is_finite = |all, word: &u32| all & F::is_finite(*word);
         if all_seen || space.values[partly_seen].iter().fold(true, is_finite) {
-            // SAFETY: as above.
-            unsafe { sums.run::<F, S, true>(sizes.rows, sizes.width / LANES) };
+            for rows in runs(sizes) {
+                let depth = self.seen_end(sizes, start, &rows).div_ceil(F::PER_WORD);
+                if depth > 0 {
+                    let sums = Product { depth, ..sums }.from_row(rows.start);
+                    // SAFETY: as above.
+                    unsafe { sums.run::<F, S, true>(rows.len(), sizes.width / LANES) };
+                }
+            }
         } else {
             self.weigh_seen::<S>(sizes, start, sums);
         }
+    }
+
+    /// How many keys of a block some of the rows see, those before them included.
+    #[inline(always)]
+    fn seen_end(&self, sizes: Sizes, start: usize, rows: &Range<usize>) -> usize {
+        let tokens = rows.start / sizes.group..rows.end.div_ceil(sizes.group);
+        let ends = self.tokens()[tokens].iter().map(|token| {
+            let seen = Seen::new(token.sees(self.step.plan.window), start);
+            if seen.is_empty() {
+                0
+            } else {
+                seen.end as usize
+            }
+        });
+        ends.max().unwrap_or(0)
     }
 
     /// Turns the scores of a block into weights; returns the first key, or one before it, that not all queries see.
@@ -479,7 +519,7 @@ impl<F: Format> Work<'_, F> {
             .plan
             .tokens_of(&self.step.plan.tiles[self.item.tile as usize]);
         let space = &mut *self.space;
-        room(&mut space.masked, space.values.len());
+        space.masked.fit(space.values.len());
         for row in 0..sizes.rows {
             let seen = Seen::new(tokens[row / sizes.group].sees(window), start);
             if seen.is_empty() {
@@ -502,11 +542,8 @@ impl<F: Format> Work<'_, F> {
                 }
             }
             let sums = Product {
-                a: sums.a.wrapping_add(row * sums.lda),
                 b: space.masked.as_ptr(),
-                c: sums.c.wrapping_add(row * sums.ldc),
-                decay: sums.decay.wrapping_add(row),
-                ..sums
+                ..sums.from_row(row)
             };
             // SAFETY: one row of what the caller passed; the instruction set was detected by `dispatch`.
             unsafe { sums.run::<F, S, true>(1, sizes.width / LANES) };
@@ -550,7 +587,9 @@ impl<F: Format> Work<'_, F> {
             // SAFETY: each token and head belongs to one item of a round; `dispatch` detected the instruction set.
             unsafe {
                 match self.tile().result {
-                    Target::Out => finish::<S>(total, self.step.out.part(at * head_dim, head_dim)),
+                    Target::Out => {
+                        finish::<F, S>(total, self.step.out.part(at * head_dim, head_dim))
+                    }
                     Target::State => self
                         .step
                         .states
