@@ -2,33 +2,36 @@
 //! lengths, so no two share anything.
 
 use std::io::BufRead;
-use std::path::Path;
 use std::time::SystemTime;
 
 use csv_core::{ReadRecordResult, Reader};
 
 use super::SimulateError;
 use super::error::Place;
-use super::read::{read_line, tokens};
+use super::read::{read_line, tokens, whole};
 use super::trace::{Blocks, Prompt, Segment, Trace, TraceRequest, blocks_for};
 
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 const MAX_LINE_BYTES: usize = 4096;
 const MAX_FIELDS: usize = 64;
-/// The zone that the traces of 2024 name; those of 2023 name none.
-const UTC: &str = "+00:00";
+/// Characters of a header that an error shows.
+const SHOWN_CHARS: usize = 80;
+/// Bytes of a moment up to its seconds: a fraction and a zone may follow.
+const MOMENT_BYTES: usize = "2023-11-16 18:17:03".len();
+/// Hours by which a zone is off at most.
+const MAX_ZONE_HOURS: i64 = 23;
 
 /// Parses the first `limit` requests.
 pub(super) fn parse(
-    file: &Path,
+    start: Place<'_>,
     mut reader: impl BufRead,
     limit: usize,
 ) -> Result<Trace, SimulateError> {
     let (mut trace, mut blocks) = (Trace::default(), Blocks::default());
     let mut text = Vec::new();
     let mut columns = None;
-    for line in 1.. {
-        let place = Place { file, line };
+    for line in start.line.. {
+        let place = Place { line, ..start };
         if trace.requests.len() >= limit
             || !read_line(&mut reader, &mut text, MAX_LINE_BYTES, place)?
         {
@@ -39,7 +42,7 @@ pub(super) fn parse(
         }
         let fields = fields(place, &text)?;
         let Some(columns) = columns else {
-            columns = Some(find_columns(file, &fields)?);
+            columns = Some(find_columns(place, &fields)?);
             continue;
         };
         let row = Row {
@@ -84,16 +87,17 @@ fn fields(place: Place<'_>, line: &[u8]) -> Result<Vec<String>, SimulateError> {
         .collect())
 }
 
-fn find_columns(file: &Path, header: &[String]) -> Result<[usize; 3], SimulateError> {
+fn find_columns(place: Place<'_>, header: &[String]) -> Result<[usize; 3], SimulateError> {
     let mut columns = [0; 3];
     for (column, name) in columns.iter_mut().zip(COLUMNS) {
         let found = header.iter().position(|field| field == name);
         *column = found.ok_or_else(|| {
+            let shown: String = header.join(",").chars().take(SHOWN_CHARS).collect();
             let reason = format!(
-                "has no column {name}, expected {} or a Mooncake trace (JSON lines)",
+                "{shown:?} has no column {name}, expected {} or a Mooncake trace (a JSON object a line)",
                 COLUMNS.join(",")
             );
-            SimulateError::file(file, reason)
+            place.error("header", reason)
         })?;
     }
     Ok(columns)
@@ -138,7 +142,8 @@ impl Row<'_> {
 
     fn tokens(&self, index: usize) -> Result<u32, SimulateError> {
         let field = self.field(index)?;
-        let count = field.parse().map_err(|_| {
+        let fraction = || field.parse().ok().and_then(whole);
+        let count = field.parse().ok().or_else(fraction).ok_or_else(|| {
             let reason = format!("is {field:?}, expected a number of tokens");
             self.place.error(COLUMNS[index], reason)
         })?;
@@ -148,11 +153,41 @@ impl Row<'_> {
     /// Since 1970.
     fn seconds(&self) -> Result<f64, SimulateError> {
         let field = self.field(0)?;
-        let moment = humantime::parse_rfc3339_weak(field.strip_suffix(UTC).unwrap_or(field)).ok();
-        let since = moment.and_then(|moment| moment.duration_since(SystemTime::UNIX_EPOCH).ok());
-        since.map(|since| since.as_secs_f64()).ok_or_else(|| {
-            let reason = format!("is {field:?}, expected a moment as 2023-11-16 18:17:03.9799600");
+        since_1970(field).ok_or_else(|| {
+            let reason = format!(
+                "is {field:?}, expected a moment as 2023-11-16 18:17:03.9799600, with a zone as +00:00 or without"
+            );
             self.place.error(COLUMNS[0], reason)
         })
     }
+}
+
+/// Seconds since 1970. The traces of 2024 name a zone, those of 2023 none.
+fn since_1970(field: &str) -> Option<f64> {
+    let field = field.strip_suffix(" UTC").unwrap_or(field);
+    let zone = field.get(MOMENT_BYTES..)?.find(['+', '-']);
+    let (moment, zone) = field.split_at(zone.map_or(field.len(), |at| MOMENT_BYTES + at));
+    let moment = humantime::parse_rfc3339_weak(moment).ok()?;
+    let since = moment.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    Some(since.as_secs_f64() - zone_s(zone)? as f64)
+}
+
+/// How far a zone is ahead, in seconds: `+02:00`, `+0200`, `+02`, or none at all.
+fn zone_s(zone: &str) -> Option<i64> {
+    let (sign, digits) = match zone.split_at_checked(1) {
+        None => return Some(0),
+        Some(("-", digits)) => (-1, digits),
+        Some((_, digits)) => (1, digits),
+    };
+    let (hours, minutes) = match digits.split_once(':') {
+        Some(split) => split,
+        None if digits.len() == 2 => (digits, "00"),
+        None => digits.split_at_checked(2)?,
+    };
+    let number = |text: &str, limit: i64| {
+        let is_number = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+        let number: i64 = text.parse().ok().filter(|_| is_number)?;
+        (number <= limit).then_some(number)
+    };
+    Some(sign * (number(hours, MAX_ZONE_HOURS)? * 3600 + number(minutes, 59)? * 60))
 }

@@ -2,37 +2,40 @@
 //! each block of 512 prompt tokens; equal ids stand for equal blocks.
 
 use std::io::BufRead;
-use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use super::SimulateError;
 use super::error::Place;
-use super::read::{read_line, tokens};
+use super::read::{read_line, tokens, whole};
 use super::trace::{BLOCK_TOKENS, Blocks, Prompt, Segment, Trace, TraceRequest, blocks_for};
 
 /// A prompt of the greatest length has 32,768 ids.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
+/// Latest time: three centuries. Counted from 1970 it may be, in nanoseconds it is not.
+const MAX_TIMESTAMP_MS: f64 = 1e13;
+
 /// Parses the first `limit` requests.
 pub(super) fn parse(
-    file: &Path,
+    start: Place<'_>,
     mut reader: impl BufRead,
     limit: usize,
 ) -> Result<Trace, SimulateError> {
     let (mut trace, mut blocks) = (Trace::default(), Blocks::default());
     let mut text = Vec::new();
-    for line in 1.. {
-        let place = Place { file, line };
+    for line in start.line.. {
+        let place = Place { line, ..start };
         if trace.requests.len() >= limit
             || !read_line(&mut reader, &mut text, MAX_LINE_BYTES, place)?
         {
             break;
         }
-        if text.trim_ascii().is_empty() {
+        let text = text.trim_ascii();
+        if text.is_empty() {
             continue;
         }
-        match request(place, &text, &mut blocks)? {
+        match request(place, text, &mut blocks)? {
             Some(request) => trace.requests.push(request),
             None => trace.empty_prompts += 1,
         }
@@ -46,8 +49,8 @@ fn request(
     text: &[u8],
     blocks: &mut Blocks,
 ) -> Result<Option<TraceRequest>, SimulateError> {
-    let fields: Map<String, Value> = serde_json::from_slice(text)
-        .map_err(|error| place.error("line", format!("is no JSON object: {error}")))?;
+    let fields: Map<String, Value> =
+        serde_json::from_slice(text).map_err(|error| no_object(place, &error))?;
     let timestamp_ms = milliseconds(place, &fields)?;
     let input_length = number(place, &fields, "input_length")?;
     let output_tokens = number(place, &fields, "output_length")?;
@@ -57,6 +60,14 @@ fn request(
         prompt,
         output_tokens,
     }))
+}
+
+/// The parser counts lines too, but sees one only.
+fn no_object(place: Place<'_>, error: &serde_json::Error) -> SimulateError {
+    let text = error.to_string();
+    let what = text.split(" at line ").next().unwrap_or_default();
+    let at = error.column();
+    place.error("line", format!("is no JSON object: {what} (byte {at})"))
 }
 
 fn field<'a>(
@@ -71,11 +82,13 @@ fn field<'a>(
 
 fn milliseconds(place: Place<'_>, fields: &Map<String, Value>) -> Result<f64, SimulateError> {
     let value = field(place, fields, "timestamp")?;
-    let timestamp_ms = value.as_f64().filter(|ms| ms.is_finite() && *ms >= 0.0);
+    let timestamp_ms = value
+        .as_f64()
+        .filter(|ms| (0.0..=MAX_TIMESTAMP_MS).contains(ms));
     timestamp_ms.ok_or_else(|| {
         place.error(
             "timestamp",
-            format!("is {value}, expected milliseconds from 0 on"),
+            format!("is {value}, expected milliseconds from 0 to {MAX_TIMESTAMP_MS}"),
         )
     })
 }
@@ -84,6 +97,7 @@ fn number(place: Place<'_>, fields: &Map<String, Value>, name: &str) -> Result<u
     let value = field(place, fields, name)?;
     let count = value
         .as_u64()
+        .or_else(|| value.as_f64().and_then(whole))
         .ok_or_else(|| place.error(name, format!("is {value}, expected a number of tokens")))?;
     tokens(place, name, count)
 }
@@ -113,11 +127,11 @@ fn prompt(
     let mut prompt = Prompt::default();
     let mut left = input_length;
     for id in ids {
-        let hash_id = id.as_u64().ok_or_else(|| {
-            place.error(
-                "hash_ids",
-                format!("holds {id}, expected whole numbers from 0 on"),
-            )
+        let signed = || id.as_i64().map(i128::from);
+        let hash_id = id.as_u64().map(i128::from).or_else(signed);
+        let hash_id = hash_id.ok_or_else(|| {
+            let reason = format!("holds {id}, expected whole numbers of 64 bits");
+            place.error("hash_ids", reason)
         })?;
         let first_block = blocks
             .of(hash_id)

@@ -1,7 +1,7 @@
 //! Traces from files: the format is told by the first byte, gzip by its magic number.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
@@ -11,6 +11,7 @@ use super::trace::{MAX_REQUESTS, MAX_TOKENS, Trace};
 use super::{SimulateError, azure, mooncake};
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// Reads a Mooncake trace (JSON lines) or an Azure LLM trace (CSV), gzip or not; of `max_requests` the first ones.
 ///
@@ -41,13 +42,18 @@ pub fn parse(
     mut reader: impl BufRead,
     max_requests: Option<usize>,
 ) -> Result<Trace, SimulateError> {
-    let start = reader
-        .fill_buf()
-        .map_err(|error| SimulateError::file(file, error))?;
+    let (start, line) =
+        skip_to_text(&mut reader).map_err(|error| SimulateError::file(file, error))?;
     let limit = max_requests.unwrap_or(MAX_REQUESTS + 1);
-    let mut trace = match start.first() {
-        Some(b'{') => mooncake::parse(file, reader, limit)?,
-        Some(_) => azure::parse(file, reader, limit)?,
+    let start_at = Place { file, line };
+    let mut trace = match start {
+        Some(b'{') => mooncake::parse(start_at, reader, limit)?,
+        Some(b'[') => {
+            let reason =
+                "is one JSON list, expected a JSON object a line: `jq -c '.[]'` makes them of it";
+            return Err(SimulateError::file(file, reason));
+        }
+        Some(_) => azure::parse(start_at, reader, limit)?,
         None => {
             return Err(SimulateError::file(
                 file,
@@ -68,6 +74,24 @@ pub fn parse(
     Ok(trace)
 }
 
+/// The first byte that means something, and its line: a byte order mark and blank lines do not.
+fn skip_to_text(reader: &mut impl BufRead) -> io::Result<(Option<u8>, u64)> {
+    let mut line = 1;
+    if reader.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
+        reader.consume(BYTE_ORDER_MARK.len());
+    }
+    loop {
+        let Some(&byte) = reader.fill_buf()?.first() else {
+            return Ok((None, line));
+        };
+        if !byte.is_ascii_whitespace() {
+            return Ok((Some(byte), line));
+        }
+        line += u64::from(byte == b'\n');
+        reader.consume(1);
+    }
+}
+
 /// Reads a line of at most `limit` bytes; false at the end of the file.
 pub(super) fn read_line(
     reader: &mut impl BufRead,
@@ -79,11 +103,17 @@ pub(super) fn read_line(
     let mut bounded = reader.take(limit as u64 + 1);
     let read = bounded
         .read_until(b'\n', line)
-        .map_err(|error| place.error("line", error))?;
+        .map_err(|error| place.error("line", format!("cannot be read: {error}")))?;
     if read > limit {
         return Err(place.error("line", format!("has more than {limit} bytes")));
     }
     Ok(read > 0)
+}
+
+/// A whole number that a program wrote as a fraction.
+pub(super) fn whole(number: f64) -> Option<u64> {
+    let is_whole = number.fract() == 0.0 && (0.0..=9e15).contains(&number);
+    is_whole.then_some(number as u64)
 }
 
 /// Checks a number of tokens.

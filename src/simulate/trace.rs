@@ -186,13 +186,13 @@ impl Trace {
 /// Numbers blocks in the order in which they are first seen.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    known: rustc_hash::FxHashMap<u64, u32>,
+    known: rustc_hash::FxHashMap<i128, u32>,
     count: u32,
 }
 
 impl Blocks {
     /// The block of a hash id; `None` when there are too many.
-    pub(super) fn of(&mut self, hash_id: u64) -> Option<u32> {
+    pub(super) fn of(&mut self, hash_id: i128) -> Option<u32> {
         if let Some(block) = self.known.get(&hash_id) {
             return Some(*block);
         }

@@ -61,6 +61,53 @@ fn times_are_read_with_and_without_fraction_and_zone_and_put_in_order() {
 }
 
 #[test]
+fn a_zone_counts_with_and_without_a_fraction() {
+    let csv = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
+               2024-05-10 02:00:00.5+02:00,1,1\n2024-05-09T18:30:01-0530,2,1\n2024-05-10 00:00:02.25Z,3,1\n\
+               2024-05-09 21:00:03.125-03,4,1\n2024-05-10 00:00:04 UTC,5,1\n";
+    let trace = parsed(csv).expect("it is a trace");
+    let arrivals: Vec<_> = trace
+        .requests
+        .iter()
+        .map(|request| (request.prompt.len(), (request.arrival_s * 1e3).round()))
+        .collect();
+    let expected = [
+        (1, 0.0),
+        (2, 500.0),
+        (3, 1_750.0),
+        (4, 2_625.0),
+        (5, 3_500.0),
+    ];
+    assert_eq!(arrivals, expected);
+}
+
+#[test]
+fn what_programs_put_around_a_trace_changes_nothing() {
+    let line = "{\"timestamp\": 7.0, \"input_length\": 513.0, \"output_length\": 2, \"hash_ids\": [4, -9]}";
+    let plain = parsed(line).expect("it is a trace");
+    assert_eq!((plain.prompt_tokens(), plain.n_blocks), (513, 2));
+    for around in [
+        format!("\u{feff}{line}\r\n"),
+        format!("\n \r\n\t{line}  \n\n"),
+        format!("\u{feff}\n{line}"),
+    ] {
+        assert_eq!(parsed(&around), Ok(plain.clone()), "{around:?}");
+    }
+    let row = "2024-05-10 00:00:00,7,3";
+    let header = "TIMESTAMP,ContextTokens,GeneratedTokens";
+    let plain = parsed(&format!("{header}\n{row}")).expect("it is a trace");
+    for around in [
+        format!("\n{header}\r\n\r\n{row}\r\n"),
+        format!("\u{feff}\n{header}\n{row},\n"),
+        format!("{header}\n\"2024-05-10 00:00:00\",7.0,\"3\"\n"),
+    ] {
+        assert_eq!(parsed(&around), Ok(plain.clone()), "{around:?}");
+    }
+    let error = parsed(&format!("\n\n{line}\noops\n")).expect_err("it is no object");
+    assert!(error.starts_with("t, line 4: "), "{error}");
+}
+
+#[test]
 fn what_cannot_be_used_is_named_with_line_field_and_value() {
     let good = "\"timestamp\": 1, \"output_length\": 2";
     let cases = [
@@ -68,8 +115,22 @@ fn what_cannot_be_used_is_named_with_line_field_and_value() {
             String::new(),
             "t: is empty, expected a Mooncake or an Azure LLM trace",
         ),
-        ("a,b\n1,2\n".into(), "t: has no column TIMESTAMP"),
-        (line("oops"), "t, line 2: line is no JSON object"),
+        (
+            "\na,b\n1,2\n".into(),
+            "t, line 2: header \"a,b\" has no column TIMESTAMP, expected TIMESTAMP,ContextTokens,GeneratedTokens or a Mooncake",
+        ),
+        (
+            "[{\"timestamp\": 1}]".into(),
+            "t: is one JSON list, expected a JSON object a line",
+        ),
+        (
+            line("\"timestamp\": 5, \"input"),
+            "t, line 2: line is no JSON object: EOF while parsing a string (byte ",
+        ),
+        (
+            line("oops"),
+            "t, line 2: line is no JSON object: key must be a string (byte 2)",
+        ),
         (
             line(&format!("{good}, \"hash_ids\": []")),
             "t, line 2: input_length is missing",
@@ -93,6 +154,24 @@ fn what_cannot_be_used_is_named_with_line_field_and_value() {
                 "{good}, \"input_length\": 1, \"hash_ids\": [\"x\"]"
             )),
             "t, line 2: hash_ids holds \"x\", expected whole numbers",
+        ),
+        (
+            line(&format!(
+                "{good}, \"input_length\": 1, \"hash_ids\": [18446744073709551616]"
+            )),
+            "t, line 2: hash_ids holds 1.8446744073709552e+19, expected whole numbers of 64 bits",
+        ),
+        (
+            line(&format!("{good}, \"input_length\": 1.5, \"hash_ids\": [1]")),
+            "t, line 2: input_length is 1.5, expected a number of tokens",
+        ),
+        (
+            line("\"timestamp\": 1e300, \"output_length\": 2"),
+            "t, line 2: timestamp is 1e+300, expected milliseconds from 0 to 10000000000000",
+        ),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5+99:00,12,1\n".into(),
+            "t, line 2: TIMESTAMP is \"2023-11-16 18:17:03.5+99:00\", expected a moment",
         ),
         (
             line(&format!("{good}, \"input_length\": 1, \"hash_ids\": 3")),
@@ -147,5 +226,5 @@ fn files_that_are_not_there_or_break_off_are_errors() {
     let error = read_trace(file.path(), None)
         .expect_err("half of it is missing")
         .to_string();
-    assert!(error.contains("line"), "{error}");
+    assert!(error.contains(": line cannot be read: "), "{error}");
 }
