@@ -123,9 +123,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         }
         Some(Command::Plan(flags)) => plan::run(settings(&AllFlags::from(*flags))?),
         Some(Command::Bench(args)) => bench::run(&args, settings(&args.flags.clone().into())?),
-        Some(Command::Simulate(args)) => {
-            simulate::run(&args, settings(&args.flags.clone().into())?)
-        }
+        Some(Command::Simulate(args)) => simulate::run(&args, settings(&args.settings_flags())?),
         Some(Command::ReplayLog(args)) => replay_log::run(&args),
         Some(Command::Logits(args)) => logits::run(&args),
         Some(Command::Gpu(args)) => gpu::run(&args),

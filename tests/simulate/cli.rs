@@ -74,6 +74,43 @@ fn prompts_alone_give_the_curve_as_table_json_and_plot() {
 }
 
 #[test]
+fn a_replay_evicts_as_it_is_configured() {
+    let trace = mooncake();
+    let counts = |eviction: &[&str]| {
+        let replay = [
+            &trace,
+            "--prompts-only",
+            "--kv-tokens",
+            "2055168",
+            "--radix-eviction-policy",
+        ];
+        json(&[&replay, eviction].concat())["curve"][0]["counts"].clone()
+    };
+    let (lru, slru) = (counts(&["lru"]), counts(&["slru"]));
+    assert_ne!(lru, slru);
+    // Every node was used once: all are protected, and the oldest goes.
+    let config = "--radix-eviction-policy-config";
+    let all_protected = counts(&["slru", config, "{\"protected_threshold\": 1}"]);
+    assert_eq!(all_protected, lru);
+    let refused = simulate(&[&trace, "--prompts-only", "--disable-radix-cache"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
+fn a_page_of_a_replay_may_be_a_block_and_larger() {
+    let trace = mooncake();
+    let hits = |page: &[&str]| {
+        let first = [&trace, "--prompts-only", "--max-requests", "400"];
+        let found = json(&[&first, page].concat());
+        found["curve"][0]["counts"]["hit_tokens"].as_u64()
+    };
+    assert_eq!(hits(&["--page-size", "512"]), hits(&[]));
+    assert!(hits(&["--page-size", "1024"]) <= hits(&[]));
+    let refused = simulate(&[&trace, "--page-size", "512"]);
+    assert!(!refused.status.success(), "an engine has no such pages");
+}
+
+#[test]
 fn a_load_gives_percentiles_counts_and_moments() {
     let dir = tempfile::tempdir().expect("a folder");
     let plot = dir.path().join("run.svg");

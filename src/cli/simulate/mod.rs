@@ -19,10 +19,9 @@ use souffleur::simulate::replay::{ReplayCache, replay_prompts};
 use souffleur::simulate::roofline::Roofline;
 use souffleur::simulate::shape;
 use souffleur::simulate::trace::{BLOCK_TOKENS, Trace};
-use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::pages::PageSize;
 
-use super::flags::LocalFlags;
+use super::flags::{AllFlags, LocalFlags};
 use super::{Failure, say};
 use crate::settings::Settings;
 use load::LoadArgs;
@@ -62,7 +61,8 @@ pub struct SimulateArgs {
         help_heading = "Simulation"
     )]
     kv_tokens: Vec<usize>,
-    /// Replay the prompts alone, one after another: hit rates by capacity, without hardware or time
+    /// Replay the prompts alone, one after another: hit rates by capacity, without hardware or time. Pages are blocks of
+    /// 512 tokens unless --page-size is given, which may be of any size here
     #[arg(long, help_heading = "Simulation")]
     prompts_only: bool,
     /// Requests say that they generate all their tokens, as load generators do; off: memory is reserved for a part
@@ -77,7 +77,18 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "FILE", help_heading = "Simulation")]
     plot: Option<PathBuf>,
     #[command(flatten)]
-    pub flags: LocalFlags,
+    flags: LocalFlags,
+}
+
+impl SimulateArgs {
+    /// The flags of the engine. A replay has none: its pages may be as large as a trace's blocks, and larger.
+    pub fn settings_flags(&self) -> AllFlags {
+        let mut flags = self.flags.clone();
+        if self.prompts_only {
+            flags.engine.page_size = None;
+        }
+        flags.into()
+    }
 }
 
 impl From<SimulateError> for Failure {
@@ -117,8 +128,12 @@ fn run_prompts(
     let page_tokens = args.flags.engine.page_size.unwrap_or(BLOCK_TOKENS as u32);
     let page_size = PageSize::new(page_tokens)
         .ok_or_else(|| Failure::Usage("page_size is 0, must be at least 1".into()))?;
-    let eviction =
-        EvictionPolicy::from_name(&config.radix_eviction_policy).map_err(Failure::failed)?;
+    let eviction = config.eviction_policy().map_err(SimulateError::from)?;
+    let eviction = eviction.ok_or_else(|| {
+        Failure::Usage(
+            "prompts_only replays the prefix cache, which disable_radix_cache turns off".into(),
+        )
+    })?;
     let replay = |kv_tokens| {
         let cache = ReplayCache {
             page_size,
