@@ -200,7 +200,7 @@ pub struct Drain;
 // To the RadixCache.
 
 /// Scheduler -> RadixCache, once per plan of a policy that orders by the cache. Answered by `PrefixesProbed`.
-/// Bounds: at most 128 keys, in queue order; each is touched.
+/// Bounds: all that wait, for lpm and hrrn at most 128; in queue order; each is touched.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct ProbePrefixes {

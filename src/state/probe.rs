@@ -11,7 +11,7 @@ use crate::ids::{RowId, SeqId, StepId};
 use crate::state::namespace::Namespace;
 use crate::state::pages::Pages;
 use crate::state::plan::{CheckpointedSeq, PlanRequest, Settle};
-use crate::state::policy::{MAX_PROBED, Matched, ProbeKind};
+use crate::state::policy::{Matched, ProbeKind};
 use crate::state::prefix_cache::PrefixCache;
 use crate::state::transaction::run_plan;
 
@@ -29,7 +29,7 @@ pub struct ProbeRequest {
     pub step: StepId,
     /// What earlier steps left to be settled, before anything is matched.
     pub settle: Vec<Settle>,
-    /// At most [`MAX_PROBED`] waiting requests, in order of arrival.
+    /// The waiting requests, in order of arrival, better priorities first.
     pub keys: Vec<ProbeKey>,
     /// What is wanted besides lengths.
     pub kind: ProbeKind,
@@ -63,7 +63,6 @@ pub struct ProbeReply {
 
 /// Settles and matches.
 pub fn run_probe(cache: &mut dyn PrefixCache, request: ProbeRequest) -> ProbeReply {
-    debug_assert!(request.keys.len() <= MAX_PROBED);
     let settled = run_plan(
         cache,
         PlanRequest {

@@ -23,7 +23,7 @@ impl SchedulePolicy for DfsWeight {
     fn probe_need(&self) -> Option<ProbeNeed> {
         Some(ProbeNeed {
             kind: ProbeKind::Paths,
-            crowd: Crowd::OrdersTheFirst,
+            crowd: Crowd::OrdersAll,
         })
     }
 

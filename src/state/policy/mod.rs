@@ -13,7 +13,7 @@ mod shortest_prefill_first;
 
 use crate::ids::SeqId;
 
-/// Requests whose prefixes one plan matches at most.
+/// With more waiting requests than this, policies that [fall back](Crowd::FallsBack) match none.
 pub const MAX_PROBED: usize = 128;
 
 /// What a policy may know of one waiting request.
@@ -49,7 +49,7 @@ pub struct Matched {
 pub struct ProbeNeed {
     /// What is to be found out besides the lengths of matches.
     pub kind: ProbeKind,
-    /// What happens when more requests wait than a plan matches.
+    /// What happens when more than [`MAX_PROBED`] requests wait.
     pub crowd: Crowd,
 }
 
@@ -67,8 +67,8 @@ pub enum ProbeKind {
 pub enum Crowd {
     /// Keeps the order of arrival, which costs nothing.
     FallsBack,
-    /// Orders the first ones; the others stay behind them.
-    OrdersTheFirst,
+    /// Orders all of them, and pays for it.
+    OrdersAll,
 }
 
 /// Orders the waiting queue before an admission.

@@ -14,7 +14,7 @@ impl SchedulePolicy for ShortestPrefillFirst {
     fn probe_need(&self) -> Option<ProbeNeed> {
         Some(ProbeNeed {
             kind: ProbeKind::InBatch,
-            crowd: Crowd::OrdersTheFirst,
+            crowd: Crowd::OrdersAll,
         })
     }
 

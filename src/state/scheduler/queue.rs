@@ -98,12 +98,12 @@ impl Scheduler {
             let rank = |seq: &SeqId| rules.priority.rank(sequences[*seq].request.priority);
             self.waiting.make_contiguous().sort_by_cached_key(rank);
         }
-        let first: Vec<SeqId> = self.waiting.iter().take(MAX_PROBED).copied().collect();
+        let all: Vec<SeqId> = self.waiting.iter().copied().collect();
         self.is_probing = true;
         Next::Probe(Box::new(ProbeRequest {
             step: self.next_step,
             settle: self.take_settlements(),
-            keys: first.into_iter().map(|seq| self.probe_key(seq)).collect(),
+            keys: all.into_iter().map(|seq| self.probe_key(seq)).collect(),
             kind: need.kind,
         }))
     }
@@ -156,7 +156,7 @@ impl Scheduler {
             };
             (is_known, waiting)
         });
-        // Those that came too late for the probe, or too many, stay behind.
+        // Those that came too late for the probe stay behind.
         let (known, rest): (Vec<_>, Vec<_>) = all.partition(|(is_known, _)| *is_known);
         let mut known: Vec<Waiting> = known.into_iter().map(|(_, waiting)| waiting).collect();
         if !by_arrival {
