@@ -127,7 +127,12 @@ impl Entry {
     pub fn is_input(&self) -> bool {
         !matches!(
             self,
-            Self::Start { .. } | Self::Planned(_) | Self::Next | Self::Outcome(_) | Self::News(_)
+            Self::Start { .. }
+                | Self::Planned(_)
+                | Self::Probed(_)
+                | Self::Next
+                | Self::Outcome(_)
+                | Self::News(_)
         )
     }
 }

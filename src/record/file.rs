@@ -84,13 +84,15 @@ pub enum LogError {
     /// It does not begin as a log does.
     #[error("is no message log: it does not begin with SOUFLOG and its version")]
     NoLog,
-    /// A newer engine wrote it.
+    /// An older or a newer engine wrote it.
     #[error(
-        "has format {found}, this engine reads up to {FORMAT_VERSION}: use the engine that wrote it"
+        "has format {found}, this engine reads format {FORMAT_VERSION}: replay it with {engine}"
     )]
     Format {
         /// Its version.
         found: u32,
+        /// Who wrote it, as far as it says so.
+        engine: String,
     },
     /// It does not hold what its format asks for.
     #[error("is damaged at byte {at}: {reason}")]
@@ -202,17 +204,12 @@ impl<R: Read> LogReader<R> {
         let frame = read_frame(&mut source, &mut next_at, MAX_HEADER_BYTES)?;
         let frame = frame.filter(|frame| frame.kind == Kind::Header);
         let frame = frame.ok_or_else(|| damaged("it has no header".to_owned()))?;
-        let version = |json: &[u8]| {
-            let header: serde_json::Value = serde_json::from_slice(json).ok()?;
-            header.get("format_version")?.as_u64()
-        };
-        let found = version(&frame.stored).unwrap_or(0);
-        if found != u64::from(FORMAT_VERSION) {
-            let found = u32::try_from(found).unwrap_or(u32::MAX);
-            return Err(LogError::Format { found });
-        }
-        let header = serde_json::from_slice(&frame.stored)
+        let json: serde_json::Value = serde_json::from_slice(&frame.stored)
             .map_err(|error| damaged(format!("header: {error}")))?;
+        check_version(&json)?;
+        // The checksum is right: a header of this format that lacks something is another engine's.
+        let header = serde_json::from_value(json)
+            .map_err(|error| damaged(format!("the header is not of this engine: {error}")))?;
         Ok(Self {
             source,
             header,
@@ -305,6 +302,24 @@ impl<R: Read> LogReader<R> {
     }
 }
 
+fn check_version(header: &serde_json::Value) -> Result<(), LogError> {
+    let found = header
+        .get("format_version")
+        .and_then(|found| found.as_u64());
+    if found == Some(u64::from(FORMAT_VERSION)) {
+        return Ok(());
+    }
+    let engine = header
+        .get("engine_version")
+        .and_then(|engine| engine.as_str());
+    Err(LogError::Format {
+        found: found.map_or(0, |found| u32::try_from(found).unwrap_or(u32::MAX)),
+        engine: engine.map_or("the engine that wrote it".to_owned(), |engine| {
+            format!("souffleur {engine}, which wrote it")
+        }),
+    })
+}
+
 /// The next block; `None` where the file ends, be it inside one.
 fn read_frame(
     source: &mut impl Read,
@@ -345,4 +360,36 @@ fn read_frame(
         n_raw,
         stored,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(json: &str) -> String {
+        let mut log = MAGIC.to_vec();
+        log.extend(framed(Kind::Header, json.len() as u32, json.as_bytes()));
+        let opened = LogReader::open(log.as_slice()).err();
+        opened.expect("it is no header of this engine").to_string()
+    }
+
+    #[test]
+    fn a_log_of_another_format_says_who_can_replay_it() {
+        for found in [0, FORMAT_VERSION + 1] {
+            let header = format!(r#"{{"format_version": {found}, "engine_version": "9.8"}}"#);
+            let expected = format!(
+                "has format {found}, this engine reads format {FORMAT_VERSION}: replay it with souffleur 9.8, which wrote it"
+            );
+            assert_eq!(opened(&header), expected);
+        }
+        let error = opened("{}");
+        assert!(error.ends_with("with the engine that wrote it"), "{error}");
+        let error = opened(&format!(r#"{{"format_version": {FORMAT_VERSION}}}"#));
+        assert!(error.contains("missing field `engine_version`"), "{error}");
+        let error = opened("[");
+        assert!(
+            error.starts_with("is damaged at byte 8: header: "),
+            "{error}"
+        );
+    }
 }
