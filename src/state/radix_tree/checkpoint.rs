@@ -78,7 +78,6 @@ impl RadixTree {
         let uncounted = KeyUse {
             priority,
             counted_tokens: usize::MAX,
-            ..key_use
         };
         self.insert_key(prompt, 0, &mut Pages::empty(), uncounted);
     }
