@@ -32,14 +32,24 @@ CUSIM_API Result cusim_set_total_memory(int ordinal, size_t bytes) {
   return kSuccess;
 }
 
+// Whether copies run as soon as they may, or as late.
+CUSIM_API Result cusim_hurry_copies(int ordinal, int hurries) {
+  Guard guard(mutex());
+  Device* device = find(ordinal);
+  if (!device) return kInvalidDevice;
+  device->hurries_copies = hurries != 0;
+  return kSuccess;
+}
+
 // Plans a fault: the `nth` from now on, 0 for none. `kind`: 0 an allocation, 1 a launch (refused at once), 2 a kernel
-// (fails while it runs, and its device with it).
+// (fails while it runs, and its device with it), 3 a stream's wait for an event, 4 the host's (both order nothing).
 CUSIM_API Result cusim_plan_fault(int ordinal, int kind, uint64_t nth, Result error) {
   Guard guard(mutex());
   Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
-  Fault* faults[] = {&device->allocation_fault, &device->launch_fault, &device->kernel_fault};
-  if (kind < 0 || kind > 2) return kInvalidValue;
+  Fault* faults[] = {&device->allocation_fault, &device->launch_fault, &device->kernel_fault, &device->wait_fault,
+                     &device->sync_fault};
+  if (kind < 0 || kind > 4) return kInvalidValue;
   *faults[kind] = {nth, error};
   return kSuccess;
 }

@@ -9,6 +9,7 @@ namespace {
 
 constexpr unsigned kDefaultDriverVersion = 12090;
 constexpr unsigned kDefaultMemoryMb = 256;
+constexpr unsigned kDefaultCapability = 80;
 
 size_t default_memory() {
   const char* bytes = getenv("CUSIM_TOTAL_MEMORY");
@@ -55,8 +56,6 @@ const std::map<int, int> kAttributes = {
     {39, 2048},      // MAX_THREADS_PER_MULTIPROCESSOR
     {40, 3},         // ASYNC_ENGINE_COUNT
     {41, 1},         // UNIFIED_ADDRESSING
-    {75, 8},         // COMPUTE_CAPABILITY_MAJOR
-    {76, 0},         // COMPUTE_CAPABILITY_MINOR
     {78, 1},         // STREAM_PRIORITIES_SUPPORTED
     {81, 167936},    // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
     {82, 65536},     // MAX_REGISTERS_PER_MULTIPROCESSOR
@@ -182,6 +181,12 @@ CUSIM_API Result cuDeviceGetUuid(unsigned char* uuid, int device) {
 CUSIM_API Result cuDeviceGetUuid_v2(unsigned char* uuid, int device) { return cuDeviceGetUuid(uuid, device); }
 
 CUSIM_API Result cuDeviceGetAttribute(int* value, int attribute, int) {
+  constexpr int kMajor = 75, kMinor = 76;
+  const int capability = static_cast<int>(cusim::environment("CUSIM_CAPABILITY", kDefaultCapability));
+  if (attribute == kMajor || attribute == kMinor) {
+    *value = attribute == kMajor ? capability / 10 : capability % 10;
+    return kSuccess;
+  }
   const auto found = kAttributes.find(attribute);
   *value = found == kAttributes.end() ? 0 : found->second;
   return kSuccess;

@@ -2,8 +2,9 @@
 // executor over an unmodified cudarc.
 //
 // Streams are as lazy as CUDA allows: work runs when a synchronisation, a dependency or a query needs it, no earlier, so
-// a missing wait or a host buffer that is used too early shows as a wrong result. Every device has memory, errors and
-// planned faults of its own, so tests that share a process do not meet if they use different ordinals.
+// a missing wait or a host buffer that is used too early shows as a wrong result. On request a device is as hasty with
+// copies instead, so that memory which is written while earlier work still reads it shows too. Every device has memory,
+// errors and planned faults of its own, so tests that share a process do not meet if they use different ordinals.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -71,6 +72,7 @@ struct Operation {
   Task task;                          // or null
   std::shared_ptr<Mark> waits_for;    // or null
   std::shared_ptr<Mark> reaches;      // or null
+  bool is_copy = false;
 };
 
 struct Graph {
@@ -128,6 +130,10 @@ struct Device {
   Fault allocation_fault;  // refuses an allocation
   Fault launch_fault;      // refuses cuLaunchKernel or cuGraphLaunch
   Fault kernel_fault;      // a kernel fails while it runs
+  Fault wait_fault;        // cuStreamWaitEvent orders nothing
+  Fault sync_fault;        // cuEventSynchronize does not wait
+  // Copies run as soon as the order of streams and events allows, and not as late.
+  bool hurries_copies = false;
   uint64_t n_allocations = 0, n_launches = 0, n_kernels_run = 0, n_graph_launches = 0;
 };
 
@@ -144,7 +150,7 @@ Stream* stream_of(void* handle);
 Result state_of(const Device* device);
 
 // Queues the task, or adds it to the stream's capture.
-Result submit(void* stream, Task task);
+Result submit(void* stream, Task task, bool is_copy = false);
 Result run_all(Stream& stream);
 Result run_all(Device& device);
 void run_until(Mark& mark);

@@ -98,14 +98,14 @@ Result copy_to_device(Pointer target, const void* source, size_t bytes, void* st
     return submit(stream, [=]() -> Result {
       memcpy(bytes_at(target), source, bytes);
       return kSuccess;
-    });
+    }, true);
   if (const Result refused = forbid_in_capture(*stream_of(stream))) return refused;
   const auto* first = static_cast<const unsigned char*>(source);
   auto staged = std::make_shared<std::vector<unsigned char>>(first, first + bytes);
   return submit(stream, [=]() -> Result {
     memcpy(bytes_at(target), staged->data(), bytes);
     return kSuccess;
-  });
+  }, true);
 }
 
 Result copy_to_host(void* target, Pointer source, size_t bytes, void* stream) {
@@ -116,7 +116,7 @@ Result copy_to_host(void* target, Pointer source, size_t bytes, void* stream) {
     return submit(stream, [=]() -> Result {
       memcpy(target, bytes_at(source), bytes);
       return kSuccess;
-    });
+    }, true);
   if (const Result refused = forbid_in_capture(*stream_of(stream))) return refused;
   if (const Result error = run_all(*stream_of(stream))) return error;
   memcpy(target, bytes_at(source), bytes);
@@ -130,7 +130,7 @@ Result copy_on_device(Pointer target, Pointer source, size_t bytes, void* stream
   return submit(stream, [=]() -> Result {
     memmove(bytes_at(target), bytes_at(source), bytes);
     return kSuccess;
-  });
+  }, true);
 }
 
 template <class T> Result fill(Pointer target, T value, size_t count, void* stream) {

@@ -31,9 +31,26 @@ void run_next(Stream& stream) {
   }
 }
 
+// Whether the stream goes on with something else than a kernel, and nothing holds it back.
+bool is_copy_next(const Stream& stream) {
+  if (stream.next == stream.queue.size()) return false;
+  const Operation& operation = stream.queue[stream.next];
+  if (operation.waits_for) return operation.waits_for->is_reached;
+  return operation.reaches || operation.is_copy;
+}
+
+void run_copies(Device& device) {
+  for (bool has_run = true; has_run;) {
+    has_run = false;
+    for (Stream* stream : device.streams)
+      for (; is_copy_next(*stream); has_run = true) run_next(*stream);
+  }
+}
+
 void enqueue(Stream& stream, Operation operation) {
   stream.queue.push_back(std::move(operation));
   if (is_eager()) run_all(stream);
+  if (stream.device->hurries_copies) run_copies(*stream.device);
 }
 
 Result make_stream(void** handle, int priority) {
@@ -62,7 +79,7 @@ Result run_all(Device& device) {
   return device.sticky;
 }
 
-Result submit(void* handle, Task task) {
+Result submit(void* handle, Task task, bool is_copy) {
   Guard guard(mutex());
   Stream* stream = stream_of(handle);
   if (!stream) return kInvalidContext;
@@ -73,7 +90,7 @@ Result submit(void* handle, Task task) {
     return kSuccess;
   }
   if (const Result error = stream->device->sticky) return error;
-  enqueue(*stream, {std::move(task), nullptr, nullptr});
+  enqueue(*stream, {std::move(task), nullptr, nullptr, is_copy});
   return stream->device->sticky;
 }
 
@@ -168,6 +185,7 @@ CUSIM_API Result cuEventSynchronize(void* handle) {
   Guard guard(mutex());
   auto* event = static_cast<Event*>(handle);
   if (event->captured_stream) return kCapturedEvent;
+  if (event->device->sync_fault.strikes()) return event->device->sync_fault.error;
   if (event->mark) run_until(*event->mark);
   return event->device->sticky;
 }
@@ -206,6 +224,7 @@ CUSIM_API Result cuStreamWaitEvent(void* stream_handle, void* handle, unsigned) 
     return kCaptureIsolation;
   }
   if (const Result error = stream->device->sticky) return error;
+  if (stream->device->wait_fault.strikes()) return stream->device->wait_fault.error;
   if (event->mark && !event->mark->is_reached) enqueue(*stream, {nullptr, event->mark, nullptr});
   return stream->device->sticky;
 }

@@ -21,6 +21,10 @@ pub enum Fault {
     Launch(i32),
     /// A kernel ends with this error while it runs; the device answers everything with it from then on.
     Kernel(i32),
+    /// A stream's wait for an event is forgotten: it succeeds and orders nothing.
+    StreamWait,
+    /// The host's wait for an event is forgotten: it succeeds at once.
+    HostWait,
 }
 
 /// What happened on a device.
@@ -63,13 +67,25 @@ impl Device {
         self.expect(unsafe { set(self.number(), bytes) });
     }
 
-    /// Plans a fault for the `nth` allocation, launch or kernel from now on, counted from 1; 0 plans none.
+    /// Lets copies run as soon as streams and events allow, or as late as they do, which is the default. The first
+    /// shows memory that is written while earlier work still reads it.
+    pub fn hurry_copies(self, hurries: bool) {
+        let hurry: Symbol<unsafe extern "C" fn(c_int, c_int) -> c_int> =
+            function(b"cusim_hurry_copies");
+        // SAFETY: as above.
+        self.expect(unsafe { hurry(self.number(), c_int::from(hurries)) });
+    }
+
+    /// Plans a fault for the `nth` of its kind from now on, counted from 1; 0 plans none.
     pub fn plan(self, fault: Fault, nth: u64) {
+        const SUCCESS: i32 = 0;
         const OUT_OF_MEMORY: i32 = 2;
         let (kind, error) = match fault {
             Fault::Allocation => (0, OUT_OF_MEMORY),
             Fault::Launch(error) => (1, error),
             Fault::Kernel(error) => (2, error),
+            Fault::StreamWait => (3, SUCCESS),
+            Fault::HostWait => (4, SUCCESS),
         };
         let plan: Symbol<unsafe extern "C" fn(c_int, c_int, u64, c_int) -> c_int> =
             function(b"cusim_plan_fault");
