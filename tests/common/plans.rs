@@ -1,11 +1,29 @@
-//! Plans in a few words.
+//! Plans in a few words, and the CPU executor that runs them.
 
 use std::sync::Arc;
 
+use souffleur::executor::cpu::CpuOptions;
 use souffleur::executor::{LogprobWish, RowStart, RowWork, StepPlan, StepRow, TableDelta};
 use souffleur::ids::{PageId, RowId, SeqId, StepId};
+use souffleur::model::loader::LoadFormat;
 use souffleur::state::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
+
+/// The CPU executor's options for a few short sequences.
+pub fn cpu_options() -> CpuOptions {
+    CpuOptions {
+        dtype: None,
+        quantization: None,
+        load_format: LoadFormat::Auto,
+        n_pages: 4096,
+        page_size: 1,
+        threads: 1,
+        pin_threads: false,
+        max_rows: 32,
+        isa: None,
+        shared_prefix: true,
+    }
+}
 
 /// Sampling without chance.
 pub fn greedy() -> Arc<SamplingParams> {

@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use souffleur::error::StepError;
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur::executor::cpu::CpuExecutor;
 use souffleur::executor::{Executor, Launch, LogprobWish, StepOutput, StepPlan};
-use souffleur::model::loader::LoadFormat;
 use souffleur::state::sampling::SamplingParams;
 use souffleur_cusim::{Device, Fault};
 
-use crate::common::{append, decode, fixture, greedy, load, options, plan, prefill, start, tokens};
+use crate::common::{
+    append, cpu_options, decode, fixture, greedy, load, options, plan, prefill, start, tokens,
+};
 use crate::setups::load_on;
 
 const LAUNCH_OUT_OF_RESOURCES: i32 = 701;
@@ -74,19 +75,7 @@ fn run(executor: &mut dyn Executor, plans: &[StepPlan]) -> Vec<StepOutput> {
 }
 
 fn on_the_cpu(plans: &[StepPlan]) -> Vec<StepOutput> {
-    let options = CpuOptions {
-        dtype: None,
-        quantization: None,
-        load_format: LoadFormat::Auto,
-        n_pages: 4096,
-        page_size: 1,
-        threads: 1,
-        pin_threads: false,
-        max_rows: 32,
-        isa: None,
-        shared_prefix: true,
-    };
-    let executor = CpuExecutor::load(&fixture("llama"), &options, &mut |_, _| {});
+    let executor = CpuExecutor::load(&fixture("llama"), &cpu_options(), &mut |_, _| {});
     run(&mut executor.unwrap(), plans)
 }
 

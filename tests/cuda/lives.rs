@@ -3,15 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use futures_util::future::join_all;
-use souffleur::config::{Dtype, EngineConfig};
+use futures_util::future::{join, join_all};
+use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineParts, Progress};
+use souffleur::executor::LogprobWish;
 use souffleur::request::{Event, GenerateRequest, Prompt};
 use souffleur_cusim::{Device, Fault};
 
 use crate::gpu;
 use crate::model::fixture;
-use crate::requests::{REQUESTS, VOCAB, long_request, request};
+use crate::requests::{REQUESTS, VOCAB, bits, long_request, request};
+use crate::scores::Reference;
 use crate::setups::{
     BF16_PAGES_OF_1, BF16_PAGES_OF_16_GRAPHS, F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16, Setup,
     load_on,
@@ -36,6 +38,7 @@ fn model() -> PathBuf {
 fn growing_request(index: u32) -> GenerateRequest {
     let prompt = (1..20).map(|i| (i * 7 + index * 19) % VOCAB).collect();
     let mut request = GenerateRequest::new(Prompt::Tokens(prompt));
+    request.logprobs = Some(LogprobWish::default());
     let sampling = &mut request.sampling;
     sampling.max_new_tokens = 20 + 40 * (index % 4);
     sampling.min_new_tokens = sampling.max_new_tokens;
@@ -46,19 +49,7 @@ fn growing_request(index: u32) -> GenerateRequest {
     request
 }
 
-/// What the requests give alone.
-async fn alone(setup: &Setup) -> Vec<Vec<u32>> {
-    let world = setup.start_on_gpu(setup.config(&model()));
-    let mut outputs = Vec::new();
-    for index in 0..GROWING {
-        outputs.push(collect(world.generate(growing_request(index))).await.tokens);
-    }
-    world.stop().await;
-    outputs
-}
-
-/// Requests that lose their place in the batch go on as if nothing had been: their output is what they give alone. In
-/// bfloat16 a batch may round elsewhere, so there it is its length.
+/// Requests that lose their place in the batch go on as if nothing had been.
 async fn retracted(setup: &Setup) {
     let world = setup.start_on_gpu(EngineConfig {
         // So many that all begin, and not all can grow.
@@ -67,37 +58,25 @@ async fn retracted(setup: &Setup) {
         schedule_conservativeness: 0.01,
         ..setup.config(&model())
     });
-    let runs = (0..GROWING).map(|index| collect(world.generate(growing_request(index))));
-    let outcomes = join_all(runs).await;
+    let runs = (0..GROWING).map(|index| bits(world.generate(growing_request(index))));
+    let outputs = join_all(runs).await;
     let stats = world.assert_whole().await;
     assert!(stats.retractions > 0, "{setup:?}: {stats:?}");
     world.stop().await;
-    for (index, outcome) in (0..).zip(&outcomes) {
-        assert!(matches!(outcome.end, Event::Finished(_)), "{outcome:?}");
-        let n_tokens = growing_request(index).sampling.max_new_tokens;
-        assert_eq!(
-            outcome.tokens.len(),
-            n_tokens as usize,
-            "{setup:?}, {index}"
-        );
+    let reference = Reference::new(setup, &model(), (growing_request, GROWING)).await;
+    for (index, (got, _)) in (0..).zip(&outputs) {
+        reference.check(setup, index, got, "retracted").await;
     }
-    if setup.dtype == Dtype::Float32 {
-        let outputs = outcomes.into_iter().map(|outcome| outcome.tokens);
-        assert_eq!(outputs.collect::<Vec<_>>(), alone(setup).await, "{setup:?}");
-    }
+    reference.stop().await;
 }
 
 /// Every other request is cancelled when its first token comes; the others never notice.
 async fn cancelled(setup: &Setup) {
     let world = setup.start_on_gpu(setup.config(&model()));
-    let mut expected = Vec::new();
-    for index in (0..REQUESTS).step_by(2) {
-        expected.push(collect(world.generate(request(index))).await.tokens);
-    }
-    let runs = (0..REQUESTS).map(async |index| {
-        if index % 2 == 0 {
-            return collect(world.generate(request(index))).await;
-        }
+    let kept = (0..REQUESTS)
+        .step_by(2)
+        .map(|index| bits(world.generate(request(index))));
+    let gone = (1..REQUESTS).step_by(2).map(async |index| {
         let mut leaving = long_request(index);
         // As many as the context has room for: none ends before it is cancelled.
         leaving.sampling.ignore_eos = true;
@@ -109,21 +88,17 @@ async fn cancelled(setup: &Setup) {
         generation.cancel();
         collect(generation).await
     });
-    let outcomes = join_all(runs).await;
-    let (kept, gone): (Vec<_>, Vec<_>) = (0..REQUESTS)
-        .zip(outcomes)
-        .partition(|(index, _)| index % 2 == 0);
-    for (_, outcome) in gone {
+    let (kept, gone) = join(join_all(kept), join_all(gone)).await;
+    for outcome in gone {
         assert!(matches!(outcome.end, Event::Cancelled(_)), "{outcome:?}");
-    }
-    for ((index, outcome), expected) in kept.iter().zip(&expected) {
-        assert_eq!(outcome.tokens.len(), expected.len(), "{setup:?}, {index}");
-        if setup.dtype == Dtype::Float32 {
-            assert_eq!(&outcome.tokens, expected, "{setup:?}, {index}");
-        }
     }
     world.assert_whole().await;
     world.stop().await;
+    let reference = Reference::new(setup, &model(), (request, REQUESTS)).await;
+    for (index, (got, _)) in (0..REQUESTS).step_by(2).zip(&kept) {
+        reference.check(setup, index, got, "kept").await;
+    }
+    reference.stop().await;
 }
 
 #[tokio::test]
@@ -140,17 +115,13 @@ async fn cancellation_frees_everything_and_disturbs_nobody() {
     }
 }
 
-/// An engine on a device of its own, which is reset whenever an executor is made.
+/// An engine on a device of its own.
 fn start_on(ordinal: usize) -> World {
     let setup = F32_PAGES_OF_1_GRAPHS;
     let config = setup.config(&model());
     let mut parts = EngineParts::from_model(&config, Progress::silent()).unwrap();
     let options = setup.options(&config, &parts);
-    parts.executor = Arc::new(move || {
-        // What the driver does when the last one releases a context.
-        Device::new(ordinal).reset();
-        Ok(Box::new(load_on(ordinal, &model(), &options)))
-    });
+    parts.executor = Arc::new(move || Ok(Box::new(load_on(ordinal, &model(), &options))));
     World {
         engine: Engine::start_with(config, parts).expect("the model loads"),
     }

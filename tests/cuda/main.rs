@@ -14,6 +14,7 @@ mod model;
 mod plans;
 #[path = "../common/requests.rs"]
 mod requests;
+mod scores;
 mod setups;
 #[path = "../models/steps.rs"]
 mod steps;

@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::model::loader::LoadFormat;
 
-pub use crate::plans::*;
+pub use crate::plans::{cpu_options as options, *};
 
 /// The folder of a tiny model.
 pub fn fixture(name: &str) -> PathBuf {
@@ -29,22 +28,6 @@ pub fn fixtures() -> Vec<String> {
         "one model of each family at least, found {names:?}"
     );
     names
-}
-
-/// Options for a few short sequences.
-pub fn options() -> CpuOptions {
-    CpuOptions {
-        dtype: None,
-        quantization: None,
-        load_format: LoadFormat::Auto,
-        n_pages: 4096,
-        page_size: 1,
-        threads: 1,
-        pin_threads: false,
-        max_rows: 32,
-        isa: None,
-        shared_prefix: true,
-    }
 }
 
 /// Loads a tiny model.

@@ -1,0 +1,165 @@
+//! What the CPU executor generates, and what it thinks of tokens that a GPU chose.
+//!
+//! In f32 every token is the same, and its log probability within [`F32_TOLERANCE`]: sums are taken in another order. In
+//! bfloat16 activations are rounded at other places, so that tokens which are nearly as likely may change places; there
+//! the CPU is asked how likely it finds each token that the GPU chose, after those that the GPU chose before.
+
+use std::path::Path;
+
+use souffleur::config::Dtype;
+use souffleur::executor::{LogprobWish, TokenLogprobs};
+use souffleur::request::{Event, GenerateRequest, Prompt};
+
+use crate::requests::{Bits, bits};
+use crate::setups::{Setup, start_on_cpu};
+use crate::world::{World, within};
+
+/// In nats.
+const F32_TOLERANCE: f32 = 2e-4;
+/// In nats; bfloat16 has 8 bits.
+const BF16_TOLERANCE: f32 = 0.1;
+
+/// What the CPU makes of some requests, and an engine to ask.
+pub struct Reference {
+    world: World,
+    request: fn(u32) -> GenerateRequest,
+    outputs: Vec<Bits>,
+}
+
+/// A token as the CPU sees it, in nats.
+struct Scored {
+    logprob: f32,
+    /// Of the token that it would have chosen without chance.
+    highest: f32,
+}
+
+impl Reference {
+    /// Runs requests `0..n` one after the other.
+    pub async fn new(
+        setup: &Setup,
+        model: &Path,
+        (request, n): (fn(u32) -> GenerateRequest, u32),
+    ) -> Self {
+        let world = start_on_cpu(setup.config(model));
+        let mut outputs = Vec::new();
+        for index in 0..n {
+            outputs.push(bits(world.generate(request(index))).await.0);
+        }
+        Self {
+            world,
+            request,
+            outputs,
+        }
+    }
+
+    /// Compares a request's tokens and their log probabilities.
+    pub async fn check(&self, setup: &Setup, index: u32, got: &Bits, what: &str) {
+        let what = format!("{setup:?}, {what}, request {index}");
+        let tokens: Vec<u32> = got.iter().map(|bit| bit.0).collect();
+        let likely: Vec<f32> = match setup.dtype {
+            Dtype::Float32 => {
+                assert_eq!(tokens, self.expected(index), "{what}");
+                let expected = self.outputs[index as usize].iter();
+                expected.map(|bit| f32::from_bits(bit.1)).collect()
+            }
+            _ => {
+                let scored = self.check_choices(index, &tokens, &what).await;
+                scored.iter().map(|scored| scored.logprob).collect()
+            }
+        };
+        let tolerance = match setup.dtype {
+            Dtype::Float32 => F32_TOLERANCE,
+            _ => BF16_TOLERANCE,
+        };
+        for (place, (got, expected)) in got.iter().zip(&likely).enumerate() {
+            let got = f32::from_bits(got.1);
+            assert!(
+                (got - expected).abs() <= tolerance,
+                "{what}, token {place}: log probability {got}, {expected} on the CPU"
+            );
+        }
+    }
+
+    /// Compares a request's tokens, which came without log probabilities.
+    pub async fn check_tokens(&self, setup: &Setup, index: u32, tokens: &[u32], what: &str) {
+        let what = format!("{setup:?}, {what}, request {index}");
+        match setup.dtype {
+            Dtype::Float32 => assert_eq!(tokens, self.expected(index), "{what}"),
+            _ => drop(self.check_choices(index, tokens, &what).await),
+        }
+    }
+
+    /// Ends the engine.
+    pub async fn stop(self) {
+        self.world.stop().await;
+    }
+
+    fn expected(&self, index: u32) -> Vec<u32> {
+        let output = self.outputs[index as usize].iter();
+        output.map(|bit| bit.0).collect()
+    }
+
+    /// In bfloat16: as many tokens, and without chance each is the likeliest, or nearly so.
+    async fn check_choices(&self, index: u32, tokens: &[u32], what: &str) -> Vec<Scored> {
+        let expected = self.expected(index);
+        assert_eq!(tokens.len(), expected.len(), "{what}");
+        let request = (self.request)(index);
+        let scored = self.scored(&request, tokens).await;
+        if request.sampling.temperature == 0.0 {
+            for (place, Scored { logprob, highest }) in scored.iter().enumerate() {
+                assert!(
+                    highest - logprob <= 2.0 * BF16_TOLERANCE,
+                    "{what}, token {place}: log probability {logprob} on the CPU, another token has {highest}"
+                );
+            }
+        }
+        scored
+    }
+
+    /// How likely the output of a request is, token by token.
+    async fn scored(&self, request: &GenerateRequest, output: &[u32]) -> Vec<Scored> {
+        let mut asked = request.clone();
+        let Prompt::Tokens(prompt) = &request.prompt else {
+            panic!("{request:?}")
+        };
+        let banned: &[u32] = match request.sampling.min_new_tokens {
+            0 => &[],
+            _ => &self.world.engine.model().eos_token_ids,
+        };
+        asked.prompt = Prompt::Tokens(prompt.iter().chain(output).copied().collect());
+        asked.logprobs = Some(LogprobWish {
+            start: Some(prompt.len() as u32 - 1),
+            top: 1 + banned.len() as u32,
+            ..Default::default()
+        });
+        asked.sampling.max_new_tokens = 1;
+        asked.sampling.min_new_tokens = 0;
+        let scored = self.input_logprobs(asked).await;
+        // The first token of the wished range comes without one.
+        let scored = &scored[scored.len() - output.len()..];
+        let of = |(scored, token): (&TokenLogprobs, &u32)| {
+            assert_eq!(scored.token, *token);
+            let allowed = scored.top.iter().find(|top| !banned.contains(&top.0));
+            Scored {
+                logprob: scored.logprob.unwrap(),
+                highest: allowed.unwrap().1,
+            }
+        };
+        scored.iter().zip(output).map(of).collect()
+    }
+
+    async fn input_logprobs(&self, request: GenerateRequest) -> Vec<TokenLogprobs> {
+        let mut generation = self.world.generate(request);
+        let mut found = Vec::new();
+        loop {
+            match within(generation.next()).await.unwrap() {
+                Event::Delta(delta) => found.extend(delta.input_logprobs),
+                Event::Finished(end) => {
+                    found.extend(end.delta.input_logprobs);
+                    return found;
+                }
+                other => panic!("ended with {other:?}"),
+            }
+        }
+    }
+}
