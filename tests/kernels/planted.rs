@@ -7,11 +7,11 @@ use crate::program::{Build, compile, kernels, run, text_of};
 
 const SCHEDULES: [&str; 3] = ["0", "1", "2"];
 
-/// Whether a test finds a fault under any schedule.
-fn is_found(test: &str, variable: &str, value: &str) -> bool {
+/// Whether a test, or those of its cases that variables choose, finds a fault under any schedule.
+fn is_found(test: &str, cases: &[(&str, &str)], fault: (&str, &str)) -> bool {
     let program = compile(&kernels().join("cusim/tests").join(test), Build::Plain);
     SCHEDULES.iter().any(|order| {
-        let variables = [(variable, value), ("CUSIM_ORDER", order)];
+        let variables = [cases, &[fault, ("CUSIM_ORDER", order)]].concat();
         !run(&program, &variables).status.success()
     })
 }
@@ -19,7 +19,7 @@ fn is_found(test: &str, variable: &str, value: &str) -> bool {
 /// Skips each barrier of a unit in turn; the unit's test must find all but `unseen` of them, which guard what no kernel
 /// makes use of.
 #[track_caller]
-fn check_barriers(unit: &str, test: &str, unseen: usize) {
+fn check_barriers(unit: &str, (test, cases): (&str, &[(&str, &str)]), unseen: usize) {
     let source = fs::read_to_string(kernels().join(unit)).unwrap();
     let lines = source
         .lines()
@@ -31,7 +31,7 @@ fn check_barriers(unit: &str, test: &str, unseen: usize) {
     assert!(!sites.is_empty(), "{unit} has no barrier");
     let missed: Vec<_> = sites
         .iter()
-        .filter(|site| !is_found(test, "CUSIM_SKIP_BARRIER", site))
+        .filter(|site| !is_found(test, cases, ("CUSIM_SKIP_BARRIER", site)))
         .collect();
     assert_eq!(
         missed.len(),
@@ -42,28 +42,35 @@ fn check_barriers(unit: &str, test: &str, unseen: usize) {
 
 #[test]
 fn a_missing_barrier_of_a_norm_is_found() {
-    check_barriers("norm.cu", "pointwise.cpp", 0);
+    check_barriers("norm.cu", ("pointwise.cpp", &[]), 0);
 }
 
 #[test]
 fn a_missing_barrier_of_a_product_is_found() {
-    check_barriers("gemm.cu", "gemm.cpp", 1);
+    check_barriers("gemm.cu", ("gemm.cpp", &[]), 1);
 }
 
 #[test]
-fn a_missing_barrier_of_an_attention_is_found() {
-    check_barriers("attention_decode.cu", "attention.cpp", 0);
+fn a_missing_barrier_of_a_decode_is_found() {
+    let cases = [("ATTENTION_CASES", "decode")];
+    check_barriers("attention_decode.cu", ("attention.cpp", &cases), 0);
+}
+
+#[test]
+fn a_missing_barrier_of_a_prefill_is_found() {
+    let cases = [("ATTENTION_CASES", "prefill")];
+    check_barriers("attention_prefill.cu", ("attention.cpp", &cases), 0);
 }
 
 #[test]
 fn waiting_for_one_copy_too_few_is_found() {
     for test in ["gemm.cpp", "attention.cpp"] {
         assert!(
-            is_found(test, "CUSIM_WEAK_WAIT", "1"),
+            is_found(test, &[], ("CUSIM_WEAK_WAIT", "1")),
             "{test} does not miss the copies"
         );
         assert!(
-            !is_found(test, "CUSIM_WEAK_WAIT", "0"),
+            !is_found(test, &[], ("CUSIM_WEAK_WAIT", "0")),
             "{test} fails without a fault"
         );
     }
