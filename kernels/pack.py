@@ -2,7 +2,8 @@
 
 Needs Python 3.11 and requirements.txt. NVRTC is taken from the folder SOUFFLEUR_NVRTC_DIR, else from its package.
 
-The gate: no spills, no local memory, and no kernel over its budget of registers (budget.toml).
+The gate: no spills, no local memory, no kernel over its budget of registers (budget.toml), and none that README.md's
+tables do not have with that budget.
 
 The pack is one zstd frame. Decoded, all numbers little-endian:
     magic "SFLPACK1", u32 number of images, then for each image
@@ -170,6 +171,28 @@ def complaints(target, log, budgets):
             yield f"{kernel} on {target}: {used['registers']} registers, the budget is {budget}"
 
 
+def described():
+    """Kernels, as patterns, and registers in the tables of README.md that have a column of those."""
+    column, found = None, []
+    for line in (FOLDER / "README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            column = None
+        elif "registers" in cells:
+            column = cells.index("registers")
+        elif column is not None and cells[column].isdigit():
+            found += [(name, int(cells[column])) for name in re.findall(r"`(\w+\*?)`", line)]
+    return found
+
+
+def undescribed(kernels, budgets, rows):
+    for kernel in sorted(kernels):
+        budget = budget_of(kernel, budgets)
+        registers = {registers for pattern, registers in rows if fnmatch.fnmatchcase(kernel, pattern)}
+        if registers != {budget}:
+            yield f"{kernel}: README.md has it with {registers or 'no'} registers, the budget is {budget}"
+
+
 def is_packed(unit, target):
     return target in PACKED and unit.name not in PACKED[target]
 
@@ -213,6 +236,8 @@ def main():
     failures = [f"{unit.name} for {target}:\n{log}" for unit, target, image, log in results if image is None]
     for _, target, _, log in results:
         failures += complaints(target, log, budgets)
+    kernels = {kernel for _, _, _, log in results for kernel in resources(log)}
+    failures += undescribed(kernels, budgets, described())
     if failures:
         sys.exit("\n".join(failures))
 
