@@ -14,6 +14,7 @@ use crate::executor::{Executor, Placement};
 use crate::kernels::cuda::backend::{CudaSizes, activation_bytes};
 use crate::kernels::cuda::driver::{self, Device};
 use crate::kernels::cuda::gemm::Products;
+use crate::model::weights::Dtype as Stored;
 
 /// SGLang's most requests at once; the plan takes fewer where the pool is small.
 const MOST_REQUESTS: usize = 4096;
@@ -67,6 +68,9 @@ impl Gpu {
         let info = self.device.info();
         let rows = config.max_running_requests.unwrap_or(MOST_REQUESTS);
         let options = options(config, model, context_tokens, (0, rows))?;
+        if model.dtype == Stored::F16 {
+            tracing::warn!("the checkpoint is stored in float16 and runs in bfloat16 on the GPU");
+        }
         let sizes = CudaSizes {
             element: options.element,
             n_pages: options.n_pages,
@@ -91,6 +95,7 @@ impl Gpu {
                 .saturating_add(page_table_bytes)
                 .saturating_add(Products::workspace_bytes(info.multiprocessors))
                 .saturating_add(HEADROOM_BYTES),
+            page_table_bytes,
         })
     }
 

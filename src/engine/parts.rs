@@ -326,5 +326,6 @@ fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBu
         free_before_bytes: available_bytes()?,
         weights_bytes: model.weights_bytes,
         reserve_bytes: reserve_bytes(&model.config, step_tokens, logit_rows),
+        page_table_bytes: 0,
     })
 }

@@ -42,6 +42,8 @@ pub struct MemoryBudget {
     pub weights_bytes: u64,
     /// What has to stay free beside weights and KV pool, in bytes; see [`reserve_bytes`].
     pub reserve_bytes: u64,
+    /// Part of the reserve: the page table on the device, in bytes. 0 where the host keeps it.
+    pub page_table_bytes: u64,
 }
 
 /// What the model needs and the user asks for.
@@ -225,8 +227,15 @@ impl MemoryPlan {
                 self.largest_safe_fraction,
                 Bytes(budget.reserve_bytes)
             ),
-            format!("requests at once      {}", self.max_running_requests),
         ];
+        if budget.page_table_bytes > 0 {
+            let table = Bytes(budget.page_table_bytes);
+            lines.push(format!("  of that             {table} for the page table"));
+        }
+        lines.push(format!(
+            "requests at once      {}",
+            self.max_running_requests
+        ));
         if let Some(fraction) = wish
             .mem_fraction_static
             .filter(|f| *f > self.largest_safe_fraction)
@@ -336,9 +345,17 @@ fn free_choice(
 ) -> Result<Vec<(u64, PoolLimit)>, LoadError> {
     let room = free_after.saturating_sub(budget.reserve_bytes);
     if room < wish.smallest_pool_bytes() {
+        let advice = match budget.page_table_bytes {
+            0 => "use a smaller model, page_size or chunked_prefill_size".to_owned(),
+            bytes => format!(
+                "use a smaller model or chunked_prefill_size; the page table takes {} of it, which a larger page_size \
+                 and a smaller context_length or max_running_requests shrink",
+                Bytes(bytes)
+            ),
+        };
         return Err(LoadError::Memory(format!(
             "{} are available; weights take {}, activations and headroom {}, one page of K/V with the dummy \
-             page {}: use a smaller model, page_size or chunked_prefill_size",
+             page {}: {advice}",
             Bytes(budget.free_before_bytes),
             Bytes(budget.weights_bytes),
             Bytes(budget.reserve_bytes),

@@ -65,6 +65,7 @@ pub fn model_info(
         free_before_bytes: hardware.memory_bytes() * u64::from(devices),
         weights_bytes: weights_bytes(model, storage),
         reserve_bytes: reserve_bytes(model, step_tokens, LOGIT_ROWS as u64) * u64::from(devices),
+        page_table_bytes: 0,
     };
     if given.is_some() {
         // A capacity that is asked for is simulated, whatever the device has.

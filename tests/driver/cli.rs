@@ -21,11 +21,20 @@ fn souffleur(command: &str) -> Command {
 
 /// `souffleur plan` with libraries from one folder, if any.
 fn plan(arguments: &[&str], libraries: Option<&Path>, variables: &[(&str, &str)]) -> Output {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+    plan_of("qwen3", arguments, libraries, variables)
+}
+
+fn plan_of(
+    model: &str,
+    arguments: &[&str],
+    libraries: Option<&Path>,
+    variables: &[(&str, &str)],
+) -> Output {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
     let mut command = souffleur("plan");
     command
         .args(["--page-size", "16", "--model-path"])
-        .arg(model)
+        .arg(models.join(model))
         .args(arguments);
     command.envs(variables.iter().copied());
     if let Some(libraries) = libraries {
@@ -79,10 +88,14 @@ type Situation = (
 
 #[test]
 fn a_driver_that_cannot_be_used_is_described() {
-    let table: [Situation; 6] = [
+    let table: [Situation; 7] = [
         (
             &[("CUSIM_DRIVER_VERSION", "11040")],
             &["too old", "CUDA 11.4", "12.0 is needed", "525"],
+        ),
+        (
+            &[("CUSIM_CAPABILITY", "75")],
+            &["GPU 0", "compute capability 7.5", "8.0"],
         ),
         (
             &[("CUSIM_DEVICES", "0")],
@@ -137,10 +150,21 @@ fn the_plan_of_a_gpu_takes_most_of_its_memory() {
         "free on GPU 0",
         "2.0 GiB",
         "pages of 16",
+        "for the page table",
         "largest safe --mem-fraction-static",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
+    // One of several, newer than all machine code there is, under a driver newer than the kernels.
+    let variables = [
+        TWO_GIB,
+        ("CUSIM_DEVICES", "2"),
+        ("CUSIM_CAPABILITY", "121"),
+        ("CUSIM_DRIVER_VERSION", "14000"),
+    ];
+    let second = plan(&["--device", "cuda:1"], Some(&libraries), &variables);
+    assert!(stdout(&second).contains("free on GPU 1"), "{second:?}");
+    assert!(stderr(&second).contains("sm_121"), "{second:?}");
     let fraction = |fraction| {
         let arguments = ["--device", "cuda:0", "--mem-fraction-static", fraction];
         plan(&arguments, Some(&libraries), &[TWO_GIB])
@@ -169,6 +193,18 @@ fn a_driver_that_is_not_used_is_mentioned() {
     );
     let output = plan(&["--device", "cpu"], Some(&emulated()), &[]);
     assert!(!stderr(&output).contains("--device cuda"), "{output:?}");
+}
+
+#[test]
+fn a_checkpoint_in_float16_is_said_to_run_in_bfloat16() {
+    let libraries = emulated();
+    let cuda = ["--device", "cuda"];
+    for (model, times) in [("llama-sharded", 1), ("qwen3", 0)] {
+        let output = plan_of(model, &cuda, Some(&libraries), &[TWO_GIB]);
+        assert!(output.status.success(), "{output:?}");
+        let log = stderr(&output);
+        assert_eq!(log.matches("runs in bfloat16").count(), times, "{log}");
+    }
 }
 
 #[test]

@@ -92,8 +92,8 @@ impl CudaOptions {
 
 /// The elements that a checkpoint's dtype runs in.
 ///
-/// There are no kernels for float16. A checkpoint that is stored so runs in bfloat16, which has its range and three bits
-/// less; who asks for float16 by name is told so.
+/// There are no kernels for float16. A checkpoint that is stored so runs in bfloat16, which has more than its range and
+/// three bits less; who asks for float16 by name is told so.
 ///
 /// # Errors
 /// [`LoadError::Device`] for a float16 that was asked for.
@@ -104,10 +104,7 @@ pub fn element_of(dtype: Dtype, was_asked_for: bool) -> Result<ElementType, Load
         Dtype::F16 if was_asked_for => Err(LoadError::Device(
             "there are no float16 kernels for CUDA: use --dtype bfloat16 or float32".to_owned(),
         )),
-        Dtype::F16 => {
-            tracing::warn!("the checkpoint is stored in float16 and runs in bfloat16 on the GPU");
-            Ok(ElementType::Bf16)
-        }
+        Dtype::F16 => Ok(ElementType::Bf16),
     }
 }
 

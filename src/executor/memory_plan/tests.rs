@@ -8,6 +8,7 @@ fn budget() -> MemoryBudget {
         free_before_bytes: 16 * GIB,
         weights_bytes: 4 * GIB,
         reserve_bytes: GIB,
+        page_table_bytes: 0,
     }
 }
 
@@ -272,6 +273,7 @@ fn the_reserve_grows_with_the_step_and_the_vocabulary() {
 fn gpu() -> MemoryBudget {
     MemoryBudget {
         place: Place::Gpu(0),
+        page_table_bytes: GIB / 2,
         ..budget()
     }
 }
@@ -285,7 +287,9 @@ fn a_gpu_gives_most_of_its_memory() {
     assert_eq!(plan.limit, PoolLimit::DefaultFraction);
     let why = plan.explain().join("\n");
     assert!(
-        why.contains("free on GPU 0") && why.contains("0.9"),
+        why.contains("free on GPU 0")
+            && why.contains("0.9")
+            && why.contains("512.0 MiB for the page table"),
         "{why}"
     );
     // A reserve that 0.9 would eat into, and weights that leave less than 0.9: all the room is taken.
@@ -298,6 +302,16 @@ fn a_gpu_gives_most_of_its_memory() {
         let plan = MemoryPlan::new(tight, wish()).expect("it fits");
         assert_eq!(plan.limit, PoolLimit::Room, "{weights}");
     }
+    let none = MemoryBudget {
+        reserve_bytes: 12 * GIB,
+        ..gpu()
+    };
+    let text = MemoryPlan::new(none, wish()).expect_err("nothing is left");
+    let text = text.to_string();
+    assert!(
+        text.contains("the page table takes 512.0 MiB") && text.contains("a larger page_size"),
+        "{text}"
+    );
 }
 
 #[test]
