@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 
-PART = "peers"
 ROTATED_BYTES = 512 << 20
 # What config/shapes leaves out, as the models' public configurations have it.
 DETAILS = {
@@ -24,7 +23,8 @@ DETAILS = {
 
 
 def show(name, unit=None, value=None, note=None):
-    result = {"part": PART, "name": name, "unit": unit, "value": value, "note": note}
+    part = "torch" if sys.argv[1] == "torch" else "peers"
+    result = {"part": part, "name": name, "unit": unit, "value": value, "note": note}
     print(json.dumps({key: what for key, what in result.items() if what is not None}), flush=True)
 
 
