@@ -34,7 +34,7 @@ pub enum Format {
     F16,
     /// 16-bit brain floats, activations rounded to them.
     Bf16,
-    /// Signed bytes with a scale for each output and [`INT8_GROUP`] inputs, activations quantised likewise.
+    /// Signed bytes with a scale for each output and `INT8_GROUP` inputs, activations quantised likewise.
     Int8,
 }
 

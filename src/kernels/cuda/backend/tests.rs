@@ -1,15 +1,17 @@
 //! Every operation beside its twin on the CPU, over the emulated driver: random weights, activations poisoned with NaN.
 
+mod model;
+
 use half::bf16;
 
+use self::model::{Model, model, run};
 use super::*;
 use crate::ids::{PageId, RowId};
+use crate::kernels::HeadShape;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa};
 use crate::kernels::cuda::driver::Priority;
 use crate::kernels::cuda::gemm::GemmWish;
-use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
-use crate::model::rope::Rope;
-use crate::model::weights::{Dtype, TensorView};
+use crate::model::weights::Dtype;
 
 const VOCAB: usize = 70;
 const PAGES: usize = 1000;
@@ -68,117 +70,6 @@ impl Case {
             ElementType::Bf16 => 0.03,
         }
     }
-}
-
-/// The weights of a layer and the ends of a model.
-struct Model<B: Backend> {
-    embedding: B::Matrix,
-    rope: B::Rope,
-    norm: B::Vector,
-    qkv: QkvWeights<B>,
-    o: Linear<B>,
-    gate_up: Linear<B>,
-    down: Linear<B>,
-}
-
-fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
-    let mut random = fastrand::Rng::with_seed(3);
-    let (n_heads, n_kv_heads, head_dim) = case.heads;
-    let (hidden, q, kv) = (case.hidden, n_heads * head_dim, n_kv_heads * head_dim);
-    let mut values = |n: usize, center: f32, spread: f32| -> Vec<u8> {
-        let value = |_| center + spread * (random.f32() * 2.0 - 1.0);
-        // Exact in both element types.
-        let values = (0..n)
-            .map(value)
-            .map(|value| bf16::from_f32(value).to_f32());
-        values.flat_map(f32::to_le_bytes).collect()
-    };
-    let view = |shape: &'static [usize], bytes: &'static [u8]| TensorView {
-        dtype: Dtype::F32,
-        shape,
-        bytes,
-    };
-    let leak = |shape: &[usize], bytes: Vec<u8>| view(shape.to_vec().leak(), bytes.leak());
-    let mut matrix = |outputs: usize, inputs: usize| {
-        let spread = 1.5 / (inputs as f32).sqrt();
-        leak(&[outputs, inputs], values(outputs * inputs, 0.0, spread))
-    };
-    let (embedding, down) = (matrix(VOCAB, hidden), matrix(hidden, case.mlp));
-    let (q_proj, kv_proj) = (matrix(q, hidden), matrix(2 * kv, hidden));
-    let (o_proj, gate_up) = (matrix(hidden, q), matrix(2 * case.mlp, hidden));
-    let mut vector = |n: usize, center: f32| leak(&[n], values(n, center, 0.3));
-    let (norm, q_norm, k_norm) = (
-        vector(hidden, 1.0),
-        vector(head_dim, 1.0),
-        vector(head_dim, 1.0),
-    );
-    let biases = [
-        vector(q + 2 * kv, 0.0),
-        vector(hidden, 0.0),
-        vector(2 * case.mlp, 0.0),
-    ];
-    let mut bias = |index: usize| case.bias.then(|| backend.vector(&biases[index..=index]));
-    let (qkv_bias, o_bias, gate_bias) = (bias(0), bias(1), bias(2));
-    Model {
-        embedding: backend.matrix(&[embedding]),
-        rope: backend.rope(&Rope::new(&case.config().rope, head_dim)),
-        norm: backend.vector(&[norm]),
-        qkv: QkvWeights {
-            projection: Linear {
-                weight: backend.matrix(&[q_proj, kv_proj]),
-                bias: qkv_bias,
-            },
-            head_norms: case
-                .head_norms
-                .then(|| (backend.vector(&[q_norm]), backend.vector(&[k_norm]))),
-            eps: 1e-5,
-        },
-        o: Linear {
-            weight: backend.matrix(&[o_proj]),
-            bias: o_bias,
-        },
-        gate_up: Linear {
-            weight: backend.matrix(&[gate_up]),
-            bias: gate_bias,
-        },
-        down: Linear {
-            weight: backend.matrix(&[down]),
-            bias: None,
-        },
-    }
-}
-
-/// Is shown a result: its operation, and whether it is f32.
-type Look<'a, B> = &'a mut dyn FnMut(&mut B, &'static str, &<B as Backend>::Tensor, bool);
-
-/// Runs every operation once.
-fn run<B: Backend>(
-    backend: &mut B,
-    model: &Model<B>,
-    case: &Case,
-    batch: &B::Batch,
-    tokens: &B::TokenList,
-    look: Look<'_, B>,
-) {
-    let heads = case.shape();
-    let mut x = backend.embed(&model.embedding, batch);
-    look(backend, "embed", &x, true);
-    let rotations = backend.rotations(&model.rope, batch);
-    look(backend, "rotations", &rotations, true);
-    let normed = backend.rms_norm(&x, &model.norm, 1e-5);
-    look(backend, "rms_norm", &normed, false);
-    let q = backend.project_qkv(&normed, &model.qkv, &heads, &rotations, 0, batch);
-    look(backend, "project_qkv", &q, false);
-    let attended = backend.attend(&q, &heads, 0, batch);
-    look(backend, "attend", &attended, false);
-    backend.project_add(&mut x, &attended, &model.o);
-    look(backend, "project_add", &x, true);
-    let gated = backend.gated_silu(&normed, &model.gate_up);
-    look(backend, "gated_silu", &gated, false);
-    backend.project_add(&mut x, &gated, &model.down);
-    look(backend, "second project_add", &x, true);
-    let logits = backend.logits(&x, tokens, &model.norm, 1e-5, &model.embedding);
-    look(backend, "logits", &logits, true);
 }
 
 /// The query tokens of one row.
