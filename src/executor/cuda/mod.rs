@@ -26,7 +26,7 @@ use self::clock::StepClock;
 use self::graphs::Graphs;
 use self::layout::{Layout, Logprobs, Reading, Shape};
 use self::samplers::RowSamplers;
-use self::stage::{Readback, ReadbackRing, UploadRing};
+use self::stage::{N_SLOTS, Readback, ReadbackRing, UploadRing};
 use self::step::StepArrays;
 use crate::error::{LoadError, StepError};
 use crate::executor::check::Limits;
@@ -235,8 +235,8 @@ impl CudaExecutor {
             kernels: SamplingKernels::load(modules)?,
             samplers: RowSamplers::new(&device, n_rows, vocab_size, eos_ids)?,
             arrays: StepArrays::new(&device, options)?,
-            uploads: UploadRing::new(&device, UPLOAD_WORDS)?,
-            readbacks: ReadbackRing::new(&device, readback_words)?,
+            uploads: UploadRing::new(&device, N_SLOTS, UPLOAD_WORDS)?,
+            readbacks: ReadbackRing::new(&device, N_SLOTS, readback_words)?,
             clock: StepClock::new(&device)?,
             rows: Rows::new(options.max_rows, limits),
             layout: Layout::default(),
@@ -269,6 +269,11 @@ impl CudaExecutor {
     }
 
     fn begin(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        if self.under_way.len() == MAX_UNDER_WAY {
+            return Err(StepError::Rejected(format!(
+                "{MAX_UNDER_WAY} steps are under way, no more can be"
+            )));
+        }
         self.rows.check(plan)?;
         let (n_decode, n_prefill) = self.layout.sort(plan);
         let n_tokens = n_decode + n_prefill;
@@ -301,11 +306,10 @@ impl CudaExecutor {
         let lists = self
             .layout
             .lay_out(plan, &mut self.rows, &mut self.samplers, &shape)?;
+        // From here on the rows have moved on, so that the same plan cannot come again.
         let words = self.layout.words.words();
-        let uploaded = self
-            .uploads
-            .upload(words, &self.compute)
-            .map_err(not_launched)?;
+        let uploaded = self.uploads.upload(words, &self.compute);
+        let uploaded = uploaded.map_err(|error| self.lose(error))?;
         let rows = self.results.begin(plan);
         self.run_step(plan.step, rows, &lists, uploaded, bucket)
             .map_err(|failure| self.lose(failure))
@@ -453,19 +457,5 @@ fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<(), LoadErr
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn float16_runs_in_bfloat16_unless_it_was_asked_for() {
-        for (dtype, was_asked_for, expected) in [
-            (Dtype::F32, true, Some(ElementType::F32)),
-            (Dtype::BF16, true, Some(ElementType::Bf16)),
-            (Dtype::F16, false, Some(ElementType::Bf16)),
-            (Dtype::F16, true, None),
-        ] {
-            let found = element_of(dtype, was_asked_for);
-            assert_eq!(found.ok(), expected, "{dtype:?}, {was_asked_for}");
-        }
-    }
-}
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -10,7 +10,8 @@ use crate::kernels::cuda::driver::{
     Device, DeviceBuffer, DevicePtr, DriverError, Event, HostUse, PinnedBuffer, Priority, Stream,
 };
 
-const N_SLOTS: usize = MAX_UNDER_WAY + 1;
+/// Slots of a ring.
+pub(super) const N_SLOTS: usize = MAX_UNDER_WAY + 1;
 
 /// Words on their way to the device.
 pub(super) struct UploadRing {
@@ -37,8 +38,12 @@ pub(super) struct Uploaded {
 
 impl UploadRing {
     /// A ring for up to `n_words` words at once; it grows when a step brings more.
-    pub(super) fn new(device: &Device, n_words: usize) -> Result<Self, DriverError> {
-        let slots = (0..N_SLOTS).map(|_| UploadSlot::new(device, n_words));
+    pub(super) fn new(
+        device: &Device,
+        n_slots: usize,
+        n_words: usize,
+    ) -> Result<Self, DriverError> {
+        let slots = (0..n_slots).map(|_| UploadSlot::new(device, n_words));
         Ok(Self {
             stream: device.stream(Priority::High)?,
             slots: slots.collect::<Result<_, _>>()?,
@@ -53,7 +58,7 @@ impl UploadRing {
         compute: &Stream,
     ) -> Result<Uploaded, DriverError> {
         let index = self.next;
-        self.next = (index + 1) % N_SLOTS;
+        self.next = (index + 1) % self.slots.len();
         let slot = &mut self.slots[index];
         slot.copied.synchronize()?;
         if slot.host.len() < words.len() {
@@ -137,8 +142,12 @@ pub(super) struct ReadbackPart<'a> {
 
 impl ReadbackRing {
     /// A ring for up to `n_words` words at once; it grows when a step brings more.
-    pub(super) fn new(device: &Device, n_words: usize) -> Result<Self, DriverError> {
-        let slots = (0..N_SLOTS).map(|_| ReadbackSlot::new(device, n_words));
+    pub(super) fn new(
+        device: &Device,
+        n_slots: usize,
+        n_words: usize,
+    ) -> Result<Self, DriverError> {
+        let slots = (0..n_slots).map(|_| ReadbackSlot::new(device, n_words));
         Ok(Self {
             stream: device.stream(Priority::High)?,
             slots: slots.collect::<Result<_, _>>()?,
@@ -153,7 +162,7 @@ impl ReadbackRing {
         compute: &Stream,
     ) -> Result<Readback, DriverError> {
         let index = self.next;
-        self.next = (index + 1) % N_SLOTS;
+        self.next = (index + 1) % self.slots.len();
         let slot = &mut self.slots[index];
         // Whoever began the last one on this slot has read it: steps are finished in order, and there is a slot for
         // each. Its copies have ended then.

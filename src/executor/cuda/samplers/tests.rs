@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::executor::cuda::stage::UploadRing;
+use crate::executor::cuda::stage::{N_SLOTS, UploadRing};
 use crate::ids::{RowId, SeqId};
 use crate::kernels::cuda::driver::Priority;
 use crate::kernels::cuda::pack::Modules;
@@ -83,7 +83,7 @@ impl Gpu {
             compute: device.stream(Priority::High).unwrap(),
             kernels: SamplingKernels::load(&modules).unwrap(),
             samplers: RowSamplers::new(&device, ROWS as usize + 1, VOCAB, vec![EOS]).unwrap(),
-            uploads: UploadRing::new(&device, 64).unwrap(),
+            uploads: UploadRing::new(&device, N_SLOTS, 64).unwrap(),
         }
     }
 

@@ -1,0 +1,248 @@
+//! The executor with what orders its streams taken away, piece by piece: the emulated driver has to show that each piece
+//! is needed.
+
+use std::path::Path;
+
+use souffleur_cusim::Fault;
+
+use super::*;
+use crate::executor::{RowStart, RowWork, TableDelta};
+use crate::ids::{PageId, RowId, SeqId};
+use crate::state::pages::PageRun;
+use crate::state::sampling::SamplingParams;
+
+const ROWS: u32 = 2;
+const PROMPT_TOKENS: u32 = 8;
+const STEPS: u64 = 12;
+/// By then every slot of a ring holds the lists of a decode, which a kernel may follow though they are old.
+const FIRST_PLANTED: u64 = 5;
+
+fn options() -> CudaOptions {
+    CudaOptions {
+        element: ElementType::F32,
+        load_format: LoadFormat::Auto,
+        n_pages: 256,
+        page_size: 1,
+        max_rows: ROWS as usize,
+        context_tokens: 64,
+        step_tokens: 32,
+        gemm: GemmWish::Own,
+        // Kernels read the lists where they were uploaded; a graph has copies.
+        graph_rows: 0,
+        placement: Placement::WHOLE,
+        plan: None,
+    }
+}
+
+fn executor(ordinal: usize) -> CudaExecutor {
+    // The driver has as many devices as were asked for.
+    souffleur_cusim::Device::new(ordinal);
+    let device = Device::open(ordinal).unwrap();
+    // SAFETY: to the emulated driver this text is an image that has every kernel.
+    let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama");
+    CudaExecutor::load_with(device, &modules, &dir, &options(), &mut |_, _| {}).unwrap()
+}
+
+/// A prefill of all rows, which get all their pages, and decodes.
+fn plan(step: u64) -> StepPlan {
+    let mut plan = StepPlan {
+        step: StepId::new(step),
+        starts: Vec::new(),
+        table: Vec::new(),
+        rows: Vec::new(),
+    };
+    for row in 1..=ROWS {
+        let (id, seq) = (RowId::new(row), SeqId::new(u64::from(row)));
+        let work = match step {
+            0 => RowWork::Prefill {
+                positions: 0..PROMPT_TOKENS,
+            },
+            _ => RowWork::Decode {
+                position: PROMPT_TOKENS + step as u32 - 1,
+            },
+        };
+        plan.rows.push(StepRow {
+            row: id,
+            seq,
+            work,
+            sample: true,
+            logprobs: None,
+        });
+        if step > 0 {
+            continue;
+        }
+        let tokens: Vec<u32> = (0..PROMPT_TOKENS).map(|i| 20 + i * 7 + row * 31).collect();
+        plan.starts.push(RowStart {
+            row: id,
+            seq,
+            tokens: tokens.into(),
+            prompt_tokens: PROMPT_TOKENS,
+            // Chance, so that no token is likely to follow itself.
+            sampling: Arc::new(SamplingParams {
+                sampling_seed: Some(u64::from(row)),
+                temperature: 2.0,
+                ..SamplingParams::default()
+            }),
+            prefix: PageRun::empty(),
+        });
+        plan.table.push(TableDelta::Append {
+            row: id,
+            pages: (row * 100..row * 100 + 50).map(PageId::new).collect(),
+        });
+    }
+    plan
+}
+
+/// What is taken away from each step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Planted {
+    Nothing,
+    /// The nth wait of a stream for an event, counted from 1: an upload's for those who read the slot before, the
+    /// kernels' for the upload, the readback's for the kernels.
+    StreamWait(u64),
+    /// The host writes to pinned memory that was not copied yet.
+    UploadWait,
+    /// The host reads pinned memory that was not copied to yet.
+    ReadbackWait,
+}
+
+/// How an executor runs that is looked at.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    upload_slots: usize,
+    readback_slots: usize,
+    hurries_copies: bool,
+    planted: Planted,
+}
+
+/// Rings as they are, copies as late as they may be.
+const AS_IT_IS: Case = Case {
+    upload_slots: N_SLOTS,
+    readback_slots: N_SLOTS,
+    hurries_copies: false,
+    planted: Planted::Nothing,
+};
+
+/// The tokens of all steps, each launched before the one before is read.
+fn tokens(ordinal: usize, case: Case) -> Vec<Vec<u32>> {
+    let mut executor = executor(ordinal);
+    let emulated = souffleur_cusim::Device::new(ordinal);
+    executor.uploads = UploadRing::new(&executor.device, case.upload_slots, 1024).unwrap();
+    executor.readbacks = ReadbackRing::new(&executor.device, case.readback_slots, 1024).unwrap();
+    emulated.hurry_copies(case.hurries_copies);
+    let mut outputs = Vec::new();
+    for step in 0..STEPS {
+        let is_planted = step >= FIRST_PLANTED;
+        let plant = |fault, nth| emulated.plan(fault, if is_planted { nth } else { 0 });
+        match case.planted {
+            Planted::StreamWait(nth) => plant(Fault::StreamWait, nth),
+            Planted::UploadWait => plant(Fault::HostWait, 1),
+            _ => {}
+        }
+        executor.launch(&plan(step)).unwrap();
+        if case.planted == Planted::ReadbackWait {
+            plant(Fault::HostWait, 1);
+        }
+        if step > 0 {
+            outputs.push(executor.finish().unwrap());
+        }
+    }
+    emulated.plan(Fault::HostWait, 0);
+    outputs.push(executor.finish().unwrap());
+    emulated.hurry_copies(false);
+    let tokens = |output: StepOutput| output.rows.into_iter().flat_map(|row| row.tokens).collect();
+    outputs.into_iter().map(tokens).collect()
+}
+
+#[test]
+fn rings_of_any_length_are_guarded_by_their_events() {
+    let expected = tokens(11, AS_IT_IS);
+    for (upload_slots, hurries_copies) in [(N_SLOTS, true), (1, false), (1, true)] {
+        let case = Case {
+            upload_slots,
+            hurries_copies,
+            ..AS_IT_IS
+        };
+        assert_eq!(tokens(11, case), expected, "{case:?}");
+    }
+}
+
+#[test]
+fn whatever_a_step_does_not_wait_for_shows() {
+    let expected = tokens(12, AS_IT_IS);
+    let one_upload_slot = Case {
+        upload_slots: 1,
+        ..AS_IT_IS
+    };
+    let cases = [
+        Case {
+            planted: Planted::UploadWait,
+            ..one_upload_slot
+        },
+        Case {
+            planted: Planted::StreamWait(1),
+            hurries_copies: true,
+            ..one_upload_slot
+        },
+        Case {
+            planted: Planted::StreamWait(2),
+            ..AS_IT_IS
+        },
+        Case {
+            planted: Planted::StreamWait(3),
+            ..AS_IT_IS
+        },
+        Case {
+            planted: Planted::ReadbackWait,
+            ..AS_IT_IS
+        },
+        // Results of the step under way lie where those of the step before do.
+        Case {
+            readback_slots: 1,
+            ..AS_IT_IS
+        },
+    ];
+    for case in cases {
+        assert_ne!(tokens(12, case), expected, "{case:?} does not show");
+    }
+}
+
+#[test]
+fn a_third_step_is_refused() {
+    let mut executor = executor(13);
+    executor.launch(&plan(0)).unwrap();
+    executor.launch(&plan(1)).unwrap();
+    let refused = executor.launch(&plan(2)).unwrap_err();
+    assert!(matches!(&refused, StepError::Rejected(_)), "{refused}");
+    executor.finish().unwrap();
+    executor.launch(&plan(2)).unwrap();
+}
+
+/// A plan that was refused may come again, and one whose rows have moved on may not: an upload without memory is lost.
+#[test]
+fn an_upload_without_memory_loses_the_step() {
+    let expected = tokens(14, AS_IT_IS);
+    let mut executor = executor(14);
+    executor.run(&plan(0)).unwrap();
+    executor.uploads = UploadRing::new(&executor.device, N_SLOTS, 1).unwrap();
+    souffleur_cusim::Device::new(14).plan(Fault::Allocation, 1);
+    let error = executor.run(&plan(1)).unwrap_err();
+    assert!(matches!(&error, StepError::Lost(_)), "{error}");
+    let again = (0..STEPS).map(|step| executor.run(&plan(step)).unwrap());
+    let tokens = |output: StepOutput| output.rows.into_iter().flat_map(|row| row.tokens).collect();
+    assert_eq!(again.map(tokens).collect::<Vec<Vec<u32>>>(), expected);
+}
+
+#[test]
+fn float16_runs_in_bfloat16_unless_it_was_asked_for() {
+    for (dtype, was_asked_for, expected) in [
+        (Dtype::F32, true, Some(ElementType::F32)),
+        (Dtype::BF16, true, Some(ElementType::Bf16)),
+        (Dtype::F16, false, Some(ElementType::Bf16)),
+        (Dtype::F16, true, None),
+    ] {
+        let found = element_of(dtype, was_asked_for);
+        assert_eq!(found.ok(), expected, "{dtype:?}, {was_asked_for}");
+    }
+}
