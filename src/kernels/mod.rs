@@ -21,6 +21,8 @@ use crate::model::weights::TensorView;
 pub trait Backend {
     /// Activations, `[n_tokens, width]`. Dropping one gives its memory back to the backend.
     type Tensor;
+    /// Activations as a projection reads them, `[n_tokens, width]`: they may be encoded like its weights.
+    type Operand;
     /// A weight matrix, `[outputs, inputs]`.
     type Matrix: Send;
     /// A norm's weight or a bias, `[width]`.
@@ -65,7 +67,7 @@ pub trait Backend {
     fn rotations(&mut self, rope: &Self::Rope, batch: &Self::Batch) -> Self::Tensor;
 
     /// Divides each row by its root mean square and multiplies it by `weight`.
-    fn rms_norm(&mut self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Self::Tensor;
+    fn rms_norm(&mut self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Self::Operand;
 
     /// Projects to queries, keys and values, norms the heads where the model does, rotates queries and keys, and
     /// stores keys and values of `layer` at the step's slots.
@@ -74,7 +76,7 @@ pub trait Backend {
     /// `x: [n_tokens, hidden]`; result: the rotated queries, `[n_tokens, n_heads * head_dim]`.
     fn project_qkv(
         &mut self,
-        x: &Self::Tensor,
+        x: &Self::Operand,
         weights: &QkvWeights<Self>,
         heads: &HeadShape,
         rotations: &Self::Tensor,
@@ -94,19 +96,23 @@ pub trait Backend {
         heads: &HeadShape,
         layer: usize,
         batch: &Self::Batch,
-    ) -> Self::Tensor;
+    ) -> Self::Operand;
 
     /// Computes `silu(x gate^T + bias) * (x up^T + bias)`.
     ///
     /// # Shapes
     /// `gate_up: [2 * intermediate, hidden]`, gate first; result `[n_tokens, intermediate]`.
-    fn gated_silu(&mut self, x: &Self::Tensor, gate_up: &Linear<Self>) -> Self::Tensor
+    fn gated_silu(&mut self, x: &Self::Operand, gate_up: &Linear<Self>) -> Self::Operand
     where
         Self: Sized;
 
     /// Adds `x weight^T + bias` to the residual stream.
-    fn project_add(&mut self, residual: &mut Self::Tensor, x: &Self::Tensor, linear: &Linear<Self>)
-    where
+    fn project_add(
+        &mut self,
+        residual: &mut Self::Tensor,
+        x: &Self::Operand,
+        linear: &Linear<Self>,
+    ) where
         Self: Sized;
 
     /// Norms the rows `tokens` of the residual stream and projects them to the vocabulary.

@@ -61,7 +61,7 @@ impl<B: Backend> Norm<B> {
     }
 
     /// Norms each row.
-    pub fn forward(&self, backend: &mut B, x: &B::Tensor) -> B::Tensor {
+    pub fn forward(&self, backend: &mut B, x: &B::Tensor) -> B::Operand {
         backend.rms_norm(x, &self.weight, self.eps)
     }
 }
@@ -135,7 +135,7 @@ impl<B: Backend> Attention<B> {
         &self,
         backend: &mut B,
         x: &mut B::Tensor,
-        normed: &B::Tensor,
+        normed: &B::Operand,
         rotations: &B::Tensor,
         batch: &B::Batch,
     ) {
@@ -167,7 +167,7 @@ impl<B: Backend> Mlp<B> {
     }
 
     /// Adds the MLP of `normed` to the residual stream `x`.
-    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Tensor) {
+    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Operand) {
         let gated = backend.gated_silu(normed, &self.gate_up);
         backend.project_add(x, &gated, &self.down);
     }

@@ -1,69 +1,135 @@
 //! Activations laid out for a product: groups of rows, in the words of the weights' format.
 
-use half::bf16;
-
+use super::element::load_up_to;
 use super::format::{Format, INT8_GROUP, INT8_STEPS, group_rows, n_groups};
+use super::rowwise::norm_scale;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
-use super::tensor::Shared;
+use super::tensor::{Scratch, Shared, Tensor};
 use super::threads::ThreadPool;
-use super::tile::max_rows;
+use super::tile::{MAX_ROWS, max_rows};
 
 /// Multiply-adds that encoding a value costs about.
-const VALUE_COST: usize = 4;
+const VALUE_COST: usize = 16;
+/// Vectors of values that share a scale.
+const INT8_VECTORS: usize = INT8_GROUP / LANES;
+/// Vectors of words that such values take.
+const INT8_WORDS: usize = INT8_STEPS / LANES;
 
-/// Rows as a product reads them; kept for its memory.
-#[derive(Default)]
+/// What is packed.
+#[derive(Clone, Copy)]
+pub struct Activations<'a> {
+    /// Rows of `inputs` values.
+    pub x: &'a [f32],
+    /// Values of a row.
+    pub inputs: usize,
+    /// Which rows, in this order; `None` for all.
+    pub picked: Option<&'a [u32]>,
+    /// Norms each row on the way: the norm's weight, and what is added to the mean square.
+    pub norm: Option<(&'a [f32], f32)>,
+}
+
+impl<'a> Activations<'a> {
+    /// All rows as they are.
+    pub fn plain(x: &'a [f32], inputs: usize) -> Self {
+        Self {
+            x,
+            inputs,
+            picked: None,
+            norm: None,
+        }
+    }
+
+    fn n_rows(&self) -> usize {
+        let all = self.x.len() / self.inputs;
+        assert_eq!(
+            self.x.len(),
+            all * self.inputs,
+            "activations of {} inputs",
+            self.inputs
+        );
+        self.picked.map_or(all, <[u32]>::len)
+    }
+
+    fn row(&self, row: usize) -> &'a [f32] {
+        let row = self.picked.map_or(row, |picked| picked[row] as usize);
+        &self.x[row * self.inputs..][..self.inputs]
+    }
+}
+
+/// Rows as a product reads them.
 pub struct PackedRows {
-    words: Vec<u32>,
-    rows: usize,
-    row_words: usize,
+    /// The words, as bits.
+    words: Tensor,
+    inputs: usize,
+    format: Format,
     n_groups: usize,
 }
 
 impl PackedRows {
-    /// Encodes `x: [rows, inputs]`.
-    pub fn pack(
-        &mut self,
-        pool: &mut ThreadPool,
-        isa: Isa,
-        format: Format,
-        x: &[f32],
-        inputs: usize,
-    ) {
-        self.rows = x.len() / inputs;
-        assert_eq!(
-            x.len(),
-            self.rows * inputs,
-            "activations of {inputs} inputs"
-        );
-        self.row_words = format.row_words(inputs);
-        self.n_groups = n_groups(self.rows, dispatch(isa, GroupRows));
-        let len = self.rows * self.row_words;
-        if self.words.len() < len {
-            self.words.resize(len, 0);
+    /// Takes memory for rows; their content is arbitrary.
+    pub fn uninit(scratch: &Scratch, isa: Isa, format: Format, rows: usize, inputs: usize) -> Self {
+        Self {
+            words: scratch.tensor(rows, format.row_words(inputs)),
+            inputs,
+            format,
+            n_groups: n_groups(rows, dispatch(isa, GroupRows)),
         }
-        let (rows, row_words, n_groups) = (self.rows, self.row_words, self.n_groups);
-        let words = Shared::new(&mut self.words);
-        pool.for_each(n_groups, x.len() * VALUE_COST, &|group| {
-            let range = group_rows(group, n_groups, rows);
+    }
+
+    /// Encodes rows.
+    ///
+    /// # Panics
+    /// If the shapes do not fit each other.
+    pub fn pack(
+        (pool, isa): (&mut ThreadPool, Isa),
+        scratch: &Scratch,
+        format: Format,
+        source: Activations<'_>,
+    ) -> Self {
+        let (rows, inputs) = (source.n_rows(), source.inputs);
+        assert!(
+            source.norm.is_none_or(|(weight, _)| weight.len() == inputs),
+            "norm of rows of {inputs}"
+        );
+        let mut packed = Self::uninit(scratch, isa, format, rows, inputs);
+        let (n_groups, row_words) = (packed.n_groups, packed.row_words());
+        let words: &mut [u32] = bytemuck::cast_slice_mut(packed.words.values_mut());
+        let words = Shared::new(words);
+        pool.for_each(n_groups, rows * inputs * VALUE_COST, &|group| {
+            let rows = group_rows(group, n_groups, rows);
             // SAFETY: each group is written by one item.
-            let out = unsafe { words.part(range.start * row_words, range.len() * row_words) };
-            let x = &x[range.start * inputs..range.end * inputs];
+            let out = unsafe { words.part(rows.start * row_words, rows.len() * row_words) };
             dispatch(
                 isa,
                 PackGroup {
                     format,
-                    x,
-                    inputs,
+                    source,
+                    rows,
                     out,
                 },
             );
         });
+        packed
     }
 
     /// Number of rows.
     pub fn rows(&self) -> usize {
-        self.rows
+        self.words.rows()
+    }
+
+    /// Values of a row.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// How they are encoded.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Words of a row.
+    pub fn row_words(&self) -> usize {
+        self.words.width()
     }
 
     /// Number of groups.
@@ -73,9 +139,38 @@ impl PackedRows {
 
     /// The rows of a group, and their words.
     pub fn group(&self, group: usize) -> (std::ops::Range<usize>, &[u32]) {
-        let rows = group_rows(group, self.n_groups, self.rows);
-        let words = rows.start * self.row_words..rows.end * self.row_words;
-        (rows, &self.words[words])
+        let rows = group_rows(group, self.n_groups, self.rows());
+        let words = rows.start * self.row_words()..rows.end * self.row_words();
+        (rows, &bytemuck::cast_slice(self.words.values())[words])
+    }
+
+    /// The words of all groups, as bits, to write.
+    pub fn words_mut(&mut self) -> &mut Tensor {
+        &mut self.words
+    }
+}
+
+#[cfg(test)]
+impl PackedRows {
+    /// The values of all rows as they are encoded, which int8 does not say without its weights.
+    pub fn values(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.rows() * self.inputs];
+        for group in 0..self.n_groups {
+            let (rows, words) = self.group(group);
+            let n = rows.len();
+            for (m, row) in rows.enumerate() {
+                let out = &mut values[row * self.inputs..][..self.inputs];
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out = f32::from_bits(match self.format {
+                        Format::F32 | Format::F16 => words[i * n + m],
+                        Format::Bf16 if i % 2 == 0 => words[i / 2 * n + m] << 16,
+                        Format::Bf16 => words[i / 2 * n + m] & 0xffff_0000,
+                        Format::Int8 => unreachable!("not asked for"),
+                    });
+                }
+            }
+        }
+        values
     }
 }
 
@@ -93,8 +188,8 @@ impl Kernel for GroupRows {
 /// One group to encode.
 struct PackGroup<'a> {
     format: Format,
-    x: &'a [f32],
-    inputs: usize,
+    source: Activations<'a>,
+    rows: std::ops::Range<usize>,
     out: &'a mut [u32],
 }
 
@@ -103,124 +198,193 @@ impl Kernel for PackGroup<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        let rows = self.x.len() / self.inputs;
-        let by_row = self.x.chunks_exact(self.inputs).enumerate();
-        match self.format {
-            Format::F32 | Format::F16 => by_row.for_each(|(m, x)| {
-                for (out, x) in self.out[m..].iter_mut().step_by(rows).zip(x) {
-                    *out = x.to_bits();
-                }
-            }),
-            Format::Bf16 => self.pack_pairs::<S>(rows),
-            Format::Int8 => by_row.for_each(|(m, x)| pack_quads(x, m, rows, self.out)),
+        let mut rows = [Row::EMPTY; MAX_ROWS];
+        let n_rows = self.rows.len();
+        for (row, index) in rows.iter_mut().zip(self.rows) {
+            *row = Row::new::<S>(&self.source, index);
         }
-    }
-}
-
-impl PackGroup<'_> {
-    /// Rounds rows to pairs of bf16: word `s` of row `m` goes to `out[s * rows + m]`.
-    #[inline(always)]
-    fn pack_pairs<S: Lanes>(self, rows: usize) {
-        let Self { x, inputs, out, .. } = self;
-        for first in (0..inputs).step_by(2 * LANES) {
-            let len = (2 * LANES).min(inputs - first);
-            // SAFETY: the arrays hold what is read and written; `dispatch` detected the instruction set.
-            unsafe {
-                let mut words = [S::splat_word(0); LANES];
-                for m in 0..rows {
-                    words[m] = pairs::<S>(&x[m * inputs + first..][..len]);
-                }
-                let columns = match rows {
-                    1 => words,
-                    _ => S::transpose(words),
-                };
-                let n_columns = if rows == 1 { 1 } else { LANES };
-                // A column is stored whole, and the next one or the next pass over what is too much of it.
-                let store = |to: *mut u32| {
-                    for i in 0..n_columns {
-                        S::store_words(to.wrapping_add(i * rows), columns[i]);
-                    }
-                };
-                let out = &mut out[first / 2 * rows..];
-                if out.len() >= LANES * rows + LANES {
-                    store(out.as_mut_ptr());
-                    continue;
-                }
-                let mut stored = [0u32; LANES * LANES + LANES];
-                store(stored.as_mut_ptr());
-                let n_words = len.div_ceil(2) * rows;
-                out[..n_words].copy_from_slice(&stored[..n_words]);
+        let (rows, inputs) = (&rows[..n_rows], self.source.inputs);
+        // SAFETY: `dispatch` detected the instruction set.
+        unsafe {
+            match self.format {
+                Format::F32 | Format::F16 => pack_values::<S>(rows, inputs, self.out),
+                Format::Bf16 => pack_pairs::<S>(rows, inputs, self.out),
+                Format::Int8 => pack_quads::<S>(rows, inputs, self.out),
             }
         }
     }
 }
 
-/// Rounds at most thirty-two values to sixteen pairs of bf16; missing ones are zero.
+/// A row to encode, and what its values are multiplied with on the way.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    x: &'a [f32],
+    norm: Option<(&'a [f32], f32)>,
+}
+
+impl<'a> Row<'a> {
+    const EMPTY: Self = Self { x: &[], norm: None };
+
+    #[inline(always)]
+    fn new<S: Lanes>(source: &Activations<'a>, index: usize) -> Self {
+        let x = source.row(index);
+        let norm = match source.norm {
+            Some((weight, eps)) => Some((weight, norm_scale::<S>(x, eps))),
+            None => None,
+        };
+        Self { x, norm }
+    }
+
+    /// Sixteen values from `first` on; zeros behind the last.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(&self, first: usize) -> S::V {
+        let values = first.min(self.x.len())..self.x.len().min(first + LANES);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = load_up_to::<S>(&self.x[values.clone()]);
+            match self.norm {
+                None => x,
+                Some((weight, scale)) => {
+                    S::mul(S::mul(x, S::splat(scale)), load_up_to::<S>(&weight[values]))
+                }
+            }
+        }
+    }
+}
+
+/// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as `out` takes. What lies
+/// behind them in `out` may be overwritten.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn pairs<S: Lanes>(x: &[f32]) -> S::W {
-    let mut padded = [0f32; 2 * LANES];
-    let x = match x.len() {
-        len if len == 2 * LANES => x,
-        len => {
-            padded[..len].copy_from_slice(x);
-            &padded
-        }
-    };
-    let mut narrow = [bf16::ZERO; 2 * LANES];
-    // SAFETY: both hold twice sixteen values.
+pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u32]) {
+    // SAFETY: a column is stored whole, beyond its rows; `out`, or what stands in for it, has room for that behind the
+    // last one.
     unsafe {
-        let (from, to) = (x.as_ptr(), narrow.as_mut_ptr());
-        S::store_bf16(to, S::load(from));
-        S::store_bf16(to.wrapping_add(LANES), S::load(from.wrapping_add(LANES)));
-        S::load_words(narrow.as_ptr().cast())
-    }
-}
-
-/// Quantises a row, each group of inputs by its largest magnitude; see [`super::format`] for the layout.
-#[inline(always)]
-fn pack_quads(x: &[f32], m: usize, rows: usize, out: &mut [u32]) {
-    let group_words = (INT8_STEPS + 2) * rows;
-    for (x, out) in x.chunks(INT8_GROUP).zip(out.chunks_exact_mut(group_words)) {
-        let mut padded = [0f32; INT8_GROUP];
-        padded[..x.len()].copy_from_slice(x);
-        let (scale, quantised) = quantise(&padded);
-        let sum: i32 = quantised.iter().map(|q| i32::from(*q)).sum();
-        out[m] = scale.to_bits();
-        out[rows + m] = (-128 * sum) as u32;
-        let steps = out[2 * rows + m..].iter_mut().step_by(rows);
-        for (out, quad) in steps.zip(quantised.chunks_exact(4)) {
-            *out = u32::from_le_bytes([quad[0] as u8, quad[1] as u8, quad[2] as u8, quad[3] as u8]);
+        let columns = match rows {
+            1 => words,
+            _ => S::transpose(words),
+        };
+        let n_columns = if rows == 1 { 1 } else { LANES };
+        let mut stored = [0u32; LANES * (LANES + 1)];
+        let is_roomy = out.len() >= LANES * rows + LANES;
+        let to = match is_roomy {
+            true => out.as_mut_ptr(),
+            false => stored.as_mut_ptr(),
+        };
+        for i in 0..n_columns {
+            S::store_words(to.wrapping_add(i * rows), columns[i]);
+        }
+        if !is_roomy {
+            let len = out.len().min(LANES * rows);
+            out[..len].copy_from_slice(&stored[..len]);
         }
     }
 }
 
-/// Returns `(scale, q)` with `q` in -127..=127 and `scale * q` nearest to `x`; NaN and infinity give a NaN scale, so
-/// that what is computed from them shows it.
+/// Packs values as they are: value `i` of row `m` goes to `out[i * rows + m]`.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
 #[inline(always)]
-pub fn quantise(x: &[f32; INT8_GROUP]) -> (f32, [i8; INT8_GROUP]) {
-    let mut lanes = [0f32; LANES];
-    let mut sum = [0f32; LANES];
-    for chunk in x.chunks_exact(LANES) {
-        for i in 0..LANES {
-            let magnitude = chunk[i].abs();
-            lanes[i] = if magnitude > lanes[i] {
-                magnitude
-            } else {
-                lanes[i]
-            };
+unsafe fn pack_values<S: Lanes>(rows: &[Row<'_>], inputs: usize, out: &mut [u32]) {
+    for first in (0..inputs).step_by(LANES) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut words = [S::splat_word(0); LANES];
+            for (words, row) in words.iter_mut().zip(rows) {
+                *words = S::to_words(row.load::<S>(first));
+            }
+            scatter::<S>(words, rows.len(), &mut out[first * rows.len()..]);
+        }
+    }
+}
+
+/// Rounds to pairs of bf16: word `s` of row `m` goes to `out[s * rows + m]`.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn pack_pairs<S: Lanes>(rows: &[Row<'_>], inputs: usize, out: &mut [u32]) {
+    for first in (0..inputs).step_by(2 * LANES) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut words = [S::splat_word(0); LANES];
+            for (words, row) in words.iter_mut().zip(rows) {
+                *words = S::pair_bf16(row.load::<S>(first), row.load::<S>(first + LANES));
+            }
+            scatter::<S>(words, rows.len(), &mut out[first / 2 * rows.len()..]);
+        }
+    }
+}
+
+/// Quantises, each group of inputs by its largest magnitude; see [`super::format`] for the layout.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn pack_quads<S: Lanes>(rows: &[Row<'_>], inputs: usize, out: &mut [u32]) {
+    let n = rows.len();
+    for group in 0..inputs.div_ceil(INT8_GROUP) {
+        let out = &mut out[group * (INT8_STEPS + 2) * n..];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut words = [[S::splat_word(0); LANES]; INT8_WORDS];
+            for (m, row) in rows.iter().enumerate() {
+                let first = group * INT8_GROUP;
+                let mut x = [S::splat(0.0); INT8_VECTORS];
+                for (i, x) in x.iter_mut().enumerate() {
+                    *x = row.load::<S>(first + i * LANES);
+                }
+                let (scale, quads) = quantise::<S>(x);
+                let mut sums = S::splat_word(0);
+                for i in 0..INT8_WORDS {
+                    words[i][m] = quads[i];
+                    sums = S::dot_quads(sums, quads[i], S::splat_word(0x0101_0101));
+                }
+                out[m] = scale.to_bits();
+                // At most 128 * 128 * 127: exact in f32.
+                out[n + m] = (-128.0 * S::sum(S::words_to_f32(sums))) as i32 as u32;
+            }
+            for (i, words) in words.into_iter().enumerate() {
+                scatter::<S>(words, n, &mut out[(2 + i * LANES) * n..]);
+            }
+        }
+    }
+}
+
+/// Returns `(scale, q)` with the bytes of `q` in -127..=127, four to a word, and `scale * q` nearest to `x`; NaN and
+/// infinity give a NaN scale, so that what is computed from them shows it.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn quantise<S: Lanes>(x: [S::V; INT8_VECTORS]) -> (f32, [S::W; INT8_WORDS]) {
+    // SAFETY: lane arithmetic, by the caller's promise.
+    unsafe {
+        let zero = S::splat(0.0);
+        let (mut largest, mut not_finite) = (zero, zero);
+        for x in x {
+            largest = S::max(S::max(x, S::sub(zero, x)), largest);
             // Anything that is not finite leaves a NaN here, which a maximum would drop.
-            sum[i] += chunk[i] * 0.0;
+            not_finite = S::mul_add(x, zero, not_finite);
         }
-    }
-    let max = lanes.into_iter().fold(0.0, f32::max) + sum.into_iter().sum::<f32>();
-    let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
-    let mut quantised = [0i8; INT8_GROUP];
-    for i in 0..INT8_GROUP {
+        let max = S::max_lane(largest) + S::sum(not_finite);
+        let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
         // Adding 1.5 * 2^23 rounds half to even, and leaves the integer in the low bits.
-        quantised[i] = (x[i] * inverse + 12_582_912.0).to_bits() as i8;
+        let (inverse, magic) = (S::splat(inverse), S::splat(12_582_912.0));
+        let mut rounded = x;
+        for x in &mut rounded {
+            *x = S::add(S::mul(*x, inverse), magic);
+        }
+        let mut quads = [S::splat_word(0); INT8_WORDS];
+        for (quads, x) in quads.iter_mut().zip(rounded.chunks_exact(4)) {
+            *quads = S::low_bytes([x[0], x[1], x[2], x[3]]);
+        }
+        (max / 127.0, quads)
     }
-    (max / 127.0, quantised)
 }

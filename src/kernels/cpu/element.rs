@@ -137,6 +137,24 @@ impl<'a, T: Element> Borrowed for &'a mut Elements<T> {
     }
 }
 
+/// Reads at most sixteen values; the other lanes are zero.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn load_up_to<S: Lanes>(values: &[f32]) -> S::V {
+    let mut padded = [0f32; LANES];
+    let values = match values.len() {
+        LANES => values,
+        len => {
+            padded[..len].copy_from_slice(values);
+            &padded
+        }
+    };
+    // SAFETY: both hold sixteen values.
+    unsafe { S::load(values.as_ptr()) }
+}
+
 /// Memory of one of the element types.
 pub enum Storage {
     /// 32-bit floats.

@@ -3,7 +3,8 @@
 //! The weights' panels are divided among the threads; each thread multiplies a few panels with all rows before it
 //! goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and the order of the sums.
 
-use super::activations::PackedRows;
+use super::activations::{PackedRows, scatter};
+use super::element::load_up_to;
 use super::format::{Format, PANEL, group_rows};
 use super::matrix::{Matrix, Panel};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
@@ -16,10 +17,9 @@ const STREAM_BYTES: usize = 128 << 10;
 
 /// Most groups of rows that are worth fetching weights ahead for.
 const MAX_FETCH_GROUPS: usize = 8;
-/// With fewer spans of panels than this a thread, rows are cut too.
-const MIN_SPANS: usize = 16;
-/// Groups of rows that are worth a cut: each part reads the weights again.
-const MIN_SPLIT_GROUPS: usize = 32;
+/// Groups of rows in an item of many rows. A thread goes on with the same panels, which stay in its cache: smaller
+/// items cost nothing, and the last one keeps the other threads waiting for less.
+const BLOCK_GROUPS: usize = 16;
 
 /// What happens to a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,15 +30,17 @@ pub enum Write {
     Add,
     /// The first half of the outputs are gates, the second half what they let through: `silu(gate) * up`.
     GatedSilu,
+    /// The same, and the output is the words of [`PackedRows`] in bf16.
+    GatedPairs,
 }
 
 /// A product to compute: `x weight^T + bias`, and what to do with it.
 ///
 /// # Shapes
-/// `x: [rows, inputs]`, `bias: [outputs]`, `out: [rows, outputs]`; with [`Write::GatedSilu`] half as many outputs.
+/// `x: [rows, inputs]`, `bias: [outputs]`, `out: [rows, outputs]`; gated half as many outputs.
 pub struct Product<'a> {
     /// Activations.
-    pub x: &'a [f32],
+    pub x: &'a PackedRows,
     /// Weights.
     pub weight: &'a Matrix,
     /// Added to each row.
@@ -49,26 +51,32 @@ pub struct Product<'a> {
     pub write: Write,
 }
 
-/// Computes a product on all threads; `packed` lends its memory.
+/// Computes a product on all threads.
 ///
 /// # Panics
-/// If the shapes do not fit each other.
-pub fn matmul(pool: &mut ThreadPool, isa: Isa, packed: &mut PackedRows, product: Product<'_>) {
+/// If the shapes or formats do not fit each other.
+pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     let Product {
-        x,
+        x: packed,
         weight,
         bias,
         out,
         write,
     } = product;
-    packed.pack(pool, isa, weight.format, x, weight.inputs);
+    let (x_shape, weight_shape) = (
+        (packed.inputs(), packed.format()),
+        (weight.inputs, weight.format),
+    );
+    assert_eq!(x_shape, weight_shape, "activations as the weights");
     let rows = packed.rows();
     if rows == 0 {
         return;
     }
-    let columns = match write {
-        Write::Store | Write::Add => weight.outputs,
-        Write::GatedSilu => weight.outputs / 2,
+    let (n_panels, half) = (weight.panels().len(), weight.outputs / 2);
+    let (columns, panels) = match write {
+        Write::Store | Write::Add => (weight.outputs, n_panels),
+        Write::GatedSilu => (half, n_panels / 2),
+        Write::GatedPairs => (Format::Bf16.row_words(half), n_panels / 2),
     };
     assert_eq!(out.len(), rows * columns, "{rows} rows of {columns}");
     assert!(
@@ -76,19 +84,14 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, packed: &mut PackedRows, product:
         "bias of {} outputs",
         weight.outputs
     );
-    let panels = match write {
-        Write::Store | Write::Add => weight.panels().len(),
-        Write::GatedSilu => weight.panels().len() / 2,
-    };
     let stride = item_panels(weight, panels, rows, pool.n_threads());
     let n_spans = panels.div_ceil(stride);
-    let n_blocks = row_blocks(n_spans, packed.n_groups(), pool.n_threads());
+    let n_blocks = packed.n_groups().div_ceil(BLOCK_GROUPS);
     let cost = rows * weight.inputs * weight.outputs;
     let out = Shared::new(out);
-    let packed = &*packed;
     pool.for_each_in_runs(n_spans * n_blocks, cost, &|item| {
         let (span, block) = (item / n_blocks, item % n_blocks);
-        let panels = span * stride..panels.min((span + 1) * stride);
+        let panels = group_rows(span, n_spans, panels);
         let groups = group_rows(block, n_blocks, packed.n_groups());
         dispatch(
             isa,
@@ -112,14 +115,6 @@ fn item_panels(weight: &Matrix, panels: usize, rows: usize, threads: usize) -> u
     match rows {
         1 => even.min((STREAM_BYTES / (4 * weight.panel_words())).max(1)),
         _ => even.min(MAX_PANELS),
-    }
-}
-
-/// Number of parts that the rows are cut into: a few long items would leave a thread waiting for another's last one.
-fn row_blocks(n_spans: usize, n_groups: usize, threads: usize) -> usize {
-    match n_spans < MIN_SPANS * threads && n_groups >= MIN_SPLIT_GROUPS {
-        true => 2,
-        false => 1,
     }
 }
 
@@ -164,25 +159,54 @@ impl Item<'_> {
         let (rows, words) = self.packed.group(group);
         let mut sums = Sums::uninit();
         self.tile::<S>(rows.len(), words, group, (panel, n), &mut sums);
-        if self.write == Write::GatedSilu {
-            let half = self.weight.panels().len() / 2;
-            let mut up = Sums::uninit();
-            self.tile::<S>(rows.len(), words, group, (half + panel, n), &mut up);
-            for (m, row) in rows.enumerate() {
-                for n in 0..n {
-                    let gate = self.biased::<S>(&sums, m, (panel, n));
-                    let up = self.biased::<S>(&up, m, (half + panel, n));
-                    // SAFETY: lane arithmetic; `dispatch` detected the instruction set.
-                    let value = unsafe { S::mul(silu::<S>(gate), up) };
-                    self.write::<S>(row, self.weight.panels()[panel + n], value);
+        match self.write {
+            Write::Store | Write::Add => {
+                for (m, row) in rows.enumerate() {
+                    for n in 0..n {
+                        let value = self.biased::<S>(&sums, m, (panel, n));
+                        self.write::<S>(row, self.weight.panels()[panel + n], value);
+                    }
                 }
             }
-            return;
+            Write::GatedSilu | Write::GatedPairs => {
+                let half = self.weight.panels().len() / 2;
+                let mut ups = Sums::uninit();
+                self.tile::<S>(rows.len(), words, group, (half + panel, n), &mut ups);
+                for n in 0..n {
+                    self.write_gated::<S>(rows.clone(), (panel, n), (&sums, &ups));
+                }
+            }
         }
-        for (m, row) in rows.enumerate() {
-            for n in 0..n {
-                let value = self.biased::<S>(&sums, m, (panel, n));
-                self.write::<S>(row, self.weight.panels()[panel + n], value);
+    }
+
+    /// Puts the gated values of panel `first + n` into a group's rows of the output.
+    #[inline(always)]
+    fn write_gated<S: Lanes>(
+        &self,
+        rows: std::ops::Range<usize>,
+        (first, n): (usize, usize),
+        (gates, ups): (&Sums, &Sums),
+    ) {
+        let panel = self.weight.panels()[first + n];
+        let half = self.weight.panels().len() / 2;
+        let n_rows = rows.len();
+        // SAFETY: no other item writes these columns; lane arithmetic, `dispatch` detected the instruction set.
+        unsafe {
+            let mut pairs = [S::splat_word(0); LANES];
+            for (m, row) in rows.clone().enumerate() {
+                let gate = self.biased::<S>(gates, m, (first, n));
+                let up = self.biased::<S>(ups, m, (half + first, n));
+                let gated = S::mul(silu::<S>(gate), up);
+                match self.write {
+                    Write::GatedPairs => pairs[m] = S::pair_bf16(gated, S::splat(0.0)),
+                    _ => self.write::<S>(row, panel, gated),
+                }
+            }
+            if self.write == Write::GatedPairs {
+                let first = rows.start * self.columns + panel.first as usize / 2 * n_rows;
+                let len = panel.len.div_ceil(2) as usize * n_rows;
+                let out = self.out.part(first, len);
+                scatter::<S>(pairs, n_rows, bytemuck::cast_slice_mut(out));
             }
         }
     }
@@ -267,7 +291,7 @@ impl Item<'_> {
         // SAFETY: `out` and `padded` hold the values that are read and written; `dispatch` detected the instruction set.
         unsafe {
             let value = match self.write {
-                Write::Store | Write::GatedSilu => value,
+                Write::Store | Write::GatedSilu | Write::GatedPairs => value,
                 Write::Add => S::add(load_up_to::<S>(out), value),
             };
             if out.len() == LANES {
@@ -279,24 +303,6 @@ impl Item<'_> {
             out.copy_from_slice(&padded[..out.len()]);
         }
     }
-}
-
-/// Reads at most sixteen values; the other lanes are zero.
-///
-/// # Safety
-/// The instruction set of `S` was detected.
-#[inline(always)]
-unsafe fn load_up_to<S: Lanes>(values: &[f32]) -> S::V {
-    let mut padded = [0f32; LANES];
-    let values = match values.len() {
-        LANES => values,
-        len => {
-            padded[..len].copy_from_slice(values);
-            &padded
-        }
-    };
-    // SAFETY: both hold sixteen values.
-    unsafe { S::load(values.as_ptr()) }
 }
 
 /// `x / (1 + e^-x)`.

@@ -6,7 +6,7 @@ use super::activations::quantise;
 use super::element::Element;
 use super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL};
 use super::memory::Words;
-use super::simd::{Isa, Kernel, Lanes, dispatch};
+use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
 use crate::model::weights::{Dtype, TensorView};
@@ -217,7 +217,7 @@ impl Kernel for PackPanel<'_> {
         };
         match whole_words {
             true => self.transpose_words(),
-            false => self.convert(),
+            false => self.convert::<S>(),
         }
     }
 }
@@ -243,13 +243,13 @@ impl PackPanel<'_> {
 
     /// Goes through f32.
     #[inline(always)]
-    fn convert(self) {
+    fn convert<S: Lanes>(self) {
         let mut chunk = [0f32; CHUNK];
         let chunk_words = self.format.panel_words(CHUNK);
         for (index, out) in self.out.chunks_mut(chunk_words).enumerate() {
             for lane in 0..self.source.n_rows() {
                 self.source.widen(lane, index * CHUNK, &mut chunk);
-                encode(self.format, &chunk, lane, out);
+                encode::<S>(self.format, &chunk, lane, out);
             }
         }
     }
@@ -257,7 +257,7 @@ impl PackPanel<'_> {
 
 /// Writes the chunk of one output into its lane, as many steps as `out` has.
 #[inline(always)]
-fn encode(format: Format, chunk: &[f32; CHUNK], lane: usize, out: &mut [u32]) {
+fn encode<S: Lanes>(format: Format, chunk: &[f32; CHUNK], lane: usize, out: &mut [u32]) {
     match format {
         Format::F32 => {
             for (out, x) in out.chunks_exact_mut(PANEL).zip(chunk) {
@@ -276,12 +276,21 @@ fn encode(format: Format, chunk: &[f32; CHUNK], lane: usize, out: &mut [u32]) {
             }
         }
         Format::Int8 => {
-            let (scale, quantised) = quantise(chunk);
+            let mut words = [0u32; INT8_STEPS];
+            // SAFETY: both arrays hold what is read and written; `dispatch` detected the instruction set.
+            let scale = unsafe {
+                let load = |i| S::load(chunk.as_ptr().wrapping_add(i * LANES));
+                let (scale, quads) = quantise::<S>(std::array::from_fn(load));
+                for (i, quads) in quads.into_iter().enumerate() {
+                    S::store_words(words.as_mut_ptr().wrapping_add(i * LANES), quads);
+                }
+                scale
+            };
             out[lane] = scale.to_bits();
             let steps = out[PANEL..].chunks_exact_mut(PANEL);
-            for (out, quad) in steps.zip(quantised.chunks_exact(4)) {
-                let byte = |i: usize| (quad[i] as u8) ^ 0x80;
-                out[lane] = u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)]);
+            for (out, word) in steps.zip(words) {
+                // From -127..=127 to 1..=255.
+                out[lane] = word ^ 0x8080_8080;
             }
         }
     }

@@ -34,7 +34,7 @@ mod x86;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use self::activations::PackedRows;
+use self::activations::{Activations, PackedRows};
 use self::attention::Attention;
 pub use self::cores::{allowed_cores, default_threads};
 pub use self::format::Format;
@@ -153,7 +153,6 @@ pub struct CpuBackend {
     isa: Isa,
     format: Format,
     scratch: Scratch,
-    packed: PackedRows,
     kv: KvPool,
     table: PageTable,
     attention: Attention,
@@ -183,7 +182,6 @@ impl CpuBackend {
             isa: sizes.isa,
             format: Format::new(sizes.dtype, sizes.quantization),
             scratch: Scratch::default(),
-            packed: PackedRows::default(),
             kv: KvPool::new(sizes.dtype, sizes.n_layers, n_slots, sizes.kv_width),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),
@@ -222,39 +220,26 @@ impl CpuBackend {
         &mut self.table
     }
 
-    fn multiply(&mut self, x: &Tensor, linear: &Linear<Self>) -> Tensor {
-        let mut out = self.scratch.tensor(x.rows(), linear.weight.outputs);
-        self.product(
-            x,
-            &linear.weight,
-            linear.bias.as_deref(),
-            &mut out,
-            Write::Store,
-        );
-        out
+    fn pack(&mut self, source: Activations<'_>) -> PackedRows {
+        let threads = (&mut self.pool, self.isa);
+        PackedRows::pack(threads, &self.scratch, self.format, source)
     }
 
-    fn product(
-        &mut self,
-        x: &Tensor,
-        weight: &Matrix,
-        bias: Option<&[f32]>,
-        out: &mut Tensor,
-        write: Write,
-    ) {
+    fn product(&mut self, x: &PackedRows, linear: &Linear<Self>, out: &mut Tensor, write: Write) {
         let product = Product {
-            x: x.values(),
-            weight,
-            bias,
+            x,
+            weight: &linear.weight,
+            bias: linear.bias.as_deref(),
             out: out.values_mut(),
             write,
         };
-        matmul(&mut self.pool, self.isa, &mut self.packed, product);
+        matmul(&mut self.pool, self.isa, product);
     }
 }
 
 impl Backend for CpuBackend {
     type Tensor = Tensor;
+    type Operand = PackedRows;
     type Matrix = Matrix;
     type Vector = Vec<f32>;
     type Rope = Rope;
@@ -285,21 +270,24 @@ impl Backend for CpuBackend {
         rowwise::rotations(&mut self.pool, rope, &batch.positions, out)
     }
 
-    fn rms_norm(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
-        let out = self.scratch.tensor(x.rows(), x.width());
-        rowwise::rms_norm(&mut self.pool, self.isa, x, None, (weight, eps), out)
+    fn rms_norm(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> PackedRows {
+        let norm = Some((weight.as_slice(), eps));
+        let rows = Activations::plain(x.values(), x.width());
+        self.pack(Activations { norm, ..rows })
     }
 
     fn project_qkv(
         &mut self,
-        x: &Tensor,
+        x: &PackedRows,
         weights: &QkvWeights<Self>,
         heads: &HeadShape,
         rotations: &Tensor,
         layer: usize,
         batch: &CpuBatch,
     ) -> Tensor {
-        let mut qkv = self.multiply(x, &weights.projection);
+        let width = weights.projection.weight.outputs;
+        let mut qkv = self.scratch.tensor(x.rows(), width);
+        self.product(x, &weights.projection, &mut qkv, Write::Store);
         let q = self
             .scratch
             .tensor(x.rows(), heads.n_heads * heads.head_dim);
@@ -314,34 +302,36 @@ impl Backend for CpuBackend {
         rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store)
     }
 
-    fn attend(&mut self, q: &Tensor, heads: &HeadShape, layer: usize, batch: &CpuBatch) -> Tensor {
+    fn attend(
+        &mut self,
+        q: &Tensor,
+        heads: &HeadShape,
+        layer: usize,
+        batch: &CpuBatch,
+    ) -> PackedRows {
         let out = self.scratch.tensor(q.rows(), q.width());
         let history = (&self.kv, layer, &self.table);
         let threads = (&mut self.pool, self.isa);
-        self.attention
-            .attend(threads, q, heads, history, batch, out)
+        let attention = &mut self.attention;
+        let out = attention.attend(threads, q, heads, history, batch, out);
+        self.pack(Activations::plain(out.values(), out.width()))
     }
 
-    fn gated_silu(&mut self, x: &Tensor, gate_up: &Linear<Self>) -> Tensor {
-        let mut out = self.scratch.tensor(x.rows(), gate_up.weight.outputs / 2);
-        self.product(
-            x,
-            &gate_up.weight,
-            gate_up.bias.as_deref(),
-            &mut out,
-            Write::GatedSilu,
-        );
-        out
+    fn gated_silu(&mut self, x: &PackedRows, gate_up: &Linear<Self>) -> PackedRows {
+        let width = gate_up.weight.outputs / 2;
+        if self.format == Format::Bf16 {
+            let (isa, format) = (self.isa, self.format);
+            let mut out = PackedRows::uninit(&self.scratch, isa, format, x.rows(), width);
+            self.product(x, gate_up, out.words_mut(), Write::GatedPairs);
+            return out;
+        }
+        let mut out = self.scratch.tensor(x.rows(), width);
+        self.product(x, gate_up, &mut out, Write::GatedSilu);
+        self.pack(Activations::plain(out.values(), width))
     }
 
-    fn project_add(&mut self, residual: &mut Tensor, x: &Tensor, linear: &Linear<Self>) {
-        self.product(
-            x,
-            &linear.weight,
-            linear.bias.as_deref(),
-            residual,
-            Write::Add,
-        );
+    fn project_add(&mut self, residual: &mut Tensor, x: &PackedRows, linear: &Linear<Self>) {
+        self.product(x, linear, residual, Write::Add);
     }
 
     fn logits(
@@ -352,17 +342,21 @@ impl Backend for CpuBackend {
         eps: f32,
         vocab: &Matrix,
     ) -> Tensor {
-        let normed = self.scratch.tensor(tokens.len(), x.width());
-        let normed = rowwise::rms_norm(
-            &mut self.pool,
-            self.isa,
-            x,
-            Some(tokens),
-            (norm, eps),
-            normed,
-        );
+        let normed = self.pack(Activations {
+            x: x.values(),
+            inputs: x.width(),
+            picked: Some(tokens),
+            norm: Some((norm.as_slice(), eps)),
+        });
         let mut out = self.scratch.tensor(tokens.len(), vocab.outputs);
-        self.product(&normed, vocab, None, &mut out, Write::Store);
+        let product = Product {
+            x: &normed,
+            weight: vocab,
+            bias: None,
+            out: out.values_mut(),
+            write: Write::Store,
+        };
+        matmul(&mut self.pool, self.isa, product);
         out
     }
 }

@@ -50,56 +50,18 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out:
     out
 }
 
-/// Norms the rows of `x`, or those that `tokens` names.
-pub fn rms_norm(
-    pool: &mut ThreadPool,
-    isa: Isa,
-    x: &Tensor,
-    tokens: Option<&[u32]>,
-    (weight, eps): (&[f32], f32),
-    mut out: Tensor,
-) -> Tensor {
-    let (rows, width) = (out.rows(), out.width());
-    assert_eq!(
-        (x.width(), weight.len()),
-        (width, width),
-        "norm of rows of {width}"
-    );
-    let shared = Shared::new(out.values_mut());
-    for_rows(pool, rows, width, |row| {
-        // SAFETY: each row is written by one item.
-        let out = unsafe { shared.part(row * width, width) };
-        out.copy_from_slice(x.row(tokens.map_or(row, |tokens| tokens[row] as usize)));
-        dispatch(
-            isa,
-            NormRow {
-                row: out,
-                weight,
-                eps,
-            },
-        );
-    });
-    out
-}
-
-struct NormRow<'a> {
-    row: &'a mut [f32],
-    weight: &'a [f32],
-    eps: f32,
-}
-
-impl Kernel for NormRow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Lanes>(self) {
-        norm_in_place::<S>(self.row, self.weight, self.eps);
+/// `x / sqrt(mean(x^2) + eps) * weight`.
+#[inline(always)]
+fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = norm_scale::<S>(x, eps);
+    for (x, weight) in x.iter_mut().zip(weight) {
+        *x = *x * scale * weight;
     }
 }
 
-/// `x / sqrt(mean(x^2) + eps) * weight`; lane `i % 16` sums its squares in ascending i.
+/// `1 / sqrt(mean(x^2) + eps)`; lane `i % 16` sums its squares in ascending i.
 #[inline(always)]
-fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
+pub fn norm_scale<S: Lanes>(x: &[f32], eps: f32) -> f32 {
     // SAFETY: whole chunks of sixteen values, or parts of the length passed; `dispatch` detected the instruction set.
     let squares = unsafe {
         let mut acc = S::splat(0.0);
@@ -112,10 +74,7 @@ fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
         let v = f32::load_part::<S>(rest.as_ptr(), rest.len());
         S::sum(S::mul_add(v, v, acc))
     };
-    let scale = 1.0 / (squares / x.len() as f32 + eps).sqrt();
-    for (x, weight) in x.iter_mut().zip(weight) {
-        *x = *x * scale * weight;
-    }
+    1.0 / (squares / x.len() as f32 + eps).sqrt()
 }
 
 /// How heads are turned.

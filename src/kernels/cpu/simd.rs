@@ -196,6 +196,34 @@ pub trait Lanes: Copy + 'static {
     /// Writes sixteen values rounded to the nearest bf16, ties to even.
     unsafe fn store_bf16(p: *mut bf16, v: Self::V);
 
+    /// Two times sixteen values rounded to bf16 in this order, two to a word. They are for [`Lanes::dot_pairs`]: what it
+    /// takes for zero may be zero.
+    #[inline(always)]
+    unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::W {
+        let mut narrow = [bf16::ZERO; 2 * LANES];
+        // SAFETY: `narrow` holds twice sixteen values; the instruction set is the caller's promise.
+        unsafe {
+            Self::store_bf16(narrow.as_mut_ptr(), low);
+            Self::store_bf16(narrow.as_mut_ptr().wrapping_add(LANES), high);
+            Self::load_words(narrow.as_ptr().cast())
+        }
+    }
+
+    /// The lowest byte of four times sixteen values in this order, four to a word.
+    #[inline(always)]
+    unsafe fn low_bytes(values: [Self::V; 4]) -> Self::W {
+        let mut bits = [0u32; 4 * LANES];
+        // SAFETY: the arrays hold what is written and read; the instruction set is the caller's promise.
+        unsafe {
+            for (i, values) in values.into_iter().enumerate() {
+                let to = bits.as_mut_ptr().wrapping_add(i * LANES);
+                Self::store_words(to, Self::to_words(values));
+            }
+            let bytes = bits.map(|bits| bits as u8);
+            Self::load_words(bytes.as_ptr().cast())
+        }
+    }
+
     /// All words `word`.
     unsafe fn splat_word(word: u32) -> Self::W;
     /// All lanes the value at `p`, which is aligned.

@@ -1,7 +1,5 @@
 //! The lanes of every instruction set that this machine has, against plain arithmetic.
 
-use half::bf16;
-
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 
 struct Exp([f32; LANES]);

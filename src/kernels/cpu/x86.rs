@@ -148,6 +148,33 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     }
 
     #[inline(always)]
+    unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::W {
+        unsafe {
+            if DOT {
+                return word_bits(_mm512_cvtne2ps_pbh(high, low));
+            }
+            let mut narrow = [bf16::ZERO; 2 * LANES];
+            Self::store_bf16(narrow.as_mut_ptr(), low);
+            Self::store_bf16(narrow.as_mut_ptr().wrapping_add(LANES), high);
+            Self::load_words(narrow.as_ptr().cast())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn low_bytes(values: [Self::V; 4]) -> Self::W {
+        unsafe {
+            let mut bytes = [_mm_setzero_si128(); 4];
+            for (bytes, v) in bytes.iter_mut().zip(values) {
+                *bytes = _mm512_cvtepi32_epi8(_mm512_castps_si512(v));
+            }
+            let [a, b, c, d] = bytes;
+            let low = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
+            let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(c), d);
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn splat_word(word: u32) -> Self::W {
         unsafe { _mm512_set1_epi32(word as i32) }
     }
@@ -295,4 +322,11 @@ unsafe fn bf16_bits(narrow: __m256bh) -> __m256i {
 unsafe fn bf16_lanes(words: __m512i) -> __m512bh {
     // SAFETY: both are 512 plain bits.
     unsafe { std::mem::transmute(words) }
+}
+
+/// Thirty-two bf16 as sixteen words.
+#[inline(always)]
+unsafe fn word_bits(pairs: __m512bh) -> __m512i {
+    // SAFETY: both are 512 plain bits.
+    unsafe { std::mem::transmute(pairs) }
 }

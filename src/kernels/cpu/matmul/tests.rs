@@ -1,7 +1,8 @@
 use half::{bf16, f16};
 
-use super::super::activations::quantise;
-use super::super::format::INT8_GROUP;
+use super::super::activations::{Activations, quantise};
+use super::super::format::{INT8_GROUP, INT8_STEPS};
+use super::super::tensor::Scratch;
 use super::*;
 use crate::model::weights::{Dtype, TensorView};
 
@@ -32,18 +33,50 @@ fn product(isa: Isa, threads: usize, x: &[f32], weight: &Matrix, write: Write) -
     let columns = match write {
         Write::GatedSilu => weight.outputs / 2,
         Write::Store | Write::Add => weight.outputs,
+        Write::GatedPairs => (weight.outputs / 2).div_ceil(2),
     };
     let mut out = vec![1.0; x.len() / weight.inputs * columns];
     let bias = values(9, weight.outputs);
+    let x = packed(
+        isa,
+        threads,
+        Activations::plain(x, weight.inputs),
+        weight.format,
+    );
     let product = Product {
-        x,
+        x: &x,
         weight,
         bias: Some(&bias),
         out: &mut out,
         write,
     };
-    matmul(&mut pool, isa, &mut PackedRows::default(), product);
+    matmul(&mut pool, isa, product);
     out
+}
+
+fn packed(isa: Isa, threads: usize, source: Activations<'_>, format: Format) -> PackedRows {
+    let mut pool = ThreadPool::new(threads).expect("threads start");
+    PackedRows::pack((&mut pool, isa), &Scratch::default(), format, source)
+}
+
+struct Quantise<'a>(&'a [f32; INT8_GROUP]);
+
+impl Kernel for Quantise<'_> {
+    type Output = (f32, [u32; INT8_STEPS]);
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Self::Output {
+        let mut words = [0; INT8_STEPS];
+        // SAFETY: both arrays hold what is read and written; `dispatch` detected the instruction set.
+        unsafe {
+            let load = |i| S::load(self.0[i * LANES..].as_ptr());
+            let (scale, quads) = quantise::<S>(std::array::from_fn(load));
+            for (words, quads) in words.chunks_exact_mut(LANES).zip(quads) {
+                S::store_words(words.as_mut_ptr(), quads);
+            }
+            (scale, words)
+        }
+    }
 }
 
 /// What the kernels see of a row of activations.
@@ -56,12 +89,11 @@ fn as_packed(format: Format, x: &[f32]) -> Vec<f32> {
             .flat_map(|chunk| {
                 let mut padded = [0.0; INT8_GROUP];
                 padded[..chunk.len()].copy_from_slice(chunk);
-                let (scale, quantised) = quantise(&padded);
-                let n = chunk.len();
-                quantised
-                    .into_iter()
-                    .take(n)
-                    .map(move |q| scale * f32::from(q))
+                let (scale, words) = dispatch(Isa::Portable, Quantise(&padded));
+                let bytes = words.into_iter().flat_map(u32::to_le_bytes);
+                bytes
+                    .take(chunk.len())
+                    .map(move |q| scale * f32::from(q as i8))
             })
             .collect(),
     }
@@ -134,6 +166,86 @@ fn gates_let_their_halves_through() {
             }
         }
     }
+}
+
+#[test]
+fn gated_pairs_are_what_packing_the_gated_values_gives() {
+    for isa in Isa::available() {
+        for (rows, width, inputs) in [(1, 5, 7), (9, 70, 130), (20, 33, 64)] {
+            let weight = weight(isa, Format::Bf16, &[width, width], inputs);
+            let x = values(3, rows * inputs);
+            let gated = product(isa, 2, &x, &weight, Write::GatedSilu);
+            let expected = packed(isa, 1, Activations::plain(&gated, width), Format::Bf16);
+            let pairs = product(isa, 2, &x, &weight, Write::GatedPairs);
+            let pairs: Vec<u32> = pairs.into_iter().map(f32::to_bits).collect();
+            let groups = (0..expected.n_groups()).flat_map(|group| expected.group(group).1);
+            assert!(pairs.iter().eq(groups), "{isa:?} {rows}x{width}x{inputs}");
+        }
+    }
+}
+
+#[test]
+fn rows_are_normed_and_picked_on_the_way() {
+    for (isa, format) in isas_and_formats() {
+        let (rows, inputs, eps) = (11, 133, 1e-5);
+        let (x, weight) = (values(3, rows * inputs), values(4, inputs));
+        let picked: Vec<u32> = (0..rows as u32).rev().step_by(2).collect();
+        let normed: Vec<f32> = picked
+            .iter()
+            .flat_map(|row| {
+                let x = &x[*row as usize * inputs..][..inputs];
+                let square: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+                let scale = 1.0 / (square / inputs as f64 + eps).sqrt();
+                x.iter()
+                    .zip(&weight)
+                    .map(move |(x, w)| (f64::from(*x) * scale * f64::from(*w)) as f32)
+            })
+            .collect();
+        let source = Activations {
+            x: &x,
+            inputs,
+            picked: Some(&picked),
+            norm: Some((&weight, eps as f32)),
+        };
+        let x = packed(isa, 2, source, format);
+        let ones = ones(isa, format, inputs);
+        let mut out = vec![0.0; picked.len()];
+        let product = Product {
+            x: &x,
+            weight: &ones,
+            bias: None,
+            out: &mut out,
+            write: Write::Store,
+        };
+        matmul(
+            &mut ThreadPool::new(1).expect("threads start"),
+            isa,
+            product,
+        );
+        for (row, got) in normed.chunks_exact(inputs).zip(out) {
+            let expected: f32 = as_packed(format, row).into_iter().sum();
+            assert!(
+                (got - expected).abs() < 0.05,
+                "{isa:?} {format:?}: {got} for {expected}"
+            );
+        }
+    }
+}
+
+/// A weight that sums its inputs.
+fn ones(isa: Isa, format: Format, inputs: usize) -> Matrix {
+    let (ones, shape) = (vec![1.0f32; inputs], [1, inputs]);
+    let view = TensorView {
+        dtype: Dtype::F32,
+        shape: &shape,
+        bytes: bytemuck::cast_slice(&ones),
+    };
+    Matrix::pack(
+        &mut ThreadPool::new(1).expect("threads start"),
+        isa,
+        format,
+        &[view],
+    )
 }
 
 #[test]

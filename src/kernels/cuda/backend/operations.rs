@@ -100,6 +100,7 @@ impl CudaBackend {
 
 impl Backend for CudaBackend {
     type Tensor = Tensor;
+    type Operand = Tensor;
     type Matrix = Matrix;
     type Vector = Vector;
     type Rope = DeviceRope;

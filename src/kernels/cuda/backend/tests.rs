@@ -4,7 +4,7 @@ mod model;
 
 use half::bf16;
 
-use self::model::{Model, model, run};
+use self::model::{Model, Seen, model, run};
 use super::*;
 use crate::ids::{PageId, RowId};
 use crate::kernels::HeadShape;
@@ -239,7 +239,8 @@ impl Gpu {
             case,
             &batch,
             &list,
-            &mut |backend, _, tensor, is_f32| {
+            &mut |backend, _, result, is_f32| {
+                let (Seen::Tensor(tensor) | Seen::Operand(tensor)) = result;
                 seen.push(read(backend, tensor, is_f32));
             },
         );
@@ -319,8 +320,12 @@ fn check(case: Case) {
             &case,
             &batch,
             &list,
-            &mut |_, name, tensor, _| {
-                expected.push((name, tensor.values().to_vec()));
+            &mut |_, name, result, _| {
+                let values = match result {
+                    Seen::Tensor(tensor) => tensor.values().to_vec(),
+                    Seen::Operand(rows) => rows.values(),
+                };
+                expected.push((name, values));
             },
         );
         cpu.rest();

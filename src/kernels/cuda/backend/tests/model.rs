@@ -86,9 +86,14 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
     }
 }
 
+/// What an operation gives.
+pub(super) enum Seen<'a, B: Backend> {
+    Tensor(&'a B::Tensor),
+    Operand(&'a B::Operand),
+}
+
 /// Is shown a result: its operation, and whether it is f32.
-pub(super) type Look<'a, B> =
-    &'a mut dyn FnMut(&mut B, &'static str, &<B as Backend>::Tensor, bool);
+pub(super) type Look<'a, B> = &'a mut dyn FnMut(&mut B, &'static str, Seen<'_, B>, bool);
 
 /// Runs every operation once.
 pub(super) fn run<B: Backend>(
@@ -101,21 +106,21 @@ pub(super) fn run<B: Backend>(
 ) {
     let heads = case.shape();
     let mut x = backend.embed(&model.embedding, batch);
-    look(backend, "embed", &x, true);
+    look(backend, "embed", Seen::Tensor(&x), true);
     let rotations = backend.rotations(&model.rope, batch);
-    look(backend, "rotations", &rotations, true);
+    look(backend, "rotations", Seen::Tensor(&rotations), true);
     let normed = backend.rms_norm(&x, &model.norm, 1e-5);
-    look(backend, "rms_norm", &normed, false);
+    look(backend, "rms_norm", Seen::Operand(&normed), false);
     let q = backend.project_qkv(&normed, &model.qkv, &heads, &rotations, 0, batch);
-    look(backend, "project_qkv", &q, false);
+    look(backend, "project_qkv", Seen::Tensor(&q), false);
     let attended = backend.attend(&q, &heads, 0, batch);
-    look(backend, "attend", &attended, false);
+    look(backend, "attend", Seen::Operand(&attended), false);
     backend.project_add(&mut x, &attended, &model.o);
-    look(backend, "project_add", &x, true);
+    look(backend, "project_add", Seen::Tensor(&x), true);
     let gated = backend.gated_silu(&normed, &model.gate_up);
-    look(backend, "gated_silu", &gated, false);
+    look(backend, "gated_silu", Seen::Operand(&gated), false);
     backend.project_add(&mut x, &gated, &model.down);
-    look(backend, "second project_add", &x, true);
+    look(backend, "second project_add", Seen::Tensor(&x), true);
     let logits = backend.logits(&x, tokens, &model.norm, 1e-5, &model.embedding);
-    look(backend, "logits", &logits, true);
+    look(backend, "logits", Seen::Tensor(&logits), true);
 }
