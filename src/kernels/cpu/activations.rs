@@ -228,6 +228,8 @@ impl<'a> Row<'a> {
     #[inline(always)]
     fn new<S: Lanes>(source: &Activations<'a>, index: usize) -> Self {
         let x = source.row(index);
+        // A closure would be compiled without the instruction set.
+        #[allow(clippy::manual_map)]
         let norm = match source.norm {
             Some((weight, eps)) => Some((weight, norm_scale::<S>(x, eps))),
             None => None,
