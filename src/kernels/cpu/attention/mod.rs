@@ -8,7 +8,6 @@
 //! Rows of a step that begin with the same pages have the spans they share computed together (`prefix`): keys and values
 //! are read and packed once for all of them, and each row goes on alone from where they part.
 
-mod buffer;
 mod direct;
 mod format;
 mod pack;
@@ -22,7 +21,6 @@ mod tile;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use self::buffer::Buffer;
 use self::format::Format;
 use self::plan::{Plan, Target, Tile};
 use self::prefix::Prefixes;
@@ -73,7 +71,7 @@ pub struct Attention {
     n_plans: usize,
     serial: u64,
     prefixes: Prefixes,
-    states: Buffer<f32>,
+    states: Vec<f32>,
     /// One for each thread, all of the same size: who computes what never makes one grow.
     spaces: Vec<Workspace>,
     kv_bytes: AtomicUsize,
@@ -88,7 +86,7 @@ impl Attention {
             n_plans: 0,
             serial: 0,
             prefixes: Prefixes::default(),
-            states: Buffer::default(),
+            states: Vec::new(),
             spaces: Vec::new(),
             kv_bytes: AtomicUsize::new(0),
         }
@@ -117,7 +115,9 @@ impl Attention {
         let shared = Shared::new(out.values_mut());
         with_elements!(kv.layer(layer), kv => {
             let record = record_len(width(heads.head_dim));
-            self.states.fit(plan.n_records * record);
+            if self.states.len() < plan.n_records * record {
+                self.states.resize(plan.n_records * record, 0.0);
+            }
             let states = Shared::new(&mut self.states);
             let step = Step { heads, q, kv, table, plan, states, out: shared };
             let (n_tokens, n_records) = plan.largest_item;

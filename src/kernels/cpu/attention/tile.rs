@@ -5,7 +5,6 @@ use std::ops::Range;
 use super::super::kv::PageTable;
 use super::super::simd::{Kernel, LANES, Lanes};
 use super::super::tensor::{Shared, Tensor};
-use super::buffer::Buffer;
 use super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
 use super::format::Format;
 use super::pack::{Ahead, pack_keys, pack_values};
@@ -40,36 +39,36 @@ pub struct Work<'a, F> {
 #[derive(Default)]
 pub struct Workspace {
     /// Queries as words, `[heads, rows, q_words]`.
-    queries: Buffer<u32>,
+    queries: Vec<u32>,
     /// Keys of a block, `[depth, BLOCK]` words: each lane is a key.
-    keys: Buffer<u32>,
+    keys: Vec<u32>,
     /// Values of a block, `[BLOCK / PER_WORD, width]` words: each lane is an element of a head.
-    values: Buffer<u32>,
+    values: Vec<u32>,
     /// The same without what one query does not see.
-    masked: Buffer<u32>,
+    masked: Vec<u32>,
     /// `[rows, BLOCK]`.
-    scores: Buffer<f32>,
+    scores: Vec<f32>,
     /// `[rows, BLOCK / PER_WORD]` words.
-    weights: Buffer<u32>,
+    weights: Vec<u32>,
     /// `[rows]`.
-    decay: Buffer<f32>,
+    decay: Vec<f32>,
     /// Records of the current span and of the spans before it, `[heads, rows]`.
-    span: Buffer<f32>,
-    total: Buffer<f32>,
+    span: Vec<f32>,
+    total: Vec<f32>,
 }
 
 impl Workspace {
     /// Makes room for items with up to so many query tokens and records.
     pub fn fit<F: Format>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
         let sizes = Sizes::of::<F>(heads, n_tokens);
-        self.queries.fit(n_records * sizes.width / F::PER_WORD);
-        self.keys.fit(sizes.depth.next_multiple_of(LANES) * BLOCK);
-        self.values.fit(BLOCK / F::PER_WORD * sizes.width);
-        self.scores.fit(sizes.rows * BLOCK);
-        self.weights.fit(sizes.rows * BLOCK / F::PER_WORD);
-        self.decay.fit(sizes.rows);
-        self.span.fit(n_records * sizes.record);
-        self.total.fit(n_records * sizes.record);
+        room(&mut self.queries, n_records * sizes.width / F::PER_WORD);
+        room(&mut self.keys, sizes.depth.next_multiple_of(LANES) * BLOCK);
+        room(&mut self.values, BLOCK / F::PER_WORD * sizes.width);
+        room(&mut self.scores, sizes.rows * BLOCK);
+        room(&mut self.weights, sizes.rows * BLOCK / F::PER_WORD);
+        room(&mut self.decay, sizes.rows);
+        room(&mut self.span, n_records * sizes.record);
+        room(&mut self.total, n_records * sizes.record);
     }
 }
 
@@ -106,6 +105,12 @@ type Slots<F> = [*const F; BLOCK];
 
 fn is_stream<F>(slots: &Slots<F>, head_dim: usize) -> bool {
     slots[BLOCK - 1] == slots[0].wrapping_add((BLOCK - 1) * head_dim)
+}
+
+fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
 }
 
 /// Rows in runs that are short enough to leave out what none of a run sees, and whole tiles of a product.
@@ -519,7 +524,7 @@ impl<F: Format> Work<'_, F> {
             .plan
             .tokens_of(&self.step.plan.tiles[self.item.tile as usize]);
         let space = &mut *self.space;
-        space.masked.fit(space.values.len());
+        room(&mut space.masked, space.values.len());
         for row in 0..sizes.rows {
             let seen = Seen::new(tokens[row / sizes.group].sees(window), start);
             if seen.is_empty() {
