@@ -27,6 +27,8 @@ pub fn is_thorough() -> bool {
 pub fn open(emulated: usize) -> (Device, Modules) {
     let Some(ordinal) = real() else {
         souffleur_cusim::load();
+        // The emulated driver has one device until others are named.
+        let _ = souffleur_cusim::Device::new(emulated);
         let device = Device::open(emulated).unwrap();
         // SAFETY: to the emulated driver this text is an image that has every kernel.
         let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();

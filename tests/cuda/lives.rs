@@ -51,15 +51,22 @@ fn growing_request(index: u32) -> GenerateRequest {
 
 /// Requests that lose their place in the batch go on as if nothing had been.
 async fn retracted(setup: &Setup) {
-    let world = setup.start_on_gpu(EngineConfig {
+    let (open, gate) = crossbeam_channel::bounded(0);
+    let config = EngineConfig {
         // So many that all begin, and not all can grow.
         max_total_tokens: Some(if setup.page_size == 1 { 320 } else { 432 }),
         // Reserves next to nothing for the running ones, so that they run into each other.
         schedule_conservativeness: 0.01,
         ..setup.config(&model())
-    });
-    let runs = (0..GROWING).map(|index| bits(world.generate(growing_request(index))));
-    let outputs = join_all(runs).await;
+    };
+    let world = setup.start_on_gpu_behind(gate, config);
+    let sent: Vec<_> = (0..GROWING)
+        .map(|index| world.generate(growing_request(index)))
+        .collect();
+    // Those that come late would find those that came early gone.
+    world.until_inside(sent.len()).await;
+    drop(open);
+    let outputs = join_all(sent.into_iter().map(bits)).await;
     let stats = world.assert_whole().await;
     assert!(stats.retractions > 0, "{setup:?}: {stats:?}");
     world.stop().await;

@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crossbeam_channel::Receiver;
 use souffleur::config::{Device, Dtype, EngineConfig};
 use souffleur::engine::{Engine, EngineParts, Progress};
-use souffleur::executor::Placement;
+use souffleur::error::StepError;
 use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
+use souffleur::executor::{Executor, Launch, Placement, RowResult, StepOutput, StepPlan};
 use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::params::ElementType;
 
@@ -65,9 +67,20 @@ impl Setup {
 
     /// Starts an engine on the GPU of the tests.
     pub fn start_on_gpu(&self, config: EngineConfig) -> World {
+        let (_, open) = crossbeam_channel::bounded(0);
+        self.start_on_gpu_behind(open, config)
+    }
+
+    /// The same, and it makes no step before the other end of a gate is dropped.
+    pub fn start_on_gpu_behind(&self, gate: Receiver<()>, config: EngineConfig) -> World {
         let mut parts = EngineParts::from_model(&config, Progress::silent()).unwrap();
         let (options, dir) = (self.options(&config, &parts), config.model_path.clone());
-        parts.executor = Arc::new(move || Ok(Box::new(load(&dir, &options))));
+        parts.executor = Arc::new(move || {
+            Ok(Box::new(Gated {
+                inner: load(&dir, &options),
+                gate: gate.clone(),
+            }))
+        });
         World {
             engine: Engine::start_with(config, parts).expect("the model loads"),
         }
@@ -91,6 +104,36 @@ impl Setup {
             placement: Placement::WHOLE,
             plan: None,
         }
+    }
+}
+
+/// An executor that begins when a gate opens.
+struct Gated {
+    inner: CudaExecutor,
+    gate: Receiver<()>,
+}
+
+impl Executor for Gated {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        let _ = self.gate.recv();
+        self.inner.run(plan)
+    }
+
+    fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
+        let _ = self.gate.recv();
+        self.inner.launch(plan)
+    }
+
+    fn is_finished(&mut self) -> bool {
+        self.inner.is_finished()
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, StepError> {
+        self.inner.finish()
+    }
+
+    fn recycle(&mut self, rows: Vec<RowResult>) {
+        self.inner.recycle(rows);
     }
 }
 
