@@ -23,7 +23,7 @@ pub struct Product {
 impl Product {
     /// The same without the rows before `row`.
     #[inline(always)]
-    pub fn from_row(self, row: usize) -> Self {
+    pub fn starting_at(self, row: usize) -> Self {
         Self {
             a: self.a.wrapping_add(row * self.lda),
             c: self.c.wrapping_add(row * self.ldc),

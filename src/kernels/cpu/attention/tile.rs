@@ -419,7 +419,7 @@ impl<F: Format> Work<'_, F> {
             // instruction set.
             unsafe {
                 scores
-                    .from_row(rows.start)
+                    .starting_at(rows.start)
                     .run::<F, S, false>(rows.len(), seen_end.div_ceil(LANES))
             };
         }
@@ -442,7 +442,7 @@ impl<F: Format> Work<'_, F> {
             for rows in runs(sizes) {
                 let depth = self.seen_end(sizes, start, &rows).div_ceil(F::PER_WORD);
                 if depth > 0 {
-                    let sums = Product { depth, ..sums }.from_row(rows.start);
+                    let sums = Product { depth, ..sums }.starting_at(rows.start);
                     // SAFETY: as above.
                     unsafe { sums.run::<F, S, true>(rows.len(), sizes.width / LANES) };
                 }
@@ -548,7 +548,7 @@ impl<F: Format> Work<'_, F> {
             }
             let sums = Product {
                 b: space.masked.as_ptr(),
-                ..sums.from_row(row)
+                ..sums.starting_at(row)
             };
             // SAFETY: one row of what the caller passed; the instruction set was detected by `dispatch`.
             unsafe { sums.run::<F, S, true>(1, sizes.width / LANES) };
