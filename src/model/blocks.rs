@@ -2,7 +2,95 @@
 
 use crate::error::LoadError;
 use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
+use crate::model::Model;
+use crate::model::config::ModelConfig;
 use crate::model::loader::Loader;
+
+/// A decoder whose layers norm what they read: attention, then a gated MLP.
+pub struct Decoder<B: Backend> {
+    ends: Ends<B>,
+    layers: Vec<Layer<B>>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Loads the weights of layers that are made as `spec` says, by index.
+    pub fn load(
+        loader: &mut Loader<'_, B>,
+        spec: fn(&ModelConfig, usize) -> LayerSpec,
+    ) -> Result<Self, LoadError> {
+        let layers = (0..loader.config().num_hidden_layers).map(|layer| {
+            let spec = spec(loader.config(), layer);
+            Layer::load(loader, layer, spec)
+        });
+        Ok(Self {
+            layers: layers.collect::<Result<_, LoadError>>()?,
+            ends: Ends::load(loader)?,
+        })
+    }
+}
+
+impl<B: Backend> Model<B> for Decoder<B> {
+    fn forward(&self, backend: &mut B, batch: &B::Batch) -> B::Tensor {
+        let (mut x, rotations) = self.ends.embed(backend, batch);
+        for layer in &self.layers {
+            let q = layer.queries(backend, &x, &rotations, batch);
+            layer.add(backend, &mut x, &q, batch);
+        }
+        x
+    }
+
+    fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
+        self.ends.logits(backend, hidden, tokens)
+    }
+}
+
+/// What a layer is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerSpec {
+    /// Its attention.
+    pub attention: AttentionSpec,
+    /// The MLP's projections add a bias.
+    pub mlp_bias: bool,
+}
+
+struct Layer<B: Backend> {
+    input_norm: Norm<B>,
+    attention: Attention<B>,
+    post_attention_norm: Norm<B>,
+    mlp: Mlp<B>,
+}
+
+impl<B: Backend> Layer<B> {
+    fn load(loader: &mut Loader<'_, B>, layer: usize, spec: LayerSpec) -> Result<Self, LoadError> {
+        let norm = |name: &str| format!("model.layers.{layer}.{name}");
+        let hidden = loader.config().hidden_size;
+        Ok(Self {
+            input_norm: Norm::load(loader, &norm("input_layernorm"), hidden)?,
+            attention: Attention::load(loader, layer, spec.attention)?,
+            post_attention_norm: Norm::load(loader, &norm("post_attention_layernorm"), hidden)?,
+            mlp: Mlp::load(loader, layer, spec.mlp_bias)?,
+        })
+    }
+
+    /// Stores keys and values of the residual stream `x` and returns the queries.
+    fn queries(
+        &self,
+        backend: &mut B,
+        x: &B::Tensor,
+        rotations: &B::Tensor,
+        batch: &B::Batch,
+    ) -> B::Tensor {
+        let normed = self.input_norm.forward(backend, x);
+        self.attention.queries(backend, &normed, rotations, batch)
+    }
+
+    /// Adds the rest of the layer to `x`, whose queries are `q`.
+    fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
+        self.attention.add(backend, x, q, batch);
+        let normed = self.post_attention_norm.forward(backend, x);
+        self.mlp.add(backend, x, &normed);
+    }
+}
 
 /// What stands before the first layer and after the last one.
 pub struct Ends<B: Backend> {
@@ -130,17 +218,20 @@ impl<B: Backend> Attention<B> {
         })
     }
 
-    /// Adds the attention of `normed` to the residual stream `x`.
-    pub fn add(
+    /// Stores the keys and values of `normed` and returns its queries.
+    pub fn queries(
         &self,
         backend: &mut B,
-        x: &mut B::Tensor,
         normed: &B::Operand,
         rotations: &B::Tensor,
         batch: &B::Batch,
-    ) {
-        let q = backend.project_qkv(normed, &self.qkv, &self.heads, rotations, self.layer, batch);
-        let attended = backend.attend(&q, &self.heads, self.layer, batch);
+    ) -> B::Tensor {
+        backend.project_qkv(normed, &self.qkv, &self.heads, rotations, self.layer, batch)
+    }
+
+    /// Adds the attention of the queries `q` to the residual stream `x`.
+    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
+        let attended = backend.attend(q, &self.heads, self.layer, batch);
         backend.project_add(x, &attended, &self.o);
     }
 }

@@ -1,8 +1,8 @@
 //! Models: configuration, weights, tokenizer, forward pass.
 //!
-//! One file for each family ([`llama`], [`mistral`], [`qwen2`], [`qwen3`]) says what its layers are made of and runs
-//! them; the parts that families share are in [`blocks`]. All of it is written against
-//! [`Backend`] and knows nothing of devices, requests or steps.
+//! One file for each family ([`llama`], [`mistral`], [`qwen2`], [`qwen3`]) says what its layers are made of; the parts
+//! that families share are in [`blocks`]. All of it is written against [`Backend`] and knows nothing of devices, requests
+//! or steps.
 
 pub mod blocks;
 pub mod config;
@@ -47,9 +47,9 @@ pub fn load<B: Backend + 'static>(
     loader: &mut Loader<'_, B>,
 ) -> Result<Box<dyn Model<B>>, LoadError> {
     Ok(match loader.config().architecture {
-        Architecture::Llama => Box::new(llama::Llama::load(loader)?),
-        Architecture::Mistral => Box::new(mistral::Mistral::load(loader)?),
-        Architecture::Qwen2 => Box::new(qwen2::Qwen2::load(loader)?),
-        Architecture::Qwen3 => Box::new(qwen3::Qwen3::load(loader)?),
+        Architecture::Llama => Box::new(blocks::Decoder::load(loader, llama::layer)?),
+        Architecture::Mistral => Box::new(blocks::Decoder::load(loader, mistral::layer)?),
+        Architecture::Qwen2 => Box::new(blocks::Decoder::load(loader, qwen2::layer)?),
+        Architecture::Qwen3 => Box::new(blocks::Decoder::load(loader, qwen3::layer)?),
     })
 }
