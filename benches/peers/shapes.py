@@ -62,7 +62,9 @@ class Limits:
 
 
 def prefill_seconds(shape, limits, tokens, before=0, rows=1, int8=False):
-    """Least time to prefill `tokens` behind `before` cached ones, with logits for `rows` of them: bound by arithmetic."""
+    """Least time to prefill `tokens` behind `before` cached ones, with logits for `rows` of them: bound by arithmetic.
+
+    All layers count for all tokens, though the last one needs to compute only keys and values where no logits are wanted."""
     matrices = 2 * (shape.layer_weights * tokens + shape.head_weights * rows)
     attention = tokens * shape.attention_ops(before + tokens / 2)
     return matrices / (limits.int8 if int8 else limits.bf16) + attention / limits.bf16

@@ -14,12 +14,13 @@ use crate::executor::{
 };
 use crate::ids::{PageId, RowId, SeqId, StepId};
 use crate::kernels::cpu::Isa;
+use crate::kernels::cpu::tensor::Tensor;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes};
-use crate::model::Model;
 use crate::model::config::ModelConfig;
 use crate::model::generation::GenerationConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
 use crate::model::weights::{Dtype, Quantization};
+use crate::model::{Model, Reads};
 use crate::state::kv_layout::{KvLayout, MhaLayout};
 use crate::state::pages::PageRun;
 use crate::state::sampling::{RowSampler, SamplingParams};
@@ -91,8 +92,9 @@ pub type LogitsProbe<'a> = &'a mut dyn FnMut(SeqId, u32, &[f32]);
 pub struct CpuExecutor {
     model: Box<dyn Model<CpuBackend>>,
     backend: CpuBackend,
-    /// The step's tokens; kept for its memory.
+    /// The step's tokens, and those that are read; kept for their memory.
     batch: CpuBatch,
+    read_batch: CpuBatch,
     rows: Rows,
     /// By row id.
     sampling: Vec<Option<RowSampling>>,
@@ -158,6 +160,7 @@ impl CpuExecutor {
             model,
             backend,
             batch: CpuBatch::default(),
+            read_batch: CpuBatch::default(),
             rows: Rows::new(options.max_rows, limits),
             sampling: (0..=options.max_rows).map(|_| None).collect(),
             n_pages: options.n_pages,
@@ -194,7 +197,8 @@ impl CpuExecutor {
         }
         let mut rows = self.results.begin(plan);
         if self.batch.n_tokens() > 0 {
-            let hidden = self.model.forward(&mut self.backend, &self.batch);
+            self.readout.find(plan, &self.rows);
+            let hidden = self.forward();
             self.read_out(plan, &hidden, &mut rows, probe);
         }
         self.backend.rest();
@@ -260,6 +264,21 @@ impl CpuExecutor {
             plan.table.clear();
         }
         Ok(())
+    }
+
+    /// Returns the residual stream of the tokens that are read, in their order.
+    fn forward(&mut self) -> Tensor {
+        let tokens = self.readout.tokens();
+        let some = tokens.len() < self.batch.n_tokens();
+        if some {
+            self.read_batch.pick(&self.batch, tokens);
+        }
+        let reads = some.then_some(Reads {
+            n_tokens: tokens.len(),
+            tokens,
+            batch: &self.read_batch,
+        });
+        self.model.forward(&mut self.backend, &self.batch, reads)
     }
 
     fn start(&mut self, start: &RowStart) {

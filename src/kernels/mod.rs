@@ -115,6 +115,12 @@ pub trait Backend {
     ) where
         Self: Sized;
 
+    /// Takes rows of a tensor.
+    ///
+    /// # Shapes
+    /// `tokens`: indices of rows of `x`; result `[number of tokens, width]`, in the list's order.
+    fn pick(&mut self, x: &Self::Tensor, tokens: &Self::TokenList) -> Self::Tensor;
+
     /// Norms the rows `tokens` of the residual stream and projects them to the vocabulary.
     ///
     /// # Shapes

@@ -2,9 +2,9 @@
 
 use crate::error::LoadError;
 use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
-use crate::model::Model;
 use crate::model::config::ModelConfig;
 use crate::model::loader::Loader;
+use crate::model::{Model, Reads};
 
 /// A decoder whose layers norm what they read: attention, then a gated MLP.
 pub struct Decoder<B: Backend> {
@@ -30,11 +30,24 @@ impl<B: Backend> Decoder<B> {
 }
 
 impl<B: Backend> Model<B> for Decoder<B> {
-    fn forward(&self, backend: &mut B, batch: &B::Batch) -> B::Tensor {
+    fn forward(&self, backend: &mut B, batch: &B::Batch, reads: Option<Reads<'_, B>>) -> B::Tensor {
         let (mut x, rotations) = self.ends.embed(backend, batch);
-        for layer in &self.layers {
+        let Some((last, layers)) = self.layers.split_last() else {
+            return x;
+        };
+        for layer in layers {
             let q = layer.queries(backend, &x, &rotations, batch);
             layer.add(backend, &mut x, &q, batch);
+        }
+        let mut q = last.queries(backend, &x, &rotations, batch);
+        let Some(reads) = reads else {
+            last.add(backend, &mut x, &q, batch);
+            return x;
+        };
+        x = backend.pick(&x, reads.tokens);
+        if reads.n_tokens > 0 {
+            q = backend.pick(&q, reads.tokens);
+            last.add(backend, &mut x, &q, reads.batch);
         }
         x
     }

@@ -24,15 +24,25 @@ use crate::kernels::Backend;
 use crate::model::config::Architecture;
 use crate::model::loader::Loader;
 
+/// The tokens of a step that logits are wanted of. Of the others the last layer stores keys and values, and no more.
+pub struct Reads<'a, B: Backend> {
+    /// Number of tokens.
+    pub n_tokens: usize,
+    /// Which tokens of the step.
+    pub tokens: &'a B::TokenList,
+    /// The same tokens as a batch of their own, in the list's order.
+    pub batch: &'a B::Batch,
+}
+
 /// A decoder with its weights.
 pub trait Model<B: Backend>: Send {
     /// Runs the tokens of a step through all layers and stores their K/V.
     ///
     /// # Shapes
-    /// Result: the residual stream after the last layer, `[n_tokens, hidden]`.
-    fn forward(&self, backend: &mut B, batch: &B::Batch) -> B::Tensor;
+    /// Result: the residual stream after the last layer, `[n_tokens, hidden]`, or of the tokens in `reads` only.
+    fn forward(&self, backend: &mut B, batch: &B::Batch, reads: Option<Reads<'_, B>>) -> B::Tensor;
 
-    /// Projects the rows `tokens` of a step's residual stream to the vocabulary.
+    /// Projects the rows `tokens` of what [`Self::forward`] returned to the vocabulary.
     ///
     /// # Shapes
     /// Result: `[number of tokens, vocab]`, f32.

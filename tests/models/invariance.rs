@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::executor::{Executor, StepPlan};
+use souffleur::executor::{Executor, LogprobWish, StepPlan};
 use souffleur::ids::{PageId, SeqId};
 use souffleur::kernels::cpu::Isa;
 use souffleur::model::weights::{Dtype, Quantization};
@@ -69,6 +69,29 @@ fn alone(executor: &mut CpuExecutor, page_size: u32, chunk_tokens: u32) -> Bits 
         observe(executor, &step, &mut bits);
     }
     assert_eq!(bits.len(), PROMPT_TOKENS as usize);
+    bits
+}
+
+/// The same with logits from position `first_read` on only: the last layer leaves out the rest.
+fn alone_read_from(executor: &mut CpuExecutor, chunk_tokens: u32, first_read: u32) -> Bits {
+    let mut bits = Bits::new();
+    let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
+    for first in (0..PROMPT_TOKENS).step_by(chunk_tokens as usize) {
+        let mut step = plan(u64::from(first));
+        if first == 0 {
+            step.starts = vec![start(ROW, &prompt, prompt.len(), &greedy())];
+            step.table = vec![append(ROW, pages(3, 1))];
+        }
+        let mut work = chunk(first..PROMPT_TOKENS.min(first + chunk_tokens));
+        work.logprobs = Some(std::sync::Arc::new(LogprobWish {
+            start: Some(first_read),
+            ..Default::default()
+        }));
+        step.rows = vec![work];
+        observe(executor, &step, &mut bits);
+    }
+    let read = PROMPT_TOKENS - first_read;
+    assert_eq!(bits.len(), read.max(1) as usize);
     bits
 }
 
@@ -184,6 +207,20 @@ fn fifteen_other_sequences_do_not_change_a_bit() {
 }
 
 #[test]
+fn what_is_read_does_not_change_a_bit() {
+    for_each_model(|name, dtype, options, expected| {
+        for (chunk_tokens, first_read) in
+            [(PROMPT_TOKENS, PROMPT_TOKENS), (75, 70), (20, 38), (16, 74)]
+        {
+            let got = alone_read_from(&mut load(name, options), chunk_tokens, first_read);
+            let what =
+                format!("{name}, {dtype:?}, chunks of {chunk_tokens} read from {first_read}");
+            assert_same(&got, expected, &what);
+        }
+    });
+}
+
+#[test]
 fn page_size_threads_and_cached_prefix_do_not_change_a_bit() {
     for_each_model(|name, dtype, options, expected| {
         for (page_size, threads) in [(1, 2), (16, 1), (16, 2), (64, 3)] {
@@ -292,6 +329,12 @@ fn every_instruction_set_is_invariant() {
                 &got,
                 &expected,
                 &format!("{name}, {quantization:?}, {}, among others", isa.name()),
+            );
+            let got = alone_read_from(&mut load(name, &options), 20, 70);
+            assert_same(
+                &got,
+                &expected,
+                &format!("{name}, {quantization:?}, {}, read from 70", isa.name()),
             );
         }
     }

@@ -1,6 +1,7 @@
 //! From the residual stream to tokens and log probabilities.
 
 use super::{CpuExecutor, LogitsProbe, RowSampling};
+use crate::executor::rows::Rows;
 use crate::executor::wanted::{Wanted, find_wanted};
 use crate::executor::{LogprobWish, RowResult, StepPlan, TokenLogprobs};
 use crate::ids::RowId;
@@ -22,6 +23,7 @@ struct Reading {
 #[derive(Default)]
 pub(super) struct Readout {
     wanted: Vec<Wanted>,
+    /// Their tokens in the step; then rows of what the model returned.
     tokens: Vec<u32>,
     /// Rows of logits whose peak is the next token, and their peaks.
     peaked: Vec<usize>,
@@ -39,8 +41,23 @@ struct Lane {
     raw_logits: Vec<f32>,
 }
 
+impl Readout {
+    /// Finds the logits that the plan asks for.
+    pub(super) fn find(&mut self, plan: &StepPlan, rows: &Rows) {
+        find_wanted(plan, 0..plan.rows.len(), rows, &mut self.wanted);
+        self.tokens.clear();
+        self.tokens
+            .extend(self.wanted.iter().map(|wanted| wanted.token));
+    }
+
+    /// The tokens of the step that are read, ascending; until [`CpuExecutor::read_out`].
+    pub(super) fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+}
+
 impl CpuExecutor {
-    /// Computes the logits that the plan asks for, samples, and fills in the results.
+    /// Computes the logits of `hidden`, the tokens that [`Readout::find`] found, samples, and fills in the results.
     pub(super) fn read_out(
         &mut self,
         plan: &StepPlan,
@@ -50,12 +67,10 @@ impl CpuExecutor {
     ) {
         // Buffers, rows and backend are used side by side.
         let mut readout = std::mem::take(&mut self.readout);
-        find_wanted(plan, 0..plan.rows.len(), &self.rows, &mut readout.wanted);
         for first in (0..readout.wanted.len()).step_by(LOGIT_ROWS) {
             let end = readout.wanted.len().min(first + LOGIT_ROWS);
-            let tokens = readout.wanted[first..end].iter().map(|wanted| wanted.token);
             readout.tokens.clear();
-            readout.tokens.extend(tokens);
+            readout.tokens.extend(first as u32..end as u32);
             let mut logits = self
                 .model
                 .logits(&mut self.backend, hidden, &readout.tokens);

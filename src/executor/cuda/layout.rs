@@ -77,6 +77,8 @@ pub(super) struct Lists {
     pub(super) prefill_tokens: Section<u32>,
     pub(super) tiles: Section<Tile>,
     pub(super) wanted_tokens: Section<u32>,
+    /// The same tokens as rows of one query each, if the last layer runs for them alone.
+    pub(super) reads: Option<Section<Segment>>,
     /// One for each row of logits; with padding like `decode_rows`.
     pub(super) sample_works: Section<SampleWork>,
     /// In the order of the rows of logits.
@@ -97,6 +99,8 @@ pub(super) struct Shape {
     pub(super) padded_rows: usize,
     /// Rows of logits that are computed at once.
     pub(super) logit_rows: usize,
+    /// Most tokens that get a last layer of their own.
+    pub(super) read_rows: usize,
 }
 
 impl Layout {
@@ -139,6 +143,7 @@ impl Layout {
         let wanted_tokens = self
             .words
             .list(self.wanted.iter().map(|wanted| wanted.token));
+        let reads = self.reads(plan, shape);
         let sample_works = self.sample_works(plan, shape);
         let (n_logprobs, max_top) = self.read(plan, rows, shape);
         let needs_host = |reading: &Reading| matches!(reading.logprobs, Logprobs::Host { .. });
@@ -151,6 +156,7 @@ impl Layout {
             prefill_tokens,
             tiles,
             wanted_tokens,
+            reads,
             sample_works,
             logprob_works: self.words.list(self.logprobs.iter().copied()),
             logprob_ids: self.words.list(self.ids.iter().copied()),
@@ -258,6 +264,16 @@ impl Layout {
         self.tiles
             .sort_by_key(|(position, _)| std::cmp::Reverse(*position));
         self.words.list(self.tiles.iter().map(|(_, tile)| *tile))
+    }
+
+    fn reads(&mut self, plan: &StepPlan, shape: &Shape) -> Option<Section<Segment>> {
+        let segments = (0..).zip(&self.wanted).map(|(index, wanted)| Segment {
+            row: plan.rows[wanted.work].row.get(),
+            first_token: index,
+            n_tokens: 1,
+            first_position: wanted.position as u32,
+        });
+        (self.wanted.len() <= shape.read_rows).then(|| self.words.list(segments))
     }
 
     fn sample_works(&mut self, plan: &StepPlan, shape: &Shape) -> Section<SampleWork> {

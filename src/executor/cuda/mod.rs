@@ -88,6 +88,11 @@ impl CudaOptions {
     pub fn logit_rows(&self) -> usize {
         LOGIT_ROWS.max(self.graph_rows.min(self.max_rows))
     }
+
+    /// Tokens that can have a last layer of their own: as many as one decode has memory for and one product of logits.
+    fn read_rows(&self) -> usize {
+        self.logit_rows().min(self.max_rows)
+    }
 }
 
 /// The elements that a checkpoint's dtype runs in.
@@ -302,6 +307,7 @@ impl CudaExecutor {
             vocab_size: self.vocab_size,
             padded_rows: bucket.unwrap_or(0),
             logit_rows: self.options.logit_rows(),
+            read_rows: self.options.read_rows().min(n_tokens.saturating_sub(1)),
         };
         let lists = self
             .layout

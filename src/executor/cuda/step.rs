@@ -13,6 +13,7 @@ use crate::kernels::cuda::sampling::{
     BeginDecodeParams, BeginPrefillParams, DecodeRow, EditTableParams, LogprobParams, SampleParams,
     SampleWork, SamplingShape, TIE_MARGIN,
 };
+use crate::model::Reads;
 use crate::state::sampling::token_logprobs;
 
 /// What steps are about, at places that graphs know.
@@ -92,7 +93,7 @@ impl CudaExecutor {
         let rows = self.arrays.decode_rows.ptr().cast();
         self.begin_decode(rows, n_rows)?;
         let batch = self.batch(n_rows, 0);
-        let hidden = self.model.forward(&mut self.backend, &batch);
+        let hidden = self.model.forward(&mut self.backend, &batch, None);
         let all = TokenList {
             tokens: DevicePtr::NULL,
             len: n_rows,
@@ -226,14 +227,16 @@ impl CudaExecutor {
             n_tiles: lists.tiles.len(),
             ..self.batch(n_decode, n_prefill)
         };
-        let hidden = self.model.forward(&mut self.backend, &batch);
+        let hidden = self.forward(&batch, lists, uploaded);
         let (n_wanted, at_once) = (self.layout.wanted.len(), self.options.logit_rows());
         let mut first_work = 0;
         for first in (0..n_wanted).step_by(at_once) {
-            let list = TokenList {
-                tokens: lists.wanted_tokens.at(uploaded.start).add(first),
-                len: at_once.min(n_wanted - first),
+            let tokens = match lists.reads {
+                Some(_) => DevicePtr::NULL,
+                None => lists.wanted_tokens.at(uploaded.start).add(first),
             };
+            let len = at_once.min(n_wanted - first);
+            let list = TokenList { tokens, len };
             let logits = self.model.logits(&mut self.backend, &hidden, &list);
             self.backend.take_failure()?;
             let rows = LogitRows {
@@ -248,6 +251,25 @@ impl CudaExecutor {
             }
         }
         self.backend.take_failure()
+    }
+
+    /// Returns the residual stream of all tokens, or of those that are read.
+    fn forward(&mut self, batch: &CudaBatch, lists: &Lists, uploaded: &Uploaded) -> Tensor {
+        let n_tokens = self.layout.wanted.len();
+        let tokens = TokenList {
+            tokens: lists.wanted_tokens.at(uploaded.start),
+            len: n_tokens,
+        };
+        let read_batch = lists.reads.as_ref().map(|segments| CudaBatch {
+            decode_segments: segments.at(uploaded.start),
+            ..self.batch(n_tokens, 0)
+        });
+        let reads = read_batch.as_ref().map(|batch| Reads {
+            n_tokens,
+            tokens: &tokens,
+            batch,
+        });
+        self.model.forward(&mut self.backend, batch, reads)
     }
 
     fn batch(&self, n_decode: usize, n_prefill: usize) -> CudaBatch {

@@ -62,6 +62,21 @@ pub struct Segment {
     pub first_position: usize,
 }
 
+impl Segment {
+    fn end_token(&self) -> usize {
+        self.first_token + self.n_tokens
+    }
+
+    fn end_position(&self) -> usize {
+        self.first_position + self.n_tokens
+    }
+}
+
+fn next_serial() -> u64 {
+    static SERIAL: AtomicU64 = AtomicU64::new(1);
+    SERIAL.fetch_add(1, Ordering::Relaxed)
+}
+
 /// The tokens of a step.
 #[derive(Default)]
 pub struct CpuBatch {
@@ -87,8 +102,7 @@ impl CpuBatch {
     /// # Panics
     /// If the row's pages do not reach that far.
     pub fn push(&mut self, row: RowId, first_position: usize, tokens: &[u32], table: &PageTable) {
-        static SERIAL: AtomicU64 = AtomicU64::new(1);
-        self.serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        self.serial = next_serial();
         let n_tokens = tokens.len();
         self.segments.push(Segment {
             row,
@@ -106,6 +120,36 @@ impl CpuBatch {
     /// Number of tokens.
     pub fn n_tokens(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Becomes a batch of tokens of `step`, whose indices ascend.
+    pub fn pick(&mut self, step: &Self, tokens: &[u32]) {
+        self.clear();
+        self.serial = next_serial();
+        let mut segments = step.segments.iter();
+        let mut segment = segments.next();
+        for &token in tokens {
+            let index = token as usize;
+            while segment.is_some_and(|segment| segment.end_token() <= index) {
+                segment = segments.next();
+            }
+            let Some(whole) = segment else { break };
+            let position = step.positions[index];
+            match self.segments.last_mut() {
+                Some(last) if last.row == whole.row && last.end_position() == position as usize => {
+                    last.n_tokens += 1;
+                }
+                _ => self.segments.push(Segment {
+                    row: whole.row,
+                    first_token: self.tokens.len(),
+                    n_tokens: 1,
+                    first_position: position as usize,
+                }),
+            }
+            self.tokens.push(step.tokens[index]);
+            self.positions.push(position);
+            self.slots.push(step.slots[index]);
+        }
     }
 
     fn serial(&self) -> u64 {
@@ -332,6 +376,14 @@ impl Backend for CpuBackend {
 
     fn project_add(&mut self, residual: &mut Tensor, x: &PackedRows, linear: &Linear<Self>) {
         self.product(x, linear, residual, Write::Add);
+    }
+
+    fn pick(&mut self, x: &Tensor, tokens: &[u32]) -> Tensor {
+        let mut out = self.scratch.tensor(tokens.len(), x.width());
+        for (row, token) in tokens.iter().enumerate() {
+            out.row_mut(row).copy_from_slice(x.row(*token as usize));
+        }
+        out
     }
 
     fn logits(

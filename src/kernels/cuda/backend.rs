@@ -98,6 +98,7 @@ pub struct TokenList {
 pub struct Tensor {
     rows: usize,
     width: usize,
+    value_bytes: usize,
     start: DevicePtr<u8>,
     _part: Option<Part>,
 }
@@ -294,8 +295,8 @@ impl CudaBackend {
         self.tensor(rows, width, self.element.bytes())
     }
 
-    fn tensor(&mut self, rows: usize, width: usize, bytes: usize) -> Tensor {
-        let wanted_bytes = rows * width * bytes;
+    fn tensor(&mut self, rows: usize, width: usize, value_bytes: usize) -> Tensor {
+        let wanted_bytes = rows * width * value_bytes;
         let part = self.arena.take(wanted_bytes);
         let start = match &part {
             Some(part) => self.activations.at(part.offset()),
@@ -311,6 +312,7 @@ impl CudaBackend {
         Tensor {
             rows,
             width,
+            value_bytes,
             start,
             _part: part,
         }

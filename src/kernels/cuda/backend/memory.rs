@@ -28,13 +28,19 @@ pub fn activation_bytes(config: &ModelConfig, sizes: &CudaSizes, multiprocessors
     let parts = sizes.n_rows + DECODE_BLOCKS * multiprocessors as usize;
     let partials = matrix(parts * config.num_attention_heads, config.head_dim + 2, 4);
     let attending = normed + 2 * heads + partials;
+    // The tokens that are read may be nearly all.
+    let picking = heads + matrix(sizes.n_rows, hidden, 4) + matrix(sizes.n_rows, q, element);
     let gating = normed + matrix(tokens, 3 * config.intermediate_size, element);
     let rows = sizes.logit_rows;
     let shape = SamplingShape::new(rows, config.vocab_size, multiprocessors);
     let reading = matrix(rows, hidden, element)
         + matrix(rows, config.vocab_size, 4)
         + shape.workspace_bytes();
-    let most = projecting.max(attending).max(gating).max(reading);
+    let most = projecting
+        .max(attending)
+        .max(picking)
+        .max(gating)
+        .max(reading);
     let in_use = all_along + most;
     (in_use + in_use / GAPS_DIVISOR + SMALL_PARTS_BYTES).next_multiple_of(ALIGNMENT)
 }

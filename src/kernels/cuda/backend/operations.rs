@@ -283,6 +283,21 @@ impl Backend for CudaBackend {
         self.multiply(x, &linear.weight, bias, residual, GemmWrite::AddF32);
     }
 
+    fn pick(&mut self, x: &Tensor, tokens: &TokenList) -> Tensor {
+        let out = self.tensor(tokens.len, x.width, x.value_bytes);
+        // A rotation pairs the elements of a head, so that rows of either kind are whole words.
+        let words = x.width * x.value_bytes / size_of::<f32>();
+        let shape = [tokens.len as u32, words as u32];
+        if tokens.len > 0 {
+            // SAFETY: as in `multiply`; a list names tokens of the step.
+            self.launch(|launches, stream| unsafe {
+                let embed = &launches.embed;
+                embed.pick(stream, out.f32(), x.f32(), tokens.tokens, shape)
+            });
+        }
+        out
+    }
+
     fn logits(
         &mut self,
         x: &Tensor,

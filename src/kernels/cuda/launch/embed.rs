@@ -1,4 +1,4 @@
-//! embed.cu: rows of the embedding table, and the rotations of positions.
+//! embed.cu: rows of the embedding table or of activations, and the rotations of positions.
 
 use super::super::driver::{DevicePtr, DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
@@ -11,6 +11,8 @@ const ROTATION_THREADS: u32 = 64;
 #[derive(Clone, Debug)]
 pub struct Embed {
     embed: Kernel,
+    /// Moves words, whatever they mean.
+    pick: Kernel,
     rotations: Kernel,
 }
 
@@ -23,6 +25,7 @@ impl Embed {
         let name = format!("embed_{}", element.suffix());
         Ok(Self {
             embed: modules.kernel("embed.cu", &name)?,
+            pick: modules.kernel("embed.cu", "embed_f32")?,
             rotations: modules.kernel("embed.cu", "rotations")?,
         })
     }
@@ -48,6 +51,26 @@ impl Embed {
             self.embed
                 .launch(stream, grid, &(out, table, tokens, hidden))
         }
+    }
+
+    /// Row `tokens[i]` of `x`, of `words` words each, to row `i` of `out[n, words]`.
+    ///
+    /// # Safety
+    /// See the module.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn pick(
+        &self,
+        stream: &Stream,
+        out: DevicePtr<f32>,
+        x: DevicePtr<f32>,
+        tokens: DevicePtr<u32>,
+        [n, words]: [u32; 2],
+    ) -> Result<(), DriverError> {
+        let grid = Grid::new([n, 1, 1], EMBED_THREADS);
+        // SAFETY: by the caller; arguments as in embed.cu.
+        unsafe { self.pick.launch(stream, grid, &(out, x, tokens, words)) }
     }
 
     /// Cosines, then sines, of `positions[t] * inv_freq[i]` times `scale` to row `t` of `out[T, 2 * half]`.

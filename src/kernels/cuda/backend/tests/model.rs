@@ -113,6 +113,8 @@ pub(super) fn run<B: Backend>(
     look(backend, "rms_norm", Seen::Operand(&normed), false);
     let q = backend.project_qkv(&normed, &model.qkv, &heads, &rotations, 0, batch);
     look(backend, "project_qkv", Seen::Tensor(&q), false);
+    let picked = backend.pick(&q, tokens);
+    look(backend, "pick of queries", Seen::Tensor(&picked), false);
     let attended = backend.attend(&q, &heads, 0, batch);
     look(backend, "attend", Seen::Operand(&attended), false);
     backend.project_add(&mut x, &attended, &model.o);
@@ -121,6 +123,8 @@ pub(super) fn run<B: Backend>(
     look(backend, "gated_silu", Seen::Operand(&gated), false);
     backend.project_add(&mut x, &gated, &model.down);
     look(backend, "second project_add", Seen::Tensor(&x), true);
+    let picked = backend.pick(&x, tokens);
+    look(backend, "pick", Seen::Tensor(&picked), true);
     let logits = backend.logits(&x, tokens, &model.norm, 1e-5, &model.embedding);
     look(backend, "logits", Seen::Tensor(&logits), true);
 }
