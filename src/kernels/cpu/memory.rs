@@ -1,5 +1,9 @@
-//! Memory of weights: whole huge pages where it is worth them.
+//! Memory of weights, in whole huge pages where it is worth them, and of activations, in whole cache lines.
 
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use bytemuck::{Pod, Zeroable};
 use memmap2::{Advice, MmapMut};
 
 /// Size of a huge page on x86-64 and of the usual ones elsewhere.
@@ -58,9 +62,70 @@ impl Words {
     }
 }
 
+/// A cache line, which is also what a vector of AVX-512 holds.
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(64))]
+struct Line([u32; 16]);
+
+// SAFETY: sixteen words and no padding; zeros are words.
+unsafe impl Zeroable for Line {}
+// SAFETY: as above, and it is `Copy`.
+unsafe impl Pod for Line {}
+
+/// 32-bit elements that begin at a cache line, so that no whole vector lies across two.
+pub struct Lines<T> {
+    lines: Vec<Line>,
+    element: PhantomData<T>,
+}
+
+impl<T> Default for Lines<T> {
+    fn default() -> Self {
+        Self {
+            lines: Vec::new(),
+            element: PhantomData,
+        }
+    }
+}
+
+impl<T: Pod> Lines<T> {
+    /// Grows to hold `len` elements; new ones are zero.
+    pub fn make_room(&mut self, len: usize) {
+        let lines = (len * size_of::<T>()).div_ceil(size_of::<Line>());
+        if self.lines.len() < lines {
+            self.lines.resize(lines, Line::default());
+        }
+    }
+}
+
+impl<T: Pod> Deref for Lines<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        bytemuck::cast_slice(&self.lines)
+    }
+}
+
+impl<T: Pod> DerefMut for Lines<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut self.lines)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_begin_at_a_cache_line_and_keep_what_they_hold_as_they_grow() {
+        let mut lines = Lines::<f32>::default();
+        for len in [1, 17, 4000] {
+            lines.make_room(len);
+            assert!(lines.len() >= len);
+            assert_eq!(lines.as_ptr().align_offset(64), 0);
+            assert_eq!(lines[0], if len == 1 { 0.0 } else { 1.0 });
+            lines[0] = 1.0;
+        }
+    }
 
     #[test]
     fn large_memory_is_zero_and_begins_on_a_huge_page() {

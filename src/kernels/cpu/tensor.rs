@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::memory::Lines;
+
 /// Buffers of earlier tensors. A decoder asks for the same few sizes in every layer, so after the first layer of the
 /// largest step nothing is allocated.
 #[derive(Clone, Default)]
 pub struct Scratch {
-    free: Arc<Mutex<Vec<Vec<f32>>>>,
+    free: Arc<Mutex<Vec<Lines<f32>>>>,
 }
 
 impl Scratch {
@@ -23,9 +25,7 @@ impl Scratch {
         let chosen = fitting.or_else(|| (0..free.len()).max_by_key(|&i| free[i].len()));
         let mut data = chosen.map(|i| free.swap_remove(i)).unwrap_or_default();
         drop(free);
-        if data.len() < len {
-            data.resize(len, 0.0);
-        }
+        data.make_room(len);
         Tensor {
             rows,
             width,
@@ -40,7 +40,7 @@ pub struct Tensor {
     rows: usize,
     width: usize,
     /// At least `rows * width` values.
-    data: Vec<f32>,
+    data: Lines<f32>,
     scratch: Scratch,
 }
 

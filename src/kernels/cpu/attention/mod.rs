@@ -29,6 +29,7 @@ use self::tile::{Step, Work, Workspace};
 use super::CpuBatch;
 use super::element::with_elements;
 use super::kv::{KvPool, PageTable};
+use super::memory::Lines;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
@@ -71,7 +72,7 @@ pub struct Attention {
     n_plans: usize,
     serial: u64,
     prefixes: Prefixes,
-    states: Vec<f32>,
+    states: Lines<f32>,
     /// One for each thread, all of the same size: who computes what never makes one grow.
     spaces: Vec<Workspace>,
     kv_bytes: AtomicUsize,
@@ -86,7 +87,7 @@ impl Attention {
             n_plans: 0,
             serial: 0,
             prefixes: Prefixes::default(),
-            states: Vec::new(),
+            states: Lines::default(),
             spaces: Vec::new(),
             kv_bytes: AtomicUsize::new(0),
         }
@@ -115,9 +116,7 @@ impl Attention {
         let shared = Shared::new(out.values_mut());
         with_elements!(kv.layer(layer), kv => {
             let record = record_len(width(heads.head_dim));
-            if self.states.len() < plan.n_records * record {
-                self.states.resize(plan.n_records * record, 0.0);
-            }
+            self.states.make_room(plan.n_records * record);
             let states = Shared::new(&mut self.states);
             let step = Step { heads, q, kv, table, plan, states, out: shared };
             let (n_tokens, n_records) = plan.largest_item;

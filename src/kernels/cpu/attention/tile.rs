@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::super::kv::PageTable;
+use super::super::memory::Lines;
 use super::super::simd::{Kernel, LANES, Lanes};
 use super::super::tensor::{Shared, Tensor};
 use super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
@@ -39,36 +40,36 @@ pub struct Work<'a, F> {
 #[derive(Default)]
 pub struct Workspace {
     /// Queries as words, `[heads, rows, q_words]`.
-    queries: Vec<u32>,
+    queries: Lines<u32>,
     /// Keys of a block, `[depth, BLOCK]` words: each lane is a key.
-    keys: Vec<u32>,
+    keys: Lines<u32>,
     /// Values of a block, `[BLOCK / PER_WORD, width]` words: each lane is an element of a head.
-    values: Vec<u32>,
+    values: Lines<u32>,
     /// The same without what one query does not see.
-    masked: Vec<u32>,
+    masked: Lines<u32>,
     /// `[rows, BLOCK]`.
-    scores: Vec<f32>,
+    scores: Lines<f32>,
     /// `[rows, BLOCK / PER_WORD]` words.
-    weights: Vec<u32>,
+    weights: Lines<u32>,
     /// `[rows]`.
-    decay: Vec<f32>,
+    decay: Lines<f32>,
     /// Records of the current span and of the spans before it, `[heads, rows]`.
-    span: Vec<f32>,
-    total: Vec<f32>,
+    span: Lines<f32>,
+    total: Lines<f32>,
 }
 
 impl Workspace {
     /// Makes room for items with up to so many query tokens and records.
     pub fn fit<F: Format>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
         let sizes = Sizes::of::<F>(heads, n_tokens);
-        room(&mut self.queries, n_records * sizes.width / F::PER_WORD);
-        room(&mut self.keys, sizes.depth.next_multiple_of(LANES) * BLOCK);
-        room(&mut self.values, BLOCK / F::PER_WORD * sizes.width);
-        room(&mut self.scores, sizes.rows * BLOCK);
-        room(&mut self.weights, sizes.rows * BLOCK / F::PER_WORD);
-        room(&mut self.decay, sizes.rows);
-        room(&mut self.span, n_records * sizes.record);
-        room(&mut self.total, n_records * sizes.record);
+        self.queries.make_room(n_records * sizes.width / F::PER_WORD);
+        self.keys.make_room(sizes.depth.next_multiple_of(LANES) * BLOCK);
+        self.values.make_room(BLOCK / F::PER_WORD * sizes.width);
+        self.scores.make_room(sizes.rows * BLOCK);
+        self.weights.make_room(sizes.rows * BLOCK / F::PER_WORD);
+        self.decay.make_room(sizes.rows);
+        self.span.make_room(n_records * sizes.record);
+        self.total.make_room(n_records * sizes.record);
     }
 }
 
@@ -105,12 +106,6 @@ type Slots<F> = [*const F; BLOCK];
 
 fn is_stream<F>(slots: &Slots<F>, head_dim: usize) -> bool {
     slots[BLOCK - 1] == slots[0].wrapping_add((BLOCK - 1) * head_dim)
-}
-
-fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
-    if buffer.len() < len {
-        buffer.resize(len, T::default());
-    }
 }
 
 /// Rows in runs that are short enough to leave out what none of a run sees, and whole tiles of a product.
@@ -524,7 +519,7 @@ impl<F: Format> Work<'_, F> {
             .plan
             .tokens_of(&self.step.plan.tiles[self.item.tile as usize]);
         let space = &mut *self.space;
-        room(&mut space.masked, space.values.len());
+        space.masked.make_room(space.values.len());
         for row in 0..sizes.rows {
             let seen = Seen::new(tokens[row / sizes.group].sees(window), start);
             if seen.is_empty() {
