@@ -8,12 +8,15 @@
 //! Rows of a step that begin with the same pages have the spans they share computed together (`prefix`): keys and values
 //! are read and packed once for all of them, and each row goes on alone from where they part.
 
+mod block;
 mod direct;
 mod format;
 mod pack;
 mod plan;
 mod prefix;
 mod product;
+mod records;
+mod space;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -24,8 +27,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use self::format::Format;
 use self::plan::{Plan, Target, Tile};
 use self::prefix::Prefixes;
+use self::space::Workspace;
 use self::state::{finish, merge, record_len};
-use self::tile::{Step, Work, Workspace};
+use self::tile::{Step, Work};
 use super::CpuBatch;
 use super::element::with_elements;
 use super::kv::{KvPool, PageTable};

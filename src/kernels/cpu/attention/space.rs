@@ -1,0 +1,76 @@
+//! The buffers of a thread, and the sizes of what is in them.
+
+use super::super::memory::Lines;
+use super::super::simd::LANES;
+use super::format::Format;
+use super::state::record_len;
+use super::{BLOCK, width};
+use crate::kernels::HeadShape;
+
+/// Buffers of one item at a time; they only grow.
+#[derive(Default)]
+pub struct Workspace {
+    /// Queries as words, `[heads, rows, q_words]`.
+    pub queries: Lines<u32>,
+    /// Keys of a block, `[depth, BLOCK]` words: each lane is a key.
+    pub keys: Lines<u32>,
+    /// Values of a block, `[BLOCK / PER_WORD, width]` words: each lane is an element of a head.
+    pub values: Lines<u32>,
+    /// The same without what one query does not see.
+    pub masked: Lines<u32>,
+    /// `[rows, BLOCK]`.
+    pub scores: Lines<f32>,
+    /// `[rows, BLOCK / PER_WORD]` words.
+    pub weights: Lines<u32>,
+    /// `[rows]`.
+    pub decay: Lines<f32>,
+    /// Records of the current span and of the spans before it, `[heads, rows]`.
+    pub span: Lines<f32>,
+    pub total: Lines<f32>,
+}
+
+impl Workspace {
+    /// Makes room for items with up to so many query tokens and records.
+    pub fn fit<F: Format>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
+        let sizes = Sizes::of::<F>(heads, n_tokens);
+        self.queries
+            .make_room(n_records * sizes.width / F::PER_WORD);
+        self.keys
+            .make_room(sizes.depth.next_multiple_of(LANES) * BLOCK);
+        self.values.make_room(BLOCK / F::PER_WORD * sizes.width);
+        self.scores.make_room(sizes.rows * BLOCK);
+        self.weights.make_room(sizes.rows * BLOCK / F::PER_WORD);
+        self.decay.make_room(sizes.rows);
+        self.span.make_room(n_records * sizes.record);
+        self.total.make_room(n_records * sizes.record);
+    }
+}
+
+/// Sizes of an item.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    /// Queries of a key head: tokens times heads of a group.
+    pub rows: usize,
+    /// Query heads of a key head.
+    pub group: usize,
+    /// Elements of a head, padded to whole pairs of vectors.
+    pub width: usize,
+    /// Words of a head that count.
+    pub depth: usize,
+    pub record: usize,
+}
+
+impl Sizes {
+    /// Sizes of an item of so many query tokens.
+    pub fn of<F: Format>(heads: &HeadShape, n_tokens: usize) -> Self {
+        let group = heads.n_heads / heads.n_kv_heads;
+        let width = width(heads.head_dim);
+        Self {
+            rows: n_tokens * group,
+            group,
+            width,
+            depth: heads.head_dim.div_ceil(F::PER_WORD),
+            record: record_len(width),
+        }
+    }
+}
