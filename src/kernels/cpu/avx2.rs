@@ -211,6 +211,19 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn zip_quarters(a: Self::V, b: Self::V) -> (Self::V, Self::V) {
+        unsafe {
+            let zip = |a, b| {
+                (
+                    _mm256_permute2f128_ps::<0x20>(a, b),
+                    _mm256_permute2f128_ps::<0x31>(a, b),
+                )
+            };
+            (zip(a.0, b.0), zip(a.1, b.1))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch<T>(p: *const T) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }

@@ -253,6 +253,23 @@ pub trait Lanes: Copy + 'static {
     /// Pairs of two times 32 bf16, that of `low` in the low half. In each quarter of four words, the first vector holds
     /// the pairs of the first four elements of that quarter of the operands, the second one those of the last four.
     unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W);
+    /// Quarters of four lanes by turns: those of the first halves, and those of the second halves.
+    #[inline(always)]
+    unsafe fn zip_quarters(a: Self::V, b: Self::V) -> (Self::V, Self::V) {
+        let (mut from, mut to) = ([[0f32; LANES]; 2], [0f32; 2 * LANES]);
+        // SAFETY: both hold twice sixteen values; the instruction set is the caller's promise.
+        unsafe {
+            Self::store(from[0].as_mut_ptr(), a);
+            Self::store(from[1].as_mut_ptr(), b);
+            for (i, to) in to.chunks_exact_mut(4).enumerate() {
+                to.copy_from_slice(&from[i % 2][i / 2 * 4..][..4]);
+            }
+            (
+                Self::load(to.as_ptr()),
+                Self::load(to.as_ptr().wrapping_add(LANES)),
+            )
+        }
+    }
     /// Like [`Self::store_bf16`], but a subnormal value may become zero.
     #[inline(always)]
     unsafe fn store_bf16_normal(p: *mut bf16, v: Self::V) {

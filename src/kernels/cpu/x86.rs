@@ -285,6 +285,19 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     }
 
     #[inline(always)]
+    unsafe fn zip_quarters(a: Self::V, b: Self::V) -> (Self::V, Self::V) {
+        unsafe {
+            let first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+            let second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+            let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+            (
+                _mm512_castpd_ps(_mm512_permutex2var_pd(a, first, b)),
+                _mm512_castpd_ps(_mm512_permutex2var_pd(a, second, b)),
+            )
+        }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch<T>(p: *const T) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }

@@ -6,157 +6,159 @@ use super::super::simd::{LANES, Lanes};
 use super::format::Format;
 use super::product::Product;
 use super::space::Sizes;
-use super::state::fold;
+use super::state::Fold;
 use super::tile::Work;
 use super::{BLOCK, Seen};
 
-/// Rows in runs that are short enough to leave out what none of a run sees, and whole tiles of a product.
-fn runs(sizes: Sizes) -> impl Iterator<Item = Range<usize>> {
-    const RUN: usize = 12;
-    let starts = (0..sizes.rows).step_by(RUN);
-    starts.map(move |first| first..sizes.rows.min(first + RUN))
+/// Queries that take a block in before the next ones do: their scores stay in the nearest cache.
+pub const CHUNK_ROWS: usize = 48;
+/// Queries in a run: whole tiles of a product, and few enough to leave out what none of them sees.
+const RUN_ROWS: usize = 12;
+
+/// Rows of a chunk in runs.
+fn runs(n_rows: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..n_rows)
+        .step_by(RUN_ROWS)
+        .map(move |first| first..n_rows.min(first + RUN_ROWS))
+}
+
+/// How many keys of a block some of the rows see, those before them included.
+#[inline(always)]
+fn seen_end(seen: &[Seen]) -> usize {
+    let ends = seen.iter().map(|seen| match seen.is_empty() {
+        true => 0,
+        false => seen.end,
+    });
+    ends.max().unwrap_or(0) as usize
 }
 
 impl<F: Format> Work<'_, F> {
-    /// Takes a packed block into the records of a head.
+    /// Notes what each query sees of the block that begins at `start`.
+    #[inline(always)]
+    pub fn look(&mut self, sizes: Sizes, start: usize) {
+        let step = self.step;
+        let tokens = step
+            .plan
+            .tokens_of(&step.plan.tiles[self.item.tile as usize]);
+        let rows = self.space.seen.chunks_exact_mut(sizes.group);
+        for (rows, token) in rows.zip(tokens) {
+            rows.fill(Seen::new(token.sees(step.plan.window), start));
+        }
+    }
+
+    /// Takes the block that is packed in a place into the records of a head.
     #[inline(always)]
     pub fn attend_block<S: Lanes>(
         &mut self,
         sizes: Sizes,
         head: usize,
-        start: usize,
+        place: usize,
         loaded: Seen,
     ) {
         let words = sizes.width / F::PER_WORD;
-        let first = head * sizes.rows * sizes.record;
-        let space = &mut *self.space;
-        let scores = Product {
-            a: space
-                .queries
-                .as_ptr()
-                .wrapping_add(head * sizes.rows * words),
-            lda: words,
-            b: space.keys.as_ptr(),
-            ldb: BLOCK,
-            c: space.scores.as_mut_ptr(),
-            ldc: BLOCK,
-            depth: sizes.depth,
-            decay: std::ptr::null(),
-        };
-        for rows in runs(sizes) {
-            let seen_end = self.seen_end(sizes, start, &rows);
-            // SAFETY: `fit` made room for all operands, `load_block` filled as many vectors; `dispatch` detected the
-            // instruction set.
-            unsafe {
-                scores
-                    .starting_at(rows.start)
-                    .run::<F, S, false>(rows.len(), seen_end.div_ceil(LANES))
+        let masks_values = !self.is_plain(sizes, place, loaded);
+        let keys = self.space.packed.keys(sizes, place).as_ptr();
+        let values = self.space.packed.values::<F>(sizes, place).as_ptr();
+        for first in (0..sizes.rows).step_by(CHUNK_ROWS) {
+            let n_rows = CHUNK_ROWS.min(sizes.rows - first);
+            let row = head * sizes.rows + first;
+            let space = &mut *self.space;
+            let scores = Product {
+                a: space.queries.as_ptr().wrapping_add(row * words),
+                lda: words,
+                b: keys,
+                ldb: BLOCK,
+                c: space.scores.as_mut_ptr(),
+                ldc: BLOCK,
+                depth: sizes.depth,
+                decay: std::ptr::null(),
             };
-        }
-        let common_end = self.fold_block::<S>(sizes, head, start, loaded);
-        let space = &mut *self.space;
-        let sums = Product {
-            a: space.weights.as_ptr(),
-            lda: BLOCK / F::PER_WORD,
-            b: space.values.as_ptr(),
-            ldb: sizes.width,
-            c: space.span.as_mut_ptr().wrapping_add(first),
-            ldc: sizes.record,
-            depth: (loaded.end as usize).div_ceil(F::PER_WORD),
-            decay: space.decay.as_ptr(),
-        };
-        let partly_seen = common_end / F::PER_WORD * sizes.width..sums.depth * sizes.width;
-        let all_seen = common_end == loaded.end as usize;
-        let is_finite = |all, word: &u32| all & F::is_finite(*word);
-        if all_seen || space.values[partly_seen].iter().fold(true, is_finite) {
-            for rows in runs(sizes) {
-                let depth = self.seen_end(sizes, start, &rows).div_ceil(F::PER_WORD);
+            let seen = &space.seen[first..first + n_rows];
+            for rows in runs(n_rows) {
+                let vectors = seen_end(&seen[rows.clone()]).div_ceil(LANES);
+                // SAFETY: `fit` made room for all operands, `load_block` filled as many vectors; `dispatch` detected
+                // the instruction set.
+                unsafe {
+                    scores
+                        .starting_at(rows.start)
+                        .run::<F, S, false>(rows.len(), vectors)
+                };
+            }
+            self.fold::<S>(sizes, head, first..first + n_rows);
+            let space = &mut *self.space;
+            let sums = Product {
+                a: space.weights.as_ptr(),
+                lda: BLOCK / F::PER_WORD,
+                b: values,
+                ldb: sizes.width,
+                c: space.span.as_mut_ptr().wrapping_add(row * sizes.record),
+                ldc: sizes.record,
+                depth: (loaded.end as usize).div_ceil(F::PER_WORD),
+                decay: space.decay.as_ptr(),
+            };
+            if masks_values {
+                self.weigh_seen::<S>(sizes, place, first..first + n_rows, sums);
+                continue;
+            }
+            let seen = &space.seen[first..first + n_rows];
+            for rows in runs(n_rows) {
+                let depth = seen_end(&seen[rows.clone()]).div_ceil(F::PER_WORD);
                 if depth > 0 {
                     let sums = Product { depth, ..sums }.starting_at(rows.start);
                     // SAFETY: as above.
                     unsafe { sums.run::<F, S, true>(rows.len(), sizes.width / LANES) };
                 }
             }
-        } else {
-            self.weigh_seen::<S>(sizes, start, sums);
         }
     }
 
-    /// How many keys of a block some of the rows see, those before them included.
+    /// Whether zero times any value that some query does not see is zero.
     #[inline(always)]
-    fn seen_end(&self, sizes: Sizes, start: usize, rows: &Range<usize>) -> usize {
-        let tokens = rows.start / sizes.group..rows.end.div_ceil(sizes.group);
-        let ends = self.tokens()[tokens].iter().map(|token| {
-            let seen = Seen::new(token.sees(self.step.plan.window), start);
-            if seen.is_empty() {
-                0
-            } else {
-                seen.end as usize
-            }
-        });
-        ends.max().unwrap_or(0)
+    fn is_plain(&mut self, sizes: Sizes, place: usize, loaded: Seen) -> bool {
+        let covered = |seen: &Seen| match seen.start <= loaded.start {
+            true => seen.end as usize,
+            false => 0,
+        };
+        let covered = self.space.seen[..sizes.rows].iter().map(covered);
+        let common_words = covered.min().unwrap_or(0) / F::PER_WORD;
+        let n_words = (loaded.end as usize).div_ceil(F::PER_WORD);
+        let values = self.space.packed.values::<F>(sizes, place);
+        let partly_seen = &values[common_words * sizes.width..n_words * sizes.width];
+        let is_finite = |all, word: &u32| all & F::is_finite(*word);
+        partly_seen.iter().fold(true, is_finite)
     }
 
-    /// Turns the scores of a block into weights; returns the first key, or one before it, that not all queries see.
+    /// Turns the scores of some rows into weights.
     #[inline(always)]
-    pub fn fold_block<S: Lanes>(
-        &mut self,
-        sizes: Sizes,
-        head: usize,
-        start: usize,
-        loaded: Seen,
-    ) -> usize {
-        const LOG2_E: f32 = std::f32::consts::LOG2_E;
-        let first = head * sizes.rows * sizes.record;
-        let scale = self.step.heads.scale * LOG2_E;
-        let window = self.step.plan.window;
+    pub fn fold<S: Lanes>(&mut self, sizes: Sizes, head: usize, rows: Range<usize>) {
+        let first = (head * sizes.rows + rows.start) * sizes.record;
         let space = &mut *self.space;
-        let tokens = self
-            .step
-            .plan
-            .tokens_of(&self.step.plan.tiles[self.item.tile as usize]);
-        let mut common_end = loaded.end as usize;
-        for (i, token) in tokens.iter().enumerate() {
-            let seen = Seen::new(token.sees(window), start);
-            let covered = if seen.start <= loaded.start {
-                seen.end
-            } else {
-                0
-            };
-            common_end = common_end.min(covered as usize);
-            for row in i * sizes.group..(i + 1) * sizes.group {
-                let record = &mut space.span[first + row * sizes.record..][..sizes.record];
-                // SAFETY: as above.
-                space.decay[row] = unsafe {
-                    fold::<F, S>(
-                        space.scores.as_mut_ptr().wrapping_add(row * BLOCK),
-                        space
-                            .weights
-                            .as_mut_ptr()
-                            .wrapping_add(row * BLOCK / F::PER_WORD),
-                        seen,
-                        scale,
-                        record,
-                    )
-                };
-            }
-        }
-        common_end
+        let fold = Fold {
+            scores: space.scores.as_ptr(),
+            weights: space.weights.as_mut_ptr(),
+            decay: space.decay.as_mut_ptr(),
+            records: space.span.as_mut_ptr().wrapping_add(first),
+            record: sizes.record,
+            scale: self.step.heads.scale * std::f32::consts::LOG2_E,
+        };
+        // SAFETY: `fit` made room for whole chunks; `dispatch` detected the instruction set.
+        unsafe { fold.run::<F, S>(&space.seen[rows]) };
     }
 
     /// The weighted sums of a block where something is infinite: zero times that would not be zero, so each query has
     /// the values that it does not see taken away.
     #[inline(always)]
-    fn weigh_seen<S: Lanes>(&mut self, sizes: Sizes, start: usize, sums: Product) {
-        let window = self.step.plan.window;
-        let tokens = self
-            .step
-            .plan
-            .tokens_of(&self.step.plan.tiles[self.item.tile as usize]);
+    fn weigh_seen<S: Lanes>(
+        &mut self,
+        sizes: Sizes,
+        place: usize,
+        rows: Range<usize>,
+        sums: Product,
+    ) {
         let space = &mut *self.space;
-        space.masked.make_room(space.values.len());
-        for row in 0..sizes.rows {
-            let seen = Seen::new(tokens[row / sizes.group].sees(window), start);
+        let values = space.packed.values::<F>(sizes, place);
+        space.masked.make_room(values.len());
+        for (row, seen) in space.seen[rows].iter().enumerate() {
             if seen.is_empty() {
                 continue;
             }
@@ -169,10 +171,7 @@ impl<F: Format> Work<'_, F> {
                     }
                 }
                 let words = i * sizes.width..(i + 1) * sizes.width;
-                for (masked, word) in space.masked[words.clone()]
-                    .iter_mut()
-                    .zip(&space.values[words])
-                {
+                for (masked, word) in space.masked[words.clone()].iter_mut().zip(&values[words]) {
                     *masked = word & mask;
                 }
             }

@@ -27,21 +27,15 @@ pub trait Format: Element {
     unsafe fn from_words<S: Lanes>(words: S::W) -> Self::Operand<S>;
     /// Adds to each lane the products of its words, in order.
     unsafe fn multiply<S: Lanes>(acc: S::V, a: Self::Operand<S>, b: Self::Operand<S>) -> S::V;
-    /// Writes sixteen values as `16 / PER_WORD` words.
+    /// Writes sixteen values as `16 / PER_WORD` words. What [`Self::multiply`] takes for zero may become zero.
     unsafe fn write<S: Lanes>(p: *mut u32, v: S::V);
     /// Reads sixteen words of neighbouring elements.
     unsafe fn words<S: Lanes>(p: *const Self) -> S::W;
-    /// Reads 32 elements of `PER_WORD` rows as words across the rows; the second row may not matter. The words are in
-    /// the order of [`Self::place`].
+    /// Reads 32 elements of `PER_WORD` rows as words across the rows; the second row may not matter. See
+    /// [`Self::in_order`].
     unsafe fn across<S: Lanes>(first: *const Self, second: *const Self) -> [S::W; 2];
-    /// Where the word of the element `4 * quad` stands in what `across` reads; those of the next three follow it.
-    fn place(quad: usize) -> usize;
-    /// Writes sixteen values, none of them subnormal, as `16 / PER_WORD` words.
-    #[inline(always)]
-    unsafe fn write_normal<S: Lanes>(p: *mut u32, v: S::V) {
-        // SAFETY: the caller's promise is the same.
-        unsafe { Self::write::<S>(p, v) };
-    }
+    /// Values in the order of the elements, from the order in which [`Self::across`] has them.
+    unsafe fn in_order<S: Lanes>(values: [S::V; 2]) -> [S::V; 2];
 }
 
 impl Format for bf16 {
@@ -76,7 +70,7 @@ impl Format for bf16 {
 
     #[inline(always)]
     unsafe fn write<S: Lanes>(p: *mut u32, v: S::V) {
-        unsafe { S::store_bf16(p.cast(), v) };
+        unsafe { S::store_bf16_normal(p.cast(), v) };
     }
 
     #[inline(always)]
@@ -90,14 +84,9 @@ impl Format for bf16 {
     }
 
     #[inline(always)]
-    fn place(quad: usize) -> usize {
+    unsafe fn in_order<S: Lanes>(values: [S::V; 2]) -> [S::V; 2] {
         // `zip_bf16` puts the first half of each quarter into its first vector, the other half into the second.
-        quad / 8 * 32 + quad % 2 * 16 + quad % 8 / 2 * 4
-    }
-
-    #[inline(always)]
-    unsafe fn write_normal<S: Lanes>(p: *mut u32, v: S::V) {
-        unsafe { S::store_bf16_normal(p.cast(), v) };
+        unsafe { S::zip_quarters(values[0], values[1]).into() }
     }
 }
 
@@ -155,8 +144,8 @@ macro_rules! singles {
             }
 
             #[inline(always)]
-            fn place(quad: usize) -> usize {
-                4 * quad
+            unsafe fn in_order<S: Lanes>(values: [S::V; 2]) -> [S::V; 2] {
+                values
             }
         }
     };

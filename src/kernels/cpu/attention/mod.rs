@@ -12,6 +12,7 @@ mod block;
 mod direct;
 mod format;
 mod pack;
+mod packed;
 mod plan;
 mod prefix;
 mod product;
@@ -45,7 +46,7 @@ const BLOCK: usize = 64;
 const SPAN: usize = 256;
 
 /// The keys of a block that a query sees.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     start: u32,
     end: u32,
@@ -183,6 +184,7 @@ fn fit<F: Format>(
     n_records: usize,
 ) {
     space.fit::<F>(heads, n_tokens, n_records);
+    space.packed.forget();
 }
 
 /// Merges the spans of a tile that different items have computed, for the heads of one group.

@@ -75,7 +75,7 @@ pub unsafe fn pack_keys<F: Format, S: Lanes>(
     }
 }
 
-/// Packs sixteen rows of values, `PER_WORD` of them in a word, in the order of [`Format::place`].
+/// Packs sixteen rows of values, `PER_WORD` of them in a word, as [`Format::across`] reads them.
 ///
 /// # Safety
 /// As for keys.

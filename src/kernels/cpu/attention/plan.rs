@@ -3,6 +3,7 @@
 //! A plan decides who computes what beside what, and never what comes out. It is made once for a step and each kind of
 //! layer, in memory that is kept.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::prefix::Prefixes;
@@ -254,8 +255,19 @@ impl Plan {
                 }
             }
         }
-        self.items
-            .sort_unstable_by_key(|item| (item.round, std::cmp::Reverse(item.cost)));
+        let tiles = &self.tiles;
+        self.items.sort_unstable_by_key(|item| {
+            // Tiles that follow each other on one head find its keys in the cache.
+            let is_many = tiles[item.tile as usize].n_tokens * group >= FEW_ROWS;
+            let head = if is_many { item.heads.start } else { 0 };
+            (
+                item.round,
+                head,
+                Reverse(item.cost),
+                item.tile,
+                item.heads.start,
+            )
+        });
         let mut first = 0;
         for items in self.items.chunk_by(|a, b| a.round == b.round) {
             let cost = items.iter().map(|item| item.cost).sum();

@@ -1,11 +1,12 @@
 //! What an item begins and ends with: its queries, and the records that it takes up and leaves.
 
+use super::super::element::load_up_to;
 use super::super::simd::{LANES, Lanes};
 use super::format::Format;
 use super::plan::{QueryToken, Target};
 use super::space::Sizes;
-use super::state::{clear, finish, merge};
-use super::tile::Work;
+use super::state::{finish, merge};
+use super::tile::{Step, Work};
 use crate::kernels::HeadShape;
 
 impl<F: Format> Work<'_, F> {
@@ -16,65 +17,65 @@ impl<F: Format> Work<'_, F> {
 
     /// Index of a record in the order of `[tokens, n_heads]`, for each record of the item in its own order.
     fn records(&self, sizes: Sizes) -> impl Iterator<Item = (QueryToken, usize)> + use<'_, F> {
-        let rows = self.item.heads.clone().flat_map(move |head| {
-            (0..sizes.rows).map(move |row| (head as usize, row / sizes.group, row % sizes.group))
-        });
-        rows.map(move |(head, token, g)| (self.tokens()[token], head * sizes.group + g))
+        self.item.heads.clone().flat_map(move |head| {
+            let heads = head as usize * sizes.group..(head as usize + 1) * sizes.group;
+            let tokens = self.tokens().iter();
+            tokens.flat_map(move |token| heads.clone().map(|head| (*token, head)))
+        })
     }
 
     /// Reads the queries as words.
     #[inline(always)]
     pub fn load_queries<S: Lanes>(&mut self, sizes: Sizes) {
-        const QUERIES_AHEAD: usize = 8;
-        let head_dim = self.step.heads.head_dim;
+        const TOKENS_AHEAD: usize = 6;
+        let Step { heads, q, .. } = self.step;
         let words = sizes.width / F::PER_WORD;
-        let to = self.space.queries.as_mut_ptr();
-        // A head of a token is far from that of the next: no stream that the processor would see.
-        let mut ahead = self.records(sizes).skip(QUERIES_AHEAD);
-        for (i, (token, head)) in self.records(sizes).enumerate() {
-            if let Some((token, head)) = ahead.next() {
-                let row = &self.step.q.row(token.index as usize)[head * head_dim..][..head_dim];
-                for line in row.chunks(LANES) {
-                    // SAFETY: only a hint; `dispatch` detected the instruction set.
-                    unsafe { S::prefetch(line.as_ptr()) };
+        let part = sizes.group * heads.head_dim;
+        let mut to = self.space.queries.as_mut_ptr();
+        for head in self.item.heads.clone() {
+            let tokens = self.tokens();
+            let of_group =
+                |token: QueryToken| &q.row(token.index as usize)[head as usize * part..][..part];
+            for (i, token) in tokens.iter().enumerate() {
+                // A head of a token is far from that of the next: no stream that the processor would see.
+                if let Some(token) = tokens.get(i + TOKENS_AHEAD) {
+                    for line in of_group(*token).chunks(LANES) {
+                        // SAFETY: only a hint; `dispatch` detected the instruction set.
+                        unsafe { S::prefetch(line.as_ptr()) };
+                    }
                 }
-            }
-            let row = &self.step.q.row(token.index as usize)[head * head_dim..][..head_dim];
-            let to = to.wrapping_add(i * words);
-            for at in (0..sizes.width).step_by(LANES) {
-                let part = row.get(at..).unwrap_or_default();
-                // SAFETY: `fit` made room for `words` words per query; `part` holds sixteen values or its
-                // length is passed; `dispatch` detected the instruction set.
-                unsafe {
-                    let v = match part.len() {
-                        LANES.. => S::load(part.as_ptr()),
-                        len => <f32 as super::super::element::Element>::load_part::<S>(
-                            part.as_ptr(),
-                            len,
-                        ),
-                    };
-                    F::write::<S>(to.wrapping_add(at / F::PER_WORD), v);
+                for row in of_group(*token).chunks_exact(heads.head_dim) {
+                    for (i, values) in row.chunks(LANES).enumerate() {
+                        // SAFETY: `fit` made room for `words` words per query; `dispatch` detected the instruction
+                        // set.
+                        unsafe {
+                            let values = load_up_to::<S>(values);
+                            F::write::<S>(to.wrapping_add(i * LANES / F::PER_WORD), values);
+                        }
+                    }
+                    to = to.wrapping_add(words);
                 }
             }
         }
     }
 
-    /// Begins with nothing, or with what an earlier round left.
+    /// Whether an earlier round has left records of the spans before those of the item.
+    fn resumes(&self) -> bool {
+        self.tile().resumes && self.item.spans.start == self.tile().spans.start
+    }
+
+    /// Takes up what an earlier round left.
     pub fn open_totals(&mut self, sizes: Sizes) {
-        let resumes = self.tile().resumes && self.item.spans.start == self.tile().spans.start;
-        let n_records = self.n_records(sizes);
+        if !self.resumes() {
+            return;
+        }
         let mut total = std::mem::take(&mut self.space.total);
-        let records = total[..n_records * sizes.record].chunks_exact_mut(sizes.record);
+        let records = total.chunks_exact_mut(sizes.record);
         for (record, (token, head)) in records.zip(self.records(sizes)) {
-            if resumes {
-                let at = token.index as usize * self.step.heads.n_heads + head;
-                // SAFETY: each record is used by one item of a round.
-                record.copy_from_slice(unsafe {
-                    self.step.states.part(at * sizes.record, sizes.record)
-                });
-            } else {
-                clear(record);
-            }
+            let at = token.index as usize * self.step.heads.n_heads + head;
+            // SAFETY: each record is used by one item of a round.
+            record
+                .copy_from_slice(unsafe { self.step.states.part(at * sizes.record, sizes.record) });
         }
         self.space.total = total;
     }
@@ -84,6 +85,11 @@ impl<F: Format> Work<'_, F> {
     pub fn close_span<S: Lanes>(&mut self, sizes: Sizes, span: usize) {
         let len = self.n_records(sizes) * sizes.record;
         let Target::Spans(first) = self.tile().result else {
+            if span == self.item.spans.start && !self.resumes() {
+                // Nothing to merge them with.
+                std::mem::swap(&mut self.space.span, &mut self.space.total);
+                return;
+            }
             let spans = self.space.span[..len].chunks_exact(sizes.record);
             let totals = self.space.total[..len].chunks_exact_mut(sizes.record);
             for (total, span) in totals.zip(spans) {

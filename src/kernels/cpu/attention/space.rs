@@ -1,10 +1,11 @@
 //! The buffers of a thread, and the sizes of what is in them.
 
 use super::super::memory::Lines;
-use super::super::simd::LANES;
+use super::block::CHUNK_ROWS;
 use super::format::Format;
+use super::packed::Packed;
 use super::state::record_len;
-use super::{BLOCK, width};
+use super::{BLOCK, Seen, width};
 use crate::kernels::HeadShape;
 
 /// Buffers of one item at a time; they only grow.
@@ -12,17 +13,17 @@ use crate::kernels::HeadShape;
 pub struct Workspace {
     /// Queries as words, `[heads, rows, q_words]`.
     pub queries: Lines<u32>,
-    /// Keys of a block, `[depth, BLOCK]` words: each lane is a key.
-    pub keys: Lines<u32>,
-    /// Values of a block, `[BLOCK / PER_WORD, width]` words: each lane is an element of a head.
-    pub values: Lines<u32>,
-    /// The same without what one query does not see.
+    /// Keys and values of blocks.
+    pub packed: Packed,
+    /// Values of a block without what one query does not see.
     pub masked: Lines<u32>,
-    /// `[rows, BLOCK]`.
+    /// What each query sees of the block, `[rows]`.
+    pub seen: Vec<Seen>,
+    /// Of a chunk of rows: `[CHUNK_ROWS, BLOCK]`.
     pub scores: Lines<f32>,
-    /// `[rows, BLOCK / PER_WORD]` words.
+    /// `[CHUNK_ROWS, BLOCK / PER_WORD]` words.
     pub weights: Lines<u32>,
-    /// `[rows]`.
+    /// `[CHUNK_ROWS]`.
     pub decay: Lines<f32>,
     /// Records of the current span and of the spans before it, `[heads, rows]`.
     pub span: Lines<f32>,
@@ -35,12 +36,13 @@ impl Workspace {
         let sizes = Sizes::of::<F>(heads, n_tokens);
         self.queries
             .make_room(n_records * sizes.width / F::PER_WORD);
-        self.keys
-            .make_room(sizes.depth.next_multiple_of(LANES) * BLOCK);
-        self.values.make_room(BLOCK / F::PER_WORD * sizes.width);
-        self.scores.make_room(sizes.rows * BLOCK);
-        self.weights.make_room(sizes.rows * BLOCK / F::PER_WORD);
-        self.decay.make_room(sizes.rows);
+        self.packed.fit::<F>(sizes);
+        if self.seen.len() < sizes.rows {
+            self.seen.resize(sizes.rows, Seen::default());
+        }
+        self.scores.make_room(CHUNK_ROWS * BLOCK);
+        self.weights.make_room(CHUNK_ROWS * BLOCK / F::PER_WORD);
+        self.decay.make_room(CHUNK_ROWS);
         self.span.make_room(n_records * sizes.record);
         self.total.make_room(n_records * sizes.record);
     }

@@ -1,6 +1,6 @@
 //! The running softmax of a query: weighted values, sum and maximum.
 //!
-//! A record is `[values: width, in the order of Format::place][sum: 16 lanes][maximum: 16, the first counts]`; the sum of weights is kept in lanes and
+//! A record is `[values: width, in the order of Format::across][sum: 16 lanes][maximum: 16, the first counts]`; the sum of weights is kept in lanes and
 //! decays like one more vector of values. Scores and maxima are logarithms to base 2.
 
 use super::super::simd::{LANES, Lanes};
@@ -16,86 +16,175 @@ pub const fn record_len(width: usize) -> usize {
 pub fn clear(record: &mut [f32]) {
     let max = record.len() - LANES;
     record.fill(0.0);
-    record[max] = f32::NEG_INFINITY;
+    record[max] = f32::MIN;
 }
 
-/// Turns a query's scores of a block into weights and takes them into the sum and maximum of its record. Returns the
-/// decay of the values. `scale` is above zero.
+/// What a key that counts may score at most, what it weighs, and the same for others: `[no: BLOCK, yes: BLOCK, no: BLOCK]`.
+static LIMITS: [f32; 3 * BLOCK] = bounds(f32::NEG_INFINITY, f32::INFINITY);
+static FACTORS: [f32; 3 * BLOCK] = bounds(0.0, 1.0);
+
+const fn bounds(no: f32, yes: f32) -> [f32; 3 * BLOCK] {
+    let mut bounds = [no; 3 * BLOCK];
+    let mut i = BLOCK;
+    while i < 2 * BLOCK {
+        bounds[i] = yes;
+        i += 1;
+    }
+    bounds
+}
+
+const VECTORS: usize = BLOCK / LANES;
+/// Rows from which on their maxima are found side by side.
+const MANY_ROWS: usize = 8;
+
+/// Scores of a block to turn into weights, and the records that take in their sums and maxima.
 ///
-/// # Safety
-/// `scores` is valid for `BLOCK` f32, `weights` for `BLOCK / PER_WORD` words; the instruction set of `S` was detected.
-#[inline(always)]
-pub unsafe fn fold<F: Format, S: Lanes>(
-    scores: *mut f32,
-    weights: *mut u32,
-    seen: Seen,
-    scale: f32,
-    record: &mut [f32],
-) -> f32 {
-    const VECTORS: usize = BLOCK / LANES;
-    let width = record.len() - 2 * LANES;
-    // SAFETY: whole blocks of scores and weights and the tail of a record; the rest is the caller's promise.
-    unsafe {
-        if seen.is_empty() {
-            for vector in 0..VECTORS {
-                F::write::<S>(
-                    weights.wrapping_add(vector * LANES / F::PER_WORD),
-                    S::splat(0.0),
-                );
+/// # Shapes
+/// `scores: [rows, BLOCK]`, `weights: [rows, BLOCK / PER_WORD]` words, `decay: [rows]`, `records: [rows, record]`. Each
+/// has room for whole sixteens of rows, but for the records.
+pub struct Fold {
+    pub scores: *const f32,
+    pub weights: *mut u32,
+    /// Takes the decay of the values so far.
+    pub decay: *mut f32,
+    pub records: *mut f32,
+    pub record: usize,
+    /// Above zero.
+    pub scale: f32,
+}
+
+impl Fold {
+    /// Folds as many rows as there are in `seen`.
+    ///
+    /// # Safety
+    /// The pointers are valid for the shapes; the instruction set of `S` was detected.
+    #[inline(always)]
+    pub unsafe fn run<F: Format, S: Lanes>(&self, seen: &[Seen]) {
+        for (i, seen) in seen.chunks(LANES).enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { self.sixteen::<F, S>(i * LANES, seen) };
+        }
+    }
+
+    /// Folds up to sixteen rows: a row by itself would wait for its maximum, and again for its decay.
+    #[inline(always)]
+    unsafe fn sixteen<F: Format, S: Lanes>(&self, first: usize, seen: &[Seen]) {
+        let max_at = self.record - LANES;
+        let record = |row: usize| self.records.wrapping_add((first + row) * self.record);
+        let (mut old, mut new) = ([f32::MIN; LANES], [0f32; LANES]);
+        let mut below = [0f32; LANES];
+        // SAFETY: whole vectors of the caller's operands and of sixteen values.
+        unsafe {
+            let max = self.maxima::<S>(first, seen);
+            for row in 0..seen.len() {
+                old[row] = *record(row).wrapping_add(max_at);
             }
-            return 1.0;
-        }
-        let at = |vector: usize| scores.wrapping_add(vector * LANES);
-        // What is not seen may be anything, NaN too.
-        fill_unseen(scores, seen, f32::NEG_INFINITY);
-        let mut v = [S::load(scores); VECTORS];
-        let mut max = v[0];
-        for i in 1..VECTORS {
-            v[i] = S::load(at(i));
-            max = S::max(max, v[i]);
-        }
-        let old_max = record[width + LANES];
-        let new_max = old_max.max(S::max_lane(max) * scale);
-        for i in 0..VECTORS {
-            let below_max = S::mul_add(v[i], S::splat(scale), S::splat(-new_max));
-            v[i] = S::exp2_falling(below_max);
-        }
-        if !seen.is_all() {
-            // `exp2` clamps: what is not seen must weigh exactly nothing.
-            for i in 0..VECTORS {
-                S::store(at(i), v[i]);
+            let old = S::load(old.as_ptr());
+            let max = S::max(S::mul(max, S::splat(self.scale)), old);
+            S::store(new.as_mut_ptr(), max);
+            S::store(below.as_mut_ptr(), S::sub(S::splat(0.0), max));
+            let decay = S::exp2_falling(S::sub(old, max));
+            S::store(self.decay.wrapping_add(first), decay);
+            for (row, seen) in seen.iter().enumerate() {
+                let below = S::splat_at(below.as_ptr().wrapping_add(row));
+                let mut v = self.load::<S>(first + row, *seen);
+                for i in 0..VECTORS {
+                    v[i] = S::exp2_falling(S::mul_add(v[i], S::splat(self.scale), below));
+                }
+                if !seen.is_all() {
+                    // `exp2` clamps: what is not seen must weigh exactly nothing.
+                    let [start, end] = seen.bounds_in(&FACTORS);
+                    for i in 0..VECTORS {
+                        let factor = S::mul(
+                            S::load(start.wrapping_add(i * LANES)),
+                            S::load(end.wrapping_add(i * LANES)),
+                        );
+                        v[i] = S::mul(v[i], factor);
+                    }
+                }
+                let mut total = v[0];
+                for i in 1..VECTORS {
+                    total = S::add(total, v[i]);
+                }
+                let sum = record(row).wrapping_add(max_at - LANES);
+                let decay = S::splat_at(self.decay.wrapping_add(first + row));
+                S::store(sum, S::mul_add(S::load(sum), decay, total));
+                *record(row).wrapping_add(max_at) = new[row];
+                let weights = self
+                    .weights
+                    .wrapping_add((first + row) * BLOCK / F::PER_WORD);
+                for i in 0..VECTORS {
+                    F::write::<S>(weights.wrapping_add(i * LANES / F::PER_WORD), v[i]);
+                }
             }
-            fill_unseen(scores, seen, 0.0);
-            for i in 0..VECTORS {
-                v[i] = S::load(at(i));
+        }
+    }
+
+    /// The largest score of each row, unscaled.
+    #[inline(always)]
+    unsafe fn maxima<S: Lanes>(&self, first: usize, seen: &[Seen]) -> S::V {
+        // SAFETY: whole vectors of the caller's operands and of sixteen values.
+        unsafe {
+            let mut rows = [S::to_words(S::splat(f32::NEG_INFINITY)); LANES];
+            let mut few = [f32::NEG_INFINITY; LANES];
+            for (row, seen_of_row) in seen.iter().enumerate() {
+                let v = self.load::<S>(first + row, *seen_of_row);
+                let mut max = v[0];
+                for i in 1..VECTORS {
+                    max = S::max(max, v[i]);
+                }
+                if seen.len() < MANY_ROWS {
+                    few[row] = S::max_lane(max);
+                } else {
+                    rows[row] = S::to_words(max);
+                }
             }
+            if seen.len() < MANY_ROWS {
+                return S::load(few.as_ptr());
+            }
+            let columns = S::transpose(rows);
+            let mut max = S::from_words(columns[0]);
+            for i in 1..LANES {
+                max = S::max(max, S::from_words(columns[i]));
+            }
+            max
         }
-        let decay = if new_max == old_max {
-            1.0
-        } else {
-            S::max_lane(S::exp2(S::splat(old_max - new_max)))
-        };
-        let sum = record.as_mut_ptr().wrapping_add(width);
-        let mut total = v[0];
-        for i in 1..VECTORS {
-            total = S::add(total, v[i]);
+    }
+
+    /// A row's scores; those of what is not seen, which may be anything, are below all others.
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(&self, row: usize, seen: Seen) -> [S::V; VECTORS] {
+        let scores = self.scores.wrapping_add(row * BLOCK);
+        // SAFETY: whole vectors of the caller's operands and of the bounds.
+        unsafe {
+            let mut v = [S::load(scores); VECTORS];
+            for i in 1..VECTORS {
+                v[i] = S::load(scores.wrapping_add(i * LANES));
+            }
+            if !seen.is_all() {
+                let [start, end] = seen.bounds_in(&LIMITS);
+                for i in 0..VECTORS {
+                    let limit = S::min(
+                        S::load(start.wrapping_add(i * LANES)),
+                        S::load(end.wrapping_add(i * LANES)),
+                    );
+                    v[i] = S::min(v[i], limit);
+                }
+            }
+            v
         }
-        S::store(sum, S::mul_add(S::load(sum), S::splat(decay), total));
-        record[width + LANES] = new_max;
-        for i in 0..VECTORS {
-            F::write_normal::<S>(weights.wrapping_add(i * LANES / F::PER_WORD), v[i]);
-        }
-        decay
     }
 }
 
-#[inline(always)]
-unsafe fn fill_unseen(scores: *mut f32, seen: Seen, value: f32) {
-    if !seen.is_all() {
-        // SAFETY: the caller's pointer is valid for a block.
-        let scores = unsafe { std::slice::from_raw_parts_mut(scores, BLOCK) };
-        scores[..seen.start as usize].fill(value);
-        scores[seen.end as usize..].fill(value);
+impl Seen {
+    /// Where the bounds of a block's keys begin: those that depend on the first key that is seen, and on the last one.
+    #[inline(always)]
+    fn bounds_in(self, bounds: &'static [f32; 3 * BLOCK]) -> [*const f32; 2] {
+        let at = |offset: usize| bounds[offset..offset + BLOCK].as_ptr();
+        [
+            at(BLOCK - self.start as usize),
+            at(2 * BLOCK - self.end as usize),
+        ]
     }
 }
 
@@ -112,7 +201,7 @@ pub unsafe fn merge<S: Lanes>(total: &mut [f32], span: &[f32]) {
     let max_at = span.len() - LANES;
     let (old, new) = (total[max_at], span[max_at]);
     // A NaN in the scores leaves its trace in the sum.
-    if new == f32::NEG_INFINITY && span[max_at - LANES..max_at].iter().all(|sum| *sum == 0.0) {
+    if new == f32::MIN && span[max_at - LANES..max_at].iter().all(|sum| *sum == 0.0) {
         return;
     }
     let max = old.max(new);
@@ -142,17 +231,24 @@ pub unsafe fn finish<F: Format, S: Lanes>(record: &[f32], out: &mut [f32]) {
     let width = record.len() - 2 * LANES;
     // SAFETY: the record holds whole pairs of vectors and, behind them, sixteen lanes of sums; `mean` holds a pair.
     unsafe {
-        let sum = S::splat(S::sum(S::load(record.as_ptr().wrapping_add(width))));
+        let sum = S::sum(S::load(record.as_ptr().wrapping_add(width)));
+        let inverse = S::splat(1.0 / sum);
         for (pair, out) in out.chunks_mut(PAIR).enumerate() {
+            let values = record.as_ptr().wrapping_add(pair * PAIR);
+            let [first, second] =
+                F::in_order::<S>([S::load(values), S::load(values.wrapping_add(LANES))]);
+            // A zero's sign may depend on what was skipped.
+            let first = S::mul_add(first, inverse, S::splat(0.0));
+            let second = S::mul_add(second, inverse, S::splat(0.0));
             let mut mean = [0.0; PAIR];
-            for at in [0, LANES] {
-                let values = S::load(record.as_ptr().wrapping_add(pair * PAIR + at));
-                // A zero's sign may depend on what was skipped.
-                let values = S::add(S::div(values, sum), S::splat(0.0));
-                S::store(mean.as_mut_ptr().wrapping_add(at), values);
-            }
-            for (quad, out) in out.chunks_mut(4).enumerate() {
-                out.copy_from_slice(&mean[F::place(quad)..][..out.len()]);
+            let to = match out.len() {
+                PAIR => out.as_mut_ptr(),
+                _ => mean.as_mut_ptr(),
+            };
+            S::store(to, first);
+            S::store(to.wrapping_add(LANES), second);
+            if out.len() < PAIR {
+                out.copy_from_slice(&mean[..out.len()]);
             }
         }
     }

@@ -35,6 +35,9 @@ pub struct Work<'a, F> {
     pub space: &'a mut Workspace,
 }
 
+/// Queries of a tile from which on it keeps what it packs: few are rarely followed by others on the same head.
+const MIN_KEEPING_ROWS: usize = 96;
+
 /// Where the keys of a block lie in the keys of the first head; the dummy slot stands for what the tile does not see.
 type Slots<F> = [*const F; BLOCK];
 
@@ -69,6 +72,7 @@ impl<F: Format> Kernel for Work<'_, F> {
                 self.slots(block + 1)
             };
             let loaded = Seen::new(keys.clone(), start);
+            self.look(sizes, start);
             // Slots in a row are a stream, which the processor fetches ahead by itself.
             let scattered = match is_last || is_stream(&next, self.step.heads.head_dim) {
                 true => &next[..0],
@@ -81,13 +85,11 @@ impl<F: Format> Kernel for Work<'_, F> {
                         false if is_last => (&slots[..0], 0),
                         false => (&next[..], 0),
                     };
-                    self.attend_direct::<S>(sizes, (&slots, head), start, loaded, following);
+                    self.attend_direct::<S>(sizes, (&slots, head), loaded, following);
                     continue;
                 }
-                let mut ahead = self.ahead(scattered, head);
-                self.load_block::<S>(sizes, (&slots, head), loaded, &mut ahead);
-                ahead.fetch::<S>(usize::MAX);
-                self.attend_block::<S>(sizes, head, start, loaded);
+                let place = self.packed::<S>(sizes, (block, head), (&slots, scattered), loaded);
+                self.attend_block::<S>(sizes, head, place, loaded);
             }
             if is_last || end.is_multiple_of(SPAN) {
                 self.close_span::<S>(sizes, start / SPAN);
@@ -156,43 +158,44 @@ impl<F: Format> Work<'_, F> {
         (head * plane, (self.step.heads.n_kv_heads + head) * plane)
     }
 
-    /// Packs the keys and values of a head.
+    /// Packs the keys and values of a head, unless an earlier tile did; returns where they are.
     #[inline(always)]
-    fn load_block<S: Lanes>(
+    fn packed<S: Lanes>(
         &mut self,
         sizes: Sizes,
-        (slots, head): (&Slots<F>, usize),
+        (block, head): (usize, usize),
+        (slots, next): (&Slots<F>, &[*const F]),
         loaded: Seen,
-        ahead: &mut Ahead<'_, F>,
-    ) {
+    ) -> usize {
+        let mut place = 0;
+        if sizes.rows >= MIN_KEEPING_ROWS {
+            let head = self.item.heads.start as usize + head;
+            let is_packed;
+            (place, is_packed) = self.space.packed.keep((block, head), slots, loaded);
+            if is_packed {
+                return place;
+            }
+        }
+        let mut ahead = self.ahead(next, head);
         let head_dim = self.step.heads.head_dim;
         let (key, value) = self.planes(head);
+        let keys = self.space.packed.keys(sizes, place).as_mut_ptr();
+        let values = self.space.packed.values::<F>(sizes, place).as_mut_ptr();
         for group in (0..loaded.end as usize).step_by(LANES) {
             let sixteen: &[*const F; LANES] = slots[group..group + LANES]
                 .try_into()
                 .expect("sixteen slots");
+            let keys = keys.wrapping_add(group);
+            let values = values.wrapping_add(group / F::PER_WORD * sizes.width);
             // SAFETY: every slot holds keys and values of all heads, the dummy too; `fit` made room; `dispatch`
             // detected the instruction set.
             unsafe {
-                pack_keys::<F, S>(
-                    sixteen,
-                    key,
-                    head_dim,
-                    self.space.keys.as_mut_ptr().wrapping_add(group),
-                    ahead,
-                );
-                pack_values::<F, S>(
-                    sixteen,
-                    value,
-                    head_dim,
-                    self.space
-                        .values
-                        .as_mut_ptr()
-                        .wrapping_add(group / F::PER_WORD * sizes.width),
-                    ahead,
-                );
+                pack_keys::<F, S>(sixteen, key, head_dim, keys, &mut ahead);
+                pack_values::<F, S>(sixteen, value, head_dim, values, &mut ahead);
             }
         }
+        ahead.fetch::<S>(usize::MAX);
+        place
     }
 
     /// A decode of few heads a key head: packing a block would cost more than using it.
@@ -208,7 +211,6 @@ impl<F: Format> Work<'_, F> {
         &mut self,
         sizes: Sizes,
         (slots, head): (&Slots<F>, usize),
-        start: usize,
         loaded: Seen,
         (next_slots, next_head): (&[*const F], usize),
     ) {
@@ -244,7 +246,7 @@ impl<F: Format> Work<'_, F> {
         // SAFETY: `fit` made room for all operands; every slot holds keys and values of all heads, the dummy too;
         // `dispatch` detected the instruction set.
         unsafe { direct.score::<S>(&mut values) };
-        self.fold_block::<S>(sizes, head, start, loaded);
+        self.fold::<S>(sizes, head, 0..sizes.rows);
         direct.plane = value;
         // SAFETY: as above.
         unsafe { direct.weigh::<S>(&mut keys) };

@@ -1,0 +1,97 @@
+//! Packed blocks, kept for the tiles of a layer that see the same slots.
+
+use super::super::memory::Lines;
+use super::super::simd::LANES;
+use super::format::Format;
+use super::space::Sizes;
+use super::{BLOCK, Seen};
+
+/// Blocks that are kept, from the beginning of a sequence on: with heads of 128 in bf16 they take half of a
+/// second-level cache of 1 MiB.
+const KEPT_BLOCKS: usize = 16;
+
+/// Room for packed blocks: one to overwrite again and again, and behind it those that are kept.
+#[derive(Default)]
+pub struct Packed {
+    keys: Lines<u32>,
+    values: Lines<u32>,
+    kept: Vec<Kept>,
+}
+
+/// What is packed in a place.
+#[derive(Clone)]
+struct Kept {
+    head: usize,
+    loaded: Seen,
+    slots: [usize; BLOCK],
+}
+
+impl Packed {
+    /// Makes room.
+    pub fn fit<F: Format>(&mut self, sizes: Sizes) {
+        self.keys.make_room((1 + KEPT_BLOCKS) * keys_len(sizes));
+        self.values
+            .make_room((1 + KEPT_BLOCKS) * values_len::<F>(sizes));
+        let nothing = Kept {
+            head: 0,
+            loaded: Seen::default(),
+            slots: [0; BLOCK],
+        };
+        self.kept.resize(KEPT_BLOCKS, nothing);
+    }
+
+    /// Forgets what is kept: keys and values of another layer or step follow.
+    pub fn forget(&mut self) {
+        for kept in &mut self.kept {
+            kept.loaded = Seen::default();
+        }
+    }
+
+    /// Index of the place for a block that others may see too, and whether what is loaded of the slots is packed there.
+    #[inline(always)]
+    pub fn keep<F>(
+        &mut self,
+        (block, head): (usize, usize),
+        slots: &[*const F; BLOCK],
+        loaded: Seen,
+    ) -> (usize, bool) {
+        let Some(kept) = self.kept.get_mut(block) else {
+            return (0, false);
+        };
+        let has_all = kept.loaded.start <= loaded.start && kept.loaded.end >= loaded.end;
+        if has_all && kept.head == head && !loaded.is_empty() {
+            let range = loaded.start as usize..loaded.end as usize;
+            let pairs = kept.slots[range.clone()].iter().zip(&slots[range]);
+            let equal = |all, (kept, slot): (&usize, &*const F)| all & (*kept == slot.addr());
+            if pairs.fold(true, equal) {
+                return (1 + block, true);
+            }
+        }
+        kept.head = head;
+        kept.loaded = loaded;
+        kept.slots = slots.map(|slot| slot.addr());
+        (1 + block, false)
+    }
+
+    /// Keys of a place, `[depth, BLOCK]` words: each lane is a key.
+    #[inline(always)]
+    pub fn keys(&mut self, sizes: Sizes, place: usize) -> &mut [u32] {
+        let len = keys_len(sizes);
+        &mut self.keys[place * len..][..len]
+    }
+
+    /// Values of a place, `[BLOCK / PER_WORD, width]` words: each lane is an element of a head.
+    #[inline(always)]
+    pub fn values<F: Format>(&mut self, sizes: Sizes, place: usize) -> &mut [u32] {
+        let len = values_len::<F>(sizes);
+        &mut self.values[place * len..][..len]
+    }
+}
+
+fn keys_len(sizes: Sizes) -> usize {
+    sizes.depth.next_multiple_of(LANES) * BLOCK
+}
+
+fn values_len<F: Format>(sizes: Sizes) -> usize {
+    BLOCK / F::PER_WORD * sizes.width
+}
