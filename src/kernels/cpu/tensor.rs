@@ -108,6 +108,12 @@ impl<'a, T> Shared<'a, T> {
         }
     }
 
+    /// Where an element is; to ask for it ahead of its use.
+    #[inline(always)]
+    pub fn at(&self, index: usize) -> *const T {
+        self.start.wrapping_add(index)
+    }
+
     /// Returns a part to write.
     ///
     /// # Safety

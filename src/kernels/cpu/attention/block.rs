@@ -11,7 +11,7 @@ use super::tile::Work;
 use super::{BLOCK, Seen};
 
 /// Queries that take a block in before the next ones do: their scores stay in the nearest cache.
-pub const CHUNK_ROWS: usize = 48;
+pub const CHUNK_ROWS: usize = 96;
 /// Queries in a run: whole tiles of a product, and few enough to leave out what none of them sees.
 const RUN_ROWS: usize = 12;
 

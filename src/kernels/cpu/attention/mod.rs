@@ -41,7 +41,7 @@ use super::threads::ThreadPool;
 use crate::kernels::HeadShape;
 
 /// Keys in a block.
-const BLOCK: usize = 64;
+const BLOCK: usize = 128;
 /// Keys in a span.
 const SPAN: usize = 256;
 

@@ -8,7 +8,7 @@ use super::{BLOCK, Seen};
 
 /// Blocks that are kept, from the beginning of a sequence on: with heads of 128 in bf16 they take half of a
 /// second-level cache of 1 MiB.
-const KEPT_BLOCKS: usize = 16;
+const KEPT_BLOCKS: usize = 8;
 
 /// Room for packed blocks: one to overwrite again and again, and behind it those that are kept.
 #[derive(Default)]

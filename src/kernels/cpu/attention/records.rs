@@ -113,17 +113,26 @@ impl<F: Format> Work<'_, F> {
     /// Writes the totals to where the tile's result goes.
     #[inline(always)]
     pub fn close_totals<S: Lanes>(&mut self, sizes: Sizes) {
+        const RESULTS_AHEAD: usize = 12;
         let HeadShape {
             n_heads, head_dim, ..
         } = *self.step.heads;
         let len = self.n_records(sizes) * sizes.record;
         let totals = self.space.total[..len].chunks_exact(sizes.record);
+        let result = self.tile().result;
+        let mut ahead = self.records(sizes).skip(RESULTS_AHEAD);
         for (total, (token, head)) in totals.zip(self.records(sizes)) {
             let at = token.index as usize * n_heads + head;
             // SAFETY: each token and head belongs to one item of a round; `dispatch` detected the instruction set.
             unsafe {
-                match self.tile().result {
+                match result {
                     Target::Out => {
+                        if let Some((token, head)) = ahead.next() {
+                            let at = (token.index as usize * n_heads + head) * head_dim;
+                            for line in (at..at + head_dim).step_by(LANES) {
+                                S::prefetch(self.step.out.at(line));
+                            }
+                        }
                         finish::<F, S>(total, self.step.out.part(at * head_dim, head_dim))
                     }
                     Target::State => self
