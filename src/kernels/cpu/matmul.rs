@@ -91,7 +91,11 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     let out = Shared::new(out);
     pool.for_each_in_runs(n_spans * n_blocks, cost, &|item| {
         let (span, block) = (item / n_blocks, item % n_blocks);
-        let panels = group_rows(span, n_spans, panels);
+        let panels = match rows {
+            1 => group_rows(span, n_spans, panels),
+            // Whole tiles, but for the last.
+            _ => span * stride..panels.min((span + 1) * stride),
+        };
         let groups = group_rows(block, n_blocks, packed.n_groups());
         dispatch(
             isa,
@@ -157,6 +161,9 @@ impl Item<'_> {
     #[inline(always)]
     fn group<S: Lanes>(&self, group: usize, panel: usize, n: usize) {
         let (rows, words) = self.packed.group(group);
+        if self.write == Write::Add {
+            self.fetch_out::<S>(rows.clone(), panel, n);
+        }
         let mut sums = Sums::uninit();
         self.tile::<S>(rows.len(), words, group, (panel, n), &mut sums);
         match self.write {
@@ -175,6 +182,18 @@ impl Item<'_> {
                 for n in 0..n {
                     self.write_gated::<S>(rows.clone(), (panel, n), (&sums, &ups));
                 }
+            }
+        }
+    }
+
+    /// Asks for what is to be added to: other threads have written it, and it is far away.
+    #[inline(always)]
+    fn fetch_out<S: Lanes>(&self, rows: std::ops::Range<usize>, panel: usize, n: usize) {
+        for row in rows {
+            for panel in &self.weight.panels()[panel..panel + n] {
+                let at = row * self.columns + panel.first as usize;
+                // SAFETY: only a hint; `dispatch` detected the instruction set.
+                unsafe { S::prefetch(self.out.at(at)) };
             }
         }
     }
