@@ -149,3 +149,35 @@ fn words_are_transposed_and_zipped() {
         assert_eq!(max, expected.fold(f32::NEG_INFINITY, f32::max), "{isa:?}");
     }
 }
+
+struct ZipQuarters([[f32; LANES]; 2]);
+
+impl Kernel for ZipQuarters {
+    type Output = [[f32; LANES]; 2];
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Self::Output {
+        let mut out = [[0.0; LANES]; 2];
+        // SAFETY: all arrays hold sixteen values; `dispatch` detected the instruction set.
+        unsafe {
+            let (first, second) =
+                S::zip_quarters(S::load(self.0[0].as_ptr()), S::load(self.0[1].as_ptr()));
+            S::store(out[0].as_mut_ptr(), first);
+            S::store(out[1].as_mut_ptr(), second);
+        }
+        out
+    }
+}
+
+#[test]
+fn quarters_are_taken_by_turns() {
+    let of = |base: usize| std::array::from_fn(|i| (base + i) as f32);
+    for isa in Isa::available() {
+        let [first, second] = dispatch(isa, ZipQuarters([of(0), of(100)]));
+        let quarters = [0, 100, 4, 104, 8, 108, 12, 112];
+        let expected = quarters
+            .iter()
+            .flat_map(|first| (0..4).map(move |i| (first + i) as f32));
+        assert!(first.into_iter().chain(second).eq(expected), "{isa:?}");
+    }
+}

@@ -127,12 +127,17 @@ impl Attention {
             let (n_tokens, n_records) = plan.largest_item;
             self.spaces.resize_with(pool.n_threads(), Workspace::default);
             self.spaces.iter_mut().for_each(|space| fit(kv, space, heads, n_tokens, n_records));
-            for (items, cost) in plan.rounds() {
-                pool.for_each_with(&mut self.spaces, items.len(), cost, &|space, index| {
+            for (round, items) in plan.rounds() {
+                let work = |space: &mut Workspace, index: usize| {
                     let item = &items[index];
                     let bytes = dispatch(isa, Work { step, item, space });
                     self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
-                });
+                };
+                let spaces = &mut self.spaces;
+                match round.by_heads {
+                    true => pool.for_each_in_runs_with(spaces, items.len(), round.cost, &work),
+                    false => pool.for_each_with(spaces, items.len(), round.cost, &work),
+                }
             }
             let (merges, cost) = plan.merges();
             pool.for_each(merges.len() * heads.n_kv_heads, cost, &|index| {

@@ -95,3 +95,43 @@ fn keys_len(sizes: Sizes) -> usize {
 fn values_len<F: Format>(sizes: Sizes) -> usize {
     BLOCK / F::PER_WORD * sizes.width
 }
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::kernels::HeadShape;
+
+    #[test]
+    fn a_block_is_found_by_who_sees_the_same_slots_of_its_head() {
+        let heads = HeadShape {
+            n_heads: 2,
+            n_kv_heads: 2,
+            head_dim: 64,
+            scale: 1.0,
+            window: None,
+        };
+        let mut packed = Packed::default();
+        packed.fit::<bf16>(Sizes::of::<bf16>(&heads, 1));
+        let pool = vec![bf16::ZERO; 3 * BLOCK];
+        let slots: [*const bf16; BLOCK] = std::array::from_fn(|i| pool[i..].as_ptr());
+        let mut others = slots;
+        others[40] = pool[BLOCK..].as_ptr();
+        let seen = |start, end| Seen { start, end };
+        assert_eq!(packed.keep((3, 0), &slots, seen(0, 100)), (4, false));
+        assert_eq!(packed.keep((3, 0), &slots, seen(0, 100)), (4, true));
+        assert_eq!(packed.keep((3, 0), &others, seen(0, 40)), (4, true));
+        assert_eq!(packed.keep((2, 0), &slots, seen(0, 100)), (3, false));
+        assert_eq!(packed.keep((3, 0), &slots, seen(0, 101)), (4, false));
+        assert_eq!(packed.keep((3, 1), &slots, seen(0, 101)), (4, false));
+        assert_eq!(packed.keep((3, 1), &others, seen(0, 101)), (4, false));
+        assert_eq!(
+            packed.keep((KEPT_BLOCKS, 0), &slots, seen(0, 9)),
+            (0, false)
+        );
+        assert_eq!(packed.keep((3, 1), &others, seen(0, 101)), (4, true));
+        packed.forget();
+        assert_eq!(packed.keep((3, 1), &others, seen(0, 101)), (4, false));
+    }
+}

@@ -79,6 +79,15 @@ pub struct Item {
     pub cost: usize,
 }
 
+/// Items that do not wait for each other.
+pub struct Round {
+    items: Range<usize>,
+    /// Multiply-adds of all.
+    pub cost: usize,
+    /// Whether neighbours share a head, whose keys a thread finds in its cache if it has both.
+    pub by_heads: bool,
+}
+
 /// The tiles and items of a step, for layers with one head shape and window.
 #[derive(Default)]
 pub struct Plan {
@@ -86,8 +95,8 @@ pub struct Plan {
     pub tiles: Vec<Tile>,
     /// In the order of rounds; in a round the longest first, so that what is left at the end is short.
     items: Vec<Item>,
-    /// Items of each round, and what they cost together. A round begins when the one before is done.
-    rounds: Vec<(Range<usize>, usize)>,
+    /// A round begins when the one before is done.
+    rounds: Vec<Round>,
     /// Tiles whose spans are merged at the end, and the multiply-adds of that.
     merges: (Vec<u32>, usize),
     /// `None` also where every query sees all before it.
@@ -164,11 +173,11 @@ impl Plan {
         &self.tokens[tile.first_token..tile.first_token + tile.n_tokens]
     }
 
-    /// The items of each round, in order, and their multiply-adds.
-    pub fn rounds(&self) -> impl Iterator<Item = (&[Item], usize)> {
+    /// The rounds in order, and the items of each.
+    pub fn rounds(&self) -> impl Iterator<Item = (&Round, &[Item])> {
         self.rounds
             .iter()
-            .map(|(items, cost)| (&self.items[items.clone()], *cost))
+            .map(|round| (round, &self.items[round.items.clone()]))
     }
 
     /// The tiles whose spans are merged at the end, and the multiply-adds of that.
@@ -270,8 +279,12 @@ impl Plan {
         });
         let mut first = 0;
         for items in self.items.chunk_by(|a, b| a.round == b.round) {
-            let cost = items.iter().map(|item| item.cost).sum();
-            self.rounds.push((first..first + items.len(), cost));
+            let is_many = |item: &Item| tiles[item.tile as usize].n_tokens * group >= FEW_ROWS;
+            self.rounds.push(Round {
+                items: first..first + items.len(),
+                cost: items.iter().map(|item| item.cost).sum(),
+                by_heads: items.iter().all(is_many),
+            });
             first += items.len();
         }
     }
