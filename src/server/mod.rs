@@ -40,8 +40,10 @@ pub use error::ApiError;
 pub use key::ApiKey;
 pub use state::{AppState, EngineSlot, RenderMetrics};
 
-/// Mounts all endpoints. Those that probes and Prometheus ask need no key. The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs
-/// `h1_allow_half_closed(false)`: with actix's default a client that disappears is not noticed.
+/// Mounts all endpoints. Those that probes and Prometheus ask need no key.
+///
+/// The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs `h1_allow_half_closed(false)`: with
+/// actix's default a client that disappears is not noticed.
 pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/generate", native::generate);
     post(cfg, "/v1/completions", openai::completions::create);
@@ -72,12 +74,7 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let resource = resource(path, web::get().to(handler), "GET");
-    cfg.service(
-        resource
-            .wrap(from_fn(key::check))
-            .wrap(from_fn(track::track)),
-    );
+    closed(cfg, resource(path, web::get().to(handler), "GET"));
 }
 
 /// As [`get`], without a key.
@@ -97,12 +94,14 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let resource = resource(path, web::post().to(handler), "POST");
-    cfg.service(
-        resource
-            .wrap(from_fn(key::check))
-            .wrap(from_fn(track::track)),
-    );
+    closed(cfg, resource(path, web::post().to(handler), "POST"));
+}
+
+/// Mounts what asks for the key, if the server has one. The wrap that comes last sees a request first: what is refused
+/// is tracked too.
+fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
+    let resource = resource.wrap(from_fn(key::check));
+    cfg.service(resource.wrap(from_fn(track::track)));
 }
 
 fn resource(path: &str, route: actix_web::Route, allow: &'static str) -> actix_web::Resource {
