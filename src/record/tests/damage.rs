@@ -1,0 +1,99 @@
+//! Logs that are cut, damaged or made up.
+
+use super::*;
+
+#[test]
+fn a_log_that_is_cut_off_is_replayed_up_to_its_last_whole_block() {
+    let log = log_of(NO_LIMIT, short);
+    let whole = replay_of(&log).expect("it can be replayed").counts.records;
+    let mut last = 0;
+    for cut in (0..log.len()).step_by(11).chain([log.len() - 1]) {
+        match replay_of(&log[..cut]) {
+            Err(error) => assert!(matches!(error, ReplayError::Log(_)) && last == 0, "{error}"),
+            Ok(replayed) => {
+                assert_eq!(
+                    (replayed.difference, replayed.ending),
+                    (None, Ending::CutOff)
+                );
+                assert!(replayed.counts.records >= last);
+                last = replayed.counts.records;
+            }
+        }
+    }
+    assert_eq!(last, whole);
+}
+
+#[test]
+fn a_damaged_log_is_an_error_and_no_difference() {
+    let log = log_of(NO_LIMIT, short);
+    for place in (0..log.len()).step_by(13) {
+        let mut damaged = log.clone();
+        damaged[place] ^= 1 << (place % 8);
+        match replay_of(&damaged) {
+            Err(ReplayError::Log(_)) => (),
+            Err(error) => panic!("byte {place}: {error}"),
+            // A length that points behind the end.
+            Ok(replayed) => assert_eq!(replayed.ending, Ending::CutOff, "byte {place}"),
+        }
+    }
+}
+
+#[test]
+fn a_made_up_log_is_refused_with_its_record() {
+    let start = Entry::Start { generation: 1 };
+    let outcomes = entries_of(&log_of(NO_LIMIT, busy));
+    let first = |message: &str| {
+        let found = outcomes.iter().find(|entry| entry.message() == message);
+        found.expect("a busy engine has it").clone()
+    };
+    let submit = |change: &dyn Fn(&mut SubmitEntry)| match first("Submit") {
+        Entry::Submit(mut request) => {
+            change(&mut request);
+            Entry::Submit(request)
+        }
+        other => panic!("{other:?}"),
+    };
+    let check = |entries: &[Entry], parts: &[&str]| {
+        let error = replay_of(&made_up(&setup(), entries)).expect_err("it is made up");
+        let text = error.to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    check(&[Entry::Next], &["record 1", "no unit"]);
+    check(
+        &[start.clone(), first("StepPlanned")],
+        &["record 2", "not open"],
+    );
+    check(
+        &[start.clone(), first("PlanStep")],
+        &["record 2", "no call"],
+    );
+    check(
+        &[start.clone(), Entry::Next, Entry::CancelAll],
+        &["record 3", "CancelAll"],
+    );
+    let empty = submit(&|request| request.prompt = Arc::from([]));
+    check(&[start.clone(), empty], &["record 2", "empty prompt"]);
+    let odd = submit(&|request| request.sampling_json = "{\"n\": []}".to_owned());
+    check(&[start, odd], &["record 2", "sampling parameters"]);
+}
+
+#[test]
+fn a_log_that_asks_for_too_much_is_refused() {
+    let mut large = setup();
+    large.limits.total_pages = usize::MAX;
+    let error = replay_of(&made_up(&large, &[])).expect_err("no pool is so large");
+    assert!(error.to_string().contains("total_pages"), "{error}");
+    let mut bomb = file::opening(&Header::new(&setup())).expect("it is plain data");
+    let n_header = bomb.len();
+    bomb.extend(file::block(&vec![0; file::MAX_BLOCK_BYTES + 1]).expect("zeros pack well"));
+    let error = replay_of(&bomb).expect_err("the block is too large");
+    let text = error.to_string();
+    assert!(
+        text.contains(&format!("byte {n_header}")) && text.contains("limit"),
+        "{text}"
+    );
+    let text = replay_of(b"SOUFLOG\x02 and more")
+        .expect_err("another format")
+        .to_string();
+    assert!(text.contains("no message log"), "{text}");
+}

@@ -1,0 +1,50 @@
+//! Logs that end at their size, and disks that are too slow.
+
+use super::*;
+
+#[test]
+fn a_log_ends_at_its_size_with_a_mark() {
+    let limit = 4096;
+    let log = log_of(limit, |sink| {
+        busy(sink);
+        assert_eq!(sink.dropped(), 0);
+    });
+    assert!(log.len() as u64 <= limit, "{}", log.len());
+    let replayed = replay_of(&log).expect("it can be replayed");
+    assert_eq!(
+        (replayed.difference, replayed.ending),
+        (None, Ending::SizeLimit)
+    );
+    assert!(!replayed.has_gap && replayed.counts.records > 10);
+}
+
+#[test]
+fn what_a_slow_disk_does_not_take_is_dropped_counted_and_marked() {
+    let disk = Disk::default();
+    let sink = LogSink::start(disk.clone(), NO_LIMIT, &setup()).expect("memory can be written");
+    let mut n_dropped = 0;
+    {
+        let held = disk.0.lock().expect("nobody panics with it");
+        let mut recorder = sink.recorder(1);
+        let tokens: Arc<[u32]> = (0..1 << 16).collect();
+        while sink.dropped() < 5 {
+            recorder.push(&Entry::Pin {
+                namespace: (&Namespace::default()).into(),
+                tokens: tokens.clone(),
+                expires_s: 1,
+            });
+            n_dropped = sink.dropped();
+        }
+        drop(held);
+    }
+    let mut second = Engine::new(&sink, 2);
+    second.submit(&[1, 2, 3], 5);
+    drop((second, sink));
+    let log = disk.0.lock().expect("the writer has ended").clone();
+    let replayed = replay_of(&log).expect("it can be replayed");
+    assert!(replayed.has_gap);
+    assert_eq!((replayed.n_dropped, replayed.difference), (n_dropped, None));
+    assert_eq!(replayed.counts.units, 2);
+    let steps = StepId::new(replayed.counts.steps);
+    assert!(steps > StepId::new(0), "the second unit is replayed");
+}

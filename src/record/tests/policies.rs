@@ -1,0 +1,183 @@
+//! Logs replayed by states that decide otherwise than those that wrote them.
+
+use super::*;
+
+/// Last come, first served.
+struct Newest;
+
+impl SchedulePolicy for Newest {
+    fn name(&self) -> &'static str {
+        "newest"
+    }
+
+    fn order(&mut self, waiting: &mut [Waiting]) {
+        waiting.reverse();
+    }
+}
+
+fn with_policy(
+    setup: &ControlSetup,
+    policy: Box<dyn SchedulePolicy>,
+) -> Result<ControlStates, String> {
+    let mut states = setup.build()?;
+    states.scheduler = Scheduler::new(setup.limits.clone(), policy, states.ledger.clone());
+    Ok(states)
+}
+
+#[test]
+fn another_order_of_the_queue_is_named_at_the_plan_that_it_changes() {
+    let log = log_of(NO_LIMIT, busy);
+    let make = |setup: &ControlSetup| with_policy(setup, Box::new(Newest));
+    let replayed = replay(log.as_slice(), &make).expect("it can be replayed");
+    let difference = replayed.difference.expect("the order is another");
+    assert_eq!(difference.message, "PlanStep");
+    assert!(
+        difference
+            .at
+            .field
+            .starts_with("PlanStep.admit.candidates["),
+        "{difference}"
+    );
+    assert_eq!(difference.record, replayed.counts.records);
+    assert!(difference.step.is_some());
+    let entry = &entries_of(&log)[difference.record as usize - 1];
+    assert_eq!(entry.message(), "PlanStep");
+}
+
+/// lpm as it is, or with the one comparison of its order changed from < to <=: equals no longer keep their order.
+struct LongestPrefix {
+    is_strict: bool,
+}
+
+impl SchedulePolicy for LongestPrefix {
+    fn name(&self) -> &'static str {
+        "lpm"
+    }
+
+    fn probe_need(&self) -> Option<ProbeNeed> {
+        Some(ProbeNeed {
+            kind: ProbeKind::InBatch,
+            crowd: Crowd::FallsBack,
+        })
+    }
+
+    fn order(&mut self, waiting: &mut [Waiting]) {
+        let rank = |request: &Waiting| match request.matched.is_deprioritised {
+            true => (1, 0),
+            false => (0, -(request.matched.tokens as i64)),
+        };
+        // An insertion sort: whoever is before the one in front of it moves ahead of it.
+        for end in 1..waiting.len() {
+            let mut place = end;
+            while place > 0 {
+                let (front, this) = (rank(&waiting[place - 1]), rank(&waiting[place]));
+                let moves = match self.is_strict {
+                    true => this < front,
+                    false => this <= front,
+                };
+                if !moves {
+                    break;
+                }
+                waiting.swap(place - 1, place);
+                place -= 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn lpm_with_another_comparison_is_named_at_the_message_where_it_diverges() {
+    let disk = Disk::default();
+    let setup = setup_with("lpm");
+    let sink = LogSink::start(disk.clone(), NO_LIMIT, &setup).expect("memory can be written");
+    let mut engine = Engine::with(&setup, Some(sink.recorder(1)));
+    for round in 0..40 {
+        for number in 0..3 {
+            let prompt: Vec<u32> = (0..40)
+                .map(|t| (t * (round % 5 + 1) + number) % VOCAB)
+                .collect();
+            engine.submit(&prompt, 4 + number);
+        }
+        engine.end_step();
+        engine.end_step();
+    }
+    engine.drain();
+    drop((engine, sink));
+    let log = disk.0.lock().expect("the writer has ended").clone();
+    let run = |is_strict| {
+        let make = |setup: &ControlSetup| with_policy(setup, Box::new(LongestPrefix { is_strict }));
+        let replayed = replay(log.as_slice(), &make).expect("it can be replayed");
+        replayed.difference
+    };
+    assert_eq!(run(true), None, "the copy orders as the original does");
+    let difference = run(false).expect("equals change their places");
+    assert_eq!(difference.message, "PlanStep");
+    assert_eq!(difference.after, "PrefixesProbed");
+    let field = &difference.at.field;
+    assert!(
+        field.starts_with("PlanStep.admit.candidates["),
+        "{difference}"
+    );
+    let entry = &entries_of(&log)[difference.record as usize - 1];
+    assert_eq!(entry.message(), "PlanStep");
+}
+
+#[test]
+fn other_states_are_told_from_the_recorded_ones_wherever_they_decide() {
+    let log = log_of(NO_LIMIT, busy);
+    let check = |change: &dyn Fn(&mut ControlSetup), message: &str| {
+        let make = |setup: &ControlSetup| {
+            let mut setup = setup.clone();
+            change(&mut setup);
+            setup.build()
+        };
+        let replayed = replay(log.as_slice(), &make).expect("it can be replayed");
+        let difference = replayed.difference.expect("something is another");
+        // Where another message is sent, both are named.
+        assert!(difference.message.contains(message), "{difference}");
+    };
+    check(&|setup| setup.limits.chunk_tokens = Some(20), "StepPlanned");
+    check(&|setup| setup.limits.total_pages -= 1, "PlanStep");
+    check(&|setup| setup.limits.prefix_wait = false, "PlanStep");
+    check(
+        &|setup| setup.limits.schedule_conservativeness = 1.0,
+        "StepPlanned",
+    );
+    check(
+        &|setup| setup.limits.queue.eviction_policy = None,
+        "StepPlanned",
+    );
+    check(
+        &|setup| setup.limits.queue.eviction_policy = EvictionPolicy::from_name("mru").ok(),
+        "StepPlanned",
+    );
+    check(
+        &|setup| setup.limits.eos_token_ids = Arc::from([5]),
+        "PlanStep",
+    );
+}
+
+/// Panics when it is asked.
+struct Fragile;
+
+impl SchedulePolicy for Fragile {
+    fn name(&self) -> &'static str {
+        "fragile"
+    }
+
+    fn order(&mut self, _: &mut [Waiting]) {
+        panic!("it broke");
+    }
+}
+
+#[test]
+fn states_that_panic_are_reported_with_the_record() {
+    let log = log_of(NO_LIMIT, busy);
+    let make = |setup: &ControlSetup| with_policy(setup, Box::new(Fragile));
+    let error = replay(log.as_slice(), &make).expect_err("it panics");
+    let text = error.to_string();
+    assert!(
+        text.contains("record 3, after Submit") && text.contains("it broke"),
+        "{text}"
+    );
+}
