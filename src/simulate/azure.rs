@@ -64,17 +64,12 @@ fn fields(place: Place<'_>, line: &[u8]) -> Result<Vec<String>, SimulateError> {
     let (mut output, mut ends) = ([0; MAX_LINE_BYTES], [0; MAX_FIELDS]);
     let mut reader = Reader::new();
     let (result, _, _, n_fields) = reader.read_record(line, &mut output, &mut ends);
-    let n_fields = match result {
-        ReadRecordResult::OutputEndsFull => {
-            return Err(place.error("line", format!("has more than {MAX_FIELDS} fields")));
-        }
-        ReadRecordResult::Record => n_fields,
-        // The file's last line may end without a line feed: the end of the input ends it.
-        _ => {
-            let (_, _, _, more) = reader.read_record(&[], &mut [], &mut ends[n_fields..]);
-            n_fields + more
-        }
-    };
+    // The end of the input ends the last field.
+    let (at_end, _, _, last) = reader.read_record(&[], &mut [], &mut ends[n_fields..]);
+    if [result, at_end].contains(&ReadRecordResult::OutputEndsFull) {
+        return Err(place.error("line", format!("has more than {MAX_FIELDS} fields")));
+    }
+    let n_fields = n_fields + last;
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let ranges = starts.zip(&ends[..n_fields]);
     let text = |bytes: &[u8]| {

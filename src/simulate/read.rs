@@ -1,7 +1,7 @@
 //! Traces from files: the format is told by the first byte, gzip by its magic number.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
@@ -87,27 +87,54 @@ fn skip_to_text(reader: &mut impl BufRead) -> io::Result<(Option<u8>, u64)> {
         if !byte.is_ascii_whitespace() {
             return Ok((Some(byte), line));
         }
-        line += u64::from(byte == b'\n');
-        reader.consume(1);
+        match ends_line(byte) {
+            true => skip_line_end(reader, byte)?,
+            false => reader.consume(1),
+        }
+        line += u64::from(ends_line(byte));
     }
 }
 
-/// Reads a line of at most `limit` bytes; false at the end of the file.
+/// Reads a line of at most `limit` bytes, without its end; false at the end of the file.
 pub(super) fn read_line(
     reader: &mut impl BufRead,
     line: &mut Vec<u8>,
     limit: usize,
     place: Place<'_>,
 ) -> Result<bool, SimulateError> {
+    let unreadable = |error| place.error("line", format!("cannot be read: {error}"));
     line.clear();
-    let mut bounded = reader.take(limit as u64 + 1);
-    let read = bounded
-        .read_until(b'\n', line)
-        .map_err(|error| place.error("line", format!("cannot be read: {error}")))?;
-    if read > limit {
-        return Err(place.error("line", format!("has more than {limit} bytes")));
+    loop {
+        let bytes = reader.fill_buf().map_err(unreadable)?;
+        if bytes.is_empty() {
+            return Ok(!line.is_empty());
+        }
+        let end = bytes.iter().position(|byte| ends_line(*byte));
+        let n_bytes = end.unwrap_or(bytes.len());
+        if line.len() + n_bytes > limit {
+            return Err(place.error("line", format!("has more than {limit} bytes")));
+        }
+        line.extend_from_slice(&bytes[..n_bytes]);
+        let ending = end.map(|end| bytes[end]);
+        reader.consume(n_bytes);
+        if let Some(byte) = ending {
+            skip_line_end(reader, byte).map_err(unreadable)?;
+            return Ok(true);
+        }
     }
-    Ok(read > 0)
+}
+
+/// A line feed, or a carriage return, with or without a line feed behind it.
+fn ends_line(byte: u8) -> bool {
+    matches!(byte, b'\n' | b'\r')
+}
+
+fn skip_line_end(reader: &mut impl BufRead, byte: u8) -> io::Result<()> {
+    reader.consume(1);
+    if byte == b'\r' && reader.fill_buf()?.first() == Some(&b'\n') {
+        reader.consume(1);
+    }
+    Ok(())
 }
 
 /// A whole number that a program wrote as a fraction.

@@ -90,6 +90,7 @@ fn what_programs_put_around_a_trace_changes_nothing() {
         format!("\u{feff}{line}\r\n"),
         format!("\n \r\n\t{line}  \n\n"),
         format!("\u{feff}\n{line}"),
+        format!("\r\r{line}\r"),
     ] {
         assert_eq!(parsed(&around), Ok(plain.clone()), "{around:?}");
     }
@@ -100,11 +101,15 @@ fn what_programs_put_around_a_trace_changes_nothing() {
         format!("\n{header}\r\n\r\n{row}\r\n"),
         format!("\u{feff}\n{header}\n{row},\n"),
         format!("{header}\n\"2024-05-10 00:00:00\",7.0,\"3\"\n"),
+        format!("\r{header}\r{row}\r"),
     ] {
         assert_eq!(parsed(&around), Ok(plain.clone()), "{around:?}");
     }
-    let error = parsed(&format!("\n\n{line}\noops\n")).expect_err("it is no object");
-    assert!(error.starts_with("t, line 4: "), "{error}");
+    for end in ["\n", "\r\n", "\r"] {
+        let error = parsed(&[end, end, line, end, "oops", end].concat());
+        let error = error.expect_err("it is no object");
+        assert!(error.starts_with("t, line 4: "), "{end:?}: {error}");
+    }
 }
 
 #[test]
