@@ -165,6 +165,11 @@ fn arguments_that_do_not_go_together_are_exit_code_2() {
             &["--base-url", "localhost:30000"],
             "must begin with http://",
         ),
+        (&["--api-key", "sk-1"], "--base-url"),
+        (
+            &["--base-url", "http://h", "--api-key", "two words"],
+            "--api-key must be printable ASCII",
+        ),
         (&["--page-size", "257"], "between 1 and 256"),
     ] {
         let args = [&["bench"], args].concat();
@@ -344,5 +349,40 @@ fn failures_are_counted_and_shown() {
         record["failures"].as_object().map(|reasons| reasons.len()),
         Some(1)
     );
+    stop(server);
+}
+
+#[test]
+fn a_server_with_a_key_is_measured_by_who_has_it_and_nothing_shows_the_key() {
+    const KEY: &str = "sk-of-this-test";
+    let server = Serving::start(&["--api-key", KEY]);
+    let url = format!("http://{}", server.address);
+    let bench = |args: &[&str], variable: &str| {
+        let load = ["--num-prompts", "2", "--random-input-len", "8"];
+        let mut command = souffleur(&["bench", "--base-url", &url, "--random-output-len", "2"]);
+        command.args(load).args(["--json", "-"]).args(args);
+        command.env("OPENAI_API_KEY", variable);
+        command.output().expect("the binary runs")
+    };
+    for (args, variable, status) in [
+        (&["--api-key", KEY][..], "sk-another", Some(0)),
+        (&[], KEY, Some(0)),
+        (&[], "", Some(1)),
+        (&["--api-key", "sk-another"], KEY, Some(1)),
+        (
+            &["--api-key", "sk-another", "--model", "tiny"],
+            KEY,
+            Some(1),
+        ),
+    ] {
+        let output = bench(args, variable);
+        let (printed, log) = (stdout(&output), stderr(&output));
+        assert_eq!(output.status.code(), status, "{args:?}: {log}");
+        match status {
+            Some(0) => assert!(printed.contains("\"completed\": 2"), "{printed}"),
+            _ => assert!(log.contains("401") && log.lines().count() == 1, "{log}"),
+        }
+        assert!(!format!("{printed}{log}").contains("sk-"), "{printed}{log}");
+    }
     stop(server);
 }

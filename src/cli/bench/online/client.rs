@@ -1,7 +1,9 @@
 //! A client of `/v1/completions` that reads the stream and looks at the clock.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
+use actix_web::http::header::{AUTHORIZATION, HeaderValue};
 use actix_web::http::{StatusCode, Uri};
 use awc::error::SendRequestError;
 use awc::{Client, Connector};
@@ -9,6 +11,7 @@ use eventsource_stream::Eventsource;
 use futures_util::{Stream, StreamExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use souffleur::server::ApiKey;
 
 use super::super::super::Failure;
 use super::load::Request;
@@ -20,6 +23,36 @@ const BODY_BYTES: usize = 16 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The event that ends a stream.
 const DONE: &str = "[DONE]";
+
+/// A key on its way into a header, which nothing prints.
+#[derive(Clone)]
+pub struct Secret(String);
+
+impl From<String> for Secret {
+    fn from(key: String) -> Self {
+        Self(key)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(hidden)")
+    }
+}
+
+impl Secret {
+    /// The value of a header of authorization.
+    ///
+    /// # Errors
+    /// What is wrong with the key, without it.
+    pub fn bearer(&self) -> Result<HeaderValue, &'static str> {
+        ApiKey::new(&self.0)?;
+        let mut bearer = HeaderValue::try_from(format!("Bearer {}", self.0))
+            .expect("a header carries what an API key may be made of");
+        bearer.set_sensitive(true);
+        Ok(bearer)
+    }
+}
 
 /// A server that answered.
 #[derive(Clone)]
@@ -45,15 +78,24 @@ pub struct Answer {
 }
 
 impl Server {
-    /// Asks the server what it serves.
+    /// Asks the server what it serves. All requests show the key, if there is one.
     ///
     /// # Errors
     /// A URL that cannot be used; a server that does not answer, or serves nothing when no model is named.
-    pub async fn find(base_url: &str, model: Option<String>) -> Result<Self, Failure> {
+    pub async fn find(
+        base_url: &str,
+        model: Option<String>,
+        bearer: Option<HeaderValue>,
+    ) -> Result<Self, Failure> {
         let url = checked(base_url)?;
         let connector = Connector::new().limit(0).timeout(CONNECT_TIMEOUT);
         let client = Client::builder().connector(connector).disable_timeout();
-        let client = client.disable_redirects().finish();
+        // Another host that a redirect names must not see the key.
+        let mut client = client.disable_redirects();
+        if let Some(bearer) = bearer {
+            client = client.add_default_header((AUTHORIZATION, bearer));
+        }
+        let client = client.finish();
         let models = get(&client, &format!("{url}/v1/models")).await;
         let (first, mut vocab_size) = models.as_ref().map(first_model).unwrap_or_default();
         let model = match (model.or(first), models) {

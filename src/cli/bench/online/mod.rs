@@ -6,6 +6,7 @@ mod report;
 
 use std::time::{Duration, Instant};
 
+use actix_web::http::header::HeaderValue;
 use actix_web::rt::System;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -13,7 +14,7 @@ use serde::Serialize;
 use super::super::{Failure, progress};
 use super::BenchArgs;
 use super::prompts::Prompts;
-use client::Server;
+use client::{Secret, Server};
 use load::Arrival;
 use report::{OnlineRecord, Outcome};
 
@@ -21,6 +22,8 @@ use report::{OnlineRecord, Outcome};
 const USUAL_VOCAB_SIZE: u32 = 32_000;
 const RANDOM_INPUT_TOKENS: u32 = 512;
 const OWN_INPUT_TOKENS: u32 = 64;
+/// Where OpenAI's clients and the benches of other engines look for a key.
+const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 /// Requests per second; fewer are no load.
 const LEAST_RATE: f64 = 0.001;
 /// Longest part of a prompt, in tokens.
@@ -33,6 +36,14 @@ pub struct OnlineArgs {
     /// asked, or that of --model
     #[arg(long, value_name = "URL", help_heading = "Bench of a server")]
     pub base_url: Option<String>,
+    /// What the server asks for as `Authorization: Bearer KEY`; OPENAI_API_KEY keeps it out of the list of processes
+    #[arg(
+        long,
+        value_name = "KEY",
+        requires = "base_url",
+        help_heading = "Bench of a server"
+    )]
+    pub api_key: Option<Secret>,
     /// What the prompts are: random ones, or random ones behind a prefix that all share
     #[arg(long, value_enum, default_value_t = Dataset::Random, requires = "base_url", help_heading = "Bench of a server")]
     pub dataset_name: Dataset,
@@ -102,11 +113,29 @@ fn rate(text: &str) -> Result<f64, String> {
 pub fn run(args: &BenchArgs, base_url: &str, seed: u64) -> Result<(), Failure> {
     let model = args.flags.engine.model_path.as_ref();
     let model = model.map(|name| name.display().to_string());
+    let bearer = bearer(
+        args.online.api_key.as_ref(),
+        std::env::var(KEY_VARIABLE).ok(),
+    )?;
     let record = System::new().block_on(async {
-        let server = Server::find(base_url, model).await?;
+        let server = Server::find(base_url, model, bearer).await?;
         measure(&args.online, server, seed).await
     })?;
     record.publish(args.json.as_deref())
+}
+
+/// The header that shows the key: that of the flag, else that of the environment, where an empty one is none.
+fn bearer(flag: Option<&Secret>, variable: Option<String>) -> Result<Option<HeaderValue>, Failure> {
+    let variable = variable.filter(|key| !key.is_empty()).map(Secret::from);
+    let (name, key) = match (flag, &variable) {
+        (Some(key), _) => ("--api-key", key),
+        (None, Some(key)) => (KEY_VARIABLE, key),
+        (None, None) => return Ok(None),
+    };
+    let bearer = key.bearer();
+    bearer
+        .map(Some)
+        .map_err(|reason| Failure::Usage(format!("{name} {reason}")))
 }
 
 async fn measure(args: &OnlineArgs, server: Server, seed: u64) -> Result<OnlineRecord, Failure> {
@@ -160,4 +189,44 @@ async fn drive(
         outcomes.push(outcome.await.map_err(Failure::failed)?);
     }
     Ok((outcomes, began.elapsed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_comes_from_the_flag_or_the_environment_and_is_never_shown() {
+        let shown = |flag: Option<&str>, variable: Option<&str>| {
+            let flag = flag.map(|key| Secret::from(key.to_owned()));
+            bearer(flag.as_ref(), variable.map(str::to_owned))
+        };
+        for (flag, variable, expected) in [
+            (None, None, None),
+            (None, Some(""), None),
+            (None, Some("sk-2"), Some("Bearer sk-2")),
+            (Some("sk-1"), Some("sk-2"), Some("Bearer sk-1")),
+        ] {
+            let header = shown(flag, variable).expect("a header can carry it");
+            let text = header.as_ref().map(|header| header.as_bytes());
+            assert_eq!(text, expected.map(str::as_bytes));
+            assert!(!format!("{header:?}").contains("sk-"), "{header:?}");
+        }
+        for (flag, variable, name) in [
+            (Some("sk 1"), None, "--api-key must be printable"),
+            (Some(""), Some("sk-2"), "--api-key must be printable"),
+            (None, Some("sk\n2"), "OPENAI_API_KEY must be printable"),
+        ] {
+            match shown(flag, variable) {
+                Err(Failure::Usage(reason)) => {
+                    assert!(reason.contains(name) && !reason.contains("sk"), "{reason}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(
+            format!("{:?}", Secret::from("sk-1".to_owned())),
+            "Secret(hidden)"
+        );
+    }
 }
