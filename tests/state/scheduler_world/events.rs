@@ -1,0 +1,168 @@
+//! What hosts and clients do to the engine.
+
+use std::sync::Arc;
+
+use souffleur::error::RequestError;
+use souffleur::executor::LogprobWish;
+use souffleur::ids::{IntakeId, RequestId};
+use souffleur::request::CancelFlag;
+use souffleur::state::namespace::Namespace;
+use souffleur::state::sampling::SamplingParams;
+use souffleur::state::scheduler::IntakeLimits;
+use souffleur::state::sequence::Submission;
+
+use super::{Ask, End, Life, World};
+
+impl World {
+    fn intake(&self) -> IntakeLimits {
+        let page_size = self.cache.page_size();
+        let capacity_tokens = page_size.tokens_in(self.setup.n_pages as usize);
+        IntakeLimits {
+            context_length: capacity_tokens + 1,
+            capacity_tokens,
+            page_size,
+        }
+    }
+
+    /// Submits and returns the request's number; `None` when the prompt can never fit.
+    pub fn submit(&mut self, ask: Ask) -> Option<usize> {
+        self.submit_flagged(ask, CancelFlag::default())
+    }
+
+    pub fn submit_flagged(&mut self, mut ask: Ask, flag: CancelFlag) -> Option<usize> {
+        if self.setup.clips {
+            let clipped = self
+                .intake()
+                .clip_max_new_tokens(ask.prompt.len(), ask.max_new_tokens);
+            ask.max_new_tokens = clipped.ok()?;
+        }
+        let number = self.lives.len();
+        let (rid, seed) = (RequestId::new(format!("r{number}")), number as u64);
+        let sampling = SamplingParams {
+            max_new_tokens: ask.max_new_tokens as u32,
+            ignore_eos: ask.ignore_eos,
+            stop_token_ids: ask.stop_token.into_iter().collect(),
+            sampling_seed: Some(seed),
+            ..SamplingParams::default()
+        };
+        let wish = ask.logprob_start.map(|start| LogprobWish {
+            start: Some(start),
+            ..LogprobWish::default()
+        });
+        let submission = Submission {
+            rid: rid.clone(),
+            intake: IntakeId::new(number as u64),
+            prompt: Arc::from(ask.prompt.as_slice()),
+            namespace: Namespace::new(None, ask.salt),
+            sampling: Arc::new(sampling),
+            logprobs: wish.map(Arc::new),
+            priority: ask.priority,
+            cancel: flag.clone(),
+            submitted_s: self.now_s,
+            timeouts: ask.timeouts,
+        };
+        self.watch.submitted(&ask);
+        self.waits.arrived(ask.max_new_tokens);
+        self.inside.push(number);
+        self.lives.push(Life::new(ask, rid, seed, flag));
+        self.order.note_arrival();
+        self.scheduler.submit(submission);
+        self.hear();
+        // Who is turned away at the door never is a sequence.
+        if !matches!(
+            self.lives[number].failure(),
+            Some(RequestError::Overloaded { .. })
+        ) {
+            self.numbers.push(number);
+        }
+        self.after_event();
+        Some(number)
+    }
+
+    /// Submits all before anything is planned.
+    pub fn submit_all(&mut self, asks: &mut dyn Iterator<Item = Ask>) {
+        self.holds_back = true;
+        for ask in asks {
+            self.submit(ask);
+        }
+        self.holds_back = false;
+        self.pump();
+    }
+
+    pub fn raise_flag(&mut self, number: usize) {
+        self.lives[number].flag.raise();
+    }
+
+    pub fn cancel(&mut self, number: usize) {
+        self.raise_flag(number);
+        let life = &mut self.lives[number];
+        life.steps_since_cancel.get_or_insert(0);
+        self.scheduler.cancel(&life.rid.clone(), None);
+        self.after_event();
+        assert!(self.lives[number].end.is_some(), "a cancel ends at once");
+    }
+
+    /// The tokenizer found a stop string that ends with output token `kept`.
+    pub fn stop_found(&mut self, number: usize, kept: usize) {
+        let life = &mut self.lives[number];
+        if life.end.is_some() {
+            self.scheduler.stop_found(&life.rid.clone(), kept);
+            return self.after_event();
+        }
+        life.end = Some(End::StopFound);
+        self.watch.ended(number);
+        self.waits.ended(number);
+        let life = &mut self.lives[number];
+        life.steps_since_cancel.get_or_insert(0);
+        self.scheduler.stop_found(&life.rid.clone(), kept);
+        self.after_event();
+    }
+
+    pub fn pin(&mut self, tokens: &[u32], expires_s: u64) {
+        let pinned = self
+            .scheduler
+            .pin(Namespace::default(), Arc::from(tokens), expires_s);
+        match pinned {
+            Ok(pin) => self.pins.push(pin),
+            Err(error) => assert!(matches!(error, RequestError::Overloaded { limit: 4, .. })),
+        }
+        self.after_event();
+    }
+
+    pub fn unpin_oldest(&mut self) {
+        if !self.pins.is_empty() {
+            let pin = self.pins.remove(0);
+            self.scheduler.unpin(pin);
+            self.after_event();
+        }
+    }
+
+    pub fn expire_pins(&mut self, now_s: u64) {
+        self.scheduler.expire_pins(now_s);
+        self.after_event();
+    }
+
+    /// Lets time pass and ends what is over.
+    pub fn pass(&mut self, seconds: f64) {
+        self.now_s += seconds;
+        self.scheduler.expire_requests(self.now_s);
+        self.after_event();
+    }
+
+    pub fn set_policy(&mut self, name: &str) {
+        assert_eq!(self.scheduler.set_policy(name), Ok(()));
+        self.after_event();
+    }
+
+    pub fn set_eviction_policy(&mut self, name: &str) {
+        let set = self.scheduler.set_eviction_policy(name);
+        assert_eq!(set.is_ok(), self.setup.has_radix_cache);
+        self.after_event();
+    }
+
+    pub(super) fn after_event(&mut self) {
+        self.plans_since_progress = 0;
+        self.hear();
+        self.pump();
+    }
+}

@@ -1,0 +1,217 @@
+//! How a plan goes on, leg by leg, and how a step ends.
+
+use std::collections::HashSet;
+
+use souffleur::error::StepError;
+use souffleur::executor::{Executor, RowLogprobs, RowWork, StepOutput, StepPlan, TokenLogprobs};
+use souffleur::state::probe::run_probe;
+use souffleur::state::scheduler::Next;
+use souffleur::state::transaction::run_plan;
+
+use super::{Fate, Leg, World};
+
+/// Rounds of a drain that are more than any script of these tests needs.
+const MAX_ROUNDS: usize = 200_000;
+
+impl World {
+    /// Moves the open plan by one leg; false without one.
+    pub fn advance(&mut self) -> bool {
+        let Some(leg) = self.leg.take() else {
+            return false;
+        };
+        match leg {
+            Leg::Probing(probe) => {
+                let numbers: Vec<usize> =
+                    probe.keys.iter().map(|k| self.number_of(k.seq)).collect();
+                let keys = probe.keys.clone();
+                let reply = run_probe(&mut *self.cache, *probe);
+                if self.looks_at_sets() {
+                    assert_eq!(self.cache.check_integrity(), Ok(()));
+                    self.order.note_probe(&*self.cache, &numbers, &keys);
+                }
+                self.leg = Some(Leg::Probed(Box::new(reply)));
+            }
+            Leg::Probed(reply) => {
+                let next = self.scheduler.probed(*reply);
+                self.take_next(next);
+                self.hear();
+                self.pump();
+            }
+            Leg::Asked(plan) => {
+                assert_eq!(plan.free_pages, self.pools.pages.free_pages());
+                assert_eq!(plan.free_rows, self.pools.rows.free_rows());
+                let flush = plan.flush;
+                let reserve = run_plan(&mut *self.cache, *plan);
+                assert!(!flush || self.cache.total_size() == 0, "flushed while busy");
+                if self.looks_at_sets() {
+                    assert_eq!(self.cache.check_integrity(), Ok(()));
+                }
+                self.leg = Some(Leg::Reserving(Box::new(reserve)));
+            }
+            Leg::Reserving(reserve) => {
+                let planned = self.pools.reserve(*reserve);
+                self.note_grants(&planned);
+                self.leg = Some(Leg::Answered(Box::new(planned)));
+            }
+            Leg::Answered(planned) => {
+                let next = self.scheduler.planned(*planned);
+                assert_eq!(self.stats().integrity_failures, 0);
+                if !matches!(next, Next::Plan(_) | Next::Reserve(_)) {
+                    self.check_counters();
+                    if self.looks_at_sets() {
+                        self.check_pages();
+                    }
+                }
+                self.plans += 1;
+                self.order.is_again = true;
+                self.take_next(next);
+                self.order.is_again = false;
+                self.hear();
+                self.pump();
+            }
+        }
+        true
+    }
+
+    /// Moves the open plan to its end, and those that follow it at once.
+    pub fn finish_plan(&mut self) {
+        while self.advance() {}
+    }
+
+    /// Ends the oldest step under way; false without one.
+    pub fn end_step(&mut self, fate: Fate) -> bool {
+        let Some(plan) = self.steps.pop_front() else {
+            return false;
+        };
+        let is_void = plan.step <= self.void_until;
+        let result = match fate {
+            Fate::Done => self.run(&plan),
+            Fate::Rejected => Err(StepError::Rejected("injected".into())),
+            Fate::LostBeforeItRan => Err(StepError::Lost("injected".into())),
+            Fate::LostAfterItRan => {
+                let _ = self.run(&plan);
+                Err(StepError::Lost("injected".into()))
+            }
+        };
+        if !is_void {
+            match &result {
+                Ok(_) => {}
+                Err(error) if fate == Fate::Done => panic!("step {}: {error}", plan.step),
+                Err(_) => self.note_failure(&plan, fate),
+            }
+        }
+        for number in &self.inside {
+            if let Some(steps) = &mut self.lives[*number].steps_since_cancel {
+                *steps += 1;
+            }
+        }
+        self.scheduler.step_done(plan.step, result);
+        self.after_event();
+        true
+    }
+
+    /// One whole step: plans what can be planned, then ends the oldest step. False when there was none.
+    pub fn turn(&mut self) -> bool {
+        self.finish_plan();
+        self.end_step(Fate::Done)
+    }
+
+    /// Lets everything run to its end, then checks that nothing is left and everybody got what they asked for.
+    pub fn drain(&mut self) {
+        let mut rounds = 0;
+        while !self.is_idle() {
+            assert!(
+                self.advance() || self.end_step(Fate::Done),
+                "nothing goes on, but not all is done: {:?}",
+                self.stats()
+            );
+            rounds += 1;
+            assert!(rounds < MAX_ROUNDS, "{:?}", self.stats());
+        }
+    }
+
+    pub(super) fn pump(&mut self) {
+        while self.leg.is_none() && !self.holds_back {
+            match self.scheduler.next() {
+                Next::Nothing => break,
+                next => self.take_next(next),
+            }
+        }
+        self.hear();
+    }
+
+    fn take_next(&mut self, next: Next) {
+        match next {
+            Next::Nothing => return,
+            Next::Probe(probe) => {
+                self.order.note_asked(self.scheduler.policy_name());
+                self.note_releases(&probe.settle);
+                self.leg = Some(Leg::Probing(probe));
+                return;
+            }
+            Next::Plan(plan) => {
+                self.note_releases(&plan.settle);
+                self.check_order(&plan);
+                self.leg = Some(Leg::Asked(plan));
+            }
+            Next::Reserve(reserve) => self.leg = Some(Leg::Reserving(reserve)),
+            Next::Run(plan) => return self.take_step(*plan),
+        }
+        self.plans_since_progress += 1;
+        let bound = 2 * self.lives.len() + 10;
+        assert!(self.plans_since_progress < bound, "plans without an end");
+        for number in &self.inside {
+            let life = &self.lives[*number];
+            let is_late = life.steps_since_cancel.is_some_and(|steps| steps >= 2);
+            assert!(!(is_late && life.holds_memory), "{} holds on", life.rid);
+        }
+    }
+
+    fn take_step(&mut self, plan: StepPlan) {
+        self.plans_since_progress = 0;
+        self.order.note_step(&plan);
+        let numbers = plan.rows.iter().map(|row| self.number_of(row.seq));
+        for number in numbers.chain(plan.starts.iter().map(|start| self.number_of(start.seq))) {
+            let life = &self.lives[number];
+            assert!(life.end.is_none(), "{} ended and is planned", life.rid);
+            assert_eq!(life.steps_since_cancel, None, "{}", life.rid);
+        }
+        let rows: HashSet<_> = plan.rows.iter().map(|row| row.row).collect();
+        let seqs: HashSet<_> = plan.rows.iter().map(|row| row.seq).collect();
+        assert_eq!((rows.len(), seqs.len()), (plan.rows.len(), plan.rows.len()));
+        assert!(!plan.rows.is_empty());
+        assert_eq!(plan.step.get(), self.history.len() as u64 + 1);
+        let numbers = &self.numbers;
+        self.watch
+            .take_step(&plan, |seq| numbers[(seq.get() >> 32) as usize - 1]);
+        let starts = plan.starts.iter().map(|start| self.number_of(start.seq));
+        let rows = plan.rows.iter().map(|row| self.number_of(row.seq));
+        let (starts, rows): (Vec<_>, Vec<_>) = (starts.collect(), rows.collect());
+        self.waits.take_step(&plan, &starts, &rows);
+        let lives = &self.lives;
+        self.inside
+            .retain(|number| lives[*number].end.is_none() || lives[*number].holds_memory);
+        self.steps.push_back(plan.clone());
+        self.history.push(plan);
+        assert!(self.steps.len() <= 2);
+    }
+
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        let mut output = self.executor.run(plan)?;
+        for (row, result) in plan.rows.iter().zip(&mut output.rows) {
+            let Some(wish) = &row.logprobs else { continue };
+            let prompt = &self.lives[self.number_of(row.seq)].ask.prompt;
+            let mut logprobs = RowLogprobs::default();
+            if let (RowWork::Prefill { positions }, Some(start)) = (&row.work, wish.start) {
+                let wished = positions.clone().filter(|position| *position >= start);
+                let tokens = wished.filter_map(|position| prompt.get(position as usize + 1));
+                logprobs.input.extend(tokens.map(|&token| TokenLogprobs {
+                    token,
+                    ..TokenLogprobs::default()
+                }));
+            }
+            result.logprobs = Some(Box::new(logprobs));
+        }
+        Ok(output)
+    }
+}

@@ -1,0 +1,275 @@
+//! A whole engine without actors: scheduler, cache, pools, fake executor, and what every request must get.
+//!
+//! Events may come between any two legs of a plan. Everything that must hold at every moment is asserted here, so
+//! a test only says what happens.
+
+mod books;
+mod events;
+mod legs;
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use souffleur::executor::StepPlan;
+use souffleur::executor::fake::{FakeExecutor, FakeOptions};
+use souffleur::ids::{RequestId, SeqId, StepId};
+use souffleur::state::eviction::EvictionPolicy;
+use souffleur::state::pages::{PageSize, PoolLedger};
+use souffleur::state::plain_cache::PlainCache;
+use souffleur::state::plan::{PlanRequest, Planned, ReserveRequest};
+use souffleur::state::policy::{PriorityOrder, schedule_policy};
+use souffleur::state::pools::Pools;
+use souffleur::state::prefix_cache::PrefixCache;
+use souffleur::state::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
+use souffleur::state::probe::{ProbeReply, ProbeRequest};
+use souffleur::state::radix_tree::RadixTree;
+use souffleur::state::scheduler::{BatchRules, QueueRules, Scheduler, SchedulerLimits};
+use souffleur::state::stats::EngineStats;
+
+use crate::policy_model::OrderCheck;
+pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
+use crate::scheduler_waits::{ChunkRule, WaitLog};
+use crate::scheduler_watch::Watch;
+
+/// Evicted pages that the history remembers.
+const MAX_EVICTED_PAGES: usize = 4096;
+
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub page_size: u32,
+    pub n_pages: u32,
+    pub n_rows: u32,
+    pub chunk_tokens: Option<usize>,
+    pub max_prefill_tokens: usize,
+    pub prefix_wait: bool,
+    pub has_radix_cache: bool,
+    /// Of the reservation for outputs: 0 lets requests in that will not fit together.
+    pub conservativeness: f64,
+    /// Clips `max_new_tokens` as the tokenizer does.
+    pub clips: bool,
+    pub rules: BatchRules,
+    pub policy: &'static str,
+    /// Without rules for priorities, which say that themselves.
+    pub priority: PriorityOrder,
+    pub eviction: &'static str,
+    /// Plans between two looks at whole sets: each page, each node, the whole order of the queue.
+    pub sets_every: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            page_size: 1,
+            n_pages: 1024,
+            n_rows: 8,
+            chunk_tokens: None,
+            max_prefill_tokens: 16384,
+            prefix_wait: true,
+            has_radix_cache: true,
+            conservativeness: 1.0,
+            clips: true,
+            rules: BatchRules::default(),
+            policy: "fcfs",
+            priority: PriorityOrder::Ignored,
+            eviction: "lru",
+            sets_every: 1,
+        }
+    }
+}
+
+impl Setup {
+    pub fn priority_order(&self) -> PriorityOrder {
+        match self.rules.priority {
+            None => self.priority,
+            Some(rules) if rules.low_values_first => PriorityOrder::SmallerFirst,
+            Some(_) => PriorityOrder::LargerFirst,
+        }
+    }
+}
+
+/// Where the open plan is.
+enum Leg {
+    Probing(Box<ProbeRequest>),
+    Probed(Box<ProbeReply>),
+    Asked(Box<PlanRequest>),
+    Reserving(Box<ReserveRequest>),
+    Answered(Box<Planned>),
+}
+
+/// How a step ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Done,
+    Rejected,
+    LostBeforeItRan,
+    LostAfterItRan,
+}
+
+pub struct World {
+    pub setup: Setup,
+    pub scheduler: Scheduler,
+    pub cache: Box<dyn PrefixCache>,
+    pub pools: Pools,
+    pub lives: Vec<Life>,
+    /// Every step emitted.
+    pub history: Vec<StepPlan>,
+    executor: FakeExecutor,
+    ledger: Arc<PoolLedger>,
+    leg: Option<Leg>,
+    steps: VecDeque<StepPlan>,
+    /// Steps behind a lost one, whose result means nothing.
+    void_until: StepId,
+    /// By the order in which the scheduler took them in.
+    numbers: Vec<usize>,
+    pub watch: Watch,
+    pub waits: WaitLog,
+    /// Requests that have not ended or still hold memory.
+    inside: Vec<usize>,
+    /// Plans answered.
+    plans: usize,
+    pins: Vec<u64>,
+    plans_since_progress: usize,
+    /// Plans nothing for now.
+    holds_back: bool,
+    /// A step was made to fail.
+    pub has_failures: bool,
+    pub misses: PrefixHistory,
+    reported: HashSet<RequestId>,
+    /// The time that events come with.
+    pub now_s: f64,
+    order: OrderCheck,
+}
+
+impl World {
+    pub fn new(setup: Setup) -> Self {
+        let page_size = PageSize::new(setup.page_size).expect("tests use positive page sizes");
+        let ledger = Arc::new(PoolLedger::default());
+        let eviction_policy = setup.has_radix_cache.then(|| {
+            EvictionPolicy::from_name(setup.eviction).expect("tests name policies that exist")
+        });
+        let cache: Box<dyn PrefixCache> = match eviction_policy {
+            Some(policy) => {
+                Box::new(RadixTree::new(page_size, policy, ledger.clone()).with_diagnostics())
+            }
+            None => Box::new(PlainCache::new(page_size).with_diagnostics()),
+        };
+        let queue = QueueRules {
+            priority: setup.priority_order(),
+            eviction_policy,
+        };
+        let limits = SchedulerLimits {
+            page_size,
+            total_pages: setup.n_pages as usize,
+            total_rows: setup.n_rows as usize,
+            max_prefill_tokens: setup.max_prefill_tokens,
+            chunk_tokens: setup.chunk_tokens,
+            prefix_wait: setup.prefix_wait,
+            rules: setup.rules,
+            schedule_conservativeness: setup.conservativeness,
+            max_pins: 4,
+            queue,
+            eos_token_ids: Arc::from([EOS]),
+        };
+        let policy = schedule_policy(setup.policy).expect("tests name policies that exist");
+        let executor = FakeExecutor::new(FakeOptions {
+            page_size: page_size.get(),
+            n_pages: setup.n_pages as usize,
+            vocab_size: VOCAB,
+            verify: true,
+            faults: Vec::new(),
+        });
+        let mixed_rows = if setup.rules.mixed_chunk {
+            setup.n_rows as usize
+        } else {
+            0
+        };
+        let chunks = ChunkRule::new(setup.chunk_tokens, mixed_rows, page_size.get());
+        Self {
+            scheduler: Scheduler::new(limits, policy, ledger.clone()),
+            pools: Pools::new(setup.n_pages, setup.n_rows, page_size, ledger.clone()),
+            cache,
+            lives: Vec::new(),
+            history: Vec::new(),
+            executor,
+            ledger,
+            leg: None,
+            steps: VecDeque::new(),
+            void_until: StepId::new(0),
+            numbers: Vec::new(),
+            watch: Watch::new(setup.rules, setup.chunk_tokens),
+            waits: WaitLog::new(chunks),
+            inside: Vec::new(),
+            plans: 0,
+            pins: Vec::new(),
+            plans_since_progress: 0,
+            holds_back: false,
+            has_failures: false,
+            misses: PrefixHistory::new(HistoryLimits {
+                page_size,
+                max_requests: usize::MAX,
+                max_evicted_pages: MAX_EVICTED_PAGES,
+            }),
+            reported: HashSet::new(),
+            now_s: 0.0,
+            order: OrderCheck::default(),
+            setup,
+        }
+    }
+
+    /// True while a request stands in the queue with tokens of its own.
+    pub fn is_retracted(&self, number: usize) -> bool {
+        let life = &self.lives[number];
+        life.end.is_none() && !life.holds_memory && self.was_started(number)
+    }
+
+    fn was_started(&self, number: usize) -> bool {
+        let mut starts = self.history.iter().flat_map(|step| &step.starts);
+        starts.any(|start| self.number_of(start.seq) == number)
+    }
+
+    /// Where the request left the tree.
+    #[track_caller]
+    pub fn report(&self, number: usize) -> &PrefixReport {
+        let report = self.misses.report(&self.lives[number].rid);
+        report.unwrap_or_else(|| panic!("request {number} was not admitted"))
+    }
+
+    /// Plans that touched prefixes: the number among those with candidates, and the requests in order.
+    pub fn touched(&self) -> &[(usize, Vec<usize>)] {
+        self.order.touched()
+    }
+
+    /// Plans of this world whose queue was compared with the naive model's.
+    pub fn checked_orders(&self) -> usize {
+        self.order.checked
+    }
+
+    pub fn stats(&self) -> EngineStats {
+        self.scheduler.stats()
+    }
+
+    /// Requests that have not ended.
+    pub fn alive(&self) -> Vec<usize> {
+        let is_alive = |number: &usize| self.lives[*number].end.is_none();
+        self.inside.iter().copied().filter(is_alive).collect()
+    }
+
+    /// Nothing is inside and nothing under way.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.leg.is_none()
+    }
+
+    /// True at those plans at which whole sets are looked at.
+    pub fn looks_at_sets(&self) -> bool {
+        self.plans.is_multiple_of(self.setup.sets_every)
+    }
+
+    /// Steps under way.
+    pub fn depth(&self) -> usize {
+        self.steps.len()
+    }
+
+    pub fn number_of(&self, seq: SeqId) -> usize {
+        self.numbers[(seq.get() >> 32) as usize - 1]
+    }
+}
