@@ -32,16 +32,6 @@ pub struct Mix {
     pub decode_interval: usize,
 }
 
-impl Mix {
-    /// Nobody overtakes, but for the prefix wait: what looks at the cache makes do with the order of arrival if there
-    /// is none.
-    pub fn is_first_come(&self) -> bool {
-        let looks_at_cache = !matches!(self.policy, "lof" | "random");
-        let is_fcfs = self.policy == "fcfs" || self.eviction.is_none() && looks_at_cache;
-        is_fcfs && !self.priority
-    }
-}
-
 fn policies() -> Vec<&'static str> {
     schedule_policy_names().collect()
 }

@@ -174,7 +174,7 @@ impl OrderCheck {
 }
 
 /// Smaller is sooner; no priority comes after every priority.
-fn worst_last(order: PriorityOrder, life: &Life) -> (bool, i128) {
+pub fn worst_last(order: PriorityOrder, life: &Life) -> (bool, i128) {
     let priority = life.ask.priority;
     match order {
         PriorityOrder::Ignored => (false, 0),

@@ -1,265 +1,394 @@
 //! How long requests wait, in steps, and how long they may.
 //!
-//! A tenure is the time between an admission and the end or the eviction from the batch. When it begins, the most rows
-//! that it can take up are known: a row for each chunk of what is to be computed, one more because the first chunk may
-//! be what others left of a step, and a row for each token that it may still generate. Every step has a row of some
-//! tenure. So a request waits no longer than the tenures that it waits beside can take together, whatever the policy;
-//! steps whose chunk was cut short for want of memory are counted apart. By this alone a stream of better requests may
-//! hold one up for ever, as lpm, lof and priorities do by intent: once arrivals stop, it is a bound on all waits. First
-//! come, first served has a bound of its own: who came later overtakes in no step but those in which the prefix wait
-//! held the earlier one.
+//! Three promises, each checked at every step, with nothing but the steps and the order of events to go by:
+//!
+//! - **Somebody starts.** While anybody waits, no more steps pass from one admission to the next, or to the first since
+//!   somebody waits, than those inside can take when all of them run to their ends beside each other: a row for each
+//!   chunk that is left of the one prefill that is cut in pieces, the decode steps that are owed behind each, and as many
+//!   decodes as the one with most tokens left has. Steps in which memory cut a chunk short come on top, and so does a
+//!   step for each plan that the pools refused. This holds under every policy: the pool can take anybody alone.
+//! - **Nobody goes before one who comes first.** Who comes first depends on the policy. Under all of them it is, if
+//!   priorities count, whoever has the better one; then whoever was retracted, the oldest of them first. Among the others
+//!   `fcfs` promises the order of arrival, and so do the policies that look at the cache when they did not ask it: for
+//!   want of a cache, or because more than 128 wait. `lof` promises the longest output. `lpm`, `hrrn`, `dfs-weight` and
+//!   `shortest-prefill-first` promise nothing while they ask the cache, and `random` never does: a stream of better
+//!   requests holds one up for ever, by intent. Exempt is a step whose plan was begun before the request came or while
+//!   its last tokens were on their way, and as many plans as the prefix wait holds a request back for.
+//! - **A chunk goes on.** A prefill that was begun has a row in every step but those that are owed to decodes, and one
+//!   for each plan that the pools refused.
+//!
+//! So who is promised a place waits at most as many times the longest run of those inside as requests come before it.
 
-use std::collections::{BTreeSet, HashSet};
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
 
 use souffleur::executor::{RowWork, StepPlan};
 
-/// From an admission to the last step in which the request has a row.
+/// Plans that hold a request back for a prefix in flight.
+const MOST_HELD: usize = 2;
+
+/// What stays the same while a world runs.
 #[derive(Clone, Copy, Debug)]
-struct Tenure {
-    first_step: usize,
-    last_step: usize,
-    /// Tokens of which the prefill computes the K/V, or finds it.
-    fill_tokens: usize,
-    /// Rows that it can take up.
-    most_rows: usize,
+pub struct WaitRules {
+    /// What one chunk computes at least when memory does not bound it; `None`: prompts are prefilled whole.
+    pub least_chunk: Option<usize>,
+    /// Decode steps that may be owed behind a prefill step.
+    pub owed_decodes: usize,
+    pub prefix_wait: bool,
+    /// Priorities come before classes.
+    pub priority_first: bool,
 }
 
-/// A stretch in which a request could have been admitted, in steps.
+impl WaitRules {
+    /// With mixed batches the rows that decode come out of the chunk, which keeps a page at least.
+    pub fn least_chunk(chunk: Option<usize>, mixed_rows: usize, page_size: usize) -> Option<usize> {
+        chunk.map(|chunk| {
+            let left = chunk.saturating_sub(mixed_rows);
+            (left - left % page_size).max(page_size)
+        })
+    }
+
+    fn rows(&self, tokens: usize) -> usize {
+        self.least_chunk
+            .map_or(tokens.min(1), |least| tokens.div_ceil(least))
+    }
+}
+
+/// What the policy of a plan promises those who never ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    Arrival,
+    LongestOutput,
+    Nothing,
+}
+
+/// Why one waits; smaller is sooner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Class {
+    /// It ran, and gave way to others' growth.
+    Retracted,
+    /// It never ran, or gave way to a better one.
+    Queued,
+}
+
+/// The run of one who was admitted.
 #[derive(Clone, Copy, Debug)]
-pub struct Wait {
-    pub number: usize,
-    /// Steps sent before it began.
-    pub from: usize,
-    /// Steps sent before it was over.
-    pub until: usize,
+struct Tenure {
+    /// Tokens to be prefilled, and those that are.
+    fill_tokens: usize,
+    filled_tokens: usize,
+    /// Tokens that it may still generate.
+    tokens_left: usize,
+    /// Steps without a row since its last chunk, and how many there may be.
+    idle_steps: usize,
+    may_idle: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
     max_new_tokens: usize,
+    /// Smaller is sooner.
+    rank: (bool, i128),
+    class: Class,
+    /// Plans begun before its wait.
+    since_plan: usize,
     /// Steps sent when its wait began.
     waits_from: Option<usize>,
-    has_run: bool,
-    /// Steps in which a later arrival started while it had not run yet.
+    /// Steps sent when it was evacuated: the one behind them may be without it.
+    left_at: Option<usize>,
+    /// Plans in which somebody started who comes after it.
     overtaken: usize,
-    evacuations: usize,
-    tenure: Option<usize>,
+    tenure: Option<Tenure>,
 }
 
-/// What one chunk computes at least when memory does not bound it.
-#[derive(Clone, Copy, Debug)]
-pub struct ChunkRule {
-    /// `None`: prompts are prefilled whole.
-    pub least_tokens: Option<usize>,
-}
-
-impl ChunkRule {
-    /// With mixed batches the rows that decode come out of the chunk, which keeps a page at least.
-    pub fn new(chunk: Option<usize>, mixed_rows: usize, page_size: usize) -> Self {
-        let least = |chunk: usize| {
-            let left = chunk.saturating_sub(mixed_rows);
-            (left - left % page_size).max(page_size)
-        };
-        Self {
-            least_tokens: chunk.map(least),
-        }
-    }
-
-    fn most_rows(self, fill_tokens: usize) -> usize {
-        match self.least_tokens {
-            Some(least) => fill_tokens.div_ceil(least) + 1,
-            None => 1,
-        }
-    }
+/// What a run put to the test.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Waits {
+    /// Rows that computed a part of a prefill.
+    pub chunks: usize,
+    /// Prefills that went on.
+    pub resumed: usize,
+    /// Starts that passed nobody among those who had to come first: by priority or class, by arrival, by output.
+    pub by_class: usize,
+    pub by_arrival: usize,
+    pub by_output: usize,
+    /// Starts in the order of arrival that a policy fell back to.
+    pub by_fallback: usize,
+    /// Longest wait of a request.
+    pub longest: usize,
+    /// Longest time without an admission while somebody waited, and in parts of what it might have been.
+    pub longest_pause: usize,
+    pub tightest: f64,
 }
 
 /// Keeps the books.
 #[derive(Debug)]
 pub struct WaitLog {
-    rule: ChunkRule,
+    rules: WaitRules,
     waiters: Vec<Waiter>,
-    /// Those that have not run yet.
-    fresh: BTreeSet<usize>,
-    tenures: Vec<Tenure>,
-    pub waits: Vec<Wait>,
-    /// Steps in which memory cut a chunk short.
-    stinted: Vec<usize>,
-    /// Rows that computed a part of a prefill.
-    pub chunks: usize,
+    waiting: BTreeSet<usize>,
+    inside: BTreeSet<usize>,
+    /// Plans begun, and what the last one's policy promises.
+    plans: usize,
+    promise: Promise,
+    falls_back: bool,
+    /// Since somebody waits, or since the last admission; and the step in which somebody starts at the latest.
+    pause: Option<(usize, usize)>,
     steps: usize,
+    pub seen: Waits,
 }
 
 impl WaitLog {
-    pub fn new(rule: ChunkRule) -> Self {
+    pub fn new(rules: WaitRules) -> Self {
         Self {
-            rule,
+            rules,
             waiters: Vec::new(),
-            fresh: BTreeSet::new(),
-            tenures: Vec::new(),
-            waits: Vec::new(),
-            stinted: Vec::new(),
-            chunks: 0,
+            waiting: BTreeSet::new(),
+            inside: BTreeSet::new(),
+            plans: 0,
+            promise: Promise::Nothing,
+            falls_back: false,
+            pause: None,
             steps: 0,
+            seen: Waits::default(),
         }
     }
 
-    pub fn arrived(&mut self, max_new_tokens: usize) {
-        self.fresh.insert(self.waiters.len());
+    pub fn arrived(&mut self, max_new_tokens: usize, rank: (bool, i128)) {
+        let number = self.waiters.len();
         self.waiters.push(Waiter {
             max_new_tokens,
+            rank,
+            class: Class::Queued,
+            since_plan: self.plans,
             waits_from: Some(self.steps),
-            has_run: false,
+            left_at: None,
             overtaken: 0,
-            evacuations: 0,
             tenure: None,
         });
+        self.waiting.insert(number);
+        self.begin_pause();
+    }
+
+    /// A plan is begun: who comes from now on is not in it.
+    pub fn begin_plan(&mut self, promise: Promise, falls_back: bool) {
+        self.plans += 1;
+        self.promise = promise;
+        self.falls_back = falls_back;
     }
 
     /// It was taken out of the batch and starts over.
-    pub fn evacuated(&mut self, number: usize) {
+    pub fn evacuated(&mut self, number: usize, is_preempted: bool) {
         let waiter = &mut self.waiters[number];
-        waiter.evacuations += 1;
+        waiter.class = match is_preempted {
+            true => Class::Queued,
+            false => Class::Retracted,
+        };
         waiter.tenure = None;
+        waiter.since_plan = self.plans;
+        waiter.left_at = Some(self.steps);
+        waiter.overtaken = 0;
         // A plan that was never sent had admitted it: it has waited all along.
         waiter.waits_from.get_or_insert(self.steps);
+        self.inside.remove(&number);
+        self.waiting.insert(number);
+        self.begin_pause();
     }
 
     pub fn ended(&mut self, number: usize) {
         self.close(number);
-        self.fresh.remove(&number);
+        self.inside.remove(&number);
+        if self.waiting.is_empty() {
+            self.pause = None;
+        }
     }
 
-    fn close(&mut self, number: usize) {
-        if let Some(from) = self.waiters[number].waits_from.take() {
-            self.waits.push(Wait {
-                number,
-                from,
-                until: self.steps,
-            });
+    /// The pools refused a plan: the one that makes room for it may end in a decode.
+    pub fn refused(&mut self) {
+        for number in &self.inside {
+            if let Some(tenure) = &mut self.waiters[*number].tenure {
+                tenure.may_idle += 1;
+            }
         }
+        self.grant_step();
     }
 
     /// `numbers` are those of the step's starts and rows, in their order.
     pub fn take_step(&mut self, plan: &StepPlan, starts: &[usize], rows: &[usize]) {
+        self.check_passed(starts);
         for (start, &number) in plan.starts.iter().zip(starts) {
             self.close(number);
-            let fill_tokens = start.tokens.len();
-            let known = fill_tokens - start.prompt_tokens as usize;
+            let known = start.tokens.len() - start.prompt_tokens as usize;
             let waiter = &mut self.waiters[number];
-            waiter.tenure = Some(self.tenures.len());
-            self.tenures.push(Tenure {
-                first_step: self.steps,
-                last_step: self.steps,
-                fill_tokens,
-                most_rows: self.rule.most_rows(fill_tokens) + waiter.max_new_tokens - known,
+            waiter.tenure = Some(Tenure {
+                fill_tokens: start.tokens.len(),
+                // What is cached is found when the first row comes.
+                filled_tokens: 0,
+                tokens_left: waiter.max_new_tokens - known,
+                idle_steps: 0,
+                may_idle: self.rules.owed_decodes,
             });
+            self.inside.insert(number);
         }
-        self.note_overtaking(starts);
         for (row, &number) in plan.rows.iter().zip(rows) {
-            let tenure = self.waiters[number].tenure.expect("a row has started");
-            let tenure = &mut self.tenures[tenure];
-            tenure.last_step = self.steps;
-            if let RowWork::Prefill { positions } = &row.work
-                && (positions.end as usize) < tenure.fill_tokens
-            {
-                self.chunks += 1;
-                let is_short = Some(positions.len()) < self.rule.least_tokens;
-                if is_short && tenure.first_step < self.steps {
-                    self.stinted.push(self.steps);
-                }
-            }
+            let is_start = starts.contains(&number);
+            self.take_row(number, &row.work, row.sample, is_start);
         }
+        self.check_chunks(rows);
+        self.check_pause(!starts.is_empty());
         self.steps += 1;
     }
 
-    fn note_overtaking(&mut self, starts: &[usize]) {
-        let first_starts = starts.iter().filter(|&number| {
-            let had_run = std::mem::replace(&mut self.waiters[*number].has_run, true);
-            !had_run
-        });
-        let newest = first_starts.copied().max();
-        for number in starts {
-            self.fresh.remove(number);
+    fn take_row(&mut self, number: usize, work: &RowWork, samples: bool, is_start: bool) {
+        let tenure = &mut self.waiters[number].tenure;
+        let tenure = tenure.as_mut().expect("a row has started");
+        tenure.tokens_left -= usize::from(samples);
+        let RowWork::Prefill { positions } = work else {
+            return;
+        };
+        tenure.filled_tokens = positions.end as usize;
+        self.seen.resumed += usize::from(!is_start);
+        if tenure.filled_tokens < tenure.fill_tokens {
+            self.seen.chunks += 1;
+            let is_short = Some(positions.len()) < self.rules.least_chunk;
+            if is_short && !is_start {
+                self.grant_step();
+            }
         }
-        for &number in newest.iter().flat_map(|newest| self.fresh.range(..newest)) {
-            self.waiters[number].overtaken += 1;
+    }
+
+    fn close(&mut self, number: usize) {
+        self.waiting.remove(&number);
+        if let Some(from) = self.waiters[number].waits_from.take() {
+            self.seen.longest = self.seen.longest.max(self.steps - from);
         }
+    }
+
+    /// Who starts passes nobody who comes first.
+    fn check_passed(&mut self, starts: &[usize]) {
+        let waits = |number: &&usize| !starts.contains(number);
+        let waiting: Vec<usize> = self.waiting.iter().filter(waits).copied().collect();
+        let mut passed = BTreeSet::new();
+        for &start in starts {
+            for &number in &waiting {
+                let is_in_plan = self.waiters[number].since_plan < self.plans;
+                let is_ready = self.waiters[number]
+                    .left_at
+                    .is_none_or(|at| at < self.steps);
+                if is_in_plan && is_ready && self.is_first(number, start) {
+                    passed.insert(number);
+                }
+            }
+        }
+        let most = if self.rules.prefix_wait { MOST_HELD } else { 0 };
+        for number in passed {
+            let waiter = &mut self.waiters[number];
+            waiter.overtaken += 1;
+            assert!(
+                waiter.overtaken <= most,
+                "{starts:?} start in step {} before {number}, which comes first ({:?}): {waiter:?}",
+                self.steps,
+                self.promise,
+            );
+        }
+    }
+
+    /// True if the one that waits comes before the one that starts whatever the cache holds.
+    fn is_first(&mut self, waits: usize, starts: usize) -> bool {
+        let (a, b) = (self.waiters[waits], self.waiters[starts]);
+        let (arrival, ranks) = (waits.cmp(&starts), a.rank.cmp(&b.rank));
+        let classes = match (self.rules.priority_first, a.class.cmp(&b.class)) {
+            (true, classes) => ranks.then(classes),
+            (false, Ordering::Equal) if a.class == Class::Queued => ranks,
+            (false, classes) => classes,
+        };
+        if classes.is_ne() || a.class == Class::Retracted {
+            self.seen.by_class += 1;
+            return classes.then(arrival).is_lt();
+        }
+        match self.promise {
+            Promise::Nothing => false,
+            Promise::Arrival => {
+                self.seen.by_arrival += 1;
+                self.seen.by_fallback += usize::from(self.falls_back);
+                arrival.is_lt()
+            }
+            Promise::LongestOutput => {
+                self.seen.by_output += 1;
+                let outputs = b.max_new_tokens.cmp(&a.max_new_tokens);
+                outputs.then(arrival).is_lt()
+            }
+        }
+    }
+
+    /// A prefill that was begun goes on.
+    fn check_chunks(&mut self, rows: &[usize]) {
+        for number in &self.inside {
+            let Some(tenure) = &mut self.waiters[*number].tenure else {
+                continue;
+            };
+            if rows.contains(number) {
+                tenure.idle_steps = 0;
+                tenure.may_idle = self.rules.owed_decodes;
+            } else if tenure.filled_tokens < tenure.fill_tokens {
+                tenure.idle_steps += 1;
+                assert!(
+                    tenure.idle_steps <= tenure.may_idle,
+                    "the prefill of {number} does not go on in step {}: {tenure:?}",
+                    self.steps
+                );
+            }
+        }
+    }
+
+    /// Somebody waits: the pause begins, unless it has.
+    fn begin_pause(&mut self) {
+        if self.pause.is_none() {
+            self.pause = Some((self.steps, self.steps + self.longest_run()));
+        }
+    }
+
+    fn grant_step(&mut self) {
+        if let Some((_, latest)) = &mut self.pause {
+            *latest += 1;
+        }
+    }
+
+    /// Steps in which all of those inside come to their ends.
+    fn longest_run(&self) -> usize {
+        let tenures = self.inside.iter().filter_map(|n| self.waiters[*n].tenure);
+        let (mut chunks, mut decodes) = (0, 0);
+        for tenure in tenures {
+            chunks += self.rules.rows(tenure.fill_tokens - tenure.filled_tokens);
+            decodes = decodes.max(tenure.tokens_left);
+        }
+        chunks * (1 + self.rules.owed_decodes) + decodes
+    }
+
+    /// Somebody starts in time.
+    fn check_pause(&mut self, has_starts: bool) {
+        let Some((from, latest)) = self.pause else {
+            return;
+        };
+        let pause = self.steps - from;
+        self.seen.longest_pause = self.seen.longest_pause.max(pause);
+        let part = pause as f64 / (latest - from).max(1) as f64;
+        self.seen.tightest = self.seen.tightest.max(part);
+        if has_starts {
+            let next = self.steps + 1;
+            self.pause = (!self.waiting.is_empty()).then(|| (next, next + self.longest_run()));
+            return;
+        }
+        assert!(
+            self.steps < latest,
+            "nobody started in {} steps since step {from}, while {:?} waited: those inside take {} at most",
+            pause + 1,
+            self.waiting,
+            latest - from
+        );
     }
 
     pub fn steps(&self) -> usize {
         self.steps
-    }
-
-    /// Steps in which one that came later started first, at worst.
-    pub fn worst_overtaken(&self) -> usize {
-        let overtaken = self.waiters.iter().map(|waiter| waiter.overtaken);
-        overtaken.max().unwrap_or(0)
-    }
-
-    pub fn evacuations(&self, number: usize) -> usize {
-        self.waiters[number].evacuations
-    }
-
-    /// The most rows that a request can take up in as many tenures.
-    pub fn most_rows(&self, prompt_tokens: usize, max_new_tokens: usize, tenures: usize) -> usize {
-        tenures * self.rule.most_rows(prompt_tokens + max_new_tokens) + max_new_tokens
-    }
-
-    /// Steps from the given one on in which memory cut a chunk short.
-    pub fn stinted_since(&self, step: usize) -> usize {
-        let since = self.stinted.partition_point(|stinted| *stinted < step);
-        let steps: HashSet<usize> = self.stinted[since..].iter().copied().collect();
-        steps.len()
-    }
-
-    /// No wait is longer than what it waited beside can take; returns the longest, and the longest in parts of what
-    /// it might have taken.
-    pub fn check(&self) -> (usize, f64) {
-        let mut by_first: Vec<(usize, usize)> = Vec::new();
-        let mut by_last: Vec<(usize, usize)> = Vec::new();
-        for tenure in &self.tenures {
-            by_first.push((tenure.first_step, tenure.most_rows));
-            by_last.push((tenure.last_step, tenure.most_rows));
-        }
-        let (first, last) = (Sums::new(by_first), Sums::new(by_last));
-        let stinted = Sums::new(self.stinted.iter().map(|step| (*step, 1)).collect());
-        let (mut longest, mut tightest) = (0, 0.0_f64);
-        for wait in &self.waits {
-            // Those that began before its end, less those that were over before its beginning.
-            let beside = first.before(wait.until) - last.before(wait.from);
-            let bound = beside + stinted.before(wait.until) - stinted.before(wait.from);
-            let steps = wait.until - wait.from;
-            assert!(
-                steps <= bound,
-                "request {} waited {steps} steps from step {} on, not {bound}",
-                wait.number,
-                wait.from
-            );
-            longest = longest.max(steps);
-            tightest = tightest.max(steps as f64 / bound.max(1) as f64);
-        }
-        (longest, tightest)
-    }
-}
-
-/// Sums of what comes before a step.
-struct Sums {
-    steps: Vec<usize>,
-    sums: Vec<usize>,
-}
-
-impl Sums {
-    fn new(mut entries: Vec<(usize, usize)>) -> Self {
-        entries.sort_unstable();
-        let mut sums = vec![0];
-        for (_, amount) in &entries {
-            sums.push(sums[sums.len() - 1] + amount);
-        }
-        let steps = entries.into_iter().map(|(step, _)| step).collect();
-        Self { steps, sums }
-    }
-
-    fn before(&self, step: usize) -> usize {
-        self.sums[self.steps.partition_point(|entry| *entry < step)]
     }
 }

@@ -184,11 +184,11 @@ impl Watch {
     }
 
     /// These gave way, if the count of preemptions says so: each to a request that is better by more than the
-    /// threshold, and nobody worse runs on.
-    pub fn note_preemptions(&mut self, preemptions: u64, victims: &[usize]) {
+    /// threshold, and nobody worse runs on. True if it does.
+    pub fn note_preemptions(&mut self, preemptions: u64, victims: &[usize]) -> bool {
         let n_victims = preemptions - std::mem::replace(&mut self.preemptions, preemptions);
         if n_victims == 0 {
-            return;
+            return false;
         }
         assert_eq!(n_victims as usize, victims.len());
         let rules = self.rules.priority.expect("priorities decide");
@@ -215,5 +215,6 @@ impl Watch {
                 others.filter(|(number, other)| other.can_decode() && !victims.contains(number));
             assert!(spared.all(|(_, other)| goodness(other) >= worst));
         }
+        true
     }
 }

@@ -5,6 +5,9 @@ use souffleur::executor::StepPlan;
 use souffleur::ids::PageId;
 use souffleur::state::news::{RequestEnd, RequestTokens};
 use souffleur::state::plan::{PlanRequest, Planned, Reservation, Settle};
+use souffleur::state::scheduler::Next;
+
+use crate::scheduler_waits::Promise;
 
 use super::{End, Fate, Life, MAX_EVICTED_PAGES, World};
 
@@ -24,17 +27,35 @@ impl World {
         }
     }
 
-    pub(super) fn note_grants(&mut self, planned: &Planned) {
-        if let Reservation::Granted(grants) = &planned.reservation {
-            for grant in grants.iter().filter(|grant| grant.row.is_some()) {
-                let number = self.number_of(grant.seq);
-                assert!(!self.lives[number].holds_memory);
-                self.lives[number].holds_memory = true;
-                if !self.inside.contains(&number) {
-                    self.inside.push(number);
-                }
-                self.order.note_start(number);
+    /// A plan is begun, in an order that the policy alone decides from here on.
+    pub(super) fn note_plan(&mut self, next: &Next) {
+        let policy = self.scheduler.policy_name();
+        match next {
+            Next::Probe(_) => self.waits.begin_plan(Promise::Nothing, false),
+            Next::Plan(_) => {
+                let promise = match policy {
+                    "lof" => Promise::LongestOutput,
+                    "random" => Promise::Nothing,
+                    _ => Promise::Arrival,
+                };
+                self.waits.begin_plan(promise, policy != "fcfs");
             }
+            _ => {}
+        }
+    }
+
+    pub(super) fn note_grants(&mut self, planned: &Planned) {
+        let Reservation::Granted(grants) = &planned.reservation else {
+            return self.waits.refused();
+        };
+        for grant in grants.iter().filter(|grant| grant.row.is_some()) {
+            let number = self.number_of(grant.seq);
+            assert!(!self.lives[number].holds_memory);
+            self.lives[number].holds_memory = true;
+            if !self.inside.contains(&number) {
+                self.inside.push(number);
+            }
+            self.order.note_start(number);
         }
     }
 
@@ -52,12 +73,14 @@ impl World {
                 self.lives[number].holds_memory = false;
                 if self.lives[number].end.is_none() {
                     evacuated.push(number);
-                    self.waits.evacuated(number);
                 }
             }
         }
         let preemptions = self.stats().preemptions;
-        self.watch.note_preemptions(preemptions, &evacuated);
+        let is_preempted = self.watch.note_preemptions(preemptions, &evacuated);
+        for number in evacuated {
+            self.waits.evacuated(number, is_preempted);
+        }
         for settle in settlements {
             if let Settle::Release(release) = settle {
                 self.watch.released(self.number_of(release.seq));

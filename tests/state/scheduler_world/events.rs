@@ -11,6 +11,8 @@ use souffleur::state::sampling::SamplingParams;
 use souffleur::state::scheduler::IntakeLimits;
 use souffleur::state::sequence::Submission;
 
+use crate::policy_model::worst_last;
+
 use super::{Ask, End, Life, World};
 
 impl World {
@@ -62,9 +64,11 @@ impl World {
             timeouts: ask.timeouts,
         };
         self.watch.submitted(&ask);
-        self.waits.arrived(ask.max_new_tokens);
         self.inside.push(number);
-        self.lives.push(Life::new(ask, rid, seed, flag));
+        let life = Life::new(ask, rid, seed, flag);
+        let rank = worst_last(self.setup.priority_order(), &life);
+        self.waits.arrived(life.ask.max_new_tokens, rank);
+        self.lives.push(life);
         self.order.note_arrival();
         self.scheduler.submit(submission);
         self.hear();

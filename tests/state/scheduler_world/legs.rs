@@ -134,7 +134,10 @@ impl World {
         while self.leg.is_none() && !self.holds_back {
             match self.scheduler.next() {
                 Next::Nothing => break,
-                next => self.take_next(next),
+                next => {
+                    self.note_plan(&next);
+                    self.take_next(next);
+                }
             }
         }
         self.hear();

@@ -17,7 +17,7 @@ use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::pages::{PageSize, PoolLedger};
 use souffleur::state::plain_cache::PlainCache;
 use souffleur::state::plan::{PlanRequest, Planned, ReserveRequest};
-use souffleur::state::policy::{PriorityOrder, schedule_policy};
+use souffleur::state::policy::{PriorityOrder, SchedulePolicy, schedule_policy};
 use souffleur::state::pools::Pools;
 use souffleur::state::prefix_cache::PrefixCache;
 use souffleur::state::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
@@ -28,7 +28,7 @@ use souffleur::state::stats::EngineStats;
 
 use crate::policy_model::OrderCheck;
 pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
-use crate::scheduler_waits::{ChunkRule, WaitLog};
+use crate::scheduler_waits::{WaitLog, WaitRules};
 use crate::scheduler_watch::Watch;
 
 /// Evicted pages that the history remembers.
@@ -142,6 +142,11 @@ pub struct World {
 
 impl World {
     pub fn new(setup: Setup) -> Self {
+        let policy = schedule_policy(setup.policy).expect("tests name policies that exist");
+        Self::with_policy(setup, policy)
+    }
+
+    pub fn with_policy(setup: Setup, policy: Box<dyn SchedulePolicy>) -> Self {
         let page_size = PageSize::new(setup.page_size).expect("tests use positive page sizes");
         let ledger = Arc::new(PoolLedger::default());
         let eviction_policy = setup.has_radix_cache.then(|| {
@@ -170,7 +175,6 @@ impl World {
             queue,
             eos_token_ids: Arc::from([EOS]),
         };
-        let policy = schedule_policy(setup.policy).expect("tests name policies that exist");
         let executor = FakeExecutor::new(FakeOptions {
             page_size: page_size.get(),
             n_pages: setup.n_pages as usize,
@@ -183,7 +187,12 @@ impl World {
         } else {
             0
         };
-        let chunks = ChunkRule::new(setup.chunk_tokens, mixed_rows, page_size.get());
+        let waits = WaitRules {
+            least_chunk: WaitRules::least_chunk(setup.chunk_tokens, mixed_rows, page_size.get()),
+            owed_decodes: setup.rules.prefill_decode_interval,
+            prefix_wait: setup.prefix_wait,
+            priority_first: setup.rules.priority.is_some(),
+        };
         Self {
             scheduler: Scheduler::new(limits, policy, ledger.clone()),
             pools: Pools::new(setup.n_pages, setup.n_rows, page_size, ledger.clone()),
@@ -197,7 +206,7 @@ impl World {
             void_until: StepId::new(0),
             numbers: Vec::new(),
             watch: Watch::new(setup.rules, setup.chunk_tokens),
-            waits: WaitLog::new(chunks),
+            waits: WaitLog::new(waits),
             inside: Vec::new(),
             plans: 0,
             pins: Vec::new(),

@@ -1,0 +1,204 @@
+//! Faults of a scheduler as its steps would show them: each breaks one promise of [`crate::scheduler_waits`], and the
+//! same steps without it break none.
+
+use std::sync::Arc;
+
+use souffleur::executor::{RowStart, RowWork, StepPlan, StepRow};
+use souffleur::ids::{RowId, SeqId, StepId};
+use souffleur::state::pages::PageRun;
+use souffleur::state::policy::{SchedulePolicy, Waiting};
+use souffleur::state::sampling::SamplingParams;
+
+use crate::panics;
+use crate::scheduler_waits::{Promise, WaitLog, WaitRules};
+use crate::scheduler_world::{Ask, Setup, World};
+
+const PROMPT: u32 = 40;
+const CHUNK: u32 = 16;
+const NEW_TOKENS: usize = 3;
+
+/// A row of a step, by the number of its request.
+#[derive(Clone, Copy)]
+enum Does {
+    /// Starts, with its whole prompt.
+    Start(usize),
+    /// Starts, or goes on, with the chunk that ends there.
+    StartChunk(usize),
+    Chunk(usize, u32),
+    Decode(usize),
+}
+
+use Does::{Chunk, Decode, Start, StartChunk};
+
+impl Does {
+    fn number(self) -> usize {
+        match self {
+            Start(number) | StartChunk(number) | Chunk(number, _) | Decode(number) => number,
+        }
+    }
+
+    fn row(self) -> StepRow {
+        let prefill = |end: u32| RowWork::Prefill {
+            positions: end.saturating_sub(CHUNK)..end,
+        };
+        let (work, sample) = match self {
+            Start(_) => (
+                RowWork::Prefill {
+                    positions: 0..PROMPT,
+                },
+                true,
+            ),
+            StartChunk(_) => (prefill(CHUNK), false),
+            Chunk(_, end) => (prefill(end), end == PROMPT),
+            Decode(_) => (RowWork::Decode { position: PROMPT }, true),
+        };
+        StepRow {
+            row: RowId::new(self.number() as u32 + 1),
+            seq: SeqId::new(self.number() as u64),
+            work,
+            sample,
+            logprobs: None,
+        }
+    }
+
+    fn start(self) -> Option<RowStart> {
+        matches!(self, Start(_) | StartChunk(_)).then(|| RowStart {
+            row: RowId::new(self.number() as u32 + 1),
+            seq: SeqId::new(self.number() as u64),
+            tokens: (0..PROMPT).collect(),
+            prompt_tokens: PROMPT,
+            sampling: Arc::new(SamplingParams::default()),
+            prefix: PageRun::empty(),
+        })
+    }
+}
+
+/// Requests 0, 1 and 2, in this order, of which the last two wait.
+fn log() -> WaitLog {
+    let mut log = WaitLog::new(WaitRules {
+        least_chunk: Some(CHUNK as usize),
+        owed_decodes: 1,
+        prefix_wait: false,
+        priority_first: false,
+    });
+    for _ in 0..3 {
+        log.arrived(NEW_TOKENS, (false, 0));
+    }
+    log
+}
+
+fn step(log: &mut WaitLog, promise: Promise, rows: &[Does]) {
+    log.begin_plan(promise, false);
+    let plan = StepPlan {
+        step: StepId::new(0),
+        starts: rows.iter().filter_map(|row| row.start()).collect(),
+        table: Vec::new(),
+        rows: rows.iter().map(|row| row.row()).collect(),
+    };
+    let is_start = |row: &&Does| row.start().is_some();
+    let starts: Vec<usize> = rows
+        .iter()
+        .filter(is_start)
+        .map(|row| row.number())
+        .collect();
+    let numbers: Vec<usize> = rows.iter().map(|row| row.number()).collect();
+    log.take_step(&plan, &starts, &numbers);
+}
+
+/// Steps of first come, first served.
+fn breaks(steps: &[&[Does]]) -> bool {
+    panics(|| {
+        let mut log = log();
+        steps
+            .iter()
+            .for_each(|rows| step(&mut log, Promise::Arrival, rows));
+    })
+}
+
+#[test]
+fn planted_a_queue_that_is_not_sorted_breaks_the_order_that_is_promised() {
+    assert!(!breaks(&[&[Start(0), Start(1)], &[Start(2)]]));
+    assert!(breaks(&[&[Start(0), Start(2)], &[Start(1)]]));
+    assert!(breaks(&[&[Start(1)]]));
+    let first = |promise| panics(|| step(&mut log(), promise, &[Start(2)]));
+    assert!(first(Promise::Arrival) && first(Promise::LongestOutput));
+    assert!(!first(Promise::Nothing));
+}
+
+#[test]
+fn planted_a_retracted_request_at_the_back_of_the_queue_breaks_every_policys_order() {
+    let retracted = |rest: &[&[Does]]| {
+        panics(|| {
+            let mut log = log();
+            step(&mut log, Promise::Nothing, &[Start(1)]);
+            log.evacuated(1, false);
+            // Its last token is on its way: this step may be without it.
+            step(&mut log, Promise::Nothing, &[Start(0)]);
+            rest.iter()
+                .for_each(|rows| step(&mut log, Promise::Nothing, rows));
+        })
+    };
+    assert!(!retracted(&[&[Decode(0)], &[Start(1)], &[Start(2)]]));
+    assert!(retracted(&[&[Decode(0)], &[Start(2)], &[Start(1)]]));
+}
+
+#[test]
+fn planted_a_chunk_that_does_not_go_on_breaks_its_promise() {
+    let (begin, end) = ([Start(0), StartChunk(1)], [Chunk(1, PROMPT)]);
+    let (middle, decode) = ([Chunk(1, 32)], [Decode(0)]);
+    assert!(!breaks(&[&begin, &decode, &middle, &decode, &end]));
+    assert!(breaks(&[&begin, &decode, &decode]));
+    assert!(breaks(&[&begin, &middle, &decode, &decode]));
+}
+
+#[test]
+fn planted_an_engine_that_admits_nobody_breaks_the_bound() {
+    let decode = [Decode(0)];
+    assert!(!breaks(&[&[Start(0)], &decode, &decode, &[Start(1)]]));
+    // Nobody runs any more, but steps go on.
+    let empty: [Does; 0] = [];
+    assert!(breaks(&[&[Start(0)], &decode, &decode, &empty]));
+}
+
+/// Last come, first served, under another's name.
+struct Newest;
+
+impl SchedulePolicy for Newest {
+    fn name(&self) -> &'static str {
+        "fcfs"
+    }
+
+    fn order(&mut self, waiting: &mut [Waiting]) {
+        waiting.reverse();
+    }
+}
+
+#[test]
+fn planted_a_real_scheduler_with_another_order_breaks_the_one_that_is_promised() {
+    let run = |policy: Option<Box<dyn SchedulePolicy>>| {
+        panics(|| {
+            let setup = Setup {
+                n_rows: 2,
+                // No look at the order by the naive model.
+                sets_every: usize::MAX,
+                ..Setup::default()
+            };
+            let mut world = match policy {
+                None => World::new(setup),
+                Some(policy) => World::with_policy(setup, policy),
+            };
+            let ask = |token| Ask {
+                prompt: vec![token; 8],
+                max_new_tokens: 6,
+                ..Ask::default()
+            };
+            // The first plan is looked at whatever is set.
+            world.submit(ask(1));
+            world.turn();
+            world.submit_all(&mut (2..9).map(ask));
+            world.assert_clean();
+        })
+    };
+    assert!(!run(None));
+    assert!(run(Some(Box::new(Newest))));
+}
