@@ -173,6 +173,8 @@ fn with_defaults(command: clap::Command) -> clap::Command {
     let keys = keys();
     command.mut_args(|arg| {
         let default = keys.iter().find(|(_, key, _)| arg.get_id() == key.as_str());
+        // clap shows those that it knows itself.
+        let default = default.filter(|_| arg.get_default_values().is_empty());
         match default.and_then(|(_, _, default)| shown(default)) {
             None => arg,
             Some(default) => {

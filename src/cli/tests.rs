@@ -46,6 +46,10 @@ fn help_shows_defaults_and_groups() {
         assert!(help.contains(part), "{part} is not in\n{help}");
     }
     assert!(!help.contains("logits"), "a hidden command is shown");
+    for command in command().get_subcommands_mut() {
+        let help = command.render_long_help().to_string();
+        assert!(!help.contains("] [default:"), "{help}");
+    }
 }
 
 #[test]
