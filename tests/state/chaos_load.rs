@@ -75,11 +75,12 @@ pub struct Seen {
     pub by_arrival: usize,
     pub by_output: usize,
     pub by_fallback: usize,
+    pub by_room: usize,
 }
 
 impl Seen {
     /// By name, so that a test can say which one is missing.
-    pub fn all(&self) -> [(&'static str, usize); 21] {
+    pub fn all(&self) -> [(&'static str, usize); 22] {
         [
             ("retractions", self.retractions),
             ("preemptions", self.preemptions),
@@ -105,6 +106,7 @@ impl Seen {
                 "orders by arrival for want of a look at the cache",
                 self.by_fallback,
             ),
+            ("starts for which there was room", self.by_room),
         ]
     }
 }
@@ -175,6 +177,7 @@ impl Chaos {
         self.seen.by_arrival += waits.by_arrival;
         self.seen.by_output += waits.by_output;
         self.seen.by_fallback += waits.by_fallback;
+        self.seen.by_room += waits.by_room;
         let lives = self.world.lives.iter();
         self.seen.timed_out += lives.filter(|life| life.timed_out()).count();
     }

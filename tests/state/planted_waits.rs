@@ -10,7 +10,7 @@ use souffleur::state::policy::{SchedulePolicy, Waiting};
 use souffleur::state::sampling::SamplingParams;
 
 use crate::panics;
-use crate::scheduler_waits::{Promise, WaitLog, WaitRules};
+use crate::scheduler_waits::{Promise, Room, WaitLog, WaitRules};
 use crate::scheduler_world::{Ask, Setup, World};
 
 const PROMPT: u32 = 40;
@@ -80,14 +80,19 @@ fn log() -> WaitLog {
         owed_decodes: 1,
         prefix_wait: false,
         priority_first: false,
+        page_size: 1,
     });
     for _ in 0..3 {
-        log.arrived(NEW_TOKENS, (false, 0));
+        log.arrived(PROMPT as usize, NEW_TOKENS, (false, 0));
     }
     log
 }
 
 fn step(log: &mut WaitLog, promise: Promise, rows: &[Does]) {
+    step_with(log, promise, rows, Room { rows: 0, tokens: 0 });
+}
+
+fn step_with(log: &mut WaitLog, promise: Promise, rows: &[Does], room: Room) {
     log.begin_plan(promise, false);
     let plan = StepPlan {
         step: StepId::new(0),
@@ -102,7 +107,7 @@ fn step(log: &mut WaitLog, promise: Promise, rows: &[Does]) {
         .map(|row| row.number())
         .collect();
     let numbers: Vec<usize> = rows.iter().map(|row| row.number()).collect();
-    log.take_step(&plan, &starts, &numbers);
+    log.take_step(&plan, &starts, &numbers, room);
 }
 
 /// Steps of first come, first served.
@@ -158,6 +163,24 @@ fn planted_an_engine_that_admits_nobody_breaks_the_bound() {
     // Nobody runs any more, but steps go on.
     let empty: [Does; 0] = [];
     assert!(breaks(&[&[Start(0)], &decode, &decode, &empty]));
+}
+
+#[test]
+fn planted_an_engine_that_leaves_room_unused_breaks_its_promise() {
+    let decodes = |tokens| {
+        panics(|| {
+            let mut log = log();
+            step(&mut log, Promise::Arrival, &[Start(0), Start(1)]);
+            log.ended(1);
+            for _ in 0..2 {
+                let room = Room { rows: 1, tokens };
+                step_with(&mut log, Promise::Arrival, &[Decode(0)], room);
+            }
+        })
+    };
+    let wanted = PROMPT as usize + NEW_TOKENS;
+    assert!(decodes(2 * wanted));
+    assert!(!decodes(wanted));
 }
 
 /// Last come, first served, under another's name.

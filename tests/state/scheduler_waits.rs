@@ -1,12 +1,15 @@
 //! How long requests wait, in steps, and how long they may.
 //!
-//! Three promises, each checked at every step, with nothing but the steps and the order of events to go by:
+//! Four promises, each checked at every step, with nothing but the steps and the order of events to go by:
 //!
 //! - **Somebody starts.** While anybody waits, no more steps pass from one admission to the next, or to the first since
 //!   somebody waits, than those inside can take when all of them run to their ends beside each other: a row for each
 //!   chunk that is left of the one prefill that is cut in pieces, the decode steps that are owed behind each, and as many
 //!   decodes as the one with most tokens left has. Steps in which memory cut a chunk short come on top, and so does a
 //!   step for each plan that the pools refused. This holds under every policy: the pool can take anybody alone.
+//! - **Room is used.** Once somebody has ended, and there is a row and memory for whoever waits besides all that those
+//!   inside may still ask for, somebody starts in the next plan, or behind the decodes that are owed. Under every policy
+//!   too; the test's own sum of what is asked for is the most that it can be, so it says nothing of a full pool.
 //! - **Nobody goes before one who comes first.** Who comes first depends on the policy. Under all of them it is, if
 //!   priorities count, whoever has the better one; then whoever was retracted, the oldest of them first. Among the others
 //!   `fcfs` promises the order of arrival, and so do the policies that look at the cache when they did not ask it: for
@@ -37,6 +40,15 @@ pub struct WaitRules {
     pub prefix_wait: bool,
     /// Priorities come before classes.
     pub priority_first: bool,
+    pub page_size: usize,
+}
+
+/// What is there when a step is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub rows: usize,
+    /// Free, or cached by nobody who runs.
+    pub tokens: usize,
 }
 
 impl WaitRules {
@@ -86,6 +98,7 @@ struct Tenure {
 
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
+    prompt_tokens: usize,
     max_new_tokens: usize,
     /// Smaller is sooner.
     rank: (bool, i128),
@@ -114,6 +127,8 @@ pub struct Waits {
     pub by_output: usize,
     /// Starts in the order of arrival that a policy fell back to.
     pub by_fallback: usize,
+    /// Starts that had to come behind the decodes that were owed, since there was room.
+    pub by_room: usize,
     /// Longest wait of a request.
     pub longest: usize,
     /// Longest time without an admission while somebody waited, and in parts of what it might have been.
@@ -134,6 +149,10 @@ pub struct WaitLog {
     falls_back: bool,
     /// Since somebody waits, or since the last admission; and the step in which somebody starts at the latest.
     pause: Option<(usize, usize)>,
+    /// Plans begun when somebody last ended, until somebody starts or there is no room.
+    ended_at: Option<usize>,
+    /// Steps since then in which somebody could have started.
+    roomy_steps: usize,
     steps: usize,
     pub seen: Waits,
 }
@@ -149,14 +168,17 @@ impl WaitLog {
             promise: Promise::Nothing,
             falls_back: false,
             pause: None,
+            ended_at: None,
+            roomy_steps: 0,
             steps: 0,
             seen: Waits::default(),
         }
     }
 
-    pub fn arrived(&mut self, max_new_tokens: usize, rank: (bool, i128)) {
+    pub fn arrived(&mut self, prompt_tokens: usize, max_new_tokens: usize, rank: (bool, i128)) {
         let number = self.waiters.len();
         self.waiters.push(Waiter {
+            prompt_tokens,
             max_new_tokens,
             rank,
             class: Class::Queued,
@@ -192,19 +214,28 @@ impl WaitLog {
         waiter.waits_from.get_or_insert(self.steps);
         self.inside.remove(&number);
         self.waiting.insert(number);
+        self.forget_ends();
         self.begin_pause();
     }
 
     pub fn ended(&mut self, number: usize) {
         self.close(number);
         self.inside.remove(&number);
+        self.ended_at = Some(self.plans);
         if self.waiting.is_empty() {
             self.pause = None;
         }
     }
 
+    /// There is room by other means than an end, for which nobody is asked.
+    pub fn forget_ends(&mut self) {
+        self.ended_at = None;
+        self.roomy_steps = 0;
+    }
+
     /// The pools refused a plan: the one that makes room for it may end in a decode.
     pub fn refused(&mut self) {
+        self.forget_ends();
         for number in &self.inside {
             if let Some(tenure) = &mut self.waiters[*number].tenure {
                 tenure.may_idle += 1;
@@ -214,8 +245,9 @@ impl WaitLog {
     }
 
     /// `numbers` are those of the step's starts and rows, in their order.
-    pub fn take_step(&mut self, plan: &StepPlan, starts: &[usize], rows: &[usize]) {
+    pub fn take_step(&mut self, plan: &StepPlan, starts: &[usize], rows: &[usize], room: Room) {
         self.check_passed(starts);
+        self.check_room(!starts.is_empty(), room);
         for (start, &number) in plan.starts.iter().zip(starts) {
             self.close(number);
             let known = start.tokens.len() - start.prompt_tokens as usize;
@@ -319,6 +351,51 @@ impl WaitLog {
                 outputs.then(arrival).is_lt()
             }
         }
+    }
+
+    /// Somebody starts if there is room for all.
+    fn check_room(&mut self, has_starts: bool, room: Room) {
+        if has_starts {
+            self.seen.by_room += usize::from(self.roomy_steps > 0);
+            self.roomy_steps = 0;
+        }
+        if self.ended_at.is_none_or(|at| at >= self.plans) {
+            return;
+        }
+        let may_start = self.waiting.iter().any(|number| {
+            let waiter = &self.waiters[*number];
+            waiter.since_plan < self.plans && waiter.left_at.is_none_or(|at| at < self.steps)
+        });
+        if has_starts || !may_start || !self.fits(room) {
+            return self.forget_ends();
+        }
+        self.roomy_steps += 1;
+        assert!(
+            self.roomy_steps <= self.rules.owed_decodes,
+            "nobody starts in step {} with {room:?} for {:?}, beside {:?}",
+            self.steps,
+            self.waiting,
+            self.inside
+        );
+    }
+
+    /// Whoever waits has room beside all that those inside may ask for. Not told of prefills in pieces.
+    fn fits(&self, room: Room) -> bool {
+        let page_size = self.rules.page_size;
+        let tenures = self.inside.iter().filter_map(|n| self.waiters[*n].tenure);
+        let mut asked_tokens = 0;
+        for tenure in tenures {
+            if tenure.filled_tokens < tenure.fill_tokens {
+                return false;
+            }
+            // Its token of this step, and the rest of its last page.
+            asked_tokens += tenure.tokens_left + 1 + page_size;
+        }
+        let most_tokens = self.waiting.iter().map(|number| {
+            let waiter = &self.waiters[*number];
+            waiter.prompt_tokens + waiter.max_new_tokens + 2 * page_size
+        });
+        room.rows > 0 && asked_tokens + most_tokens.max().unwrap_or(0) < room.tokens
     }
 
     /// A prefill that was begun goes on.

@@ -40,7 +40,8 @@ impl World {
                 };
                 self.waits.begin_plan(promise, policy != "fcfs");
             }
-            _ => {}
+            Next::Reserve(_) | Next::Run(_) => self.waits.begin_plan(Promise::Nothing, false),
+            Next::Nothing => {}
         }
     }
 
@@ -75,6 +76,12 @@ impl World {
                     evacuated.push(number);
                 }
             }
+        }
+        if settlements
+            .iter()
+            .any(|settle| matches!(settle, Settle::Unlock(_)))
+        {
+            self.waits.forget_ends();
         }
         let preemptions = self.stats().preemptions;
         let is_preempted = self.watch.note_preemptions(preemptions, &evacuated);

@@ -67,7 +67,8 @@ impl World {
         self.inside.push(number);
         let life = Life::new(ask, rid, seed, flag);
         let rank = worst_last(self.setup.priority_order(), &life);
-        self.waits.arrived(life.ask.max_new_tokens, rank);
+        self.waits
+            .arrived(life.ask.prompt.len(), life.ask.max_new_tokens, rank);
         self.lives.push(life);
         self.order.note_arrival();
         self.scheduler.submit(submission);

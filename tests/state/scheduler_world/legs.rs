@@ -8,6 +8,8 @@ use souffleur::state::probe::run_probe;
 use souffleur::state::scheduler::Next;
 use souffleur::state::transaction::run_plan;
 
+use crate::scheduler_waits::Room;
+
 use super::{Fate, Leg, World};
 
 /// Rounds of a drain that are more than any script of these tests needs.
@@ -190,7 +192,12 @@ impl World {
         let starts = plan.starts.iter().map(|start| self.number_of(start.seq));
         let rows = plan.rows.iter().map(|row| self.number_of(row.seq));
         let (starts, rows): (Vec<_>, Vec<_>) = (starts.collect(), rows.collect());
-        self.waits.take_step(&plan, &starts, &rows);
+        let pages = self.pools.pages.free_pages();
+        let room = Room {
+            rows: self.pools.rows.free_rows(),
+            tokens: self.cache.page_size().tokens_in(pages) + self.cache.evictable_size(),
+        };
+        self.waits.take_step(&plan, &starts, &rows, room);
         let lives = &self.lives;
         self.inside
             .retain(|number| lives[*number].end.is_none() || lives[*number].holds_memory);

@@ -85,6 +85,50 @@ impl Setup {
             Some(_) => PriorityOrder::LargerFirst,
         }
     }
+
+    fn page_size(&self) -> PageSize {
+        PageSize::new(self.page_size).expect("tests use positive page sizes")
+    }
+
+    fn eviction_policy(&self) -> Option<EvictionPolicy> {
+        self.has_radix_cache.then(|| {
+            EvictionPolicy::from_name(self.eviction).expect("tests name policies that exist")
+        })
+    }
+
+    fn limits(&self) -> SchedulerLimits {
+        SchedulerLimits {
+            page_size: self.page_size(),
+            total_pages: self.n_pages as usize,
+            total_rows: self.n_rows as usize,
+            max_prefill_tokens: self.max_prefill_tokens,
+            chunk_tokens: self.chunk_tokens,
+            prefix_wait: self.prefix_wait,
+            rules: self.rules,
+            schedule_conservativeness: self.conservativeness,
+            max_pins: 4,
+            queue: QueueRules {
+                priority: self.priority_order(),
+                eviction_policy: self.eviction_policy(),
+            },
+            eos_token_ids: Arc::from([EOS]),
+        }
+    }
+
+    fn wait_rules(&self) -> WaitRules {
+        let page_size = self.page_size as usize;
+        let mixed_rows = match self.rules.mixed_chunk {
+            true => self.n_rows as usize,
+            false => 0,
+        };
+        WaitRules {
+            least_chunk: WaitRules::least_chunk(self.chunk_tokens, mixed_rows, page_size),
+            owed_decodes: self.rules.prefill_decode_interval,
+            prefix_wait: self.prefix_wait,
+            priority_first: self.rules.priority.is_some(),
+            page_size,
+        }
+    }
 }
 
 /// Where the open plan is.
@@ -147,33 +191,13 @@ impl World {
     }
 
     pub fn with_policy(setup: Setup, policy: Box<dyn SchedulePolicy>) -> Self {
-        let page_size = PageSize::new(setup.page_size).expect("tests use positive page sizes");
+        let page_size = setup.page_size();
         let ledger = Arc::new(PoolLedger::default());
-        let eviction_policy = setup.has_radix_cache.then(|| {
-            EvictionPolicy::from_name(setup.eviction).expect("tests name policies that exist")
-        });
-        let cache: Box<dyn PrefixCache> = match eviction_policy {
+        let cache: Box<dyn PrefixCache> = match setup.eviction_policy() {
             Some(policy) => {
                 Box::new(RadixTree::new(page_size, policy, ledger.clone()).with_diagnostics())
             }
             None => Box::new(PlainCache::new(page_size).with_diagnostics()),
-        };
-        let queue = QueueRules {
-            priority: setup.priority_order(),
-            eviction_policy,
-        };
-        let limits = SchedulerLimits {
-            page_size,
-            total_pages: setup.n_pages as usize,
-            total_rows: setup.n_rows as usize,
-            max_prefill_tokens: setup.max_prefill_tokens,
-            chunk_tokens: setup.chunk_tokens,
-            prefix_wait: setup.prefix_wait,
-            rules: setup.rules,
-            schedule_conservativeness: setup.conservativeness,
-            max_pins: 4,
-            queue,
-            eos_token_ids: Arc::from([EOS]),
         };
         let executor = FakeExecutor::new(FakeOptions {
             page_size: page_size.get(),
@@ -182,19 +206,8 @@ impl World {
             verify: true,
             faults: Vec::new(),
         });
-        let mixed_rows = if setup.rules.mixed_chunk {
-            setup.n_rows as usize
-        } else {
-            0
-        };
-        let waits = WaitRules {
-            least_chunk: WaitRules::least_chunk(setup.chunk_tokens, mixed_rows, page_size.get()),
-            owed_decodes: setup.rules.prefill_decode_interval,
-            prefix_wait: setup.prefix_wait,
-            priority_first: setup.rules.priority.is_some(),
-        };
         Self {
-            scheduler: Scheduler::new(limits, policy, ledger.clone()),
+            scheduler: Scheduler::new(setup.limits(), policy, ledger.clone()),
             pools: Pools::new(setup.n_pages, setup.n_rows, page_size, ledger.clone()),
             cache,
             lives: Vec::new(),
@@ -206,7 +219,7 @@ impl World {
             void_until: StepId::new(0),
             numbers: Vec::new(),
             watch: Watch::new(setup.rules, setup.chunk_tokens),
-            waits: WaitLog::new(waits),
+            waits: WaitLog::new(setup.wait_rules()),
             inside: Vec::new(),
             plans: 0,
             pins: Vec::new(),
