@@ -163,7 +163,7 @@ impl Arena {
     /// least one.
     pub(super) fn step(&self, parent: u32, rest: &[u32]) -> Option<(u32, usize)> {
         let page = rest.get(..self.page_size.get())?;
-        self.children.find(tag_of(parent, page)).find_map(|child| {
+        self.children.find(tag_of(parent, page), |child| {
             let node = &self[child];
             if node.parent != parent {
                 return None;
