@@ -223,7 +223,7 @@ impl Run {
     fn new(ps: u32, policy: &str, lines: &[(usize, Line)]) -> Result<Self> {
         let page_size = PageSize::new(ps).context("page size 0")?;
         let policy = EvictionPolicy::from_name(policy)?;
-        let ledger = Arc::new(PoolLedger::default());
+        let ledger = Arc::new(PoolLedger::new(page_size));
         let inserted = lines.iter().map(|(_, line)| line.inserted_tokens());
         let n_pages: usize = inserted.map(|tokens| page_size.full_pages(tokens)).sum();
         let n_pages = u32::try_from(n_pages).context("pages of the run")?;
@@ -284,9 +284,9 @@ impl Run {
                 freed,
             } => {
                 let got = self.tree.evict(num_tokens);
-                let slots = self.slots_of(got.pages.iter());
-                self.free(got.pages.into());
-                same("evicted", evicted, got.tokens)?;
+                let slots = self.slots_of(got.iter());
+                same("evicted", evicted, got.n_tokens())?;
+                self.free(got.into());
                 same("freed", freed, slots)?;
             }
         }

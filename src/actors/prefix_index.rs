@@ -53,7 +53,7 @@ impl PrefixIndex {
             rows,
             page_size,
         } = capacity;
-        let ledger = Arc::new(PoolLedger::default());
+        let ledger = Arc::new(PoolLedger::new(page_size));
         let pools = Pools::new(pages, rows, page_size, ledger.clone());
         let note = DeathNote::unread("allocator", ledger.clone());
         let allocator = Allocator::new(pools, PlannedTo::Host(planned), note).start();

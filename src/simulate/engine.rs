@@ -105,7 +105,8 @@ impl<'a> VirtualEngine<'a> {
         };
         let policy = schedule_policy(&config.schedule_policy)
             .map_err(|reason| unusable("schedule_policy", reason))?;
-        let (page_size, ledger) = (limits.page_size, Arc::new(PoolLedger::default()));
+        let page_size = limits.page_size;
+        let ledger = Arc::new(PoolLedger::new(page_size));
         let cache: Box<dyn PrefixCache> = match limits.queue.eviction_policy {
             None => Box::new(PlainCache::new(page_size)),
             Some(policy) => Box::new(RadixTree::new(page_size, policy, ledger.clone())),

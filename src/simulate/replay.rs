@@ -78,7 +78,7 @@ pub fn replay_prompts(trace: &Trace, cache: ReplayCache) -> Result<Replayed, Sim
         );
         return Err(SimulateError::value("kv_tokens", reason));
     }
-    let ledger = Arc::new(PoolLedger::default());
+    let ledger = Arc::new(PoolLedger::new(page_size));
     let mut replay = Replay {
         tree: RadixTree::new(page_size, cache.eviction, ledger.clone()),
         pool: PagePool::new(n_pages as u32, page_size, ledger),
@@ -119,9 +119,9 @@ impl Replay {
         let missing = n_pages - cached.pages.len();
         let short = missing.saturating_sub(self.pool.free_pages());
         let evicted = self.tree.evict(page_size.tokens_in(short));
-        self.counted.evicted_tokens += evicted.tokens as u64;
-        self.counted.evicted_nodes += evicted.nodes as u64;
-        self.pool.free_evicted(evicted.pages);
+        self.counted.evicted_tokens += evicted.n_tokens() as u64;
+        self.counted.evicted_nodes += evicted.n_nodes() as u64;
+        self.pool.free_evicted(evicted);
         let private = self
             .pool
             .alloc(missing)

@@ -42,7 +42,7 @@ impl ControlSetup {
     /// Names a policy that is not known, or a pool that is too large for its ids.
     pub fn build(&self) -> Result<ControlStates, String> {
         let limits = &self.limits;
-        let ledger = Arc::new(PoolLedger::default());
+        let ledger = Arc::new(PoolLedger::new(limits.page_size));
         let n_pages = id_count("total_pages", limits.total_pages)?;
         let n_rows = id_count("total_rows", limits.total_rows)?;
         let pools = Pools::new(n_pages, n_rows, limits.page_size, ledger.clone());

@@ -22,7 +22,11 @@ pub struct PagePool {
 
 impl PagePool {
     /// Makes a pool of `n_pages` free pages. What is dropped instead of freed is counted in `ledger`.
+    ///
+    /// # Panics
+    /// If the ledger is that of a pool with another page size.
     pub fn new(n_pages: u32, page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
+        assert_eq!(ledger.page_size(), page_size, "the ledger is the pool's");
         Self {
             free: (1..=n_pages).map(PageId::new).collect(),
             granted: BitSet::new(n_pages as usize + 1),

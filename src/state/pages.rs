@@ -5,6 +5,8 @@
 //! `Pages` inside a message under way. None of the owning types is `Clone`; an exit path that forgets to
 //! hand them back is counted in the [`PoolLedger`] and panics in debug builds.
 
+mod evicted;
+
 use std::fmt;
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -14,7 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use smallvec::SmallVec;
 
 use crate::ids::PageId;
-use crate::state::radix_tree::{Edge, EdgeBuffer, Ids};
+use crate::state::radix_tree::{EdgeBuffer, Ids};
+pub use evicted::EvictedPages;
 
 /// Ids of pages; a few need no allocation.
 pub(in crate::state) type PageIds = SmallVec<[PageId; 4]>;
@@ -94,14 +97,30 @@ impl fmt::Display for PageSize {
 /// Counts what was dropped instead of handed back, for one pool.
 ///
 /// It is closed when the pool itself is torn down: whatever is dropped after that is no leak.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PoolLedger {
+    page_size: PageSize,
     lost_pages: AtomicU64,
     lost_locks: AtomicU64,
     closed: AtomicBool,
 }
 
 impl PoolLedger {
+    /// Makes the ledger of a pool of such pages.
+    pub const fn new(page_size: PageSize) -> Self {
+        Self {
+            page_size,
+            lost_pages: AtomicU64::new(0),
+            lost_locks: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Tokens in a page.
+    pub const fn page_size(&self) -> PageSize {
+        self.page_size
+    }
+
     /// Returns how many pages were dropped while the pool lived.
     pub fn lost_pages(&self) -> u64 {
         self.lost_pages.load(Ordering::Relaxed)
@@ -157,9 +176,21 @@ impl Pages {
         std::mem::take(&mut self.ids)
     }
 
-    /// Gives the ids from `at` on away to a caller who has read them.
-    pub(in crate::state) fn surrender_from(&mut self, at: usize) {
+    /// The ids from `at` on, for a caller who then has them surrendered: all of them as they come, some as a copy.
+    pub(in crate::state) fn ids_from(&mut self, at: usize) -> PageIds {
+        match at {
+            0 => std::mem::take(&mut self.ids),
+            _ => PageIds::from_slice(&self.ids[at..]),
+        }
+    }
+
+    /// Gives the ids from `at` on away to a caller who has read them, with the ledger in which they count.
+    pub(in crate::state) fn surrender_from(&mut self, at: usize) -> Option<Arc<PoolLedger>> {
         self.ids.truncate(at);
+        match at {
+            0 => self.ledger.take(),
+            _ => self.ledger.clone(),
+        }
     }
 
     /// Number of pages.
@@ -231,127 +262,6 @@ impl Drop for Pages {
         }
         if let Some(ledger) = &self.ledger {
             ledger.record(&ledger.lost_pages, self.ids.len() as u64, "pages");
-        }
-    }
-}
-
-/// Owned pages that left the tree, in the order of eviction: still in the buffers of their edges, so that an eviction
-/// copies none of them. Move-only, as [`Pages`].
-#[must_use]
-pub struct EvictedPages {
-    edges: EvictedEdges,
-    page_size: PageSize,
-    ledger: Option<Arc<PoolLedger>>,
-}
-
-enum EvictedEdges {
-    One(Edge),
-    Many(Vec<Edge>),
-}
-
-impl EvictedEdges {
-    fn as_slice(&self) -> &[Edge] {
-        match self {
-            Self::One(edge) => std::slice::from_ref(edge),
-            Self::Many(edges) => edges,
-        }
-    }
-}
-
-impl EvictedPages {
-    /// Returns a value that owns nothing.
-    pub fn empty() -> Self {
-        Self {
-            edges: EvictedEdges::Many(Vec::new()),
-            page_size: PageSize::ONE,
-            ledger: None,
-        }
-    }
-
-    /// Takes ownership of an edge's pages.
-    pub(in crate::state) fn of(edge: Edge, ledger: &Arc<PoolLedger>, page_size: PageSize) -> Self {
-        Self {
-            edges: EvictedEdges::One(edge),
-            page_size,
-            ledger: Some(ledger.clone()),
-        }
-    }
-
-    /// Takes ownership of another edge's pages, too.
-    pub(in crate::state) fn push(&mut self, edge: Edge) {
-        if let EvictedEdges::One(_) = &self.edges {
-            self.edges = EvictedEdges::Many(self.take_edges());
-        }
-        if let EvictedEdges::Many(edges) = &mut self.edges {
-            edges.push(edge);
-        }
-    }
-
-    /// Gives the ids away, an edge's at a time: the callee now is the owner.
-    pub(in crate::state) fn surrender(mut self, mut take: impl FnMut(Ids<'_>)) {
-        if let EvictedEdges::One(edge) = &self.edges {
-            take(edge.pages(self.page_size));
-            self.edges = EvictedEdges::Many(Vec::new());
-        }
-        for edge in self.take_edges() {
-            take(edge.pages(self.page_size));
-        }
-    }
-
-    fn take_edges(&mut self) -> Vec<Edge> {
-        let nothing = EvictedEdges::Many(Vec::new());
-        match std::mem::replace(&mut self.edges, nothing) {
-            EvictedEdges::One(edge) => vec![edge],
-            EvictedEdges::Many(edges) => edges,
-        }
-    }
-
-    /// Number of pages.
-    pub fn len(&self) -> usize {
-        let n_tokens = self.edges.as_slice().iter().map(Edge::len).sum();
-        self.page_size.full_pages(n_tokens)
-    }
-
-    /// True when nothing is owned.
-    pub fn is_empty(&self) -> bool {
-        self.edges.as_slice().is_empty()
-    }
-
-    /// The owned pages, in order.
-    pub fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
-        let edges = self.edges.as_slice().iter();
-        edges.flat_map(|edge| edge.pages(self.page_size))
-    }
-}
-
-impl Default for EvictedPages {
-    fn default() -> Self {
-        Self::empty()
-    }
-}
-
-impl From<EvictedPages> for Pages {
-    fn from(mut evicted: EvictedPages) -> Self {
-        let ledger = evicted.ledger.take();
-        let mut ids = PageIds::with_capacity(evicted.len());
-        evicted.surrender(|part| ids.extend(part));
-        Self { ids, ledger }
-    }
-}
-
-impl fmt::Debug for EvictedPages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EvictedPages({})", self.len())
-    }
-}
-
-impl Drop for EvictedPages {
-    fn drop(&mut self) {
-        if self.is_empty() {
-            return;
-        }
-        if let Some(ledger) = &self.ledger {
-            ledger.record(&ledger.lost_pages, self.len() as u64, "pages");
         }
     }
 }

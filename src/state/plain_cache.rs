@@ -2,8 +2,8 @@
 
 use crate::ids::PageId;
 use crate::state::namespace::Namespace;
-use crate::state::pages::{NodeLock, PageRun, PageSize, Pages};
-use crate::state::prefix_cache::{Checkpoint, Checkpointed, Evicted, LockedPrefix, PrefixCache};
+use crate::state::pages::{EvictedPages, NodeLock, PageRun, PageSize, Pages};
+use crate::state::prefix_cache::{Checkpoint, Checkpointed, LockedPrefix, PrefixCache};
 use crate::state::prefix_history::Departure;
 
 /// A [`PrefixCache`] without a cache: every page stays its sequence's own.
@@ -60,8 +60,8 @@ impl PrefixCache for PlainCache {
         }
     }
 
-    fn evict(&mut self, _tokens: usize) -> Evicted {
-        Evicted::default()
+    fn evict(&mut self, _tokens: usize) -> EvictedPages {
+        EvictedPages::empty()
     }
 
     fn departure(

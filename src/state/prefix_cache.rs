@@ -58,7 +58,12 @@ pub trait PrefixCache: Send {
     /// parent that becomes a leaf joins within the call. May free more than asked; `evict(0)` does nothing.
     ///
     /// Mutates: removes nodes. Locked paths are never touched.
-    fn evict(&mut self, tokens: usize) -> Evicted;
+    fn evict(&mut self, tokens: usize) -> EvictedPages;
+
+    /// What the nodes held that were evicted since this was last asked, from a cache that is asked to diagnose misses.
+    fn take_evicted_edges(&mut self) -> Vec<EvictedEdge> {
+        Vec::new()
+    }
 
     /// Says for a prompt that was just matched and locked how the cache goes on where the prompt leaves it. `None`
     /// from a cache that is not asked to diagnose misses. Mutates nothing.
@@ -160,18 +165,4 @@ pub struct Checkpointed {
     pub protected_pages: usize,
     /// Goes into the request's next checkpoint.
     pub inserted_tokens: usize,
-}
-
-/// What an eviction freed.
-#[derive(Debug, Default)]
-#[must_use]
-pub struct Evicted {
-    /// The pages, in the order of eviction.
-    pub pages: EvictedPages,
-    /// Tokens freed.
-    pub tokens: usize,
-    /// Nodes removed.
-    pub nodes: usize,
-    /// What they held, from a cache that is asked to diagnose misses.
-    pub edges: Vec<EvictedEdge>,
 }

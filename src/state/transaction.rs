@@ -384,10 +384,10 @@ impl Transaction<'_> {
     fn evict_up_to(&mut self, target_tokens: usize) -> EvictedPages {
         let free_tokens = (self.free_pages + self.returned.len()) * self.page_size;
         let evicted = self.cache.evict(target_tokens.saturating_sub(free_tokens));
-        self.verdict.evicted_tokens = evicted.tokens;
-        self.verdict.evicted_nodes = evicted.nodes;
-        self.verdict.evicted_edges = evicted.edges;
-        evicted.pages
+        self.verdict.evicted_tokens = evicted.n_tokens();
+        self.verdict.evicted_nodes = evicted.n_nodes();
+        self.verdict.evicted_edges = self.cache.take_evicted_edges();
+        evicted
     }
 }
 

@@ -12,12 +12,10 @@ use souffleur::actors::watchdog::DeathNote;
 use souffleur::ids::{PageId, StepId};
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
-use souffleur::state::pages::{NodeLock, PageSize, Pages, PoolLedger};
+use souffleur::state::pages::{EvictedPages, NodeLock, PageSize, Pages, PoolLedger};
 use souffleur::state::plan::{PinDemand, PlanRequest, Reservation};
 use souffleur::state::pools::Pools;
-use souffleur::state::prefix_cache::{
-    Checkpoint, Checkpointed, Evicted, LockedPrefix, PrefixCache,
-};
+use souffleur::state::prefix_cache::{Checkpoint, Checkpointed, LockedPrefix, PrefixCache};
 
 use super::doubles::Probe;
 use super::world::within;
@@ -64,7 +62,7 @@ async fn an_index_answers_plans_one_for_one() {
 async fn a_cache_that_panics_is_told_and_its_neighbour_lives() {
     let (died, mut deaths) = Probe::<ActorDied>::spawn();
     let (planned, mut answers) = Probe::<StepPlanned>::spawn();
-    let ledger = Arc::new(PoolLedger::default());
+    let ledger = Arc::new(PoolLedger::new(PageSize::ONE));
     let pools = Pools::new(8, 2, PageSize::ONE, ledger.clone());
     let note = |actor| DeathNote::new(actor, 7, died.clone(), ledger.clone());
     let allocator = Allocator::new(pools, PlannedTo::Host(planned), note("allocator")).start();
@@ -114,8 +112,8 @@ impl PrefixCache for Poisoned {
         panic!("a poisoned tree")
     }
 
-    fn evict(&mut self, _: usize) -> Evicted {
-        Evicted::default()
+    fn evict(&mut self, _: usize) -> EvictedPages {
+        EvictedPages::empty()
     }
 
     fn clear(&mut self) -> Pages {

@@ -405,7 +405,7 @@ fn plain_cache_keeps_nothing_and_gives_everything_back() {
     assert_eq!(
         (
             plain.peek(namespace, &tokens),
-            plain.evict(8).tokens,
+            plain.evict(8).n_tokens(),
             plain.clear().len()
         ),
         (0, 0, 0)

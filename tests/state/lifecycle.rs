@@ -107,7 +107,7 @@ struct Engine {
 impl Engine {
     fn new(page_size: u32, policy: &str) -> Self {
         let page_size = PageSize::new(page_size).expect("page sizes are positive");
-        let ledger = Arc::new(PoolLedger::default());
+        let ledger = Arc::new(PoolLedger::new(page_size));
         let cache: Box<dyn PrefixCache> = match EvictionPolicy::from_name(policy) {
             Ok(policy) => Box::new(RadixTree::new(page_size, policy, ledger.clone())),
             Err(_) => Box::new(PlainCache::new(page_size)),
@@ -141,7 +141,7 @@ impl Engine {
     fn apply(&mut self, event: &Event) {
         if let Event::Evict { tokens } = *event {
             let evicted = self.cache.evict(tokens);
-            return self.pool.free_evicted(evicted.pages);
+            return self.pool.free_evicted(evicted);
         }
         if let Event::Start {
             salted,
@@ -229,7 +229,7 @@ impl Engine {
         let missing = n_pages.saturating_sub(sequence.row.len());
         let shortfall = missing.saturating_sub(self.pool.free_pages());
         let evicted = self.cache.evict(self.page_size.tokens_in(shortfall));
-        self.pool.free_evicted(evicted.pages);
+        self.pool.free_evicted(evicted);
         let Some(granted) = self.pool.alloc(missing) else {
             return false;
         };

@@ -56,7 +56,7 @@ impl Memory {
 
     fn with_policy(page_size: u32, policy: EvictionPolicy, n_pages: u32) -> Self {
         let page_size = PageSize::new(page_size).expect("tests use positive page sizes");
-        let ledger = Arc::new(PoolLedger::default());
+        let ledger = Arc::new(PoolLedger::new(page_size));
         let pool = PagePool::new(n_pages, page_size, ledger.clone());
         let tree = RadixTree::new(page_size, policy, ledger.clone());
         Self {
@@ -110,13 +110,11 @@ impl Memory {
     /// Evicts, frees the pages and returns how many tokens went.
     fn evict(&mut self, tokens: usize) -> usize {
         let evicted = self.tree.evict(tokens);
-        assert_eq!(
-            evicted.tokens,
-            self.page_size.tokens_in(evicted.pages.len())
-        );
-        self.pool.free_evicted(evicted.pages);
+        let n_tokens = evicted.n_tokens();
+        assert_eq!(n_tokens, self.page_size.tokens_in(evicted.iter().count()));
+        self.pool.free_evicted(evicted);
         self.check();
-        evicted.tokens
+        n_tokens
     }
 
     /// Publishes the first `n_tokens` of a sequence that starts with nothing cached.

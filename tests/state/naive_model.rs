@@ -368,9 +368,9 @@ impl Pair {
             }
             Operation::Evict(tokens) => {
                 let evicted = memory.tree.evict(*tokens);
-                let ids: Vec<PageId> = evicted.pages.iter().collect();
+                let ids: Vec<PageId> = evicted.iter().collect();
                 assert_eq!(ids, model.evict(*tokens));
-                memory.pool.free_evicted(evicted.pages);
+                memory.pool.free_evicted(evicted);
             }
         }
     }

@@ -14,7 +14,9 @@ fn page_size(tokens: u32) -> PageSize {
 }
 
 fn pool(size: u32, n_pages: u32) -> PagePool {
-    PagePool::new(n_pages, page_size(size), Arc::new(PoolLedger::default()))
+    let page_size = page_size(size);
+    let ledger = PoolLedger::new(page_size);
+    PagePool::new(n_pages, page_size, Arc::new(ledger))
 }
 
 fn free_ids(pool: &PagePool) -> Vec<u32> {
@@ -93,7 +95,7 @@ fn page_that_is_not_granted_is_reported_and_not_listed_twice() {
 
 #[test]
 fn dropped_pages_are_counted_and_panic_in_debug_builds() {
-    let ledger = Arc::new(PoolLedger::default());
+    let ledger = Arc::new(PoolLedger::new(PageSize::ONE));
     let mut pool = PagePool::new(4, PageSize::ONE, ledger.clone());
     let pages = pool.alloc(3).expect("4 pages are free");
     assert_eq!(panics(|| drop(pages)), cfg!(debug_assertions));

@@ -49,7 +49,7 @@ struct Model {
 impl Model {
     fn new(page_size: u32, policy: &str) -> Self {
         let page_size = PageSize::new(page_size).expect("it is positive");
-        let ledger = Arc::new(PoolLedger::default());
+        let ledger = Arc::new(PoolLedger::new(page_size));
         let policy = EvictionPolicy::from_name(policy).expect("it exists");
         Self {
             page: page_size.get(),
@@ -94,9 +94,9 @@ impl Model {
 
     fn evict(&mut self, tokens: usize) {
         let evicted = self.tree.evict(tokens);
-        self.pool.free_evicted(evicted.pages);
-        assert_eq!(evicted.edges.len(), evicted.nodes);
-        let edges = evicted.edges;
+        let edges = self.tree.take_evicted_edges();
+        assert_eq!(edges.len(), evicted.n_nodes());
+        self.pool.free_evicted(evicted);
         let step = StepId::new(self.step);
         self.history
             .take(PrefixEvent::Evicted { step, edges }, self.step as f64);

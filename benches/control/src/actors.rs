@@ -55,7 +55,7 @@ fn start(
     shape: Shape,
     executor: impl FnOnce(Mailbox<StepDone>) -> NullExecutor,
 ) -> Mailbox<Submit> {
-    let ledger = Arc::new(PoolLedger::default());
+    let ledger = Arc::new(PoolLedger::new(shape.page_size()));
     let note = |actor| DeathNote::unread(actor, ledger.clone());
     let scheduler = Scheduler::create(|ctx| {
         let address = ctx.address();

@@ -108,7 +108,7 @@ pub struct Engine {
 
 impl Engine {
     pub fn new(shape: Shape) -> Self {
-        let ledger = Arc::new(PoolLedger::default());
+        let ledger = Arc::new(PoolLedger::new(shape.page_size()));
         Self {
             scheduler: shape.scheduler(&ledger),
             tree: shape.tree(&ledger),

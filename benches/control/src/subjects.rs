@@ -6,8 +6,8 @@ use kv_index::TokenTree;
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::namespace::Namespace;
 use souffleur::state::page_pool::PagePool;
-use souffleur::state::pages::{PageSize, Pages, PoolLedger};
-use souffleur::state::prefix_cache::{Evicted, PrefixCache};
+use souffleur::state::pages::{EvictedPages, PageSize, Pages, PoolLedger};
+use souffleur::state::prefix_cache::PrefixCache;
 use souffleur::state::radix_tree::{Insert, RadixTree};
 
 /// A tree as the benchmark drives it. What stands around an operation (getting pages, giving them back) is done
@@ -54,7 +54,7 @@ pub struct Ours {
 
 impl Ours {
     pub fn new(capacity_tokens: usize) -> Self {
-        let ledger = Arc::new(PoolLedger::default());
+        let ledger = Arc::new(PoolLedger::new(PageSize::ONE));
         let policy = EvictionPolicy::default();
         Self {
             tree: RadixTree::new(PageSize::ONE, policy, ledger.clone()),
@@ -67,7 +67,7 @@ impl Ours {
 impl Subject for Ours {
     type Given = Pages;
     type Left = [Pages; 2];
-    type Evicted = Evicted;
+    type Evicted = EvictedPages;
 
     fn given(&mut self, n_tokens: usize) -> Pages {
         self.pool.alloc(n_tokens).expect("the pool is large enough")
@@ -93,7 +93,7 @@ impl Subject for Ours {
         self.tree.touch_prefix(&self.namespace, key);
     }
 
-    fn evict(&mut self, n_tokens: usize) -> Evicted {
+    fn evict(&mut self, n_tokens: usize) -> EvictedPages {
         self.tree.evict(n_tokens)
     }
 
@@ -101,8 +101,8 @@ impl Subject for Ours {
         left.into_iter().for_each(|pages| self.pool.free(pages));
     }
 
-    fn free(&mut self, evicted: Evicted) {
-        self.pool.free_evicted(evicted.pages);
+    fn free(&mut self, evicted: EvictedPages) {
+        self.pool.free_evicted(evicted);
     }
 
     fn cached_tokens(&self) -> usize {

@@ -141,8 +141,9 @@ impl Arena {
         (node, &mut self.pasts[index as usize])
     }
 
-    /// Removes a node without children. Its edge stays until it is taken.
-    pub(super) fn remove(&mut self, index: u32) {
+    /// Removes a node without children and returns its parent. Its edge stays until it is taken.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, index: u32) -> u32 {
         let node = &mut self.nodes[index as usize];
         debug_assert!(node.n_children == 0 && node.lock_ref == 0);
         node.is_live = false;
@@ -152,9 +153,11 @@ impl Arena {
             self[parent].n_children -= 1;
         }
         self.free.push(index);
+        parent
     }
 
     /// The edge of a removed node, whose index is not in use again yet.
+    #[inline(always)]
     pub(super) fn take_edge(&mut self, index: u32) -> Edge {
         std::mem::replace(&mut self[index].edge, Edge::empty())
     }
@@ -202,6 +205,7 @@ impl Arena {
     }
 
     /// What stood behind `last` in its buffer was evicted: cuts the buffer if that is worth it.
+    #[inline(never)]
     pub(super) fn cut_buffer(&mut self, last: u32) {
         let Some(buffer) = self[last].edge.cut_buffer(self.page_size) else {
             return;
@@ -270,7 +274,7 @@ mod tests {
     const COLLIDING: [[u32; 2]; 4] = [[0, 0], [1, 1 << 23], [2, 2 << 23], [3, 3 << 23]];
 
     fn add_child(arena: &mut Arena, parent: u32, page: &[u32]) -> u32 {
-        let ledger = Arc::new(PoolLedger::default());
+        let ledger = Arc::new(PoolLedger::new(arena.page_size));
         let mut pages = Pages::adopt(PageIds::from_slice(&[PageId::new(1)]), &ledger);
         let tokens = EdgeTokens {
             tokens: page,

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::ids::PageId;
-use crate::state::pages::{PageIds, PageRun, PageSize, Pages};
+use crate::state::pages::{PageIds, PageRun, PageSize, Pages, PoolLedger};
 
 /// Edges of more tokens take their pages over as they come instead of copying them.
 const LONG_TOKENS: usize = 512;
@@ -20,12 +20,10 @@ static ZEROS: [u32; 2 * LONG_TOKENS] = [0; 2 * LONG_TOKENS];
 /// Tokens and the pages that hold their K/V.
 #[derive(Clone, Debug)]
 pub(in crate::state) enum EdgeBuffer {
-    /// No tokens.
-    Empty,
     /// The tokens, then the ids of their pages: one allocation for the many edges that are short.
     Short(Arc<[u32]>),
-    /// The two apart.
-    Long(Arc<LongEdge>),
+    /// The two apart; `None` holds no tokens.
+    Long(Option<Arc<LongEdge>>),
 }
 
 /// See [`EdgeBuffer::Long`].
@@ -84,34 +82,32 @@ impl EdgeBuffer {
         }
         let (owner, at) = tokens.to_owner();
         let range = at as u32..(at + tokens.tokens.len()) as u32;
-        Self::Long(Arc::new(LongEdge {
+        Self::Long(Some(Arc::new(LongEdge {
             owner,
             range,
             pages,
-        }))
+        })))
     }
 
     /// The tokens; behind a short edge's the ids of its pages.
     pub(in crate::state) fn tokens(&self) -> &[u32] {
         match self {
-            Self::Empty => &[],
             Self::Short(items) => items,
-            Self::Long(edge) => edge.tokens(),
+            Self::Long(edge) => edge.as_ref().map_or(&[], |edge| edge.tokens()),
         }
     }
 
     fn n_tokens(&self, page_size: PageSize) -> usize {
         match self {
-            Self::Empty => 0,
             Self::Short(items) => items.len() / (page_size.get() + 1) * page_size.get(),
-            Self::Long(edge) => edge.range.len(),
+            Self::Long(_) => self.tokens().len(),
         }
     }
 
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Short(a), Self::Short(b)) => Arc::ptr_eq(a, b),
-            (Self::Long(a), Self::Long(b)) => Arc::ptr_eq(a, b),
+            (Self::Long(Some(a)), Self::Long(Some(b))) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
@@ -120,16 +116,16 @@ impl EdgeBuffer {
     pub(in crate::state) fn ids(&self, range: Range<u32>) -> Ids<'_> {
         let range = range.start as usize..range.end as usize;
         match self {
-            Self::Empty => Ids::Numbers([].iter()),
             Self::Short(items) => Ids::Numbers(items[range].iter()),
-            Self::Long(edge) => Ids::Ids(edge.pages[range].iter()),
+            Self::Long(Some(edge)) => Ids::Ids(edge.pages[range].iter()),
+            Self::Long(None) => Ids::Numbers([].iter()),
         }
     }
 
     fn page_range(&self, tokens: Range<u32>, page_size: PageSize) -> Range<u32> {
         let first = match self {
             Self::Short(_) => self.n_tokens(page_size) as u32,
-            Self::Empty | Self::Long(_) => 0,
+            Self::Long(_) => 0,
         };
         let size = page_size.get() as u32;
         first + tokens.start / size..first + tokens.end / size
@@ -169,14 +165,17 @@ pub(in crate::state) struct Edge {
     /// In tokens.
     start: u32,
     end: u32,
+    /// Where the pages count, if there are any.
+    ledger: Option<Arc<PoolLedger>>,
 }
 
 impl Edge {
-    pub(super) fn empty() -> Self {
+    pub(in crate::state) const fn empty() -> Self {
         Self {
-            buffer: EdgeBuffer::Empty,
+            buffer: EdgeBuffer::Long(None),
             start: 0,
             end: 0,
+            ledger: None,
         }
     }
 
@@ -199,16 +198,15 @@ impl Edge {
         );
         let end = u32::try_from(tokens.len()).expect("an edge has fewer than 2^32 tokens");
         let buffer = if tokens.len() > LONG_TOKENS {
-            EdgeBuffer::long(edge, pages.split_off(at).surrender())
+            EdgeBuffer::long(edge, pages.ids_from(at))
         } else {
-            let buffer = EdgeBuffer::short(tokens, &pages.ids()[at..]);
-            pages.surrender_from(at);
-            buffer
+            EdgeBuffer::short(tokens, &pages.ids()[at..])
         };
         Self {
             buffer,
             start: 0,
             end,
+            ledger: pages.surrender_from(at),
         }
     }
 
@@ -222,8 +220,16 @@ impl Edge {
     }
 
     /// Number of tokens.
-    pub(in crate::state) fn len(&self) -> usize {
+    pub(in crate::state) const fn len(&self) -> usize {
         (self.end - self.start) as usize
+    }
+
+    pub(in crate::state) const fn is_empty(&self) -> bool {
+        self.end == self.start
+    }
+
+    pub(in crate::state) fn ledger(&self) -> Option<&Arc<PoolLedger>> {
+        self.ledger.as_ref()
     }
 
     pub(in crate::state) fn pages(&self, page_size: PageSize) -> Ids<'_> {
@@ -244,6 +250,7 @@ impl Edge {
             buffer: self.buffer.clone(),
             start: self.start,
             end: middle,
+            ledger: self.ledger.clone(),
         };
         self.start = middle;
         front

@@ -12,7 +12,6 @@ use std::hint::black_box;
 use super::{Edge, RadixTree};
 use crate::state::eviction::{EvictionKey, KeyTrend, NodeUse};
 use crate::state::pages::EvictedPages;
-use crate::state::prefix_cache::Evicted;
 
 type Entry = (EvictionKey, u32);
 
@@ -53,12 +52,11 @@ impl Victims {
 
     /// The nodes at the front of the queue, once all that were handed out before are gone.
     fn ahead(&mut self) -> impl Iterator<Item = u32> + '_ {
-        let n_more = match self.n_fetched {
-            0 => self.ascending.len().min(LOOKAHEAD),
-            _ => 0,
-        };
-        self.n_fetched += n_more;
-        self.ascending.iter().take(n_more).map(|entry| entry.1)
+        self.n_fetched = self.ascending.len().min(LOOKAHEAD);
+        self.ascending
+            .iter()
+            .take(self.n_fetched)
+            .map(|entry| entry.1)
     }
 
     fn clear(&mut self) {
@@ -76,40 +74,50 @@ impl Victims {
 }
 
 impl RadixTree {
-    pub(super) fn evict_leaves(&mut self, tokens: usize) -> Evicted {
-        let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
-        if tokens > 0 && !is_kept {
+    pub(super) fn evict_leaves(&mut self, tokens: usize) -> EvictedPages {
+        if tokens == 0 {
+            return EvictedPages::empty();
+        }
+        if self.policy.trend() != KeyTrend::Grows || self.order_is_stale {
             self.rebuild_victims();
         }
-        let victim = if tokens > 0 { self.next_victim() } else { None };
-        let Some(victim) = victim else {
-            return Evicted::default();
+        let Some(first) = self.evict_leaf() else {
+            return EvictedPages::empty();
         };
-        let edge = self.remove_leaf(victim);
-        let first = Evicted {
-            tokens: edge.len(),
-            nodes: 1,
-            pages: EvictedPages::of(edge, &self.ledger, self.page_size),
-            edges: self.take_noted(),
-        };
-        if first.tokens < tokens {
+        if first.len() < tokens {
             return self.evict_more(tokens, first);
         }
-        first
+        EvictedPages::of(first)
     }
 
-    fn evict_more(&mut self, tokens: usize, mut evicted: Evicted) -> Evicted {
-        while evicted.tokens < tokens {
-            let Some(victim) = self.next_victim() else {
+    #[inline(never)]
+    fn evict_more(&mut self, tokens: usize, first: Edge) -> EvictedPages {
+        let mut n_tokens = first.len();
+        let mut evicted = EvictedPages::of(first);
+        while n_tokens < tokens {
+            let Some(edge) = self.evict_leaf() else {
                 break;
             };
-            let edge = self.remove_leaf(victim);
-            evicted.tokens += edge.len();
-            evicted.nodes += 1;
-            evicted.pages.push(edge);
+            n_tokens += edge.len();
+            evicted.push(edge);
         }
-        evicted.edges.append(&mut self.take_noted());
         evicted
+    }
+
+    #[inline(always)]
+    fn evict_leaf(&mut self) -> Option<Edge> {
+        let leaf = self.next_victim()?;
+        if self.notes.is_some() {
+            self.note_eviction(leaf);
+        }
+        let parent = self.arena.remove(leaf);
+        let (edge, above) = (&self.arena[leaf].edge, &self.arena[parent]);
+        self.evictable_tokens -= edge.len();
+        let shares_buffer = edge.shares_with(&above.edge);
+        if shares_buffer || above.n_children == 0 {
+            self.tidy_above(parent, shares_buffer);
+        }
+        Some(self.arena.take_edge(leaf))
     }
 
     /// Puts a node into the order if it may be evicted and is not in it.
@@ -127,6 +135,7 @@ impl RadixTree {
         }
     }
 
+    #[inline(never)]
     fn enqueue(&mut self, index: u32) {
         let node = &mut self.arena[index];
         if node.is_evictable() && !node.is_queued {
@@ -137,6 +146,7 @@ impl RadixTree {
         }
     }
 
+    #[inline(never)]
     pub(super) fn rebuild_victims(&mut self) {
         self.order_is_stale = false;
         self.victims.clear();
@@ -146,14 +156,16 @@ impl RadixTree {
         }
     }
 
+    #[inline(always)]
     fn next_victim(&mut self) -> Option<u32> {
-        self.fetch_ahead();
+        if self.victims.n_fetched == 0 {
+            self.fetch_ahead();
+        }
         while let Some((key, index)) = self.victims.pop() {
             let node = &mut self.arena[index];
             node.is_queued = false;
             if node.is_evictable() {
-                let is_due = !node.is_used_since;
-                if is_due || self.policy.key(&self.arena.usage(index)) == key {
+                if !node.is_used_since || self.is_due(index, key) {
                     return Some(index);
                 }
                 self.enqueue(index);
@@ -162,31 +174,30 @@ impl RadixTree {
         None
     }
 
+    #[inline(never)]
+    fn is_due(&self, index: u32, key: EvictionKey) -> bool {
+        self.policy.key(&self.arena.usage(index)) == key
+    }
+
     /// Reads what the next evictions will read. Leaves that nobody has used for long are in no cache, and here the
     /// reads do not wait for each other.
+    #[inline(never)]
     fn fetch_ahead(&mut self) {
         let ahead = self.victims.ahead();
         black_box(ahead.fold(0, |seen, index| seen ^ self.arena.glance(index)));
     }
 
-    /// Removes an evictable leaf.
-    fn remove_leaf(&mut self, leaf: u32) -> Edge {
-        self.note_eviction(leaf);
-        self.arena.remove(leaf);
-        self.forget_note(leaf);
-        let node = &self.arena[leaf];
-        let parent = node.parent;
-        let above = &self.arena[parent];
-        let (is_leaf, is_root) = (above.n_children == 0, above.is_root());
-        self.evictable_tokens -= node.edge.len();
-        if node.edge.shares_with(&above.edge) {
+    /// What is left to do above a leaf that was removed, if it was the last one there or its edge shared a buffer.
+    #[inline(never)]
+    fn tidy_above(&mut self, parent: u32, shares_buffer: bool) {
+        if shares_buffer {
             self.arena.cut_buffer(parent);
         }
-        if is_leaf && is_root {
-            self.drop_root(parent);
-        } else if is_leaf {
-            self.enqueue(parent);
+        let above = &self.arena[parent];
+        match (above.n_children, above.is_root()) {
+            (0, true) => self.drop_root(parent),
+            (0, false) => self.enqueue(parent),
+            _ => (),
         }
-        self.arena.take_edge(leaf)
     }
 }

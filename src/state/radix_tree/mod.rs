@@ -26,9 +26,9 @@ use rustc_hash::FxHashMap;
 use crate::ids::PageId;
 use crate::state::eviction::{EvictionPolicy, NodeUse};
 use crate::state::namespace::Namespace;
-use crate::state::pages::{NodeLock, PageRun, PageSize, Pages, PoolLedger};
-use crate::state::prefix_cache::{Checkpoint, Checkpointed, Evicted, LockedPrefix, PrefixCache};
-use crate::state::prefix_history::Departure;
+use crate::state::pages::{EvictedPages, NodeLock, PageRun, PageSize, Pages, PoolLedger};
+use crate::state::prefix_cache::{Checkpoint, Checkpointed, LockedPrefix, PrefixCache};
+use crate::state::prefix_history::{Departure, EvictedEdge};
 use arena::{Arena, NO_NODE, Node, Past};
 use edge::EdgeTokens;
 pub(in crate::state) use edge::{Edge, EdgeBuffer, Ids};
@@ -142,7 +142,11 @@ struct Walk {
 
 impl RadixTree {
     /// Makes an empty tree. Locks that are dropped instead of given back are counted in `ledger`.
+    ///
+    /// # Panics
+    /// If the ledger is that of a pool with another page size.
     pub fn new(page_size: PageSize, policy: EvictionPolicy, ledger: Arc<PoolLedger>) -> Self {
+        assert_eq!(ledger.page_size(), page_size, "the ledger is the pool's");
         Self {
             page_size,
             policy,
@@ -340,6 +344,7 @@ impl RadixTree {
         root
     }
 
+    #[inline(never)]
     fn drop_root(&mut self, root: u32) {
         self.arena.remove(root);
         self.forget_note(root);
@@ -398,8 +403,12 @@ impl PrefixCache for RadixTree {
         self.publish(checkpoint)
     }
 
-    fn evict(&mut self, tokens: usize) -> Evicted {
+    fn evict(&mut self, tokens: usize) -> EvictedPages {
         self.evict_leaves(tokens)
+    }
+
+    fn take_evicted_edges(&mut self) -> Vec<EvictedEdge> {
+        self.take_noted()
     }
 
     fn departure(
@@ -415,7 +424,9 @@ impl PrefixCache for RadixTree {
 
     fn clear(&mut self) -> Pages {
         if self.protected_tokens > 0 {
-            return self.evict_leaves(usize::MAX).pages.into();
+            let evicted = self.evict_leaves(usize::MAX);
+            drop(self.take_noted());
+            return evicted.into();
         }
         let ids = self.iter_pages().collect();
         self.arena = Arena::new(self.page_size);

@@ -63,7 +63,8 @@ impl RadixTree {
         }
     }
 
-    /// Notes what `leaf` holds, just before it goes.
+    /// Notes what `leaf` holds, just before it goes. Its index may be another node's from then on.
+    #[inline(never)]
     pub(super) fn note_eviction(&mut self, leaf: u32) {
         let Some(mut notes) = self.notes.take() else {
             return;
@@ -72,6 +73,7 @@ impl RadixTree {
         let (buffer, range) = self.arena[leaf].edge.part();
         let edge = EvictedEdge::part_of(above, buffer, range);
         notes.evicted.push(edge);
+        *notes.at(leaf) = Note::default();
         self.notes = Some(notes);
     }
 

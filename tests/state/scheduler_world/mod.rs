@@ -192,7 +192,7 @@ impl World {
 
     pub fn with_policy(setup: Setup, policy: Box<dyn SchedulePolicy>) -> Self {
         let page_size = setup.page_size();
-        let ledger = Arc::new(PoolLedger::default());
+        let ledger = Arc::new(PoolLedger::new(page_size));
         let cache: Box<dyn PrefixCache> = match setup.eviction_policy() {
             Some(policy) => {
                 Box::new(RadixTree::new(page_size, policy, ledger.clone()).with_diagnostics())
