@@ -57,6 +57,18 @@ fn chunk(range: Range<u32>) -> souffleur::executor::StepRow {
 
 /// The prompt alone, `chunk_tokens` at a time.
 fn alone(executor: &mut CpuExecutor, page_size: u32, chunk_tokens: u32) -> Bits {
+    let bits = alone_read_from(executor, page_size, chunk_tokens, 0);
+    assert_eq!(bits.len(), PROMPT_TOKENS as usize);
+    bits
+}
+
+/// The same with logits from position `first_read` on only, and those of the end: the last layer leaves out the rest.
+fn alone_read_from(
+    executor: &mut CpuExecutor,
+    page_size: u32,
+    chunk_tokens: u32,
+    first_read: u32,
+) -> Bits {
     let mut bits = Bits::new();
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     for first in (0..PROMPT_TOKENS).step_by(chunk_tokens as usize) {
@@ -64,23 +76,6 @@ fn alone(executor: &mut CpuExecutor, page_size: u32, chunk_tokens: u32) -> Bits 
         if first == 0 {
             step.starts = vec![start(ROW, &prompt, prompt.len(), &greedy())];
             step.table = vec![append(ROW, pages(3, page_size))];
-        }
-        step.rows = vec![chunk(first..PROMPT_TOKENS.min(first + chunk_tokens))];
-        observe(executor, &step, &mut bits);
-    }
-    assert_eq!(bits.len(), PROMPT_TOKENS as usize);
-    bits
-}
-
-/// The same with logits from position `first_read` on only: the last layer leaves out the rest.
-fn alone_read_from(executor: &mut CpuExecutor, chunk_tokens: u32, first_read: u32) -> Bits {
-    let mut bits = Bits::new();
-    let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
-    for first in (0..PROMPT_TOKENS).step_by(chunk_tokens as usize) {
-        let mut step = plan(u64::from(first));
-        if first == 0 {
-            step.starts = vec![start(ROW, &prompt, prompt.len(), &greedy())];
-            step.table = vec![append(ROW, pages(3, 1))];
         }
         let mut work = chunk(first..PROMPT_TOKENS.min(first + chunk_tokens));
         work.logprobs = Some(std::sync::Arc::new(LogprobWish {
@@ -212,7 +207,7 @@ fn what_is_read_does_not_change_a_bit() {
         for (chunk_tokens, first_read) in
             [(PROMPT_TOKENS, PROMPT_TOKENS), (75, 70), (20, 38), (16, 74)]
         {
-            let got = alone_read_from(&mut load(name, options), chunk_tokens, first_read);
+            let got = alone_read_from(&mut load(name, options), 1, chunk_tokens, first_read);
             let what =
                 format!("{name}, {dtype:?}, chunks of {chunk_tokens} read from {first_read}");
             assert_same(&got, expected, &what);
@@ -330,7 +325,7 @@ fn every_instruction_set_is_invariant() {
                 &expected,
                 &format!("{name}, {quantization:?}, {}, among others", isa.name()),
             );
-            let got = alone_read_from(&mut load(name, &options), 20, 70);
+            let got = alone_read_from(&mut load(name, &options), 1, 20, 70);
             assert_same(
                 &got,
                 &expected,
