@@ -73,6 +73,11 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
         return;
     }
     let (n_panels, half) = (weight.panels().len(), weight.outputs / 2);
+    let is_gated = matches!(write, Write::GatedSilu | Write::GatedPairs);
+    assert!(
+        !is_gated || weight.alternates(),
+        "gates beside what they let through"
+    );
     let (columns, panels) = match write {
         Write::Store | Write::Add => (weight.outputs, n_panels),
         Write::GatedSilu => (half, n_panels / 2),
@@ -157,6 +162,31 @@ impl Kernel for Item<'_> {
     }
 }
 
+/// The panels of a tile.
+#[derive(Clone, Copy)]
+struct Panels {
+    first: usize,
+    n: usize,
+    /// From one to the next.
+    step: usize,
+}
+
+impl Panels {
+    fn side_by_side(first: usize, n: usize) -> Self {
+        Self { first, n, step: 1 }
+    }
+
+    /// `n` panels of gates from the gates' panel `first` on, and those of what they let through.
+    fn alternating(first: usize, n: usize) -> (Self, Self) {
+        let every_other = |first| Self { first, n, step: 2 };
+        (every_other(2 * first), every_other(2 * first + 1))
+    }
+
+    fn index(self, n: usize) -> usize {
+        self.first + n * self.step
+    }
+}
+
 impl Item<'_> {
     #[inline(always)]
     fn group<S: Lanes>(&self, group: usize, panel: usize, n: usize) {
@@ -165,22 +195,25 @@ impl Item<'_> {
             self.fetch_out::<S>(rows.clone(), panel, n);
         }
         let mut sums = Sums::uninit();
-        self.tile::<S>(rows.len(), words, group, (panel, n), &mut sums);
         match self.write {
             Write::Store | Write::Add => {
+                let panels = Panels::side_by_side(panel, n);
+                self.tile::<S>(rows.len(), words, (group, panel + n), panels, &mut sums);
                 for (m, row) in rows.enumerate() {
                     for n in 0..n {
-                        let value = self.biased::<S>(&sums, m, (panel, n));
+                        let value = self.biased::<S>(&sums, m, n, panels);
                         self.write::<S>(row, self.weight.panels()[panel + n], value);
                     }
                 }
             }
             Write::GatedSilu | Write::GatedPairs => {
-                let half = self.weight.panels().len() / 2;
                 let mut ups = Sums::uninit();
-                self.tile::<S>(rows.len(), words, group, (half + panel, n), &mut ups);
+                let (gate, up) = Panels::alternating(panel, n);
+                let next = 2 * (panel + n);
+                self.tile::<S>(rows.len(), words, (group, next), gate, &mut sums);
+                self.tile::<S>(rows.len(), words, (group, next + n), up, &mut ups);
                 for n in 0..n {
-                    self.write_gated::<S>(rows.clone(), (panel, n), (&sums, &ups));
+                    self.write_gated::<S>(rows.clone(), n, (&sums, gate), (&ups, up));
                 }
             }
         }
@@ -198,23 +231,23 @@ impl Item<'_> {
         }
     }
 
-    /// Puts the gated values of panel `first + n` into a group's rows of the output.
+    /// Puts the gated values of panel `n` of a tile into a group's rows of the output.
     #[inline(always)]
     fn write_gated<S: Lanes>(
         &self,
         rows: std::ops::Range<usize>,
-        (first, n): (usize, usize),
-        (gates, ups): (&Sums, &Sums),
+        n: usize,
+        (gates, gate_panels): (&Sums, Panels),
+        (ups, up_panels): (&Sums, Panels),
     ) {
-        let panel = self.weight.panels()[first + n];
-        let half = self.weight.panels().len() / 2;
+        let panel = self.weight.panels()[gate_panels.index(n)];
         let n_rows = rows.len();
         // SAFETY: no other item writes these columns; lane arithmetic, `dispatch` detected the instruction set.
         unsafe {
             let mut pairs = [S::splat_word(0); LANES];
             for (m, row) in rows.clone().enumerate() {
-                let gate = self.biased::<S>(gates, m, (first, n));
-                let up = self.biased::<S>(ups, m, (half + first, n));
+                let gate = self.biased::<S>(gates, m, n, gate_panels);
+                let up = self.biased::<S>(ups, m, n, up_panels);
                 let gated = S::mul(silu::<S>(gate), up);
                 match self.write {
                     Write::GatedPairs => pairs[m] = S::pair_bf16(gated, S::splat(0.0)),
@@ -230,11 +263,10 @@ impl Item<'_> {
         }
     }
 
-    /// What this thread multiplies next, the part that belongs to `group`. Many rows give the processor time enough to
-    /// fetch by itself; one row is nothing but fetching.
+    /// What this thread multiplies next, `n` panels from `panel` on: the part that belongs to `group`. Many rows give the
+    /// processor time enough to fetch by itself; one row is nothing but fetching.
     fn ahead(&self, group: usize, panel: usize, n: usize) -> Ahead {
         let n_groups = self.packed.n_groups();
-        let panel = panel + n;
         let is_few = self.packed.rows() > 1 && n_groups <= MAX_FETCH_GROUPS;
         if !is_few || panel + n > self.weight.panels().len() {
             return Ahead::NONE;
@@ -248,24 +280,27 @@ impl Item<'_> {
         }
     }
 
+    /// Multiplies `m` rows, of a group, with a tile's panels; the tile after it begins at panel `next`.
     #[inline(always)]
     fn tile<S: Lanes>(
         &self,
         m: usize,
         words: &[u32],
-        group: usize,
-        (panel, n): (usize, usize),
+        (group, next): (usize, usize),
+        panels: Panels,
         sums: &mut Sums,
     ) {
         let size = self.weight.panel_words();
         let inputs = self.weight.inputs;
         assert_eq!(words.len(), m * self.weight.format.row_words(inputs));
+        let n = panels.n;
+        let all = panels.first * size..(panels.index(n - 1) + 1) * size;
         let operands = Operands {
             rows: words.as_ptr(),
-            panels: self.weight.words()[panel * size..(panel + n) * size].as_ptr(),
-            panel_words: size,
+            panels: self.weight.words()[all].as_ptr(),
+            panel_stride: panels.step * size,
             inputs,
-            ahead: self.ahead(group, panel, n),
+            ahead: self.ahead(group, next, n),
         };
         match self.weight.format {
             Format::F32 => operands.by_rows::<S, PlainTile<tile::F32>>(m, n, sums),
@@ -275,10 +310,10 @@ impl Item<'_> {
         }
     }
 
-    /// Row `m` of the sums of panel `first + n`, with the bias added.
+    /// Row `m` of the sums of a tile's panel `n`, with the bias added.
     #[inline(always)]
-    fn biased<S: Lanes>(&self, sums: &Sums, m: usize, (first, n): (usize, usize)) -> S::V {
-        let Panel { first, len } = self.weight.panels()[first + n];
+    fn biased<S: Lanes>(&self, sums: &Sums, m: usize, n: usize, panels: Panels) -> S::V {
+        let Panel { first, len } = self.weight.panels()[panels.index(n)];
         let sums = sums
             .as_ptr()
             .cast::<f32>()
@@ -337,12 +372,13 @@ unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
     }
 }
 
-/// What a tile multiplies: some rows, and panels that follow each other.
+/// What a tile multiplies: some rows, and panels at equal distances.
 #[derive(Clone, Copy)]
 struct Operands {
     rows: *const u32,
     panels: *const u32,
-    panel_words: usize,
+    /// Words from a panel to the next.
+    panel_stride: usize,
     inputs: usize,
     ahead: Ahead,
 }
@@ -379,7 +415,7 @@ impl Operands {
 
     #[inline(always)]
     fn panels<const N: usize>(&self) -> [*const u32; N] {
-        std::array::from_fn(|n| self.panels.wrapping_add(n * self.panel_words))
+        std::array::from_fn(|n| self.panels.wrapping_add(n * self.panel_stride))
     }
 }
 

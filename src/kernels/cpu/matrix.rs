@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::activations::quantise;
 use super::element::Element;
 use super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL};
-use super::memory::Words;
+use super::memory::{Arena, Words};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
@@ -16,7 +16,8 @@ const WEIGHT_COST: usize = 4;
 /// Inputs that are converted at once, through f32.
 const CHUNK: usize = INT8_GROUP;
 
-/// A weight matrix `[outputs, inputs]` in panels. Each stacked part begins with a panel of its own.
+/// A weight matrix `[outputs, inputs]` in panels. Each stacked part begins with a panel of its own; the panels of two
+/// parts of equal height alternate, so that gates and what they let through are one stream.
 pub struct Matrix {
     /// Number of outputs.
     pub outputs: usize,
@@ -26,6 +27,7 @@ pub struct Matrix {
     pub format: Format,
     words: Words,
     panels: Vec<Panel>,
+    alternates: bool,
 }
 
 /// Which outputs a panel holds.
@@ -38,46 +40,46 @@ pub struct Panel {
 }
 
 impl Matrix {
-    /// Packs tensors of equal width, stacked in order, on all threads.
+    /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`.
     ///
     /// # Panics
     /// If the widths differ.
-    pub fn pack(pool: &mut ThreadPool, isa: Isa, format: Format, parts: &[TensorView<'_>]) -> Self {
+    pub fn pack(
+        (pool, isa): (&mut ThreadPool, Isa),
+        arena: &mut Arena,
+        format: Format,
+        parts: &[TensorView<'_>],
+    ) -> Self {
         let inputs = parts[0].shape[1];
         assert!(
             parts.iter().all(|part| part.shape[1] == inputs),
             "stacked matrices have equal width"
         );
         let mut panels = Vec::new();
-        // For each panel its part and the first row there.
-        let mut sources = Vec::new();
         let mut outputs = 0;
         for part in parts {
             let rows = part.shape[0];
-            for first in (0..rows).step_by(PANEL) {
-                panels.push(Panel {
+            panels.extend((0..rows).step_by(PANEL).map(|first| PanelSource {
+                panel: Panel {
                     first: (outputs + first) as u32,
                     len: PANEL.min(rows - first) as u32,
-                });
-                sources.push((part, first));
-            }
+                },
+                part: *part,
+                first,
+            }));
             outputs += rows;
         }
+        let alternates = matches!(parts, [a, b] if a.shape == b.shape);
+        if alternates {
+            panels.sort_by_key(|source| source.first);
+        }
         let panel_words = format.panel_words(inputs);
-        let mut words = Words::zeroed(panels.len() * panel_words);
+        let mut words = arena.zeroed(panels.len() * panel_words);
         let shared = Shared::new(words.as_mut_slice());
         pool.for_each(panels.len(), outputs * inputs * WEIGHT_COST, &|index| {
             // SAFETY: each panel is written by one item.
             let out = unsafe { shared.part(index * panel_words, panel_words) };
-            let (part, first) = sources[index];
-            let row_bytes = inputs * part.dtype.bytes();
-            let rows = first * row_bytes..(first + panels[index].len as usize) * row_bytes;
-            let source = Source {
-                dtype: part.dtype,
-                rows: &part.bytes[rows],
-                row_bytes,
-                inputs,
-            };
+            let source = panels[index].source();
             dispatch(
                 isa,
                 PackPanel {
@@ -92,8 +94,14 @@ impl Matrix {
             inputs,
             format,
             words,
-            panels,
+            panels: panels.iter().map(|source| source.panel).collect(),
+            alternates,
         }
+    }
+
+    /// Whether the first half of the outputs and the second alternate, panel by panel.
+    pub fn alternates(&self) -> bool {
+        self.alternates
     }
 
     /// Which outputs each panel holds.
@@ -152,6 +160,28 @@ impl Matrix {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Where a panel comes from.
+struct PanelSource<'a> {
+    panel: Panel,
+    part: TensorView<'a>,
+    /// Its first row there.
+    first: usize,
+}
+
+impl PanelSource<'_> {
+    fn source(&self) -> Source<'_> {
+        let inputs = self.part.shape[1];
+        let row_bytes = inputs * self.part.dtype.bytes();
+        let end = self.first + self.panel.len as usize;
+        Source {
+            dtype: self.part.dtype,
+            rows: &self.part.bytes[self.first * row_bytes..end * row_bytes],
+            row_bytes,
+            inputs,
         }
     }
 }

@@ -1,63 +1,90 @@
-//! Memory of weights, in whole huge pages where it is worth them, and of activations, in whole cache lines.
+//! Memory of weights, in huge pages, and of activations, in whole cache lines.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use memmap2::{Advice, MmapMut};
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
+use memmap2::{MmapMut, MmapRaw};
 
 /// Size of a huge page on x86-64 and of the usual ones elsewhere.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Zeroed 32-bit words. Large ones begin on a huge page and ask the system for more of them: a stream over the weights
-/// then walks the page tables once every 2 MiB.
-pub struct Words(Memory);
+/// Address space that is taken from the system at once.
+const CHUNK_BYTES: usize = 64 << 20;
+/// Where words begin: at cache lines.
+const ALIGN_BYTES: usize = 64;
 
-enum Memory {
-    Small(Vec<u32>),
-    /// The words begin at the byte `start` of the map.
-    Mapped {
-        map: MmapMut,
-        start: usize,
-        len: usize,
-    },
+/// Memory that weights are put into side by side, in huge pages where the system has them: a stream over the weights
+/// then walks the page tables once every 2 MiB, and no matrix is so small that it goes without.
+#[derive(Default)]
+pub struct Arena {
+    chunk: Option<Arc<MmapRaw>>,
+    /// Bytes of the chunk that are taken, those before its first huge page among them.
+    used: usize,
 }
 
-impl Words {
-    /// Takes memory for `len` words from the system, all zero; untouched pages take none.
+impl Arena {
+    /// Takes memory for `len` words, all zero; untouched pages take none.
     ///
     /// # Panics
     /// When the system has no address space left, as any allocation does.
-    pub fn zeroed(len: usize) -> Self {
-        let bytes = len * 4;
-        if bytes < HUGE_PAGE_BYTES {
-            return Self(Memory::Small(vec![0; len]));
-        }
-        let map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES).expect("memory for weights");
-        let start = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
-        // Refused where the system has no huge pages: slower, not wrong.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise_range(Advice::HugePage, start, bytes);
-        Self(Memory::Mapped { map, start, len })
+    pub fn zeroed(&mut self, len: usize) -> Words {
+        let bytes = len * size_of::<u32>();
+        let has_room = |chunk: &Arc<MmapRaw>| chunk.len() - self.used >= bytes;
+        let chunk = match self.chunk.take().filter(has_room) {
+            Some(chunk) => chunk,
+            None => {
+                let (chunk, first) = new_chunk(bytes.max(CHUNK_BYTES));
+                self.used = first;
+                chunk
+            }
+        };
+        let words = Words {
+            chunk: chunk.clone(),
+            start: self.used,
+            len,
+        };
+        self.used += bytes.next_multiple_of(ALIGN_BYTES);
+        self.chunk = Some(chunk);
+        words
     }
+}
 
+/// Maps a chunk of `bytes` behind its first huge page, and tells where that begins.
+fn new_chunk(bytes: usize) -> (Arc<MmapRaw>, usize) {
+    let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
+    let map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES).expect("memory for weights");
+    let first = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
+    // Refused where the system has no huge pages: slower, not wrong.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise_range(Advice::HugePage, first, bytes);
+    (Arc::new(map.into()), first)
+}
+
+/// Words of an [`Arena`].
+pub struct Words {
+    chunk: Arc<MmapRaw>,
+    /// In bytes.
+    start: usize,
+    len: usize,
+}
+
+impl Words {
     /// The words.
     pub fn as_slice(&self) -> &[u32] {
-        match &self.0 {
-            Memory::Small(words) => words,
-            Memory::Mapped { map, start, len } => {
-                bytemuck::cast_slice(&map[*start..*start + len * 4])
-            }
-        }
+        // SAFETY: the arena gave this part of the chunk, which is mapped, to nobody else; zeros are words.
+        unsafe { std::slice::from_raw_parts(self.chunk.as_ptr().add(self.start).cast(), self.len) }
     }
 
     /// The words, to write.
     pub fn as_mut_slice(&mut self) -> &mut [u32] {
-        match &mut self.0 {
-            Memory::Small(words) => words,
-            Memory::Mapped { map, start, len } => {
-                bytemuck::cast_slice_mut(&mut map[*start..*start + *len * 4])
-            }
+        // SAFETY: as above, and they are borrowed once.
+        unsafe {
+            let start = self.chunk.as_mut_ptr().add(self.start);
+            std::slice::from_raw_parts_mut(start.cast(), self.len)
         }
     }
 }
@@ -128,12 +155,24 @@ mod tests {
     }
 
     #[test]
-    fn large_memory_is_zero_and_begins_on_a_huge_page() {
-        let mut words = Words::zeroed(HUGE_PAGE_BYTES / 4 + 5);
-        assert_eq!(words.as_slice().len(), HUGE_PAGE_BYTES / 4 + 5);
-        assert_eq!(words.as_slice().as_ptr().align_offset(HUGE_PAGE_BYTES), 0);
-        assert!(words.as_slice().iter().all(|word| *word == 0));
-        *words.as_mut_slice().last_mut().expect("not empty") = 7;
-        assert_eq!(words.as_slice().last(), Some(&7));
+    fn words_of_an_arena_are_zero_and_stand_side_by_side_from_a_huge_page_on() {
+        let mut arena = Arena::default();
+        let lens = [5, HUGE_PAGE_BYTES / 4 + 5, 0, CHUNK_BYTES / 4, 7];
+        let mut words = lens.map(|len| arena.zeroed(len));
+        for (i, (words, len)) in words.iter_mut().zip(lens).enumerate() {
+            assert_eq!(words.as_slice(), vec![0; len], "words {i}");
+            words.as_mut_slice().fill(i as u32 + 1);
+        }
+        for (i, (words, len)) in words.iter().zip(lens).enumerate() {
+            assert_eq!(words.as_slice(), vec![i as u32 + 1; len], "words {i}");
+        }
+        let start = |i: usize| words[i].as_slice().as_ptr();
+        assert_eq!(start(0).align_offset(HUGE_PAGE_BYTES), 0);
+        assert_eq!(start(0).wrapping_byte_add(ALIGN_BYTES), start(1));
+        assert_eq!(
+            start(3).align_offset(HUGE_PAGE_BYTES),
+            0,
+            "a chunk of its own"
+        );
     }
 }

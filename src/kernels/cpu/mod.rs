@@ -41,6 +41,7 @@ pub use self::format::Format;
 use self::kv::{KvPool, PageTable};
 use self::matmul::{Product, Write, matmul};
 use self::matrix::Matrix;
+use self::memory::Arena;
 pub use self::simd::{ISA_VARIABLE, Isa};
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
@@ -196,6 +197,8 @@ pub struct CpuBackend {
     own_core: Option<usize>,
     isa: Isa,
     format: Format,
+    /// Where matrices are put.
+    weights: Arena,
     scratch: Scratch,
     kv: KvPool,
     table: PageTable,
@@ -225,6 +228,7 @@ impl CpuBackend {
             own_core,
             isa: sizes.isa,
             format: Format::new(sizes.dtype, sizes.quantization),
+            weights: Arena::default(),
             scratch: Scratch::default(),
             kv: KvPool::new(sizes.dtype, sizes.n_layers, n_slots, sizes.kv_width),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
@@ -291,7 +295,8 @@ impl Backend for CpuBackend {
     type TokenList = [u32];
 
     fn matrix(&mut self, parts: &[TensorView<'_>]) -> Matrix {
-        Matrix::pack(&mut self.pool, self.isa, self.format, parts)
+        let threads = (&mut self.pool, self.isa);
+        Matrix::pack(threads, &mut self.weights, self.format, parts)
     }
 
     fn vector(&mut self, parts: &[TensorView<'_>]) -> Vec<f32> {

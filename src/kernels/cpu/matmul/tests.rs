@@ -2,6 +2,7 @@ use half::{bf16, f16};
 
 use super::super::activations::{Activations, quantise};
 use super::super::format::{INT8_GROUP, INT8_STEPS};
+use super::super::memory::Arena;
 use super::super::tensor::Scratch;
 use super::*;
 use crate::model::weights::{Dtype, TensorView};
@@ -25,7 +26,8 @@ fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Matrix {
             shape,
             bytes: bytemuck::cast_slice(values),
         });
-    Matrix::pack(&mut pool, isa, format, &views.collect::<Vec<_>>())
+    let views: Vec<_> = views.collect();
+    Matrix::pack((&mut pool, isa), &mut Arena::default(), format, &views)
 }
 
 fn product(isa: Isa, threads: usize, x: &[f32], weight: &Matrix, write: Write) -> Vec<f32> {
@@ -240,12 +242,8 @@ fn ones(isa: Isa, format: Format, inputs: usize) -> Matrix {
         shape: &shape,
         bytes: bytemuck::cast_slice(&ones),
     };
-    Matrix::pack(
-        &mut ThreadPool::new(1).expect("threads start"),
-        isa,
-        format,
-        &[view],
-    )
+    let mut pool = ThreadPool::new(1).expect("threads start");
+    Matrix::pack((&mut pool, isa), &mut Arena::default(), format, &[view])
 }
 
 #[test]

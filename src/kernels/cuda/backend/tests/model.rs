@@ -43,7 +43,8 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
     };
     let (embedding, down) = (matrix(VOCAB, hidden), matrix(hidden, case.mlp));
     let (q_proj, kv_proj) = (matrix(q, hidden), matrix(2 * kv, hidden));
-    let (o_proj, gate_up) = (matrix(hidden, q), matrix(2 * case.mlp, hidden));
+    let o_proj = matrix(hidden, q);
+    let gate_up = [matrix(case.mlp, hidden), matrix(case.mlp, hidden)];
     let mut vector = |n: usize, center: f32| leak(&[n], values(n, center, 0.3));
     let (norm, q_norm, k_norm) = (
         vector(hidden, 1.0),
@@ -76,7 +77,7 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
             bias: o_bias,
         },
         gate_up: Linear {
-            weight: backend.matrix(&[gate_up]),
+            weight: backend.matrix(&gate_up),
             bias: gate_bias,
         },
         down: Linear {
