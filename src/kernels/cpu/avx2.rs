@@ -229,6 +229,11 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch_write<T>(p: *const T) {
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast()) };
+    }
+
+    #[inline(always)]
     unsafe fn max_lane(v: Self::V) -> f32 {
         unsafe { max8(_mm256_max_ps(v.0, v.1)) }
     }

@@ -3,14 +3,17 @@
 //! The weights' panels are divided among the threads; each thread multiplies a few panels with all rows before it
 //! goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and the order of the sums.
 
-use super::activations::{PackedRows, scatter};
-use super::element::load_up_to;
-use super::format::{Format, PANEL, group_rows};
-use super::matrix::{Matrix, Panel};
-use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+mod output;
+
+pub use self::output::Write;
+use self::output::{Output, Panels};
+use super::activations::PackedRows;
+use super::format::{Format, group_rows};
+use super::matrix::Matrix;
+use super::simd::{Isa, Kernel, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
-use super::tile::{self, Ahead, MAX_PANELS, Plain, SUMS, Sums};
+use super::tile::{self, Ahead, MAX_PANELS, Plain, Sums};
 
 /// Bytes of weights in an item when one row is multiplied: long enough a stream, short enough to balance threads.
 const STREAM_BYTES: usize = 128 << 10;
@@ -20,19 +23,6 @@ const MAX_FETCH_GROUPS: usize = 8;
 /// Groups of rows in an item of many rows. A thread goes on with the same panels, which stay in its cache: smaller
 /// items cost nothing, and the last one keeps the other threads waiting for less.
 const BLOCK_GROUPS: usize = 16;
-
-/// What happens to a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Write {
-    /// It replaces the output.
-    Store,
-    /// It is added to the output.
-    Add,
-    /// The first half of the outputs are gates, the second half what they let through: `silu(gate) * up`.
-    GatedSilu,
-    /// The same, and the output is the words of [`PackedRows`] in bf16.
-    GatedPairs,
-}
 
 /// A product to compute: `x weight^T + bias`, and what to do with it.
 ///
@@ -93,7 +83,13 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     let n_spans = panels.div_ceil(stride);
     let n_blocks = packed.n_groups().div_ceil(BLOCK_GROUPS);
     let cost = rows * weight.inputs * weight.outputs;
-    let out = Shared::new(out);
+    let output = Output {
+        panels: weight.panels(),
+        bias,
+        out: Shared::new(out),
+        columns,
+        write,
+    };
     pool.for_each_in_runs(n_spans * n_blocks, cost, &|item| {
         let (span, block) = (item / n_blocks, item % n_blocks);
         let panels = match rows {
@@ -107,10 +103,7 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
             Item {
                 packed,
                 weight,
-                bias,
-                out,
-                columns,
-                write,
+                output,
                 panels,
                 groups,
             },
@@ -131,11 +124,7 @@ fn item_panels(weight: &Matrix, panels: usize, rows: usize, threads: usize) -> u
 struct Item<'a> {
     packed: &'a PackedRows,
     weight: &'a Matrix,
-    bias: Option<&'a [f32]>,
-    out: Shared<'a, f32>,
-    /// Values in a row of `out`.
-    columns: usize,
-    write: Write,
+    output: Output<'a>,
     panels: std::ops::Range<usize>,
     /// Groups of rows.
     groups: std::ops::Range<usize>,
@@ -162,103 +151,27 @@ impl Kernel for Item<'_> {
     }
 }
 
-/// The panels of a tile.
-#[derive(Clone, Copy)]
-struct Panels {
-    first: usize,
-    n: usize,
-    /// From one to the next.
-    step: usize,
-}
-
-impl Panels {
-    fn side_by_side(first: usize, n: usize) -> Self {
-        Self { first, n, step: 1 }
-    }
-
-    /// `n` panels of gates from the gates' panel `first` on, and those of what they let through.
-    fn alternating(first: usize, n: usize) -> (Self, Self) {
-        let every_other = |first| Self { first, n, step: 2 };
-        (every_other(2 * first), every_other(2 * first + 1))
-    }
-
-    fn index(self, n: usize) -> usize {
-        self.first + n * self.step
-    }
-}
-
 impl Item<'_> {
     #[inline(always)]
     fn group<S: Lanes>(&self, group: usize, panel: usize, n: usize) {
         let (rows, words) = self.packed.group(group);
-        if self.write == Write::Add {
-            self.fetch_out::<S>(rows.clone(), panel, n);
-        }
+        let output = &self.output;
         let mut sums = Sums::uninit();
-        match self.write {
+        match output.write {
             Write::Store | Write::Add => {
                 let panels = Panels::side_by_side(panel, n);
+                output.fetch::<S>(rows.clone(), panels);
                 self.tile::<S>(rows.len(), words, (group, panel + n), panels, &mut sums);
-                for (m, row) in rows.enumerate() {
-                    for n in 0..n {
-                        let value = self.biased::<S>(&sums, m, n, panels);
-                        self.write::<S>(row, self.weight.panels()[panel + n], value);
-                    }
-                }
+                output.put::<S>(rows, panels, &sums);
             }
             Write::GatedSilu | Write::GatedPairs => {
                 let mut ups = Sums::uninit();
                 let (gate, up) = Panels::alternating(panel, n);
                 let next = 2 * (panel + n);
+                output.fetch::<S>(rows.clone(), gate);
                 self.tile::<S>(rows.len(), words, (group, next), gate, &mut sums);
                 self.tile::<S>(rows.len(), words, (group, next + n), up, &mut ups);
-                for n in 0..n {
-                    self.write_gated::<S>(rows.clone(), n, (&sums, gate), (&ups, up));
-                }
-            }
-        }
-    }
-
-    /// Asks for what is to be added to: other threads have written it, and it is far away.
-    #[inline(always)]
-    fn fetch_out<S: Lanes>(&self, rows: std::ops::Range<usize>, panel: usize, n: usize) {
-        for row in rows {
-            for panel in &self.weight.panels()[panel..panel + n] {
-                let at = row * self.columns + panel.first as usize;
-                // SAFETY: only a hint; `dispatch` detected the instruction set.
-                unsafe { S::prefetch(self.out.at(at)) };
-            }
-        }
-    }
-
-    /// Puts the gated values of panel `n` of a tile into a group's rows of the output.
-    #[inline(always)]
-    fn write_gated<S: Lanes>(
-        &self,
-        rows: std::ops::Range<usize>,
-        n: usize,
-        (gates, gate_panels): (&Sums, Panels),
-        (ups, up_panels): (&Sums, Panels),
-    ) {
-        let panel = self.weight.panels()[gate_panels.index(n)];
-        let n_rows = rows.len();
-        // SAFETY: no other item writes these columns; lane arithmetic, `dispatch` detected the instruction set.
-        unsafe {
-            let mut pairs = [S::splat_word(0); LANES];
-            for (m, row) in rows.clone().enumerate() {
-                let gate = self.biased::<S>(gates, m, n, gate_panels);
-                let up = self.biased::<S>(ups, m, n, up_panels);
-                let gated = S::mul(silu::<S>(gate), up);
-                match self.write {
-                    Write::GatedPairs => pairs[m] = S::pair_bf16(gated, S::splat(0.0)),
-                    _ => self.write::<S>(row, panel, gated),
-                }
-            }
-            if self.write == Write::GatedPairs {
-                let first = rows.start * self.columns + panel.first as usize / 2 * n_rows;
-                let len = panel.len.div_ceil(2) as usize * n_rows;
-                let out = self.out.part(first, len);
-                scatter::<S>(pairs, n_rows, bytemuck::cast_slice_mut(out));
+                output.put_gated::<S>(rows, (gate, &sums), (up, &ups));
             }
         }
     }
@@ -308,67 +221,6 @@ impl Item<'_> {
             Format::Bf16 => operands.by_rows::<S, PlainTile<tile::Bf16>>(m, n, sums),
             Format::Int8 => operands.by_rows::<S, Int8Tile>(m, n, sums),
         }
-    }
-
-    /// Row `m` of the sums of a tile's panel `n`, with the bias added.
-    #[inline(always)]
-    fn biased<S: Lanes>(&self, sums: &Sums, m: usize, n: usize, panels: Panels) -> S::V {
-        let Panel { first, len } = self.weight.panels()[panels.index(n)];
-        let sums = sums
-            .as_ptr()
-            .cast::<f32>()
-            .wrapping_add(m * SUMS + n * PANEL);
-        // SAFETY: the tile has written these sixteen sums; `bias` holds as many as are loaded; `dispatch` detected the
-        // instruction set.
-        unsafe {
-            let value = S::load(sums);
-            match self.bias {
-                None => value,
-                Some(bias) => S::add(
-                    value,
-                    load_up_to::<S>(&bias[first as usize..][..len as usize]),
-                ),
-            }
-        }
-    }
-
-    /// Puts the values of a panel into a row of the output.
-    #[inline(always)]
-    fn write<S: Lanes>(&self, row: usize, panel: Panel, value: S::V) {
-        // SAFETY: no other item writes these columns.
-        let out = unsafe {
-            self.out.part(
-                row * self.columns + panel.first as usize,
-                panel.len as usize,
-            )
-        };
-        // SAFETY: `out` and `padded` hold the values that are read and written; `dispatch` detected the instruction set.
-        unsafe {
-            let value = match self.write {
-                Write::Store | Write::GatedSilu | Write::GatedPairs => value,
-                Write::Add => S::add(load_up_to::<S>(out), value),
-            };
-            if out.len() == LANES {
-                S::store(out.as_mut_ptr(), value);
-                return;
-            }
-            let mut padded = [0f32; LANES];
-            S::store(padded.as_mut_ptr(), value);
-            out.copy_from_slice(&padded[..out.len()]);
-        }
-    }
-}
-
-/// `x / (1 + e^-x)`.
-///
-/// # Safety
-/// The instruction set of `S` was detected.
-#[inline(always)]
-unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let e = S::exp(S::sub(S::splat(0.0), x));
-        S::div(x, S::add(S::splat(1.0), e))
     }
 }
 

@@ -281,6 +281,10 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn prefetch<T>(_p: *const T) {}
 
+    /// Asks for a cache line to write; any address will do.
+    #[inline(always)]
+    unsafe fn prefetch_write<T>(_p: *const T) {}
+
     /// Sum of the lanes: lane i with i+8, then i+4, i+2, i+1.
     #[inline(always)]
     unsafe fn sum(v: Self::V) -> f32 {

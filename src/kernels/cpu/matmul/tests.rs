@@ -3,6 +3,7 @@ use half::{bf16, f16};
 use super::super::activations::{Activations, quantise};
 use super::super::format::{INT8_GROUP, INT8_STEPS};
 use super::super::memory::Arena;
+use super::super::simd::LANES;
 use super::super::tensor::Scratch;
 use super::*;
 use crate::model::weights::{Dtype, TensorView};

@@ -1,0 +1,223 @@
+//! What becomes of the sums of a tile.
+
+use std::ops::Range;
+
+use super::super::activations::scatter;
+use super::super::element::load_up_to;
+use super::super::format::PANEL;
+use super::super::matrix::Panel;
+use super::super::simd::{LANES, Lanes};
+use super::super::tensor::Shared;
+use super::super::tile::{SUMS, Sums};
+
+/// What happens to a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// It replaces the output.
+    Store,
+    /// It is added to the output.
+    Add,
+    /// The first half of the outputs are gates, the second half what they let through: `silu(gate) * up`.
+    GatedSilu,
+    /// The same, and the output is the words of [`PackedRows`] in bf16.
+    GatedPairs,
+}
+
+/// The panels of a tile.
+#[derive(Clone, Copy)]
+pub struct Panels {
+    /// The first one.
+    pub first: usize,
+    /// How many.
+    pub n: usize,
+    /// From one to the next.
+    pub step: usize,
+}
+
+impl Panels {
+    /// `n` panels from `first` on.
+    pub fn side_by_side(first: usize, n: usize) -> Self {
+        Self { first, n, step: 1 }
+    }
+
+    /// `n` panels of gates from the gates' panel `first` on, and those of what they let through.
+    pub fn alternating(first: usize, n: usize) -> (Self, Self) {
+        let every_other = |first| Self { first, n, step: 2 };
+        (every_other(2 * first), every_other(2 * first + 1))
+    }
+
+    /// Panel `n` of the tile.
+    pub fn index(self, n: usize) -> usize {
+        self.first + n * self.step
+    }
+}
+
+/// Where a product goes, and how.
+#[derive(Clone, Copy)]
+pub struct Output<'a> {
+    /// Which outputs each panel of the weight holds.
+    pub panels: &'a [Panel],
+    /// Added to each row.
+    pub bias: Option<&'a [f32]>,
+    /// `[rows, columns]`.
+    pub out: Shared<'a, f32>,
+    /// Values in a row of `out`.
+    pub columns: usize,
+    /// What happens to the sums.
+    pub write: Write,
+}
+
+impl Output<'_> {
+    /// Asks for what a tile will write: other threads have had it, and it is far away.
+    #[inline(always)]
+    pub fn fetch<S: Lanes>(&self, rows: Range<usize>, panels: Panels) {
+        for n in 0..panels.n {
+            let first = self.panels[panels.index(n)].first as usize;
+            // SAFETY: only hints; `dispatch` detected the instruction set.
+            unsafe {
+                if self.write == Write::GatedPairs {
+                    let words = rows.len() * PANEL / 2;
+                    let start = rows.start * self.columns + first / 2 * rows.len();
+                    for word in (0..words).step_by(LANES) {
+                        S::prefetch_write(self.out.at(start + word));
+                    }
+                    continue;
+                }
+                for row in rows.clone() {
+                    S::prefetch_write(self.out.at(row * self.columns + first));
+                }
+            }
+        }
+    }
+
+    /// Puts a tile of panels side by side into a group's rows.
+    #[inline(always)]
+    pub fn put<S: Lanes>(&self, rows: Range<usize>, panels: Panels, sums: &Sums) {
+        let last = self.panels[panels.index(panels.n - 1)];
+        let first = self.panels[panels.first].first;
+        let is_whole = last.first + last.len == first + (panels.n * PANEL) as u32;
+        for (m, row) in rows.enumerate() {
+            if !is_whole {
+                for n in 0..panels.n {
+                    let panel = self.panels[panels.index(n)];
+                    self.put_part::<S>(row, panel, self.biased::<S>(sums, m, n, panel));
+                }
+                continue;
+            }
+            // SAFETY: no other item writes these columns; the tile has written these sums; `dispatch` detected the
+            // instruction set.
+            unsafe {
+                let out = self
+                    .out
+                    .part(row * self.columns + first as usize, panels.n * PANEL);
+                for n in 0..panels.n {
+                    let out = out.as_mut_ptr().wrapping_add(n * PANEL);
+                    let panel = Panel {
+                        first: first + (n * PANEL) as u32,
+                        len: PANEL as u32,
+                    };
+                    let value = self.biased::<S>(sums, m, n, panel);
+                    match self.write {
+                        Write::Add => S::store(out, S::add(S::load(out), value)),
+                        _ => S::store(out, value),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts the gated values of a tile into a group's rows.
+    #[inline(always)]
+    pub fn put_gated<S: Lanes>(
+        &self,
+        rows: Range<usize>,
+        (gate_panels, gates): (Panels, &Sums),
+        (up_panels, ups): (Panels, &Sums),
+    ) {
+        let n_rows = rows.len();
+        // SAFETY: no other item writes these columns; lane arithmetic, `dispatch` detected the instruction set.
+        unsafe {
+            let mut pairs = [S::splat_word(0); LANES];
+            for n in 0..gate_panels.n {
+                let panel = self.panels[gate_panels.index(n)];
+                let up_panel = self.panels[up_panels.index(n)];
+                for (m, row) in rows.clone().enumerate() {
+                    let gate = self.biased::<S>(gates, m, n, panel);
+                    let up = self.biased::<S>(ups, m, n, up_panel);
+                    let gated = S::mul(silu::<S>(gate), up);
+                    match self.write {
+                        Write::GatedPairs => pairs[m] = S::pair_bf16(gated, S::splat(0.0)),
+                        _ => self.put_part::<S>(row, panel, gated),
+                    }
+                }
+                if self.write == Write::GatedPairs {
+                    let first = rows.start * self.columns + panel.first as usize / 2 * n_rows;
+                    let len = panel.len.div_ceil(2) as usize * n_rows;
+                    let out = self.out.part(first, len);
+                    scatter::<S>(pairs, n_rows, bytemuck::cast_slice_mut(out));
+                }
+            }
+        }
+    }
+
+    /// Row `m` of the sums of a tile's panel `n`, with the bias added.
+    #[inline(always)]
+    fn biased<S: Lanes>(&self, sums: &Sums, m: usize, n: usize, panel: Panel) -> S::V {
+        let Panel { first, len } = panel;
+        let sums = sums
+            .as_ptr()
+            .cast::<f32>()
+            .wrapping_add(m * SUMS + n * PANEL);
+        // SAFETY: the tile has written these sixteen sums; `bias` holds as many as are loaded; `dispatch` detected the
+        // instruction set.
+        unsafe {
+            let value = S::load(sums);
+            match self.bias {
+                None => value,
+                Some(bias) => S::add(
+                    value,
+                    load_up_to::<S>(&bias[first as usize..][..len as usize]),
+                ),
+            }
+        }
+    }
+
+    /// Puts the values of a panel into a row of the output.
+    #[inline(always)]
+    fn put_part<S: Lanes>(&self, row: usize, panel: Panel, value: S::V) {
+        // SAFETY: no other item writes these columns.
+        let out = unsafe {
+            self.out.part(
+                row * self.columns + panel.first as usize,
+                panel.len as usize,
+            )
+        };
+        // SAFETY: `out` and `padded` hold the values that are read and written; `dispatch` detected the instruction set.
+        unsafe {
+            let value = match self.write {
+                Write::Store | Write::GatedSilu | Write::GatedPairs => value,
+                Write::Add => S::add(load_up_to::<S>(out), value),
+            };
+            if out.len() == LANES {
+                S::store(out.as_mut_ptr(), value);
+                return;
+            }
+            let mut padded = [0f32; LANES];
+            S::store(padded.as_mut_ptr(), value);
+            out.copy_from_slice(&padded[..out.len()]);
+        }
+    }
+}
+
+/// `x / (1 + e^-x)`.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let e = S::exp(S::sub(S::splat(0.0), x));
+        S::div(x, S::add(S::splat(1.0), e))
+    }
+}
