@@ -20,43 +20,49 @@ const LOOKAHEAD: usize = 16;
 
 /// Candidates in order of their keys. A live node has at most one entry, a removed one none.
 ///
-/// New leaves mostly come with the largest key so far: those wait in a plain queue, and only the others need
-/// a heap.
+/// New leaves mostly come with the largest key so far: those wait in a plain queue, without their keys, and only the
+/// others need a heap.
 #[derive(Default)]
 pub(super) struct Victims {
-    ascending: VecDeque<Entry>,
+    ascending: VecDeque<u32>,
+    /// The key of the last one in the queue, if there is one.
+    last: EvictionKey,
     others: BinaryHeap<Reverse<Entry>>,
     /// How many entries at the front of the queue have been handed out by [`Victims::ahead`].
     n_fetched: usize,
 }
 
 impl Victims {
-    fn push(&mut self, entry: Entry) {
-        match self.ascending.back() {
-            Some(last) if *last > entry => self.others.push(Reverse(entry)),
-            _ => self.ascending.push_back(entry),
+    #[inline(always)]
+    fn push(&mut self, (key, node): Entry) {
+        if key < self.last && !self.ascending.is_empty() {
+            self.others.push(Reverse((key, node)));
+        } else {
+            self.last = key;
+            self.ascending.push_back(node);
         }
     }
 
-    #[inline]
-    fn pop(&mut self) -> Option<Entry> {
-        match (self.ascending.front(), self.others.peek()) {
-            (Some(first), Some(Reverse(other))) if other < first => self.others.pop().map(|e| e.0),
-            (None, _) => self.others.pop().map(|e| e.0),
-            _ => {
-                self.n_fetched = self.n_fetched.saturating_sub(1);
-                self.ascending.pop_front()
+    /// The next candidate. `key_of` tells the key of a queued node, or nothing if it has to leave its place anyway.
+    #[inline(always)]
+    fn pop(&mut self, key_of: impl FnOnce(u32) -> Option<EvictionKey>) -> Option<u32> {
+        if let Some(Reverse((other, _))) = self.others.peek() {
+            let is_first = match self.ascending.front() {
+                Some(&queued) => key_of(queued).is_some_and(|key| *other < key),
+                None => true,
+            };
+            if is_first {
+                return self.others.pop().map(|Reverse((_, node))| node);
             }
         }
+        self.n_fetched = self.n_fetched.saturating_sub(1);
+        self.ascending.pop_front()
     }
 
     /// The nodes at the front of the queue, once all that were handed out before are gone.
     fn ahead(&mut self) -> impl Iterator<Item = u32> + '_ {
         self.n_fetched = self.ascending.len().min(LOOKAHEAD);
-        self.ascending
-            .iter()
-            .take(self.n_fetched)
-            .map(|entry| entry.1)
+        self.ascending.iter().take(self.n_fetched).copied()
     }
 
     fn clear(&mut self) {
@@ -65,11 +71,14 @@ impl Victims {
         self.others.clear();
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> {
-        self.ascending
-            .iter()
-            .copied()
-            .chain(self.others.iter().map(|entry| entry.0))
+    /// Those in the queue, in its order.
+    pub(super) fn queued(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.ascending.iter().copied()
+    }
+
+    /// Those in the heap, in no order.
+    pub(super) fn others(&self) -> impl ExactSizeIterator<Item = Entry> {
+        self.others.iter().map(|entry| entry.0)
     }
 }
 
@@ -128,6 +137,7 @@ impl RadixTree {
     }
 
     /// Puts a leaf into the order that was just made.
+    #[inline(always)]
     pub(super) fn offer_new(&mut self, leaf: u32, usage: &NodeUse) {
         if self.policy.trend() == KeyTrend::Grows {
             self.arena[leaf].is_queued = true;
@@ -161,22 +171,22 @@ impl RadixTree {
         if self.victims.n_fetched == 0 {
             self.fetch_ahead();
         }
-        while let Some((key, index)) = self.victims.pop() {
+        loop {
+            let (arena, policy) = (&self.arena, self.policy);
+            let index = self.victims.pop(|index| {
+                let node = &arena[index];
+                let stays = node.is_evictable() && !node.is_used_since;
+                stays.then(|| policy.key(&arena.usage(index)))
+            })?;
             let node = &mut self.arena[index];
             node.is_queued = false;
             if node.is_evictable() {
-                if !node.is_used_since || self.is_due(index, key) {
+                if !node.is_used_since {
                     return Some(index);
                 }
                 self.enqueue(index);
             }
         }
-        None
-    }
-
-    #[inline(never)]
-    fn is_due(&self, index: u32, key: EvictionKey) -> bool {
-        self.policy.key(&self.arena.usage(index)) == key
     }
 
     /// Reads what the next evictions will read. Leaves that nobody has used for long are in no cache, and here the

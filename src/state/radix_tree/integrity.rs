@@ -106,20 +106,29 @@ impl RadixTree {
 
     fn check_victims(&self) -> Result<(), String> {
         let n_queued = self.arena.iter().filter(|(_, node)| node.is_queued).count();
-        same(
-            NO_NODE,
-            "entries in the order",
-            self.victims.iter().count(),
-            n_queued,
-        )?;
-        for (key, index) in self.victims.iter() {
-            let node = &self.arena[index];
-            let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
+        let (queued, others) = (self.victims.queued(), self.victims.others());
+        let n_entries = queued.len() + others.len();
+        same(NO_NODE, "entries in the order", n_entries, n_queued)?;
+        let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
+        let mut last = None;
+        for index in queued {
             let due = self.policy.key(&self.arena.usage(index));
-            let is_late = is_kept && (key > due || key < due && !node.is_used_since);
-            if !node.is_live || !node.is_queued || is_late {
-                return Err(format!("node {index} has a wrong entry in the order"));
-            }
+            let is_settled = !self.arena[index].is_used_since;
+            self.check_entry(index, is_kept && is_settled && last > Some(due))?;
+            last = if is_settled { Some(due) } else { last };
+        }
+        for (key, index) in others {
+            let due = self.policy.key(&self.arena.usage(index));
+            let is_used_since = self.arena[index].is_used_since;
+            self.check_entry(index, is_kept && (key > due || key < due && !is_used_since))?;
+        }
+        Ok(())
+    }
+
+    fn check_entry(&self, index: u32, is_misplaced: bool) -> Result<(), String> {
+        let node = &self.arena[index];
+        if !node.is_live || !node.is_queued || is_misplaced {
+            return Err(format!("node {index} has a wrong entry in the order"));
         }
         Ok(())
     }
