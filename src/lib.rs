@@ -14,6 +14,7 @@ pub mod ids;
 pub mod kernels;
 pub mod metrics;
 pub mod model;
+mod prefetch;
 pub mod record;
 pub mod request;
 pub mod server;

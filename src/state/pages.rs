@@ -45,13 +45,18 @@ impl PageSize {
     }
 
     /// Number of pages that `tokens` fill completely.
+    #[inline]
     pub const fn full_pages(self, tokens: usize) -> usize {
-        tokens / self.get()
+        match self.get() {
+            // The usual size, without a division.
+            1 => tokens,
+            size => tokens / size,
+        }
     }
 
     /// `tokens` cut to a whole number of pages, in tokens.
     pub const fn floor(self, tokens: usize) -> usize {
-        tokens - tokens % self.get()
+        self.tokens_in(self.full_pages(tokens))
     }
 
     /// Number of pages that hold `tokens`, the last one perhaps in part.

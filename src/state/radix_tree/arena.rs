@@ -5,6 +5,7 @@ use std::ops::{Index, IndexMut};
 use super::children::{Children, tag_of};
 use super::compare::common_prefix;
 use super::edge::Edge;
+use crate::prefetch::prefetch;
 use crate::state::eviction::NodeUse;
 use crate::state::pages::PageSize;
 
@@ -68,6 +69,16 @@ impl Node {
     }
 }
 
+/// A step down the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    pub child: u32,
+    /// Tokens of the edge that are the key's: whole pages, at least one.
+    pub common: usize,
+    /// The tag of what follows the whole edge in the key, if there is a page of that.
+    pub tag: Option<u32>,
+}
+
 /// All nodes of a tree. Indices of removed nodes are used again.
 pub(super) struct Arena {
     nodes: Vec<Node>,
@@ -107,8 +118,9 @@ impl Arena {
         self.place(Node::new(NO_NODE, Edge::empty(), 0, 0), Past::default())
     }
 
-    /// Adds a node that is findable from its parent.
-    pub(super) fn add(&mut self, parent: u32, edge: Edge, usage: NodeUse) -> u32 {
+    /// Adds a node that is findable from its parent, under a tag if that is known.
+    #[inline(always)]
+    pub(super) fn add(&mut self, parent: u32, tag: Option<u32>, edge: Edge, usage: NodeUse) -> u32 {
         let past = Past {
             created: usage.created,
             priority: usage.priority,
@@ -117,7 +129,7 @@ impl Arena {
         };
         let node = Node::new(parent, edge, usage.last_access, usage.hits);
         let index = self.place(node, past);
-        self.link(index);
+        self.link(index, tag);
         index
     }
 
@@ -162,19 +174,29 @@ impl Arena {
         std::mem::replace(&mut self[index].edge, Edge::empty())
     }
 
-    /// Returns the child of `parent` that `rest` leads into and how many tokens they share: whole pages, at
-    /// least one.
-    pub(super) fn step(&self, parent: u32, rest: &[u32]) -> Option<(u32, usize)> {
+    /// Under which tag `parent` has the child that `rest` leads into, if there is a page of that.
+    #[inline]
+    pub(super) fn tag_below(&self, parent: u32, rest: &[u32]) -> Option<u32> {
         let page = rest.get(..self.page_size.get())?;
-        self.children.find(tag_of(parent, page), |child| {
+        Some(tag_of(parent, page))
+    }
+
+    /// Steps from `parent` along `rest`, under its tag.
+    pub(super) fn step(&self, parent: u32, tag: Option<u32>, rest: &[u32]) -> Option<Step> {
+        self.children.find(tag?, |child| {
             let node = &self[child];
             if node.parent != parent {
                 return None;
             }
-            let common = self
-                .page_size
-                .floor(common_prefix(node.edge.tokens(), rest));
-            (common > 0).then_some((child, common))
+            let behind = rest.get(node.edge.len()..);
+            let tag = behind.and_then(|behind| self.tag_below(child, behind));
+            if let Some(tag) = tag {
+                // On its way while the edge is compared.
+                self.children.prefetch(tag);
+            }
+            let common = common_prefix(node.edge.tokens(), rest);
+            let common = self.page_size.floor(common);
+            (common > 0).then_some(Step { child, common, tag })
         })
     }
 
@@ -195,7 +217,7 @@ impl Arena {
         let upper = self.place(upper, past_of_upper);
         self.children.replace(tag, lower, upper);
         self[lower].parent = upper;
-        self.link(lower);
+        self.link(lower, None);
         upper
     }
 
@@ -222,10 +244,26 @@ impl Arena {
         }
     }
 
+    /// Has the memory fetched that the next new node will be written to.
+    #[inline]
+    pub(super) fn prefetch_free(&self) {
+        if let Some(&index) = self.free.last() {
+            prefetch(&self[index]);
+            prefetch(&self.pasts[index as usize]);
+        }
+    }
+
+    #[inline(always)]
     fn place(&mut self, node: Node, past: Past) -> u32 {
         match self.free.pop() {
             Some(index) => {
-                self[index] = node;
+                let before = std::mem::replace(&mut self[index], node);
+                debug_assert!(
+                    before.edge.is_empty(),
+                    "the edge of a removed node was taken"
+                );
+                // Nothing to drop then, and what is in no cache need not be read to know it.
+                std::mem::forget(before);
                 self.pasts[index as usize] = past;
                 index
             }
@@ -237,11 +275,13 @@ impl Arena {
         }
     }
 
-    fn link(&mut self, index: u32) {
-        let node = &mut self.nodes[index as usize];
+    #[inline(always)]
+    fn link(&mut self, index: u32, tag: Option<u32>) {
+        let node = &self[index];
         let parent = node.parent;
-        let tag = tag_of(parent, &node.edge.tokens()[..self.page_size.get()]);
-        node.tag = tag;
+        let tag = tag.or_else(|| self.tag_below(parent, node.edge.tokens()));
+        let tag = tag.expect("an edge has a page at least");
+        self[index].tag = tag;
         self.children.insert(tag, index);
         self[parent].n_children += 1;
     }
@@ -282,7 +322,7 @@ mod tests {
         };
         let edge = Edge::new(tokens, &mut pages, 0, arena.page_size);
         let usage = arena.usage(parent);
-        arena.add(parent, edge, usage)
+        arena.add(parent, None, edge, usage)
     }
 
     #[test]
@@ -294,11 +334,20 @@ mod tests {
             let tags = COLLIDING.map(|page| tag_of(root, &page));
             assert_eq!(tags, [tags[0]; 4]);
             let children = COLLIDING.map(|page| add_child(&mut arena, root, &page));
-            let find = |arena: &Arena| COLLIDING.map(|page| arena.step(root, &page));
-            assert_eq!(find(&arena), children.map(|child| Some((child, 2))));
+            let find = |arena: &Arena| {
+                COLLIDING.map(|page| arena.step(root, arena.tag_below(root, &page), &page))
+            };
+            let found = |child| {
+                Some(Step {
+                    child,
+                    common: 2,
+                    tag: None,
+                })
+            };
+            assert_eq!(find(&arena), children.map(found));
 
             arena.remove(children[removed]);
-            let mut expected = children.map(|child| Some((child, 2)));
+            let mut expected = children.map(found);
             expected[removed] = None;
             assert_eq!(find(&arena), expected);
 

@@ -1,10 +1,12 @@
 //! The lookup from a node and a page of tokens to the child that starts with it: one table for the whole tree.
 //!
-//! Seven children share a bucket of one cache line. What finds its bucket full stands in one behind it, and every bucket
-//! that it passed counts it: a search goes on only where something passed, and a removal moves nothing. Children are found
-//! by 32 bits of a hash; whoever asks looks at the node to know whether it is the one.
+//! Seven children share a bucket of one cache line. A byte of each one's hash stands apart, where the bytes of eight
+//! buckets share a line: in a large tree, where buckets are in no cache, that is all that a search reads which finds
+//! nothing, or a removal. What finds its bucket full stands in one behind it, and every bucket that it passed counts it: a
+//! search goes on only where something passed, and a removal moves nothing. Children are found by 32 bits of a hash;
+//! whoever asks looks at the node to know whether it is the one.
 
-use super::arena::NO_NODE;
+use crate::prefetch::prefetch;
 
 /// Children in a bucket.
 const WIDTH: usize = 7;
@@ -12,43 +14,91 @@ const WIDTH: usize = 7;
 const MAX_LOAD: (usize, usize) = (3, 4);
 const FIRST_BUCKETS: usize = 2;
 
-/// Places for children. The eighth of each array is none: one line is compared as a whole.
+/// Places for children; what a free one holds means nothing.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Bucket {
-    tags: [u32; WIDTH + 1],
-    /// [`NO_NODE`] where there is none; last, how many children belong here or before and stand behind.
-    children: [u32; WIDTH + 1],
+    tags: [u32; WIDTH],
+    children: [u32; WIDTH],
 }
 
 impl Bucket {
-    const EMPTY: Self = {
-        let mut children = [NO_NODE; WIDTH + 1];
-        children[WIDTH] = 0;
-        Self {
-            tags: [0; WIDTH + 1],
-            children,
-        }
+    const EMPTY: Self = Self {
+        tags: [0; WIDTH],
+        children: [0; WIDTH],
     };
+}
 
-    fn passed(&mut self) -> &mut u32 {
-        &mut self.children[WIDTH]
+/// What is known of a bucket without looking there: the [`mark_of`] of each child, [`Outline::FREE`] where there is none;
+/// last, how many children belong here or before and stand behind. So many that the byte does not hold it stay so many.
+#[derive(Clone, Copy)]
+struct Outline([u8; WIDTH + 1]);
+
+impl Outline {
+    const FREE: u8 = 0;
+    const EMPTY: Self = Self([Self::FREE; WIDTH + 1]);
+
+    fn n_passed(self) -> u8 {
+        self.0[WIDTH]
     }
 
-    /// The place of a child, or with [`NO_NODE`] a free one.
-    fn place_of(&self, child: u32) -> Option<usize> {
-        first(places(&self.children, child))
+    fn pass(&mut self) {
+        self.0[WIDTH] = self.0[WIDTH].saturating_add(1);
+    }
+
+    fn unpass(&mut self) {
+        if self.0[WIDTH] != u8::MAX {
+            self.0[WIDTH] -= 1;
+        }
+    }
+
+    /// The places that are marked so.
+    #[inline]
+    fn places(self, mark: u8) -> Places {
+        const LOW_BITS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+        const COUNT: u64 = 0xff << (8 * WIDTH);
+        let differing = u64::from_le_bytes(self.0) ^ u64::from_le_bytes([mark; 8]) | COUNT;
+        Places(!(((differing & LOW_BITS) + LOW_BITS) | differing | LOW_BITS))
+    }
+}
+
+/// Places of a bucket, as the highest bits of the bytes of a word.
+#[derive(Clone, Copy)]
+struct Places(u64);
+
+impl Iterator for Places {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        let first = (self.0 != 0).then(|| self.0.trailing_zeros() as usize / 8);
+        self.0 &= self.0.wrapping_sub(1);
+        first
     }
 }
 
 /// See the module.
-#[derive(Default)]
 pub(super) struct Children {
     buckets: Vec<Bucket>,
+    outlines: Vec<Outline>,
     n_used: usize,
 }
 
+impl Default for Children {
+    fn default() -> Self {
+        Self::of(FIRST_BUCKETS)
+    }
+}
+
 impl Children {
+    fn of(n_buckets: usize) -> Self {
+        Self {
+            buckets: vec![Bucket::EMPTY; n_buckets],
+            outlines: vec![Outline::EMPTY; n_buckets],
+            n_used: 0,
+        }
+    }
+
     /// Number of children.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
@@ -58,103 +108,107 @@ impl Children {
     /// What `look` makes of the first child under a tag that it makes something of.
     #[inline]
     pub(super) fn find<T>(&self, tag: u32, mut look: impl FnMut(u32) -> Option<T>) -> Option<T> {
-        if self.buckets.is_empty() {
-            return None;
-        }
-        let mut at = self.home(tag);
-        loop {
+        self.candidates(tag).find_map(|(at, place)| {
             let bucket = &self.buckets[at];
-            let mut found = places(&bucket.tags, tag);
-            while let Some(place) = first(found) {
-                found &= found - 1;
-                let child = bucket.children[place];
-                if child != NO_NODE
-                    && let Some(seen) = look(child)
-                {
-                    return Some(seen);
-                }
-            }
-            if bucket.children[WIDTH] == 0 {
-                return None;
-            }
-            at = self.next(at);
-        }
+            (bucket.tags[place] == tag)
+                .then(|| look(bucket.children[place]))
+                .flatten()
+        })
     }
 
     pub(super) fn insert(&mut self, tag: u32, child: u32) {
         if (self.n_used + 1) * MAX_LOAD.1 > self.buckets.len() * WIDTH * MAX_LOAD.0 {
             self.grow();
         }
-        self.n_used += 1;
         self.put(tag, child);
     }
 
-    /// # Panics
-    /// If the child is not under the tag, as with [`Children::replace`].
+    /// Removes a child that is under the tag.
     #[inline(always)]
     pub(super) fn remove(&mut self, tag: u32, child: u32) {
-        let home = self.home(tag);
-        let (at, place) = self.find_place(home, child);
-        self.buckets[at].children[place] = NO_NODE;
+        let (at, place) = self.place_of(tag, child);
+        self.outlines[at].0[place] = Outline::FREE;
         self.n_used -= 1;
-        let mut passed = home;
+        let mut passed = self.home(tag);
         while passed != at {
-            *self.buckets[passed].passed() -= 1;
+            self.outlines[passed].unpass();
             passed = self.next(passed);
         }
     }
 
-    /// Puts `child` in the place of `before`.
+    /// Puts `child` in the place of `before`, which is under the tag.
     pub(super) fn replace(&mut self, tag: u32, before: u32, child: u32) {
-        let (at, place) = self.find_place(self.home(tag), before);
+        let (at, place) = self.place_of(tag, before);
         self.buckets[at].children[place] = child;
     }
 
-    /// Reads where a tag belongs, for the memory to be near; the value means nothing.
+    /// Has the memory fetched that a search for the tag reads and an insertion writes.
+    #[inline]
+    pub(super) fn prefetch(&self, tag: u32) {
+        let home = self.home(tag);
+        prefetch(&self.outlines[home]);
+        prefetch(&self.buckets[home]);
+    }
+
+    /// Reads what a removal reads, for the memory to be near; the value means nothing.
     pub(super) fn glance(&self, tag: u32) -> u32 {
-        match self.buckets.is_empty() {
-            true => 0,
-            false => self.buckets[self.home(tag)].tags[0],
+        u32::from(self.outlines[self.home(tag)].n_passed())
+    }
+
+    /// Where children may be that are under the tag.
+    #[inline(always)]
+    fn candidates(&self, tag: u32) -> Candidates<'_> {
+        let at = self.home(tag);
+        Candidates {
+            children: self,
+            mark: mark_of(tag),
+            at,
+            places: self.outlines[at].places(mark_of(tag)),
+            n_left: self.buckets.len(),
         }
     }
 
-    /// The bucket of a child that belongs into `home`, and its place there.
+    /// The bucket of a child that is under the tag, and its place there.
     #[inline(always)]
-    fn find_place(&self, home: usize, child: u32) -> (usize, usize) {
-        let mut at = home;
-        loop {
-            let bucket = &self.buckets[at];
-            if let Some(place) = bucket.place_of(child) {
-                return (at, place);
-            }
-            assert!(bucket.children[WIDTH] != 0, "the tree holds its children");
-            at = self.next(at);
+    fn place_of(&self, tag: u32, child: u32) -> (usize, usize) {
+        let mut candidates = self.candidates(tag);
+        match (candidates.next(), candidates.next()) {
+            (Some(only), None) => only,
+            _ => self.place_among(tag, child),
         }
+    }
+
+    #[inline(never)]
+    fn place_among(&self, tag: u32, child: u32) -> (usize, usize) {
+        let mut candidates = self.candidates(tag);
+        let found = candidates.find(|&(at, place)| self.buckets[at].children[place] == child);
+        found.expect("the tree holds its children")
     }
 
     fn put(&mut self, tag: u32, child: u32) {
+        self.n_used += 1;
         let mut at = self.home(tag);
         loop {
-            let bucket = &mut self.buckets[at];
-            if let Some(place) = bucket.place_of(NO_NODE) {
+            let outline = &mut self.outlines[at];
+            if let Some(place) = outline.places(Outline::FREE).next() {
+                outline.0[place] = mark_of(tag);
+                let bucket = &mut self.buckets[at];
                 bucket.tags[place] = tag;
                 bucket.children[place] = child;
                 return;
             }
-            *bucket.passed() += 1;
+            outline.pass();
             at = self.next(at);
         }
     }
 
+    #[inline(never)]
     fn grow(&mut self) {
-        let n = (self.buckets.len() * 5).div_ceil(4).max(FIRST_BUCKETS);
-        let before = std::mem::replace(&mut self.buckets, vec![Bucket::EMPTY; n]);
-        for bucket in before {
-            for (&tag, &child) in bucket.tags.iter().zip(&bucket.children[..WIDTH]) {
-                if child != NO_NODE {
-                    self.put(tag, child);
-                }
-            }
+        let n = (self.buckets.len() * 5).div_ceil(4);
+        let before = std::mem::replace(self, Self::of(n));
+        for (bucket, outline) in before.buckets.iter().zip(&before.outlines) {
+            let in_use = (0..WIDTH).filter(|&place| outline.0[place] != Outline::FREE);
+            in_use.for_each(|place| self.put(bucket.tags[place], bucket.children[place]));
         }
     }
 
@@ -172,19 +226,42 @@ impl Children {
     }
 }
 
-/// A bit for each place of a bucket that holds `wanted`.
-#[inline]
-fn places(items: &[u32; WIDTH + 1], wanted: u32) -> u32 {
-    let all = (0..).zip(items);
-    let found = all.fold(0, |found, (place, &item)| {
-        found | u32::from(item == wanted) << place
-    });
-    found & ((1 << WIDTH) - 1)
+/// Places with a tag's mark, from its bucket on to where nothing passed.
+struct Candidates<'a> {
+    children: &'a Children,
+    mark: u8,
+    at: usize,
+    /// Those left in this bucket.
+    places: Places,
+    /// Buckets left, this one included.
+    n_left: usize,
 }
 
+impl Iterator for Candidates<'_> {
+    /// A bucket and a place in it.
+    type Item = (usize, usize);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<(usize, usize)> {
+        loop {
+            if let Some(place) = self.places.next() {
+                return Some((self.at, place));
+            }
+            self.n_left -= 1;
+            if self.children.outlines[self.at].n_passed() == 0 || self.n_left == 0 {
+                self.n_left = 1;
+                return None;
+            }
+            self.at = self.children.next(self.at);
+            self.places = self.children.outlines[self.at].places(self.mark);
+        }
+    }
+}
+
+/// The byte that stands for a tag. The bits that choose the bucket are the others.
 #[inline]
-fn first(places: u32) -> Option<usize> {
-    (places != 0).then(|| places.trailing_zeros() as usize)
+fn mark_of(tag: u32) -> u8 {
+    (tag as u8).max(Outline::FREE + 1)
 }
 
 /// Hashes a parent and a page.
@@ -235,8 +312,22 @@ mod tests {
                 }
             }
             assert_eq!(children.len(), 0);
-            let mut buckets = children.buckets.iter();
-            assert!(buckets.all(|bucket| bucket.children[WIDTH] == 0));
+            let mut outlines = children.outlines.iter();
+            assert!(outlines.all(|outline| outline.n_passed() == 0));
+        }
+    }
+
+    #[test]
+    fn more_children_than_a_bucket_counts_are_found_until_they_are_removed_and_again() {
+        let mut children = Children::default();
+        for _ in 0..2 {
+            (0..600).for_each(|child| children.insert(u32::MAX, child));
+            for removed in 0..600 {
+                children.remove(u32::MAX, removed);
+                let expected: Vec<u32> = (removed + 1..600).collect();
+                assert_eq!(under(&children, u32::MAX), expected);
+            }
+            assert_eq!(children.len(), 0);
         }
     }
 

@@ -65,6 +65,7 @@ impl EdgeTokens<'_> {
 }
 
 impl EdgeBuffer {
+    #[inline(always)]
     fn short(tokens: &[u32], pages: &[PageId]) -> Self {
         let mut buffer: Arc<[u32]> = Arc::from(&ZEROS[..tokens.len() + pages.len()]);
         let items = Arc::get_mut(&mut buffer).expect("the buffer is new");
@@ -76,6 +77,7 @@ impl EdgeBuffer {
         Self::Short(buffer)
     }
 
+    #[inline(never)]
     fn long(tokens: EdgeTokens<'_>, mut pages: PageIds) -> Self {
         if pages.capacity() > pages.len() + pages.len() / MAX_WASTE {
             pages.shrink_to_fit();
@@ -183,6 +185,7 @@ impl Edge {
     ///
     /// # Panics
     /// If there are fewer or more, or more than `u32::MAX` tokens.
+    #[inline(always)]
     pub(super) fn new(
         edge: EdgeTokens<'_>,
         pages: &mut Pages,

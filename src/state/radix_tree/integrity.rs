@@ -79,11 +79,13 @@ impl RadixTree {
             self.page_size
                 .tokens_in(node.edge.pages(self.page_size).count()),
         )?;
-        let found = self.arena.step(node.parent, node.edge.tokens());
+        let tokens = node.edge.tokens();
+        let tag = self.arena.tag_below(node.parent, tokens);
+        let found = self.arena.step(node.parent, tag, tokens);
         same(
             index,
             "lookup from the parent",
-            found,
+            found.map(|step| (step.child, step.common)),
             Some((index, n_tokens)),
         )?;
         for page in node.edge.pages(self.page_size) {

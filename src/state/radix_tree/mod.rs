@@ -5,7 +5,7 @@
 //!   inside a node, which it then splits.
 //! - Tokens and page ids of a node lie in one buffer. A split copies nothing; what is evicted behind it takes its
 //!   share of the buffer along, an eighth at most aside. Cached tokens cost 4 bytes, page ids 4 bytes a page, nodes
-//!   about 130 bytes each; what a walk or an eviction touches of a node is one cache line.
+//!   about 120 bytes each; what a walk or an eviction touches of a node is one cache line.
 //! - Time is a counter inside, so the same calls give the same tree and the same victims.
 
 mod arena;
@@ -138,6 +138,8 @@ struct Walk {
     tokens: usize,
     /// Set when the walk ended inside the edge of this child, after so many of its tokens.
     inside: Option<(u32, usize)>,
+    /// Under which tag the deepest node would have a child that goes on, unless the walk ended inside one.
+    tag: Option<u32>,
 }
 
 impl RadixTree {
@@ -231,17 +233,19 @@ impl RadixTree {
             node: root,
             tokens: 0,
             inside: None,
+            tag: self.arena.tag_below(root, key),
         };
-        while let Some((child, common)) = self.arena.step(walk.node, &key[walk.tokens..]) {
-            let (node, past) = self.arena.used(child);
-            walk.tokens += common;
+        while let Some(step) = self.arena.step(walk.node, walk.tag, &key[walk.tokens..]) {
+            let (node, past) = self.arena.used(step.child);
+            walk.tokens += step.common;
             node.last_access = now;
-            if common < node.edge.len() {
-                walk.inside = Some((child, common));
+            if step.common < node.edge.len() {
+                walk.inside = Some((step.child, step.common));
+                walk.tag = None;
                 break;
             }
             visit((node, past), walk.tokens);
-            walk.node = child;
+            (walk.node, walk.tag) = (step.child, step.tag);
         }
         walk
     }
@@ -272,6 +276,7 @@ impl RadixTree {
 
     /// Adds `key`. `pages` are those from page `first_page` of the key to its end; what the tree
     /// does not take stays in it. Returns the key's node and how many of its tokens the tree held already.
+    #[inline(always)]
     fn insert_key(
         &mut self,
         key: Key<'_>,
@@ -288,6 +293,7 @@ impl RadixTree {
             return (NO_NODE, 0);
         }
         let now = self.tick();
+        self.arena.prefetch_free();
         let root = self.root_or_new(namespace);
         let walk = self.walk(root, tokens, now, |node, end| {
             key_use.apply(node, end, tokens.len());
@@ -313,11 +319,19 @@ impl RadixTree {
             owner: owner.map(|owner| (owner, walk.tokens)),
         };
         let edge = Edge::new(new, pages, n_given, self.page_size);
-        let leaf = self.add_leaf(deepest, edge, key_use, tokens.len());
+        let leaf = self.add_leaf(deepest, walk.tag, edge, key_use, tokens.len());
         (leaf, walk.tokens)
     }
 
-    fn add_leaf(&mut self, parent: u32, edge: Edge, key_use: KeyUse, end: usize) -> u32 {
+    #[inline(always)]
+    fn add_leaf(
+        &mut self,
+        parent: u32,
+        tag: Option<u32>,
+        edge: Edge,
+        key_use: KeyUse,
+        end: usize,
+    ) -> u32 {
         let now = self.tick();
         let usage = NodeUse {
             last_access: now,
@@ -328,7 +342,7 @@ impl RadixTree {
             history_tokens: end as u32,
         };
         self.evictable_tokens += edge.len();
-        let leaf = self.arena.add(parent, edge, usage);
+        let leaf = self.arena.add(parent, tag, edge, usage);
         self.note_child(parent, leaf);
         self.offer_new(leaf, &usage);
         leaf

@@ -180,12 +180,13 @@ impl RadixTree {
     pub(super) fn peek_from(&self, root: u32, key: &[u32]) -> usize {
         debug_assert!(root != NO_NODE);
         let (mut node, mut matched) = (root, 0);
-        while let Some((child, common)) = self.arena.step(node, &key[matched..]) {
-            matched += common;
-            if common < self.arena[child].edge.len() {
+        let mut tag = self.arena.tag_below(root, key);
+        while let Some(step) = self.arena.step(node, tag, &key[matched..]) {
+            matched += step.common;
+            if step.common < self.arena[step.child].edge.len() {
                 break;
             }
-            node = child;
+            (node, tag) = (step.child, step.tag);
         }
         matched
     }
