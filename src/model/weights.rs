@@ -3,7 +3,7 @@
 //! A model's whole set of names, shapes and dtypes is checked against `config.json` before anything is allocated for
 //! it. Nothing here knows what a tensor is for.
 
-// The one `unsafe` outside the kernels: mapping a file.
+// The one `unsafe` of the weights: mapping a file.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
