@@ -1,6 +1,5 @@
 """The engines: how each is started, asked, paused and stopped. All take prompts of token ids and stream."""
 
-import asyncio
 import hashlib
 import json
 import os
@@ -12,8 +11,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 
-import aiohttp
-
+import client
 import install
 import machine
 
@@ -27,6 +25,10 @@ RETRY_S = 0.01
 
 class EngineFailed(Exception):
     """An engine that did not start, or did not answer as asked; the text says why."""
+
+
+class NotReady(EngineFailed):
+    """What a server says before its model is loaded."""
 
 
 @dataclass
@@ -173,35 +175,24 @@ class HttpEngine(Engine):
         """New tokens in an event, `before` of which came earlier."""
         return sum(len(choice.get("token_ids") or []) for choice in event.get("choices", []))
 
-    async def _one(self, session, prompt, tokens):
-        stream = Stream(time.monotonic())
-        total = 0
-        async with session.post(f"http://127.0.0.1:{self.port}{self.path}", json=self.body(prompt, tokens)) as reply:
-            if reply.status != 200:
-                raise EngineFailed(f"{self.name} answered {reply.status}: {(await reply.text())[:300]}")
-            async for line in reply.content:
-                if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
-                    continue
-                now, event = time.monotonic(), json.loads(line[5:])
-                if event.get("error"):
-                    raise EngineFailed(f"{self.name} failed inside a stream: {str(event)[:300]}")
-                new = self.count(event, total)
-                total += new
-                stream.saw(now, new)
+    def stream(self, start, events):
+        """What a request saw."""
+        stream = Stream(start)
+        for when, event in events:
+            if event.get("error"):
+                raise EngineFailed(f"{self.name} failed inside a stream: {str(event)[:300]}")
+            stream.saw(when, self.count(event, stream.tokens))
         return stream
 
-    async def _all(self, prompts, tokens):
-        limit = aiohttp.ClientTimeout(total=REQUEST_LIMIT_S)
-        connector = aiohttp.TCPConnector(force_close=True, limit=0)
-        async with aiohttp.ClientSession(timeout=limit, connector=connector, read_bufsize=1 << 20) as session:
-            return await asyncio.gather(*[self._one(session, prompt, tokens) for prompt in prompts])
-
     def ask(self, prompts, tokens):
+        bodies = [self.body(prompt, tokens) for prompt in prompts]
         try:
-            return asyncio.run(self._all(prompts, tokens))
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            answers = client.ask(self.port, self.path, bodies, REQUEST_LIMIT_S)
+            return [self.stream(start, events) for start, events in answers]
+        except client.NoAnswer as error:
             self.check_alive()
-            raise EngineFailed(f"{self.name}: {error!r}") from error
+            failure = NotReady if error.status in (None, 503) else EngineFailed
+            raise failure(f"{self.name}: {error}") from error
 
     def start(self, rng):
         """Starts it; seconds until the first token of a 16-token prompt."""
@@ -211,10 +202,8 @@ class HttpEngine(Engine):
             if listens(self.port):
                 try:
                     return self.run([prompt], 1)[0].first - started
-                except EngineFailed as error:
-                    # What a server says before its model is loaded; anything else would be said again.
-                    if " 503" not in str(error) and "ClientConnector" not in str(error) and "Disconnected" not in str(error):
-                        raise
+                except NotReady:
+                    pass
             time.sleep(RETRY_S)
         raise EngineFailed(f"{self.name} gave no token in {START_LIMIT_S} s")
 

