@@ -8,8 +8,8 @@ use super::tensor::{Scratch, Shared, Tensor};
 use super::threads::ThreadPool;
 use super::tile::{MAX_ROWS, max_rows};
 
-/// Multiply-adds that encoding a value costs about.
-const VALUE_COST: usize = 16;
+/// Multiply-adds that encoding a value costs about: most of it is waiting for what another thread or none has near.
+const VALUE_COST: usize = 64;
 /// Vectors of values that share a scale.
 const INT8_VECTORS: usize = INT8_GROUP / LANES;
 /// Vectors of words that such values take.

@@ -11,13 +11,14 @@ use crate::model::rope::Rope;
 /// Rows in an item: a barrier costs about as much as a few rows.
 const ITEM_ROWS: usize = 4;
 
-/// Multiply-adds that an element costs about: loads, stores and the odd exponential.
-const ELEMENT_COST: usize = 8;
+/// Multiply-adds that an element costs about: most of it is waiting for what another thread or none has near.
+const ELEMENT_COST: usize = 64;
+/// Multiply-adds that the cosine or sine of an angle costs about.
+const ANGLE_COST: usize = 1024;
 
-/// Calls `row` for each row, of `width` elements.
-fn for_rows(pool: &mut ThreadPool, rows: usize, width: usize, row: impl Fn(usize) + Sync) {
-    let cost = rows * width * ELEMENT_COST;
-    pool.for_each(rows.div_ceil(ITEM_ROWS), cost, &|item| {
+/// Calls `row` for each row, which costs about `cost` multiply-adds.
+fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(usize) + Sync) {
+    pool.for_each(rows.div_ceil(ITEM_ROWS), rows * cost, &|item| {
         (item * ITEM_ROWS..rows.min((item + 1) * ITEM_ROWS)).for_each(&row);
     });
 }
@@ -26,7 +27,7 @@ fn for_rows(pool: &mut ThreadPool, rows: usize, width: usize, row: impl Fn(usize
 pub fn embed(pool: &mut ThreadPool, table: &Matrix, tokens: &[u32], mut out: Tensor) -> Tensor {
     let width = table.inputs;
     let shared = Shared::new(out.values_mut());
-    for_rows(pool, tokens.len(), width, |row| {
+    for_rows(pool, tokens.len(), width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };
         table.read_row(tokens[row] as usize, out);
@@ -38,7 +39,7 @@ pub fn embed(pool: &mut ThreadPool, table: &Matrix, tokens: &[u32], mut out: Ten
 pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out: Tensor) -> Tensor {
     let half = rope.inv_freq.len();
     let shared = Shared::new(out.values_mut());
-    for_rows(pool, positions.len(), 2 * half, |row| {
+    for_rows(pool, positions.len(), 2 * half * ANGLE_COST, |row| {
         // SAFETY: each row is written by one item.
         let (cos, sin) = unsafe { shared.part(row * 2 * half, 2 * half) }.split_at_mut(half);
         for (i, frequency) in rope.inv_freq.iter().enumerate() {
@@ -127,7 +128,7 @@ pub fn rotate_and_store(
     with_elements!(kv, kv => {
         let n_slots = kv.len() / (2 * kv_width);
         let kv = Shared::new(kv);
-        for_rows(pool, rows, width, |row| {
+        for_rows(pool, rows, width * ELEMENT_COST, |row| {
             // SAFETY: each row is read and written by one item.
             let (input, q) = unsafe {
                 (
@@ -162,12 +163,19 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
         let norms = self.rotation.norms;
         let (queries, kv) = self.input.split_at_mut(self.q.len());
         let width = kv.len() / 2;
+        let (slot, n_slots) = self.slot;
+        // SAFETY: only hints; `dispatch` detected the instruction set.
+        unsafe {
+            for head in 0..kv.len() / head_dim {
+                let out = self.kv.at((head * n_slots + slot) * head_dim);
+                S::prefetch_all(out, head_dim, true);
+            }
+        }
         let heads = queries.chunks_exact_mut(head_dim);
         for (head, q) in heads.zip(self.q.chunks_exact_mut(head_dim)) {
             turn_head::<S>(head, norms.map(|n| (n.0, n.2)), self.turn);
             q.copy_from_slice(head);
         }
-        let (slot, n_slots) = self.slot;
         for (i, head) in kv.chunks_exact_mut(head_dim).enumerate() {
             if i * head_dim < width {
                 turn_head::<S>(head, norms.map(|n| (n.1, n.2)), self.turn);

@@ -11,6 +11,8 @@ use super::portable::Portable;
 
 /// Number of f32 lanes of every vector.
 pub const LANES: usize = 16;
+/// Bytes of a cache line.
+pub const LINE_BYTES: usize = 64;
 
 /// Environment variable that forces an instruction set, to test or to compare; no key of the configuration.
 pub const ISA_VARIABLE: &str = "SOUFFLEUR_CPU_ISA";
@@ -284,6 +286,21 @@ pub trait Lanes: Copy + 'static {
     /// Asks for a cache line to write; any address will do.
     #[inline(always)]
     unsafe fn prefetch_write<T>(_p: *const T) {}
+
+    /// Asks for all lines of `len` values from `p` on, to read or to write.
+    #[inline(always)]
+    unsafe fn prefetch_all<T>(p: *const T, len: usize, to_write: bool) {
+        for at in (0..len * size_of::<T>()).step_by(LINE_BYTES) {
+            let line = p.cast::<u8>().wrapping_add(at);
+            // SAFETY: the caller's promise is the same.
+            unsafe {
+                match to_write {
+                    true => Self::prefetch_write(line),
+                    false => Self::prefetch(line),
+                }
+            }
+        }
+    }
 
     /// Sum of the lanes: lane i with i+8, then i+4, i+2, i+1.
     #[inline(always)]
