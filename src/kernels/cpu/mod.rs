@@ -124,6 +124,9 @@ impl CpuBatch {
     }
 
     /// Becomes a batch of tokens of `step`, whose indices ascend.
+    ///
+    /// # Panics
+    /// If `step` has fewer tokens.
     pub fn pick(&mut self, step: &Self, tokens: &[u32]) {
         self.clear();
         self.serial = next_serial();
@@ -134,7 +137,7 @@ impl CpuBatch {
             while segment.is_some_and(|segment| segment.end_token() <= index) {
                 segment = segments.next();
             }
-            let Some(whole) = segment else { break };
+            let whole = segment.expect("the step has the tokens that are picked of it");
             let position = step.positions[index];
             match self.segments.last_mut() {
                 Some(last) if last.row == whole.row && last.end_position() == position as usize => {
