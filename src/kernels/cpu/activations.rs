@@ -3,7 +3,7 @@
 use super::element::load_up_to;
 use super::format::{Format, INT8_GROUP, INT8_STEPS, group_rows, n_groups};
 use super::rowwise::norm_scale;
-use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use super::simd::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Scratch, Shared, Tensor};
 use super::threads::ThreadPool;
 use super::tile::{MAX_ROWS, max_rows};
@@ -243,9 +243,19 @@ impl<'a> Row<'a> {
     /// The instruction set of `S` was detected.
     #[inline(always)]
     unsafe fn load<S: Lanes>(&self, first: usize) -> S::V {
-        let values = first.min(self.x.len())..self.x.len().min(first + LANES);
-        // SAFETY: the caller's promise.
+        // SAFETY: both hold sixteen values from `first` on, if `x` does; the instruction set is the caller's promise.
         unsafe {
+            if first + LANES <= self.x.len() {
+                let x = S::load(self.x[first..].as_ptr());
+                return match self.norm {
+                    None => x,
+                    Some((weight, scale)) => {
+                        let weight = S::load(weight[first..][..LANES].as_ptr());
+                        S::mul(S::mul(x, S::splat(scale)), weight)
+                    }
+                };
+            }
+            let values = first.min(self.x.len())..self.x.len();
             let x = load_up_to::<S>(&self.x[values.clone()]);
             match self.norm {
                 None => x,
@@ -267,6 +277,13 @@ pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u3
     // SAFETY: a column is stored whole, beyond its rows; `out`, or what stands in for it, has room for that behind the
     // last one.
     unsafe {
+        if rows == EIGHT && out.len() >= LANES * EIGHT {
+            let pairs = S::transpose_eight(std::array::from_fn(|i| words[i]));
+            for (i, pair) in pairs.into_iter().enumerate() {
+                S::store_words(out[i * LANES..].as_mut_ptr(), pair);
+            }
+            return;
+        }
         let columns = match rows {
             1 => words,
             _ => S::transpose(words),

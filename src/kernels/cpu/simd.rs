@@ -11,6 +11,8 @@ use super::portable::Portable;
 
 /// Number of f32 lanes of every vector.
 pub const LANES: usize = 16;
+/// Rows of half a transpose.
+pub const EIGHT: usize = LANES / 2;
 /// Bytes of a cache line.
 pub const LINE_BYTES: usize = 64;
 
@@ -252,6 +254,20 @@ pub trait Lanes: Copy + 'static {
     unsafe fn store_words(p: *mut u32, words: Self::W);
     /// Exchanges rows and lanes: word i of row j becomes word j of row i.
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES];
+    /// Exchanges eight rows and lanes: the words i of all rows stand side by side, two such columns in a vector.
+    #[inline(always)]
+    unsafe fn transpose_eight(rows: [Self::W; EIGHT]) -> [Self::W; EIGHT] {
+        // SAFETY: a column is stored whole, beyond its eight words; the instruction set is the caller's promise.
+        unsafe {
+            let mut all = [Self::splat_word(0); LANES];
+            all[..EIGHT].copy_from_slice(&rows);
+            let mut words = [0u32; EIGHT * LANES + EIGHT];
+            for (i, column) in Self::transpose(all).into_iter().enumerate() {
+                Self::store_words(words[i * EIGHT..].as_mut_ptr(), column);
+            }
+            std::array::from_fn(|i| Self::load_words(words[i * LANES..].as_ptr()))
+        }
+    }
     /// Pairs of two times 32 bf16, that of `low` in the low half. In each quarter of four words, the first vector holds
     /// the pairs of the first four elements of that quarter of the operands, the second one those of the last four.
     unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W);

@@ -1,6 +1,6 @@
 //! The lanes of every instruction set that this machine has, against plain arithmetic.
 
-use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use super::simd::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
 
 struct Exp([f32; LANES]);
 
@@ -147,6 +147,36 @@ fn words_are_transposed_and_zipped() {
         }
         let expected = rows[2].iter().map(|&word| word as i32 as f32);
         assert_eq!(max, expected.fold(f32::NEG_INFINITY, f32::max), "{isa:?}");
+    }
+}
+
+struct TransposeEight([[u32; LANES]; EIGHT]);
+
+impl Kernel for TransposeEight {
+    type Output = [[u32; LANES]; EIGHT];
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Self::Output {
+        let mut out = self.0;
+        // SAFETY: every array holds sixteen words; `dispatch` detected the instruction set.
+        unsafe {
+            let rows = std::array::from_fn(|i| S::load_words(self.0[i].as_ptr()));
+            for (pair, out) in S::transpose_eight(rows).into_iter().zip(&mut out) {
+                S::store_words(out.as_mut_ptr(), pair);
+            }
+        }
+        out
+    }
+}
+
+#[test]
+fn eight_rows_are_transposed_into_pairs_of_columns() {
+    for isa in Isa::available() {
+        let rows = std::array::from_fn(|row| std::array::from_fn(|i| (row * 100 + i) as u32));
+        let pairs = dispatch(isa, TransposeEight(rows));
+        for (i, word) in pairs.as_flattened().iter().enumerate() {
+            assert_eq!(*word, rows[i % EIGHT][i / EIGHT], "{isa:?}: word {i}");
+        }
     }
 }
 

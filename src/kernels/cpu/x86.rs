@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::avx2::{Avx2, max8, sum8};
-use super::simd::{Kernel, LANES, Lanes};
+use super::simd::{EIGHT, Kernel, LANES, Lanes};
 
 /// Runs a kernel compiled for AVX2, FMA and F16C.
 ///
@@ -241,34 +241,38 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     #[inline(always)]
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES] {
         unsafe {
-            let zero = _mm512_setzero_si512();
-            // Inside each quarter of 128 bits, four rows at a time: words, then pairs of words.
-            let mut quads = [zero; LANES];
-            for i in (0..LANES).step_by(4) {
-                let (a, b, c, d) = (rows[i], rows[i + 1], rows[i + 2], rows[i + 3]);
-                let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-                quads[i] = _mm512_unpacklo_epi64(ab, cd);
-                quads[i + 1] = _mm512_unpackhi_epi64(ab, cd);
-                let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
-                quads[i + 2] = _mm512_unpacklo_epi64(ab, cd);
-                quads[i + 3] = _mm512_unpackhi_epi64(ab, cd);
+            let mut quads = rows;
+            for four in quads.chunks_exact_mut(4) {
+                four.copy_from_slice(&transpose_quarters(four));
             }
             // Quarter q of `quads[4 r + i]` holds word 4 q + i of rows 4 r to 4 r + 3.
-            let mut out = [zero; LANES];
+            let mut out = rows;
             for i in 0..4 {
-                let (a, b, c, d) = (quads[i], quads[i + 4], quads[i + 8], quads[i + 12]);
-                let (ab, cd) = (
-                    _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b),
-                    _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d),
-                );
-                out[i] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd);
-                out[i + 8] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd);
-                let (ab, cd) = (
-                    _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
-                    _mm512_shuffle_i32x4::<0b11_01_11_01>(c, d),
-                );
-                out[i + 4] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd);
-                out[i + 12] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd);
+                let quarters = [quads[i], quads[i + 4], quads[i + 8], quads[i + 12]];
+                let columns = exchange_quarters(quarters);
+                for (q, column) in columns.into_iter().enumerate() {
+                    out[4 * q + i] = column;
+                }
+            }
+            out
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_eight(rows: [Self::W; EIGHT]) -> [Self::W; EIGHT] {
+        unsafe {
+            let mut quads = rows;
+            for four in quads.chunks_exact_mut(4) {
+                four.copy_from_slice(&transpose_quarters(four));
+            }
+            let mut out = rows;
+            for i in 0..2 {
+                let (low, high) = (2 * i, 2 * i + 1);
+                let quarters = [quads[low], quads[low + 4], quads[high], quads[high + 4]];
+                let pairs = exchange_quarters(quarters);
+                for (q, pair) in pairs.into_iter().enumerate() {
+                    out[2 * q + i] = pair;
+                }
             }
             out
         }
@@ -347,4 +351,45 @@ unsafe fn bf16_lanes(words: __m512i) -> __m512bh {
 unsafe fn word_bits(pairs: __m512bh) -> __m512i {
     // SAFETY: both are 512 plain bits.
     unsafe { std::mem::transmute(pairs) }
+}
+
+/// Exchanges four rows and lanes inside each quarter of 128 bits: word i of row j becomes word j of row i.
+#[inline(always)]
+unsafe fn transpose_quarters(rows: &[__m512i]) -> [__m512i; 4] {
+    // SAFETY: the caller detected the instruction set.
+    unsafe {
+        let (a, b, c, d) = (rows[0], rows[1], rows[2], rows[3]);
+        let (low_ab, low_cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        let (high_ab, high_cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        [
+            _mm512_unpacklo_epi64(low_ab, low_cd),
+            _mm512_unpackhi_epi64(low_ab, low_cd),
+            _mm512_unpacklo_epi64(high_ab, high_cd),
+            _mm512_unpackhi_epi64(high_ab, high_cd),
+        ]
+    }
+}
+
+/// Exchanges vectors and quarters: quarter i of vector j becomes quarter j of vector i.
+#[inline(always)]
+unsafe fn exchange_quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    const EVEN: i32 = 0b10_00_10_00;
+    const ODD: i32 = 0b11_01_11_01;
+    // SAFETY: the caller detected the instruction set.
+    unsafe {
+        let (even_ab, even_cd) = (
+            _mm512_shuffle_i32x4::<EVEN>(a, b),
+            _mm512_shuffle_i32x4::<EVEN>(c, d),
+        );
+        let (odd_ab, odd_cd) = (
+            _mm512_shuffle_i32x4::<ODD>(a, b),
+            _mm512_shuffle_i32x4::<ODD>(c, d),
+        );
+        [
+            _mm512_shuffle_i32x4::<EVEN>(even_ab, even_cd),
+            _mm512_shuffle_i32x4::<EVEN>(odd_ab, odd_cd),
+            _mm512_shuffle_i32x4::<ODD>(even_ab, even_cd),
+            _mm512_shuffle_i32x4::<ODD>(odd_ab, odd_cd),
+        ]
+    }
 }
