@@ -95,7 +95,7 @@ impl PackedRows {
         let (n_groups, row_words) = (packed.n_groups, packed.row_words());
         let words: &mut [u32] = bytemuck::cast_slice_mut(packed.words.values_mut());
         let words = Shared::new(words);
-        pool.for_each(n_groups, rows * inputs * VALUE_COST, &|group| {
+        pool.for_each_in_runs(n_groups, rows * inputs * VALUE_COST, &|group| {
             let rows = group_rows(group, n_groups, rows);
             // SAFETY: each group is written by one item.
             let out = unsafe { words.part(rows.start * row_words, rows.len() * row_words) };

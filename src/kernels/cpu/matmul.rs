@@ -20,9 +20,11 @@ const STREAM_BYTES: usize = 128 << 10;
 
 /// Most groups of rows that are worth fetching weights ahead for.
 const MAX_FETCH_GROUPS: usize = 8;
-/// Groups of rows in an item of many rows. A thread goes on with the same panels, which stay in its cache: smaller
-/// items cost nothing, and the last one keeps the other threads waiting for less.
+/// Most groups of rows in a block, of which an item multiplies all. A thread goes on with the same block, which it has
+/// had in the kernels before: smaller items cost nothing, and the last one keeps the other threads waiting for less.
 const BLOCK_GROUPS: usize = 16;
+/// Most bytes of a block: what stays near beside the panels of an item.
+const BLOCK_BYTES: usize = 512 << 10;
 
 /// A product to compute: `x weight^T + bias`, and what to do with it.
 ///
@@ -81,7 +83,7 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     );
     let stride = item_panels(weight, panels, rows, pool.n_threads());
     let n_spans = panels.div_ceil(stride);
-    let n_blocks = packed.n_groups().div_ceil(BLOCK_GROUPS);
+    let n_blocks = packed.n_groups().div_ceil(block_groups(packed));
     let cost = rows * weight.inputs * weight.outputs;
     let output = Output {
         panels: weight.panels(),
@@ -91,7 +93,7 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
         write,
     };
     pool.for_each_in_runs(n_spans * n_blocks, cost, &|item| {
-        let (span, block) = (item / n_blocks, item % n_blocks);
+        let (block, span) = (item / n_spans, item % n_spans);
         let panels = match rows {
             1 => group_rows(span, n_spans, panels),
             // Whole tiles, but for the last.
@@ -109,6 +111,12 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
             },
         );
     });
+}
+
+/// Groups of rows in a block: enough to multiply with weights faster than they come from memory.
+fn block_groups(packed: &PackedRows) -> usize {
+    let group_bytes = tile::MAX_ROWS * packed.row_words() * size_of::<u32>();
+    (BLOCK_BYTES / group_bytes).clamp(MAX_FETCH_GROUPS, BLOCK_GROUPS)
 }
 
 /// Number of panels in an item.

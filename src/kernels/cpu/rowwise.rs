@@ -18,7 +18,7 @@ const ANGLE_COST: usize = 1024;
 
 /// Calls `row` for each row, which costs about `cost` multiply-adds.
 fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(usize) + Sync) {
-    pool.for_each(rows.div_ceil(ITEM_ROWS), rows * cost, &|item| {
+    pool.for_each_in_runs(rows.div_ceil(ITEM_ROWS), rows * cost, &|item| {
         (item * ITEM_ROWS..rows.min((item + 1) * ITEM_ROWS)).for_each(&row);
     });
 }
