@@ -244,6 +244,10 @@ impl ThreadPool {
     }
 
     fn for_each_run(&mut self, n_items: usize, cost: usize, item: &(dyn Fn(usize, usize) + Sync)) {
+        if n_items <= 1 {
+            (0..n_items).for_each(|index| item(0, index));
+            return;
+        }
         let runs = self.runs.clone();
         let items = u32::try_from(n_items).expect("a kernel has fewer than 2^32 items");
         let first = |run: usize| (run as u64 * u64::from(items) / runs.len() as u64) as u32;
