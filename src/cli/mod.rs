@@ -23,6 +23,7 @@ mod local;
 mod logits;
 mod plan;
 mod progress;
+mod readahead;
 mod replay_log;
 mod serve;
 mod signals;
@@ -101,6 +102,7 @@ impl From<StartError> for Failure {
 
 /// Runs the command that the arguments of this process name.
 pub fn main() -> ExitCode {
+    readahead::start();
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
