@@ -75,13 +75,18 @@ class Engine:
         """The file or folder that is read at start."""
         raise NotImplementedError
 
+    def program(self):
+        """The file or folder of the engine's own code."""
+        raise NotImplementedError
+
     def ask(self, prompts, tokens):
         """Sends all prompts at once; one `Stream` for each."""
         raise NotImplementedError
 
     def spawn(self):
         """Starts the process; returns when that was."""
-        machine.read_through(self.weights())
+        for path in (self.weights(), self.program()):
+            machine.read_through(path)
         command, more = self.command()
         env = {name: value for name, value in os.environ.items() if not name.startswith("SOUFFLEUR_")}
         env |= more | {machine.MARK: str(self.scratch)}
@@ -223,6 +228,9 @@ class LlamaCpp(HttpEngine):
     def weights(self):
         return self.scratch / "gguf" / f"{self.model}-{'q8_0' if self.kind == 'int8' else 'bf16'}.gguf"
 
+    def program(self):
+        return install.llama_server(self.scratch).parent
+
     def command(self):
         sizes = ["-c", KV_TOKENS, "-np", STREAMS, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512]
         return [install.llama_server(self.scratch), "-m", self.weights(), *sizes, "--host", "127.0.0.1", "--port", self.port], {}
@@ -244,6 +252,9 @@ class Vllm(HttpEngine):
     def weights(self):
         return self.scratch / "models" / self.model
 
+    def program(self):
+        return self.scratch / "venv-vllm"
+
     def command(self):
         env = {
             "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "VLLM_CPU_OMP_THREADS_BIND": "0-1", "OMP_NUM_THREADS": "2", "VLLM_TARGET_DEVICE": "cpu",
@@ -261,12 +272,15 @@ class Souffleur(HttpEngine):
     """This repository's release binary."""
 
     name = "souffleur"
-    program = None
+    binary = None
     # actix-web reads the clock for its time limits every half second; right after a pause it takes every request for late.
     settle_s = 0.75
 
     def weights(self):
         return self.scratch / "served" / self.model
+
+    def program(self):
+        return self.binary
 
     def forget(self):
         """A new folder of hard links to the model, with no cache beside the weights: what the next start is the first of."""
@@ -278,7 +292,7 @@ class Souffleur(HttpEngine):
     def command(self):
         flags = ["--quantization", "int8"] if self.kind == "int8" else []
         served = ["--model-path", self.weights(), "--served-model-name", "m", "--max-total-tokens", KV_TOKENS, "--log-level", "warn"]
-        return [self.program, "serve", *served, *flags, "--host", "127.0.0.1", "--port", self.port], {"XDG_CACHE_HOME": str(self.weights() / "xdg")}
+        return [self.binary, "serve", *served, *flags, "--host", "127.0.0.1", "--port", self.port], {"XDG_CACHE_HOME": str(self.weights() / "xdg")}
 
 
 class OpenVino(Engine):
@@ -288,6 +302,9 @@ class OpenVino(Engine):
 
     def weights(self):
         return self.scratch / "ov" / f"{self.model}-{'int8' if self.kind == 'int8' else 'fp16'}"
+
+    def program(self):
+        return self.scratch / "venv-openvino"
 
     def command(self):
         driver = [self.scratch / "venv-openvino" / "bin" / "python", install.HERE / "ov_driver.py"]
@@ -325,7 +342,7 @@ def take_souffleur(scratch, path):
     program.parent.mkdir(exist_ok=True)
     if not program.exists():
         shutil.copy2(path, program)
-    Souffleur.program = program
+    Souffleur.binary = program
     return digest
 
 

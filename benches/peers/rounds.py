@@ -38,7 +38,7 @@ class Session:
         self.results.parent.mkdir(parents=True, exist_ok=True)
         self.records = load(self.results)
         self.peak = machine.Peak(self.scratch)
-        self.int8 = binary is not None and engines.knows_int8(Souffleur.program)
+        self.int8 = binary is not None and engines.knows_int8(Souffleur.binary)
         self.live = {}
         self.broken = set()
         self.began = time.monotonic()
