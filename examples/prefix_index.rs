@@ -200,7 +200,7 @@ impl Handler<StepPlanned> for WorkerIndex {
         self.free_rows = free_rows;
         self.cache = verdict.cache.unwrap_or(self.cache);
         let grants = match reservation {
-            Reservation::Granted(grants) => grants,
+            Reservation::Granted { grants, .. } => grants,
             Reservation::Short { .. } => unreachable!("admitted only what fits"),
         };
         let OpenPlan {

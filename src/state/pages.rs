@@ -6,6 +6,7 @@
 //! hand them back is counted in the [`PoolLedger`] and panics in debug builds.
 
 mod evicted;
+mod one_by_one;
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -18,6 +19,7 @@ use smallvec::SmallVec;
 use crate::ids::PageId;
 use crate::state::radix_tree::{EdgeBuffer, Ids};
 pub use evicted::EvictedPages;
+pub use one_by_one::OneByOne;
 
 /// Ids of pages; a few need no allocation.
 pub(in crate::state) type PageIds = SmallVec<[PageId; 4]>;
@@ -75,7 +77,11 @@ impl PageSize {
 
     /// Number of new pages (0 or 1) for one more token behind `committed` tokens.
     pub const fn pages_to_decode(self, committed: usize) -> usize {
-        committed.is_multiple_of(self.get()) as usize
+        match self.get() {
+            // The usual size, without a division.
+            1 => 1,
+            size => committed.is_multiple_of(size) as usize,
+        }
     }
 
     /// Tokens in `pages` pages.
@@ -240,6 +246,11 @@ impl Pages {
         self.ids.truncate(at);
         let ledger = self.ledger.clone();
         Self { ids, ledger }
+    }
+
+    /// To hand them out one at a time.
+    pub fn one_by_one(self) -> OneByOne {
+        OneByOne::new(self)
     }
 
     /// Leaves nothing behind and returns everything.

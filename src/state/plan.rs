@@ -224,6 +224,8 @@ pub struct ReserveRequest {
     pub returned_rows: Vec<RowId>,
     /// What is asked for: all of it is granted, or nothing.
     pub demands: Vec<Demand>,
+    /// Sequences that need one more page each, behind the demands.
+    pub growing: Vec<SeqId>,
     /// The tree's verdict.
     pub verdict: Box<Verdict>,
 }
@@ -332,12 +334,26 @@ pub struct Planned {
 #[derive(Debug)]
 pub enum Reservation {
     /// Everything asked for.
-    Granted(Vec<Grant>),
+    Granted {
+        /// In the order of the demands.
+        grants: Vec<Grant>,
+        /// For those that grow.
+        growth: Growth,
+    },
     /// Nothing was granted; what was returned is kept.
     Short {
         /// Pages that were missing.
         missing_pages: usize,
     },
+}
+
+/// One more page for each of some sequences: a batch that decodes asks for nothing else, step after step.
+#[derive(Debug, Default)]
+pub struct Growth {
+    /// The sequences.
+    pub seqs: Vec<SeqId>,
+    /// Their pages, in their order.
+    pub pages: Pages,
 }
 
 /// What one sequence was granted.

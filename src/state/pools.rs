@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::state::page_pool::PagePool;
 use crate::state::pages::{PageSize, PoolLedger};
-use crate::state::plan::{Grant, Planned, Reservation, ReserveRequest};
+use crate::state::plan::{Grant, Growth, Planned, Reservation, ReserveRequest};
 use crate::state::row_pool::RowPool;
 
 /// Free pages and free rows.
@@ -31,30 +31,34 @@ impl Pools {
         for row in request.returned_rows {
             self.rows.free(row);
         }
-        let wanted: usize = request
-            .demands
-            .iter()
-            .map(|demand| demand.pages as usize)
-            .sum();
+        let demanded = request.demands.iter().map(|demand| demand.pages as usize);
+        let wanted = demanded.sum::<usize>() + request.growing.len();
         let rows_wanted = request.demands.iter().filter(|demand| demand.row).count();
         let reservation = if wanted > self.pages.free_pages() || rows_wanted > self.rows.free_rows()
         {
             let missing_pages = wanted.saturating_sub(self.pages.free_pages());
             Reservation::Short { missing_pages }
         } else {
+            let mut alloc = |n: usize| {
+                let pages = self.pages.alloc(n);
+                pages.expect("the sum of the demands was compared with the free pages")
+            };
             let grants = request.demands.iter().map(|demand| Grant {
                 seq: demand.seq,
-                pages: self
-                    .pages
-                    .alloc(demand.pages as usize)
-                    .expect("the sum of the demands was compared with the free pages"),
+                pages: alloc(demand.pages as usize),
                 row: demand.row.then(|| {
                     self.rows
                         .alloc()
                         .expect("the rows asked for were compared with the free rows")
                 }),
             });
-            Reservation::Granted(grants.collect())
+            Reservation::Granted {
+                grants: grants.collect(),
+                growth: Growth {
+                    pages: alloc(request.growing.len()),
+                    seqs: request.growing,
+                },
+            }
         };
         Planned {
             step: request.step,

@@ -6,25 +6,25 @@ use crate::executor::LogprobWish;
 use crate::ids::{IntakeId, RequestId, RowId, SeqId, StepId};
 use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::namespace::Namespace;
-use crate::state::news::RequestEnd;
 use crate::state::pages::{NodeLock, Pages};
 use crate::state::sampling::SamplingParams;
 
 /// A request as the tokenizer submits it: validated, clipped, encoded.
 #[derive(Clone, Debug)]
+#[repr(C)] // as in `Sequence`
 pub struct Submission {
-    /// The client's name for it.
-    pub rid: RequestId,
     /// The Tokenizer's number for it.
     pub intake: IntakeId,
+    /// Log probabilities wished for.
+    pub logprobs: Option<Arc<LogprobWish>>,
     /// The prompt; not empty, shorter than the context.
     pub prompt: Arc<[u32]>,
+    /// The client's name for it.
+    pub rid: RequestId,
     /// Where its prefix may be shared.
     pub namespace: Namespace,
     /// Validated, clipped to what can fit, with a seed.
     pub sampling: Arc<SamplingParams>,
-    /// Log probabilities wished for.
-    pub logprobs: Option<Arc<LogprobWish>>,
     /// Larger is sooner, or smaller, or it counts for eviction only: as configured.
     pub priority: Option<i64>,
     /// Tested at intake and before every plan: a cancel may overtake its request.
@@ -54,64 +54,67 @@ pub enum Phase {
 /// tokens  [0 .. committed)                        K/V written or planned to be
 /// ```
 #[derive(Debug)]
+#[repr(C)] // as in `Sequence`
 pub struct SequenceKv {
-    /// Row of the page table.
-    pub row: RowId,
-    /// Keeps the tree's part of the pages.
-    pub lock: NodeLock,
-    /// Pages that the tree owns.
-    pub protected_pages: usize,
-    /// Pages behind them.
-    pub private: Pages,
     /// Tokens whose K/V is written by the steps planned so far.
     pub committed: usize,
+    /// Row of the page table.
+    pub row: RowId,
+    /// Pages behind those that the tree owns.
+    pub private: Pages,
+    /// Pages that the tree owns.
+    pub protected_pages: usize,
+    /// Keeps the tree's part of the pages.
+    pub lock: NodeLock,
     /// Tokens of this request that counted as a cache hit.
     pub inserted_tokens: usize,
 }
 
-/// One request inside the engine.
+/// One request inside the engine. What every step touches comes first and close together: a large batch is walked through
+/// several times a step, and so are as many cache lines as these parts lie on.
 #[derive(Debug)]
+#[repr(C)] // in this order
 pub struct Sequence {
-    /// What was asked for.
-    pub request: Submission,
     /// Where it stands.
     pub phase: Phase,
-    /// Output tokens known.
-    pub output: Vec<u32>,
-    /// Output tokens known once every planned step is done.
-    pub planned_output: usize,
+    /// Its memory is given back by the next plan.
+    pub has_ended: bool,
+    /// Some tokens end it.
+    heeds_stops: bool,
+    /// Publishes what it computed when it gives its memory back.
+    pub publish: bool,
     /// Rows of this sequence in steps that are not done.
     pub rows_in_flight: u32,
-    /// Prompt and output at the (re)admission: what the prefill computes.
-    pub fill: Arc<[u32]>,
-    /// The hold on memory while admitted.
-    pub kv: Option<SequenceKv>,
-    /// The last step that writes K/V of this sequence.
-    pub last_step: StepId,
+    /// Of the request, as `heeds_stops`: every plan and every token asks for them.
+    max_new_tokens: u32,
+    /// Times retracted.
+    pub retractions: u32,
     /// Prompt tokens that came from the cache at the first admission.
     pub cached_tokens: Option<u32>,
+    /// Output tokens known once every planned step is done.
+    pub planned_output: usize,
+    /// Output tokens known.
+    pub output: Vec<u32>,
+    /// The last step that writes K/V of this sequence.
+    pub last_step: StepId,
+    /// The hold on memory while admitted.
+    pub kv: Option<SequenceKv>,
+    /// What was asked for.
+    pub request: Submission,
+    /// Prompt and output at the (re)admission: what the prefill computes.
+    pub fill: Arc<[u32]>,
     /// Prompt positions whose log probabilities have been delivered.
     pub input_logprobs_until: u32,
     /// Since when it is known to have been admitted, in seconds of the clock of `submitted_s`.
     pub running_since_s: Option<f64>,
-    /// Times retracted.
-    pub retractions: u32,
     /// Times a step that held it was lost.
     pub losses: u32,
     /// Plans it was held back for a prefix in flight.
     pub waits: u8,
     /// Prompt tokens that the engine had prefilled when it arrived.
     pub arrival_prefilled_tokens: u64,
-    /// Set when it ended; its memory is given back by the next plan.
-    pub end: Option<RequestEnd>,
     /// Output tokens that count, once ended (a stop string may trim).
     pub kept_output: usize,
-    /// Publishes what it computed when it gives its memory back.
-    pub publish: bool,
-    /// Of the request, as `heeds_stops`: every plan and every token asks for them, and they lie two pointers away there.
-    max_new_tokens: u32,
-    /// Some tokens end it.
-    heeds_stops: bool,
 }
 
 impl Sequence {
@@ -135,7 +138,7 @@ impl Sequence {
             losses: 0,
             waits: 0,
             arrival_prefilled_tokens: 0,
-            end: None,
+            has_ended: false,
             kept_output: 0,
             publish: false,
         }
@@ -158,12 +161,32 @@ impl Sequence {
 
     /// Can take part in a decode: its last token is known or will be, and the length does not end it.
     pub fn can_decode(&self) -> bool {
-        self.phase == Phase::Running && self.end.is_none() && self.remaining_new_tokens() > 0
+        self.phase == Phase::Running && !self.has_ended && self.remaining_new_tokens() > 0
     }
 
     /// True for a request that generates nothing, once the last chunk of its prefill is back.
     pub fn is_prefill_alone_done(&self) -> bool {
         self.max_new_tokens() == 0 && self.phase == Phase::Running && self.rows_in_flight == 0
+    }
+
+    /// The hold on memory of a sequence that is admitted.
+    ///
+    /// # Panics
+    /// If it holds none.
+    pub fn held_kv(&self) -> &SequenceKv {
+        let kv = self.kv.as_ref();
+        kv.expect("an admitted sequence holds memory")
+    }
+
+    /// As [`held_kv`](Self::held_kv).
+    pub fn held_kv_mut(&mut self) -> &mut SequenceKv {
+        let kv = self.kv.as_mut();
+        kv.expect("an admitted sequence holds memory")
+    }
+
+    /// Pages that are its own.
+    pub fn private_pages(&self) -> usize {
+        self.kv.as_ref().map_or(0, |kv| kv.private.len())
     }
 
     /// Longest prefix of so many tokens that may come from the cache: one token at least is computed for its logits, and input log

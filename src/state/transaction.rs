@@ -27,6 +27,7 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
         returned: request.returned,
         returned_rows: request.returned_rows,
         demands: Vec::new(),
+        growing: Vec::new(),
         verdict: Box::default(),
         free_pages: request.free_pages,
         mixes: false,
@@ -55,7 +56,7 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
         target_tokens = target_tokens.max(plan.admit(admit));
     }
     if let Some(decode) = request.else_decode {
-        target_tokens = target_tokens.max(plan.decode(&decode.growing));
+        target_tokens = target_tokens.max(plan.decode(decode.growing));
     }
     let evicted = plan.evict_up_to(target_tokens);
     plan.verdict.cache = Some(CacheCounts {
@@ -68,6 +69,7 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
         evicted,
         returned_rows: plan.returned_rows,
         demands: plan.demands,
+        growing: plan.growing,
         verdict: plan.verdict,
     }
 }
@@ -78,6 +80,7 @@ struct Transaction<'a> {
     returned: Pages,
     returned_rows: Vec<crate::ids::RowId>,
     demands: Vec<Demand>,
+    growing: Vec<SeqId>,
     verdict: Box<Verdict>,
     free_pages: usize,
     /// The decode may ride along with what is admitted.
@@ -358,7 +361,7 @@ impl Transaction<'_> {
 
     /// The decode runs alone when nothing is admitted, rides along if it may and its pages are there besides the
     /// prefill's, or sits this step out. Returns the tokens that must be free.
-    fn decode(&mut self, growing: &[SeqId]) -> usize {
+    fn decode(&mut self, growing: Vec<SeqId>) -> usize {
         let prefill_pages: usize = self
             .demands
             .iter()
@@ -373,11 +376,7 @@ impl Transaction<'_> {
         } else if self.verdict.preempt.is_some() {
             return 0;
         }
-        self.demands.extend(growing.iter().map(|&seq| Demand {
-            seq,
-            pages: 1,
-            row: false,
-        }));
+        self.growing = growing;
         target_tokens
     }
 

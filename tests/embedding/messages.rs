@@ -40,7 +40,9 @@ async fn an_index_answers_plans_one_for_one() {
             (answer.step, answer.free_pages, answer.free_rows),
             (StepId::new(step), 8, 2)
         );
-        assert!(matches!(answer.reservation, Reservation::Granted(grants) if grants.is_empty()));
+        assert!(
+            matches!(answer.reservation, Reservation::Granted { grants, .. } if grants.is_empty())
+        );
     }
     let peek = index.peek();
     let query = || PeekPrefix {

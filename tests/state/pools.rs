@@ -107,6 +107,38 @@ fn dropped_pages_are_counted_and_panic_in_debug_builds() {
 }
 
 #[test]
+fn pages_go_one_by_one_to_their_owners_and_the_rest_counts_as_dropped() {
+    let ledger = Arc::new(PoolLedger::new(page_size(1)));
+    let mut pool = PagePool::new(8, page_size(1), ledger.clone());
+    let mut one = pool.alloc(1).expect("8 pages are free");
+    let mut two = Pages::empty();
+    let mut growth = pool.alloc(4).expect("7 pages are free").one_by_one();
+    assert_eq!(growth.next_to(&mut one), Some(PageId::new(2)));
+    assert_eq!(growth.next_to(&mut two), Some(PageId::new(3)));
+    let ids = |pages: &Pages| {
+        pages
+            .ids()
+            .iter()
+            .map(|page| page.get())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((ids(&one), ids(&two)), (vec![1, 2], vec![3]));
+
+    assert_eq!(panics(|| drop(growth)), cfg!(debug_assertions));
+    assert_eq!(ledger.lost_pages(), 2);
+    // Who got the first page of all counts it in the pool's ledger, too.
+    assert_eq!(panics(|| drop(two)), cfg!(debug_assertions));
+    assert_eq!(ledger.lost_pages(), 3);
+
+    let mut rest = pool.alloc(1).expect("3 pages are free").one_by_one();
+    assert_eq!(rest.next_to(&mut one), Some(PageId::new(6)));
+    assert_eq!(rest.next_to(&mut one), None);
+    drop(rest);
+    pool.free(one);
+    assert_eq!(free_ids(&pool), [7, 8, 1, 2, 6]);
+}
+
+#[test]
 fn page_arithmetic_holds_at_the_boundaries() {
     let size = page_size(16);
     let cut = |tokens| {

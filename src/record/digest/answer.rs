@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{PageRuns, Seq, Sum, seqs};
 use crate::ids::{RowId, StepId};
 use crate::state::plan::{
-    Admitted, CheckpointedSeq, Grant, Planned, Preempt, Reservation, Verdict,
+    Admitted, CheckpointedSeq, Grant, Growth, Planned, Preempt, Reservation, Verdict,
 };
 use crate::state::policy::Matched;
 use crate::state::probe::ProbeReply;
@@ -87,22 +87,20 @@ impl From<&Planned> for PlannedDigest {
             evicted_edges: _,
             cache,
         } = verdict.as_ref();
-        let (grants, missing_pages) = match reservation {
-            Reservation::Granted(grants) => (grants.as_slice(), None),
-            Reservation::Short { missing_pages } => (&[][..], Some(*missing_pages as u64)),
+        let (granted, granted_sum, missing_pages) = match reservation {
+            Reservation::Granted { grants, growth } => {
+                let n_granted = grants.len() + growth.seqs.len();
+                (n_granted, sum_of(grants, growth), None)
+            }
+            Reservation::Short { missing_pages } => {
+                (0, Sum::default(), Some(*missing_pages as u64))
+            }
         };
-        let mut granted = Sum::default();
-        for Grant { seq, pages, row } in grants {
-            granted.add(seq.get());
-            granted.add(row.map_or(0, |row| u64::from(row.get()) + 1));
-            let ids = pages.ids().iter();
-            ids.for_each(|page| granted.add(u64::from(page.get())));
-        }
         Self {
             step: *step,
             missing_pages,
-            granted: grants.len() as u64,
-            granted_sum: granted.0,
+            granted: granted as u64,
+            granted_sum: granted_sum.0,
             checkpointed: checkpointed.iter().map(CheckpointedDigest::from).collect(),
             pinned: pinned
                 .iter()
@@ -126,6 +124,23 @@ impl From<&Planned> for PlannedDigest {
             free_rows: *free_rows as u64,
         }
     }
+}
+
+fn sum_of(grants: &[Grant], growth: &Growth) -> Sum {
+    let mut sum = Sum::default();
+    for Grant { seq, pages, row } in grants {
+        sum.add(seq.get());
+        sum.add(row.map_or(0, |row| u64::from(row.get()) + 1));
+        let ids = pages.ids().iter();
+        ids.for_each(|page| sum.add(u64::from(page.get())));
+    }
+    // As a grant of a page and no row.
+    for (seq, page) in growth.seqs.iter().zip(growth.pages.ids()) {
+        sum.add(seq.get());
+        sum.add(0);
+        sum.add(u64::from(page.get()));
+    }
+    sum
 }
 
 impl From<&CheckpointedSeq> for CheckpointedDigest {

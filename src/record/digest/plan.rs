@@ -286,6 +286,7 @@ impl From<&ReserveRequest> for ReserveDigest {
             evicted: _,
             returned_rows: _,
             demands,
+            growing,
             verdict: _,
         } = request;
         let mut sum = Sum::default();
@@ -294,9 +295,13 @@ impl From<&ReserveRequest> for ReserveDigest {
             sum.add(seq.get());
             sum.add(u64::from(pages) << 1 | u64::from(row));
         }
+        for seq in growing {
+            sum.add(seq.get());
+            sum.add(1 << 1);
+        }
         Self {
             step: *step,
-            demands: demands.len() as u64,
+            demands: (demands.len() + growing.len()) as u64,
             demands_sum: sum.0,
         }
     }

@@ -150,6 +150,7 @@ pub struct Scheduler {
     free_pages: usize,
     free_rows: usize,
     cache: CacheCounts,
+    census: Census,
     news: Vec<RequestTokens>,
     /// When the requests came in that were admitted for the first time since this was last taken.
     first_admissions: Vec<f64>,
@@ -197,6 +198,15 @@ impl Carried {
     fn is_empty(&self) -> bool {
         self.pages.is_empty() && self.rows.is_empty()
     }
+}
+
+/// What the sequences hold, as of the last plan.
+#[derive(Clone, Copy, Debug, Default)]
+struct Census {
+    /// Tokens of pages that belong to single sequences.
+    private_tokens: usize,
+    /// Tokens of those that run, prompt and output.
+    decode_tokens: usize,
 }
 
 /// The plan that is out.
@@ -247,6 +257,7 @@ impl Scheduler {
             free_pages: limits.total_pages,
             free_rows: limits.total_rows,
             cache: CacheCounts::default(),
+            census: Census::default(),
             news: Vec::new(),
             first_admissions: Vec::new(),
             counters: Counters::default(),
@@ -292,7 +303,7 @@ impl Scheduler {
             schedule_policy: self.policy_name(),
             radix_eviction_policy: eviction_policy.map_or("none", EvictionPolicy::name),
             running_requests: self.running.len() + usize::from(self.chunked.is_some()),
-            decode_tokens: self.decode_tokens(),
+            decode_tokens: self.census.decode_tokens,
             waiting_requests: self.waiting.len() + self.retracted.len(),
             retracted_requests: self.retracted.len(),
             total_tokens: page.tokens_in(self.limits.total_pages),
@@ -300,7 +311,7 @@ impl Scheduler {
             free_tokens: page.tokens_in(self.free_pages),
             evictable_tokens: self.cache.evictable_tokens,
             protected_tokens: self.cache.protected_tokens,
-            private_tokens: self.private_tokens(),
+            private_tokens: self.census.private_tokens,
             total_rows: self.limits.total_rows,
             free_rows: self.free_rows,
             pins: self.pins.len(),
@@ -329,30 +340,33 @@ impl Scheduler {
         holds.flat_map(|kv| kv.private.ids().iter().copied())
     }
 
-    fn decode_tokens(&self) -> usize {
-        let running = self.running.iter().map(|seq| &self.sequences[*seq]);
-        running
-            .map(|sequence| sequence.request.prompt.len() + sequence.output.len())
-            .sum()
-    }
-
     /// Only those that run, are chunked or have just ended hold memory: the queue may be long.
-    fn private_tokens(&self) -> usize {
-        let holders = self.running.iter().chain(&self.chunked).chain(&self.ended);
-        let holds = holders.filter_map(|seq| self.sequences[*seq].kv.as_ref());
-        let pages = holds.map(|kv| kv.private.len()).sum();
-        self.limits.page_size.tokens_in(pages)
+    fn take_census(&self) -> Census {
+        let (mut private_pages, mut decode_tokens) = (0, 0);
+        for &seq in &self.running {
+            let sequence = &self.sequences[seq];
+            decode_tokens += sequence.request.prompt.len() + sequence.output.len();
+            private_pages += sequence.private_pages();
+        }
+        let others = self.chunked.iter().chain(&self.ended);
+        private_pages += others
+            .map(|seq| self.sequences[*seq].private_pages())
+            .sum::<usize>();
+        Census {
+            private_tokens: self.limits.page_size.tokens_in(private_pages),
+            decode_tokens,
+        }
     }
 
     /// Ends a sequence: says so at once, gives its memory back with the next plan.
     fn finish(&mut self, seq: SeqId, end: RequestEnd, kept_output: usize, publish: bool) {
         let sequence = &mut self.sequences[seq];
-        if sequence.end.is_some() {
+        if sequence.has_ended {
             return;
         }
         let phase = sequence.phase;
         self.is_dirty = true;
-        sequence.end = Some(end.clone());
+        sequence.has_ended = true;
         sequence.kept_output = kept_output;
         sequence.publish = publish;
         let rid = sequence.request.rid.clone();

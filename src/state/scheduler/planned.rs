@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::executor::{LogprobWish, RowStart, RowWork, StepPlan, StepRow, TableDelta};
 use crate::ids::{SeqId, StepId};
 use crate::state::pages::Pages;
-use crate::state::plan::{Admitted, CheckpointedSeq, Grant, Planned, Reservation, Verdict};
+use crate::state::plan::{Admitted, CheckpointedSeq, Grant, Growth, Planned, Reservation, Verdict};
 use crate::state::prefill_adder::Budget;
 use crate::state::sequence::{Phase, Sequence, SequenceKv};
 
@@ -38,13 +38,12 @@ impl Scheduler {
                 self.check_integrity();
                 self.preempt(preempt, open)
             }
-            (Reservation::Granted(grants), None) if admitted.is_empty() => {
-                self.attach_growth(grants);
+            (Reservation::Granted { growth, .. }, None) if admitted.is_empty() => {
+                self.attach_growth(growth);
                 self.check_integrity();
                 self.run_decode(open)
             }
-            (Reservation::Granted(mut grants), None) => {
-                let growth = grants.split_off(admitted.len());
+            (Reservation::Granted { grants, growth }, None) => {
                 let rows = self.attach_admitted(admitted, grants);
                 self.attach_growth(growth);
                 self.check_integrity();
@@ -100,10 +99,7 @@ impl Scheduler {
             remap,
             inserted_tokens,
         } = checkpointed;
-        let kv = self.sequences[seq]
-            .kv
-            .as_mut()
-            .expect("a checkpointed sequence holds memory");
+        let kv = self.sequences[seq].held_kv_mut();
         kv.lock = lock;
         kv.private = private;
         kv.protected_pages = protected_pages;
@@ -117,21 +113,33 @@ impl Scheduler {
         }
     }
 
-    fn attach_growth(&mut self, grants: Vec<Grant>) {
-        self.deltas.reserve(grants.len());
-        for Grant { seq, pages, .. } in grants {
-            self.append_pages(seq, pages);
+    fn attach_growth(&mut self, growth: Growth) {
+        let Growth { seqs, pages } = growth;
+        self.deltas.reserve(seqs.len());
+        let mut pages = pages.one_by_one();
+        for seq in seqs {
+            let sequence = &mut self.sequences[seq];
+            let is_alive = !sequence.has_ended;
+            let kv = sequence.held_kv_mut();
+            let page = pages
+                .next_to(&mut kv.private)
+                .expect("a page was granted to each");
+            if is_alive {
+                let (row, pages) = (kv.row, SmallVec::from_buf_and_len([page; 2], 1));
+                // Built where it stays: `push` would copy it from the stack in large parts, and wait until its small
+                // ones have left the processor's store buffer.
+                self.deltas
+                    .extend(std::iter::once_with(|| TableDelta::Append { row, pages }));
+            }
         }
     }
 
     fn append_pages(&mut self, seq: SeqId, pages: Pages) {
         let sequence = &mut self.sequences[seq];
-        let kv = sequence
-            .kv
-            .as_mut()
-            .expect("a growing sequence holds memory");
+        let is_alive = !sequence.has_ended;
+        let kv = sequence.held_kv_mut();
         let ids: SmallVec<[_; 2]> = pages.ids().iter().copied().collect();
-        if !ids.is_empty() && sequence.end.is_none() {
+        if !ids.is_empty() && is_alive {
             self.deltas.push(TableDelta::Append {
                 row: kv.row,
                 pages: ids,
@@ -153,13 +161,13 @@ impl Scheduler {
                 (admitted.prefix_len, admitted.extend_end, admitted.chunked);
             if is_start {
                 let row_start = self.start_row(admitted, grant);
-                if self.sequences[seq].end.is_none() {
+                if !self.sequences[seq].has_ended {
                     rows.starts.push(row_start);
                 }
             } else {
                 self.append_pages(seq, grant.pages);
             }
-            if self.sequences[seq].end.is_none() {
+            if !self.sequences[seq].has_ended {
                 rows.rows.push(self.extend_row(seq, start, end, chunked));
             }
         }
@@ -294,11 +302,7 @@ impl Scheduler {
         let step = self.next_step;
         let rows = decode.iter().map(|&seq| {
             let sequence = &mut self.sequences[seq];
-            let kv = sequence
-                .kv
-                .as_ref()
-                .expect("a running sequence holds memory");
-            let position = kv.committed;
+            let position = sequence.held_kv().committed;
             sequence.planned_output += 1;
             let logprobs = sequence.request.logprobs.clone();
             let row = commit_row(sequence, step, position + 1);
@@ -350,10 +354,11 @@ impl Scheduler {
     /// `free + evictable + protected + private == total`, exact because the plan chain is a consistent cut.
     fn check_integrity(&mut self) {
         let page = self.limits.page_size;
+        self.census = self.take_census();
         let accounted = page.tokens_in(self.free_pages)
             + self.cache.evictable_tokens
             + self.cache.protected_tokens
-            + self.private_tokens();
+            + self.census.private_tokens;
         if accounted != page.tokens_in(self.limits.total_pages) {
             self.counters.integrity_failures += 1;
         }
@@ -369,10 +374,7 @@ struct PrefillRows {
 fn commit_row(sequence: &mut Sequence, step: StepId, committed: usize) -> crate::ids::RowId {
     sequence.last_step = step;
     sequence.rows_in_flight += 1;
-    let kv = sequence
-        .kv
-        .as_mut()
-        .expect("a planned sequence holds memory");
+    let kv = sequence.held_kv_mut();
     kv.committed = committed;
     kv.row
 }

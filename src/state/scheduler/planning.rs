@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::ids::{RowId, SeqId};
 use crate::state::pages::{EvictedPages, Pages};
 use crate::state::plan::{
-    AdmitRequest, Candidate, DecodeDemand, Demand, PlanRequest, PublishKey, ReserveRequest, Settle,
+    AdmitRequest, Candidate, DecodeDemand, PlanRequest, PublishKey, ReserveRequest, Settle,
     SettleCheckpoint, SettleRelease, Verdict,
 };
 use crate::state::prefill_adder::{PrefillAdder, PrefillLimits};
@@ -52,10 +52,10 @@ impl Scheduler {
         let settle = self.take_settlements();
         let pins = self.pins.take_demands();
         let decode = self.decode_rows();
-        if self.looks_at_queue(&decode) {
+        if self.looks_at_queue(&decode.seqs) {
             self.order_queue();
         }
-        let admit = self.admit_request(&decode);
+        let admit = self.admit_request(&decode.seqs);
         let touch = match &admit {
             Some(_) => self.prefixes_to_touch(),
             None => Vec::new(),
@@ -68,7 +68,7 @@ impl Scheduler {
         if !needs_tree {
             return self.plan_decode_alone(decode);
         }
-        let else_decode = (!decode.is_empty()).then(|| self.decode_demand(&decode));
+        let (decode, else_decode) = decode.into_demand();
         let request = PlanRequest {
             settle,
             pins,
@@ -101,37 +101,33 @@ impl Scheduler {
     }
 
     /// A decode with nothing to settle and nobody to admit needs the tree only to evict, and the pools only to grow.
-    fn plan_decode_alone(&mut self, decode: Vec<SeqId>) -> Next {
-        if decode.is_empty() {
+    fn plan_decode_alone(&mut self, decode: DecodeRows) -> Next {
+        let DecodeRows { seqs, growing } = decode;
+        if seqs.is_empty() {
             self.reset_ratio_when_idle();
             return Next::Nothing;
         }
-        let demand = self.decode_demand(&decode);
         let step = self.next_step;
-        if demand.growing.is_empty() {
+        if growing.is_empty() {
             self.ratio.decay();
-            return self.run_step(&decode);
+            return self.run_step(&seqs);
         }
-        let fits = demand.growing.len() <= self.free_pages;
-        self.open = Some(OpenPlan { step, decode });
+        let fits = growing.len() <= self.free_pages;
+        self.open = Some(OpenPlan { step, decode: seqs });
         if !fits {
             let request = PlanRequest {
-                else_decode: Some(demand),
+                else_decode: Some(DecodeDemand { growing }),
                 ..self.empty_request()
             };
             return Next::Plan(Box::new(request));
         }
-        let demands = demand.growing.iter().map(|&seq| Demand {
-            seq,
-            pages: 1,
-            row: false,
-        });
         Next::Reserve(Box::new(ReserveRequest {
             step,
             returned: Pages::empty(),
             evicted: EvictedPages::empty(),
             returned_rows: Vec::new(),
-            demands: demands.collect(),
+            demands: Vec::new(),
+            growing,
             verdict: Box::new(Verdict::default()),
         }))
     }
@@ -141,7 +137,7 @@ impl Scheduler {
         let mut settle = Vec::new();
         for seq in std::mem::take(&mut self.extended) {
             if let Some(sequence) = self.sequences.get_mut(seq)
-                && sequence.end.is_none()
+                && !sequence.has_ended
                 && let Some(checkpoint) = checkpoint_of(seq, sequence)
             {
                 settle.push(Settle::Checkpoint(Box::new(checkpoint)));
@@ -165,23 +161,23 @@ impl Scheduler {
     }
 
     /// The running sequences whose next token can be planned.
-    pub(super) fn decode_rows(&self) -> Vec<SeqId> {
-        let can_decode = |seq: &SeqId| self.sequences[*seq].can_decode();
-        self.running.iter().copied().filter(can_decode).collect()
-    }
-
-    pub(super) fn decode_demand(&self, decode: &[SeqId]) -> DecodeDemand {
+    pub(super) fn decode_rows(&self) -> DecodeRows {
         let page = self.limits.page_size;
-        let grows = |seq: &SeqId| {
-            let kv = self.sequences[*seq]
-                .kv
-                .as_ref()
-                .expect("a running sequence holds memory");
-            page.pages_to_decode(kv.committed) > 0
+        let mut rows = DecodeRows {
+            seqs: Vec::with_capacity(self.running.len()),
+            growing: Vec::with_capacity(self.running.len()),
         };
-        DecodeDemand {
-            growing: decode.iter().copied().filter(grows).collect(),
+        for &seq in &self.running {
+            let sequence = &self.sequences[seq];
+            if !sequence.can_decode() {
+                continue;
+            }
+            rows.seqs.push(seq);
+            if page.pages_to_decode(sequence.held_kv().committed) > 0 {
+                rows.growing.push(seq);
+            }
         }
+        rows
     }
 
     /// Whether somebody of the queue can be admitted by a plan that decodes these otherwise.
@@ -245,6 +241,23 @@ impl Scheduler {
             wants_logprobs: sequence.request.logprobs.is_some(),
             continues_at,
         }
+    }
+}
+
+/// A decode of the running batch.
+pub(super) struct DecodeRows {
+    /// Who takes part.
+    pub(super) seqs: Vec<SeqId>,
+    /// Who of them needs a new page for its next token.
+    growing: Vec<SeqId>,
+}
+
+impl DecodeRows {
+    /// Who takes part, and what they ask for.
+    pub(super) fn into_demand(self) -> (Vec<SeqId>, Option<DecodeDemand>) {
+        let Self { seqs, growing } = self;
+        let demand = (!seqs.is_empty()).then_some(DecodeDemand { growing });
+        (seqs, demand)
     }
 }
 

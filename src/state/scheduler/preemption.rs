@@ -73,7 +73,7 @@ impl Scheduler {
         self.is_dirty = true;
         let is_alive = |seq: &SeqId| {
             let sequence = self.sequences.get(*seq);
-            sequence.is_some_and(|sequence| sequence.end.is_none())
+            sequence.is_some_and(|sequence| !sequence.has_ended)
         };
         let mut victims = preempt.victims;
         victims.retain(|seq| is_alive(seq) && is_alive(&preempt.seq));
@@ -91,8 +91,8 @@ impl Scheduler {
         let mut settle = self.take_settlements();
         settle.extend(released);
         let decode = self.decode_rows();
-        let admit = self.admit_request(&decode);
-        let else_decode = (!decode.is_empty()).then(|| self.decode_demand(&decode));
+        let admit = self.admit_request(&decode.seqs);
+        let (decode, else_decode) = decode.into_demand();
         self.open = Some(OpenPlan { decode, ..open });
         Next::Plan(Box::new(PlanRequest {
             settle,

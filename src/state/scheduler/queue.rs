@@ -86,7 +86,8 @@ impl Scheduler {
         let need = self.policy.probe_need()?;
         let n_waiting = self.waiting.len();
         let falls_back = n_waiting > MAX_PROBED && need.crowd == Crowd::FallsBack;
-        (n_waiting > 1 && !falls_back && self.looks_at_queue(&self.decode_rows())).then_some(need)
+        (n_waiting > 1 && !falls_back && self.looks_at_queue(&self.decode_rows().seqs))
+            .then_some(need)
     }
 
     /// Asks the tree, which settles first: the policy sees what the last step left in the cache.

@@ -63,7 +63,7 @@ impl Scheduler {
         let Some(sequence) = self
             .sequences
             .get_mut(seq)
-            .filter(|sequence| sequence.end.is_none())
+            .filter(|sequence| !sequence.has_ended)
         else {
             return;
         };
@@ -111,7 +111,7 @@ impl Scheduler {
             later.is_void = true;
         }
         for &seq in &record.rows {
-            let Some(sequence) = self.sequences.get_mut(seq).filter(|seq| seq.end.is_none()) else {
+            let Some(sequence) = self.sequences.get_mut(seq).filter(|seq| !seq.has_ended) else {
                 continue;
             };
             sequence.losses += 1;

@@ -39,8 +39,7 @@ impl Scheduler {
         self.is_dirty = true;
         let mut settle = self.take_settlements();
         settle.extend(retracted);
-        let decode = self.decode_rows();
-        let else_decode = (!decode.is_empty()).then(|| self.decode_demand(&decode));
+        let (decode, else_decode) = self.decode_rows().into_demand();
         self.open = Some(OpenPlan { decode, ..open });
         let request = PlanRequest {
             settle,

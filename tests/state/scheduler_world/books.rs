@@ -46,7 +46,7 @@ impl World {
     }
 
     pub(super) fn note_grants(&mut self, planned: &Planned) {
-        let Reservation::Granted(grants) = &planned.reservation else {
+        let Reservation::Granted { grants, .. } = &planned.reservation else {
             return self.waits.refused();
         };
         for grant in grants.iter().filter(|grant| grant.row.is_some()) {
