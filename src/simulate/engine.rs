@@ -326,7 +326,7 @@ impl<'a> VirtualEngine<'a> {
                 cached_tokens,
                 num_retractions,
                 end,
-                ..
+                logprobs: _,
             } = news;
             let request = &mut self.outcome.requests[intake.index()];
             (request.cached_tokens, request.retractions) = (cached_tokens, num_retractions);
@@ -342,7 +342,7 @@ impl<'a> VirtualEngine<'a> {
                 request.last_token_s = self.now_s;
             }
             if let Some(end) = end {
-                request.end = match end {
+                request.end = match *end {
                     RequestEnd::Finished(_) => Ending::Finished,
                     RequestEnd::Failed(_) => Ending::Failed,
                 };

@@ -4,15 +4,14 @@ use smallvec::SmallVec;
 
 use crate::error::RequestError;
 use crate::executor::RowLogprobs;
-use crate::ids::{IntakeId, RequestId};
+use crate::ids::IntakeId;
 use crate::request::FinishReason;
 
 /// News of one request.
 #[derive(Debug)]
 pub struct RequestTokens {
-    /// The request.
-    pub rid: RequestId,
-    /// Which request of that id.
+    /// The request, by the Tokenizer's number: its name is shared with other threads, and counting a reference to it
+    /// for every token costs more than all else here.
     pub intake: IntakeId,
     /// New output tokens.
     pub tokens: SmallVec<[u32; 2]>,
@@ -22,8 +21,9 @@ pub struct RequestTokens {
     pub cached_tokens: u32,
     /// Retractions so far.
     pub num_retractions: u32,
-    /// Why the request ended, as far as the scheduler knows: an earlier stop string overrides it.
-    pub end: Option<RequestEnd>,
+    /// Why the request ended, as far as the scheduler knows: an earlier stop string overrides it. Apart, since most news
+    /// are tokens.
+    pub end: Option<Box<RequestEnd>>,
 }
 
 /// How the scheduler saw a request end.

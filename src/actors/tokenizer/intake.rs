@@ -45,7 +45,7 @@ impl Tokenizer {
             cancel,
             is_streaming: request.is_streaming,
         };
-        if self.live.contains_key(&arrival.rid) || self.aside.contains(&arrival.rid) {
+        if self.intakes.contains_key(&arrival.rid) || self.aside.contains(&arrival.rid) {
             let error = RequestError::DuplicateRequest(arrival.rid.as_str().to_owned());
             return self.refuse(arrival, error);
         }
@@ -113,7 +113,8 @@ impl Tokenizer {
             arrival.is_streaming,
             &self.settings,
         );
-        self.live.insert(arrival.rid, live);
+        self.intakes.insert(arrival.rid, submission.intake);
+        self.live.insert(submission.intake, live);
         self.links.submit.post(Submit {
             request: Box::new(submission),
         });

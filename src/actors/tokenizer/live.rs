@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::error::RequestError;
 use crate::executor::{RowLogprobs, TokenLogprobs};
-use crate::ids::IntakeId;
+use crate::ids::RequestId;
 use crate::metrics::RequestMetrics;
 use crate::request::{Delta, Event, FinishReason, Finished, Usage};
 use crate::sink::{Delivery, EventSink};
@@ -36,7 +36,7 @@ pub(super) enum Step {
 
 /// See the module.
 pub(super) struct Live {
-    intake: IntakeId,
+    rid: RequestId,
     /// `None` once the terminal event is out.
     sink: Option<EventSink>,
     stream: Option<TextStream>,
@@ -71,7 +71,7 @@ impl Live {
             ..TokenLogprobs::default()
         });
         Self {
-            intake: submission.intake,
+            rid: submission.rid.clone(),
             sink: Some(sink),
             stream,
             sampling: submission.sampling.clone(),
@@ -89,8 +89,12 @@ impl Live {
         }
     }
 
-    pub(super) fn intake(&self) -> IntakeId {
-        self.intake
+    pub(super) fn rid(&self) -> &RequestId {
+        &self.rid
+    }
+
+    pub(super) fn into_rid(self) -> RequestId {
+        self.rid
     }
 
     /// Turns tokens into a delta and sends it, with the terminal event if there is one.
@@ -106,13 +110,13 @@ impl Live {
             cached_tokens,
             num_retractions,
             end,
-            ..
+            intake: _,
         } = news;
         self.usage.cached_tokens = cached_tokens;
         self.usage.num_retractions = num_retractions;
         self.time_tokens(tokens.len(), metrics);
         let mut delta = Delta::default();
-        let stop = self.decode(&tokens, end.as_ref(), settings);
+        let stop = self.decode(&tokens, end.as_deref(), settings);
         let kept_now = stop.as_ref().map_or(tokens.len(), |stop| stop.kept_now);
         self.usage.completion_tokens += kept_now as u32;
         delta.tokens = tokens.into_vec();
@@ -123,7 +127,7 @@ impl Live {
             self.finish(delta, reason, metrics);
             return Step::Stopped { kept: stop.kept };
         }
-        match end {
+        match end.map(|end| *end) {
             None => self.send(delta, settings, metrics),
             Some(RequestEnd::Finished(reason)) => {
                 self.finish(delta, reason, metrics);

@@ -61,7 +61,9 @@ pub struct Links {
 /// The actor around tokenizer, chat template and the requests under way.
 pub struct Tokenizer {
     settings: TokenizerSettings,
-    live: FxHashMap<RequestId, Live>,
+    live: FxHashMap<IntakeId, Live>,
+    /// The numbers of those that are live.
+    intakes: FxHashMap<RequestId, IntakeId>,
     aside: Aside,
     next_intake: IntakeId,
     misses: Option<Misses>,
@@ -82,6 +84,7 @@ impl Tokenizer {
             misses: settings.prefix_history.map(Misses::new),
             settings,
             live: FxHashMap::default(),
+            intakes: FxHashMap::default(),
             aside: Aside::new(),
             next_intake: IntakeId::new(0),
             links,
@@ -90,32 +93,32 @@ impl Tokenizer {
         }
     }
 
-    /// Passes one request's news on; returns how many output tokens are kept if a stop string was completed.
-    fn pass_on(&mut self, news: RequestTokens) -> Option<usize> {
-        let rid = news.rid.clone();
-        // Late news of a request whose stop string was found, or whose client is gone, are nobody's: another request may
-        // have its id by now.
-        let live = self
-            .live
-            .get_mut(&rid)
-            .filter(|live| live.intake() == news.intake)?;
-        let step = live.advance(news, &self.settings, &self.metrics);
-        match step {
+    /// Passes one request's news on; returns who it is and how many output tokens are kept if a stop string was
+    /// completed.
+    fn pass_on(&mut self, news: RequestTokens) -> Option<(RequestId, usize)> {
+        let intake = news.intake;
+        // Late news of a request whose stop string was found, or whose client is gone, are nobody's.
+        let live = self.live.get_mut(&intake)?;
+        match live.advance(news, &self.settings, &self.metrics) {
             Step::Goes => None,
             Step::Ended => {
-                self.live.remove(&rid);
+                self.forget(intake);
                 None
             }
-            Step::Stopped { kept } => {
-                self.live.remove(&rid);
-                Some(kept)
-            }
+            Step::Stopped { kept } => self.forget(intake).map(|rid| (rid, kept)),
             Step::Abandoned => {
-                self.live.remove(&rid);
+                let rid = self.forget(intake)?;
                 self.links.cancel.do_send(CancelRequest { rid, flag: None });
                 None
             }
         }
+    }
+
+    /// Lets a request go, and tells its name: another one may have that from now on.
+    fn forget(&mut self, intake: IntakeId) -> Option<RequestId> {
+        let live = self.live.remove(&intake)?;
+        self.intakes.remove(live.rid());
+        Some(live.into_rid())
     }
 }
 
@@ -138,8 +141,7 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
         let (TokensReady { batch, prefixes }, _timer) = posted.open();
         let mut stops = Vec::new();
         for news in batch {
-            let rid = news.rid.clone();
-            stops.extend(self.pass_on(news).map(|kept| (rid, kept)));
+            stops.extend(self.pass_on(news));
         }
         if !stops.is_empty() {
             self.links.stop_found.post(StopFound { stops });

@@ -152,7 +152,6 @@ impl From<&[RequestTokens]> for NewsDigest {
         let mut ends = Vec::new();
         for news in batch {
             let RequestTokens {
-                rid: _,
                 intake,
                 tokens,
                 logprobs: _,

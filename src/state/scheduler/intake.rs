@@ -99,13 +99,12 @@ impl Scheduler {
 
     fn turn_away(&mut self, request: Submission, error: RequestError) {
         self.news.push(RequestTokens {
-            rid: request.rid,
             intake: request.intake,
             tokens: SmallVec::new(),
             logprobs: None,
             cached_tokens: 0,
             num_retractions: 0,
-            end: Some(RequestEnd::Failed(error)),
+            end: Some(Box::new(RequestEnd::Failed(error))),
         });
     }
 
@@ -135,10 +134,12 @@ impl Scheduler {
             self.counters.stale_messages += 1;
             return;
         };
-        let kept = kept.min(self.sequences[seq].output.len());
+        let sequence = &self.sequences[seq];
+        let intake = sequence.request.intake;
+        let kept = kept.min(sequence.output.len());
         let reason = FinishReason::StopString(String::new());
         self.finish(seq, RequestEnd::Finished(reason), kept, true);
-        self.news.retain(|news| news.rid != *rid);
+        self.news.retain(|news| news.intake != intake);
     }
 
     pub(super) fn abort(&mut self, seq: SeqId) {

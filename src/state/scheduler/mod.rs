@@ -388,16 +388,17 @@ impl Scheduler {
             self.by_rid.remove(&rid);
         }
         self.ended.push(seq);
-        self.tell(seq, SmallVec::new(), None, Some(end));
+        self.tell(seq, SmallVec::new(), None, Some(Box::new(end)));
     }
 
     /// Adds to the news; tokens and end of one request in one result become one entry.
+    #[inline]
     fn tell(
         &mut self,
         seq: SeqId,
         tokens: SmallVec<[u32; 2]>,
         logprobs: Option<Box<crate::executor::RowLogprobs>>,
-        end: Option<RequestEnd>,
+        end: Option<Box<RequestEnd>>,
     ) {
         let sequence = &self.sequences[seq];
         let intake = sequence.request.intake;
@@ -411,7 +412,6 @@ impl Scheduler {
             return;
         }
         self.news.push(RequestTokens {
-            rid: sequence.request.rid.clone(),
             intake,
             tokens,
             logprobs,

@@ -36,9 +36,10 @@ impl Scheduler {
         match result {
             Ok(mut output) => {
                 self.news.reserve(output.rows.len());
-                for row in output.rows.drain(..) {
+                for row in &mut output.rows {
                     self.take_row(row);
                 }
+                output.rows.clear();
                 self.spent = Some(output.rows);
             }
             Err(error) => self.lose(&record, &error),
@@ -52,14 +53,8 @@ impl Scheduler {
 
     /// A sequence that ended while this step was queued is a zombie in it: its token is dropped. One that was
     /// retracted takes its token.
-    fn take_row(&mut self, row: RowResult) {
-        let RowResult {
-            seq,
-            mut tokens,
-            logprobs,
-            nan,
-            ..
-        } = row;
+    fn take_row(&mut self, row: &mut RowResult) {
+        let (seq, logprobs) = (row.seq, row.logprobs.take());
         let Some(sequence) = self
             .sequences
             .get_mut(seq)
@@ -67,7 +62,7 @@ impl Scheduler {
         else {
             return;
         };
-        if nan {
+        if row.nan {
             let kept = sequence.output.len();
             return self.finish(
                 seq,
@@ -81,7 +76,7 @@ impl Scheduler {
         }
         let mut end = None;
         let mut n_taken = 0;
-        for &token in &tokens {
+        for &token in &row.tokens {
             sequence.output.push(token);
             n_taken += 1;
             end = finish_reason(sequence, token, &self.limits.eos_token_ids);
@@ -94,9 +89,9 @@ impl Scheduler {
             end = Some(FinishReason::Length { max_new_tokens: 0 });
         }
         let kept = sequence.output.len();
-        tokens.truncate(n_taken);
-        if !tokens.is_empty() || logprobs.is_some() {
-            self.tell(seq, tokens, logprobs, None);
+        row.tokens.truncate(n_taken);
+        if n_taken > 0 || logprobs.is_some() {
+            self.tell(seq, std::mem::take(&mut row.tokens), logprobs, None);
         }
         if let Some(reason) = end {
             self.finish(seq, RequestEnd::Finished(reason), kept, true);

@@ -98,17 +98,16 @@ impl World {
     pub(super) fn hear(&mut self) {
         for news in self.scheduler.take_news() {
             let RequestTokens {
-                rid,
+                intake,
                 tokens,
                 logprobs,
                 cached_tokens,
                 num_retractions,
                 end,
-                ..
             } = news;
-            let number: usize = rid.as_str()[1..].parse().expect("rids are r<number>");
+            let (number, end) = (intake.index(), end.map(|end| *end));
             let life = &mut self.lives[number];
-            assert_eq!(life.end, None, "{rid} hears of itself after its end");
+            assert_eq!(life.end, None, "r{number} hears of itself after its end");
             assert!(life.retractions <= num_retractions);
             life.delivered.extend(tokens);
             life.cached_tokens = cached_tokens;
