@@ -65,15 +65,36 @@ impl EngineHandle {
     /// [`RequestError::Overloaded`] or [`RequestError::ShuttingDown`] at the door, [`RequestError::EngineDown`] while
     /// the engine is being rebuilt; everything else arrives as the terminal event.
     pub fn generate(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
-        let (permit, doors) = self.enter(&request.prompt)?;
+        let entered = self.enter(&request.prompt)?;
+        Ok(self.stream(request, entered))
+    }
+
+    /// Sends requests that belong together: all of them, or none. Each is one for the limits at the door.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::generate`], for the first that is refused.
+    pub fn generate_all(
+        &self,
+        requests: Vec<GenerateRequest>,
+    ) -> Result<Vec<Generation>, RequestError> {
+        // All permits before the first request: it might end, and make room, before the last comes to the door.
+        let entered = requests.iter().map(|request| self.enter(&request.prompt));
+        let entered = entered.collect::<Result<Vec<_>, _>>()?;
+        let sent = requests.into_iter().zip(entered);
+        Ok(sent
+            .map(|(request, entered)| self.stream(request, entered))
+            .collect())
+    }
+
+    fn stream(&self, request: GenerateRequest, (permit, doors): (Permit, Doors)) -> Generation {
         let (sink, events) =
             EventSink::channel(request.rid.clone(), self.inner.channel_events, Some(permit));
         let canceller = send(doors, request, sink);
-        Ok(Generation {
+        Generation {
             events,
             canceller,
             has_ended: false,
-        })
+        }
     }
 
     /// Sends a request whose events go to an actor of the host's own. Its mailbox is not bounded: it keeps up or

@@ -21,26 +21,17 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Sends a request to the engine.
-    pub(super) fn open(state: &Arc<AppState>, request: GenerateRequest) -> Result<Self, ApiError> {
-        let engine = &state.serving()?.engine;
-        let generation = engine.generate(request)?;
-        let listed = state.under_way().list(generation.canceller());
-        Ok(Self {
-            generation,
-            _listed: listed,
-        })
-    }
-
-    /// Sends requests to the engine: all, or, at the first that is refused, none.
+    /// Sends requests to the engine: all of them, or none.
     pub(super) fn open_all(
         state: &Arc<AppState>,
         requests: Vec<GenerateRequest>,
     ) -> Result<Vec<Self>, ApiError> {
-        requests
-            .into_iter()
-            .map(|request| Self::open(state, request))
-            .collect()
+        let generations = state.serving()?.engine.generate_all(requests)?;
+        let lane = |generation: Generation| Self {
+            _listed: state.under_way().list(generation.canceller()),
+            generation,
+        };
+        Ok(generations.into_iter().map(lane).collect())
     }
 
     pub(super) fn canceller(&self) -> Canceller {

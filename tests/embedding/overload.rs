@@ -36,6 +36,32 @@ async fn a_request_too_many_is_refused_at_the_door() {
 }
 
 #[tokio::test]
+async fn requests_that_belong_together_are_refused_together() {
+    let mut build = Build::default();
+    build.config.max_queued_requests = 2;
+    let world = build.start();
+    let requests = |n: u64| (0..n).map(|seed| request(&[1, 2], 1, seed)).collect();
+    let overloaded = RequestError::Overloaded {
+        what: "requests",
+        queued: 2,
+        limit: 2,
+    };
+    // Each would be over long before the next one came, if it were let in.
+    for _ in 0..20 {
+        let refused = world.engine.generate_all(requests(3)).err();
+        assert_eq!(refused.as_ref(), Some(&overloaded));
+        assert_eq!(world.engine.requests_inside(), 0);
+    }
+    assert_eq!(world.engine.stats().await.expect("it lives").steps, 0);
+    let both = world.engine.generate_all(requests(2)).expect("two fit");
+    for generation in both {
+        assert!(matches!(collect(generation).await.end, Event::Finished(_)));
+    }
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn a_permit_is_back_before_the_terminal_event_is_out() {
     let mut build = Build::default();
     build.config.max_queued_requests = 1;
