@@ -7,10 +7,10 @@ const LOADED_BYTES: std::num::NonZeroU64 = std::num::NonZeroU64::new(32 << 20).e
 /// Has the system read the program's file while the program begins. Without that, a start whose program is not in the
 /// page cache waits for one page after another, some 90 times, and a slow disk makes seconds of it.
 pub fn start() {
+    // Whatever fails here, a thread that the system refuses too: without it a start is slower, not wrong.
     #[cfg(target_os = "linux")]
-    std::thread::spawn(|| {
+    let _ = std::thread::Builder::new().spawn(|| {
         use rustix::fs::{Advice, fadvise};
-        // Without it a start is slower, not wrong.
         let _ = std::fs::File::open("/proc/self/exe")
             .map(|program| fadvise(program, 0, Some(LOADED_BYTES), Advice::WillNeed));
     });
