@@ -10,8 +10,8 @@ use crate::request::FinishReason;
 /// News of one request.
 #[derive(Debug)]
 pub struct RequestTokens {
-    /// The request, by the Tokenizer's number: its name is shared with other threads, and counting a reference to it
-    /// for every token costs more than all else here.
+    /// The request, by the Tokenizer's number: its name is counted by reference, which would be a locked instruction for
+    /// every token.
     pub intake: IntakeId,
     /// New output tokens.
     pub tokens: SmallVec<[u32; 2]>,

@@ -348,7 +348,7 @@ pub enum Reservation {
 }
 
 /// One more page for each of some sequences: a batch that decodes asks for nothing else, step after step.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Growth {
     /// The sequences.
     pub seqs: Vec<SeqId>,
