@@ -2,7 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::children::{Children, tag_of};
+use super::children::{Children, Spot, tag_of};
 use super::compare::common_prefix;
 use super::edge::Edge;
 use crate::prefetch::prefetch;
@@ -26,6 +26,8 @@ pub(super) struct Node {
     pub lock_ref: u32,
     /// Under which the parent finds the node.
     tag: u32,
+    /// Where it is found there.
+    spot: Spot,
     /// As in [`NodeUse`].
     pub hits: u32,
     pub is_live: bool,
@@ -53,6 +55,7 @@ impl Node {
             n_children: 0,
             lock_ref: 0,
             tag: 0,
+            spot: Spot::FAR,
             hits,
             is_live: true,
             is_queued: false,
@@ -67,6 +70,16 @@ impl Node {
     pub(super) fn is_evictable(&self) -> bool {
         self.is_live && self.lock_ref == 0 && self.n_children == 0 && !self.is_root()
     }
+}
+
+/// What [`Arena::remove_leaf`] leaves.
+pub(super) struct RemovedLeaf {
+    pub edge: Edge,
+    pub parent: u32,
+    /// The parent has no other child.
+    pub is_last: bool,
+    /// The edge goes on in the buffer of the parent's.
+    pub shares_buffer: bool,
 }
 
 /// A step down the tree.
@@ -153,25 +166,30 @@ impl Arena {
         (node, &mut self.pasts[index as usize])
     }
 
-    /// Removes a node without children and returns its parent. Its edge stays until it is taken.
+    /// Removes a root without children.
+    pub(super) fn remove_root(&mut self, index: u32) {
+        self[index].is_live = false;
+        self.free.push(index);
+    }
+
+    /// Removes a node without children below another one.
     #[inline(always)]
-    pub(super) fn remove(&mut self, index: u32) -> u32 {
+    pub(super) fn remove_leaf(&mut self, index: u32) -> RemovedLeaf {
         let node = &mut self.nodes[index as usize];
         debug_assert!(node.n_children == 0 && node.lock_ref == 0);
         node.is_live = false;
-        let (parent, tag) = (node.parent, node.tag);
-        if parent != NO_NODE {
-            self.children.remove(tag, index);
-            self[parent].n_children -= 1;
-        }
+        let edge = std::mem::replace(&mut node.edge, Edge::empty());
+        let parent = node.parent;
+        self.children.remove(node.tag, index, node.spot);
         self.free.push(index);
-        parent
-    }
-
-    /// The edge of a removed node, whose index is not in use again yet.
-    #[inline(always)]
-    pub(super) fn take_edge(&mut self, index: u32) -> Edge {
-        std::mem::replace(&mut self[index].edge, Edge::empty())
+        let above = &mut self[parent];
+        above.n_children -= 1;
+        RemovedLeaf {
+            parent,
+            is_last: above.n_children == 0,
+            shares_buffer: edge.shares_with(&above.edge),
+            edge,
+        }
     }
 
     /// Under which tag `parent` has the child that `rest` leads into, if there is a page of that.
@@ -200,6 +218,12 @@ impl Arena {
         })
     }
 
+    /// Which child stands where this one is said to.
+    pub(super) fn at_spot_of(&self, index: u32) -> u32 {
+        let node = &self[index];
+        self.children.at(node.tag, index, node.spot)
+    }
+
     /// Cuts a node after its first `at` tokens. The upper half is a new node, created `now`; the lower half
     /// keeps the index, and with it locks, children and its place in the eviction order.
     pub(super) fn split(&mut self, lower: u32, at: usize, now: u64) -> u32 {
@@ -209,13 +233,13 @@ impl Arena {
             ..*past
         };
         past.start_tokens += at as u32;
-        let (parent, tag) = (node.parent, node.tag);
+        let (parent, tag, spot) = (node.parent, node.tag, node.spot);
         let front = node.edge.cut_front(at);
         let mut upper = Node::new(parent, front, node.last_access, node.hits);
         upper.lock_ref = node.lock_ref;
-        upper.tag = tag;
+        (upper.tag, upper.spot) = (tag, spot);
         let upper = self.place(upper, past_of_upper);
-        self.children.replace(tag, lower, upper);
+        self.children.replace(tag, lower, spot, upper);
         self[lower].parent = upper;
         self.link(lower, None);
         upper
@@ -281,8 +305,11 @@ impl Arena {
         let parent = node.parent;
         let tag = tag.or_else(|| self.tag_below(parent, node.edge.tokens()));
         let tag = tag.expect("an edge has a page at least");
-        self[index].tag = tag;
-        self.children.insert(tag, index);
+        let nodes = &mut self.nodes;
+        let moved = |child: u32, spot| nodes[child as usize].spot = spot;
+        let spot = self.children.insert(tag, index, moved);
+        let node = &mut self[index];
+        (node.tag, node.spot) = (tag, spot);
         self[parent].n_children += 1;
     }
 }
@@ -346,7 +373,7 @@ mod tests {
             };
             assert_eq!(find(&arena), children.map(found));
 
-            arena.remove(children[removed]);
+            arena.remove_leaf(children[removed]);
             let mut expected = children.map(found);
             expected[removed] = None;
             assert_eq!(find(&arena), expected);
@@ -355,7 +382,7 @@ mod tests {
                 .into_iter()
                 .filter(|child| *child != children[removed])
             {
-                arena.remove(child);
+                arena.remove_leaf(child);
             }
             assert_eq!((find(&arena), arena[root].n_children), ([None; 4], 0));
             assert_eq!(arena.children.len(), 0);

@@ -4,7 +4,7 @@
 //! buckets share a line: in a large tree, where buckets are in no cache, that is all that a search reads which finds
 //! nothing, or a removal. What finds its bucket full stands in one behind it, and every bucket that it passed counts it: a
 //! search goes on only where something passed, and a removal moves nothing. Children are found by 32 bits of a hash;
-//! whoever asks looks at the node to know whether it is the one.
+//! whoever asks looks at the node to know whether it is the one. A child keeps its [`Spot`], so that a removal need not search.
 
 use crate::prefetch::prefetch;
 
@@ -62,6 +62,30 @@ impl Outline {
     }
 }
 
+/// Where a child stands: how many buckets behind that of its tag, and its place there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot(u8);
+
+impl Spot {
+    /// Too many buckets behind to say how many.
+    pub(super) const FAR: Self = Self(u8::MAX);
+
+    const PLACES: u8 = WIDTH as u8 + 1;
+
+    fn new(n_passed: usize, place: usize) -> Self {
+        let spot = n_passed * usize::from(Self::PLACES) + place;
+        u8::try_from(spot).map_or(Self::FAR, Self)
+    }
+
+    fn n_passed(self) -> usize {
+        usize::from(self.0 / Self::PLACES)
+    }
+
+    fn place(self) -> usize {
+        usize::from(self.0 % Self::PLACES)
+    }
+}
+
 /// Places of a bucket, as the highest bits of the bytes of a word.
 #[derive(Clone, Copy)]
 struct Places(u64);
@@ -116,29 +140,47 @@ impl Children {
         })
     }
 
-    pub(super) fn insert(&mut self, tag: u32, child: u32) {
-        if (self.n_used + 1) * MAX_LOAD.1 > self.buckets.len() * WIDTH * MAX_LOAD.0 {
-            self.grow();
-        }
-        self.put(tag, child);
+    /// Which child stands where that one, under the tag, is said to.
+    pub(super) fn at(&self, tag: u32, child: u32, spot: Spot) -> u32 {
+        let (at, place) = self.place_of(tag, child, spot);
+        self.buckets[at].children[place]
     }
 
-    /// Removes a child that is under the tag.
+    /// Adds a child. Those whose spots change because there is no room are shown to `moved` with the new ones.
+    pub(super) fn insert(&mut self, tag: u32, child: u32, moved: impl FnMut(u32, Spot)) -> Spot {
+        if (self.n_used + 1) * MAX_LOAD.1 > self.buckets.len() * WIDTH * MAX_LOAD.0 {
+            self.grow(moved);
+        }
+        self.put(tag, child)
+    }
+
+    /// Removes a child that is under the tag, at the spot.
     #[inline(always)]
-    pub(super) fn remove(&mut self, tag: u32, child: u32) {
-        let (at, place) = self.place_of(tag, child);
+    pub(super) fn remove(&mut self, tag: u32, child: u32, spot: Spot) {
+        let home = self.home(tag);
+        let (at, place) = match spot.n_passed() {
+            0 => (home, spot.place()),
+            _ => self.pass_back(tag, child, spot),
+        };
         self.outlines[at].0[place] = Outline::FREE;
         self.n_used -= 1;
+    }
+
+    /// Where a child stands that is not in the bucket of its tag; those before do not count it any more.
+    #[inline(never)]
+    fn pass_back(&mut self, tag: u32, child: u32, spot: Spot) -> (usize, usize) {
+        let (at, place) = self.place_of(tag, child, spot);
         let mut passed = self.home(tag);
         while passed != at {
             self.outlines[passed].unpass();
             passed = self.next(passed);
         }
+        (at, place)
     }
 
-    /// Puts `child` in the place of `before`, which is under the tag.
-    pub(super) fn replace(&mut self, tag: u32, before: u32, child: u32) {
-        let (at, place) = self.place_of(tag, before);
+    /// Puts `child` in the place of `before`, which is under the tag, at the spot.
+    pub(super) fn replace(&mut self, tag: u32, before: u32, spot: Spot, child: u32) {
+        let (at, place) = self.place_of(tag, before, spot);
         self.buckets[at].children[place] = child;
     }
 
@@ -168,47 +210,46 @@ impl Children {
         }
     }
 
-    /// The bucket of a child that is under the tag, and its place there.
-    #[inline(always)]
-    fn place_of(&self, tag: u32, child: u32) -> (usize, usize) {
-        let mut candidates = self.candidates(tag);
-        match (candidates.next(), candidates.next()) {
-            (Some(only), None) => only,
-            _ => self.place_among(tag, child),
+    /// The bucket of a child that is under the tag, at the spot, and its place there.
+    fn place_of(&self, tag: u32, child: u32, spot: Spot) -> (usize, usize) {
+        if spot == Spot::FAR {
+            let mut candidates = self.candidates(tag);
+            let found = candidates.find(|&(at, place)| self.buckets[at].children[place] == child);
+            return found.expect("the tree holds its children");
         }
+        let home = self.home(tag);
+        let at = (0..spot.n_passed()).fold(home, |at, _| self.next(at));
+        (at, spot.place())
     }
 
-    #[inline(never)]
-    fn place_among(&self, tag: u32, child: u32) -> (usize, usize) {
-        let mut candidates = self.candidates(tag);
-        let found = candidates.find(|&(at, place)| self.buckets[at].children[place] == child);
-        found.expect("the tree holds its children")
-    }
-
-    fn put(&mut self, tag: u32, child: u32) {
+    fn put(&mut self, tag: u32, child: u32) -> Spot {
         self.n_used += 1;
         let mut at = self.home(tag);
-        loop {
+        for n_passed in 0.. {
             let outline = &mut self.outlines[at];
             if let Some(place) = outline.places(Outline::FREE).next() {
                 outline.0[place] = mark_of(tag);
                 let bucket = &mut self.buckets[at];
                 bucket.tags[place] = tag;
                 bucket.children[place] = child;
-                return;
+                return Spot::new(n_passed, place);
             }
             outline.pass();
             at = self.next(at);
         }
+        unreachable!("a quarter of the places is free")
     }
 
     #[inline(never)]
-    fn grow(&mut self) {
+    fn grow(&mut self, mut moved: impl FnMut(u32, Spot)) {
         let n = (self.buckets.len() * 5).div_ceil(4);
         let before = std::mem::replace(self, Self::of(n));
         for (bucket, outline) in before.buckets.iter().zip(&before.outlines) {
             let in_use = (0..WIDTH).filter(|&place| outline.0[place] != Outline::FREE);
-            in_use.for_each(|place| self.put(bucket.tags[place], bucket.children[place]));
+            for place in in_use {
+                let child = bucket.children[place];
+                moved(child, self.put(bucket.tags[place], child));
+            }
         }
     }
 
@@ -277,6 +318,8 @@ pub(super) fn tag_of(parent: u32, page: &[u32]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     /// Few homes, the last bucket's among them, so that what finds no place goes on to the first.
@@ -294,49 +337,84 @@ mod tests {
         found
     }
 
+    /// The table with the spots that its nodes would keep.
+    #[derive(Default)]
+    struct Kept {
+        children: Children,
+        spots: HashMap<u32, Spot>,
+    }
+
+    impl Kept {
+        fn insert(&mut self, tag: u32, child: u32) {
+            let moved = |child, spot| {
+                self.spots.insert(child, spot);
+            };
+            let spot = self.children.insert(tag, child, moved);
+            self.spots.insert(child, spot);
+        }
+
+        fn remove(&mut self, tag: u32, child: u32) {
+            let spot = self.spots.remove(&child).expect("the child was inserted");
+            self.children.remove(tag, child, spot);
+        }
+
+        fn replace(&mut self, tag: u32, before: u32, child: u32) {
+            let spot = self.spots.remove(&before).expect("the child was inserted");
+            self.children.replace(tag, before, spot, child);
+            self.spots.insert(child, spot);
+        }
+    }
+
     #[test]
     fn children_that_find_their_bucket_full_are_found_until_they_are_removed() {
         let all: Vec<(u32, u32)> = tags().zip(0..200).collect();
         for step in [1, 7, 63, 199] {
-            let mut children = Children::default();
-            all.iter()
-                .for_each(|&(tag, child)| children.insert(tag, child));
+            let mut kept = Kept::default();
+            all.iter().for_each(|&(tag, child)| kept.insert(tag, child));
             let mut left = all.clone();
             for removed in 0..all.len() {
                 let (tag, child) = left.remove(removed * step % left.len());
-                children.remove(tag, child);
+                kept.remove(tag, child);
                 for tag in tags().take(3) {
                     let expected = left.iter().filter(|(of, _)| *of == tag);
                     let expected: Vec<u32> = expected.map(|(_, child)| *child).collect();
-                    assert_eq!(under(&children, tag), expected);
+                    assert_eq!(under(&kept.children, tag), expected);
                 }
             }
-            assert_eq!(children.len(), 0);
-            let mut outlines = children.outlines.iter();
+            assert_eq!(kept.children.len(), 0);
+            let mut outlines = kept.children.outlines.iter();
             assert!(outlines.all(|outline| outline.n_passed() == 0));
         }
     }
 
     #[test]
     fn more_children_than_a_bucket_counts_are_found_until_they_are_removed_and_again() {
-        let mut children = Children::default();
+        let mut kept = Kept::default();
         for _ in 0..2 {
-            (0..600).for_each(|child| children.insert(u32::MAX, child));
+            (0..600).for_each(|child| kept.insert(u32::MAX, child));
             for removed in 0..600 {
-                children.remove(u32::MAX, removed);
+                kept.remove(u32::MAX, removed);
                 let expected: Vec<u32> = (removed + 1..600).collect();
-                assert_eq!(under(&children, u32::MAX), expected);
+                assert_eq!(under(&kept.children, u32::MAX), expected);
             }
-            assert_eq!(children.len(), 0);
+            assert_eq!(kept.children.len(), 0);
         }
     }
 
     #[test]
     fn a_child_is_replaced_where_it_stands_behind_its_full_bucket() {
-        let mut children = Children::default();
-        (0..20).for_each(|child| children.insert(u32::MAX, child));
-        children.replace(u32::MAX, 19, 40);
-        let expected: Vec<u32> = (0..19).chain([40]).collect();
-        assert_eq!(under(&children, u32::MAX), expected);
+        for replaced in [7, 19, 299] {
+            let mut kept = Kept::default();
+            (0..300).for_each(|child| kept.insert(u32::MAX, child));
+            kept.replace(u32::MAX, replaced, 400);
+            let mut expected: Vec<u32> = (0..300).filter(|child| *child != replaced).collect();
+            expected.push(400);
+            assert_eq!(under(&kept.children, u32::MAX), expected);
+            (0..300)
+                .filter(|child| *child != replaced)
+                .chain([400])
+                .for_each(|child| kept.remove(u32::MAX, child));
+            assert_eq!(kept.children.len(), 0);
+        }
     }
 }

@@ -119,14 +119,12 @@ impl RadixTree {
         if self.notes.is_some() {
             self.note_eviction(leaf);
         }
-        let parent = self.arena.remove(leaf);
-        let (edge, above) = (&self.arena[leaf].edge, &self.arena[parent]);
-        self.evictable_tokens -= edge.len();
-        let shares_buffer = edge.shares_with(&above.edge);
-        if shares_buffer || above.n_children == 0 {
-            self.tidy_above(parent, shares_buffer);
+        let removed = self.arena.remove_leaf(leaf);
+        self.evictable_tokens -= removed.edge.len();
+        if removed.shares_buffer || removed.is_last {
+            self.tidy_above(removed.parent, removed.shares_buffer);
         }
-        Some(self.arena.take_edge(leaf))
+        Some(removed.edge)
     }
 
     /// Puts a node into the order if it may be evicted and is not in it.

@@ -88,6 +88,12 @@ impl RadixTree {
             found.map(|step| (step.child, step.common)),
             Some((index, n_tokens)),
         )?;
+        same(
+            index,
+            "child at its spot",
+            self.arena.at_spot_of(index),
+            index,
+        )?;
         for page in node.edge.pages(self.page_size) {
             if !seen.insert(page) {
                 return Err(format!("page {page} of node {index} is cached twice"));

@@ -360,7 +360,7 @@ impl RadixTree {
 
     #[inline(never)]
     fn drop_root(&mut self, root: u32) {
-        self.arena.remove(root);
+        self.arena.remove_root(root);
         self.forget_note(root);
         let namespace = self
             .root_names
