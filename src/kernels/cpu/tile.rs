@@ -108,10 +108,15 @@ impl Plain for Bf16 {
     }
 }
 
-/// Steps between two looks ahead.
-const BLOCK_STEPS: usize = 8;
 /// Words of a cache line.
 const LINE_WORDS: usize = 16;
+/// Cache lines to ask for at once. A core waits for some dozens at a time: what a burst asks for beyond that stands in the
+/// way of the weights that are multiplied, and then nothing is asked for until the next one.
+const LINES_AT_ONCE: usize = 6;
+
+/// How far one row asks ahead in the stream of weights that it reads, in steps: the processor's own looking ahead stops too
+/// early to keep a fast memory busy.
+const STREAM_STEPS: usize = 128;
 
 /// Weights to bring near while others are multiplied: a tile of few rows else waits for memory first and computes then.
 #[derive(Clone, Copy)]
@@ -129,18 +134,45 @@ impl Ahead {
         words: 0,
     };
 
-    /// Cache lines to ask for in each of `parts`.
+    /// To ask for all of it in a tile of so many steps, evenly.
     #[inline(always)]
-    fn lines(self, parts: usize) -> usize {
-        self.words.div_ceil(LINE_WORDS * parts.max(1))
+    fn over(self, steps: usize) -> Pace {
+        let lines = self.words.div_ceil(LINE_WORDS);
+        let (every, at_once) = match lines {
+            0 => (steps.max(1), 0),
+            _ => {
+                let every = (steps * LINES_AT_ONCE + lines / 2) / lines;
+                let every = every.clamp(1, steps.max(1));
+                (every, (lines * every).div_ceil(steps.max(1)))
+            }
+        };
+        Pace {
+            next: self.start,
+            lines_left: lines,
+            every,
+            at_once,
+        }
     }
+}
 
+/// See [`Ahead::over`].
+struct Pace {
+    next: *const u32,
+    lines_left: usize,
+    /// Steps from a fetch to the next.
+    every: usize,
+    at_once: usize,
+}
+
+impl Pace {
     #[inline(always)]
-    fn fetch<S: Lanes>(&mut self, lines: usize) {
+    fn fetch<S: Lanes>(&mut self) {
+        let lines = self.at_once.min(self.lines_left);
+        self.lines_left -= lines;
         for _ in 0..lines {
             // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
-            unsafe { S::prefetch(self.start) };
-            self.start = self.start.wrapping_add(LINE_WORDS);
+            unsafe { S::prefetch(self.next) };
+            self.next = self.next.wrapping_add(LINE_WORDS);
         }
     }
 }
@@ -154,18 +186,22 @@ pub unsafe fn plain<S: Lanes, F: Plain, const M: usize, const N: usize>(
     rows: *const u32,
     panels: [*const u32; N],
     steps: usize,
-    mut ahead: Ahead,
+    ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let lines = ahead.lines(steps.div_ceil(BLOCK_STEPS));
+    let mut ahead = ahead.over(steps);
+    let every = ahead.every;
     let sums = sums.as_mut_ptr().cast::<f32>();
     // SAFETY: all offsets stay within what the caller promised.
     unsafe {
         let mut acc = [[S::splat(0.0); N]; M];
         // `wrapping_add`: plain offsets are checked in debug builds, at twice the price of the products.
-        for first in (0..steps).step_by(BLOCK_STEPS) {
-            ahead.fetch::<S>(lines);
-            for step in first..steps.min(first + BLOCK_STEPS) {
+        for first in (0..steps).step_by(every) {
+            ahead.fetch::<S>();
+            for step in first..steps.min(first + every) {
+                if M == 1 && N == 1 {
+                    S::prefetch(panels[0].wrapping_add((step + STREAM_STEPS) * F::STEP_WORDS));
+                }
                 let row = rows.wrapping_add(step * M);
                 let weights: [F::Step<S>; N] = std::array::from_fn(|n| {
                     F::load::<S>(panels[n].wrapping_add(step * F::STEP_WORDS))
@@ -197,10 +233,11 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
     rows: *const u32,
     panels: [*const u32; N],
     groups: usize,
-    mut ahead: Ahead,
+    ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let lines = ahead.lines(groups);
+    let mut ahead = ahead.over(groups * INT8_STEPS);
+    let every = ahead.every.min(INT8_STEPS);
     let sums = sums.as_mut_ptr().cast::<f32>();
     let read = |p: *const u32| -> u32 {
         // SAFETY: within what the caller promised.
@@ -214,7 +251,6 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
             }
         }
         for group in 0..groups {
-            ahead.fetch::<S>(lines);
             let scales = rows.wrapping_add(group * (INT8_STEPS + 2) * M);
             let corrections = scales.wrapping_add(M);
             let words = corrections.wrapping_add(M);
@@ -222,14 +258,20 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
                 std::array::from_fn(|n| panels[n].wrapping_add(group * (INT8_STEPS + 1) * PANEL));
             let mut acc: [[S::W; N]; M] =
                 std::array::from_fn(|m| [S::splat_word(read(corrections.wrapping_add(m))); N]);
-            for step in 0..INT8_STEPS {
-                let weights: [S::W; N] = std::array::from_fn(|n| {
-                    S::load_words(panel[n].wrapping_add((step + 1) * PANEL))
-                });
-                for m in 0..M {
-                    let word = S::splat_word(read(words.wrapping_add(step * M + m)));
-                    for n in 0..N {
-                        acc[m][n] = S::dot_quads(acc[m][n], word, weights[n]);
+            for first in (0..INT8_STEPS).step_by(every) {
+                ahead.fetch::<S>();
+                for step in first..INT8_STEPS.min(first + every) {
+                    if M == 1 && N == 1 {
+                        S::prefetch(panel[0].wrapping_add((step + STREAM_STEPS) * PANEL));
+                    }
+                    let weights: [S::W; N] = std::array::from_fn(|n| {
+                        S::load_words(panel[n].wrapping_add((step + 1) * PANEL))
+                    });
+                    for m in 0..M {
+                        let word = S::splat_word(read(words.wrapping_add(step * M + m)));
+                        for n in 0..N {
+                            acc[m][n] = S::dot_quads(acc[m][n], word, weights[n]);
+                        }
                     }
                 }
             }
