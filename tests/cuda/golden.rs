@@ -33,19 +33,25 @@ async fn check(setup: Setup, model: &Path) {
 
 /// Prompts in small chunks, decodes riding along.
 async fn check_mixed(setup: &Setup, model: &Path, reference: &Reference) {
-    let world = setup.start_on_gpu(EngineConfig {
+    let (open, gate) = crossbeam_channel::bounded(0);
+    let config = EngineConfig {
         enable_mixed_chunk: true,
         chunked_prefill_size: 32,
         disable_radix_cache: true,
         ..setup.config(model)
-    });
+    };
+    let world = setup.start_on_gpu_behind(gate, config);
     // Requests that want log probabilities keep a step to themselves.
-    let runs = (0..REQUESTS).map(|index| {
+    let send = |index| {
         let mut request = request(index);
         request.logprobs = None;
-        collect(world.generate(request))
-    });
-    for (index, got) in (0..).zip(join_all(runs).await) {
+        world.generate(request)
+    };
+    let sent: Vec<_> = (0..REQUESTS).map(send).collect();
+    // Those that come late would find nobody to ride along.
+    world.until_inside(sent.len()).await;
+    drop(open);
+    for (index, got) in (0..).zip(join_all(sent.into_iter().map(collect)).await) {
         reference
             .check_tokens(setup, index, &got.tokens, "mixed")
             .await;

@@ -6,14 +6,13 @@ use std::sync::Arc;
 use crossbeam_channel::Receiver;
 use souffleur::config::{Device, Dtype, EngineConfig};
 use souffleur::engine::{Engine, EngineParts, Progress};
-use souffleur::error::StepError;
+use souffleur::executor::Placement;
 use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
-use souffleur::executor::{Executor, Launch, Placement, RowResult, StepOutput, StepPlan};
 use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::params::ElementType;
 
 use crate::gpu;
-use crate::world::World;
+use crate::world::{Gated, World};
 
 /// Rows of the largest graph: less than run at once, so that some decodes run without one.
 const GRAPH_ROWS: usize = 6;
@@ -77,8 +76,8 @@ impl Setup {
         let (options, dir) = (self.options(&config, &parts), config.model_path.clone());
         parts.executor = Arc::new(move || {
             Ok(Box::new(Gated {
-                inner: load(&dir, &options),
-                gate: gate.clone(),
+                inner: Box::new(load(&dir, &options)),
+                gate: Some(gate.clone()),
             }))
         });
         World {
@@ -104,36 +103,6 @@ impl Setup {
             placement: Placement::WHOLE,
             plan: None,
         }
-    }
-}
-
-/// An executor that begins when a gate opens.
-struct Gated {
-    inner: CudaExecutor,
-    gate: Receiver<()>,
-}
-
-impl Executor for Gated {
-    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
-        let _ = self.gate.recv();
-        self.inner.run(plan)
-    }
-
-    fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
-        let _ = self.gate.recv();
-        self.inner.launch(plan)
-    }
-
-    fn is_finished(&mut self) -> bool {
-        self.inner.is_finished()
-    }
-
-    fn finish(&mut self) -> Result<StepOutput, StepError> {
-        self.inner.finish()
-    }
-
-    fn recycle(&mut self, rows: Vec<RowResult>) {
-        self.inner.recycle(rows);
     }
 }
 

@@ -7,18 +7,20 @@
 //! `tests/models`.)
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crossbeam_channel::Receiver;
 use futures_util::future::join_all;
 use souffleur::actors::messages::SetPolicy;
 use souffleur::config::{Dtype, EngineConfig};
-use souffleur::engine::Engine;
+use souffleur::engine::{Engine, EngineParts, Generation, Progress};
 use souffleur::state::eviction::EvictionPolicy;
 use souffleur::state::policy::schedule_policy_names;
 
 use crate::requests::{
     Bits, REQUESTS, SHARED_TOKENS, at_once, bits, long_request, one_after_another, request,
 };
-use crate::world::{World, collect, within};
+use crate::world::{Gated, World, collect, within};
 
 const MODELS: [&str; 5] = [
     "models/souffleur-tiny",
@@ -27,6 +29,9 @@ const MODELS: [&str; 5] = [
     "tests/fixtures/models/qwen2",
     "tests/fixtures/models/qwen3",
 ];
+
+/// Requests that run at once where others take their places.
+const RUNNING: u32 = 4;
 
 fn config(model: &str, dtype: Dtype) -> EngineConfig {
     let model_path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(model);
@@ -45,6 +50,21 @@ fn config(model: &str, dtype: Dtype) -> EngineConfig {
 fn start(config: EngineConfig) -> World {
     World {
         engine: Engine::start(config).expect("the model loads"),
+    }
+}
+
+/// The same, and it makes no step before the other end of a gate is dropped.
+fn start_behind(gate: Receiver<()>, config: EngineConfig) -> World {
+    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("the model exists");
+    let executor = parts.executor.clone();
+    parts.executor = Arc::new(move || {
+        Ok(Box::new(Gated {
+            inner: executor()?,
+            gate: Some(gate.clone()),
+        }))
+    });
+    World {
+        engine: Engine::start_with(config, parts).expect("the model loads"),
     }
 }
 
@@ -105,19 +125,26 @@ async fn check(model: &str, dtype: Dtype) {
 
 async fn check_mixed(model: &str, dtype: Dtype, expected: &[(Bits, u32)]) {
     for (chunk, page_size) in [(20, 1), (48, 16)] {
-        let world = start(EngineConfig {
+        let (open, gate) = crossbeam_channel::bounded(0);
+        let mixed = EngineConfig {
             enable_mixed_chunk: true,
             chunked_prefill_size: chunk,
             page_size,
             ..config(model, dtype)
-        });
-        let runs = (0..REQUESTS).map(|index| {
+        };
+        let world = start_behind(gate, mixed);
+        let send = |index| {
             let mut request = request(index);
             request.logprobs = None;
-            collect(world.generate(request))
-        });
+            world.generate(request)
+        };
+        let sent: Vec<_> = (0..REQUESTS).map(send).collect();
+        // Those that come late would find nobody to ride along.
+        world.until_inside(sent.len()).await;
+        drop(open);
         let how = format!("{model} in {dtype:?}, mixed, chunks of {chunk}, pages of {page_size}");
-        for (index, got) in join_all(runs).await.iter().enumerate() {
+        let outcomes = join_all(sent.into_iter().map(collect)).await;
+        for (index, got) in outcomes.iter().enumerate() {
             let tokens: Vec<u32> = expected[index].0.iter().map(|(token, _)| *token).collect();
             assert_eq!(got.tokens, tokens, "{how}, request {index}");
         }
@@ -145,7 +172,7 @@ async fn check_evacuated(model: &str, dtype: Dtype) {
     };
     let preempting = EngineConfig {
         enable_priority_scheduling: true,
-        max_running_requests: Some(4),
+        max_running_requests: Some(RUNNING as usize),
         ..config(model, dtype)
     };
     let swapping = EngineConfig {
@@ -158,18 +185,22 @@ async fn check_evacuated(model: &str, dtype: Dtype) {
         ("evicted between swaps of the policies", swapping),
     ];
     for (how, config) in configs {
-        let world = start(config);
-        let runs = (0..REQUESTS).map(async |index| {
-            let mut request = long_request(index);
-            // Those that come first, and run, are the worst.
-            request.priority = Some(i64::from(index / 4) * 100);
-            let got = bits(world.generate(request)).await;
-            if how.contains("swaps") {
-                // The others run or wait.
-                swap_policies(&world, index as usize).await;
-            }
-            got
-        });
+        let (open, gate) = crossbeam_channel::bounded(0);
+        let world = start_behind(gate, config);
+        let sent = send_the_worst_first(&world).await;
+        drop(open);
+        let world_of_all = &world;
+        let runs = sent
+            .into_iter()
+            .enumerate()
+            .map(async |(index, generation)| {
+                let got = bits(generation).await;
+                if how.contains("swaps") {
+                    // The others run or wait.
+                    swap_policies(world_of_all, index).await;
+                }
+                got
+            });
         let got = join_all(runs).await;
         let stats = world.assert_whole().await;
         let evacuated = match how {
@@ -184,6 +215,22 @@ async fn check_evacuated(model: &str, dtype: Dtype) {
         world.stop().await;
         assert_same(&got, &expected, &format!("{model} in {dtype:?}, {how}"));
     }
+}
+
+/// All are inside when it returns, those of the lowest priority in the first step, which a gate holds up.
+async fn send_the_worst_first(world: &World) -> Vec<Generation> {
+    let mut sent = Vec::new();
+    for index in 0..REQUESTS {
+        if index == RUNNING {
+            // All at once, the best would be the first.
+            world.until(|stats| stats.running_requests > 0).await;
+        }
+        let mut request = long_request(index);
+        request.priority = Some(i64::from(index / RUNNING) * 100);
+        sent.push(world.generate(request));
+    }
+    world.until_inside(sent.len()).await;
+    sent
 }
 
 async fn swap_policies(world: &World, number: usize) {

@@ -9,7 +9,7 @@ use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, EngineParts, Generation, ModelInfo};
 use souffleur::error::StepError;
 use souffleur::executor::fake::{FakeExecutor, FakeOptions, expected_output};
-use souffleur::executor::{Executor, Launch, StepOutput, StepPlan};
+use souffleur::executor::{Executor, Launch, RowResult, StepOutput, StepPlan};
 use souffleur::ids::StepId;
 use souffleur::request::{Event, FinishReason, GenerateRequest, Prompt};
 use souffleur::state::stats::EngineStats;
@@ -73,7 +73,7 @@ impl Build {
         let (gate, ahead) = (self.gate.clone(), self.ahead.clone());
         let executor = move || {
             let gated = Gated {
-                inner: FakeExecutor::new(options.clone()),
+                inner: Box::new(FakeExecutor::new(options.clone())),
                 gate: gate.clone(),
             };
             Ok(match ahead.clone() {
@@ -95,25 +95,48 @@ impl Build {
     }
 }
 
-/// A fake executor whose steps a test lets through one by one.
-struct Gated {
-    inner: FakeExecutor,
-    gate: Option<crossbeam_channel::Receiver<()>>,
+/// An executor whose steps a test lets through one by one.
+pub struct Gated<E: ?Sized> {
+    pub inner: Box<E>,
+    pub gate: Option<crossbeam_channel::Receiver<()>>,
 }
 
-impl Executor for Gated {
-    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+impl<E: ?Sized> Gated<E> {
+    fn wait(&self) {
         if let Some(gate) = &self.gate {
             // A dropped gate stands open.
             let _ = gate.recv();
         }
+    }
+}
+
+impl<E: Executor + ?Sized> Executor for Gated<E> {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        self.wait();
         self.inner.run(plan)
+    }
+
+    fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
+        self.wait();
+        self.inner.launch(plan)
+    }
+
+    fn is_finished(&mut self) -> bool {
+        self.inner.is_finished()
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, StepError> {
+        self.inner.finish()
+    }
+
+    fn recycle(&mut self, rows: Vec<RowResult>) {
+        self.inner.recycle(rows);
     }
 }
 
 /// An executor that works like a device: a step runs when its result is asked for, or some glances later.
 struct Ahead {
-    inner: Gated,
+    inner: Gated<FakeExecutor>,
     under_way: VecDeque<StepPlan>,
     /// Most steps that were under way at once.
     most: Arc<AtomicUsize>,
@@ -124,7 +147,7 @@ impl Ahead {
     /// Glances at a step before it is said to have ended.
     const GLANCES: u32 = 200;
 
-    fn new(inner: Gated, most: Arc<AtomicUsize>) -> Self {
+    fn new(inner: Gated<FakeExecutor>, most: Arc<AtomicUsize>) -> Self {
         Self {
             inner,
             under_way: VecDeque::new(),
@@ -183,12 +206,14 @@ impl World {
 
     /// Waits until this many requests run or wait.
     pub async fn until_inside(&self, requests: usize) {
+        self.until(|stats| stats.running_requests + stats.waiting_requests == requests)
+            .await;
+    }
+
+    /// Waits until the engine stands like this.
+    pub async fn until(&self, is_so: impl Fn(&EngineStats) -> bool) {
         within(async {
-            loop {
-                let stats = self.engine.stats().await.expect("the engine lives");
-                if stats.running_requests + stats.waiting_requests == requests {
-                    break;
-                }
+            while !is_so(&self.engine.stats().await.expect("the engine lives")) {
                 tokio::task::yield_now().await;
             }
         })
