@@ -15,7 +15,7 @@ use super::tensor::Shared;
 use super::threads::ThreadPool;
 use super::tile::{self, Ahead, MAX_PANELS, Plain, Sums};
 
-/// Bytes of weights in an item when one row is multiplied: long enough a stream, short enough to balance threads.
+/// Bytes of weights in an item when one group of rows is multiplied: long enough a stream, short enough to balance threads.
 const STREAM_BYTES: usize = 128 << 10;
 
 /// Most groups of rows that are worth fetching weights ahead for.
@@ -81,9 +81,10 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
         "bias of {} outputs",
         weight.outputs
     );
-    let stride = item_panels(weight, panels, rows, pool.n_threads());
+    let n_groups = packed.n_groups();
+    let stride = item_panels(weight, panels, n_groups, pool.n_threads());
     let n_spans = panels.div_ceil(stride);
-    let n_blocks = packed.n_groups().div_ceil(block_groups(packed));
+    let n_blocks = n_groups.div_ceil(block_groups(packed));
     let cost = rows * weight.inputs * weight.outputs;
     let output = Output {
         panels: weight.panels(),
@@ -94,12 +95,12 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     };
     pool.for_each_in_runs(n_spans * n_blocks, cost, &|item| {
         let (block, span) = (item / n_spans, item % n_spans);
-        let panels = match rows {
+        let panels = match n_groups {
             1 => group_rows(span, n_spans, panels),
             // Whole tiles, but for the last.
             _ => span * stride..panels.min((span + 1) * stride),
         };
-        let groups = group_rows(block, n_blocks, packed.n_groups());
+        let groups = group_rows(block, n_blocks, n_groups);
         dispatch(
             isa,
             Item {
@@ -120,9 +121,9 @@ fn block_groups(packed: &PackedRows) -> usize {
 }
 
 /// Number of panels in an item.
-fn item_panels(weight: &Matrix, panels: usize, rows: usize, threads: usize) -> usize {
+fn item_panels(weight: &Matrix, panels: usize, n_groups: usize, threads: usize) -> usize {
     let even = panels.div_ceil(4 * threads).max(1);
-    match rows {
+    match n_groups {
         1 => even.min((STREAM_BYTES / (4 * weight.panel_words())).max(1)),
         _ => even.min(MAX_PANELS),
     }
@@ -143,8 +144,8 @@ impl Kernel for Item<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        // One row waits for memory, which one stream reads faster than three.
-        let many = S::REGISTERS == 1 && self.packed.rows() > 1;
+        // One group waits for memory, which one stream reads faster than three.
+        let many = S::REGISTERS == 1 && self.packed.n_groups() > 1;
         let mut panel = self.panels.start;
         while panel < self.panels.end {
             let n = match many && self.panels.end - panel >= MAX_PANELS {
@@ -185,20 +186,19 @@ impl Item<'_> {
     }
 
     /// What this thread multiplies next, `n` panels from `panel` on: the part that belongs to `group`. Many rows give the
-    /// processor time enough to fetch by itself; one row is nothing but fetching.
+    /// processor time enough to fetch by itself.
     fn ahead(&self, group: usize, panel: usize, n: usize) -> Ahead {
         let n_groups = self.packed.n_groups();
-        let is_few = self.packed.rows() > 1 && n_groups <= MAX_FETCH_GROUPS;
-        if !is_few || panel + n > self.weight.panels().len() {
-            return Ahead::NONE;
+        if n_groups == 1 {
+            return Ahead::Stream;
+        }
+        if n_groups > MAX_FETCH_GROUPS || panel + n > self.weight.panels().len() {
+            return Ahead::Nothing;
         }
         let words = n * self.weight.panel_words();
         let part = words.div_ceil(n_groups);
         let start = panel * self.weight.panel_words() + group * part;
-        Ahead {
-            start: self.weight.words().as_ptr().wrapping_add(start),
-            words: part,
-        }
+        Ahead::Words(self.weight.words().as_ptr().wrapping_add(start), part)
     }
 
     /// Multiplies `m` rows, of a group, with a tile's panels; the tile after it begins at panel `next`.
