@@ -2,6 +2,7 @@
 
 mod disconnects;
 mod errors;
+mod hostile;
 mod http;
 mod key;
 mod misses;

@@ -166,7 +166,7 @@ pub fn recorder() -> &'static PrometheusHandle {
 }
 
 /// A tiny random model with a longer context than it was made for, and a chat template.
-fn long_model() -> TempDir {
+pub fn long_model() -> TempDir {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     let folder = TempDir::new().expect("a folder can be made");
     for file in [

@@ -1,0 +1,1 @@
+//! Requests that come in by other doors than the server are admitted like any other.

@@ -1,0 +1,1 @@
+//! Bodies: what is read and parsed is bounded over all connections together.

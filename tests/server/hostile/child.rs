@@ -1,0 +1,119 @@
+//! The real binary in a process of its own, whose memory can be read.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::world::long_model;
+
+/// Bytes of a mebibyte.
+pub const MIB: usize = 1 << 20;
+
+/// A server that is ready, killed when it is dropped.
+pub struct ChildServer {
+    child: Child,
+    _stdout: BufReader<ChildStdout>,
+    folder: TempDir,
+    pub addr: SocketAddr,
+}
+
+impl ChildServer {
+    /// Serves the tests' tiny random model, whose context is [`crate::world::CONTEXT_TOKENS`] long.
+    pub fn start(args: &[&str]) -> Self {
+        let folder = long_model();
+        let log = fs::File::create(folder.path().join("stderr")).expect("it is writable");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("SOUFFLEUR_") {
+                command.env_remove(name);
+            }
+        }
+        command.args(["serve", "--port", "0", "--threads", "1"]);
+        command.args(["--max-total-tokens", "66560", "--model-path"]);
+        command.arg(folder.path()).args(args);
+        command.stdout(Stdio::piped()).stderr(log);
+        let mut child = command.spawn().expect("the binary runs");
+        let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let addr = address(&mut stdout).unwrap_or_else(|printed| {
+            let log = fs::read_to_string(folder.path().join("stderr"));
+            panic!("it ended before it was ready:\n{printed}{log:?}")
+        });
+        Self {
+            child,
+            _stdout: stdout,
+            folder,
+            addr,
+        }
+    }
+
+    /// Most bytes that were resident since the start, or since [`ChildServer::reset_peak`].
+    pub fn peak_bytes(&self) -> usize {
+        self.status("VmHWM:")
+    }
+
+    /// Bytes that are resident now.
+    pub fn resident_bytes(&self) -> usize {
+        self.status("VmRSS:")
+    }
+
+    /// From now on [`ChildServer::peak_bytes`] starts from what is resident now.
+    pub fn reset_peak(&self) {
+        let file = format!("/proc/{}/clear_refs", self.child.id());
+        fs::write(file, "5").expect("the system keeps a high-water mark");
+    }
+
+    /// How many more bytes than now were resident at most while `work` ran.
+    pub fn growth_bytes(&self, work: impl FnOnce()) -> usize {
+        self.reset_peak();
+        let before = self.resident_bytes();
+        work();
+        self.peak_bytes().saturating_sub(before)
+    }
+
+    /// What it logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("stderr")).expect("it is there")
+    }
+
+    /// True until it ends.
+    pub fn is_alive(&mut self) -> bool {
+        self.child
+            .try_wait()
+            .expect("it can be asked for")
+            .is_none()
+    }
+
+    fn status(&self, key: &str) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("the process lives");
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<usize>().ok());
+        kib.expect("the system counts memory") << 10
+    }
+}
+
+impl Drop for ChildServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The address that is printed once the model is loaded, or all that was printed.
+fn address(stdout: &mut BufReader<ChildStdout>) -> Result<SocketAddr, String> {
+    let mut printed = String::new();
+    loop {
+        let start = printed.len();
+        if stdout.read_line(&mut printed).expect("it prints UTF-8") == 0 {
+            let _ = stdout.read_to_string(&mut printed);
+            return Err(printed);
+        }
+        if let Some((_, rest)) = printed[start..].split_once("curl -N http://") {
+            let address = rest.split('/').next().expect("an address");
+            return Ok(address.parse().expect("an IP address and a port"));
+        }
+    }
+}

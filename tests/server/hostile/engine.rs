@@ -1,0 +1,1 @@
+//! Configurations and failures of the engine, as clients see them.

@@ -1,0 +1,1 @@
+//! WebSocket frames that claim, or bring, more than they may.

@@ -1,0 +1,16 @@
+//! Small requests that ask for much: none takes memory, time or a place that another request needs.
+//!
+//! Memory is bounded by the high-water mark of a child process, stalls by the tokens that another stream received
+//! meanwhile. Nothing here measures a wall time.
+
+mod child;
+
+mod admission;
+mod bodies;
+mod engine;
+mod frames;
+mod logprobs;
+mod parameters;
+mod responses;
+mod strangers;
+mod tokenizer;

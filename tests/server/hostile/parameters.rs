@@ -1,0 +1,1 @@
+//! Parameters that a batch or many samples would multiply.

@@ -1,0 +1,1 @@
+//! Responses keep to HTTP, whatever the request.

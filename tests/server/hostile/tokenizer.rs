@@ -1,0 +1,1 @@
+//! Long, costly and abandoned prompts leave the streams of others alone.
