@@ -13,8 +13,6 @@ use super::stream::Stream;
 use super::table::check;
 
 const JIT_LOG_BYTES: usize = 8 << 10;
-/// What a block may ask for without [`Kernel::allow_shared_bytes`].
-const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
 /// Kernels in machine code. Clones share it; it is unloaded with the last of them and of its [`Kernel`]s.
 #[derive(Clone)]
@@ -202,12 +200,13 @@ impl Kernel {
         &self.name
     }
 
-    /// Lets blocks have up to `bytes` of dynamic shared memory; without it they may have 48 KiB. Before any launch.
+    /// Lets blocks have up to `bytes` of dynamic shared memory. Once, before any launch, for every kernel that takes
+    /// some: without it static and dynamic bytes together may be 48 KiB, and the compiler says how many are static.
     ///
     /// # Errors
     /// More than the GPU has.
     pub fn allow_shared_bytes(&self, bytes: u32) -> Result<(), DriverError> {
-        if bytes <= DEFAULT_SHARED_BYTES {
+        if bytes == 0 {
             return Ok(());
         }
         let device = &self.module.device;
@@ -217,7 +216,21 @@ impl Kernel {
         // SAFETY: the function lives as long as its module, which is held here.
         let code =
             unsafe { (device.functions().function_set_attribute)(self.raw, attribute, value) };
-        check("cuFuncSetAttribute", code)
+        check("cuFuncSetAttribute", code).map_err(|error| {
+            let text = format!(
+                "{} ({}, {bytes} bytes of shared memory)",
+                error.text, self.name
+            );
+            error.with_text(&text)
+        })
+    }
+
+    /// Bytes of shared memory that a block has whatever its launch asks for.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn static_shared_bytes(&self) -> Result<u32, DriverError> {
+        self.attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
     }
 
     /// Registers that a thread of it uses.
@@ -225,10 +238,13 @@ impl Kernel {
     /// # Errors
     /// As the driver says.
     pub fn registers(&self) -> Result<u32, DriverError> {
+        self.attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
+    }
+
+    fn attribute(&self, attribute: CUfunction_attribute) -> Result<u32, DriverError> {
         let device = &self.module.device;
         device.bind()?;
         let mut value = 0;
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
         // SAFETY: the function lives as long as its module, which is held here; `value` outlives the call.
         let code =
             unsafe { (device.functions().function_attribute)(&mut value, attribute, self.raw) };
