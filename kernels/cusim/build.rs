@@ -1,6 +1,10 @@
 //! Compiles all kernels and the driver over them into one shared library, `libcuda.so`.
 
+#[path = "build/pack.rs"]
+mod pack;
+
 use std::env;
+use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +22,7 @@ fn main() {
     let folder = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
     let kernels = folder.parent().expect("it lies in kernels/").to_owned();
     let out = PathBuf::from(variable("OUT_DIR"));
-    for input in [&folder.join("driver"), &kernels] {
+    for input in [&folder.join("driver"), &folder.join("build"), &kernels] {
         println!("cargo::rerun-if-changed={}", input.display());
     }
 
@@ -36,6 +40,7 @@ fn main() {
     for part in files(&folder.join("driver"), "cpp") {
         build.file(part);
     }
+    build.file(static_shared(&kernels.join("kernels.pack"), &out));
     let objects = build.compile_intermediates();
     let compiler = build.get_compiler();
 
@@ -64,6 +69,26 @@ fn wrapper(unit: &Path, out: &Path) -> PathBuf {
     let name = unit.file_stem().expect("it has a name").to_string_lossy();
     let text = format!("#include \"cusim.h\"\nnamespace unit_{name} {{\n#include {unit:?}\n}}\n");
     let path = out.join(format!("{name}.cpp"));
+    fs::write(&path, text).expect("the output folder is writable");
+    path
+}
+
+/// A file with the table of static shared memory that NVIDIA's compiler gave each kernel: a host compiler cannot know.
+fn static_shared(pack: &Path, out: &Path) -> PathBuf {
+    let sizes = pack::static_shared_bytes(pack).unwrap_or_else(|reason| {
+        println!("cargo::warning=static shared memory is not counted: {reason}");
+        Vec::new()
+    });
+    let mut text = String::from(
+        "#include \"driver/driver.h\"\n\
+         const std::map<std::string, unsigned, std::less<>>& fake::static_shared_bytes() {\n\
+         static const auto* sizes = new std::map<std::string, unsigned, std::less<>>{\n",
+    );
+    for (kernel, bytes) in sizes {
+        writeln!(text, "{{\"{kernel}\", {bytes}}},").expect("text grows");
+    }
+    text.push_str("};\nreturn *sizes;\n}\n");
+    let path = out.join("static_shared.cpp");
     fs::write(&path, text).expect("the output folder is writable");
     path
 }

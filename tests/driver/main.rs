@@ -13,6 +13,7 @@ mod hot_path;
 mod kernels;
 mod memory;
 mod pack;
+mod shared_memory;
 mod streams;
 
 use souffleur::kernels::cuda::driver::Device;

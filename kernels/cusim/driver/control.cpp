@@ -13,7 +13,7 @@ Device* find(int ordinal) {
 }  // namespace
 
 struct CusimCounts {
-  uint64_t used_bytes, n_allocations_held, n_allocations, n_launches, n_graph_launches, n_kernels_run;
+  uint64_t used_bytes, n_allocations_held, n_allocations, n_launches, n_graph_launches, n_kernels_run, n_modules;
 };
 
 // Adds devices up to `n_devices`; takes none away, since contexts may live on them.
@@ -42,14 +42,15 @@ CUSIM_API Result cusim_hurry_copies(int ordinal, int hurries) {
 }
 
 // Plans a fault: the `nth` from now on, 0 for none. `kind`: 0 an allocation, 1 a launch (refused at once), 2 a kernel
-// (fails while it runs, and its device with it), 3 a stream's wait for an event, 4 the host's (both order nothing).
+// (fails while it runs, and its device with it), 3 a stream's wait for an event, 4 the host's (both order nothing),
+// 5 an attribute of a kernel (sets nothing).
 CUSIM_API Result cusim_plan_fault(int ordinal, int kind, uint64_t nth, Result error) {
   Guard guard(mutex());
   Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
   Fault* faults[] = {&device->allocation_fault, &device->launch_fault, &device->kernel_fault, &device->wait_fault,
-                     &device->sync_fault};
-  if (kind < 0 || kind > 4) return kInvalidValue;
+                     &device->sync_fault, &device->attribute_fault};
+  if (kind < 0 || kind > 5) return kInvalidValue;
   *faults[kind] = {nth, error};
   return kSuccess;
 }
@@ -59,7 +60,7 @@ CUSIM_API Result cusim_counts(int ordinal, CusimCounts* counts) {
   const Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
   *counts = {device->used_bytes, device->allocations.size(), device->n_allocations,
-             device->n_launches, device->n_graph_launches,   device->n_kernels_run};
+             device->n_launches, device->n_graph_launches,   device->n_kernels_run, device->n_modules};
   return kSuccess;
 }
 

@@ -132,9 +132,10 @@ struct Device {
   Fault kernel_fault;      // a kernel fails while it runs
   Fault wait_fault;        // cuStreamWaitEvent orders nothing
   Fault sync_fault;        // cuEventSynchronize does not wait
+  Fault attribute_fault;   // cuFuncSetAttribute sets nothing
   // Copies run as soon as the order of streams and events allows, and not as late.
   bool hurries_copies = false;
-  uint64_t n_allocations = 0, n_launches = 0, n_kernels_run = 0, n_graph_launches = 0;
+  uint64_t n_allocations = 0, n_launches = 0, n_kernels_run = 0, n_graph_launches = 0, n_modules = 0;
 };
 
 // Held during each call; kernels run under it.
@@ -169,5 +170,8 @@ bool is_inside_allocation(const Device& device, Pointer start, size_t bytes);
 std::string damaged_guard(const Device& device);
 
 bool is_eager();
+
+// Kernels to bytes of static shared memory on the emulated device, as NVIDIA's compiler laid them out.
+const std::map<std::string, unsigned, std::less<>>& static_shared_bytes();
 
 }  // namespace fake

@@ -1,7 +1,8 @@
 // Modules, functions and launches.
 //
 // A module is checked like a real one as far as names go: a function is found in it only if its image, a cubin or PTX,
-// has a kernel of that name. What runs is the emulated kernel.
+// has a kernel of that name. What runs is the emulated kernel. Shared memory is counted as a device does: static and
+// dynamic bytes together, where the static ones are those of the image.
 #include <elf.h>
 
 #include <string_view>
@@ -12,18 +13,22 @@ namespace fake {
 
 namespace {
 
-constexpr int kDefaultSharedBytes = 48 << 10, kMaxSharedBytes = 166912;  // of sm_80
-constexpr int kMaxDynamicSharedAttribute = 8;
+// Of a block, as a device gives them and at most: of sm_80.
+constexpr unsigned kDefaultSharedBytes = 48 << 10, kMaxSharedBytes = 166912;
+constexpr int kStaticSharedAttribute = 1, kMaxDynamicSharedAttribute = 8;
 
 struct Module;
 
 struct Function {
   const std::string* name;
   const cusim::Kernel* kernel;
-  int max_dynamic_bytes = kDefaultSharedBytes;
+  Device* device;
+  unsigned static_bytes;
+  unsigned max_dynamic_bytes = static_bytes < kDefaultSharedBytes ? kDefaultSharedBytes - static_bytes : 0;
 };
 
 struct Module {
+  Device* device;
   std::string image;
   std::map<std::string, Function, std::less<>> functions;
 };
@@ -60,6 +65,55 @@ bool has_kernel(const std::string& image, const std::string& name) {
   return image.find(".entry " + name + "(") != std::string::npos;
 }
 
+// The size of a section of a cubin, 0 if it has none of the name.
+unsigned section_bytes(const std::string& image, const std::string& name) {
+  Elf64_Ehdr header;
+  memcpy(&header, image.data(), sizeof header);
+  auto section = [&](size_t index) {
+    Elf64_Shdr found;
+    memcpy(&found, image.data() + header.e_shoff + index * header.e_shentsize, sizeof found);
+    return found;
+  };
+  const char* names = image.data() + section(header.e_shstrndx).sh_offset;
+  for (size_t i = 0; i < header.e_shnum; ++i)
+    if (names + section(i).sh_name == name) return static_cast<unsigned>(section(i).sh_size);
+  return 0;
+}
+
+unsigned number_after(std::string_view line, std::string_view word) {
+  const size_t at = line.find(word);
+  return at == line.npos ? 0 : static_cast<unsigned>(strtoul(line.data() + at + word.size(), nullptr, 10));
+}
+
+unsigned round_up(unsigned bytes, unsigned alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+
+// Of a kernel in PTX: what is declared in it, up to the alignment of the module's dynamic shared memory.
+unsigned ptx_shared_bytes(const std::string& ptx, const std::string& name) {
+  unsigned bytes = 0, alignment = 1;
+  bool is_inside = false;
+  for (size_t start = 0; start < ptx.size();) {
+    const size_t end = std::min(ptx.find('\n', start), ptx.size());
+    const std::string_view line(ptx.data() + start, end - start);
+    start = end + 1;
+    if (line.find(".entry " + name + "(") != line.npos) is_inside = true;
+    if (line.starts_with("}")) is_inside = false;
+    const size_t declared = line.find(".shared .align ");
+    if (declared == line.npos) continue;
+    const unsigned of_line = number_after(line, ".align ");
+    if (line.find(".extern") != line.npos) alignment = std::max(alignment, of_line);
+    if (!is_inside) continue;
+    bytes = round_up(bytes, of_line) + number_after(line, "[");
+  }
+  return round_up(bytes, alignment);
+}
+
+unsigned static_bytes(const std::string& image, const std::string& name) {
+  if (image.starts_with(ELFMAG)) return section_bytes(image, ".nv.shared." + name);
+  if (image != kAnyKernel) return ptx_shared_bytes(image, name);
+  const auto found = static_shared_bytes().find(name);
+  return found == static_shared_bytes().end() ? 0 : found->second;
+}
+
 struct Shape {
   dim3 grid, block;
   unsigned dynamic_bytes;
@@ -92,7 +146,7 @@ Result launch(const Function& function, const Shape& shape, void* handle, void**
   ++device.n_launches;
   if (device.launch_fault.strikes()) return device.launch_fault.error;
   if (!cusim::refuse(shape.grid, shape.block, shape.dynamic_bytes).empty()) return kInvalidValue;
-  if (shape.dynamic_bytes > static_cast<unsigned>(function.max_dynamic_bytes)) return kInvalidValue;
+  if (shape.dynamic_bytes > function.max_dynamic_bytes) return kInvalidValue;
   // The driver copies arguments at the launch.
   std::vector<std::vector<unsigned char>> copies;
   for (size_t i = 0; i < function.kernel->argument_bytes.size(); ++i) {
@@ -110,7 +164,8 @@ Result load(void** module, const void* data) {
   if (const Result refused = forbid_while_capturing()) return refused;
   std::string image = image_at(data);
   if (image.empty()) return kInvalidImage;
-  *module = new Module{std::move(image), {}};
+  ++current_device()->n_modules;
+  *module = new Module{current_device(), std::move(image), {}};
   return kSuccess;
 }
 
@@ -145,29 +200,33 @@ CUSIM_API Result cuModuleGetFunction(void** function, void* module_handle, const
   auto* module = static_cast<Module*>(module_handle);
   const auto kernel = cusim::registry().find(name);
   if (kernel == cusim::registry().end() || !has_kernel(module->image, name)) return kNotFound;
-  const auto entry = module->functions.try_emplace(name, Function{&kernel->first, &kernel->second}).first;
+  const Function found{&kernel->first, &kernel->second, module->device, static_bytes(module->image, name)};
+  const auto entry = module->functions.try_emplace(name, found).first;
   *function = &entry->second;
   return kSuccess;
 }
 
 CUSIM_API Result cuModuleGetGlobal_v2(Pointer*, size_t*, void*, const char*) { return kNotFound; }
 
-CUSIM_API Result cuFuncSetAttribute(void* function, int attribute, int value) {
+CUSIM_API Result cuFuncSetAttribute(void* handle, int attribute, int value) {
   Guard guard(mutex());
   if (attribute != kMaxDynamicSharedAttribute) return kSuccess;
-  if (value < 0 || value > kMaxSharedBytes) return kInvalidValue;
-  static_cast<Function*>(function)->max_dynamic_bytes = value;
+  auto* function = static_cast<Function*>(handle);
+  if (value < 0 || function->static_bytes + static_cast<unsigned>(value) > kMaxSharedBytes) return kInvalidValue;
+  if (!function->device->attribute_fault.strikes()) function->max_dynamic_bytes = static_cast<unsigned>(value);
   return kSuccess;
 }
 
-CUSIM_API Result cuFuncGetAttribute(int* value, int attribute, void* function) {
+CUSIM_API Result cuFuncGetAttribute(int* value, int attribute, void* handle) {
   Guard guard(mutex());
+  const auto* function = static_cast<const Function*>(handle);
   constexpr int kMaxThreads = 0, kRegisters = 4, kPtxVersion = 5, kBinaryVersion = 6;
   switch (attribute) {
     case kMaxThreads: *value = cusim::kMaxThreads; break;
     case kRegisters: *value = 64; break;
     case kPtxVersion: case kBinaryVersion: *value = 80; break;
-    case kMaxDynamicSharedAttribute: *value = static_cast<Function*>(function)->max_dynamic_bytes; break;
+    case kStaticSharedAttribute: *value = static_cast<int>(function->static_bytes); break;
+    case kMaxDynamicSharedAttribute: *value = static_cast<int>(function->max_dynamic_bytes); break;
     default: *value = 0;
   }
   return kSuccess;
@@ -189,10 +248,11 @@ CUSIM_API Result cuLaunchKernelEx(const LaunchConfig* config, void* function, vo
 }
 
 // By threads and shared memory of sm_80; registers are not known here.
-CUSIM_API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n_blocks, void*, int block_size,
+CUSIM_API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n_blocks, void* function, int block_size,
                                                              size_t dynamic_bytes) {
   const int by_threads = 2048 / std::max(block_size, 1);
-  const int by_memory = dynamic_bytes ? static_cast<int>(167936 / (dynamic_bytes + 1024)) : 32;
+  const size_t shared_bytes = static_cast<const Function*>(function)->static_bytes + dynamic_bytes;
+  const int by_memory = shared_bytes ? static_cast<int>(167936 / (shared_bytes + 1024)) : 32;
   *n_blocks = std::min({by_threads, by_memory, 32});
   return kSuccess;
 }

@@ -25,6 +25,8 @@ pub enum Fault {
     StreamWait,
     /// The host's wait for an event is forgotten: it succeeds at once.
     HostWait,
+    /// An attribute of a kernel is forgotten: setting it succeeds and sets nothing.
+    Attribute,
 }
 
 /// What happened on a device.
@@ -43,6 +45,8 @@ pub struct Counts {
     pub n_graph_launches: u64,
     /// Kernels that have run so far, in graphs or not.
     pub n_kernels_run: u64,
+    /// Modules that were loaded so far.
+    pub n_modules: u64,
 }
 
 impl Device {
@@ -86,6 +90,7 @@ impl Device {
             Fault::Kernel(error) => (2, error),
             Fault::StreamWait => (3, SUCCESS),
             Fault::HostWait => (4, SUCCESS),
+            Fault::Attribute => (5, SUCCESS),
         };
         let plan: Symbol<unsafe extern "C" fn(c_int, c_int, u64, c_int) -> c_int> =
             function(b"cusim_plan_fault");
