@@ -11,6 +11,8 @@ mod products;
 mod rows;
 mod sampling;
 
+use std::sync::OnceLock;
+
 use half::bf16;
 use souffleur::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, Priority, Stream};
 use souffleur::kernels::cuda::pack::Modules;
@@ -18,6 +20,8 @@ use souffleur::kernels::cuda::params::{Element, ElementType};
 
 use crate::gpu;
 
+/// The emulated device of all twins.
+const EMULATED: usize = 60;
 /// Bytes behind an output that no kernel may touch.
 const GUARD_BYTES: usize = 256;
 const POISON: u8 = 0xff;
@@ -31,6 +35,7 @@ pub struct Gpu {
     pub modules: Modules,
     pub stream: Stream,
     random: fastrand::Rng,
+    n_numbers: usize,
 }
 
 /// Elements on the device, and what they are.
@@ -59,15 +64,24 @@ impl Output {
 }
 
 impl Gpu {
+    /// A stream of its own on the one context of all twins: making contexts and loading kernels is most of what a
+    /// sanitizer has to do.
     pub fn new() -> Self {
-        let (device, modules) = gpu::open(0);
+        static SHARED: OnceLock<(Device, Modules)> = OnceLock::new();
+        let (device, modules) = SHARED.get_or_init(|| gpu::open(EMULATED)).clone();
         let stream = device.stream(Priority::High).unwrap();
         Self {
             device,
             modules,
             stream,
             random: fastrand::Rng::with_seed(20_261_121),
+            n_numbers: 0,
         }
+    }
+
+    /// How many numbers it made so far.
+    pub fn n_numbers(&self) -> usize {
+        self.n_numbers
     }
 
     pub fn multiprocessors(&self) -> u32 {
@@ -80,6 +94,7 @@ impl Gpu {
 
     /// Uniform numbers up to `width` from 0, as f32 has them.
     pub fn numbers(&mut self, len: usize, width: f32) -> Vec<f32> {
+        self.n_numbers += len;
         (0..len)
             .map(|_| (self.random.f32() * 2.0 - 1.0) * width)
             .collect()
@@ -88,22 +103,24 @@ impl Gpu {
     /// Random elements up to `width` from 0.
     pub fn elements(&mut self, element: ElementType, len: usize, width: f32) -> Elements {
         let numbers = self.numbers(len, width);
-        let (bytes, values): (Vec<u8>, Vec<f64>) = match element {
-            ElementType::F32 => (
-                bytemuck::cast_slice(&numbers).to_vec(),
-                numbers.iter().map(|value| f64::from(*value)).collect(),
-            ),
+        self.elements_of(element, &numbers)
+    }
+
+    /// These numbers, as elements of a type.
+    pub fn elements_of(&self, element: ElementType, numbers: &[f32]) -> Elements {
+        match element {
+            ElementType::F32 => Elements {
+                buffer: self.upload(bytemuck::cast_slice(numbers)),
+                values: numbers.iter().map(|value| f64::from(*value)).collect(),
+            },
             ElementType::Bf16 => {
-                let rounded: Vec<bf16> = numbers.into_iter().map(bf16::from_f32).collect();
-                let bytes = rounded.iter().flat_map(|value| value.to_le_bytes());
-                (
-                    bytes.collect(),
-                    rounded.iter().map(|value| value.to_f64()).collect(),
-                )
+                let rounded: Vec<bf16> = numbers.iter().copied().map(bf16::from_f32).collect();
+                Elements {
+                    buffer: self.upload(bytemuck::cast_slice(&rounded)),
+                    values: rounded.iter().map(|value| value.to_f64()).collect(),
+                }
             }
-        };
-        let buffer = self.upload(&bytes);
-        Elements { buffer, values }
+        }
     }
 
     /// A list on the device; one of no elements has a place for one.
@@ -172,6 +189,18 @@ pub fn assert_close(what: &str, got: &[f64], expected: &[f64], absolute: f64, re
             "{what}: element {index} is {got}, expected {expected}"
         );
     }
+}
+
+#[test]
+fn all_twins_share_one_context() {
+    if gpu::real().is_some() {
+        eprintln!("skipped: a real driver does not count modules");
+        return;
+    }
+    let loaded = |ordinal| souffleur_cusim::Device::new(ordinal).counts().n_modules;
+    let _once = gpu::open(EMULATED + 1);
+    let _twins = (Gpu::new(), Gpu::new());
+    assert_eq!(loaded(EMULATED), loaded(EMULATED + 1));
 }
 
 pub const ELEMENTS: [ElementType; 2] = [ElementType::F32, ElementType::Bf16];

@@ -1,6 +1,6 @@
 //! Matrix products, our own and cuBLASLt's.
 
-use souffleur::kernels::cuda::driver::DevicePtr;
+use souffleur::kernels::cuda::driver::{DeviceBuffer, DevicePtr};
 use souffleur::kernels::cuda::gemm::{GemmWish, Products};
 use souffleur::kernels::cuda::params::{ElementType, GemmParams, GemmWrite};
 
@@ -36,78 +36,132 @@ const LARGE_SHAPES: [[usize; 3]; 7] = [
     [2048, 6144, 4096],
 ];
 
-fn check_all(gpu: &mut Gpu, products: &mut Products, element: ElementType) {
-    let large = LARGE_SHAPES.iter().filter(|_| gpu::is_thorough());
-    for shape in SHAPES.iter().chain(large) {
-        for write in [GemmWrite::Store, GemmWrite::StoreF32, GemmWrite::AddF32] {
-            for bias in [false, true] {
-                check(gpu, products, element, (*shape, write, bias));
-            }
+const WRITES: [GemmWrite; 3] = [GemmWrite::Store, GemmWrite::StoreF32, GemmWrite::AddF32];
+
+fn shapes() -> impl Iterator<Item = [usize; 3]> {
+    let large = LARGE_SHAPES.into_iter().filter(|_| gpu::is_thorough());
+    SHAPES.into_iter().chain(large)
+}
+
+/// Numbers that a shape takes: x, w, biases, and what is added to.
+fn n_numbers([m, n, k]: [usize; 3]) -> usize {
+    m * k + n * k + n + m * n
+}
+
+/// The random numbers of a shape. Made once for every type, library, write and bias: a single thread makes them, and the
+/// largest matrices have a hundred million.
+struct Numbers {
+    shape: [usize; 3],
+    x: Vec<f32>,
+    w: Vec<f32>,
+    biases: Vec<f32>,
+    before: Vec<f32>,
+    /// Row and column of each result that is computed on the host.
+    places: Vec<(usize, usize)>,
+}
+
+/// The same on the device, as elements of a type.
+struct Operands<'a> {
+    numbers: &'a Numbers,
+    element: ElementType,
+    x: Elements,
+    w: Elements,
+    bias_list: DeviceBuffer<f32>,
+    /// What is right at `places`, without a bias.
+    products: Vec<f64>,
+}
+
+impl Numbers {
+    fn new(gpu: &mut Gpu, shape: [usize; 3]) -> Self {
+        let [m, n, k] = shape;
+        Self {
+            shape,
+            x: gpu.numbers(m * k, 1.0),
+            w: gpu.numbers(n * k, 1.0),
+            biases: gpu.numbers(n, 1.0),
+            before: gpu.numbers(m * n, 1.0),
+            places: places(gpu, m, n),
+        }
+    }
+
+    fn on_device(&self, gpu: &Gpu, element: ElementType) -> Operands<'_> {
+        let k = self.shape[2];
+        let (x, w) = (
+            gpu.elements_of(element, &self.x),
+            gpu.elements_of(element, &self.w),
+        );
+        let places = self.places.iter();
+        Operands {
+            products: places
+                .map(|(row, column)| dot(&x, &w, k, *row, *column))
+                .collect(),
+            bias_list: gpu.upload(&self.biases),
+            numbers: self,
+            element,
+            x,
+            w,
         }
     }
 }
 
-fn check(
-    gpu: &mut Gpu,
-    products: &mut Products,
-    element: ElementType,
-    (shape, write, bias): ([usize; 3], GemmWrite, bool),
-) {
-    let [m, n, k] = shape;
-    let name = products.name();
-    let what = format!("{name} {element:?} {shape:?}, {write:?}, bias {bias}");
-    let (x, w) = (
-        gpu.elements(element, m * k, 1.0),
-        gpu.elements(element, n * k, 1.0),
-    );
-    let biases = gpu.numbers(n, 1.0);
-    let bias_list = gpu.upload(&biases);
-    let out_element = match write {
-        GemmWrite::Store => element,
-        GemmWrite::StoreF32 | GemmWrite::AddF32 => ElementType::F32,
-    };
-    let out = gpu.output(out_element, m * n);
-    let before = gpu.numbers(m * n, 1.0);
-    if write == GemmWrite::AddF32 {
-        gpu.write(&out, bytemuck::cast_slice(&before));
-    }
-    let params = GemmParams {
-        out: out.ptr(),
-        x: x.ptr(),
-        w: w.ptr(),
-        bias: if bias {
-            bias_list.ptr()
-        } else {
-            DevicePtr::NULL
-        },
-        partials: DevicePtr::NULL,
-        m: m as u32,
-        n: n as u32,
-        k: k as u32,
-        write,
-        n_splits: 1,
-    };
-    // SAFETY: see the module `twins`.
-    unsafe { products.multiply(&gpu.stream, &params) }.unwrap();
-    let got = gpu.read(&out, &what);
-    for (row, column) in places(gpu, m, n) {
-        let mut expected = dot(&x, &w, k, row, column);
-        if bias {
-            expected += f64::from(biases[column]);
-        }
+impl Operands<'_> {
+    fn check(&self, gpu: &Gpu, products: &mut Products, (write, bias): (GemmWrite, bool)) {
+        let Numbers {
+            shape,
+            biases,
+            before,
+            places,
+            ..
+        } = self.numbers;
+        let ([m, n, k], element) = (*shape, self.element);
+        let name = products.name();
+        let what = format!("{name} {element:?} {shape:?}, {write:?}, bias {bias}");
+        let out_element = match write {
+            GemmWrite::Store => element,
+            GemmWrite::StoreF32 | GemmWrite::AddF32 => ElementType::F32,
+        };
+        let out = gpu.output(out_element, m * n);
         if write == GemmWrite::AddF32 {
-            expected += f64::from(before[row * n + column]);
+            gpu.write(&out, bytemuck::cast_slice(before));
         }
-        // Sums of k products that are a third on average, in another order.
-        let absolute = 1e-6 * k as f64;
-        let off = (got[row * n + column] - expected).abs();
-        let is_close = off <= absolute + relative(out_element) * expected.abs();
-        assert!(
-            is_close,
-            "{what}: [{row}, {column}] is off by {off} from {expected}"
-        );
+        let params = GemmParams {
+            out: out.ptr(),
+            x: self.x.ptr(),
+            w: self.w.ptr(),
+            bias: if bias {
+                self.bias_list.ptr()
+            } else {
+                DevicePtr::NULL
+            },
+            partials: DevicePtr::NULL,
+            m: m as u32,
+            n: n as u32,
+            k: k as u32,
+            write,
+            n_splits: 1,
+        };
+        // SAFETY: see the module `twins`.
+        unsafe { products.multiply(&gpu.stream, &params) }.unwrap();
+        let got = gpu.read(&out, &what);
+        for ((row, column), product) in places.iter().zip(&self.products) {
+            let mut expected = *product;
+            if bias {
+                expected += f64::from(biases[*column]);
+            }
+            if write == GemmWrite::AddF32 {
+                expected += f64::from(before[row * n + column]);
+            }
+            // Sums of k products that are a third on average, in another order.
+            let absolute = 1e-6 * k as f64;
+            let off = (got[row * n + column] - expected).abs();
+            let is_close = off <= absolute + relative(out_element) * expected.abs();
+            assert!(
+                is_close,
+                "{what}: [{row}, {column}] is off by {off} from {expected}"
+            );
+        }
+        assert!(got.iter().all(|value| value.is_finite()), "{what}");
     }
-    assert!(got.iter().all(|value| value.is_finite()), "{what}");
 }
 
 fn places(gpu: &mut Gpu, m: usize, n: usize) -> Vec<(usize, usize)> {
@@ -126,20 +180,44 @@ fn dot(x: &Elements, w: &Elements, k: usize, row: usize, column: usize) -> f64 {
     x.iter().zip(w).map(|(x, w)| x * w).sum()
 }
 
-#[test]
-fn products_are_right() {
-    let mut gpu = Gpu::new();
-    for element in ELEMENTS {
-        let mut products =
-            Products::new(&gpu.device, &gpu.modules, element, GemmWish::Own).unwrap();
-        check_all(&mut gpu, &mut products, element);
-        // NVIDIA's library multiplies on NVIDIA's devices only, and is not what sanitizers are to look at.
-        if !gpu::is_thorough() {
-            continue;
-        }
-        match Products::new(&gpu.device, &gpu.modules, element, GemmWish::CublasLt) {
-            Ok(mut products) => check_all(&mut gpu, &mut products, element),
+/// Our own products and, where they can be loaded, cuBLASLt's.
+fn libraries(gpu: &Gpu, element: ElementType) -> Vec<Products> {
+    let load = |wish| Products::new(&gpu.device, &gpu.modules, element, wish);
+    let mut libraries = vec![load(GemmWish::Own).unwrap()];
+    // NVIDIA's library multiplies on NVIDIA's devices only, and is not what sanitizers are to look at.
+    if gpu::is_thorough() {
+        match load(GemmWish::CublasLt) {
+            Ok(cublaslt) => libraries.push(cublaslt),
             Err(reason) => eprintln!("not present: cuBLASLt: {reason}"),
         }
     }
+    libraries
+}
+
+#[test]
+fn products_are_right() {
+    let mut gpu = Gpu::new();
+    let mut all = ELEMENTS.map(|element| (element, libraries(&gpu, element)));
+    for shape in shapes() {
+        let numbers = Numbers::new(&mut gpu, shape);
+        for (element, libraries) in &mut all {
+            let operands = numbers.on_device(&gpu, *element);
+            for products in libraries {
+                for write in WRITES {
+                    operands.check(&gpu, products, (write, false));
+                    operands.check(&gpu, products, (write, true));
+                }
+            }
+        }
+    }
+    let once: usize = shapes().map(n_numbers).sum();
+    assert_eq!(gpu.n_numbers(), once, "numbers are made once for a shape");
+}
+
+/// One thread makes some hundred million in a few seconds; ten billion took longer than the check has.
+#[test]
+fn numbers_of_all_shapes_are_made_in_seconds() {
+    let all = SHAPES.into_iter().chain(LARGE_SHAPES);
+    let n_numbers: usize = all.map(n_numbers).sum();
+    assert!(n_numbers < 500_000_000, "{n_numbers}");
 }
