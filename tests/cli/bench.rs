@@ -1,6 +1,7 @@
 //! `souffleur bench`, on the tiny models: what it prints and writes, never how fast that was.
 
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -88,6 +89,39 @@ fn the_bench_measures_the_machine_the_loads_and_the_start() {
         is_rate(&row["samples"][0]["read_bytes_per_s"]);
     }
     assert!(record["scaling"].is_null());
+}
+
+#[test]
+fn a_bench_that_is_stopped_keeps_what_it_measured() {
+    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let file = dir.path().join("record.json");
+    // As many rounds as there may be: it would go on for long.
+    let mut command = souffleur(&["bench", "--skip-starts", "--repeat", "1000"]);
+    command.args([
+        "--prompt-tokens",
+        "16",
+        "--output-tokens",
+        "4",
+        "--batch",
+        "2",
+    ]);
+    command.arg("--model-path").arg(tiny_model());
+    command.args(["--skip-tokenizer-init", "--json"]).arg(&file);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().expect("the binary runs");
+    while !file.exists() {
+        let ended = child.try_wait().expect("it can be asked");
+        assert!(ended.is_none(), "{ended:?}");
+        std::thread::yield_now();
+    }
+    child.kill().expect("it runs");
+    child.wait().expect("it was killed");
+    let record = json(&file);
+    assert_eq!(record["schema"], "souffleur-bench-offline/1");
+    let rows = record["rows"].as_array().expect("rows are a list");
+    assert!(!rows.is_empty(), "{record}");
+    rows.iter().for_each(|row| is_rate(&row["median"]));
+    assert!(!record["machine"].as_array().expect("a list").is_empty());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The bench without a server: the machine first, then starts, then loads on an engine in this process.
 
+use std::path::Path;
 use std::time::Duration;
 
 use actix_web::rt::System;
@@ -151,12 +152,7 @@ async fn measure(
         skipped: Vec::new(),
     };
     let loads = bench.possible(loads(&args.offline, model));
-    let (machine, rows) = rounds(&mut bench, &loads, args.offline.repeat).await?;
-    let scaling = match args.offline.scaling.scaling {
-        true => Some(scaling::run(&mut bench, &args.offline).await?),
-        false => None,
-    };
-    Ok(Record {
+    let mut record = Record {
         schema: "souffleur-bench-offline/1",
         version: env!("CARGO_PKG_VERSION"),
         date: super::record::date(),
@@ -171,26 +167,36 @@ async fn measure(
         kv_pool_tokens: model.max_total_tokens,
         seed,
         repeat: args.offline.repeat,
-        machine,
-        rows,
-        scaling,
-        skipped: bench.skipped,
-    })
+        machine: Vec::new(),
+        rows: Vec::new(),
+        scaling: None,
+        skipped: bench.skipped.clone(),
+    };
+    rounds(&mut bench, &loads, &mut record, args.json.as_deref()).await?;
+    if args.offline.scaling.scaling {
+        record.scaling = Some(scaling::run(&mut bench, &args.offline).await?);
+    }
+    record.skipped = bench.skipped;
+    Ok(record)
 }
 
-/// Runs all loads again and again; the machine is measured at the start of each round.
+/// Runs all loads again and again; the machine is measured at the start of each round. The record has the samples taken
+/// so far after each of them, in `json` too.
 async fn rounds(
     bench: &mut Bench<'_>,
     loads: &[Load],
-    repeat: u32,
-) -> Result<(Vec<MachineRates>, Vec<Row>), Failure> {
+    record: &mut Record,
+    json: Option<&Path>,
+) -> Result<(), Failure> {
     bench.streams(WARM_UP).await?;
-    let mut machine = Vec::new();
-    let mut samples = vec![(Vec::new(), Vec::new()); loads.len()];
+    let repeat = record.repeat;
+    let mut taken = vec![(Vec::new(), Vec::new()); loads.len()];
     for round in 1..=repeat {
         let rates = bench.machine.measure();
-        for (load, (samples, waits)) in loads.iter().zip(&mut samples) {
+        record.machine.push(rates);
+        for (index, load) in loads.iter().enumerate() {
             bench.say(format!("round {round} of {repeat}: {}", load.name()));
+            let (samples, waits) = &mut taken[index];
             let before = bench.waits.as_ref().and_then(StepWaits::read);
             samples.extend(bench.sample(*load, &rates).await?);
             let after = bench.waits.as_ref().and_then(StepWaits::read);
@@ -198,19 +204,25 @@ async fn rounds(
                 .zip(after)
                 .and_then(|(before, after)| after.share_since(before));
             waits.extend(share.map(|share| Sample::of_cost(share, None)));
+            record.rows = rows(loads, &taken);
+            record.keep(json)?;
         }
-        machine.push(rates);
     }
-    let rows = loads.iter().zip(samples);
+    Ok(())
+}
+
+/// Rates and waiting of each load; a load without samples has no row.
+fn rows(loads: &[Load], taken: &[(Vec<Sample>, Vec<Sample>)]) -> Vec<Row> {
+    let rows = loads.iter().zip(taken);
     let rows = rows.flat_map(|(load, (samples, waits))| {
         let name = load.name();
         let waiting = format!("GPU waiting before decodes, {name}");
         [
-            Row::new(name, Unit::TokensPerSecond, Some(*load), samples),
-            Row::new(waiting, Unit::Share, Some(*load), waits),
+            Row::new(name, Unit::TokensPerSecond, Some(*load), samples.clone()),
+            Row::new(waiting, Unit::Share, Some(*load), waits.clone()),
         ]
     });
-    Ok((machine, rows.flatten().collect()))
+    rows.flatten().collect()
 }
 
 /// The loads of a round, with prompts as long as the model takes them.

@@ -87,6 +87,14 @@ impl Record {
         publish(self, json, || self.print())
     }
 
+    /// Writes what there is so far, so that a bench which is stopped loses nothing that it measured.
+    pub fn keep(&self, json: Option<&Path>) -> Result<(), Failure> {
+        match json {
+            Some(file) if is_replaceable(file) => write(file, &text(self)?),
+            _ => Ok(()),
+        }
+    }
+
     /// What was measured, where and when, in a line.
     pub fn title(&self) -> String {
         let place = match &self.gpu {
@@ -221,18 +229,41 @@ pub fn publish(
     json: Option<&Path>,
     print: impl FnOnce(),
 ) -> Result<(), Failure> {
-    let text = || serde_json::to_string_pretty(record).map_err(Failure::failed);
     match json {
         None => print(),
-        Some(file) if file.as_os_str() == "-" => say(text()?),
+        Some(file) if file.as_os_str() == "-" => say(text(record)?),
         Some(file) => {
             print();
-            let written = std::fs::write(file, text()? + "\n");
-            written
-                .map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))?;
+            write(file, &text(record)?)?;
         }
     }
     Ok(())
+}
+
+fn text(record: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string_pretty(record).map_err(Failure::failed)
+}
+
+/// Whether another file may take this one's place: a pipe or a terminal is written to and never replaced.
+fn is_replaceable(file: &Path) -> bool {
+    match std::fs::symlink_metadata(file) {
+        Ok(metadata) => metadata.is_file(),
+        Err(_) => file.as_os_str() != "-",
+    }
+}
+
+/// Writes a file, whole or not at all where it can be replaced.
+fn write(file: &Path, text: &str) -> Result<(), Failure> {
+    let text = format!("{text}\n");
+    let written = match is_replaceable(file) {
+        true => {
+            let mut part = file.as_os_str().to_owned();
+            part.push(".part");
+            std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, file))
+        }
+        false => std::fs::write(file, text),
+    };
+    written.map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))
 }
 
 /// Now, in UTC, to the second.
