@@ -150,7 +150,11 @@ fn read(file: &Path, text: &str) -> Result<Vec<Measured>, Failure> {
     {
         return Ok(rows.iter().map(|row| of_bench(&record, row)).collect());
     }
-    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    // A writer that was stopped leaves its last line without an end, and perhaps without a part.
+    let (lines, last) = text.rsplit_once('\n').unwrap_or(("", text));
+    let last = Some(last).filter(|last| serde_json::from_str::<Measured>(last).is_ok());
+    let lines = lines.lines().chain(last);
+    let lines = lines.filter(|line| !line.trim().is_empty());
     let parsed = lines.enumerate().map(|(index, line)| {
         serde_json::from_str(line).map_err(|error| {
             let (file, number) = (file.display(), index + 1);
@@ -214,6 +218,17 @@ mod tests {
                 "62.0 %"
             ]
         );
+    }
+
+    #[test]
+    fn a_last_line_that_was_cut_short_is_left_out() {
+        let whole = Measured::ran("kernels", "embed");
+        let cut = Measured::cost("kernels", "rms_norm", 4.0, 3.0).to_string();
+        let results = |text: String| read(Path::new("x"), &text).expect("whole lines parse");
+        let cut_short = format!("{whole}\n{}", &cut[..cut.len() / 2]);
+        assert_eq!(results(cut_short), [whole.clone()]);
+        assert_eq!(results(format!("{whole}\n{cut}")).len(), 2);
+        assert_eq!(results(cut[..4].to_owned()), []);
     }
 
     #[test]
