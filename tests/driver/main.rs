@@ -9,6 +9,7 @@ mod cublaslt;
 #[path = "../common/python_environment.rs"]
 mod environment;
 mod faults;
+mod gpu_check;
 mod hot_path;
 mod kernels;
 mod memory;

@@ -1,0 +1,464 @@
+//! `scripts/gpu-check` over stand-ins for the programs that it runs: what it begins, remembers and carries.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Never ends, and lets `timeout` know that its time is up: as its own timer does, and at once.
+const STUCK: &str = r#"#!/usr/bin/env bash
+process=$PPID
+until [[ $(</proc/$process/comm) == timeout ]]; do
+  process=$(sed -n 's/^PPid:[[:space:]]*//p' /proc/$process/status)
+done
+kill -ALRM $process
+exec tail -f /dev/null
+"#;
+
+/// Answers as the real one does. `CALLS` lists what was asked; `STUCK` and `BROKEN_AT_ONCE` name what never ends after a
+/// first result and what fails without any; `DIFFERENT` is part of a command that answers something else.
+const SOUFFLEUR: &str = r#"#!/usr/bin/env bash
+echo "$*" >>"$CALLS"
+[[ $1 == gpu && $2 == table ]] && exec "$REAL" "$@"
+json="" work="$1 $2" previous=""
+for argument in "$@"; do
+  [[ $previous == --json ]] && json=$argument
+  [[ $previous == --model-path ]] && work="$1 $(basename "$argument")"
+  previous=$argument
+done
+# The last row of N: 1 is written, the others come at the end.
+record() {
+  printf '{"model": {"name": "stand-in"}, "rows": [' >"$json"
+  for ((i = 1; i <= $1; ++i)); do
+    ((i > 1)) && printf ', ' >>"$json"
+    printf '{"name": "row %s of %s", "unit": "tokens/s", "median": %s}' $i "$work" $i >>"$json"
+  done
+  printf ']}' >>"$json"
+}
+[[ -n $json && $work != "$BROKEN_AT_ONCE" ]] && record 1
+[[ $work == "gpu kernels" ]] && echo '{"part": "kernels", "name": "first kernel", "note": "ran"}'
+[[ $work == "gpu kernels" && -n $STUCK ]] && printf '{"part": "kernels", "name": "half a li'
+[[ $work == "$STUCK" ]] && exec stuck
+[[ $work == "$BROKEN_AT_ONCE" ]] && exit 3
+case $work in
+  "gpu probe") echo '{"part": "probe", "name": "probe", "note": "a GPU"}' ;;
+  bench\ *) record 3 ;;
+esac
+[[ $1 == generate && "$*" == *$DIFFERENT* && -n $DIFFERENT ]] && echo "something else"
+[[ $1 == generate ]] && echo "an answer"
+exit 0
+"#;
+
+const CUDA_TESTS: &str = r#"#!/usr/bin/env bash
+echo "tests $1" >>"$CALLS"
+mkdir -p "$SOUFFLEUR_CACHE_DIR/kernels" "$SOUFFLEUR_CACHE_DIR/other"
+[[ -f $SOUFFLEUR_CACHE_DIR/kernels/a.cubin ]] && echo "cached" >>"$CALLS"
+echo code >"$SOUFFLEUR_CACHE_DIR/kernels/a.cubin"
+echo "test twins::rows::one ... ok"
+echo "test twins::rows::two ... ok"
+if [[ "tests $1" == "$STUCK" ]]; then
+  # What it printed is on its way to a file.
+  until grep -qs two "$SOUFFLEUR_CACHE_DIR/../twins.tests"; do :; done
+  exec stuck
+fi
+echo "test result: ok. 2 passed; 0 failed; 0 ignored"
+"#;
+
+/// A Python with a PyTorch that sees a GPU.
+const PYTHON: &str = r#"#!/usr/bin/env bash
+[[ $1 == -c ]] && exit 0
+echo "python ${*:2}" >>"$CALLS"
+echo "{\"part\": \"peers\", \"name\": \"$2\", \"note\": \"ran\"}"
+"#;
+
+const SANITIZER: &str = r#"#!/usr/bin/env bash
+echo "sanitizer $2" >>"$CALLS"
+while [[ $1 == --* ]]; do shift $([[ $1 == *=* ]] && echo 1 || echo 2); done
+"$@"
+echo "========= ERROR SUMMARY: 0 errors"
+"#;
+
+/// Prints what Cargo prints of two programs that it built.
+const CARGO: &str = r#"#!/usr/bin/env bash
+kind=bin name=souffleur
+[[ $1 == test ]] && kind=test name=cuda
+echo '{"target":{"kind":["'$kind'"],"name":"'$name'"},"name":"'$name'","kind":["'$kind'"],"executable":"'$PROGRAM'"}'
+"#;
+
+/// A folder with stand-ins, and machines beside each other in it.
+struct Bench {
+    folder: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let bench = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
+        for (name, text) in [
+            ("bin/souffleur", SOUFFLEUR),
+            ("bin/cuda-tests", CUDA_TESTS),
+            ("path/python3", PYTHON),
+            ("path/compute-sanitizer", SANITIZER),
+            ("path/nvidia-smi", "#!/usr/bin/env bash\n"),
+            ("path/stuck", STUCK),
+            ("path/cargo", CARGO),
+        ] {
+            let path = bench.path(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        bench
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self) -> Command {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/gpu-check");
+        let mut command = Command::new(script);
+        let path = std::env::var("PATH").unwrap();
+        command
+            .env("PATH", format!("{}:{path}", self.path("path").display()))
+            .env("REAL", env!("CARGO_BIN_EXE_souffleur"))
+            .env("CALLS", self.path("calls"));
+        for name in ["STUCK", "BROKEN_AT_ONCE", "DIFFERENT"] {
+            command.env(name, "");
+        }
+        command
+    }
+
+    /// A command on a machine, which remembers what its `state` holds.
+    fn check(&self, machine: &str, arguments: &[&str]) -> Command {
+        let mut command = self.command();
+        let place = |what: &str| self.path(&format!("{machine}/{what}"));
+        command.arg("--bin").arg(self.path("bin"));
+        command.arg("--state").arg(place("state"));
+        command.arg("--out").arg(place("out"));
+        command.args(arguments);
+        command
+    }
+
+    /// What was asked of the stand-ins since this was called.
+    fn calls(&self) -> Vec<String> {
+        let path = self.path("calls");
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let _ = fs::remove_file(path);
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+fn text(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+#[track_caller]
+fn run(mut command: Command, code: i32) -> String {
+    let output = command.output().expect("the script runs");
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    text
+}
+
+#[track_caller]
+fn has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+}
+
+/// What it says of each part, in order: `== name: ...` or `== name (...)`.
+fn parts(text: &str) -> Vec<(String, bool)> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("== "));
+    lines
+        .map(|line| {
+            let end = line.find([':', ' ']).expect("a name and more");
+            (line[..end].to_owned(), line.contains("at most"))
+        })
+        .collect()
+}
+
+#[test]
+fn what_says_most_comes_first_and_peers_come_alone() {
+    let bench = Bench::new();
+    let said = run(bench.check("gpu", &["--limit", "1000000"]), 0);
+    let expected = [
+        ("probe", true),
+        ("twins", true),
+        ("engine", true),
+        ("kernels", true),
+        ("llama", true),
+        ("llama-own", true),
+        ("qwen-small", true),
+        ("agreement", true),
+        ("memcheck", true),
+        ("racecheck", true),
+        ("peers", false),
+        ("qwen", true),
+        ("torch", true),
+    ];
+    let expected = expected.map(|(name, begun)| (name.to_owned(), begun));
+    assert_eq!(parts(&said), expected, "{said}");
+    has(
+        &said,
+        &["a call of its own", "left for the next call: peers"],
+    );
+    bench.calls();
+    let said = run(bench.check("gpu", &[]), 0);
+    let begun: Vec<_> = parts(&said)
+        .into_iter()
+        .filter(|(_, begun)| *begun)
+        .collect();
+    assert_eq!(begun, [("peers".to_owned(), true)], "{said}");
+    let calls = bench.calls();
+    let is_of_peers = |call: &String| call.starts_with("python") || call.starts_with("gpu table");
+    assert!(calls.iter().all(is_of_peers), "{calls:?}");
+    // Nothing else is begun in the call that peers have.
+    let said = run(
+        bench.check("gpu", &["--only", "peers torch", "--again", "peers torch"]),
+        0,
+    );
+    has(
+        &said,
+        &["== peers (", "== torch: not begun: it peers has this call"],
+    );
+}
+
+#[test]
+fn a_bundle_is_all_that_a_bare_machine_needs() {
+    let bench = Bench::new();
+    let bundle = bench.path("check.bundle");
+    let call = |machine: &str, only: &str| {
+        let mut command = bench.check(machine, &["--only", only, "--bundle"]);
+        command.arg(&bundle);
+        run(command, 0)
+    };
+    let first = call("one", "probe twins llama");
+    has(&first, &["row 3 of bench llama", "2 passed; 0 failed"]);
+    bench.calls();
+    // Another machine, on which nothing was run.
+    let second = call("two", "probe twins llama engine");
+    has(
+        &second,
+        &[
+            "probe: done before",
+            "twins: done before",
+            "llama: done before",
+        ],
+    );
+    has(
+        &second,
+        &[
+            "row 1 of bench llama",
+            "row 3 of bench llama",
+            "2 passed; 0 failed",
+        ],
+    );
+    let calls = bench.calls();
+    assert!(calls.contains(&"cached".to_owned()), "{calls:?}");
+    assert!(
+        !calls.iter().any(|call| call.starts_with("bench")),
+        "{calls:?}"
+    );
+    // The cache has the model of the binary too, which every machine unpacks for itself.
+    let list = Command::new("tar")
+        .arg("-tzf")
+        .arg(&bundle)
+        .output()
+        .unwrap();
+    let list = text(&list);
+    assert!(list.contains("cache/kernels/a.cubin"), "{list}");
+    assert!(
+        !list.contains("cache/other") && !list.contains("config.json"),
+        "{list}"
+    );
+    let files = fs::read_dir(bench.path("two/out")).unwrap().count();
+    assert!(files < 8, "{files} files and the bundle");
+}
+
+#[test]
+fn a_bundle_that_is_damaged_is_not_written_over() {
+    let bench = Bench::new();
+    let bundle = bench.path("check.bundle");
+    fs::write(&bundle, "no archive").unwrap();
+    let arguments = ["--only", "probe", "--bundle", bundle.to_str().unwrap()];
+    let said = run(bench.check("gpu", &arguments), 2);
+    has(&said, &["check.bundle is damaged", "--fresh"]);
+    assert_eq!(fs::read_to_string(&bundle).unwrap(), "no archive");
+    run(
+        bench.check("gpu", &[&arguments[..], &["--fresh"]].concat()),
+        0,
+    );
+}
+
+#[test]
+fn a_part_that_is_stopped_loses_nothing_that_it_measured() {
+    let bench = Bench::new();
+    let bundle = bench.path("check.bundle");
+    let call = |machine: &str, only: &str, stuck: &str| {
+        let mut command = bench.check(machine, &["--only", only, "--bundle"]);
+        command.arg(&bundle).env("STUCK", stuck);
+        run(command, 1)
+    };
+    let said = call("one", "llama", "bench llama-3.1-8b");
+    has(&said, &["stopped after 120 s", "row 1 of bench llama"]);
+    assert!(!said.contains("row 3"), "{said}");
+    // On the next machine it is tried again, and another part is stopped, in the middle of a line.
+    let said = call("two", "llama kernels", "gpu kernels");
+    has(
+        &said,
+        &["first kernel", "stopped after 90 s", "row 3 of bench llama"],
+    );
+    assert_eq!(said.matches("row 1 of").count(), 1, "{said}");
+    assert!(!said.contains("half a li"), "{said}");
+    let said = call("three", "llama twins", "tests twins::");
+    has(
+        &said,
+        &["llama: done before", "tests finished before it was stopped"],
+    );
+    has(&said, &["2 passed; 0 failed", "row 3 of bench llama"]);
+}
+
+#[test]
+fn a_later_try_that_measures_less_takes_nothing_away() {
+    let bench = Bench::new();
+    let mut command = bench.check("gpu", &["--only", "llama"]);
+    command.env("STUCK", "bench llama-3.1-8b");
+    has(&run(command, 1), &["row 1 of bench llama"]);
+    let mut command = bench.check("gpu", &["--only", "llama"]);
+    command.env("BROKEN_AT_ONCE", "bench llama-3.1-8b");
+    has(
+        &run(command, 1),
+        &["failed with code 3", "row 1 of bench llama"],
+    );
+    let said = run(bench.check("gpu", &["--only", "llama"]), 0);
+    has(&said, &["row 1 of bench llama", "row 3 of bench llama"]);
+    assert_eq!(said.matches("row 1 of").count(), 1, "{said}");
+}
+
+#[test]
+fn a_part_that_cannot_finish_is_not_begun() {
+    let bench = Bench::new();
+    let arguments = [
+        "--limit",
+        "5000",
+        "--part-limits",
+        "twins=5001",
+        "--only",
+        "probe twins engine",
+    ];
+    let said = run(bench.check("gpu", &arguments), 0);
+    has(
+        &said,
+        &[
+            "== twins: not begun: it may take 5001 s",
+            "left for the next call: twins",
+        ],
+    );
+    has(&said, &["== probe (", "== engine ("]);
+    let calls = bench.calls();
+    assert!(!calls.contains(&"tests twins::".to_owned()), "{calls:?}");
+    let said = run(bench.check("gpu", &["--only", "probe nonsense"]), 2);
+    has(&said, &["there is no part nonsense"]);
+}
+
+#[test]
+fn answers_that_differ_in_f32_are_a_failure() {
+    let bench = Bench::new();
+    let call = |machine: &str, different: &str, code| {
+        let mut command = bench.check(machine, &["--only", "agreement"]);
+        command.env("DIFFERENT", different);
+        run(command, code)
+    };
+    let same = call("one", "", 0);
+    assert_eq!(same.matches(" same |").count(), 4, "{same}");
+    let rounded = call("two", "bfloat16*--gemm auto", 0);
+    assert_eq!(rounded.matches(" same |").count(), 3, "{rounded}");
+    assert_eq!(rounded.matches(" differs |").count(), 1, "{rounded}");
+    let added = call("three", "float32*--gemm auto", 1);
+    has(
+        &added,
+        &[
+            "float32, --gemm auto, against --gemm own",
+            "differs",
+            "failed",
+        ],
+    );
+    let unrecorded = call("four", "--disable-cuda-graph", 1);
+    has(&unrecorded, &["--disable-cuda-graph", "differs"]);
+}
+
+/// With the real program instead of its stand-in: every row of the engine and of the kernels, and no times.
+#[test]
+fn it_runs_to_its_end_on_the_emulated_driver() {
+    if !Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("kernels/kernels.pack")
+        .is_file()
+    {
+        eprintln!("skipped: there is no kernels.pack");
+        return;
+    }
+    let bench = Bench::new();
+    let program = bench.path("bin/souffleur");
+    fs::remove_file(&program).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_souffleur"), &program).unwrap();
+    let fake = souffleur_cusim::library().parent().unwrap();
+    let only = "probe twins llama llama-own kernels";
+    let arguments = ["--only", only, "--quick-fake", fake.to_str().unwrap()];
+    let said = run(bench.check("gpu", &arguments), 0);
+    has(
+        &said,
+        &[
+            "cusim (CPU)",
+            "decode attention, 3 rows, 300 tokens, page 16",
+        ],
+    );
+    for model in ["llama-3.1-8b", "llama-3.1-8b-own"] {
+        has(
+            &said,
+            &[&format!("{model}: 3 streams, 3 tokens after 20, together")],
+        );
+    }
+    let json = fs::read_to_string(bench.path("gpu/out/gpu-check.json")).unwrap();
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
+    assert!(rows.len() > 40, "{}", rows.len());
+    assert!(rows.iter().all(|row| row["value"].is_null()), "{json}");
+}
+
+#[test]
+fn binaries_are_carried_in_one_file_and_everything_together_is_weighed() {
+    let bench = Bench::new();
+    let pack = |peers: Option<&Path>| {
+        let mut command = bench.command();
+        command.arg("--pack").arg(bench.path("packed"));
+        // A program that can be stripped.
+        command.env("PROGRAM", "/bin/true");
+        if let Some(peers) = peers {
+            command.arg("--peers").arg(peers);
+        }
+        command
+    };
+    let said = run(pack(None), 0);
+    has(&said, &["MiB", "binaries.tgz", "total"]);
+    let peers = bench.path("wheels");
+    fs::create_dir(&peers).unwrap();
+    let wheel = fs::File::create(peers.join("large.whl")).unwrap();
+    wheel.set_len(65 << 20).unwrap();
+    has(&run(pack(Some(&peers)), 1), &["more than 64 MiB"]);
+    let packed = bench.path("stand-ins.tgz");
+    let mut tar = Command::new("tar");
+    tar.arg("-czf")
+        .arg(&packed)
+        .arg("-C")
+        .arg(bench.path("bin"))
+        .args(["souffleur", "cuda-tests"]);
+    assert!(tar.status().unwrap().success());
+    let mut command = bench.command();
+    command.arg("--bin").arg(&packed);
+    command.arg("--state").arg(bench.path("bare/state"));
+    command.args(["--only", "probe engine"]);
+    has(&run(command, 0), &["a GPU", "2 passed; 0 failed"]);
+}
