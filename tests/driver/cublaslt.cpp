@@ -10,10 +10,10 @@ extern "C" int cuStreamSynchronize(void* stream);
 
 namespace {
 
-enum { kSuccess = 0, kInvalidValue = 7, kNotSupported = 15 };
+enum { kSuccess = 0, kInvalidValue = 7, kExecutionFailed = 13, kNotSupported = 15 };
 enum { kF32 = 0, kBf16 = 14, kComputeF32 = 68 };
 
-int n_products, n_heuristics, n_mistakes;
+int n_products, n_heuristics, n_mistakes, n_to_fail;
 
 int mistake(const char* text) {
   ++n_mistakes;
@@ -82,6 +82,12 @@ bool is_aligned(const void* address, uint64_t bytes) { return reinterpret_cast<u
 EXPORT int fake_products() { return n_products; }
 EXPORT int fake_heuristics() { return n_heuristics; }
 EXPORT int fake_mistakes() { return n_mistakes; }
+// The next `n` products fail, and write nothing.
+EXPORT void fake_failures(int n) { n_to_fail = n; }
+
+#ifdef FAKE_NAME
+__attribute__((constructor)) static void say_name() { fprintf(stderr, "fake cublasLt: loaded %s\n", FAKE_NAME); }
+#endif
 
 EXPORT int cublasLtCreate(void** handle) {
   *handle = new int;
@@ -159,6 +165,10 @@ EXPORT int cublasLtMatmul(void*, const Desc* desc, const float* alpha, const voi
   if (!is_aligned(a, algorithm->data[0]) || !is_aligned(b, algorithm->data[1]) || !is_aligned(d, algorithm->data[2]))
     return mistake("addresses of less alignment than was promised");
   if (workspace_bytes && !is_aligned(workspace, 256)) return mistake("a workspace that is not aligned");
+  if (n_to_fail > 0) {
+    --n_to_fail;
+    return kExecutionFailed;
+  }
   if (cuStreamSynchronize(stream)) return kInvalidValue;
   const uint64_t depth = b_layout->rows;
   for (uint64_t column = 0; column < d_layout->columns; ++column)

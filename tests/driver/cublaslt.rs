@@ -3,63 +3,244 @@
 //! It shows that matrices are handed over the right way round and that attributes have the sizes that are asked for, not
 //! that NVIDIA's library takes them.
 
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use libloading::Library;
+use libloading::{Library, Symbol};
 use souffleur::kernels::cuda::gemm::{GemmWish, Products};
 use souffleur::kernels::cuda::params::ElementType;
 
 use crate::kernels::{World, check_products};
 
-/// Compiles and loads the library, for good: from then on whoever opens `libcublasLt.so` by name gets it.
-fn load() -> &'static Library {
-    let folder = tempfile::tempdir().unwrap();
+/// Compiles the library with a name for the loader.
+fn compile(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/cublaslt.cpp");
-    let library = folder.path().join("libcublasLt.so");
-    let mut compiler = souffleur_cusim::compiler(folder.path());
-    compiler.args(["-O1", "-shared", "-fPIC", "-Wl,-soname,libcublasLt.so"]);
+    let library = folder.join(name);
+    let mut compiler = souffleur_cusim::compiler(folder);
+    compiler.args(["-O1", "-shared", "-fPIC"]).args(more);
+    compiler.arg(format!("-Wl,-soname,{name}"));
     compiler
         .arg(source)
         .arg(souffleur_cusim::library())
         .arg("-o")
         .arg(&library);
     assert!(compiler.status().unwrap().success());
-    // SAFETY: its initialisers do nothing.
-    Box::leak(Box::new(unsafe { Library::new(library) }.unwrap()))
+    library
+}
+
+/// The library in this process, for good: from then on whoever opens `libcublasLt.so` by name gets it. It counts, so
+/// that one test at a time has it.
+struct Fake {
+    library: &'static Library,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Fake {
+    fn load() -> Self {
+        static LIBRARY: OnceLock<Library> = OnceLock::new();
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(|held| held.into_inner());
+        let library = LIBRARY.get_or_init(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let library = compile(folder.path(), "libcublasLt.so", &[]);
+            // SAFETY: its initialisers do nothing.
+            unsafe { Library::new(library) }.unwrap()
+        });
+        Self {
+            library,
+            _alone: alone,
+        }
+    }
+
+    fn count(&self, name: &str) -> i32 {
+        // SAFETY: as declared in cublaslt.cpp.
+        unsafe {
+            let count: Symbol<extern "C" fn() -> i32> = self.library.get(name.as_bytes()).unwrap();
+            count()
+        }
+    }
+
+    /// The next `n` products fail.
+    fn fail(&self, n: i32) {
+        // SAFETY: as declared in cublaslt.cpp.
+        unsafe {
+            let fail: Symbol<extern "C" fn(i32)> = self.library.get(b"fake_failures").unwrap();
+            fail(n);
+        }
+    }
+}
+
+/// Lines that `work` logs on this thread at info and above.
+fn logged(work: impl FnOnce()) -> Vec<String> {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, work);
+    let text = lines.0.lock().unwrap().clone();
+    String::from_utf8(text)
+        .unwrap()
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
 fn products_are_handed_over_the_right_way_round() {
     let world = World::new(51);
-    let library = load();
-    // SAFETY: as declared in cublaslt.cpp.
-    let count = |name: &[u8]| unsafe {
-        let count: libloading::Symbol<extern "C" fn() -> i32> = library.get(name).unwrap();
-        count()
-    };
+    let fake = Fake::load();
+    let count = |name: &str| fake.count(name);
     for element in [ElementType::F32, ElementType::Bf16] {
         let products = Products::new(&world.device, &world.modules, element, GemmWish::CublasLt);
         let mut products = products.unwrap();
         assert_eq!(products.name(), "cublaslt");
         for shape in [(1, 3, 5), (20, 130, 64), (3, 8, 16)] {
-            let before = count(b"fake_products");
+            let before = count("fake_products");
             check_products(&world, &mut products, element, shape);
             // Of four, one that the library has nothing for is our own: elements and a bias in f32.
             let own = i32::from(element == ElementType::Bf16);
             assert_eq!(
-                count(b"fake_products") - before,
+                count("fake_products") - before,
                 4 - own,
                 "{element:?} {shape:?}"
             );
         }
         // A shape is asked for once.
-        let asked = count(b"fake_heuristics");
+        let asked = count("fake_heuristics");
         check_products(&world, &mut products, element, (20, 130, 64));
-        assert_eq!(count(b"fake_heuristics"), asked);
+        assert_eq!(count("fake_heuristics"), asked);
         // The library says that it has no algorithm.
-        let before = count(b"fake_products");
+        let before = count("fake_products");
         check_products(&world, &mut products, element, (3, 7, 8));
-        assert_eq!(count(b"fake_products"), before);
+        assert_eq!(count("fake_products"), before);
     }
-    assert_eq!(count(b"fake_mistakes"), 0);
+    assert_eq!(count("fake_mistakes"), 0);
+}
+
+#[test]
+fn a_product_that_fails_is_our_own_from_then_on() {
+    let world = World::new(52);
+    let fake = Fake::load();
+    let element = ElementType::F32;
+    let products = Products::new(&world.device, &world.modules, element, GemmWish::CublasLt);
+    let mut products = products.unwrap();
+    let shapes = [(20, 130, 64), (3, 8, 16)];
+    for (shape, (n_lines, n_left)) in shapes.into_iter().zip([(1, 1), (0, 3)]) {
+        let before = fake.count("fake_products");
+        fake.fail(1);
+        // Of four products the first fails, and all four are right.
+        let lines = logged(|| check_products(&world, &mut products, element, shape));
+        assert_eq!(lines.len(), n_lines, "{lines:?}");
+        for line in lines {
+            assert!(line.contains("WARN"), "{line}");
+            assert!(
+                line.contains("cublasLtMatmul") && line.contains("status 13"),
+                "{line}"
+            );
+        }
+        assert_eq!(fake.count("fake_products") - before, 3);
+        assert_eq!(products.n_left_by_cublaslt(), n_left);
+        // It is not asked again for what it failed at.
+        let again = logged(|| check_products(&world, &mut products, element, shape));
+        assert_eq!(again, [""; 0]);
+        assert_eq!(fake.count("fake_products") - before, 6);
+        assert_eq!(products.n_left_by_cublaslt(), n_left + 1);
+    }
+    assert_eq!(fake.count("fake_mistakes"), 0);
+}
+
+#[test]
+fn what_it_has_no_product_for_is_counted_and_said_once() {
+    let world = World::new(53);
+    let fake = Fake::load();
+    let element = ElementType::Bf16;
+    let products = Products::new(&world.device, &world.modules, element, GemmWish::CublasLt);
+    let mut products = products.unwrap();
+    // Elements with a bias in f32, as Qwen2 has them: one of four.
+    let first = logged(|| check_products(&world, &mut products, element, (20, 130, 64)));
+    assert_eq!(first.len(), 1, "{first:?}");
+    let said = ["INFO", "no product", "n: 130", "has_bias: true"];
+    assert!(said.iter().all(|part| first[0].contains(part)), "{first:?}");
+    let others = logged(|| {
+        for shape in [(20, 130, 64), (1, 7, 8), (5, 24, 16)] {
+            check_products(&world, &mut products, element, shape);
+        }
+    });
+    assert_eq!(others, [""; 0]);
+    // All four of seven outputs, for which the library has nothing.
+    assert_eq!(products.n_left_by_cublaslt(), 1 + 1 + 4 + 1);
+    assert_eq!(fake.count("fake_mistakes"), 0);
+    let own = Products::new(&world.device, &world.modules, element, GemmWish::Own);
+    assert_eq!(own.unwrap().n_left_by_cublaslt(), 0);
+}
+
+/// Two versions in one folder, and drivers of two versions: one library is loaded, and named.
+#[test]
+fn the_library_of_the_drivers_version_is_opened_and_no_other() {
+    if !Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("kernels/kernels.pack")
+        .is_file()
+    {
+        eprintln!("skipped: there is no kernels.pack");
+        return;
+    }
+    let toolkit = tempfile::tempdir().unwrap();
+    let folder = toolkit.path().join("lib64");
+    std::fs::create_dir(&folder).unwrap();
+    for version in ["12", "13"] {
+        let define = format!("-DFAKE_NAME=\"version {version}\"");
+        compile(&folder, &format!("libcublasLt.so.{version}"), &[&define]);
+    }
+    for (driver, version, other) in [("12090", "12", "13"), ("13000", "13", "12")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
+        // The library waits for its stream, which no graph can record.
+        command.args(["generate", "--device", "cuda", "--disable-cuda-graph"]);
+        command.args(["--max-total-tokens", "512", "--max-running-requests", "2"]);
+        command.args([
+            "--chunked-prefill-size",
+            "64",
+            "--max-new-tokens",
+            "2",
+            "Hi",
+        ]);
+        command
+            .env(
+                "LD_LIBRARY_PATH",
+                souffleur_cusim::library().parent().unwrap(),
+            )
+            .env("CUDA_HOME", toolkit.path())
+            .env("CUSIM_DRIVER_VERSION", driver)
+            .env("SOUFFLEUR_CACHE_DIR", toolkit.path())
+            .env("CUSIM_TOTAL_MEMORY", "2147483648")
+            .env("SOUFFLEUR_LOG_LEVEL", "info");
+        let output = command.output().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{log}");
+        let opened: Vec<_> = log
+            .lines()
+            .filter(|line| line.contains("cuBLASLt opened"))
+            .collect();
+        assert_eq!(opened.len(), 1, "{log}");
+        assert!(
+            opened[0].contains(&format!("libcublasLt.so.{version}")),
+            "{log}"
+        );
+        assert!(log.contains(&format!("loaded version {version}")), "{log}");
+        assert!(!log.contains(&format!("loaded version {other}")), "{log}");
+    }
 }

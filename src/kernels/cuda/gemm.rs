@@ -89,14 +89,19 @@ impl Products {
         }
     }
 
-    /// Multiplies; `partials` and `n_splits` are filled in. A shape that cuBLASLt has no algorithm for is multiplied by
-    /// our own kernels. The first call of a shape asks cuBLASLt for an algorithm, later ones allocate nothing.
+    /// Products that cuBLASLt left to our own kernels; those of a graph count once, when it is recorded.
+    pub fn n_left_by_cublaslt(&self) -> u64 {
+        self.cublaslt.as_ref().map_or(0, CublasLt::n_left)
+    }
+
+    /// Multiplies; `partials` and `n_splits` are filled in. A shape that cuBLASLt has no algorithm for, or fails at, is
+    /// multiplied by our own kernels. The first call of a shape asks cuBLASLt for an algorithm, later ones allocate nothing.
     ///
     /// # Safety
     /// As of the launches: see [`super::launch`].
     ///
     /// # Errors
-    /// As driver or library say.
+    /// As the driver says.
     pub unsafe fn multiply(
         &mut self,
         stream: &Stream,
@@ -104,8 +109,7 @@ impl Products {
     ) -> Result<(), DriverError> {
         if let Some(cublaslt) = &mut self.cublaslt {
             // SAFETY: by the caller; the workspace is used by one stream at a time.
-            let done = unsafe { cublaslt.multiply(stream, params, &self.workspace) }?;
-            if done {
+            if unsafe { cublaslt.multiply(stream, params, &self.workspace) } {
                 return Ok(());
             }
         }

@@ -67,8 +67,12 @@ library_functions! {
 
 /// The library, and how each shape met so far is multiplied.
 pub(super) struct CublasLt {
-    /// `None`: it has no algorithm.
+    /// `None`: it has no algorithm, or failed.
     plans: FxHashMap<Key, Option<Plan>>,
+    /// Products that were left to our own kernels.
+    n_left: u64,
+    /// Said once each, and of the others only how many they are.
+    has_said: Said,
     element: ElementType,
     /// Last, as plans are dropped before it.
     handle: Handle,
@@ -76,6 +80,12 @@ pub(super) struct CublasLt {
 
 // SAFETY: handle and descriptors belong to no thread; they are used through `&mut` alone.
 unsafe impl Send for CublasLt {}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    missing: bool,
+    failed: bool,
+}
 
 struct Handle {
     functions: &'static Functions,
@@ -137,10 +147,18 @@ impl CublasLt {
             },
             element,
             plans: FxHashMap::default(),
+            n_left: 0,
+            has_said: Said::default(),
         })
     }
 
-    /// Multiplies, or returns false where the library has no algorithm.
+    /// How many products it had no algorithm for, or failed at.
+    pub(super) fn n_left(&self) -> u64 {
+        self.n_left
+    }
+
+    /// Multiplies, or returns false where the library has no algorithm or fails: nothing was written then, and it is
+    /// not asked again for this shape.
     ///
     /// # Safety
     /// As of the launches; `workspace` is used by one stream at a time.
@@ -149,21 +167,67 @@ impl CublasLt {
         stream: &Stream,
         params: &GemmParams,
         workspace: &DeviceBuffer<u8>,
-    ) -> Result<bool, DriverError> {
+    ) -> bool {
         let key = Key::of(params);
         if self.plans.len() >= MAX_PLANS && !self.plans.contains_key(&key) {
             self.plans.clear();
         }
-        let handle = &self.handle;
+        let (handle, said) = (&self.handle, &mut self.has_said);
         let plan = self.plans.entry(key).or_insert_with(|| {
-            Plan::new(handle, self.element, key, workspace.bytes())
-                .inspect_err(|error| tracing::debug!(%error, ?key, "cuBLASLt has no product"))
+            let plan = Plan::new(handle, self.element, key, workspace.bytes());
+            plan.inspect_err(|error| say_missing(&mut said.missing, key, error))
                 .ok()
         });
-        let Some(plan) = plan else {
-            return Ok(false);
+        let done = match plan {
+            // SAFETY: by the caller.
+            Some(made) => match unsafe { made.multiply(handle, stream, params, workspace) } {
+                Ok(()) => true,
+                Err(error) => {
+                    say_failed(&mut said.failed, key, &error);
+                    *plan = None;
+                    false
+                }
+            },
+            None => false,
         };
-        if key.has_bias {
+        self.n_left += u64::from(!done);
+        done
+    }
+}
+
+/// Everybody wants to know that there are such shapes, nobody all of them.
+fn say_missing(has_said: &mut bool, key: Key, error: &DriverError) {
+    match std::mem::replace(has_said, true) {
+        false => {
+            tracing::info!(%error, ?key, "cuBLASLt has no product: our own kernel multiplies, here and wherever else it has none")
+        }
+        true => tracing::debug!(%error, ?key, "cuBLASLt has no product"),
+    }
+}
+
+fn say_failed(has_said: &mut bool, key: Key, error: &DriverError) {
+    match std::mem::replace(has_said, true) {
+        false => {
+            tracing::warn!(%error, ?key, "cuBLASLt failed: our own kernel multiplies from now on, here and wherever else it fails")
+        }
+        true => tracing::debug!(%error, ?key, "cuBLASLt failed"),
+    }
+}
+
+impl Plan {
+    /// Multiplies what has the plan's shape.
+    ///
+    /// # Safety
+    /// As of [`CublasLt::multiply`].
+    unsafe fn multiply(
+        &self,
+        handle: &Handle,
+        stream: &Stream,
+        params: &GemmParams,
+        workspace: &DeviceBuffer<u8>,
+    ) -> Result<(), DriverError> {
+        let plan = self;
+        if !params.bias.is_null() {
             let address = params.bias.address();
             let attribute = cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             plan.desc.set(attribute, &address)?;
@@ -197,7 +261,7 @@ impl CublasLt {
                 stream.raw().cast(),
             )
         };
-        check("cublasLtMatmul", status).map(|()| true)
+        check("cublasLtMatmul", status)
     }
 }
 
