@@ -34,6 +34,16 @@ pub enum RequestError {
     /// Even alone on the device the sequence does not fit.
     #[error("out of memory even after retracting all other requests: raise --max-total-tokens")]
     OutOfMemory,
+    /// What needs an engine without requests was asked of one that has some.
+    #[error(
+        "{running} requests run and {waiting} wait, the cache is flushed when there are none: try again then"
+    )]
+    Busy {
+        /// How many run.
+        running: usize,
+        /// How many wait.
+        waiting: usize,
+    },
     /// It waited or ran for longer than it may.
     #[error("request {what} for {limit_ms} ms, which is its limit ({key}): {remedy}")]
     Timeout {
@@ -96,6 +106,7 @@ impl RequestError {
             Self::PromptTooLong { .. } => "context_length_exceeded",
             Self::Overloaded { .. } => "overloaded",
             Self::DuplicateRequest(_) => "duplicate_request",
+            Self::Busy { .. } => "busy",
             Self::OutOfMemory => "out_of_memory",
             Self::Timeout { .. } => "timeout",
             Self::NanLogits => "nan_logits",
@@ -109,7 +120,10 @@ impl RequestError {
     /// HTTP status.
     pub fn status(&self) -> u16 {
         match self {
-            Self::Invalid(_) | Self::PromptTooLong { .. } | Self::DuplicateRequest(_) => 400,
+            Self::Invalid(_)
+            | Self::PromptTooLong { .. }
+            | Self::DuplicateRequest(_)
+            | Self::Busy { .. } => 400,
             Self::Overloaded { .. }
             | Self::Timeout { .. }
             | Self::EngineDown(_)

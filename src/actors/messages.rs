@@ -18,6 +18,7 @@ use crate::state::news::RequestTokens;
 use crate::state::plan::{PlanRequest, Planned, ReserveRequest};
 use crate::state::prefix_history::{PrefixEvent, PrefixReport};
 use crate::state::probe::{ProbeReply, ProbeRequest};
+use crate::state::scheduler::CacheFlushed;
 use crate::state::sequence::Submission;
 use crate::state::stats::EngineStats;
 
@@ -187,6 +188,12 @@ pub struct PoliciesSet {
     pub radix_eviction_policy: &'static str,
 }
 
+/// Host or server -> Scheduler, rare: forgets every cached prefix that no pin keeps, with the next plan. Refused while a
+/// request runs or waits.
+#[derive(Debug, Message)]
+#[rtype(result = "Result<CacheFlushed, RequestError>")]
+pub struct FlushCache;
+
 /// Host or server -> Scheduler, rare: a snapshot of queues, pools and counters, as of the last plan.
 #[derive(Debug, Message)]
 #[rtype(result = "EngineStats")]
@@ -307,6 +314,8 @@ pub struct Doors {
     pub unpin: Recipient<UnpinPrefix>,
     /// The Scheduler.
     pub set_policy: Recipient<SetPolicy>,
+    /// The Scheduler.
+    pub flush: Recipient<FlushCache>,
     /// The Scheduler.
     pub stats: Recipient<GetStats>,
     /// The Tokenizer.

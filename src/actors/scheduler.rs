@@ -10,16 +10,16 @@ use tokio::sync::oneshot;
 
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Drain, GetStats, PinPrefix, PlanStep, PoliciesSet, PrefixPinned,
-    PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPolicy, StepDone, StepPlanned,
-    StopFound, Submit, TokensReady, UnpinPrefix,
+    CancelAll, CancelRequest, Drain, FlushCache, GetStats, PinPrefix, PlanStep, PoliciesSet,
+    PrefixPinned, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPolicy, StepDone,
+    StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
 };
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::error::RequestError;
 use crate::executor::{RowWork, StepPlan};
 use crate::metrics::SchedulerMetrics;
 use crate::record::RecordedScheduler;
-use crate::state::scheduler::Next;
+use crate::state::scheduler::{CacheFlushed, Next};
 
 /// How often pins are looked through for those whose time has passed.
 const PIN_SWEEP: Duration = Duration::from_secs(1);
@@ -49,6 +49,8 @@ pub struct Scheduler {
     links: Links,
     metrics: SchedulerMetrics,
     pins_asked: FxHashMap<u64, oneshot::Sender<usize>>,
+    /// By number, in order.
+    flushes_asked: Vec<(u64, oneshot::Sender<CacheFlushed>)>,
     drains: Vec<oneshot::Sender<()>>,
     /// Query tokens of the steps under way: prefilled and decoded.
     step_tokens: std::collections::VecDeque<(usize, usize)>,
@@ -71,6 +73,7 @@ impl Scheduler {
             links,
             metrics,
             pins_asked: FxHashMap::default(),
+            flushes_asked: Vec::new(),
             drains: Vec::new(),
             step_tokens: std::collections::VecDeque::new(),
             had_work: false,
@@ -102,6 +105,18 @@ impl Scheduler {
             }
         }
         std::ops::ControlFlow::Continue(())
+    }
+
+    /// One plan carries out every flush up to a number.
+    fn tell_flushed(&mut self) {
+        for (number, flushed) in self.state.take_flushed() {
+            let n_done = self
+                .flushes_asked
+                .partition_point(|(asked, _)| *asked <= number);
+            for (_, asked) in self.flushes_asked.drain(..n_done) {
+                let _ = asked.send(flushed);
+            }
+        }
     }
 
     fn tell(&mut self) {
@@ -218,6 +233,7 @@ impl Handler<Posted<StepPlanned>> for Scheduler {
                 let _ = asked.send(tokens);
             }
         }
+        self.tell_flushed();
         self.drive();
         self.metrics.record_plan(&self.state.stats());
     }
@@ -308,6 +324,30 @@ impl Handler<SetPolicy> for Scheduler {
         Ok(PoliciesSet {
             schedule_policy: stats.schedule_policy,
             radix_eviction_policy: stats.radix_eviction_policy,
+        })
+    }
+}
+
+impl Handler<FlushCache> for Scheduler {
+    type Result = ResponseFuture<Result<CacheFlushed, RequestError>>;
+
+    fn handle(&mut self, _: FlushCache, _: &mut Context<Self>) -> Self::Result {
+        let number = match self.state.flush_cache() {
+            Ok(number) => number,
+            Err(error) => return Box::pin(async move { Err(error) }),
+        };
+        let (asked, flushed) = oneshot::channel();
+        self.flushes_asked.push((number, asked));
+        self.drive();
+        Box::pin(async move {
+            let gone = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
+            let flushed = flushed.await.map_err(gone)?;
+            tracing::info!(
+                tokens = flushed.flushed_tokens,
+                kept_tokens = flushed.kept_tokens,
+                "cache flushed"
+            );
+            Ok(flushed)
         })
     }
 }

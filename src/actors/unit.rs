@@ -211,6 +211,7 @@ fn doors(
         pin: scheduler.clone().recipient(),
         unpin: scheduler.clone().recipient(),
         set_policy: scheduler.clone().recipient(),
+        flush: scheduler.clone().recipient(),
         stats: scheduler.clone().recipient(),
         prefix_report: tokenizer.clone().recipient(),
         drain: tokenizer.clone().recipient(),

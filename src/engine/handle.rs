@@ -8,8 +8,8 @@ use actix::{Addr, MailboxError, Recipient};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Doors, Drain, Generate, GetPrefixReport, GetStats, PeekPrefix,
-    PinPrefix, PoliciesSet, PrefixPinned, SetPolicy, TokenEvent, UnpinPrefix,
+    CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetPrefixReport, GetStats,
+    PeekPrefix, PinPrefix, PoliciesSet, PrefixPinned, SetPolicy, TokenEvent, UnpinPrefix,
 };
 use crate::actors::watchdog::{DoorSlot, StopUnit, Watchdog};
 use crate::admission::{Admission, Permit};
@@ -22,6 +22,7 @@ use crate::request::{CancelFlag, Event, GenerateRequest, Prompt};
 use crate::sink::EventSink;
 use crate::state::namespace::Namespace;
 use crate::state::prefix_history::PrefixReport;
+use crate::state::scheduler::CacheFlushed;
 use crate::state::stats::EngineStats;
 
 /// How long cancelled requests get to end at a shutdown whose deadline has passed.
@@ -201,6 +202,14 @@ impl EngineHandle {
             .send(policies)
             .await
             .map_err(down)?
+    }
+
+    /// Forgets every cached prefix, but for pinned ones, and says what that freed.
+    ///
+    /// # Errors
+    /// [`RequestError::Busy`] while a request runs or waits; nothing has changed then. [`RequestError::EngineDown`].
+    pub async fn flush_cache(&self) -> Result<CacheFlushed, RequestError> {
+        self.doors()?.flush.send(FlushCache).await.map_err(down)?
     }
 
     /// Queues, pools and counters.

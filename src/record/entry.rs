@@ -97,6 +97,8 @@ pub enum Entry {
         /// The scheduler's clock.
         now_s: f64,
     },
+    /// The cache was to be emptied.
+    FlushCache,
 }
 
 impl Entry {
@@ -119,6 +121,7 @@ impl Entry {
             Self::News(_) => "TokensReady",
             Self::Probed(_) => "PrefixesProbed",
             Self::SetPolicy { .. } | Self::SetEvictionPolicy { .. } => "SetPolicy",
+            Self::FlushCache => "FlushCache",
             Self::ExpireRequests { .. } => "look for requests whose time is over",
         }
     }

@@ -18,7 +18,7 @@ use crate::state::news::RequestTokens;
 use crate::state::plan::Planned;
 use crate::state::prefix_history::PrefixEvent;
 use crate::state::probe::ProbeReply;
-use crate::state::scheduler::{Next, Scheduler};
+use crate::state::scheduler::{CacheFlushed, Next, Scheduler};
 use crate::state::sequence::Submission;
 
 /// See the module.
@@ -153,6 +153,15 @@ impl RecordedScheduler {
         self.state.set_eviction_policy(name)
     }
 
+    /// See [`Scheduler::flush_cache`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn flush_cache(&mut self) -> Result<u64, RequestError> {
+        self.write(|_| Entry::FlushCache);
+        self.state.flush_cache()
+    }
+
     /// See [`Scheduler::probed`].
     pub fn probed(&mut self, reply: ProbeReply) -> Next {
         self.write(|_| Entry::Probed(Box::new((&reply).into())));
@@ -205,6 +214,11 @@ impl RecordedScheduler {
     /// See [`Scheduler::take_pinned`]. Decides nothing, and is not written.
     pub fn take_pinned(&mut self) -> Vec<(u64, usize)> {
         self.state.take_pinned()
+    }
+
+    /// See [`Scheduler::take_flushed`]. Decides nothing, and is not written.
+    pub fn take_flushed(&mut self) -> Vec<(u64, CacheFlushed)> {
+        self.state.take_flushed()
     }
 
     /// See [`Scheduler::take_prefix_events`]. Decides nothing, and is not written.

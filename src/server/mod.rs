@@ -11,6 +11,7 @@ mod config;
 mod debug;
 mod error;
 mod fields;
+mod flush;
 mod health;
 mod key;
 mod lanes;
@@ -50,6 +51,7 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/v1/chat/completions", openai::chat::create);
     post(cfg, "/abort_request", abort::abort_request);
     post(cfg, "/set_policy", policy::set_policy);
+    post(cfg, "/flush_cache", flush::flush_cache);
     get(cfg, "/v1/ws/generate", ws::connect);
     for path in ["/v1/models", "/v1/models/"] {
         get(cfg, path, health::models);

@@ -21,7 +21,8 @@ pub struct PlanRequest {
     pub step: StepId,
     /// What earlier steps left to be settled, before anything is matched.
     pub settle: Vec<Settle>,
-    /// Forgets every cached prefix after the settling (after a lost step). No lock may be held then.
+    /// Forgets every cached prefix after the settling: a step was lost, or a host asked for it. What a lock protects
+    /// stays; after a lost step nothing may be locked.
     pub flush: bool,
     /// Evicts by this policy from now on.
     pub eviction_policy: Option<EvictionPolicy>,
@@ -253,8 +254,10 @@ pub struct Verdict {
     pub evicted_tokens: usize,
     /// Nodes evicted.
     pub evicted_nodes: usize,
-    /// What they held, if misses are diagnosed.
+    /// What they held, or what was flushed, if misses are diagnosed.
     pub evicted_edges: Vec<EvictedEdge>,
+    /// Pages that a flush took out of the cache; `None` without a flush.
+    pub flushed_pages: Option<usize>,
     /// The tree's counters after all this; `None` when the tree was not asked.
     pub cache: Option<CacheCounts>,
 }

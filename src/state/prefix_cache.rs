@@ -60,7 +60,7 @@ pub trait PrefixCache: Send {
     /// Mutates: removes nodes. Locked paths are never touched.
     fn evict(&mut self, tokens: usize) -> EvictedPages;
 
-    /// What the nodes held that were evicted since this was last asked, from a cache that is asked to diagnose misses.
+    /// What the nodes held that were evicted, or cleared, since this was last asked, from a cache that is asked to diagnose misses.
     fn take_evicted_edges(&mut self) -> Vec<EvictedEdge> {
         Vec::new()
     }
@@ -79,7 +79,8 @@ pub trait PrefixCache: Send {
     }
 
     /// Empties the cache and returns its pages. Locked paths stay: to flush everything, call it when
-    /// [`protected_size`](Self::protected_size) is 0.
+    /// [`protected_size`](Self::protected_size) is 0. [`take_evicted_edges`](Self::take_evicted_edges) then tells the first
+    /// pages of what it held.
     fn clear(&mut self) -> Pages;
 
     /// Tokens that [`evict`](Self::evict) could free.

@@ -39,8 +39,7 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
         plan.settle(settle);
     }
     if request.flush {
-        let flushed = plan.cache.clear();
-        plan.returned.append(flushed);
+        plan.flush();
     }
     for demand in request.pins {
         plan.pin(demand);
@@ -150,6 +149,12 @@ impl Transaction<'_> {
         self.cache.unlock(lock);
         self.returned.append(duplicates);
         self.returned.append(private);
+    }
+
+    fn flush(&mut self) {
+        let flushed = self.cache.clear();
+        self.verdict.flushed_pages = Some(flushed.len());
+        self.returned.append(flushed);
     }
 
     fn pin(&mut self, demand: PinDemand) {

@@ -122,6 +122,59 @@ async fn load(world: &World) {
     }
 }
 
+#[tokio::test]
+async fn a_flush_between_requests_comes_out_again() {
+    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let build = Build {
+        config: recording(dir.path()),
+        n_pages: 600,
+        ..Build::default()
+    };
+    let world = build.start();
+    for policy in ["fcfs", "lpm"] {
+        let set = SetPolicy {
+            schedule_policy: Some(policy.to_owned()),
+            radix_eviction_policy: None,
+        };
+        within(world.engine.set_policy(set))
+            .await
+            .expect("it exists");
+        for number in 0..6 {
+            drop(collect(world.generate(request(&prompt(number), 5, 7))).await);
+        }
+        let tokens = prompt(2).into();
+        let pin = within(world.engine.pin_prefix(
+            Namespace::default(),
+            tokens,
+            std::time::Duration::from_secs(1000),
+        ));
+        let pinned = pin.await.expect("it is pinned");
+        // Two at once: the second finds nothing, or is carried out with the first.
+        let (first, second) = tokio::join!(
+            within(world.engine.flush_cache()),
+            within(world.engine.flush_cache())
+        );
+        let first = first.expect("nothing is inside");
+        second.expect("nothing is inside");
+        assert_eq!(first.kept_tokens, pinned.tokens);
+        assert!(first.flushed_tokens > 0, "{first:?}");
+        let held = world.generate(request(&prompt(1), LONG, 7));
+        let refused = within(world.engine.flush_cache()).await.map(drop);
+        assert!(
+            refused.is_ok() || refused.map_err(|error| error.code()) == Err("busy"),
+            "it runs, waits or is not there yet"
+        );
+        drop(collect(held).await);
+        let unpinned = within(world.engine.unpin_prefix(pinned.pin)).await;
+        assert!(unpinned.expect("it answers"));
+        world.assert_whole().await;
+    }
+    world.stop().await;
+    let file = log_in(dir.path());
+    assert_same(&replayed(&file));
+    assert!(messages_in(&file).contains("FlushCache"));
+}
+
 /// Long ones that come one by one, each let in while the others are young: together they cannot grow up.
 async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Generation> {
     let is_long = |prompt: &[u32], seed| {

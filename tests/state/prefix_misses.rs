@@ -9,6 +9,7 @@ use souffleur::state::prefix_history::{
     Branch, Cause, Departure, Elsewhere, EvictedEdge, HistoryLimits, PrefixEvent, PrefixHash,
     PrefixHistory, PrefixLeft,
 };
+use souffleur::state::scheduler::CacheFlushed;
 
 use crate::scheduler_world::{Ask, Fate, Setup, World};
 
@@ -227,8 +228,79 @@ fn a_flush_is_told() {
     world.drain();
     let again = run(&mut world, &prompt(1, 40));
     let report = world.report(again);
-    assert_eq!(report.cause, Cause::NeverCached);
+    assert_eq!((report.cause, report.position), (Cause::Flushed, 0));
     assert!(report.flushed_at_step.is_some(), "{report:?}");
+    assert_eq!(
+        report.evicted.as_ref().map(|flush| flush.cached_until),
+        Some(39)
+    );
+    world.assert_clean();
+}
+
+fn flush(world: &mut World) -> CacheFlushed {
+    let number = world.flush_cache().expect("nothing is inside");
+    world.finish_plan();
+    let done = world.scheduler.take_flushed();
+    assert_eq!(done.len(), 1, "{done:?}");
+    assert_eq!(done[0].0, number);
+    done[0].1
+}
+
+#[test]
+fn what_a_host_flushed_is_told_until_it_is_cached_and_evicted_again() {
+    let mut world = world(4, 64);
+    let long = prompt(1, 100);
+    run(&mut world, &long);
+    run(&mut world, &[&long[..40], &[250; 20]].concat());
+    let cached = world.cache.total_size();
+    let flushed = flush(&mut world);
+    assert_eq!((flushed.flushed_tokens, flushed.kept_tokens), (cached, 0));
+    assert_eq!(flushed.flushed_pages, cached / 4);
+    assert_eq!(world.cache.total_size(), 0);
+    let again = run(&mut world, &long);
+    let report = world.report(again);
+    assert_eq!((report.cause, report.cached_tokens), (Cause::Flushed, 0));
+    let report = report.evicted.as_ref().expect("the flush");
+    assert_eq!(report.cached_until, 96);
+    // A prompt that goes on where the flushed one ended was never there from then on.
+    let other = run(&mut world, &prompt(7, 60));
+    assert_eq!(world.report(other).cause, Cause::NeverCached);
+    for family in 2..8 {
+        run(&mut world, &prompt(family, 120));
+    }
+    let evicted = run(&mut world, &long);
+    assert_eq!(world.report(evicted).cause, Cause::Evicted);
+    world.assert_clean();
+}
+
+#[test]
+fn pins_outlive_a_flush_and_nobody_who_runs_or_waits_does() {
+    let mut world = world(1, 256);
+    let (kept, gone) = (prompt(1, 40), prompt(2, 40));
+    run(&mut world, &kept);
+    run(&mut world, &gone);
+    let namespace = Namespace::default();
+    let cached = world.cache.total_size();
+    // The pin was asked for first, so the flush comes after it.
+    world.pin(&kept[..30], 1000);
+    let flushed = flush(&mut world);
+    assert_eq!(flushed.kept_tokens, 30);
+    assert_eq!(flushed.flushed_tokens, cached - 30);
+    assert_eq!(world.cache.peek(&namespace, &kept), 30);
+    assert_eq!(world.cache.peek(&namespace, &gone), 0);
+    assert_eq!(world.cache.check_integrity(), Ok(()));
+    let again = run(&mut world, &kept);
+    let report = world.report(again);
+    assert_eq!((report.cause, report.cached_tokens), (Cause::Flushed, 30));
+    world.submit(Ask::exactly(gone.clone(), 8));
+    assert_eq!(world.flush_cache(), Err("busy"), "one waits");
+    world.turn();
+    assert_eq!(world.flush_cache(), Err("busy"), "one runs");
+    world.drain();
+    world.unpin_oldest();
+    world.finish_plan();
+    assert!(flush(&mut world).flushed_tokens > 40);
+    assert_eq!(flush(&mut world).flushed_tokens, 0);
     world.assert_clean();
 }
 

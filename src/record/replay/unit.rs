@@ -118,6 +118,7 @@ impl Unit {
             Entry::ExpireRequests { now_s } => scheduler.expire_requests(now_s),
             Entry::SetPolicy { name } => drop(scheduler.set_policy(&name)),
             Entry::SetEvictionPolicy { name } => drop(scheduler.set_eviction_policy(&name)),
+            Entry::FlushCache => drop(scheduler.flush_cache()),
             other => return Err(format!("{} is no command", other.message())),
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::{EvictedEdge, PrefixHash};
+use super::{Cause, EvictedEdge, PrefixHash};
 use crate::ids::StepId;
 use crate::state::namespace::Namespace;
 use crate::state::pages::PageSize;
@@ -16,6 +16,8 @@ pub(super) struct Evictions {
     max_pages: usize,
     young: Generation,
     old: Generation,
+    /// Of the last flush.
+    flushed: Generation,
     forgotten_until: Option<StepId>,
 }
 
@@ -40,6 +42,8 @@ pub(super) struct Found {
     pub(super) at_s: f64,
     /// The prompt was cached up to this position, as far as is remembered.
     pub(super) until: usize,
+    /// Why that page went.
+    pub(super) cause: Cause,
 }
 
 impl Evictions {
@@ -49,12 +53,13 @@ impl Evictions {
             max_pages: (max_pages / 2).max(1),
             young: Generation::default(),
             old: Generation::default(),
+            flushed: Generation::default(),
             forgotten_until: None,
         }
     }
 
     pub(super) fn pages(&self) -> usize {
-        self.young.pages.len() + self.old.pages.len()
+        self.young.pages.len() + self.old.pages.len() + self.flushed.pages.len()
     }
 
     /// The last step whose evictions are forgotten, at least in part.
@@ -79,6 +84,38 @@ impl Evictions {
         }
     }
 
+    /// Remembers the first pages of what a flush took, in place of those of the flush before.
+    pub(super) fn remember_flush(&mut self, edges: &[EvictedEdge], step: StepId, at_s: f64) {
+        let before = std::mem::take(&mut self.flushed);
+        self.forgotten_until = self.forgotten_until.max(before.until);
+        for edge in edges {
+            let mut hash = edge.above;
+            for page in edge.tokens().chunks_exact(self.page_size.get()) {
+                if self.flushed.pages.len() >= self.max_pages {
+                    self.forgotten_until = Some(step);
+                    return;
+                }
+                hash = hash.then(page);
+                self.flushed.pages.insert(hash, Eviction { step, at_s });
+                self.flushed.until = Some(step);
+            }
+        }
+    }
+
+    /// The last time that the page with this hash went, and why.
+    fn last_of(&self, hash: PrefixHash) -> Option<(Eviction, Cause)> {
+        let evictions = [&self.young, &self.old];
+        let evicted = evictions.iter().find_map(|part| part.pages.get(&hash));
+        let flushed = self.flushed.pages.get(&hash);
+        match (evicted, flushed) {
+            (Some(evicted), Some(flushed)) if flushed.at_s <= evicted.at_s => {
+                Some((*evicted, Cause::Evicted))
+            }
+            (_, Some(flushed)) => Some((*flushed, Cause::Flushed)),
+            (evicted, None) => Some((*evicted?, Cause::Evicted)),
+        }
+    }
+
     fn turn(&mut self) {
         let full = std::mem::take(&mut self.young);
         let forgotten = std::mem::replace(&mut self.old, full);
@@ -99,14 +136,14 @@ impl Evictions {
         let mut found: Option<Found> = None;
         for page in tokens[missing..].chunks_exact(self.page_size.get()) {
             hash = hash.then(page);
-            let in_order = [&self.young, &self.old];
-            let Some(eviction) = in_order.iter().find_map(|part| part.pages.get(&hash)) else {
+            let Some((eviction, cause)) = self.last_of(hash) else {
                 break;
             };
             let first = found.get_or_insert(Found {
                 step: eviction.step,
                 at_s: eviction.at_s,
                 until: missing,
+                cause,
             });
             first.until += page.len();
         }

@@ -111,10 +111,12 @@ pub enum PrefixEvent {
         /// What went.
         edges: Vec<EvictedEdge>,
     },
-    /// Everything was forgotten, after a lost step.
+    /// Everything was forgotten: a step was lost, or a host asked for it.
     Flushed {
         /// The step that was being planned.
         step: StepId,
+        /// What went, the starts of prompts first.
+        edges: Vec<EvictedEdge>,
     },
 }
 
@@ -179,8 +181,9 @@ impl PrefixHistory {
                 }
                 None
             }
-            PrefixEvent::Flushed { step } => {
+            PrefixEvent::Flushed { step, edges } => {
                 self.flushed_at_step = Some(step);
+                self.evictions.remember_flush(&edges, step, now_s);
                 None
             }
         }
@@ -238,11 +241,14 @@ impl PrefixHistory {
                     .find(&left.namespace, key, departure.matched_tokens)
             })
             .flatten();
-        let evicted = evicted.map(|found| EvictionReport {
-            step: found.step,
-            steps_before: left.step.get().saturating_sub(found.step.get()),
-            seconds_before: (now_s - found.at_s).max(0.0),
-            cached_until: found.until,
+        let evicted = evicted.map(|found| {
+            let report = EvictionReport {
+                step: found.step,
+                steps_before: left.step.get().saturating_sub(found.step.get()),
+                seconds_before: (now_s - found.at_s).max(0.0),
+                cached_until: found.until,
+            };
+            (found.cause, report)
         });
         PrefixReport {
             flushed_at_step: self.flushed_at_step,

@@ -26,11 +26,13 @@ pub enum Cause {
     NeverCached,
     /// The cache is off.
     CacheDisabled,
+    /// It was cached, and the cache was emptied: for a host, or after a lost step.
+    Flushed,
 }
 
 impl Cause {
     /// Every cause.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::MatchLimit,
         Self::PageFloor,
         Self::TooShort,
@@ -39,6 +41,7 @@ impl Cause {
         Self::Divergence,
         Self::NeverCached,
         Self::CacheDisabled,
+        Self::Flushed,
     ];
 
     /// Its name in JSON and metric labels.
@@ -52,6 +55,7 @@ impl Cause {
             Self::Divergence => "divergence",
             Self::NeverCached => "never_cached",
             Self::CacheDisabled => "cache_disabled",
+            Self::Flushed => "flushed",
         }
     }
 }
@@ -85,7 +89,7 @@ pub struct PrefixReport {
     pub tokens_after: Vec<u32>,
     /// The text of the tokens shown; `None` without a tokenizer.
     pub text: Option<PrefixTexts>,
-    /// When the missing part was evicted, if it was ever cached.
+    /// When the missing part was evicted or flushed, if it was ever cached.
     pub evicted: Option<EvictionReport>,
     /// How the cache went on instead.
     pub branch: Option<BranchReport>,
@@ -93,7 +97,7 @@ pub struct PrefixReport {
     pub elsewhere: Option<ElsewhereReport>,
     /// Evictions up to this step are forgotten, at least in part: what they took counts as never cached.
     pub evictions_forgotten_until_step: Option<StepId>,
-    /// The whole cache was dropped at this step, after a lost step: what it held counts as never cached.
+    /// The whole cache was dropped at this step: what it held beyond its first 32,768 pages counts as never cached.
     pub flushed_at_step: Option<StepId>,
 }
 
@@ -108,7 +112,7 @@ pub struct PrefixTexts {
     pub branch: Option<String>,
 }
 
-/// An eviction of what a prompt misses.
+/// An eviction of what a prompt misses, or the flush that took it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvictionReport {
     /// The step that it made room for.
@@ -145,11 +149,12 @@ impl PrefixReport {
     pub(super) fn new(
         left: PrefixLeft,
         page_size: PageSize,
-        evicted: Option<EvictionReport>,
+        evicted: Option<(Cause, EvictionReport)>,
     ) -> Self {
         let matched = left.departure.matched_tokens.min(left.prompt.len());
         let shared = shared_with_branch(&left, matched);
-        let cause = cause_of(&left.departure, page_size, evicted.is_some(), shared);
+        let (lost, evicted) = evicted.unzip();
+        let cause = cause_of(&left.departure, page_size, lost, shared);
         let is_diverged = cause == Cause::Divergence;
         let shift = if is_diverged { shared } else { 0 };
         let position = matched + shift;
@@ -201,7 +206,13 @@ fn shared_with_branch(left: &PrefixLeft, matched: usize) -> usize {
     same.take_while(|(a, b)| a == b).count()
 }
 
-fn cause_of(departure: &Departure, page_size: PageSize, is_evicted: bool, shared: usize) -> Cause {
+/// `lost` is how the missing part left the cache, if it was there and that is remembered.
+fn cause_of(
+    departure: &Departure,
+    page_size: PageSize,
+    lost: Option<Cause>,
+    shared: usize,
+) -> Cause {
     let matched = departure.matched_tokens;
     let reachable = page_size.floor(departure.match_limit);
     if departure.is_cache_disabled {
@@ -212,8 +223,8 @@ fn cause_of(departure: &Departure, page_size: PageSize, is_evicted: bool, shared
         Cause::MatchLimit
     } else if matched >= reachable {
         Cause::PageFloor
-    } else if is_evicted {
-        Cause::Evicted
+    } else if let Some(lost) = lost {
+        lost
     } else if departure.elsewhere.is_some() {
         Cause::DifferentNamespace
     } else if departure.branch.is_some() && matched + shared > 0 {

@@ -437,17 +437,21 @@ impl PrefixCache for RadixTree {
     }
 
     fn clear(&mut self) -> Pages {
+        self.note_flush();
         if self.protected_tokens > 0 {
+            let noted = self.take_noted();
             let evicted = self.evict_leaves(usize::MAX);
-            drop(self.take_noted());
+            self.put_noted_back(noted);
             return evicted.into();
         }
+        let noted = self.take_noted();
         let ids = self.iter_pages().collect();
         self.arena = Arena::new(self.page_size);
         self.roots = FxHashMap::default();
         self.root_names = FxHashMap::default();
         self.victims = Victims::default();
         self.notes = self.notes.take().map(|_| Box::default());
+        self.put_noted_back(noted);
         self.evictable_tokens = 0;
         Pages::adopt(ids, &self.ledger)
     }

@@ -15,6 +15,10 @@ use crate::state::prefix_history::{
 /// Other namespaces that one departure looks into at most.
 const MAX_NAMESPACES: usize = 16;
 
+/// Pages of a flush that are noted at most, those next to the roots first: they decide where prompts miss, and whoever
+/// remembers them does so in a few milliseconds.
+const MAX_FLUSHED_PAGES: usize = 1 << 15;
+
 /// Notes on the nodes, by index. A note outlives its node for no longer than the index is free.
 #[derive(Default)]
 pub(super) struct Notes {
@@ -75,6 +79,38 @@ impl RadixTree {
         notes.evicted.push(edge);
         *notes.at(leaf) = Note::default();
         self.notes = Some(notes);
+    }
+
+    /// Notes what a flush is about to take: everything that no lock protects, from the roots down.
+    pub(super) fn note_flush(&mut self) {
+        let Some(mut notes) = self.notes.take() else {
+            return;
+        };
+        let nodes = self.arena.iter();
+        let unlocked = nodes.filter(|(_, node)| !node.is_root() && node.lock_ref == 0);
+        let mut order: Vec<(u32, u32)> = unlocked
+            .map(|(index, _)| (self.arena.usage(index).start_tokens, index))
+            .collect();
+        order.sort_unstable();
+        let mut n_pages = 0;
+        for (_, index) in order {
+            if n_pages >= MAX_FLUSHED_PAGES {
+                break;
+            }
+            let above = self.path_hash(&mut notes, self.arena[index].parent);
+            let (buffer, range) = self.arena[index].edge.part();
+            let edge = EvictedEdge::part_of(above, buffer, range);
+            n_pages += self.page_size.full_pages(edge.tokens().len());
+            notes.evicted.push(edge);
+        }
+        self.notes = Some(notes);
+    }
+
+    /// Makes `noted` all that [`take_noted`](Self::take_noted) will return.
+    pub(super) fn put_noted_back(&mut self, noted: Vec<EvictedEdge>) {
+        if let Some(notes) = &mut self.notes {
+            notes.evicted = noted;
+        }
     }
 
     /// What was noted of evictions since this was last asked.

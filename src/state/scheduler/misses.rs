@@ -37,7 +37,8 @@ impl Scheduler {
     }
 
     /// Told even if nothing is diagnosed: whoever listens must know that the cache was emptied.
-    pub(super) fn note_flush(&mut self, step: StepId) {
-        self.prefix_events.push(PrefixEvent::Flushed { step });
+    pub(super) fn note_flush(&mut self, step: StepId, edges: Vec<EvictedEdge>) {
+        self.prefix_events
+            .push(PrefixEvent::Flushed { step, edges });
     }
 }

@@ -14,9 +14,11 @@
 //! - preemption: who gives way to a higher priority
 //! - deadlines: who has waited or run for too long
 //! - pins: prefixes kept for hosts
+//! - flush: the cache emptied for hosts
 //! - misses: what is told to whoever diagnoses them
 
 mod deadlines;
+mod flush;
 mod intake;
 mod misses;
 mod pins;
@@ -47,6 +49,7 @@ use crate::state::sequence::{Phase, SequenceTable};
 use crate::state::stats::EngineStats;
 use crate::state::token_ratio::NewTokenRatio;
 
+pub use flush::CacheFlushed;
 pub use intake::IntakeLimits;
 pub use queue::QueueRules;
 pub use rules::{BatchRules, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
@@ -115,6 +118,7 @@ pub struct Scheduler {
     /// Ended, with memory to give back.
     ended: Vec<SeqId>,
     pins: pins::Pins,
+    flushes: flush::Flushes,
     steps: VecDeque<StepRecord>,
     open: Option<OpenPlan>,
     /// The plan that is out has only asked the tree so far.
@@ -215,6 +219,8 @@ struct OpenPlan {
     step: StepId,
     /// The decode to run when nothing is admitted.
     decode: Vec<SeqId>,
+    /// Number of the last flush that it carries out for hosts.
+    flush: Option<u64>,
 }
 
 impl Scheduler {
@@ -236,6 +242,7 @@ impl Scheduler {
             extended: Vec::new(),
             ended: Vec::new(),
             pins: pins::Pins::default(),
+            flushes: flush::Flushes::default(),
             steps: VecDeque::with_capacity(MAX_STEPS_IN_FLIGHT),
             open: None,
             is_probing: false,

@@ -37,6 +37,10 @@ impl Pins {
         std::mem::take(&mut self.demands)
     }
 
+    pub(super) fn has_demands(&self) -> bool {
+        !self.demands.is_empty()
+    }
+
     pub(super) fn take_released(&mut self) -> impl Iterator<Item = Settle> + use<> {
         std::mem::take(&mut self.released)
             .into_iter()

@@ -32,6 +32,7 @@ impl Scheduler {
         self.free_pages = free_pages;
         self.free_rows = free_rows;
         self.take_verdict(&mut verdict);
+        self.take_flushed_pages(&open, verdict.flushed_pages);
         let admitted = std::mem::take(&mut verdict.admitted);
         let next = match (reservation, verdict.preempt.take()) {
             (_, Some(preempt)) => {
@@ -55,7 +56,11 @@ impl Scheduler {
                 self.give_way(open)
             }
         };
-        self.note_evictions(step, std::mem::take(&mut verdict.evicted_edges));
+        let gone = std::mem::take(&mut verdict.evicted_edges);
+        match verdict.flushed_pages {
+            Some(_) => self.note_flush(step, gone),
+            None => self.note_evictions(step, gone),
+        }
         if matches!(next, Next::Nothing)
             && verdict.budget == Some(Budget::NoToken)
             && let Some(refused) = verdict.refused

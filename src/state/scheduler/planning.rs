@@ -31,6 +31,10 @@ impl Scheduler {
         if self.recovering {
             return self.recover();
         }
+        if self.flush_is_due() {
+            return self.flush();
+        }
+        self.is_dirty = self.flushes.are_asked();
         self.see_who_left();
         match self.probe_due() {
             Some(need) => self.probe(need),
@@ -80,6 +84,7 @@ impl Scheduler {
         self.open = Some(OpenPlan {
             step: self.next_step,
             decode,
+            flush: None,
         });
         Next::Plan(Box::new(request))
     }
@@ -113,7 +118,11 @@ impl Scheduler {
             return self.run_step(&seqs);
         }
         let fits = growing.len() <= self.free_pages;
-        self.open = Some(OpenPlan { step, decode: seqs });
+        self.open = Some(OpenPlan {
+            step,
+            decode: seqs,
+            flush: None,
+        });
         if !fits {
             let request = PlanRequest {
                 else_decode: Some(DecodeDemand { growing }),

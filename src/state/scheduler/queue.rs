@@ -122,7 +122,7 @@ impl Scheduler {
             pages: reply.returned,
             rows: reply.returned_rows,
         };
-        self.is_dirty = false;
+        self.is_dirty = self.flushes.are_asked();
         if self.recovering {
             return self.recover();
         }

@@ -152,10 +152,10 @@ impl Scheduler {
             self.queue_retracted(seq);
         }
         let step = self.next_step;
-        self.note_flush(step);
         self.open = Some(OpenPlan {
             step,
             decode: Vec::new(),
+            flush: None,
         });
         let request = PlanRequest {
             settle,

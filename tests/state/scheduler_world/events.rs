@@ -147,6 +147,13 @@ impl World {
         self.after_event();
     }
 
+    /// Asks to empty the cache; its number, or the code of the refusal.
+    pub fn flush_cache(&mut self) -> Result<u64, &'static str> {
+        let asked = self.scheduler.flush_cache();
+        self.after_event();
+        asked.map_err(|error| error.code())
+    }
+
     /// Lets time pass and ends what is over.
     pub fn pass(&mut self, seconds: f64) {
         self.now_s += seconds;
