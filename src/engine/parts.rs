@@ -315,7 +315,15 @@ fn memory_plan(
             .max_running_requests
             .map(|requests| u32::try_from(requests).unwrap_or(u32::MAX)),
     };
-    Ok(MemoryPlan::new(budget, wish)?)
+    let plan = MemoryPlan::new(budget, wish)?;
+    if let Some(asked) = plan.asked_in_vain() {
+        tracing::warn!(
+            asked,
+            max_total_tokens = plan.max_total_tokens,
+            "max_total_tokens is larger than what fits into memory: what fits is used"
+        );
+    }
+    Ok(plan)
 }
 
 fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBudget, LoadError> {

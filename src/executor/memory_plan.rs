@@ -133,10 +133,7 @@ impl MemoryPlan {
             None => free_choice(&budget, &wish, free_after)?,
         };
         if let Some(tokens) = wish.max_total_tokens {
-            candidates.push((
-                requested_tokens(&wish, tokens, &candidates)?,
-                PoolLimit::MaxTotalTokens,
-            ));
+            candidates.push((requested_tokens(&wish, tokens)?, PoolLimit::MaxTotalTokens));
         }
         candidates.push((MAX_PAGES * u64::from(wish.page_size), PoolLimit::PageIds));
         let (tokens, limit) = candidates
@@ -193,6 +190,12 @@ impl MemoryPlan {
         )))
     }
 
+    /// The `max_total_tokens` that were asked for, if fewer fit.
+    pub fn asked_in_vain(&self) -> Option<u64> {
+        let asked = self.wish.max_total_tokens?;
+        (self.wish.whole_pages(asked) > self.max_total_tokens).then_some(asked)
+    }
+
     /// Says what was decided and why, one line each.
     pub fn explain(&self) -> Vec<String> {
         let Self { budget, wish, .. } = self;
@@ -236,6 +239,12 @@ impl MemoryPlan {
             "requests at once      {}",
             self.max_running_requests
         ));
+        if let Some(asked) = self.asked_in_vain() {
+            lines.push(format!(
+                "warning: --max-total-tokens {asked} would take {}, what fits is used",
+                Bytes(wish.pool_bytes(wish.whole_pages(asked)))
+            ));
+        }
         if let Some(fraction) = wish
             .mem_fraction_static
             .filter(|f| *f > self.largest_safe_fraction)
@@ -387,27 +396,13 @@ fn free_choice(
     Ok(candidates)
 }
 
-fn requested_tokens(
-    wish: &MemoryWish,
-    requested: u64,
-    fitting: &[(u64, PoolLimit)],
-) -> Result<u64, LoadError> {
-    let tokens = wish.whole_pages(requested);
-    if tokens == 0 {
-        return Err(LoadError::Memory(format!(
+fn requested_tokens(wish: &MemoryWish, requested: u64) -> Result<u64, LoadError> {
+    match wish.whole_pages(requested) {
+        0 => Err(LoadError::Memory(format!(
             "max_total_tokens is {requested}, expected at least one page of {} tokens",
             wish.page_size
-        )));
-    }
-    match fitting
-        .iter()
-        .find(|(fits, limit)| *limit == PoolLimit::Room && *fits < tokens)
-    {
-        Some((fits, _)) => Err(LoadError::Memory(format!(
-            "max_total_tokens is {requested}, which take {} of K/V; {fits} tokens fit",
-            Bytes(wish.pool_bytes(tokens)),
         ))),
-        None => Ok(tokens),
+        tokens => Ok(tokens),
     }
 }
 

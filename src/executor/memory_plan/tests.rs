@@ -176,14 +176,6 @@ fn what_does_not_fit_is_refused_with_numbers() {
             "at least one page of 16 tokens",
         ),
         (
-            budget(),
-            MemoryWish {
-                max_total_tokens: Some(100_000),
-                ..wish()
-            },
-            "90096 tokens fit",
-        ),
-        (
             MemoryBudget {
                 weights_bytes: 16 * GIB - 1,
                 ..budget()
@@ -201,6 +193,40 @@ fn what_does_not_fit_is_refused_with_numbers() {
             .to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn more_tokens_than_fit_become_those_that_fit_with_and_without_a_fraction() {
+    let with = |max_total_tokens, mem_fraction_static| {
+        let wish = MemoryWish {
+            max_total_tokens: Some(max_total_tokens),
+            mem_fraction_static,
+            ..wish()
+        };
+        MemoryPlan::new(budget(), wish).expect("it is clamped")
+    };
+    for place in [Place::Host, Place::Gpu(0)] {
+        let budget = MemoryBudget { place, ..budget() };
+        for (fraction, limit) in [(None, PoolLimit::Room), (Some(0.5), PoolLimit::Fraction)] {
+            for asked in [100_000, u64::MAX] {
+                let wish = MemoryWish {
+                    max_total_tokens: Some(asked),
+                    mem_fraction_static: fraction,
+                    ..wish()
+                };
+                let plan = MemoryPlan::new(budget, wish).expect("it is clamped");
+                assert_eq!((plan.limit, plan.asked_in_vain()), (limit, Some(asked)));
+                assert!(plan.kv_bytes <= budget.free_before_bytes - budget.weights_bytes);
+                let text = plan.explain().join("\n");
+                let warning = format!("warning: --max-total-tokens {asked} would take");
+                assert!(text.contains(&warning), "{text}");
+            }
+        }
+    }
+    assert_eq!(with(100_000, None).max_total_tokens, 90_096);
+    // Cut to whole pages is not clamped.
+    let fits = with(1007, None);
+    assert_eq!((fits.max_total_tokens, fits.asked_in_vain()), (992, None));
 }
 
 #[test]
