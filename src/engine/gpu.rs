@@ -109,6 +109,7 @@ impl Gpu {
         model: &CpuDescription,
         context_tokens: usize,
         memory: &MemoryPlan,
+        eos_token_ids: &[u32],
         progress: Progress,
     ) -> Result<Arc<ExecutorFactory>, LoadError> {
         let ordinal = self.device.info().ordinal;
@@ -118,6 +119,7 @@ impl Gpu {
         );
         let mut options = options(config, model, context_tokens, pool)?;
         options.plan = Some(memory.clone());
+        options.eos_token_ids = eos_token_ids.into();
         let dir = config.model_path.clone();
         // Opened for the plan, and taken by the first executor: one made after a failure gets a context of its own.
         let opened = Mutex::new(Some(self.device));
@@ -157,6 +159,7 @@ fn options(
         load_format: config.load_format,
         placement: Placement::WHOLE,
         plan: None,
+        eos_token_ids: [].into(),
     })
 }
 

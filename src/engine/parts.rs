@@ -16,7 +16,7 @@ use crate::executor::memory_plan::{
     MemoryBudget, MemoryPlan, MemoryWish, Place, available_bytes, reserve_bytes,
 };
 use crate::kernels::cpu::default_threads;
-use crate::model::generation::GenerationConfig;
+use crate::model::generation::{GenerationConfig, eos_token_ids};
 use crate::model::text::TextModel;
 use crate::model::weights;
 use crate::record::LogSink;
@@ -112,9 +112,18 @@ impl EngineParts {
             false => Some(Arc::new(TextModel::load(dir)?)),
         };
         let context_length = context_length(config, &model)?;
+        let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);
+        let eos_token_ids = eos_token_ids(&model.config, &generation, of_tokenizer);
         let executor = match gpu {
-            Some(gpu) => gpu.executor(config, &model, context_length, &memory, progress)?,
-            None => cpu_executor(config, &memory, progress),
+            Some(gpu) => gpu.executor(
+                config,
+                &model,
+                context_length,
+                &memory,
+                &eos_token_ids,
+                progress,
+            )?,
+            None => cpu_executor(config, &memory, &eos_token_ids, progress),
         };
         let info = ModelInfo {
             served_model_name: config.model_name(),
@@ -124,7 +133,7 @@ impl EngineParts {
             page_size: config.page_size as usize,
             max_running_requests: memory.max_running_requests as usize,
             vocab_size: model.config.vocab_size,
-            eos_token_ids: eos_token_ids(&model, &generation, text.as_deref()),
+            eos_token_ids,
             generation,
             memory: Some(memory),
         };
@@ -213,24 +222,10 @@ impl EngineParts {
     }
 }
 
-fn eos_token_ids(
-    model: &CpuDescription,
-    generation: &GenerationConfig,
-    text: Option<&TextModel>,
-) -> Vec<u32> {
-    let mut ids = model.config.eos_token_ids.clone();
-    ids.extend(generation.eos_token_ids.iter().flatten());
-    if ids.is_empty() {
-        ids.extend(text.and_then(TextModel::eos_id));
-    }
-    ids.sort_unstable();
-    ids.dedup();
-    ids
-}
-
 fn cpu_executor(
     config: &EngineConfig,
     memory: &MemoryPlan,
+    eos_token_ids: &[u32],
     progress: Progress,
 ) -> Arc<ExecutorFactory> {
     let dir = config.model_path.clone();
@@ -245,6 +240,7 @@ fn cpu_executor(
         max_rows: memory.max_running_requests as usize,
         isa: None,
         shared_prefix: true,
+        eos_token_ids: eos_token_ids.into(),
     };
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| progress.report(done, total);

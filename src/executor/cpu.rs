@@ -3,6 +3,7 @@
 mod readout;
 
 use std::path::Path;
+use std::sync::Arc;
 
 pub use self::readout::LOGIT_ROWS;
 use crate::error::{LoadError, StepError};
@@ -17,7 +18,6 @@ use crate::kernels::cpu::Isa;
 use crate::kernels::cpu::tensor::Tensor;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes};
 use crate::model::config::ModelConfig;
-use crate::model::generation::GenerationConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
 use crate::model::weights::{Dtype, Quantization};
 use crate::model::{Model, Reads};
@@ -26,7 +26,7 @@ use crate::state::pages::PageRun;
 use crate::state::sampling::{RowSampler, SamplingParams};
 
 /// How a [`CpuExecutor`] is set up.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CpuOptions {
     /// Element type of matrices and KV; `None` for that of the file.
     pub dtype: Option<Dtype>,
@@ -48,6 +48,8 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// Whether pages that rows of a step have in common are read once for all of them; the results are the same.
     pub shared_prefix: bool,
+    /// Tokens that end an output: none is sampled before a request's `min_new_tokens`.
+    pub eos_token_ids: Arc<[u32]>,
 }
 
 /// What a model needs, known before memory is taken.
@@ -101,7 +103,7 @@ pub struct CpuExecutor {
     n_pages: usize,
     page_size: usize,
     vocab_size: usize,
-    eos_ids: Vec<u32>,
+    eos_token_ids: Arc<[u32]>,
     readout: readout::Readout,
     results: SpentResults,
 }
@@ -124,10 +126,7 @@ impl CpuExecutor {
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
         let checkpoint = Checkpoint::open(dir, options.dtype, options.load_format)?;
-        let defaults = GenerationConfig::read(dir)?;
         let config = &checkpoint.config;
-        let mut eos_ids = config.eos_token_ids.clone();
-        eos_ids.extend(defaults.eos_token_ids.unwrap_or_default());
         check_pool(options, &checkpoint.kv_layout())?;
         let sizes = CpuSizes {
             dtype: checkpoint.dtype,
@@ -166,7 +165,7 @@ impl CpuExecutor {
             n_pages: options.n_pages,
             page_size: options.page_size,
             vocab_size: config.vocab_size,
-            eos_ids,
+            eos_token_ids: options.eos_token_ids.clone(),
             readout: readout::Readout::default(),
             results: SpentResults::default(),
         })
@@ -245,7 +244,7 @@ impl CpuExecutor {
             start: Some(0),
             ..Default::default()
         };
-        let wish = std::sync::Arc::new(wish);
+        let wish = Arc::new(wish);
         for first in (0..prompt.len().max(1)).step_by(chunk.max(1)) {
             let end = prompt.len().min(first + chunk.max(1));
             plan.rows = vec![StepRow {
@@ -291,8 +290,9 @@ impl CpuExecutor {
         pages.extend(start.prefix.iter());
         let (prompt, output) = start.tokens.split_at(start.prompt_tokens as usize);
         let sampling = start.sampling.clone();
+        let eos_ids = &self.eos_token_ids;
         self.sampling[start.row.index()] = Some(RowSampling {
-            sampler: RowSampler::new(sampling, self.vocab_size, &self.eos_ids, prompt, output),
+            sampler: RowSampler::new(sampling, self.vocab_size, eos_ids, prompt, output),
             last_token: 0,
         });
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::error::LoadError;
+use crate::model::config::ModelConfig;
 use crate::model::json_file::JsonFile;
 
 const FILE: &str = "generation_config.json";
@@ -54,6 +55,39 @@ impl GenerationConfig {
             repetition_penalty: number("repetition_penalty", f64::MIN_POSITIVE..=2.0)?,
         })
     }
+}
+
+/// Tokens that end an output, ascending: those that `config.json` and `generation_config.json` name; the tokenizer's if
+/// these name none. Who stops at them and who must not sample them are handed this one list.
+///
+/// A token beyond the vocabulary can never be sampled: it is left out, with a warning.
+pub fn eos_token_ids(
+    config: &ModelConfig,
+    generation: &GenerationConfig,
+    of_tokenizer: Option<u32>,
+) -> Vec<u32> {
+    let of_generation = generation.eos_token_ids.iter().flatten();
+    let named = config.eos_token_ids.iter().chain(of_generation).copied();
+    let mut ids = within_vocabulary(named, config.vocab_size);
+    if ids.is_empty() {
+        ids = within_vocabulary(of_tokenizer.into_iter(), config.vocab_size);
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+fn within_vocabulary(ids: impl Iterator<Item = u32>, vocab_size: usize) -> Vec<u32> {
+    let is_within = |id: &u32| (*id as usize) < vocab_size;
+    let (within, beyond): (Vec<u32>, Vec<u32>) = ids.partition(is_within);
+    if !beyond.is_empty() {
+        tracing::warn!(
+            ?beyond,
+            vocab_size,
+            "an eos_token_id lies outside the vocabulary and is left out: no output can end with it"
+        );
+    }
+    within
 }
 
 #[cfg(test)]

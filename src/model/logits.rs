@@ -86,6 +86,7 @@ pub fn logits(
         max_rows: 1,
         isa: None,
         shared_prefix: true,
+        eos_token_ids: [].into(),
     };
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     for (index, prompt) in prompts.iter().enumerate() {

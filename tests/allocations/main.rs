@@ -179,6 +179,7 @@ fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
         max_rows: SHARED_ROWS,
         isa: None,
         shared_prefix: true,
+        eos_token_ids: [1].into(),
     };
     CpuExecutor::load(&model_dir(model), &options, &mut |_, _| {}).unwrap()
 }
@@ -197,6 +198,7 @@ fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
         graph_rows,
         placement: Placement::WHOLE,
         plan: None,
+        eos_token_ids: [1].into(),
     };
     souffleur_cusim::load();
     let device = Device::open(0).unwrap();

@@ -22,6 +22,7 @@ pub fn cpu_options() -> CpuOptions {
         max_rows: 32,
         isa: None,
         shared_prefix: true,
+        eos_token_ids: [].into(),
     }
 }
 

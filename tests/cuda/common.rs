@@ -26,6 +26,7 @@ pub fn options() -> CudaOptions {
         graph_rows: 4,
         placement: Placement::WHOLE,
         plan: None,
+        eos_token_ids: [].into(),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod ahead;
 mod common;
+mod ends;
 mod golden;
 mod gpu;
 mod lives;

@@ -102,6 +102,7 @@ impl Setup {
             graph_rows: if self.graphs { GRAPH_ROWS } else { 0 },
             placement: Placement::WHOLE,
             plan: None,
+            eos_token_ids: info.eos_token_ids.as_slice().into(),
         }
     }
 }

@@ -222,7 +222,7 @@ fn page_size_threads_and_cached_prefix_do_not_change_a_bit() {
             let options = CpuOptions {
                 page_size,
                 threads,
-                ..*options
+                ..options.clone()
             };
             let what = format!("{name}, {dtype:?}, page size {page_size}, {threads} threads");
             let page_size = page_size as u32;

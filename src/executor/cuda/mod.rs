@@ -45,7 +45,6 @@ use crate::kernels::cuda::pack::Modules;
 use crate::kernels::cuda::params::ElementType;
 use crate::kernels::cuda::sampling::{MAX_TOP, MAX_VOCAB, Sampled, SamplingKernels, TokenLogprob};
 use crate::model::Model;
-use crate::model::generation::GenerationConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
 use crate::model::weights::Dtype;
 
@@ -81,6 +80,8 @@ pub struct CudaOptions {
     pub placement: Placement,
     /// How the memory was planned: looked at once more when the weights are loaded.
     pub plan: Option<MemoryPlan>,
+    /// Tokens that end an output: none is sampled before a request's `min_new_tokens`.
+    pub eos_token_ids: Arc<[u32]>,
 }
 
 impl CudaOptions {
@@ -183,11 +184,8 @@ impl CudaExecutor {
             ElementType::Bf16 => Dtype::BF16,
         };
         let checkpoint = Checkpoint::open(dir, Some(dtype), options.load_format)?;
-        let defaults = GenerationConfig::read(dir)?;
         let config = &checkpoint.config;
         check_options(options, config.vocab_size)?;
-        let mut eos_ids = config.eos_token_ids.clone();
-        eos_ids.extend(defaults.eos_token_ids.unwrap_or_default());
         let sizes = CudaSizes {
             element: options.element,
             n_pages: options.n_pages,
@@ -213,7 +211,7 @@ impl CudaExecutor {
         backend.take_memory(config, &sizes).map_err(to_load_error)?;
         let vocab_size = config.vocab_size;
         let parts = (model, backend, compute);
-        Self::new(device, modules, options, vocab_size, eos_ids, parts).map_err(to_load_error)
+        Self::new(device, modules, options, vocab_size, parts).map_err(to_load_error)
     }
 
     fn new(
@@ -221,7 +219,6 @@ impl CudaExecutor {
         modules: &Modules,
         options: &CudaOptions,
         vocab_size: usize,
-        eos_ids: Vec<u32>,
         (model, backend, compute): Loaded,
     ) -> Result<Self, CudaFailure> {
         let limits = Limits {
@@ -238,7 +235,7 @@ impl CudaExecutor {
             backend,
             compute,
             kernels: SamplingKernels::load(modules)?,
-            samplers: RowSamplers::new(&device, n_rows, vocab_size, eos_ids)?,
+            samplers: RowSamplers::new(&device, n_rows, vocab_size, options.eos_token_ids.clone())?,
             arrays: StepArrays::new(&device, options)?,
             uploads: UploadRing::new(&device, N_SLOTS, UPLOAD_WORDS)?,
             readbacks: ReadbackRing::new(&device, N_SLOTS, readback_words)?,

@@ -1,5 +1,7 @@
 //! How rows sample: parameters, counts, biases and bans on the device, and what the host keeps to hand them out.
 
+use std::sync::Arc;
+
 use crate::error::StepError;
 use crate::executor::RowStart;
 use crate::executor::cuda::words::{Section, Words};
@@ -29,7 +31,7 @@ pub(super) struct RowSamplers {
     /// By row.
     held: Vec<Held>,
     vocab_size: usize,
-    eos_ids: Vec<u32>,
+    eos_ids: Arc<[u32]>,
 }
 
 /// What a row has besides its parameters, until its next start.
@@ -56,7 +58,7 @@ impl RowSamplers {
         device: &Device,
         n_rows: usize,
         vocab_size: usize,
-        eos_ids: Vec<u32>,
+        eos_ids: Arc<[u32]>,
     ) -> Result<Self, DriverError> {
         let n_slots = COUNT_SLOTS.min(n_rows);
         Ok(Self {

@@ -31,6 +31,7 @@ fn options() -> CudaOptions {
         graph_rows: 0,
         placement: Placement::WHOLE,
         plan: None,
+        eos_token_ids: [].into(),
     }
 }
 

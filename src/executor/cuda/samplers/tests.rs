@@ -82,7 +82,7 @@ impl Gpu {
         Self {
             compute: device.stream(Priority::High).unwrap(),
             kernels: SamplingKernels::load(&modules).unwrap(),
-            samplers: RowSamplers::new(&device, ROWS as usize + 1, VOCAB, vec![EOS]).unwrap(),
+            samplers: RowSamplers::new(&device, ROWS as usize + 1, VOCAB, [EOS].into()).unwrap(),
             uploads: UploadRing::new(&device, N_SLOTS, 64).unwrap(),
         }
     }
