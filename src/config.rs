@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::actors::watchdog::RebuildRules;
 use crate::error::ConfigError;
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::model::loader::LoadFormat;
@@ -26,6 +28,16 @@ const MIN_RECORD_BYTES: u64 = 64 << 10;
 const MIN_CONTEXT_TOKENS: usize = 3;
 /// As SGLang sets it for a GPU of 80 GB.
 const CUDA_GRAPH_MAX_BS: usize = 256;
+/// More than any machine has cores: each takes a stack, and waits for all the others.
+const MAX_THREADS: usize = 1024;
+/// Rows of the page table and of the samplers are made at the start, whether or not anybody comes.
+const MAX_RUNNING_REQUESTS: usize = 1 << 16;
+/// Events are merged once they wait: more that wait apart help nobody.
+const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
+/// Attempts that double their wait each time reach its limit long before.
+const MAX_REBUILD_ATTEMPTS: usize = 1000;
+/// Longest wait between two attempts to build the actors anew, in seconds.
+const MAX_REBUILD_BACKOFF_S: f64 = 60.0;
 /// Beyond it graphs take more memory than launches take time.
 const MAX_CUDA_GRAPH_MAX_BS: usize = 4096;
 /// Requests let in beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with
@@ -92,7 +104,7 @@ pub struct EngineConfig {
     pub disable_priority_preemption: bool,
     /// A running request gives way to one whose priority is better by more than this.
     pub priority_scheduling_preemption_threshold: i64,
-    /// Above 1 reserves more for running requests: fewer retractions, smaller batches.
+    /// More than 0, at most 100; above 1 reserves more for running requests: fewer retractions, smaller batches.
     pub schedule_conservativeness: f64,
     /// Which cached prefix is evicted first.
     pub radix_eviction_policy: String,
@@ -110,7 +122,7 @@ pub struct EngineConfig {
     pub prefix_diagnostics: bool,
     /// Requests whose prefix is remembered.
     pub prefix_diagnostics_requests: usize,
-    /// Evicted pages that are remembered, up to 50 bytes each.
+    /// Evicted pages that are remembered, up to 50 bytes each; of the last flush up to 32,768 more.
     pub prefix_diagnostics_pages: usize,
     /// Most prefixes that hosts may pin at once.
     pub max_pins: usize,
@@ -124,6 +136,10 @@ pub struct EngineConfig {
     pub record: Option<PathBuf>,
     /// Size at which the message log ends.
     pub record_max_bytes: u64,
+    /// Attempts to build the actors anew after one of them died; after the last that failed the engine gives up.
+    pub rebuild_attempts: usize,
+    /// Seconds between the first two of these attempts, up to 60; each wait is twice the one before.
+    pub rebuild_backoff_s: f64,
 }
 
 impl Default for EngineConfig {
@@ -173,6 +189,8 @@ impl Default for EngineConfig {
             skip_tokenizer_init: false,
             record: None,
             record_max_bytes: 1 << 30,
+            rebuild_attempts: 5,
+            rebuild_backoff_s: 1.0,
         }
     }
 }
@@ -278,6 +296,8 @@ impl EngineConfig {
                 "is 0, must be at least 1".to_owned()
             })?;
         }
+        self.validate_sizes()?;
+        self.validate_rebuilds()?;
         let threshold = self.priority_scheduling_preemption_threshold;
         check(
             threshold >= 0,
@@ -317,6 +337,44 @@ impl EngineConfig {
         check(chunk <= i64::from(i32::MAX), "chunked_prefill_size", || {
             format!("is {chunk}, must be at most {}", i32::MAX)
         })
+    }
+
+    /// What is made at the start, or for every request, in the size that is asked for.
+    fn validate_sizes(&self) -> Result<(), ConfigError> {
+        let at_most = [
+            ("threads", self.threads, MAX_THREADS),
+            (
+                "max_running_requests",
+                self.max_running_requests.unwrap_or(1),
+                MAX_RUNNING_REQUESTS,
+            ),
+            (
+                "client_channel_events",
+                self.client_channel_events,
+                MAX_CLIENT_CHANNEL_EVENTS,
+            ),
+        ];
+        for (key, value, limit) in at_most {
+            check(value <= limit, key, || {
+                format!("is {value}, must be at most {limit}")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn validate_rebuilds(&self) -> Result<(), ConfigError> {
+        let attempts = self.rebuild_attempts;
+        check(
+            (1..=MAX_REBUILD_ATTEMPTS).contains(&attempts),
+            "rebuild_attempts",
+            || format!("is {attempts}, must lie between 1 and {MAX_REBUILD_ATTEMPTS}"),
+        )?;
+        let backoff = self.rebuild_backoff_s;
+        check(
+            (0.0..=MAX_REBUILD_BACKOFF_S).contains(&backoff),
+            "rebuild_backoff_s",
+            || format!("is {backoff}, must lie between 0 and {MAX_REBUILD_BACKOFF_S}"),
+        )
     }
 
     fn validate_pool(&self) -> Result<(), ConfigError> {
@@ -415,6 +473,15 @@ impl EngineConfig {
         RequestTimeouts {
             waiting_s: self.req_waiting_timeout_s,
             running_s: self.req_running_timeout_s,
+        }
+    }
+
+    /// How often a unit of actors is built anew, and after which waits.
+    pub fn rebuild_rules(&self) -> RebuildRules {
+        RebuildRules {
+            attempts: self.rebuild_attempts,
+            first_wait: Duration::from_secs_f64(self.rebuild_backoff_s),
+            longest_wait: Duration::from_secs_f64(MAX_REBUILD_BACKOFF_S),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::actors::messages::{ActorDied, Doors, PeekPrefix};
 use crate::actors::radix_cache::RadixCache;
 use crate::actors::scheduler::{Links, Scheduler};
 use crate::actors::tokenizer::{self, Tokenizer, TokenizerSettings};
-use crate::actors::watchdog::{DeathNote, StopActor};
+use crate::actors::watchdog::{DeathNote, RebuildRules, StopActor};
 use crate::error::StartError;
 use crate::metrics::{RequestMetrics, SchedulerMetrics};
 use crate::record::{LogSink, RecordedScheduler};
@@ -33,6 +33,8 @@ pub struct Blueprint {
     pub tokenizer: TokenizerSettings,
     /// Loads the executor on its thread.
     pub executor: Arc<ExecutorFactory>,
+    /// What is done when building it again fails.
+    pub rebuild: RebuildRules,
 }
 
 /// The living actors; they stop when it is dropped.

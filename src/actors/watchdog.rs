@@ -1,15 +1,17 @@
 //! The Watchdog: when an actor or the executor thread dies, it ends the whole unit and builds a new one.
 //!
 //! After a half-done handler neither pages nor the tree can be trusted, so the actors live and die together. Every
-//! request inside gets one `Failed(engine_down)`: its sink sends it when it is dropped with the Tokenizer.
+//! request inside gets one `Failed(engine_down)`: its sink sends it when it is dropped with the Tokenizer. Building that
+//! fails is tried again after growing waits; then the Watchdog gives up and says so, since only the host can help.
 
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 use actix::{
     Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient,
-    ResponseFuture, WrapFuture,
+    ResponseFuture, SpawnHandle, WrapFuture,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::actors::messages::{ActorDied, Doors};
 use crate::actors::unit::{Blueprint, Unit};
@@ -32,6 +34,36 @@ pub const FIRST_GENERATION: u64 = 1;
 
 /// The doors of the unit that lives now; `None` while there is none.
 pub type DoorSlot = Arc<RwLock<Option<Doors>>>;
+
+/// Why the engine gave up; `None` while there is hope.
+pub type FailureWatch = watch::Receiver<Option<Arc<str>>>;
+
+/// How often a unit is built anew after a death, and after which waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RebuildRules {
+    /// Attempts, the first of them at once.
+    pub attempts: usize,
+    /// Between the first two; each wait is twice the one before.
+    pub first_wait: Duration,
+    /// The waits grow up to this.
+    pub longest_wait: Duration,
+}
+
+impl RebuildRules {
+    /// The wait after so many attempts that failed; `None` after the last.
+    pub fn wait_after(&self, failed: usize) -> Option<Duration> {
+        if failed >= self.attempts {
+            return None;
+        }
+        let doublings = u32::try_from(failed.saturating_sub(1)).unwrap_or(u32::MAX);
+        let factor = 2_u32.saturating_pow(doublings);
+        Some(
+            self.first_wait
+                .saturating_mul(factor)
+                .min(self.longest_wait),
+        )
+    }
+}
 
 /// Unit -> each of its actors: stop, this is no death.
 #[derive(Clone, Copy, Debug, Message)]
@@ -116,6 +148,12 @@ pub struct Watchdog {
     died_early: Option<ActorDied>,
     /// A unit is being stopped or rebuilt.
     is_busy: bool,
+    rules: RebuildRules,
+    /// Attempts of this rebuilding that failed.
+    failed_attempts: usize,
+    /// The next attempt, while it is waited for.
+    next_attempt: Option<SpawnHandle>,
+    failure: watch::Sender<Option<Arc<str>>>,
     is_stopping: bool,
     /// Who waits for the stop.
     waiting: Vec<oneshot::Sender<()>>,
@@ -128,6 +166,10 @@ impl Watchdog {
     /// A watchdog with the first unit still to be handed to it by [`AdoptUnit`].
     pub fn new(blueprint: Arc<Blueprint>, doors: DoorSlot, stopped: oneshot::Sender<()>) -> Self {
         Self {
+            rules: blueprint.rebuild,
+            failed_attempts: 0,
+            next_attempt: None,
+            failure: watch::Sender::new(None),
             blueprint,
             doors,
             unit: None,
@@ -139,6 +181,11 @@ impl Watchdog {
             metrics: DeathMetrics::register(&MORTALS),
             _stopped: stopped,
         }
+    }
+
+    /// Tells when this watchdog has given up.
+    pub fn failure(&self) -> FailureWatch {
+        self.failure.subscribe()
     }
 
     fn open(&mut self, unit: Unit, ctx: &mut Context<Self>) {
@@ -161,14 +208,17 @@ impl Watchdog {
         self.unit.take()
     }
 
-    fn rebuild(&mut self, unit: Unit, ctx: &mut Context<Self>) {
+    /// Builds the next unit once `dead`, if there is still something of it, has stopped.
+    fn rebuild(&mut self, dead: Option<Unit>, ctx: &mut Context<Self>) {
         self.is_busy = true;
         // Deaths that follow from this one are told with the old number.
         self.generation += 1;
         let (blueprint, generation) = (self.blueprint.clone(), self.generation);
         let note_to = ctx.address().recipient();
         let rebuilt = async move {
-            unit.stop().await;
+            if let Some(dead) = dead {
+                dead.stop().await;
+            }
             Unit::build(blueprint, generation, note_to).await
         };
         let opened = |rebuilt, watchdog: &mut Self, ctx: &mut Context<Self>| {
@@ -182,14 +232,34 @@ impl Watchdog {
         match rebuilt {
             Ok(unit) if self.is_stopping => self.end(unit, ctx),
             Ok(unit) => {
+                self.failed_attempts = 0;
                 tracing::warn!(generation = unit.generation(), "the engine is rebuilt");
                 self.open(unit, ctx);
             }
-            Err(error) => {
-                tracing::error!(%error, "the engine cannot be rebuilt and stays down");
-                self.leave(ctx);
-            }
+            Err(_) if self.is_stopping => self.leave(ctx),
+            Err(error) => self.try_again(&error, ctx),
         }
+    }
+
+    fn try_again(&mut self, error: &StartError, ctx: &mut Context<Self>) {
+        self.failed_attempts += 1;
+        let attempts = self.failed_attempts;
+        let Some(wait) = self.rules.wait_after(attempts) else {
+            tracing::error!(%error, attempts, "the engine cannot be rebuilt and stays down");
+            let reason = format!("the engine died and {attempts} attempts to rebuild it failed");
+            return self.give_up(&format!("{reason}, the last: {error}"));
+        };
+        let wait_s = wait.as_secs_f64();
+        tracing::error!(%error, attempts, wait_s, "the engine cannot be rebuilt, another attempt follows");
+        let next = ctx.run_later(wait, |watchdog, ctx| {
+            watchdog.next_attempt = None;
+            watchdog.rebuild(None, ctx);
+        });
+        self.next_attempt = Some(next);
+    }
+
+    fn give_up(&mut self, reason: &str) {
+        self.failure.send_replace(Some(reason.into()));
     }
 
     fn end(&mut self, unit: Unit, ctx: &mut Context<Self>) {
@@ -222,6 +292,10 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         if let Ok(mut doors) = self.doors.write() {
             *doors = None;
+        }
+        let has_given_up = self.failure.borrow().is_some();
+        if !self.is_stopping && !has_given_up {
+            self.give_up("the engine's watchdog died, or its Arbiter was stopped");
         }
     }
 }
@@ -256,7 +330,7 @@ impl Handler<ActorDied> for Watchdog {
             panicked = died.panicked,
             "an actor died, the engine is rebuilt"
         );
-        self.rebuild(unit, ctx);
+        self.rebuild(Some(unit), ctx);
     }
 }
 
@@ -267,6 +341,9 @@ impl Handler<StopUnit> for Watchdog {
         let (stopped, is_stopped) = oneshot::channel();
         self.waiting.push(stopped);
         self.is_stopping = true;
+        if let Some(next_attempt) = self.next_attempt.take() {
+            ctx.cancel_future(next_attempt);
+        }
         match self.close() {
             Some(unit) => self.end(unit, ctx),
             None => self.leave(ctx),
@@ -275,5 +352,29 @@ impl Handler<StopUnit> for Watchdog {
             // A dropped sender means that the System is gone, which is a stop too.
             let _ = is_stopped.await;
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_a_limit_and_end_with_the_attempts() {
+        let rules = RebuildRules {
+            attempts: 6,
+            first_wait: Duration::from_secs(10),
+            longest_wait: Duration::from_secs(60),
+        };
+        let waits = [1, 2, 3, 4, 5, 6].map(|failed| rules.wait_after(failed));
+        let seconds = |s| Some(Duration::from_secs(s));
+        let expected = [10, 20, 40, 60, 60].map(seconds);
+        assert_eq!(waits[..5], expected);
+        assert_eq!(waits[5], None);
+        let many = RebuildRules {
+            attempts: usize::MAX,
+            ..rules
+        };
+        assert_eq!(many.wait_after(1 << 40), seconds(60));
     }
 }

@@ -347,6 +347,23 @@ pub struct EngineFlags {
         hide_short_help = true
     )]
     pub record_max_bytes: Option<u64>,
+
+    /// Attempts to start the engine anew after a part of it died; then the server ends with exit code 1
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Failure",
+        hide_short_help = true
+    )]
+    pub rebuild_attempts: Option<usize>,
+    /// Seconds between the first two of these attempts; each wait is twice the one before
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Failure",
+        hide_short_help = true
+    )]
+    pub rebuild_backoff_s: Option<f64>,
 }
 
 /// Section `[server]`.

@@ -27,7 +27,8 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     let metrics = telemetry::install_recorder()?;
     let config = local::with_model(settings.engine)?;
     let listener = listen(&settings.server)?;
-    System::new().block_on(serve(settings.server, config, listener, metrics, began))
+    let start = || start_on_thread(config);
+    System::new().block_on(serve(settings.server, start, listener, metrics, began))
 }
 
 fn listen(config: &ServerConfig) -> Result<TcpListener, Failure> {
@@ -39,9 +40,12 @@ fn listen(config: &ServerConfig) -> Result<TcpListener, Failure> {
     })
 }
 
+/// What comes of a start: the engine, or why there is none.
+type Starting = oneshot::Receiver<Result<EngineHandle, Failure>>;
+
 async fn serve(
     server_config: ServerConfig,
-    config: EngineConfig,
+    start: impl FnOnce() -> Starting,
     listener: TcpListener,
     metrics: PrometheusHandle,
     began: Instant,
@@ -58,7 +62,7 @@ async fn serve(
     let mut serving = rt::spawn(server::run(listener, state, async {
         let _ = stopped.await;
     }));
-    let mut starting = start_on_thread(config);
+    let mut starting = start();
     let mut is_starting = true;
     let outcome = loop {
         tokio::select! {
@@ -71,6 +75,7 @@ async fn serve(
                 Ok(Err(error)) => break Err(error),
                 Err(_) => break Err(Failure::failed("the engine's thread died while starting")),
             },
+            reason = failure(&slot), if !is_starting => break Err(Failure::failed(reason)),
             signal = signals.next() => {
                 tracing::info!(signal = signal.name(), deadline_s, "stopping once running requests have ended; a second signal exits at once");
                 break Ok(());
@@ -84,7 +89,7 @@ async fn serve(
 }
 
 /// Loading blocks, so it has a thread of its own; the server answers 503 meanwhile.
-fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<EngineHandle, Failure>> {
+fn start_on_thread(config: EngineConfig) -> Starting {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
         let engine = local::start(config, |parts| {
@@ -94,6 +99,15 @@ fn start_on_thread(config: EngineConfig) -> oneshot::Receiver<Result<EngineHandl
         let _ = started.send(engine);
     });
     receiver
+}
+
+/// Waits until the engine has failed for good: the process must not stay then, since whatever supervises it would take
+/// it for a server.
+async fn failure(slot: &EngineSlot) -> Arc<str> {
+    match slot.engine() {
+        Some(engine) => engine.failed().await,
+        None => std::future::pending().await,
+    }
 }
 
 fn finish(ended: Result<io::Result<()>, rt::task::JoinError>) -> Result<(), Failure> {
@@ -140,4 +154,110 @@ fn reachable(address: SocketAddr) -> SocketAddr {
         ip => ip,
     };
     SocketAddr::new(ip, address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use souffleur::engine::{Engine, EngineParts, ModelInfo};
+    use souffleur::error::{LoadError, StepError};
+    use souffleur::executor::{Executor, StepOutput, StepPlan};
+
+    use super::*;
+
+    /// Dies of its first step.
+    struct Mortal;
+
+    impl Executor for Mortal {
+        fn run(&mut self, _: &StepPlan) -> Result<StepOutput, StepError> {
+            panic!("the device is gone");
+        }
+    }
+
+    /// An engine whose executor can be made once.
+    fn doomed() -> EngineHandle {
+        let first = std::sync::atomic::AtomicBool::new(true);
+        let executor = move || match first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+            true => Ok(Box::new(Mortal) as Box<dyn Executor>),
+            false => Err(LoadError::Device("there is no device".to_owned())),
+        };
+        let info = ModelInfo {
+            served_model_name: "doomed".to_owned(),
+            model_path: "doomed".into(),
+            context_length: 100,
+            max_total_tokens: 1000,
+            page_size: 1,
+            max_running_requests: 4,
+            vocab_size: 100,
+            eos_token_ids: Vec::new(),
+            generation: Default::default(),
+            memory: None,
+        };
+        let parts = EngineParts {
+            info,
+            text: None,
+            executor: Arc::new(executor),
+        };
+        let config = EngineConfig {
+            rebuild_attempts: 3,
+            rebuild_backoff_s: 0.0,
+            ..EngineConfig::default()
+        };
+        Engine::start_with(config, parts).expect("it starts once")
+    }
+
+    /// Status of one request that ends with its connection.
+    fn ask(address: SocketAddr) -> String {
+        let body = r#"{"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 4}}"#;
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        let length = body.len();
+        write!(
+            stream,
+            "POST /generate HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .expect("it reads");
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    }
+
+    #[test]
+    fn a_server_whose_engine_cannot_be_rebuilt_ends_with_a_failure() {
+        let server_config = ServerConfig {
+            port: 0,
+            workers: 1,
+            ..ServerConfig::default()
+        };
+        let listener = listen(&server_config).expect("a port is free");
+        let address = listener.local_addr().expect("it is bound");
+        let metrics = PrometheusBuilder::new().build_recorder().handle();
+        let start = || {
+            let (started, starting) = oneshot::channel();
+            let _ = started.send(Ok(doomed()));
+            starting
+        };
+        let client = std::thread::spawn(move || {
+            // Until the engine is in its place, and then until it dies of a request.
+            loop {
+                let answer = ask(address);
+                if !answer.contains("\"loading\"") {
+                    return answer;
+                }
+            }
+        });
+        let began = Instant::now();
+        let served = serve(server_config, start, listener, metrics, began);
+        let Err(Failure::Failed(reason)) = System::new().block_on(served) else {
+            panic!("it must not end well");
+        };
+        let expected =
+            "the engine died and 3 attempts to rebuild it failed, the last: there is no device";
+        assert_eq!(reason, expected);
+        let answer = client.join().expect("the client does not panic");
+        assert!(answer.contains("engine_down"), "{answer}");
+    }
 }

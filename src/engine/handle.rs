@@ -11,7 +11,7 @@ use crate::actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetPrefixReport, GetStats,
     PeekPrefix, PinPrefix, PoliciesSet, PrefixPinned, SetPolicy, TokenEvent, UnpinPrefix,
 };
-use crate::actors::watchdog::{DoorSlot, StopUnit, Watchdog};
+use crate::actors::watchdog::{DoorSlot, FailureWatch, StopUnit, Watchdog};
 use crate::admission::{Admission, Permit};
 use crate::engine::ModelInfo;
 use crate::error::RequestError;
@@ -44,6 +44,7 @@ pub(super) struct Inner {
     pub(super) channel_events: usize,
     pub(super) doors: DoorSlot,
     pub(super) watchdog: Addr<Watchdog>,
+    pub(super) failure: FailureWatch,
     pub(super) thread: RwLock<Option<JoinHandle<()>>>,
 }
 
@@ -268,6 +269,22 @@ impl EngineHandle {
     /// True while the actors live: false while they are being rebuilt, and after the stop.
     pub fn is_alive(&self) -> bool {
         self.doors().is_ok()
+    }
+
+    /// Waits until the engine has failed for good, and says why: an actor died and no attempt to rebuild the actors
+    /// worked, or the host stopped the Arbiter below them. It will serve nobody again. Never ends for an engine that
+    /// was shut down. Safe to drop while it waits.
+    pub async fn failed(&self) -> Arc<str> {
+        let mut failure = self.inner.failure.clone();
+        let reason = match failure.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone(),
+            // The watchdog was stopped before it gave up.
+            Err(_) => None,
+        };
+        match reason {
+            Some(reason) => reason,
+            None => std::future::pending().await,
+        }
     }
 
     /// True while requests are taken: alive and not shutting down.

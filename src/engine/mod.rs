@@ -15,7 +15,9 @@ use actix_rt::{ArbiterHandle, System};
 use tokio::sync::oneshot;
 
 use crate::actors::unit::{Blueprint, Unit};
-use crate::actors::watchdog::{AdoptUnit, DoorSlot, FIRST_GENERATION, StopUnit, Watchdog};
+use crate::actors::watchdog::{
+    AdoptUnit, DoorSlot, FIRST_GENERATION, FailureWatch, StopUnit, Watchdog,
+};
 use crate::admission::Admission;
 use crate::config::EngineConfig;
 use crate::error::StartError;
@@ -76,8 +78,8 @@ impl Engine {
                 System::new().block_on(async move {
                     match launch(blueprint, thread_doors).await {
                         Err(error) => drop(ready.send(Err(error))),
-                        Ok((watchdog, stopped)) => {
-                            let _ = ready.send(Ok(watchdog));
+                        Ok((watched, stopped)) => {
+                            let _ = ready.send(Ok(watched));
                             // Ends with the watchdog, whichever way it goes.
                             let _ = stopped.await;
                         }
@@ -86,12 +88,12 @@ impl Engine {
             });
         let thread = thread.map_err(|error| StartError::Thread(error.to_string()))?;
         let died = |_| StartError::Thread("the engine thread died while starting".to_owned());
-        let watchdog = is_ready.recv().map_err(died)??;
+        let watched = is_ready.recv().map_err(died)??;
         Ok(EngineHandle::new(inner(
             &config,
             parts,
             doors,
-            watchdog,
+            watched,
             Some(thread),
             began,
         )))
@@ -126,37 +128,45 @@ impl Engine {
         let arbiter_doors = doors.clone();
         arbiter.spawn(async move {
             let launched = launch(blueprint, arbiter_doors).await;
-            let unclaimed = ready.send(launched.map(|(watchdog, _)| watchdog));
-            if let Err(Ok(watchdog)) = unclaimed {
+            let unclaimed = ready.send(launched.map(|(watched, _)| watched));
+            if let Err(Ok(watched)) = unclaimed {
                 // The host gave up waiting.
-                watchdog.do_send(StopUnit);
+                watched.watchdog.do_send(StopUnit);
             }
         });
         let died = |_| StartError::Thread("the host's arbiter has stopped".to_owned());
-        let watchdog = is_ready.await.map_err(died)??;
+        let watched = is_ready.await.map_err(died)??;
         Ok(EngineHandle::new(inner(
-            &config, parts, doors, watchdog, None, began,
+            &config, parts, doors, watched, None, began,
         )))
     }
 }
 
-type Launched = (actix::Addr<Watchdog>, oneshot::Receiver<()>);
+/// The watchdog of an engine that runs.
+struct Watched {
+    watchdog: actix::Addr<Watchdog>,
+    failure: FailureWatch,
+}
+
+type Launched = (Watched, oneshot::Receiver<()>);
 
 async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, StartError> {
     let blueprint = Arc::new(blueprint);
     let (stopped, is_stopped) = oneshot::channel();
-    let watchdog = Watchdog::new(blueprint.clone(), doors, stopped).start();
+    let watchdog = Watchdog::new(blueprint.clone(), doors, stopped);
+    let failure = watchdog.failure();
+    let watchdog = watchdog.start();
     let unit = Unit::build(blueprint, FIRST_GENERATION, watchdog.clone().recipient()).await?;
     let adopted = watchdog.send(AdoptUnit(unit)).await;
     adopted.map_err(|error| StartError::Thread(format!("watchdog: {error}")))?;
-    Ok((watchdog, is_stopped))
+    Ok((Watched { watchdog, failure }, is_stopped))
 }
 
 fn inner(
     config: &EngineConfig,
     parts: EngineParts,
     doors: DoorSlot,
-    watchdog: actix::Addr<Watchdog>,
+    Watched { watchdog, failure }: Watched,
     thread: Option<std::thread::JoinHandle<()>>,
     began: Instant,
 ) -> Inner {
@@ -169,6 +179,7 @@ fn inner(
         channel_events: config.client_channel_events,
         doors,
         watchdog,
+        failure,
         thread: RwLock::new(thread),
     }
 }

@@ -218,6 +218,7 @@ impl EngineParts {
             control,
             tokenizer,
             executor: self.executor.clone(),
+            rebuild: config.rebuild_rules(),
         })
     }
 }

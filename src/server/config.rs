@@ -5,6 +5,11 @@ use serde::{Deserialize, Serialize};
 use super::key::ApiKey;
 use crate::error::ConfigError;
 
+/// Each is a thread with a runtime of its own.
+const MAX_WORKERS: usize = 256;
+/// Each is a request with a stream of its own.
+const MAX_BATCH_REQUESTS: usize = 1 << 16;
+
 /// Everything that decides how the server listens and what it takes. `config/default.toml` says the same with
 /// reasons.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -96,14 +101,22 @@ impl ServerConfig {
             ("ws_ping_interval_s", self.ws_ping_interval_s as usize),
             ("ws_send_timeout_s", self.ws_send_timeout_s as usize),
         ];
-        match at_least_one.into_iter().find(|(_, value)| *value == 0) {
+        if let Some((key, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
+            return Err(out_of_range(key, "is 0, must be at least 1".to_owned()));
+        }
+        let at_most = [
+            ("workers", self.workers, MAX_WORKERS),
+            (
+                "max_batch_requests",
+                self.max_batch_requests,
+                MAX_BATCH_REQUESTS,
+            ),
+        ];
+        match at_most.into_iter().find(|(_, value, limit)| value > limit) {
             None => Ok(()),
-            Some((key, _)) => {
-                let reason = "is 0, must be at least 1".to_owned();
-                Err(ConfigError {
-                    key: key.to_owned(),
-                    reason,
-                })
+            Some((key, value, limit)) => {
+                let reason = format!("is {value}, must be at most {limit}");
+                Err(out_of_range(key, reason))
             }
         }
     }
@@ -114,5 +127,12 @@ impl ServerConfig {
             0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4)),
             workers => workers,
         }
+    }
+}
+
+fn out_of_range(key: &str, reason: String) -> ConfigError {
+    ConfigError {
+        key: key.to_owned(),
+        reason,
     }
 }

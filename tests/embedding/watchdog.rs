@@ -1,12 +1,13 @@
 //! Deaths: everybody inside is told once, and the engine comes back.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use actix_rt::Arbiter;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use souffleur::engine::{Engine, Generation};
+use souffleur::engine::{Engine, EngineParts, Generation};
+use souffleur::error::LoadError;
 use souffleur::request::Event;
 
 use super::doubles::{Mishap, mishap_parts};
@@ -155,6 +156,125 @@ async fn an_engine_is_shut_down_while_it_is_rebuilt() {
         drop(open)
     });
     assert!(!engine.is_alive());
+}
+
+/// Parts whose executor panics at its second step; the next `failures` cannot be made. Counts those that were asked for.
+fn hard_to_rebuild(build: &Build, failures: usize) -> (EngineParts, Arc<AtomicUsize>) {
+    let mut parts = mishap_parts(build, 2, Mishap::Panic);
+    let (make, asked) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
+    let counted = asked.clone();
+    parts.executor = Arc::new(move || {
+        let number = counted.fetch_add(1, Ordering::SeqCst);
+        match (1..=failures).contains(&number) {
+            true => Err(LoadError::Memory(format!("attempt {number} found none"))),
+            false => make(),
+        }
+    });
+    (parts, asked)
+}
+
+async fn die(world: &World) {
+    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
+    assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_rebuild_that_fails_is_tried_again_until_it_works() {
+    let mut build = Build::default();
+    build.config.rebuild_attempts = 4;
+    build.config.rebuild_backoff_s = 0.0;
+    let (parts, asked) = hard_to_rebuild(&build, 3);
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    die(&world).await;
+    within(async {
+        while !world.engine.is_ready() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(asked.load(Ordering::SeqCst), 5);
+    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
+    assert_finished(&outcome, &[1, 2], 50, 7);
+    // It has not failed: that future is still waiting.
+    tokio::select! {
+        biased;
+        reason = world.engine.failed() => panic!("{reason}"),
+        () = std::future::ready(()) => (),
+    }
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn after_the_last_attempt_the_host_is_told_and_a_stop_still_works() {
+    let mut build = Build::default();
+    build.config.rebuild_attempts = 3;
+    build.config.rebuild_backoff_s = 0.0;
+    let (parts, asked) = hard_to_rebuild(&build, usize::MAX - 1);
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    die(&world).await;
+    let reason = within(world.engine.failed()).await;
+    assert_eq!(
+        &*reason,
+        "the engine died and 3 attempts to rebuild it failed, the last: attempt 3 found none"
+    );
+    assert_eq!(asked.load(Ordering::SeqCst), 4);
+    assert!(!world.engine.is_alive());
+    // Whoever asks later is told as well.
+    assert_eq!(within(world.engine.failed()).await, reason);
+    let refused = world.engine.generate(request(&[1], 1, 7)).map(drop);
+    assert_eq!(refused.map_err(|error| error.code()), Err("engine_down"));
+    world.stop().await;
+}
+
+#[actix::test]
+async fn waits_between_attempts_double_and_a_stop_does_not_wait_for_them() {
+    let mut build = Build::default();
+    build.config.rebuild_attempts = 4;
+    build.config.rebuild_backoff_s = 10.0;
+    let (parts, _) = hard_to_rebuild(&build, usize::MAX - 1);
+    let here = Arbiter::current();
+    let engine = Engine::start_in_with(&here, build.config.clone(), parts).await;
+    let engine = engine.expect("the engine starts");
+    // From here on time passes when nobody has anything to do but wait for it.
+    tokio::time::pause();
+    let mut generation = engine.generate(request(&[1, 2], 50, 7)).expect("open");
+    while generation.next().await.is_some() {}
+    let died = tokio::time::Instant::now();
+    engine.failed().await;
+    assert_eq!(died.elapsed().as_secs(), 10 + 20 + 40);
+    engine.shutdown(Duration::ZERO).await;
+
+    let (parts, asked) = hard_to_rebuild(&build, usize::MAX - 1);
+    build.config.rebuild_backoff_s = 60.0;
+    let engine = Engine::start_in_with(&here, build.config, parts).await;
+    let engine = engine.expect("the engine starts");
+    let mut generation = engine.generate(request(&[1, 2], 50, 7)).expect("open");
+    while generation.next().await.is_some() {}
+    while asked.load(Ordering::SeqCst) < 2 {
+        tokio::task::yield_now().await;
+    }
+    let before = tokio::time::Instant::now();
+    engine.shutdown(Duration::ZERO).await;
+    assert!(before.elapsed() < Duration::from_secs(60));
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn an_engine_whose_arbiter_the_host_stops_has_failed() {
+    let system = actix_rt::System::new();
+    system.block_on(async {
+        let arbiter = Arbiter::new();
+        let build = Build::default();
+        let engine =
+            Engine::start_in_with(&arbiter.handle(), build.config.clone(), build.parts()).await;
+        let engine = engine.expect("the engine starts");
+        arbiter.stop();
+        let reason = within(engine.failed()).await;
+        assert!(reason.contains("Arbiter was stopped"), "{reason}");
+    });
 }
 
 /// A host's log that panics once, at the first error that the Scheduler reports on this thread.
