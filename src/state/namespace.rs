@@ -25,6 +25,11 @@ impl Namespace {
         self.extra_key.is_none() && self.cache_salt.is_none()
     }
 
+    /// True if a `cache_salt` keeps others out.
+    pub fn is_salted(&self) -> bool {
+        self.cache_salt.is_some()
+    }
+
     /// What the client gave as `extra_key`, the adapter's name included.
     pub fn extra_key(&self) -> Option<&str> {
         self.extra_key.as_deref()

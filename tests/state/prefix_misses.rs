@@ -143,31 +143,21 @@ fn a_divergence_inside_a_page_names_its_token() {
 }
 
 #[test]
-fn another_namespace_has_it() {
+fn what_is_salted_is_not_looked_into_and_looks_into_nothing() {
     let mut world = world(1, 256);
-    let salted = |salt| Ask {
-        salt: Some(salt),
-        ..Ask::exactly(prompt(1, 40), 2)
-    };
-    world.submit(salted("a"));
-    world.drain();
-    let second = world.submit(salted("b")).expect("it fits");
-    world.drain();
-    let report = world.report(second);
-    assert_eq!(
-        (report.cause, report.position),
-        (Cause::DifferentNamespace, 0)
-    );
-    let elsewhere = report.elsewhere.as_ref().expect("the other one");
-    assert_eq!(
-        (elsewhere.cached_tokens, elsewhere.has_cache_salt),
-        (39, true)
-    );
-    let shown = serde_json::to_string(report).expect("plain data");
-    assert!(
-        !shown.contains("\"a\"") && !shown.contains("\"b\""),
-        "{shown}"
-    );
+    for salt in [Some("a"), Some("b"), None, Some("c")] {
+        let asked = world.submit(Ask {
+            salt,
+            ..Ask::exactly(prompt(1, 40), 2)
+        });
+        world.drain();
+        let report = world.report(asked.expect("it fits"));
+        assert_eq!((report.cause, report.position), (Cause::NeverCached, 0));
+        assert_eq!((&report.elsewhere, &report.branch), (&None, &None));
+        let shown = serde_json::to_string(report).expect("plain data");
+        let is_shown = |salt: &str| shown.contains(&format!("\"{salt}\""));
+        assert!(!["a", "b", "c"].into_iter().any(is_shown), "{shown}");
+    }
 }
 
 #[test]

@@ -19,20 +19,31 @@ use crate::deterministic_runner;
 
 /// Two letters, so that prefixes part and meet often.
 const LETTERS: u32 = 2;
-const SALTS: [&str; 3] = ["", "a", "b"];
+/// Extra keys and salts.
+const SPACES: [(Option<&str>, Option<&str>); 4] = [
+    (None, None),
+    (Some("a"), None),
+    (Some("b"), None),
+    (Some("a"), Some("salt")),
+];
+
+fn namespace(space: usize) -> Namespace {
+    let (extra_key, salt) = SPACES[space];
+    Namespace::new(extra_key, salt)
+}
 
 #[derive(Clone, Debug)]
 enum Op {
-    Publish { salt: usize, tokens: Vec<u32> },
-    Ask { salt: usize, tokens: Vec<u32> },
+    Publish { space: usize, tokens: Vec<u32> },
+    Ask { space: usize, tokens: Vec<u32> },
     Evict { tokens: usize },
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let key = || (0..SALTS.len(), prop::collection::vec(0..LETTERS, 1..24));
+    let key = || (0..SPACES.len(), prop::collection::vec(0..LETTERS, 1..24));
     prop_oneof![
-        3 => key().prop_map(|(salt, tokens)| Op::Publish { salt, tokens }),
-        3 => key().prop_map(|(salt, tokens)| Op::Ask { salt, tokens }),
+        3 => key().prop_map(|(space, tokens)| Op::Publish { space, tokens }),
+        3 => key().prop_map(|(space, tokens)| Op::Ask { space, tokens }),
         2 => (1..30usize).prop_map(|tokens| Op::Evict { tokens }),
     ]
 }
@@ -68,17 +79,17 @@ impl Model {
     fn run(&mut self, op: &Op) {
         self.step += 1;
         match op {
-            Op::Publish { salt, tokens } => self.publish(*salt, tokens),
-            Op::Ask { salt, tokens } => self.ask(*salt, tokens),
+            Op::Publish { space, tokens } => self.publish(*space, tokens),
+            Op::Ask { space, tokens } => self.ask(*space, tokens),
             Op::Evict { tokens } => self.evict(*tokens),
         }
         assert_eq!(self.tree.check_integrity(), Ok(()));
     }
 
-    fn publish(&mut self, salt: usize, tokens: &[u32]) {
+    fn publish(&mut self, space: usize, tokens: &[u32]) {
         let pages = self.pool.alloc(tokens.len().div_ceil(self.page));
         let inserted = self.tree.insert(Insert {
-            namespace: &Namespace::new(None, Some(SALTS[salt])),
+            namespace: &namespace(space),
             tokens,
             owner: None,
             pages: pages.expect("the pool is large"),
@@ -88,7 +99,7 @@ impl Model {
         self.pool.free(inserted.duplicates);
         self.pool.free(inserted.rest);
         for end in (self.page..=tokens.len()).step_by(self.page) {
-            self.ever.insert((salt, tokens[..end].to_vec()));
+            self.ever.insert((space, tokens[..end].to_vec()));
         }
     }
 
@@ -102,8 +113,8 @@ impl Model {
             .take(PrefixEvent::Evicted { step, edges }, self.step as f64);
     }
 
-    fn ask(&mut self, salt: usize, tokens: &[u32]) {
-        let namespace = Namespace::new(None, Some(SALTS[salt]));
+    fn ask(&mut self, space: usize, tokens: &[u32]) {
+        let namespace = namespace(space);
         let limit = tokens.len() - 1;
         let locked = self.tree.lock_prefix(&namespace, &tokens[..limit]);
         let departure = self
@@ -124,7 +135,7 @@ impl Model {
 
         let missing = locked.tokens + self.page;
         let is_missing = missing <= limit;
-        let was_cached = |end: usize| self.ever.contains(&(salt, tokens[..end].to_vec()));
+        let was_cached = |end: usize| self.ever.contains(&(space, tokens[..end].to_vec()));
         let is_evicted = is_missing && was_cached(missing);
         assert_eq!(report.cause == Cause::Evicted, is_evicted, "{report:?}");
         if let Some(evicted) = &report.evicted {
@@ -132,11 +143,10 @@ impl Model {
             let until = ends.take_while(|end| was_cached(*end)).last();
             assert_eq!(Some(evicted.cached_until), until, "{report:?}");
         }
-        let others = (0..SALTS.len()).filter(|other| *other != salt);
-        let longest = others.map(|other| {
-            let namespace = Namespace::new(None, Some(SALTS[other]));
-            self.tree.peek(&namespace, &tokens[..limit])
-        });
+        let is_open = |space: usize| SPACES[space].1.is_none();
+        let others = (0..SPACES.len()).filter(|other| *other != space);
+        let others = others.filter(|other| is_open(space) && is_open(*other));
+        let longest = others.map(|other| self.tree.peek(&self::namespace(other), &tokens[..limit]));
         let longest = longest.max().filter(|_| is_missing);
         let elsewhere = report.elsewhere.map(|elsewhere| elsewhere.cached_tokens);
         assert_eq!(

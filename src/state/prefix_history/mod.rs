@@ -22,7 +22,9 @@ use crate::state::radix_tree::EdgeBuffer;
 use evictions::Evictions;
 
 pub use hash::PrefixHash;
-pub use report::{BranchReport, Cause, ElsewhereReport, EvictionReport, PrefixReport, PrefixTexts};
+pub use report::{
+    BranchReport, Cause, ElsewhereReport, EvictionReport, PrefixOutline, PrefixReport, PrefixTexts,
+};
 
 /// Tokens shown before and behind the place where a prompt left the tree.
 pub const WINDOW_TOKENS: usize = 24;
@@ -38,7 +40,7 @@ pub struct Departure {
     pub is_cache_disabled: bool,
     /// How the tree went on behind the matched prefix.
     pub branch: Option<Branch>,
-    /// Another namespace that has more of the prompt.
+    /// Another namespace that has more of the prompt. None has that is salted, or for a prompt in one that is.
     pub elsewhere: Option<Elsewhere>,
 }
 

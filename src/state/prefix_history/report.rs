@@ -18,7 +18,7 @@ pub enum Cause {
     TooShort,
     /// It was cached and evicted.
     Evicted,
-    /// Another namespace (`extra_key`, `cache_salt`) has it.
+    /// Another namespace has it: one of another `extra_key`. Salted ones are never looked into.
     DifferentNamespace,
     /// The cache goes on there with other tokens.
     Divergence,
@@ -101,6 +101,18 @@ pub struct PrefixReport {
     pub flushed_at_step: Option<StepId>,
 }
 
+/// What a client may know that is no admin: nothing of any prompt's tokens, its own and other people's, and nothing that
+/// the count of cached tokens would not tell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PrefixOutline {
+    /// The request.
+    pub rid: RequestId,
+    /// Why the cache helped no further.
+    pub cause: Cause,
+    /// The first token that did not come from the cache: a page's first.
+    pub position: usize,
+}
+
 /// The tokens of a report as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PrefixTexts {
@@ -139,8 +151,6 @@ pub struct BranchReport {
 pub struct ElsewhereReport {
     /// Its `extra_key`.
     pub extra_key: Option<String>,
-    /// It has a `cache_salt`.
-    pub has_cache_salt: bool,
     /// Tokens of the prompt that are cached there.
     pub cached_tokens: usize,
 }
@@ -172,7 +182,6 @@ impl PrefixReport {
         });
         let elsewhere = departure.elsewhere.map(|elsewhere| ElsewhereReport {
             extra_key: elsewhere.namespace.extra_key().map(str::to_owned),
-            has_cache_salt: elsewhere.namespace.cache_salt().is_some(),
             cached_tokens: elsewhere.tokens,
         });
         Self {
@@ -194,6 +203,20 @@ impl PrefixReport {
             elsewhere,
             evictions_forgotten_until_step: None,
             flushed_at_step: None,
+        }
+    }
+
+    /// The part that is for everybody. Where inside a page another request's prompt differs is not: a guess of it
+    /// could be confirmed token by token.
+    pub fn outline(&self) -> PrefixOutline {
+        let cause = match self.cause {
+            Cause::Divergence if self.cached_tokens == 0 => Cause::NeverCached,
+            cause => cause,
+        };
+        PrefixOutline {
+            rid: self.rid.clone(),
+            cause,
+            position: self.cached_tokens,
         }
     }
 }

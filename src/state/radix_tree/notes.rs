@@ -200,8 +200,15 @@ impl RadixTree {
         key: &[u32],
         matched: usize,
     ) -> Option<Elsewhere> {
-        let others = self.roots.iter().filter(|(other, _)| *other != namespace);
-        let lengths = others.take(MAX_NAMESPACES).map(|(other, &root)| {
+        // A salt keeps others from finding out what is cached below it, and what is below it from being told of others.
+        if namespace.is_salted() {
+            return None;
+        }
+        let others = self.roots.iter().take(MAX_NAMESPACES);
+        let default = self.roots.get_key_value(&Namespace::default());
+        let others = others.chain(default);
+        let others = others.filter(|(other, _)| *other != namespace && !other.is_salted());
+        let lengths = others.map(|(other, &root)| {
             let tokens = self.peek_from(root, key);
             (tokens, other)
         });
