@@ -15,8 +15,12 @@ pub struct Admission {
     max_prompt_tokens: usize,
     requests: AtomicUsize,
     prompt_tokens: AtomicUsize,
+    probes: AtomicUsize,
     is_closed: AtomicBool,
 }
+
+/// Places for probes of hosts and servers, besides those for clients. A server uses one; a host may have mounted some.
+const MAX_PROBES: usize = 8;
 
 impl Admission {
     /// Opens the door for at most so many requests and prompt tokens at once.
@@ -26,6 +30,7 @@ impl Admission {
             max_prompt_tokens,
             requests: AtomicUsize::new(0),
             prompt_tokens: AtomicUsize::new(0),
+            probes: AtomicUsize::new(0),
             is_closed: AtomicBool::new(false),
         })
     }
@@ -49,6 +54,30 @@ impl Admission {
         Ok(Permit {
             admission: self.clone(),
             prompt_tokens: 0,
+            place: Place::Client,
+        })
+    }
+
+    /// Takes a permit for a probe: one of the places that are kept for them, so that neither a full queue refuses it
+    /// nor it takes what a client could have.
+    ///
+    /// # Errors
+    /// As [`Admission::admit`].
+    pub fn admit_probe(self: &Arc<Self>) -> Result<Permit, RequestError> {
+        if self.is_closed() {
+            return Err(RequestError::ShuttingDown);
+        }
+        if !take(&self.probes, 1, MAX_PROBES) {
+            return Err(RequestError::Overloaded {
+                what: "probes",
+                queued: self.probes.load(Ordering::Relaxed),
+                limit: MAX_PROBES,
+            });
+        }
+        Ok(Permit {
+            admission: self.clone(),
+            prompt_tokens: 0,
+            place: Place::Reserved,
         })
     }
 
@@ -88,14 +117,29 @@ fn take(counter: &AtomicUsize, n: usize, limit: usize) -> bool {
 pub struct Permit {
     admission: Arc<Admission>,
     prompt_tokens: usize,
+    place: Place,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Client,
+    Reserved,
 }
 
 impl Permit {
+    /// True for that of a probe, which counts among no client's requests.
+    pub fn is_probe(&self) -> bool {
+        self.place == Place::Reserved
+    }
+
     /// Counts the request's prompt: an estimate at the door, its length once it is encoded. Replaces what was counted.
     ///
     /// # Errors
     /// [`RequestError::Overloaded`] at the limit.
     pub fn charge_prompt(&mut self, prompt_tokens: usize) -> Result<(), RequestError> {
+        if self.is_probe() {
+            return Ok(());
+        }
         let admission = &self.admission;
         admission
             .prompt_tokens
@@ -121,6 +165,43 @@ impl Drop for Permit {
         self.admission
             .prompt_tokens
             .fetch_sub(self.prompt_tokens, Ordering::AcqRel);
-        self.admission.requests.fetch_sub(1, Ordering::AcqRel);
+        let places = match self.place {
+            Place::Client => &self.admission.requests,
+            Place::Reserved => &self.admission.probes,
+        };
+        places.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_and_clients_take_no_place_from_each_other() {
+        let admission = Admission::new(1, 10);
+        let mut client = admission.admit().expect("the engine is empty");
+        client.charge_prompt(10).expect("it fits");
+        let mut probes: Vec<Permit> = (0..MAX_PROBES)
+            .map(|_| admission.admit_probe().expect("a place is kept"))
+            .collect();
+        assert!(
+            probes
+                .iter_mut()
+                .all(|probe| probe.charge_prompt(1).is_ok())
+        );
+        assert_eq!((admission.requests(), admission.prompt_tokens()), (1, 10));
+        assert!(admission.admit_probe().is_err());
+        drop(client);
+        let client = admission.admit().expect("probes do not count");
+        drop(probes);
+        assert_eq!((admission.requests(), admission.prompt_tokens()), (1, 0));
+        assert!(admission.admit_probe().is_ok_and(|probe| probe.is_probe()));
+        drop(client);
+        admission.close();
+        assert_eq!(
+            admission.admit_probe().err(),
+            Some(RequestError::ShuttingDown)
+        );
     }
 }

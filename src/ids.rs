@@ -61,6 +61,22 @@ numeric_id! {
     RowId(u32)
 }
 
+impl IntakeId {
+    /// Set in the numbers of probes. The number is what the scheduler and its log have of a request from its intake on:
+    /// a log is replayed with it.
+    const PROBE: u64 = 1 << 63;
+
+    /// The same number, as that of a probe: it counts among no client's requests.
+    pub const fn of_probe(self) -> Self {
+        Self(self.0 | Self::PROBE)
+    }
+
+    /// True for the number of a probe.
+    pub const fn is_probe(self) -> bool {
+        self.0 & Self::PROBE != 0
+    }
+}
+
 /// The client's name of a request, unique among the requests in flight.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]

@@ -93,6 +93,11 @@ impl EventSink {
             .map_or(Ok(()), |permit| permit.charge_prompt(prompt_tokens))
     }
 
+    /// True for the request of a probe, which counts among no client's.
+    pub fn is_probe(&self) -> bool {
+        self.permit.as_ref().is_some_and(Permit::is_probe)
+    }
+
     /// Sends a delta behind whatever waits already.
     pub fn send(&mut self, delta: Delta) -> Delivery {
         match &self.target {

@@ -71,6 +71,15 @@ impl EngineHandle {
         Ok(self.stream(request, entered))
     }
 
+    /// Sends a request of a server's own, on a place that no client's request takes: a full queue does not refuse it.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::generate`].
+    pub(crate) fn probe(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
+        let permit = self.inner.admission.admit_probe()?;
+        Ok(self.stream(request, (permit, self.doors()?)))
+    }
+
     /// Sends requests that belong together: all of them, or none. Each is one for the limits at the door.
     ///
     /// # Errors

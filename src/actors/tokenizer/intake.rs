@@ -97,7 +97,10 @@ impl Tokenizer {
         self.next_intake = IntakeId::new(self.next_intake.get() + 1);
         let submission = Submission {
             rid: arrival.rid.clone(),
-            intake: self.next_intake,
+            intake: match arrival.sink.is_probe() {
+                true => self.next_intake.of_probe(),
+                false => self.next_intake,
+            },
             prompt,
             namespace: request.namespace,
             sampling,

@@ -78,7 +78,10 @@ impl Scheduler {
             let error = RequestError::DuplicateRequest(rid.as_str().to_owned());
             return self.turn_away(request, error);
         }
-        if let Err(error) = self.make_room(request.priority) {
+        // A probe has a place of its own.
+        if !request.intake.is_probe()
+            && let Err(error) = self.make_room(request.priority)
+        {
             return self.turn_away(request, error);
         }
         self.is_dirty = true;

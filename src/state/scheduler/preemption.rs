@@ -119,7 +119,11 @@ impl Scheduler {
         let Some(rules) = self.limits.rules.priority else {
             return Ok(());
         };
-        let queued = self.by_rid.len();
+        if self.by_rid.len() < rules.max_requests {
+            return Ok(());
+        }
+        let is_client = |seq: &SeqId| !self.sequences[*seq].request.intake.is_probe();
+        let queued = self.by_rid.values().filter(|seq| is_client(seq)).count();
         if queued < rules.max_requests {
             return Ok(());
         }
@@ -130,6 +134,7 @@ impl Scheduler {
         };
         let never_ran = |seq: &&SeqId| self.sequences[**seq].cached_tokens.is_none();
         let waiting = self.waiting.iter().filter(never_ran);
+        let waiting = waiting.filter(|seq| is_client(seq));
         let worst = waiting.min_by_key(|seq| (self.rank(**seq), Reverse(**seq)));
         match worst.copied() {
             Some(worst) if self.rank(worst) < rules.rank(priority) => {
