@@ -1,17 +1,13 @@
 //! Questions about the server and its engine: health, models, information, metrics.
 
-use std::time::Duration;
-
+use actix_web::HttpResponse;
 use actix_web::web::{Data, Path};
-use actix_web::{HttpResponse, rt};
 use serde_json::json;
 
 use super::error::ApiError;
-use super::lanes::{Lane, finish_all};
+use super::probe;
 use super::state::AppState;
 use crate::error::RequestError;
-use crate::ids::RequestId;
-use crate::request::{GenerateRequest, Prompt};
 
 /// Answers `GET /health`: 200 while the engine lives.
 pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
@@ -30,22 +26,10 @@ pub(super) async fn ready(state: Data<AppState>) -> Result<HttpResponse, ApiErro
     }
 }
 
-/// Answers `GET /health_generate`: 200 once the engine has generated a token.
+/// Answers `GET /health_generate`: 200 once the engine has generated a token, for all who ask at that time.
 pub(super) async fn health_generate(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
-    let model = state.serving()?.engine.model();
-    let probe = model.eos_token_ids.first().copied().unwrap_or(0);
-    let mut request = GenerateRequest::new(Prompt::Tokens([probe].into()));
-    request.rid = RequestId::new(format!("health-check-{}", RequestId::random()));
-    request.sampling.max_new_tokens = 1;
-    request.sampling.temperature = 0.0;
-    request.is_streaming = false;
-    let lanes = Lane::open_all(&state, vec![request])?;
-    let seconds = state.config().health_generate_timeout_s;
-    let deadline = Duration::from_secs(seconds.into());
-    match rt::time::timeout(deadline, finish_all(lanes)).await {
-        Ok(transcripts) => transcripts.map(|_| HttpResponse::Ok().json(json!({ "status": "ok" }))),
-        Err(_) => Err(ApiError::no_token(seconds)),
-    }
+    probe::outcome(&state).await?;
+    Ok(HttpResponse::Ok().json(json!({ "status": "ok" })))
 }
 
 /// Answers `GET /v1/models`.

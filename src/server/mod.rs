@@ -18,6 +18,7 @@ mod lanes;
 mod native;
 mod openai;
 mod policy;
+mod probe;
 mod sse;
 mod state;
 mod track;

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::config::ServerConfig;
 use super::error::ApiError;
+use super::probe::Probe;
 use super::under_way::UnderWay;
 use super::words::Words;
 use crate::engine::EngineHandle;
@@ -59,6 +60,7 @@ pub struct AppState {
     render_metrics: RenderMetrics,
     under_way: UnderWay,
     websockets: AtomicUsize,
+    probe: Probe,
     draining: watch::Sender<bool>,
     started_unix_s: u64,
 }
@@ -73,6 +75,7 @@ impl AppState {
             render_metrics,
             under_way: UnderWay::default(),
             websockets: AtomicUsize::new(0),
+            probe: Probe::default(),
             draining: watch::Sender::new(false),
             started_unix_s: now.map_or(0, |now| now.as_secs()),
         }
@@ -128,6 +131,10 @@ impl AppState {
 
     pub(super) fn under_way(&self) -> &UnderWay {
         &self.under_way
+    }
+
+    pub(super) fn probe(&self) -> &Probe {
+        &self.probe
     }
 
     /// Counts a WebSocket in until the guard is dropped.

@@ -1,0 +1,121 @@
+//! The one probe that all who ask `/health_generate` share.
+//!
+//! However many ask, and leave before the answer: one request is in the engine at most, on a place that is kept for it,
+//! and its outcome stands for a while.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use actix_web::rt;
+use actix_web::web::Data;
+use tokio::sync::watch;
+
+use super::error::ApiError;
+use super::state::AppState;
+use crate::engine::EngineHandle;
+use crate::error::RequestError;
+use crate::ids::RequestId;
+use crate::request::{Event, GenerateRequest, Prompt};
+
+/// How long an outcome answers those who ask after it.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// The last probe, which may still be under way.
+#[derive(Default)]
+pub(super) struct Probe(Mutex<Option<Pending>>);
+
+type Pending = watch::Receiver<Option<Ended>>;
+
+struct Ended {
+    at: Instant,
+    outcome: Result<(), ApiError>,
+}
+
+/// Waits for the outcome of the probe under way, of the last one while that is fresh, or of a new one.
+pub(super) async fn outcome(state: &Data<AppState>) -> Result<(), ApiError> {
+    let engine = &state.serving()?.engine;
+    let mut pending = state.probe().join(|ended| {
+        let seconds = state.config().health_generate_timeout_s;
+        // Not in this handler: it is dropped with the connection of who asked first.
+        rt::spawn(run(engine.clone(), seconds, ended));
+    });
+    let lost = || RequestError::EngineDown("the probe was lost: ask again".to_owned());
+    let ended = pending.wait_for(Option::is_some).await;
+    let ended = ended.map_err(|_| lost())?;
+    let outcome = ended.as_ref().map(|ended| ended.outcome.clone());
+    outcome.unwrap_or_else(|| Err(lost().into()))
+}
+
+impl Probe {
+    fn join(&self, begin: impl FnOnce(watch::Sender<Option<Ended>>)) -> Pending {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pending) = last.as_ref().filter(|pending| stands(pending)) {
+            return pending.clone();
+        }
+        let (ended, pending) = watch::channel(None);
+        *last = Some(pending.clone());
+        begin(ended);
+        pending
+    }
+}
+
+fn stands(pending: &Pending) -> bool {
+    match pending.borrow().as_ref() {
+        Some(ended) => ended.at.elapsed() < FRESH,
+        // An error means that its worker stopped: nobody is left who would end it.
+        None => pending.has_changed().is_ok(),
+    }
+}
+
+async fn run(engine: EngineHandle, timeout_s: u32, ended: watch::Sender<Option<Ended>>) {
+    let deadline = Duration::from_secs(timeout_s.into());
+    let outcome = rt::time::timeout(deadline, one_token(&engine)).await;
+    let outcome = outcome.unwrap_or_else(|_| Err(ApiError::no_token(timeout_s)));
+    let at = Instant::now();
+    ended.send_replace(Some(Ended { at, outcome }));
+}
+
+async fn one_token(engine: &EngineHandle) -> Result<(), ApiError> {
+    let token = engine.model().eos_token_ids.first().copied().unwrap_or(0);
+    let mut request = GenerateRequest::new(Prompt::Tokens([token].into()));
+    request.rid = RequestId::new(format!("health-check-{}", RequestId::random()));
+    request.sampling.max_new_tokens = 1;
+    request.sampling.temperature = 0.0;
+    request.is_streaming = false;
+    let mut generation = engine.probe(request)?;
+    while let Some(event) = generation.next().await {
+        if let Event::Failed(error) = event {
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_under_way_for_all_and_its_outcome_stands_for_a_while() {
+        let probe = Probe::default();
+        let begun = std::cell::RefCell::new(Vec::new());
+        let join = || probe.join(|ended| begun.borrow_mut().push(ended));
+        let ended_at = |at| Ended {
+            at,
+            outcome: Ok(()),
+        };
+        drop(join());
+        join();
+        assert_eq!(begun.borrow().len(), 1, "who asked first has left");
+        begun.borrow()[0].send_replace(Some(ended_at(Instant::now() + FRESH)));
+        join();
+        assert_eq!(begun.borrow().len(), 1, "its outcome is fresh");
+        let long_ago = Instant::now().checked_sub(FRESH);
+        begun.borrow()[0].send_replace(long_ago.map(ended_at));
+        join();
+        assert_eq!(begun.borrow().len(), 2, "its outcome is old");
+        begun.borrow_mut().clear();
+        join();
+        assert_eq!(begun.borrow().len(), 1, "the last one was lost");
+    }
+}
