@@ -189,6 +189,11 @@ fn a_key_comes_from_every_source_and_a_bad_one_is_not_shown() {
         assert_eq!(settings.server.api_key, ApiKey::new("123456").ok());
         assert!(!format!("{settings:?}").contains("123456"));
     }
+    let env = [("SOUFFLEUR_ADMIN_API_KEY", "654321")];
+    let settings = load(None, &env, &["--api-key", "123456"]).expect("the settings are good");
+    assert_eq!(settings.server.admin_api_key, ApiKey::new("654321").ok());
+    let same = ["--api-key", "654321"];
+    check_error(None, &env, &same, &["SOUFFLEUR_ADMIN_API_KEY", "api_key"]);
     let bad = "two words";
     for (file, env, args, source) in [
         (

@@ -378,6 +378,9 @@ pub struct ServerFlags {
     /// What clients must show as `Authorization: Bearer KEY`; SOUFFLEUR_API_KEY keeps it out of the list of processes
     #[arg(long, value_name = "KEY", help_heading = "Server")]
     pub api_key: Option<String>,
+    /// What an admin shows in the same header: it alone gets the full /debug/prefix, /set_policy and abort_all
+    #[arg(long, value_name = "KEY", help_heading = "Server")]
+    pub admin_api_key: Option<String>,
     /// Threads that parse requests and write responses; 0 takes one a core, at most 4
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub workers: Option<usize>,
@@ -445,14 +448,23 @@ pub struct ServerFlags {
         hide_short_help = true
     )]
     pub health_generate_timeout_s: Option<u32>,
-    /// Origins whose pages may open a WebSocket besides the server's own, comma separated; * stands for all
+    /// Origins whose pages may ask besides the server's own, comma separated; * stands for all
     #[arg(
         long,
         value_name = "ORIGINS",
         value_delimiter = ',',
-        help_heading = "WebSocket"
+        help_heading = "Server"
     )]
     pub allowed_origins: Option<Vec<String>>,
+    /// Names that the server may be asked under without an API key, comma separated; * stands for all. IP addresses,
+    /// localhost and --host always are
+    #[arg(
+        long,
+        value_name = "HOSTS",
+        value_delimiter = ',',
+        help_heading = "Server"
+    )]
+    pub allowed_hosts: Option<Vec<String>>,
     /// Most WebSockets at once
     #[arg(
         long,

@@ -1,23 +1,29 @@
 //! `POST /abort_request`.
 
-use actix_web::HttpResponse;
 use actix_web::web::Data;
+use actix_web::{HttpRequest, HttpResponse};
 use serde_json::json;
 
 use super::body::JsonBody;
 use super::error::ApiError;
+use super::key;
 use super::state::AppState;
 
 /// Cancels the request named `rid` with its samples and batch members, or with `abort_all` every request that came
-/// in through this server. Names that are unknown, or ended already, are no error.
+/// in through this server, which is the admin's to do where there is a key for one. Names that are unknown, or ended
+/// already, are no error.
 pub(super) async fn abort_request(
+    request: HttpRequest,
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     let under_way = state.under_way();
     let aborted = match (fields.flag("abort_all")?, fields.string("rid")?) {
-        (true, _) => under_way.cancel_all(),
+        (true, _) => {
+            key::judge_admin(request.headers(), state.config())?;
+            under_way.cancel_all()
+        }
         (false, Some(rid)) if !rid.is_empty() => under_way.cancel(&rid),
         (false, _) => {
             let text = "rid is missing: name a request or set abort_all";

@@ -1,5 +1,6 @@
 //! The server's configuration.
 
+use actix_web::http::uri::Authority;
 use serde::{Deserialize, Serialize};
 
 use super::key::ApiKey;
@@ -22,6 +23,9 @@ pub struct ServerConfig {
     /// What clients must show as `Authorization: Bearer <key>`; no key is asked for when absent. `/health`, `/ready`,
     /// `/health_generate` and `/metrics` never ask for it.
     pub api_key: Option<ApiKey>,
+    /// What an admin shows in the same header: it opens every route, and alone the full `/debug/prefix`, `/set_policy`
+    /// and the `abort_all` of `/abort_request`. Absent, nobody gets the full report and every client may do the others.
+    pub admin_api_key: Option<ApiKey>,
     /// Threads that parse requests and write responses; 0 takes one a core, at most 4.
     pub workers: usize,
     /// Largest request body, in bytes.
@@ -40,9 +44,12 @@ pub struct ServerConfig {
     pub health_generate_timeout_s: u32,
     /// Seconds that running requests may go on once the server is told to stop.
     pub shutdown_deadline_s: u32,
-    /// Origins whose pages may open a WebSocket besides the server's own, for instance `https://chat.example`;
-    /// `*` stands for all.
+    /// Origins whose pages may ask, on every route and by WebSocket, besides the server's own: for instance
+    /// `https://chat.example`; `*` stands for all.
     pub allowed_origins: Vec<String>,
+    /// Names that the server may be asked under while it has no API key, besides IP addresses, `localhost` and `host`:
+    /// with a port or for any; `*` stands for all.
+    pub allowed_hosts: Vec<String>,
     /// Most WebSockets at once.
     pub ws_max_connections: usize,
     /// Most requests under way on one WebSocket.
@@ -61,6 +68,7 @@ impl Default for ServerConfig {
             host: "127.0.0.1".to_owned(),
             port: 30000,
             api_key: None,
+            admin_api_key: None,
             workers: 0,
             max_body_bytes: 16 << 20,
             max_batch_requests: 1024,
@@ -71,6 +79,7 @@ impl Default for ServerConfig {
             health_generate_timeout_s: 20,
             shutdown_deadline_s: 30,
             allowed_origins: Vec::new(),
+            allowed_hosts: Vec::new(),
             ws_max_connections: 1024,
             ws_max_requests: 64,
             ws_max_frame_bytes: 1 << 20,
@@ -112,13 +121,38 @@ impl ServerConfig {
                 MAX_BATCH_REQUESTS,
             ),
         ];
-        match at_most.into_iter().find(|(_, value, limit)| value > limit) {
-            None => Ok(()),
-            Some((key, value, limit)) => {
-                let reason = format!("is {value}, must be at most {limit}");
-                Err(out_of_range(key, reason))
-            }
+        if let Some((key, value, limit)) =
+            at_most.into_iter().find(|(_, value, limit)| value > limit)
+        {
+            let reason = format!("is {value}, must be at most {limit}");
+            return Err(out_of_range(key, reason));
         }
+        self.validate_guards()
+    }
+
+    fn validate_guards(&self) -> Result<(), ConfigError> {
+        let is_origin = |origin: &str| {
+            let host = origin.split_once("://").map(|(_, host)| host);
+            host.is_some_and(is_host) || origin == "*"
+        };
+        if let Some(origin) = self
+            .allowed_origins
+            .iter()
+            .find(|origin| !is_origin(origin))
+        {
+            let reason = format!("holds {origin:?}, must be https://name, https://name:port or *");
+            return Err(out_of_range("allowed_origins", reason));
+        }
+        let is_name = |host: &&String| !is_host(host) && *host != "*";
+        if let Some(host) = self.allowed_hosts.iter().find(is_name) {
+            let reason = format!("holds {host:?}, must be a name, name:port or *");
+            return Err(out_of_range("allowed_hosts", reason));
+        }
+        if self.admin_api_key.is_some() && self.admin_api_key == self.api_key {
+            let reason = "is that of api_key: every client would be an admin, choose another";
+            return Err(out_of_range("admin_api_key", reason.to_owned()));
+        }
+        Ok(())
     }
 
     /// Worker threads to start.
@@ -131,8 +165,67 @@ impl ServerConfig {
 }
 
 fn out_of_range(key: &str, reason: String) -> ConfigError {
-    ConfigError {
-        key: key.to_owned(),
-        reason,
+    let key = key.to_owned();
+    ConfigError { key, reason }
+}
+
+/// True for a host with or without a port, and nothing else.
+fn is_host(text: &str) -> bool {
+    !text.contains('@') && Authority::try_from(text).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(configure: impl FnOnce(&mut ServerConfig), expected: Option<(&str, &str)>) {
+        let mut config = ServerConfig::default();
+        configure(&mut config);
+        let error = config.validate().err();
+        match (error, expected) {
+            (None, None) => (),
+            (Some(error), Some((key, part))) => {
+                assert_eq!(error.key, key);
+                assert!(error.reason.contains(part), "{}", error.reason);
+            }
+            (error, expected) => panic!("{error:?} instead of {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn origins_hosts_and_keys_that_would_guard_nothing_are_refused() {
+        let origins = |list: &[&str]| list.iter().map(|origin| (*origin).to_owned()).collect();
+        let good = origins(&["*", "https://chat.example", "http://[::1]:5173"]);
+        check(|config| config.allowed_origins = good, None);
+        for bad in [
+            "chat.example",
+            "https://chat.example/",
+            "https://",
+            "null",
+            "",
+        ] {
+            let list = origins(&[bad]);
+            let expected = Some(("allowed_origins", "https://name"));
+            check(|config| config.allowed_origins = list, expected);
+        }
+        let good = origins(&["*", "souffleur", "souffleur:30000", "[::1]"]);
+        check(|config| config.allowed_hosts = good, None);
+        for bad in ["http://souffleur", "souffleur/", "a@b", ""] {
+            let list = origins(&[bad]);
+            check(
+                |config| config.allowed_hosts = list,
+                Some(("allowed_hosts", "a name")),
+            );
+        }
+        let key = |key| ApiKey::new(key).ok();
+        let same = |config: &mut ServerConfig| {
+            (config.api_key, config.admin_api_key) = (key("sk-1"), key("sk-1"));
+        };
+        check(same, Some(("admin_api_key", "that of api_key")));
+        let other = |config: &mut ServerConfig| {
+            (config.api_key, config.admin_api_key) = (key("sk-1"), key("sk-2"));
+        };
+        check(other, None);
     }
 }

@@ -64,6 +64,12 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
+    /// 401: only an admin may do that, and the admin's key is not shown.
+    pub(super) fn no_admin_key() -> Self {
+        let message = "only the admin may do that: send Authorization: Bearer <admin key>";
+        Self::new(StatusCode::UNAUTHORIZED, "admin_key_required", message)
+    }
+
     /// 401: another key is shown.
     pub(super) fn wrong_key() -> Self {
         let message = "Authorization does not hold this server's key: send Bearer <key>";
@@ -71,9 +77,31 @@ impl ApiError {
     }
 
     /// 403: a page of another site asks.
-    pub(super) fn foreign_origin(origin: &str) -> Self {
-        let message = format!("origin {origin} may not connect: add it to allowed_origins");
+    pub(super) fn foreign_origin(origin: &[u8]) -> Self {
+        let origin = excerpt(origin);
+        let message = format!(
+            "origin {origin} may not ask here: add it to --allowed-origins if its pages may"
+        );
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
+    }
+
+    /// 403: a page of another site asks, by what its browser says.
+    pub(super) fn cross_site(site: &[u8]) -> Self {
+        let site = excerpt(site);
+        let message = format!(
+            "a page of another site may not ask here (sec-fetch-site is {site}): add its origin to --allowed-origins, \
+             or open the address itself"
+        );
+        Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
+    }
+
+    /// 403: the server is asked under a name that it does not know as its own.
+    pub(super) fn foreign_host(host: &[u8]) -> Self {
+        let host = excerpt(host);
+        let message = format!(
+            "host {host} is not known as a name of this server: add it to --allowed-hosts, or set --api-key"
+        );
+        Self::new(StatusCode::FORBIDDEN, "host_not_allowed", message)
     }
 
     /// 404: no such model.
@@ -105,6 +133,17 @@ impl ApiError {
     pub(super) fn body_too_large(limit_bytes: usize) -> Self {
         let message = format!("body is larger than {limit_bytes} bytes: send less at once");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    }
+
+    /// 415: the body is not declared as JSON.
+    pub(super) fn not_json(content_type: Option<&[u8]>) -> Self {
+        let is = content_type.map_or_else(|| "missing".to_owned(), excerpt);
+        let message = format!("content-type is {is}: send the body as application/json and say so");
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            message,
+        )
     }
 
     /// 503: the model is being loaded.
@@ -207,6 +246,14 @@ impl From<RequestError> for ApiError {
             ..Self::new(status, error.code(), text)
         }
     }
+}
+
+/// The beginning of what a client sent, quoted and escaped.
+fn excerpt(bytes: &[u8]) -> String {
+    const MAX_BYTES: usize = 100;
+    let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_BYTES)]);
+    let rest = if bytes.len() > MAX_BYTES { "..." } else { "" };
+    format!("{shown:?}{rest}")
 }
 
 /// The sampling parameter that an error text begins with.

@@ -4,13 +4,14 @@ use std::fmt;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::header;
+use actix_web::http::header::{self, HeaderMap};
 use actix_web::middleware::Next;
 use actix_web::web::Data;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
+use super::config::ServerConfig;
 use super::error::ApiError;
 use super::state::AppState;
 
@@ -64,20 +65,60 @@ impl<'de> Deserialize<'de> for ApiKey {
     }
 }
 
-/// Lets requests through that show the key, and all of them where there is none.
+/// Lets requests through that show the key or the admin's, and all of them where there is no key.
 pub(super) async fn check(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
-    let state = request.app_data::<Data<AppState>>();
-    if let Some(key) = state.and_then(|state| state.config().api_key.as_ref()) {
-        let shown = request.headers().get(header::AUTHORIZATION);
-        let shown = shown.ok_or_else(ApiError::no_key)?.as_bytes();
-        if !bearer(shown).is_some_and(|shown| key.is(shown)) {
-            return Err(ApiError::wrong_key().into());
-        }
+    if let Some(state) = request.app_data::<Data<AppState>>() {
+        judge(request.headers(), state.config())?;
     }
     next.call(request).await
+}
+
+/// Lets requests through that show the admin's key, and all of them where there is none.
+pub(super) async fn check_admin(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
+    if let Some(state) = request.app_data::<Data<AppState>>() {
+        judge_admin(request.headers(), state.config())?;
+    }
+    next.call(request).await
+}
+
+fn judge(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
+    let Some(key) = &config.api_key else {
+        return Ok(());
+    };
+    if !headers.contains_key(header::AUTHORIZATION) {
+        return Err(ApiError::no_key());
+    }
+    match shows(headers, key) || is_admin(headers, config) {
+        true => Ok(()),
+        false => Err(ApiError::wrong_key()),
+    }
+}
+
+/// Refuses what only an admin may do to those who do not show the admin's key. Without such a key everybody may.
+pub(super) fn judge_admin(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
+    match config.admin_api_key.is_none() || is_admin(headers, config) {
+        true => Ok(()),
+        false => Err(ApiError::no_admin_key()),
+    }
+}
+
+/// True where the admin's key is shown. Nobody is an admin where there is none.
+pub(super) fn is_admin(headers: &HeaderMap, config: &ServerConfig) -> bool {
+    let key = config.admin_api_key.as_ref();
+    key.is_some_and(|key| shows(headers, key))
+}
+
+fn shows(headers: &HeaderMap, key: &ApiKey) -> bool {
+    let shown = headers.get(header::AUTHORIZATION);
+    shown
+        .and_then(|shown| bearer(shown.as_bytes()))
+        .is_some_and(|shown| key.is(shown))
 }
 
 /// What follows the scheme, whose name may be written in any case.

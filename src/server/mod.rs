@@ -12,6 +12,7 @@ mod debug;
 mod error;
 mod fields;
 mod flush;
+mod guard;
 mod health;
 mod key;
 mod lanes;
@@ -42,7 +43,8 @@ pub use error::ApiError;
 pub use key::ApiKey;
 pub use state::{AppState, EngineSlot, RenderMetrics};
 
-/// Mounts all endpoints. Those that probes and Prometheus ask need no key.
+/// Mounts all endpoints. Those that probes and Prometheus ask need no key. Pages of other sites and hosts that are not
+/// the server's own are refused on all of them, as the state's configuration says.
 ///
 /// The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs `h1_allow_half_closed(false)`: with
 /// actix's default a client that disappears is not noticed.
@@ -51,8 +53,8 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/v1/completions", openai::completions::create);
     post(cfg, "/v1/chat/completions", openai::chat::create);
     post(cfg, "/abort_request", abort::abort_request);
-    post(cfg, "/set_policy", policy::set_policy);
-    post(cfg, "/flush_cache", flush::flush_cache);
+    post_admin(cfg, "/set_policy", policy::set_policy);
+    post_admin(cfg, "/flush_cache", flush::flush_cache);
     get(cfg, "/v1/ws/generate", ws::connect);
     for path in ["/v1/models", "/v1/models/"] {
         get(cfg, path, health::models);
@@ -87,7 +89,8 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let resource = resource(path, web::get().to(handler), "GET");
+    let resource = resource(path, web::get().to(handler), "GET").wrap(guard::cors());
+    let resource = resource.wrap(from_fn(guard::check));
     cfg.service(resource.wrap(from_fn(track::track)));
 }
 
@@ -97,13 +100,27 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    closed(cfg, resource(path, web::post().to(handler), "POST"));
+    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
+    closed(cfg, resource(path, route, "POST"));
+}
+
+/// As [`post`], for what changes the server for everybody: it asks for the admin's key, if the server has one.
+fn post_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
+    let route = route.wrap(from_fn(key::check_admin));
+    closed(cfg, resource(path, route, "POST"));
 }
 
 /// Mounts what asks for the key, if the server has one. The wrap that comes last sees a request first: what is refused
-/// is tracked too.
+/// is tracked too, preflights need no key, and a page may read why its key was refused.
 fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
-    let resource = resource.wrap(from_fn(key::check));
+    let resource = resource.wrap(from_fn(key::check)).wrap(guard::cors());
+    let resource = resource.wrap(from_fn(guard::check));
     cfg.service(resource.wrap(from_fn(track::track)));
 }
 
@@ -132,7 +149,7 @@ pub async fn run(
     let config = state.config();
     let app_state = state.clone();
     let app = move || {
-        let fallback = web::to(error::not_found);
+        let fallback = web::to(error::not_found).wrap(from_fn(guard::check));
         App::new()
             .app_data(app_state.clone())
             .configure(routes)

@@ -63,7 +63,8 @@ fn requests_that_are_no_requests_get_openais_error_object() {
         Value::Null,
         "larger than 100 bytes",
     );
-    let head = "POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n";
+    let head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+                Content-Type: application/json\r\n";
     let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n65\r\n{long}\r\n0\r\n\r\n");
     check(
         &send(addr, &chunked),

@@ -1,9 +1,17 @@
 //! `GET /debug/prefix/{rid}`: why a prompt was not cached.
 
 use serde_json::{Value, json};
+use souffleur::config::EngineConfig;
+use souffleur::server::{ApiKey, ServerConfig};
 
-use crate::http::{get, post};
+use crate::http::{get, post, send};
 use crate::world::World;
+
+const ADMIN_KEY: &str = "sk-of-the-admin";
+
+fn with_admin(_: &mut EngineConfig, server: &mut ServerConfig) {
+    server.admin_api_key = ApiKey::new(ADMIN_KEY).ok();
+}
 
 fn run(world: &World, rid: &str, text: &str) {
     let sampling = json!({"max_new_tokens": 0});
@@ -20,12 +28,17 @@ fn run_tokens(world: &World, rid: &str, token: u32, salt: Option<&str>) {
 }
 
 fn report(world: &World, rid: &str) -> Value {
-    get(world.addr, &format!("/debug/prefix/{rid}")).ok()
+    let addr = world.addr;
+    let request = format!(
+        "GET /debug/prefix/{rid} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n\
+         Authorization: Bearer {ADMIN_KEY}\r\n\r\n"
+    );
+    send(addr, &request).ok()
 }
 
 #[test]
 fn a_divergence_is_shown_as_text_on_both_sides() {
-    let world = World::new();
+    let world = World::with(with_admin);
     let system = "You are a patient assistant who answers questions about the sea. ";
     run(
         &world,
@@ -69,11 +82,16 @@ fn a_divergence_is_shown_as_text_on_both_sides() {
 
 #[test]
 fn what_was_evicted_and_what_is_salted_is_told_over_http_too() {
-    let world = World::with(|engine, _| engine.max_total_tokens = Some(200));
+    let world = World::with(|engine, server| {
+        engine.max_total_tokens = Some(200);
+        with_admin(engine, server);
+    });
     run_tokens(&world, "first", 10, None);
     run_tokens(&world, "salted", 10, Some("secret"));
     let salted = report(&world, "salted");
-    assert_eq!(salted["cause"], "different_namespace", "{salted}");
+    // What is cached without the salt is none of its business, nor the other way round.
+    assert_eq!(salted["cause"], "never_cached", "{salted}");
+    assert_eq!(salted["elsewhere"], Value::Null, "{salted}");
     assert!(!salted.to_string().contains("secret"), "{salted}");
     for index in 0..3 {
         run_tokens(&world, &format!("filler/{index}"), 11 + index, None);

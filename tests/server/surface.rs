@@ -9,7 +9,7 @@ use serde_json::json;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
-use crate::http::{get, post, stream};
+use crate::http::{get, post, send, stream};
 use crate::world::{World, wait_until};
 
 #[test]
@@ -184,6 +184,13 @@ fn a_host_mounts_two_servers_beside_routes_of_its_own() {
     assert_eq!(get(addr, "/own").body, "own");
     assert_eq!(get(addr, "/b/metrics").body, "page");
     assert_eq!(get(addr, "/elsewhere").status, 404);
+    // What the host mounts is guarded, its own routes are its own affair.
+    let stranger = |path: &str| {
+        let lines = "Host: evil.example\r\nOrigin: http://evil.example\r\nConnection: close";
+        send(addr, &format!("GET {path} HTTP/1.1\r\n{lines}\r\n\r\n")).status
+    };
+    assert_eq!(stranger("/a/health"), 403);
+    assert_eq!(stranger("/own"), 200);
     drop(stop);
     host.join().expect("the host does not panic");
 }

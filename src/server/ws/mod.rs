@@ -6,7 +6,6 @@
 //! When the connection ends, whatever is under way on it is cancelled.
 
 mod frames;
-mod origin;
 mod socket;
 
 use actix_web::web::{Data, Payload};
@@ -22,7 +21,6 @@ pub(super) async fn connect(
     payload: Payload,
     state: Data<AppState>,
 ) -> Result<HttpResponse, ApiError> {
-    origin::check(&request, &state.config().allowed_origins)?;
     state.serving()?;
     let open = state.open_websocket()?;
     let (response, session, frames) = actix_ws::handle(&request, payload)

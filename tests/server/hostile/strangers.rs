@@ -1,1 +1,680 @@
-//! Pages of other sites, names that lead here, and questions about the requests of others.
+//! Web pages, other people's names, and everybody who has no key: none gets in, reads a prompt or takes a place.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use souffleur::server::{ApiKey, ServerConfig};
+
+use super::child::ChildServer;
+use crate::http::{Response, connect, get, open, post, read_response, send, stream};
+use crate::world::{World, wait_until};
+
+const KEY: &str = "sk-of-a-client";
+const ADMIN_KEY: &str = "sk-of-the-admin";
+const POSTS: [&str; 5] = [
+    "/generate",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/abort_request",
+    "/set_policy",
+];
+const GETS: [&str; 14] = [
+    "/v1/ws/generate",
+    "/v1/models",
+    "/v1/models/",
+    "/v1/models/tiny",
+    "/health",
+    "/health_generate",
+    "/ready",
+    "/metrics",
+    "/debug/prefix/some",
+    "/model_info",
+    "/get_model_info",
+    "/server_info",
+    "/get_server_info",
+    "/nothing",
+];
+const EVIL: &str = "Origin: http://evil.example";
+const CHAT: &str = "Origin: https://chat.example";
+const JSON: &str = "Content-Type: application/json";
+
+/// Sends a request of HTTP/1.1 whose head has these lines.
+fn ask(addr: SocketAddr, start: &str, lines: &[&str], body: &str) -> Response {
+    let mut head = format!("{start} HTTP/1.1\r\nConnection: close\r\n");
+    if !lines.iter().any(|line| line.starts_with("Host:")) {
+        head.push_str(&format!("Host: {addr}\r\n"));
+    }
+    for line in lines {
+        head.push_str(&format!("{line}\r\n"));
+    }
+    if !body.is_empty() {
+        head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+    }
+    send(addr, &format!("{head}\r\n{body}"))
+}
+
+#[track_caller]
+fn check(response: &Response, status: u16, code: &str, what: &str) {
+    assert_eq!(response.status, status, "{what}: {}", response.body);
+    assert_eq!(response.json()["error"]["code"], code, "{what}");
+}
+
+fn key(text: &str) -> Option<ApiKey> {
+    Some(ApiKey::new(text).expect("it is printable"))
+}
+
+fn bearer(key: &str) -> String {
+    format!("Authorization: Bearer {key}")
+}
+
+/// Every route with its method.
+fn routes() -> impl Iterator<Item = String> {
+    let posts = POSTS.into_iter().map(|path| format!("POST {path}"));
+    posts.chain(GETS.into_iter().map(|path| format!("GET {path}")))
+}
+
+#[test]
+fn a_body_that_is_not_declared_as_json_is_refused_on_every_post_route() {
+    let world = World::new();
+    let body = json!({"text": "a", "abort_all": true, "schedule_policy": "lpm"}).to_string();
+    for path in POSTS {
+        let start = format!("POST {path}");
+        for kind in [
+            "text/plain",
+            "text/plain;charset=UTF-8",
+            "text/plain; application/json",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data; boundary=x",
+            "application/jsonp",
+        ] {
+            let line = format!("Content-Type: {kind}");
+            let response = ask(world.addr, &start, &[&line], &body);
+            check(&response, 415, "unsupported_media_type", path);
+            assert!(response.body.contains("application/json"), "{path}");
+        }
+        let undeclared = ask(world.addr, &start, &[], &body);
+        check(&undeclared, 415, "unsupported_media_type", path);
+        let chunked = "2\r\n{}\r\n0\r\n\r\n";
+        let chunked = format!(
+            "{start} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n{chunked}",
+            world.addr
+        );
+        check(
+            &send(world.addr, &chunked),
+            415,
+            "unsupported_media_type",
+            path,
+        );
+        for kind in [
+            "application/json; charset=utf-8",
+            "application/problem+json",
+        ] {
+            let line = format!("Content-Type: {kind}");
+            let response = ask(world.addr, &start, &[&line], "{");
+            check(&response, 400, "invalid_request", path);
+        }
+        check(
+            &ask(world.addr, &start, &[], ""),
+            400,
+            "invalid_request",
+            path,
+        );
+    }
+    assert_eq!(
+        get(world.addr, "/server_info").ok()["schedule_policy"],
+        "fcfs"
+    );
+    world.wait_until_whole();
+}
+
+#[test]
+fn pages_of_other_sites_are_refused_on_every_route() {
+    let world = World::with(|_, server| {
+        server.allowed_origins = vec!["https://chat.example".to_owned()];
+    });
+    let strange: [&[&str]; 9] = [
+        &[EVIL],
+        &["Origin: null"],
+        &["Origin: http://127.0.0.1:1"],
+        &["Origin: https://chat.example.evil.example"],
+        &[CHAT, EVIL],
+        &["Sec-Fetch-Site: cross-site"],
+        &["Sec-Fetch-Site: same-site"],
+        &[
+            "Sec-Fetch-Site: cross-site",
+            "Sec-Fetch-Mode: navigate",
+            "Sec-Fetch-Dest: document",
+        ],
+        &[EVIL, "Sec-Fetch-Site: same-origin"],
+    ];
+    let swap = json!({"schedule_policy": "lpm", "abort_all": true, "text": "a"}).to_string();
+    for route in routes() {
+        let body = if route.starts_with("POST") {
+            swap.as_str()
+        } else {
+            ""
+        };
+        for lines in strange {
+            let lines: Vec<&str> = lines.iter().copied().chain([JSON]).collect();
+            let what = format!("{route} {lines:?}");
+            let response = ask(world.addr, &route, &lines, body);
+            check(&response, 403, "origin_not_allowed", &what);
+            assert_eq!(
+                response.header("access-control-allow-origin"),
+                None,
+                "{what}"
+            );
+        }
+        let path = route.split_once(' ').expect("a method and a path").1;
+        let preflight = [EVIL, "Access-Control-Request-Method: POST"];
+        let response = ask(world.addr, &format!("OPTIONS {path}"), &preflight, "");
+        check(&response, 403, "origin_not_allowed", path);
+    }
+    assert_eq!(
+        get(world.addr, "/server_info").ok()["schedule_policy"],
+        "fcfs"
+    );
+    for lines in [
+        &["Sec-Fetch-Site: none"][..],
+        &["Sec-Fetch-Site: same-origin"],
+        &[
+            &format!("Origin: http://{}", world.addr),
+            "Sec-Fetch-Site: same-origin",
+        ],
+        &[CHAT, "Sec-Fetch-Site: cross-site"],
+    ] {
+        assert_eq!(
+            ask(world.addr, "GET /health", lines, "").status,
+            200,
+            "{lines:?}"
+        );
+    }
+    let long = format!("Origin: http://{}", "\"x".repeat(2000));
+    let refused = ask(world.addr, "GET /health", &[&long], "");
+    check(&refused, 403, "origin_not_allowed", "a long origin");
+    assert!(refused.body.len() < 500, "{}", refused.body);
+}
+
+#[test]
+fn pages_of_allowed_origins_ask_first_and_read_everything() {
+    let world = World::with(|_, server| {
+        server.api_key = key(KEY);
+        server.allowed_origins = vec!["https://chat.example".to_owned()];
+    });
+    #[track_caller]
+    fn check_readable(response: &Response, status: u16) {
+        assert_eq!(response.status, status, "{}", response.body);
+        let origin = response.header("access-control-allow-origin");
+        assert_eq!(origin, Some("https://chat.example"));
+        let vary = response.header("vary").unwrap_or_default().to_lowercase();
+        assert!(vary.contains("origin"), "{vary}");
+    }
+    for route in routes().filter(|route| !route.ends_with("/nothing")) {
+        let (method, path) = route.split_once(' ').expect("a method and a path");
+        let lines = [
+            CHAT,
+            &format!("Access-Control-Request-Method: {method}"),
+            "Access-Control-Request-Headers: authorization,content-type,x-stainless-os",
+        ];
+        let preflight = ask(world.addr, &format!("OPTIONS {path}"), &lines, "");
+        check_readable(&preflight, 200);
+        let allowed = |name: &str| preflight.header(name).unwrap_or_default().to_lowercase();
+        let methods = allowed("access-control-allow-methods");
+        assert!(
+            methods.contains(&method.to_lowercase()),
+            "{route}: {methods}"
+        );
+        let headers = allowed("access-control-allow-headers");
+        for name in ["authorization", "content-type", "x-stainless-os"] {
+            assert!(headers.contains(name), "{route}: {headers}");
+        }
+    }
+    let bearer = bearer(KEY);
+    let cross = "Sec-Fetch-Site: cross-site";
+    let call = |lines: &[&str], body: Value| {
+        let lines: Vec<&str> = lines.iter().copied().chain([CHAT, cross]).collect();
+        ask(world.addr, "POST /generate", &lines, &body.to_string())
+    };
+    let generate = json!({"text": "The cat", "sampling_params": {"max_new_tokens": 4}});
+    check_readable(&call(&[JSON], generate.clone()), 401);
+    check_readable(&call(&[JSON, &bearer], json!({"text": 5})), 400);
+    check_readable(
+        &call(&["Content-Type: text/plain", &bearer], generate.clone()),
+        415,
+    );
+    check_readable(&call(&[JSON, &bearer], generate.clone()), 200);
+    let mut streamed = generate;
+    streamed["stream"] = true.into();
+    let events = call(&[JSON, &bearer], streamed);
+    check_readable(&events, 200);
+    assert!(events.body.contains("data: [DONE]"), "{}", events.body);
+    for path in ["/health", "/metrics", "/ready"] {
+        check_readable(
+            &ask(world.addr, &format!("GET {path}"), &[CHAT, cross], ""),
+            200,
+        );
+    }
+    check_readable(&ask(world.addr, "GET /generate", &[CHAT, &bearer], ""), 405);
+    world.wait_until_whole();
+}
+
+#[test]
+fn without_a_key_only_names_that_are_the_servers_own_are_answered() {
+    let world = World::with(|_, server| {
+        server.allowed_hosts = vec!["souffleur.internal".to_owned(), "proxy:8443".to_owned()];
+    });
+    let health = |line: &str| ask(world.addr, "GET /health", &[line], "");
+    for host in [
+        "127.0.0.1",
+        "127.0.0.1:30000",
+        "10.0.0.7:80",
+        "[::1]:30000",
+        "localhost",
+        "LOCALHOST:9",
+        "Souffleur.internal:30000",
+        "proxy:8443",
+    ] {
+        assert_eq!(health(&format!("Host: {host}")).status, 200, "{host}");
+    }
+    for host in [
+        "evil.example",
+        "evil.example:30000",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example:30000",
+        "127.0.0.1@evil.example",
+        "evil.example@127.0.0.1",
+        "proxy:8080",
+        "a\"b",
+        "",
+    ] {
+        check(
+            &health(&format!("Host: {host}")),
+            403,
+            "host_not_allowed",
+            host,
+        );
+    }
+    for route in routes() {
+        let lines = ["Host: evil.example", "Sec-Fetch-Site: same-origin", JSON];
+        let refused = ask(world.addr, &route, &lines, "{}");
+        check(&refused, 403, "host_not_allowed", &route);
+        let message = refused.json()["error"]["message"].to_string();
+        assert!(message.contains("evil.example"), "{message}");
+        assert!(message.contains("--allowed-hosts"), "{message}");
+    }
+    let long = health(&format!("Host: {}", "x".repeat(4000)));
+    check(&long, 403, "host_not_allowed", "a long host");
+    assert!(long.body.len() < 500, "{}", long.body);
+    let absolute = |host: &str| ask(world.addr, &format!("GET http://{host}/health"), &[], "");
+    check(
+        &absolute("evil.example"),
+        403,
+        "host_not_allowed",
+        "absolute form",
+    );
+    assert_eq!(absolute("localhost:30000").status, 200);
+    let two = ["Host: 127.0.0.1", "Host: evil.example"];
+    let two = ask(world.addr, "GET /health", &two, "");
+    assert!([400, 403].contains(&two.status), "{}", two.body);
+    let nameless = send(world.addr, "GET /health HTTP/1.0\r\n\r\n");
+    assert_eq!(nameless.status, 200, "{}", nameless.body);
+    let rebound = ["Host: evil.example", "Origin: http://evil.example"];
+    let refused = ask(world.addr, "GET /v1/ws/generate", &rebound, "");
+    check(&refused, 403, "host_not_allowed", "a rebound page");
+}
+
+#[test]
+fn with_a_key_any_name_is_answered_but_none_is_an_origin_to_trust() {
+    let world = World::with(|_, server| server.api_key = key(KEY));
+    let bearer = bearer(KEY);
+    let host = "Host: rebound.example:30000";
+    let models = ask(world.addr, "GET /v1/models", &[host, &bearer], "");
+    assert_eq!(models.ok()["data"][0]["id"], "tiny");
+    let own = "Origin: http://rebound.example:30000";
+    for route in routes() {
+        let refused = ask(world.addr, &route, &[host, own, &bearer, JSON], "{}");
+        check(&refused, 403, "origin_not_allowed", &route);
+    }
+}
+
+#[test]
+fn the_binary_takes_the_hosts_and_origins_of_its_flags() {
+    let child = ChildServer::start(&[
+        "--allowed-hosts",
+        "souffleur,other:1",
+        "--allowed-origins",
+        "https://chat.example,http://localhost:5173",
+    ]);
+    let health = |lines: &[&str]| ask(child.addr, "GET /health", lines, "").status;
+    for host in ["Host: souffleur:30000", "Host: other:1", "Host: localhost"] {
+        assert_eq!(health(&[host]), 200, "{host}");
+    }
+    assert_eq!(health(&["Host: evil.example"]), 403);
+    assert_eq!(health(&[CHAT]), 200);
+    assert_eq!(health(&["Origin: http://localhost:5173"]), 200);
+    assert_eq!(health(&[EVIL]), 403);
+    let abort = ["Content-Type: text/plain", EVIL];
+    let abort = ask(
+        child.addr,
+        "POST /abort_request",
+        &abort,
+        r#"{"abort_all":true}"#,
+    );
+    assert_eq!(abort.status, 403, "{}", abort.body);
+}
+
+/// Computes a prompt, so that it is cached in its namespace.
+fn run(world: &World, rid: &str, tokens: &[u32], namespace: Value) {
+    let mut call = json!({
+        "rid": rid, "input_ids": tokens, "sampling_params": {"max_new_tokens": 0},
+    });
+    for (name, value) in namespace.as_object().expect("a namespace has fields") {
+        call[name] = value.clone();
+    }
+    let lines = [JSON, &bearer(ADMIN_KEY)];
+    ask(world.addr, "POST /generate", &lines, &call.to_string()).ok();
+}
+
+/// The report of a request without the request's name.
+fn report(world: &World, rid: &str, authorization: &str) -> Value {
+    let path = format!("GET /debug/prefix/{rid}");
+    let mut report = ask(world.addr, &path, &[authorization], "").ok();
+    let fields = report.as_object_mut().expect("a report is an object");
+    assert_eq!(fields.shift_remove("rid"), Some(json!(rid)));
+    report
+}
+
+#[test]
+fn a_guess_of_a_salted_prompt_is_confirmed_to_nobody() {
+    let world = World::with(|_, server| server.admin_api_key = key(ADMIN_KEY));
+    let prompt: Vec<u32> = (10..60).collect();
+    let wrong: Vec<u32> = (100..150).collect();
+    run(
+        &world,
+        "victim",
+        &prompt,
+        json!({"cache_salt": "s", "extra_key": "secret-name"}),
+    );
+    let mut n_guesses = 0;
+    let mut told = |guess: &[u32], guesser: &Value| {
+        let rid = format!("guess-{n_guesses}");
+        n_guesses += 1;
+        run(&world, &rid, guess, guesser.clone());
+        let full = report(&world, &rid, &bearer(ADMIN_KEY));
+        (report(&world, &rid, "Accept: */*"), full)
+    };
+    let nothing = json!({"cause": "never_cached", "position": 0});
+    for guesser in [
+        json!({"cache_salt": "guess"}),
+        json!({"cache_salt": "guess", "extra_key": "secret-name"}),
+        json!({}),
+        json!({"cache_salt": "another"}),
+    ] {
+        for guess in [&wrong, &prompt] {
+            let (outline, full) = told(guess, &guesser);
+            assert_eq!(outline, nothing, "{guesser}");
+            assert_eq!(full["elsewhere"], Value::Null, "{full}");
+        }
+    }
+    // Both were asked for without a salt by now, so that is told of both.
+    for guess in [&wrong, &prompt] {
+        let (outline, full) = told(guess, &json!({"extra_key": "secret-name"}));
+        let expected = json!({"cause": "different_namespace", "position": 0});
+        assert_eq!(outline, expected);
+        assert_eq!(
+            full["elsewhere"],
+            json!({"extra_key": null, "cached_tokens": 49})
+        );
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn where_another_prompt_differs_inside_a_page_is_not_told() {
+    let world = World::with(|engine, server| {
+        engine.page_size = 16;
+        server.admin_api_key = key(ADMIN_KEY);
+    });
+    let secret: Vec<u32> = (10..60).collect();
+    run(&world, "victim", &secret, json!({}));
+    let guess = |n_right: usize| -> Vec<u32> {
+        let tail = secret.iter().map(|token| token + 100).skip(n_right);
+        secret.iter().copied().take(n_right).chain(tail).collect()
+    };
+    let told = |rid: &str, n_right: usize| {
+        run(&world, rid, &guess(n_right), json!({}));
+        report(&world, rid, "Accept: */*")
+    };
+    // Two of the second page's tokens are right, or ten, or none: the first page is cached each time.
+    for (rid, n_right) in [("two", 18), ("ten", 26), ("none", 16)] {
+        let expected = json!({"cause": "divergence", "position": 16});
+        assert_eq!(told(rid, n_right), expected, "{rid}");
+    }
+    // Nothing of a page is as if nobody had asked.
+    let expected = json!({"cause": "never_cached", "position": 0});
+    assert_eq!(told("one", 1), expected);
+    let full = report(&world, "two", &bearer(ADMIN_KEY));
+    assert_eq!(
+        (&full["position"], &full["cached_tokens"]),
+        (&json!(18), &json!(16))
+    );
+    world.wait_until_whole();
+}
+
+#[test]
+fn excerpts_of_prompts_are_shown_to_the_admin_alone() {
+    let prompts = [
+        "The password of the cellar is swordfish.",
+        "The password of the attic is.",
+    ];
+    let ask_for =
+        |world: &World, lines: &[&str]| ask(world.addr, "GET /debug/prefix/curious", lines, "");
+    let outline = |response: &Response| {
+        let told = response.ok();
+        let names: Vec<&String> = told.as_object().expect("a report").keys().collect();
+        assert_eq!(names, ["rid", "cause", "position"], "{told}");
+        assert!(!response.body.contains("sword"), "{told}");
+    };
+    for (api_key, admin_key) in [
+        (None, None),
+        (None, key(ADMIN_KEY)),
+        (key(KEY), key(ADMIN_KEY)),
+    ] {
+        let (is_keyed, has_admin) = (api_key.is_some(), admin_key.is_some());
+        let world = World::with(|_, server: &mut ServerConfig| {
+            (server.api_key, server.admin_api_key) = (api_key, admin_key);
+        });
+        for (rid, text) in ["victim", "curious"].into_iter().zip(prompts) {
+            let call = json!({
+                "rid": rid, "text": text, "extra_key": "tenant-7",
+                "sampling_params": {"max_new_tokens": 0},
+            });
+            let lines = [JSON, &bearer(KEY)];
+            ask(world.addr, "POST /generate", &lines, &call.to_string()).ok();
+        }
+        outline(&ask_for(&world, &[&bearer(KEY)]));
+        let wrong = ask_for(&world, &[&bearer("sk-of-nobody")]);
+        let nameless = ask_for(&world, &[]);
+        match is_keyed {
+            true => {
+                check(&wrong, 401, "invalid_api_key", "a wrong key");
+                check(&nameless, 401, "invalid_api_key", "no key");
+            }
+            false => {
+                outline(&wrong);
+                outline(&nameless);
+            }
+        }
+        let admin = ask_for(&world, &[&bearer(ADMIN_KEY)]);
+        match (is_keyed, has_admin) {
+            (_, true) => {
+                let full = admin.ok();
+                assert_eq!(full["extra_key"], "tenant-7", "{full}");
+                let branch = full["text"]["branch"].as_str().expect("the other prompt");
+                assert!(branch.contains("cellar"), "{full}");
+            }
+            (_, false) => outline(&admin),
+        }
+        world.wait_until_whole();
+    }
+}
+
+#[test]
+fn what_changes_the_server_for_everybody_needs_the_admins_key_where_there_is_one() {
+    let world = World::with(|_, server| {
+        server.api_key = key(KEY);
+        server.admin_api_key = key(ADMIN_KEY);
+    });
+    let (client, admin) = (bearer(KEY), bearer(ADMIN_KEY));
+    let post = |path: &str, key: &str, body: Value| {
+        ask(
+            world.addr,
+            &format!("POST {path}"),
+            &[JSON, key],
+            &body.to_string(),
+        )
+    };
+    let swap = json!({"schedule_policy": "lpm"});
+    check(
+        &post("/set_policy", &client, swap.clone()),
+        401,
+        "admin_key_required",
+        "a client",
+    );
+    check(
+        &post("/set_policy", &bearer("x"), swap.clone()),
+        401,
+        "invalid_api_key",
+        "nobody",
+    );
+    post("/set_policy", &admin, swap).ok();
+    let all = json!({"abort_all": true});
+    check(
+        &post("/abort_request", &client, all.clone()),
+        401,
+        "admin_key_required",
+        "a client",
+    );
+    assert_eq!(post("/abort_request", &admin, all).ok()["aborted"], 0);
+    post("/abort_request", &client, json!({"rid": "of-mine"})).ok();
+    let info = ask(world.addr, "GET /server_info", &[&admin], "");
+    assert_eq!(info.ok()["schedule_policy"], "lpm");
+    assert!(!info.body.contains(ADMIN_KEY), "{}", info.body);
+    assert!(!get(world.addr, "/metrics").body.contains(ADMIN_KEY));
+    assert!(!format!("{:?}", world.state.config()).contains(ADMIN_KEY));
+}
+
+/// How many askers of `/health_generate` wait for an answer, at least: the recorder is the whole binary's.
+fn waiting_askers(addr: SocketAddr) -> usize {
+    let page = get(addr, "/metrics").body;
+    let name = "sglang:http_requests_active{endpoint=\"/health_generate\",method=\"GET\"} ";
+    let value = page.lines().find_map(|line| line.strip_prefix(name));
+    value.map_or(0, |value| value.parse().expect("a gauge is a number"))
+}
+
+fn call(rid: &str, max_new_tokens: usize) -> Value {
+    let sampling = json!({"max_new_tokens": max_new_tokens, "ignore_eos": true});
+    json!({"rid": rid, "input_ids": [5, 6, 7], "sampling_params": sampling})
+}
+
+#[test]
+fn two_hundred_askers_for_health_share_one_probe_and_take_nobodys_place() {
+    const ASKERS: usize = 200;
+    let world = World::with(|engine, server| {
+        engine.max_queued_requests = 2;
+        engine.max_running_requests = Some(1);
+        server.health_generate_timeout_s = 600;
+    });
+    let addr = world.addr;
+    let began = Instant::now();
+    let mut long = call("long", 60_000);
+    long["stream"] = true.into();
+    let mut running = stream(addr, "/generate", &long);
+    running.next_json();
+    let probe = "GET /health_generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    let begin = || {
+        let mut socket = connect(addr);
+        std::io::Write::write_all(&mut socket, probe.as_bytes()).expect("the server reads");
+        socket
+    };
+    // Those that do not wait for the answer leave no request behind, and no room for another probe.
+    for _ in 0..20 {
+        let gone = begin();
+        wait_until("it is heard", || waiting_askers(addr) > 0);
+        drop(gone);
+        assert!(world.stats().waiting_requests <= 1);
+    }
+    let askers: Vec<_> = (0..ASKERS).map(|_| begin()).collect();
+    wait_until("all askers wait", || waiting_askers(addr) >= ASKERS);
+    world.wait_until("the probe waits", |stats| stats.waiting_requests == 1);
+    assert_eq!(
+        world.engine().requests_inside(),
+        1,
+        "a probe is no client's request"
+    );
+    let other = open(addr, "/generate", &call("other", 1));
+    wait_until("the other client is let in", || {
+        world.engine().requests_inside() == 2
+    });
+    assert_eq!(
+        post(addr, "/generate", &call("third", 1)).status,
+        503,
+        "the queue is full"
+    );
+    // A full queue refuses no probe either.
+    let late = begin();
+    let aborted = post(addr, "/abort_request", &json!({"rid": "long"})).ok();
+    assert_eq!(aborted["aborted"], 1);
+    assert_eq!(read_response(other).status, 200);
+    for asker in askers.into_iter().chain([late]) {
+        let answer = read_response(asker);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    world.wait_until_whole();
+    // One token each: that of `long` and `other` have three.
+    let probes = world.stats().prompt_tokens - 6;
+    let bound = 1 + began.elapsed().as_secs();
+    assert!(
+        (1..=bound).contains(&probes),
+        "{probes} probes in {bound} s"
+    );
+}
+
+#[test]
+fn a_probe_is_not_judged_where_priorities_decide_who_is_let_in() {
+    let world = World::with(|engine, server| {
+        engine.enable_priority_scheduling = true;
+        engine.max_queued_requests = 2;
+        engine.max_running_requests = Some(1);
+        server.health_generate_timeout_s = 600;
+    });
+    let addr = world.addr;
+    let with = |rid: &str, max_new_tokens: usize, priority: i64| {
+        let mut call = call(rid, max_new_tokens);
+        call["priority"] = priority.into();
+        call
+    };
+    let mut long = with("long", 60_000, 5);
+    long["stream"] = true.into();
+    let mut running = stream(addr, "/generate", &long);
+    running.next_json();
+    let asker = std::thread::spawn(move || get(addr, "/health_generate"));
+    world.wait_until("the probe waits", |stats| stats.waiting_requests == 1);
+    let worse = open(addr, "/generate", &with("worse", 1, 1));
+    world.wait_until("it waits beside the probe", |stats| {
+        stats.waiting_requests == 2
+    });
+    let better = open(addr, "/generate", &with("better", 1, 2));
+    assert_eq!(
+        read_response(worse).status,
+        503,
+        "the worst client gives way"
+    );
+    assert_eq!(post(addr, "/generate", &with("late", 1, 2)).status, 503);
+    post(addr, "/abort_request", &json!({"rid": "long"})).ok();
+    assert_eq!(read_response(better).status, 200);
+    let answer = asker.join().expect("it asks");
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    world.wait_until_whole();
+}

@@ -1,0 +1,244 @@
+//! What a web page may ask: browsers send the requests of any page to any address, with the rights of the person before
+//! them.
+//!
+//! A page of another site is refused by its `Origin` or `Sec-Fetch-Site`, on every route: nothing here is a page that
+//! others link to. A site that made its own name point here (DNS rebinding) is refused by that name, which `Host`
+//! holds. Clients that are no browsers send no `Origin` and ask for an address or a known name: they pass.
+
+mod hosts;
+
+use actix_cors::Cors;
+use actix_web::body::MessageBody;
+use actix_web::dev::{RequestHead, ServiceRequest, ServiceResponse};
+use actix_web::http::{Method, Version, header};
+use actix_web::middleware::Next;
+use actix_web::web::Data;
+
+use super::config::ServerConfig;
+use super::error::ApiError;
+use super::state::AppState;
+
+/// What a browser says of a page's relation to the address that it asks; pages cannot set or drop it.
+const SEC_FETCH_SITE: &str = "sec-fetch-site";
+/// Seconds for which a browser may keep the answer to a preflight: two hours, the most that Chromium takes.
+const PREFLIGHT_MAX_AGE_S: usize = 7200;
+
+/// Refuses strangers, before the key is looked at.
+pub(super) async fn check(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
+    if let Some(state) = request.app_data::<Data<AppState>>() {
+        judge(request.head(), state.config())?;
+    }
+    next.call(request).await
+}
+
+/// Answers preflights and lets pages read responses. It comes after [`check`], which lets only pages of the server's
+/// own and of allowed origins through: it has to look at none itself.
+pub(super) fn cors() -> Cors {
+    Cors::default()
+        .allow_any_origin()
+        .allow_any_method()
+        .allow_any_header()
+        .expose_headers([header::RETRY_AFTER, header::WWW_AUTHENTICATE])
+        .max_age(PREFLIGHT_MAX_AGE_S)
+}
+
+/// Refuses a body that is not declared as JSON: pages may send `text/plain` and forms to any address without asking
+/// first, JSON they may not.
+pub(super) async fn takes_json(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
+    let head = request.head();
+    let content_type = head.headers.get(header::CONTENT_TYPE);
+    let content_type = content_type.map(|value| value.as_bytes());
+    if has_body(head) && !content_type.is_some_and(is_json) {
+        return Err(ApiError::not_json(content_type).into());
+    }
+    next.call(request).await
+}
+
+fn judge(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
+    let is_open = config.api_key.is_none();
+    let foreign = hosts::of(head).find(|host| !hosts::is_own(host, config));
+    match foreign.filter(|_| is_open) {
+        Some(host) => Err(ApiError::foreign_host(host)),
+        None => judge_site(head, config),
+    }
+}
+
+fn judge_site(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
+    if config.allowed_origins.iter().any(|origin| origin == "*") {
+        return Ok(());
+    }
+    let mut is_allowed = false;
+    for origin in head.headers.get_all(header::ORIGIN) {
+        let origin = origin.as_bytes();
+        let is_listed = |listed: &String| listed.as_bytes().eq_ignore_ascii_case(origin);
+        if config.allowed_origins.iter().any(is_listed) {
+            is_allowed = true;
+        } else if !is_own_origin(origin, head, config) {
+            return Err(ApiError::foreign_origin(origin));
+        }
+    }
+    // `none` is a person who typed the address. A browser says `cross-site` of an allowed origin too.
+    let is_fine = |site: &[u8]| is_allowed || site == b"same-origin" || site == b"none";
+    let mut sites = head.headers.get_all(SEC_FETCH_SITE);
+    match sites.find(|site| !is_fine(site.as_bytes())) {
+        Some(site) => Err(ApiError::cross_site(site.as_bytes())),
+        None => Ok(()),
+    }
+}
+
+/// True for an origin on the host that is asked, if that is the server's own: with an API key any other passes as
+/// `Host`, and a page that made its name point here would be on it.
+fn is_own_origin(origin: &[u8], head: &RequestHead, config: &ServerConfig) -> bool {
+    let scheme_end = origin.windows(3).position(|part| part == b"://");
+    let Some(origin_host) = scheme_end.map(|end| &origin[end + 3..]) else {
+        return false;
+    };
+    hosts::of(head)
+        .any(|host| host.eq_ignore_ascii_case(origin_host) && hosts::is_own(host, config))
+}
+
+fn has_body(head: &RequestHead) -> bool {
+    if head.method != Method::POST {
+        return false;
+    }
+    match head.headers.get(header::CONTENT_LENGTH) {
+        Some(length) => length.as_bytes() != b"0",
+        // HTTP/2 marks the end of the headers instead, where it cannot be seen.
+        None => {
+            head.headers.contains_key(header::TRANSFER_ENCODING) || head.version > Version::HTTP_11
+        }
+    }
+}
+
+/// True for `application/json` and `application/...+json`, with any parameters.
+fn is_json(content_type: &[u8]) -> bool {
+    let essence = content_type.split(|byte| *byte == b';').next();
+    let essence = essence.unwrap_or_default().trim_ascii();
+    let essence = essence.to_ascii_lowercase();
+    essence
+        .strip_prefix(b"application/")
+        .is_some_and(|kind| kind == b"json" || kind.ends_with(b"+json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::test::TestRequest;
+
+    use super::*;
+
+    fn config(configure: impl FnOnce(&mut ServerConfig)) -> ServerConfig {
+        let mut config = ServerConfig::default();
+        configure(&mut config);
+        config
+    }
+
+    #[track_caller]
+    fn check(config: &ServerConfig, headers: &[(&'static str, &'static str)], code: Option<&str>) {
+        let request = headers.iter().fold(TestRequest::get(), |request, header| {
+            request.append_header(*header)
+        });
+        let judged = judge(request.to_srv_request().head(), config);
+        assert_eq!(judged.err().map(|error| error.code()), code, "{headers:?}");
+    }
+
+    const FOREIGN: Option<&str> = Some("origin_not_allowed");
+
+    #[test]
+    fn only_the_own_host_and_listed_origins_are_let_in() {
+        let none = config(|_| ());
+        let listed = config(|config| config.allowed_origins = vec!["https://chat.example".into()]);
+        let all = config(|config| config.allowed_origins = vec!["*".into()]);
+        let host = ("host", "127.0.0.1:30000");
+        let cases = [
+            ("http://127.0.0.1:30000", None),
+            ("http://127.0.0.1:3000", FOREIGN),
+            ("http://127.0.0.1:30000.evil.example", FOREIGN),
+            ("127.0.0.1:30000", FOREIGN),
+            ("null", FOREIGN),
+            ("", FOREIGN),
+        ];
+        for (origin, code) in cases {
+            check(&none, &[host, ("origin", origin)], code);
+            check(&listed, &[host, ("origin", origin)], code);
+            check(&all, &[host, ("origin", origin)], None);
+        }
+        check(&listed, &[host, ("origin", "https://chat.example")], None);
+        check(&listed, &[host, ("origin", "HTTPS://chat.example")], None);
+        check(
+            &listed,
+            &[host, ("origin", "https://chat.example.evil")],
+            FOREIGN,
+        );
+        let two = [
+            host,
+            ("origin", "https://chat.example"),
+            ("origin", "http://evil.example"),
+        ];
+        check(&listed, &two, FOREIGN);
+    }
+
+    #[test]
+    fn what_a_browser_says_of_the_page_counts_without_an_origin() {
+        let none = config(|_| ());
+        let listed = config(|config| config.allowed_origins = vec!["https://chat.example".into()]);
+        let host = ("host", "localhost:30000");
+        for (site, code) in [
+            ("none", None),
+            ("same-origin", None),
+            ("same-site", FOREIGN),
+            ("cross-site", FOREIGN),
+            ("something-new", FOREIGN),
+        ] {
+            check(&none, &[host, (SEC_FETCH_SITE, site)], code);
+            let own = ("origin", "http://localhost:30000");
+            check(&none, &[host, own, (SEC_FETCH_SITE, site)], code);
+            let allowed = ("origin", "https://chat.example");
+            check(&listed, &[host, allowed, (SEC_FETCH_SITE, site)], None);
+        }
+    }
+
+    #[test]
+    fn with_a_key_any_host_passes_and_is_no_origin_to_trust() {
+        let keyed = |config: &mut ServerConfig| {
+            config.api_key = Some(super::super::ApiKey::new("sk-1").expect("it is printable"));
+        };
+        let host = ("host", "rebound.example:30000");
+        let origin = ("origin", "http://rebound.example:30000");
+        check(&config(keyed), &[host], None);
+        check(&config(keyed), &[host, origin], FOREIGN);
+        check(&config(|_| ()), &[host], Some("host_not_allowed"));
+        let known = config(|config| {
+            keyed(config);
+            config.allowed_hosts = vec!["rebound.example".into()];
+        });
+        check(&known, &[host, origin], None);
+    }
+
+    #[test]
+    fn json_is_told_from_what_pages_may_send_anywhere() {
+        for json in [
+            "application/json",
+            "Application/JSON ; charset=utf-8",
+            "application/vnd.api+json",
+        ] {
+            assert!(is_json(json.as_bytes()), "{json}");
+        }
+        for other in [
+            "",
+            "text/plain",
+            "text/plain;application/json",
+            "text/plain, application/json",
+            "application/x-www-form-urlencoded",
+            "application/jsonp",
+            "json",
+        ] {
+            assert!(!is_json(other.as_bytes()), "{other}");
+        }
+    }
+}
