@@ -13,6 +13,7 @@ use super::under_way::UnderWay;
 use super::words::Words;
 use crate::engine::EngineHandle;
 use crate::error::RequestError;
+use crate::metrics::in_order;
 
 /// Renders the Prometheus page.
 pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
@@ -122,7 +123,7 @@ impl AppState {
     }
 
     pub(super) fn render_metrics(&self) -> String {
-        (self.render_metrics)()
+        in_order(&(self.render_metrics)())
     }
 
     pub(super) fn started_unix_s(&self) -> u64 {
