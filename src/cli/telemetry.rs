@@ -1,12 +1,24 @@
 //! Log and metrics of this process.
 
+use std::fmt;
 use std::io::IsTerminal;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use souffleur::metrics::{buckets, describe_all};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 use super::Failure;
 use crate::settings::LogConfig;
+
+/// What actix logs as errors though a client made them, by target and beginning: requests that are no HTTP, broken
+/// WebSocket frames. The client is told; anybody could fill the log with them. `actix_http=trace` shows the first kind.
+const CLIENT_ERRORS: [(&str, &str); 2] = [
+    ("actix_http::h1::dispatcher", "stream error: "),
+    ("actix_http::ws::codec", "Unfinished fragment "),
+];
 
 /// Sends the log to stderr.
 pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
@@ -14,11 +26,36 @@ pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
         .filter()
         .map_err(|error| Failure::Usage(error.to_string()))?;
     let stderr = std::io::stderr;
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(stderr);
-    let started = subscriber.with_ansi(stderr().is_terminal()).try_init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
+    let lines = lines.with_ansi(stderr().is_terminal());
+    let subscriber = tracing_subscriber::registry().with(filter).with(lines);
+    let started = subscriber.with(WithoutClientErrors).try_init();
     started.map_err(|error| Failure::Failed(format!("log: {error}")))
+}
+
+/// Leaves [`CLIENT_ERRORS`] out of the log.
+struct WithoutClientErrors;
+
+impl<S: Subscriber> Layer<S> for WithoutClientErrors {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        let target = event.metadata().target();
+        let mut known = CLIENT_ERRORS.iter().filter(|(from, _)| *from == target);
+        known.all(|(_, beginning)| {
+            let mut message = Message(String::new());
+            event.record(&mut message);
+            !message.0.starts_with(beginning)
+        })
+    }
+}
+
+struct Message(String);
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
 }
 
 /// Installs the recorder. The engine binds its metrics when it starts, so this comes before.
