@@ -130,6 +130,9 @@ pub struct EngineConfig {
     pub client_channel_events: usize,
     /// Bytes that may wait for a slow reader before it is cancelled.
     pub client_backlog_bytes: usize,
+    /// Most log probabilities of one prompt, and of one answer that is kept whole: positions times one, its alternatives
+    /// and its tokens asked for by id.
+    pub max_logprob_entries: usize,
     /// Takes and returns token ids only; no tokenizer is loaded.
     pub skip_tokenizer_init: bool,
     /// File for the message log; none is kept when absent. It holds prompts, as token ids.
@@ -186,6 +189,7 @@ impl Default for EngineConfig {
             max_pins: 256,
             client_channel_events: 64,
             client_backlog_bytes: 1 << 20,
+            max_logprob_entries: 1 << 20,
             skip_tokenizer_init: false,
             record: None,
             record_max_bytes: 1 << 30,
@@ -286,6 +290,7 @@ impl EngineConfig {
             ("max_queued_tokens", Some(self.max_queued_tokens)),
             ("max_prefill_tokens", Some(self.max_prefill_tokens)),
             ("client_channel_events", Some(self.client_channel_events)),
+            ("max_logprob_entries", Some(self.max_logprob_entries)),
             (
                 "prefix_diagnostics_requests",
                 Some(self.prefix_diagnostics_requests),

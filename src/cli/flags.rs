@@ -335,6 +335,14 @@ pub struct EngineFlags {
         hide_short_help = true
     )]
     pub client_backlog_bytes: Option<usize>,
+    /// Most log probabilities of a prompt, and of an answer that is kept whole
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Clients",
+        hide_short_help = true
+    )]
+    pub max_logprob_entries: Option<usize>,
 
     /// Write what enters the scheduler, prompts included, to a file for `souffleur replay-log`
     #[arg(long, value_name = "FILE", help_heading = "Log")]

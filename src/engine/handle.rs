@@ -42,6 +42,7 @@ pub(super) struct Inner {
     pub(super) admission: Arc<Admission>,
     pub(super) metrics: RequestMetrics,
     pub(super) channel_events: usize,
+    pub(super) max_logprob_entries: usize,
     pub(super) doors: DoorSlot,
     pub(super) watchdog: Addr<Watchdog>,
     pub(super) failure: FailureWatch,
@@ -268,6 +269,11 @@ impl EngineHandle {
     /// The loaded model's tokenizer; `None` for an engine that takes and returns token ids only.
     pub fn text(&self) -> Option<&Arc<TextModel>> {
         self.inner.text.as_ref()
+    }
+
+    /// Log probabilities that hosts should keep of one answer at most; a prompt that asks for more is refused.
+    pub fn max_logprob_entries(&self) -> usize {
+        self.inner.max_logprob_entries
     }
 
     /// Requests inside, queued ones included.

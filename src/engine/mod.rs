@@ -177,6 +177,7 @@ fn inner(
         text: parts.text,
         admission: Admission::new(config.door_requests(), config.max_queued_tokens),
         channel_events: config.client_channel_events,
+        max_logprob_entries: config.max_logprob_entries,
         doors,
         watchdog,
         failure,

@@ -200,6 +200,7 @@ impl EngineParts {
                 page_size,
             },
             client_backlog_bytes: config.client_backlog_bytes,
+            max_logprob_entries: config.max_logprob_entries,
             timeouts: config.request_timeouts(),
             prefix_history: config.prefix_diagnostics.then_some(HistoryLimits {
                 page_size,

@@ -1,5 +1,6 @@
 //! The requests that one HTTP call or WebSocket has in the engine. Dropping a lane before its end cancels it.
 
+use std::cell::Cell;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -17,6 +18,8 @@ use crate::request::{Event, GenerateRequest};
 /// One request in the engine.
 pub(super) struct Lane {
     generation: Generation,
+    /// Log probabilities that may be kept of the whole call.
+    max_logprob_entries: usize,
     _listed: Listed,
 }
 
@@ -26,12 +29,19 @@ impl Lane {
         state: &Arc<AppState>,
         requests: Vec<GenerateRequest>,
     ) -> Result<Vec<Self>, ApiError> {
-        let generations = state.serving()?.engine.generate_all(requests)?;
+        let engine = &state.serving()?.engine;
+        let max_logprob_entries = engine.max_logprob_entries();
+        let generations = engine.generate_all(requests)?;
         let lane = |generation: Generation| Self {
             _listed: state.under_way().list(generation.canceller()),
             generation,
+            max_logprob_entries,
         };
         Ok(generations.into_iter().map(lane).collect())
+    }
+
+    pub(super) fn max_logprob_entries(&self) -> usize {
+        self.max_logprob_entries
     }
 
     pub(super) fn canceller(&self) -> Canceller {
@@ -43,10 +53,14 @@ impl Lane {
         self.generation.next().await.unwrap_or_else(lost)
     }
 
-    async fn finish(mut self) -> Result<Transcript, RequestError> {
+    /// Keeps what comes until the end. `kept` counts the log probabilities of all lanes of the call.
+    async fn finish(mut self, kept: &Cell<usize>) -> Result<Transcript, RequestError> {
         let mut transcript = Transcript::default();
         while transcript.end.is_none() {
-            transcript.push(News::of(self.next().await)?);
+            let news = News::of(self.next().await)?;
+            kept.set(kept.get() + news.logprob_entries());
+            check_kept(kept.get(), self.max_logprob_entries)?;
+            transcript.push(news);
         }
         Ok(transcript)
     }
@@ -65,6 +79,17 @@ impl Lane {
     }
 }
 
+/// Refuses to keep more log probabilities of one call than the limit.
+pub(super) fn check_kept(kept: usize, limit: usize) -> Result<(), RequestError> {
+    match kept <= limit {
+        true => Ok(()),
+        false => Err(RequestError::Invalid(format!(
+            "the answer has {kept} log probabilities so far, limit is {limit}: \
+             ask for fewer alternatives, tokens or prompts at once"
+        ))),
+    }
+}
+
 /// Events of one lane under its key.
 pub(super) type Events<K> = Pin<Box<dyn Stream<Item = (K, Event)>>>;
 
@@ -80,11 +105,15 @@ pub(super) fn merged(lanes: Vec<Lane>) -> SelectAll<Events<usize>> {
 
 /// Waits for the ends of all lanes. The first failure cancels the others.
 pub(super) async fn finish_all(lanes: Vec<Lane>) -> Result<Vec<Transcript>, ApiError> {
+    let kept = Cell::new(0);
     let mut finished: Vec<Option<Transcript>> = lanes.iter().map(|_| None).collect();
     let mut running: stream::FuturesUnordered<_> = lanes
         .into_iter()
         .enumerate()
-        .map(|(index, lane)| async move { (index, lane.finish().await) })
+        .map(|(index, lane)| {
+            let kept = &kept;
+            async move { (index, lane.finish(kept).await) }
+        })
         .collect();
     while let Some((index, transcript)) = running.next().await {
         finished[index] = Some(transcript?);

@@ -25,6 +25,7 @@ mod state;
 mod track;
 mod transcript;
 mod under_way;
+mod whole;
 mod words;
 mod ws;
 

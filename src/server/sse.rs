@@ -1,19 +1,22 @@
 //! Server-sent events: the first event decides between an HTTP error and a stream, a comment keeps idle streams
 //! open, `[DONE]` ends them.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use actix_web::http::header;
+use actix_web::rt::task::JoinHandle;
 use actix_web::web::Bytes;
 use actix_web::{HttpResponse, rt};
 use futures_util::stream::{SelectAll, Stream, StreamExt};
 use serde::Serialize;
 
 use super::error::{ApiError, Envelope};
-use super::lanes::{Events, Lane, merged};
+use super::lanes::{Events, Lane, check_kept, merged};
 use super::transcript::News;
+use super::whole::{aside, lost, next_piece};
 use crate::error::RequestError;
 
 /// Turns the news of the lanes into the JSON of one endpoint.
@@ -24,6 +27,11 @@ pub(super) trait Render: Unpin + 'static {
     /// One lane's news.
     fn news(&mut self, index: usize, news: News, out: &mut Chunks);
 
+    /// How many log probabilities it keeps for later events.
+    fn kept_logprobs(&self) -> usize {
+        0
+    }
+
     /// A failed lane's error, under the names of the endpoint.
     fn error(&self, error: RequestError) -> ApiError {
         error.into()
@@ -33,30 +41,75 @@ pub(super) trait Render: Unpin + 'static {
     fn end(&mut self, _out: &mut Chunks) {}
 }
 
-/// Events in their wire format.
+/// Writes an event's JSON, on another thread.
+type Write = Box<dyn FnOnce() -> Vec<u8> + Send>;
+
+enum Chunk {
+    Written(Vec<u8>),
+    ToWrite(Write),
+}
+
+/// Events in their wire format, or still to be written.
 #[derive(Default)]
-pub(super) struct Chunks(Vec<u8>);
+pub(super) struct Chunks(VecDeque<Chunk>);
 
 impl Chunks {
     /// Adds an event.
     pub(super) fn data(&mut self, value: &impl Serialize) {
-        self.0.extend_from_slice(b"data: ");
-        serde_json::to_writer(&mut self.0, value).expect("responses have string keys only");
-        self.0.extend_from_slice(b"\n\n");
+        let out = self.end();
+        out.extend_from_slice(b"data: ");
+        serde_json::to_writer(&mut *out, value).expect("responses have string keys only");
+        out.extend_from_slice(b"\n\n");
+    }
+
+    /// Adds an event whose JSON is written already, in parts.
+    pub(super) fn json(&mut self, parts: &[&[u8]]) {
+        let out = self.end();
+        out.reserve(parts.iter().map(|part| part.len()).sum::<usize>() + 16);
+        out.extend_from_slice(b"data: ");
+        for part in parts {
+            out.extend_from_slice(part);
+        }
+        out.extend_from_slice(b"\n\n");
+    }
+
+    /// Adds an event whose JSON takes long to write: the worker serves others meanwhile.
+    pub(super) fn data_aside(&mut self, write: impl FnOnce() -> Vec<u8> + Send + 'static) {
+        self.text(b"data: ");
+        self.0.push_back(Chunk::ToWrite(Box::new(write)));
+        self.text(b"\n\n");
     }
 
     #[cfg(test)]
     pub(super) fn into_bytes(self) -> Vec<u8> {
-        self.0
+        let chunks = self.0.into_iter().map(|chunk| match chunk {
+            Chunk::Written(bytes) => bytes,
+            Chunk::ToWrite(write) => write(),
+        });
+        chunks.flatten().collect()
     }
 
     fn done(&mut self) {
-        self.0.extend_from_slice(b"data: [DONE]\n\n");
+        self.text(b"data: [DONE]\n\n");
     }
 
-    fn take(&mut self) -> Option<Bytes> {
-        let bytes = std::mem::take(&mut self.0);
-        (!bytes.is_empty()).then(|| bytes.into())
+    fn text(&mut self, text: &[u8]) {
+        self.end().extend_from_slice(text);
+    }
+
+    /// The bytes at the end, which can be appended to.
+    fn end(&mut self) -> &mut Vec<u8> {
+        if !matches!(self.0.back(), Some(Chunk::Written(_))) {
+            self.0.push_back(Chunk::Written(Vec::new()));
+        }
+        match self.0.back_mut() {
+            Some(Chunk::Written(bytes)) => bytes,
+            _ => unreachable!("written bytes are at the end"),
+        }
+    }
+
+    fn take(&mut self) -> Option<Chunk> {
+        self.0.pop_front()
     }
 }
 
@@ -71,25 +124,28 @@ pub(super) async fn respond(
     keep_alive_s: u32,
 ) -> Result<HttpResponse, ApiError> {
     let keep_alive = Duration::from_secs(keep_alive_s.into());
-    let mut events = merged(lanes);
-    let mut stream_start = Chunks::default();
-    let mut render = render;
-    render.start(&mut stream_start);
-    // A request that waits long in the queue begins its stream anyway: proxies give up on silent responses.
-    if let Ok(first) = rt::time::timeout(keep_alive, events.next()).await
-        && let Some((index, event)) = first
-    {
-        let news = News::of(event).map_err(|error| render.error(error))?;
-        render.news(index, news, &mut stream_start);
-    }
-    let body = SseBody {
-        events,
+    let max_logprob_entries = lanes.first().map_or(0, Lane::max_logprob_entries);
+    let mut body = SseBody {
+        events: merged(lanes),
         render,
-        ready: stream_start,
+        max_logprob_entries,
+        pieces: VecDeque::new(),
+        owes_turn: false,
+        ready: Chunks::default(),
+        writing: None,
+        leaving: Bytes::new(),
         keep_alive: Box::pin(rt::time::sleep(keep_alive)),
         keep_alive_period: keep_alive,
         has_ended: false,
     };
+    body.render.start(&mut body.ready);
+    // A request that waits long in the queue begins its stream anyway: proxies give up on silent responses.
+    if let Ok(first) = rt::time::timeout(keep_alive, body.events.next()).await
+        && let Some((index, event)) = first
+    {
+        let news = News::of(event).map_err(|error| body.render.error(error))?;
+        body.take_in(index, news);
+    }
     Ok(HttpResponse::Ok()
         .content_type("text/event-stream")
         .insert_header((header::CACHE_CONTROL, "no-cache"))
@@ -100,28 +156,69 @@ pub(super) async fn respond(
 struct SseBody<R> {
     events: SelectAll<Events<usize>>,
     render: R,
+    max_logprob_entries: usize,
+    /// News that are not rendered yet: parts of one event.
+    pieces: VecDeque<(usize, News)>,
+    /// A part was rendered: the worker's other clients come before the next one.
+    owes_turn: bool,
     ready: Chunks,
+    writing: Option<JoinHandle<Vec<u8>>>,
+    leaving: Bytes,
     keep_alive: Pin<Box<rt::time::Sleep>>,
     keep_alive_period: Duration,
     has_ended: bool,
 }
 
 impl<R: Render> SseBody<R> {
-    fn take_in(&mut self, next: Option<(usize, crate::request::Event)>) {
-        match next.map(|(index, event)| (index, News::of(event))) {
-            Some((index, Ok(news))) => self.render.news(index, news, &mut self.ready),
-            Some((_, Err(error))) => {
-                self.events.clear();
-                self.has_ended = true;
-                self.ready.data(&Envelope {
-                    error: self.render.error(error).body(),
-                });
-                self.ready.done();
+    fn take_in(&mut self, index: usize, news: News) {
+        news.in_pieces(|piece| self.pieces.push_back((index, piece)));
+    }
+
+    fn render_piece(&mut self, index: usize, news: News) {
+        self.render.news(index, news, &mut self.ready);
+        self.owes_turn = !self.pieces.is_empty();
+        if let Err(error) = check_kept(self.render.kept_logprobs(), self.max_logprob_entries) {
+            self.fail(error);
+        }
+    }
+
+    fn fail(&mut self, error: RequestError) {
+        self.events.clear();
+        self.pieces.clear();
+        self.has_ended = true;
+        self.ready.data(&Envelope {
+            error: self.render.error(error).body(),
+        });
+        self.ready.done();
+    }
+
+    fn end(&mut self) {
+        self.has_ended = true;
+        self.render.end(&mut self.ready);
+        self.ready.done();
+    }
+
+    /// Turns what is ready into bytes; `None` if nothing is.
+    fn poll_leaving(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
+        loop {
+            if let Some(bytes) = next_piece(&mut self.leaving) {
+                let next_comment = rt::time::Instant::now() + self.keep_alive_period;
+                self.keep_alive.as_mut().reset(next_comment);
+                return Poll::Ready(Some(Ok(bytes)));
             }
-            None => {
-                self.has_ended = true;
-                self.render.end(&mut self.ready);
-                self.ready.done();
+            if let Some(writing) = &mut self.writing {
+                let written = ready!(Pin::new(writing).poll(cx));
+                self.writing = None;
+                match written {
+                    Ok(bytes) => self.leaving = bytes.into(),
+                    Err(_) => return Poll::Ready(Some(Err(lost()))),
+                }
+                continue;
+            }
+            match self.ready.take() {
+                Some(Chunk::Written(bytes)) => self.leaving = bytes.into(),
+                Some(Chunk::ToWrite(write)) => self.writing = Some(aside(write)),
+                None => return Poll::Ready(None),
             }
         }
     }
@@ -133,20 +230,30 @@ impl<R: Render> Stream for SseBody<R> {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         loop {
-            if let Some(bytes) = this.ready.take() {
-                let next_comment = rt::time::Instant::now() + this.keep_alive_period;
-                this.keep_alive.as_mut().reset(next_comment);
-                return Poll::Ready(Some(Ok(bytes)));
+            if let Some(bytes) = ready!(this.poll_leaving(cx)) {
+                return Poll::Ready(Some(bytes));
             }
             if this.has_ended {
                 return Poll::Ready(None);
             }
+            if std::mem::take(&mut this.owes_turn) {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if let Some((index, piece)) = this.pieces.pop_front() {
+                this.render_piece(index, piece);
+                continue;
+            }
             if let Poll::Ready(next) = this.events.poll_next_unpin(cx) {
-                this.take_in(next);
+                match next.map(|(index, event)| (index, News::of(event))) {
+                    Some((index, Ok(news))) => this.take_in(index, news),
+                    Some((_, Err(error))) => this.fail(error),
+                    None => this.end(),
+                }
                 continue;
             }
             ready!(this.keep_alive.as_mut().poll(cx));
-            this.ready.0.extend_from_slice(b": keep-alive\n\n");
+            this.ready.text(b": keep-alive\n\n");
         }
     }
 }

@@ -1,8 +1,17 @@
 //! What one request has given so far.
 
+use std::iter;
+
 use crate::error::RequestError;
 use crate::executor::TokenLogprobs;
 use crate::request::{Delta, Event, FinishReason, Usage};
+
+/// Log probabilities that a worker writes at a stretch: a few milliseconds with the texts of the tokens.
+const MAX_PIECE_ENTRIES: usize = 2048;
+/// About how many bytes of JSON a log probability takes.
+const ENTRY_JSON_BYTES: usize = 40;
+/// About how many bytes of JSON a token id takes.
+const TOKEN_JSON_BYTES: usize = 7;
 
 /// One event, without the difference between delta and end.
 #[derive(Debug, Default)]
@@ -42,15 +51,74 @@ impl News {
         }
     }
 
-    /// True if a client would learn nothing from it.
-    pub(super) fn is_empty(&self) -> bool {
+    /// How many log probabilities it has.
+    pub(super) fn logprob_entries(&self) -> usize {
+        entries(&self.delta.input_logprobs) + entries(&self.delta.output_logprobs)
+    }
+
+    /// Hands on the same news in pieces, none with more log probabilities than are written at a stretch. Text and end
+    /// come with the last.
+    pub(super) fn in_pieces(mut self, mut hand_on: impl FnMut(Self)) {
+        if self.logprob_entries() > MAX_PIECE_ENTRIES {
+            let usage = self.delta.usage;
+            for input_logprobs in split(std::mem::take(&mut self.delta.input_logprobs)) {
+                let delta = Delta {
+                    input_logprobs,
+                    usage,
+                    ..Delta::default()
+                };
+                hand_on(Self { delta, end: None });
+            }
+            let mut tokens = std::mem::take(&mut self.delta.tokens).into_iter();
+            for output_logprobs in split(std::mem::take(&mut self.delta.output_logprobs)) {
+                let delta = Delta {
+                    tokens: tokens.by_ref().take(output_logprobs.len()).collect(),
+                    output_logprobs,
+                    usage,
+                    ..Delta::default()
+                };
+                hand_on(Self { delta, end: None });
+            }
+            self.delta.tokens = tokens.collect();
+        }
+        hand_on(self);
+    }
+
+    /// True if it tells nothing but log probabilities of the prompt, or nothing.
+    pub(super) fn is_of_the_prompt(&self) -> bool {
         let delta = &self.delta;
         delta.text.is_empty()
             && delta.tokens.is_empty()
             && delta.output_logprobs.is_empty()
-            && delta.input_logprobs.is_empty()
             && self.end.is_none()
     }
+
+    /// True if a client would learn nothing from it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.is_of_the_prompt() && self.delta.input_logprobs.is_empty()
+    }
+}
+
+fn entries(places: &[TokenLogprobs]) -> usize {
+    places.iter().map(entries_at).sum()
+}
+
+fn entries_at(place: &TokenLogprobs) -> usize {
+    1 + place.top.len() + place.chosen.len()
+}
+
+/// Cuts log probabilities so that a part has as many as can be written at a stretch, or is a single position.
+fn split(places: Vec<TokenLogprobs>) -> impl Iterator<Item = Vec<TokenLogprobs>> {
+    let mut places = places.into_iter().peekable();
+    iter::from_fn(move || {
+        let mut part = vec![places.next()?];
+        let mut sum = entries(&part);
+        while let Some(place) = places.next_if(|next| sum + entries_at(next) <= MAX_PIECE_ENTRIES) {
+            sum += entries_at(&place);
+            part.push(place);
+        }
+        Some(part)
+    })
 }
 
 /// The sum of a request's news.
@@ -75,6 +143,13 @@ impl Transcript {
         self.usage = delta.usage;
         self.end = end;
     }
+
+    /// About how many bytes it takes as JSON.
+    pub(super) fn json_bytes(&self) -> usize {
+        let entries = entries(&self.input_logprobs) + entries(&self.output_logprobs);
+        self.text.len() + TOKEN_JSON_BYTES * self.tokens.len() + ENTRY_JSON_BYTES * entries
+    }
+
     /// All news in one.
     pub(super) fn into_news(self) -> News {
         let Self {

@@ -149,6 +149,7 @@ fn prepare(
     check_prompt(&prompt, settings.vocab_size)?;
     if let Some(wish) = &mut request.logprobs {
         check_wish(wish, prompt.len(), settings.vocab_size)?;
+        check_entries(wish, prompt.len(), settings.max_logprob_entries)?;
     }
     let mut sampling = std::mem::take(&mut request.sampling).normalized();
     let wanted = sampling.max_new_tokens as usize;
@@ -256,6 +257,28 @@ fn check_wish(
     }
     wish.top = wish.top.min(vocab_size as u32);
     Ok(())
+}
+
+/// Refuses a prompt with more log probabilities than an answer may have. Output tokens are not counted: most requests
+/// end long before `max_new_tokens`.
+fn check_entries(
+    wish: &LogprobWish,
+    prompt_tokens: usize,
+    limit: usize,
+) -> Result<(), RequestError> {
+    let Some(start) = wish.start else {
+        return Ok(());
+    };
+    let positions = prompt_tokens - start as usize;
+    let each = 1 + wish.top as usize + wish.token_ids.len();
+    let entries = positions.saturating_mul(each);
+    if entries <= limit {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "logprob_start_len asks for {entries} log probabilities ({positions} positions with {each} each), \
+         limit is {limit}: start later or ask for fewer alternatives"
+    )))
 }
 
 fn invalid(reason: String) -> RequestError {

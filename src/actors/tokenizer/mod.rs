@@ -38,6 +38,8 @@ pub struct TokenizerSettings {
     pub limits: IntakeLimits,
     /// Bytes of text that may wait for a slow reader.
     pub client_backlog_bytes: usize,
+    /// Log probabilities that one prompt may ask for.
+    pub max_logprob_entries: usize,
     /// How long every request may wait and run.
     pub timeouts: RequestTimeouts,
     /// What is remembered of prompts and evictions; `None` diagnoses no misses.

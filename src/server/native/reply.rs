@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 use crate::executor::{LogprobWish, TokenLogprobs};
 use crate::ids::RequestId;
 use crate::request::FinishReason;
+use crate::server::sse::Chunks;
 use crate::server::transcript::{End, Transcript};
 use crate::server::words::Words;
 
@@ -47,10 +48,31 @@ impl<'a> Reply<'a> {
         transcript: &'a Transcript,
         index: Option<usize>,
     ) -> Self {
+        let logprobs = shape.logprobs.then(|| Logprobs::new(shape, transcript));
+        Self::with(logprobs, rid, transcript, index)
+    }
+
+    /// An answer to which more will be added. Its lists of log probabilities are empty, see [`Written`].
+    fn so_far(
+        rid: &'a RequestId,
+        shape: &'a Shape,
+        transcript: &'a Transcript,
+        index: Option<usize>,
+    ) -> Self {
+        let logprobs = shape.logprobs.then(|| Logprobs::with(shape, &[], &[]));
+        Self::with(logprobs, rid, transcript, index)
+    }
+
+    fn with(
+        logprobs: Option<Logprobs<'a>>,
+        rid: &'a RequestId,
+        transcript: &'a Transcript,
+        index: Option<usize>,
+    ) -> Self {
         Self {
             text: &transcript.text,
             output_ids: &transcript.tokens,
-            meta_info: Meta::new(rid, shape, transcript),
+            meta_info: Meta::with(logprobs, rid, transcript),
             index,
         }
     }
@@ -78,6 +100,15 @@ impl<'a> Meta<'a> {
         shape: &'a Shape,
         transcript: &'a Transcript,
     ) -> Self {
+        let logprobs = shape.logprobs.then(|| Logprobs::new(shape, transcript));
+        Self::with(logprobs, rid, transcript)
+    }
+
+    fn with(
+        logprobs: Option<Logprobs<'a>>,
+        rid: &'a RequestId,
+        transcript: &'a Transcript,
+    ) -> Self {
         let usage = &transcript.usage;
         Self {
             id: rid,
@@ -88,7 +119,7 @@ impl<'a> Meta<'a> {
             num_retractions: usage.num_retractions,
             weight_version: "default",
             e2e_latency: transcript.end.as_ref().map(|end| end.e2e_latency_s),
-            logprobs: shape.logprobs.then(|| Logprobs::new(shape, transcript)),
+            logprobs,
         }
     }
 }
@@ -143,8 +174,12 @@ struct Logprobs<'a> {
 
 impl<'a> Logprobs<'a> {
     fn new(shape: &'a Shape, transcript: &'a Transcript) -> Self {
-        let words = shape.words.as_ref();
         let (input, output) = (&transcript.input_logprobs, &transcript.output_logprobs);
+        Self::with(shape, input, output)
+    }
+
+    fn with(shape: &'a Shape, input: &'a [TokenLogprobs], output: &'a [TokenLogprobs]) -> Self {
+        let words = shape.words.as_ref();
         let others = |wanted: bool, tokens: &'a [TokenLogprobs], pick: Pick| {
             wanted.then_some(Others {
                 tokens,
@@ -165,6 +200,47 @@ impl<'a> Logprobs<'a> {
             output_top_logprobs: others(shape.top, output, |token| &token.top),
             input_token_ids_logprobs: others(shape.chosen, input, |token| &token.chosen),
             output_token_ids_logprobs: others(shape.chosen, output, |token| &token.chosen),
+        }
+    }
+}
+
+/// The log probabilities of an output's tokens so far, as JSON: each event repeats them, so they are written once and
+/// copied from then on. The prompt's and all alternatives come with the whole answer only.
+#[derive(Default)]
+pub(super) struct Written(Vec<u8>);
+
+impl Written {
+    /// Writes those of new tokens.
+    pub(super) fn push(&mut self, shape: &Shape, places: &[TokenLogprobs]) {
+        for at in places {
+            if !self.0.is_empty() {
+                self.0.push(b',');
+            }
+            let triple = triple(at.logprob, at.token, shape.words.as_ref());
+            serde_json::to_writer(&mut self.0, &triple).expect("triples have no keys");
+        }
+    }
+
+    /// Adds the event that shows an answer so far.
+    pub(super) fn show(
+        &self,
+        rid: &RequestId,
+        shape: &Shape,
+        transcript: &Transcript,
+        index: Option<usize>,
+        out: &mut Chunks,
+    ) {
+        const LIST: &[u8] = b"\"output_token_logprobs\":[";
+        let reply = Reply::so_far(rid, shape, transcript, index);
+        let json = serde_json::to_vec(&reply).expect("responses have string keys only");
+        // Quotes inside of texts are escaped: these bytes are the key, close to the end.
+        let found = json.windows(LIST.len()).rposition(|bytes| bytes == LIST);
+        match found {
+            None => out.json(&[&json]),
+            Some(at) => {
+                let (before, after) = json.split_at(at + LIST.len());
+                out.json(&[before, &self.0, after]);
+            }
         }
     }
 }
@@ -286,6 +362,52 @@ mod tests {
             },
         });
         check(&shape, &transcript(), None, expected);
+    }
+
+    #[test]
+    fn an_answer_so_far_has_the_outputs_log_probabilities_only() {
+        let wish = LogprobWish {
+            start: Some(0),
+            top: 1,
+            token_ids: vec![98],
+        };
+        let shape = Shape::new(Some(&wish), Some(&bytewise()));
+        let (rid, mut transcript) = (RequestId::new("r"), transcript());
+        transcript.text = r#"","output_token_logprobs":["#.to_owned();
+        let mut written = Written::default();
+        written.push(&shape, &transcript.output_logprobs);
+        written.push(&shape, &[place(98, Some(-2.0))]);
+        let mut out = Chunks::default();
+        written.show(&rid, &shape, &transcript, Some(4), &mut out);
+        let event = String::from_utf8(out.into_bytes()).expect("JSON is text");
+        let event = event.strip_prefix("data: ").expect("an event");
+        let reply: Value = serde_json::from_str(event).expect("JSON");
+        assert_eq!(reply["text"], transcript.text);
+        assert_eq!(reply["index"], 4);
+        let meta = &reply["meta_info"];
+        let expected = json!([[-0.5, 97, "a"], [-2.0, 98, "b"]]);
+        assert_eq!(meta["output_token_logprobs"], expected);
+        for later in [
+            "input_token_logprobs",
+            "input_top_logprobs",
+            "input_token_ids_logprobs",
+            "output_top_logprobs",
+            "output_token_ids_logprobs",
+        ] {
+            assert_eq!(meta[later], json!([]), "{later}");
+        }
+    }
+
+    #[test]
+    fn an_answer_so_far_without_log_probabilities_has_no_list_of_them() {
+        let (rid, shape, transcript) = (RequestId::new("r"), Shape::new(None, None), transcript());
+        let mut out = Chunks::default();
+        Written::default().show(&rid, &shape, &transcript, None, &mut out);
+        let event = String::from_utf8(out.into_bytes()).expect("JSON is text");
+        let event = event.strip_prefix("data: ").expect("an event");
+        let reply: Value = serde_json::from_str(event).expect("JSON");
+        let whole = Reply::new(&rid, &shape, &transcript, None);
+        assert_eq!(reply, serde_json::to_value(whole).expect("plain data"));
     }
 
     #[test]

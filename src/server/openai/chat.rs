@@ -21,6 +21,7 @@ use crate::server::native::{check_size, samples_of};
 use crate::server::sse::{self, Chunks, Render};
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
+use crate::server::whole;
 use crate::server::words::Words;
 
 /// Stands for as many tokens as the context has room for: the engine clips it.
@@ -53,10 +54,14 @@ pub(in crate::server) async fn create(
     }
     let transcripts = finish_all(lanes).await;
     let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
-    let choices = transcripts.into_iter().enumerate();
-    let choices = choices.map(|(index, transcript)| writer.message(index, transcript));
-    let choices: Vec<Choice> = choices.collect();
-    Ok(HttpResponse::Ok().json(writer.head.with(choices, Some(writer.usage()))))
+    let write = move |transcripts: Vec<Transcript>| {
+        let choices = transcripts.into_iter().enumerate();
+        let choices = choices.map(|(index, transcript)| writer.message(index, transcript));
+        let choices: Vec<Choice> = choices.collect();
+        let response = writer.head.with(choices, Some(writer.usage()));
+        serde_json::to_vec(&response).expect("responses have string keys only")
+    };
+    Ok(whole::respond(transcripts, write).await)
 }
 
 struct Call {

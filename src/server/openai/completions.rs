@@ -21,7 +21,8 @@ use crate::server::lanes::{Lane, finish_all};
 use crate::server::native::{check_size, samples_of, texts, tokens};
 use crate::server::sse::{self, Chunks, Render};
 use crate::server::state::AppState;
-use crate::server::transcript::News;
+use crate::server::transcript::{News, Transcript};
+use crate::server::whole;
 use crate::server::words::Words;
 
 /// OpenAI's default.
@@ -50,10 +51,15 @@ pub(in crate::server) async fn create(
     }
     let transcripts = finish_all(lanes).await;
     let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
-    let choices = transcripts.into_iter().enumerate();
-    let choices = choices.map(|(index, transcript)| writer.choice(index, transcript.into_news()));
-    let choices: Vec<Choice> = choices.collect();
-    Ok(HttpResponse::Ok().json(writer.head.with(choices, Some(writer.usage()))))
+    let write = move |transcripts: Vec<Transcript>| {
+        let choices = transcripts.into_iter().enumerate();
+        let choices =
+            choices.map(|(index, transcript)| writer.choice(index, transcript.into_news()));
+        let choices: Vec<Choice> = choices.collect();
+        let response = writer.head.with(choices, Some(writer.usage()));
+        serde_json::to_vec(&response).expect("responses have string keys only")
+    };
+    Ok(whole::respond(transcripts, write).await)
 }
 
 struct Call {

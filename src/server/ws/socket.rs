@@ -226,8 +226,17 @@ impl Socket {
         }
         match News::of(event) {
             Ok(news) => {
-                for frame in frames::news(named.rid(), &named.shape, news) {
-                    self.send(frame).await?;
+                let mut pieces = Vec::new();
+                news.in_pieces(|piece| pieces.push(piece));
+                let last = pieces.len() - 1;
+                for (index, piece) in pieces.into_iter().enumerate() {
+                    for frame in frames::news(named.rid(), &named.shape, piece) {
+                        self.send(frame).await?;
+                    }
+                    if index < last {
+                        // The worker's other clients come in between.
+                        tokio::task::yield_now().await;
+                    }
                 }
                 Ok(())
             }

@@ -1,0 +1,73 @@
+//! Whole JSON answers. A large one is written on another thread and sent in pieces, so that a worker's other clients
+//! wait for neither.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use actix_web::body::{BodySize, MessageBody};
+use actix_web::http::header::ContentType;
+use actix_web::rt::task::{JoinHandle, spawn_blocking};
+use actix_web::web::Bytes;
+use actix_web::{HttpResponse, ResponseError};
+
+use super::error::ApiError;
+use super::transcript::Transcript;
+use crate::error::RequestError;
+
+/// Largest answer that a worker writes itself.
+pub(super) const MAX_INLINE_BYTES: usize = 128 << 10;
+/// Bytes that go to a connection at once.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Answers with the JSON that `write` makes of the transcripts.
+pub(super) async fn respond<W>(transcripts: Vec<Transcript>, write: W) -> HttpResponse
+where
+    W: FnOnce(Vec<Transcript>) -> Vec<u8> + Send + 'static,
+{
+    let json_bytes: usize = transcripts.iter().map(Transcript::json_bytes).sum();
+    let json = match json_bytes <= MAX_INLINE_BYTES {
+        true => write(transcripts),
+        false => match aside(move || write(transcripts)).await {
+            Ok(json) => json,
+            Err(_) => return lost().error_response(),
+        },
+    };
+    let mut response = HttpResponse::Ok();
+    response.content_type(ContentType::json());
+    response.body(Pieces(json.into()))
+}
+
+/// Runs `write` on a thread for such work.
+pub(super) fn aside(write: impl FnOnce() -> Vec<u8> + Send + 'static) -> JoinHandle<Vec<u8>> {
+    spawn_blocking(write)
+}
+
+/// The error for an answer whose writing was given up, at the runtime's end.
+pub(super) fn lost() -> ApiError {
+    RequestError::EngineDown("the answer was lost while it was written".to_owned()).into()
+}
+
+/// Takes the next piece off `bytes`; `None` if there are none.
+pub(super) fn next_piece(bytes: &mut Bytes) -> Option<Bytes> {
+    let length = bytes.len().min(PIECE_BYTES);
+    (length > 0).then(|| bytes.split_to(length))
+}
+
+/// A body that is sent piece by piece.
+struct Pieces(Bytes);
+
+impl MessageBody for Pieces {
+    type Error = Infallible;
+
+    fn size(&self) -> BodySize {
+        BodySize::Sized(self.0.len() as u64)
+    }
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Infallible>>> {
+        Poll::Ready(next_piece(&mut self.0).map(Ok))
+    }
+}
