@@ -513,6 +513,14 @@ pub struct ServerFlags {
         hide_short_help = true
     )]
     pub ws_send_timeout_s: Option<u32>,
+    /// Seconds after which a connection ends whose client takes no byte of what is written to it
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub http_send_timeout_s: Option<u32>,
 }
 
 /// Section `[log]`.

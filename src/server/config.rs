@@ -60,6 +60,8 @@ pub struct ServerConfig {
     pub ws_ping_interval_s: u32,
     /// Seconds that writing one message to a WebSocket may take.
     pub ws_send_timeout_s: u32,
+    /// Seconds after which a connection ends whose client takes no byte of what is written to it.
+    pub http_send_timeout_s: u32,
 }
 
 impl Default for ServerConfig {
@@ -85,6 +87,7 @@ impl Default for ServerConfig {
             ws_max_frame_bytes: 1 << 20,
             ws_ping_interval_s: 20,
             ws_send_timeout_s: 10,
+            http_send_timeout_s: 30,
         }
     }
 }
@@ -109,6 +112,7 @@ impl ServerConfig {
             ("ws_max_frame_bytes", self.ws_max_frame_bytes),
             ("ws_ping_interval_s", self.ws_ping_interval_s as usize),
             ("ws_send_timeout_s", self.ws_send_timeout_s as usize),
+            ("http_send_timeout_s", self.http_send_timeout_s as usize),
         ];
         if let Some((key, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
             return Err(out_of_range(key, "is 0, must be at least 1".to_owned()));

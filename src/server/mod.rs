@@ -20,6 +20,7 @@ mod native;
 mod openai;
 mod policy;
 mod probe;
+mod sockets;
 mod sse;
 mod state;
 mod track;
@@ -37,7 +38,7 @@ use std::time::Duration;
 use actix_web::dev::Handler;
 use actix_web::middleware::from_fn;
 use actix_web::web::{self, Data};
-use actix_web::{App, FromRequest, HttpRequest, HttpServer, Responder};
+use actix_web::{App, FromRequest, HttpRequest, Responder};
 
 pub use config::ServerConfig;
 pub use error::ApiError;
@@ -48,7 +49,8 @@ pub use state::{AppState, EngineSlot, RenderMetrics};
 /// the server's own are refused on all of them, as the state's configuration says.
 ///
 /// The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs `h1_allow_half_closed(false)`: with
-/// actix's default a client that disappears is not noticed.
+/// actix's default a client that disappears is not noticed. A client that takes no bytes is noticed by [`run`] only,
+/// whose connections have `http_send_timeout_s`.
 pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/generate", native::generate);
     post(cfg, "/v1/completions", openai::completions::create);
@@ -145,8 +147,6 @@ pub async fn run(
     state: Data<AppState>,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    /// Seconds for the last bytes to reach slow clients, and for idle connections to close.
-    const FLUSH_S: u64 = 2;
     let config = state.config();
     let app_state = state.clone();
     let app = move || {
@@ -156,15 +156,7 @@ pub async fn run(
             .configure(routes)
             .default_service(fallback)
     };
-    let server = HttpServer::new(app)
-        .workers(config.worker_threads())
-        .h1_allow_half_closed(false)
-        .keep_alive(Duration::from_secs(config.keep_alive_s.into()))
-        .client_request_timeout(Duration::from_secs(config.header_timeout_s.into()))
-        .shutdown_timeout(FLUSH_S)
-        .disable_signals()
-        .listen(listener)?
-        .run();
+    let server = sockets::listen(app, listener, config)?;
     let handle = server.handle();
     let serving = actix_web::rt::spawn(server);
     tokio::select! {
