@@ -16,6 +16,7 @@ mod guard;
 mod health;
 mod key;
 mod lanes;
+mod methods;
 mod native;
 mod openai;
 mod policy;
@@ -82,7 +83,7 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    closed(cfg, resource(path, web::get().to(handler), "GET"));
+    closed(cfg, resource(path, web::get().to(handler), "GET, HEAD"));
 }
 
 /// As [`get`], without a key.
@@ -92,8 +93,9 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let resource = resource(path, web::get().to(handler), "GET").wrap(guard::cors());
+    let resource = resource(path, web::get().to(handler), "GET, HEAD").wrap(guard::cors());
     let resource = resource.wrap(from_fn(guard::check));
+    let resource = resource.wrap(from_fn(methods::adapt));
     cfg.service(resource.wrap(from_fn(track::track)));
 }
 
@@ -124,6 +126,7 @@ where
 fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
     let resource = resource.wrap(from_fn(key::check)).wrap(guard::cors());
     let resource = resource.wrap(from_fn(guard::check));
+    let resource = resource.wrap(from_fn(methods::adapt));
     cfg.service(resource.wrap(from_fn(track::track)));
 }
 
