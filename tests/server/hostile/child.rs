@@ -86,6 +86,17 @@ impl ChildServer {
             .is_none()
     }
 
+    /// How many sockets it has open.
+    pub fn sockets(&self) -> usize {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        let open = fs::read_dir(folder).expect("the process lives");
+        // One that is closed meanwhile leads nowhere.
+        let targets = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        let is_socket =
+            |target: &std::path::PathBuf| target.to_string_lossy().starts_with("socket:");
+        targets.filter(is_socket).count()
+    }
+
     fn status(&self, key: &str) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
         let status = status.expect("the process lives");
