@@ -58,8 +58,9 @@ impl Evictions {
         }
     }
 
+    /// Pages of evictions; those of the last flush are bounded by themselves.
     pub(super) fn pages(&self) -> usize {
-        self.young.pages.len() + self.old.pages.len() + self.flushed.pages.len()
+        self.young.pages.len() + self.old.pages.len()
     }
 
     /// The last step whose evictions are forgotten, at least in part.
@@ -129,7 +130,7 @@ impl Evictions {
         tokens: &[u32],
         missing: usize,
     ) -> Option<Found> {
-        if self.pages() == 0 {
+        if self.pages() + self.flushed.pages.len() == 0 {
             return None;
         }
         let mut hash = PrefixHash::empty(namespace).then(&tokens[..missing]);
