@@ -120,7 +120,7 @@ impl SamplingFlags {
             presence_penalty: self.presence_penalty,
             repetition_penalty: self.repetition_penalty,
             sampling_seed: self.sampling_seed,
-            stop: self.stop.clone(),
+            stop: self.stop.as_slice().into(),
             ignore_eos: self.ignore_eos,
             ..SamplingParams::default()
         }

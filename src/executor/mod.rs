@@ -208,7 +208,7 @@ impl RowWork {
     }
 }
 
-/// Which log probabilities a request wants. Names follow SGLang.
+/// Which log probabilities a request wants. Names follow SGLang. Clones share the list.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LogprobWish {
     /// Position in the prompt whose logits are the first wanted; `None` for the output's log probabilities only.
@@ -216,7 +216,7 @@ pub struct LogprobWish {
     /// How many of the most likely tokens to return with each position.
     pub top: u32,
     /// Tokens whose log probability to return with each position.
-    pub token_ids: Vec<u32>,
+    pub token_ids: Arc<[u32]>,
 }
 
 /// What a step produced.

@@ -87,7 +87,7 @@ fn samplings() -> Vec<SamplingParams> {
         greedy.clone(),
         SamplingParams {
             repetition_penalty: 1.2,
-            logit_bias: vec![(3, 1.0)],
+            logit_bias: [(3, 1.0)].into(),
             ..greedy
         },
         seeded.clone(),

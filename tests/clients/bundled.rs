@@ -103,7 +103,7 @@ fn the_loss_on_held_out_dialogues_is_what_training_printed() {
             request.logprobs = Some(LogprobWish {
                 start: Some(0),
                 top: 0,
-                token_ids: Vec::new(),
+                token_ids: [].into(),
             });
             request
         });

@@ -208,7 +208,7 @@ fn log_probabilities_of_any_number_are_the_cpus() {
         Some(Arc::new(LogprobWish {
             start: Some(2),
             top,
-            token_ids: vec![5, 9],
+            token_ids: [5, 9].into(),
         }))
     };
     let mut plans = plans();

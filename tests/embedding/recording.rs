@@ -273,7 +273,7 @@ async fn a_model_with_stop_strings_is_replayed_to_the_same_plans() {
     let engine = start_bundled(recording(dir.path()));
     let generations = (0..12).map(|number| {
         let mut asked = question(40 + number);
-        asked.sampling.stop = vec!["e ".to_owned()];
+        asked.sampling.stop = ["e ".to_owned()].into();
         asked.sampling.temperature = 1.0;
         asked.sampling.sampling_seed = Some(u64::from(number));
         engine.generate(asked).expect("the door is open")

@@ -156,7 +156,7 @@ fn input_logprobs_cover_the_wished_positions_across_chunks() {
     let wish = Arc::new(LogprobWish {
         start: Some(3),
         top: 2,
-        token_ids: vec![5],
+        token_ids: [5].into(),
     });
     let mut step = opening();
     let mut input = Vec::new();

@@ -324,7 +324,7 @@ impl Layout {
                         first_out: first_out as u32,
                         reserved: 0,
                     });
-                    self.ids.extend(&wish.token_ids);
+                    self.ids.extend(wish.token_ids.iter());
                     n_logprobs += 1 + top as usize + n_ids;
                     max_top = max_top.max(top);
                     Logprobs::Device {

@@ -288,7 +288,7 @@ fn banned_early(params: &SamplingParams, eos_ids: &[u32], vocab_size: usize) -> 
     if params.min_new_tokens == 0 {
         return Vec::new();
     }
-    let banned = eos_ids.iter().chain(&params.stop_token_ids).copied();
+    let banned = eos_ids.iter().chain(params.stop_token_ids.iter()).copied();
     let mut banned: Vec<u32> = banned
         .filter(|token| (*token as usize) < vocab_size)
         .collect();

@@ -70,7 +70,7 @@ impl Engine {
             sampling: Arc::new(SamplingParams {
                 max_new_tokens: max_new,
                 sampling_seed: Some(self.n_submitted),
-                logit_bias: vec![(3, -1.5)],
+                logit_bias: [(3, -1.5)].into(),
                 ..SamplingParams::default()
             }),
             logprobs: None,

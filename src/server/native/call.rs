@@ -1,5 +1,7 @@
 //! Reading SGLang's `GenerateReqInput`.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 
 use super::reply::Shape;
@@ -337,23 +339,23 @@ fn logprob_start(name: &str, value: Value) -> Result<Option<u32>, ApiError> {
 }
 
 /// `token_ids_logprob`: one list for all prompts, or a list of lists.
-fn chosen_tokens(fields: &mut Fields, prompts: usize) -> Result<Vec<Vec<u32>>, ApiError> {
+fn chosen_tokens(fields: &mut Fields, prompts: usize) -> Result<Vec<Arc<[u32]>>, ApiError> {
     const NAME: &str = "token_ids_logprob";
     let items = match fields.take(NAME) {
-        None => return Ok(vec![Vec::new(); prompts]),
+        None => return Ok(vec![Arc::default(); prompts]),
         Some(Value::Array(items)) => items,
         Some(other) => return Err(mismatch(NAME, &other, "a list of token ids")),
     };
     if !matches!(items.first(), Some(Value::Array(_))) {
-        return Ok(vec![fields::token_ids(NAME, &items)?; prompts]);
+        return Ok(vec![fields::token_ids(NAME, &items)?.into(); prompts]);
     }
     if items.len() != prompts {
         let text = format!("{NAME} has {} entries, must have one a prompt", items.len());
         return Err(ApiError::field(NAME, format!("{text}: {prompts}")));
     }
     let list = |value: &Value| match value {
-        Value::Array(items) => fields::token_ids(NAME, items),
-        Value::Null => Ok(Vec::new()),
+        Value::Array(items) => fields::token_ids(NAME, items).map(Arc::from),
+        Value::Null => Ok(Arc::default()),
         other => Err(mismatch(NAME, other, "a list of token ids")),
     };
     items.iter().map(list).collect()

@@ -70,8 +70,8 @@ fn a_batch_takes_one_value_for_all_or_one_for_each() {
             token_ids,
         })
     };
-    assert_eq!(first.logprobs, wish(Some(0), vec![7]));
-    assert_eq!(second.logprobs, wish(None, vec![]));
+    assert_eq!(first.logprobs, wish(Some(0), [7].into()));
+    assert_eq!(second.logprobs, wish(None, [].into()));
     assert_eq!(second.namespace.cache_salt(), Some("s"));
 }
 

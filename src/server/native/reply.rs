@@ -346,7 +346,7 @@ mod tests {
         let wish = LogprobWish {
             start: Some(0),
             top: 1,
-            token_ids: Vec::new(),
+            token_ids: [].into(),
         };
         let shape = Shape::new(Some(&wish), Some(&bytewise()));
         let expected = json!({

@@ -118,7 +118,7 @@ impl Call {
         let wish = |top| LogprobWish {
             start: None,
             top,
-            token_ids: Vec::new(),
+            token_ids: Arc::default(),
         };
         let request = GenerateRequest {
             rid: id,

@@ -119,7 +119,7 @@ impl Call {
         let logprobs = self.logprobs.map(|top| LogprobWish {
             start,
             top,
-            token_ids: Vec::new(),
+            token_ids: Arc::default(),
         });
         let is_batch = self.prompts.len() > 1;
         let requests = self.prompts.into_iter().enumerate().map(|(index, prompt)| {

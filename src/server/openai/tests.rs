@@ -85,7 +85,7 @@ fn sampling_fields_are_read_under_openais_names() {
         temperature: 0.5,
         sampling_seed: Some(u64::MAX),
         min_new_tokens: 2,
-        stop: vec!["a".to_owned()],
+        stop: ["a".to_owned()].into(),
         top_k: 4,
         n: 3,
         no_stop_trim: true,

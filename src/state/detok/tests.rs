@@ -256,7 +256,7 @@ fn repetitive_stop_strings_cost_one_pass() {
     let stops: Vec<String> = (0..32).map(|n| "a".repeat(992 + n) + "b").collect();
     let table = Table::byte_level();
     let params = SamplingParams {
-        stop: stops.clone(),
+        stop: stops.as_slice().into(),
         ..SamplingParams::default()
     };
     let (deltas, rest, found) = stream(&params, &table, &vec![b'a'.into(); 20_000]);
@@ -316,7 +316,7 @@ proptest! {
         stops in prop::collection::vec("[abthe日]{1,4}", 1..4),
     ) {
         let table = Table::byte_level();
-        let params = SamplingParams { stop: stops.clone(), ..SamplingParams::default() };
+        let params = SamplingParams { stop: stops.as_slice().into(), ..SamplingParams::default() };
         let (deltas, rest, found) = stream(&params, &table, &tokens);
         let whole = table.decode(&tokens, true, true);
         match naive_match(&whole, &stops) {

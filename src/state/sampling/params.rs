@@ -1,5 +1,7 @@
 //! Sampling parameters with SGLang's names and defaults.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
 use crate::error::RequestError;
@@ -7,7 +9,7 @@ use crate::error::RequestError;
 /// How tokens are chosen and when a request ends. Names and defaults are SGLang's.
 ///
 /// Read from JSON it takes what SGLang's `sampling_params` take: every field may be missing or null (the default),
-/// `stop` may be one string, `logit_bias` is a map from token id to bias.
+/// `stop` may be one string, `logit_bias` is a map from token id to bias. Clones share the lists.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SamplingParams {
     /// Most tokens to generate.
@@ -15,9 +17,9 @@ pub struct SamplingParams {
     /// Tokens before which neither EOS nor a stop token can be sampled.
     pub min_new_tokens: u32,
     /// Strings that end the output; at most 32.
-    pub stop: Vec<String>,
+    pub stop: Arc<[String]>,
     /// Tokens that end the output, besides EOS.
-    pub stop_token_ids: Vec<u32>,
+    pub stop_token_ids: Arc<[u32]>,
     /// Softmax temperature; below 1e-6 the most likely token is taken.
     pub temperature: f32,
     /// Nucleus: least probability mass kept, in (0, 1].
@@ -34,7 +36,7 @@ pub struct SamplingParams {
     pub repetition_penalty: f32,
     /// Added to the logits of single tokens: (token id, bias).
     #[serde(serialize_with = "super::wire::serialize_logit_bias")]
-    pub logit_bias: Vec<(u32, f32)>,
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// Goes on after EOS.
     pub ignore_eos: bool,
     /// Seed of the draws; a random one is chosen at intake when absent.
@@ -54,8 +56,8 @@ impl Default for SamplingParams {
         Self {
             max_new_tokens: 128,
             min_new_tokens: 0,
-            stop: Vec::new(),
-            stop_token_ids: Vec::new(),
+            stop: Arc::default(),
+            stop_token_ids: Arc::default(),
             temperature: 1.0,
             top_p: 1.0,
             top_k: -1,
@@ -63,7 +65,7 @@ impl Default for SamplingParams {
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
             repetition_penalty: 1.0,
-            logit_bias: Vec::new(),
+            logit_bias: Arc::default(),
             ignore_eos: false,
             sampling_seed: None,
             n: 1,
@@ -117,7 +119,7 @@ impl SamplingParams {
             self.logit_bias.iter().map(|bias| bias.0),
             vocab_size,
         )?;
-        for (token, bias) in &self.logit_bias {
+        for (token, bias) in self.logit_bias.iter() {
             if !bias.is_finite() {
                 return invalid(format!(
                     "logit_bias of token {token} is {bias}, limit is a finite number: use -100 to rule a token out"

@@ -67,23 +67,23 @@ fn every_shape_that_sglang_takes_is_taken() {
     }))
     .expect("valid");
     assert_eq!(params.max_new_tokens, 16);
-    assert_eq!(params.stop, ["END"]);
-    assert_eq!(params.stop_token_ids, [3, 4]);
+    assert_eq!(*params.stop, ["END"]);
+    assert_eq!(*params.stop_token_ids, [3, 4]);
     assert_eq!(params.temperature, 0.0);
-    assert_eq!(params.logit_bias, [(7, -100.0), (9, 1.5)]);
+    assert_eq!(*params.logit_bias, [(7, -100.0), (9, 1.5)]);
     assert_eq!(params.sampling_seed, Some(u64::MAX));
     assert!(params.ignore_eos);
     assert_eq!(params.validate(100), Ok(()));
     let list = read(json!({"stop": ["a", "b"], "sampling_seed": u64::MAX})).expect("valid");
-    assert_eq!(list.stop, ["a", "b"]);
+    assert_eq!(*list.stop, ["a", "b"]);
     assert_eq!(list.sampling_seed, Some(u64::MAX));
 }
 
 #[test]
 fn what_is_written_can_be_read() {
     let params = SamplingParams {
-        stop: vec!["x".into()],
-        logit_bias: vec![(5, 0.1), (2, -3.0)],
+        stop: ["x".into()].into(),
+        logit_bias: [(5, 0.1), (2, -3.0)].into(),
         sampling_seed: Some(1 << 63),
         top_p: 0.9,
         ..SamplingParams::default()

@@ -57,7 +57,7 @@ impl RowSampler {
     ) -> Self {
         let mut banned_early = Vec::new();
         if params.min_new_tokens > 0 {
-            banned_early.extend(eos_ids.iter().chain(&params.stop_token_ids));
+            banned_early.extend(eos_ids.iter().chain(params.stop_token_ids.iter()));
             banned_early.retain(|&token| (token as usize) < vocab_size);
             banned_early.sort_unstable();
             banned_early.dedup();
@@ -195,7 +195,7 @@ impl RowSampler {
                 logits[token as usize] = f32::NEG_INFINITY;
             }
         }
-        for &(token, bias) in &self.params.logit_bias {
+        for &(token, bias) in self.params.logit_bias.iter() {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit += bias;
             }

@@ -202,7 +202,7 @@ fn penalties_count_as_sglang_does() {
         frequency_penalty: 0.5,
         presence_penalty: 0.25,
         repetition_penalty: 2.0,
-        logit_bias: vec![(4, 3.0)],
+        logit_bias: [(4, 3.0)].into(),
         ..seeded(0)
     };
     let sampler = RowSampler::new(Arc::new(params), 6, &[], &[0, 1, 99], &[1, 2, 2, 77]);
@@ -217,7 +217,7 @@ fn penalties_count_as_sglang_does() {
 fn ends_are_banned_until_min_new_tokens() {
     let params = SamplingParams {
         min_new_tokens: 3,
-        stop_token_ids: vec![5],
+        stop_token_ids: [5].into(),
         temperature: 0.0,
         ..SamplingParams::default()
     };

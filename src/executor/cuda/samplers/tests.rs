@@ -46,7 +46,7 @@ fn params(random: &mut fastrand::Rng) -> SamplingParams {
     }
     if long {
         params.min_new_tokens = 6;
-        params.stop_token_ids = vec![7, 9, 7];
+        params.stop_token_ids = [7, 9, 7].into();
     }
     params
 }
