@@ -90,14 +90,15 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Bytes of text that must be encoded.
+    /// Bytes of text that must be encoded. A template may write its arguments into the text, so they count too.
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
             Self::Tokens(_) => 0,
             Self::Chat(chat) => {
                 let tools = chat.tools.as_ref().map_or(0, text_bytes_of);
-                tools + text_bytes_of(&chat.messages)
+                let messages = text_bytes_of(&chat.messages);
+                messages + tools + text_bytes_of_fields(&chat.template_kwargs)
             }
         }
     }
@@ -116,12 +117,14 @@ fn text_bytes_of(value: &serde_json::Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(items) => items.iter().map(text_bytes_of).sum(),
-        Value::Object(fields) => fields
-            .iter()
-            .map(|(name, value)| name.len() + text_bytes_of(value))
-            .sum(),
+        Value::Object(fields) => text_bytes_of_fields(fields),
         Value::Null | Value::Bool(_) | Value::Number(_) => 1,
     }
+}
+
+fn text_bytes_of_fields(fields: &serde_json::Map<String, serde_json::Value>) -> usize {
+    let field = |(name, value): (&String, _)| name.len() + text_bytes_of(value);
+    fields.iter().map(field).sum()
 }
 
 /// A conversation for the chat template.
@@ -267,5 +270,25 @@ impl CancelFlag {
 impl fmt::Debug for CancelFlag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CancelFlag({})", self.is_raised())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn template_arguments_count_as_text_of_the_prompt() {
+        let arguments = json!({"names": ["ab", "c"], "on": true});
+        let prompt = Prompt::Chat(Arc::new(ChatPrompt {
+            messages: json!([{"content": "hi"}]),
+            tools: None,
+            template_kwargs: arguments.as_object().cloned().unwrap_or_default(),
+            add_generation_prompt: true,
+        }));
+        let (messages, names, values) = (7 + 2, 5 + 2, 3 + 1);
+        assert_eq!(prompt.text_bytes(), messages + names + values);
     }
 }
