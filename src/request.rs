@@ -112,12 +112,13 @@ impl Prompt {
     }
 }
 
+/// Nothing is free, or a list of empty lists would be.
 fn text_bytes_of(value: &serde_json::Value) -> usize {
     use serde_json::Value;
     match value {
         Value::String(text) => text.len(),
-        Value::Array(items) => items.iter().map(text_bytes_of).sum(),
-        Value::Object(fields) => text_bytes_of_fields(fields),
+        Value::Array(items) => 1 + items.iter().map(text_bytes_of).sum::<usize>(),
+        Value::Object(fields) => 1 + text_bytes_of_fields(fields),
         Value::Null | Value::Bool(_) | Value::Number(_) => 1,
     }
 }
@@ -288,7 +289,7 @@ mod tests {
             template_kwargs: arguments.as_object().cloned().unwrap_or_default(),
             add_generation_prompt: true,
         }));
-        let (messages, names, values) = (7 + 2, 5 + 2, 3 + 1);
+        let (messages, names, values) = (1 + 1 + 7 + 2, 5 + 2, 1 + 3 + 1);
         assert_eq!(prompt.text_bytes(), messages + names + values);
     }
 }
