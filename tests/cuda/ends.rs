@@ -45,7 +45,7 @@ async fn check_ends_after_the_least(world: World) {
     request.sampling.temperature = 0.0;
     request.sampling.min_new_tokens = LEAST;
     request.sampling.max_new_tokens = 20;
-    request.sampling.logit_bias = vec![(EOS, 100.0)];
+    request.sampling.logit_bias = [(EOS, 100.0)].into();
     let outcome = collect(world.generate(request)).await;
     assert!(matches!(outcome.end, Event::Finished(_)), "{outcome:?}");
     let (banned, rest) = outcome.tokens.split_at(LEAST as usize);

@@ -369,7 +369,7 @@ mod tests {
         let wish = LogprobWish {
             start: Some(0),
             top: 1,
-            token_ids: vec![98],
+            token_ids: [98].into(),
         };
         let shape = Shape::new(Some(&wish), Some(&bytewise()));
         let (rid, mut transcript) = (RequestId::new("r"), transcript());
