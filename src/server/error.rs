@@ -146,6 +146,16 @@ impl ApiError {
         )
     }
 
+    /// 426: the client speaks another version of the WebSocket protocol.
+    pub(super) fn websocket_version() -> Self {
+        let message = "Sec-WebSocket-Version must be 13: use a client of RFC 6455";
+        Self::new(
+            StatusCode::UPGRADE_REQUIRED,
+            "websocket_version_not_supported",
+            message,
+        )
+    }
+
     /// 503: the model is being loaded.
     pub(super) fn loading() -> Self {
         Self::new(
@@ -285,6 +295,10 @@ impl ResponseError for ApiError {
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));
+        }
+        if self.status == StatusCode::UPGRADE_REQUIRED {
+            response.insert_header((header::UPGRADE, "websocket"));
+            response.insert_header((header::SEC_WEBSOCKET_VERSION, "13"));
         }
         if let Some(methods) = self.allow {
             response.insert_header((header::ALLOW, methods));

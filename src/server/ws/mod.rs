@@ -3,10 +3,13 @@
 //! The client sends `{"op": "generate", ...}` with the fields of `/generate`, `{"op": "abort", "rid"}` and
 //! `{"op": "ping"}`. The server sends `{"rid", "delta", "output_ids", "meta"}` with what is new, then
 //! `{"rid", "done": true, "meta"}` or `{"rid", "error"}`. A prompt list or `n` above 1 answers under the ids `rid-i`.
-//! When the connection ends, whatever is under way on it is cancelled.
+//! When the connection ends, whatever is under way on it is cancelled. Close codes are the standard's: 1002 for frames
+//! that it forbids, 1007 for text that is not UTF-8, 1009 for messages above the limit; a client's own is echoed.
 
 mod frames;
+mod inbound;
 mod socket;
+mod wire;
 
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, rt};
@@ -23,11 +26,8 @@ pub(super) async fn connect(
 ) -> Result<HttpResponse, ApiError> {
     state.serving()?;
     let open = state.open_websocket()?;
-    let (response, session, frames) = actix_ws::handle(&request, payload)
-        .map_err(|error| ApiError::invalid(format!("no WebSocket handshake: {error}")))?;
-    let limit = state.config().ws_max_frame_bytes;
-    let frames = frames.max_frame_size(limit).aggregate_continuations();
-    let frames = frames.max_continuation_size(limit);
-    rt::spawn(Socket::new(state.into_inner(), session, open).run(frames));
+    let (response, wire) =
+        wire::accept(&request, payload, state.config().ws_max_frame_bytes).await?;
+    rt::spawn(Socket::new(state.into_inner(), wire, open).run());
     Ok(response)
 }

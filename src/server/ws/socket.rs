@@ -4,13 +4,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use actix_ws::{AggregatedMessage, AggregatedMessageStream, CloseCode, ProtocolError, Session};
-use futures_util::StreamExt;
 use futures_util::stream::SelectAll;
+use futures_util::{SinkExt, StreamExt};
 use metrics::{counter, gauge, histogram};
 use tokio::time::{Instant as TokioInstant, Interval, MissedTickBehavior, interval_at, timeout};
+use tokio_tungstenite::tungstenite::error::ProtocolError;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::{self, Bytes, Message};
 
 use super::frames::{self, BadFrame, Op};
+use super::wire::Wire;
 use crate::engine::Canceller;
 use crate::ids::RequestId;
 use crate::request::Event;
@@ -36,8 +40,12 @@ enum Ending {
     Dead,
     /// The client does not read.
     Slow,
-    /// The client sent a message above the limit.
+    /// The client announced a message above the limit.
     TooLarge,
+    /// The client sent frames that the standard forbids.
+    Protocol,
+    /// The client sent text that is not UTF-8.
+    NotUtf8,
     /// A request was refused for overload and nothing else is under way.
     Overload,
     /// The server is shutting down and the last request ended.
@@ -51,18 +59,40 @@ impl Ending {
             Self::Dead => "dead",
             Self::Slow => "slow_client",
             Self::TooLarge => "message_too_large",
+            Self::Protocol => "protocol_error",
+            Self::NotUtf8 => "invalid_utf8",
             Self::Overload => "overload",
             Self::Drain => "drain",
         }
     }
 
-    fn close_code(self) -> CloseCode {
+    /// The code that the client is told; none where it closed the connection itself and its own is echoed, or is gone.
+    fn close_code(self) -> Option<CloseCode> {
         match self {
-            Self::Disconnect => CloseCode::Normal,
-            Self::Dead | Self::Slow => CloseCode::Policy,
-            Self::TooLarge => CloseCode::Size,
-            Self::Overload => CloseCode::Again,
-            Self::Drain => CloseCode::Away,
+            Self::Disconnect => None,
+            Self::Dead | Self::Slow => Some(CloseCode::Policy),
+            Self::TooLarge => Some(CloseCode::Size),
+            Self::Protocol => Some(CloseCode::Protocol),
+            Self::NotUtf8 => Some(CloseCode::Invalid),
+            Self::Overload => Some(CloseCode::Again),
+            Self::Drain => Some(CloseCode::Away),
+        }
+    }
+}
+
+impl From<tungstenite::Error> for Ending {
+    fn from(error: tungstenite::Error) -> Self {
+        use tungstenite::Error;
+        match error {
+            Error::Capacity(_) => Self::TooLarge,
+            Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Self::Disconnect,
+            Error::Protocol(_) => Self::Protocol,
+            Error::Utf8(_) => Self::NotUtf8,
+            // A frame that is refused by its header ends the byte stream with such an error.
+            Error::Io(error) => error
+                .downcast::<Error>()
+                .map_or(Self::Disconnect, Self::from),
+            _ => Self::Disconnect,
         }
     }
 }
@@ -81,7 +111,7 @@ impl Named {
 
 pub(super) struct Socket {
     state: Arc<AppState>,
-    session: Session,
+    wire: Wire,
     lanes: SelectAll<Events<Rc<Named>>>,
     /// The requests that have not ended. (A lane that has ended stays in `lanes` until it is polled once more.)
     names: Vec<Rc<Named>>,
@@ -91,11 +121,11 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    pub(super) fn new(state: Arc<AppState>, session: Session, open: OpenWebSocket) -> Self {
+    pub(super) fn new(state: Arc<AppState>, wire: Wire, open: OpenWebSocket) -> Self {
         let send_timeout = Duration::from_secs(state.config().ws_send_timeout_s.into());
         Self {
             state,
-            session,
+            wire,
             lanes: SelectAll::new(),
             names: Vec::new(),
             missed_pings: 0,
@@ -105,28 +135,24 @@ impl Socket {
     }
 
     /// Serves the connection until it ends, then cancels what is under way on it.
-    pub(super) async fn run(mut self, frames: AggregatedMessageStream) {
+    pub(super) async fn run(mut self) {
         let active = gauge!("souffleur_websocket_connections_active");
         active.increment(1.0);
         counter!("souffleur_websocket_connections_total").increment(1);
         let opened = Instant::now();
-        let ending = self.serve(frames).await;
+        let ending = self.serve().await;
         let aborted = self.names.len() as u64;
         self.lanes.clear();
         if aborted > 0 {
             count_aborts(ending.label(), aborted);
         }
-        let _ = timeout(
-            CLOSE_TIMEOUT,
-            self.session.close(Some(ending.close_code().into())),
-        )
-        .await;
+        let _ = timeout(CLOSE_TIMEOUT, self.close(ending)).await;
         let seconds = opened.elapsed().as_secs_f64();
         histogram!("souffleur_websocket_connection_duration_seconds").record(seconds);
         active.decrement(1.0);
     }
 
-    async fn serve(&mut self, mut frames: AggregatedMessageStream) -> Ending {
+    async fn serve(&mut self) -> Ending {
         let mut heartbeat = heartbeat(self.state.config().ws_ping_interval_s);
         let mut draining = self.state.drain_signal();
         loop {
@@ -134,7 +160,7 @@ impl Socket {
                 return Ending::Drain;
             }
             let went_well = tokio::select! {
-                frame = frames.recv() => self.on_frame(frame).await,
+                message = self.wire.next() => self.on_message(message).await,
                 Some((named, event)) = self.lanes.next(), if !self.lanes.is_empty() => {
                     self.on_event(&named, event).await
                 }
@@ -147,25 +173,21 @@ impl Socket {
         }
     }
 
-    async fn on_frame(
+    async fn on_message(
         &mut self,
-        frame: Option<Result<AggregatedMessage, ProtocolError>>,
+        message: Option<tungstenite::Result<Message>>,
     ) -> Result<(), Ending> {
         self.missed_pings = 0;
-        match frame {
-            Some(Ok(AggregatedMessage::Text(text))) => self.on_text(&text).await,
-            Some(Ok(AggregatedMessage::Ping(bytes))) => {
-                let sent = timeout(self.send_timeout, self.session.pong(&bytes)).await;
-                sent.map_err(|_| Ending::Slow)?
-                    .map_err(|_| Ending::Disconnect)
-            }
-            Some(Ok(AggregatedMessage::Pong(_))) => Ok(()),
-            Some(Ok(AggregatedMessage::Binary(_))) => {
+        match message.transpose()? {
+            Some(Message::Text(text)) => self.on_text(&text).await,
+            // The pong is queued when the ping is read, in the place of one that is not written yet.
+            Some(Message::Ping(_)) => in_time(self.send_timeout, self.wire.flush()).await,
+            Some(Message::Pong(_) | Message::Frame(_)) => Ok(()),
+            Some(Message::Binary(_)) => {
                 let error = ApiError::invalid("the frame is binary: send JSON as text");
                 self.send(frames::error(None, &error)).await
             }
-            Some(Err(ProtocolError::Overflow)) => Err(Ending::TooLarge),
-            Some(Ok(AggregatedMessage::Close(_)) | Err(_)) | None => Err(Ending::Disconnect),
+            Some(Message::Close(_)) | None => Err(Ending::Disconnect),
         }
     }
 
@@ -249,18 +271,44 @@ impl Socket {
             return Err(Ending::Dead);
         }
         self.missed_pings += 1;
-        let sent = timeout(self.send_timeout, self.session.ping(b"")).await;
-        sent.map_err(|_| Ending::Slow)?
-            .map_err(|_| Ending::Disconnect)
+        self.write(Message::Ping(Bytes::new())).await
     }
 
     async fn send(&mut self, frame: String) -> Result<(), Ending> {
         let waiting = gauge!("souffleur_websocket_outbound_queue_depth");
         waiting.increment(1.0);
-        let sent = timeout(self.send_timeout, self.session.text(frame)).await;
+        let sent = self.write(Message::text(frame)).await;
         waiting.decrement(1.0);
-        sent.map_err(|_| Ending::Slow)?
-            .map_err(|_| Ending::Disconnect)
+        sent
+    }
+
+    async fn write(&mut self, message: Message) -> Result<(), Ending> {
+        in_time(self.send_timeout, self.wire.send(message)).await
+    }
+
+    /// Tells the client why the connection ends, or echoes the close frame that it sent.
+    async fn close(&mut self, ending: Ending) -> tungstenite::Result<()> {
+        let Some(code) = ending.close_code() else {
+            return self.wire.flush().await;
+        };
+        let limit = self.state.config().ws_max_frame_bytes;
+        let reason = match ending {
+            Ending::TooLarge => format!("messages are limited to {limit} bytes: send less at once"),
+            _ => String::new(),
+        };
+        let reason = reason.into();
+        self.wire.close(Some(CloseFrame { code, reason })).await
+    }
+}
+
+/// Waits until a write is through, but not for ever.
+async fn in_time(
+    limit: Duration,
+    write: impl Future<Output = tungstenite::Result<()>>,
+) -> Result<(), Ending> {
+    match timeout(limit, write).await {
+        Ok(written) => written.map_err(|_| Ending::Disconnect),
+        Err(_) => Err(Ending::Slow),
     }
 }
 

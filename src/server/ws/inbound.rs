@@ -1,0 +1,239 @@
+//! A client's bytes on their way to the WebSocket library, which looks at a frame when all of it is in memory.
+//!
+//! Here a frame's header is looked at as soon as it arrives: nothing goes on of a frame that is too large alone or with
+//! the message's earlier fragments. A long frame goes on as fragments, so that the library holds little besides the
+//! message, gives that back afterwards, and sees while a text arrives that it is not UTF-8.
+
+use std::io::Cursor;
+
+use tokio_tungstenite::tungstenite;
+use tokio_tungstenite::tungstenite::error::{CapacityError, ProtocolError};
+use tokio_tungstenite::tungstenite::protocol::frame::FrameHeader;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{Data, OpCode};
+
+/// Bytes of the longest header.
+const MAX_HEADER_BYTES: usize = 14;
+/// Bytes of the longest control frame, as the standard has it.
+const MAX_CONTROL_BYTES: u64 = 125;
+/// Bytes of the longest fragment that goes on: a multiple of the mask's length, so that the mask stays as it is.
+const FRAGMENT_BYTES: u64 = 16 << 10;
+
+/// Where a client's byte stream is.
+pub(super) struct Inbound {
+    limit_bytes: usize,
+    /// The start of a header whose rest has not arrived.
+    header: Vec<u8>,
+    /// The rest of a frame, from its next fragment on, and its bytes.
+    rest: Option<(FrameHeader, u64)>,
+    /// Bytes of the current fragment that have not arrived.
+    fragment_left: usize,
+    /// Bytes that the frames of the unfinished message announced so far.
+    message_bytes: u64,
+}
+
+impl Inbound {
+    /// The start of a stream whose messages may have `limit_bytes`.
+    pub(super) fn new(limit_bytes: usize) -> Self {
+        Self {
+            limit_bytes,
+            header: Vec::with_capacity(MAX_HEADER_BYTES),
+            rest: None,
+            fragment_left: 0,
+            message_bytes: 0,
+        }
+    }
+
+    /// What goes on of `chunk`, and why not all of it does.
+    pub(super) fn admit(&mut self, mut chunk: &[u8]) -> (Vec<u8>, Option<tungstenite::Error>) {
+        let mut bytes = Vec::with_capacity(chunk.len() + MAX_HEADER_BYTES);
+        let refused = self.follow(&mut chunk, &mut bytes).err();
+        (bytes, refused)
+    }
+
+    fn follow(&mut self, chunk: &mut &[u8], bytes: &mut Vec<u8>) -> tungstenite::Result<()> {
+        loop {
+            let (arrived, later) = chunk.split_at(self.fragment_left.min(chunk.len()));
+            bytes.extend_from_slice(arrived);
+            self.fragment_left -= arrived.len();
+            *chunk = later;
+            if self.fragment_left > 0 {
+                return Ok(());
+            }
+            let frame = match self.rest.take() {
+                Some(rest) => rest,
+                None => match self.next_frame(chunk)? {
+                    Some(frame) => frame,
+                    None => return Ok(()),
+                },
+            };
+            self.announce(frame, bytes)?;
+        }
+    }
+
+    /// The next frame's header and length, checked; `None` if not all of the header has arrived.
+    fn next_frame(&mut self, chunk: &mut &[u8]) -> tungstenite::Result<Option<(FrameHeader, u64)>> {
+        let known = self.header.len();
+        let taken = chunk.len().min(MAX_HEADER_BYTES - known);
+        self.header.extend_from_slice(&chunk[..taken]);
+        let mut cursor = Cursor::new(&self.header);
+        let Some((header, length)) = FrameHeader::parse(&mut cursor)? else {
+            *chunk = &chunk[taken..];
+            return Ok(None);
+        };
+        *chunk = &chunk[cursor.position() as usize - known..];
+        self.header.clear();
+        self.check(&header, length)?;
+        Ok(Some((header, length)))
+    }
+
+    fn check(&mut self, header: &FrameHeader, length: u64) -> tungstenite::Result<()> {
+        if let OpCode::Control(_) = header.opcode {
+            return match length > MAX_CONTROL_BYTES {
+                true => Err(ProtocolError::ControlFrameTooBig.into()),
+                false => Ok(()),
+            };
+        }
+        let message_bytes = self.message_bytes.saturating_add(length);
+        if message_bytes > self.limit_bytes as u64 {
+            return Err(CapacityError::MessageTooLong {
+                size: usize::try_from(message_bytes).unwrap_or(usize::MAX),
+                max_size: self.limit_bytes,
+            }
+            .into());
+        }
+        self.message_bytes = match header.is_final {
+            true => 0,
+            false => message_bytes,
+        };
+        Ok(())
+    }
+
+    /// Writes the header of a frame's next fragment and keeps the rest of the frame for later.
+    fn announce(
+        &mut self,
+        (header, length): (FrameHeader, u64),
+        bytes: &mut Vec<u8>,
+    ) -> tungstenite::Result<()> {
+        let fragment = length.min(FRAGMENT_BYTES);
+        let is_last = fragment == length;
+        let first = FrameHeader {
+            is_final: header.is_final && is_last,
+            ..header.clone()
+        };
+        first.format(fragment, bytes)?;
+        self.fragment_left = fragment as usize;
+        if !is_last {
+            let opcode = OpCode::Data(Data::Continue);
+            self.rest = Some((FrameHeader { opcode, ..header }, length - fragment));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tokio_tungstenite::tungstenite::Error;
+
+    use super::*;
+
+    const LIMIT: usize = 100_000;
+    const TEXT: u8 = 0x1;
+    const CONTINUATION: u8 = 0x0;
+    const PING: u8 = 0x9;
+    const LAST: u8 = 0x80;
+
+    /// A masked frame's header that announces `length` bytes.
+    fn header(first: u8, length: u64) -> Vec<u8> {
+        let mut cursor = Cursor::new([first, 0x80, 1, 2, 3, 4]);
+        let parsed = FrameHeader::parse(&mut cursor).expect("the opcode is known");
+        let (header, _) = parsed.expect("it is whole");
+        let mut bytes = Vec::new();
+        header.format(length, &mut bytes).expect("there is room");
+        bytes
+    }
+
+    fn frame(first: u8, length: usize) -> Vec<u8> {
+        let mut bytes = header(first, length as u64);
+        bytes.extend((0..length).map(|at| at as u8));
+        bytes
+    }
+
+    /// Admits `stream` in chunks of `chunk_bytes`: what goes on, and the refusal.
+    fn admit(stream: &[u8], chunk_bytes: usize) -> (Vec<u8>, Option<Error>) {
+        let mut inbound = Inbound::new(LIMIT);
+        let mut all = Vec::new();
+        for chunk in stream.chunks(chunk_bytes) {
+            let (bytes, refused) = inbound.admit(chunk);
+            all.extend(bytes);
+            if refused.is_some() {
+                return (all, refused);
+            }
+        }
+        (all, None)
+    }
+
+    #[test]
+    fn lengths_are_refused_before_a_byte_of_the_frame_arrives() {
+        for length in [LIMIT as u64 + 1, 1 << 40, 1 << 63, u64::MAX] {
+            for first in [LAST | TEXT, TEXT, LAST | CONTINUATION] {
+                let (bytes, refused) = admit(&header(first, length), 64);
+                assert!(bytes.is_empty(), "{bytes:?}");
+                assert!(matches!(refused, Some(Error::Capacity(_))), "{refused:?}");
+            }
+            let (bytes, refused) = admit(&header(LAST | PING, length), 64);
+            assert!(bytes.is_empty(), "{bytes:?}");
+            assert!(matches!(refused, Some(Error::Protocol(_))), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn fragments_are_summed_and_control_frames_between_them_are_not() {
+        let mut stream = frame(TEXT, LIMIT - 400);
+        stream.extend(frame(LAST | PING, 125));
+        stream.extend(frame(CONTINUATION, 300));
+        let end = frame(LAST | CONTINUATION, 100);
+        let next = frame(LAST | TEXT, LIMIT);
+        let (_, refused) = admit(&[&stream[..], &end, &next].concat(), 64);
+        assert!(refused.is_none(), "{refused:?}");
+        stream.extend(header(LAST | CONTINUATION, 101));
+        let (_, refused) = admit(&stream, 64);
+        assert!(matches!(refused, Some(Error::Capacity(_))), "{refused:?}");
+    }
+
+    #[test]
+    fn a_long_frame_goes_on_as_fragments_under_its_mask() {
+        const PART: usize = FRAGMENT_BYTES as usize;
+        let whole = frame(LAST | TEXT, 2 * PART + 5);
+        let payload = &whole[whole.len() - 2 * PART - 5..];
+        let part = |first, range: std::ops::Range<usize>| {
+            [header(first, range.len() as u64), payload[range].to_vec()].concat()
+        };
+        let expected = [
+            part(TEXT, 0..PART),
+            part(CONTINUATION, PART..2 * PART),
+            part(LAST | CONTINUATION, 2 * PART..2 * PART + 5),
+        ];
+        assert!(PART.is_multiple_of(4));
+        assert!(admit(&whole, whole.len()).0 == expected.concat());
+    }
+
+    proptest! {
+        #[test]
+        fn every_cut_of_a_stream_gives_the_same(
+            lengths in prop::collection::vec(0..=300_usize, 0..8),
+            is_refused in prop::bool::ANY,
+            chunk_bytes in 1..700_usize,
+        ) {
+            let frames = lengths.iter().flat_map(|length| frame(LAST | TEXT, *length));
+            let mut stream: Vec<u8> = frames.collect();
+            let good = stream.clone();
+            if is_refused {
+                stream.extend(frame(LAST | TEXT, LIMIT + 1));
+            }
+            let (bytes, refused) = admit(&stream, chunk_bytes);
+            prop_assert_eq!(refused.is_some(), is_refused);
+            prop_assert_eq!(bytes, good);
+        }
+    }
+}
