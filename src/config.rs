@@ -16,6 +16,7 @@ use crate::state::eviction::{EvictionParameters, EvictionPolicy};
 use crate::state::pages::PageSize;
 use crate::state::policy::{PriorityOrder, schedule_policy};
 use crate::state::preemption::PriorityRules;
+use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::{
     BatchRules, IntakeLimits, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS,
 };
@@ -133,6 +134,18 @@ pub struct EngineConfig {
     /// Most log probabilities of one prompt, and of one answer that is kept whole: positions times one, its alternatives
     /// and its tokens asked for by id.
     pub max_logprob_entries: usize,
+    /// Most stop strings of one request.
+    pub max_stop_strings: usize,
+    /// Longest stop string, in bytes.
+    pub max_stop_bytes: usize,
+    /// Most stop token ids of one request.
+    pub max_stop_token_ids: usize,
+    /// Most tokens that one request gives a bias.
+    pub max_logit_bias: usize,
+    /// Most alternatives a position, for top log probabilities and for chosen tokens alike.
+    pub max_logprobs: usize,
+    /// Longest `extra_key`, and longest `cache_salt`, in bytes.
+    pub max_extra_key_bytes: usize,
     /// Takes and returns token ids only; no tokenizer is loaded.
     pub skip_tokenizer_init: bool,
     /// File for the message log; none is kept when absent. It holds prompts, as token ids.
@@ -190,6 +203,12 @@ impl Default for EngineConfig {
             client_channel_events: 64,
             client_backlog_bytes: 1 << 20,
             max_logprob_entries: 1 << 20,
+            max_stop_strings: 32,
+            max_stop_bytes: 1024,
+            max_stop_token_ids: 1024,
+            max_logit_bias: 1024,
+            max_logprobs: 1024,
+            max_extra_key_bytes: 256,
             skip_tokenizer_init: false,
             record: None,
             record_max_bytes: 1 << 30,
@@ -405,6 +424,18 @@ impl EngineConfig {
             return check(false, "schedule_policy", || reason);
         }
         self.eviction_policy().map(drop)
+    }
+
+    /// How long the lists and names of one request may be.
+    pub fn request_limits(&self) -> RequestLimits {
+        RequestLimits {
+            max_stop_strings: self.max_stop_strings,
+            max_stop_bytes: self.max_stop_bytes,
+            max_stop_token_ids: self.max_stop_token_ids,
+            max_logit_bias: self.max_logit_bias,
+            max_logprobs: self.max_logprobs,
+            max_extra_key_bytes: self.max_extra_key_bytes,
+        }
     }
 
     /// The eviction policy with its parameters; `None` without a prefix cache.

@@ -18,6 +18,7 @@ mod prefetch;
 pub mod record;
 pub mod request;
 pub mod server;
+mod shallow;
 pub mod simulate;
 pub mod sink;
 pub mod state;

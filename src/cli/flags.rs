@@ -343,6 +343,54 @@ pub struct EngineFlags {
         hide_short_help = true
     )]
     pub max_logprob_entries: Option<usize>,
+    /// Most stop strings of one request
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Clients",
+        hide_short_help = true
+    )]
+    pub max_stop_strings: Option<usize>,
+    /// Longest stop string
+    #[arg(
+        long,
+        value_name = "BYTES",
+        help_heading = "Clients",
+        hide_short_help = true
+    )]
+    pub max_stop_bytes: Option<usize>,
+    /// Most stop token ids of one request
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Clients",
+        hide_short_help = true
+    )]
+    pub max_stop_token_ids: Option<usize>,
+    /// Most tokens that one request gives a bias
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Clients",
+        hide_short_help = true
+    )]
+    pub max_logit_bias: Option<usize>,
+    /// Most alternatives a position, for top log probabilities and for chosen tokens alike
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Clients",
+        hide_short_help = true
+    )]
+    pub max_logprobs: Option<usize>,
+    /// Longest extra_key, and longest cache_salt
+    #[arg(
+        long,
+        value_name = "BYTES",
+        help_heading = "Clients",
+        hide_short_help = true
+    )]
+    pub max_extra_key_bytes: Option<usize>,
 
     /// Write what enters the scheduler, prompts included, to a file for `souffleur replay-log`
     #[arg(long, value_name = "FILE", help_heading = "Log")]
@@ -416,6 +464,22 @@ pub struct ServerFlags {
         hide_short_help = true
     )]
     pub max_batch_requests: Option<usize>,
+    /// Bytes of all request bodies that are being received or parsed at once
+    #[arg(
+        long,
+        value_name = "BYTES",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub max_bodies_bytes: Option<usize>,
+    /// Most JSON values in the lists and objects of one request body
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub max_body_values: Option<usize>,
     /// Seconds for a request's headers to arrive
     #[arg(
         long,

@@ -22,6 +22,7 @@ use crate::request::{CancelFlag, Event, GenerateRequest, Prompt};
 use crate::sink::EventSink;
 use crate::state::namespace::Namespace;
 use crate::state::prefix_history::PrefixReport;
+use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::CacheFlushed;
 use crate::state::stats::EngineStats;
 
@@ -43,6 +44,7 @@ pub(super) struct Inner {
     pub(super) metrics: RequestMetrics,
     pub(super) channel_events: usize,
     pub(super) max_logprob_entries: usize,
+    pub(super) request_limits: RequestLimits,
     pub(super) doors: DoorSlot,
     pub(super) watchdog: Addr<Watchdog>,
     pub(super) failure: FailureWatch,
@@ -173,13 +175,15 @@ impl EngineHandle {
     /// Keeps the cached part of a prefix in memory for at most `ttl`.
     ///
     /// # Errors
-    /// [`RequestError::Overloaded`] with too many pins, [`RequestError::EngineDown`].
+    /// [`RequestError::Overloaded`] with too many pins, [`RequestError::Invalid`] for a namespace with too long a name,
+    /// [`RequestError::EngineDown`].
     pub async fn pin_prefix(
         &self,
         namespace: Namespace,
         tokens: Arc<[u32]>,
         ttl: Duration,
     ) -> Result<PrefixPinned, RequestError> {
+        namespace.validate(&self.inner.request_limits)?;
         let ttl_s = u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX);
         let pin = PinPrefix {
             namespace,
@@ -274,6 +278,11 @@ impl EngineHandle {
     /// Log probabilities that hosts should keep of one answer at most; a prompt that asks for more is refused.
     pub fn max_logprob_entries(&self) -> usize {
         self.inner.max_logprob_entries
+    }
+
+    /// How long the lists and names of a request may be.
+    pub fn request_limits(&self) -> &RequestLimits {
+        &self.inner.request_limits
     }
 
     /// Requests inside, queued ones included.

@@ -178,6 +178,7 @@ fn inner(
         admission: Admission::new(config.door_requests(), config.max_queued_tokens),
         channel_events: config.client_channel_events,
         max_logprob_entries: config.max_logprob_entries,
+        request_limits: config.request_limits(),
         doors,
         watchdog,
         failure,

@@ -207,6 +207,7 @@ impl EngineParts {
                 max_requests: config.prefix_diagnostics_requests,
                 max_evicted_pages: config.prefix_diagnostics_pages,
             }),
+            request_limits: config.request_limits(),
         };
         let control = ControlSetup {
             limits,

@@ -1,4 +1,4 @@
-//! The JSON object that a request brings, read within limits of size and time.
+//! The JSON object that a request brings, read within limits of size, time and memory.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use actix_web::web::{Bytes, BytesMut, Data};
 use actix_web::{FromRequest, HttpRequest};
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
-use serde_json::{Map, Value};
 
+use super::budget::{BodyBudget, BodyCharge};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::state::AppState;
@@ -33,38 +33,32 @@ impl FromRequest for JsonBody {
             if length.is_some_and(|length| length > limit_bytes as u64) {
                 return Err(ApiError::body_too_large(limit_bytes));
             }
+            let budget = state.as_ref().map(|state| state.bodies().clone());
+            let budget = budget.unwrap_or_else(|| BodyBudget::new(config.max_bodies_bytes));
             let deadline = Duration::from_secs(config.body_timeout_s.into());
-            let body = actix_web::rt::time::timeout(deadline, read(payload, limit_bytes)).await;
-            let body = body.map_err(|_| ApiError::body_timeout(config.body_timeout_s))??;
-            Ok(Self(Fields::new(parse(&body)?)))
+            let read = read(payload, limit_bytes, budget.open());
+            let body = actix_web::rt::time::timeout(deadline, read).await;
+            let (body, charge) =
+                body.map_err(|_| ApiError::body_timeout(config.body_timeout_s))??;
+            Fields::read(body, charge, config.max_body_values).map(Self)
         })
     }
 }
 
-async fn read(mut payload: Payload, limit_bytes: usize) -> Result<Bytes, ApiError> {
+/// Charges what arrives, as it arrives: a promised length costs nothing.
+async fn read(
+    mut payload: Payload,
+    limit_bytes: usize,
+    mut charge: BodyCharge,
+) -> Result<(Bytes, BodyCharge), ApiError> {
     let mut body = BytesMut::new();
     while let Some(chunk) = payload.next().await {
         let chunk = chunk.map_err(|error| ApiError::invalid(format!("body: {error}")))?;
         if body.len() + chunk.len() > limit_bytes {
             return Err(ApiError::body_too_large(limit_bytes));
         }
+        charge.grow(chunk.len())?;
         body.extend_from_slice(&chunk);
     }
-    Ok(body.freeze())
-}
-
-/// Parses a JSON object.
-///
-/// # Errors
-/// Says where the text stops being JSON, or what it is instead of an object.
-pub(super) fn parse(text: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    match serde_json::from_slice(text) {
-        Ok(Value::Object(map)) => Ok(map),
-        Ok(_) => Err(ApiError::invalid(
-            "body is not a JSON object: send {\"field\": value, ...}",
-        )),
-        Err(error) => Err(ApiError::invalid(format!(
-            "body is not valid JSON: {error}"
-        ))),
-    }
+    Ok((body.freeze(), charge))
 }

@@ -32,6 +32,10 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// Most prompts times samples of one request.
     pub max_batch_requests: usize,
+    /// Bytes that all request bodies together may take while they are received and parsed.
+    pub max_bodies_bytes: usize,
+    /// Most JSON values in the messages, template arguments and other free objects of one request body.
+    pub max_body_values: usize,
     /// Seconds for a request's headers to arrive.
     pub header_timeout_s: u32,
     /// Seconds for a request's body to arrive.
@@ -74,6 +78,8 @@ impl Default for ServerConfig {
             workers: 0,
             max_body_bytes: 16 << 20,
             max_batch_requests: 1024,
+            max_bodies_bytes: 256 << 20,
+            max_body_values: 1 << 16,
             header_timeout_s: 10,
             body_timeout_s: 30,
             keep_alive_s: 75,
@@ -101,6 +107,7 @@ impl ServerConfig {
         let at_least_one = [
             ("max_body_bytes", self.max_body_bytes),
             ("max_batch_requests", self.max_batch_requests),
+            ("max_body_values", self.max_body_values),
             ("header_timeout_s", self.header_timeout_s as usize),
             ("body_timeout_s", self.body_timeout_s as usize),
             ("sse_keep_alive_s", self.sse_keep_alive_s as usize),
@@ -116,6 +123,12 @@ impl ServerConfig {
         ];
         if let Some((key, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
             return Err(out_of_range(key, "is 0, must be at least 1".to_owned()));
+        }
+        let (bodies, least) = (self.max_bodies_bytes, self.max_body_bytes.saturating_mul(4));
+        if bodies < least {
+            let reason =
+                format!("is {bodies}, must be at least four times max_body_bytes: {least}");
+            return Err(out_of_range("max_bodies_bytes", reason));
         }
         let at_most = [
             ("workers", self.workers, MAX_WORKERS),

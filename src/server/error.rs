@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::error::RequestError;
 use crate::ids::RequestId;
-use crate::state::sampling::SamplingParams;
+use crate::state::sampling::{Refused, SamplingParams};
 
 /// Seconds after which a client that met an overload should come back.
 const RETRY_AFTER_S: u32 = 1;
@@ -156,6 +156,20 @@ impl ApiError {
         )
     }
 
+    /// 413: reading the body takes more than all bodies together may have.
+    pub(super) fn body_beyond_budget(limit_bytes: usize) -> Self {
+        let text = format!("reading the body takes more of the {limit_bytes} bytes for all bodies");
+        let message = format!("{text} than one may have: send less at once");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    }
+
+    /// 503: other bodies have the memory.
+    pub(super) fn bodies_full(limit_bytes: usize) -> Self {
+        let text = format!("bodies that are being read take the {limit_bytes} bytes for them");
+        let message = format!("{text}: try again later");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+    }
+
     /// 503: the model is being loaded.
     pub(super) fn loading() -> Self {
         Self::new(
@@ -243,6 +257,15 @@ impl ApiError {
     /// Stable name of the error.
     pub(super) fn code(&self) -> &'static str {
         self.code
+    }
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::NotYet(name) => Self::unsupported(&name),
+            Refused::Wrong(name, reason) => Self::field(name, reason),
+        }
     }
 }
 

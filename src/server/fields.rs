@@ -1,47 +1,162 @@
 //! Reading a JSON object field by field, so that every error names the field, its value and what is wanted.
 
-use serde_json::{Map, Value};
+use actix_web::web::Bytes;
+use rustc_hash::FxHashMap;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
 
+use super::budget::BodyCharge;
 use super::error::ApiError;
+use super::raw::Raw;
 use crate::request::RequestTimeouts;
-use crate::state::sampling::{self, asks_for_nothing};
+use crate::shallow::{ReadTokenIds, Shallow, TokenIds};
+use crate::state::sampling;
 
-/// The fields of a JSON object that were not read yet. A null field counts as absent.
+/// Most fields of an object: clients send a few dozen.
+const MAX_FIELDS: usize = 1024;
+/// Copies of a text that reading it may make.
+const TEXT_COPIES: usize = 2;
+/// Bytes that a token id takes while its list is read and shared.
+const TOKEN_BYTES: usize = 2 * size_of::<u32>();
+/// Bytes that a JSON value takes at most besides its text, as an entry of an object.
+const VALUE_BYTES: usize = 256;
+
+/// The fields of a JSON object that were not read yet. A null field counts as absent. Nothing is parsed before it is
+/// asked for, and what nobody asks for never is.
 pub(super) struct Fields {
-    map: Map<String, Value>,
+    fields: FxHashMap<String, Raw>,
+    max_values: usize,
+    values: usize,
+    charge: BodyCharge,
 }
 
 impl Fields {
-    pub(super) fn new(map: Map<String, Value>) -> Self {
-        Self { map }
+    /// Finds the fields of an object. `charge` has the body's bytes already, and goes with what is made of them.
+    ///
+    /// # Errors
+    /// Says where the text stops being JSON, or what it is instead of an object; 503 without memory for it.
+    pub(super) fn read(
+        body: Bytes,
+        mut charge: BodyCharge,
+        max_values: usize,
+    ) -> Result<Self, ApiError> {
+        charge.grow(TEXT_COPIES * body.len())?;
+        let start = body.iter().find(|byte| !byte.is_ascii_whitespace());
+        let fields = match start {
+            Some(b'{') => read_object(&body),
+            _ => serde_json::from_slice::<IgnoredAny>(&body).map(|_| Object::None),
+        };
+        let fields = fields
+            .map_err(|error| ApiError::invalid(format!("body is not valid JSON: {error}")))?;
+        match fields {
+            Object::Fields(fields) => Ok(Self {
+                fields,
+                max_values,
+                values: 0,
+                charge,
+            }),
+            Object::TooMany => Err(ApiError::invalid(format!(
+                "body has more than {MAX_FIELDS} fields: leave out those that nobody reads"
+            ))),
+            Object::None => Err(ApiError::invalid(
+                "body is not a JSON object: send {\"field\": value, ...}",
+            )),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(value: &Value) -> Self {
+        let charge = super::budget::BodyBudget::new(1 << 30).open();
+        let read = Self::read(value.to_string().into(), charge, 1 << 10);
+        read.unwrap_or_else(|error| panic!("{value}: {error}"))
     }
 
     #[cfg(test)]
     pub(super) fn put(&mut self, name: &str, value: Value) {
-        self.map.insert(name.to_owned(), value);
+        self.fields.insert(name.to_owned(), Raw::from_value(&value));
     }
 
     /// Takes a field out as it is.
-    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
-        self.map.shift_remove(name).filter(|value| !value.is_null())
+    pub(super) fn take_raw(&mut self, name: &str) -> Option<Raw> {
+        self.fields.remove(name).filter(|raw| !raw.is_null())
+    }
+
+    /// Takes a field out without what is in its lists and objects.
+    pub(super) fn take(&mut self, name: &str) -> Result<Option<Shallow>, ApiError> {
+        self.take_raw(name).map(|raw| raw.shallow(name)).transpose()
+    }
+
+    /// Takes a field out with all that is in it.
+    ///
+    /// # Errors
+    /// Names the limit of values in one body, before they are made.
+    pub(super) fn take_tree(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
+        let Some(raw) = self.take_raw(name) else {
+            return Ok(None);
+        };
+        let (values, limit) = (raw.count_values(), self.max_values);
+        self.values += values;
+        if self.values > limit {
+            let text = format!("{name} holds {values} JSON values, limit is {limit} a body");
+            return Err(ApiError::field(name, format!("{text}: send less at once")));
+        }
+        self.charge.grow(values * VALUE_BYTES)?;
+        raw.parse(name).map(Some)
+    }
+
+    /// Reads a list of token ids.
+    pub(super) fn token_ids(&mut self, name: &str, raw: &Raw) -> Result<Vec<u32>, ApiError> {
+        self.charge.grow(raw.count_values() * TOKEN_BYTES)?;
+        token_ids(name, raw)
     }
 
     /// Fills a field that is absent.
     pub(super) fn default_to(&mut self, name: &str, value: Option<Value>) {
         if let Some(value) = value
-            && self.map.get(name).is_none_or(Value::is_null)
+            && self.fields.get(name).is_none_or(Raw::is_null)
         {
-            self.map.insert(name.to_owned(), value);
+            self.fields.insert(name.to_owned(), Raw::from_value(&value));
         }
     }
 
     /// A field's text, left in place; `None` if it is no text.
-    pub(super) fn text(&self, name: &str) -> Option<&str> {
-        self.map.get(name)?.as_str()
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        let raw = self.fields.get(name).filter(|raw| raw.is_text())?;
+        raw.parse(name).ok()
+    }
+
+    /// Takes an object out, to be read field by field; an absent one is empty.
+    pub(super) fn object(&mut self, name: &str) -> Result<Self, ApiError> {
+        let raw = self.take_raw(name);
+        let raw = raw.unwrap_or_else(|| Raw::from_value(&Value::Object(Default::default())));
+        self.inside(name, &raw)
+    }
+
+    /// The fields of an object in this one.
+    pub(super) fn inside(&self, name: &str, raw: &Raw) -> Result<Self, ApiError> {
+        if !raw.is_object() {
+            return Err(mismatch(name, &raw.shallow(name)?, "an object"));
+        }
+        let object = read_object(raw.bytes());
+        let object = object
+            .map_err(|error| ApiError::field(name, format!("{name} is not valid JSON: {error}")))?;
+        let Object::Fields(fields) = object else {
+            let text = format!("{name} has more than {MAX_FIELDS} fields: send fewer");
+            return Err(ApiError::field(name, text));
+        };
+        Ok(Self {
+            fields,
+            max_values: self.max_values,
+            values: self.values,
+            charge: self.charge.beside(),
+        })
     }
 
     pub(super) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        self.take(name).map(|value| string(name, value)).transpose()
+        self.take(name)?
+            .map(|value| string(name, value))
+            .transpose()
     }
 
     pub(super) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
@@ -49,31 +164,33 @@ impl Fields {
     }
 
     pub(super) fn optional_flag(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
-        self.take(name).map(|value| flag(name, &value)).transpose()
+        self.take(name)?.map(|value| flag(name, &value)).transpose()
     }
 
     pub(super) fn count(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
-        self.take(name).map(|value| count(name, &value)).transpose()
+        self.take(name)?
+            .map(|value| count(name, &value))
+            .transpose()
     }
 
     /// A limit in tokens, clipped to `u32`.
     pub(super) fn token_limit(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
-        let read = |value: Value| {
+        let read = |value: Shallow| {
             sampling::token_limit(&value)
                 .ok_or_else(|| mismatch(name, &value, sampling::TOKEN_LIMIT))
         };
-        self.take(name).map(read).transpose()
+        self.take(name)?.map(read).transpose()
     }
 
     pub(super) fn seed(&mut self, name: &str) -> Result<Option<u64>, ApiError> {
-        let read = |value: Value| {
+        let read = |value: Shallow| {
             sampling::seed(&value).ok_or_else(|| mismatch(name, &value, sampling::SEED))
         };
-        self.take(name).map(read).transpose()
+        self.take(name)?.map(read).transpose()
     }
 
     pub(super) fn integer(&mut self, name: &str) -> Result<Option<i64>, ApiError> {
-        self.take(name)
+        self.take(name)?
             .map(|value| integer(name, &value))
             .transpose()
     }
@@ -87,7 +204,7 @@ impl Fields {
     }
 
     fn seconds(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
-        let Some(value) = self.take(name) else {
+        let Some(value) = self.take(name)? else {
             return Ok(None);
         };
         let seconds = value.as_f64().filter(|seconds| *seconds > 0.0);
@@ -96,36 +213,41 @@ impl Fields {
             .ok_or_else(|| mismatch(name, &value, "a number of seconds above 0"))
     }
 
-    pub(super) fn object(&mut self, name: &str) -> Result<Option<Map<String, Value>>, ApiError> {
-        self.take(name).map(|value| object(name, value)).transpose()
+    /// What the trees that were taken out are charged for: they outlive the fields and the body's text.
+    pub(super) fn into_trees_charge(self) -> BodyCharge {
+        let mut charge = self.charge;
+        charge.shrink_to(self.values * VALUE_BYTES);
+        charge
     }
 
     /// Refuses each of `names` that asks for something.
     pub(super) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
-        match names.iter().find(|name| {
-            self.take(name)
-                .is_some_and(|value| !asks_for_nothing(&value))
-        }) {
-            None => Ok(()),
-            Some(name) => Err(ApiError::unsupported(name)),
+        for name in names {
+            let asks = self
+                .take(name)?
+                .is_some_and(|value| !value.asks_for_nothing());
+            if asks {
+                return Err(ApiError::unsupported(name));
+            }
         }
+        Ok(())
     }
 }
 
-pub(super) fn string(name: &str, value: Value) -> Result<String, ApiError> {
+pub(super) fn string(name: &str, value: Shallow) -> Result<String, ApiError> {
     match value {
-        Value::String(text) => Ok(text),
+        Shallow::Text(text) => Ok(text),
         other => Err(mismatch(name, &other, "a string")),
     }
 }
 
-pub(super) fn flag(name: &str, value: &Value) -> Result<bool, ApiError> {
+pub(super) fn flag(name: &str, value: &Shallow) -> Result<bool, ApiError> {
     value
         .as_bool()
         .ok_or_else(|| mismatch(name, value, "true or false"))
 }
 
-pub(super) fn count(name: &str, value: &Value) -> Result<u32, ApiError> {
+pub(super) fn count(name: &str, value: &Shallow) -> Result<u32, ApiError> {
     let whole = value
         .as_u64()
         .or_else(|| whole_float(value)?.try_into().ok());
@@ -134,56 +256,85 @@ pub(super) fn count(name: &str, value: &Value) -> Result<u32, ApiError> {
         .ok_or_else(|| mismatch(name, value, "a whole number from 0 to 4294967295"))
 }
 
-pub(super) fn integer(name: &str, value: &Value) -> Result<i64, ApiError> {
+pub(super) fn integer(name: &str, value: &Shallow) -> Result<i64, ApiError> {
     let number = value.as_i64().or_else(|| whole_float(value));
     number.ok_or_else(|| mismatch(name, value, "a whole number of 64 bits"))
 }
 
-pub(super) fn object(name: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
-    match value {
-        Value::Object(map) => Ok(map),
-        other => Err(mismatch(name, &other, "an object")),
-    }
-}
-
-/// A list of token ids.
-pub(super) fn token_ids(name: &str, items: &[Value]) -> Result<Vec<u32>, ApiError> {
-    let token = |(index, value): (usize, &Value)| match value.as_u64().map(u32::try_from) {
-        Some(Ok(token)) => Ok(token),
-        _ => Err(mismatch(
-            &format!("{name}[{index}]"),
-            value,
-            "a token id of 0 or more",
-        )),
-    };
-    items.iter().enumerate().map(token).collect()
-}
-
-/// The error for a value of the wrong kind.
-pub(super) fn mismatch(name: &str, value: &Value, wanted: &str) -> ApiError {
-    ApiError::field(
-        name,
-        format!("{name} is {}, must be {wanted}", excerpt(value)),
+fn not_a_token(name: &str, index: usize, found: &Shallow) -> ApiError {
+    mismatch(
+        &format!("{name}[{index}]"),
+        found,
+        "a token id of 0 or more",
     )
 }
 
+/// A short list of token ids.
+pub(super) fn token_ids(name: &str, raw: &Raw) -> Result<Vec<u32>, ApiError> {
+    if !raw.is_list() {
+        return Err(mismatch(name, &raw.shallow(name)?, "a list of token ids"));
+    }
+    let expected = raw.count_values();
+    match raw.parse_seed(name, ReadTokenIds { expected })? {
+        TokenIds::Ids(ids) => Ok(ids),
+        TokenIds::Bad { index, found } => Err(not_a_token(name, index, &found)),
+    }
+}
+
+/// The error for a value of the wrong kind.
+pub(super) fn mismatch(name: &str, value: &Shallow, wanted: &str) -> ApiError {
+    ApiError::field(name, format!("{name} is {value}, must be {wanted}"))
+}
+
 /// A whole number that was written as a float, which some clients do.
-fn whole_float(value: &Value) -> Option<i64> {
+fn whole_float(value: &Shallow) -> Option<i64> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let number = value.as_f64()?;
     (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64)
 }
 
-/// The value as an error shows it: never longer than a line.
-fn excerpt(value: &Value) -> String {
-    const MAX_CHARS: usize = 48;
-    match value {
-        Value::Array(items) => format!("a list of {}", items.len()),
-        Value::Object(_) => "an object".to_owned(),
-        Value::String(text) if text.chars().nth(MAX_CHARS).is_some() => {
-            format!("{:?}...", text.chars().take(MAX_CHARS).collect::<String>())
+/// What an object's text holds.
+enum Object {
+    Fields(FxHashMap<String, Raw>),
+    TooMany,
+    None,
+}
+
+fn read_object(body: &Bytes) -> serde_json::Result<Object> {
+    let mut text = serde_json::Deserializer::from_slice(body);
+    let object = FindFields(body).deserialize(&mut text)?;
+    text.end()?;
+    Ok(object)
+}
+
+/// Finds the fields of an object; of two with one name the last counts.
+struct FindFields<'a>(&'a Bytes);
+
+impl<'de> DeserializeSeed<'de> for FindFields<'de> {
+    type Value = Object;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Object, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for FindFields<'de> {
+    type Value = Object;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
+        let mut fields = FxHashMap::default();
+        while let Some((name, value)) = map.next_entry::<String, &RawValue>()? {
+            fields.insert(name, Raw::of(self.0, value));
+            if fields.len() > MAX_FIELDS {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                return Ok(Object::TooMany);
+            }
         }
-        short => short.to_string(),
+        Ok(Object::Fields(fields))
     }
 }
 
@@ -192,13 +343,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::server::budget::BodyBudget;
 
     #[track_caller]
     fn check(value: Value, expected: &str) {
-        let Value::Object(map) = json!({ "best_of": value }) else {
-            unreachable!()
-        };
-        let found = match Fields::new(map).count("best_of") {
+        let found = match Fields::of(&json!({ "best_of": value })).count("best_of") {
             Ok(number) => format!("{number:?}"),
             Err(error) => error.to_string(),
         };
@@ -235,10 +384,8 @@ mod tests {
 
     #[test]
     fn token_limits_are_clipped_and_never_negative() {
-        let read = |value: Value| {
-            let map = Map::from_iter([("max_tokens".to_owned(), value)]);
-            Fields::new(map).token_limit("max_tokens")
-        };
+        let read =
+            |value: Value| Fields::of(&json!({ "max_tokens": value })).token_limit("max_tokens");
         let huge = serde_json::from_str("100000000000000000000").expect("a number");
         assert_eq!(read(huge), Ok(Some(u32::MAX)));
         assert_eq!(read(json!(1_000_000_000_000u64)), Ok(Some(u32::MAX)));
@@ -249,17 +396,42 @@ mod tests {
 
     #[test]
     fn what_asks_for_nothing_is_not_refused() {
-        let Value::Object(map) =
-            json!({"a": null, "b": false, "c": [], "d": "", "e": {}, "f": [null]})
-        else {
-            unreachable!()
-        };
-        let mut fields = Fields::new(map);
+        let object = json!({"a": null, "b": false, "c": [], "d": "", "e": {}, "f": [null]});
+        let mut fields = Fields::of(&object);
         assert_eq!(fields.refuse(&["a", "b", "c", "d", "e", "f", "g"]), Ok(()));
         fields.put("lora_path", json!("x"));
         assert_eq!(
             fields.refuse(&["a", "lora_path"]),
             Err(ApiError::unsupported("lora_path"))
         );
+    }
+
+    fn of_text(text: String) -> Fields {
+        let charge = BodyBudget::new(1 << 30).open();
+        Fields::read(text.into(), charge, 100).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn trees_are_bounded_before_they_are_made() {
+        let mut fields = of_text(format!(
+            r#"{{"messages": [{}0], "tools": []}}"#,
+            "0,".repeat(99)
+        ));
+        let error = fields.take_tree("messages").expect_err("it is too large");
+        let text = "messages holds 101 JSON values, limit is 100 a body: send less at once";
+        assert_eq!(error, ApiError::field("messages", text));
+        let mut fields = of_text(r#"{"messages": [",,,,"], "tools": [1.5]}"#.to_owned());
+        assert_eq!(fields.take_tree("messages"), Ok(Some(json!([",,,,"]))));
+        assert_eq!(fields.take_tree("tools"), Ok(Some(json!([1.5]))));
+        assert_eq!(fields.take_tree("tools"), Ok(None));
+    }
+
+    #[test]
+    fn objects_of_too_many_fields_are_refused() {
+        let names: Vec<String> = (0..=MAX_FIELDS).map(|n| format!("\"{n}\":0")).collect();
+        let text = format!("{{{}}}", names.join(","));
+        let read = Fields::read(text.into(), BodyBudget::new(1 << 30).open(), 1);
+        let error = read.err().expect("is refused").to_string();
+        assert!(error.contains("more than 1024 fields"), "{error}");
     }
 }

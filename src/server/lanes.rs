@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use futures_util::stream::{self, SelectAll, Stream};
 
+use super::budget::BodyCharge;
 use super::error::ApiError;
 use super::state::AppState;
 use super::transcript::{News, Transcript};
@@ -20,6 +21,8 @@ pub(super) struct Lane {
     generation: Generation,
     /// Log probabilities that may be kept of the whole call.
     max_logprob_entries: usize,
+    /// The body's memory, until the first news: by then its prompt is encoded.
+    charge: Option<Arc<BodyCharge>>,
     _listed: Listed,
 }
 
@@ -34,6 +37,7 @@ impl Lane {
         let generations = engine.generate_all(requests)?;
         let lane = |generation: Generation| Self {
             _listed: state.under_way().list(generation.canceller()),
+            charge: None,
             generation,
             max_logprob_entries,
         };
@@ -44,13 +48,25 @@ impl Lane {
         self.max_logprob_entries
     }
 
+    /// The lanes with what the body of their call is charged for.
+    pub(super) fn with_charge(lanes: Vec<Self>, charge: BodyCharge) -> Vec<Self> {
+        let charge = Some(Arc::new(charge));
+        let charged = |lane| Self {
+            charge: charge.clone(),
+            ..lane
+        };
+        lanes.into_iter().map(charged).collect()
+    }
+
     pub(super) fn canceller(&self) -> Canceller {
         self.generation.canceller()
     }
 
     async fn next(&mut self) -> Event {
         let lost = || Event::Failed(RequestError::EngineDown("the request was lost".to_owned()));
-        self.generation.next().await.unwrap_or_else(lost)
+        let event = self.generation.next().await;
+        self.charge = None;
+        event.unwrap_or_else(lost)
     }
 
     /// Keeps what comes until the end. `kept` counts the log probabilities of all lanes of the call.

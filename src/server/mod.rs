@@ -7,6 +7,7 @@
 
 mod abort;
 mod body;
+mod budget;
 mod config;
 mod debug;
 mod error;
@@ -21,6 +22,7 @@ mod native;
 mod openai;
 mod policy;
 mod probe;
+mod raw;
 mod sockets;
 mod sse;
 mod state;

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 
+use super::budget::BodyBudget;
 use super::config::ServerConfig;
 use super::error::ApiError;
 use super::probe::Probe;
@@ -60,6 +61,7 @@ pub struct AppState {
     slot: EngineSlot,
     render_metrics: RenderMetrics,
     under_way: UnderWay,
+    bodies: BodyBudget,
     websockets: AtomicUsize,
     probe: Probe,
     draining: watch::Sender<bool>,
@@ -71,6 +73,7 @@ impl AppState {
     pub fn new(config: ServerConfig, slot: EngineSlot, render_metrics: RenderMetrics) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
+            bodies: BodyBudget::new(config.max_bodies_bytes),
             config,
             slot,
             render_metrics,
@@ -136,6 +139,10 @@ impl AppState {
 
     pub(super) fn probe(&self) -> &Probe {
         &self.probe
+    }
+
+    pub(super) fn bodies(&self) -> &BodyBudget {
+        &self.bodies
     }
 
     /// Counts a WebSocket in until the guard is dropped.

@@ -82,6 +82,18 @@ impl Words {
         String::from_utf8_lossy(&self.bytes(token)).into_owned()
     }
 
+    /// Bytes of the text of a prompt of tokens, counted until they are more than `limit`.
+    pub(super) fn text_len_up_to(&self, tokens: &[u32], limit: usize) -> usize {
+        let mut bytes = 0;
+        for token in tokens {
+            bytes += self.text_bytes(*token).len();
+            if bytes > limit {
+                break;
+            }
+        }
+        bytes
+    }
+
     /// The text of a prompt of tokens.
     pub(super) fn text(&self, tokens: &[u32]) -> String {
         let bytes: Vec<u8> = tokens

@@ -22,6 +22,7 @@ pub mod prefix_cache;
 pub mod prefix_history;
 pub mod probe;
 pub mod radix_tree;
+pub mod request_limits;
 pub mod row_pool;
 pub mod sampling;
 pub mod scheduler;

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::error::RequestError;
+use crate::state::request_limits::RequestLimits;
+
 /// The part of a cache key that is not tokens: two namespaces never share a node of the tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
@@ -18,6 +21,26 @@ impl Namespace {
             extra_key: extra_key.map(Arc::from),
             cache_salt: cache_salt.map(Arc::from),
         }
+    }
+
+    /// Checks the lengths: the tree keeps the names as long as anything is cached under them.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] with the name, its length, the limit and what to do.
+    pub fn validate(&self, limits: &RequestLimits) -> Result<(), RequestError> {
+        let names = [
+            ("extra_key", self.extra_key()),
+            ("cache_salt", self.cache_salt()),
+        ];
+        let limit = limits.max_extra_key_bytes;
+        for (name, value) in names {
+            let bytes = value.map_or(0, str::len);
+            if bytes > limit {
+                let text = format!("{name} has {bytes} bytes, limit is {limit}: shorten it");
+                return Err(RequestError::Invalid(text));
+            }
+        }
+        Ok(())
     }
 
     /// True for the namespace of requests that ask for none.

@@ -23,8 +23,6 @@ use super::{Tokenizer, TokenizerSettings};
 const MAX_INLINE_BYTES: usize = 8 << 10;
 /// How many bytes a normalizer may make one of (NFC composes three characters of three bytes into one).
 const MAX_NORMALIZER_SHRINK: usize = 4;
-/// Most alternatives a position, for top log probabilities and for chosen tokens alike.
-const MAX_LOGPROBS: usize = 1024;
 
 /// A request that has arrived and is not encoded yet.
 pub(super) struct Arrival {
@@ -135,7 +133,9 @@ fn prepare(
     mut request: GenerateRequest,
     settings: &TokenizerSettings,
 ) -> Result<Prepared, RequestError> {
-    request.sampling.validate(settings.vocab_size)?;
+    let limits = &settings.request_limits;
+    request.sampling.validate(settings.vocab_size, limits)?;
+    request.namespace.validate(limits)?;
     if !request.sampling.stop.is_empty() && settings.text.is_none() {
         return Err(invalid(
             "stop strings need a tokenizer, use stop_token_ids".to_owned(),
@@ -148,7 +148,7 @@ fn prepare(
     )?;
     check_prompt(&prompt, settings.vocab_size)?;
     if let Some(wish) = &mut request.logprobs {
-        check_wish(wish, prompt.len(), settings.vocab_size)?;
+        check_wish(wish, prompt.len(), settings)?;
         check_entries(wish, prompt.len(), settings.max_logprob_entries)?;
     }
     let mut sampling = std::mem::take(&mut request.sampling).normalized();
@@ -226,8 +226,10 @@ fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
 fn check_wish(
     wish: &mut LogprobWish,
     prompt_tokens: usize,
-    vocab_size: usize,
+    settings: &TokenizerSettings,
 ) -> Result<(), RequestError> {
+    let vocab_size = settings.vocab_size;
+    let limit = settings.request_limits.max_logprobs;
     if let Some(start) = wish.start
         && start as usize >= prompt_tokens
     {
@@ -240,9 +242,9 @@ fn check_wish(
         ("token_ids_logprob", wish.token_ids.len()),
     ];
     for (name, count) in counts {
-        if count > MAX_LOGPROBS {
+        if count > limit {
             return Err(invalid(format!(
-                "{name} asks for {count}, limit is {MAX_LOGPROBS}"
+                "{name} asks for {count}, limit is {limit}: ask for fewer"
             )));
         }
     }

@@ -21,6 +21,7 @@ use crate::model::text::TextModel;
 use crate::request::RequestTimeouts;
 use crate::state::news::RequestTokens;
 use crate::state::prefix_history::{HistoryLimits, PrefixReport};
+use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::IntakeLimits;
 
 use aside::Aside;
@@ -44,6 +45,8 @@ pub struct TokenizerSettings {
     pub timeouts: RequestTimeouts,
     /// What is remembered of prompts and evictions; `None` diagnoses no misses.
     pub prefix_history: Option<HistoryLimits>,
+    /// How long the lists and names of a request may be.
+    pub request_limits: RequestLimits,
 }
 
 /// The ways to the Scheduler.

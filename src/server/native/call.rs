@@ -2,20 +2,39 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
-
 use super::reply::Shape;
 use crate::executor::LogprobWish;
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt};
 use crate::server::error::ApiError;
 use crate::server::fields::{self, Fields, mismatch};
+use crate::server::raw::Raw;
 use crate::server::words::Words;
+use crate::shallow::Shallow;
 use crate::state::namespace::Namespace;
-use crate::state::sampling::{MAX_SAMPLES, SamplingParams};
+use crate::state::request_limits::RequestLimits;
+use crate::state::sampling::{self, MAX_SAMPLES, ReadParams, SamplingParams, check_count};
 
 /// Longest request id, in bytes.
-const MAX_RID_BYTES: usize = 256;
+pub(in crate::server) const MAX_RID_BYTES: usize = 256;
+
+/// What one call may ask for.
+#[derive(Clone, Copy)]
+pub(in crate::server) struct CallLimits<'a> {
+    /// Most prompts times samples.
+    pub(in crate::server) max_requests: usize,
+    /// The same, as far as the call's WebSocket has room for them.
+    pub(in crate::server) websocket: Option<WebSocketRoom>,
+    /// How long the lists and names of each request may be.
+    pub(in crate::server) request: &'a RequestLimits,
+}
+
+/// Requests that a WebSocket may have under way, and those that are not yet.
+#[derive(Clone, Copy)]
+pub(in crate::server) struct WebSocketRoom {
+    pub(in crate::server) free: usize,
+    pub(in crate::server) limit: usize,
+}
 
 /// SGLang's fields that would change the answer and that this engine does not have yet.
 const NOT_YET: [&str; 19] = [
@@ -50,30 +69,35 @@ pub(in crate::server) struct NativeCall {
 }
 
 impl NativeCall {
-    /// Reads a call of at most `max_requests` prompts times samples.
+    /// Reads a call. What is one for all its prompts is parsed once and shared.
     pub(in crate::server) fn parse(
         mut fields: Fields,
-        max_requests: usize,
+        limits: CallLimits<'_>,
     ) -> Result<Self, ApiError> {
-        let (prompts, is_list) = prompts(&mut fields)?;
-        // Before one value is copied for each of them.
-        check_size(prompts.len(), prompts.len(), max_requests)?;
-        let sampling = PerPrompt::new(&mut fields, "sampling_params", prompts.len(), is_list)?;
-        let sampling = sampling.map(sampling_params, SamplingParams::default)?;
+        let fields = &mut fields;
+        let prompts = prompts(fields, limits)?;
+        let shape = PromptCount {
+            prompts: prompts.values.len(),
+            is_list: prompts.is_list,
+        };
+        let read = |name: &str, raw: &Raw| sampling_params(name, raw, limits.request);
+        let sampling = shape.each(fields, "sampling_params", SamplingParams::default(), read)?;
         let samples: usize = sampling.iter().map(|sampling| sampling.n as usize).sum();
-        check_size(prompts.len(), samples, max_requests)?;
-        let is_batch = is_list || samples > 1;
-        let wishes = logprob_wishes(&mut fields, prompts.len(), is_list)?;
-        let namespaces = namespaces(&mut fields, prompts.len(), is_list)?;
-        let rids = rids(&mut fields, prompts.len(), is_list)?;
+        check_size(shape.prompts, samples, limits)?;
+        let is_batch = shape.is_list || samples > 1;
+        let wishes = logprob_wishes(fields, shape, limits.request)?;
+        let namespaces = namespaces(fields, shape, limits.request)?;
+        let rids = rids(fields, shape)?;
         let priority = fields.integer("priority")?;
         let timeouts = fields.timeouts()?;
         let stream = fields.flag("stream")?;
         let wants_words = fields.flag("return_text_in_logprobs")?;
         // Names that nobody knows are ignored, as SGLang does: its own clients and routers send some.
         fields.refuse(&NOT_YET)?;
+        fields.refuse(&sampling::NOT_YET)?;
         let mut requests = Vec::with_capacity(samples);
         let per_prompt = prompts
+            .values
             .into_iter()
             .zip(sampling)
             .zip(wishes)
@@ -138,76 +162,80 @@ pub(in crate::server) fn samples_of(
 pub(in crate::server) fn check_size(
     prompts: usize,
     samples: usize,
-    max_requests: usize,
+    limits: CallLimits<'_>,
 ) -> Result<(), ApiError> {
-    if samples <= max_requests {
-        return Ok(());
+    let limit = limits.max_requests;
+    if samples > limit {
+        let text = format!("{prompts} prompts ask for {samples} samples, limit is {limit}");
+        return Err(ApiError::field(
+            "n",
+            format!("{text}: send several requests"),
+        ));
     }
-    let text = format!("{prompts} prompts ask for {samples} samples, limit is {max_requests}");
-    Err(ApiError::field(
-        "n",
-        format!("{text}: send several requests"),
-    ))
+    match limits.websocket {
+        Some(room) if samples > room.free => Err(ApiError::too_many_on_websocket(room.limit)),
+        _ => Ok(()),
+    }
 }
 
-/// The values of a field that is one for all prompts or a list with one for each.
-struct PerPrompt {
-    name: &'static str,
-    values: Option<Vec<Value>>,
+/// How many prompts a call has, which decides how its other fields are read.
+#[derive(Clone, Copy)]
+struct PromptCount {
     prompts: usize,
+    is_list: bool,
 }
 
-impl PerPrompt {
-    fn new(
+impl PromptCount {
+    /// The values of a field that is one for all prompts, parsed once, or a list with one for each.
+    fn each<T: Clone>(
+        self,
         fields: &mut Fields,
         name: &'static str,
-        prompts: usize,
-        is_list: bool,
-    ) -> Result<Self, ApiError> {
-        let values = match fields.take(name) {
-            None => None,
-            Some(Value::Array(values)) if is_list => {
-                if values.len() != prompts {
-                    let found = values.len();
-                    let text = format!("{name} has {found} entries, must have one a prompt");
-                    return Err(ApiError::field(name, format!("{text}: {prompts}")));
-                }
-                Some(values)
-            }
-            Some(value) => Some(vec![value; prompts]),
-        };
-        Ok(Self {
-            name,
-            values,
-            prompts,
-        })
+        default: T,
+        read: impl Fn(&str, &Raw) -> Result<T, ApiError>,
+    ) -> Result<Vec<T>, ApiError> {
+        match fields.take_raw(name) {
+            None => Ok(vec![default; self.prompts]),
+            Some(raw) if self.is_list && raw.is_list() => self.read_list(name, &raw, default, read),
+            Some(raw) => Ok(vec![read(name, &raw)?; self.prompts]),
+        }
     }
 
-    fn map<T>(
+    fn read_list<T: Clone>(
         self,
-        read: impl Fn(&str, Value) -> Result<T, ApiError>,
-        default: impl Fn() -> T,
+        name: &'static str,
+        raw: &Raw,
+        default: T,
+        read: impl Fn(&str, &Raw) -> Result<T, ApiError>,
     ) -> Result<Vec<T>, ApiError> {
-        let Some(values) = self.values else {
-            return Ok((0..self.prompts).map(|_| default()).collect());
+        let (items, found) = raw.items(name, self.prompts)?;
+        if found != self.prompts {
+            let text = format!("{name} has {found} entries, must have one a prompt");
+            return Err(ApiError::field(name, format!("{text}: {}", self.prompts)));
+        }
+        let read = |item: &Raw| match item.is_null() {
+            true => Ok(default.clone()),
+            false => read(name, item),
         };
-        let read = |value: Value| match value {
-            Value::Null => Ok(default()),
-            value => read(self.name, value),
-        };
-        values.into_iter().map(read).collect()
+        items.iter().map(read).collect()
     }
 }
 
 /// The prompts, and whether they came as a list.
-fn prompts(fields: &mut Fields) -> Result<(Vec<Prompt>, bool), ApiError> {
-    let (text, ids) = (fields.take("text"), fields.take("input_ids"));
-    let (prompts, is_list) = match (text, ids) {
-        (Some(Value::String(text)), None) => (vec![Prompt::Text(text.into())], false),
-        (Some(Value::Array(items)), None) => (texts("text", items)?, true),
-        (Some(other), None) => return Err(mismatch("text", &other, "a string or a list of them")),
-        (None, Some(Value::Array(items))) => tokens("input_ids", items)?,
-        (None, Some(other)) => return Err(mismatch("input_ids", &other, "a list of token ids")),
+pub(in crate::server) struct Prompts {
+    pub(in crate::server) values: Vec<Prompt>,
+    pub(in crate::server) is_list: bool,
+}
+
+fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiError> {
+    let (text, ids) = (fields.take_raw("text"), fields.take_raw("input_ids"));
+    let prompts = match (text, ids) {
+        (Some(text), None) if text.is_list() => texts("text", &text, limits)?,
+        (Some(text), None) => match text.shallow("text")? {
+            Shallow::Text(text) => Prompts::one(Prompt::Text(text.into())),
+            other => return Err(mismatch("text", &other, "a string or a list of them")),
+        },
+        (None, Some(ids)) => tokens(fields, "input_ids", &ids, limits)?,
         (Some(_), Some(_)) => {
             let text = "text and input_ids are both given: leave one out";
             return Err(ApiError::field("input_ids", text));
@@ -219,73 +247,86 @@ fn prompts(fields: &mut Fields) -> Result<(Vec<Prompt>, bool), ApiError> {
             ));
         }
     };
-    match prompts.is_empty() {
+    match prompts.values.is_empty() {
         true => Err(ApiError::field(
             "text",
             "there is no prompt: the list is empty",
         )),
-        false => Ok((prompts, is_list)),
+        false => Ok(prompts),
+    }
+}
+
+impl Prompts {
+    pub(in crate::server) fn one(prompt: Prompt) -> Self {
+        Self {
+            values: vec![prompt],
+            is_list: false,
+        }
     }
 }
 
 /// A list of texts.
-pub(in crate::server) fn texts(name: &str, items: Vec<Value>) -> Result<Vec<Prompt>, ApiError> {
-    let items = items.into_iter().enumerate();
-    items
-        .map(|(index, value)| {
-            fields::string(&format!("{name}[{index}]"), value).map(|text| Prompt::Text(text.into()))
-        })
-        .collect()
+pub(in crate::server) fn texts(
+    name: &str,
+    raw: &Raw,
+    limits: CallLimits<'_>,
+) -> Result<Prompts, ApiError> {
+    let (items, len) = raw.items(name, limits.max_requests)?;
+    check_size(len, len, limits)?;
+    let text = |(index, item): (usize, &Raw)| {
+        let name = format!("{name}[{index}]");
+        let text = fields::string(&name, item.shallow(&name)?)?;
+        Ok(Prompt::Text(text.into()))
+    };
+    let values: Result<_, ApiError> = items.iter().enumerate().map(text).collect();
+    Ok(Prompts {
+        values: values?,
+        is_list: true,
+    })
 }
 
 /// One list of token ids, or a list of such lists.
 pub(in crate::server) fn tokens(
+    fields: &mut Fields,
     name: &str,
-    items: Vec<Value>,
-) -> Result<(Vec<Prompt>, bool), ApiError> {
-    if !matches!(items.first(), Some(Value::Array(_))) {
-        return Ok((
-            vec![Prompt::Tokens(fields::token_ids(name, &items)?.into())],
-            false,
-        ));
+    raw: &Raw,
+    limits: CallLimits<'_>,
+) -> Result<Prompts, ApiError> {
+    if raw.first_of_list() != Some(b'[') {
+        let ids = fields.token_ids(name, raw)?;
+        return Ok(Prompts::one(Prompt::Tokens(ids.into())));
     }
-    let prompt = |(index, value): (usize, &Value)| {
-        let name = format!("{name}[{index}]");
-        match value {
-            Value::Array(items) => {
-                fields::token_ids(&name, items).map(|ids| Prompt::Tokens(ids.into()))
-            }
-            other => Err(mismatch(&name, other, "a list of token ids")),
-        }
+    let (items, len) = raw.items(name, limits.max_requests)?;
+    check_size(len, len, limits)?;
+    let prompt = |(index, item): (usize, &Raw)| {
+        let ids = fields.token_ids(&format!("{name}[{index}]"), item)?;
+        Ok(Prompt::Tokens(ids.into()))
     };
-    let prompts = items
-        .iter()
-        .enumerate()
-        .map(prompt)
-        .collect::<Result<_, _>>()?;
-    Ok((prompts, true))
-}
-
-fn sampling_params(name: &str, value: Value) -> Result<SamplingParams, ApiError> {
-    read_sampling(fields::object(name, value)?)
+    let values: Result<_, ApiError> = items.iter().enumerate().map(prompt).collect();
+    Ok(Prompts {
+        values: values?,
+        is_list: true,
+    })
 }
 
 /// Reads SGLang's sampling parameters.
-pub(in crate::server) fn read_sampling(
-    map: Map<String, Value>,
+fn sampling_params(
+    name: &str,
+    raw: &Raw,
+    limits: &RequestLimits,
 ) -> Result<SamplingParams, ApiError> {
-    let names: Vec<String> = map.keys().cloned().collect();
-    let sampling: SamplingParams = serde_json::from_value(Value::Object(map)).map_err(|error| {
-        let text = error.to_string();
-        let named = names.into_iter().find(|name| is_about(&text, name));
-        let unsupported = named.as_deref().map(ApiError::unsupported);
-        if let Some(unsupported) = unsupported.filter(|error| error.to_string() == text) {
-            return unsupported;
-        }
-        ApiError::field(named.unwrap_or_else(|| "sampling_params".to_owned()), text)
-    })?;
-    match sampling.n {
-        1..=MAX_SAMPLES => Ok(sampling),
+    if !raw.is_object() {
+        return Err(mismatch(name, &raw.shallow(name)?, "an object"));
+    }
+    let sampling = raw.parse_seed(name, ReadParams(limits))??;
+    check_samples(sampling.n)?;
+    Ok(sampling)
+}
+
+/// Refuses more samples of one prompt than there may be.
+pub(in crate::server) fn check_samples(n: u32) -> Result<(), ApiError> {
+    match n {
+        1..=MAX_SAMPLES => Ok(()),
         n => {
             let text = format!("n is {n}, limits are 1 to {MAX_SAMPLES}: send several requests");
             Err(ApiError::field("n", text))
@@ -293,24 +334,19 @@ pub(in crate::server) fn read_sampling(
     }
 }
 
-/// True if an error text begins with the field's name or quotes it.
-fn is_about(text: &str, name: &str) -> bool {
-    let rest = text.strip_prefix(name);
-    rest.is_some_and(|rest| rest.starts_with([' ', '['])) || text.contains(&format!("{name:?}"))
-}
-
 fn logprob_wishes(
     fields: &mut Fields,
-    prompts: usize,
-    is_list: bool,
+    shape: PromptCount,
+    limits: &RequestLimits,
 ) -> Result<Vec<Option<LogprobWish>>, ApiError> {
-    let wanted = PerPrompt::new(fields, "return_logprob", prompts, is_list)?;
-    let wanted = wanted.map(|name, value| fields::flag(name, &value), || false)?;
-    let starts = PerPrompt::new(fields, "logprob_start_len", prompts, is_list)?;
-    let starts = starts.map(logprob_start, || None)?;
-    let tops = PerPrompt::new(fields, "top_logprobs_num", prompts, is_list)?;
-    let tops = tops.map(|name, value| fields::count(name, &value), || 0)?;
-    let chosen = chosen_tokens(fields, prompts)?;
+    let wanted = shape.each(fields, "return_logprob", false, |name, raw| {
+        fields::flag(name, &raw.shallow(name)?)
+    })?;
+    let starts = shape.each(fields, "logprob_start_len", None, logprob_start)?;
+    let tops = shape.each(fields, "top_logprobs_num", 0, |name, raw| {
+        fields::count(name, &raw.shallow(name)?)
+    })?;
+    let chosen = chosen_tokens(fields, shape, limits)?;
     let wishes = starts.into_iter().zip(tops).zip(chosen);
     let wishes = wishes.map(|((start, top), token_ids)| LogprobWish {
         start,
@@ -324,7 +360,8 @@ fn logprob_wishes(
         .collect())
 }
 
-fn logprob_start(name: &str, value: Value) -> Result<Option<u32>, ApiError> {
+fn logprob_start(name: &str, raw: &Raw) -> Result<Option<u32>, ApiError> {
+    let value = raw.shallow(name)?;
     match fields::integer(name, &value)? {
         -1 => Ok(None),
         start => match u32::try_from(start) {
@@ -339,71 +376,73 @@ fn logprob_start(name: &str, value: Value) -> Result<Option<u32>, ApiError> {
 }
 
 /// `token_ids_logprob`: one list for all prompts, or a list of lists.
-fn chosen_tokens(fields: &mut Fields, prompts: usize) -> Result<Vec<Arc<[u32]>>, ApiError> {
+fn chosen_tokens(
+    fields: &mut Fields,
+    shape: PromptCount,
+    limits: &RequestLimits,
+) -> Result<Vec<Arc<[u32]>>, ApiError> {
     const NAME: &str = "token_ids_logprob";
-    let items = match fields.take(NAME) {
-        None => return Ok(vec![Arc::default(); prompts]),
-        Some(Value::Array(items)) => items,
-        Some(other) => return Err(mismatch(NAME, &other, "a list of token ids")),
+    let Some(raw) = fields.take_raw(NAME) else {
+        return Ok(vec![Arc::default(); shape.prompts]);
     };
-    if !matches!(items.first(), Some(Value::Array(_))) {
-        return Ok(vec![fields::token_ids(NAME, &items)?.into(); prompts]);
-    }
-    if items.len() != prompts {
-        let text = format!("{NAME} has {} entries, must have one a prompt", items.len());
-        return Err(ApiError::field(NAME, format!("{text}: {prompts}")));
-    }
-    let list = |value: &Value| match value {
-        Value::Array(items) => fields::token_ids(NAME, items).map(Arc::from),
-        Value::Null => Ok(Arc::default()),
-        other => Err(mismatch(NAME, other, "a list of token ids")),
+    let list = |_: &str, raw: &Raw| -> Result<Arc<[u32]>, ApiError> {
+        if raw.is_list() {
+            let (_, len) = raw.items(NAME, 0)?;
+            check_count(NAME, len, limits.max_logprobs)
+                .map_err(|text| ApiError::field(NAME, text))?;
+        }
+        fields::token_ids(NAME, raw).map(Arc::from)
     };
-    items.iter().map(list).collect()
+    match raw.first_of_list() {
+        Some(b'[') => shape.read_list(NAME, &raw, Arc::default(), list),
+        _ => Ok(vec![list(NAME, &raw)?; shape.prompts]),
+    }
 }
 
 fn namespaces(
     fields: &mut Fields,
-    prompts: usize,
-    is_list: bool,
+    shape: PromptCount,
+    limits: &RequestLimits,
 ) -> Result<Vec<Namespace>, ApiError> {
-    let keys = PerPrompt::new(fields, "extra_key", prompts, is_list)?;
-    let keys = keys.map(text, || None)?;
-    let salts = PerPrompt::new(fields, "cache_salt", prompts, is_list)?;
-    let salts = salts.map(text, || None)?;
-    Ok(keys
-        .into_iter()
-        .zip(salts)
-        .map(|(key, salt)| Namespace::new(key.as_deref(), salt.as_deref()))
-        .collect())
-}
-
-fn text(name: &str, value: Value) -> Result<Option<String>, ApiError> {
-    fields::string(name, value).map(Some)
+    let text = |name: &str, raw: &Raw| -> Result<Option<Arc<str>>, ApiError> {
+        let text = fields::string(name, raw.shallow(name)?)?;
+        Ok(Some(text.into()))
+    };
+    let keys = shape.each(fields, "extra_key", None, text)?;
+    let salts = shape.each(fields, "cache_salt", None, text)?;
+    let namespace = |(key, salt): (Option<Arc<str>>, Option<Arc<str>>)| {
+        let namespace = Namespace::new(key.as_deref(), salt.as_deref());
+        namespace.validate(limits).map_err(ApiError::from)?;
+        Ok(namespace)
+    };
+    keys.into_iter().zip(salts).map(namespace).collect()
 }
 
 /// One id for each prompt: the client's, or its one id with `-i`, or random ones.
-fn rids(fields: &mut Fields, prompts: usize, is_list: bool) -> Result<Vec<RequestId>, ApiError> {
-    match fields.take("rid") {
-        None => Ok((0..prompts).map(|_| RequestId::random()).collect()),
-        Some(Value::Array(items)) if is_list => {
-            if items.len() != prompts {
-                let text = format!("rid has {} entries, must have one a prompt", items.len());
-                return Err(ApiError::field("rid", format!("{text}: {prompts}")));
-            }
-            items.into_iter().map(rid).collect()
+fn rids(fields: &mut Fields, shape: PromptCount) -> Result<Vec<RequestId>, ApiError> {
+    const NAME: &str = "rid";
+    let count = shape.prompts;
+    match fields.take_raw(NAME) {
+        None => Ok((0..count).map(|_| RequestId::random()).collect()),
+        Some(raw) if shape.is_list && raw.is_list() => {
+            let read = |name: &str, raw: &Raw| rid(raw.shallow(name)?).map(Some);
+            let rids = shape.read_list(NAME, &raw, None, read)?;
+            let named = |name: Option<RequestId>| {
+                name.ok_or_else(|| mismatch(NAME, &Shallow::Null, "a string for each prompt"))
+            };
+            rids.into_iter().map(named).collect()
         }
-        Some(value) if !is_list => Ok(vec![rid(value)?]),
-        Some(value) => {
-            let base = rid(value)?;
-            Ok((0..prompts)
-                .map(|index| RequestId::new(format!("{base}-{index}")))
-                .collect())
+        Some(raw) if !shape.is_list => Ok(vec![rid(raw.shallow(NAME)?)?]),
+        Some(raw) => {
+            let base = rid(raw.shallow(NAME)?)?;
+            let name = |index| RequestId::new(format!("{base}-{index}"));
+            Ok((0..count).map(name).collect())
         }
     }
 }
 
 /// Reads a request id.
-pub(in crate::server) fn rid(value: Value) -> Result<RequestId, ApiError> {
+pub(in crate::server) fn rid(value: Shallow) -> Result<RequestId, ApiError> {
     let name = fields::string("rid", value)?;
     match name.len() {
         0 => Err(ApiError::field(

@@ -1,12 +1,17 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
 fn parse(value: Value) -> Result<NativeCall, ApiError> {
-    let Value::Object(map) = value else {
-        panic!("{value} is an object")
-    };
-    NativeCall::parse(Fields::new(map), 8)
+    NativeCall::parse(Fields::of(&value), limits(&RequestLimits::default()))
+}
+
+fn limits(request: &RequestLimits) -> CallLimits<'_> {
+    CallLimits {
+        max_requests: 8,
+        websocket: None,
+        request,
+    }
 }
 
 #[track_caller]
@@ -180,4 +185,62 @@ fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
     }
     let error = parse(json!({"text": "a", "sampling_params": {"regex": "x"}}));
     assert_eq!(error.err(), Some(ApiError::unsupported("regex")));
+}
+
+#[test]
+fn what_is_one_for_all_prompts_is_parsed_once_and_shared() {
+    let sampling =
+        json!({"stop": ["a", "b"], "stop_token_ids": [1], "logit_bias": {"2": 1}, "n": 2});
+    let call = json!({
+        "text": ["x", "y"], "sampling_params": sampling, "return_logprob": true,
+        "token_ids_logprob": [7, 8],
+    });
+    let call = read(call);
+    let [first, rest @ ..] = call.requests.as_slice() else {
+        panic!("four requests")
+    };
+    assert_eq!(rest.len(), 3);
+    for other in rest {
+        assert!(Arc::ptr_eq(&first.sampling.stop, &other.sampling.stop));
+        let (one, another) = (&first.sampling, &other.sampling);
+        assert!(Arc::ptr_eq(&one.stop_token_ids, &another.stop_token_ids));
+        assert!(Arc::ptr_eq(&one.logit_bias, &another.logit_bias));
+        let ids =
+            |request: &GenerateRequest| request.logprobs.clone().expect("wished for").token_ids;
+        assert!(Arc::ptr_eq(&ids(first), &ids(other)));
+    }
+}
+
+#[test]
+fn names_and_lists_have_limits() {
+    let text = "extra_key has 257 bytes, limit is 256: shorten it";
+    let error = parse(json!({"text": "a", "extra_key": "x".repeat(257)})).err();
+    assert_eq!(error.expect("is refused").to_string(), text);
+    let text = "cache_salt has 257 bytes, limit is 256: shorten it";
+    let error = parse(json!({"text": ["a", "b"], "cache_salt": ["s", "x".repeat(257)]})).err();
+    assert_eq!(error.expect("is refused").to_string(), text);
+    let text = "token_ids_logprob has 1025 ids, limit is 1024: send fewer";
+    let list = json!({"text": "a", "token_ids_logprob": vec![0; 1025]});
+    refuses(list, "token_ids_logprob", text);
+    let list = json!({"text": "a", "sampling_params": {"stop_token_ids": vec![0; 1025]}});
+    let text = "stop_token_ids has 1025 ids, limit is 1024: send fewer";
+    refuses(list, "stop_token_ids", text);
+}
+
+#[test]
+fn a_websocket_without_room_refuses_before_anything_is_made() {
+    let request = RequestLimits::default();
+    let room = WebSocketRoom { free: 1, limit: 4 };
+    let limits = CallLimits {
+        websocket: Some(room),
+        ..limits(&request)
+    };
+    for value in [
+        json!({"text": ["a", "b"]}),
+        json!({"input_ids": [[1], [2]]}),
+        json!({"text": "a", "sampling_params": {"n": 2}}),
+    ] {
+        let error = NativeCall::parse(Fields::of(&value), limits).err();
+        assert_eq!(error, Some(ApiError::too_many_on_websocket(4)));
+    }
 }

@@ -12,7 +12,8 @@ use actix_web::web::Data;
 use serde::Serialize;
 
 pub(super) use call::{
-    NativeCall, check_size, read_sampling, rid as read_rid, samples_of, texts, tokens,
+    CallLimits, MAX_RID_BYTES, NativeCall, Prompts, WebSocketRoom, check_samples, check_size,
+    rid as read_rid, samples_of, texts, tokens,
 };
 pub(super) use reply::{Meta, Shape};
 
@@ -32,7 +33,12 @@ pub(super) async fn generate(
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
     let loaded = state.serving()?;
-    let call = NativeCall::parse(body.0, state.config().max_batch_requests)?;
+    let limits = CallLimits {
+        max_requests: state.config().max_batch_requests,
+        websocket: None,
+        request: loaded.engine.request_limits(),
+    };
+    let call = NativeCall::parse(body.0, limits)?;
     let rids: Vec<RequestId> = call
         .requests
         .iter()

@@ -5,24 +5,28 @@ use std::sync::Arc;
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::logprobs::ChatLogprobs;
 use super::wire::{Head, Matched, UsageReport};
-use super::{Common, alternatives, apply_model_defaults, matched_stop, messages, unix_now_s};
+use super::{
+    Common, alternatives, apply_model_defaults, matched_stop, messages, refusals, unix_now_s,
+};
 use crate::error::RequestError;
 use crate::executor::LogprobWish;
 use crate::request::{ChatPrompt, GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
+use crate::server::budget::BodyCharge;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, mismatch};
 use crate::server::lanes::{Lane, finish_all};
-use crate::server::native::{check_size, samples_of};
+use crate::server::native::{CallLimits, check_size, samples_of};
 use crate::server::sse::{self, Chunks, Render};
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 use crate::server::whole;
 use crate::server::words::Words;
+use crate::shallow::Shallow;
 
 /// Stands for as many tokens as the context has room for: the engine clips it.
 const UNLIMITED: u32 = u32::MAX;
@@ -35,7 +39,12 @@ pub(in crate::server) async fn create(
     let loaded = state.serving()?;
     let mut fields = body.0;
     apply_model_defaults(&mut fields, &loaded.engine.model().generation);
-    let call = Call::parse(fields, state.config().max_batch_requests)?;
+    let limits = CallLimits {
+        max_requests: state.config().max_batch_requests,
+        websocket: None,
+        request: loaded.engine.request_limits(),
+    };
+    let (call, charge) = Call::parse(fields, limits)?;
     let stream = call.common.stream;
     let head = Head {
         id: call.common.id.to_string(),
@@ -49,6 +58,7 @@ pub(in crate::server) async fn create(
     };
     let mut writer = Writer::new(&call, head, loaded.words.clone());
     let lanes = Lane::open_all(&state, call.into_requests()).map_err(ApiError::in_openai_terms)?;
+    let lanes = Lane::with_charge(lanes, charge);
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
@@ -71,24 +81,25 @@ struct Call {
 }
 
 impl Call {
-    fn parse(mut fields: Fields, max_requests: usize) -> Result<Self, ApiError> {
-        refuse_tools(&mut fields)?;
+    /// Reads a call. Its conversation keeps what it is charged for, as long as that is in memory.
+    fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<(Self, BodyCharge), ApiError> {
+        refusals::tools(&mut fields)?;
+        refusals::modalities(&mut fields)?;
         fields.refuse(&[
             "continue_final_message",
             "chat_template",
             "echo",
             "audio",
-            "modalities",
             "web_search_options",
         ])?;
-        let messages = messages::read(fields.take("messages"))?;
-        let mut common = Common::read(&mut fields, "chatcmpl")?;
-        check_size(1, common.sampling.n as usize, max_requests)?;
+        let messages = messages::read(fields.take_tree("messages")?)?;
+        let mut common = Common::read(&mut fields, "chatcmpl", limits)?;
+        check_size(1, common.sampling.n as usize, limits)?;
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
         common.sampling.max_new_tokens = max_tokens.unwrap_or(UNLIMITED);
         let logprobs = logprobs(&mut fields)?;
-        let template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        let template_kwargs = template_kwargs(&mut fields)?;
         let add_generation_prompt = fields
             .optional_flag("add_generation_prompt")?
             .unwrap_or(true);
@@ -98,11 +109,12 @@ impl Call {
             template_kwargs,
             add_generation_prompt,
         };
-        Ok(Self {
+        let call = Self {
             common,
             prompt,
             logprobs,
-        })
+        };
+        Ok((call, fields.into_trees_charge()))
     }
 
     fn into_requests(self) -> Vec<GenerateRequest> {
@@ -134,23 +146,19 @@ impl Call {
     }
 }
 
-/// Refuses tools; a choice among none is no choice.
-fn refuse_tools(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.refuse(&["tools", "functions"])?;
-    for name in ["tool_choice", "function_call"] {
-        match fields.take(name) {
-            None => (),
-            Some(Value::String(choice)) if choice == "none" || choice == "auto" => (),
-            Some(_) => return Err(ApiError::unsupported(name)),
-        }
+fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    const NAME: &str = "chat_template_kwargs";
+    match fields.take_tree(NAME)? {
+        None => Ok(Map::new()),
+        Some(Value::Object(kwargs)) => Ok(kwargs),
+        Some(other) => Err(mismatch(NAME, &Shallow::of(&other), "an object")),
     }
-    Ok(())
 }
 
 /// `logprobs` and `top_logprobs` as the number of alternatives, `None` for no log probabilities.
 fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     let wanted = fields.flag("logprobs")?;
-    let top = fields.take("top_logprobs");
+    let top = fields.take("top_logprobs")?;
     let top = top
         .map(|value| alternatives("top_logprobs", &value))
         .transpose()?;
@@ -159,7 +167,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
         (true, top) => Ok(Some(top.unwrap_or(0))),
         (false, Some(top)) => Err(mismatch(
             "top_logprobs",
-            &top.into(),
+            &Shallow::Number(top.into()),
             "used with logprobs: true",
         )),
     }
@@ -355,7 +363,7 @@ impl Render for Writer {
 mod tests {
     use serde_json::json;
 
-    use super::super::tests::{events, fields, head, news, words};
+    use super::super::tests::{events, fields, head, limits, news, words};
     use super::*;
     use crate::request::FinishReason;
 
@@ -364,7 +372,7 @@ mod tests {
         if fields.text("no_messages").is_none() {
             fields.put("messages", json!([{"role": "user", "content": "hi"}]));
         }
-        Call::parse(fields, 8)
+        Call::parse(fields, limits()).map(|(call, _)| call)
     }
 
     fn call(value: Value) -> Call {
@@ -400,6 +408,27 @@ mod tests {
         );
         let choice = "tool_choice is not supported yet: leave it out or send null";
         refuses(json!({"tool_choice": "required"}), choice);
+    }
+
+    #[test]
+    fn tools_of_which_none_is_chosen_ask_for_nothing() {
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let read = call(json!({"tools": tools, "tool_choice": "none"}));
+        assert_eq!(read.prompt.tools, None);
+        assert!(parse(json!({"functions": tools, "function_call": "none"})).is_ok());
+        let text = "tools is not supported yet: leave it out or send null";
+        refuses(json!({"tools": tools, "tool_choice": "auto"}), text);
+        refuses(json!({"tools": tools, "tool_choice": "required"}), text);
+    }
+
+    #[test]
+    fn text_is_the_only_modality() {
+        assert!(parse(json!({"modalities": ["text"]})).is_ok());
+        assert!(parse(json!({"modalities": []})).is_ok());
+        let text = "modalities is not supported yet: leave it out or send null";
+        for modalities in [json!(["audio"]), json!(["text", "audio"]), json!("text")] {
+            refuses(json!({ "modalities": modalities }), text);
+        }
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::logprobs::{LegacyLogprobs, TextOffset};
 use super::wire::{Head, Matched, UsageReport};
@@ -18,12 +17,13 @@ use crate::server::body::JsonBody;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, mismatch};
 use crate::server::lanes::{Lane, finish_all};
-use crate::server::native::{check_size, samples_of, texts, tokens};
+use crate::server::native::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
 use crate::server::sse::{self, Chunks, Render};
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 use crate::server::whole;
 use crate::server::words::Words;
+use crate::shallow::Shallow;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -36,13 +36,19 @@ pub(in crate::server) async fn create(
     let loaded = state.serving()?;
     let mut fields = body.0;
     apply_model_defaults(&mut fields, &loaded.engine.model().generation);
-    let call = Call::parse(fields, state.config().max_batch_requests)?;
+    let limits = CallLimits {
+        max_requests: state.config().max_batch_requests,
+        websocket: None,
+        request: loaded.engine.request_limits(),
+    };
+    let call = Call::parse(fields, limits)?;
     let head = Head {
         id: call.common.id.to_string(),
         object: "text_completion",
         created: unix_now_s(),
         model: loaded.engine.model().served_model_name.clone(),
     };
+    call.check_echo(&loaded.words, state.config().max_body_bytes)?;
     let mut writer = Writer::new(&call, head, loaded.words.clone());
     let (stream, requests) = (call.common.stream, call.into_requests());
     let lanes = Lane::open_all(&state, requests).map_err(ApiError::in_openai_terms)?;
@@ -70,10 +76,10 @@ struct Call {
 }
 
 impl Call {
-    fn parse(mut fields: Fields, max_requests: usize) -> Result<Self, ApiError> {
+    fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<Self, ApiError> {
         fields.refuse(&["suffix"])?;
-        let prompts = prompts(&mut fields)?;
-        let mut common = Common::read(&mut fields, "cmpl")?;
+        let prompts = prompts(&mut fields, limits)?;
+        let mut common = Common::read(&mut fields, "cmpl", limits)?;
         let n = common.sampling.n;
         match fields.count("best_of")? {
             Some(best_of) if best_of != 1 && best_of != n => {
@@ -84,15 +90,15 @@ impl Call {
         check_size(
             prompts.len(),
             prompts.len().saturating_mul(n as usize),
-            max_requests,
+            limits,
         )?;
         let max_tokens = fields
             .token_limit("max_tokens")?
             .unwrap_or(DEFAULT_MAX_TOKENS);
         common.sampling.max_new_tokens = max_tokens;
         let logprobs = fields
-            .take("logprobs")
-            .filter(|value| *value != Value::Bool(false));
+            .take("logprobs")?
+            .filter(|value| *value != Shallow::Bool(false));
         let logprobs = logprobs
             .map(|value| alternatives("logprobs", &value))
             .transpose()?;
@@ -103,6 +109,30 @@ impl Call {
             echo,
             logprobs,
         })
+    }
+
+    /// Refuses echoes that together are longer than a body may be: they are sent once a sample.
+    fn check_echo(&self, words: &Words, limit_bytes: usize) -> Result<(), ApiError> {
+        if !self.echo {
+            return Ok(());
+        }
+        let samples = self.common.sampling.n as usize;
+        let most = limit_bytes / samples;
+        let mut bytes = 0;
+        for prompt in &self.prompts {
+            bytes += match prompt {
+                Prompt::Tokens(tokens) => words.text_len_up_to(tokens, most),
+                Prompt::Text(_) | Prompt::Chat(_) => prompt.text_bytes(),
+            };
+            if bytes > most {
+                let text = format!("echo of {samples} samples is longer than {limit_bytes} bytes");
+                return Err(ApiError::field(
+                    "echo",
+                    format!("{text}, which is the limit: ask for fewer samples or no echo"),
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn into_requests(self) -> Vec<GenerateRequest> {
@@ -143,26 +173,24 @@ impl Call {
     }
 }
 
-fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
-    let prompts = match fields.take("prompt") {
-        Some(Value::String(text)) => vec![Prompt::Text(text.into())],
-        Some(Value::Array(items)) if items.first().is_none_or(Value::is_string) => {
-            texts("prompt", items)?
-        }
-        Some(Value::Array(items)) => tokens("prompt", items)?.0,
-        Some(other) => {
-            return Err(mismatch(
-                "prompt",
-                &other,
-                "a string, token ids, or a list of either",
-            ));
-        }
-        None => {
-            return Err(ApiError::field(
-                "prompt",
-                "prompt is missing: send a string",
-            ));
-        }
+fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Vec<Prompt>, ApiError> {
+    const NAME: &str = "prompt";
+    let Some(raw) = fields.take_raw(NAME) else {
+        let text = "prompt is missing: send a string";
+        return Err(ApiError::field(NAME, text));
+    };
+    let Prompts {
+        values: prompts, ..
+    } = match raw.first_of_list() {
+        Some(b'"' | b']') => texts(NAME, &raw, limits)?,
+        Some(_) => tokens(fields, NAME, &raw, limits)?,
+        None => match raw.shallow(NAME)? {
+            Shallow::Text(text) => Prompts::one(Prompt::Text(text.into())),
+            other => {
+                let wanted = "a string, token ids, or a list of either";
+                return Err(mismatch(NAME, &other, wanted));
+            }
+        },
     };
     match prompts.is_empty() {
         true => Err(ApiError::field(
@@ -287,14 +315,14 @@ impl Render for Writer {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
-    use super::super::tests::{events, fields, head, news, words};
+    use super::super::tests::{events, fields, head, limits, news, words};
     use super::*;
     use crate::request::FinishReason;
 
     fn parse(value: Value) -> Result<Call, ApiError> {
-        Call::parse(fields(value), 8)
+        Call::parse(fields(value), limits())
     }
 
     fn call(value: Value) -> Call {
@@ -363,6 +391,29 @@ mod tests {
             },
         });
         assert_eq!(serde_json::to_value(choice).expect("plain data"), expected);
+    }
+
+    #[test]
+    fn echoes_are_bounded_before_they_are_made() {
+        let check = |value: Value| call(value).check_echo(&words(), 8);
+        assert_eq!(
+            check(json!({"prompt": "abcd", "echo": true, "n": 2})),
+            Ok(())
+        );
+        assert_eq!(
+            check(json!({"prompt": [97, 98, 99, 100], "echo": true, "n": 2})),
+            Ok(())
+        );
+        for prompt in [
+            json!("abcde"),
+            json!([97, 98, 99, 100, 101]),
+            json!(["abc", "de"]),
+        ] {
+            assert_eq!(check(json!({"prompt": prompt, "n": 2})), Ok(()));
+            let error =
+                check(json!({"prompt": prompt, "echo": true, "n": 2})).expect_err("too long");
+            assert!(error.to_string().contains("longer than 8 bytes"), "{error}");
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use serde_json::{Map, Value};
 
 use crate::server::error::ApiError;
-use crate::server::fields::{self, mismatch};
+use crate::server::fields;
+use crate::shallow::Shallow;
 
 /// The roles of OpenAI's messages.
 const ROLES: [&str; 6] = [
@@ -14,6 +15,9 @@ const ROLES: [&str; 6] = [
     "developer",
     "function",
 ];
+
+/// Longest kind of a part that an error repeats.
+const MAX_KIND_CHARS: usize = 48;
 
 /// Reads `messages`: an array of objects that the chat template can render.
 pub(super) fn read(value: Option<Value>) -> Result<Value, ApiError> {
@@ -41,7 +45,7 @@ pub(super) fn read(value: Option<Value>) -> Result<Value, ApiError> {
 }
 
 fn message(name: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
-    let mut message = fields::object(name, value)?;
+    let mut message = object(name, value)?;
     let is_user = role(name, &message)? == "user";
     let content = match message.get_mut("content").map(Value::take) {
         None | Some(Value::Null) if is_user => {
@@ -88,17 +92,39 @@ fn joined(name: &str, parts: Vec<Value>) -> Result<String, ApiError> {
 }
 
 fn text_of(name: &str, part: Value) -> Result<String, ApiError> {
-    let mut part = fields::object(name, part)?;
+    let mut part = object(name, part)?;
     match part.get("type").and_then(Value::as_str) {
         Some("text") => (),
         kind => {
-            let kind = kind.unwrap_or("missing").to_owned();
+            let kind: String = kind
+                .unwrap_or("missing")
+                .chars()
+                .take(MAX_KIND_CHARS)
+                .collect();
             let text = format!("{name}.type is {kind}, only text is supported");
             return Err(ApiError::field(format!("{name}.type"), text));
         }
     }
     let text = part.get_mut("text").map_or(Value::Null, Value::take);
-    fields::string(&format!("{name}.text"), text)
+    string(&format!("{name}.text"), text)
+}
+
+fn object(name: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
+    match value {
+        Value::Object(map) => Ok(map),
+        other => Err(mismatch(name, &other, "an object")),
+    }
+}
+
+fn string(name: &str, value: Value) -> Result<String, ApiError> {
+    match value {
+        Value::String(text) => Ok(text),
+        other => Err(mismatch(name, &other, "a string")),
+    }
+}
+
+fn mismatch(name: &str, value: &Value, wanted: &str) -> ApiError {
+    fields::mismatch(name, &Shallow::of(value), wanted)
 }
 
 #[cfg(test)]

@@ -5,18 +5,21 @@ pub(super) mod chat;
 pub(super) mod completions;
 mod logprobs;
 mod messages;
+mod refusals;
 mod wire;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::error::ApiError;
-use super::fields::{self, Fields, mismatch};
-use super::native::{read_rid, read_sampling};
+use super::fields::{self, Fields};
+use super::native::{CallLimits, check_samples, read_rid};
 use crate::ids::RequestId;
 use crate::model::generation::GenerationConfig;
 use crate::request::{FinishReason, RequestTimeouts};
+use crate::shallow::Shallow;
 use crate::state::namespace::Namespace;
-use crate::state::sampling::SamplingParams;
+use crate::state::request_limits::RequestLimits;
+use crate::state::sampling::{self, SamplingParams, SetParam};
 use wire::Matched;
 
 /// Most alternatives a token, as OpenAI's chat completions have it.
@@ -37,34 +40,37 @@ struct Common {
 }
 
 impl Common {
-    fn read(fields: &mut Fields, id_prefix: &str) -> Result<Self, ApiError> {
+    fn read(
+        fields: &mut Fields,
+        id_prefix: &str,
+        limits: CallLimits<'_>,
+    ) -> Result<Self, ApiError> {
         fields.refuse(&[
             "lora_path",
-            "json_schema",
-            "regex",
-            "ebnf",
-            "structural_tag",
-            "stop_regex",
             "custom_logit_processor",
             "return_hidden_states",
         ])?;
-        refuse_response_format(fields)?;
+        fields.refuse(&sampling::NOT_YET)?;
+        refusals::inside_extra_body(fields)?;
+        refusals::response_format(fields)?;
         // Whatever it names, the one model answers.
         fields.string("model")?;
-        let id = match fields.take("rid") {
+        let id = match fields.take("rid")? {
             Some(value) => read_rid(value)?,
             None => RequestId::new(format!("{id_prefix}-{}", RequestId::random())),
         };
         let key = fields.string("extra_key")?;
         let salt = fields.string("cache_salt")?;
         let stream = fields.flag("stream")?;
-        let mut options = Fields::new(fields.object("stream_options")?.unwrap_or_default());
+        let namespace = Namespace::new(key.as_deref(), salt.as_deref());
+        namespace.validate(limits.request).map_err(ApiError::from)?;
+        let mut options = fields.object("stream_options")?;
         let include_usage = options.flag("include_usage")?;
         let continuous_usage = options.flag("continuous_usage_stats")?;
         Ok(Self {
             id,
-            sampling: sampling(fields)?,
-            namespace: Namespace::new(key.as_deref(), salt.as_deref()),
+            sampling: read_sampling(fields, limits.request)?,
+            namespace,
             priority: fields.integer("priority")?,
             timeouts: fields.timeouts()?,
             stream,
@@ -76,7 +82,7 @@ impl Common {
 }
 
 /// Reads the sampling fields; what is absent has SGLang's default.
-fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
+fn read_sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<SamplingParams, ApiError> {
     const SHARED_NAMES: [&str; 15] = [
         "temperature",
         "top_p",
@@ -94,11 +100,19 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
         "spaces_between_special_tokens",
         "no_stop_trim",
     ];
-    let shared = SHARED_NAMES
-        .iter()
-        .filter_map(|name| Some(((*name).to_owned(), fields.take(name)?)));
-    let shared: Map<String, Value> = shared.collect();
-    let mut sampling = read_sampling(shared)?;
+    let mut sampling = SamplingParams::default();
+    for name in SHARED_NAMES {
+        let Some(raw) = fields.take_raw(name) else {
+            continue;
+        };
+        let set = SetParam {
+            params: &mut sampling,
+            name,
+            limits,
+        };
+        raw.parse_seed(name, set)??;
+    }
+    check_samples(sampling.n)?;
     sampling.sampling_seed = fields.seed("seed")?;
     // vLLM's name.
     sampling.no_stop_trim |= fields.flag("include_stop_str_in_output")?;
@@ -119,20 +133,8 @@ fn apply_model_defaults(fields: &mut Fields, defaults: &GenerationConfig) {
     );
 }
 
-fn refuse_response_format(fields: &mut Fields) -> Result<(), ApiError> {
-    const NAME: &str = "response_format";
-    let Some(format) = fields.take(NAME) else {
-        return Ok(());
-    };
-    match format.get("type").and_then(Value::as_str) {
-        Some("text") => Ok(()),
-        Some(_) => Err(ApiError::unsupported(NAME)),
-        None => Err(mismatch(NAME, &format, "{\"type\": \"text\"}")),
-    }
-}
-
 /// Reads a number of alternatives within its limit.
-fn alternatives(name: &str, value: &Value) -> Result<u32, ApiError> {
+fn alternatives(name: &str, value: &Shallow) -> Result<u32, ApiError> {
     match fields::count(name, value)? {
         top @ 0..=MAX_TOP_LOGPROBS => Ok(top),
         top => {

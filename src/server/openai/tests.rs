@@ -9,10 +9,16 @@ use crate::server::transcript::{End, News};
 use crate::server::words::tests::bytewise;
 
 pub(super) fn fields(value: Value) -> Fields {
-    let Value::Object(map) = value else {
-        panic!("{value} is an object")
-    };
-    Fields::new(map)
+    Fields::of(&value)
+}
+
+pub(super) fn limits() -> CallLimits<'static> {
+    static LIMITS: std::sync::LazyLock<RequestLimits> = std::sync::LazyLock::new(Default::default);
+    CallLimits {
+        max_requests: 8,
+        websocket: None,
+        request: &LIMITS,
+    }
 }
 
 pub(super) fn head() -> wire::Head {
@@ -71,7 +77,7 @@ pub(super) fn events(chunks: crate::server::sse::Chunks) -> Vec<Value> {
 }
 
 fn common(value: Value) -> Result<Common, ApiError> {
-    Common::read(&mut fields(value), "cmpl")
+    Common::read(&mut fields(value), "cmpl", limits())
 }
 
 #[test]
@@ -121,6 +127,16 @@ fn what_would_change_the_answer_is_refused() {
     );
     assert_eq!(refused(json!({"response_format": {"type": "text"}})), None);
     assert_eq!(refused(json!({"regex": null})), None);
+    for name in [
+        "guided_json",
+        "guided_decoding_backend",
+        "structured_outputs",
+        "allowed_token_ids",
+    ] {
+        assert_eq!(refused(json!({ name: {"x": 1} })), text(name));
+        assert_eq!(refused(json!({"extra_body": { name: [5] }})), text(name));
+        assert_eq!(refused(json!({ name: null, "extra_body": {"x": 1} })), None);
+    }
     let seed = "seed is \"x\", must be a whole number of 64 bits".to_owned();
     assert_eq!(refused(json!({"seed": "x"})), Some(seed));
     let model = "model is 5, must be a string".to_owned();
@@ -154,7 +170,7 @@ fn samples_of_a_chat_are_requests_of_their_own() {
         ..GenerateRequest::new(Prompt::Chat(Arc::new(ChatPrompt {
             messages: json!([]),
             tools: None,
-            template_kwargs: Map::new(),
+            template_kwargs: Default::default(),
             add_generation_prompt: true,
         })))
     };
@@ -173,7 +189,9 @@ fn models_own_defaults_fill_what_is_absent_and_nothing_else() {
     };
     let mut fields = fields(json!({"prompt": "a", "temperature": 1.5, "top_k": null}));
     apply_model_defaults(&mut fields, &defaults);
-    let sampling = Common::read(&mut fields, "cmpl").expect("valid").sampling;
+    let sampling = Common::read(&mut fields, "cmpl", limits())
+        .expect("valid")
+        .sampling;
     assert_eq!(
         (sampling.temperature, sampling.top_k, sampling.top_p),
         (1.5, 40, 1.0)

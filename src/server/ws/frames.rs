@@ -1,13 +1,14 @@
 //! What goes over the WebSocket, as JSON text.
 
 use serde::Serialize;
-use serde_json::Value;
+
+use actix_web::web::Bytes;
 
 use crate::ids::RequestId;
-use crate::server::body;
+use crate::server::budget::BodyCharge;
 use crate::server::error::{ApiError, ErrorBody};
 use crate::server::fields::{Fields, mismatch};
-use crate::server::native::{Meta, Shape};
+use crate::server::native::{MAX_RID_BYTES, Meta, Shape};
 use crate::server::transcript::{News, Transcript};
 
 /// What a client asks for.
@@ -25,31 +26,46 @@ pub(super) struct BadFrame {
 }
 
 impl Op {
-    pub(super) fn parse(text: &str) -> Result<Self, BadFrame> {
-        let map = body::parse(text.as_bytes()).map_err(|error| BadFrame { rid: None, error })?;
-        let rid = map.get("rid").and_then(Value::as_str).map(str::to_owned);
-        Self::read(Fields::new(map)).map_err(|error| BadFrame { rid, error })
+    /// Reads a frame. Its bytes are charged to the bodies' budget while it is read.
+    pub(super) fn parse(
+        text: &str,
+        mut charge: BodyCharge,
+        max_values: usize,
+    ) -> Result<Self, BadFrame> {
+        let body = Bytes::copy_from_slice(text.as_bytes());
+        let fields = charge
+            .grow(2 * body.len())
+            .and_then(|()| Fields::read(body, charge, max_values));
+        let fields = fields.map_err(|error| BadFrame { rid: None, error })?;
+        let rid = rid_of(&fields);
+        Self::read(fields).map_err(|error| BadFrame { rid, error })
     }
 
     fn read(mut fields: Fields) -> Result<Self, ApiError> {
         const WANTED: &str = "generate, abort or ping";
-        match fields.take("op") {
-            Some(Value::String(op)) if op == "generate" => Ok(Self::Generate(fields)),
-            Some(Value::String(op)) if op == "ping" => Ok(Self::Ping),
-            Some(Value::String(op)) if op == "abort" => match fields.string("rid")? {
+        let op = fields.take("op")?;
+        match op.as_ref().map(|op| (op, op.as_str())) {
+            Some((_, Some("generate"))) => Ok(Self::Generate(fields)),
+            Some((_, Some("ping"))) => Ok(Self::Ping),
+            Some((_, Some("abort"))) => match fields.string("rid")? {
                 Some(rid) => Ok(Self::Abort(rid)),
                 None => Err(ApiError::field(
                     "rid",
                     "rid is missing: name the request to abort",
                 )),
             },
-            Some(other) => Err(mismatch("op", &other, WANTED)),
+            Some((other, _)) => Err(mismatch("op", other, WANTED)),
             None => Err(ApiError::field(
                 "op",
                 format!("op is missing: send {WANTED}"),
             )),
         }
     }
+}
+
+/// The request that a frame is about, if its id is one that an answer repeats.
+pub(super) fn rid_of(fields: &Fields) -> Option<String> {
+    fields.text("rid").filter(|rid| rid.len() <= MAX_RID_BYTES)
 }
 
 #[derive(Serialize)]
@@ -132,10 +148,11 @@ fn text(frame: &impl Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::request::{Delta, FinishReason, Usage};
+    use crate::server::budget::BodyBudget;
     use crate::server::transcript::End;
 
     #[track_caller]
@@ -191,7 +208,7 @@ mod tests {
 
     #[test]
     fn bad_frames_are_answered_under_their_rid() {
-        let refused = |text: &str| match Op::parse(text) {
+        let refused = |text: &str| match Op::parse(text, BodyBudget::new(1 << 20).open(), 100) {
             Err(bad) => error(bad.rid.as_deref(), &bad.error),
             Ok(_) => panic!("{text} is read"),
         };

@@ -21,7 +21,7 @@ use crate::request::Event;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::lanes::{Events, Lane};
-use crate::server::native::{NativeCall, Shape};
+use crate::server::native::{CallLimits, NativeCall, Shape, WebSocketRoom};
 use crate::server::state::{AppState, OpenWebSocket};
 use crate::server::transcript::News;
 use crate::server::under_way::stands_for;
@@ -192,14 +192,15 @@ impl Socket {
     }
 
     async fn on_text(&mut self, text: &str) -> Result<(), Ending> {
-        match Op::parse(text) {
+        let max_values = self.state.config().max_body_values;
+        match Op::parse(text, self.state.bodies().open(), max_values) {
             Ok(Op::Ping) => self.send(frames::pong()).await,
             Ok(Op::Abort(name)) => {
                 self.abort(&name);
                 Ok(())
             }
             Ok(Op::Generate(fields)) => {
-                let rid = fields.text("rid").map(str::to_owned);
+                let rid = frames::rid_of(&fields);
                 match self.generate(fields) {
                     Ok(()) => Ok(()),
                     Err(error) => self.refuse(rid.as_deref(), error).await,
@@ -210,12 +211,18 @@ impl Socket {
     }
 
     fn generate(&mut self, fields: Fields) -> Result<(), ApiError> {
+        let loaded = self.state.serving()?;
         let limit = self.state.config().ws_max_requests;
-        let call = NativeCall::parse(fields, self.state.config().max_batch_requests)?;
-        if self.names.len() + call.requests.len() > limit {
-            return Err(ApiError::too_many_on_websocket(limit));
-        }
-        let shapes = call.shapes(&self.state.serving()?.words);
+        let limits = CallLimits {
+            max_requests: self.state.config().max_batch_requests,
+            websocket: Some(WebSocketRoom {
+                free: limit.saturating_sub(self.names.len()),
+                limit,
+            }),
+            request: loaded.engine.request_limits(),
+        };
+        let call = NativeCall::parse(fields, limits)?;
+        let shapes = call.shapes(&loaded.words);
         let lanes = Lane::open_all(&self.state, call.streamed_requests())?;
         for (lane, shape) in lanes.into_iter().zip(shapes) {
             let canceller = lane.canceller();

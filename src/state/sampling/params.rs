@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::error::RequestError;
+use crate::state::request_limits::RequestLimits;
 
 /// How tokens are chosen and when a request ends. Names and defaults are SGLang's.
 ///
@@ -16,7 +17,7 @@ pub struct SamplingParams {
     pub max_new_tokens: u32,
     /// Tokens before which neither EOS nor a stop token can be sampled.
     pub min_new_tokens: u32,
-    /// Strings that end the output; at most 32.
+    /// Strings that end the output. In JSON an empty one is no stop, as OpenAI has it.
     pub stop: Arc<[String]>,
     /// Tokens that end the output, besides EOS.
     pub stop_token_ids: Arc<[u32]>,
@@ -76,12 +77,6 @@ impl Default for SamplingParams {
     }
 }
 
-/// Most stop strings.
-const MAX_STOP_STRINGS: usize = 32;
-/// Longest stop string, in bytes.
-const MAX_STOP_BYTES: usize = 1024;
-/// Most stop token ids.
-const MAX_STOP_TOKEN_IDS: usize = 1024;
 /// Most samples of one prompt.
 pub(crate) const MAX_SAMPLES: u32 = 128;
 /// Below this temperature the most likely token is taken.
@@ -106,9 +101,11 @@ impl SamplingParams {
     ///
     /// # Errors
     /// [`RequestError::Invalid`] with the name, the value, the limit and what to do.
-    pub fn validate(&self, vocab_size: usize) -> Result<(), RequestError> {
+    pub fn validate(&self, vocab_size: usize, limits: &RequestLimits) -> Result<(), RequestError> {
         self.validate_numbers()?;
-        self.validate_stop()?;
+        self.validate_stop(limits)?;
+        check_count("logit_bias", self.logit_bias.len(), limits.max_logit_bias)
+            .map_err(RequestError::Invalid)?;
         check_ids(
             "stop_token_ids",
             self.stop_token_ids.iter().copied(),
@@ -185,33 +182,49 @@ impl SamplingParams {
         Ok(())
     }
 
-    fn validate_stop(&self) -> Result<(), RequestError> {
-        if self.stop.len() > MAX_STOP_STRINGS {
-            return invalid(format!(
-                "stop has {} strings, limit is {MAX_STOP_STRINGS}: send fewer",
-                self.stop.len()
-            ));
-        }
+    fn validate_stop(&self, limits: &RequestLimits) -> Result<(), RequestError> {
+        check_count("stop", self.stop.len(), limits.max_stop_strings)
+            .map_err(RequestError::Invalid)?;
         for (index, stop) in self.stop.iter().enumerate() {
             if stop.is_empty() {
                 return invalid(format!(
                     "stop[{index}] is empty, limit is at least 1 byte: leave it out"
                 ));
             }
-            if stop.len() > MAX_STOP_BYTES {
-                return invalid(format!(
-                    "stop[{index}] has {} bytes, limit is {MAX_STOP_BYTES}: shorten it",
-                    stop.len()
-                ));
-            }
+            check_stop_bytes(index, stop, limits).map_err(RequestError::Invalid)?;
         }
-        if self.stop_token_ids.len() > MAX_STOP_TOKEN_IDS {
-            return invalid(format!(
-                "stop_token_ids has {} ids, limit is {MAX_STOP_TOKEN_IDS}: send fewer",
-                self.stop_token_ids.len()
-            ));
-        }
-        Ok(())
+        let ids = self.stop_token_ids.len();
+        check_count("stop_token_ids", ids, limits.max_stop_token_ids).map_err(RequestError::Invalid)
+    }
+}
+
+/// Refuses a list with too many entries; it may not be here whole.
+pub(crate) fn check_count(name: &str, count: usize, limit: usize) -> Result<(), String> {
+    let entries = match name {
+        "stop" => "strings",
+        "logit_bias" => "tokens",
+        _ => "ids",
+    };
+    match count <= limit {
+        true => Ok(()),
+        false => Err(format!(
+            "{name} has {count} {entries}, limit is {limit}: send fewer"
+        )),
+    }
+}
+
+/// Refuses a stop string that is too long.
+pub(super) fn check_stop_bytes(
+    index: usize,
+    stop: &str,
+    limits: &RequestLimits,
+) -> Result<(), String> {
+    let (bytes, limit) = (stop.len(), limits.max_stop_bytes);
+    match bytes <= limit {
+        true => Ok(()),
+        false => Err(format!(
+            "stop[{index}] has {bytes} bytes, limit is {limit}: shorten it"
+        )),
     }
 }
 

@@ -1,5 +1,7 @@
+use serde::de::DeserializeSeed;
 use serde_json::{Value, json};
 
+use super::super::wire;
 use super::*;
 
 fn read(fields: Value) -> Result<SamplingParams, String> {
@@ -8,7 +10,7 @@ fn read(fields: Value) -> Result<SamplingParams, String> {
 
 fn refused(fields: Value) -> String {
     match read(fields) {
-        Ok(params) => match params.validate(100) {
+        Ok(params) => match params.validate(100, &RequestLimits::default()) {
             Ok(()) => panic!("accepted: {params:?}"),
             Err(error) => error.to_string(),
         },
@@ -73,7 +75,7 @@ fn every_shape_that_sglang_takes_is_taken() {
     assert_eq!(*params.logit_bias, [(7, -100.0), (9, 1.5)]);
     assert_eq!(params.sampling_seed, Some(u64::MAX));
     assert!(params.ignore_eos);
-    assert_eq!(params.validate(100), Ok(()));
+    assert_eq!(params.validate(100, &RequestLimits::default()), Ok(()));
     let list = read(json!({"stop": ["a", "b"], "sampling_seed": u64::MAX})).expect("valid");
     assert_eq!(*list.stop, ["a", "b"]);
     assert_eq!(list.sampling_seed, Some(u64::MAX));
@@ -163,7 +165,6 @@ fn values_out_of_range_are_refused_with_value_and_limit() {
         ),
         (json!({"n": 0}), ["n is 0", "1 to 128"]),
         (json!({"n": 129}), ["n is 129", "1 to 128"]),
-        (json!({"stop": ""}), ["stop[0] is empty", "leave it out"]),
         (
             json!({"stop": "x".repeat(1025)}),
             ["stop[0] has 1025 bytes", "1024"],
@@ -176,6 +177,10 @@ fn values_out_of_range_are_refused_with_value_and_limit() {
         (
             json!({"stop_token_ids": vec![1; 1025]}),
             ["stop_token_ids has 1025", "1024"],
+        ),
+        (
+            json!({"logit_bias": serde_json::Map::from_iter((0..1025).map(|n| (n.to_string(), json!(1))))}),
+            ["logit_bias has 1025 tokens", "1024"],
         ),
         (
             json!({"logit_bias": {"100": 1}}),
@@ -205,7 +210,7 @@ fn values_out_of_range_are_refused_with_value_and_limit() {
             _ => params.repetition_penalty = f32::NAN,
         }
         let error = params
-            .validate(100)
+            .validate(100, &RequestLimits::default())
             .expect_err("NaN is in no range")
             .to_string();
         assert!(error.contains(nan) && error.contains("NaN"), "{error}");
@@ -224,5 +229,55 @@ fn a_temperature_of_nothing_is_greedy() {
         assert_eq!(normalized.is_greedy(), greedy);
         assert_eq!(normalized.top_k, if greedy { 1 } else { -1 });
         assert!(normalized.temperature >= 1e-6);
+    }
+}
+
+#[test]
+fn an_empty_string_is_no_stop() {
+    for stop in [json!(""), json!([""]), json!(null), json!([])] {
+        let params = read(json!({ "stop": stop })).expect("it is read");
+        assert!(params.stop.is_empty());
+    }
+    let params = read(json!({"stop": ["a", "", "b"]})).expect("it is read");
+    assert_eq!(*params.stop, ["a", "b"]);
+    let params = SamplingParams {
+        stop: [String::new()].into(),
+        ..SamplingParams::default()
+    };
+    let refused = params.validate(100, &RequestLimits::default());
+    let error = refused.expect_err("a host's own list means something");
+    assert!(error.to_string().contains("stop[0] is empty"), "{error}");
+}
+
+#[test]
+fn what_needs_masks_is_refused_until_there_are_some() {
+    for name in wire::NOT_YET {
+        let error = refused(json!({ name: {"x": 1} }));
+        assert!(error.contains("not supported yet"), "{error}");
+        assert!(read(json!({ name: null })).is_ok());
+    }
+}
+
+#[test]
+fn the_last_bias_of_a_token_counts() {
+    let text = r#"{"logit_bias": {"5": 1, "6": 2, "5": 3}}"#;
+    let params: SamplingParams = serde_json::from_str(text).expect("it is read");
+    assert_eq!(*params.logit_bias, [(5, 3.0), (6, 2.0)]);
+}
+
+#[test]
+fn errors_stay_short_whatever_a_client_sends() {
+    let limits = RequestLimits::default();
+    let zeros = format!("[{}0]", "0,".repeat(99_999));
+    let long = "x".repeat(100_000);
+    for name in ["stop_token_ids", "temperature", "no_such", &long] {
+        let text = format!("{{\"{name}\": {zeros}}}");
+        let read =
+            wire::ReadParams(&limits).deserialize(&mut serde_json::Deserializer::from_str(&text));
+        let refused = read.expect("it is JSON").expect_err("is refused");
+        let wire::Refused::Wrong(param, error) = refused else {
+            panic!("{refused} is wrong")
+        };
+        assert!(param.len() < 64 && error.len() < 500, "{error}");
     }
 }

@@ -1,0 +1,144 @@
+//! The memory of request bodies while they arrive and are parsed: one budget for all connections.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::error::ApiError;
+
+/// First bytes of a body, which come out of the share that large bodies cannot take.
+const SMALL_BODY_BYTES: usize = 64 << 10;
+/// The part of the budget that is kept for the first bytes of bodies.
+const SMALL_SHARE: usize = 4;
+
+/// Bytes that all bodies of a server may take together. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct BodyBudget(Arc<Shares>);
+
+struct Shares {
+    limit_bytes: usize,
+    small_free: AtomicUsize,
+    large_free: AtomicUsize,
+}
+
+impl BodyBudget {
+    pub(super) fn new(limit_bytes: usize) -> Self {
+        let small = limit_bytes / SMALL_SHARE;
+        Self(Arc::new(Shares {
+            limit_bytes,
+            small_free: AtomicUsize::new(small),
+            large_free: AtomicUsize::new(limit_bytes - small),
+        }))
+    }
+
+    /// What one body takes: nothing yet.
+    pub(super) fn open(&self) -> BodyCharge {
+        BodyCharge {
+            shares: self.0.clone(),
+            small: 0,
+            large: 0,
+        }
+    }
+}
+
+/// What one body takes of the budget; given back on drop.
+pub(super) struct BodyCharge {
+    shares: Arc<Shares>,
+    small: usize,
+    large: usize,
+}
+
+impl BodyCharge {
+    /// Takes so many bytes more.
+    ///
+    /// # Errors
+    /// 503 if others have them, 413 if they are more than the budget has for one body.
+    pub(super) fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let limit = self.shares.limit_bytes;
+        let most = limit - limit / SMALL_SHARE;
+        let first = bytes.min(SMALL_BODY_BYTES.saturating_sub(self.small));
+        if self.large.saturating_add(bytes - first) > most {
+            return Err(ApiError::body_beyond_budget(limit));
+        }
+        if take(&self.shares.small_free, first) {
+            self.small += first;
+            return self.grow_large(bytes - first);
+        }
+        self.grow_large(bytes)
+    }
+
+    /// What another body takes of the same budget: nothing yet.
+    pub(super) fn beside(&self) -> Self {
+        BodyBudget(self.shares.clone()).open()
+    }
+
+    /// Gives back what is more than so many bytes.
+    pub(super) fn shrink_to(&mut self, bytes: usize) {
+        let small = self.small.min(bytes);
+        let large = self.large.min(bytes - small);
+        let (shares, given) = (&self.shares, (self.small - small, self.large - large));
+        shares.small_free.fetch_add(given.0, Ordering::AcqRel);
+        shares.large_free.fetch_add(given.1, Ordering::AcqRel);
+        (self.small, self.large) = (small, large);
+    }
+
+    fn grow_large(&mut self, bytes: usize) -> Result<(), ApiError> {
+        if !take(&self.shares.large_free, bytes) {
+            return Err(ApiError::bodies_full(self.shares.limit_bytes));
+        }
+        self.large += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for BodyCharge {
+    fn drop(&mut self) {
+        self.shares
+            .small_free
+            .fetch_add(self.small, Ordering::AcqRel);
+        self.shares
+            .large_free
+            .fetch_add(self.large, Ordering::AcqRel);
+    }
+}
+
+fn take(free: &AtomicUsize, bytes: usize) -> bool {
+    let rest = |free: usize| free.checked_sub(bytes);
+    free.fetch_update(Ordering::AcqRel, Ordering::Acquire, rest)
+        .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: usize = 8 << 20;
+
+    #[test]
+    fn large_bodies_leave_a_share_to_small_ones_and_give_all_back() {
+        let budget = BodyBudget::new(LIMIT);
+        let mut large = budget.open();
+        large
+            .grow(SMALL_BODY_BYTES + 6 * (1 << 20))
+            .expect("it is free");
+        let mut other = budget.open();
+        other.grow(SMALL_BODY_BYTES).expect("its share is free");
+        assert_eq!(other.grow(1), Err(ApiError::bodies_full(LIMIT)));
+        large.shrink_to(SMALL_BODY_BYTES);
+        assert_eq!(other.grow(1), Ok(()));
+        drop(large);
+        drop(other);
+        let free = |share: &AtomicUsize| share.load(Ordering::Acquire);
+        assert_eq!(free(&budget.0.small_free), LIMIT / SMALL_SHARE);
+        assert_eq!(free(&budget.0.large_free), LIMIT - LIMIT / SMALL_SHARE);
+    }
+
+    #[test]
+    fn a_body_that_can_never_fit_is_told_so() {
+        let mut body = BodyBudget::new(LIMIT).open();
+        assert_eq!(body.grow(LIMIT), Err(ApiError::body_beyond_budget(LIMIT)));
+        assert_eq!(
+            body.grow(usize::MAX),
+            Err(ApiError::body_beyond_budget(LIMIT))
+        );
+    }
+}

@@ -1,0 +1,171 @@
+//! Pieces of a body's JSON that are not parsed yet. Each is parsed once it is known what it has to be.
+
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use actix_web::web::Bytes;
+
+use super::error::ApiError;
+use crate::shallow::Shallow;
+
+/// The text of one JSON value, without spaces around it.
+#[derive(Clone, Debug)]
+pub(super) struct Raw(Bytes);
+
+impl Raw {
+    /// A value of `body`, which borrows from it.
+    pub(super) fn of(body: &Bytes, value: &RawValue) -> Self {
+        Self(body.slice_ref(value.get().as_bytes()))
+    }
+
+    /// A value of the server's own.
+    pub(super) fn from_value(value: &serde_json::Value) -> Self {
+        Self(Bytes::from(value.to_string()))
+    }
+
+    pub(super) fn is_null(&self) -> bool {
+        self.0.as_ref() == b"null"
+    }
+
+    pub(super) fn is_list(&self) -> bool {
+        self.0.first() == Some(&b'[')
+    }
+
+    pub(super) fn is_object(&self) -> bool {
+        self.0.first() == Some(&b'{')
+    }
+
+    pub(super) fn is_text(&self) -> bool {
+        self.0.first() == Some(&b'"')
+    }
+
+    /// The first character of a list's first item.
+    pub(super) fn first_of_list(&self) -> Option<u8> {
+        let inside = self.0.strip_prefix(b"[")?;
+        inside
+            .iter()
+            .copied()
+            .find(|byte| !byte.is_ascii_whitespace())
+    }
+
+    pub(super) fn bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// How many values there are in it, itself included: at least as many as there are.
+    pub(super) fn count_values(&self) -> usize {
+        let (mut count, mut in_text, mut escaped) = (1, false, false);
+        for byte in self.0.iter() {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' if in_text => escaped = true,
+                b'"' => in_text = !in_text,
+                b',' | b'[' | b'{' if !in_text => count += 1,
+                _ => (),
+            }
+        }
+        count
+    }
+
+    /// Parses it.
+    ///
+    /// # Errors
+    /// Names the field and where its text is no JSON.
+    pub(super) fn parse<'a, T: Deserialize<'a>>(&'a self, name: &str) -> Result<T, ApiError> {
+        self.parse_seed(name, std::marker::PhantomData)
+    }
+
+    /// Parses it into what `seed` makes of it.
+    ///
+    /// # Errors
+    /// As [`Raw::parse`].
+    pub(super) fn parse_seed<'a, S: DeserializeSeed<'a>>(
+        &'a self,
+        name: &str,
+        seed: S,
+    ) -> Result<S::Value, ApiError> {
+        let mut text = serde_json::Deserializer::from_slice(&self.0);
+        seed.deserialize(&mut text)
+            .map_err(|error| ApiError::field(name, format!("{name} is not valid JSON: {error}")))
+    }
+
+    pub(super) fn shallow(&self, name: &str) -> Result<Shallow, ApiError> {
+        self.parse(name)
+    }
+
+    /// The first items of a list, at most `limit`, and how many it has.
+    ///
+    /// # Errors
+    /// As [`Raw::parse`].
+    pub(super) fn items(&self, name: &str, limit: usize) -> Result<(Vec<Self>, usize), ApiError> {
+        let (items, len) = self.parse_seed(name, FirstItems(limit))?;
+        let items = items.into_iter().map(|item| Self::of(&self.0, item));
+        Ok((items.collect(), len))
+    }
+}
+
+/// Reads the first items of a list and counts the others.
+struct FirstItems(usize);
+
+impl<'de> DeserializeSeed<'de> for FirstItems {
+    type Value = (Vec<&'de RawValue>, usize);
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for FirstItems {
+    type Value = (Vec<&'de RawValue>, usize);
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut items = Vec::new();
+        while items.len() < self.0 {
+            match list.next_element()? {
+                Some(item) => items.push(item),
+                None => {
+                    let len = items.len();
+                    return Ok((items, len));
+                }
+            }
+        }
+        let mut len = items.len();
+        while list.next_element::<IgnoredAny>()?.is_some() {
+            len += 1;
+        }
+        Ok((items, len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(text: &'static str) -> Raw {
+        Raw(Bytes::from_static(text.as_bytes()))
+    }
+
+    #[test]
+    fn values_are_counted_outside_of_texts_only() {
+        assert_eq!(raw("7").count_values(), 1);
+        assert_eq!(raw("[1,2,3]").count_values(), 4);
+        assert_eq!(raw(r#"{"a":[1,2],"b":{}}"#).count_values(), 6);
+        assert_eq!(raw(r#"",,[[\",,""#).count_values(), 1);
+    }
+
+    #[test]
+    fn a_list_is_cut_and_counted() {
+        let list = raw(r#"[ "a,]" , [1, 2], null]"#);
+        assert_eq!(list.first_of_list(), Some(b'"'));
+        let (items, len) = list.items("x", 2).expect("it is a list");
+        let texts: Vec<&[u8]> = items.iter().map(|item| item.bytes().as_ref()).collect();
+        assert_eq!(
+            (texts.as_slice(), len),
+            ([&br#""a,]""#[..], b"[1, 2]"].as_slice(), 3)
+        );
+    }
+}
