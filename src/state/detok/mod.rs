@@ -7,8 +7,11 @@
 mod stops;
 mod window;
 
+use std::sync::Arc;
+
 use crate::state::sampling::SamplingParams;
 use stops::StopMatcher;
+pub use stops::StopTable;
 use window::DecodeWindow;
 
 /// What turns tokens into text: the tokenizer, or a table in a test.
@@ -52,9 +55,20 @@ impl TextStream {
     /// them a first token such as `▁Paris` of a SentencePiece vocabulary keeps its space. Without context the text is
     /// exactly what decoding the output alone gives.
     pub fn new(params: &SamplingParams, context: &[u32], tokenizer: &dyn TokenText) -> Self {
+        let stops = Arc::new(StopTable::new(&params.stop));
+        Self::with_stops(params, stops, context, tokenizer)
+    }
+
+    /// As [`new`](Self::new), with the table of `params.stop` that several outputs share.
+    pub fn with_stops(
+        params: &SamplingParams,
+        stops: Arc<StopTable>,
+        context: &[u32],
+        tokenizer: &dyn TokenText,
+    ) -> Self {
         Self {
             window: DecodeWindow::new(params, context, tokenizer),
-            stops: StopMatcher::new(&params.stop),
+            stops: StopMatcher::new(stops),
             text: String::new(),
             held_bytes: 0,
             output_tokens: 0,
