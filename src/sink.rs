@@ -4,12 +4,13 @@
 //! `Failed(engine_down)` itself.
 
 use std::fmt;
+use std::sync::Arc;
 
 use actix::Recipient;
 use tokio::sync::mpsc;
 
 use crate::actors::messages::TokenEvent;
-use crate::admission::Permit;
+use crate::admission::{Admission, Permit};
 use crate::error::RequestError;
 use crate::ids::RequestId;
 use crate::request::{Delta, Event};
@@ -42,6 +43,8 @@ pub struct EventSink {
     target: Option<Target>,
     backlog: Delta,
     permit: Option<Permit>,
+    /// The Tokenizer has read the request.
+    is_inside: bool,
 }
 
 impl EventSink {
@@ -63,6 +66,7 @@ impl EventSink {
                 target,
                 backlog: Delta::default(),
                 permit,
+                is_inside: false,
             },
             receiver,
         )
@@ -80,7 +84,26 @@ impl EventSink {
             target,
             backlog: Delta::default(),
             permit,
+            is_inside: false,
         }
+    }
+
+    /// Lets the request in: one that came without a permit takes it now.
+    ///
+    /// # Errors
+    /// [`RequestError::Overloaded`] at a limit, [`RequestError::ShuttingDown`] once the door is closed.
+    pub(crate) fn admit(
+        &mut self,
+        admission: &Arc<Admission>,
+        estimated_tokens: usize,
+    ) -> Result<(), RequestError> {
+        self.is_inside = true;
+        if self.permit.is_none() {
+            let mut permit = admission.admit()?;
+            permit.charge_prompt(estimated_tokens)?;
+            self.permit = Some(permit);
+        }
+        Ok(())
     }
 
     /// Counts the request's prompt against the admission limit.
@@ -176,8 +199,14 @@ impl fmt::Debug for EventSink {
 impl Drop for EventSink {
     fn drop(&mut self) {
         if self.target.is_some() {
-            let reason = "the request was dropped inside the engine".to_owned();
-            self.terminate(Event::Failed(RequestError::EngineDown(reason)));
+            let reason = match self.is_inside {
+                true => "the request was dropped inside the engine: send it again",
+                false => {
+                    "the actors that the request was sent to have stopped: send it again, through doors that \
+                     EngineHandle::doors() gives now"
+                }
+            };
+            self.terminate(Event::Failed(RequestError::EngineDown(reason.to_owned())));
         }
     }
 }

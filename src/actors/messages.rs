@@ -7,6 +7,7 @@ use std::sync::Arc;
 use actix::{Message, Recipient};
 use serde::Serialize;
 
+use crate::actors::call::Prompts;
 use crate::actors::mailbox::{HandlerTimer, InFlight};
 use crate::error::{RequestError, StepError};
 use crate::executor::{RowResult, StepOutput, StepPlan};
@@ -22,35 +23,49 @@ use crate::state::scheduler::CacheFlushed;
 use crate::state::sequence::Submission;
 use crate::state::stats::EngineStats;
 
+pub use crate::actors::call::Asked;
+
 // To the Tokenizer.
 
-/// Host or server -> Tokenizer, once per request. Ends with exactly one terminal event in `sink`.
+/// Host or server -> Tokenizer, once per call: one request, or several that belong together. Each ends with exactly one
+/// terminal event in its sink, and they are submitted in their order. A prompt that several requests share is rendered
+/// and encoded once. A request whose sink holds no admission permit takes one, or fails with what is taken.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Generate {
-    /// What is asked for.
-    pub request: Box<GenerateRequest>,
-    /// Where the events go; it holds the admission permit.
-    pub sink: EventSink,
-    /// Raised by the client to cancel, before it sends `CancelRequest`.
-    pub cancel: CancelFlag,
+    asked: Vec<Asked>,
+    prompts: Prompts,
     in_flight: InFlight,
 }
 
 impl Generate {
     /// A request on its way to the Tokenizer, counted in its mailbox from now on.
     pub fn new(request: GenerateRequest, sink: EventSink, cancel: CancelFlag) -> Self {
-        Self {
-            request: Box::new(request),
+        Self::call(vec![Asked {
+            request,
             sink,
             cancel,
+        }])
+    }
+
+    /// Requests that belong together, such as samples of one prompt.
+    pub fn call(asked: Vec<Asked>) -> Self {
+        let prompts = Prompts::of(asked.iter().map(|asked| &asked.request));
+        Self::weighed(asked, prompts)
+    }
+
+    /// As [`Generate::call`], when the prompts were looked at already.
+    pub(crate) fn weighed(asked: Vec<Asked>, prompts: Prompts) -> Self {
+        Self {
+            asked,
+            prompts,
             in_flight: InFlight::enter("tokenizer", "Generate"),
         }
     }
 
     /// Takes it out of the mailbox: it no longer counts, and its handler's time does until the timer is dropped.
-    pub(crate) fn open(self) -> (Box<GenerateRequest>, EventSink, CancelFlag, HandlerTimer) {
-        (self.request, self.sink, self.cancel, self.in_flight.open())
+    pub(crate) fn open(self) -> (Vec<Asked>, Prompts, HandlerTimer) {
+        (self.asked, self.prompts, self.in_flight.open())
     }
 }
 
@@ -298,6 +313,11 @@ impl std::fmt::Debug for StepDone {
 }
 
 /// The addresses that one request crosses, as recipients: nobody knows who is behind them.
+///
+/// They are those of the actors that live now. When one of these dies all are built anew, and old doors are shut for
+/// good: a request that is sent through them fails with `engine_down`, what is asked with `send` gets
+/// `MailboxError::Closed`, and what is only told (a cancel) meets nobody, since nothing of that life is left. New ones
+/// come from `EngineHandle::doors`.
 #[derive(Clone)]
 pub struct Doors {
     /// The Tokenizer.
@@ -322,4 +342,11 @@ pub struct Doors {
     pub prefix_report: Recipient<GetPrefixReport>,
     /// The Tokenizer, which passes it on behind the requests sent before.
     pub drain: Recipient<Drain>,
+}
+
+impl Doors {
+    /// False once the actors behind them have stopped: take new ones.
+    pub fn are_open(&self) -> bool {
+        self.generate.connected()
+    }
 }

@@ -11,6 +11,7 @@
 //! ```
 
 pub mod allocator;
+pub(crate) mod call;
 pub mod executor;
 pub mod mailbox;
 pub mod messages;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use actix::{Addr, MailboxError, Recipient};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::actors::call::{Asked, Prompts};
 use crate::actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetPrefixReport, GetStats,
     PeekPrefix, PinPrefix, PoliciesSet, PrefixPinned, SetPolicy, TokenEvent, UnpinPrefix,
@@ -18,13 +19,16 @@ use crate::error::RequestError;
 use crate::ids::RequestId;
 use crate::metrics::RequestMetrics;
 use crate::model::text::TextModel;
-use crate::request::{CancelFlag, Event, GenerateRequest, Prompt};
+use crate::request::{CancelFlag, Event, GenerateRequest};
 use crate::sink::EventSink;
 use crate::state::namespace::Namespace;
 use crate::state::prefix_history::PrefixReport;
 use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::CacheFlushed;
 use crate::state::stats::EngineStats;
+
+/// How one request is let in.
+type AdmitOne = fn(&Arc<Admission>) -> Result<Permit, RequestError>;
 
 /// How long cancelled requests get to end at a shutdown whose deadline has passed.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
@@ -70,8 +74,8 @@ impl EngineHandle {
     /// [`RequestError::Overloaded`] or [`RequestError::ShuttingDown`] at the door, [`RequestError::EngineDown`] while
     /// the engine is being rebuilt; everything else arrives as the terminal event.
     pub fn generate(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
-        let entered = self.enter(&request.prompt)?;
-        Ok(self.stream(request, entered))
+        let mut generations = self.generate_all(vec![request])?;
+        Ok(generations.pop().expect("one request makes one generation"))
     }
 
     /// Sends a request of a server's own, on a place that no client's request takes: a full queue does not refuse it.
@@ -79,11 +83,12 @@ impl EngineHandle {
     /// # Errors
     /// As [`EngineHandle::generate`].
     pub(crate) fn probe(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
-        let permit = self.inner.admission.admit_probe()?;
-        Ok(self.stream(request, (permit, self.doors()?)))
+        let mut generations = self.stream(vec![request], Admission::admit_probe)?;
+        Ok(generations.pop().expect("one request makes one generation"))
     }
 
-    /// Sends requests that belong together: all of them, or none. Each is one for the limits at the door.
+    /// Sends requests that belong together: all of them, or none. Each is one for the limits at the door; a prompt that
+    /// several of them share is encoded once.
     ///
     /// # Errors
     /// As [`EngineHandle::generate`], for the first that is refused.
@@ -91,24 +96,27 @@ impl EngineHandle {
         &self,
         requests: Vec<GenerateRequest>,
     ) -> Result<Vec<Generation>, RequestError> {
-        // All permits before the first request: it might end, and make room, before the last comes to the door.
-        let entered = requests.iter().map(|request| self.enter(&request.prompt));
-        let entered = entered.collect::<Result<Vec<_>, _>>()?;
-        let sent = requests.into_iter().zip(entered);
-        Ok(sent
-            .map(|(request, entered)| self.stream(request, entered))
-            .collect())
+        self.stream(requests, Admission::admit)
     }
 
-    fn stream(&self, request: GenerateRequest, (permit, doors): (Permit, Doors)) -> Generation {
-        let (sink, events) =
-            EventSink::channel(request.rid.clone(), self.inner.channel_events, Some(permit));
-        let canceller = send(doors, request, sink);
-        Generation {
-            events,
-            canceller,
-            has_ended: false,
-        }
+    /// Sends requests as one call, each on a permit that `admit` gives, with a channel for its events.
+    fn stream(
+        &self,
+        requests: Vec<GenerateRequest>,
+        admit: AdmitOne,
+    ) -> Result<Vec<Generation>, RequestError> {
+        let mut generations = Vec::with_capacity(requests.len());
+        self.send(requests, admit, |rid, permit, canceller| {
+            let capacity = self.inner.channel_events;
+            let (sink, events) = EventSink::channel(rid, capacity, Some(permit));
+            generations.push(Generation {
+                events,
+                canceller,
+                has_ended: false,
+            });
+            sink
+        })?;
+        Ok(generations)
     }
 
     /// Sends a request whose events go to an actor of the host's own. Its mailbox is not bounded: it keeps up or
@@ -122,20 +130,51 @@ impl EngineHandle {
         request: GenerateRequest,
         recipient: Recipient<TokenEvent>,
     ) -> Result<Canceller, RequestError> {
-        let (permit, doors) = self.enter(&request.prompt)?;
-        let sink = EventSink::recipient(request.rid.clone(), recipient, Some(permit));
-        Ok(send(doors, request, sink))
+        let mut sent = None;
+        self.send(vec![request], Admission::admit, |rid, permit, canceller| {
+            sent = Some(canceller);
+            EventSink::recipient(rid, recipient.clone(), Some(permit))
+        })?;
+        Ok(sent.expect("one request has one canceller"))
     }
 
-    /// Takes a permit, or counts the refusal.
-    fn enter(&self, prompt: &Prompt) -> Result<(Permit, Doors), RequestError> {
-        let admit = || {
-            let mut permit = self.inner.admission.admit()?;
-            permit.charge_prompt(prompt.estimated_tokens())?;
-            Ok((permit, self.doors()?))
+    /// Sends requests as one call, with a sink for each.
+    fn send(
+        &self,
+        requests: Vec<GenerateRequest>,
+        admit: AdmitOne,
+        mut sink: impl FnMut(RequestId, Permit, Canceller) -> EventSink,
+    ) -> Result<(), RequestError> {
+        let prompts = Prompts::of(requests.iter());
+        // All permits before the first request: it might end, and make room, before the last comes to the door.
+        let admit_all = || {
+            let permits = (0..requests.len()).map(|request| {
+                let mut permit = admit(&self.inner.admission)?;
+                permit.charge_prompt(prompts.estimated_tokens(request))?;
+                Ok(permit)
+            });
+            let permits = permits.collect::<Result<Vec<_>, RequestError>>()?;
+            Ok((permits, self.doors()?))
         };
-        let entered: Result<(Permit, Doors), RequestError> = admit();
-        entered.inspect_err(|error| self.inner.metrics.failed(error.code()))
+        let admitted: Result<(Vec<Permit>, Doors), RequestError> = admit_all();
+        let (permits, doors) =
+            admitted.inspect_err(|error| self.inner.metrics.failed(error.code()))?;
+        let ask = |(request, permit): (GenerateRequest, Permit)| {
+            let cancel = CancelFlag::default();
+            let canceller = Canceller {
+                rid: request.rid.clone(),
+                flag: cancel.clone(),
+                door: doors.cancel.clone(),
+            };
+            Asked {
+                sink: sink(request.rid.clone(), permit, canceller),
+                request,
+                cancel,
+            }
+        };
+        let asked: Vec<_> = requests.into_iter().zip(permits).map(ask).collect();
+        doors.generate.do_send(Generate::weighed(asked, prompts));
+        Ok(())
     }
 
     /// Cancels a request by its id; unknown ids are ignored, that of a request still being encoded too (a
@@ -251,7 +290,8 @@ impl EngineHandle {
             .map_err(down)
     }
 
-    /// The engine's recipients, for hosts that speak in messages.
+    /// The engine's recipients, for hosts that speak in messages. They belong to the actors that live now: after a
+    /// rebuild take new ones ([`Doors::are_open`]).
     ///
     /// # Errors
     /// [`RequestError::EngineDown`] while the engine is being rebuilt, and after its stop.
@@ -349,17 +389,6 @@ impl EngineHandle {
             join(thread).await;
         }
     }
-}
-
-fn send(doors: Doors, request: GenerateRequest, sink: EventSink) -> Canceller {
-    let flag = CancelFlag::default();
-    let canceller = Canceller {
-        rid: request.rid.clone(),
-        flag: flag.clone(),
-        door: doors.cancel,
-    };
-    doors.generate.do_send(Generate::new(request, sink, flag));
-    canceller
 }
 
 /// Joins without blocking the caller's runtime.

@@ -69,6 +69,7 @@ impl Engine {
         let began = Instant::now();
         config.validate()?;
         let blueprint = parts.blueprint(&config)?;
+        let admission = blueprint.tokenizer.admission.clone();
         let doors = DoorSlot::default();
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let thread_doors = doors.clone();
@@ -89,17 +90,17 @@ impl Engine {
         let thread = thread.map_err(|error| StartError::Thread(error.to_string()))?;
         let died = |_| StartError::Thread("the engine thread died while starting".to_owned());
         let watched = is_ready.recv().map_err(died)??;
-        Ok(EngineHandle::new(inner(
-            &config,
-            parts,
+        let inside = Inside {
+            admission,
             doors,
             watched,
-            Some(thread),
-            began,
-        )))
+            thread: Some(thread),
+        };
+        Ok(EngineHandle::new(inner(&config, parts, inside, began)))
     }
 
-    /// Loads the model and starts the actors on an Arbiter of the host's System.
+    /// Loads the model and starts the actors on an Arbiter of the host's System. Files are read on other threads: the
+    /// Arbiter goes on meanwhile, and may be the one that waits for this.
     ///
     /// # Errors
     /// As [`Engine::start`]; [`StartError::Thread`] when the Arbiter has stopped.
@@ -107,8 +108,12 @@ impl Engine {
         arbiter: &ArbiterHandle,
         config: EngineConfig,
     ) -> Result<EngineHandle, StartError> {
-        let parts = EngineParts::from_model(&config, Progress::silent())?;
-        Self::start_in_with(arbiter, config, parts).await
+        let began = Instant::now();
+        let ready = on_a_thread(move || {
+            let parts = EngineParts::from_model(&config, Progress::silent())?;
+            Prepared::new(config, parts)
+        });
+        Self::adopt(arbiter, ready.await?, began).await
     }
 
     /// As [`Engine::start_in`], with parts that the caller made.
@@ -121,8 +126,22 @@ impl Engine {
         parts: EngineParts,
     ) -> Result<EngineHandle, StartError> {
         let began = Instant::now();
-        config.validate()?;
-        let blueprint = parts.blueprint(&config)?;
+        // The message log's file is opened too.
+        let ready = on_a_thread(move || Prepared::new(config, parts));
+        Self::adopt(arbiter, ready.await?, began).await
+    }
+
+    async fn adopt(
+        arbiter: &ArbiterHandle,
+        prepared: Prepared,
+        began: Instant,
+    ) -> Result<EngineHandle, StartError> {
+        let Prepared {
+            config,
+            parts,
+            blueprint,
+        } = prepared;
+        let admission = blueprint.tokenizer.admission.clone();
         let doors = DoorSlot::default();
         let (ready, is_ready) = oneshot::channel();
         let arbiter_doors = doors.clone();
@@ -136,10 +155,48 @@ impl Engine {
         });
         let died = |_| StartError::Thread("the host's arbiter has stopped".to_owned());
         let watched = is_ready.await.map_err(died)??;
-        Ok(EngineHandle::new(inner(
-            &config, parts, doors, watched, None, began,
-        )))
+        let inside = Inside {
+            admission,
+            doors,
+            watched,
+            thread: None,
+        };
+        Ok(EngineHandle::new(inner(&config, parts, inside, began)))
     }
+}
+
+/// What an engine starts from, with every file read but the weights.
+struct Prepared {
+    config: EngineConfig,
+    parts: EngineParts,
+    blueprint: Blueprint,
+}
+
+impl Prepared {
+    fn new(config: EngineConfig, parts: EngineParts) -> Result<Self, StartError> {
+        config.validate()?;
+        let blueprint = parts.blueprint(&config)?;
+        Ok(Self {
+            config,
+            parts,
+            blueprint,
+        })
+    }
+}
+
+/// Does `work` on a thread of its own, whatever runtime the caller has.
+async fn on_a_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
+) -> Result<T, StartError> {
+    let (done, is_done) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("souffleur-start".to_owned());
+    let spawned = thread.spawn(move || {
+        // The host may have given up waiting.
+        let _ = done.send(work());
+    });
+    spawned.map_err(|error| StartError::Thread(error.to_string()))?;
+    let died = |_| StartError::Thread("the thread that reads the model died".to_owned());
+    is_done.await.map_err(died)?
 }
 
 /// The watchdog of an engine that runs.
@@ -162,27 +219,28 @@ async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, Start
     Ok((Watched { watchdog, failure }, is_stopped))
 }
 
-fn inner(
-    config: &EngineConfig,
-    parts: EngineParts,
+/// How an engine is reached from outside.
+struct Inside {
+    admission: Arc<Admission>,
     doors: DoorSlot,
-    Watched { watchdog, failure }: Watched,
+    watched: Watched,
     thread: Option<std::thread::JoinHandle<()>>,
-    began: Instant,
-) -> Inner {
+}
+
+fn inner(config: &EngineConfig, parts: EngineParts, inside: Inside, began: Instant) -> Inner {
     record_capacity(&parts.info, began);
     Inner {
         metrics: RequestMetrics::register(&parts.info.served_model_name),
         model: parts.info,
         text: parts.text,
-        admission: Admission::new(config.door_requests(), config.max_queued_tokens),
+        admission: inside.admission,
         channel_events: config.client_channel_events,
         max_logprob_entries: config.max_logprob_entries,
         request_limits: config.request_limits(),
-        doors,
-        watchdog,
-        failure,
-        thread: RwLock::new(thread),
+        doors: inside.doors,
+        watchdog: inside.watched.watchdog,
+        failure: inside.watched.failure,
+        thread: RwLock::new(inside.thread),
     }
 }
 

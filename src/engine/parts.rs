@@ -7,6 +7,7 @@ use std::thread;
 use crate::actors::executor::ExecutorFactory;
 use crate::actors::tokenizer::TokenizerSettings;
 use crate::actors::unit::Blueprint;
+use crate::admission::Admission;
 use crate::config::{Device, Dtype, EngineConfig};
 use crate::engine::gpu::{self, Gpu};
 use crate::error::{ConfigError, LoadError, StartError};
@@ -208,6 +209,7 @@ impl EngineParts {
                 max_evicted_pages: config.prefix_diagnostics_pages,
             }),
             request_limits: config.request_limits(),
+            admission: Admission::new(config.door_requests(), config.max_queued_tokens),
         };
         let control = ControlSetup {
             limits,

@@ -181,7 +181,7 @@ const GAUGES: [(&str, &str); 28] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 25] = [
+const COUNTERS: [(&str, &str); 26] = [
     ("sglang:num_retracted_requests_total", "Retractions."),
     (
         "souffleur_preemptions_total",
@@ -234,6 +234,10 @@ const COUNTERS: [(&str, &str); 25] = [
     (
         "souffleur_client_stalls_total",
         "Deltas that waited because a client did not read.",
+    ),
+    (
+        "souffleur_encoded_prompt_bytes_total",
+        "Text of prompts that was rendered and encoded, of a prompt with many samples once, in bytes.",
     ),
     ("souffleur_actor_deaths_total", "Actors that died."),
     ("souffleur_steps_planned_total", "Steps planned."),

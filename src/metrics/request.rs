@@ -35,6 +35,7 @@ pub struct RequestMetrics {
     aborted: Counter,
     failed: Vec<(&'static str, Counter)>,
     client_stalls: Counter,
+    encoded_bytes: Counter,
 }
 
 /// The metrics that SGLang divides by `is_streaming`.
@@ -92,6 +93,7 @@ impl RequestMetrics {
                 .map(|code| (code, failure_counter(code)))
                 .into(),
             client_stalls: counter!("souffleur_client_stalls_total"),
+            encoded_bytes: counter!("souffleur_encoded_prompt_bytes_total"),
         }
     }
 
@@ -167,6 +169,16 @@ impl RequestMetrics {
             Some((_, failed)) => failed.increment(1),
             None => failure_counter(code).increment(1),
         }
+    }
+
+    /// Counts the text of a prompt that is encoded now.
+    pub fn encoded_prompt_bytes(&self, bytes: usize) {
+        self.encoded_bytes.increment(bytes as u64);
+    }
+
+    /// What [`RequestMetrics::encoded_prompt_bytes`] adds to, for another thread.
+    pub fn encoded_bytes(&self) -> Counter {
+        self.encoded_bytes.clone()
     }
 
     /// Counts a delta that waited because the client did not read.

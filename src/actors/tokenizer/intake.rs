@@ -1,83 +1,439 @@
-//! From a client's request to a submission: validated, encoded, clipped, seeded.
+//! From clients' calls to submissions: admitted, encoded, checked, submitted, in slices of time.
+//!
+//! Streams wait while the Tokenizer takes requests in. So a call is only noted when it arrives; a pump opens calls and
+//! submits requests for a millisecond at a time and lets the mailbox have its turn between. Calls whose prompts are
+//! encoded take turns.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::{Duration, Instant};
 
-use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
+use actix::{ActorFuture, ActorFutureExt, AsyncContext, Context, WrapFuture};
+use rustc_hash::FxHashMap;
+use tokio::sync::oneshot;
 
+use crate::actors::call::{Asked, Prompts, Weighed};
 use crate::actors::messages::{Generate, Submit};
 use crate::error::RequestError;
-use crate::executor::LogprobWish;
 use crate::ids::{IntakeId, RequestId};
-use crate::model::text::{self, TextModel};
-use crate::request::{
-    CancelFlag, ChatPrompt, Event, FinishReason, Finished, GenerateRequest, Prompt,
-};
+use crate::metrics::RequestMetrics;
+use crate::request::{CancelFlag, Event, FinishReason, Finished, GenerateRequest, Prompt};
 use crate::sink::EventSink;
+use crate::state::detok::StopTable;
 use crate::state::sampling::SamplingParams;
 use crate::state::sequence::Submission;
 
+use super::inline::InlineBudget;
+use super::lanes::{CallId, Job, Lanes, Turn};
 use super::live::Live;
+use super::prepare::{self, Checked};
 use super::{Tokenizer, TokenizerSettings};
 
-/// Longest text that is encoded on the Tokenizer's own thread: some milliseconds of work.
-const MAX_INLINE_BYTES: usize = 8 << 10;
-/// How many bytes a normalizer may make one of (NFC composes three characters of three bytes into one).
-const MAX_NORMALIZER_SHRINK: usize = 4;
+/// How long the Tokenizer takes requests in before it looks at its mailbox again.
+const SLICE: Duration = Duration::from_millis(1);
+/// Requests of one call that are submitted before the next call's.
+const TURN_REQUESTS: usize = 16;
+/// A prompt of more weight is freed on another thread.
+const MAX_FREED_INLINE: usize = 64 << 10;
 
-/// A request that has arrived and is not encoded yet.
-pub(super) struct Arrival {
-    rid: RequestId,
+/// The calls that have arrived and are not submitted to their last request.
+pub(super) struct Intake {
+    /// The first of them may be read in part.
+    arrived: VecDeque<Opening>,
+    calls: FxHashMap<CallId, Call>,
+    /// The calls whose next request can be submitted.
+    ready: VecDeque<CallId>,
+    /// The requests of all calls.
+    requests: FxHashMap<RequestId, CancelFlag>,
+    lanes: Lanes,
+    inline: InlineBudget,
+    last_call: CallId,
+    is_pumping: bool,
+    /// Those who wait until nothing is left.
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+/// A call that is being read.
+struct Opening {
+    unread: std::vec::IntoIter<Asked>,
+    n_read: usize,
+    prompts: Prompts,
+    checked: Checked,
+    /// The requests that were let in.
+    arrivals: VecDeque<Arrival>,
+}
+
+/// Requests that came together.
+struct Call {
+    arrivals: VecDeque<Arrival>,
+    prompts: Vec<PromptState>,
+    is_ready: bool,
+    stops: Option<SharedStops>,
+}
+
+/// A request that has arrived and is not submitted yet.
+struct Arrival {
+    request: GenerateRequest,
     sink: EventSink,
     cancel: CancelFlag,
-    is_streaming: bool,
+    prompt: usize,
+}
+
+type Encoded = Result<Arc<[u32]>, RequestError>;
+
+enum PromptState {
+    /// Encoded on the Tokenizer's thread when the first of its requests is submitted.
+    Unread(Weighed),
+    /// In a lane.
+    Waiting,
+    Read(Encoded),
+}
+
+/// The table of the last list of stop strings: most requests of a call have the same.
+struct SharedStops {
+    strings: Arc<[String]>,
+    table: Arc<StopTable>,
+}
+
+impl Intake {
+    pub(super) fn new() -> Self {
+        Self {
+            arrived: VecDeque::new(),
+            calls: FxHashMap::default(),
+            ready: VecDeque::new(),
+            requests: FxHashMap::default(),
+            lanes: Lanes::new(),
+            inline: InlineBudget::new(),
+            last_call: CallId(0),
+            is_pumping: false,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// Cancels all that is inside: it ends when its turn comes.
+    pub(super) fn cancel_all(&self) {
+        self.requests.values().for_each(CancelFlag::raise);
+        self.arrived.iter().for_each(Opening::cancel_unread);
+    }
+
+    /// Is told when nothing is left; at once if nothing is there.
+    pub(super) fn emptied(&mut self) -> oneshot::Receiver<()> {
+        let (emptied, is_empty) = oneshot::channel();
+        self.waiting.push(emptied);
+        self.tell_if_empty();
+        is_empty
+    }
+
+    fn tell_if_empty(&mut self) {
+        if self.arrived.is_empty() && self.calls.is_empty() {
+            for waiting in self.waiting.drain(..) {
+                // The one who waited may have given up.
+                let _ = waiting.send(());
+            }
+        }
+    }
+
+    /// Puts a call back, in the queue if its next request can be submitted.
+    fn keep(&mut self, id: CallId, mut call: Call) {
+        call.is_ready = call.can_go_on();
+        if call.is_ready {
+            self.ready.push_back(id);
+        }
+        self.calls.insert(id, call);
+    }
+}
+
+impl Opening {
+    fn new(generate: Generate) -> Self {
+        let (asked, prompts, _timer) = generate.open();
+        Self {
+            arrivals: VecDeque::with_capacity(asked.len()),
+            unread: asked.into_iter(),
+            n_read: 0,
+            prompts,
+            checked: Checked::default(),
+        }
+    }
+
+    /// The next request, and which one it is.
+    fn next(&mut self) -> Option<(usize, Asked)> {
+        let asked = self.unread.next()?;
+        self.n_read += 1;
+        Some((self.n_read - 1, asked))
+    }
+
+    /// Cancels what was not read yet: the rest is among the intake's requests.
+    fn cancel_unread(&self) {
+        let unread = self.unread.as_slice().iter();
+        unread.for_each(|asked| asked.cancel.raise());
+    }
+}
+
+impl Call {
+    fn can_go_on(&self) -> bool {
+        let next = self.arrivals.front();
+        next.is_some_and(|next| !matches!(self.prompts[next.prompt], PromptState::Waiting))
+    }
+
+    /// The next request, its prompt encoded; `None` if that is in a lane, or nothing is left.
+    fn next(&mut self, settings: &TokenizerSettings, metrics: &RequestMetrics) -> Option<Arrival> {
+        if !self.can_go_on() {
+            return None;
+        }
+        let arrival = self.arrivals.pop_front()?;
+        let state = &mut self.prompts[arrival.prompt];
+        if let PromptState::Unread(weighed) = state
+            && !arrival.cancel.is_raised()
+        {
+            metrics.encoded_prompt_bytes(weighed.weight);
+            *state = PromptState::Read(prepare::encode(weighed.prompt.clone(), settings));
+        }
+        Some(arrival)
+    }
+
+    fn encoded(&self, arrival: &Arrival) -> Encoded {
+        match &self.prompts[arrival.prompt] {
+            PromptState::Read(encoded) => encoded.clone(),
+            // Its client has gone.
+            PromptState::Unread(_) | PromptState::Waiting => Err(cancelled()),
+        }
+    }
+
+    fn stops(&mut self, strings: &Arc<[String]>) -> Arc<StopTable> {
+        let shared = self.stops.as_ref();
+        if let Some(shared) = shared.filter(|shared| Arc::ptr_eq(&shared.strings, strings)) {
+            return shared.table.clone();
+        }
+        let table = Arc::new(StopTable::new(strings));
+        self.stops = Some(SharedStops {
+            strings: strings.clone(),
+            table: table.clone(),
+        });
+        table
+    }
+
+    /// Fits a request to its prompt.
+    fn fit(
+        &self,
+        arrival: &mut Arrival,
+        settings: &TokenizerSettings,
+    ) -> Result<(Arc<[u32]>, SamplingParams), RequestError> {
+        let prompt = self.encoded(arrival)?;
+        let sampling = prepare::fit(&mut arrival.request, prompt.len(), settings)?;
+        arrival.sink.charge_prompt(prompt.len())?;
+        Ok((prompt, sampling))
+    }
 }
 
 impl Tokenizer {
-    /// Takes a request in: a short prompt is encoded here, a long one aside, since its text would hold up the others'.
+    /// Notes a call.
     pub(super) fn take_in(&mut self, generate: Generate, ctx: &mut Context<Self>) {
-        let (request, sink, cancel, _timer) = generate.open();
-        self.metrics.received(request.is_streaming);
-        let arrival = Arrival {
-            rid: request.rid.clone(),
-            sink,
-            cancel,
-            is_streaming: request.is_streaming,
-        };
-        if self.intakes.contains_key(&arrival.rid) || self.aside.contains(&arrival.rid) {
-            let error = RequestError::DuplicateRequest(arrival.rid.as_str().to_owned());
-            return self.refuse(arrival, error);
-        }
-        if request.prompt.text_bytes() <= MAX_INLINE_BYTES {
-            let prepared = prepare(*request, &self.settings);
-            return self.encoded(arrival, prepared);
-        }
-        let settings = self.settings.clone();
-        self.aside.enter(&arrival.rid, &arrival.cancel);
-        let encode = self.aside.run(move || prepare(*request, &settings));
-        let encoded = encode.into_actor(self).map(|prepared, tokenizer, _| {
-            tokenizer.aside.leave(&arrival.rid);
-            tokenizer.encoded(arrival, prepared);
-        });
-        ctx.spawn(encoded);
+        self.intake.arrived.push_back(Opening::new(generate));
+        self.pump(ctx);
     }
 
-    /// Submits an encoded request, or ends it.
-    fn encoded(&mut self, mut arrival: Arrival, prepared: Result<Prepared, RequestError>) {
+    fn pump(&mut self, ctx: &mut Context<Self>) {
+        if !std::mem::replace(&mut self.intake.is_pumping, true) {
+            ctx.spawn(Pump);
+        }
+    }
+
+    /// Opens calls and submits requests until nothing can go on or the slice is over. Returns whether it is.
+    fn work(&mut self, ctx: &mut Context<Self>) -> bool {
+        let began = Instant::now();
+        let is_over = || began.elapsed() >= SLICE;
+        loop {
+            if let Some(opening) = self.intake.arrived.pop_front() {
+                self.read(opening, is_over, ctx);
+            } else if let Some(id) = self.intake.ready.pop_front() {
+                self.go_on(id, is_over);
+            } else {
+                self.intake.tell_if_empty();
+                return false;
+            }
+            if is_over() {
+                return true;
+            }
+        }
+    }
+
+    /// Reads a call: its requests are checked and take permits if they have none.
+    fn read(&mut self, mut opening: Opening, is_over: impl Fn() -> bool, ctx: &mut Context<Self>) {
+        while let Some((index, asked)) = opening.next() {
+            let mut arrival = Arrival::new(asked, opening.prompts.index_of(index));
+            self.metrics.received(arrival.request.is_streaming);
+            let estimated_tokens = opening.prompts.estimated_tokens(index);
+            let admitted = self
+                .admit(&mut arrival, estimated_tokens)
+                .and_then(|()| opening.checked.check(&arrival.request, &self.settings));
+            match admitted {
+                Err(error) => self.refuse(arrival, error),
+                Ok(()) => {
+                    let (rid, cancel) = (arrival.request.rid.clone(), arrival.cancel.clone());
+                    self.intake.requests.insert(rid, cancel);
+                    opening.arrivals.push_back(arrival);
+                }
+            }
+            if is_over() {
+                return self.intake.arrived.push_front(opening);
+            }
+        }
+        self.open(opening, ctx);
+    }
+
+    fn admit(&self, arrival: &mut Arrival, estimated_tokens: usize) -> Result<(), RequestError> {
+        let rid = &arrival.request.rid;
+        if self.intakes.contains_key(rid) || self.intake.requests.contains_key(rid) {
+            return Err(RequestError::DuplicateRequest(rid.as_str().to_owned()));
+        }
+        let admission = &self.settings.admission;
+        arrival.sink.admit(admission, estimated_tokens)
+    }
+
+    /// Sends the prompts of a call to where they are encoded.
+    fn open(&mut self, opening: Opening, ctx: &mut Context<Self>) {
+        let arrivals = opening.arrivals;
+        self.intake.last_call.0 += 1;
+        let id = self.intake.last_call;
+        let prompts = self.place(id, opening.prompts.into_distinct(), &arrivals);
+        if arrivals.is_empty() {
+            return;
+        }
+        let call = Call {
+            arrivals,
+            prompts,
+            is_ready: false,
+            stops: None,
+        };
+        self.intake.keep(id, call);
+        self.run_lanes(ctx);
+    }
+
+    /// Refuses the prompts that cannot fit, and puts long texts, or short ones when many came lately, in the lanes.
+    fn place(
+        &mut self,
+        id: CallId,
+        prompts: Vec<Weighed>,
+        arrivals: &VecDeque<Arrival>,
+    ) -> Vec<PromptState> {
+        let texts = prompts.iter().filter(|prompt| prepare::is_text(prompt));
+        let call_bytes = texts.map(|prompt| prompt.weight).sum();
+        let is_inline = call_bytes == 0 || self.intake.inline.take(call_bytes);
+        let mut cancels: Vec<Vec<CancelFlag>> = vec![Vec::new(); prompts.len()];
+        for arrival in arrivals {
+            cancels[arrival.prompt].push(arrival.cancel.clone());
+        }
+        let places = prompts.into_iter().zip(cancels).enumerate();
+        let place = |(index, (weighed, cancels)): (usize, (Weighed, Vec<CancelFlag>))| {
+            let hopeless = prepare::refuse_hopeless(&weighed.prompt, &self.settings).err();
+            if let Some(error) = hopeless {
+                free(weighed);
+                return PromptState::Read(Err(error));
+            }
+            if cancels.is_empty() {
+                free(weighed);
+                return PromptState::Waiting;
+            }
+            if is_inline || !prepare::is_text(&weighed) {
+                return PromptState::Unread(weighed);
+            }
+            self.intake.lanes.add(
+                id,
+                Job {
+                    index,
+                    prompt: weighed.prompt,
+                    weight: weighed.weight,
+                    cancels,
+                },
+            );
+            PromptState::Waiting
+        };
+        places.map(place).collect()
+    }
+
+    /// Starts what the lanes' free threads can do.
+    fn run_lanes(&mut self, ctx: &mut Context<Self>) {
+        while let Some(turn) = self.intake.lanes.next() {
+            let Turn { lane, call, jobs } = turn;
+            let indices: Vec<usize> = jobs.iter().map(|job| job.index).collect();
+            let settings = self.settings.clone();
+            let encoded_bytes = self.metrics.encoded_bytes();
+            let encode = move |job: Job| match job.is_gone() {
+                true => Err(cancelled()),
+                false => {
+                    encoded_bytes.increment(job.weight as u64);
+                    prepare::encode(job.prompt, &settings)
+                }
+            };
+            let encode_all = move || jobs.into_iter().map(encode).collect::<Vec<Encoded>>();
+            let encoded = actix_rt::task::spawn_blocking(encode_all);
+            let encoded = encoded
+                .into_actor(self)
+                .map(move |encoded, tokenizer, ctx| {
+                    let died =
+                        || RequestError::EngineDown("the prompt could not be encoded".to_owned());
+                    let encoded = encoded.unwrap_or_else(|_| vec![Err(died()); indices.len()]);
+                    let encoded = indices.into_iter().zip(encoded);
+                    tokenizer.take_encoded(call, encoded);
+                    tokenizer.intake.lanes.finished(lane);
+                    tokenizer.run_lanes(ctx);
+                    tokenizer.pump(ctx);
+                });
+            ctx.spawn(encoded);
+        }
+    }
+
+    fn take_encoded(&mut self, id: CallId, encoded: impl Iterator<Item = (usize, Encoded)>) {
+        let Some(call) = self.intake.calls.get_mut(&id) else {
+            return;
+        };
+        for (index, encoded) in encoded {
+            call.prompts[index] = PromptState::Read(encoded);
+        }
+        if !call.is_ready && call.can_go_on() {
+            call.is_ready = true;
+            self.intake.ready.push_back(id);
+        }
+    }
+
+    /// Submits the next requests of a call.
+    fn go_on(&mut self, id: CallId, is_over: impl Fn() -> bool) {
+        let Some(mut call) = self.intake.calls.remove(&id) else {
+            return;
+        };
+        for _ in 0..TURN_REQUESTS {
+            let Some(arrival) = call.next(&self.settings, &self.metrics) else {
+                break;
+            };
+            self.intake.requests.remove(&arrival.request.rid);
+            self.finish_intake(&mut call, arrival);
+            if is_over() {
+                break;
+            }
+        }
+        if !call.arrivals.is_empty() {
+            self.intake.keep(id, call);
+        }
+    }
+
+    /// Submits a request, or ends it.
+    fn finish_intake(&mut self, call: &mut Call, mut arrival: Arrival) {
         if arrival.cancel.is_raised() {
-            self.metrics.cancelled_at_the_door(arrival.is_streaming);
+            let is_streaming = arrival.request.is_streaming;
+            self.metrics.cancelled_at_the_door(is_streaming);
             return arrival.sink.finish(Event::Cancelled(Box::new(Finished {
                 delta: Default::default(),
                 reason: FinishReason::Abort,
                 e2e_latency_s: 0.0,
             })));
         }
-        let charged = prepared.and_then(|prepared| {
-            arrival.sink.charge_prompt(prepared.prompt.len())?;
-            Ok(prepared)
-        });
-        match charged {
+        match call.fit(&mut arrival, &self.settings) {
             Err(error) => self.refuse(arrival, error),
-            Ok(prepared) => self.submit(arrival, prepared),
+            Ok((prompt, sampling)) => {
+                let stops = call.stops(&sampling.stop);
+                self.submit(arrival, prompt, sampling, stops);
+            }
         }
     }
 
@@ -86,35 +442,38 @@ impl Tokenizer {
         arrival.sink.finish(Event::Failed(error));
     }
 
-    fn submit(&mut self, arrival: Arrival, prepared: Prepared) {
-        let Prepared {
-            prompt,
-            sampling,
+    fn submit(
+        &mut self,
+        arrival: Arrival,
+        prompt: Arc<[u32]>,
+        sampling: SamplingParams,
+        stops: Arc<StopTable>,
+    ) {
+        let Arrival {
             request,
-        } = prepared;
+            sink,
+            cancel,
+            ..
+        } = arrival;
         self.next_intake = IntakeId::new(self.next_intake.get() + 1);
         let submission = Submission {
-            rid: arrival.rid.clone(),
-            intake: match arrival.sink.is_probe() {
+            rid: request.rid.clone(),
+            intake: match sink.is_probe() {
                 true => self.next_intake.of_probe(),
                 false => self.next_intake,
             },
             prompt,
             namespace: request.namespace,
-            sampling,
+            sampling: Arc::new(sampling),
             logprobs: request.logprobs.map(Arc::new),
             priority: request.priority,
-            cancel: arrival.cancel,
+            cancel,
             submitted_s: 0.0,
             timeouts: request.timeouts.tightened(self.settings.timeouts),
         };
-        let live = Live::new(
-            &submission,
-            arrival.sink,
-            arrival.is_streaming,
-            &self.settings,
-        );
-        self.intakes.insert(arrival.rid, submission.intake);
+        let is_streaming = request.is_streaming;
+        let live = Live::new(&submission, sink, is_streaming, stops, &self.settings);
+        self.intakes.insert(request.rid, submission.intake);
         self.live.insert(submission.intake, live);
         self.links.submit.post(Submit {
             request: Box::new(submission),
@@ -122,167 +481,54 @@ impl Tokenizer {
     }
 }
 
-/// A request that can be submitted.
-pub(super) struct Prepared {
-    prompt: Arc<[u32]>,
-    sampling: Arc<SamplingParams>,
-    request: GenerateRequest,
-}
-
-fn prepare(
-    mut request: GenerateRequest,
-    settings: &TokenizerSettings,
-) -> Result<Prepared, RequestError> {
-    let limits = &settings.request_limits;
-    request.sampling.validate(settings.vocab_size, limits)?;
-    request.namespace.validate(limits)?;
-    if !request.sampling.stop.is_empty() && settings.text.is_none() {
-        return Err(invalid(
-            "stop strings need a tokenizer, use stop_token_ids".to_owned(),
-        ));
-    }
-    let placeholder = Prompt::Tokens(Arc::default());
-    let prompt = encode(
-        std::mem::replace(&mut request.prompt, placeholder),
-        settings,
-    )?;
-    check_prompt(&prompt, settings.vocab_size)?;
-    if let Some(wish) = &mut request.logprobs {
-        check_wish(wish, prompt.len(), settings)?;
-        check_entries(wish, prompt.len(), settings.max_logprob_entries)?;
-    }
-    let mut sampling = std::mem::take(&mut request.sampling).normalized();
-    let wanted = sampling.max_new_tokens as usize;
-    let clipped = settings.limits.clip_max_new_tokens(prompt.len(), wanted)?;
-    sampling.max_new_tokens = clipped as u32;
-    sampling.min_new_tokens = sampling.min_new_tokens.min(sampling.max_new_tokens);
-    sampling.sampling_seed = Some(
-        sampling
-            .sampling_seed
-            .unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0),
-    );
-    Ok(Prepared {
-        prompt,
-        sampling: Arc::new(sampling),
-        request,
-    })
-}
-
-fn encode(prompt: Prompt, settings: &TokenizerSettings) -> Result<Arc<[u32]>, RequestError> {
-    refuse_hopeless(&prompt, settings)?;
-    let text = settings.text.as_deref();
-    let tokenizer = || {
-        text.ok_or_else(|| {
-            invalid("the engine runs without a tokenizer: send input_ids".to_owned())
-        })
-    };
-    match prompt {
-        Prompt::Tokens(tokens) => Ok(tokens),
-        Prompt::Text(text) => Ok(tokenizer()?.encode(&text)?.into()),
-        Prompt::Chat(chat) => Ok(render(tokenizer()?, &chat)?.into()),
-    }
-}
-
-/// Refuses a text that is too long however well it encodes, before time and memory are spent on it.
-fn refuse_hopeless(prompt: &Prompt, settings: &TokenizerSettings) -> Result<(), RequestError> {
-    let Some(text) = settings.text.as_deref() else {
-        return Ok(());
-    };
-    let limit_tokens = settings.limits.max_prompt_tokens();
-    let prompt_tokens = prompt.text_bytes() / (text.max_token_bytes() * MAX_NORMALIZER_SHRINK);
-    if prompt_tokens > limit_tokens {
-        return Err(RequestError::PromptTooLong {
-            prompt_tokens,
-            limit_tokens,
-        });
-    }
-    Ok(())
-}
-
-fn render(text: &TextModel, chat: &ChatPrompt) -> Result<Vec<u32>, RequestError> {
-    let rendered = text.render_chat(&text::ChatPrompt {
-        messages: &chat.messages,
-        tools: chat.tools.as_ref(),
-        add_generation_prompt: chat.add_generation_prompt,
-        template_kwargs: Some(&chat.template_kwargs),
-    })?;
-    text.encode_chat(&rendered)
-}
-
-fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
-    if prompt.is_empty() {
-        return Err(invalid(
-            "the prompt has no tokens: send at least one".to_owned(),
-        ));
-    }
-    match prompt.iter().find(|token| **token as usize >= vocab_size) {
-        Some(token) => Err(invalid(format!(
-            "input_ids holds {token}, the vocabulary has {vocab_size} tokens"
-        ))),
-        None => Ok(()),
-    }
-}
-
-fn check_wish(
-    wish: &mut LogprobWish,
-    prompt_tokens: usize,
-    settings: &TokenizerSettings,
-) -> Result<(), RequestError> {
-    let vocab_size = settings.vocab_size;
-    let limit = settings.request_limits.max_logprobs;
-    if let Some(start) = wish.start
-        && start as usize >= prompt_tokens
-    {
-        return Err(invalid(format!(
-            "logprob_start_len is {start}, the prompt has {prompt_tokens} tokens"
-        )));
-    }
-    let counts = [
-        ("top_logprobs_num", wish.top as usize),
-        ("token_ids_logprob", wish.token_ids.len()),
-    ];
-    for (name, count) in counts {
-        if count > limit {
-            return Err(invalid(format!(
-                "{name} asks for {count}, limit is {limit}: ask for fewer"
-            )));
+impl Arrival {
+    /// Its own hold on the prompt is let go: the call keeps it.
+    fn new(asked: Asked, prompt: usize) -> Self {
+        let Asked {
+            mut request,
+            sink,
+            cancel,
+        } = asked;
+        request.prompt = Prompt::Tokens(Arc::default());
+        Self {
+            request,
+            sink,
+            cancel,
+            prompt,
         }
     }
-    if let Some(token) = wish
-        .token_ids
-        .iter()
-        .find(|token| **token as usize >= vocab_size)
-    {
-        return Err(invalid(format!(
-            "token_ids_logprob holds {token}, the vocabulary has {vocab_size} tokens"
-        )));
-    }
-    wish.top = wish.top.min(vocab_size as u32);
-    Ok(())
 }
 
-/// Refuses a prompt with more log probabilities than an answer may have. Output tokens are not counted: most requests
-/// end long before `max_new_tokens`.
-fn check_entries(
-    wish: &LogprobWish,
-    prompt_tokens: usize,
-    limit: usize,
-) -> Result<(), RequestError> {
-    let Some(start) = wish.start else {
-        return Ok(());
-    };
-    let positions = prompt_tokens - start as usize;
-    let each = 1 + wish.top as usize + wish.token_ids.len();
-    let entries = positions.saturating_mul(each);
-    if entries <= limit {
-        return Ok(());
+/// Takes requests in, slice by slice, while there is something to take in.
+struct Pump;
+
+impl ActorFuture<Tokenizer> for Pump {
+    type Output = ();
+
+    fn poll(
+        self: std::pin::Pin<&mut Self>,
+        tokenizer: &mut Tokenizer,
+        ctx: &mut Context<Tokenizer>,
+        task: &mut TaskContext<'_>,
+    ) -> Poll<()> {
+        if tokenizer.work(ctx) {
+            // Again, after the mailbox.
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        tokenizer.intake.is_pumping = false;
+        Poll::Ready(())
     }
-    Err(invalid(format!(
-        "logprob_start_len asks for {entries} log probabilities ({positions} positions with {each} each), \
-         limit is {limit}: start later or ask for fewer alternatives"
-    )))
 }
 
-fn invalid(reason: String) -> RequestError {
-    RequestError::Invalid(reason)
+/// Nobody hears it: the request ends as cancelled.
+fn cancelled() -> RequestError {
+    RequestError::Invalid("the request was cancelled".to_owned())
+}
+
+/// Frees a prompt; to free millions of JSON values takes longer than streams should wait.
+fn free(weighed: Weighed) {
+    if weighed.weight > MAX_FREED_INLINE {
+        drop(actix_rt::task::spawn_blocking(move || drop(weighed)));
+    }
 }

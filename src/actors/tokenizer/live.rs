@@ -9,7 +9,7 @@ use crate::ids::RequestId;
 use crate::metrics::RequestMetrics;
 use crate::request::{Delta, Event, FinishReason, Finished, Usage};
 use crate::sink::{Delivery, EventSink};
-use crate::state::detok::TextStream;
+use crate::state::detok::{StopTable, TextStream};
 use crate::state::news::{RequestEnd, RequestTokens};
 use crate::state::sampling::SamplingParams;
 use crate::state::sequence::Submission;
@@ -57,6 +57,7 @@ impl Live {
         submission: &Submission,
         sink: EventSink,
         is_streaming: bool,
+        stops: Arc<StopTable>,
         settings: &TokenizerSettings,
     ) -> Self {
         let prompt = &submission.prompt;
@@ -64,7 +65,7 @@ impl Live {
         let stream = settings
             .text
             .as_deref()
-            .map(|text| TextStream::new(&submission.sampling, context, text));
+            .map(|text| TextStream::with_stops(&submission.sampling, stops, context, text));
         let input_start = submission.logprobs.as_ref().and_then(|wish| wish.start);
         let first_input = input_start.map(|start| TokenLogprobs {
             token: prompt[start as usize],

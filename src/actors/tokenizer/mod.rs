@@ -1,9 +1,11 @@
 //! The Tokenizer: text to ids at intake, ids to text on the way out. It alone emits a request's events.
 
-mod aside;
+mod inline;
 mod intake;
+mod lanes;
 mod live;
 mod misses;
+mod prepare;
 
 use std::sync::Arc;
 
@@ -15,6 +17,7 @@ use crate::actors::messages::{
     CancelAll, CancelRequest, Drain, Generate, GetPrefixReport, StopFound, Submit, TokensReady,
 };
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
+use crate::admission::Admission;
 use crate::ids::{IntakeId, RequestId};
 use crate::metrics::RequestMetrics;
 use crate::model::text::TextModel;
@@ -24,7 +27,7 @@ use crate::state::prefix_history::{HistoryLimits, PrefixReport};
 use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::IntakeLimits;
 
-use aside::Aside;
+use intake::Intake;
 use live::{Live, Step};
 use misses::Misses;
 
@@ -47,6 +50,8 @@ pub struct TokenizerSettings {
     pub prefix_history: Option<HistoryLimits>,
     /// How long the lists and names of a request may be.
     pub request_limits: RequestLimits,
+    /// The door's counts: a request that comes without a permit takes one of it.
+    pub admission: Arc<Admission>,
 }
 
 /// The ways to the Scheduler.
@@ -69,7 +74,7 @@ pub struct Tokenizer {
     live: FxHashMap<IntakeId, Live>,
     /// The numbers of those that are live.
     intakes: FxHashMap<RequestId, IntakeId>,
-    aside: Aside,
+    intake: Intake,
     next_intake: IntakeId,
     misses: Option<Misses>,
     links: Links,
@@ -90,7 +95,7 @@ impl Tokenizer {
             settings,
             live: FxHashMap::default(),
             intakes: FxHashMap::default(),
-            aside: Aside::new(),
+            intake: Intake::new(),
             next_intake: IntakeId::new(0),
             links,
             metrics,
@@ -170,7 +175,7 @@ impl Handler<CancelAll> for Tokenizer {
     type Result = ();
 
     fn handle(&mut self, cancel: CancelAll, _: &mut Context<Self>) {
-        self.aside.cancel_all();
+        self.intake.cancel_all();
         self.links.cancel_all.do_send(cancel);
     }
 }
@@ -178,9 +183,9 @@ impl Handler<CancelAll> for Tokenizer {
 impl Handler<Drain> for Tokenizer {
     type Result = ResponseFuture<()>;
 
-    /// Passed on behind the requests that came before it, those that are being encoded aside too.
+    /// Passed on behind the requests that came before it, those that are being encoded too.
     fn handle(&mut self, drain: Drain, _: &mut Context<Self>) -> Self::Result {
-        let emptied = self.aside.emptied();
+        let emptied = self.intake.emptied();
         let scheduler = self.links.drain.clone();
         Box::pin(async move {
             // A Tokenizer or a Scheduler that stopped has nothing left inside either.

@@ -1,0 +1,44 @@
+//! How much text the Tokenizer encodes on its own thread, where every stream's tokens wait for it.
+//!
+//! Another thread costs some ten microseconds, as much as a few words take to encode. So short calls are encoded at
+//! once while they are few; the time that this takes is bounded whatever the number of short calls.
+
+use std::time::Instant;
+
+/// Longest text of a call that is encoded on the Tokenizer's thread: about a millisecond.
+const MAX_CALL_BYTES: usize = 1 << 10;
+/// Text that may be encoded on it in a row.
+const MAX_BYTES: f64 = 2048.0;
+/// Text that may be encoded on it in a second: less than a tenth of its time.
+const BYTES_PER_SECOND: f64 = (64 << 10) as f64;
+
+/// See the module.
+pub(super) struct InlineBudget {
+    left_bytes: f64,
+    counted: Instant,
+}
+
+impl InlineBudget {
+    pub(super) fn new() -> Self {
+        Self {
+            left_bytes: MAX_BYTES,
+            counted: Instant::now(),
+        }
+    }
+
+    /// Says whether a call's text is encoded here, and counts it if so.
+    pub(super) fn take(&mut self, call_bytes: usize) -> bool {
+        if call_bytes > MAX_CALL_BYTES {
+            return false;
+        }
+        let now = Instant::now();
+        let earned = (now - self.counted).as_secs_f64() * BYTES_PER_SECOND;
+        self.left_bytes = (self.left_bytes + earned).min(MAX_BYTES);
+        self.counted = now;
+        let is_enough = call_bytes as f64 <= self.left_bytes;
+        if is_enough {
+            self.left_bytes -= call_bytes as f64;
+        }
+        is_enough
+    }
+}

@@ -1,0 +1,259 @@
+//! Prompts that are encoded on other threads while the Tokenizer goes on with the streams.
+//!
+//! Encoding cannot be interrupted, so prompts of one size share a thread: a short one waits for short ones only. Within
+//! a lane calls take turns as if each had an equal share of the thread (weighted fair queueing): the turn that such
+//! sharing would end first comes first, so a small call passes a large one that came earlier, and a large one is passed
+//! by no more than its share.
+
+use std::collections::VecDeque;
+
+use crate::request::{CancelFlag, Prompt};
+
+/// Longest prompt of each lane, by weight: some ten milliseconds, half a second, and all that a request can carry.
+const LANES: [usize; 3] = [32 << 10, 512 << 10, usize::MAX];
+/// Short prompts of a call share a turn up to this weight: a turn costs some ten microseconds besides.
+const TURN_BYTES: usize = 32 << 10;
+
+/// Names a call in the Tokenizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct CallId(pub(super) u64);
+
+/// A prompt that is to be encoded.
+pub(super) struct Job {
+    /// Which of its call's prompts it is.
+    pub(super) index: usize,
+    pub(super) prompt: Prompt,
+    pub(super) weight: usize,
+    /// The flags of the requests that it is encoded for.
+    pub(super) cancels: Vec<CancelFlag>,
+}
+
+/// What a thread does before it asks for more: prompts of one call.
+pub(super) struct Turn {
+    pub(super) lane: usize,
+    pub(super) call: CallId,
+    pub(super) jobs: Vec<Job>,
+}
+
+/// See the module.
+pub(super) struct Lanes([Lane; LANES.len()]);
+
+#[derive(Default)]
+struct Lane {
+    flows: Vec<Flow>,
+    is_busy: bool,
+    /// What each waiting call would have been given by now if all shared the thread.
+    share: u64,
+}
+
+/// The prompts of one call in one lane.
+struct Flow {
+    call: CallId,
+    jobs: VecDeque<Job>,
+    /// The share at which its next turn would begin.
+    start: u64,
+}
+
+impl Job {
+    /// True if nobody waits for it any more.
+    pub(super) fn is_gone(&self) -> bool {
+        self.cancels.iter().all(CancelFlag::is_raised)
+    }
+}
+
+impl Lanes {
+    pub(super) fn new() -> Self {
+        Self(std::array::from_fn(|_| Lane::default()))
+    }
+
+    pub(super) fn add(&mut self, call: CallId, job: Job) {
+        let fits = |longest: &usize| job.weight <= *longest;
+        let lane = LANES.iter().position(fits).unwrap_or(LANES.len() - 1);
+        self.0[lane].add(call, job);
+    }
+
+    /// A turn of a lane whose thread is free; its thread is busy from now on.
+    pub(super) fn next(&mut self) -> Option<Turn> {
+        let mut lanes = self.0.iter_mut().enumerate();
+        lanes.find_map(|(index, lane)| {
+            let (call, jobs) = lane.next()?;
+            Some(Turn {
+                lane: index,
+                call,
+                jobs,
+            })
+        })
+    }
+
+    /// The thread of a lane is free again.
+    pub(super) fn finished(&mut self, lane: usize) {
+        self.0[lane].is_busy = false;
+    }
+}
+
+impl Lane {
+    fn add(&mut self, call: CallId, job: Job) {
+        // The prompts of a call come one after another.
+        match self.flows.last_mut().filter(|flow| flow.call == call) {
+            Some(flow) => flow.jobs.push_back(job),
+            None => self.flows.push(Flow {
+                call,
+                start: self.share,
+                jobs: [job].into(),
+            }),
+        }
+    }
+
+    fn next(&mut self) -> Option<(CallId, Vec<Job>)> {
+        if self.is_busy {
+            return None;
+        }
+        let at = self.soonest()?;
+        let n_flows = self.flows.len() as u64;
+        let flow = &mut self.flows[at];
+        let (call, (jobs, weight)) = (flow.call, flow.turn());
+        self.share += weight as u64 / n_flows;
+        if flow.jobs.is_empty() {
+            self.flows.remove(at);
+        }
+        if self.flows.is_empty() {
+            self.share = 0;
+        }
+        self.is_busy = true;
+        Some((call, jobs))
+    }
+
+    /// Prompts that nobody waits for come first: they take no time, and what they hold becomes free.
+    fn soonest(&self) -> Option<usize> {
+        let is_gone = |flow: &Flow| flow.jobs.front().is_some_and(Job::is_gone);
+        self.flows.iter().position(is_gone).or_else(|| {
+            let flows = self.flows.iter().enumerate();
+            flows.min_by_key(|(_, flow)| flow.end()).map(|(at, _)| at)
+        })
+    }
+}
+
+impl Flow {
+    /// The share at which its next prompt would be encoded.
+    fn end(&self) -> u64 {
+        let next = self.jobs.front().map_or(0, |job| job.weight);
+        self.start + next as u64
+    }
+
+    /// The prompts of the next turn, one at least, and their weight.
+    fn turn(&mut self) -> (Vec<Job>, usize) {
+        let (mut jobs, mut weight) = (Vec::new(), 0);
+        while let Some(job) = self.jobs.pop_front() {
+            if !job.is_gone() {
+                weight += job.weight;
+            }
+            jobs.push(job);
+            let next = self.jobs.front().map_or(0, |next| next.weight);
+            if weight + next > TURN_BYTES {
+                break;
+            }
+        }
+        self.start += weight as u64;
+        (jobs, weight)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(index: usize, weight: usize) -> Job {
+        Job {
+            index,
+            prompt: Prompt::Tokens([].into()),
+            weight,
+            cancels: vec![CancelFlag::default()],
+        }
+    }
+
+    /// The calls in the order of their turns, each thread free again at once.
+    fn turns(lanes: &mut Lanes, n: usize) -> Vec<u64> {
+        let mut calls = Vec::new();
+        for _ in 0..n {
+            let turn = lanes.next().expect("something waits");
+            lanes.finished(turn.lane);
+            calls.push(turn.call.0);
+        }
+        calls
+    }
+
+    #[test]
+    fn a_small_call_passes_large_ones_that_came_before() {
+        let mut lanes = Lanes::new();
+        for call in 0..100 {
+            lanes.add(CallId(call), job(0, 30_000));
+        }
+        assert_eq!(turns(&mut lanes, 2), [0, 1]);
+        lanes.add(CallId(100), job(0, 9_000));
+        assert_eq!(turns(&mut lanes, 2), [100, 2]);
+    }
+
+    #[test]
+    fn a_call_of_many_prompts_shares_with_one_of_few() {
+        let mut lanes = Lanes::new();
+        for index in 0..100 {
+            lanes.add(CallId(1), job(index, 20_000));
+        }
+        assert_eq!(turns(&mut lanes, 3), [1, 1, 1]);
+        lanes.add(CallId(2), job(0, 20_000));
+        lanes.add(CallId(2), job(1, 20_000));
+        let order = turns(&mut lanes, 5);
+        assert_eq!(
+            order.iter().filter(|call| **call == 2).count(),
+            2,
+            "{order:?}"
+        );
+    }
+
+    #[test]
+    fn small_calls_do_not_keep_a_large_one_out() {
+        let mut lanes = Lanes::new();
+        lanes.add(CallId(0), job(0, 30_000));
+        let mut passed = 0;
+        loop {
+            passed += 1;
+            assert!(passed < 100, "the large call never comes");
+            lanes.add(CallId(passed), job(0, 1000));
+            if turns(&mut lanes, 1) == [0] {
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn prompts_of_other_sizes_have_threads_of_their_own() {
+        let mut lanes = Lanes::new();
+        for (call, weight) in [(0, 8 << 20), (1, 100_000), (2, 9_000), (3, 9_000)] {
+            lanes.add(CallId(call), job(0, weight));
+        }
+        let turns: Vec<Turn> = std::iter::from_fn(|| lanes.next()).collect();
+        let mut calls: Vec<u64> = turns.iter().map(|turn| turn.call.0).collect();
+        calls.sort_unstable();
+        assert_eq!(calls, [0, 1, 2]);
+    }
+
+    #[test]
+    fn prompts_that_nobody_waits_for_come_first() {
+        let mut lanes = Lanes::new();
+        lanes.add(CallId(0), job(0, 1000));
+        let gone = job(0, 30_000);
+        gone.cancels[0].raise();
+        lanes.add(CallId(1), gone);
+        assert_eq!(turns(&mut lanes, 2), [1, 0]);
+    }
+
+    #[test]
+    fn short_prompts_of_a_call_share_a_turn() {
+        let mut lanes = Lanes::new();
+        for index in 0..1000 {
+            lanes.add(CallId(0), job(index, 100));
+        }
+        let turn = lanes.next().expect("something waits");
+        assert_eq!(turn.jobs.len(), TURN_BYTES / 100);
+    }
+}

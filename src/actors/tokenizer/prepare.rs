@@ -1,0 +1,219 @@
+//! What a request must pass before it is submitted: its prompt is encoded and checked, its parameters are checked,
+//! clipped and seeded.
+
+use std::sync::Arc;
+
+use crate::actors::call::Weighed;
+use crate::error::RequestError;
+use crate::executor::LogprobWish;
+use crate::model::text::{self, TextModel};
+use crate::request::{ChatPrompt, GenerateRequest, Prompt};
+use crate::state::sampling::SamplingParams;
+
+use super::TokenizerSettings;
+
+/// How many bytes a normalizer may make one of (NFC composes three characters of three bytes into one).
+const MAX_NORMALIZER_SHRINK: usize = 4;
+
+/// Refuses a prompt that is too long however well it encodes, before time and memory are spent on it.
+pub(super) fn refuse_hopeless(
+    prompt: &Prompt,
+    settings: &TokenizerSettings,
+) -> Result<(), RequestError> {
+    let prompt_tokens = match (prompt, settings.text.as_deref()) {
+        (Prompt::Tokens(tokens), _) => tokens.len(),
+        (_, None) => return Ok(()),
+        (_, Some(text)) => prompt.text_bytes() / (text.max_token_bytes() * MAX_NORMALIZER_SHRINK),
+    };
+    let limit_tokens = settings.limits.max_prompt_tokens();
+    if prompt_tokens > limit_tokens {
+        return Err(RequestError::PromptTooLong {
+            prompt_tokens,
+            limit_tokens,
+        });
+    }
+    Ok(())
+}
+
+/// Turns a prompt into tokens that the model knows.
+pub(super) fn encode(
+    prompt: Prompt,
+    settings: &TokenizerSettings,
+) -> Result<Arc<[u32]>, RequestError> {
+    let text = settings.text.as_deref();
+    let tokenizer = || {
+        text.ok_or_else(|| {
+            invalid("the engine runs without a tokenizer: send input_ids".to_owned())
+        })
+    };
+    let tokens = match prompt {
+        Prompt::Tokens(tokens) => tokens,
+        Prompt::Text(text) => tokenizer()?.encode(&text)?.into(),
+        Prompt::Chat(chat) => render(tokenizer()?, &chat)?.into(),
+    };
+    check_prompt(&tokens, settings.vocab_size)?;
+    Ok(tokens)
+}
+
+fn render(text: &TextModel, chat: &ChatPrompt) -> Result<Vec<u32>, RequestError> {
+    let rendered = text.render_chat(&text::ChatPrompt {
+        messages: &chat.messages,
+        tools: chat.tools.as_ref(),
+        add_generation_prompt: chat.add_generation_prompt,
+        template_kwargs: Some(&chat.template_kwargs),
+    })?;
+    text.encode_chat(&rendered)
+}
+
+fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
+    if prompt.is_empty() {
+        return Err(invalid(
+            "the prompt has no tokens: send at least one".to_owned(),
+        ));
+    }
+    match prompt.iter().find(|token| **token as usize >= vocab_size) {
+        Some(token) => Err(invalid(format!(
+            "input_ids holds {token}, the vocabulary has {vocab_size} tokens"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The parameters of a call's last request that were found good: most requests of a call share their lists.
+#[derive(Default)]
+pub(super) struct Checked(Option<SamplingParams>);
+
+impl Checked {
+    /// Checks a request's parameters and its wish, of shared lists only the first time.
+    pub(super) fn check(
+        &mut self,
+        request: &GenerateRequest,
+        settings: &TokenizerSettings,
+    ) -> Result<(), RequestError> {
+        let limits = &settings.request_limits;
+        request.namespace.validate(limits)?;
+        let sampling = &request.sampling;
+        if self
+            .0
+            .as_ref()
+            .is_some_and(|good| shares_lists(good, sampling))
+        {
+            return without_lists(sampling).validate(settings.vocab_size, limits);
+        }
+        sampling.validate(settings.vocab_size, limits)?;
+        if !sampling.stop.is_empty() && settings.text.is_none() {
+            return Err(invalid(
+                "stop strings need a tokenizer, use stop_token_ids".to_owned(),
+            ));
+        }
+        self.0 = Some(sampling.clone());
+        Ok(())
+    }
+}
+
+fn shares_lists(one: &SamplingParams, other: &SamplingParams) -> bool {
+    Arc::ptr_eq(&one.stop, &other.stop)
+        && Arc::ptr_eq(&one.stop_token_ids, &other.stop_token_ids)
+        && Arc::ptr_eq(&one.logit_bias, &other.logit_bias)
+}
+
+fn without_lists(sampling: &SamplingParams) -> SamplingParams {
+    SamplingParams {
+        stop: Arc::default(),
+        stop_token_ids: Arc::default(),
+        logit_bias: Arc::default(),
+        ..sampling.clone()
+    }
+}
+
+/// Clips a checked request to what fits behind its prompt, and chooses a seed if it has none.
+pub(super) fn fit(
+    request: &mut GenerateRequest,
+    prompt_tokens: usize,
+    settings: &TokenizerSettings,
+) -> Result<SamplingParams, RequestError> {
+    if let Some(wish) = &mut request.logprobs {
+        check_wish(wish, prompt_tokens, settings)?;
+        check_entries(wish, prompt_tokens, settings.max_logprob_entries)?;
+    }
+    let mut sampling = std::mem::take(&mut request.sampling).normalized();
+    let wanted = sampling.max_new_tokens as usize;
+    let clipped = settings.limits.clip_max_new_tokens(prompt_tokens, wanted)?;
+    sampling.max_new_tokens = clipped as u32;
+    sampling.min_new_tokens = sampling.min_new_tokens.min(sampling.max_new_tokens);
+    sampling.sampling_seed = Some(
+        sampling
+            .sampling_seed
+            .unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0),
+    );
+    Ok(sampling)
+}
+
+fn check_wish(
+    wish: &mut LogprobWish,
+    prompt_tokens: usize,
+    settings: &TokenizerSettings,
+) -> Result<(), RequestError> {
+    let vocab_size = settings.vocab_size;
+    let limit = settings.request_limits.max_logprobs;
+    if let Some(start) = wish.start
+        && start as usize >= prompt_tokens
+    {
+        return Err(invalid(format!(
+            "logprob_start_len is {start}, the prompt has {prompt_tokens} tokens"
+        )));
+    }
+    let counts = [
+        ("top_logprobs_num", wish.top as usize),
+        ("token_ids_logprob", wish.token_ids.len()),
+    ];
+    for (name, count) in counts {
+        if count > limit {
+            return Err(invalid(format!(
+                "{name} asks for {count}, limit is {limit}: ask for fewer"
+            )));
+        }
+    }
+    if let Some(token) = wish
+        .token_ids
+        .iter()
+        .find(|token| **token as usize >= vocab_size)
+    {
+        return Err(invalid(format!(
+            "token_ids_logprob holds {token}, the vocabulary has {vocab_size} tokens"
+        )));
+    }
+    wish.top = wish.top.min(vocab_size as u32);
+    Ok(())
+}
+
+/// Refuses a prompt with more log probabilities than an answer may have. Output tokens are not counted: most requests
+/// end long before `max_new_tokens`.
+fn check_entries(
+    wish: &LogprobWish,
+    prompt_tokens: usize,
+    limit: usize,
+) -> Result<(), RequestError> {
+    let Some(start) = wish.start else {
+        return Ok(());
+    };
+    let positions = prompt_tokens - start as usize;
+    let each = 1 + wish.top as usize + wish.token_ids.len();
+    let entries = positions.saturating_mul(each);
+    if entries <= limit {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "logprob_start_len asks for {entries} log probabilities ({positions} positions with {each} each), \
+         limit is {limit}: start later or ask for fewer alternatives"
+    )))
+}
+
+/// True if a prompt is text: token ids need no encoding.
+pub(super) fn is_text(weighed: &Weighed) -> bool {
+    !matches!(weighed.prompt, Prompt::Tokens(_))
+}
+
+fn invalid(reason: String) -> RequestError {
+    RequestError::Invalid(reason)
+}
