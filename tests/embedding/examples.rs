@@ -38,3 +38,8 @@ fn an_actor_of_the_hosts_own_hears_tokens() {
 fn the_cache_serves_as_an_index_without_a_model() {
     check("prefix_index", &[]);
 }
+
+#[test]
+fn an_engine_on_the_hosts_arbiter_takes_messages() {
+    check("own_arbiter", &[]);
+}

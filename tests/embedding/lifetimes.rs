@@ -1,12 +1,17 @@
 //! Where an engine may be started, and when it ends.
 
+use std::fs;
+use std::io::Write;
+use std::path::Path;
 use std::pin::pin;
+use std::process::Command;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
 use actix_rt::{Arbiter, System};
+use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, Generation};
 use souffleur::request::Event;
 
@@ -82,6 +87,54 @@ async fn serves_and_stops(world: World) {
     let engine = world.engine.clone();
     world.stop().await;
     assert!(!engine.is_alive());
+}
+
+/// A file of the model is a pipe that is filled once a task of the same Arbiter has run: an engine that reads on the
+/// Arbiter waits for itself.
+#[actix::test]
+async fn files_are_not_read_on_the_hosts_arbiter() {
+    let folder = tempfile::TempDir::new().expect("a folder can be made");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+    let files = ["config.json", "model.safetensors", "tokenizer.json"];
+    for file in files.into_iter().chain(["tokenizer_config.json"]) {
+        fs::copy(source.join(file), folder.path().join(file)).expect("the fixture is complete");
+    }
+    let (pipe, whole) = (
+        folder.path().join("generation_config.json"),
+        folder.path().join("whole"),
+    );
+    fs::copy(source.join("generation_config.json"), &whole).expect("the fixture is complete");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo runs").success());
+    let (tell, arbiter_ran) = std::sync::mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        // Without the Arbiter it is filled too, so that the test ends.
+        let is_in_time = arbiter_ran.recv_timeout(PATIENCE).is_ok();
+        let content = fs::read(&whole).expect("it was copied");
+        let mut reader = fs::OpenOptions::new()
+            .write(true)
+            .open(&pipe)
+            .expect("it is read");
+        // Read again, it is a file.
+        fs::rename(&whole, &pipe).expect("a file takes its place");
+        reader.write_all(&content).expect("it is read");
+        is_in_time
+    });
+    actix_rt::spawn(async move { tell.send(()) });
+    let config = EngineConfig {
+        model_path: folder.path().to_owned(),
+        max_total_tokens: Some(4096),
+        threads: 1,
+        ..EngineConfig::default()
+    };
+    let engine = Engine::start_in(&Arbiter::current(), config).await;
+    let engine = engine.expect("the engine starts");
+    let is_in_time = writer.join().expect("the pipe works");
+    assert!(
+        is_in_time,
+        "the arbiter was blocked until the pipe was filled"
+    );
+    within(engine.shutdown(Duration::from_secs(1))).await;
 }
 
 #[actix::test]

@@ -1,5 +1,6 @@
 //! Engines inside programs that are not ours: what a host may rely on.
 
+mod doors;
 mod doubles;
 mod drops;
 mod examples;

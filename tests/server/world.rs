@@ -180,7 +180,7 @@ pub fn long_model() -> TempDir {
     config["max_position_embeddings"] = CONTEXT_TOKENS.into();
     write_json(folder.path().join("config.json"), &config);
     let mut tokenizer = read_json(source.join("tokenizer_config.json"));
-    let template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n\
+    let template = "{% if note %}{{ note }}\n{% endif %}{% for message in messages %}{{ message.role }}: {{ message.content }}\n\
                     {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
     tokenizer["chat_template"] = template.into();
     write_json(folder.path().join("tokenizer_config.json"), &tokenizer);

@@ -1,1 +1,33 @@
-//! Requests that come in by other doors than the server are admitted like any other.
+//! The limits at the door hold for every way in: `tests/embedding/doors.rs` has the ways that no socket has.
+
+use serde_json::json;
+use souffleur::actors::messages::{CancelRequest, Generate};
+use souffleur::request::{CancelFlag, Event, GenerateRequest, Prompt};
+use souffleur::sink::EventSink;
+
+use crate::http::post;
+use crate::world::{World, block_on};
+
+#[test]
+fn a_request_through_the_doors_counts_like_one_of_a_client() {
+    let world = World::with(|engine, _| engine.max_queued_requests = 1);
+    let doors = world.engine().doors().expect("it lives");
+    let mut endless = GenerateRequest::new(Prompt::Tokens([7, 8].into()));
+    endless.sampling.ignore_eos = true;
+    endless.sampling.max_new_tokens = 60_000;
+    let (rid, flag) = (endless.rid.clone(), CancelFlag::default());
+    let (sink, mut events) = EventSink::channel(rid.clone(), 8, None);
+    let generate = Generate::new(endless, sink, flag.clone());
+    doors.generate.do_send(generate);
+    let first = block_on(events.recv()).expect("it has begun");
+    assert!(matches!(first, Event::Delta(_)), "{first:?}");
+    let body = json!({"text": "hi", "sampling_params": {"max_new_tokens": 1}});
+    let refused = post(world.addr, "/generate", &body);
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    flag.raise();
+    let flag = Some(flag);
+    doors.cancel.do_send(CancelRequest { rid, flag });
+    while !block_on(events.recv()).expect("it ends").is_terminal() {}
+    world.wait_until_whole();
+    assert_eq!(post(world.addr, "/generate", &body).status, 200);
+}

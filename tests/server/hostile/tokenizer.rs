@@ -1,1 +1,250 @@
-//! Long, costly and abandoned prompts leave the streams of others alone.
+//! Text of one client is encoded while the streams of others go on.
+//!
+//! The clock is the engine itself: it goes on making the tokens of a stream whether or not they are passed on. A stall
+//! is what it has made and the stream's client has not got.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use serde_json::{Value, json};
+
+use super::child::ChildServer;
+use crate::http::{get, open, post, stream};
+use crate::world::wait_until;
+
+/// Tokens of the stream that are waited for after the other client was answered: what was begun for it may go on.
+const TOKENS_AFTER: usize = 3000;
+/// A prompt that takes a second or two to encode; of a longer one it is known before that it cannot fit.
+const LONG_BYTES: usize = 1_700_000;
+/// A position that no prompt of these tests has: asked for, the request is refused once its prompt is encoded.
+const NO_POSITION: u32 = 65_000;
+
+/// A stream that is read by another thread to its end, and how far it is.
+struct Listener {
+    received: Arc<AtomicUsize>,
+    is_left: Arc<AtomicBool>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    fn start(addr: SocketAddr) -> Self {
+        let usage = json!({"include_usage": true, "continuous_usage_stats": true});
+        let body = json!({
+            "model": "tiny", "prompt": "Once", "max_tokens": 60_000, "ignore_eos": true,
+            "stream": true, "stream_options": usage,
+        });
+        let mut events = stream(addr, "/v1/completions", &body);
+        let (received, is_left) = (
+            Arc::new(AtomicUsize::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (count, end) = (received.clone(), is_left.clone());
+        let reader = std::thread::spawn(move || {
+            while !end.load(Ordering::Relaxed) {
+                let event = events.next_json();
+                let tokens = event["usage"]["completion_tokens"].as_u64();
+                count.store(tokens.expect("a count") as usize, Ordering::Relaxed);
+            }
+        });
+        Self {
+            received,
+            is_left,
+            reader: Some(reader),
+        }
+    }
+
+    fn received(&self) -> usize {
+        self.received.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.is_left.store(true, Ordering::Relaxed);
+        let ended = self.reader.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            ended.expect("it ends once").expect("the stream goes on");
+        }
+    }
+}
+
+fn metric(addr: SocketAddr, name: &str) -> usize {
+    let page = get(addr, "/metrics").body;
+    let lines = page.lines();
+    let values = lines.filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    values
+        .map(|value| value.parse::<f64>().expect("a number") as usize)
+        .sum()
+}
+
+fn encoded_bytes(addr: SocketAddr) -> usize {
+    metric(addr, "souffleur_encoded_prompt_bytes_total")
+}
+
+/// Asserts that a stream receives most of its tokens when they are made, while and after another client's requests
+/// are answered.
+#[track_caller]
+fn check_streams_go_on(server: &ChildServer, ask: impl FnOnce() + Send) {
+    let addr = server.addr;
+    let listener = Listener::start(addr);
+    wait_until("the stream has begun", || listener.received() > 100);
+    let made = || metric(addr, "souffleur_steps_planned_total");
+    let (made_before, received_before) = (made(), listener.received());
+    let answered = AtomicUsize::new(usize::MAX);
+    let (mut most_waiting, mut made_now) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ask();
+            answered.store(made(), Ordering::SeqCst);
+        });
+        while made_now < answered.load(Ordering::SeqCst).saturating_add(TOKENS_AFTER) {
+            made_now = made();
+            let received = listener.received() - received_before;
+            most_waiting = most_waiting.max((made_now - made_before).saturating_sub(received));
+        }
+    });
+    let made = made_now - made_before;
+    assert!(
+        most_waiting < made / 2,
+        "{most_waiting} of {made} tokens waited for the other client"
+    );
+}
+
+fn refused(server: &ChildServer, path: &str, body: &Value) {
+    let response = post(server.addr, path, body);
+    assert_eq!(response.status, 400, "{}", response.body);
+}
+
+fn chat(arguments: Value) -> Value {
+    json!({
+        "model": "tiny", "max_tokens": 1, "chat_template_kwargs": arguments,
+        "messages": [{"role": "user", "content": "hi"}],
+    })
+}
+
+/// A request that is encoded and then refused.
+fn encoded_only(prompt: Value) -> Value {
+    json!({
+        "text": prompt, "return_logprob": true, "logprob_start_len": NO_POSITION,
+        "sampling_params": {"max_new_tokens": 1},
+    })
+}
+
+fn words(bytes: usize) -> String {
+    "abc ".repeat(bytes / 4)
+}
+
+#[test]
+fn template_arguments_of_six_megabytes_stall_nobody() {
+    let server = ChildServer::start(&[]);
+    check_streams_go_on(&server, || {
+        let body = chat(json!({"note": words(6_000_000)}));
+        refused(&server, "/v1/chat/completions", &body);
+    });
+    assert!(
+        encoded_bytes(server.addr) < 1000,
+        "what cannot fit is not encoded"
+    );
+}
+
+#[test]
+fn template_arguments_that_may_fit_stall_nobody() {
+    let server = ChildServer::start(&[]);
+    check_streams_go_on(&server, || {
+        let body = chat(json!({"note": words(LONG_BYTES)}));
+        refused(&server, "/v1/chat/completions", &body);
+    });
+}
+
+#[test]
+fn template_arguments_without_text_stall_nobody() {
+    let server = ChildServer::start(&[]);
+    check_streams_go_on(&server, || {
+        let empties = vec![json!([]); 1_000_000];
+        let body = chat(json!({"empties": empties, "note": words(200_000)}));
+        refused(&server, "/v1/chat/completions", &body);
+    });
+}
+
+#[test]
+fn samples_of_a_long_prompt_stall_nobody_and_are_encoded_once() {
+    let server = ChildServer::start(&[]);
+    let mut body = encoded_only(words(800_000).into());
+    body["sampling_params"]["n"] = 64.into();
+    check_streams_go_on(&server, || refused(&server, "/generate", &body));
+    let encoded = encoded_bytes(server.addr);
+    assert!((800_000..801_000).contains(&encoded), "{encoded} bytes");
+}
+
+#[test]
+fn a_thousand_prompts_of_some_kilobytes_stall_nobody() {
+    let server = ChildServer::start(&[]);
+    let prompts: Vec<String> = (0..1024).map(|i| format!("{i} {}", words(7000))).collect();
+    let body = encoded_only(prompts.into());
+    check_streams_go_on(&server, || refused(&server, "/generate", &body));
+}
+
+#[test]
+fn many_calls_of_short_prompts_stall_nobody() {
+    let server = ChildServer::start(&[]);
+    let body = encoded_only(words(1000).into());
+    check_streams_go_on(&server, || {
+        let sent: Vec<TcpStream> = (0..400)
+            .map(|_| open(server.addr, "/generate", &body))
+            .collect();
+        for socket in sent {
+            assert_eq!(crate::http::read_response(socket).status, 400);
+        }
+    });
+}
+
+#[test]
+fn a_thousand_prompts_of_token_ids_stall_nobody() {
+    let server = ChildServer::start(&[]);
+    let prompts = vec![vec![7u32; 4000]; 1000];
+    let body = json!({
+        "input_ids": prompts, "return_logprob": true, "logprob_start_len": NO_POSITION,
+        "sampling_params": {"max_new_tokens": 1},
+    });
+    check_streams_go_on(&server, || refused(&server, "/generate", &body));
+}
+
+#[test]
+fn a_short_prompt_is_answered_while_long_ones_of_others_are_encoded() {
+    let server = ChildServer::start(&[]);
+    let long: Vec<TcpStream> = (0..3)
+        .map(|_| {
+            open(
+                server.addr,
+                "/generate",
+                &encoded_only(words(LONG_BYTES).into()),
+            )
+        })
+        .collect();
+    wait_until("one is being encoded", || encoded_bytes(server.addr) > 0);
+    for bytes in [9_000, 40_000] {
+        refused(&server, "/generate", &encoded_only(words(bytes).into()));
+    }
+    let encoded = encoded_bytes(server.addr);
+    assert!(
+        encoded < 2 * LONG_BYTES + 100_000,
+        "{encoded} bytes came before the short prompts"
+    );
+    drop(long);
+}
+
+#[test]
+fn prompts_of_clients_that_left_are_not_encoded() {
+    let server = ChildServer::start(&[]);
+    let body = encoded_only(words(LONG_BYTES).into());
+    for _ in 0..5 {
+        drop(open(server.addr, "/generate", &body));
+    }
+    refused(&server, "/generate", &body);
+    // The first one may have been begun before its client left.
+    let encoded = encoded_bytes(server.addr);
+    let expected = LONG_BYTES..2 * LONG_BYTES + 1000;
+    assert!(expected.contains(&encoded), "{encoded} bytes");
+}
