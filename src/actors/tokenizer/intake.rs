@@ -13,22 +13,21 @@ use actix::{ActorFuture, ActorFutureExt, AsyncContext, Context, WrapFuture};
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
-use crate::actors::call::{Asked, Prompts, Weighed};
+use crate::actors::call::Weighed;
 use crate::actors::messages::{Generate, Submit};
 use crate::error::RequestError;
 use crate::ids::{IntakeId, RequestId};
-use crate::metrics::RequestMetrics;
-use crate::request::{CancelFlag, Event, FinishReason, Finished, GenerateRequest, Prompt};
-use crate::sink::EventSink;
+use crate::request::{CancelFlag, Event, FinishReason, Finished};
 use crate::state::detok::StopTable;
 use crate::state::sampling::SamplingParams;
 use crate::state::sequence::Submission;
 
+use super::Tokenizer;
+use super::call::{Arrival, Call, Encoded, Opening, PromptState, cancelled};
 use super::inline::InlineBudget;
 use super::lanes::{CallId, Job, Lanes, Turn};
 use super::live::Live;
-use super::prepare::{self, Checked};
-use super::{Tokenizer, TokenizerSettings};
+use super::prepare;
 
 /// How long the Tokenizer takes requests in before it looks at its mailbox again.
 const SLICE: Duration = Duration::from_millis(1);
@@ -52,48 +51,6 @@ pub(super) struct Intake {
     is_pumping: bool,
     /// Those who wait until nothing is left.
     waiting: Vec<oneshot::Sender<()>>,
-}
-
-/// A call that is being read.
-struct Opening {
-    unread: std::vec::IntoIter<Asked>,
-    n_read: usize,
-    prompts: Prompts,
-    checked: Checked,
-    /// The requests that were let in.
-    arrivals: VecDeque<Arrival>,
-}
-
-/// Requests that came together.
-struct Call {
-    arrivals: VecDeque<Arrival>,
-    prompts: Vec<PromptState>,
-    is_ready: bool,
-    stops: Option<SharedStops>,
-}
-
-/// A request that has arrived and is not submitted yet.
-struct Arrival {
-    request: GenerateRequest,
-    sink: EventSink,
-    cancel: CancelFlag,
-    prompt: usize,
-}
-
-type Encoded = Result<Arc<[u32]>, RequestError>;
-
-enum PromptState {
-    /// Encoded on the Tokenizer's thread when the first of its requests is submitted.
-    Unread(Weighed),
-    /// In a lane.
-    Waiting,
-    Read(Encoded),
-}
-
-/// The table of the last list of stop strings: most requests of a call have the same.
-struct SharedStops {
-    strings: Arc<[String]>,
-    table: Arc<StopTable>,
 }
 
 impl Intake {
@@ -141,88 +98,6 @@ impl Intake {
             self.ready.push_back(id);
         }
         self.calls.insert(id, call);
-    }
-}
-
-impl Opening {
-    fn new(generate: Generate) -> Self {
-        let (asked, prompts, _timer) = generate.open();
-        Self {
-            arrivals: VecDeque::with_capacity(asked.len()),
-            unread: asked.into_iter(),
-            n_read: 0,
-            prompts,
-            checked: Checked::default(),
-        }
-    }
-
-    /// The next request, and which one it is.
-    fn next(&mut self) -> Option<(usize, Asked)> {
-        let asked = self.unread.next()?;
-        self.n_read += 1;
-        Some((self.n_read - 1, asked))
-    }
-
-    /// Cancels what was not read yet: the rest is among the intake's requests.
-    fn cancel_unread(&self) {
-        let unread = self.unread.as_slice().iter();
-        unread.for_each(|asked| asked.cancel.raise());
-    }
-}
-
-impl Call {
-    fn can_go_on(&self) -> bool {
-        let next = self.arrivals.front();
-        next.is_some_and(|next| !matches!(self.prompts[next.prompt], PromptState::Waiting))
-    }
-
-    /// The next request, its prompt encoded; `None` if that is in a lane, or nothing is left.
-    fn next(&mut self, settings: &TokenizerSettings, metrics: &RequestMetrics) -> Option<Arrival> {
-        if !self.can_go_on() {
-            return None;
-        }
-        let arrival = self.arrivals.pop_front()?;
-        let state = &mut self.prompts[arrival.prompt];
-        if let PromptState::Unread(weighed) = state
-            && !arrival.cancel.is_raised()
-        {
-            metrics.encoded_prompt_bytes(weighed.weight);
-            *state = PromptState::Read(prepare::encode(weighed.prompt.clone(), settings));
-        }
-        Some(arrival)
-    }
-
-    fn encoded(&self, arrival: &Arrival) -> Encoded {
-        match &self.prompts[arrival.prompt] {
-            PromptState::Read(encoded) => encoded.clone(),
-            // Its client has gone.
-            PromptState::Unread(_) | PromptState::Waiting => Err(cancelled()),
-        }
-    }
-
-    fn stops(&mut self, strings: &Arc<[String]>) -> Arc<StopTable> {
-        let shared = self.stops.as_ref();
-        if let Some(shared) = shared.filter(|shared| Arc::ptr_eq(&shared.strings, strings)) {
-            return shared.table.clone();
-        }
-        let table = Arc::new(StopTable::new(strings));
-        self.stops = Some(SharedStops {
-            strings: strings.clone(),
-            table: table.clone(),
-        });
-        table
-    }
-
-    /// Fits a request to its prompt.
-    fn fit(
-        &self,
-        arrival: &mut Arrival,
-        settings: &TokenizerSettings,
-    ) -> Result<(Arc<[u32]>, SamplingParams), RequestError> {
-        let prompt = self.encoded(arrival)?;
-        let sampling = prepare::fit(&mut arrival.request, prompt.len(), settings)?;
-        arrival.sink.charge_prompt(prompt.len())?;
-        Ok((prompt, sampling))
     }
 }
 
@@ -300,13 +175,7 @@ impl Tokenizer {
         if arrivals.is_empty() {
             return;
         }
-        let call = Call {
-            arrivals,
-            prompts,
-            is_ready: false,
-            stops: None,
-        };
-        self.intake.keep(id, call);
+        self.intake.keep(id, Call::new(arrivals, prompts));
         self.run_lanes(ctx);
     }
 
@@ -481,24 +350,6 @@ impl Tokenizer {
     }
 }
 
-impl Arrival {
-    /// Its own hold on the prompt is let go: the call keeps it.
-    fn new(asked: Asked, prompt: usize) -> Self {
-        let Asked {
-            mut request,
-            sink,
-            cancel,
-        } = asked;
-        request.prompt = Prompt::Tokens(Arc::default());
-        Self {
-            request,
-            sink,
-            cancel,
-            prompt,
-        }
-    }
-}
-
 /// Takes requests in, slice by slice, while there is something to take in.
 struct Pump;
 
@@ -519,11 +370,6 @@ impl ActorFuture<Tokenizer> for Pump {
         tokenizer.intake.is_pumping = false;
         Poll::Ready(())
     }
-}
-
-/// Nobody hears it: the request ends as cancelled.
-fn cancelled() -> RequestError {
-    RequestError::Invalid("the request was cancelled".to_owned())
 }
 
 /// Frees a prompt; to free millions of JSON values takes longer than streams should wait.

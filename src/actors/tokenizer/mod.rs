@@ -1,5 +1,6 @@
 //! The Tokenizer: text to ids at intake, ids to text on the way out. It alone emits a request's events.
 
+mod call;
 mod inline;
 mod intake;
 mod lanes;

@@ -1,0 +1,178 @@
+//! Requests that came together, on their way through the Tokenizer.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::actors::call::{Asked, Prompts, Weighed};
+use crate::actors::messages::Generate;
+use crate::error::RequestError;
+use crate::metrics::RequestMetrics;
+use crate::request::{CancelFlag, GenerateRequest, Prompt};
+use crate::sink::EventSink;
+use crate::state::detok::StopTable;
+use crate::state::sampling::SamplingParams;
+
+use super::TokenizerSettings;
+use super::prepare::{self, Checked};
+
+/// A call that is being read.
+pub(super) struct Opening {
+    unread: std::vec::IntoIter<Asked>,
+    n_read: usize,
+    pub(super) prompts: Prompts,
+    pub(super) checked: Checked,
+    /// The requests that were let in.
+    pub(super) arrivals: VecDeque<Arrival>,
+}
+
+/// Requests that came together.
+pub(super) struct Call {
+    pub(super) arrivals: VecDeque<Arrival>,
+    pub(super) prompts: Vec<PromptState>,
+    pub(super) is_ready: bool,
+    stops: Option<SharedStops>,
+}
+
+/// A request that has arrived and is not submitted yet.
+pub(super) struct Arrival {
+    pub(super) request: GenerateRequest,
+    pub(super) sink: EventSink,
+    pub(super) cancel: CancelFlag,
+    pub(super) prompt: usize,
+}
+
+/// A prompt's tokens, or why there are none.
+pub(super) type Encoded = Result<Arc<[u32]>, RequestError>;
+
+/// How far a prompt is.
+pub(super) enum PromptState {
+    /// Encoded on the Tokenizer's thread when the first of its requests is submitted.
+    Unread(Weighed),
+    /// In a lane.
+    Waiting,
+    Read(Encoded),
+}
+
+/// The table of the last list of stop strings: most requests of a call have the same.
+struct SharedStops {
+    strings: Arc<[String]>,
+    table: Arc<StopTable>,
+}
+
+impl Opening {
+    pub(super) fn new(generate: Generate) -> Self {
+        let (asked, prompts, _timer) = generate.open();
+        Self {
+            arrivals: VecDeque::with_capacity(asked.len()),
+            unread: asked.into_iter(),
+            n_read: 0,
+            prompts,
+            checked: Checked::default(),
+        }
+    }
+
+    /// The next request, and which one it is.
+    pub(super) fn next(&mut self) -> Option<(usize, Asked)> {
+        let asked = self.unread.next()?;
+        self.n_read += 1;
+        Some((self.n_read - 1, asked))
+    }
+
+    /// Cancels what was not read yet: the rest is among the intake's requests.
+    pub(super) fn cancel_unread(&self) {
+        let unread = self.unread.as_slice().iter();
+        unread.for_each(|asked| asked.cancel.raise());
+    }
+}
+
+impl Call {
+    pub(super) fn new(arrivals: VecDeque<Arrival>, prompts: Vec<PromptState>) -> Self {
+        Self {
+            arrivals,
+            prompts,
+            is_ready: false,
+            stops: None,
+        }
+    }
+
+    pub(super) fn can_go_on(&self) -> bool {
+        let next = self.arrivals.front();
+        next.is_some_and(|next| !matches!(self.prompts[next.prompt], PromptState::Waiting))
+    }
+
+    /// The next request, its prompt encoded; `None` if that is in a lane, or nothing is left.
+    pub(super) fn next(
+        &mut self,
+        settings: &TokenizerSettings,
+        metrics: &RequestMetrics,
+    ) -> Option<Arrival> {
+        if !self.can_go_on() {
+            return None;
+        }
+        let arrival = self.arrivals.pop_front()?;
+        let state = &mut self.prompts[arrival.prompt];
+        if let PromptState::Unread(weighed) = state
+            && !arrival.cancel.is_raised()
+        {
+            metrics.encoded_prompt_bytes(weighed.weight);
+            *state = PromptState::Read(prepare::encode(weighed.prompt.clone(), settings));
+        }
+        Some(arrival)
+    }
+
+    fn encoded(&self, arrival: &Arrival) -> Encoded {
+        match &self.prompts[arrival.prompt] {
+            PromptState::Read(encoded) => encoded.clone(),
+            // Its client has gone.
+            PromptState::Unread(_) | PromptState::Waiting => Err(cancelled()),
+        }
+    }
+
+    pub(super) fn stops(&mut self, strings: &Arc<[String]>) -> Arc<StopTable> {
+        let shared = self.stops.as_ref();
+        if let Some(shared) = shared.filter(|shared| Arc::ptr_eq(&shared.strings, strings)) {
+            return shared.table.clone();
+        }
+        let table = Arc::new(StopTable::new(strings));
+        self.stops = Some(SharedStops {
+            strings: strings.clone(),
+            table: table.clone(),
+        });
+        table
+    }
+
+    /// Fits a request to its prompt.
+    pub(super) fn fit(
+        &self,
+        arrival: &mut Arrival,
+        settings: &TokenizerSettings,
+    ) -> Result<(Arc<[u32]>, SamplingParams), RequestError> {
+        let prompt = self.encoded(arrival)?;
+        let sampling = prepare::fit(&mut arrival.request, prompt.len(), settings)?;
+        arrival.sink.charge_prompt(prompt.len())?;
+        Ok((prompt, sampling))
+    }
+}
+
+impl Arrival {
+    /// Its own hold on the prompt is let go: the call keeps it.
+    pub(super) fn new(asked: Asked, prompt: usize) -> Self {
+        let Asked {
+            mut request,
+            sink,
+            cancel,
+        } = asked;
+        request.prompt = Prompt::Tokens(Arc::default());
+        Self {
+            request,
+            sink,
+            cancel,
+            prompt,
+        }
+    }
+}
+
+/// Nobody hears it: the request ends as cancelled.
+pub(super) fn cancelled() -> RequestError {
+    RequestError::Invalid("the request was cancelled".to_owned())
+}
