@@ -226,7 +226,7 @@ mod tests {
         let cut = Measured::cost("kernels", "rms_norm", 4.0, 3.0).to_string();
         let results = |text: String| read(Path::new("x"), &text).expect("whole lines parse");
         let cut_short = format!("{whole}\n{}", &cut[..cut.len() / 2]);
-        assert_eq!(results(cut_short), [whole.clone()]);
+        assert_eq!(results(cut_short), std::slice::from_ref(&whole));
         assert_eq!(results(format!("{whole}\n{cut}")).len(), 2);
         assert_eq!(results(cut[..4].to_owned()), []);
     }

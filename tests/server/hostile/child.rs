@@ -78,14 +78,6 @@ impl ChildServer {
         fs::read_to_string(self.folder.path().join("stderr")).expect("it is there")
     }
 
-    /// True until it ends.
-    pub fn is_alive(&mut self) -> bool {
-        self.child
-            .try_wait()
-            .expect("it can be asked for")
-            .is_none()
-    }
-
     /// How many sockets it has open.
     pub fn sockets(&self) -> usize {
         let folder = format!("/proc/{}/fd", self.child.id());

@@ -155,7 +155,9 @@ fn every_number_of_the_server_is_refused_with_a_sentence_or_serves() {
         };
         if let Err(error) = config.validate() {
             assert!(error.reason.starts_with("is "), "{what}: {error}");
-            assert_eq!(error.key, key, "{what}");
+            // Two keys may be too far from each other: the sentence names both.
+            let names_it = error.key == key || error.reason.contains(&key);
+            assert!(names_it, "{what}: {error}");
             n_refused += 1;
             continue;
         }

@@ -132,6 +132,22 @@ fn lists_within_their_limits_are_shared_by_all_prompts() {
 }
 
 #[test]
+fn tables_of_stop_strings_are_shared_by_all_prompts() {
+    let server = ChildServer::start(&["--workers", "1"]);
+    let stops: Vec<String> = (0..32).map(|index| format!("{index:01024}")).collect();
+    let sampling = json!({"max_new_tokens": 1, "stop": stops});
+    let answers = |body: &Value| {
+        let replies = post(server.addr, "/generate", body).ok();
+        assert_eq!(replies.as_array().map(Vec::len), Some(PROMPTS));
+    };
+    // What many requests take whatever they ask for.
+    answers(&batch(json!({"sampling_params": {"max_new_tokens": 1}})));
+    let body = batch(json!({ "sampling_params": sampling }));
+    let growth = server.growth_bytes(|| answers(&body));
+    assert!(growth < 32 * MIB, "{growth} bytes");
+}
+
+#[test]
 fn names_of_namespaces_are_bounded() {
     let server = ChildServer::start(&[]);
     let before = server.resident_bytes();
