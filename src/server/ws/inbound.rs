@@ -1,8 +1,9 @@
 //! A client's bytes on their way to the WebSocket library, which looks at a frame when all of it is in memory.
 //!
 //! Here a frame's header is looked at as soon as it arrives: nothing goes on of a frame that is too large alone or with
-//! the message's earlier fragments. A long frame goes on as fragments, so that the library holds little besides the
-//! message, gives that back afterwards, and sees while a text arrives that it is not UTF-8.
+//! the message's earlier fragments, and what has arrived of an unfinished message is charged to the budget of all
+//! bodies. A long frame goes on as fragments, so that the library holds little besides the message, gives that back
+//! afterwards, and sees while a text arrives that it is not UTF-8.
 
 use std::io::Cursor;
 
@@ -11,12 +12,26 @@ use tokio_tungstenite::tungstenite::error::{CapacityError, ProtocolError};
 use tokio_tungstenite::tungstenite::protocol::frame::FrameHeader;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::{Data, OpCode};
 
+use crate::server::budget::BodyCharge;
+use crate::server::error::ApiError;
+
 /// Bytes of the longest header.
 const MAX_HEADER_BYTES: usize = 14;
 /// Bytes of the longest control frame, as the standard has it.
 const MAX_CONTROL_BYTES: u64 = 125;
 /// Bytes of the longest fragment that goes on: a multiple of the mask's length, so that the mask stays as it is.
 const FRAGMENT_BYTES: u64 = 16 << 10;
+
+/// Why a client's bytes do not go on.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    /// A frame that the standard forbids, or one above the limit.
+    #[error(transparent)]
+    Frame(#[from] tungstenite::Error),
+    /// Other bodies have the memory, or the message needs more than there is for one.
+    #[error(transparent)]
+    Memory(#[from] ApiError),
+}
 
 /// Where a client's byte stream is.
 pub(super) struct Inbound {
@@ -29,30 +44,39 @@ pub(super) struct Inbound {
     fragment_left: usize,
     /// Bytes that the frames of the unfinished message announced so far.
     message_bytes: u64,
+    /// The current frame is part of a message, not a control frame.
+    is_data: bool,
+    /// The memory of what has arrived of the unfinished message.
+    charge: BodyCharge,
 }
 
 impl Inbound {
-    /// The start of a stream whose messages may have `limit_bytes`.
-    pub(super) fn new(limit_bytes: usize) -> Self {
+    /// The start of a stream whose messages may have `limit_bytes`, and whose memory `charge` takes.
+    pub(super) fn new(limit_bytes: usize, charge: BodyCharge) -> Self {
         Self {
             limit_bytes,
             header: Vec::with_capacity(MAX_HEADER_BYTES),
             rest: None,
             fragment_left: 0,
             message_bytes: 0,
+            is_data: false,
+            charge,
         }
     }
 
     /// What goes on of `chunk`, and why not all of it does.
-    pub(super) fn admit(&mut self, mut chunk: &[u8]) -> (Vec<u8>, Option<tungstenite::Error>) {
+    pub(super) fn admit(&mut self, mut chunk: &[u8]) -> (Vec<u8>, Option<Refusal>) {
         let mut bytes = Vec::with_capacity(chunk.len() + MAX_HEADER_BYTES);
         let refused = self.follow(&mut chunk, &mut bytes).err();
         (bytes, refused)
     }
 
-    fn follow(&mut self, chunk: &mut &[u8], bytes: &mut Vec<u8>) -> tungstenite::Result<()> {
+    fn follow(&mut self, chunk: &mut &[u8], bytes: &mut Vec<u8>) -> Result<(), Refusal> {
         loop {
             let (arrived, later) = chunk.split_at(self.fragment_left.min(chunk.len()));
+            if self.is_data {
+                self.charge.grow(arrived.len())?;
+            }
             bytes.extend_from_slice(arrived);
             self.fragment_left -= arrived.len();
             *chunk = later;
@@ -61,12 +85,22 @@ impl Inbound {
             }
             let frame = match self.rest.take() {
                 Some(rest) => rest,
-                None => match self.next_frame(chunk)? {
-                    Some(frame) => frame,
-                    None => return Ok(()),
-                },
+                None => {
+                    self.end_frame();
+                    match self.next_frame(chunk)? {
+                        Some(frame) => frame,
+                        None => return Ok(()),
+                    }
+                }
             };
             self.announce(frame, bytes)?;
+        }
+    }
+
+    /// A whole message goes on to its reader, who charges what reading it takes.
+    fn end_frame(&mut self) {
+        if self.message_bytes == 0 {
+            self.charge.shrink_to(0);
         }
     }
 
@@ -87,7 +121,8 @@ impl Inbound {
     }
 
     fn check(&mut self, header: &FrameHeader, length: u64) -> tungstenite::Result<()> {
-        if let OpCode::Control(_) = header.opcode {
+        self.is_data = matches!(header.opcode, OpCode::Data(_));
+        if !self.is_data {
             return match length > MAX_CONTROL_BYTES {
                 true => Err(ProtocolError::ControlFrameTooBig.into()),
                 false => Ok(()),
@@ -136,6 +171,7 @@ mod tests {
     use tokio_tungstenite::tungstenite::Error;
 
     use super::*;
+    use crate::server::budget::BodyBudget;
 
     const LIMIT: usize = 100_000;
     const TEXT: u8 = 0x1;
@@ -161,16 +197,46 @@ mod tests {
 
     /// Admits `stream` in chunks of `chunk_bytes`: what goes on, and the refusal.
     fn admit(stream: &[u8], chunk_bytes: usize) -> (Vec<u8>, Option<Error>) {
-        let mut inbound = Inbound::new(LIMIT);
+        let mut inbound = Inbound::new(LIMIT, BodyBudget::new(8 * LIMIT).open());
         let mut all = Vec::new();
         for chunk in stream.chunks(chunk_bytes) {
             let (bytes, refused) = inbound.admit(chunk);
             all.extend(bytes);
-            if refused.is_some() {
-                return (all, refused);
+            if let Some(refused) = refused {
+                return (all, Some(frame_error(refused)));
             }
         }
         (all, None)
+    }
+
+    fn frame_error(refusal: Refusal) -> Error {
+        match refusal {
+            Refusal::Frame(error) => error,
+            Refusal::Memory(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn unfinished_messages_take_of_the_budget_until_they_are_whole() {
+        const PART: usize = 40_000;
+        let budget = BodyBudget::new(3 * PART);
+        let open = || Inbound::new(LIMIT, budget.open());
+        let (mut one, mut other, mut third) = (open(), open(), open());
+        let mut part = header(TEXT, PART as u64);
+        part.extend([b'a'; PART]);
+        let is_refused = |inbound: &mut Inbound, bytes: &[u8]| inbound.admit(bytes).1.is_some();
+        assert!(!is_refused(&mut one, &part));
+        for _ in 0..1000 {
+            // Control frames within a message are no part of it.
+            assert!(!is_refused(&mut one, &frame(LAST | PING, 125)));
+        }
+        assert!(!is_refused(&mut other, &part));
+        let (bytes, refused) = third.admit(&[&part[..], &part].concat());
+        assert!(matches!(refused, Some(Refusal::Memory(_))), "{refused:?}");
+        assert!(bytes.len() < part.len() + 100);
+        assert!(!is_refused(&mut one, &frame(LAST | CONTINUATION, 1)));
+        let mut fourth = open();
+        assert!(!is_refused(&mut fourth, &part));
     }
 
     #[test]

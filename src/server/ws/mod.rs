@@ -26,8 +26,9 @@ pub(super) async fn connect(
 ) -> Result<HttpResponse, ApiError> {
     state.serving()?;
     let open = state.open_websocket()?;
-    let (response, wire) =
-        wire::accept(&request, payload, state.config().ws_max_frame_bytes).await?;
+    let limit_bytes = state.config().ws_max_frame_bytes;
+    let charge = state.bodies().open();
+    let (response, wire) = wire::accept(&request, payload, limit_bytes, charge).await?;
     rt::spawn(Socket::new(state.into_inner(), wire, open).run());
     Ok(response)
 }

@@ -14,6 +14,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{self, Bytes, Message};
 
 use super::frames::{self, BadFrame, Op};
+use super::inbound::Refusal;
 use super::wire::Wire;
 use crate::engine::Canceller;
 use crate::ids::RequestId;
@@ -46,7 +47,7 @@ enum Ending {
     Protocol,
     /// The client sent text that is not UTF-8.
     NotUtf8,
-    /// A request was refused for overload and nothing else is under way.
+    /// A request was refused for overload and nothing else is under way, or other bodies have the memory.
     Overload,
     /// The server is shutting down and the last request ended.
     Drain,
@@ -88,11 +89,21 @@ impl From<tungstenite::Error> for Ending {
             Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Self::Disconnect,
             Error::Protocol(_) => Self::Protocol,
             Error::Utf8(_) => Self::NotUtf8,
-            // A frame that is refused by its header ends the byte stream with such an error.
+            // Bytes that do not go on end the byte stream with such an error.
             Error::Io(error) => error
-                .downcast::<Error>()
+                .downcast::<Refusal>()
                 .map_or(Self::Disconnect, Self::from),
             _ => Self::Disconnect,
+        }
+    }
+}
+
+impl From<Refusal> for Ending {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Frame(error) => error.into(),
+            Refusal::Memory(error) if error.code() == "overloaded" => Self::Overload,
+            Refusal::Memory(_) => Self::TooLarge,
         }
     }
 }

@@ -29,6 +29,7 @@ const NORMAL: u16 = 1000;
 const PROTOCOL_ERROR: u16 = 1002;
 const NOT_UTF8: u16 = 1007;
 const TOO_LARGE: u16 = 1009;
+const TRY_AGAIN: u16 = 1013;
 
 /// A client that writes what it likes.
 struct Client(BufReader<TcpStream>);
@@ -232,6 +233,35 @@ fn messages_of_just_the_limit_are_taken_whole_or_in_fragments() {
     assert_eq!(client.frame(), (LAST | PONG, b"between".to_vec()));
     client.send(&frame(LAST | CONTINUATION, end));
     assert_eq!(client.json(), json!({"op": "pong"}));
+}
+
+#[test]
+fn unfinished_messages_share_the_budget_of_bodies() {
+    let world = World::with(|_, server| {
+        server.max_body_bytes = 64 << 10;
+        server.max_bodies_bytes = 256 << 10;
+    });
+    let part = frame(TEXT, &[b'x'; 100 << 10]);
+    let begin = || {
+        let mut client = Client::connect(world.addr);
+        client.send(&part);
+        client.send(&frame(LAST | PING, b"arrived"));
+        client
+    };
+    let arrived = (LAST | PONG, b"arrived".to_vec());
+    let mut holding = [begin(), begin()];
+    for client in &mut holding {
+        assert_eq!(client.frame(), arrived);
+    }
+    assert_eq!(begin().close_code(), TRY_AGAIN);
+    let mut small = Client::connect(world.addr);
+    small.send(&frame(LAST | TEXT, PING_OP));
+    assert_eq!(small.json()["op"], "pong");
+    // A message that has ended takes nothing more.
+    let [first, _] = &mut holding;
+    first.send(&frame(LAST | CONTINUATION, b""));
+    assert_ne!(first.json()["error"], Value::Null);
+    assert_eq!(begin().frame(), arrived);
 }
 
 #[test]
