@@ -2,6 +2,7 @@
 
 mod bench;
 mod commands;
+mod docs;
 mod serving;
 
 use std::path::{Path, PathBuf};
