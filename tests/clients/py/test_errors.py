@@ -100,7 +100,8 @@ class Errors(World):
 
     def test_bodies_that_are_no_objects_are_refused(self):
         for body, part in ((b'{"prompt": ', "not valid JSON"), (b"[1]", "not a JSON object"), (b"", "not valid JSON")):
-            response = self.http.post("/v1/completions", content=body)
+            headers = {"Content-Type": "application/json"}
+            response = self.http.post("/v1/completions", content=body, headers=headers)
             self.assertEqual((response.status_code, response.json()["error"]["code"]), (400, "invalid_request"))
             self.assertIn(part, response.json()["error"]["message"])
 
