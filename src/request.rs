@@ -180,10 +180,11 @@ impl Delta {
     /// About how many bytes it takes, to bound what waits for a slow reader.
     pub fn bytes(&self) -> usize {
         let logprobs = self.output_logprobs.iter().chain(&self.input_logprobs);
-        let entries: usize = logprobs
-            .map(|entry| 1 + entry.top.len() + entry.chosen.len())
-            .sum();
-        self.text.len() + self.tokens.len() * size_of::<u32>() + entries * size_of::<(u32, f32)>()
+        let each = |at: &TokenLogprobs| {
+            let others = at.top.len() + at.chosen.len();
+            size_of::<TokenLogprobs>() + others * size_of::<(u32, f32)>()
+        };
+        self.text.len() + self.tokens.len() * size_of::<u32>() + logprobs.map(each).sum::<usize>()
     }
 
     /// Appends a later delta.

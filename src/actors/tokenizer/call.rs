@@ -15,6 +15,9 @@ use crate::state::sampling::SamplingParams;
 use super::TokenizerSettings;
 use super::prepare::{self, Checked};
 
+/// Bytes that may always wait for a slow reader of a request, however many its call has.
+const MIN_BACKLOG_BYTES: usize = 64 << 10;
+
 /// A call that is being read.
 pub(super) struct Opening {
     unread: std::vec::IntoIter<Asked>,
@@ -30,6 +33,9 @@ pub(super) struct Call {
     pub(super) arrivals: VecDeque<Arrival>,
     pub(super) prompts: Vec<PromptState>,
     pub(super) is_ready: bool,
+    n_requests: usize,
+    /// Log probabilities of prompts that its requests want, as far as they were fitted.
+    logprob_entries: usize,
     stops: Option<SharedStops>,
 }
 
@@ -88,9 +94,11 @@ impl Opening {
 impl Call {
     pub(super) fn new(arrivals: VecDeque<Arrival>, prompts: Vec<PromptState>) -> Self {
         Self {
+            n_requests: arrivals.len(),
             arrivals,
             prompts,
             is_ready: false,
+            logprob_entries: 0,
             stops: None,
         }
     }
@@ -128,6 +136,12 @@ impl Call {
         }
     }
 
+    /// Bytes that may wait for a slow reader of one request: its part of what a call may have.
+    pub(super) fn backlog_bytes(&self, settings: &TokenizerSettings) -> usize {
+        let most = settings.client_backlog_bytes;
+        (most / self.n_requests).max(MIN_BACKLOG_BYTES.min(most))
+    }
+
     pub(super) fn stops(&mut self, strings: &Arc<[String]>) -> Arc<StopTable> {
         let shared = self.stops.as_ref();
         if let Some(shared) = shared.filter(|shared| Arc::ptr_eq(&shared.strings, strings)) {
@@ -143,12 +157,17 @@ impl Call {
 
     /// Fits a request to its prompt.
     pub(super) fn fit(
-        &self,
+        &mut self,
         arrival: &mut Arrival,
         settings: &TokenizerSettings,
     ) -> Result<(Arc<[u32]>, SamplingParams), RequestError> {
         let prompt = self.encoded(arrival)?;
-        let sampling = prepare::fit(&mut arrival.request, prompt.len(), settings)?;
+        let sampling = prepare::fit(
+            &mut arrival.request,
+            prompt.len(),
+            &mut self.logprob_entries,
+            settings,
+        )?;
         arrival.sink.charge_prompt(prompt.len())?;
         Ok((prompt, sampling))
     }

@@ -18,7 +18,6 @@ use crate::actors::messages::{Generate, Submit};
 use crate::error::RequestError;
 use crate::ids::{IntakeId, RequestId};
 use crate::request::{CancelFlag, Event, FinishReason, Finished};
-use crate::state::detok::StopTable;
 use crate::state::sampling::SamplingParams;
 use crate::state::sequence::Submission;
 
@@ -26,7 +25,7 @@ use super::Tokenizer;
 use super::call::{Arrival, Call, Encoded, Opening, PromptState, cancelled};
 use super::inline::InlineBudget;
 use super::lanes::{CallId, Job, Lanes, Turn};
-use super::live::Live;
+use super::live::{CallShare, Live};
 use super::prepare;
 
 /// How long the Tokenizer takes requests in before it looks at its mailbox again.
@@ -300,8 +299,11 @@ impl Tokenizer {
         match call.fit(&mut arrival, &self.settings) {
             Err(error) => self.refuse(arrival, error),
             Ok((prompt, sampling)) => {
-                let stops = call.stops(&sampling.stop);
-                self.submit(arrival, prompt, sampling, stops);
+                let share = CallShare {
+                    stops: call.stops(&sampling.stop),
+                    backlog_bytes: call.backlog_bytes(&self.settings),
+                };
+                self.submit(arrival, prompt, sampling, share);
             }
         }
     }
@@ -316,7 +318,7 @@ impl Tokenizer {
         arrival: Arrival,
         prompt: Arc<[u32]>,
         sampling: SamplingParams,
-        stops: Arc<StopTable>,
+        share: CallShare,
     ) {
         let Arrival {
             request,
@@ -341,7 +343,7 @@ impl Tokenizer {
             timeouts: request.timeouts.tightened(self.settings.timeouts),
         };
         let is_streaming = request.is_streaming;
-        let live = Live::new(&submission, sink, is_streaming, stops, &self.settings);
+        let live = Live::new(&submission, sink, is_streaming, share, &self.settings);
         self.intakes.insert(request.rid, submission.intake);
         self.live.insert(submission.intake, live);
         self.links.submit.post(Submit {

@@ -34,6 +34,14 @@ pub(super) enum Step {
     Abandoned,
 }
 
+/// What a request has of its call.
+pub(super) struct CallShare {
+    /// The table of its stop strings.
+    pub(super) stops: Arc<StopTable>,
+    /// Bytes that may wait for its client.
+    pub(super) backlog_bytes: usize,
+}
+
 /// See the module.
 pub(super) struct Live {
     rid: RequestId,
@@ -47,6 +55,7 @@ pub(super) struct Live {
     first_input: Option<TokenLogprobs>,
     is_streaming: bool,
     is_stalled: bool,
+    max_backlog_bytes: usize,
     started: Instant,
     last_token: Option<Instant>,
     first_token: Option<Instant>,
@@ -57,7 +66,7 @@ impl Live {
         submission: &Submission,
         sink: EventSink,
         is_streaming: bool,
-        stops: Arc<StopTable>,
+        share: CallShare,
         settings: &TokenizerSettings,
     ) -> Self {
         let prompt = &submission.prompt;
@@ -65,7 +74,7 @@ impl Live {
         let stream = settings
             .text
             .as_deref()
-            .map(|text| TextStream::with_stops(&submission.sampling, stops, context, text));
+            .map(|text| TextStream::with_stops(&submission.sampling, share.stops, context, text));
         let input_start = submission.logprobs.as_ref().and_then(|wish| wish.start);
         let first_input = input_start.map(|start| TokenLogprobs {
             token: prompt[start as usize],
@@ -84,6 +93,7 @@ impl Live {
             first_input,
             is_streaming,
             is_stalled: false,
+            max_backlog_bytes: share.backlog_bytes,
             started: Instant::now(),
             last_token: None,
             first_token: None,
@@ -129,7 +139,7 @@ impl Live {
             return Step::Stopped { kept: stop.kept };
         }
         match end.map(|end| *end) {
-            None => self.send(delta, settings, metrics),
+            None => self.send(delta, metrics),
             Some(RequestEnd::Finished(reason)) => {
                 self.finish(delta, reason, metrics);
                 Step::Ended
@@ -206,12 +216,7 @@ impl Live {
         self.last_token = Some(now);
     }
 
-    fn send(
-        &mut self,
-        mut delta: Delta,
-        settings: &TokenizerSettings,
-        metrics: &RequestMetrics,
-    ) -> Step {
+    fn send(&mut self, mut delta: Delta, metrics: &RequestMetrics) -> Step {
         delta.text = self
             .stream
             .as_mut()
@@ -231,7 +236,7 @@ impl Live {
                     metrics.client_stalled();
                 }
                 self.is_stalled = true;
-                let limit_bytes = settings.client_backlog_bytes;
+                let limit_bytes = self.max_backlog_bytes;
                 if backlog_bytes <= limit_bytes {
                     return Step::Goes;
                 }

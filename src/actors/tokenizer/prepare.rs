@@ -48,21 +48,45 @@ pub(super) fn encode(
     };
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
-        Prompt::Text(text) => tokenizer()?.encode(&text)?.into(),
-        Prompt::Chat(chat) => render(tokenizer()?, &chat)?.into(),
+        Prompt::Text(text) => {
+            let tokenizer = tokenizer()?;
+            refuse_too_long(tokenizer, &text, settings)?;
+            tokenizer.encode(&text)?.into()
+        }
+        Prompt::Chat(chat) => {
+            let tokenizer = tokenizer()?;
+            let rendered = render(tokenizer, &chat)?;
+            refuse_too_long(tokenizer, &rendered, settings)?;
+            tokenizer.encode_chat(&rendered)?.into()
+        }
     };
     check_prompt(&tokens, settings.vocab_size)?;
     Ok(tokens)
 }
 
-fn render(text: &TextModel, chat: &ChatPrompt) -> Result<Vec<u32>, RequestError> {
-    let rendered = text.render_chat(&text::ChatPrompt {
+/// Encoding a text takes some hundred times its bytes, so one that cannot fit is found out piece by piece.
+fn refuse_too_long(
+    text: &TextModel,
+    prompt: &str,
+    settings: &TokenizerSettings,
+) -> Result<(), RequestError> {
+    let limit_tokens = settings.limits.max_prompt_tokens();
+    match text.more_tokens_than(prompt, limit_tokens)? {
+        None => Ok(()),
+        Some(prompt_tokens) => Err(RequestError::PromptTooLong {
+            prompt_tokens,
+            limit_tokens,
+        }),
+    }
+}
+
+fn render(text: &TextModel, chat: &ChatPrompt) -> Result<String, RequestError> {
+    text.render_chat(&text::ChatPrompt {
         messages: &chat.messages,
         tools: chat.tools.as_ref(),
         add_generation_prompt: chat.add_generation_prompt,
         template_kwargs: Some(&chat.template_kwargs),
-    })?;
-    text.encode_chat(&rendered)
+    })
 }
 
 fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
@@ -126,15 +150,17 @@ fn without_lists(sampling: &SamplingParams) -> SamplingParams {
     }
 }
 
-/// Clips a checked request to what fits behind its prompt, and chooses a seed if it has none.
+/// Clips a checked request to what fits after its prompt, and chooses a seed if it has none. `call_entries` counts the
+/// log probabilities of the prompts of its call.
 pub(super) fn fit(
     request: &mut GenerateRequest,
     prompt_tokens: usize,
+    call_entries: &mut usize,
     settings: &TokenizerSettings,
 ) -> Result<SamplingParams, RequestError> {
     if let Some(wish) = &mut request.logprobs {
         check_wish(wish, prompt_tokens, settings)?;
-        check_entries(wish, prompt_tokens, settings.max_logprob_entries)?;
+        *call_entries += check_entries(wish, prompt_tokens, *call_entries, settings)?;
     }
     let mut sampling = std::mem::take(&mut request.sampling).normalized();
     let wanted = sampling.max_new_tokens as usize;
@@ -187,26 +213,36 @@ fn check_wish(
     Ok(())
 }
 
-/// Refuses a prompt with more log probabilities than an answer may have. Output tokens are not counted: most requests
-/// end long before `max_new_tokens`.
+/// The log probabilities that a request wants of its prompt, refused if they are more than an answer may have with
+/// those that its call wants `before` it. Output tokens are not counted: most requests end long before
+/// `max_new_tokens`.
 fn check_entries(
     wish: &LogprobWish,
     prompt_tokens: usize,
-    limit: usize,
-) -> Result<(), RequestError> {
+    before: usize,
+    settings: &TokenizerSettings,
+) -> Result<usize, RequestError> {
     let Some(start) = wish.start else {
-        return Ok(());
+        return Ok(0);
     };
+    let limit = settings.max_logprob_entries;
     let positions = prompt_tokens - start as usize;
     let each = 1 + wish.top as usize + wish.token_ids.len();
     let entries = positions.saturating_mul(each);
-    if entries <= limit {
-        return Ok(());
+    if entries > limit {
+        return Err(invalid(format!(
+            "logprob_start_len asks for {entries} log probabilities ({positions} positions with {each} each), \
+             limit is {limit}: start later or ask for fewer alternatives"
+        )));
     }
-    Err(invalid(format!(
-        "logprob_start_len asks for {entries} log probabilities ({positions} positions with {each} each), \
-         limit is {limit}: start later or ask for fewer alternatives"
-    )))
+    let all = before.saturating_add(entries);
+    if all > limit {
+        return Err(invalid(format!(
+            "prompts and samples of the call ask for {all} log probabilities so far, limit is {limit} for all together: \
+             send fewer at once"
+        )));
+    }
+    Ok(entries)
 }
 
 /// True if a prompt is text: token ids need no encoding.

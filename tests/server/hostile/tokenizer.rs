@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
 
-use super::child::ChildServer;
+use super::child::{ChildServer, MIB};
 use crate::http::{get, open, post, stream};
 use crate::world::wait_until;
 
@@ -247,4 +247,23 @@ fn prompts_of_clients_that_left_are_not_encoded() {
     let encoded = encoded_bytes(server.addr);
     let expected = LONG_BYTES..2 * LONG_BYTES + 1000;
     assert!(expected.contains(&encoded), "{encoded} bytes");
+}
+
+#[test]
+fn a_prompt_that_cannot_fit_is_not_encoded_whole() {
+    let child = ChildServer::start(&[]);
+    let text = "q z ".repeat(450_000);
+    let message = json!([{"role": "user", "content": text}]);
+    let calls = [
+        ("/generate", json!({"text": text})),
+        ("/v1/completions", json!({"prompt": text})),
+        ("/v1/chat/completions", json!({"messages": message})),
+    ];
+    for (path, call) in calls {
+        let growth = child.growth_bytes(|| {
+            let refused = post(child.addr, path, &call);
+            assert_eq!(refused.status, 400, "{}", refused.body);
+        });
+        assert!(growth < 64 * MIB, "{path}: {growth} bytes");
+    }
 }
