@@ -129,10 +129,11 @@ pub struct EngineConfig {
     pub max_pins: usize,
     /// Events that wait for a slow reader before they are merged.
     pub client_channel_events: usize,
-    /// Bytes that may wait for a slow reader before it is cancelled.
+    /// Bytes that may wait for a slow reader of one call before it is cancelled. Its requests share them, but each has
+    /// 64 KiB.
     pub client_backlog_bytes: usize,
-    /// Most log probabilities of one prompt, and of one answer that is kept whole: positions times one, its alternatives
-    /// and its tokens asked for by id.
+    /// Most log probabilities of the prompts of one call, and of one answer that is kept whole: positions × (1 +
+    /// alternatives + tokens asked for by id).
     pub max_logprob_entries: usize,
     /// Most stop strings of one request.
     pub max_stop_strings: usize,

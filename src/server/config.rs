@@ -20,11 +20,12 @@ pub struct ServerConfig {
     pub host: String,
     /// TCP port; 0 takes a free one.
     pub port: u16,
-    /// What clients must show as `Authorization: Bearer <key>`; no key is asked for when absent. `/health`, `/ready`,
-    /// `/health_generate` and `/metrics` never ask for it.
+    /// Key that clients must send as `Authorization: Bearer <key>`; without it everybody is served. `/health`, `/ready`,
+    /// `/health_generate` and `/metrics` never need it.
     pub api_key: Option<ApiKey>,
-    /// What an admin shows in the same header: it opens every route, and alone the full `/debug/prefix`, `/set_policy`
-    /// and the `abort_all` of `/abort_request`. Absent, nobody gets the full report and every client may do the others.
+    /// Key of an admin, sent in the same header: it opens every route, and it alone the full `/debug/prefix`,
+    /// `/set_policy`, `/flush_cache` and the `abort_all` of `/abort_request`. Without it nobody gets the full report and
+    /// every client may use the others.
     pub admin_api_key: Option<ApiKey>,
     /// Threads that parse requests and write responses; 0 takes one a core, at most 4.
     pub workers: usize,
@@ -34,6 +35,9 @@ pub struct ServerConfig {
     pub max_batch_requests: usize,
     /// Bytes that all request bodies together may take while they are received and parsed.
     pub max_bodies_bytes: usize,
+    /// Bytes that prompts' log probabilities of all answers together may take, from the request until the client has
+    /// taken them.
+    pub max_answers_bytes: usize,
     /// Most JSON values in the messages, template arguments and other free objects of one request body.
     pub max_body_values: usize,
     /// Seconds for a request's headers to arrive.
@@ -79,6 +83,7 @@ impl Default for ServerConfig {
             max_body_bytes: 16 << 20,
             max_batch_requests: 1024,
             max_bodies_bytes: 256 << 20,
+            max_answers_bytes: 256 << 20,
             max_body_values: 1 << 16,
             header_timeout_s: 10,
             body_timeout_s: 30,
@@ -107,6 +112,7 @@ impl ServerConfig {
         let at_least_one = [
             ("max_body_bytes", self.max_body_bytes),
             ("max_batch_requests", self.max_batch_requests),
+            ("max_answers_bytes", self.max_answers_bytes),
             ("max_body_values", self.max_body_values),
             ("header_timeout_s", self.header_timeout_s as usize),
             ("body_timeout_s", self.body_timeout_s as usize),

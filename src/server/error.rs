@@ -170,6 +170,14 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
 
+    /// 503: other answers have the memory.
+    pub(super) fn answers_full(limit_bytes: usize) -> Self {
+        let text =
+            format!("log probabilities of other answers take the {limit_bytes} bytes for them");
+        let message = format!("{text}: try again later, or ask for fewer");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+    }
+
     /// 503: the model is being loaded.
     pub(super) fn loading() -> Self {
         Self::new(

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::error::ApiError;
 use super::probe;
 use super::state::AppState;
+use super::whole;
 use crate::error::RequestError;
 
 /// Answers `GET /health`: 200 while the engine lives.
@@ -104,5 +105,5 @@ pub(super) async fn metrics(state: Data<AppState>) -> HttpResponse {
     let page = state.render_metrics();
     HttpResponse::Ok()
         .content_type("text/plain; version=0.0.4; charset=utf-8")
-        .body(page)
+        .body(whole::in_pieces(page))
 }

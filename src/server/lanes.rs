@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use futures_util::stream::{self, SelectAll, Stream};
 
+use super::answers::AnswerCharge;
 use super::budget::BodyCharge;
 use super::error::ApiError;
 use super::state::AppState;
@@ -23,6 +24,8 @@ pub(super) struct Lane {
     max_logprob_entries: usize,
     /// The body's memory, until the first news: by then its prompt is encoded.
     charge: Option<Arc<BodyCharge>>,
+    /// The memory of the call's answers.
+    answer: Option<AnswerCharge>,
     _listed: Listed,
 }
 
@@ -34,10 +37,14 @@ impl Lane {
     ) -> Result<Vec<Self>, ApiError> {
         let engine = &state.serving()?.engine;
         let max_logprob_entries = engine.max_logprob_entries();
+        let answer = state
+            .answers()
+            .charge(&requests, engine.model().context_length)?;
         let generations = engine.generate_all(requests)?;
         let lane = |generation: Generation| Self {
             _listed: state.under_way().list(generation.canceller()),
             charge: None,
+            answer: answer.clone(),
             generation,
             max_logprob_entries,
         };
@@ -46,6 +53,11 @@ impl Lane {
 
     pub(super) fn max_logprob_entries(&self) -> usize {
         self.max_logprob_entries
+    }
+
+    /// What the answers of the lanes' call take, to be held until they have left.
+    pub(super) fn answer_charge(lanes: &[Self]) -> Option<AnswerCharge> {
+        lanes.first()?.answer.clone()
     }
 
     /// The lanes with what the body of their call is charged for.

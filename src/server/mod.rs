@@ -6,6 +6,7 @@
 //! handlers or installs a metrics recorder.
 
 mod abort;
+mod answers;
 mod body;
 mod budget;
 mod config;

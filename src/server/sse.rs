@@ -13,6 +13,7 @@ use actix_web::{HttpResponse, rt};
 use futures_util::stream::{SelectAll, Stream, StreamExt};
 use serde::Serialize;
 
+use super::answers::AnswerCharge;
 use super::error::{ApiError, Envelope};
 use super::lanes::{Events, Lane, check_kept, merged};
 use super::transcript::News;
@@ -126,6 +127,7 @@ pub(super) async fn respond(
     let keep_alive = Duration::from_secs(keep_alive_s.into());
     let max_logprob_entries = lanes.first().map_or(0, Lane::max_logprob_entries);
     let mut body = SseBody {
+        _charge: Lane::answer_charge(&lanes),
         events: merged(lanes),
         render,
         max_logprob_entries,
@@ -154,6 +156,8 @@ pub(super) async fn respond(
 }
 
 struct SseBody<R> {
+    /// The memory of what is written, until it has left.
+    _charge: Option<AnswerCharge>,
     events: SelectAll<Events<usize>>,
     render: R,
     max_logprob_entries: usize,

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 
+use super::answers::AnswerBudget;
 use super::budget::BodyBudget;
 use super::config::ServerConfig;
 use super::error::ApiError;
@@ -62,6 +63,7 @@ pub struct AppState {
     render_metrics: RenderMetrics,
     under_way: UnderWay,
     bodies: BodyBudget,
+    answers: AnswerBudget,
     websockets: AtomicUsize,
     probe: Probe,
     draining: watch::Sender<bool>,
@@ -74,6 +76,7 @@ impl AppState {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             bodies: BodyBudget::new(config.max_bodies_bytes),
+            answers: AnswerBudget::new(config.max_answers_bytes),
             config,
             slot,
             render_metrics,
@@ -139,6 +142,10 @@ impl AppState {
 
     pub(super) fn probe(&self) -> &Probe {
         &self.probe
+    }
+
+    pub(super) fn answers(&self) -> &AnswerBudget {
+        &self.answers
     }
 
     pub(super) fn bodies(&self) -> &BodyBudget {

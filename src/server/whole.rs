@@ -11,6 +11,7 @@ use actix_web::rt::task::{JoinHandle, spawn_blocking};
 use actix_web::web::Bytes;
 use actix_web::{HttpResponse, ResponseError};
 
+use super::answers::AnswerCharge;
 use super::error::ApiError;
 use super::transcript::Transcript;
 use crate::error::RequestError;
@@ -20,8 +21,12 @@ pub(super) const MAX_INLINE_BYTES: usize = 128 << 10;
 /// Bytes that go to a connection at once.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Answers with the JSON that `write` makes of the transcripts.
-pub(super) async fn respond<W>(transcripts: Vec<Transcript>, write: W) -> HttpResponse
+/// Answers with the JSON that `write` makes of the transcripts, whose memory `charge` holds until the answer has left.
+pub(super) async fn respond<W>(
+    transcripts: Vec<Transcript>,
+    charge: Option<AnswerCharge>,
+    write: W,
+) -> HttpResponse
 where
     W: FnOnce(Vec<Transcript>) -> Vec<u8> + Send + 'static,
 {
@@ -35,7 +40,18 @@ where
     };
     let mut response = HttpResponse::Ok();
     response.content_type(ContentType::json());
-    response.body(Pieces(json.into()))
+    response.body(Pieces {
+        bytes: json.into(),
+        _charge: charge,
+    })
+}
+
+/// A body that leaves in pieces: the next request on a connection is looked at when its client has taken most of it.
+pub(super) fn in_pieces(bytes: impl Into<Bytes>) -> impl MessageBody {
+    Pieces {
+        bytes: bytes.into(),
+        _charge: None,
+    }
 }
 
 /// Runs `write` on a thread for such work.
@@ -55,19 +71,22 @@ pub(super) fn next_piece(bytes: &mut Bytes) -> Option<Bytes> {
 }
 
 /// A body that is sent piece by piece.
-struct Pieces(Bytes);
+struct Pieces {
+    bytes: Bytes,
+    _charge: Option<AnswerCharge>,
+}
 
 impl MessageBody for Pieces {
     type Error = Infallible;
 
     fn size(&self) -> BodySize {
-        BodySize::Sized(self.0.len() as u64)
+        BodySize::Sized(self.bytes.len() as u64)
     }
 
     fn poll_next(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Infallible>>> {
-        Poll::Ready(next_piece(&mut self.0).map(Ok))
+        Poll::Ready(next_piece(&mut self.bytes).map(Ok))
     }
 }

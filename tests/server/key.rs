@@ -7,12 +7,13 @@ use crate::http::{Response, get, post, send};
 use crate::world::World;
 
 const KEY: &str = "sk-of-this-test";
-const METHODS: [(&str, &str); 12] = [
+const METHODS: [(&str, &str); 13] = [
     ("POST", "/generate"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/abort_request"),
     ("POST", "/set_policy"),
+    ("POST", "/flush_cache"),
     ("GET", "/v1/ws/generate"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tiny"),

@@ -12,10 +12,10 @@ pub struct ServerFlags {
     /// TCP port; 0 takes a free one
     #[arg(long, help_heading = "Server")]
     pub port: Option<u16>,
-    /// What clients must show as `Authorization: Bearer KEY`; SOUFFLEUR_API_KEY keeps it out of the list of processes
+    /// Key that clients must send as `Authorization: Bearer KEY`; SOUFFLEUR_API_KEY keeps it out of the process list
     #[arg(long, value_name = "KEY", help_heading = "Server")]
     pub api_key: Option<String>,
-    /// What an admin shows in the same header: it alone gets the full /debug/prefix, /set_policy and abort_all
+    /// Key of an admin, sent in the same header; it alone opens the full /debug/prefix, /set_policy, /flush_cache, abort_all
     #[arg(long, value_name = "KEY", help_heading = "Server")]
     pub admin_api_key: Option<String>,
     /// Threads that parse requests and write responses; 0 takes one a core, at most 4
@@ -53,6 +53,14 @@ pub struct ServerFlags {
         hide_short_help = true
     )]
     pub max_bodies_bytes: Option<usize>,
+    /// Bytes that prompts' log probabilities of all answers together may take
+    #[arg(
+        long,
+        value_name = "BYTES",
+        help_heading = "Server",
+        hide_short_help = true
+    )]
+    pub max_answers_bytes: Option<usize>,
     /// Most JSON values in the lists and objects of one request body
     #[arg(
         long,

@@ -59,6 +59,7 @@ pub(super) async fn generate(
         };
         return sse::respond(lanes, render, state.config().sse_keep_alive_s).await;
     }
+    let charge = Lane::answer_charge(&lanes);
     let (transcripts, is_batch) = (finish_all(lanes).await?, call.is_batch);
     let write = move |transcripts: Vec<Transcript>| {
         let replies = rids.iter().zip(&shapes).zip(&transcripts);
@@ -70,7 +71,7 @@ pub(super) async fn generate(
             _ => json(&replies),
         }
     };
-    Ok(whole::respond(transcripts, write).await)
+    Ok(whole::respond(transcripts, charge, write).await)
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {

@@ -62,6 +62,7 @@ pub(in crate::server) async fn create(
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
+    let answer_charge = Lane::answer_charge(&lanes);
     let transcripts = finish_all(lanes).await;
     let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
     let write = move |transcripts: Vec<Transcript>| {
@@ -71,7 +72,7 @@ pub(in crate::server) async fn create(
         let response = writer.head.with(choices, Some(writer.usage()));
         serde_json::to_vec(&response).expect("responses have string keys only")
     };
-    Ok(whole::respond(transcripts, write).await)
+    Ok(whole::respond(transcripts, answer_charge, write).await)
 }
 
 struct Call {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::child::{ChildServer, MIB};
 use crate::http::{open, post, stream};
-use crate::world::World;
+use crate::world::{World, wait_until};
 
 /// Tokens of the tests' model, and so the most alternatives of a position.
 const VOCABULARY: usize = 288;
@@ -238,4 +238,47 @@ fn a_large_answer_does_not_hold_up_another_stream_of_its_worker() {
     );
     drop(events);
     world.wait_until_whole();
+}
+
+#[test]
+fn samples_share_the_limit_of_their_call() {
+    let child = ChildServer::start(&[]);
+    let mut call = everything(3600, 1);
+    call["top_logprobs_num"] = 256.into();
+    call["sampling_params"]["n"] = 128.into();
+    let refusal = "limit is 1048576 for all together";
+    let grown = child.growth_bytes(|| {
+        let refused = post(child.addr, "/generate", &call);
+        assert_eq!(refused.status, 400);
+        assert!(refused.body.contains(refusal), "{}", refused.body);
+        call["stream"] = true.into();
+        let text = post(child.addr, "/generate", &call).body;
+        assert!(text.contains(refusal), "{} bytes", text.len());
+    });
+    assert!(grown < 128 * MIB, "{grown} bytes");
+}
+
+#[test]
+fn answers_that_nobody_takes_share_a_budget() {
+    let child = ChildServer::start(&["--max-answers-bytes", "67108864"]);
+    let mut call = everything(3000, 1);
+    call["top_logprobs_num"] = 256.into();
+    let unread = || {
+        let client = open(child.addr, "/generate", &call);
+        let begun = client.peek(&mut [0]).expect("the answer begins");
+        assert_eq!(begun, 1);
+        client
+    };
+    let held = [unread(), unread()];
+    let refused = post(child.addr, "/generate", &call);
+    assert_eq!(
+        (refused.status, refused.header("retry-after")),
+        (503, Some("1"))
+    );
+    let small = post(child.addr, "/generate", &everything(5, 1));
+    assert_eq!(small.status, 200, "{}", small.body);
+    drop(held);
+    wait_until("the memory is given back", || {
+        post(child.addr, "/generate", &call).status == 200
+    });
 }

@@ -1,0 +1,137 @@
+//! The memory of log probabilities that were asked for and not yet taken by their clients: one budget for all answers.
+//!
+//! A prompt's log probabilities are known to come before the request begins, and they outlive it: they wait in channels,
+//! are written as JSON, and leave as slowly as the client reads. So a call is charged at the door and holds the charge
+//! until its answer is gone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::error::ApiError;
+use crate::request::{GenerateRequest, Prompt};
+
+/// Bytes that a position of a prompt takes, besides its entries.
+const POSITION_BYTES: usize = 128;
+/// Bytes that an entry takes in memory and as JSON.
+const ENTRY_BYTES: usize = 40;
+
+/// Bytes that all answers of a server may take together. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct AnswerBudget(Arc<Counts>);
+
+struct Counts {
+    limit_bytes: usize,
+    taken_bytes: AtomicUsize,
+}
+
+/// What the answers of one call take; given back when the last clone is dropped.
+pub(super) type AnswerCharge = Arc<Charge>;
+
+/// See [`AnswerCharge`].
+pub(super) struct Charge {
+    counts: Arc<Counts>,
+    bytes: usize,
+}
+
+impl AnswerBudget {
+    pub(super) fn new(limit_bytes: usize) -> Self {
+        Self(Arc::new(Counts {
+            limit_bytes,
+            taken_bytes: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Charges a call for its prompts' log probabilities, of at most `context_tokens` each; `None` if it wants none. A call above the limit is let in
+    /// alone.
+    ///
+    /// # Errors
+    /// 503 if other answers have the memory.
+    pub(super) fn charge(
+        &self,
+        requests: &[GenerateRequest],
+        context_tokens: usize,
+    ) -> Result<Option<AnswerCharge>, ApiError> {
+        let bytes = requests
+            .iter()
+            .map(|request| answer_bytes(request, context_tokens));
+        let bytes = bytes.fold(0, usize::saturating_add);
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let limit = self.0.limit_bytes;
+        let grown = |taken: usize| {
+            let after = taken.saturating_add(bytes);
+            (taken == 0 || after <= limit).then_some(after)
+        };
+        let taken = &self.0.taken_bytes;
+        match taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, grown) {
+            Ok(_) => Ok(Some(Arc::new(Charge {
+                counts: self.0.clone(),
+                bytes,
+            }))),
+            Err(_) => Err(ApiError::answers_full(limit)),
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let taken = &self.counts.taken_bytes;
+        taken.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+/// At most so much: a text has no more tokens than bytes, and a longer prompt than the context is refused.
+fn answer_bytes(request: &GenerateRequest, context_tokens: usize) -> usize {
+    let Some((wish, start)) = request
+        .logprobs
+        .as_ref()
+        .and_then(|wish| Some((wish, wish.start?)))
+    else {
+        return 0;
+    };
+    let tokens = match &request.prompt {
+        Prompt::Tokens(tokens) => tokens.len(),
+        text => text.text_bytes(),
+    };
+    let positions = tokens.min(context_tokens).saturating_sub(start as usize);
+    let entries = 1 + wish.top as usize + wish.token_ids.len();
+    positions.saturating_mul(POSITION_BYTES + entries * ENTRY_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::LogprobWish;
+
+    const CONTEXT: usize = 1000;
+
+    fn request(tokens: usize, top: u32) -> GenerateRequest {
+        let mut request = GenerateRequest::new(Prompt::Tokens(vec![5; tokens].into()));
+        request.logprobs = Some(LogprobWish {
+            start: Some(0),
+            top,
+            token_ids: [].into(),
+        });
+        request
+    }
+
+    #[test]
+    fn answers_share_a_budget_until_they_are_gone() {
+        let one = answer_bytes(&request(1000, 10), CONTEXT);
+        assert_eq!(one, answer_bytes(&request(5000, 10), CONTEXT));
+        let budget = AnswerBudget::new(2 * one);
+        let charge = |n| budget.charge(&vec![request(1000, 10); n], CONTEXT);
+        let first = charge(1).expect("nothing is taken");
+        let clone = first.clone();
+        assert!(charge(2).is_err());
+        let second = charge(1).expect("there is room for two");
+        assert!(charge(1).is_err());
+        drop(first);
+        assert!(charge(1).is_err(), "a clone holds it");
+        drop((clone, second));
+        assert!(charge(3).is_ok(), "more than the limit is let in alone");
+        let plain = GenerateRequest::new(Prompt::Tokens([5].into()));
+        assert!(matches!(budget.charge(&[plain], CONTEXT), Ok(None)));
+    }
+}
