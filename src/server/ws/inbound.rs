@@ -6,6 +6,7 @@
 //! afterwards, and sees while a text arrives that it is not UTF-8.
 
 use std::io::Cursor;
+use std::time::{Duration, Instant};
 
 use tokio_tungstenite::tungstenite;
 use tokio_tungstenite::tungstenite::error::{CapacityError, ProtocolError};
@@ -31,11 +32,18 @@ pub(super) enum Refusal {
     /// Other bodies have the memory, or the message needs more than there is for one.
     #[error(transparent)]
     Memory(#[from] ApiError),
+    /// The rest of a message did not arrive in time.
+    #[error("the message did not arrive in time")]
+    Late,
 }
 
 /// Where a client's byte stream is.
 pub(super) struct Inbound {
     limit_bytes: usize,
+    /// How long a message may take from its first frame to its last byte.
+    message_timeout: Duration,
+    /// When the unfinished message began.
+    began: Option<Instant>,
     /// The start of a header whose rest has not arrived.
     header: Vec<u8>,
     /// The rest of a frame, from its next fragment on, and its bytes.
@@ -51,10 +59,12 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    /// The start of a stream whose messages may have `limit_bytes`, and whose memory `charge` takes.
-    pub(super) fn new(limit_bytes: usize, charge: BodyCharge) -> Self {
+    /// The start of a stream whose messages may have `limit_bytes` and `message_timeout`, and whose memory `charge` takes.
+    pub(super) fn new(limit_bytes: usize, message_timeout: Duration, charge: BodyCharge) -> Self {
         Self {
             limit_bytes,
+            message_timeout,
+            began: None,
             header: Vec::with_capacity(MAX_HEADER_BYTES),
             rest: None,
             fragment_left: 0,
@@ -66,6 +76,11 @@ impl Inbound {
 
     /// What goes on of `chunk`, and why not all of it does.
     pub(super) fn admit(&mut self, mut chunk: &[u8]) -> (Vec<u8>, Option<Refusal>) {
+        if let Some(began) = self.began
+            && began.elapsed() > self.message_timeout
+        {
+            return (Vec::new(), Some(Refusal::Late));
+        }
         let mut bytes = Vec::with_capacity(chunk.len() + MAX_HEADER_BYTES);
         let refused = self.follow(&mut chunk, &mut bytes).err();
         (bytes, refused)
@@ -101,6 +116,7 @@ impl Inbound {
     fn end_frame(&mut self) {
         if self.message_bytes == 0 {
             self.charge.shrink_to(0);
+            self.began = None;
         }
     }
 
@@ -128,6 +144,7 @@ impl Inbound {
                 false => Ok(()),
             };
         }
+        self.began = self.began.or_else(|| Some(Instant::now()));
         let message_bytes = self.message_bytes.saturating_add(length);
         if message_bytes > self.limit_bytes as u64 {
             return Err(CapacityError::MessageTooLong {
@@ -174,6 +191,7 @@ mod tests {
     use crate::server::budget::BodyBudget;
 
     const LIMIT: usize = 100_000;
+    const PATIENCE: Duration = Duration::from_secs(60);
     const TEXT: u8 = 0x1;
     const CONTINUATION: u8 = 0x0;
     const PING: u8 = 0x9;
@@ -197,7 +215,8 @@ mod tests {
 
     /// Admits `stream` in chunks of `chunk_bytes`: what goes on, and the refusal.
     fn admit(stream: &[u8], chunk_bytes: usize) -> (Vec<u8>, Option<Error>) {
-        let mut inbound = Inbound::new(LIMIT, BodyBudget::new(8 * LIMIT).open());
+        let charge = BodyBudget::new(8 * LIMIT).open();
+        let mut inbound = Inbound::new(LIMIT, PATIENCE, charge);
         let mut all = Vec::new();
         for chunk in stream.chunks(chunk_bytes) {
             let (bytes, refused) = inbound.admit(chunk);
@@ -212,15 +231,27 @@ mod tests {
     fn frame_error(refusal: Refusal) -> Error {
         match refusal {
             Refusal::Frame(error) => error,
-            Refusal::Memory(error) => panic!("{error}"),
+            other => panic!("{other}"),
         }
+    }
+
+    #[test]
+    fn a_message_has_its_time_from_its_first_frame_on() {
+        let mut inbound = Inbound::new(LIMIT, Duration::ZERO, BodyBudget::new(LIMIT).open());
+        let whole = frame(LAST | TEXT, 10);
+        assert!(inbound.admit(&whole).1.is_none());
+        assert!(inbound.admit(&whole).1.is_none(), "it had ended");
+        assert!(inbound.admit(&frame(TEXT, 10)).1.is_none());
+        // Answers to pings do not keep it open.
+        let (_, refused) = inbound.admit(&frame(LAST | PING, 0));
+        assert!(matches!(refused, Some(Refusal::Late)), "{refused:?}");
     }
 
     #[test]
     fn unfinished_messages_take_of_the_budget_until_they_are_whole() {
         const PART: usize = 40_000;
         let budget = BodyBudget::new(3 * PART);
-        let open = || Inbound::new(LIMIT, budget.open());
+        let open = || Inbound::new(LIMIT, PATIENCE, budget.open());
         let (mut one, mut other, mut third) = (open(), open(), open());
         let mut part = header(TEXT, PART as u64);
         part.extend([b'a'; PART]);

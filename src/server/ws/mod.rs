@@ -11,8 +11,12 @@ mod inbound;
 mod socket;
 mod wire;
 
+use std::time::Duration;
+
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, rt};
+
+use inbound::Inbound;
 
 use super::error::ApiError;
 use super::state::AppState;
@@ -27,8 +31,9 @@ pub(super) async fn connect(
     state.serving()?;
     let open = state.open_websocket()?;
     let limit_bytes = state.config().ws_max_frame_bytes;
-    let charge = state.bodies().open();
-    let (response, wire) = wire::accept(&request, payload, limit_bytes, charge).await?;
+    let message_timeout = Duration::from_secs(state.config().body_timeout_s.into());
+    let inbound = Inbound::new(limit_bytes, message_timeout, state.bodies().open());
+    let (response, wire) = wire::accept(&request, payload, inbound, limit_bytes).await?;
     rt::spawn(Socket::new(state.into_inner(), wire, open).run());
     Ok(response)
 }

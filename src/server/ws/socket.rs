@@ -19,6 +19,7 @@ use super::wire::Wire;
 use crate::engine::Canceller;
 use crate::ids::RequestId;
 use crate::request::Event;
+use crate::server::answers::AnswerCharge;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::lanes::{Events, Lane};
@@ -41,6 +42,8 @@ enum Ending {
     Dead,
     /// The client does not read.
     Slow,
+    /// The client began a message and did not end it in time.
+    Late,
     /// The client announced a message above the limit.
     TooLarge,
     /// The client sent frames that the standard forbids.
@@ -59,6 +62,7 @@ impl Ending {
             Self::Disconnect => "disconnect",
             Self::Dead => "dead",
             Self::Slow => "slow_client",
+            Self::Late => "message_timeout",
             Self::TooLarge => "message_too_large",
             Self::Protocol => "protocol_error",
             Self::NotUtf8 => "invalid_utf8",
@@ -71,7 +75,7 @@ impl Ending {
     fn close_code(self) -> Option<CloseCode> {
         match self {
             Self::Disconnect => None,
-            Self::Dead | Self::Slow => Some(CloseCode::Policy),
+            Self::Dead | Self::Slow | Self::Late => Some(CloseCode::Policy),
             Self::TooLarge => Some(CloseCode::Size),
             Self::Protocol => Some(CloseCode::Protocol),
             Self::NotUtf8 => Some(CloseCode::Invalid),
@@ -104,6 +108,7 @@ impl From<Refusal> for Ending {
             Refusal::Frame(error) => error.into(),
             Refusal::Memory(error) if error.code() == "overloaded" => Self::Overload,
             Refusal::Memory(_) => Self::TooLarge,
+            Refusal::Late => Self::Late,
         }
     }
 }
@@ -112,6 +117,8 @@ impl From<Refusal> for Ending {
 struct Named {
     canceller: Canceller,
     shape: Shape,
+    /// The memory of what is sent, until it has left.
+    _charge: Option<AnswerCharge>,
 }
 
 impl Named {
@@ -235,9 +242,13 @@ impl Socket {
         let call = NativeCall::parse(fields, limits)?;
         let shapes = call.shapes(&loaded.words);
         let lanes = Lane::open_all(&self.state, call.streamed_requests())?;
+        let charge = Lane::answer_charge(&lanes);
         for (lane, shape) in lanes.into_iter().zip(shapes) {
-            let canceller = lane.canceller();
-            let named = Rc::new(Named { canceller, shape });
+            let named = Rc::new(Named {
+                canceller: lane.canceller(),
+                shape,
+                _charge: charge.clone(),
+            });
             self.names.push(named.clone());
             self.lanes.push(lane.events(named));
         }

@@ -15,7 +15,6 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use tokio_util::io::{ReaderStream, StreamReader};
 
 use super::inbound::Inbound;
-use crate::server::budget::BodyCharge;
 use crate::server::error::ApiError;
 
 /// Bytes that wait for a client to read before writing waits for it too.
@@ -29,21 +28,21 @@ pub(super) type Wire = WebSocketStream<Join<Input, DuplexStream>>;
 /// The client's bytes; an error that holds a [`Refusal`](super::inbound::Refusal) refuses what comes next.
 type Input = StreamReader<LocalBoxStream<'static, io::Result<Bytes>>, Bytes>;
 
-/// Answers the handshake of a client whose messages may have `limit_bytes`, and take memory by `charge`.
+/// Answers the handshake of a client whose bytes `inbound` admits and whose messages may have `limit_bytes`.
 ///
 /// # Errors
 /// 400 for a request that is no handshake, 426 for one of another protocol version.
 pub(super) async fn accept(
     request: &HttpRequest,
     payload: Payload,
+    inbound: Inbound,
     limit_bytes: usize,
-    charge: BodyCharge,
 ) -> Result<(HttpResponse, Wire), ApiError> {
     let mut response = handshake(request)?;
     let (output, written) = duplex(OUTPUT_BYTES);
     let response = response.body(BodyStream::new(ReaderStream::new(written)));
 
-    let mut inbound = Inbound::new(limit_bytes, charge);
+    let mut inbound = inbound;
     let bytes = payload.flat_map(move |chunk| {
         let (bytes, error) = match chunk {
             Ok(chunk) => {
