@@ -364,7 +364,7 @@ impl EngineConfig {
         })
     }
 
-    /// What is made at the start, or for every request, in the size that is asked for.
+    /// Limits of sizes that are allocated at the start, or for every request, as they are asked for.
     fn validate_sizes(&self) -> Result<(), ConfigError> {
         let at_most = [
             ("threads", self.threads, MAX_THREADS),

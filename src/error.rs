@@ -34,7 +34,7 @@ pub enum RequestError {
     /// Even alone on the device the sequence does not fit.
     #[error("out of memory even after retracting all other requests: raise --max-total-tokens")]
     OutOfMemory,
-    /// What needs an engine without requests was asked of one that has some.
+    /// An engine that has requests was asked for something that needs one without.
     #[error(
         "{running} requests run and {waiting} wait, the cache is flushed when there are none: try again then"
     )]

@@ -13,7 +13,7 @@ use crate::sink::EventSink;
 /// One request and the way back to its client.
 #[derive(Debug)]
 pub struct Asked {
-    /// What is asked for.
+    /// The request.
     pub request: GenerateRequest,
     /// Where the events go. It holds the admission permit, or takes one when the Tokenizer reads the request.
     pub sink: EventSink,

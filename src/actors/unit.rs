@@ -33,7 +33,7 @@ pub struct Blueprint {
     pub tokenizer: TokenizerSettings,
     /// Loads the executor on its thread.
     pub executor: Arc<ExecutorFactory>,
-    /// What is done when building it again fails.
+    /// How often and after which waits building it again is tried.
     pub rebuild: RebuildRules,
 }
 

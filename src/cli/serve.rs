@@ -40,7 +40,7 @@ fn listen(config: &ServerConfig) -> Result<TcpListener, Failure> {
     })
 }
 
-/// What comes of a start: the engine, or why there is none.
+/// The outcome of a start: the engine, or why there is none.
 type Starting = oneshot::Receiver<Result<EngineHandle, Failure>>;
 
 async fn serve(

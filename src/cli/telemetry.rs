@@ -13,7 +13,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 use super::Failure;
 use crate::settings::LogConfig;
 
-/// What actix logs as errors though a client made them, by target and beginning: requests that are no HTTP, broken
+/// Messages that actix logs as errors though a client made them, by target and beginning: requests that are no HTTP,
+/// broken
 /// WebSocket frames. The client is told; anybody could fill the log with them. `actix_http=trace` shows the first kind.
 const CLIENT_ERRORS: [(&str, &str); 2] = [
     ("actix_http::h1::dispatcher", "stream error: "),

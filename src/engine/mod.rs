@@ -165,7 +165,7 @@ impl Engine {
     }
 }
 
-/// What an engine starts from, with every file read but the weights.
+/// The parts that an engine starts from, with every file read but the weights.
 struct Prepared {
     config: EngineConfig,
     parts: EngineParts,

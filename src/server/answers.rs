@@ -24,7 +24,7 @@ struct Counts {
     taken_bytes: AtomicUsize,
 }
 
-/// What the answers of one call take; given back when the last clone is dropped.
+/// The memory of one call's answers; given back when the last clone is dropped.
 pub(super) type AnswerCharge = Arc<Charge>;
 
 /// See [`AnswerCharge`].
@@ -41,8 +41,8 @@ impl AnswerBudget {
         }))
     }
 
-    /// Charges a call for its prompts' log probabilities, of at most `context_tokens` each; `None` if it wants none. A call above the limit is let in
-    /// alone.
+    /// Charges a call for its prompts' log probabilities, of at most `context_tokens` each; `None` if it wants none. A
+    /// call above the limit is let in alone.
     ///
     /// # Errors
     /// 503 if other answers have the memory.

@@ -30,7 +30,7 @@ impl BodyBudget {
         }))
     }
 
-    /// What one body takes: nothing yet.
+    /// The charge of one body: nothing yet.
     pub(super) fn open(&self) -> BodyCharge {
         BodyCharge {
             shares: self.0.clone(),
@@ -40,7 +40,7 @@ impl BodyBudget {
     }
 }
 
-/// What one body takes of the budget; given back on drop.
+/// The charge of one body; given back on drop.
 pub(super) struct BodyCharge {
     shares: Arc<Shares>,
     small: usize,
@@ -66,7 +66,7 @@ impl BodyCharge {
         self.grow_large(bytes)
     }
 
-    /// What another body takes of the same budget: nothing yet.
+    /// The charge of another body to the same budget: nothing yet.
     pub(super) fn beside(&self) -> Self {
         BodyBudget(self.shares.clone()).open()
     }

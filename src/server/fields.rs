@@ -213,7 +213,7 @@ impl Fields {
             .ok_or_else(|| mismatch(name, &value, "a number of seconds above 0"))
     }
 
-    /// What the trees that were taken out are charged for: they outlive the fields and the body's text.
+    /// The charge of the trees that were taken out: they outlive the fields and the body's text.
     pub(super) fn into_trees_charge(self) -> BodyCharge {
         let mut charge = self.charge;
         charge.shrink_to(self.values * VALUE_BYTES);
@@ -293,7 +293,7 @@ fn whole_float(value: &Shallow) -> Option<i64> {
     (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64)
 }
 
-/// What an object's text holds.
+/// The fields of an object's text.
 enum Object {
     Fields(FxHashMap<String, Raw>),
     TooMany,

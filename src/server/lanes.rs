@@ -55,7 +55,7 @@ impl Lane {
         self.max_logprob_entries
     }
 
-    /// What the answers of the lanes' call take, to be held until they have left.
+    /// The charge for the answers of the lanes' call, to be held until they have left.
     pub(super) fn answer_charge(lanes: &[Self]) -> Option<AnswerCharge> {
         lanes.first()?.answer.clone()
     }

@@ -254,7 +254,7 @@ pub struct Verdict {
     pub evicted_tokens: usize,
     /// Nodes evicted.
     pub evicted_nodes: usize,
-    /// What they held, or what was flushed, if misses are diagnosed.
+    /// The tokens that they held, or that were flushed, if misses are diagnosed.
     pub evicted_edges: Vec<EvictedEdge>,
     /// Pages that a flush took out of the cache; `None` without a flush.
     pub flushed_pages: Option<usize>,

@@ -60,7 +60,7 @@ pub trait PrefixCache: Send {
     /// Mutates: removes nodes. Locked paths are never touched.
     fn evict(&mut self, tokens: usize) -> EvictedPages;
 
-    /// What the nodes held that were evicted, or cleared, since this was last asked, from a cache that is asked to diagnose misses.
+    /// The tokens of nodes that were evicted, or cleared, since this was last asked, from a cache that diagnoses misses.
     fn take_evicted_edges(&mut self) -> Vec<EvictedEdge> {
         Vec::new()
     }

@@ -1,6 +1,6 @@
 //! How long the lists and names of one request may be.
 
-/// What a request's parameters may hold. The defaults are those of the configuration's keys of the same names.
+/// Limits of a request's parameters. The defaults are those of the configuration's keys of the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLimits {
     /// Most stop strings.

@@ -141,7 +141,7 @@ impl Bench {
         command
     }
 
-    /// What was asked of the stand-ins since this was called.
+    /// The calls of the stand-ins since this was called.
     fn calls(&self) -> Vec<String> {
         let path = self.path("calls");
         let text = fs::read_to_string(&path).unwrap_or_default();
@@ -170,7 +170,7 @@ fn has(text: &str, parts: &[&str]) {
     }
 }
 
-/// What it says of each part, in order: `== name: ...` or `== name (...)`.
+/// Its line on each part, in order: `== name: ...` or `== name (...)`.
 fn parts(text: &str) -> Vec<(String, bool)> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("== "));
     lines

@@ -81,7 +81,7 @@ fn static_bytes_count_beside_dynamic_ones() {
     );
     check_refused(launch(&device, &kernel, DEFAULT_BYTES), &[DECODE]);
     launch(&device, &kernel, most).unwrap();
-    // What was allowed is the limit from then on, whether it is more than the default or less.
+    // The size that was allowed is the limit from then on, whether it is more than the default or less.
     kernel.allow_shared_bytes(DEFAULT_BYTES).unwrap();
     launch(&device, &kernel, DEFAULT_BYTES).unwrap();
     check_refused(launch(&device, &kernel, DEFAULT_BYTES + 1), &[DECODE]);

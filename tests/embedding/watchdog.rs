@@ -222,7 +222,7 @@ async fn after_the_last_attempt_the_host_is_told_and_a_stop_still_works() {
     );
     assert_eq!(asked.load(Ordering::SeqCst), 4);
     assert!(!world.engine.is_alive());
-    // Whoever asks later is told as well.
+    // A later question gets the same answer.
     assert_eq!(within(world.engine.failed()).await, reason);
     let refused = world.engine.generate(request(&[1], 1, 7)).map(drop);
     assert_eq!(refused.map_err(|error| error.code()), Err("engine_down"));

@@ -184,7 +184,7 @@ fn a_host_mounts_two_servers_beside_routes_of_its_own() {
     assert_eq!(get(addr, "/own").body, "own");
     assert_eq!(get(addr, "/b/metrics").body, "page");
     assert_eq!(get(addr, "/elsewhere").status, 404);
-    // What the host mounts is guarded, its own routes are its own affair.
+    // Routes that the host mounts are guarded, its own routes are its own affair.
     let stranger = |path: &str| {
         let lines = "Host: evil.example\r\nOrigin: http://evil.example\r\nConnection: close";
         send(addr, &format!("GET {path} HTTP/1.1\r\n{lines}\r\n\r\n")).status

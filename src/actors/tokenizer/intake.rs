@@ -84,7 +84,7 @@ impl Intake {
     fn tell_if_empty(&mut self) {
         if self.arrived.is_empty() && self.calls.is_empty() {
             for waiting in self.waiting.drain(..) {
-                // The one who waited may have given up.
+                // The waiting side may have given up.
                 let _ = waiting.send(());
             }
         }

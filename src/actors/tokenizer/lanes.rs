@@ -28,7 +28,7 @@ pub(super) struct Job {
     pub(super) cancels: Vec<CancelFlag>,
 }
 
-/// What a thread does before it asks for more: prompts of one call.
+/// The work of a thread before it asks for more: prompts of one call.
 pub(super) struct Turn {
     pub(super) lane: usize,
     pub(super) call: CallId,
@@ -42,7 +42,7 @@ pub(super) struct Lanes([Lane; LANES.len()]);
 struct Lane {
     flows: Vec<Flow>,
     is_busy: bool,
-    /// What each waiting call would have been given by now if all shared the thread.
+    /// Weight that each waiting call would have been given by now if all shared the thread.
     share: u64,
 }
 

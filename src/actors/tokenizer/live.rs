@@ -34,7 +34,7 @@ pub(super) enum Step {
     Abandoned,
 }
 
-/// What a request has of its call.
+/// The part of its call that a request has.
 pub(super) struct CallShare {
     /// The table of its stop strings.
     pub(super) stops: Arc<StopTable>,

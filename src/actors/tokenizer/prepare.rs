@@ -1,4 +1,4 @@
-//! What a request must pass before it is submitted: its prompt is encoded and checked, its parameters are checked,
+//! Checks that a request passes before it is submitted: its prompt is encoded and checked, its parameters are checked,
 //! clipped and seeded.
 
 use std::sync::Arc;

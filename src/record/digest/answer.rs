@@ -85,7 +85,7 @@ impl From<&Planned> for PlannedDigest {
             evicted_nodes,
             // For whoever diagnoses misses; what is evicted shows in what is granted later.
             evicted_edges: _,
-            // What is flushed shows in the free pages.
+            // A flush shows in the free pages.
             flushed_pages: _,
             cache,
         } = verdict.as_ref();

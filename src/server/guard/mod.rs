@@ -1,4 +1,4 @@
-//! What a web page may ask: browsers send the requests of any page to any address, with the rights of the person before
+//! The rules for web pages: browsers send the requests of any page to any address, with the rights of the person before
 //! them.
 //!
 //! A page of another site is refused by its `Origin` or `Sec-Fetch-Site`, on every route: nothing here is a page that
@@ -18,7 +18,7 @@ use super::config::ServerConfig;
 use super::error::ApiError;
 use super::state::AppState;
 
-/// What a browser says of a page's relation to the address that it asks; pages cannot set or drop it.
+/// A browser's word on a page's relation to the address that it asks; pages cannot set or drop it.
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
 /// Seconds for which a browser may keep the answer to a preflight: two hours, the most that Chromium takes.
 const PREFLIGHT_MAX_AGE_S: usize = 7200;

@@ -18,7 +18,7 @@ use crate::state::sampling::{self, MAX_SAMPLES, ReadParams, SamplingParams, chec
 /// Longest request id, in bytes.
 pub(in crate::server) const MAX_RID_BYTES: usize = 256;
 
-/// What one call may ask for.
+/// The limits of one call.
 #[derive(Clone, Copy)]
 pub(in crate::server) struct CallLimits<'a> {
     /// Most prompts times samples.

@@ -1,4 +1,4 @@
-//! What a call may ask for in OpenAI's terms and does not get yet.
+//! Features that a call may ask for in OpenAI's terms and does not get yet.
 
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, mismatch};

@@ -59,7 +59,7 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    /// The start of a stream whose messages may have `limit_bytes` and `message_timeout`, and whose memory `charge` takes.
+    /// The start of a stream whose messages may have `limit_bytes` and `message_timeout`; `charge` takes their memory.
     pub(super) fn new(limit_bytes: usize, message_timeout: Duration, charge: BodyCharge) -> Self {
         Self {
             limit_bytes,
@@ -74,7 +74,7 @@ impl Inbound {
         }
     }
 
-    /// What goes on of `chunk`, and why not all of it does.
+    /// The bytes of `chunk` that go on, and why not all of them do.
     pub(super) fn admit(&mut self, mut chunk: &[u8]) -> (Vec<u8>, Option<Refusal>) {
         if let Some(began) = self.began
             && began.elapsed() > self.message_timeout

@@ -117,7 +117,7 @@ pub enum PrefixEvent {
     Flushed {
         /// The step that was being planned.
         step: StepId,
-        /// What went, the starts of prompts first.
+        /// The edges that went, the starts of prompts first.
         edges: Vec<EvictedEdge>,
     },
 }

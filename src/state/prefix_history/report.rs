@@ -101,7 +101,7 @@ pub struct PrefixReport {
     pub flushed_at_step: Option<StepId>,
 }
 
-/// What a client may know that is no admin: nothing of any prompt's tokens, its own and other people's, and nothing that
+/// The report for clients but the admin: nothing of any prompt's tokens, its own and other people's, and nothing that
 /// the count of cached tokens would not tell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PrefixOutline {

@@ -7,7 +7,7 @@ use crate::state::plan::PlanRequest;
 
 use super::{Next, OpenPlan, Scheduler};
 
-/// What a flush did.
+/// The outcome of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CacheFlushed {
     /// Tokens that were cached and are forgotten.
@@ -61,7 +61,7 @@ impl Scheduler {
 
     /// Opens the plan of a flush, which admits nobody and decodes nothing.
     pub(super) fn flush(&mut self) -> Next {
-        // Whoever came in since the flush was asked for is looked at by the plan after it.
+        // Requests that came in since the flush was asked for are looked at by the plan after it.
         self.is_dirty = true;
         self.flushes.planned = self.flushes.asked;
         let settle = self.take_settlements();

@@ -73,7 +73,7 @@ impl ChildServer {
         self.peak_bytes().saturating_sub(before)
     }
 
-    /// What it logged so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("stderr")).expect("it is there")
     }

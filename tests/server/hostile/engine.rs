@@ -17,7 +17,7 @@ use tokio_tungstenite::tungstenite::Message;
 use crate::http::{Response, get, post, post_text, stream};
 use crate::world::{World, block_on, long_model};
 
-/// What a number may be set to; those that a key's type does not hold are refused while the file is read.
+/// Values that a number may be set to; those that a key's type does not hold are refused while the file is read.
 fn extremes(default: &Value) -> Vec<Value> {
     match default {
         Value::Number(_) | Value::Null => vec![
@@ -323,7 +323,7 @@ fn a_flush_empties_the_cache_and_says_what_it_freed() {
         let world = World::with(|engine, _| engine.page_size = page_size);
         assert_eq!(cached(&world, 1), 0);
         assert!(cached(&world, 1) > 180);
-        // What the last request computed is in the cache with the plan after its end.
+        // The last request's K/V is in the cache with the plan after its end.
         world.wait_until_whole();
         let in_cache = world.stats().evictable_tokens;
         assert!(in_cache > 180, "{in_cache}");

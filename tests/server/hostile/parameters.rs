@@ -121,7 +121,7 @@ fn lists_within_their_limits_are_shared_by_all_prompts() {
     let ids: Vec<u32> = (0..1024).map(|token| token % 200).collect();
     let stops: Vec<String> = (0..32).map(|n| "x".repeat(990 + n)).collect();
     let biases = Map::from_iter((0..200).map(|token| (token.to_string(), json!(1))));
-    // What comes last is wrong, so that all the rest has been read by then.
+    // The last field is wrong, so that all the rest has been read by then.
     let body = batch(json!({
         "sampling_params": {"stop": stops, "stop_token_ids": ids, "logit_bias": biases},
         "return_logprob": true, "token_ids_logprob": ids, "waiting_timeout": "never",
@@ -140,7 +140,7 @@ fn tables_of_stop_strings_are_shared_by_all_prompts() {
         let replies = post(server.addr, "/generate", body).ok();
         assert_eq!(replies.as_array().map(Vec::len), Some(PROMPTS));
     };
-    // What many requests take whatever they ask for.
+    // Memory that many requests take whatever they ask for.
     answers(&batch(json!({"sampling_params": {"max_new_tokens": 1}})));
     let body = batch(json!({ "sampling_params": sampling }));
     let growth = server.growth_bytes(|| answers(&body));

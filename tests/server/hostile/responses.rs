@@ -200,7 +200,7 @@ fn the_metrics_keep_their_order_from_scrape_to_scrape() {
     }
 }
 
-/// What is no HTTP request, or stops being one: the server answers and closes.
+/// Bytes that are no HTTP request, or stop being one: the server answers and closes.
 fn malformed() -> Vec<Vec<u8>> {
     let head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
     let texts = [
