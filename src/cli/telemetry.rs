@@ -14,8 +14,8 @@ use super::Failure;
 use crate::settings::LogConfig;
 
 /// Messages that actix logs as errors though a client made them, by target and beginning: requests that are no HTTP,
-/// broken
-/// WebSocket frames. The client is told; anybody could fill the log with them. `actix_http=trace` shows the first kind.
+/// broken WebSocket frames. The client is told; anybody could fill the log with them. `actix_http=trace` shows the first
+/// kind.
 const CLIENT_ERRORS: [(&str, &str); 2] = [
     ("actix_http::h1::dispatcher", "stream error: "),
     ("actix_http::ws::codec", "Unfinished fragment "),
