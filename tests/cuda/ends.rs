@@ -9,7 +9,7 @@ use crate::model::fixture;
 use crate::setups::{F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16, start_on_cpu};
 use crate::world::{World, collect};
 
-/// Of the fixture's tokenizer.
+/// The end-of-sequence token of the fixture's tokenizer.
 const EOS: u32 = 1;
 const LEAST: u32 = 5;
 

@@ -16,7 +16,7 @@ pub(super) struct Evictions {
     max_pages: usize,
     young: Generation,
     old: Generation,
-    /// Of the last flush.
+    /// The pages of the last flush.
     flushed: Generation,
     forgotten_until: Option<StepId>,
 }

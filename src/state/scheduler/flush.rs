@@ -78,7 +78,7 @@ impl Scheduler {
         Next::Plan(Box::new(request))
     }
 
-    /// Of the plan that was answered: what it flushed.
+    /// Notes what the plan that was answered has flushed.
     pub(super) fn take_flushed_pages(&mut self, open: &OpenPlan, flushed_pages: Option<usize>) {
         let (Some(number), Some(flushed_pages)) = (open.flush, flushed_pages) else {
             return;

@@ -67,7 +67,7 @@ struct Operands<'a> {
     x: Elements,
     w: Elements,
     bias_list: DeviceBuffer<f32>,
-    /// What is right at `places`, without a bias.
+    /// The right products at `places`, without a bias.
     products: Vec<f64>,
 }
 
