@@ -7,7 +7,6 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::error::{RequestError, StepError};
-use crate::executor::{RowResult, StepOutput};
 use crate::ids::{RequestId, StepId};
 use crate::record::digest::NewsDigest;
 use crate::record::entry::{Entry, FlagOf};
@@ -19,7 +18,8 @@ use crate::state::plan::Planned;
 use crate::state::prefix_history::PrefixEvent;
 use crate::state::probe::ProbeReply;
 use crate::state::scheduler::{CacheFlushed, Next, Scheduler};
-use crate::state::sequence::Submission;
+use crate::state::step::{RowResult, StepOutput};
+use crate::state::submission::Submission;
 
 /// See the module.
 pub struct RecordedScheduler {

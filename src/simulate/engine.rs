@@ -16,7 +16,6 @@ use super::roofline::Roofline;
 use super::trace::{PROMPT_VOCAB, Trace, TraceRequest};
 use crate::config::EngineConfig;
 use crate::engine::{EngineParts, ModelInfo};
-use crate::executor::{RowResult, RowWork, StepOutput, StepPlan, StepRow};
 use crate::ids::{IntakeId, RequestId, SeqId};
 use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::namespace::Namespace;
@@ -31,7 +30,8 @@ use crate::state::probe::run_probe;
 use crate::state::radix_tree::RadixTree;
 use crate::state::sampling::SamplingParams;
 use crate::state::scheduler::{IntakeLimits, Next, Scheduler};
-use crate::state::sequence::Submission;
+use crate::state::step::{RowResult, RowWork, StepOutput, StepPlan, StepRow};
+use crate::state::submission::Submission;
 use crate::state::transaction::run_plan;
 
 /// What is simulated besides the load.

@@ -28,5 +28,7 @@ pub mod sampling;
 pub mod scheduler;
 pub mod sequence;
 pub mod stats;
+pub mod step;
+pub mod submission;
 pub mod token_ratio;
 pub mod transaction;

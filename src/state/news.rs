@@ -3,9 +3,8 @@
 use smallvec::SmallVec;
 
 use crate::error::RequestError;
-use crate::executor::RowLogprobs;
 use crate::ids::IntakeId;
-use crate::request::FinishReason;
+use crate::state::sampling::RowLogprobs;
 
 /// News of one request.
 #[derive(Debug)]
@@ -33,4 +32,31 @@ pub enum RequestEnd {
     Finished(FinishReason),
     /// It was refused or failed.
     Failed(RequestError),
+}
+
+/// Why a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// EOS or a stop token was sampled.
+    StopToken(u32),
+    /// A stop string was completed.
+    StopString(String),
+    /// `max_new_tokens` or the context's end was reached.
+    Length {
+        /// The limit that was reached.
+        max_new_tokens: u32,
+    },
+    /// The client cancelled.
+    Abort,
+}
+
+impl FinishReason {
+    /// OpenAI's and SGLang's word for it.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::StopToken(_) | Self::StopString(_) => "stop",
+            Self::Length { .. } => "length",
+            Self::Abort => "abort",
+        }
+    }
 }

@@ -2,38 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::executor::LogprobWish;
-use crate::ids::{IntakeId, RequestId, RowId, SeqId, StepId};
-use crate::request::{CancelFlag, RequestTimeouts};
-use crate::state::namespace::Namespace;
+use crate::ids::{RowId, SeqId, StepId};
 use crate::state::pages::{NodeLock, Pages};
-use crate::state::sampling::SamplingParams;
-
-/// A request as the tokenizer submits it: validated, clipped, encoded.
-#[derive(Clone, Debug)]
-#[repr(C)] // as in `Sequence`
-pub struct Submission {
-    /// The Tokenizer's number for it.
-    pub intake: IntakeId,
-    /// Log probabilities wished for.
-    pub logprobs: Option<Arc<LogprobWish>>,
-    /// The prompt; not empty, shorter than the context.
-    pub prompt: Arc<[u32]>,
-    /// The client's name for it.
-    pub rid: RequestId,
-    /// Where its prefix may be shared.
-    pub namespace: Namespace,
-    /// Validated, clipped to what can fit, with a seed.
-    pub sampling: Arc<SamplingParams>,
-    /// Larger is sooner, or smaller, or it counts for eviction only: as configured.
-    pub priority: Option<i64>,
-    /// Tested at intake and before every plan: a cancel may overtake its request.
-    pub cancel: CancelFlag,
-    /// When the scheduler took it in, in seconds of its actor's clock.
-    pub submitted_s: f64,
-    /// How long it may wait and run, on the same clock.
-    pub timeouts: RequestTimeouts,
-}
+use crate::state::submission::Submission;
 
 /// Where a sequence stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

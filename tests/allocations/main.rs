@@ -14,7 +14,7 @@ use std::sync::{Arc, Barrier};
 
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
-use souffleur::executor::{Executor, Placement, RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use souffleur::executor::{Executor, Placement};
 use souffleur::ids::{PageId, RowId, SeqId, StepId};
 use souffleur::kernels::cuda::driver::Device;
 use souffleur::kernels::cuda::gemm::GemmWish;
@@ -23,6 +23,7 @@ use souffleur::kernels::cuda::params::ElementType;
 use souffleur::model::loader::LoadFormat;
 use souffleur::state::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
+use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 struct Counting;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use souffleur::executor::{RowResult, StepOutput, StepPlan};
+use souffleur::state::step::{RowResult, StepOutput, StepPlan};
 use souffleur::ids::{IntakeId, RequestId};
 use souffleur::request::{CancelFlag, RequestTimeouts};
 use souffleur::state::eviction::EvictionPolicy;
@@ -15,7 +15,7 @@ use souffleur::state::probe::run_probe;
 use souffleur::state::radix_tree::RadixTree;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::scheduler::{BatchRules, Next, QueueRules, Scheduler, SchedulerLimits};
-use souffleur::state::sequence::Submission;
+use souffleur::state::submission::Submission;
 use souffleur::state::transaction::run_plan;
 
 /// What a control plane is made of.

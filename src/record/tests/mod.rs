@@ -10,8 +10,8 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
 use crate::error::StepError;
+use crate::executor::Executor;
 use crate::executor::fake::{FakeExecutor, FakeOptions};
-use crate::executor::{Executor, StepPlan};
 use crate::ids::{IntakeId, RequestId, StepId};
 use crate::record::entry::{Entry, FlagOf, SubmitEntry};
 use crate::record::file::{self, Ending, Header, LogReader, Record};
@@ -29,7 +29,8 @@ use crate::state::prefix_cache::PrefixCache;
 use crate::state::probe::run_probe;
 use crate::state::sampling::SamplingParams;
 use crate::state::scheduler::{BatchRules, Next, QueueRules, Scheduler, SchedulerLimits};
-use crate::state::sequence::Submission;
+use crate::state::step::StepPlan;
+use crate::state::submission::Submission;
 use crate::state::transaction::run_plan;
 
 use engine::Engine;

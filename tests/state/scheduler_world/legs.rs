@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 
 use souffleur::error::StepError;
-use souffleur::executor::{Executor, RowLogprobs, RowWork, StepOutput, StepPlan, TokenLogprobs};
+use souffleur::executor::Executor;
 use souffleur::state::probe::run_probe;
+use souffleur::state::sampling::{RowLogprobs, TokenLogprobs};
 use souffleur::state::scheduler::Next;
+use souffleur::state::step::{RowWork, StepOutput, StepPlan};
 use souffleur::state::transaction::run_plan;
 
 use crate::scheduler_waits::Room;

@@ -10,7 +10,6 @@ mod legs;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use souffleur::executor::StepPlan;
 use souffleur::executor::fake::{FakeExecutor, FakeOptions};
 use souffleur::ids::{RequestId, SeqId, StepId};
 use souffleur::state::eviction::EvictionPolicy;
@@ -25,6 +24,7 @@ use souffleur::state::probe::{ProbeReply, ProbeRequest};
 use souffleur::state::radix_tree::RadixTree;
 use souffleur::state::scheduler::{BatchRules, QueueRules, Scheduler, SchedulerLimits};
 use souffleur::state::stats::EngineStats;
+use souffleur::state::step::StepPlan;
 
 use crate::policy_model::OrderCheck;
 pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
