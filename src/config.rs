@@ -12,11 +12,11 @@ use crate::kernels::cuda::gemm::GemmWish;
 use crate::model::loader::LoadFormat;
 use crate::model::weights::Quantization;
 use crate::request::RequestTimeouts;
-use crate::state::eviction::{EvictionParameters, EvictionPolicy};
-use crate::state::pages::PageSize;
-use crate::state::policy::{PriorityOrder, schedule_policy};
-use crate::state::preemption::PriorityRules;
+use crate::state::cache::eviction::{EvictionParameters, EvictionPolicy};
+use crate::state::plan::preemption::PriorityRules;
+use crate::state::pool::pages::PageSize;
 use crate::state::request_limits::RequestLimits;
+use crate::state::scheduler::policy::{PriorityOrder, schedule_policy};
 use crate::state::scheduler::{
     BatchRules, IntakeLimits, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS,
 };

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use crate::error::RequestError;
 use crate::ids::RequestId;
-use crate::state::namespace::Namespace;
-pub use crate::state::news::FinishReason;
+use crate::state::cache::namespace::Namespace;
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{LogprobWish, TokenLogprobs};
-pub use crate::state::submission::{CancelFlag, RequestTimeouts};
+pub use crate::state::scheduler::news::FinishReason;
+pub use crate::state::scheduler::submission::{CancelFlag, RequestTimeouts};
 
 /// Bytes of text that usually make a token.
 const BYTES_PER_TOKEN: usize = 4;

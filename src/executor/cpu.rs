@@ -19,8 +19,8 @@ use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
 use crate::model::weights::{Dtype, Quantization};
 use crate::model::{Model, Reads};
-use crate::state::kv_layout::{KvLayout, MhaLayout};
-use crate::state::pages::PageRun;
+use crate::state::pool::kv_layout::{KvLayout, MhaLayout};
+use crate::state::pool::pages::PageRun;
 use crate::state::sampling::{RowSampler, SamplingParams};
 use crate::state::step::{RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta};
 

@@ -8,11 +8,11 @@ use crate::error::StepError;
 use crate::ids::{IntakeId, RequestId, SeqId, StepId};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest, Seq};
 use crate::request::{CancelFlag, RequestTimeouts};
-use crate::state::namespace::Namespace;
+use crate::state::cache::namespace::Namespace;
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{LogprobWish, RowLogprobs, TokenLogprobs};
+use crate::state::scheduler::submission::Submission;
 use crate::state::step::{RowResult, StepOutput};
-use crate::state::submission::Submission;
 
 /// Most prompt log probabilities that one row of a step is believed to have brought.
 const MAX_INPUT_LOGPROBS: u32 = 1 << 20;

@@ -12,14 +12,14 @@ use crate::record::digest::NewsDigest;
 use crate::record::entry::{Entry, FlagOf};
 use crate::record::sink::Recorder;
 use crate::request::CancelFlag;
-use crate::state::namespace::Namespace;
-use crate::state::news::RequestTokens;
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_history::PrefixEvent;
 use crate::state::plan::Planned;
-use crate::state::prefix_history::PrefixEvent;
-use crate::state::probe::ProbeReply;
+use crate::state::plan::probe::ProbeReply;
+use crate::state::scheduler::news::RequestTokens;
+use crate::state::scheduler::submission::Submission;
 use crate::state::scheduler::{CacheFlushed, Next, Scheduler};
 use crate::state::step::{RowResult, StepOutput};
-use crate::state::submission::Submission;
 
 /// See the module.
 pub struct RecordedScheduler {

@@ -8,7 +8,7 @@
 
 use crate::model::config::ModelConfig;
 use crate::model::weights::{Dtype, Quantization};
-use crate::state::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::KvLayout;
 use crate::state::step::{RowWork, StepPlan};
 
 use super::hardware::Hardware;

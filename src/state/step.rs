@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::ids::{PageId, RowId, SeqId, StepId};
-use crate::state::pages::PageRun;
+use crate::state::pool::pages::PageRun;
 use crate::state::sampling::{LogprobWish, RowLogprobs, SamplingParams};
 
 /// Steps that are planned and not yet done, at most: the one that the device works on and its successor.

@@ -21,7 +21,7 @@ use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::pack::Modules;
 use souffleur::kernels::cuda::params::ElementType;
 use souffleur::model::loader::LoadFormat;
-use souffleur::state::pages::PageRun;
+use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use souffleur::executor::cpu::CpuOptions;
 use souffleur::ids::{PageId, RowId, SeqId, StepId};
 use souffleur::model::loader::LoadFormat;
-use souffleur::state::pages::PageRun;
+use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::LogprobWish;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};

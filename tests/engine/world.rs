@@ -12,7 +12,7 @@ use souffleur::executor::fake::{FakeExecutor, FakeOptions, expected_output};
 use souffleur::executor::{Executor, Launch};
 use souffleur::ids::StepId;
 use souffleur::request::{Event, FinishReason, GenerateRequest, Prompt};
-use souffleur::state::stats::EngineStats;
+use souffleur::state::scheduler::stats::EngineStats;
 use souffleur::state::step::{RowResult, StepOutput, StepPlan};
 
 pub const VOCAB: u32 = 500;

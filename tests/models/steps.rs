@@ -5,7 +5,7 @@ use std::sync::Arc;
 use souffleur::error::StepError;
 use souffleur::executor::Executor;
 use souffleur::ids::{PageId, RowId};
-use souffleur::state::pages::PageRun;
+use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::LogprobWish;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::step::{StepPlan, TableDelta};

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use souffleur::ids::{RowId, SeqId, StepId};
-use souffleur::state::pages::PageRun;
-use souffleur::state::policy::{SchedulePolicy, Waiting};
+use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
+use souffleur::state::scheduler::policy::{SchedulePolicy, Waiting};
 use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow};
 
 use crate::panics;

@@ -30,7 +30,7 @@
 use souffleur::error::RequestError;
 use souffleur::executor::fake::expected_output;
 use souffleur::request::{CancelFlag, FinishReason};
-use souffleur::state::news::RequestEnd;
+use souffleur::state::scheduler::news::RequestEnd;
 use souffleur::state::step::TableDelta;
 
 use crate::scheduler_world::{Ask, EOS, End, Fate, Setup, VOCAB, World};

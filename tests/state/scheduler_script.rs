@@ -2,7 +2,7 @@
 
 use souffleur::ids::PageId;
 use souffleur::request::FinishReason;
-use souffleur::state::news::RequestEnd;
+use souffleur::state::scheduler::news::RequestEnd;
 use souffleur::state::step::{RowWork, StepPlan, TableDelta};
 
 use crate::scheduler_world::{Ask, EOS, End, Fate, Setup, World};

@@ -9,10 +9,10 @@ use crate::metrics::RequestMetrics;
 use crate::request::{Delta, Event, FinishReason, Finished, Usage};
 use crate::sink::{Delivery, EventSink};
 use crate::state::detok::{StopTable, TextStream};
-use crate::state::news::{RequestEnd, RequestTokens};
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{RowLogprobs, TokenLogprobs};
-use crate::state::submission::Submission;
+use crate::state::scheduler::news::{RequestEnd, RequestTokens};
+use crate::state::scheduler::submission::Submission;
 
 use super::TokenizerSettings;
 

@@ -10,7 +10,7 @@ use souffleur::config::{Dtype as DtypeWish, EngineConfig};
 use souffleur::engine::{EngineHandle, ModelInfo};
 use souffleur::executor::cpu::{CpuDescription, describe};
 use souffleur::model::weights::{Dtype, Quantization};
-use souffleur::state::kv_layout::KvLayout;
+use souffleur::state::pool::kv_layout::KvLayout;
 
 use super::super::{Failure, local, progress, telemetry};
 use super::floors::{Extent, ModelCost};

@@ -7,7 +7,7 @@ use souffleur_cusim::Fault;
 
 use super::*;
 use crate::ids::{PageId, RowId, SeqId};
-use crate::state::pages::PageRun;
+use crate::state::pool::pages::PageRun;
 use crate::state::sampling::SamplingParams;
 use crate::state::step::{RowStart, RowWork, TableDelta};
 

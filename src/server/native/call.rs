@@ -10,7 +10,7 @@ use crate::server::fields::{self, Fields, mismatch};
 use crate::server::raw::Raw;
 use crate::server::words::Words;
 use crate::shallow::Shallow;
-use crate::state::namespace::Namespace;
+use crate::state::cache::namespace::Namespace;
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::LogprobWish;
 use crate::state::sampling::{self, MAX_SAMPLES, ReadParams, SamplingParams, check_count};

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::ids::{RowId, SeqId};
-use crate::state::pages::{EvictedPages, Pages};
+use crate::state::plan::prefill_adder::{PrefillAdder, PrefillLimits};
 use crate::state::plan::{
     AdmitRequest, Candidate, DecodeDemand, PlanRequest, PublishKey, ReserveRequest, Settle,
     SettleCheckpoint, SettleRelease, Verdict,
 };
-use crate::state::prefill_adder::{PrefillAdder, PrefillLimits};
-use crate::state::sequence::{Phase, Sequence, SequenceKv};
+use crate::state::pool::pages::{EvictedPages, Pages};
+use crate::state::scheduler::sequence::{Phase, Sequence, SequenceKv};
 use crate::state::step::PIPELINE_DEPTH;
 
 use super::{Next, OpenPlan, Scheduler};

@@ -2,10 +2,10 @@
 
 use crate::error::{RequestError, StepError};
 use crate::ids::{SeqId, StepId};
-use crate::state::news::FinishReason;
-use crate::state::news::RequestEnd;
 use crate::state::plan::PlanRequest;
-use crate::state::sequence::Sequence;
+use crate::state::scheduler::news::FinishReason;
+use crate::state::scheduler::news::RequestEnd;
+use crate::state::scheduler::sequence::Sequence;
 use crate::state::step::{RowResult, StepOutput};
 
 use super::planning::retract_of;

@@ -2,9 +2,9 @@
 
 use souffleur::error::RequestError;
 use souffleur::ids::PageId;
-use souffleur::state::news::{RequestEnd, RequestTokens};
 use souffleur::state::plan::{PlanRequest, Planned, Reservation, Settle};
 use souffleur::state::scheduler::Next;
+use souffleur::state::scheduler::news::{RequestEnd, RequestTokens};
 use souffleur::state::step::StepPlan;
 
 use crate::scheduler_waits::Promise;

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use souffleur::error::StepError;
 use souffleur::executor::Executor;
-use souffleur::state::probe::run_probe;
+use souffleur::state::plan::probe::run_probe;
+use souffleur::state::plan::transaction::run_plan;
 use souffleur::state::sampling::{RowLogprobs, TokenLogprobs};
 use souffleur::state::scheduler::Next;
 use souffleur::state::step::{RowWork, StepOutput, StepPlan};
-use souffleur::state::transaction::run_plan;
 
 use crate::scheduler_waits::Room;
 

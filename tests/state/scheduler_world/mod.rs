@@ -12,18 +12,18 @@ use std::sync::Arc;
 
 use souffleur::executor::fake::{FakeExecutor, FakeOptions};
 use souffleur::ids::{RequestId, SeqId, StepId};
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::pages::{PageSize, PoolLedger};
-use souffleur::state::plain_cache::PlainCache;
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::plain_cache::PlainCache;
+use souffleur::state::cache::prefix_cache::PrefixCache;
+use souffleur::state::cache::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
+use souffleur::state::cache::radix_tree::RadixTree;
+use souffleur::state::plan::probe::{ProbeReply, ProbeRequest};
 use souffleur::state::plan::{PlanRequest, Planned, ReserveRequest};
-use souffleur::state::policy::{PriorityOrder, SchedulePolicy, schedule_policy};
-use souffleur::state::pools::Pools;
-use souffleur::state::prefix_cache::PrefixCache;
-use souffleur::state::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
-use souffleur::state::probe::{ProbeReply, ProbeRequest};
-use souffleur::state::radix_tree::RadixTree;
+use souffleur::state::pool::pages::{PageSize, PoolLedger};
+use souffleur::state::pool::pools::Pools;
+use souffleur::state::scheduler::policy::{PriorityOrder, SchedulePolicy, schedule_policy};
+use souffleur::state::scheduler::stats::EngineStats;
 use souffleur::state::scheduler::{BatchRules, QueueRules, Scheduler, SchedulerLimits};
-use souffleur::state::stats::EngineStats;
 use souffleur::state::step::StepPlan;
 
 use crate::policy_model::OrderCheck;
