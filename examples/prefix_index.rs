@@ -28,8 +28,8 @@ use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::plan::preemption::Rank;
 use souffleur::state::plan::prefill_adder::{PrefillAdder, PrefillLimits};
 use souffleur::state::plan::{
-    AdmitRequest, Admitted, CacheCounts, Candidate, Grant, PlanRequest, Planned, PublishKey,
-    Reservation, Settle, SettleRelease,
+    AdmitRequest, Admitted, CacheCounts, Candidate, Grant, PlanStep, PublishKey, Reservation,
+    Settle, SettleRelease,
 };
 use souffleur::state::pool::pages::PageSize;
 use tokio::sync::oneshot;
@@ -121,7 +121,7 @@ impl WorkerIndex {
         if self.open.is_some() || (self.granted.is_none() && self.waiting.is_empty()) {
             return;
         }
-        let mut request = PlanRequest::empty(self.next_step, self.free_pages, self.free_rows);
+        let mut request = PlanStep::empty(self.next_step, self.free_pages, self.free_rows);
         let publishes = self.granted.take().map(|(settle, recorded)| {
             request.settle.push(settle);
             recorded
@@ -188,14 +188,14 @@ impl WorkerIndex {
 impl Handler<StepPlanned> for WorkerIndex {
     type Result = ();
 
-    fn handle(&mut self, StepPlanned { planned }: StepPlanned, _: &mut Context<Self>) {
-        let Planned {
+    fn handle(&mut self, planned: StepPlanned, _: &mut Context<Self>) {
+        let StepPlanned {
             reservation,
             verdict,
             free_pages,
             free_rows,
             ..
-        } = *planned;
+        } = planned;
         self.free_pages = free_pages;
         self.free_rows = free_rows;
         self.cache = verdict.cache.unwrap_or(self.cache);

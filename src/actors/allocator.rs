@@ -41,10 +41,8 @@ impl Handler<Posted<ReservePages>> for Allocator {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<ReservePages>, _: &mut Context<Self>) {
-        let (ReservePages { request }, _timer) = posted.open();
-        let planned = StepPlanned {
-            planned: Box::new(self.pools.reserve(*request)),
-        };
+        let (reserve, _timer) = posted.open();
+        let planned = self.pools.reserve_pages(reserve);
         match &self.planned {
             PlannedTo::Scheduler(scheduler) => scheduler.post(planned),
             PlannedTo::Host(host) => host.do_send(planned),

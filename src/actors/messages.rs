@@ -15,8 +15,6 @@ use crate::request::{CancelFlag, GenerateRequest};
 use crate::sink::EventSink;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_history::{PrefixEvent, PrefixReport};
-use crate::state::plan::probe::{ProbeReply, ProbeRequest};
-use crate::state::plan::{PlanRequest, Planned, ReserveRequest};
 use crate::state::scheduler::CacheFlushed;
 use crate::state::scheduler::news::RequestTokens;
 use crate::state::scheduler::stats::EngineStats;
@@ -125,11 +123,10 @@ pub struct StopFound {
 }
 
 /// Allocator -> Scheduler, once per plan. Answers `PlanStep` or `ReservePages`.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct StepPlanned {
-    /// The grants, or the shortfall, and the verdict.
-    pub planned: Box<Planned>,
+pub use crate::state::plan::StepPlanned;
+
+impl Message for StepPlanned {
+    type Result = ();
 }
 
 /// Executor thread -> Scheduler, once per step, in step order.
@@ -177,11 +174,10 @@ pub struct UnpinPrefix {
 }
 
 /// RadixCache -> Scheduler, answers `ProbePrefixes`. The plan goes on with `PlanStep`.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct PrefixesProbed {
-    /// What was settled, and what the cache holds of each request.
-    pub reply: Box<ProbeReply>,
+pub use crate::state::plan::probe::PrefixesProbed;
+
+impl Message for PrefixesProbed {
+    type Result = ();
 }
 
 /// Host or server -> Scheduler, rare: other policies from the next plan on. What waits and what runs stays. Names
@@ -224,19 +220,17 @@ pub struct Drain;
 
 /// Scheduler -> RadixCache, once per plan of a policy that orders by the cache. Answered by `PrefixesProbed`.
 /// Bounds: all that wait, for lpm and hrrn at most 128; in queue order; each is touched.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct ProbePrefixes {
-    /// Settlements, and the keys.
-    pub request: Box<ProbeRequest>,
+pub use crate::state::plan::probe::ProbePrefixes;
+
+impl Message for ProbePrefixes {
+    type Result = ();
 }
 
 /// Scheduler -> RadixCache, once per plan that settles or admits anything. Forwarded as `ReservePages`.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct PlanStep {
-    /// Settlements, candidates, the decode to fall back to.
-    pub request: Box<PlanRequest>,
+pub use crate::state::plan::PlanStep;
+
+impl Message for PlanStep {
+    type Result = ();
 }
 
 /// Host -> RadixCache, rare: how much of a prompt is cached. Touches, splits and locks nothing.
@@ -253,11 +247,10 @@ pub struct PeekPrefix {
 
 /// RadixCache (or the Scheduler, for a decode that only grows) -> Allocator, once per plan. All or nothing.
 /// Answered by `StepPlanned` to the Scheduler.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct ReservePages {
-    /// Returns, demands, and the verdict to carry through.
-    pub request: Box<ReserveRequest>,
+pub use crate::state::plan::ReservePages;
+
+impl Message for ReservePages {
+    type Result = ();
 }
 
 // To the Executor.

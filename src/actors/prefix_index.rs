@@ -15,7 +15,6 @@ use crate::actors::radix_cache::RadixCache;
 use crate::actors::watchdog::{DeathNote, StopActor};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::radix_tree::RadixTree;
-use crate::state::plan::PlanRequest;
 use crate::state::pool::pages::{PageSize, PoolLedger};
 use crate::state::pool::pools::Pools;
 
@@ -70,10 +69,8 @@ impl PrefixIndex {
     }
 
     /// Sends a plan; the answer is one [`StepPlanned`].
-    pub fn plan(&self, request: PlanRequest) {
-        self.plan.post(PlanStep {
-            request: Box::new(request),
-        });
+    pub fn plan(&self, plan: PlanStep) {
+        self.plan.post(plan);
     }
 
     /// Whom to ask how much of a prompt is held. Asking changes nothing, and needs no plan.

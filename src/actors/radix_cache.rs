@@ -9,8 +9,8 @@ use crate::actors::messages::{PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixe
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::metrics::CacheMetrics;
 use crate::state::cache::prefix_cache::PrefixCache;
-use crate::state::plan::probe::run_probe;
-use crate::state::plan::transaction::run_plan;
+use crate::state::plan::plan_step::plan_step;
+use crate::state::plan::probe::probe_prefixes;
 
 /// The actor around the tree.
 pub struct RadixCache {
@@ -55,17 +55,15 @@ impl Handler<Posted<PlanStep>> for RadixCache {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<PlanStep>, _: &mut Context<Self>) {
-        let (PlanStep { request }, _timer) = posted.open();
+        let (plan, _timer) = posted.open();
         let started = Instant::now();
-        let request = run_plan(self.cache.as_mut(), *request);
-        if request.verdict.evicted_tokens > 0 {
-            let tokens = request.verdict.evicted_tokens as u64;
+        let reserve = plan_step(self.cache.as_mut(), plan);
+        if reserve.verdict.evicted_tokens > 0 {
+            let tokens = reserve.verdict.evicted_tokens as u64;
             self.metrics
                 .evicted(tokens, started.elapsed().as_secs_f64());
         }
-        self.allocator.post(ReservePages {
-            request: Box::new(request),
-        });
+        self.allocator.post(reserve);
     }
 }
 
@@ -73,12 +71,12 @@ impl Handler<Posted<ProbePrefixes>> for RadixCache {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<ProbePrefixes>, _: &mut Context<Self>) {
-        let (ProbePrefixes { request }, _timer) = posted.open();
-        let reply = Box::new(run_probe(self.cache.as_mut(), *request));
+        let (probe, _timer) = posted.open();
+        let probed = probe_prefixes(self.cache.as_mut(), probe);
         self.scheduler
             .as_ref()
             .expect("only the scheduler that gets the answer asks")
-            .post(PrefixesProbed { reply });
+            .post(probed);
     }
 }
 

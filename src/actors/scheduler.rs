@@ -95,10 +95,10 @@ impl Scheduler {
     fn dispatch(&mut self, next: Next) -> std::ops::ControlFlow<()> {
         match next {
             Next::Nothing => return std::ops::ControlFlow::Break(()),
-            Next::Probe(request) => self.links.probe.post(ProbePrefixes { request }),
-            Next::Plan(request) => self.links.radix_cache.post(PlanStep { request }),
-            Next::Reserve(request) => self.links.allocator.post(ReservePages { request }),
-            Next::Run(plan) => {
+            Next::ProbePrefixes(probe) => self.links.probe.post(*probe),
+            Next::PlanStep(plan) => self.links.radix_cache.post(*plan),
+            Next::ReservePages(reserve) => self.links.allocator.post(*reserve),
+            Next::RunStep(plan) => {
                 self.step_tokens.push_back(query_tokens(&plan));
                 let spent = self.state.take_spent();
                 self.links.executor.post(RunStep { plan, spent });
@@ -209,8 +209,8 @@ impl Handler<Posted<PrefixesProbed>> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<PrefixesProbed>, _: &mut Context<Self>) {
-        let (PrefixesProbed { reply }, _timer) = posted.open();
-        let next = self.state.probed(*reply);
+        let (probed, _timer) = posted.open();
+        let next = self.state.prefixes_probed(probed);
         let _ = self.dispatch(next);
         self.drive();
     }
@@ -220,8 +220,8 @@ impl Handler<Posted<StepPlanned>> for Scheduler {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<StepPlanned>, _: &mut Context<Self>) {
-        let (StepPlanned { planned }, _timer) = posted.open();
-        let next = self.state.planned(*planned);
+        let (planned, _timer) = posted.open();
+        let next = self.state.step_planned(planned);
         // `Nothing` here closes the plan; there may be another one to open all the same.
         let _ = self.dispatch(next);
         let now_s = self.started.elapsed().as_secs_f64();

@@ -128,6 +128,7 @@ fn wire(
         cache,
         pools,
         ledger,
+        evicted_nodes: _,
     } = states.expect("the names and sizes were checked with the configuration");
     let note = |actor| DeathNote::new(actor, generation, died.clone(), ledger.clone());
     let tokenizer_arbiter = Arbiter::new();

@@ -14,8 +14,9 @@ use crate::record::sink::Recorder;
 use crate::request::CancelFlag;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_history::PrefixEvent;
-use crate::state::plan::Planned;
-use crate::state::plan::probe::ProbeReply;
+use crate::state::control::Plans;
+use crate::state::plan::StepPlanned;
+use crate::state::plan::probe::PrefixesProbed;
 use crate::state::scheduler::news::RequestTokens;
 use crate::state::scheduler::submission::Submission;
 use crate::state::scheduler::{CacheFlushed, Next, Scheduler};
@@ -33,6 +34,20 @@ impl Deref for RecordedScheduler {
 
     fn deref(&self) -> &Scheduler {
         &self.state
+    }
+}
+
+impl Plans for RecordedScheduler {
+    fn next(&mut self) -> Next {
+        Self::next(self)
+    }
+
+    fn prefixes_probed(&mut self, probed: PrefixesProbed) -> Next {
+        Self::prefixes_probed(self, probed)
+    }
+
+    fn step_planned(&mut self, planned: StepPlanned) -> Next {
+        Self::step_planned(self, planned)
     }
 }
 
@@ -162,19 +177,19 @@ impl RecordedScheduler {
         self.state.flush_cache()
     }
 
-    /// See [`Scheduler::probed`].
-    pub fn probed(&mut self, reply: ProbeReply) -> Next {
+    /// See [`Scheduler::prefixes_probed`].
+    pub fn prefixes_probed(&mut self, reply: PrefixesProbed) -> Next {
         self.write(|_| Entry::Probed(Box::new((&reply).into())));
-        let next = self.state.probed(reply);
+        let next = self.state.prefixes_probed(reply);
         self.write_cancels_seen();
         self.write(|_| Entry::Outcome(Box::new((&next).into())));
         next
     }
 
-    /// See [`Scheduler::planned`].
-    pub fn planned(&mut self, planned: Planned) -> Next {
+    /// See [`Scheduler::step_planned`].
+    pub fn step_planned(&mut self, planned: StepPlanned) -> Next {
         self.write(|_| Entry::Planned(Box::new((&planned).into())));
-        let next = self.state.planned(planned);
+        let next = self.state.step_planned(planned);
         self.write(|_| Entry::Outcome(Box::new((&next).into())));
         next
     }

@@ -19,19 +19,11 @@ use crate::engine::{EngineParts, ModelInfo};
 use crate::ids::{IntakeId, RequestId, SeqId};
 use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::cache::namespace::Namespace;
-use crate::state::cache::plain_cache::PlainCache;
-use crate::state::cache::prefix_cache::PrefixCache;
-use crate::state::cache::radix_tree::RadixTree;
-use crate::state::plan::probe::run_probe;
-use crate::state::plan::transaction::run_plan;
-use crate::state::plan::{PlanRequest, Planned, ReserveRequest};
-use crate::state::pool::pages::PoolLedger;
-use crate::state::pool::pools::Pools;
+use crate::state::control::{ControlSetup, ControlStates};
 use crate::state::sampling::SamplingParams;
+use crate::state::scheduler::IntakeLimits;
 use crate::state::scheduler::news::{RequestEnd, RequestTokens};
-use crate::state::scheduler::policy::schedule_policy;
 use crate::state::scheduler::submission::Submission;
-use crate::state::scheduler::{IntakeLimits, Next, Scheduler};
 use crate::state::step::{RowResult, RowWork, StepOutput, StepPlan, StepRow};
 
 /// What is simulated besides the load.
@@ -60,10 +52,7 @@ pub fn simulate(simulation: &Simulation<'_>, trace: &Trace) -> Result<Outcome, S
 struct VirtualEngine<'a> {
     simulation: &'a Simulation<'a>,
     limits: IntakeLimits,
-    scheduler: Scheduler,
-    cache: Box<dyn PrefixCache>,
-    pools: Pools,
-    ledger: Arc<PoolLedger>,
+    states: ControlStates,
     now_s: f64,
     /// The first one runs, until `step_ends_s`.
     steps: VecDeque<Box<StepPlan>>,
@@ -89,29 +78,19 @@ impl<'a> VirtualEngine<'a> {
     fn new(simulation: &'a Simulation<'a>) -> Result<Self, SimulateError> {
         let (config, model) = (simulation.config, simulation.model);
         let limits = EngineParts::scheduler_limits(model, config)?;
-        let n_pages = u32::try_from(limits.total_pages)
-            .ok()
-            .filter(|pages| *pages as usize <= MAX_POOL_PAGES);
-        let n_pages = n_pages.ok_or_else(|| {
-            let reason = format!(
-                "make {} pages, must make at most {MAX_POOL_PAGES}",
-                limits.total_pages
-            );
-            SimulateError::value("kv_tokens", reason)
-        })?;
-        let unusable = |key: &str, reason: String| crate::error::ConfigError {
-            key: key.to_owned(),
-            reason,
+        let pages = limits.total_pages;
+        if pages > MAX_POOL_PAGES {
+            let reason = format!("make {pages} pages, must make at most {MAX_POOL_PAGES}");
+            return Err(SimulateError::value("kv_tokens", reason));
+        }
+        let setup = ControlSetup {
+            limits,
+            schedule_policy: config.schedule_policy.clone(),
+            diagnoses_misses: false,
         };
-        let policy = schedule_policy(&config.schedule_policy)
-            .map_err(|reason| unusable("schedule_policy", reason))?;
-        let page_size = limits.page_size;
-        let ledger = Arc::new(PoolLedger::new(page_size));
-        let cache: Box<dyn PrefixCache> = match limits.queue.eviction_policy {
-            None => Box::new(PlainCache::new(page_size)),
-            Some(policy) => Box::new(RadixTree::new(page_size, policy, ledger.clone())),
-        };
-        let kv_tokens = page_size.tokens_in(limits.total_pages);
+        let states = setup.build()?;
+        let page_size = setup.limits.page_size;
+        let kv_tokens = page_size.tokens_in(setup.limits.total_pages);
         Ok(Self {
             simulation,
             limits: IntakeLimits {
@@ -119,10 +98,7 @@ impl<'a> VirtualEngine<'a> {
                 capacity_tokens: kv_tokens,
                 page_size,
             },
-            pools: Pools::new(n_pages, limits.total_rows as u32, page_size, ledger.clone()),
-            scheduler: Scheduler::new(limits, policy, ledger.clone()),
-            cache,
-            ledger,
+            states,
             now_s: 0.0,
             steps: VecDeque::new(),
             step_ends_s: 0.0,
@@ -162,12 +138,13 @@ impl<'a> VirtualEngine<'a> {
     }
 
     fn finish(&mut self) -> Outcome {
-        let stats = self.scheduler.stats();
+        let stats = self.states.scheduler.stats();
         self.outcome.makespan_s = self.now_s;
         self.outcome
             .timeline
             .note(Moment::new(self.now_s, &stats, 0));
         self.outcome.stats = stats;
+        self.outcome.evicted_nodes = self.states.evicted_nodes;
         std::mem::replace(&mut self.outcome, Outcome::new(0))
     }
 
@@ -224,7 +201,7 @@ impl<'a> VirtualEngine<'a> {
             sampling_seed: Some(0),
             ..SamplingParams::default()
         };
-        self.scheduler.submit(Submission {
+        self.states.scheduler.submit(Submission {
             rid: RequestId::new(index.to_string()),
             intake: IntakeId::new(index as u64),
             prompt: request.prompt.tokens(),
@@ -240,37 +217,10 @@ impl<'a> VirtualEngine<'a> {
 
     /// Plans until there is nothing to plan.
     fn pump(&mut self) {
-        loop {
-            let mut next = self.scheduler.next();
-            if matches!(next, Next::Nothing) {
-                break;
-            }
-            loop {
-                next = match next {
-                    Next::Nothing => break,
-                    Next::Run(plan) => break self.begin_step(plan),
-                    Next::Probe(request) => {
-                        let reply = run_probe(&mut *self.cache, *request);
-                        self.scheduler.probed(reply)
-                    }
-                    Next::Plan(request) => {
-                        let planned = self.plan(*request);
-                        self.scheduler.planned(planned)
-                    }
-                    Next::Reserve(request) => {
-                        let planned = self.pools.reserve(*request);
-                        self.scheduler.planned(planned)
-                    }
-                };
-            }
-            self.hear();
+        while let Some(plan) = self.states.advance() {
+            self.begin_step(plan);
         }
-    }
-
-    fn plan(&mut self, request: PlanRequest) -> Planned {
-        let reserve: ReserveRequest = run_plan(&mut *self.cache, request);
-        self.outcome.evicted_nodes += reserve.verdict.evicted_nodes as u64;
-        self.pools.reserve(reserve)
+        self.hear();
     }
 
     fn begin_step(&mut self, plan: Box<StepPlan>) {
@@ -303,9 +253,9 @@ impl<'a> VirtualEngine<'a> {
         let Some(plan) = self.steps.pop_front() else {
             return;
         };
-        let mut rows = self.scheduler.take_spent().unwrap_or_default();
+        let mut rows = self.states.scheduler.take_spent().unwrap_or_default();
         rows.extend(plan.rows.iter().map(row_result));
-        self.scheduler.step_done(
+        self.states.scheduler.step_done(
             plan.step,
             Ok(StepOutput {
                 step: plan.step,
@@ -318,8 +268,8 @@ impl<'a> VirtualEngine<'a> {
 
     /// Writes down what happened to the requests.
     fn hear(&mut self) {
-        self.scheduler.take_first_admissions();
-        for news in self.scheduler.take_news() {
+        self.states.scheduler.take_first_admissions();
+        for news in self.states.scheduler.take_news() {
             let RequestTokens {
                 intake,
                 tokens,
@@ -355,7 +305,7 @@ impl<'a> VirtualEngine<'a> {
 
     fn note_moment(&mut self) {
         let outside = self.inside.arrived - self.inside.next;
-        let moment = Moment::new(self.now_s, &self.scheduler.stats(), outside);
+        let moment = Moment::new(self.now_s, &self.states.scheduler.stats(), outside);
         self.outcome.timeline.note(moment);
     }
 }
@@ -363,7 +313,7 @@ impl<'a> VirtualEngine<'a> {
 impl Drop for VirtualEngine<'_> {
     /// What the tree and the sequences hold goes down with the pool.
     fn drop(&mut self) {
-        self.ledger.close();
+        self.states.ledger.close();
     }
 }
 

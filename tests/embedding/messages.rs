@@ -13,7 +13,7 @@ use souffleur::ids::{PageId, StepId};
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::cache::prefix_cache::{Checkpoint, Checkpointed, LockedPrefix, PrefixCache};
-use souffleur::state::plan::{PinDemand, PlanRequest, Reservation};
+use souffleur::state::plan::{PinDemand, Reservation};
 use souffleur::state::pool::pages::{EvictedPages, NodeLock, PageSize, Pages, PoolLedger};
 use souffleur::state::pool::pools::Pools;
 
@@ -31,11 +31,8 @@ async fn an_index_answers_plans_one_for_one() {
     let policy = EvictionPolicy::from_name("lru").expect("it is a policy");
     let index = PrefixIndex::start(capacity, policy, planned);
     for step in 1..=3 {
-        index.plan(PlanRequest::empty(StepId::new(step), 8, 2));
-        let answer = within(answers.recv())
-            .await
-            .expect("the host is asked")
-            .planned;
+        index.plan(PlanStep::empty(StepId::new(step), 8, 2));
+        let answer = within(answers.recv()).await.expect("the host is asked");
         assert_eq!(
             (answer.step, answer.free_pages, answer.free_rows),
             (StepId::new(step), 8, 2)
@@ -71,15 +68,13 @@ async fn a_cache_that_panics_is_told_and_its_neighbour_lives() {
     let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
     let cache = RadixCache::new(Box::new(Poisoned), reserve, note("radix_cache")).start();
     let plan = Mailbox::of(&cache, "radix_cache", "PlanStep");
-    let mut request = PlanRequest::empty(StepId::new(1), 8, 2);
+    let mut request = PlanStep::empty(StepId::new(1), 8, 2);
     request.pins.push(PinDemand {
         pin: 1,
         namespace: Namespace::default(),
         tokens: [1, 2].into(),
     });
-    plan.post(PlanStep {
-        request: Box::new(request),
-    });
+    plan.post(request);
     let death = within(deaths.recv()).await.expect("a death is told");
     assert_eq!(
         (death.actor, death.generation, death.panicked),

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
 use souffleur::state::cache::prefix_cache::PrefixCache;
-use souffleur::state::plan::PlanRequest;
+use souffleur::state::plan::PlanStep;
 use souffleur::state::plan::probe::ProbeKey;
 use souffleur::state::scheduler::policy::PriorityOrder;
 use souffleur::state::step::{RowWork, StepPlan};
@@ -87,7 +87,7 @@ impl OrderCheck {
     }
 
     /// The plan's candidates are those that wait, in the order of the policy, those that were retracted before them.
-    pub fn check(&mut self, world: &World, plan: &PlanRequest) {
+    pub fn check(&mut self, world: &World, plan: &PlanStep) {
         let (probed, asking) = (self.probed.take(), self.asking.take());
         let Some(admit) = &plan.admit else { return };
         self.looks += 1;
@@ -129,7 +129,7 @@ impl OrderCheck {
             life.end.is_none() && !life.flag.is_raised() && !is_retracted(number)
         };
         let queue: Vec<usize> = (0..world.lives.len()).filter(waits).collect();
-        let policy = asking.unwrap_or_else(|| world.scheduler.policy_name());
+        let policy = asking.unwrap_or_else(|| world.states.scheduler.policy_name());
         if probed.is_none()
             && let Some((_, falls_back)) = PROBING.iter().find(|(name, _)| *name == policy)
         {

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use souffleur::ids::{SeqId, StepId};
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::plan::probe::{Matched, ProbeKind};
-use souffleur::state::plan::probe::{ProbeKey, ProbeRequest, run_probe};
+use souffleur::state::plan::probe::{ProbeKey, ProbePrefixes, probe_prefixes};
 use souffleur::state::scheduler::policy::{
     PriorityOrder, Waiting, schedule_policy, schedule_policy_names,
 };
@@ -194,9 +194,9 @@ fn in_batch_rule_compares_what_is_hardly_cached_with_earlier_requests_of_the_que
             tokens: Arc::from(&tokens[..]),
             match_limit: tokens.len() - 1,
         });
-    let reply = run_probe(
+    let reply = probe_prefixes(
         &mut memory.tree,
-        ProbeRequest {
+        ProbePrefixes {
             step: StepId::new(1),
             settle: Vec::new(),
             keys: keys.collect(),
@@ -251,13 +251,13 @@ fn a_match_never_counts_the_last_token() {
         tokens: tokens.into(),
         match_limit: 19,
     };
-    let request = ProbeRequest {
+    let request = ProbePrefixes {
         step: StepId::new(1),
         settle: Vec::new(),
         keys: vec![key],
         kind: ProbeKind::Paths,
     };
-    let reply = run_probe(&mut memory.tree, request);
+    let reply = probe_prefixes(&mut memory.tree, request);
     let (_, matched) = &reply.matches[0];
     assert_eq!((matched.tokens, matched.path.len()), (19, 1));
 }
@@ -326,7 +326,7 @@ fn without_a_prefix_cache_policies_that_look_at_it_are_fcfs() {
             "lof" | "random" => policy,
             _ => "fcfs",
         };
-        assert_eq!(world.scheduler.policy_name(), expected);
+        assert_eq!(world.states.scheduler.policy_name(), expected);
         world.set_policy("lof");
         world.set_policy(policy);
         assert_eq!(world.stats().schedule_policy, expected);
@@ -465,7 +465,11 @@ fn a_swap_of_policies_orders_from_the_next_plan_on_and_loses_nothing() {
     let order: Vec<usize> = starts.map(|start| world.number_of(start.seq)).collect();
     // 0 by fcfs, then the longest output, then by arrival again.
     assert_eq!(order, [0, 5, 1, 2, 3, 4]);
-    let error = world.scheduler.set_policy("sjf").expect_err("unknown");
+    let error = world
+        .states
+        .scheduler
+        .set_policy("sjf")
+        .expect_err("unknown");
     assert!(error.contains("fcfs, lpm"), "{error}");
-    assert_eq!(world.scheduler.policy_name(), "fcfs");
+    assert_eq!(world.states.scheduler.policy_name(), "fcfs");
 }

@@ -230,7 +230,7 @@ fn a_flush_is_told() {
 fn flush(world: &mut World) -> CacheFlushed {
     let number = world.flush_cache().expect("nothing is inside");
     world.finish_plan();
-    let done = world.scheduler.take_flushed();
+    let done = world.states.scheduler.take_flushed();
     assert_eq!(done.len(), 1, "{done:?}");
     assert_eq!(done[0].0, number);
     done[0].1
@@ -242,11 +242,11 @@ fn what_a_host_flushed_is_told_until_it_is_cached_and_evicted_again() {
     let long = prompt(1, 100);
     run(&mut world, &long);
     run(&mut world, &[&long[..40], &[250; 20]].concat());
-    let cached = world.cache.total_size();
+    let cached = world.states.cache.total_size();
     let flushed = flush(&mut world);
     assert_eq!((flushed.flushed_tokens, flushed.kept_tokens), (cached, 0));
     assert_eq!(flushed.flushed_pages, cached / 4);
-    assert_eq!(world.cache.total_size(), 0);
+    assert_eq!(world.states.cache.total_size(), 0);
     let again = run(&mut world, &long);
     let report = world.report(again);
     assert_eq!((report.cause, report.cached_tokens), (Cause::Flushed, 0));
@@ -270,15 +270,15 @@ fn pins_outlive_a_flush_and_nobody_who_runs_or_waits_does() {
     run(&mut world, &kept);
     run(&mut world, &gone);
     let namespace = Namespace::default();
-    let cached = world.cache.total_size();
+    let cached = world.states.cache.total_size();
     // The pin was asked for first, so the flush comes after it.
     world.pin(&kept[..30], 1000);
     let flushed = flush(&mut world);
     assert_eq!(flushed.kept_tokens, 30);
     assert_eq!(flushed.flushed_tokens, cached - 30);
-    assert_eq!(world.cache.peek(&namespace, &kept), 30);
-    assert_eq!(world.cache.peek(&namespace, &gone), 0);
-    assert_eq!(world.cache.check_integrity(), Ok(()));
+    assert_eq!(world.states.cache.peek(&namespace, &kept), 30);
+    assert_eq!(world.states.cache.peek(&namespace, &gone), 0);
+    assert_eq!(world.states.cache.check_integrity(), Ok(()));
     let again = run(&mut world, &kept);
     let report = world.report(again);
     assert_eq!((report.cause, report.cached_tokens), (Cause::Flushed, 30));

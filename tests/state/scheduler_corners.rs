@@ -92,7 +92,11 @@ fn corner_3_request_cancelled_before_its_prefill_is_sent_publishes_nothing() {
         (0..legs).for_each(|_| assert!(world.advance()));
         world.cancel(only);
         world.drain();
-        assert_eq!(world.cache.total_size(), 0, "cancelled at leg {legs}");
+        assert_eq!(
+            world.states.cache.total_size(),
+            0,
+            "cancelled at leg {legs}"
+        );
         world.assert_clean();
     }
 }
@@ -271,7 +275,7 @@ fn corner_13_stop_string_trims_what_is_published() {
     world.stop_found(only, 5);
     world.drain();
     // 10 + 5 tokens, the last of which was fed but counts no longer.
-    assert_eq!(world.cache.total_size(), 14);
+    assert_eq!(world.states.cache.total_size(), 14);
     world.assert_clean();
 }
 
@@ -371,13 +375,13 @@ fn corner_22_tree_is_flushed_only_when_no_step_is_under_way_and_nothing_is_held(
     let mut world = World::new(small(4, 64));
     world.submit(Ask::exactly(prompt(0, 30), 9));
     world.finish_plan();
-    assert_eq!((world.depth(), world.cache.total_size()), (2, 28));
+    assert_eq!((world.depth(), world.states.cache.total_size()), (2, 28));
     world.end_step(Fate::LostAfterItRan);
     assert!(!world.advance(), "a step is still under way");
-    assert_eq!((world.depth(), world.cache.total_size()), (1, 28));
+    assert_eq!((world.depth(), world.states.cache.total_size()), (1, 28));
     world.end_step(Fate::Done);
     assert!(world.advance());
-    assert_eq!(world.cache.total_size(), 0);
+    assert_eq!(world.states.cache.total_size(), 0);
     world.assert_clean();
     assert_eq!(world.lives[0].delivered.len(), 9);
 }

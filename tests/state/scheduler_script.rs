@@ -126,7 +126,7 @@ fn step_results_out_of_order_are_counted_and_dropped() {
         step: stale,
         rows: Vec::new(),
     };
-    world.scheduler.step_done(stale, Ok(output));
+    world.states.scheduler.step_done(stale, Ok(output));
     assert_eq!(world.stats().stale_messages, 1);
     world.end_step(Fate::Done);
     world.assert_clean();

@@ -1,6 +1,5 @@
 //! The control plane as it runs: the actors on one Arbiter, and in the executor's place one that answers at once.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use souffleur::actors::scheduler::{Links, Scheduler};
 use souffleur::actors::watchdog::DeathNote;
 use souffleur::metrics::SchedulerMetrics;
 use souffleur::record::RecordedScheduler;
-use souffleur::state::pool::pages::PoolLedger;
+use souffleur::state::control::ControlStates;
 
 use crate::engine::{Shape, answer, request};
 use crate::prompts::prompt;
@@ -55,15 +54,20 @@ fn start(
     shape: Shape,
     executor: impl FnOnce(Mailbox<StepDone>) -> NullExecutor,
 ) -> Mailbox<Submit> {
-    let ledger = Arc::new(PoolLedger::new(shape.page_size()));
+    let ControlStates {
+        scheduler: state,
+        cache,
+        pools,
+        ledger,
+        evicted_nodes: _,
+    } = shape.states();
     let note = |actor| DeathNote::unread(actor, ledger.clone());
     let scheduler = Scheduler::create(|ctx| {
         let address = ctx.address();
         let planned = PlannedTo::Scheduler(Mailbox::of(&address, "scheduler", "StepPlanned"));
-        let allocator = Allocator::new(shape.pools(&ledger), planned, note("allocator")).start();
+        let allocator = Allocator::new(pools, planned, note("allocator")).start();
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
-        let tree = Box::new(shape.tree(&ledger));
-        let radix_cache = RadixCache::new(tree, reserve.clone(), note("radix_cache")).start();
+        let radix_cache = RadixCache::new(cache, reserve.clone(), note("radix_cache")).start();
         let done = Mailbox::of(&address, "scheduler", "StepDone");
         let links = Links {
             probe: Mailbox::of(&radix_cache, "radix_cache", "ProbePrefixes"),
@@ -73,7 +77,7 @@ fn start(
             tokenizer: Mailbox::of(&Deaf.start(), "tokenizer", "TokensReady"),
         };
         let metrics = SchedulerMetrics::register("null");
-        let state = RecordedScheduler::new(shape.scheduler(&ledger), None);
+        let state = RecordedScheduler::new(state, None);
         Scheduler::new(state, links, metrics, note("scheduler"))
     });
     Mailbox::of(&scheduler, "scheduler", "Submit")

@@ -3,20 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use souffleur::state::step::{RowResult, StepOutput, StepPlan};
 use souffleur::ids::{IntakeId, RequestId};
 use souffleur::request::{CancelFlag, RequestTimeouts};
-use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::pool::pages::{PageSize, PoolLedger};
-use souffleur::state::scheduler::policy::schedule_policy;
-use souffleur::state::pool::pools::Pools;
-use souffleur::state::plan::probe::run_probe;
-use souffleur::state::cache::radix_tree::RadixTree;
+use souffleur::state::control::{ControlSetup, ControlStates};
+use souffleur::state::pool::pages::PageSize;
 use souffleur::state::sampling::SamplingParams;
-use souffleur::state::scheduler::{BatchRules, Next, QueueRules, Scheduler, SchedulerLimits};
 use souffleur::state::scheduler::submission::Submission;
-use souffleur::state::plan::transaction::run_plan;
+use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
+use souffleur::state::step::{RowResult, StepOutput, StepPlan};
 
 /// What a control plane is made of.
 #[derive(Clone, Copy)]
@@ -31,7 +26,7 @@ impl Shape {
         PageSize::new(self.page_size).expect("it is positive")
     }
 
-    pub fn scheduler(self, ledger: &Arc<PoolLedger>) -> Scheduler {
+    pub fn states(self) -> ControlStates {
         let limits = SchedulerLimits {
             page_size: self.page_size(),
             total_pages: self.n_pages as usize,
@@ -45,16 +40,12 @@ impl Shape {
             queue: QueueRules::default(),
             eos_token_ids: Arc::from([]),
         };
-        let policy = schedule_policy("fcfs").expect("fcfs exists");
-        Scheduler::new(limits, policy, ledger.clone())
-    }
-
-    pub fn tree(self, ledger: &Arc<PoolLedger>) -> RadixTree {
-        RadixTree::new(self.page_size(), EvictionPolicy::default(), ledger.clone())
-    }
-
-    pub fn pools(self, ledger: &Arc<PoolLedger>) -> Pools {
-        Pools::new(self.n_pages, self.n_rows, self.page_size(), ledger.clone())
+        let setup = ControlSetup {
+            limits,
+            schedule_policy: "fcfs".to_owned(),
+            diagnoses_misses: false,
+        };
+        setup.build().expect("fcfs exists, and the pools are small")
     }
 }
 
@@ -97,9 +88,7 @@ pub fn answer(plan: &StepPlan, spent: Option<Vec<RowResult>>) -> StepOutput {
 
 /// The states, and how long they took.
 pub struct Engine {
-    pub scheduler: Scheduler,
-    pub tree: RadixTree,
-    pools: Pools,
+    pub states: ControlStates,
     steps: std::collections::VecDeque<Box<StepPlan>>,
     /// Time spent in the states since it was last taken.
     spent: Duration,
@@ -108,11 +97,8 @@ pub struct Engine {
 
 impl Engine {
     pub fn new(shape: Shape) -> Self {
-        let ledger = Arc::new(PoolLedger::new(shape.page_size()));
         Self {
-            scheduler: shape.scheduler(&ledger),
-            tree: shape.tree(&ledger),
-            pools: shape.pools(&ledger),
+            states: shape.states(),
             steps: std::collections::VecDeque::new(),
             spent: Duration::ZERO,
             n_ended: 0,
@@ -130,7 +116,7 @@ impl Engine {
     /// Takes a request in and plans what can be planned.
     pub fn submit(&mut self, request: Submission) {
         let started = Instant::now();
-        self.scheduler.submit(request);
+        self.states.scheduler.submit(request);
         self.drive();
         self.spent += started.elapsed();
     }
@@ -140,43 +126,21 @@ impl Engine {
         let Some(plan) = self.steps.pop_front() else {
             return false;
         };
-        let spent = self.scheduler.take_spent();
+        let spent = self.states.scheduler.take_spent();
         let output = answer(&plan, spent);
         drop(plan);
         let started = Instant::now();
-        self.scheduler.step_done(output.step, Ok(output));
+        self.states.scheduler.step_done(output.step, Ok(output));
         self.drive();
-        let news = self.scheduler.take_news();
+        let news = self.states.scheduler.take_news();
         self.spent += started.elapsed();
         self.n_ended += news.iter().filter(|news| news.end.is_some()).count();
         true
     }
 
     fn drive(&mut self) {
-        loop {
-            match self.scheduler.next() {
-                Next::Nothing => return,
-                next => self.follow(next),
-            }
-        }
-    }
-
-    /// The plan's way through tree and pools, and back.
-    fn follow(&mut self, mut next: Next) {
-        loop {
-            let reserve = match next {
-                Next::Nothing => return,
-                Next::Run(plan) => return self.steps.push_back(plan),
-                Next::Probe(request) => {
-                    let reply = run_probe(&mut self.tree, *request);
-                    next = self.scheduler.probed(reply);
-                    continue;
-                }
-                Next::Plan(request) => run_plan(&mut self.tree, *request),
-                Next::Reserve(request) => *request,
-            };
-            let planned = self.pools.reserve(reserve);
-            next = self.scheduler.planned(planned);
+        while let Some(plan) = self.states.advance() {
+            self.steps.push_back(plan);
         }
     }
 }

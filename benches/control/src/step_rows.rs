@@ -91,7 +91,7 @@ fn admit_beside(engine: &mut Engine, request: Submission, running: usize) -> f64
     engine.end_step();
     assert!(engine.steps_in_flight() > 0);
     let us = engine.take_spent_us();
-    while engine.scheduler.stats().running_requests != running || engine.n_ended == 0 {
+    while engine.states.scheduler.stats().running_requests != running || engine.n_ended == 0 {
         engine.end_step();
     }
     engine.n_ended = 0;
@@ -112,7 +112,7 @@ fn decoding(batch: u32, page_size: u32, max_new_tokens: u32) -> Engine {
     for number in 0..u64::from(batch) {
         engine.submit(request(number, &prompt(number), max_new_tokens));
     }
-    while engine.scheduler.stats().running_requests < batch as usize {
+    while engine.states.scheduler.stats().running_requests < batch as usize {
         assert!(engine.end_step());
     }
     for _ in 0..8 {
@@ -132,7 +132,7 @@ fn decode(operation: Operation, batch: u32, page_size: u32) -> Row {
         engine.take_spent_us() / STEPS as f64
     });
     let times = times.collect();
-    let stats = engine.scheduler.stats();
+    let stats = engine.states.scheduler.stats();
     assert_eq!(stats.running_requests, batch as usize);
     assert_eq!(stats.integrity_failures, 0);
     row(operation, &batch_size(batch), times)
@@ -154,7 +154,7 @@ fn churn(batch: u32) -> Row {
         }
         times.push(engine.take_spent_us() / STEPS as f64);
     }
-    assert_eq!(engine.scheduler.stats().integrity_failures, 0);
+    assert_eq!(engine.states.scheduler.stats().integrity_failures, 0);
     row(Operation::StepChurn, &batch_size(batch), times)
 }
 

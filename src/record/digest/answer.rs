@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 use super::{PageRuns, Seq, Sum, seqs};
 use crate::ids::{RowId, StepId};
 use crate::state::plan::probe::Matched;
-use crate::state::plan::probe::ProbeReply;
+use crate::state::plan::probe::PrefixesProbed;
 use crate::state::plan::{
-    Admitted, CheckpointedSeq, Grant, Growth, Planned, Preempt, Reservation, Verdict,
+    Admitted, CheckpointedSeq, Grant, Growth, Preempt, Reservation, StepPlanned, Verdict,
 };
 
-/// Of a [`Planned`]: what tree and pools decided.
+/// Of a [`StepPlanned`]: what tree and pools decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedDigest {
     step: StepId,
@@ -63,9 +63,9 @@ impl PlannedDigest {
     }
 }
 
-impl From<&Planned> for PlannedDigest {
-    fn from(planned: &Planned) -> Self {
-        let Planned {
+impl From<&StepPlanned> for PlannedDigest {
+    fn from(planned: &StepPlanned) -> Self {
+        let StepPlanned {
             step,
             reservation,
             verdict,
@@ -189,7 +189,7 @@ impl From<&Admitted> for AdmittedDigest {
     }
 }
 
-/// Of a [`ProbeReply`]: what the tree holds of the waiting requests.
+/// Of a [`PrefixesProbed`]: what the tree holds of the waiting requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbedDigest {
     checkpointed: Vec<CheckpointedDigest>,
@@ -206,9 +206,9 @@ struct MatchDigest {
     path_sum: u64,
 }
 
-impl From<&ProbeReply> for ProbedDigest {
-    fn from(reply: &ProbeReply) -> Self {
-        let ProbeReply {
+impl From<&PrefixesProbed> for ProbedDigest {
+    fn from(reply: &PrefixesProbed) -> Self {
+        let PrefixesProbed {
             checkpointed,
             returned,
             returned_rows,

@@ -95,10 +95,10 @@ impl From<&Next> for NextDigest {
     fn from(next: &Next) -> Self {
         match next {
             Next::Nothing => Self::Nothing,
-            Next::Probe(probe) => Self::ProbePrefixes(probe.as_ref().into()),
-            Next::Plan(plan) => Self::PlanStep(plan.as_ref().into()),
-            Next::Reserve(reserve) => Self::ReservePages(reserve.as_ref().into()),
-            Next::Run(plan) => Self::RunStep(plan.as_ref().into()),
+            Next::ProbePrefixes(probe) => Self::ProbePrefixes(probe.as_ref().into()),
+            Next::PlanStep(plan) => Self::PlanStep(plan.as_ref().into()),
+            Next::ReservePages(reserve) => Self::ReservePages(reserve.as_ref().into()),
+            Next::RunStep(plan) => Self::RunStep(plan.as_ref().into()),
         }
     }
 }

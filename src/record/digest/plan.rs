@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{PageRuns, Seq, Sum, seqs};
 use crate::ids::{RowId, StepId};
-use crate::state::plan::probe::{ProbeKey, ProbeRequest};
+use crate::state::plan::probe::{ProbeKey, ProbePrefixes};
 use crate::state::plan::{
-    AdmitRequest, Candidate, DecodeDemand, Demand, PinDemand, PlanRequest, PublishKey,
-    ReserveRequest, Settle, SettleCheckpoint, SettleRelease,
+    AdmitRequest, Candidate, DecodeDemand, Demand, PinDemand, PlanStep, PublishKey, ReservePages,
+    Settle, SettleCheckpoint, SettleRelease,
 };
 
-/// Of a [`PlanRequest`].
+/// Of a [`PlanStep`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanDigest {
     step: StepId,
@@ -35,9 +35,9 @@ impl PlanDigest {
     }
 }
 
-impl From<&PlanRequest> for PlanDigest {
-    fn from(request: &PlanRequest) -> Self {
-        let PlanRequest {
+impl From<&PlanStep> for PlanDigest {
+    fn from(request: &PlanStep) -> Self {
+        let PlanStep {
             step,
             settle,
             flush,
@@ -72,7 +72,7 @@ impl From<&PlanRequest> for PlanDigest {
     }
 }
 
-/// Of a [`ProbeRequest`].
+/// Of a [`ProbePrefixes`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeDigest {
     step: StepId,
@@ -89,9 +89,9 @@ impl ProbeDigest {
     }
 }
 
-impl From<&ProbeRequest> for ProbeDigest {
-    fn from(request: &ProbeRequest) -> Self {
-        let ProbeRequest {
+impl From<&ProbePrefixes> for ProbeDigest {
+    fn from(request: &ProbePrefixes) -> Self {
+        let ProbePrefixes {
             step,
             settle,
             keys,
@@ -263,7 +263,7 @@ impl From<&PublishKey> for PublishDigest {
     }
 }
 
-/// Of a [`ReserveRequest`] that the scheduler made itself: it returns nothing and its verdict is empty.
+/// Of a [`ReservePages`] that the scheduler made itself: it returns nothing and its verdict is empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReserveDigest {
     step: StepId,
@@ -278,9 +278,9 @@ impl ReserveDigest {
     }
 }
 
-impl From<&ReserveRequest> for ReserveDigest {
-    fn from(request: &ReserveRequest) -> Self {
-        let ReserveRequest {
+impl From<&ReservePages> for ReserveDigest {
+    fn from(request: &ReservePages) -> Self {
+        let ReservePages {
             step,
             returned: _,
             evicted: _,

@@ -10,16 +10,15 @@ use std::fmt;
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::error::ConfigError;
 use crate::ids::{IntakeId, StepId};
 use crate::record::diff::{FieldDifference, first_difference};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest};
 use crate::record::entry::Entry;
 use crate::record::file::{Ending, Header, LogError, LogReader, Record};
-use crate::state::control::{ControlSetup, ControlStates};
-use crate::state::plan::probe::run_probe;
-use crate::state::plan::transaction::run_plan;
+use crate::state::control::{ControlSetup, ControlStates, Leg};
 use crate::state::scheduler::Next;
-use unit::{Leg, Unit};
+use unit::Unit;
 
 /// Pages of a pool that a log may ask for: about a gigabyte of bookkeeping.
 const MAX_PAGES: usize = 1 << 27;
@@ -27,7 +26,7 @@ const MAX_PAGES: usize = 1 << 27;
 const MAX_ROWS: usize = 1 << 20;
 
 /// Makes the states that a log is replayed on, given how the recorded ones began.
-pub type MakeStates<'a> = dyn Fn(&ControlSetup) -> Result<ControlStates, String> + 'a;
+pub type MakeStates<'a> = dyn Fn(&ControlSetup) -> Result<ControlStates, ConfigError> + 'a;
 
 /// What a replay found.
 #[derive(Clone, Debug)]
@@ -289,7 +288,7 @@ impl Replay<'_> {
             let said = NextDigest::from(&said);
             return Ok(Some(self.difference(said.message(), said.step(), died)));
         }
-        let states = (self.make)(&self.setup)?;
+        let states = (self.make)(&self.setup).map_err(|error| error.to_string())?;
         self.unit = Some(Unit::new(states));
         self.counts.units += 1;
         self.after = "the start";
@@ -300,22 +299,21 @@ impl Replay<'_> {
     fn planned(&mut self, recorded: &PlannedDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no unit has begun")?;
         let states = &mut unit.states;
-        let reserve = match unit.open.take() {
-            Some(Leg::Asked(plan)) => run_plan(states.cache.as_mut(), *plan),
-            Some(Leg::Reserving(reserve)) => *reserve,
-            Some(Leg::Probing(_)) | None => {
-                return Err("a plan is answered that is not open".to_owned());
-            }
+        let mut leg = unit.open.take();
+        while let Some(open @ (Leg::PlanStep(_) | Leg::ReservePages(_))) = leg {
+            leg = states.carry(open).on();
+        }
+        let Some(Leg::StepPlanned(planned)) = leg else {
+            return Err("a plan is answered that is not open".to_owned());
         };
-        let planned = states.pools.reserve(reserve);
         self.counts.plans += 1;
-        let replayed = PlannedDigest::from(&planned);
+        let replayed = PlannedDigest::from(&*planned);
         if *recorded != replayed {
             states.ledger.close();
             let step = Some(recorded.step());
             return Ok(Some(self.differs("StepPlanned", step, recorded, &replayed)));
         }
-        unit.said = Some(states.scheduler.planned(planned));
+        unit.said = states.carry(Leg::StepPlanned(planned)).back();
         Ok(None)
     }
 
@@ -323,12 +321,16 @@ impl Replay<'_> {
     fn probed(&mut self, recorded: &ProbedDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no unit has begun")?;
         let states = &mut unit.states;
-        let Some(Leg::Probing(probe)) = unit.open.take() else {
-            return Err("a probe is answered that is not open".to_owned());
+        let senseless = || "a probe is answered that is not open".to_owned();
+        let Some(Leg::ProbePrefixes(probe)) = unit.open.take() else {
+            return Err(senseless());
         };
         let step = Some(probe.step);
-        let reply = run_probe(states.cache.as_mut(), *probe);
-        let replayed = ProbedDigest::from(&reply);
+        let leg = states.carry(Leg::ProbePrefixes(probe)).on();
+        let Some(Leg::PrefixesProbed(probed)) = leg else {
+            return Err(senseless());
+        };
+        let replayed = ProbedDigest::from(&*probed);
         if *recorded != replayed {
             states.ledger.close();
             return Ok(Some(self.differs(
@@ -338,7 +340,7 @@ impl Replay<'_> {
                 &replayed,
             )));
         }
-        unit.said = Some(states.scheduler.probed(reply));
+        unit.said = states.carry(Leg::PrefixesProbed(probed)).back();
         Ok(None)
     }
 
@@ -357,11 +359,8 @@ impl Replay<'_> {
             return Ok(Some(self.differs(&message, step, recorded, &replayed)));
         }
         match said {
-            Next::Nothing => (),
-            Next::Probe(probe) => unit.open = Some(Leg::Probing(probe)),
-            Next::Plan(plan) => unit.open = Some(Leg::Asked(plan)),
-            Next::Reserve(reserve) => unit.open = Some(Leg::Reserving(reserve)),
-            Next::Run(_) => self.counts.steps += 1,
+            Next::RunStep(_) => self.counts.steps += 1,
+            next => unit.open = Leg::try_from(next).ok(),
         }
         Ok(None)
     }

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use crate::ids::{IntakeId, RequestId};
 use crate::record::entry::{Entry, FlagOf, SubmitEntry};
 use crate::request::CancelFlag;
-use crate::state::control::ControlStates;
-use crate::state::plan::probe::ProbeRequest;
-use crate::state::plan::{PlanRequest, ReserveRequest};
+use crate::state::control::{ControlStates, Leg};
 use crate::state::pool::pages::PoolLedger;
 use crate::state::scheduler::Next;
 
@@ -33,12 +31,6 @@ pub(super) struct Unit {
 pub(super) struct Inside {
     pub(super) flag: CancelFlag,
     pub(super) prompt_tokens: usize,
-}
-
-pub(super) enum Leg {
-    Probing(Box<ProbeRequest>),
-    Asked(Box<PlanRequest>),
-    Reserving(Box<ReserveRequest>),
 }
 
 pub(super) struct Closing(pub(super) Arc<PoolLedger>);

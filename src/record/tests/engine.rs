@@ -2,13 +2,10 @@
 
 use super::*;
 
-/// Scheduler, tree, pools and executor, one behind the other.
+/// Scheduler, tree, pools and executor, one after the other.
 pub(super) struct Engine {
-    pub(super) scheduler: RecordedScheduler,
-    pub(super) cache: Box<dyn PrefixCache>,
-    pub(super) pools: Pools,
+    pub(super) states: ControlStates<RecordedScheduler>,
     pub(super) executor: FakeExecutor,
-    pub(super) ledger: Arc<PoolLedger>,
     pub(super) steps: VecDeque<StepPlan>,
     pub(super) n_submitted: u64,
 }
@@ -19,25 +16,17 @@ impl Engine {
     }
 
     pub(super) fn with(setup: &ControlSetup, recorder: Option<Recorder>) -> Self {
-        let ControlStates {
-            scheduler,
-            cache,
-            pools,
-            ledger,
-        } = setup.build().expect("the setup is good");
+        let states = setup.build().expect("the setup is good");
         let executor = FakeExecutor::new(FakeOptions {
             page_size: 1,
-            n_pages: pools.pages.total_pages(),
+            n_pages: states.pools.pages.total_pages(),
             vocab_size: VOCAB,
             verify: true,
             faults: Vec::new(),
         });
         Self {
-            scheduler: RecordedScheduler::new(scheduler, recorder),
-            cache,
-            pools,
+            states: states.with_scheduler(|state| RecordedScheduler::new(state, recorder)),
             executor,
-            ledger,
             steps: VecDeque::new(),
             n_submitted: 0,
         }
@@ -62,7 +51,7 @@ impl Engine {
         max_new: u32,
         flag: &CancelFlag,
     ) {
-        self.scheduler.submit(Submission {
+        self.states.scheduler.submit(Submission {
             rid,
             intake: IntakeId::new(self.n_submitted),
             prompt: prompt.into(),
@@ -86,37 +75,17 @@ impl Engine {
     }
 
     pub(super) fn drive(&mut self) {
-        loop {
-            match self.scheduler.next() {
-                Next::Nothing => break,
-                next => self.send(next),
-            }
+        while let Some(plan) = self.states.advance() {
+            self.steps.push_back(*plan);
         }
-        drop(self.scheduler.take_news());
-        self.scheduler.flush();
-    }
-
-    pub(super) fn send(&mut self, next: Next) {
-        let reserve = match next {
-            Next::Nothing => return,
-            Next::Probe(request) => {
-                let reply = run_probe(&mut *self.cache, *request);
-                let next = self.scheduler.probed(reply);
-                return self.send(next);
-            }
-            Next::Run(plan) => return self.steps.push_back(*plan),
-            Next::Plan(request) => run_plan(&mut *self.cache, *request),
-            Next::Reserve(request) => *request,
-        };
-        let planned = self.pools.reserve(reserve);
-        let next = self.scheduler.planned(planned);
-        self.send(next);
+        drop(self.states.scheduler.take_news());
+        self.states.scheduler.flush();
     }
 
     pub(super) fn end_step(&mut self) {
         if let Some(plan) = self.steps.pop_front() {
             let result = self.executor.run(&plan);
-            self.scheduler.step_done(plan.step, result);
+            self.states.scheduler.step_done(plan.step, result);
             self.drive();
         }
     }
@@ -125,12 +94,16 @@ impl Engine {
         while !self.steps.is_empty() {
             self.end_step();
         }
-        assert!(self.scheduler.is_idle(), "{:?}", self.scheduler.stats());
+        assert!(
+            self.states.scheduler.is_idle(),
+            "{:?}",
+            self.states.scheduler.stats()
+        );
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.ledger.close();
+        self.states.ledger.close();
     }
 }

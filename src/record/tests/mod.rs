@@ -21,17 +21,13 @@ use crate::record::sink::{LogSink, Recorder};
 use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_cache::PrefixCache;
 use crate::state::control::{ControlSetup, ControlStates};
 use crate::state::plan::probe::ProbeKind;
-use crate::state::plan::probe::run_probe;
-use crate::state::plan::transaction::run_plan;
-use crate::state::pool::pages::{PageSize, PoolLedger};
-use crate::state::pool::pools::Pools;
+use crate::state::pool::pages::PageSize;
 use crate::state::sampling::SamplingParams;
 use crate::state::scheduler::policy::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
 use crate::state::scheduler::submission::Submission;
-use crate::state::scheduler::{BatchRules, Next, QueueRules, Scheduler, SchedulerLimits};
+use crate::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
 use crate::state::step::StepPlan;
 
 use engine::Engine;
@@ -91,7 +87,7 @@ fn log_of(max_bytes: u64, script: impl FnOnce(&Arc<LogSink>)) -> Vec<u8> {
 /// Requests with shared prefixes in a pool that is too small for them, and everything else that may happen.
 fn busy(sink: &Arc<LogSink>) {
     let engine = submit_rounds(sink, 120);
-    let stats = engine.scheduler.stats();
+    let stats = engine.states.scheduler.stats();
     assert!(stats.retractions > 0 && stats.evicted_tokens > 0 && stats.cached_tokens > 0);
 }
 
@@ -109,9 +105,12 @@ fn submit_rounds(sink: &Arc<LogSink>, n_rounds: u32) -> Engine {
         let prompt: Vec<u32> = shared.chain(own).collect();
         let (rid, flag) = engine.submit(&prompt, random.u32(1..40));
         match round % 11 {
-            1 => engine.scheduler.cancel(&rid, Some(&flag)),
-            2 => engine.scheduler.cancel(&rid, Some(&CancelFlag::default())),
-            3 => engine.scheduler.stop_found(&rid, 1),
+            1 => engine.states.scheduler.cancel(&rid, Some(&flag)),
+            2 => engine
+                .states
+                .scheduler
+                .cancel(&rid, Some(&CancelFlag::default())),
+            3 => engine.states.scheduler.stop_found(&rid, 1),
             // The next plan sees it.
             4 => flag.raise(),
             5 => engine.submit_as(rid, &prompt, 2, &flag),
@@ -122,28 +121,29 @@ fn submit_rounds(sink: &Arc<LogSink>, n_rounds: u32) -> Engine {
             }
             7 => drop(
                 engine
+                    .states
                     .scheduler
                     .pin(Namespace::default(), prompt.into(), 50),
             ),
-            8 => drop(engine.scheduler.unpin(1)),
-            9 if round > 100 => engine.scheduler.cancel_all(),
+            8 => drop(engine.states.scheduler.unpin(1)),
+            9 if round > 100 => engine.states.scheduler.cancel_all(),
             _ => (),
         }
         match round % 25 {
             _ if round < 50 => (),
-            10 => drop(engine.scheduler.set_policy("lpm")),
-            14 => drop(engine.scheduler.set_policy("none such")),
-            15 => drop(engine.scheduler.set_eviction_policy("lfu")),
-            20 => drop(engine.scheduler.set_policy("fcfs")),
+            10 => drop(engine.states.scheduler.set_policy("lpm")),
+            14 => drop(engine.states.scheduler.set_policy("none such")),
+            15 => drop(engine.states.scheduler.set_eviction_policy("lfu")),
+            20 => drop(engine.states.scheduler.set_policy("fcfs")),
             _ => (),
         }
-        engine.scheduler.expire_pins(u64::from(round));
-        engine.scheduler.expire_requests(f64::from(round));
+        engine.states.scheduler.expire_pins(u64::from(round));
+        engine.states.scheduler.expire_requests(f64::from(round));
         engine.drive();
         if round == 60 {
             let step = engine.steps.pop_front().expect("it is busy").step;
             let lost = Err(StepError::Lost("as asked".to_owned()));
-            engine.scheduler.step_done(step, lost);
+            engine.states.scheduler.step_done(step, lost);
             engine.drive();
         }
         for _ in 0..random.u32(0..7) {

@@ -15,19 +15,10 @@ impl SchedulePolicy for Newest {
     }
 }
 
-fn with_policy(
-    setup: &ControlSetup,
-    policy: Box<dyn SchedulePolicy>,
-) -> Result<ControlStates, String> {
-    let mut states = setup.build()?;
-    states.scheduler = Scheduler::new(setup.limits.clone(), policy, states.ledger.clone());
-    Ok(states)
-}
-
 #[test]
 fn another_order_of_the_queue_is_named_at_the_plan_that_it_changes() {
     let log = log_of(NO_LIMIT, busy);
-    let make = |setup: &ControlSetup| with_policy(setup, Box::new(Newest));
+    let make = |setup: &ControlSetup| setup.build_with(Box::new(Newest));
     let replayed = replay(log.as_slice(), &make).expect("it can be replayed");
     let difference = replayed.difference.expect("the order is another");
     assert_eq!(difference.message, "PlanStep");
@@ -105,7 +96,7 @@ fn lpm_with_another_comparison_is_named_at_the_message_where_it_diverges() {
     drop((engine, sink));
     let log = disk.0.lock().expect("the writer has ended").clone();
     let run = |is_strict| {
-        let make = |setup: &ControlSetup| with_policy(setup, Box::new(LongestPrefix { is_strict }));
+        let make = |setup: &ControlSetup| setup.build_with(Box::new(LongestPrefix { is_strict }));
         let replayed = replay(log.as_slice(), &make).expect("it can be replayed");
         replayed.difference
     };
@@ -173,7 +164,7 @@ impl SchedulePolicy for Fragile {
 #[test]
 fn states_that_panic_are_reported_with_the_record() {
     let log = log_of(NO_LIMIT, busy);
-    let make = |setup: &ControlSetup| with_policy(setup, Box::new(Fragile));
+    let make = |setup: &ControlSetup| setup.build_with(Box::new(Fragile));
     let error = replay(log.as_slice(), &make).expect_err("it panics");
     let text = error.to_string();
     assert!(

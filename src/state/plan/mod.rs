@@ -4,12 +4,12 @@
 //! rows and locks move inside and are owned by whoever holds the value.
 
 pub mod completion_order;
+pub mod plan_step;
 pub mod preemption;
 pub mod prefill_adder;
 pub mod probe;
 mod reservation;
 pub mod token_ratio;
-pub mod transaction;
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, Pages};
 
 /// First leg: what the scheduler wants for one step.
 #[derive(Debug)]
-pub struct PlanRequest {
+pub struct PlanStep {
     /// The step being planned.
     pub step: StepId,
     /// What earlier steps left to be settled, before anything is matched.
@@ -54,7 +54,7 @@ pub struct PlanRequest {
     pub free_rows: usize,
 }
 
-impl PlanRequest {
+impl PlanStep {
     /// A plan that asks for nothing, for pools with so many free pages and rows.
     pub fn empty(step: StepId, free_pages: usize, free_rows: usize) -> Self {
         Self {
@@ -222,7 +222,7 @@ pub struct Demand {
 
 /// Second leg: everything given back, everything asked for, and the tree's verdict to carry through.
 #[derive(Debug)]
-pub struct ReserveRequest {
+pub struct ReservePages {
     /// The step being planned.
     pub step: StepId,
     /// Pages given back: duplicates, tails.
@@ -328,7 +328,7 @@ pub struct Admitted {
 
 /// Third leg: what the pools granted.
 #[derive(Debug)]
-pub struct Planned {
+pub struct StepPlanned {
     /// The step being planned.
     pub step: StepId,
     /// Grants in the order of the demands, or the shortfall.

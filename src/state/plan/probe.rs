@@ -10,8 +10,8 @@ use rustc_hash::FxHashSet;
 use crate::ids::{RowId, SeqId, StepId};
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_cache::PrefixCache;
-use crate::state::plan::transaction::run_plan;
-use crate::state::plan::{CheckpointedSeq, PlanRequest, Settle};
+use crate::state::plan::plan_step::plan_step;
+use crate::state::plan::{CheckpointedSeq, PlanStep, Settle};
 use crate::state::pool::pages::Pages;
 
 /// Requests of which the cache holds more than this are not compared with each other (SGLang's
@@ -23,7 +23,7 @@ const DEPRIORITISE_TOKENS: usize = 32;
 
 /// What the scheduler asks.
 #[derive(Debug)]
-pub struct ProbeRequest {
+pub struct ProbePrefixes {
     /// The step being planned.
     pub step: StepId,
     /// What earlier steps left to be settled, before anything is matched.
@@ -69,7 +69,7 @@ pub struct Matched {
 
 /// What the tree answers.
 #[derive(Debug)]
-pub struct ProbeReply {
+pub struct PrefixesProbed {
     /// Sequences that were published and go on.
     pub checkpointed: Vec<CheckpointedSeq>,
     /// What the settling gave back: goes to the pools with the plan.
@@ -81,12 +81,12 @@ pub struct ProbeReply {
 }
 
 /// Settles and matches.
-pub fn run_probe(cache: &mut dyn PrefixCache, request: ProbeRequest) -> ProbeReply {
-    let settled = run_plan(
+pub fn probe_prefixes(cache: &mut dyn PrefixCache, request: ProbePrefixes) -> PrefixesProbed {
+    let settled = plan_step(
         cache,
-        PlanRequest {
+        PlanStep {
             settle: request.settle,
-            ..PlanRequest::empty(request.step, 0, 0)
+            ..PlanStep::empty(request.step, 0, 0)
         },
     );
     debug_assert!(settled.evicted.is_empty());
@@ -98,7 +98,7 @@ pub fn run_probe(cache: &mut dyn PrefixCache, request: ProbeRequest) -> ProbeRep
         found.tokens = found.tokens.min(key.match_limit);
         (key.seq, found)
     });
-    ProbeReply {
+    PrefixesProbed {
         matches: matches.collect(),
         checkpointed: settled.verdict.checkpointed,
         returned: settled.returned,

@@ -1,11 +1,11 @@
 //! The pools' leg of a plan: take everything back, then grant everything asked for or nothing.
 
-use super::{Grant, Growth, Planned, Reservation, ReserveRequest};
+use super::{Grant, Growth, Reservation, ReservePages, StepPlanned};
 use crate::state::pool::pools::Pools;
 
 impl Pools {
     /// Runs the second half of a plan.
-    pub fn reserve(&mut self, request: ReserveRequest) -> Planned {
+    pub fn reserve_pages(&mut self, request: ReservePages) -> StepPlanned {
         self.pages.free_both(request.returned, request.evicted);
         for row in request.returned_rows {
             self.rows.free(row);
@@ -39,7 +39,7 @@ impl Pools {
                 },
             }
         };
-        Planned {
+        StepPlanned {
             step: request.step,
             reservation,
             verdict: request.verdict,

@@ -1,8 +1,6 @@
 //! Requests that wait or run for longer than they may. Time comes in with the calls; no clock is read here.
 
 use crate::error::RequestError;
-use crate::ids::SeqId;
-use crate::state::scheduler::news::RequestEnd;
 use crate::state::scheduler::sequence::{Phase, Sequence};
 
 use super::Scheduler;
@@ -10,29 +8,27 @@ use super::Scheduler;
 impl Scheduler {
     /// False if [`expire_requests`](Self::expire_requests) would look at nobody.
     pub fn has_timeouts(&self) -> bool {
-        self.has_timeouts
+        self.requests.has_timeouts()
     }
 
     /// Ends the requests whose time is over at `now_s`, on the clock of their `submitted_s`. To be called now and
     /// then: a request runs from the first call that finds it admitted, so its limit is never cut short.
     pub fn expire_requests(&mut self, now_s: f64) {
-        if !self.has_timeouts {
+        if !self.has_timeouts() {
             return;
         }
-        self.has_timeouts = false;
-        let mut inside: Vec<SeqId> = self.by_rid.values().copied().collect();
-        inside.sort_unstable();
-        for seq in inside {
-            let sequence = &mut self.sequences[seq];
-            self.has_timeouts |= sequence.request.timeouts.any();
+        let mut has_timeouts = false;
+        for seq in self.requests.live_by_age() {
+            let sequence = &mut self.requests[seq];
+            has_timeouts |= sequence.request.timeouts.any();
             if sequence.phase != Phase::Waiting {
                 sequence.running_since_s.get_or_insert(now_s);
             }
             if let Some(error) = overrun(sequence, now_s) {
-                let kept = sequence.output.len();
-                self.finish(seq, RequestEnd::Failed(error), kept, false);
+                self.fail(seq, error);
             }
         }
+        self.requests.set_has_timeouts(has_timeouts);
     }
 }
 

@@ -3,9 +3,10 @@
 use serde::Serialize;
 
 use crate::error::RequestError;
-use crate::state::plan::PlanRequest;
+use crate::state::plan::PlanStep;
 
-use super::{Next, OpenPlan, Scheduler};
+use super::pipeline::OpenPlan;
+use super::{Next, Scheduler};
 
 /// The outcome of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -30,6 +31,17 @@ impl Flushes {
     pub(super) fn are_asked(&self) -> bool {
         self.asked > self.planned
     }
+
+    fn ask(&mut self) -> u64 {
+        self.asked += 1;
+        self.asked
+    }
+
+    /// Has the next plan carry out all that were asked for, and returns the number of the last one.
+    fn plan(&mut self) -> u64 {
+        self.planned = self.asked;
+        self.planned
+    }
 }
 
 impl Scheduler {
@@ -39,43 +51,32 @@ impl Scheduler {
     /// # Errors
     /// [`RequestError::Busy`] while a request runs or waits; nothing is flushed then.
     pub fn flush_cache(&mut self) -> Result<u64, RequestError> {
-        let running = self.running.len() + usize::from(self.chunked.is_some());
-        let waiting = self.waiting.len() + self.retracted.len();
+        let (running, waiting) = (self.batch.len(), self.queue.len());
         if running + waiting > 0 {
             return Err(RequestError::Busy { running, waiting });
         }
-        self.is_dirty = true;
-        self.flushes.asked += 1;
-        Ok(self.flushes.asked)
+        self.pipeline.note_change();
+        Ok(self.hosts.flushes_mut().ask())
     }
 
     /// Takes the flushes that were carried out: the number of the last one of a plan, and what they did together.
     pub fn take_flushed(&mut self) -> Vec<(u64, CacheFlushed)> {
-        std::mem::take(&mut self.flushes.done)
-    }
-
-    /// Pins that were asked for earlier are granted by a plan before that of the flush.
-    pub(super) fn flush_is_due(&self) -> bool {
-        self.flushes.are_asked() && !self.pins.has_demands()
+        std::mem::take(&mut self.hosts.flushes_mut().done)
     }
 
     /// Opens the plan of a flush, which admits nobody and decodes nothing.
     pub(super) fn flush(&mut self) -> Next {
         // Requests that came in since the flush was asked for are looked at by the plan after it.
-        self.is_dirty = true;
-        self.flushes.planned = self.flushes.asked;
+        self.pipeline.note_change();
+        let number = self.hosts.flushes_mut().plan();
         let settle = self.take_settlements();
-        self.open = Some(OpenPlan {
-            step: self.next_step,
-            decode: Vec::new(),
-            flush: Some(self.flushes.planned),
-        });
-        let request = PlanRequest {
+        let request = PlanStep {
             settle,
             flush: true,
             ..self.empty_request()
         };
-        Next::Plan(Box::new(request))
+        self.pipeline.open(Vec::new(), Some(number));
+        Next::PlanStep(Box::new(request))
     }
 
     /// Notes what the plan that was answered has flushed.
@@ -86,8 +87,8 @@ impl Scheduler {
         let flushed = CacheFlushed {
             flushed_tokens: self.limits.page_size.tokens_in(flushed_pages),
             flushed_pages,
-            kept_tokens: self.cache.protected_tokens,
+            kept_tokens: self.memory.protected_tokens(),
         };
-        self.flushes.done.push((number, flushed));
+        self.hosts.flushes_mut().done.push((number, flushed));
     }
 }

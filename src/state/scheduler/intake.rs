@@ -1,18 +1,17 @@
 //! Who comes in, and who is told to go.
 
-use smallvec::SmallVec;
-
 use crate::error::RequestError;
 use crate::ids::{IntakeId, RequestId, SeqId};
 use crate::state::pool::pages::PageSize;
 use crate::state::scheduler::news::FinishReason;
-use crate::state::scheduler::news::{RequestEnd, RequestTokens};
+use crate::state::scheduler::news::RequestEnd;
 use crate::state::scheduler::sequence::Sequence;
 use crate::state::scheduler::submission::CancelFlag;
 use crate::state::scheduler::submission::Submission;
 
-use super::Scheduler;
+use super::outbox::Counter;
 use super::planning::MAX_CANDIDATES;
+use super::{Computed, Scheduler};
 
 /// What can ever fit, so that an idle engine can always admit what it has let in.
 #[derive(Clone, Copy, Debug)]
@@ -74,9 +73,9 @@ impl Scheduler {
     /// Takes a request in, at the end of the queue. A request cancelled already ends at once; so does one whose id
     /// is in flight.
     pub fn submit(&mut self, request: Submission) {
-        self.cancels_seen.clear();
+        self.requests.forget_cancels_seen();
         let rid = request.rid.clone();
-        if self.by_rid.contains_key(&rid) {
+        if self.requests.holder(&rid).is_some() {
             let error = RequestError::DuplicateRequest(rid.as_str().to_owned());
             return self.turn_away(request, error);
         }
@@ -86,101 +85,89 @@ impl Scheduler {
         {
             return self.turn_away(request, error);
         }
-        self.is_dirty = true;
-        self.has_timeouts |= request.timeouts.any();
-        if request.cancel.is_raised() {
-            self.cancels_seen.push(request.intake);
+        self.pipeline.note_change();
+        let is_cancelled = request.cancel.is_raised();
+        if is_cancelled {
+            self.requests.note_cancel_seen(request.intake);
         }
-        let is_cancelled = !self.cancels_seen.is_empty();
         let mut sequence = Sequence::new(request);
-        sequence.arrival_prefilled_tokens = self.prefilled_tokens;
-        let seq = self.sequences.insert(sequence);
-        self.by_rid.insert(rid, seq);
-        self.waiting.push_back(seq);
+        sequence.arrival_prefilled_tokens = self.queue.order().prefilled_tokens();
+        let seq = self.requests.insert(sequence);
+        self.queue.push(seq);
         if is_cancelled {
             self.abort(seq);
         }
     }
 
     fn turn_away(&mut self, request: Submission, error: RequestError) {
-        self.news.push(RequestTokens {
-            intake: request.intake,
-            tokens: SmallVec::new(),
-            logprobs: None,
-            cached_tokens: 0,
-            num_retractions: 0,
-            end: Some(Box::new(RequestEnd::Failed(error))),
-        });
+        self.outbox
+            .turn_away(request.intake, RequestEnd::Failed(error));
     }
 
     /// Cancels a request wherever it stands. An unknown id is counted: it ended already, or its flag will be seen
     /// when it comes in. So is a flag of another request that had the id before.
     pub fn cancel(&mut self, rid: &RequestId, flag: Option<&CancelFlag>) {
         let is_meant =
-            |seq: &SeqId| flag.is_none_or(|flag| self.sequences[*seq].request.cancel.is_same(flag));
-        match self.by_rid.get(rid).copied().filter(is_meant) {
+            |seq: &SeqId| flag.is_none_or(|flag| self.requests[*seq].request.cancel.is_same(flag));
+        match self.requests.holder(rid).filter(is_meant) {
             Some(seq) => self.abort(seq),
-            None => self.counters.stale_messages += 1,
+            None => self.outbox.count(Counter::StaleMessages, 1),
         }
     }
 
     /// Cancels everything inside, oldest first.
     pub fn cancel_all(&mut self) {
-        let mut inside: Vec<SeqId> = self.by_rid.values().copied().collect();
-        inside.sort_unstable();
-        for seq in inside {
+        for seq in self.requests.live_by_age() {
             self.abort(seq);
         }
     }
 
     /// The tokenizer found a stop string: the first `kept` output tokens count. It has told the client already.
     pub fn stop_found(&mut self, rid: &RequestId, kept: usize) {
-        let Some(&seq) = self.by_rid.get(rid) else {
-            self.counters.stale_messages += 1;
-            return;
+        let Some(seq) = self.requests.holder(rid) else {
+            return self.outbox.count(Counter::StaleMessages, 1);
         };
-        let sequence = &self.sequences[seq];
+        let sequence = &self.requests[seq];
         let intake = sequence.request.intake;
         let kept = kept.min(sequence.output.len());
         let reason = FinishReason::StopString(String::new());
-        self.finish(seq, RequestEnd::Finished(reason), kept, true);
-        self.news.retain(|news| news.intake != intake);
+        self.finish(seq, RequestEnd::Finished(reason), kept, Computed::Publish);
+        self.outbox.withdraw(intake);
     }
 
     pub(super) fn abort(&mut self, seq: SeqId) {
-        let kept = self.sequences[seq].output.len();
-        self.finish(seq, RequestEnd::Finished(FinishReason::Abort), kept, false);
+        let kept = self.requests[seq].output.len();
+        let end = RequestEnd::Finished(FinishReason::Abort);
+        self.finish(seq, end, kept, Computed::Discard);
     }
 
     /// Ends the requests at the head of the queue whose flag was raised and whose message is still on its way.
     pub(super) fn sweep_cancelled(&mut self) {
-        let is_cancelled = |seq: &SeqId| {
-            !self.swept.contains(seq) && self.sequences[*seq].request.cancel.is_raised()
+        let cancelled = {
+            let head = self.queue.all().take(MAX_CANDIDATES);
+            let cancelled = self.requests.cancelled_of(head.clone());
+            if self.queue.waiting().len() > MAX_CANDIDATES {
+                self.requests.note_swept(head);
+            }
+            cancelled
         };
-        let waiting = self.retracted.iter().chain(&self.waiting).copied();
-        let head = waiting.take(MAX_CANDIDATES);
-        let cancelled: Vec<SeqId> = head.clone().filter(is_cancelled).collect();
-        if self.waiting.len() > MAX_CANDIDATES {
-            // A plan may sweep again, in another order; a flag raised in between counts for the next plan, so that
-            // whose flag a plan saw says all.
-            self.swept.extend(head);
-        }
         for seq in cancelled {
-            self.cancels_seen.push(self.sequences[seq].request.intake);
+            let intake = self.requests[seq].request.intake;
+            self.requests.note_cancel_seen(intake);
             self.abort(seq);
         }
     }
 
     /// The requests whose raised flag the last [`submit`](Self::submit), [`next`](Self::next) or
-    /// [`probed`](Self::probed) came upon. A flag is raised by another thread at any time: when it was seen is an input
+    /// [`prefixes_probed`](Self::prefixes_probed) came upon. A flag is raised by another thread at any time: when it was seen is an input
     /// that comes in no message.
     pub fn cancels_seen(&self) -> &[IntakeId] {
-        &self.cancels_seen
+        self.requests.cancels_seen()
     }
 
     /// The request that has this id now, and its flag.
     pub fn in_flight(&self, rid: &RequestId) -> Option<(IntakeId, &CancelFlag)> {
-        let request = &self.sequences[*self.by_rid.get(rid)?].request;
+        let request = &self.requests[self.requests.holder(rid)?].request;
         Some((request.intake, &request.cancel))
     }
 }

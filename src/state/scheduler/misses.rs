@@ -8,37 +8,38 @@ use super::Scheduler;
 impl Scheduler {
     /// Takes what there is to tell. Nothing, if the cache diagnoses no misses.
     pub fn take_prefix_events(&mut self) -> Vec<PrefixEvent> {
-        std::mem::take(&mut self.prefix_events)
+        self.outbox.take_prefix_events()
     }
 
     /// Only the first admission counts: it is the one whose cached tokens the client is told.
     pub(super) fn note_departure(&mut self, seq: SeqId, departure: Option<Box<Departure>>) {
-        let sequence = &self.sequences[seq];
+        let sequence = &self.requests[seq];
         let Some(departure) = departure.filter(|_| sequence.cached_tokens.is_none()) else {
             return;
         };
         let request = &sequence.request;
-        self.prefix_events
-            .push(PrefixEvent::Left(Box::new(PrefixLeft {
-                rid: request.rid.clone(),
-                namespace: request.namespace.clone(),
-                prompt: request.prompt.clone(),
-                step: self.next_step,
-                departure: *departure,
-            })));
+        let left = PrefixLeft {
+            rid: request.rid.clone(),
+            namespace: request.namespace.clone(),
+            prompt: request.prompt.clone(),
+            step: self.pipeline.next_step(),
+            departure: *departure,
+        };
+        self.outbox
+            .note_prefix_event(PrefixEvent::Left(Box::new(left)));
     }
 
-    /// Evictions of a plan come behind its admissions.
+    /// The evictions of a plan follow its admissions.
     pub(super) fn note_evictions(&mut self, step: StepId, edges: Vec<EvictedEdge>) {
         if !edges.is_empty() {
-            self.prefix_events
-                .push(PrefixEvent::Evicted { step, edges });
+            self.outbox
+                .note_prefix_event(PrefixEvent::Evicted { step, edges });
         }
     }
 
     /// Told even if nothing is diagnosed: whoever listens must know that the cache was emptied.
     pub(super) fn note_flush(&mut self, step: StepId, edges: Vec<EvictedEdge>) {
-        self.prefix_events
-            .push(PrefixEvent::Flushed { step, edges });
+        self.outbox
+            .note_prefix_event(PrefixEvent::Flushed { step, edges });
     }
 }

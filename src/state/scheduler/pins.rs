@@ -10,7 +10,7 @@ use crate::state::pool::pages::NodeLock;
 
 use super::Scheduler;
 
-/// The pins and what is to be said of them to the tree.
+/// The pins, and the demands and locks that the tree is to get.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     /// In order, so that locks go back in one order.
@@ -75,6 +75,26 @@ impl Pins {
         !self.released.is_empty()
     }
 
+    fn ask(&mut self, namespace: Namespace, tokens: Arc<[u32]>, expires_s: u64) -> u64 {
+        self.next_pin += 1;
+        let pin = self.next_pin;
+        let lock = None;
+        self.held.insert(pin, Pin { lock, expires_s });
+        self.demands.push(PinDemand {
+            pin,
+            namespace,
+            tokens,
+        });
+        pin
+    }
+
+    /// The pins whose time has passed.
+    fn expired(&self, now_s: u64) -> impl Iterator<Item = u64> + '_ {
+        let held = self.held.iter();
+        held.filter(move |(_, pin)| pin.expires_s <= now_s)
+            .map(|(pin, _)| *pin)
+    }
+
     fn remove(&mut self, pin: u64) -> bool {
         let Some(removed) = self.held.remove(&pin) else {
             return false;
@@ -96,56 +116,39 @@ impl Scheduler {
         tokens: Arc<[u32]>,
         expires_s: u64,
     ) -> Result<u64, RequestError> {
-        let limit = self.limits.max_pins;
-        if self.pins.len() >= limit {
+        let (queued, limit) = (self.hosts.pins().len(), self.limits.max_pins);
+        if queued >= limit {
             return Err(RequestError::Overloaded {
                 what: "pins",
-                queued: self.pins.len(),
+                queued,
                 limit,
             });
         }
-        self.is_dirty = true;
-        self.pins.next_pin += 1;
-        let pin = self.pins.next_pin;
-        self.pins.held.insert(
-            pin,
-            Pin {
-                lock: None,
-                expires_s,
-            },
-        );
-        self.pins.demands.push(PinDemand {
-            pin,
-            namespace,
-            tokens,
-        });
-        Ok(pin)
+        self.pipeline.note_change();
+        Ok(self.hosts.pins_mut().ask(namespace, tokens, expires_s))
     }
 
     /// Gives a pin back; false if it was gone.
     pub fn unpin(&mut self, pin: u64) -> bool {
-        self.is_dirty = true;
-        self.pins.remove(pin)
+        self.pipeline.note_change();
+        self.hosts.pins_mut().remove(pin)
     }
 
     /// Gives the pins back whose time has passed.
     pub fn expire_pins(&mut self, now_s: u64) {
-        let held = self.pins.held.iter();
-        let expired = held
-            .filter(|(_, pin)| pin.expires_s <= now_s)
-            .map(|(pin, _)| *pin);
-        for pin in expired.collect::<Vec<u64>>() {
+        let expired: Vec<u64> = self.hosts.pins().expired(now_s).collect();
+        for pin in expired {
             self.unpin(pin);
         }
     }
 
     /// True if [`expire_pins`](Self::expire_pins) would give one back.
     pub fn has_expired_pins(&self, now_s: u64) -> bool {
-        self.pins.held.values().any(|pin| pin.expires_s <= now_s)
+        self.hosts.pins().expired(now_s).next().is_some()
     }
 
     /// Takes the pins that were granted: number, and tokens that are cached and stay.
     pub fn take_pinned(&mut self) -> Vec<(u64, usize)> {
-        std::mem::take(&mut self.pins.granted)
+        std::mem::take(&mut self.hosts.pins_mut().granted)
     }
 }

@@ -2,40 +2,38 @@
 
 use std::sync::Arc;
 
-use crate::ids::{RowId, SeqId};
+use crate::ids::SeqId;
 use crate::state::plan::prefill_adder::{PrefillAdder, PrefillLimits};
 use crate::state::plan::{
-    AdmitRequest, Candidate, DecodeDemand, PlanRequest, PublishKey, ReserveRequest, Settle,
+    AdmitRequest, Candidate, DecodeDemand, PlanStep, PublishKey, ReservePages, Settle,
     SettleCheckpoint, SettleRelease, Verdict,
 };
 use crate::state::pool::pages::{EvictedPages, Pages};
 use crate::state::scheduler::sequence::{Phase, Sequence, SequenceKv};
-use crate::state::step::PIPELINE_DEPTH;
 
-use super::{Next, OpenPlan, Scheduler};
+use super::{Next, Scheduler};
 
 /// Candidates that one plan looks at: more are admitted by the plans after it.
 pub(super) const MAX_CANDIDATES: usize = 256;
 
 impl Scheduler {
     /// Decides what to send next. `Nothing` while a plan is out or two steps are under way; otherwise the open plan
-    /// is answered by [`Scheduler::planned`].
+    /// is answered by [`Scheduler::step_planned`].
     #[allow(clippy::should_implement_trait)] // `Nothing` is no end: the next event brings more
     pub fn next(&mut self) -> Next {
         if self.must_wait() {
             return Next::Nothing;
         }
-        self.is_dirty = false;
-        self.cancels_seen.clear();
-        self.swept.clear();
-        self.take_next_policy();
-        if self.recovering {
+        self.pipeline.begin_plan(false);
+        self.requests.begin_sweep();
+        self.queue.order_mut().take_next_policy();
+        if self.pipeline.is_recovering() {
             return self.recover();
         }
-        if self.flush_is_due() {
+        if self.hosts.flush_is_due() {
             return self.flush();
         }
-        self.is_dirty = self.flushes.are_asked();
+        self.pipeline.begin_plan(self.hosts.asks_for_flush());
         self.see_who_left();
         match self.probe_due() {
             Some(need) => self.probe(need),
@@ -46,16 +44,16 @@ impl Scheduler {
     /// Sees to who was cancelled, and makes room where everybody has gone.
     pub(super) fn see_who_left(&mut self) {
         self.sweep_cancelled();
-        self.preempted.clear();
-        if self.preempts() || self.running.is_empty() && self.chunked.is_none() {
-            self.batch_is_full = false;
+        self.queue.forget_preempted();
+        if self.preempts() || self.batch.is_empty() {
+            self.batch.set_full(false);
         }
     }
 
     /// Opens the plan itself, once the policy knows what it asked for.
     pub(super) fn open_plan(&mut self) -> Next {
         let settle = self.take_settlements();
-        let pins = self.pins.take_demands();
+        let pins = self.hosts.pins_mut().take_demands();
         let decode = self.decode_rows();
         if self.looks_at_queue(&decode.seqs) {
             self.order_queue();
@@ -68,13 +66,13 @@ impl Scheduler {
         let needs_tree = !settle.is_empty()
             || !pins.is_empty()
             || admit.is_some()
-            || !self.carried.is_empty()
-            || self.new_eviction_policy.is_some();
+            || self.pipeline.has_returned()
+            || self.queue.order().new_eviction_policy().is_some();
         if !needs_tree {
             return self.plan_decode_alone(decode);
         }
         let (decode, else_decode) = decode.into_demand();
-        let request = PlanRequest {
+        let request = PlanStep {
             settle,
             pins,
             touch,
@@ -82,57 +80,49 @@ impl Scheduler {
             else_decode,
             ..self.empty_request()
         };
-        self.open = Some(OpenPlan {
-            step: self.next_step,
-            decode,
-            flush: None,
-        });
-        Next::Plan(Box::new(request))
+        self.pipeline.open(decode, None);
+        Next::PlanStep(Box::new(request))
     }
 
     /// True when [`next`](Self::next) would say `Nothing` without looking further, and change nothing.
     pub fn must_wait(&self) -> bool {
-        self.has_open_plan() || self.steps.len() >= PIPELINE_DEPTH || !self.is_dirty
+        self.pipeline.must_wait()
     }
 
     /// A request with nothing but what a probe left to be carried on.
-    pub(super) fn empty_request(&mut self) -> PlanRequest {
-        let carried = std::mem::take(&mut self.carried);
-        PlanRequest {
-            returned: carried.pages,
-            returned_rows: carried.rows,
-            eviction_policy: self.new_eviction_policy.take(),
-            ..PlanRequest::empty(self.next_step, self.free_pages, self.free_rows)
+    pub(super) fn empty_request(&mut self) -> PlanStep {
+        let (returned, returned_rows) = self.pipeline.take_returned();
+        let (free_pages, free_rows) = (self.memory.free_pages(), self.memory.free_rows());
+        PlanStep {
+            returned,
+            returned_rows,
+            eviction_policy: self.queue.order_mut().take_new_eviction_policy(),
+            ..PlanStep::empty(self.pipeline.next_step(), free_pages, free_rows)
         }
     }
 
     /// A decode with nothing to settle and nobody to admit needs the tree only to evict, and the pools only to grow.
     fn plan_decode_alone(&mut self, decode: DecodeRows) -> Next {
         let DecodeRows { seqs, growing } = decode;
+        self.pipeline.close();
         if seqs.is_empty() {
             self.reset_ratio_when_idle();
             return Next::Nothing;
         }
-        let step = self.next_step;
         if growing.is_empty() {
-            self.ratio.decay();
+            self.batch.ratio_mut().decay();
             return self.run_step(&seqs);
         }
-        let fits = growing.len() <= self.free_pages;
-        self.open = Some(OpenPlan {
-            step,
-            decode: seqs,
-            flush: None,
-        });
-        if !fits {
-            let request = PlanRequest {
+        self.pipeline.open(seqs, None);
+        if growing.len() > self.memory.free_pages() {
+            let request = PlanStep {
                 else_decode: Some(DecodeDemand { growing }),
                 ..self.empty_request()
             };
-            return Next::Plan(Box::new(request));
+            return Next::PlanStep(Box::new(request));
         }
-        Next::Reserve(Box::new(ReserveRequest {
-            step,
+        Next::ReservePages(Box::new(ReservePages {
+            step: self.pipeline.next_step(),
             returned: Pages::empty(),
             evicted: EvictedPages::empty(),
             returned_rows: Vec::new(),
@@ -145,40 +135,35 @@ impl Scheduler {
     /// Publishes finished extents and gives back what ended sequences hold.
     pub(super) fn take_settlements(&mut self) -> Vec<Settle> {
         let mut settle = Vec::new();
-        for seq in std::mem::take(&mut self.extended) {
-            if let Some(sequence) = self.sequences.get_mut(seq)
+        for seq in self.batch.take_extended() {
+            if let Some(sequence) = self.requests.get_mut(seq)
                 && !sequence.has_ended
                 && let Some(checkpoint) = checkpoint_of(seq, sequence)
             {
                 settle.push(Settle::Checkpoint(Box::new(checkpoint)));
             }
         }
-        for seq in std::mem::take(&mut self.ended) {
-            if let Some(sequence) = self.sequences.remove(seq) {
-                self.forget_edits(sequence.kv.as_ref().map(|kv| kv.row));
+        for seq in self.batch.take_ended() {
+            if let Some(sequence) = self.requests.remove(seq) {
+                self.pipeline
+                    .forget_edits(sequence.kv.as_ref().map(|kv| kv.row));
                 settle.extend(release_of(seq, sequence));
             }
         }
-        settle.extend(self.pins.take_released());
+        settle.extend(self.hosts.pins_mut().take_released());
         settle
-    }
-
-    /// Drops the page-table edits of a row that is given back: they mean nothing to its next holder.
-    pub(super) fn forget_edits(&mut self, row: Option<RowId>) {
-        if let Some(row) = row {
-            self.deltas.retain(|delta| delta.row() != row);
-        }
     }
 
     /// The running sequences whose next token can be planned.
     pub(super) fn decode_rows(&self) -> DecodeRows {
         let page = self.limits.page_size;
+        let running = self.batch.running();
         let mut rows = DecodeRows {
-            seqs: Vec::with_capacity(self.running.len()),
-            growing: Vec::with_capacity(self.running.len()),
+            seqs: Vec::with_capacity(running.len()),
+            growing: Vec::with_capacity(running.len()),
         };
-        for &seq in &self.running {
-            let sequence = &self.sequences[seq];
+        for &seq in running {
+            let sequence = &self.requests[seq];
             if !sequence.can_decode() {
                 continue;
             }
@@ -192,22 +177,22 @@ impl Scheduler {
 
     /// Whether somebody of the queue can be admitted by a plan that decodes these otherwise.
     pub(super) fn looks_at_queue(&self, decode: &[SeqId]) -> bool {
-        !self.batch_is_full && !self.waiting.is_empty() && !self.defers_prefill(decode)
+        !self.batch.is_full() && !self.queue.waiting().is_empty() && !self.defers_prefill(decode)
     }
 
     /// The candidates of this plan: the chunked one, the retracted ones, then the queue in policy order. `decode` is
     /// what runs otherwise.
     pub(super) fn admit_request(&mut self, decode: &[SeqId]) -> Option<AdmitRequest> {
-        let nobody_waits = self.waiting.is_empty() && self.retracted.is_empty();
-        let is_closed = (self.batch_is_full || nobody_waits) && self.chunked.is_none();
+        let is_full = self.batch.is_full();
+        let is_closed = (is_full || self.queue.len() == 0) && self.batch.chunked().is_none();
         if is_closed || self.defers_prefill(decode) {
             return None;
         }
         let mut candidates: Vec<Candidate> = Vec::new();
-        if let Some(seq) = self.chunked {
+        if let Some(seq) = self.batch.chunked() {
             candidates.push(self.candidate(seq));
         }
-        if !self.batch_is_full {
+        if !is_full {
             let ready = self.ready_candidates();
             candidates.extend(ready.into_iter().map(|seq| self.candidate(seq)));
         }
@@ -221,11 +206,12 @@ impl Scheduler {
             chunked_prefill_size: self.limits.chunk_tokens,
             mixed_rows,
         };
-        let running = self.running.iter().map(|seq| self.reserve_of(*seq));
+        let running = self.batch.running().iter();
+        let running = running.map(|seq| self.reserve_of(*seq));
         Some(AdmitRequest {
-            adder: PrefillAdder::new(limits, self.ratio.get(), running),
+            adder: PrefillAdder::new(limits, self.batch.ratio().get(), running),
             candidates,
-            max_new_rows: self.free_rows,
+            max_new_rows: self.memory.free_rows(),
             prefix_wait: self.limits.prefix_wait,
             mixes: mixed_rows > 0,
             preemption: self.preemptible(decode),
@@ -235,7 +221,7 @@ impl Scheduler {
     fn candidate(&mut self, seq: SeqId) -> Candidate {
         let rank = self.rank(seq);
         let tokens = self.fill_of(seq);
-        let sequence = &self.sequences[seq];
+        let sequence = &self.requests[seq];
         let continues_at = (sequence.phase == Phase::Chunked)
             .then(|| sequence.kv.as_ref().map(|kv| kv.committed))
             .flatten();

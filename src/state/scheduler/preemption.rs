@@ -6,11 +6,13 @@ use crate::error::RequestError;
 use crate::ids::SeqId;
 use crate::state::plan::preemption::{Preemption, Rank, Victim};
 use crate::state::plan::prefill_adder::RunningReserve;
-use crate::state::plan::{PlanRequest, Preempt, Settle};
+use crate::state::plan::{PlanStep, Preempt, Settle};
 use crate::state::scheduler::news::RequestEnd;
 
+use super::outbox::Counter;
+use super::pipeline::OpenPlan;
 use super::planning::MAX_CANDIDATES;
-use super::{Next, OpenPlan, Scheduler};
+use super::{Computed, Next, Scheduler};
 
 impl Scheduler {
     pub(super) fn preempts(&self) -> bool {
@@ -21,7 +23,7 @@ impl Scheduler {
     pub(super) fn rank(&self, seq: SeqId) -> Rank {
         let rules = self.limits.rules.priority;
         rules.map_or_else(Rank::default, |rules| {
-            rules.rank(self.sequences[seq].request.priority)
+            rules.rank(self.requests[seq].request.priority)
         })
     }
 
@@ -29,14 +31,12 @@ impl Scheduler {
     /// that a retracted request does not stand in the way of a better one.
     pub(super) fn ready_candidates(&self) -> Vec<SeqId> {
         // A retracted sequence waits for the tokens that are still on their way.
-        let is_ready = |seq: &&SeqId| {
-            self.sequences[**seq].rows_in_flight == 0 && !self.preempted.contains(seq)
-        };
-        let queue = self.retracted.iter().chain(&self.waiting).filter(is_ready);
+        let is_ready = |seq: &SeqId| self.requests[*seq].rows_in_flight == 0;
+        let queue = self.queue.candidates().filter(is_ready);
         if self.limits.rules.priority.is_none() {
-            return queue.take(MAX_CANDIDATES).copied().collect();
+            return queue.take(MAX_CANDIDATES).collect();
         }
-        let mut ready: Vec<SeqId> = queue.copied().collect();
+        let mut ready: Vec<SeqId> = queue.collect();
         ready.sort_by_cached_key(|seq| Reverse(self.rank(*seq)));
         ready.truncate(MAX_CANDIDATES);
         ready
@@ -48,13 +48,13 @@ impl Scheduler {
         let victims = decode.iter().map(|&seq| Victim {
             seq,
             rank: self.rank(seq),
-            reserved_tokens: self.reserve_of(seq).tokens(self.ratio.get()),
+            reserved_tokens: self.reserve_of(seq).tokens(self.batch.ratio().get()),
         });
         Some(Preemption::new(threshold, victims.collect()))
     }
 
     pub(super) fn reserve_of(&self, seq: SeqId) -> RunningReserve {
-        let sequence = &self.sequences[seq];
+        let sequence = &self.requests[seq];
         RunningReserve {
             remaining_new_tokens: sequence.remaining_new_tokens(),
             ignore_eos: sequence.request.sampling.ignore_eos,
@@ -66,13 +66,13 @@ impl Scheduler {
     /// Takes the victims out of the batch and plans the same step again. Who ended meanwhile gives its memory back
     /// once, as an ended one; if the request for which it all is ended, nobody is preempted.
     pub(super) fn preempt(&mut self, preempt: Preempt, open: OpenPlan) -> Next {
-        if self.recovering {
+        if self.pipeline.is_recovering() {
             return Next::Nothing;
         }
         // Whoever is preempted now may fit in the plan after this one, even if this one runs nothing.
-        self.is_dirty = true;
+        self.pipeline.note_change();
         let is_alive = |seq: &SeqId| {
-            let sequence = self.sequences.get(*seq);
+            let sequence = self.requests.get(*seq);
             sequence.is_some_and(|sequence| !sequence.has_ended)
         };
         let mut victims = preempt.victims;
@@ -80,34 +80,27 @@ impl Scheduler {
         let released: Vec<Settle> = victims
             .into_iter()
             .filter_map(|seq| {
-                self.counters.preemptions += 1;
-                self.preempted.push(seq);
+                self.outbox.count(Counter::Preemptions, 1);
                 let settle = self.evacuate(seq);
-                self.queue_preempted(seq);
+                self.requests[seq].retractions += 1;
+                self.queue.push_preempted(seq);
                 settle
             })
             .collect();
-        self.batch_is_full = false;
+        self.batch.set_full(false);
         let mut settle = self.take_settlements();
         settle.extend(released);
         let decode = self.decode_rows();
         let admit = self.admit_request(&decode.seqs);
         let (decode, else_decode) = decode.into_demand();
-        self.open = Some(OpenPlan { decode, ..open });
-        Next::Plan(Box::new(PlanRequest {
+        let request = PlanStep {
             settle,
             admit,
             else_decode,
             ..self.empty_request()
-        }))
-    }
-
-    /// Back to where it stood by its arrival: ahead of all others it would take the place that was made.
-    fn queue_preempted(&mut self, seq: SeqId) {
-        self.sequences[seq].retractions += 1;
-        let later = self.waiting.iter().position(|other| *other > seq);
-        self.waiting
-            .insert(later.unwrap_or(self.waiting.len()), seq);
+        };
+        self.pipeline.open(decode, open.flush);
+        Next::PlanStep(Box::new(request))
     }
 
     /// With the engine full, the worst of those that never ran makes room for a better request, the newest of them
@@ -119,11 +112,11 @@ impl Scheduler {
         let Some(rules) = self.limits.rules.priority else {
             return Ok(());
         };
-        if self.by_rid.len() < rules.max_requests {
+        if self.requests.n_live() < rules.max_requests {
             return Ok(());
         }
-        let is_client = |seq: &SeqId| !self.sequences[*seq].request.intake.is_probe();
-        let queued = self.by_rid.values().filter(|seq| is_client(seq)).count();
+        let is_client = |seq: &SeqId| !self.requests[*seq].request.intake.is_probe();
+        let queued = self.requests.live().filter(is_client).count();
         if queued < rules.max_requests {
             return Ok(());
         }
@@ -132,13 +125,13 @@ impl Scheduler {
             queued,
             limit: rules.max_requests,
         };
-        let never_ran = |seq: &&SeqId| self.sequences[**seq].cached_tokens.is_none();
-        let waiting = self.waiting.iter().filter(never_ran);
+        let never_ran = |seq: &&SeqId| self.requests[**seq].cached_tokens.is_none();
+        let waiting = self.queue.waiting().iter().filter(never_ran);
         let waiting = waiting.filter(|seq| is_client(seq));
         let worst = waiting.min_by_key(|seq| (self.rank(**seq), Reverse(**seq)));
         match worst.copied() {
             Some(worst) if self.rank(worst) < rules.rank(priority) => {
-                self.finish(worst, RequestEnd::Failed(overloaded), 0, false);
+                self.finish(worst, RequestEnd::Failed(overloaded), 0, Computed::Discard);
                 Ok(())
             }
             _ => Err(overloaded),

@@ -5,132 +5,120 @@ use std::cmp::Reverse;
 use crate::error::RequestError;
 use crate::ids::SeqId;
 use crate::state::plan::token_ratio::RETRACT_DECODE_STEPS;
-use crate::state::plan::{PlanRequest, Settle};
-use crate::state::scheduler::news::RequestEnd;
+use crate::state::plan::{PlanStep, Settle};
 
+use super::outbox::Counter;
+use super::pipeline::OpenPlan;
 use super::planning::retract_of;
-use super::{Next, OpenPlan, Scheduler};
+use super::{Next, Scheduler};
 
 impl Scheduler {
     /// Nothing was granted. Waits for those that are about to end; else revokes pins; else retracts the running
     /// request with the fewest outputs (then the longest prompt), one a round; the last one fails alone.
     pub(super) fn give_way(&mut self, open: OpenPlan) -> Next {
-        if self.recovering {
+        if self.pipeline.is_recovering() {
             return Next::Nothing;
         }
-        let is_ending = |seq: &SeqId| !self.sequences[*seq].can_decode();
-        if !self.steps.is_empty() && self.running.iter().any(is_ending) {
+        let is_ending = |seq: &SeqId| !self.requests[*seq].can_decode();
+        if !self.pipeline.is_drained() && self.batch.running().iter().any(is_ending) {
             return Next::Nothing;
         }
         let mut evict_tokens = 0;
         let mut retracted = None;
-        if self.ended.is_empty() && !self.pins.revoke_all() {
+        if self.batch.ended().is_empty() && !self.hosts.pins_mut().revoke_all() {
             match self.victim() {
                 Some(seq) => {
                     retracted = self.retract(seq);
-                    evict_tokens = self.running.len() * RETRACT_DECODE_STEPS;
+                    evict_tokens = self.batch.running().len() * RETRACT_DECODE_STEPS;
                 }
                 // The token on its way may end the last one well.
-                None if !self.steps.is_empty() => return Next::Nothing,
+                None if !self.pipeline.is_drained() => return Next::Nothing,
                 None => self.fail_last(),
             }
         }
-        // Whoever gives way now may fit again in the plan after this one, even if this one runs nothing.
-        self.is_dirty = true;
+        // A request that gives way now may fit again in the plan after this one, even if this one runs nothing.
+        self.pipeline.note_change();
         let mut settle = self.take_settlements();
         settle.extend(retracted);
         let (decode, else_decode) = self.decode_rows().into_demand();
-        self.open = Some(OpenPlan { decode, ..open });
-        let request = PlanRequest {
+        let request = PlanStep {
             settle,
             else_decode,
             evict_tokens,
             ..self.empty_request()
         };
-        Next::Plan(Box::new(request))
+        self.pipeline.open(decode, open.flush);
+        Next::PlanStep(Box::new(request))
     }
 
     /// The last of the running ones by (most outputs, shortest prompt); the chunked one rather than the last.
     fn victim(&self) -> Option<SeqId> {
-        if self.running.len() <= 1 {
-            return self.chunked;
+        let running = self.batch.running();
+        if running.len() <= 1 {
+            return self.batch.chunked();
         }
         let order = |seq: &&SeqId| {
-            let sequence = &self.sequences[**seq];
+            let sequence = &self.requests[**seq];
             (
                 sequence.planned_output,
                 Reverse(sequence.request.prompt.len()),
                 Reverse(**seq),
             )
         };
-        self.running.iter().min_by_key(order).copied()
+        running.iter().min_by_key(order).copied()
     }
 
     fn retract(&mut self, seq: SeqId) -> Option<Settle> {
         let settle = self.evacuate(seq);
         self.queue_retracted(seq);
-        let survivors = self.running.iter().map(|seq| &self.sequences[*seq]);
-        self.ratio
-            .after_retraction(survivors.map(|s| (s.planned_output, s.max_new_tokens())));
+        let survivors = self.batch.running().iter();
+        let progress = survivors.map(|seq| {
+            let sequence = &self.requests[*seq];
+            (sequence.planned_output, sequence.max_new_tokens())
+        });
+        let mut ratio = *self.batch.ratio();
+        ratio.after_retraction(progress);
+        *self.batch.ratio_mut() = ratio;
         settle
     }
 
     /// Takes a sequence out of the batch with everything it holds; it starts over.
     pub(super) fn evacuate(&mut self, seq: SeqId) -> Option<Settle> {
-        self.running.retain(|other| *other != seq);
-        if self.chunked == Some(seq) {
-            self.chunked = None;
-        }
-        self.extended.retain(|other| *other != seq);
-        let row = self.sequences[seq].kv.as_ref().map(|kv| kv.row);
-        self.forget_edits(row);
-        retract_of(seq, &mut self.sequences[seq])
+        self.batch.evacuate(seq);
+        let sequence = &mut self.requests[seq];
+        self.pipeline
+            .forget_edits(sequence.kv.as_ref().map(|kv| kv.row));
+        retract_of(seq, sequence)
     }
 
     /// Back into the queue, ahead of every policy's order, oldest first.
     pub(super) fn queue_retracted(&mut self, seq: SeqId) {
-        let sequence = &mut self.sequences[seq];
+        let sequence = &mut self.requests[seq];
         sequence.retractions += 1;
-        self.counters.retractions += 1;
-        self.counters.retracted_input_tokens += sequence.request.prompt.len() as u64;
-        self.counters.retracted_output_tokens += sequence.output.len() as u64;
-        let place = self.retracted.partition_point(|other| *other < seq);
-        self.retracted.insert(place, seq);
+        let (input, output) = (sequence.request.prompt.len(), sequence.output.len());
+        self.outbox.count(Counter::Retractions, 1);
+        self.outbox.count(Counter::RetractedInputTokens, input);
+        self.outbox.count(Counter::RetractedOutputTokens, output);
+        self.queue.push_retracted(seq);
     }
 
     fn fail_last(&mut self) {
-        if let Some(&seq) = self.running.first() {
-            let kept = self.sequences[seq].output.len();
-            self.finish(
-                seq,
-                RequestEnd::Failed(RequestError::OutOfMemory),
-                kept,
-                false,
-            );
+        if let Some(&seq) = self.batch.running().first() {
+            self.fail(seq, RequestError::OutOfMemory);
         }
     }
 
     /// Nothing runs and the first candidate does not fit: hosts' pins are in its way, or nothing can help it.
     pub(super) fn relieve_idle_engine(&mut self, refused: SeqId) {
-        let is_busy = !self.running.is_empty()
-            || self.chunked.is_some()
-            || !self.steps.is_empty()
-            || !self.ended.is_empty();
+        let is_busy =
+            !self.batch.is_empty() || !self.batch.ended().is_empty() || !self.pipeline.is_drained();
         if is_busy {
             return;
         }
-        self.is_dirty = true;
-        if self.pins.revoke_all() {
-            return;
-        }
-        if let Some(sequence) = self.sequences.get(refused) {
-            let kept = sequence.output.len();
-            self.finish(
-                refused,
-                RequestEnd::Failed(RequestError::OutOfMemory),
-                kept,
-                false,
-            );
+        self.pipeline.note_change();
+        let is_inside = self.requests.get(refused).is_some();
+        if !self.hosts.pins_mut().revoke_all() && is_inside {
+            self.fail(refused, RequestError::OutOfMemory);
         }
     }
 }

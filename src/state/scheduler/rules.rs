@@ -39,7 +39,7 @@ impl Scheduler {
     /// nothing is owed.
     pub(super) fn defers_prefill(&self, decode: &[SeqId]) -> bool {
         let rules = &self.limits.rules;
-        self.owed_decodes > 0
+        self.batch.owed_decodes() > 0
             && !decode.is_empty()
             && decode.len() >= rules.prefill_decode_interval_min_bs
     }
@@ -47,7 +47,8 @@ impl Scheduler {
     /// A prefill step is sent; `sat_out`: somebody could have decoded in it and did not.
     pub(super) fn note_prefill_step(&mut self, sat_out: bool) {
         if sat_out {
-            self.owed_decodes = self.limits.rules.prefill_decode_interval;
+            self.batch
+                .owe_decodes(self.limits.rules.prefill_decode_interval);
         }
     }
 
@@ -58,7 +59,7 @@ impl Scheduler {
             return 0;
         };
         let room = chunk.min(self.limits.max_prefill_tokens);
-        let wants_logprobs = |seq: &SeqId| self.sequences[*seq].request.logprobs.is_some();
+        let wants_logprobs = |seq: &SeqId| self.requests[*seq].request.logprobs.is_some();
         let rides = self.limits.rules.mixed_chunk
             && decode.len() + self.limits.page_size.get() <= room
             && !decode.iter().any(wants_logprobs);

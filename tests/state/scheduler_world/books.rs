@@ -2,7 +2,7 @@
 
 use souffleur::error::RequestError;
 use souffleur::ids::PageId;
-use souffleur::state::plan::{PlanRequest, Planned, Reservation, Settle};
+use souffleur::state::plan::{PlanStep, Reservation, Settle, StepPlanned};
 use souffleur::state::scheduler::Next;
 use souffleur::state::scheduler::news::{RequestEnd, RequestTokens};
 use souffleur::state::step::StepPlan;
@@ -29,10 +29,10 @@ impl World {
 
     /// A plan is begun, in an order that the policy alone decides from here on.
     pub(super) fn note_plan(&mut self, next: &Next) {
-        let policy = self.scheduler.policy_name();
+        let policy = self.states.scheduler.policy_name();
         match next {
-            Next::Probe(_) => self.waits.begin_plan(Promise::Nothing, false),
-            Next::Plan(_) => {
+            Next::ProbePrefixes(_) => self.waits.begin_plan(Promise::Nothing, false),
+            Next::PlanStep(_) => {
                 let promise = match policy {
                     "lof" => Promise::LongestOutput,
                     "random" => Promise::Nothing,
@@ -40,12 +40,14 @@ impl World {
                 };
                 self.waits.begin_plan(promise, policy != "fcfs");
             }
-            Next::Reserve(_) | Next::Run(_) => self.waits.begin_plan(Promise::Nothing, false),
+            Next::ReservePages(_) | Next::RunStep(_) => {
+                self.waits.begin_plan(Promise::Nothing, false)
+            }
             Next::Nothing => {}
         }
     }
 
-    pub(super) fn note_grants(&mut self, planned: &Planned) {
+    pub(super) fn note_grants(&mut self, planned: &StepPlanned) {
         let Reservation::Granted { grants, .. } = &planned.reservation else {
             return self.waits.refused();
         };
@@ -60,7 +62,7 @@ impl World {
         }
     }
 
-    pub(super) fn check_order(&mut self, plan: &PlanRequest) {
+    pub(super) fn check_order(&mut self, plan: &PlanStep) {
         let mut order = std::mem::take(&mut self.order);
         order.check(self, plan);
         self.order = order;
@@ -96,7 +98,7 @@ impl World {
     }
 
     pub(super) fn hear(&mut self) {
-        for news in self.scheduler.take_news() {
+        for news in self.states.scheduler.take_news() {
             let RequestTokens {
                 intake,
                 tokens,
@@ -130,8 +132,8 @@ impl World {
                 life.steps_since_cancel.get_or_insert(0);
             }
         }
-        self.scheduler.take_pinned();
-        for event in self.scheduler.take_prefix_events() {
+        self.states.scheduler.take_pinned();
+        for event in self.states.scheduler.take_prefix_events() {
             let rid = self.misses.take(event, self.now_s).map(|r| r.rid.clone());
             let is_first = rid.is_none_or(|rid| self.reported.insert(rid));
             assert!(is_first, "a request is admitted for the first time twice");
@@ -141,25 +143,27 @@ impl World {
 
     /// The sums of what the pools, the tree and the sequences themselves say.
     pub(super) fn check_counters(&self) {
-        let page_size = self.cache.page_size();
-        let private = self.scheduler.private_pages().count();
-        let pages = self.pools.pages.free_pages() + private;
-        let cached = self.cache.evictable_size() + self.cache.protected_size();
+        let page_size = self.states.cache.page_size();
+        let private = self.states.scheduler.private_pages().count();
+        let pages = self.states.pools.pages.free_pages() + private;
+        let cached = self.states.cache.evictable_size() + self.states.cache.protected_size();
         let total = page_size.tokens_in(self.setup.n_pages as usize);
         assert_eq!(page_size.tokens_in(pages) + cached, total);
         let holds = |number: &&usize| self.lives[**number].holds_memory;
         let held = self.inside.iter().filter(holds).count();
         assert_eq!(
-            self.pools.rows.free_rows() + held,
+            self.states.pools.rows.free_rows() + held,
             self.setup.n_rows as usize
         );
     }
 
     /// Every page is free, cached or one sequence's own.
     pub(super) fn check_pages(&self) {
-        let mut pages: Vec<PageId> = self.pools.pages.iter().collect();
-        self.cache.for_each_page(&mut |page| pages.push(page));
-        pages.extend(self.scheduler.private_pages());
+        let mut pages: Vec<PageId> = self.states.pools.pages.iter().collect();
+        self.states
+            .cache
+            .for_each_page(&mut |page| pages.push(page));
+        pages.extend(self.states.scheduler.private_pages());
         pages.sort_unstable();
         let all: Vec<PageId> = (1..=self.setup.n_pages).map(PageId::new).collect();
         assert_eq!(pages, all);
@@ -177,7 +181,7 @@ impl World {
             "{stats:?}"
         );
         assert_eq!(stats.mixed_steps as usize, self.watch.mixed_steps);
-        assert_eq!(self.cache.check_integrity(), Ok(()));
+        assert_eq!(self.states.cache.check_integrity(), Ok(()));
         self.check_pages();
         self.lives.iter().for_each(Life::check_end);
         // One that was cancelled while its plan was open is admitted after its end.
@@ -195,11 +199,17 @@ impl World {
             }
         }
         assert!(self.lives.iter().all(|life| !life.holds_memory));
-        self.pools.pages.free(self.cache.clear());
+        self.states.pools.pages.free(self.states.cache.clear());
         assert_eq!(
-            self.pools.pages.free_pages(),
-            self.pools.pages.total_pages()
+            self.states.pools.pages.free_pages(),
+            self.states.pools.pages.total_pages()
         );
-        assert_eq!((self.ledger.lost_pages(), self.ledger.lost_locks()), (0, 0));
+        assert_eq!(
+            (
+                self.states.ledger.lost_pages(),
+                self.states.ledger.lost_locks()
+            ),
+            (0, 0)
+        );
     }
 }

@@ -17,7 +17,7 @@ use super::{Ask, End, Life, World};
 
 impl World {
     fn intake(&self) -> IntakeLimits {
-        let page_size = self.cache.page_size();
+        let page_size = self.states.cache.page_size();
         let capacity_tokens = page_size.tokens_in(self.setup.n_pages as usize);
         IntakeLimits {
             context_length: capacity_tokens + 1,
@@ -71,7 +71,7 @@ impl World {
             .arrived(life.ask.prompt.len(), life.ask.max_new_tokens, rank);
         self.lives.push(life);
         self.order.note_arrival();
-        self.scheduler.submit(submission);
+        self.states.scheduler.submit(submission);
         self.hear();
         // Who is turned away at the door never is a sequence.
         if !matches!(
@@ -102,7 +102,7 @@ impl World {
         self.raise_flag(number);
         let life = &mut self.lives[number];
         life.steps_since_cancel.get_or_insert(0);
-        self.scheduler.cancel(&life.rid.clone(), None);
+        self.states.scheduler.cancel(&life.rid.clone(), None);
         self.after_event();
         assert!(self.lives[number].end.is_some(), "a cancel ends at once");
     }
@@ -111,7 +111,7 @@ impl World {
     pub fn stop_found(&mut self, number: usize, kept: usize) {
         let life = &mut self.lives[number];
         if life.end.is_some() {
-            self.scheduler.stop_found(&life.rid.clone(), kept);
+            self.states.scheduler.stop_found(&life.rid.clone(), kept);
             return self.after_event();
         }
         life.end = Some(End::StopFound);
@@ -119,12 +119,13 @@ impl World {
         self.waits.ended(number);
         let life = &mut self.lives[number];
         life.steps_since_cancel.get_or_insert(0);
-        self.scheduler.stop_found(&life.rid.clone(), kept);
+        self.states.scheduler.stop_found(&life.rid.clone(), kept);
         self.after_event();
     }
 
     pub fn pin(&mut self, tokens: &[u32], expires_s: u64) {
         let pinned = self
+            .states
             .scheduler
             .pin(Namespace::default(), Arc::from(tokens), expires_s);
         match pinned {
@@ -137,19 +138,19 @@ impl World {
     pub fn unpin_oldest(&mut self) {
         if !self.pins.is_empty() {
             let pin = self.pins.remove(0);
-            self.scheduler.unpin(pin);
+            self.states.scheduler.unpin(pin);
             self.after_event();
         }
     }
 
     pub fn expire_pins(&mut self, now_s: u64) {
-        self.scheduler.expire_pins(now_s);
+        self.states.scheduler.expire_pins(now_s);
         self.after_event();
     }
 
     /// Asks to empty the cache; its number, or the code of the refusal.
     pub fn flush_cache(&mut self) -> Result<u64, &'static str> {
-        let asked = self.scheduler.flush_cache();
+        let asked = self.states.scheduler.flush_cache();
         self.after_event();
         asked.map_err(|error| error.code())
     }
@@ -157,17 +158,17 @@ impl World {
     /// Lets time pass and ends what is over.
     pub fn pass(&mut self, seconds: f64) {
         self.now_s += seconds;
-        self.scheduler.expire_requests(self.now_s);
+        self.states.scheduler.expire_requests(self.now_s);
         self.after_event();
     }
 
     pub fn set_policy(&mut self, name: &str) {
-        assert_eq!(self.scheduler.set_policy(name), Ok(()));
+        assert_eq!(self.states.scheduler.set_policy(name), Ok(()));
         self.after_event();
     }
 
     pub fn set_eviction_policy(&mut self, name: &str) {
-        let set = self.scheduler.set_eviction_policy(name);
+        let set = self.states.scheduler.set_eviction_policy(name);
         assert_eq!(set.is_ok(), self.setup.has_radix_cache);
         self.after_event();
     }

@@ -4,18 +4,27 @@ use std::collections::HashSet;
 
 use souffleur::error::StepError;
 use souffleur::executor::Executor;
-use souffleur::state::plan::probe::run_probe;
-use souffleur::state::plan::transaction::run_plan;
+use souffleur::state::control::{Carried, Leg};
+use souffleur::state::plan::probe::ProbeKey;
 use souffleur::state::sampling::{RowLogprobs, TokenLogprobs};
 use souffleur::state::scheduler::Next;
 use souffleur::state::step::{RowWork, StepOutput, StepPlan};
 
 use crate::scheduler_waits::Room;
 
-use super::{Fate, Leg, World};
+use super::{Fate, World};
 
 /// Rounds of a drain that are more than any script of these tests needs.
 const MAX_ROUNDS: usize = 200_000;
+
+/// What is known of a leg before it is carried on.
+enum Before {
+    Probe(Vec<ProbeKey>),
+    Probed,
+    Plan { is_flush: bool },
+    Reserve,
+    Planned,
+}
 
 impl World {
     /// Moves the open plan by one leg; false without one.
@@ -23,62 +32,76 @@ impl World {
         let Some(leg) = self.leg.take() else {
             return false;
         };
+        let before = self.look_before(&leg);
+        match self.states.carry(leg) {
+            Carried::On(leg) => {
+                self.look_after(before, &leg);
+                self.leg = Some(leg);
+            }
+            Carried::Back(next) => self.take_answer(before, next),
+        }
+        true
+    }
+
+    /// Checks what must hold of a leg before it is carried on, and keeps what is checked afterwards.
+    fn look_before(&self, leg: &Leg) -> Before {
         match leg {
-            Leg::Probing(probe) => {
-                let numbers: Vec<usize> =
-                    probe.keys.iter().map(|k| self.number_of(k.seq)).collect();
-                let keys = probe.keys.clone();
-                let reply = run_probe(&mut *self.cache, *probe);
+            Leg::ProbePrefixes(probe) => Before::Probe(probe.keys.clone()),
+            Leg::PlanStep(plan) => {
+                assert_eq!(plan.free_pages, self.states.pools.pages.free_pages());
+                assert_eq!(plan.free_rows, self.states.pools.rows.free_rows());
+                let is_flush = plan.flush;
+                Before::Plan { is_flush }
+            }
+            Leg::ReservePages(_) => Before::Reserve,
+            Leg::PrefixesProbed(_) => Before::Probed,
+            Leg::StepPlanned(_) => Before::Planned,
+        }
+    }
+
+    /// Checks what the tree or the pools have done.
+    fn look_after(&mut self, before: Before, leg: &Leg) {
+        match (before, leg) {
+            (Before::Probe(keys), _) => {
                 if self.looks_at_sets() {
-                    assert_eq!(self.cache.check_integrity(), Ok(()));
-                    self.order.note_probe(&*self.cache, &numbers, &keys);
+                    assert_eq!(self.states.cache.check_integrity(), Ok(()));
+                    let numbers: Vec<usize> = keys.iter().map(|k| self.number_of(k.seq)).collect();
+                    self.order.note_probe(&*self.states.cache, &numbers, &keys);
                 }
-                self.leg = Some(Leg::Probed(Box::new(reply)));
             }
-            Leg::Probed(reply) => {
-                let next = self.scheduler.probed(*reply);
-                self.take_next(next);
-                self.hear();
-                self.pump();
-            }
-            Leg::Asked(plan) => {
-                assert_eq!(plan.free_pages, self.pools.pages.free_pages());
-                assert_eq!(plan.free_rows, self.pools.rows.free_rows());
-                let flush = plan.flush;
-                let reserve = run_plan(&mut *self.cache, *plan);
+            (Before::Plan { is_flush }, _) => {
                 let is_kept = self.stats().pins > 0;
                 assert!(
-                    !flush || is_kept || self.cache.total_size() == 0,
+                    !is_flush || is_kept || self.states.cache.total_size() == 0,
                     "flushed while busy"
                 );
                 if self.looks_at_sets() {
-                    assert_eq!(self.cache.check_integrity(), Ok(()));
+                    assert_eq!(self.states.cache.check_integrity(), Ok(()));
                 }
-                self.leg = Some(Leg::Reserving(Box::new(reserve)));
             }
-            Leg::Reserving(reserve) => {
-                let planned = self.pools.reserve(*reserve);
-                self.note_grants(&planned);
-                self.leg = Some(Leg::Answered(Box::new(planned)));
-            }
-            Leg::Answered(planned) => {
-                let next = self.scheduler.planned(*planned);
-                assert_eq!(self.stats().integrity_failures, 0);
-                if !matches!(next, Next::Plan(_) | Next::Reserve(_)) {
-                    self.check_counters();
-                    if self.looks_at_sets() {
-                        self.check_pages();
-                    }
-                }
-                self.plans += 1;
-                self.order.is_again = true;
-                self.take_next(next);
-                self.order.is_again = false;
-                self.hear();
-                self.pump();
-            }
+            (_, Leg::StepPlanned(planned)) => self.note_grants(planned),
+            _ => {}
         }
-        true
+    }
+
+    /// Takes what the scheduler says to an answer, and plans on.
+    fn take_answer(&mut self, before: Before, next: Next) {
+        let is_planned = matches!(before, Before::Planned);
+        if is_planned {
+            assert_eq!(self.stats().integrity_failures, 0);
+            if !matches!(next, Next::PlanStep(_) | Next::ReservePages(_)) {
+                self.check_counters();
+                if self.looks_at_sets() {
+                    self.check_pages();
+                }
+            }
+            self.plans += 1;
+        }
+        self.order.is_again = is_planned;
+        self.take_next(next);
+        self.order.is_again = false;
+        self.hear();
+        self.pump();
     }
 
     /// Moves the open plan to its end, and those that follow it at once.
@@ -113,7 +136,7 @@ impl World {
                 *steps += 1;
             }
         }
-        self.scheduler.step_done(plan.step, result);
+        self.states.scheduler.step_done(plan.step, result);
         self.after_event();
         true
     }
@@ -140,7 +163,7 @@ impl World {
 
     pub(super) fn pump(&mut self) {
         while self.leg.is_none() && !self.holds_back {
-            match self.scheduler.next() {
+            match self.states.scheduler.next() {
                 Next::Nothing => break,
                 next => {
                     self.note_plan(&next);
@@ -154,19 +177,19 @@ impl World {
     fn take_next(&mut self, next: Next) {
         match next {
             Next::Nothing => return,
-            Next::Probe(probe) => {
-                self.order.note_asked(self.scheduler.policy_name());
+            Next::ProbePrefixes(probe) => {
+                self.order.note_asked(self.states.scheduler.policy_name());
                 self.note_releases(&probe.settle);
-                self.leg = Some(Leg::Probing(probe));
+                self.leg = Some(Leg::ProbePrefixes(probe));
                 return;
             }
-            Next::Plan(plan) => {
+            Next::PlanStep(plan) => {
                 self.note_releases(&plan.settle);
                 self.check_order(&plan);
-                self.leg = Some(Leg::Asked(plan));
+                self.leg = Some(Leg::PlanStep(plan));
             }
-            Next::Reserve(reserve) => self.leg = Some(Leg::Reserving(reserve)),
-            Next::Run(plan) => return self.take_step(*plan),
+            Next::ReservePages(reserve) => self.leg = Some(Leg::ReservePages(reserve)),
+            Next::RunStep(plan) => return self.take_step(*plan),
         }
         self.plans_since_progress += 1;
         let bound = 2 * self.lives.len() + 10;
@@ -198,10 +221,11 @@ impl World {
         let starts = plan.starts.iter().map(|start| self.number_of(start.seq));
         let rows = plan.rows.iter().map(|row| self.number_of(row.seq));
         let (starts, rows): (Vec<_>, Vec<_>) = (starts.collect(), rows.collect());
-        let pages = self.pools.pages.free_pages();
+        let pages = self.states.pools.pages.free_pages();
         let room = Room {
-            rows: self.pools.rows.free_rows(),
-            tokens: self.cache.page_size().tokens_in(pages) + self.cache.evictable_size(),
+            rows: self.states.pools.rows.free_rows(),
+            tokens: self.states.cache.page_size().tokens_in(pages)
+                + self.states.cache.evictable_size(),
         };
         self.waits.take_step(&plan, &starts, &rows, room);
         let lives = &self.lives;

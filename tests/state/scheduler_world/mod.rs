@@ -13,17 +13,12 @@ use std::sync::Arc;
 use souffleur::executor::fake::{FakeExecutor, FakeOptions};
 use souffleur::ids::{RequestId, SeqId, StepId};
 use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::cache::plain_cache::PlainCache;
-use souffleur::state::cache::prefix_cache::PrefixCache;
 use souffleur::state::cache::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
-use souffleur::state::cache::radix_tree::RadixTree;
-use souffleur::state::plan::probe::{ProbeReply, ProbeRequest};
-use souffleur::state::plan::{PlanRequest, Planned, ReserveRequest};
-use souffleur::state::pool::pages::{PageSize, PoolLedger};
-use souffleur::state::pool::pools::Pools;
+use souffleur::state::control::{ControlSetup, ControlStates, Leg};
+use souffleur::state::pool::pages::PageSize;
 use souffleur::state::scheduler::policy::{PriorityOrder, SchedulePolicy, schedule_policy};
 use souffleur::state::scheduler::stats::EngineStats;
-use souffleur::state::scheduler::{BatchRules, QueueRules, Scheduler, SchedulerLimits};
+use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
 use souffleur::state::step::StepPlan;
 
 use crate::policy_model::OrderCheck;
@@ -131,15 +126,6 @@ impl Setup {
     }
 }
 
-/// Where the open plan is.
-enum Leg {
-    Probing(Box<ProbeRequest>),
-    Probed(Box<ProbeReply>),
-    Asked(Box<PlanRequest>),
-    Reserving(Box<ReserveRequest>),
-    Answered(Box<Planned>),
-}
-
 /// How a step ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -151,14 +137,11 @@ pub enum Fate {
 
 pub struct World {
     pub setup: Setup,
-    pub scheduler: Scheduler,
-    pub cache: Box<dyn PrefixCache>,
-    pub pools: Pools,
+    pub states: ControlStates,
     pub lives: Vec<Life>,
     /// Every step emitted.
     pub history: Vec<StepPlan>,
     executor: FakeExecutor,
-    ledger: Arc<PoolLedger>,
     leg: Option<Leg>,
     steps: VecDeque<StepPlan>,
     /// Steps behind a lost one, whose result means nothing.
@@ -192,13 +175,12 @@ impl World {
 
     pub fn with_policy(setup: Setup, policy: Box<dyn SchedulePolicy>) -> Self {
         let page_size = setup.page_size();
-        let ledger = Arc::new(PoolLedger::new(page_size));
-        let cache: Box<dyn PrefixCache> = match setup.eviction_policy() {
-            Some(policy) => {
-                Box::new(RadixTree::new(page_size, policy, ledger.clone()).with_diagnostics())
-            }
-            None => Box::new(PlainCache::new(page_size).with_diagnostics()),
+        let control = ControlSetup {
+            limits: setup.limits(),
+            schedule_policy: policy.name().to_owned(),
+            diagnoses_misses: true,
         };
+        let states = control.build_with(policy).expect("the pools are small");
         let executor = FakeExecutor::new(FakeOptions {
             page_size: page_size.get(),
             n_pages: setup.n_pages as usize,
@@ -207,13 +189,10 @@ impl World {
             faults: Vec::new(),
         });
         Self {
-            scheduler: Scheduler::new(setup.limits(), policy, ledger.clone()),
-            pools: Pools::new(setup.n_pages, setup.n_rows, page_size, ledger.clone()),
-            cache,
+            states,
             lives: Vec::new(),
             history: Vec::new(),
             executor,
-            ledger,
             leg: None,
             steps: VecDeque::new(),
             void_until: StepId::new(0),
@@ -267,7 +246,7 @@ impl World {
     }
 
     pub fn stats(&self) -> EngineStats {
-        self.scheduler.stats()
+        self.states.scheduler.stats()
     }
 
     /// Requests that have not ended.
@@ -278,7 +257,7 @@ impl World {
 
     /// Nothing is inside and nothing under way.
     pub fn is_idle(&self) -> bool {
-        self.scheduler.is_idle() && self.leg.is_none()
+        self.states.scheduler.is_idle() && self.leg.is_none()
     }
 
     /// True at those plans at which whole sets are looked at.

@@ -9,8 +9,7 @@ use crate::state::plan::preemption::Preemption;
 use crate::state::plan::prefill_adder::{Budget, Decision, PrefillAdder};
 use crate::state::plan::{
     AdmitRequest, Admitted, CacheCounts, Candidate, CheckpointedSeq, Demand, PinDemand, Pinned,
-    PlanRequest, Preempt, PublishKey, ReserveRequest, Settle, SettleCheckpoint, SettleRelease,
-    Verdict,
+    PlanStep, Preempt, PublishKey, ReservePages, Settle, SettleCheckpoint, SettleRelease, Verdict,
 };
 use crate::state::pool::pages::{EvictedPages, PageRun, Pages};
 
@@ -20,8 +19,8 @@ const MIN_SHARED_TOKENS: usize = 32;
 const MAX_WAITS: u8 = 2;
 
 /// Runs a plan against the tree and returns what the pools are to do.
-pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveRequest {
-    let mut plan = Transaction {
+pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages {
+    let mut plan = Planning {
         page_size: cache.page_size().get(),
         cache,
         returned: request.returned,
@@ -62,7 +61,7 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
         evictable_tokens: plan.cache.evictable_size(),
         protected_tokens: plan.cache.protected_size(),
     });
-    ReserveRequest {
+    ReservePages {
         step: request.step,
         returned: plan.returned,
         evicted,
@@ -73,7 +72,7 @@ pub fn run_plan(cache: &mut dyn PrefixCache, request: PlanRequest) -> ReserveReq
     }
 }
 
-struct Transaction<'a> {
+struct Planning<'a> {
     cache: &'a mut dyn PrefixCache,
     page_size: usize,
     returned: Pages,
@@ -86,7 +85,7 @@ struct Transaction<'a> {
     mixes: bool,
 }
 
-impl Transaction<'_> {
+impl Planning<'_> {
     fn settle(&mut self, settle: Settle) {
         match settle {
             Settle::Checkpoint(checkpoint) => self.checkpoint(*checkpoint),

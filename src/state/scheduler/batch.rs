@@ -1,0 +1,152 @@
+//! The running batch: those that decode, the chunked prefill, and those that have just left.
+
+use super::sequence::Phase;
+use crate::ids::SeqId;
+use crate::state::plan::token_ratio::NewTokenRatio;
+
+/// Sequences that hold memory, by what they do.
+pub(super) struct Batch {
+    running: Vec<SeqId>,
+    chunked: Option<SeqId>,
+    /// Prefilled by the last steps and not yet published.
+    extended: Vec<SeqId>,
+    /// Ended, with memory to give back.
+    ended: Vec<SeqId>,
+    /// No memory or rows for a further request until one leaves.
+    is_full: bool,
+    /// Decode steps that come before the next prefill.
+    owed_decodes: usize,
+    ratio: NewTokenRatio,
+}
+
+/// How much of a prefill the extents that are planned reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// A chunk, and others follow.
+    Chunk,
+    /// The end of the prefill: the sequence decodes after it.
+    Last,
+}
+
+impl Batch {
+    pub(super) fn new(ratio: NewTokenRatio) -> Self {
+        Self {
+            running: Vec::new(),
+            chunked: None,
+            extended: Vec::new(),
+            ended: Vec::new(),
+            is_full: false,
+            owed_decodes: 0,
+            ratio,
+        }
+    }
+
+    /// Those whose prefill is planned to its end, in the order they came in.
+    #[inline]
+    pub(super) fn running(&self) -> &[SeqId] {
+        &self.running
+    }
+
+    pub(super) fn chunked(&self) -> Option<SeqId> {
+        self.chunked
+    }
+
+    /// Those that ended and hold memory until the next plan.
+    pub(super) fn ended(&self) -> &[SeqId] {
+        &self.ended
+    }
+
+    /// Those that decode or prefill.
+    pub(super) fn len(&self) -> usize {
+        self.running.len() + usize::from(self.chunked.is_some())
+    }
+
+    /// Nobody decodes or prefills.
+    pub(super) fn is_empty(&self) -> bool {
+        self.running.is_empty() && self.chunked.is_none()
+    }
+
+    /// Takes in a sequence of which the next step computes an extent.
+    pub(super) fn extend(&mut self, seq: SeqId, extent: Extent) {
+        match extent {
+            Extent::Chunk => self.chunked = Some(seq),
+            Extent::Last => {
+                if self.chunked == Some(seq) {
+                    self.chunked = None;
+                }
+                self.running.push(seq);
+            }
+        }
+        self.extended.push(seq);
+    }
+
+    /// Notes that a sequence has ended, which makes room for others.
+    pub(super) fn end(&mut self, seq: SeqId, phase: Phase) {
+        match phase {
+            Phase::Waiting => {}
+            Phase::Chunked => self.chunked = None,
+            Phase::Running => {
+                // Those that end in one step stand in its order: the search is short.
+                if let Some(place) = self.running.iter().position(|other| *other == seq) {
+                    self.running.remove(place);
+                }
+            }
+        }
+        self.is_full = false;
+        self.ended.push(seq);
+    }
+
+    /// Takes out a sequence that starts over.
+    pub(super) fn evacuate(&mut self, seq: SeqId) {
+        self.running.retain(|other| *other != seq);
+        if self.chunked == Some(seq) {
+            self.chunked = None;
+        }
+        self.extended.retain(|other| *other != seq);
+    }
+
+    /// Takes out all that run: they start over.
+    pub(super) fn evacuate_all(&mut self) {
+        self.running.clear();
+        self.chunked = None;
+        self.is_full = false;
+    }
+
+    pub(super) fn take_extended(&mut self) -> Vec<SeqId> {
+        std::mem::take(&mut self.extended)
+    }
+
+    pub(super) fn take_ended(&mut self) -> Vec<SeqId> {
+        std::mem::take(&mut self.ended)
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.is_full
+    }
+
+    pub(super) fn set_full(&mut self, is_full: bool) {
+        self.is_full = is_full;
+    }
+
+    pub(super) fn owed_decodes(&self) -> usize {
+        self.owed_decodes
+    }
+
+    /// Owes decode steps to those that sat out a prefill step.
+    pub(super) fn owe_decodes(&mut self, steps: usize) {
+        self.owed_decodes = steps;
+    }
+
+    /// A decode step pays one of those that are owed.
+    pub(super) fn pay_decode(&mut self) {
+        self.owed_decodes = self.owed_decodes.saturating_sub(1);
+    }
+
+    pub(super) fn ratio(&self) -> &NewTokenRatio {
+        &self.ratio
+    }
+
+    pub(super) fn ratio_mut(&mut self) -> &mut NewTokenRatio {
+        &mut self.ratio
+    }
+}

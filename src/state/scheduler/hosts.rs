@@ -1,0 +1,35 @@
+//! The wishes of hosts: prefixes kept for them, and the cache emptied for them.
+
+use super::flush::Flushes;
+use super::pins::Pins;
+
+/// Pins and flushes.
+#[derive(Debug, Default)]
+pub(super) struct Hosts {
+    pins: Pins,
+    flushes: Flushes,
+}
+
+impl Hosts {
+    pub(super) fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    pub(super) fn pins_mut(&mut self) -> &mut Pins {
+        &mut self.pins
+    }
+
+    pub(super) fn flushes_mut(&mut self) -> &mut Flushes {
+        &mut self.flushes
+    }
+
+    /// A flush was asked for that no plan carries out yet.
+    pub(super) fn asks_for_flush(&self) -> bool {
+        self.flushes.are_asked()
+    }
+
+    /// The next plan may carry out the flush: pins that were asked for earlier are granted by a plan before that one.
+    pub(super) fn flush_is_due(&self) -> bool {
+        self.flushes.are_asked() && !self.pins.has_demands()
+    }
+}

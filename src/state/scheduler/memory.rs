@@ -1,0 +1,96 @@
+//! The memory as the scheduler knows it: what the last plan told of pools and tree.
+
+use std::sync::Arc;
+
+use super::stats::EngineStats;
+use crate::state::plan::CacheCounts;
+use crate::state::pool::pages::{PageSize, PoolLedger};
+
+/// Free pages and rows, cached tokens, and what the sequences hold.
+pub(super) struct Memory {
+    page_size: PageSize,
+    total_pages: usize,
+    total_rows: usize,
+    free_pages: usize,
+    free_rows: usize,
+    cache: CacheCounts,
+    census: Census,
+    ledger: Arc<PoolLedger>,
+}
+
+/// The holdings of the sequences, as of the last plan.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Census {
+    /// Tokens of pages that belong to single sequences.
+    pub(super) private_tokens: usize,
+    /// Tokens of those that run, prompt and output.
+    pub(super) decode_tokens: usize,
+}
+
+impl Memory {
+    /// Memory in which everything is free.
+    pub(super) fn new(total_pages: usize, total_rows: usize, ledger: Arc<PoolLedger>) -> Self {
+        Self {
+            page_size: ledger.page_size(),
+            total_pages,
+            total_rows,
+            free_pages: total_pages,
+            free_rows: total_rows,
+            cache: CacheCounts::default(),
+            census: Census::default(),
+            ledger,
+        }
+    }
+
+    pub(super) fn free_pages(&self) -> usize {
+        self.free_pages
+    }
+
+    pub(super) fn free_rows(&self) -> usize {
+        self.free_rows
+    }
+
+    /// Cached tokens that a lock protects.
+    pub(super) fn protected_tokens(&self) -> usize {
+        self.cache.protected_tokens
+    }
+
+    /// The pools have told what is free.
+    pub(super) fn take_free(&mut self, pages: usize, rows: usize) {
+        self.free_pages = pages;
+        self.free_rows = rows;
+    }
+
+    /// The tree has told what it holds.
+    pub(super) fn take_cache(&mut self, cache: CacheCounts) {
+        self.cache = cache;
+    }
+
+    /// Takes the holdings of the sequences; true if every page is accounted for:
+    /// `free + evictable + protected + private == total`.
+    pub(super) fn take_census(&mut self, census: Census) -> bool {
+        self.census = census;
+        let accounted = self.page_size.tokens_in(self.free_pages)
+            + self.cache.evictable_tokens
+            + self.cache.protected_tokens
+            + census.private_tokens;
+        accounted == self.page_size.tokens_in(self.total_pages)
+    }
+
+    /// `stats` with the counts of memory.
+    pub(super) fn tell(&self, stats: EngineStats) -> EngineStats {
+        EngineStats {
+            decode_tokens: self.census.decode_tokens,
+            total_tokens: self.page_size.tokens_in(self.total_pages),
+            page_size: self.page_size.get(),
+            free_tokens: self.page_size.tokens_in(self.free_pages),
+            evictable_tokens: self.cache.evictable_tokens,
+            protected_tokens: self.cache.protected_tokens,
+            private_tokens: self.census.private_tokens,
+            total_rows: self.total_rows,
+            free_rows: self.free_rows,
+            lost_pages: self.ledger.lost_pages() + self.ledger.lost_locks(),
+            ..stats
+        }
+    }
+}

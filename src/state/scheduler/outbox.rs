@@ -1,0 +1,134 @@
+//! The scheduler's news: for clients, for the diagnosis of misses, for metrics.
+
+use smallvec::SmallVec;
+
+use super::news::{RequestEnd, RequestTokens};
+use super::sequence::Sequence;
+use super::stats::EngineStats;
+use crate::ids::IntakeId;
+use crate::state::cache::prefix_history::PrefixEvent;
+use crate::state::sampling::RowLogprobs;
+
+/// Things to tell, in the order they happened, and what was counted.
+#[derive(Default)]
+pub(super) struct Outbox {
+    news: Vec<RequestTokens>,
+    prefix_events: Vec<PrefixEvent>,
+    /// When the requests came in that were admitted for the first time since this was last taken.
+    first_admissions: Vec<f64>,
+    counts: [u64; Counter::StaleMessages as usize + 1],
+}
+
+/// A sum over the engine's life; [`EngineStats`] says what each means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counter {
+    Steps,
+    MixedSteps,
+    IntegrityFailures,
+    Retractions,
+    Preemptions,
+    RetractedInputTokens,
+    RetractedOutputTokens,
+    PromptTokens,
+    CachedTokens,
+    EvictedTokens,
+    /// Last: the number of counters depends on it.
+    StaleMessages,
+}
+
+impl Outbox {
+    #[inline]
+    pub(super) fn count(&mut self, counter: Counter, by: usize) {
+        self.counts[counter as usize] += by as u64;
+    }
+
+    /// Makes room for news of so many requests.
+    pub(super) fn expect(&mut self, n_requests: usize) {
+        self.news.reserve(n_requests);
+    }
+
+    /// Adds to the news; tokens and end of one request in one result become one entry.
+    #[inline]
+    pub(super) fn tell(
+        &mut self,
+        sequence: &Sequence,
+        tokens: SmallVec<[u32; 2]>,
+        logprobs: Option<Box<RowLogprobs>>,
+        end: Option<Box<RequestEnd>>,
+    ) {
+        let intake = sequence.request.intake;
+        if let Some(last) = self.news.last_mut()
+            && last.intake == intake
+            && last.end.is_none()
+            && tokens.is_empty()
+            && logprobs.is_none()
+        {
+            last.end = end;
+            return;
+        }
+        self.news.push(RequestTokens {
+            intake,
+            tokens,
+            logprobs,
+            cached_tokens: sequence.cached_tokens.unwrap_or(0),
+            num_retractions: sequence.retractions,
+            end,
+        });
+    }
+
+    /// Tells the end of a request that never came in.
+    pub(super) fn turn_away(&mut self, intake: IntakeId, end: RequestEnd) {
+        self.news.push(RequestTokens {
+            intake,
+            tokens: SmallVec::new(),
+            logprobs: None,
+            cached_tokens: 0,
+            num_retractions: 0,
+            end: Some(Box::new(end)),
+        });
+    }
+
+    /// Forgets what there is to tell of a request.
+    pub(super) fn withdraw(&mut self, intake: IntakeId) {
+        self.news.retain(|news| news.intake != intake);
+    }
+
+    pub(super) fn take_news(&mut self) -> Vec<RequestTokens> {
+        std::mem::take(&mut self.news)
+    }
+
+    pub(super) fn note_first_admission(&mut self, submitted_s: f64) {
+        self.first_admissions.push(submitted_s);
+    }
+
+    pub(super) fn take_first_admissions(&mut self) -> Vec<f64> {
+        std::mem::take(&mut self.first_admissions)
+    }
+
+    pub(super) fn note_prefix_event(&mut self, event: PrefixEvent) {
+        self.prefix_events.push(event);
+    }
+
+    pub(super) fn take_prefix_events(&mut self) -> Vec<PrefixEvent> {
+        std::mem::take(&mut self.prefix_events)
+    }
+
+    /// `stats` with what was counted.
+    pub(super) fn stats(&self, stats: EngineStats) -> EngineStats {
+        let of = |counter: Counter| self.counts[counter as usize];
+        EngineStats {
+            steps: of(Counter::Steps),
+            mixed_steps: of(Counter::MixedSteps),
+            integrity_failures: of(Counter::IntegrityFailures),
+            stale_messages: of(Counter::StaleMessages),
+            retractions: of(Counter::Retractions),
+            preemptions: of(Counter::Preemptions),
+            retracted_input_tokens: of(Counter::RetractedInputTokens),
+            retracted_output_tokens: of(Counter::RetractedOutputTokens),
+            prompt_tokens: of(Counter::PromptTokens),
+            cached_tokens: of(Counter::CachedTokens),
+            evicted_tokens: of(Counter::EvictedTokens),
+            ..stats
+        }
+    }
+}

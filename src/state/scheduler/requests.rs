@@ -1,0 +1,140 @@
+//! Everybody inside the engine: by number, and by the name that clients know.
+
+use std::ops::{Index, IndexMut};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::sequence::{Sequence, SequenceTable};
+use crate::ids::{IntakeId, RequestId, SeqId};
+
+/// The sequences, their names, and whose cancel flags were seen.
+#[derive(Default)]
+pub(super) struct Requests {
+    table: SequenceTable,
+    /// Those that have not ended.
+    by_rid: FxHashMap<RequestId, SeqId>,
+    /// A request inside may have a time limit.
+    has_timeouts: bool,
+    /// Those whose raised flag the last call came upon.
+    cancels_seen: Vec<IntakeId>,
+    /// Those whose flags this plan has looked at, if the queue is longer than what is looked at.
+    swept: FxHashSet<SeqId>,
+}
+
+impl Requests {
+    pub(super) fn insert(&mut self, sequence: Sequence) -> SeqId {
+        self.has_timeouts |= sequence.request.timeouts.any();
+        let rid = sequence.request.rid.clone();
+        let seq = self.table.insert(sequence);
+        self.by_rid.insert(rid, seq);
+        seq
+    }
+
+    pub(super) fn get(&self, seq: SeqId) -> Option<&Sequence> {
+        self.table.get(seq)
+    }
+
+    pub(super) fn get_mut(&mut self, seq: SeqId) -> Option<&mut Sequence> {
+        self.table.get_mut(seq)
+    }
+
+    pub(super) fn remove(&mut self, seq: SeqId) -> Option<Sequence> {
+        self.table.remove(seq)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
+        self.table.iter()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// The request that has this name now.
+    pub(super) fn holder(&self, rid: &RequestId) -> Option<SeqId> {
+        self.by_rid.get(rid).copied()
+    }
+
+    /// Lets another request have the name of one that has ended.
+    pub(super) fn release_name(&mut self, seq: SeqId) {
+        let rid = &self.table[seq].request.rid;
+        if self.by_rid.get(rid) == Some(&seq) {
+            self.by_rid.remove(rid);
+        }
+    }
+
+    /// Number of requests that have not ended.
+    pub(super) fn n_live(&self) -> usize {
+        self.by_rid.len()
+    }
+
+    /// Those that have not ended, in no order.
+    pub(super) fn live(&self) -> impl Iterator<Item = SeqId> + '_ {
+        self.by_rid.values().copied()
+    }
+
+    /// Those that have not ended, oldest first.
+    pub(super) fn live_by_age(&self) -> Vec<SeqId> {
+        let mut live: Vec<SeqId> = self.live().collect();
+        live.sort_unstable();
+        live
+    }
+
+    pub(super) fn has_timeouts(&self) -> bool {
+        self.has_timeouts
+    }
+
+    /// Notes that nobody, or somebody, inside has a time limit.
+    pub(super) fn set_has_timeouts(&mut self, has_timeouts: bool) {
+        self.has_timeouts = has_timeouts;
+    }
+
+    pub(super) fn cancels_seen(&self) -> &[IntakeId] {
+        &self.cancels_seen
+    }
+
+    pub(super) fn note_cancel_seen(&mut self, intake: IntakeId) {
+        self.cancels_seen.push(intake);
+    }
+
+    pub(super) fn forget_cancels_seen(&mut self) {
+        self.cancels_seen.clear();
+    }
+
+    /// A call begins that looks at flags: nobody's was seen yet.
+    pub(super) fn begin_sweep(&mut self) {
+        self.cancels_seen.clear();
+        self.swept.clear();
+    }
+
+    /// Those of `head` whose flag is raised, but for those that were looked at since the sweep began.
+    pub(super) fn cancelled_of(&self, head: impl Iterator<Item = SeqId>) -> Vec<SeqId> {
+        let is_cancelled =
+            |seq: &SeqId| !self.swept.contains(seq) && self.table[*seq].request.cancel.is_raised();
+        head.filter(is_cancelled).collect()
+    }
+
+    /// A plan may sweep again, in another order; a flag raised in between counts for the next plan, so that whose flag a
+    /// plan saw says all.
+    pub(super) fn note_swept(&mut self, head: impl Iterator<Item = SeqId>) {
+        self.swept.extend(head);
+    }
+}
+
+impl Index<SeqId> for Requests {
+    type Output = Sequence;
+
+    /// # Panics
+    /// As [`SequenceTable`]'s.
+    #[inline]
+    fn index(&self, seq: SeqId) -> &Sequence {
+        &self.table[seq]
+    }
+}
+
+impl IndexMut<SeqId> for Requests {
+    #[inline]
+    fn index_mut(&mut self, seq: SeqId) -> &mut Sequence {
+        &mut self.table[seq]
+    }
+}
