@@ -9,7 +9,7 @@ use crate::request::{GenerateRequest, Prompt};
 use crate::server::error::ApiError;
 use crate::server::fields::{self, Fields, mismatch};
 use crate::server::raw::Raw;
-use crate::server::words::Words;
+use crate::server::spelling::Spelling;
 use crate::shallow::Shallow;
 use crate::state::namespace::Namespace;
 use crate::state::request_limits::RequestLimits;
@@ -65,7 +65,7 @@ pub(in crate::server) struct NativeCall {
     /// The answer is a list.
     pub(super) is_batch: bool,
     pub(super) stream: bool,
-    wants_words: bool,
+    wants_token_texts: bool,
 }
 
 impl NativeCall {
@@ -91,7 +91,7 @@ impl NativeCall {
         let priority = fields.integer("priority")?;
         let timeouts = fields.timeouts()?;
         let stream = fields.flag("stream")?;
-        let wants_words = fields.flag("return_text_in_logprobs")?;
+        let wants_token_texts = fields.flag("return_text_in_logprobs")?;
         // Names that nobody knows are ignored, as SGLang does: its own clients and routers send some.
         fields.refuse(&NOT_YET)?;
         fields.refuse(&sampling::NOT_YET)?;
@@ -120,7 +120,7 @@ impl NativeCall {
             requests,
             is_batch,
             stream,
-            wants_words,
+            wants_token_texts,
         })
     }
 
@@ -134,9 +134,9 @@ impl NativeCall {
     }
 
     /// How each request's answer looks.
-    pub(in crate::server) fn shapes(&self, words: &Words) -> Vec<Shape> {
-        let words = self.wants_words.then_some(words);
-        let shape = |request: &GenerateRequest| Shape::new(request.logprobs.as_ref(), words);
+    pub(in crate::server) fn shapes(&self, spelling: &Spelling) -> Vec<Shape> {
+        let spelling = self.wants_token_texts.then_some(spelling);
+        let shape = |request: &GenerateRequest| Shape::new(request.logprobs.as_ref(), spelling);
         self.requests.iter().map(shape).collect()
     }
 }

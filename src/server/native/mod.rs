@@ -44,7 +44,7 @@ pub(super) async fn generate(
         .iter()
         .map(|request| request.rid.clone())
         .collect();
-    let shapes: Vec<Shape> = call.shapes(&loaded.words);
+    let shapes: Vec<Shape> = call.shapes(&loaded.spelling);
     let lanes = Lane::open_all(&state, call.requests)?;
     if call.stream {
         let transcripts = rids.iter().map(|_| Transcript::default()).collect();

@@ -21,11 +21,11 @@ use crate::server::error::ApiError;
 use crate::server::fields::{Fields, mismatch};
 use crate::server::lanes::{Lane, finish_all};
 use crate::server::native::{CallLimits, check_size, samples_of};
+use crate::server::spelling::Spelling;
 use crate::server::sse::{self, Chunks, Render};
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 use crate::server::whole;
-use crate::server::words::Words;
 use crate::shallow::Shallow;
 
 /// Stands for as many tokens as the context has room for: the engine clips it.
@@ -56,7 +56,7 @@ pub(in crate::server) async fn create(
         created: unix_now_s(),
         model: loaded.engine.model().served_model_name.clone(),
     };
-    let mut writer = Writer::new(&call, head, loaded.words.clone());
+    let mut writer = Writer::new(&call, head, loaded.spelling.clone());
     let lanes = Lane::open_all(&state, call.into_requests()).map_err(ApiError::in_openai_terms)?;
     let lanes = Lane::with_charge(lanes, charge);
     if stream {
@@ -180,7 +180,7 @@ struct Choice {
     index: usize,
     message: Message,
     #[serde(flatten)]
-    ending: Ending,
+    details: ChoiceDetails,
 }
 
 #[derive(Serialize)]
@@ -196,7 +196,7 @@ struct ChunkChoice {
     index: usize,
     delta: MessageDelta,
     #[serde(flatten)]
-    ending: Ending,
+    details: ChoiceDetails,
 }
 
 #[derive(Default, Serialize)]
@@ -209,7 +209,7 @@ struct MessageDelta {
 
 /// What whole choices and chunks have in common.
 #[derive(Default, Serialize)]
-struct Ending {
+struct ChoiceDetails {
     logprobs: Option<ChatLogprobs>,
     finish_reason: Option<&'static str>,
     matched_stop: Option<Matched>,
@@ -220,7 +220,7 @@ struct Ending {
 /// Writes choices, whole or chunk by chunk.
 struct Writer {
     head: Head,
-    words: Words,
+    spelling: Spelling,
     usages: Vec<Usage>,
     logprobs: bool,
     return_token_ids: bool,
@@ -229,10 +229,10 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(call: &Call, head: Head, words: Words) -> Self {
+    fn new(call: &Call, head: Head, spelling: Spelling) -> Self {
         Self {
             head,
-            words,
+            spelling,
             usages: vec![Usage::default(); call.common.sampling.n as usize],
             logprobs: call.logprobs.is_some(),
             return_token_ids: call.common.return_token_ids,
@@ -242,7 +242,7 @@ impl Writer {
     }
 
     fn message(&mut self, index: usize, transcript: Transcript) -> Choice {
-        let (content, ending) = self.split(index, transcript.into_news());
+        let (content, details) = self.split(index, transcript.into_news());
         let message = Message {
             role: "assistant",
             content,
@@ -251,23 +251,23 @@ impl Writer {
         Choice {
             index,
             message,
-            ending,
+            details,
         }
     }
 
-    fn split(&mut self, index: usize, news: News) -> (String, Ending) {
+    fn split(&mut self, index: usize, news: News) -> (String, ChoiceDetails) {
         let News { delta, end } = news;
         self.usages[index] = delta.usage;
         let logprobs = self
             .logprobs
-            .then(|| ChatLogprobs::new(&delta.output_logprobs, &self.words));
-        let ending = Ending {
+            .then(|| ChatLogprobs::new(&delta.output_logprobs, &self.spelling));
+        let details = ChoiceDetails {
             logprobs,
             finish_reason: end.as_ref().map(|end| end.reason.as_str()),
             matched_stop: end.and_then(|end| matched_stop(end.reason)),
             token_ids: self.return_token_ids.then_some(delta.tokens),
         };
-        (delta.text, ending)
+        (delta.text, details)
     }
 
     /// The counts of one choice so far, for its chunk.
@@ -291,7 +291,7 @@ impl Render for Writer {
             let choice = ChunkChoice {
                 index,
                 delta,
-                ending: Ending::default(),
+                details: ChoiceDetails::default(),
             };
             out.data(&self.head.with(vec![choice], None));
         }
@@ -301,18 +301,18 @@ impl Render for Writer {
         if news.is_empty() {
             return;
         }
-        let (content, mut ending) = self.split(index, news);
+        let (content, mut details) = self.split(index, news);
         let usage = self.usage_so_far(index);
         let content = (!content.is_empty()).then_some(content);
-        let reason = ending.finish_reason.take();
-        let matched_stop = ending.matched_stop.take();
-        let has_tokens = ending
+        let reason = details.finish_reason.take();
+        let matched_stop = details.matched_stop.take();
+        let has_tokens = details
             .token_ids
             .as_ref()
             .is_some_and(|tokens| !tokens.is_empty());
         if content.is_some()
             || has_tokens
-            || ending.logprobs.as_ref().is_some_and(|l| !l.is_empty())
+            || details.logprobs.as_ref().is_some_and(|l| !l.is_empty())
         {
             let delta = MessageDelta {
                 role: None,
@@ -322,23 +322,23 @@ impl Render for Writer {
                 vec![ChunkChoice {
                     index,
                     delta,
-                    ending,
+                    details,
                 }],
                 usage,
             ));
         }
         if reason.is_some() {
-            let ending = Ending {
+            let details = ChoiceDetails {
                 finish_reason: reason,
                 matched_stop,
-                ..Ending::default()
+                ..ChoiceDetails::default()
             };
             let delta = MessageDelta::default();
             out.data(&self.head.with(
                 vec![ChunkChoice {
                     index,
                     delta,
-                    ending,
+                    details,
                 }],
                 usage,
             ));
@@ -364,7 +364,7 @@ impl Render for Writer {
 mod tests {
     use serde_json::json;
 
-    use super::super::tests::{events, fields, head, limits, news, words};
+    use super::super::tests::{events, fields, head, limits, news, spelling};
     use super::*;
     use crate::request::FinishReason;
 
@@ -456,7 +456,7 @@ mod tests {
     #[test]
     fn a_message_has_content_reason_and_log_probabilities() {
         let call = call(json!({"logprobs": true, "return_token_ids": true}));
-        let mut writer = Writer::new(&call, head(), words());
+        let mut writer = Writer::new(&call, head(), spelling());
         let mut transcript = Transcript::default();
         transcript.push(news("a", Some(FinishReason::Length { max_new_tokens: 1 })));
         let choice = writer.message(0, transcript);
@@ -476,7 +476,7 @@ mod tests {
     fn a_stream_has_role_content_reason_and_usage_in_this_order() {
         let options = json!({"include_usage": true, "continuous_usage_stats": true});
         let call = call(json!({"stream": true, "stream_options": options}));
-        let mut writer = Writer::new(&call, head(), words());
+        let mut writer = Writer::new(&call, head(), spelling());
         let mut out = Chunks::default();
         writer.start(&mut out);
         writer.news(0, news("a", None), &mut out);

@@ -18,11 +18,11 @@ use crate::server::error::ApiError;
 use crate::server::fields::{Fields, mismatch};
 use crate::server::lanes::{Lane, finish_all};
 use crate::server::native::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
+use crate::server::spelling::Spelling;
 use crate::server::sse::{self, Chunks, Render};
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 use crate::server::whole;
-use crate::server::words::Words;
 use crate::shallow::Shallow;
 
 /// OpenAI's default.
@@ -48,8 +48,8 @@ pub(in crate::server) async fn create(
         created: unix_now_s(),
         model: loaded.engine.model().served_model_name.clone(),
     };
-    call.check_echo(&loaded.words, state.config().max_body_bytes)?;
-    let mut writer = Writer::new(&call, head, loaded.words.clone());
+    call.check_echo(&loaded.spelling, state.config().max_body_bytes)?;
+    let mut writer = Writer::new(&call, head, loaded.spelling.clone());
     let (stream, requests) = (call.common.stream, call.into_requests());
     let lanes = Lane::open_all(&state, requests).map_err(ApiError::in_openai_terms)?;
     if stream {
@@ -113,7 +113,7 @@ impl Call {
     }
 
     /// Refuses echoes that together are longer than a body may be: they are sent once a sample.
-    fn check_echo(&self, words: &Words, limit_bytes: usize) -> Result<(), ApiError> {
+    fn check_echo(&self, spelling: &Spelling, limit_bytes: usize) -> Result<(), ApiError> {
         if !self.echo {
             return Ok(());
         }
@@ -122,7 +122,7 @@ impl Call {
         let mut bytes = 0;
         for prompt in &self.prompts {
             bytes += match prompt {
-                Prompt::Tokens(tokens) => words.text_len_up_to(tokens, most),
+                Prompt::Tokens(tokens) => spelling.text_len_up_to(tokens, most),
                 Prompt::Text(_) | Prompt::Chat(_) => prompt.text_bytes(),
             };
             if bytes > most {
@@ -216,7 +216,7 @@ struct Choice {
 /// Writes choices, whole or chunk by chunk.
 struct Writer {
     head: Head,
-    words: Words,
+    spelling: Spelling,
     /// Each choice's prompt, until it was echoed.
     echoes: Vec<Option<Arc<str>>>,
     prompt_offsets: Vec<TextOffset>,
@@ -230,12 +230,12 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(call: &Call, head: Head, words: Words) -> Self {
+    fn new(call: &Call, head: Head, spelling: Spelling) -> Self {
         let n = call.common.sampling.n as usize;
         let echo = |prompt: &Prompt| match prompt {
             _ if !call.echo => None,
             Prompt::Text(text) => Some(text.clone()),
-            Prompt::Tokens(tokens) => Some(words.text(tokens).into()),
+            Prompt::Tokens(tokens) => Some(spelling.text(tokens).into()),
             Prompt::Chat(_) => None,
         };
         let echoes = call.prompts.iter().map(echo);
@@ -248,7 +248,7 @@ impl Writer {
             usages: vec![Usage::default(); echoes.len()],
             echoes,
             head,
-            words,
+            spelling,
             n,
             top: call.logprobs.map(|top| top > 0),
             return_token_ids: call.common.return_token_ids,
@@ -264,8 +264,8 @@ impl Writer {
         let logprobs = self.top.map(|top| {
             let mut lists = LegacyLogprobs::new(top);
             let (prompt, output) = (&mut self.prompt_offsets, &mut self.output_offsets);
-            lists.extend(&delta.input_logprobs, &self.words, &mut prompt[index]);
-            lists.extend(&delta.output_logprobs, &self.words, &mut output[index]);
+            lists.extend(&delta.input_logprobs, &self.spelling, &mut prompt[index]);
+            lists.extend(&delta.output_logprobs, &self.spelling, &mut output[index]);
             lists
         });
         Choice {
@@ -318,7 +318,7 @@ impl Render for Writer {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::tests::{events, fields, head, limits, news, words};
+    use super::super::tests::{events, fields, head, limits, news, spelling};
     use super::*;
     use crate::request::FinishReason;
 
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn a_choice_echoes_its_prompt_and_counts_offsets_on_from_it() {
         let call = call(json!({"prompt": "hé", "echo": true, "logprobs": 0}));
-        let mut writer = Writer::new(&call, head(), words());
+        let mut writer = Writer::new(&call, head(), spelling());
         let choice = writer.choice(0, news("ab", Some(FinishReason::StopToken(2))));
         let expected = json!({
             "index": 0, "text": "héab", "finish_reason": "stop", "matched_stop": 2,
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn echoes_are_bounded_before_they_are_made() {
-        let check = |value: Value| call(value).check_echo(&words(), 8);
+        let check = |value: Value| call(value).check_echo(&spelling(), 8);
         assert_eq!(
             check(json!({"prompt": "abcd", "echo": true, "n": 2})),
             Ok(())
@@ -421,7 +421,7 @@ mod tests {
     fn chunks_carry_their_choices_counts_if_asked() {
         let options = json!({"continuous_usage_stats": true});
         let call = call(json!({"prompt": "p", "stream": true, "stream_options": options, "n": 2}));
-        let mut writer = Writer::new(&call, head(), words());
+        let mut writer = Writer::new(&call, head(), spelling());
         let mut out = Chunks::default();
         writer.news(1, news("ab", None), &mut out);
         writer.end(&mut out);
@@ -436,7 +436,7 @@ mod tests {
         let options = json!({"include_usage": true});
         let call =
             call(json!({"prompt": "p", "echo": true, "stream": true, "stream_options": options}));
-        let mut writer = Writer::new(&call, head(), words());
+        let mut writer = Writer::new(&call, head(), spelling());
         let mut out = Chunks::default();
         writer.news(0, news("a", None), &mut out);
         writer.news(0, News::default(), &mut out);

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::executor::TokenLogprobs;
 use crate::request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
-use crate::server::transcript::{End, News};
-use crate::server::words::tests::bytewise;
+use crate::server::spelling::tests::bytewise;
+use crate::server::transcript::{News, TranscriptEnd};
 
 pub(super) fn fields(value: Value) -> Fields {
     Fields::of(&value)
@@ -30,7 +30,7 @@ pub(super) fn head() -> wire::Head {
     }
 }
 
-pub(super) fn words() -> crate::server::words::Words {
+pub(super) fn spelling() -> crate::server::spelling::Spelling {
     bytewise()
 }
 
@@ -59,7 +59,7 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
     };
     News {
         delta,
-        end: end.map(|reason| End {
+        end: end.map(|reason| TranscriptEnd {
             reason,
             e2e_latency_s: 0.5,
         }),

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::request::{Delta, FinishReason, Usage};
     use crate::server::budget::BodyBudget;
-    use crate::server::transcript::End;
+    use crate::server::transcript::TranscriptEnd;
 
     #[track_caller]
     fn check(frame: &str, expected: Value) {
@@ -176,7 +176,7 @@ mod tests {
             usage,
             ..Delta::default()
         };
-        let end = End {
+        let end = TranscriptEnd {
             reason: FinishReason::StopToken(8),
             e2e_latency_s: 0.5,
         };
