@@ -76,15 +76,12 @@ impl NativeCall {
     ) -> Result<Self, ApiError> {
         let fields = &mut fields;
         let prompts = prompts(fields, limits)?;
-        let shape = PromptCount {
-            prompts: prompts.values.len(),
-            is_list: prompts.is_list,
-        };
+        let shape = prompts.count();
         let read = |name: &str, raw: &Raw| sampling_params(name, raw, limits.request);
         let sampling = shape.each(fields, "sampling_params", SamplingParams::default(), read)?;
         let samples: usize = sampling.iter().map(|sampling| sampling.n as usize).sum();
-        check_size(shape.prompts, samples, limits)?;
-        let is_batch = shape.is_list || samples > 1;
+        check_size(shape.get(), samples, limits)?;
+        let is_batch = shape != PromptCount::One || samples > 1;
         let wishes = logprob_wishes(fields, shape, limits.request)?;
         let namespaces = namespaces(fields, shape, limits.request)?;
         let rids = rids(fields, shape)?;
@@ -97,7 +94,7 @@ impl NativeCall {
         fields.refuse(&sampling::NOT_YET)?;
         let mut requests = Vec::with_capacity(samples);
         let per_prompt = prompts
-            .values
+            .into_vec()
             .into_iter()
             .zip(sampling)
             .zip(wishes)
@@ -179,13 +176,22 @@ pub(in crate::server) fn check_size(
 }
 
 /// How many prompts a call has, which decides how its other fields are read.
-#[derive(Clone, Copy)]
-struct PromptCount {
-    prompts: usize,
-    is_list: bool,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PromptCount {
+    /// One that came by itself.
+    One,
+    /// A list of so many, which may be a single one.
+    List(usize),
 }
 
 impl PromptCount {
+    fn get(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::List(prompts) => prompts,
+        }
+    }
+
     /// The values of a field that is one for all prompts, parsed once, or a list with one for each.
     fn each<T: Clone>(
         self,
@@ -194,10 +200,12 @@ impl PromptCount {
         default: T,
         read: impl Fn(&str, &Raw) -> Result<T, ApiError>,
     ) -> Result<Vec<T>, ApiError> {
-        match fields.take_raw(name) {
-            None => Ok(vec![default; self.prompts]),
-            Some(raw) if self.is_list && raw.is_list() => self.read_list(name, &raw, default, read),
-            Some(raw) => Ok(vec![read(name, &raw)?; self.prompts]),
+        match (self, fields.take_raw(name)) {
+            (_, None) => Ok(vec![default; self.get()]),
+            (Self::List(_), Some(raw)) if raw.is_list() => {
+                self.read_list(name, &raw, default, read)
+            }
+            (_, Some(raw)) => Ok(vec![read(name, &raw)?; self.get()]),
         }
     }
 
@@ -208,10 +216,10 @@ impl PromptCount {
         default: T,
         read: impl Fn(&str, &Raw) -> Result<T, ApiError>,
     ) -> Result<Vec<T>, ApiError> {
-        let (items, found) = raw.items(name, self.prompts)?;
-        if found != self.prompts {
+        let (items, found) = raw.items(name, self.get())?;
+        if found != self.get() {
             let text = format!("{name} has {found} entries, must have one a prompt");
-            return Err(ApiError::field(name, format!("{text}: {}", self.prompts)));
+            return Err(ApiError::field(name, format!("{text}: {}", self.get())));
         }
         let read = |item: &Raw| match item.is_null() {
             true => Ok(default.clone()),
@@ -221,10 +229,12 @@ impl PromptCount {
     }
 }
 
-/// The prompts, and whether they came as a list.
-pub(in crate::server) struct Prompts {
-    pub(in crate::server) values: Vec<Prompt>,
-    pub(in crate::server) is_list: bool,
+/// The prompts of a call, as they came.
+pub(in crate::server) enum Prompts {
+    /// One by itself.
+    One(Prompt),
+    /// A list, which may hold a single one.
+    List(Vec<Prompt>),
 }
 
 fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiError> {
@@ -232,7 +242,7 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
     let prompts = match (text, ids) {
         (Some(text), None) if text.is_list() => texts("text", &text, limits)?,
         (Some(text), None) => match text.shallow("text")? {
-            Shallow::Text(text) => Prompts::one(Prompt::Text(text.into())),
+            Shallow::Text(text) => Prompts::One(Prompt::Text(text.into())),
             other => return Err(mismatch("text", &other, "a string or a list of them")),
         },
         (None, Some(ids)) => tokens(fields, "input_ids", &ids, limits)?,
@@ -247,20 +257,27 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
             ));
         }
     };
-    match prompts.values.is_empty() {
-        true => Err(ApiError::field(
+    match prompts.count() {
+        PromptCount::List(0) => Err(ApiError::field(
             "text",
             "there is no prompt: the list is empty",
         )),
-        false => Ok(prompts),
+        _ => Ok(prompts),
     }
 }
 
 impl Prompts {
-    pub(in crate::server) fn one(prompt: Prompt) -> Self {
-        Self {
-            values: vec![prompt],
-            is_list: false,
+    fn count(&self) -> PromptCount {
+        match self {
+            Self::One(_) => PromptCount::One,
+            Self::List(prompts) => PromptCount::List(prompts.len()),
+        }
+    }
+
+    pub(in crate::server) fn into_vec(self) -> Vec<Prompt> {
+        match self {
+            Self::One(prompt) => vec![prompt],
+            Self::List(prompts) => prompts,
         }
     }
 }
@@ -279,10 +296,7 @@ pub(in crate::server) fn texts(
         Ok(Prompt::Text(text.into()))
     };
     let values: Result<_, ApiError> = items.iter().enumerate().map(text).collect();
-    Ok(Prompts {
-        values: values?,
-        is_list: true,
-    })
+    Ok(Prompts::List(values?))
 }
 
 /// One list of token ids, or a list of such lists.
@@ -294,7 +308,7 @@ pub(in crate::server) fn tokens(
 ) -> Result<Prompts, ApiError> {
     if raw.first_of_list() != Some(b'[') {
         let ids = fields.token_ids(name, raw)?;
-        return Ok(Prompts::one(Prompt::Tokens(ids.into())));
+        return Ok(Prompts::One(Prompt::Tokens(ids.into())));
     }
     let (items, len) = raw.items(name, limits.max_requests)?;
     check_size(len, len, limits)?;
@@ -303,10 +317,7 @@ pub(in crate::server) fn tokens(
         Ok(Prompt::Tokens(ids.into()))
     };
     let values: Result<_, ApiError> = items.iter().enumerate().map(prompt).collect();
-    Ok(Prompts {
-        values: values?,
-        is_list: true,
-    })
+    Ok(Prompts::List(values?))
 }
 
 /// Reads SGLang's sampling parameters.
@@ -383,7 +394,7 @@ fn chosen_tokens(
 ) -> Result<Vec<Arc<[u32]>>, ApiError> {
     const NAME: &str = "token_ids_logprob";
     let Some(raw) = fields.take_raw(NAME) else {
-        return Ok(vec![Arc::default(); shape.prompts]);
+        return Ok(vec![Arc::default(); shape.get()]);
     };
     let list = |_: &str, raw: &Raw| -> Result<Arc<[u32]>, ApiError> {
         if raw.is_list() {
@@ -395,7 +406,7 @@ fn chosen_tokens(
     };
     match raw.first_of_list() {
         Some(b'[') => shape.read_list(NAME, &raw, Arc::default(), list),
-        _ => Ok(vec![list(NAME, &raw)?; shape.prompts]),
+        _ => Ok(vec![list(NAME, &raw)?; shape.get()]),
     }
 }
 
@@ -421,10 +432,9 @@ fn namespaces(
 /// One id for each prompt: the client's, or its one id with `-i`, or random ones.
 fn rids(fields: &mut Fields, shape: PromptCount) -> Result<Vec<RequestId>, ApiError> {
     const NAME: &str = "rid";
-    let count = shape.prompts;
-    match fields.take_raw(NAME) {
-        None => Ok((0..count).map(|_| RequestId::random()).collect()),
-        Some(raw) if shape.is_list && raw.is_list() => {
+    match (shape, fields.take_raw(NAME)) {
+        (_, None) => Ok((0..shape.get()).map(|_| RequestId::random()).collect()),
+        (PromptCount::List(_), Some(raw)) if raw.is_list() => {
             let read = |name: &str, raw: &Raw| rid(raw.shallow(name)?).map(Some);
             let rids = shape.read_list(NAME, &raw, None, read)?;
             let named = |name: Option<RequestId>| {
@@ -432,8 +442,8 @@ fn rids(fields: &mut Fields, shape: PromptCount) -> Result<Vec<RequestId>, ApiEr
             };
             rids.into_iter().map(named).collect()
         }
-        Some(raw) if !shape.is_list => Ok(vec![rid(raw.shallow(NAME)?)?]),
-        Some(raw) => {
+        (PromptCount::One, Some(raw)) => Ok(vec![rid(raw.shallow(NAME)?)?]),
+        (PromptCount::List(count), Some(raw)) => {
             let base = rid(raw.shallow(NAME)?)?;
             let name = |index| RequestId::new(format!("{base}-{index}"));
             Ok((0..count).map(name).collect())

@@ -180,19 +180,18 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Vec<Prompt>, A
         let text = "prompt is missing: send a string";
         return Err(ApiError::field(NAME, text));
     };
-    let Prompts {
-        values: prompts, ..
-    } = match raw.first_of_list() {
+    let prompts = match raw.first_of_list() {
         Some(b'"' | b']') => texts(NAME, &raw, limits)?,
         Some(_) => tokens(fields, NAME, &raw, limits)?,
         None => match raw.shallow(NAME)? {
-            Shallow::Text(text) => Prompts::one(Prompt::Text(text.into())),
+            Shallow::Text(text) => Prompts::One(Prompt::Text(text.into())),
             other => {
                 let wanted = "a string, token ids, or a list of either";
                 return Err(mismatch(NAME, &other, wanted));
             }
         },
     };
+    let prompts = prompts.into_vec();
     match prompts.is_empty() {
         true => Err(ApiError::field(
             "prompt",
