@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use super::reply::Shape;
 use crate::executor::LogprobWish;
+use crate::field::{self, Field, Shallow, check_bytes, check_count};
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt};
 use crate::server::error::ApiError;
-use crate::server::fields::{self, Fields, mismatch};
+use crate::server::fields::{self, Fields};
 use crate::server::raw::Raw;
 use crate::server::spelling::Spelling;
-use crate::shallow::Shallow;
 use crate::state::namespace::Namespace;
 use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::{self, MAX_SAMPLES, ReadParams, SamplingParams, check_count};
+use crate::state::sampling::{self, MAX_SAMPLES, ReadParams, SamplingParams};
 
 /// Longest request id, in bytes.
 pub(in crate::server) const MAX_RID_BYTES: usize = 256;
@@ -243,7 +243,11 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
         (Some(text), None) if text.is_list() => texts("text", &text, limits)?,
         (Some(text), None) => match text.shallow("text")? {
             Shallow::Text(text) => Prompts::One(Prompt::Text(text.into())),
-            other => return Err(mismatch("text", &other, "a string or a list of them")),
+            other => {
+                return Err(Field::new("text", &other)
+                    .must_be("a string or a list of them")
+                    .into());
+            }
         },
         (None, Some(ids)) => tokens(fields, "input_ids", &ids, limits)?,
         (Some(_), Some(_)) => {
@@ -292,7 +296,7 @@ pub(in crate::server) fn texts(
     check_size(len, len, limits)?;
     let text = |(index, item): (usize, &Raw)| {
         let name = format!("{name}[{index}]");
-        let text = fields::string(&name, item.shallow(&name)?)?;
+        let text = field::text(&name, item.shallow(&name)?)?;
         Ok(Prompt::Text(text.into()))
     };
     let values: Result<_, ApiError> = items.iter().enumerate().map(text).collect();
@@ -327,7 +331,9 @@ fn sampling_params(
     limits: &RequestLimits,
 ) -> Result<SamplingParams, ApiError> {
     if !raw.is_object() {
-        return Err(mismatch(name, &raw.shallow(name)?, "an object"));
+        return Err(Field::new(name, &raw.shallow(name)?)
+            .must_be("an object")
+            .into());
     }
     let sampling = raw.parse_seed(name, ReadParams(limits))??;
     check_samples(sampling.n)?;
@@ -351,11 +357,11 @@ fn logprob_wishes(
     limits: &RequestLimits,
 ) -> Result<Vec<Option<LogprobWish>>, ApiError> {
     let wanted = shape.each(fields, "return_logprob", false, |name, raw| {
-        fields::flag(name, &raw.shallow(name)?)
+        Ok(Field::new(name, &raw.shallow(name)?).boolean()?)
     })?;
     let starts = shape.each(fields, "logprob_start_len", None, logprob_start)?;
     let tops = shape.each(fields, "top_logprobs_num", 0, |name, raw| {
-        fields::count(name, &raw.shallow(name)?)
+        Ok(Field::new(name, &raw.shallow(name)?).integer()?)
     })?;
     let chosen = chosen_tokens(fields, shape, limits)?;
     let wishes = starts.into_iter().zip(tops).zip(chosen);
@@ -373,15 +379,13 @@ fn logprob_wishes(
 
 fn logprob_start(name: &str, raw: &Raw) -> Result<Option<u32>, ApiError> {
     let value = raw.shallow(name)?;
-    match fields::integer(name, &value)? {
+    match Field::new(name, &value).integer::<i64>()? {
         -1 => Ok(None),
         start => match u32::try_from(start) {
             Ok(start) => Ok(Some(start)),
-            Err(_) => Err(mismatch(
-                name,
-                &value,
-                "a position in the prompt, or -1 for none",
-            )),
+            Err(_) => Err(Field::new(name, &value)
+                .must_be("a position in the prompt, or -1 for none")
+                .into()),
         },
     }
 }
@@ -399,8 +403,7 @@ fn chosen_tokens(
     let list = |_: &str, raw: &Raw| -> Result<Arc<[u32]>, ApiError> {
         if raw.is_list() {
             let (_, len) = raw.items(NAME, 0)?;
-            check_count(NAME, len, limits.max_logprobs)
-                .map_err(|text| ApiError::field(NAME, text))?;
+            check_count(NAME, len, limits.max_logprobs, "ids")?;
         }
         fields::token_ids(NAME, raw).map(Arc::from)
     };
@@ -416,7 +419,7 @@ fn namespaces(
     limits: &RequestLimits,
 ) -> Result<Vec<Namespace>, ApiError> {
     let text = |name: &str, raw: &Raw| -> Result<Option<Arc<str>>, ApiError> {
-        let text = fields::string(name, raw.shallow(name)?)?;
+        let text = field::text(name, raw.shallow(name)?)?;
         Ok(Some(text.into()))
     };
     let keys = shape.each(fields, "extra_key", None, text)?;
@@ -438,7 +441,11 @@ fn rids(fields: &mut Fields, shape: PromptCount) -> Result<Vec<RequestId>, ApiEr
             let read = |name: &str, raw: &Raw| rid(raw.shallow(name)?).map(Some);
             let rids = shape.read_list(NAME, &raw, None, read)?;
             let named = |name: Option<RequestId>| {
-                name.ok_or_else(|| mismatch(NAME, &Shallow::Null, "a string for each prompt"))
+                name.ok_or_else(|| {
+                    Field::new(NAME, &Shallow::Null)
+                        .must_be("a string for each prompt")
+                        .into()
+                })
             };
             rids.into_iter().map(named).collect()
         }
@@ -453,18 +460,13 @@ fn rids(fields: &mut Fields, shape: PromptCount) -> Result<Vec<RequestId>, ApiEr
 
 /// Reads a request id.
 pub(in crate::server) fn rid(value: Shallow) -> Result<RequestId, ApiError> {
-    let name = fields::string("rid", value)?;
-    match name.len() {
-        0 => Err(ApiError::field(
-            "rid",
-            "rid is empty: leave it out for a random one",
-        )),
-        1..=MAX_RID_BYTES => Ok(RequestId::new(name)),
-        bytes => {
-            let text = format!("rid has {bytes} bytes, limit is {MAX_RID_BYTES}: shorten it");
-            Err(ApiError::field("rid", text))
-        }
+    let name = field::text("rid", value)?;
+    if name.is_empty() {
+        let text = "rid is empty: leave it out for a random one";
+        return Err(ApiError::field("rid", text));
     }
+    check_bytes("rid", &name, MAX_RID_BYTES)?;
+    Ok(RequestId::new(name))
 }
 
 #[cfg(test)]

@@ -12,13 +12,13 @@ use super::wire::{Head, Matched, UsageReport};
 use super::{
     Common, alternatives, apply_model_defaults, matched_stop, messages, refusals, unix_now_s,
 };
-use crate::error::RequestError;
 use crate::executor::LogprobWish;
+use crate::field::{Field, Shallow};
 use crate::request::{ChatPrompt, GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
 use crate::server::budget::BodyCharge;
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, mismatch};
+use crate::server::fields::Fields;
 use crate::server::lanes::{Lane, finish_all};
 use crate::server::native::{CallLimits, check_size, samples_of};
 use crate::server::spelling::Spelling;
@@ -26,7 +26,6 @@ use crate::server::sse::{self, Chunks, Render};
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 use crate::server::whole;
-use crate::shallow::Shallow;
 
 /// Stands for as many tokens as the context has room for: the engine clips it.
 const UNLIMITED: u32 = u32::MAX;
@@ -57,14 +56,13 @@ pub(in crate::server) async fn create(
         model: loaded.engine.model().served_model_name.clone(),
     };
     let mut writer = Writer::new(&call, head, loaded.spelling.clone());
-    let lanes = Lane::open_all(&state, call.into_requests()).map_err(ApiError::in_openai_terms)?;
+    let lanes = Lane::open_all(&state, call.into_requests())?;
     let lanes = Lane::with_charge(lanes, charge);
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
     let answer_charge = Lane::answer_charge(&lanes);
-    let transcripts = finish_all(lanes).await;
-    let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
+    let transcripts = finish_all(lanes).await?;
     let write = move |transcripts: Vec<Transcript>| {
         let choices = transcripts.into_iter().enumerate();
         let choices = choices.map(|(index, transcript)| writer.message(index, transcript));
@@ -98,7 +96,7 @@ impl Call {
         check_size(1, common.sampling.n as usize, limits)?;
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
-        common.sampling.max_new_tokens = max_tokens.unwrap_or(UNLIMITED);
+        common.limit_length(max_tokens.unwrap_or(UNLIMITED))?;
         let logprobs = logprobs(&mut fields)?;
         let template_kwargs = template_kwargs(&mut fields)?;
         let add_generation_prompt = fields
@@ -152,7 +150,9 @@ fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> 
     match fields.take_tree(NAME)? {
         None => Ok(Map::new()),
         Some(Value::Object(kwargs)) => Ok(kwargs),
-        Some(other) => Err(mismatch(NAME, &Shallow::of(&other), "an object")),
+        Some(other) => Err(Field::new(NAME, &Shallow::of(&other))
+            .must_be("an object")
+            .into()),
     }
 }
 
@@ -166,11 +166,9 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     match (wanted, top) {
         (false, None | Some(0)) => Ok(None),
         (true, top) => Ok(Some(top.unwrap_or(0))),
-        (false, Some(top)) => Err(mismatch(
-            "top_logprobs",
-            &Shallow::Number(top.into()),
-            "used with logprobs: true",
-        )),
+        (false, Some(top)) => Err(Field::new("top_logprobs", &Shallow::Number(top.into()))
+            .must_be("used with logprobs: true")
+            .into()),
     }
 }
 
@@ -343,10 +341,6 @@ impl Render for Writer {
                 usage,
             ));
         }
-    }
-
-    fn error(&self, error: RequestError) -> ApiError {
-        ApiError::from(error).in_openai_terms()
     }
 
     fn end(&mut self, out: &mut Chunks) {

@@ -9,13 +9,13 @@ use serde::Serialize;
 use super::logprobs::{LegacyLogprobs, TextOffset};
 use super::wire::{Head, Matched, UsageReport};
 use super::{Common, alternatives, apply_model_defaults, matched_stop, unix_now_s};
-use crate::error::RequestError;
 use crate::executor::LogprobWish;
+use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, mismatch};
+use crate::server::fields::Fields;
 use crate::server::lanes::{Lane, finish_all};
 use crate::server::native::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
 use crate::server::spelling::Spelling;
@@ -23,7 +23,6 @@ use crate::server::sse::{self, Chunks, Render};
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 use crate::server::whole;
-use crate::shallow::Shallow;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -51,13 +50,12 @@ pub(in crate::server) async fn create(
     call.check_echo(&loaded.spelling, state.config().max_body_bytes)?;
     let mut writer = Writer::new(&call, head, loaded.spelling.clone());
     let (stream, requests) = (call.common.stream, call.into_requests());
-    let lanes = Lane::open_all(&state, requests).map_err(ApiError::in_openai_terms)?;
+    let lanes = Lane::open_all(&state, requests)?;
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
     let answer_charge = Lane::answer_charge(&lanes);
-    let transcripts = finish_all(lanes).await;
-    let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
+    let transcripts = finish_all(lanes).await?;
     let write = move |transcripts: Vec<Transcript>| {
         let choices = transcripts.into_iter().enumerate();
         let choices =
@@ -82,7 +80,7 @@ impl Call {
         let prompts = prompts(&mut fields, limits)?;
         let mut common = Common::read(&mut fields, "cmpl", limits)?;
         let n = common.sampling.n;
-        match fields.count("best_of")? {
+        match fields.integer::<u32>("best_of")? {
             Some(best_of) if best_of != 1 && best_of != n => {
                 return Err(ApiError::unsupported("best_of"));
             }
@@ -96,7 +94,7 @@ impl Call {
         let max_tokens = fields
             .token_limit("max_tokens")?
             .unwrap_or(DEFAULT_MAX_TOKENS);
-        common.sampling.max_new_tokens = max_tokens;
+        common.limit_length(max_tokens)?;
         let logprobs = fields
             .take("logprobs")?
             .filter(|value| *value != Shallow::Bool(false));
@@ -187,7 +185,7 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Vec<Prompt>, A
             Shallow::Text(text) => Prompts::One(Prompt::Text(text.into())),
             other => {
                 let wanted = "a string, token ids, or a list of either";
-                return Err(mismatch(NAME, &other, wanted));
+                return Err(Field::new(NAME, &other).must_be(wanted).into());
             }
         },
     };
@@ -300,10 +298,6 @@ impl Render for Writer {
         let choice = self.choice(index, news);
         let usage = self.usage_so_far(index);
         out.data(&self.head.with(vec![choice], usage));
-    }
-
-    fn error(&self, error: RequestError) -> ApiError {
-        ApiError::from(error).in_openai_terms()
     }
 
     fn end(&mut self, out: &mut Chunks) {

@@ -101,6 +101,15 @@ fn sampling_fields_are_read_under_openais_names() {
 }
 
 #[test]
+fn openais_clients_read_openais_names() {
+    let mut common = common(json!({"min_tokens": 9})).unwrap_or_else(|error| panic!("{error}"));
+    let text = "min_tokens is 9, limit is max_tokens (5): lower one or raise the other";
+    let expected = ApiError::field("min_tokens", text);
+    assert_eq!(common.limit_length(5), Err(expected));
+    assert_eq!(common.limit_length(9), Ok(()));
+}
+
+#[test]
 fn seeds_have_all_of_64_bits() {
     let seed = |value: Value| {
         let common = common(json!({ "seed": value })).unwrap_or_else(|error| panic!("{error}"));

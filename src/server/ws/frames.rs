@@ -4,10 +4,11 @@ use serde::Serialize;
 
 use actix_web::web::Bytes;
 
+use crate::field::Field;
 use crate::ids::RequestId;
 use crate::server::budget::BodyCharge;
 use crate::server::error::{ApiError, ErrorBody};
-use crate::server::fields::{Fields, mismatch};
+use crate::server::fields::Fields;
 use crate::server::native::{MAX_RID_BYTES, Meta, Shape};
 use crate::server::transcript::{News, Transcript};
 
@@ -54,7 +55,7 @@ impl Op {
                     "rid is missing: name the request to abort",
                 )),
             },
-            Some((other, _)) => Err(mismatch("op", other, WANTED)),
+            Some((other, _)) => Err(Field::new("op", other).must_be(WANTED).into()),
             None => Err(ApiError::field(
                 "op",
                 format!("op is missing: send {WANTED}"),
