@@ -4,37 +4,19 @@ use std::sync::Arc;
 
 use super::reply::Shape;
 use crate::executor::LogprobWish;
-use crate::field::{self, Field, Shallow, check_bytes, check_count};
+use crate::field::{self, Field, Shallow, check_count};
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt};
+use crate::server::call::{
+    CallLimits, Prompts, check_samples, check_size, read_rid, samples_of, texts, tokens,
+};
 use crate::server::error::ApiError;
 use crate::server::fields::{self, Fields};
 use crate::server::raw::Raw;
 use crate::server::spelling::Spelling;
 use crate::state::namespace::Namespace;
 use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::{self, MAX_SAMPLES, ReadParams, SamplingParams};
-
-/// Longest request id, in bytes.
-pub(in crate::server) const MAX_RID_BYTES: usize = 256;
-
-/// The limits of one call.
-#[derive(Clone, Copy)]
-pub(in crate::server) struct CallLimits<'a> {
-    /// Most prompts times samples.
-    pub(in crate::server) max_requests: usize,
-    /// The same, as far as the call's WebSocket has room for them.
-    pub(in crate::server) websocket: Option<WebSocketRoom>,
-    /// How long the lists and names of each request may be.
-    pub(in crate::server) request: &'a RequestLimits,
-}
-
-/// Requests that a WebSocket may have under way, and those that are not yet.
-#[derive(Clone, Copy)]
-pub(in crate::server) struct WebSocketRoom {
-    pub(in crate::server) free: usize,
-    pub(in crate::server) limit: usize,
-}
+use crate::state::sampling::{self, ReadParams, SamplingParams};
 
 /// SGLang's fields that would change the answer and that this engine does not have yet.
 const NOT_YET: [&str; 19] = [
@@ -63,8 +45,8 @@ const NOT_YET: [&str; 19] = [
 pub(in crate::server) struct NativeCall {
     pub(in crate::server) requests: Vec<GenerateRequest>,
     /// The answer is a list.
-    pub(super) is_batch: bool,
-    pub(super) stream: bool,
+    pub(in crate::server) is_batch: bool,
+    pub(in crate::server) stream: bool,
     wants_token_texts: bool,
 }
 
@@ -76,7 +58,7 @@ impl NativeCall {
     ) -> Result<Self, ApiError> {
         let fields = &mut fields;
         let prompts = prompts(fields, limits)?;
-        let shape = prompts.count();
+        let shape = PromptCount::of(&prompts);
         let read = |name: &str, raw: &Raw| sampling_params(name, raw, limits.request);
         let sampling = shape.each(fields, "sampling_params", SamplingParams::default(), read)?;
         let samples: usize = sampling.iter().map(|sampling| sampling.n as usize).sum();
@@ -138,43 +120,6 @@ impl NativeCall {
     }
 }
 
-/// A request of `n` samples as `n` requests of one: ids get `-i`, seeds grow by one.
-pub(in crate::server) fn samples_of(
-    request: GenerateRequest,
-) -> impl Iterator<Item = GenerateRequest> {
-    let n = request.sampling.n;
-    (0..n).map(move |index| {
-        let mut sample = request.clone();
-        sample.sampling.n = 1;
-        if n > 1 {
-            sample.rid = RequestId::new(format!("{}-{index}", request.rid));
-        }
-        let seed = &mut sample.sampling.sampling_seed;
-        *seed = seed.map(|seed| seed.wrapping_add(index.into()));
-        sample
-    })
-}
-
-/// Refuses calls of too many samples before anything is made for them.
-pub(in crate::server) fn check_size(
-    prompts: usize,
-    samples: usize,
-    limits: CallLimits<'_>,
-) -> Result<(), ApiError> {
-    let limit = limits.max_requests;
-    if samples > limit {
-        let text = format!("{prompts} prompts ask for {samples} samples, limit is {limit}");
-        return Err(ApiError::field(
-            "n",
-            format!("{text}: send several requests"),
-        ));
-    }
-    match limits.websocket {
-        Some(room) if samples > room.free => Err(ApiError::too_many_on_websocket(room.limit)),
-        _ => Ok(()),
-    }
-}
-
 /// How many prompts a call has, which decides how its other fields are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PromptCount {
@@ -185,6 +130,13 @@ enum PromptCount {
 }
 
 impl PromptCount {
+    fn of(prompts: &Prompts) -> Self {
+        match prompts {
+            Prompts::One(_) => Self::One,
+            Prompts::List(prompts) => Self::List(prompts.len()),
+        }
+    }
+
     fn get(self) -> usize {
         match self {
             Self::One => 1,
@@ -229,14 +181,6 @@ impl PromptCount {
     }
 }
 
-/// The prompts of a call, as they came.
-pub(in crate::server) enum Prompts {
-    /// One by itself.
-    One(Prompt),
-    /// A list, which may hold a single one.
-    List(Vec<Prompt>),
-}
-
 fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiError> {
     let (text, ids) = (fields.take_raw("text"), fields.take_raw("input_ids"));
     let prompts = match (text, ids) {
@@ -261,67 +205,13 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
             ));
         }
     };
-    match prompts.count() {
+    match PromptCount::of(&prompts) {
         PromptCount::List(0) => Err(ApiError::field(
             "text",
             "there is no prompt: the list is empty",
         )),
         _ => Ok(prompts),
     }
-}
-
-impl Prompts {
-    fn count(&self) -> PromptCount {
-        match self {
-            Self::One(_) => PromptCount::One,
-            Self::List(prompts) => PromptCount::List(prompts.len()),
-        }
-    }
-
-    pub(in crate::server) fn into_vec(self) -> Vec<Prompt> {
-        match self {
-            Self::One(prompt) => vec![prompt],
-            Self::List(prompts) => prompts,
-        }
-    }
-}
-
-/// A list of texts.
-pub(in crate::server) fn texts(
-    name: &str,
-    raw: &Raw,
-    limits: CallLimits<'_>,
-) -> Result<Prompts, ApiError> {
-    let (items, len) = raw.items(name, limits.max_requests)?;
-    check_size(len, len, limits)?;
-    let text = |(index, item): (usize, &Raw)| {
-        let name = format!("{name}[{index}]");
-        let text = field::text(&name, item.shallow(&name)?)?;
-        Ok(Prompt::Text(text.into()))
-    };
-    let values: Result<_, ApiError> = items.iter().enumerate().map(text).collect();
-    Ok(Prompts::List(values?))
-}
-
-/// One list of token ids, or a list of such lists.
-pub(in crate::server) fn tokens(
-    fields: &mut Fields,
-    name: &str,
-    raw: &Raw,
-    limits: CallLimits<'_>,
-) -> Result<Prompts, ApiError> {
-    if raw.first_of_list() != Some(b'[') {
-        let ids = fields.token_ids(name, raw)?;
-        return Ok(Prompts::One(Prompt::Tokens(ids.into())));
-    }
-    let (items, len) = raw.items(name, limits.max_requests)?;
-    check_size(len, len, limits)?;
-    let prompt = |(index, item): (usize, &Raw)| {
-        let ids = fields.token_ids(&format!("{name}[{index}]"), item)?;
-        Ok(Prompt::Tokens(ids.into()))
-    };
-    let values: Result<_, ApiError> = items.iter().enumerate().map(prompt).collect();
-    Ok(Prompts::List(values?))
 }
 
 /// Reads SGLang's sampling parameters.
@@ -338,17 +228,6 @@ fn sampling_params(
     let sampling = raw.parse_seed(name, ReadParams(limits))??;
     check_samples(sampling.n)?;
     Ok(sampling)
-}
-
-/// Refuses more samples of one prompt than there may be.
-pub(in crate::server) fn check_samples(n: u32) -> Result<(), ApiError> {
-    match n {
-        1..=MAX_SAMPLES => Ok(()),
-        n => {
-            let text = format!("n is {n}, limits are 1 to {MAX_SAMPLES}: send several requests");
-            Err(ApiError::field("n", text))
-        }
-    }
 }
 
 fn logprob_wishes(
@@ -438,7 +317,7 @@ fn rids(fields: &mut Fields, shape: PromptCount) -> Result<Vec<RequestId>, ApiEr
     match (shape, fields.take_raw(NAME)) {
         (_, None) => Ok((0..shape.get()).map(|_| RequestId::random()).collect()),
         (PromptCount::List(_), Some(raw)) if raw.is_list() => {
-            let read = |name: &str, raw: &Raw| rid(raw.shallow(name)?).map(Some);
+            let read = |name: &str, raw: &Raw| read_rid(raw.shallow(name)?).map(Some);
             let rids = shape.read_list(NAME, &raw, None, read)?;
             let named = |name: Option<RequestId>| {
                 name.ok_or_else(|| {
@@ -449,26 +328,14 @@ fn rids(fields: &mut Fields, shape: PromptCount) -> Result<Vec<RequestId>, ApiEr
             };
             rids.into_iter().map(named).collect()
         }
-        (PromptCount::One, Some(raw)) => Ok(vec![rid(raw.shallow(NAME)?)?]),
+        (PromptCount::One, Some(raw)) => Ok(vec![read_rid(raw.shallow(NAME)?)?]),
         (PromptCount::List(count), Some(raw)) => {
-            let base = rid(raw.shallow(NAME)?)?;
+            let base = read_rid(raw.shallow(NAME)?)?;
             let name = |index| RequestId::new(format!("{base}-{index}"));
             Ok((0..count).map(name).collect())
         }
     }
 }
 
-/// Reads a request id.
-pub(in crate::server) fn rid(value: Shallow) -> Result<RequestId, ApiError> {
-    let name = field::text("rid", value)?;
-    if name.is_empty() {
-        let text = "rid is empty: leave it out for a random one";
-        return Err(ApiError::field("rid", text));
-    }
-    check_bytes("rid", &name, MAX_RID_BYTES)?;
-    Ok(RequestId::new(name))
-}
-
 #[cfg(test)]
-#[path = "call_tests.rs"]
 mod tests;

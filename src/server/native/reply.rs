@@ -42,7 +42,7 @@ pub(in crate::server) struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    pub(super) fn new(
+    pub(in crate::server) fn new(
         rid: &'a RequestId,
         shape: &'a Shape,
         transcript: &'a Transcript,
@@ -207,11 +207,11 @@ impl<'a> Logprobs<'a> {
 /// The log probabilities of an output's tokens so far, as JSON: each event repeats them, so they are written once and
 /// copied from then on. The prompt's and all alternatives come with the whole answer only.
 #[derive(Default)]
-pub(super) struct Written(Vec<u8>);
+pub(in crate::server) struct Written(Vec<u8>);
 
 impl Written {
     /// Writes those of new tokens.
-    pub(super) fn push(&mut self, shape: &Shape, places: &[TokenLogprobs]) {
+    pub(in crate::server) fn push(&mut self, shape: &Shape, places: &[TokenLogprobs]) {
         for at in places {
             if !self.0.is_empty() {
                 self.0.push(b',');
@@ -222,7 +222,7 @@ impl Written {
     }
 
     /// Adds the event that shows an answer so far.
-    pub(super) fn show(
+    pub(in crate::server) fn show(
         &self,
         rid: &RequestId,
         shape: &Shape,

@@ -10,9 +10,9 @@ mod wire;
 
 use serde_json::Value;
 
+use super::call::{CallLimits, check_samples, read_rid};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::native::{CallLimits, check_samples, read_rid};
 use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
 use crate::model::generation::GenerationConfig;

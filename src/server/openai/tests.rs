@@ -183,7 +183,7 @@ fn samples_of_a_chat_are_requests_of_their_own() {
             add_generation_prompt: true,
         })))
     };
-    let rids: Vec<String> = crate::server::native::samples_of(request)
+    let rids: Vec<String> = crate::server::call::samples_of(request)
         .map(|sample| sample.rid.to_string())
         .collect();
     assert_eq!(rids, ["c-0", "c-1"]);

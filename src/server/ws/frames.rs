@@ -7,9 +7,10 @@ use actix_web::web::Bytes;
 use crate::field::Field;
 use crate::ids::RequestId;
 use crate::server::budget::BodyCharge;
+use crate::server::call::MAX_RID_BYTES;
 use crate::server::error::{ApiError, ErrorBody};
 use crate::server::fields::Fields;
-use crate::server::native::{MAX_RID_BYTES, Meta, Shape};
+use crate::server::native::{Meta, Shape};
 use crate::server::transcript::{News, Transcript};
 
 /// What a client asks for.

@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::server::call::WebSocketRoom;
 
 fn parse(value: Value) -> Result<NativeCall, ApiError> {
     NativeCall::parse(Fields::of(&value), limits(&RequestLimits::default()))
