@@ -3,6 +3,63 @@
 
 use std::path::PathBuf;
 
+/// Why a field of a request is not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct FieldError {
+    field: String,
+    reason: String,
+    kind: FieldErrorKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FieldErrorKind {
+    Wrong,
+    NotYet,
+}
+
+impl FieldError {
+    /// A field with a value that it cannot have. The reason is a sentence that names the value, the limit and what to
+    /// do.
+    pub fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self {
+            field: field.into(),
+            reason: reason.into(),
+            kind: FieldErrorKind::Wrong,
+        }
+    }
+
+    /// A field that asks for what this engine does not have yet.
+    pub fn not_yet(field: impl Into<String>) -> Self {
+        let field = field.into();
+        let reason = format!("{field} is not supported yet: leave it out or send null");
+        Self {
+            field,
+            reason,
+            kind: FieldErrorKind::NotYet,
+        }
+    }
+
+    /// The same reason, told of the field that holds this one.
+    pub fn within(self, field: impl Into<String>) -> Self {
+        let field = field.into();
+        Self { field, ..self }
+    }
+
+    /// The field's name.
+    pub fn field(&self) -> &str {
+        &self.field
+    }
+
+    /// Stable name for JSON.
+    pub fn code(&self) -> &'static str {
+        match self.kind {
+            FieldErrorKind::Wrong => "invalid_request",
+            FieldErrorKind::NotYet => "not_supported",
+        }
+    }
+}
+
 /// Why a request was refused or ended early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -10,6 +67,9 @@ pub enum RequestError {
     /// The request contradicts itself or a limit; the text names the value, the limit and what to do.
     #[error("{0}")]
     Invalid(String),
+    /// One field has a value that it cannot have.
+    #[error(transparent)]
+    Field(#[from] FieldError),
     /// The prompt is longer than the model's context or the KV pool.
     #[error("prompt has {prompt_tokens} tokens, limit is {limit_tokens}: shorten the prompt")]
     PromptTooLong {
@@ -102,7 +162,7 @@ impl RequestError {
     /// Stable name for JSON and metric labels.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Invalid(_) => "invalid_request",
+            Self::Invalid(_) | Self::Field(_) => "invalid_request",
             Self::PromptTooLong { .. } => "context_length_exceeded",
             Self::Overloaded { .. } => "overloaded",
             Self::DuplicateRequest(_) => "duplicate_request",
@@ -121,6 +181,7 @@ impl RequestError {
     pub fn status(&self) -> u16 {
         match self {
             Self::Invalid(_)
+            | Self::Field(_)
             | Self::PromptTooLong { .. }
             | Self::DuplicateRequest(_)
             | Self::Busy { .. } => 400,

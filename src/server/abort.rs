@@ -18,13 +18,13 @@ pub(super) async fn abort_request(
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
-    let under_way = state.under_way();
+    let open_requests = state.open_requests();
     let aborted = match (fields.flag("abort_all")?, fields.string("rid")?) {
         (true, _) => {
             key::judge_admin(request.headers(), state.config())?;
-            under_way.cancel_all()
+            open_requests.cancel_all()
         }
-        (false, Some(rid)) if !rid.is_empty() => under_way.cancel(&rid),
+        (false, Some(rid)) if !rid.is_empty() => open_requests.cancel(&rid),
         (false, _) => {
             let text = "rid is missing: name a request or set abort_all";
             return Err(ApiError::field("rid", text));

@@ -6,9 +6,9 @@ use actix_web::http::{StatusCode, header};
 use actix_web::{HttpRequest, HttpResponse, ResponseError};
 use serde::Serialize;
 
-use crate::error::RequestError;
+use crate::error::{FieldError, RequestError};
+use crate::field::Cut;
 use crate::ids::RequestId;
-use crate::state::sampling::{Refused, SamplingParams};
 
 /// Seconds after which a client that met an overload should come back.
 const RETRY_AFTER_S: u32 = 1;
@@ -36,11 +36,7 @@ pub(super) struct ErrorBody<'a> {
 impl ApiError {
     /// 400: the field, and what is wrong with it.
     pub(super) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
-        let param = Some(param.into());
-        Self {
-            param,
-            ..Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
-        }
+        FieldError::new(param, message).into()
     }
 
     /// 400, about no field in particular.
@@ -50,12 +46,7 @@ impl ApiError {
 
     /// 400: a feature that is not here.
     pub(super) fn unsupported(param: &str) -> Self {
-        let message = format!("{param} is not supported yet: leave it out or send null");
-        let param = Some(param.to_owned());
-        Self {
-            param,
-            ..Self::new(StatusCode::BAD_REQUEST, "not_supported", message)
-        }
+        FieldError::not_yet(param).into()
     }
 
     /// 401: no key is shown.
@@ -226,26 +217,6 @@ impl ApiError {
         }
     }
 
-    /// The error under the names that OpenAI's endpoints have for the engine's fields.
-    pub(super) fn in_openai_terms(self) -> Self {
-        const NAMES: [(&str, &str); 5] = [
-            ("max_new_tokens", "max_tokens"),
-            ("min_new_tokens", "min_tokens"),
-            ("sampling_seed", "seed"),
-            ("input_ids holds", "prompt holds"),
-            ("input_ids", "token ids"),
-        ];
-        let translated = |text: String| {
-            let translate = |text: String, (from, to): (&str, &str)| text.replace(from, to);
-            NAMES.into_iter().fold(text, translate)
-        };
-        Self {
-            message: translated(self.message),
-            param: self.param.map(translated),
-            ..self
-        }
-    }
-
     /// The error object.
     pub(super) fn body(&self) -> ErrorBody<'_> {
         let kind = match self.status {
@@ -268,42 +239,30 @@ impl ApiError {
     }
 }
 
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::NotYet(name) => Self::unsupported(&name),
-            Refused::Wrong(name, reason) => Self::field(name, reason),
+impl From<FieldError> for ApiError {
+    fn from(error: FieldError) -> Self {
+        let param = Some(error.field().to_owned());
+        Self {
+            param,
+            ..Self::new(StatusCode::BAD_REQUEST, error.code(), error.to_string())
         }
     }
 }
 
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
+        if let RequestError::Field(error) = error {
+            return error.into();
+        }
         let status = StatusCode::from_u16(error.status());
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let text = error.to_string();
-        Self {
-            param: sampling_field(&text),
-            ..Self::new(status, error.code(), text)
-        }
+        Self::new(status, error.code(), error.to_string())
     }
 }
 
-/// The beginning of what a client sent, quoted and escaped.
+/// The beginning of what a client sent in a header, quoted and escaped.
 fn excerpt(bytes: &[u8]) -> String {
-    const MAX_BYTES: usize = 100;
-    let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_BYTES)]);
-    let rest = if bytes.len() > MAX_BYTES { "..." } else { "" };
-    format!("{shown:?}{rest}")
-}
-
-/// The sampling parameter that an error text begins with.
-fn sampling_field(text: &str) -> Option<String> {
-    let name = text
-        .split(|c: char| !c.is_ascii_lowercase() && c != '_')
-        .next()?;
-    let fields = serde_json::to_value(SamplingParams::default()).ok()?;
-    fields.get(name).map(|_| name.to_owned())
+    Cut(&String::from_utf8_lossy(bytes)).to_string()
 }
 
 impl fmt::Display for ApiError {
@@ -368,32 +327,37 @@ pub(super) fn method_not_allowed(request: &HttpRequest, allow: &'static str) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::request_limits::RequestLimits;
+    use crate::state::sampling::SamplingParams;
 
     #[track_caller]
-    fn check(text: &str, param: Option<&str>) {
-        let error = ApiError::from(RequestError::Invalid(text.to_owned()));
-        assert_eq!(error.body().param, param);
+    fn check(params: SamplingParams, param: &str, text: &str) {
+        let error = params.validate(100, &RequestLimits::default());
+        let error = ApiError::from(error.expect_err("is refused"));
+        assert_eq!(error, ApiError::field(param, text));
     }
 
     #[test]
     fn errors_of_sampling_name_the_parameter() {
-        check(
-            "top_p is 2, limits are (0, 1]: use 1 to keep all tokens",
-            Some("top_p"),
-        );
-        check(
-            "stop[1] is empty, limit is at least 1 byte: leave it out",
-            Some("stop"),
-        );
-        check("the prompt is empty", None);
-        check("", None);
+        let params = SamplingParams {
+            top_p: 2.0,
+            ..SamplingParams::default()
+        };
+        let text = "top_p is 2, limits are (0, 1]: use 1 to keep all tokens";
+        check(params, "top_p", text);
+        let params = SamplingParams {
+            stop: ["a".to_owned(), String::new()].into(),
+            ..SamplingParams::default()
+        };
+        let text = "stop[1] is empty, limit is at least 1 byte: leave it out";
+        check(params, "stop", text);
     }
 
     #[test]
-    fn openais_clients_read_openais_names() {
-        let text = "min_new_tokens is 9, limit is max_new_tokens (5): lower one";
-        let error = ApiError::from(RequestError::Invalid(text.to_owned())).in_openai_terms();
-        let expected = "min_tokens is 9, limit is max_tokens (5): lower one";
-        assert_eq!(error, ApiError::field("min_tokens", expected));
+    fn a_text_that_begins_with_a_fields_name_names_no_field() {
+        for text in ["top_p is 2", "the prompt is empty", ""] {
+            let error = ApiError::from(RequestError::Invalid(text.to_owned()));
+            assert_eq!(error, ApiError::invalid(text));
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Reading a JSON object field by field, so that every error names the field, its value and what is wanted.
+//! The fields of a JSON object, each of which is parsed when it is asked for and read by [`Field`].
 
 use actix_web::web::Bytes;
 use rustc_hash::FxHashMap;
@@ -9,9 +9,9 @@ use serde_json::value::RawValue;
 use super::budget::BodyCharge;
 use super::error::ApiError;
 use super::raw::Raw;
+use crate::error::FieldError;
+use crate::field::{self, Field, Integer, ReadTokenIds, Shallow};
 use crate::request::RequestTimeouts;
-use crate::shallow::{ReadTokenIds, Shallow, TokenIds};
-use crate::state::sampling;
 
 /// Most fields of an object: clients send a few dozen.
 const MAX_FIELDS: usize = 1024;
@@ -136,7 +136,8 @@ impl Fields {
     /// The fields of an object in this one.
     pub(super) fn inside(&self, name: &str, raw: &Raw) -> Result<Self, ApiError> {
         if !raw.is_object() {
-            return Err(mismatch(name, &raw.shallow(name)?, "an object"));
+            let value = raw.shallow(name)?;
+            return Err(Field::new(name, &value).must_be("an object").into());
         }
         let object = read_object(raw.bytes());
         let object = object
@@ -154,9 +155,9 @@ impl Fields {
     }
 
     pub(super) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        self.take(name)?
-            .map(|value| string(name, value))
-            .transpose()
+        let value = self.take(name)?;
+        let text = value.map(|value| field::text(name, value));
+        Ok(text.transpose()?)
     }
 
     pub(super) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
@@ -164,53 +165,40 @@ impl Fields {
     }
 
     pub(super) fn optional_flag(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
-        self.take(name)?.map(|value| flag(name, &value)).transpose()
+        self.take_as(name, |field| field.boolean())
     }
 
-    pub(super) fn count(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
-        self.take(name)?
-            .map(|value| count(name, &value))
-            .transpose()
+    pub(super) fn integer<T: Integer>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+        self.take_as(name, |field| field.integer())
     }
 
     /// A limit in tokens, clipped to `u32`.
     pub(super) fn token_limit(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
-        let read = |value: Shallow| {
-            sampling::token_limit(&value)
-                .ok_or_else(|| mismatch(name, &value, sampling::TOKEN_LIMIT))
-        };
-        self.take(name)?.map(read).transpose()
+        self.take_as(name, |field| field.token_limit())
     }
 
     pub(super) fn seed(&mut self, name: &str) -> Result<Option<u64>, ApiError> {
-        let read = |value: Shallow| {
-            sampling::seed(&value).ok_or_else(|| mismatch(name, &value, sampling::SEED))
-        };
-        self.take(name)?.map(read).transpose()
-    }
-
-    pub(super) fn integer(&mut self, name: &str) -> Result<Option<i64>, ApiError> {
-        self.take(name)?
-            .map(|value| integer(name, &value))
-            .transpose()
+        self.take_as(name, |field| field.seed())
     }
 
     /// `waiting_timeout` and `running_timeout`: how long the request may take.
     pub(super) fn timeouts(&mut self) -> Result<RequestTimeouts, ApiError> {
         Ok(RequestTimeouts {
-            waiting_s: self.seconds("waiting_timeout")?,
-            running_s: self.seconds("running_timeout")?,
+            waiting_s: self.take_as("waiting_timeout", |field| field.seconds())?,
+            running_s: self.take_as("running_timeout", |field| field.seconds())?,
         })
     }
 
-    fn seconds(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
-        let Some(value) = self.take(name)? else {
-            return Ok(None);
-        };
-        let seconds = value.as_f64().filter(|seconds| *seconds > 0.0);
-        seconds
-            .map(Some)
-            .ok_or_else(|| mismatch(name, &value, "a number of seconds above 0"))
+    /// Takes a field out as what `read` makes of it.
+    fn take_as<T>(
+        &mut self,
+        name: &str,
+        read: impl FnOnce(Field<'_>) -> Result<T, FieldError>,
+    ) -> Result<Option<T>, ApiError> {
+        match self.take(name)? {
+            Some(value) => Ok(Some(read(Field::new(name, &value))?)),
+            None => Ok(None),
+        }
     }
 
     /// The charge of the trees that were taken out: they outlive the fields and the body's text.
@@ -234,63 +222,17 @@ impl Fields {
     }
 }
 
-pub(super) fn string(name: &str, value: Shallow) -> Result<String, ApiError> {
-    match value {
-        Shallow::Text(text) => Ok(text),
-        other => Err(mismatch(name, &other, "a string")),
-    }
-}
-
-pub(super) fn flag(name: &str, value: &Shallow) -> Result<bool, ApiError> {
-    value
-        .as_bool()
-        .ok_or_else(|| mismatch(name, value, "true or false"))
-}
-
-pub(super) fn count(name: &str, value: &Shallow) -> Result<u32, ApiError> {
-    let whole = value
-        .as_u64()
-        .or_else(|| whole_float(value)?.try_into().ok());
-    whole
-        .and_then(|number| u32::try_from(number).ok())
-        .ok_or_else(|| mismatch(name, value, "a whole number from 0 to 4294967295"))
-}
-
-pub(super) fn integer(name: &str, value: &Shallow) -> Result<i64, ApiError> {
-    let number = value.as_i64().or_else(|| whole_float(value));
-    number.ok_or_else(|| mismatch(name, value, "a whole number of 64 bits"))
-}
-
-fn not_a_token(name: &str, index: usize, found: &Shallow) -> ApiError {
-    mismatch(
-        &format!("{name}[{index}]"),
-        found,
-        "a token id of 0 or more",
-    )
-}
-
 /// A short list of token ids.
 pub(super) fn token_ids(name: &str, raw: &Raw) -> Result<Vec<u32>, ApiError> {
     if !raw.is_list() {
-        return Err(mismatch(name, &raw.shallow(name)?, "a list of token ids"));
+        let value = raw.shallow(name)?;
+        return Err(Field::new(name, &value)
+            .must_be("a list of token ids")
+            .into());
     }
     let expected = raw.count_values();
-    match raw.parse_seed(name, ReadTokenIds { expected })? {
-        TokenIds::Ids(ids) => Ok(ids),
-        TokenIds::Bad { index, found } => Err(not_a_token(name, index, &found)),
-    }
-}
-
-/// The error for a value of the wrong kind.
-pub(super) fn mismatch(name: &str, value: &Shallow, wanted: &str) -> ApiError {
-    ApiError::field(name, format!("{name} is {value}, must be {wanted}"))
-}
-
-/// A whole number that was written as a float, which some clients do.
-fn whole_float(value: &Shallow) -> Option<i64> {
-    const EXACT: f64 = 9_007_199_254_740_992.0;
-    let number = value.as_f64()?;
-    (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64)
+    let read = raw.parse_seed(name, ReadTokenIds { expected })?;
+    Ok(field::token_ids(name, read)?)
 }
 
 /// The fields of an object's text.
@@ -347,7 +289,7 @@ mod tests {
 
     #[track_caller]
     fn check(value: Value, expected: &str) {
-        let found = match Fields::of(&json!({ "best_of": value })).count("best_of") {
+        let found = match Fields::of(&json!({ "best_of": value })).integer::<u32>("best_of") {
             Ok(number) => format!("{number:?}"),
             Err(error) => error.to_string(),
         };

@@ -10,9 +10,9 @@ use futures_util::stream::{self, SelectAll, Stream};
 use super::answers::AnswerCharge;
 use super::budget::BodyCharge;
 use super::error::ApiError;
+use super::open_requests::Listed;
 use super::state::AppState;
 use super::transcript::{News, Transcript};
-use super::under_way::Listed;
 use crate::engine::{Canceller, Generation};
 use crate::error::RequestError;
 use crate::request::{Event, GenerateRequest};
@@ -42,7 +42,7 @@ impl Lane {
             .charge(&requests, engine.model().context_length)?;
         let generations = engine.generate_all(requests)?;
         let lane = |generation: Generation| Self {
-            _listed: state.under_way().list(generation.canceller()),
+            _listed: state.open_requests().list(generation.canceller()),
             charge: None,
             answer: answer.clone(),
             generation,

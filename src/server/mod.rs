@@ -9,29 +9,31 @@ mod abort;
 mod answers;
 mod body;
 mod budget;
+mod call;
 mod config;
 mod debug;
 mod error;
 mod fields;
 mod flush;
+mod generate;
 mod guard;
 mod health;
 mod key;
 mod lanes;
 mod methods;
 mod native;
+mod open_requests;
 mod openai;
 mod policy;
 mod probe;
 mod raw;
 mod sockets;
+mod spelling;
 mod sse;
 mod state;
 mod track;
 mod transcript;
-mod under_way;
 mod whole;
-mod words;
 mod ws;
 
 use std::future::Future;
@@ -56,7 +58,7 @@ pub use state::{AppState, EngineSlot, RenderMetrics};
 /// actix's default a client that disappears is not noticed. A client that takes no bytes is noticed by [`run`] only,
 /// whose connections have `http_send_timeout_s`.
 pub fn routes(cfg: &mut web::ServiceConfig) {
-    post(cfg, "/generate", native::generate);
+    post(cfg, "/generate", generate::generate);
     post(cfg, "/v1/completions", openai::completions::create);
     post(cfg, "/v1/chat/completions", openai::chat::create);
     post(cfg, "/abort_request", abort::abort_request);

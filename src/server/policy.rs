@@ -8,6 +8,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::state::AppState;
 use crate::actors::messages::SetPolicy;
+use crate::field::check_bytes;
 
 /// Longest name that an error repeats, in bytes.
 const MAX_NAME_BYTES: usize = 64;
@@ -33,12 +34,8 @@ pub(super) async fn set_policy(
 
 fn name(fields: &mut Fields, field: &str) -> Result<Option<String>, ApiError> {
     let name = fields.string(field)?;
-    match &name {
-        Some(name) if name.len() > MAX_NAME_BYTES => {
-            let bytes = name.len();
-            let text = format!("{field} has {bytes} bytes, no policy's name has {MAX_NAME_BYTES}");
-            Err(ApiError::field(field, text))
-        }
-        _ => Ok(name),
+    if let Some(name) = &name {
+        check_bytes(field, name, MAX_NAME_BYTES)?;
     }
+    Ok(name)
 }

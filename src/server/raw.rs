@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use actix_web::web::Bytes;
 
 use super::error::ApiError;
-use crate::shallow::Shallow;
+use crate::field::Shallow;
 
 /// The text of one JSON value, without spaces around it.
 #[derive(Clone, Debug)]

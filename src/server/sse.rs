@@ -33,11 +33,6 @@ pub(super) trait Render: Unpin + 'static {
         0
     }
 
-    /// A failed lane's error, under the names of the endpoint.
-    fn error(&self, error: RequestError) -> ApiError {
-        error.into()
-    }
-
     /// What comes when all lanes have ended.
     fn end(&mut self, _out: &mut Chunks) {}
 }
@@ -145,7 +140,7 @@ pub(super) async fn respond(
     if let Ok(first) = rt::time::timeout(keep_alive, body.events.next()).await
         && let Some((index, event)) = first
     {
-        let news = News::of(event).map_err(|error| body.render.error(error))?;
+        let news = News::of(event)?;
         body.take_in(index, news);
     }
     Ok(HttpResponse::Ok()
@@ -191,7 +186,7 @@ impl<R: Render> SseBody<R> {
         self.pieces.clear();
         self.has_ended = true;
         self.ready.data(&Envelope {
-            error: self.render.error(error).body(),
+            error: ApiError::from(error).body(),
         });
         self.ready.done();
     }

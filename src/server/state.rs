@@ -10,9 +10,9 @@ use super::answers::AnswerBudget;
 use super::budget::BodyBudget;
 use super::config::ServerConfig;
 use super::error::ApiError;
+use super::open_requests::OpenRequests;
 use super::probe::Probe;
-use super::under_way::UnderWay;
-use super::words::Words;
+use super::spelling::Spelling;
 use crate::engine::EngineHandle;
 use crate::error::RequestError;
 use crate::metrics::in_order;
@@ -27,14 +27,14 @@ pub struct EngineSlot(Arc<OnceLock<Result<Loaded, String>>>);
 /// A loaded engine.
 pub(super) struct Loaded {
     pub(super) engine: EngineHandle,
-    pub(super) words: Words,
+    pub(super) spelling: Spelling,
 }
 
 impl EngineSlot {
     /// Puts the engine in, once; later calls change nothing.
     pub fn fill(&self, engine: EngineHandle) {
-        let words = Words::of(engine.text());
-        let _ = self.0.set(Ok(Loaded { engine, words }));
+        let spelling = Spelling::of(engine.text());
+        let _ = self.0.set(Ok(Loaded { engine, spelling }));
     }
 
     /// Says why there will be no engine: clients are told.
@@ -61,7 +61,7 @@ pub struct AppState {
     config: ServerConfig,
     slot: EngineSlot,
     render_metrics: RenderMetrics,
-    under_way: UnderWay,
+    open_requests: OpenRequests,
     bodies: BodyBudget,
     answers: AnswerBudget,
     websockets: AtomicUsize,
@@ -80,7 +80,7 @@ impl AppState {
             config,
             slot,
             render_metrics,
-            under_way: UnderWay::default(),
+            open_requests: OpenRequests::default(),
             websockets: AtomicUsize::new(0),
             probe: Probe::default(),
             draining: watch::Sender::new(false),
@@ -136,8 +136,8 @@ impl AppState {
         self.started_unix_s
     }
 
-    pub(super) fn under_way(&self) -> &UnderWay {
-        &self.under_way
+    pub(super) fn open_requests(&self) -> &OpenRequests {
+        &self.open_requests
     }
 
     pub(super) fn probe(&self) -> &Probe {

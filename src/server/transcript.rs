@@ -17,12 +17,12 @@ const TOKEN_JSON_BYTES: usize = 7;
 #[derive(Debug, Default)]
 pub(super) struct News {
     pub(super) delta: Delta,
-    pub(super) end: Option<End>,
+    pub(super) end: Option<TranscriptEnd>,
 }
 
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct End {
+pub(super) struct TranscriptEnd {
     pub(super) reason: FinishReason,
     /// Seconds from intake to the end.
     pub(super) e2e_latency_s: f64,
@@ -38,7 +38,7 @@ impl News {
             Event::Delta(delta) => Ok(Self { delta, end: None }),
             Event::Finished(finished) | Event::Cancelled(finished) => {
                 let finished = *finished;
-                let end = End {
+                let end = TranscriptEnd {
                     reason: finished.reason,
                     e2e_latency_s: finished.e2e_latency_s,
                 };
@@ -129,7 +129,7 @@ pub(super) struct Transcript {
     pub(super) output_logprobs: Vec<TokenLogprobs>,
     pub(super) input_logprobs: Vec<TokenLogprobs>,
     pub(super) usage: Usage,
-    pub(super) end: Option<End>,
+    pub(super) end: Option<TranscriptEnd>,
 }
 
 impl Transcript {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::actors::call::Weighed;
-use crate::error::RequestError;
+use crate::error::{FieldError, RequestError};
 use crate::model::text::{self, TextModel};
 use crate::request::{ChatPrompt, GenerateRequest, Prompt};
 use crate::state::sampling::LogprobWish;
@@ -43,7 +43,7 @@ pub(super) fn encode(
     let text = settings.text.as_deref();
     let tokenizer = || {
         text.ok_or_else(|| {
-            invalid("the engine runs without a tokenizer: send input_ids".to_owned())
+            invalid("the engine runs without a tokenizer: send token ids".to_owned())
         })
     };
     let tokens = match prompt {
@@ -97,7 +97,7 @@ fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
     }
     match prompt.iter().find(|token| **token as usize >= vocab_size) {
         Some(token) => Err(invalid(format!(
-            "input_ids holds {token}, the vocabulary has {vocab_size} tokens"
+            "the prompt holds {token}, the vocabulary has {vocab_size} tokens: use ids below it"
         ))),
         None => Ok(()),
     }
@@ -126,9 +126,8 @@ impl Checked {
         }
         sampling.validate(settings.vocab_size, limits)?;
         if !sampling.stop.is_empty() && settings.text.is_none() {
-            return Err(invalid(
-                "stop strings need a tokenizer, use stop_token_ids".to_owned(),
-            ));
+            let text = "stop strings need a tokenizer, use stop_token_ids";
+            return Err(FieldError::new("stop", text).into());
         }
         self.0 = Some(sampling.clone());
         Ok(())

@@ -214,7 +214,7 @@ impl TextModel {
         {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(RequestError::Invalid(format!(
-                "the prompt cannot be tokenized: {error}: send text that the vocabulary covers, or input_ids"
+                "the prompt cannot be tokenized: {error}: send text that the vocabulary covers, or token ids"
             ))),
         }
     }

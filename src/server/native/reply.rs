@@ -5,9 +5,9 @@ use serde::{Serialize, Serializer};
 
 use crate::ids::RequestId;
 use crate::request::FinishReason;
+use crate::server::spelling::Spelling;
 use crate::server::sse::Chunks;
-use crate::server::transcript::{End, Transcript};
-use crate::server::words::Words;
+use crate::server::transcript::{Transcript, TranscriptEnd};
 use crate::state::sampling::{LogprobWish, TokenLogprobs};
 
 /// What the request wanted to see.
@@ -16,17 +16,17 @@ pub(in crate::server) struct Shape {
     logprobs: bool,
     top: bool,
     chosen: bool,
-    words: Option<Words>,
+    spelling: Option<Spelling>,
 }
 
 impl Shape {
-    /// Log probabilities as wished for, with the tokens' texts if `words` are given.
-    pub(in crate::server) fn new(wish: Option<&LogprobWish>, words: Option<&Words>) -> Self {
+    /// Log probabilities as wished for, with the tokens' texts if `spelling` are given.
+    pub(in crate::server) fn new(wish: Option<&LogprobWish>, spelling: Option<&Spelling>) -> Self {
         Self {
             logprobs: wish.is_some(),
             top: wish.is_some_and(|wish| wish.top > 0),
             chosen: wish.is_some_and(|wish| !wish.token_ids.is_empty()),
-            words: words.cloned(),
+            spelling: spelling.cloned(),
         }
     }
 }
@@ -42,7 +42,7 @@ pub(in crate::server) struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    pub(super) fn new(
+    pub(in crate::server) fn new(
         rid: &'a RequestId,
         shape: &'a Shape,
         transcript: &'a Transcript,
@@ -140,7 +140,7 @@ enum Matched<'a> {
 }
 
 impl<'a> Reason<'a> {
-    fn of(end: &'a End) -> Self {
+    fn of(end: &'a TranscriptEnd) -> Self {
         match &end.reason {
             FinishReason::StopToken(token) => Self::Stop {
                 matched: Matched::Token(*token),
@@ -179,22 +179,22 @@ impl<'a> Logprobs<'a> {
     }
 
     fn with(shape: &'a Shape, input: &'a [TokenLogprobs], output: &'a [TokenLogprobs]) -> Self {
-        let words = shape.words.as_ref();
+        let spelling = shape.spelling.as_ref();
         let others = |wanted: bool, tokens: &'a [TokenLogprobs], pick: Pick| {
             wanted.then_some(Others {
                 tokens,
                 pick,
-                words,
+                spelling,
             })
         };
         Self {
             input_token_logprobs: Tokens {
                 tokens: input,
-                words,
+                spelling,
             },
             output_token_logprobs: Tokens {
                 tokens: output,
-                words,
+                spelling,
             },
             input_top_logprobs: others(shape.top, input, |token| &token.top),
             output_top_logprobs: others(shape.top, output, |token| &token.top),
@@ -207,22 +207,22 @@ impl<'a> Logprobs<'a> {
 /// The log probabilities of an output's tokens so far, as JSON: each event repeats them, so they are written once and
 /// copied from then on. The prompt's and all alternatives come with the whole answer only.
 #[derive(Default)]
-pub(super) struct Written(Vec<u8>);
+pub(in crate::server) struct Written(Vec<u8>);
 
 impl Written {
     /// Writes those of new tokens.
-    pub(super) fn push(&mut self, shape: &Shape, places: &[TokenLogprobs]) {
+    pub(in crate::server) fn push(&mut self, shape: &Shape, places: &[TokenLogprobs]) {
         for at in places {
             if !self.0.is_empty() {
                 self.0.push(b',');
             }
-            let triple = triple(at.logprob, at.token, shape.words.as_ref());
+            let triple = triple(at.logprob, at.token, shape.spelling.as_ref());
             serde_json::to_writer(&mut self.0, &triple).expect("triples have no keys");
         }
     }
 
     /// Adds the event that shows an answer so far.
-    pub(super) fn show(
+    pub(in crate::server) fn show(
         &self,
         rid: &RequestId,
         shape: &Shape,
@@ -248,13 +248,17 @@ impl Written {
 /// `[logprob, token, text]`, the text null if it was not asked for.
 type Triple = (Option<f32>, u32, Option<String>);
 
-fn triple(logprob: Option<f32>, token: u32, words: Option<&Words>) -> Triple {
-    (logprob, token, words.map(|words| words.lossy(token)))
+fn triple(logprob: Option<f32>, token: u32, spelling: Option<&Spelling>) -> Triple {
+    (
+        logprob,
+        token,
+        spelling.map(|spelling| spelling.lossy(token)),
+    )
 }
 
 struct Tokens<'a> {
     tokens: &'a [TokenLogprobs],
-    words: Option<&'a Words>,
+    spelling: Option<&'a Spelling>,
 }
 
 impl Serialize for Tokens<'_> {
@@ -262,7 +266,7 @@ impl Serialize for Tokens<'_> {
         let triples = self
             .tokens
             .iter()
-            .map(|at| triple(at.logprob, at.token, self.words));
+            .map(|at| triple(at.logprob, at.token, self.spelling));
         serializer.collect_seq(triples)
     }
 }
@@ -273,7 +277,7 @@ type Pick = fn(&TokenLogprobs) -> &[(u32, f32)];
 struct Others<'a> {
     tokens: &'a [TokenLogprobs],
     pick: Pick,
-    words: Option<&'a Words>,
+    spelling: Option<&'a Spelling>,
 }
 
 impl Serialize for Others<'_> {
@@ -282,7 +286,7 @@ impl Serialize for Others<'_> {
         for at in self.tokens {
             let triples = (self.pick)(at).iter();
             let triples =
-                triples.map(|(token, logprob)| triple(Some(*logprob), *token, self.words));
+                triples.map(|(token, logprob)| triple(Some(*logprob), *token, self.spelling));
             let place: Option<Vec<Triple>> = at.logprob.is_some().then(|| triples.collect());
             places.serialize_element(&place)?;
         }
@@ -296,8 +300,8 @@ mod tests {
 
     use super::*;
     use crate::request::{Delta, Usage};
+    use crate::server::spelling::tests::bytewise;
     use crate::server::transcript::News;
-    use crate::server::words::tests::bytewise;
 
     fn place(token: u32, logprob: Option<f32>) -> TokenLogprobs {
         let others = || {
@@ -413,7 +417,7 @@ mod tests {
     #[test]
     fn reasons_have_sglangs_shapes() {
         let reason = |reason: FinishReason| {
-            let end = End {
+            let end = TranscriptEnd {
                 reason,
                 e2e_latency_s: 0.25,
             };
@@ -434,7 +438,7 @@ mod tests {
     #[test]
     fn members_of_a_batch_carry_their_index_and_the_end_its_latency() {
         let mut transcript = transcript();
-        let end = End {
+        let end = TranscriptEnd {
             reason: FinishReason::StopToken(2),
             e2e_latency_s: 0.25,
         };

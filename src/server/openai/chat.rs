@@ -12,20 +12,19 @@ use super::wire::{Head, Matched, UsageReport};
 use super::{
     Common, alternatives, apply_model_defaults, matched_stop, messages, refusals, unix_now_s,
 };
-use crate::error::RequestError;
+use crate::field::{Field, Shallow};
 use crate::request::{ChatPrompt, GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
 use crate::server::budget::BodyCharge;
+use crate::server::call::{CallLimits, check_size, samples_of};
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, mismatch};
+use crate::server::fields::Fields;
 use crate::server::lanes::{Lane, finish_all};
-use crate::server::native::{CallLimits, check_size, samples_of};
+use crate::server::spelling::Spelling;
 use crate::server::sse::{self, Chunks, Render};
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 use crate::server::whole;
-use crate::server::words::Words;
-use crate::shallow::Shallow;
 use crate::state::sampling::LogprobWish;
 
 /// Stands for as many tokens as the context has room for: the engine clips it.
@@ -56,15 +55,14 @@ pub(in crate::server) async fn create(
         created: unix_now_s(),
         model: loaded.engine.model().served_model_name.clone(),
     };
-    let mut writer = Writer::new(&call, head, loaded.words.clone());
-    let lanes = Lane::open_all(&state, call.into_requests()).map_err(ApiError::in_openai_terms)?;
+    let mut writer = Writer::new(&call, head, loaded.spelling.clone());
+    let lanes = Lane::open_all(&state, call.into_requests())?;
     let lanes = Lane::with_charge(lanes, charge);
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
     let answer_charge = Lane::answer_charge(&lanes);
-    let transcripts = finish_all(lanes).await;
-    let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
+    let transcripts = finish_all(lanes).await?;
     let write = move |transcripts: Vec<Transcript>| {
         let choices = transcripts.into_iter().enumerate();
         let choices = choices.map(|(index, transcript)| writer.message(index, transcript));
@@ -98,7 +96,7 @@ impl Call {
         check_size(1, common.sampling.n as usize, limits)?;
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
-        common.sampling.max_new_tokens = max_tokens.unwrap_or(UNLIMITED);
+        common.limit_length(max_tokens.unwrap_or(UNLIMITED))?;
         let logprobs = logprobs(&mut fields)?;
         let template_kwargs = template_kwargs(&mut fields)?;
         let add_generation_prompt = fields
@@ -152,7 +150,9 @@ fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> 
     match fields.take_tree(NAME)? {
         None => Ok(Map::new()),
         Some(Value::Object(kwargs)) => Ok(kwargs),
-        Some(other) => Err(mismatch(NAME, &Shallow::of(&other), "an object")),
+        Some(other) => Err(Field::new(NAME, &Shallow::of(&other))
+            .must_be("an object")
+            .into()),
     }
 }
 
@@ -166,11 +166,9 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     match (wanted, top) {
         (false, None | Some(0)) => Ok(None),
         (true, top) => Ok(Some(top.unwrap_or(0))),
-        (false, Some(top)) => Err(mismatch(
-            "top_logprobs",
-            &Shallow::Number(top.into()),
-            "used with logprobs: true",
-        )),
+        (false, Some(top)) => Err(Field::new("top_logprobs", &Shallow::Number(top.into()))
+            .must_be("used with logprobs: true")
+            .into()),
     }
 }
 
@@ -180,7 +178,7 @@ struct Choice {
     index: usize,
     message: Message,
     #[serde(flatten)]
-    ending: Ending,
+    details: ChoiceDetails,
 }
 
 #[derive(Serialize)]
@@ -196,7 +194,7 @@ struct ChunkChoice {
     index: usize,
     delta: MessageDelta,
     #[serde(flatten)]
-    ending: Ending,
+    details: ChoiceDetails,
 }
 
 #[derive(Default, Serialize)]
@@ -209,7 +207,7 @@ struct MessageDelta {
 
 /// What whole choices and chunks have in common.
 #[derive(Default, Serialize)]
-struct Ending {
+struct ChoiceDetails {
     logprobs: Option<ChatLogprobs>,
     finish_reason: Option<&'static str>,
     matched_stop: Option<Matched>,
@@ -220,7 +218,7 @@ struct Ending {
 /// Writes choices, whole or chunk by chunk.
 struct Writer {
     head: Head,
-    words: Words,
+    spelling: Spelling,
     usages: Vec<Usage>,
     logprobs: bool,
     return_token_ids: bool,
@@ -229,10 +227,10 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(call: &Call, head: Head, words: Words) -> Self {
+    fn new(call: &Call, head: Head, spelling: Spelling) -> Self {
         Self {
             head,
-            words,
+            spelling,
             usages: vec![Usage::default(); call.common.sampling.n as usize],
             logprobs: call.logprobs.is_some(),
             return_token_ids: call.common.return_token_ids,
@@ -242,7 +240,7 @@ impl Writer {
     }
 
     fn message(&mut self, index: usize, transcript: Transcript) -> Choice {
-        let (content, ending) = self.split(index, transcript.into_news());
+        let (content, details) = self.split(index, transcript.into_news());
         let message = Message {
             role: "assistant",
             content,
@@ -251,23 +249,23 @@ impl Writer {
         Choice {
             index,
             message,
-            ending,
+            details,
         }
     }
 
-    fn split(&mut self, index: usize, news: News) -> (String, Ending) {
+    fn split(&mut self, index: usize, news: News) -> (String, ChoiceDetails) {
         let News { delta, end } = news;
         self.usages[index] = delta.usage;
         let logprobs = self
             .logprobs
-            .then(|| ChatLogprobs::new(&delta.output_logprobs, &self.words));
-        let ending = Ending {
+            .then(|| ChatLogprobs::new(&delta.output_logprobs, &self.spelling));
+        let details = ChoiceDetails {
             logprobs,
             finish_reason: end.as_ref().map(|end| end.reason.as_str()),
             matched_stop: end.and_then(|end| matched_stop(end.reason)),
             token_ids: self.return_token_ids.then_some(delta.tokens),
         };
-        (delta.text, ending)
+        (delta.text, details)
     }
 
     /// The counts of one choice so far, for its chunk.
@@ -291,7 +289,7 @@ impl Render for Writer {
             let choice = ChunkChoice {
                 index,
                 delta,
-                ending: Ending::default(),
+                details: ChoiceDetails::default(),
             };
             out.data(&self.head.with(vec![choice], None));
         }
@@ -301,18 +299,18 @@ impl Render for Writer {
         if news.is_empty() {
             return;
         }
-        let (content, mut ending) = self.split(index, news);
+        let (content, mut details) = self.split(index, news);
         let usage = self.usage_so_far(index);
         let content = (!content.is_empty()).then_some(content);
-        let reason = ending.finish_reason.take();
-        let matched_stop = ending.matched_stop.take();
-        let has_tokens = ending
+        let reason = details.finish_reason.take();
+        let matched_stop = details.matched_stop.take();
+        let has_tokens = details
             .token_ids
             .as_ref()
             .is_some_and(|tokens| !tokens.is_empty());
         if content.is_some()
             || has_tokens
-            || ending.logprobs.as_ref().is_some_and(|l| !l.is_empty())
+            || details.logprobs.as_ref().is_some_and(|l| !l.is_empty())
         {
             let delta = MessageDelta {
                 role: None,
@@ -322,31 +320,27 @@ impl Render for Writer {
                 vec![ChunkChoice {
                     index,
                     delta,
-                    ending,
+                    details,
                 }],
                 usage,
             ));
         }
         if reason.is_some() {
-            let ending = Ending {
+            let details = ChoiceDetails {
                 finish_reason: reason,
                 matched_stop,
-                ..Ending::default()
+                ..ChoiceDetails::default()
             };
             let delta = MessageDelta::default();
             out.data(&self.head.with(
                 vec![ChunkChoice {
                     index,
                     delta,
-                    ending,
+                    details,
                 }],
                 usage,
             ));
         }
-    }
-
-    fn error(&self, error: RequestError) -> ApiError {
-        ApiError::from(error).in_openai_terms()
     }
 
     fn end(&mut self, out: &mut Chunks) {
@@ -364,7 +358,7 @@ impl Render for Writer {
 mod tests {
     use serde_json::json;
 
-    use super::super::tests::{events, fields, head, limits, news, words};
+    use super::super::tests::{events, fields, head, limits, news, spelling};
     use super::*;
     use crate::request::FinishReason;
 
@@ -456,7 +450,7 @@ mod tests {
     #[test]
     fn a_message_has_content_reason_and_log_probabilities() {
         let call = call(json!({"logprobs": true, "return_token_ids": true}));
-        let mut writer = Writer::new(&call, head(), words());
+        let mut writer = Writer::new(&call, head(), spelling());
         let mut transcript = Transcript::default();
         transcript.push(news("a", Some(FinishReason::Length { max_new_tokens: 1 })));
         let choice = writer.message(0, transcript);
@@ -476,7 +470,7 @@ mod tests {
     fn a_stream_has_role_content_reason_and_usage_in_this_order() {
         let options = json!({"include_usage": true, "continuous_usage_stats": true});
         let call = call(json!({"stream": true, "stream_options": options}));
-        let mut writer = Writer::new(&call, head(), words());
+        let mut writer = Writer::new(&call, head(), spelling());
         let mut out = Chunks::default();
         writer.start(&mut out);
         writer.news(0, news("a", None), &mut out);

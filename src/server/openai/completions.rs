@@ -9,20 +9,19 @@ use serde::Serialize;
 use super::logprobs::{LegacyLogprobs, TextOffset};
 use super::wire::{Head, Matched, UsageReport};
 use super::{Common, alternatives, apply_model_defaults, matched_stop, unix_now_s};
-use crate::error::RequestError;
+use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
+use crate::server::call::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, mismatch};
+use crate::server::fields::Fields;
 use crate::server::lanes::{Lane, finish_all};
-use crate::server::native::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
+use crate::server::spelling::Spelling;
 use crate::server::sse::{self, Chunks, Render};
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 use crate::server::whole;
-use crate::server::words::Words;
-use crate::shallow::Shallow;
 use crate::state::sampling::LogprobWish;
 
 /// OpenAI's default.
@@ -48,16 +47,15 @@ pub(in crate::server) async fn create(
         created: unix_now_s(),
         model: loaded.engine.model().served_model_name.clone(),
     };
-    call.check_echo(&loaded.words, state.config().max_body_bytes)?;
-    let mut writer = Writer::new(&call, head, loaded.words.clone());
+    call.check_echo(&loaded.spelling, state.config().max_body_bytes)?;
+    let mut writer = Writer::new(&call, head, loaded.spelling.clone());
     let (stream, requests) = (call.common.stream, call.into_requests());
-    let lanes = Lane::open_all(&state, requests).map_err(ApiError::in_openai_terms)?;
+    let lanes = Lane::open_all(&state, requests)?;
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
     let answer_charge = Lane::answer_charge(&lanes);
-    let transcripts = finish_all(lanes).await;
-    let transcripts = transcripts.map_err(ApiError::in_openai_terms)?;
+    let transcripts = finish_all(lanes).await?;
     let write = move |transcripts: Vec<Transcript>| {
         let choices = transcripts.into_iter().enumerate();
         let choices =
@@ -82,7 +80,7 @@ impl Call {
         let prompts = prompts(&mut fields, limits)?;
         let mut common = Common::read(&mut fields, "cmpl", limits)?;
         let n = common.sampling.n;
-        match fields.count("best_of")? {
+        match fields.integer::<u32>("best_of")? {
             Some(best_of) if best_of != 1 && best_of != n => {
                 return Err(ApiError::unsupported("best_of"));
             }
@@ -96,7 +94,7 @@ impl Call {
         let max_tokens = fields
             .token_limit("max_tokens")?
             .unwrap_or(DEFAULT_MAX_TOKENS);
-        common.sampling.max_new_tokens = max_tokens;
+        common.limit_length(max_tokens)?;
         let logprobs = fields
             .take("logprobs")?
             .filter(|value| *value != Shallow::Bool(false));
@@ -113,7 +111,7 @@ impl Call {
     }
 
     /// Refuses echoes that together are longer than a body may be: they are sent once a sample.
-    fn check_echo(&self, words: &Words, limit_bytes: usize) -> Result<(), ApiError> {
+    fn check_echo(&self, spelling: &Spelling, limit_bytes: usize) -> Result<(), ApiError> {
         if !self.echo {
             return Ok(());
         }
@@ -122,7 +120,7 @@ impl Call {
         let mut bytes = 0;
         for prompt in &self.prompts {
             bytes += match prompt {
-                Prompt::Tokens(tokens) => words.text_len_up_to(tokens, most),
+                Prompt::Tokens(tokens) => spelling.text_len_up_to(tokens, most),
                 Prompt::Text(_) | Prompt::Chat(_) => prompt.text_bytes(),
             };
             if bytes > most {
@@ -180,19 +178,18 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Vec<Prompt>, A
         let text = "prompt is missing: send a string";
         return Err(ApiError::field(NAME, text));
     };
-    let Prompts {
-        values: prompts, ..
-    } = match raw.first_of_list() {
+    let prompts = match raw.first_of_list() {
         Some(b'"' | b']') => texts(NAME, &raw, limits)?,
         Some(_) => tokens(fields, NAME, &raw, limits)?,
         None => match raw.shallow(NAME)? {
-            Shallow::Text(text) => Prompts::one(Prompt::Text(text.into())),
+            Shallow::Text(text) => Prompts::One(Prompt::Text(text.into())),
             other => {
                 let wanted = "a string, token ids, or a list of either";
-                return Err(mismatch(NAME, &other, wanted));
+                return Err(Field::new(NAME, &other).must_be(wanted).into());
             }
         },
     };
+    let prompts = prompts.into_vec();
     match prompts.is_empty() {
         true => Err(ApiError::field(
             "prompt",
@@ -216,7 +213,7 @@ struct Choice {
 /// Writes choices, whole or chunk by chunk.
 struct Writer {
     head: Head,
-    words: Words,
+    spelling: Spelling,
     /// Each choice's prompt, until it was echoed.
     echoes: Vec<Option<Arc<str>>>,
     prompt_offsets: Vec<TextOffset>,
@@ -230,12 +227,12 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(call: &Call, head: Head, words: Words) -> Self {
+    fn new(call: &Call, head: Head, spelling: Spelling) -> Self {
         let n = call.common.sampling.n as usize;
         let echo = |prompt: &Prompt| match prompt {
             _ if !call.echo => None,
             Prompt::Text(text) => Some(text.clone()),
-            Prompt::Tokens(tokens) => Some(words.text(tokens).into()),
+            Prompt::Tokens(tokens) => Some(spelling.text(tokens).into()),
             Prompt::Chat(_) => None,
         };
         let echoes = call.prompts.iter().map(echo);
@@ -248,7 +245,7 @@ impl Writer {
             usages: vec![Usage::default(); echoes.len()],
             echoes,
             head,
-            words,
+            spelling,
             n,
             top: call.logprobs.map(|top| top > 0),
             return_token_ids: call.common.return_token_ids,
@@ -264,8 +261,8 @@ impl Writer {
         let logprobs = self.top.map(|top| {
             let mut lists = LegacyLogprobs::new(top);
             let (prompt, output) = (&mut self.prompt_offsets, &mut self.output_offsets);
-            lists.extend(&delta.input_logprobs, &self.words, &mut prompt[index]);
-            lists.extend(&delta.output_logprobs, &self.words, &mut output[index]);
+            lists.extend(&delta.input_logprobs, &self.spelling, &mut prompt[index]);
+            lists.extend(&delta.output_logprobs, &self.spelling, &mut output[index]);
             lists
         });
         Choice {
@@ -303,10 +300,6 @@ impl Render for Writer {
         out.data(&self.head.with(vec![choice], usage));
     }
 
-    fn error(&self, error: RequestError) -> ApiError {
-        ApiError::from(error).in_openai_terms()
-    }
-
     fn end(&mut self, out: &mut Chunks) {
         if self.include_usage {
             out.data(&self.head.with(Vec::<Choice>::new(), Some(self.usage())));
@@ -318,7 +311,7 @@ impl Render for Writer {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::tests::{events, fields, head, limits, news, words};
+    use super::super::tests::{events, fields, head, limits, news, spelling};
     use super::*;
     use crate::request::FinishReason;
 
@@ -382,7 +375,7 @@ mod tests {
     #[test]
     fn a_choice_echoes_its_prompt_and_counts_offsets_on_from_it() {
         let call = call(json!({"prompt": "hé", "echo": true, "logprobs": 0}));
-        let mut writer = Writer::new(&call, head(), words());
+        let mut writer = Writer::new(&call, head(), spelling());
         let choice = writer.choice(0, news("ab", Some(FinishReason::StopToken(2))));
         let expected = json!({
             "index": 0, "text": "héab", "finish_reason": "stop", "matched_stop": 2,
@@ -396,7 +389,7 @@ mod tests {
 
     #[test]
     fn echoes_are_bounded_before_they_are_made() {
-        let check = |value: Value| call(value).check_echo(&words(), 8);
+        let check = |value: Value| call(value).check_echo(&spelling(), 8);
         assert_eq!(
             check(json!({"prompt": "abcd", "echo": true, "n": 2})),
             Ok(())
@@ -421,7 +414,7 @@ mod tests {
     fn chunks_carry_their_choices_counts_if_asked() {
         let options = json!({"continuous_usage_stats": true});
         let call = call(json!({"prompt": "p", "stream": true, "stream_options": options, "n": 2}));
-        let mut writer = Writer::new(&call, head(), words());
+        let mut writer = Writer::new(&call, head(), spelling());
         let mut out = Chunks::default();
         writer.news(1, news("ab", None), &mut out);
         writer.end(&mut out);
@@ -436,7 +429,7 @@ mod tests {
         let options = json!({"include_usage": true});
         let call =
             call(json!({"prompt": "p", "echo": true, "stream": true, "stream_options": options}));
-        let mut writer = Writer::new(&call, head(), words());
+        let mut writer = Writer::new(&call, head(), spelling());
         let mut out = Chunks::default();
         writer.news(0, news("a", None), &mut out);
         writer.news(0, News::default(), &mut out);

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::server::words::{Words, spell};
+use crate::server::spelling::{Spelling, spell};
 use crate::state::sampling::TokenLogprobs;
 
 /// What OpenAI writes for a probability of zero, which JSON has no logarithm of.
@@ -32,21 +32,21 @@ impl LegacyLogprobs {
     pub(super) fn extend(
         &mut self,
         places: &[TokenLogprobs],
-        words: &Words,
+        spelling: &Spelling,
         offset: &mut TextOffset,
     ) {
         for place in places {
-            self.tokens.push(legacy_name(place.token, words));
+            self.tokens.push(legacy_name(place.token, spelling));
             self.token_logprobs.push(place.logprob.map(finite));
             if let Some(tops) = &mut self.top_logprobs {
                 tops.push(
                     place
                         .logprob
-                        .map(|logprob| alternatives(place, logprob, words)),
+                        .map(|logprob| alternatives(place, logprob, spelling)),
                 );
             }
             self.text_offset
-                .push(offset.advance(&words.text_bytes(place.token)));
+                .push(offset.advance(&spelling.text_bytes(place.token)));
         }
     }
 }
@@ -63,10 +63,10 @@ impl Serialize for Alternatives {
 }
 
 /// The alternatives and the token itself, which wins over others of its spelling.
-fn alternatives(place: &TokenLogprobs, logprob: f32, words: &Words) -> Alternatives {
+fn alternatives(place: &TokenLogprobs, logprob: f32, spelling: &Spelling) -> Alternatives {
     let mut found: Vec<(String, f32)> = Vec::with_capacity(place.top.len() + 1);
     for (token, logprob) in place.top.iter().copied().chain([(place.token, logprob)]) {
-        let name = legacy_name(token, words);
+        let name = legacy_name(token, spelling);
         match found.iter_mut().find(|(known, _)| *known == name) {
             Some(known) => known.1 = finite(logprob),
             None => found.push((name, finite(logprob))),
@@ -75,8 +75,8 @@ fn alternatives(place: &TokenLogprobs, logprob: f32, words: &Words) -> Alternati
     Alternatives(found)
 }
 
-fn legacy_name(token: u32, words: &Words) -> String {
-    spell(words.bytes(token), "bytes:")
+fn legacy_name(token: u32, spelling: &Spelling) -> String {
+    spell(spelling.bytes(token), "bytes:")
 }
 
 fn finite(logprob: f32) -> f32 {
@@ -105,9 +105,9 @@ struct Spelled {
 
 impl ChatLogprobs {
     /// Writes tokens with their alternatives.
-    pub(super) fn new(places: &[TokenLogprobs], words: &Words) -> Self {
+    pub(super) fn new(places: &[TokenLogprobs], spelling: &Spelling) -> Self {
         let spelled = |(token, logprob): (u32, f32)| {
-            let bytes = words.bytes(token);
+            let bytes = spelling.bytes(token);
             Spelled {
                 token: spell(bytes.clone(), ""),
                 logprob: finite(logprob),
@@ -177,7 +177,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::server::words::tests::bytewise;
+    use crate::server::spelling::tests::bytewise;
 
     fn place(token: u32, logprob: Option<f32>, top: &[(u32, f32)]) -> TokenLogprobs {
         TokenLogprobs {

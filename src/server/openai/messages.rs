@@ -2,9 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::field::{Cut, Field, Shallow};
 use crate::server::error::ApiError;
-use crate::server::fields;
-use crate::shallow::Shallow;
 
 /// The roles of OpenAI's messages.
 const ROLES: [&str; 6] = [
@@ -15,9 +14,6 @@ const ROLES: [&str; 6] = [
     "developer",
     "function",
 ];
-
-/// Longest kind of a part that an error repeats.
-const MAX_KIND_CHARS: usize = 48;
 
 /// Reads `messages`: an array of objects that the chat template can render.
 pub(super) fn read(value: Option<Value>) -> Result<Value, ApiError> {
@@ -96,12 +92,8 @@ fn text_of(name: &str, part: Value) -> Result<String, ApiError> {
     match part.get("type").and_then(Value::as_str) {
         Some("text") => (),
         kind => {
-            let kind: String = kind
-                .unwrap_or("missing")
-                .chars()
-                .take(MAX_KIND_CHARS)
-                .collect();
-            let text = format!("{name}.type is {kind}, only text is supported");
+            let kind = kind.map_or_else(|| "missing".to_owned(), |kind| Cut(kind).to_string());
+            let text = format!("{name}.type is {kind}, only \"text\" is supported");
             return Err(ApiError::field(format!("{name}.type"), text));
         }
     }
@@ -124,7 +116,7 @@ fn string(name: &str, value: Value) -> Result<String, ApiError> {
 }
 
 fn mismatch(name: &str, value: &Value, wanted: &str) -> ApiError {
-    fields::mismatch(name, &Shallow::of(value), wanted)
+    Field::new(name, &Shallow::of(value)).must_be(wanted).into()
 }
 
 #[cfg(test)]
@@ -184,7 +176,7 @@ mod tests {
         let image = json!([{"role": "user", "content": [{"type": "image_url"}]}]);
         refuses(
             image,
-            "messages[0].content[0].type is image_url, only text is supported",
+            "messages[0].content[0].type is \"image_url\", only \"text\" is supported",
         );
     }
 }

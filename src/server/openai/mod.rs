@@ -10,13 +10,13 @@ mod wire;
 
 use serde_json::Value;
 
+use super::call::{CallLimits, check_samples, read_rid};
 use super::error::ApiError;
-use super::fields::{self, Fields};
-use super::native::{CallLimits, check_samples, read_rid};
+use super::fields::Fields;
+use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
 use crate::model::generation::GenerationConfig;
 use crate::request::{FinishReason, RequestTimeouts};
-use crate::shallow::Shallow;
 use crate::state::cache::namespace::Namespace;
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::{self, SamplingParams, SetParam};
@@ -79,6 +79,12 @@ impl Common {
             return_token_ids: fields.flag("return_token_ids")?,
         })
     }
+
+    /// Sets the most tokens to generate, of which `min_tokens` are not more.
+    fn limit_length(&mut self, max_tokens: u32) -> Result<(), ApiError> {
+        self.sampling.max_new_tokens = max_tokens;
+        Ok(self.sampling.check_lengths("min_tokens", "max_tokens")?)
+    }
 }
 
 /// Reads the sampling fields; what is absent has SGLang's default.
@@ -135,7 +141,7 @@ fn apply_model_defaults(fields: &mut Fields, defaults: &GenerationConfig) {
 
 /// Reads a number of alternatives within its limit.
 fn alternatives(name: &str, value: &Shallow) -> Result<u32, ApiError> {
-    match fields::count(name, value)? {
+    match Field::new(name, value).integer()? {
         top @ 0..=MAX_TOP_LOGPROBS => Ok(top),
         top => {
             let text = format!("{name} is {top}, limit is {MAX_TOP_LOGPROBS}: ask for fewer");

@@ -1,9 +1,9 @@
 //! Features that a call may ask for in OpenAI's terms and does not get yet.
 
+use crate::field::{Field, Keep, Shallow};
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, mismatch};
+use crate::server::fields::Fields;
 use crate::server::raw::Raw;
-use crate::shallow::{Keep, Shallow};
 use crate::state::sampling;
 
 /// Refuses tools that may be called. Those that none is chosen of ask for nothing, and the model is not told of them.
@@ -49,7 +49,9 @@ pub(super) fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
     match kind.as_deref() {
         Some("text") => Ok(()),
         Some(_) => Err(ApiError::unsupported(NAME)),
-        None => Err(mismatch(NAME, &raw.shallow(NAME)?, "{\"type\": \"text\"}")),
+        None => Err(Field::new(NAME, &raw.shallow(NAME)?)
+            .must_be("{\"type\": \"text\"}")
+            .into()),
     }
 }
 

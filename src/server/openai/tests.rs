@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
-use crate::server::transcript::{End, News};
-use crate::server::words::tests::bytewise;
+use crate::server::spelling::tests::bytewise;
+use crate::server::transcript::{News, TranscriptEnd};
 use crate::state::sampling::TokenLogprobs;
 
 pub(super) fn fields(value: Value) -> Fields {
@@ -30,7 +30,7 @@ pub(super) fn head() -> wire::Head {
     }
 }
 
-pub(super) fn words() -> crate::server::words::Words {
+pub(super) fn spelling() -> crate::server::spelling::Spelling {
     bytewise()
 }
 
@@ -59,7 +59,7 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
     };
     News {
         delta,
-        end: end.map(|reason| End {
+        end: end.map(|reason| TranscriptEnd {
             reason,
             e2e_latency_s: 0.5,
         }),
@@ -98,6 +98,15 @@ fn sampling_fields_are_read_under_openais_names() {
         ..SamplingParams::default()
     };
     assert_eq!(sampling, expected);
+}
+
+#[test]
+fn openais_clients_read_openais_names() {
+    let mut common = common(json!({"min_tokens": 9})).unwrap_or_else(|error| panic!("{error}"));
+    let text = "min_tokens is 9, limit is max_tokens (5): lower one or raise the other";
+    let expected = ApiError::field("min_tokens", text);
+    assert_eq!(common.limit_length(5), Err(expected));
+    assert_eq!(common.limit_length(9), Ok(()));
 }
 
 #[test]
@@ -174,7 +183,7 @@ fn samples_of_a_chat_are_requests_of_their_own() {
             add_generation_prompt: true,
         })))
     };
-    let rids: Vec<String> = crate::server::native::samples_of(request)
+    let rids: Vec<String> = crate::server::call::samples_of(request)
         .map(|sample| sample.rid.to_string())
         .collect();
     assert_eq!(rids, ["c-0", "c-1"]);

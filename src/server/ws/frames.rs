@@ -4,11 +4,13 @@ use serde::Serialize;
 
 use actix_web::web::Bytes;
 
+use crate::field::Field;
 use crate::ids::RequestId;
 use crate::server::budget::BodyCharge;
+use crate::server::call::MAX_RID_BYTES;
 use crate::server::error::{ApiError, ErrorBody};
-use crate::server::fields::{Fields, mismatch};
-use crate::server::native::{MAX_RID_BYTES, Meta, Shape};
+use crate::server::fields::Fields;
+use crate::server::native::{Meta, Shape};
 use crate::server::transcript::{News, Transcript};
 
 /// What a client asks for.
@@ -54,7 +56,7 @@ impl Op {
                     "rid is missing: name the request to abort",
                 )),
             },
-            Some((other, _)) => Err(mismatch("op", other, WANTED)),
+            Some((other, _)) => Err(Field::new("op", other).must_be(WANTED).into()),
             None => Err(ApiError::field(
                 "op",
                 format!("op is missing: send {WANTED}"),
@@ -153,7 +155,7 @@ mod tests {
     use super::*;
     use crate::request::{Delta, FinishReason, Usage};
     use crate::server::budget::BodyBudget;
-    use crate::server::transcript::End;
+    use crate::server::transcript::TranscriptEnd;
 
     #[track_caller]
     fn check(frame: &str, expected: Value) {
@@ -176,7 +178,7 @@ mod tests {
             usage,
             ..Delta::default()
         };
-        let end = End {
+        let end = TranscriptEnd {
             reason: FinishReason::StopToken(8),
             e2e_latency_s: 0.5,
         };

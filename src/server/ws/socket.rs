@@ -20,13 +20,14 @@ use crate::engine::Canceller;
 use crate::ids::RequestId;
 use crate::request::Event;
 use crate::server::answers::AnswerCharge;
+use crate::server::call::{CallLimits, WebSocketRoom};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::lanes::{Events, Lane};
-use crate::server::native::{CallLimits, NativeCall, Shape, WebSocketRoom};
+use crate::server::native::{NativeCall, Shape};
+use crate::server::open_requests::stands_for;
 use crate::server::state::{AppState, OpenWebSocket};
 use crate::server::transcript::News;
-use crate::server::under_way::stands_for;
 
 /// Pings without an answer after which a client is gone.
 const MAX_MISSED_PINGS: u32 = 2;
@@ -35,7 +36,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
+enum CloseReason {
     /// The client closed it, or its network did.
     Disconnect,
     /// The client misses pings.
@@ -56,7 +57,7 @@ enum Ending {
     Drain,
 }
 
-impl Ending {
+impl CloseReason {
     fn label(self) -> &'static str {
         match self {
             Self::Disconnect => "disconnect",
@@ -85,7 +86,7 @@ impl Ending {
     }
 }
 
-impl From<tungstenite::Error> for Ending {
+impl From<tungstenite::Error> for CloseReason {
     fn from(error: tungstenite::Error) -> Self {
         use tungstenite::Error;
         match error {
@@ -102,7 +103,7 @@ impl From<tungstenite::Error> for Ending {
     }
 }
 
-impl From<Refusal> for Ending {
+impl From<Refusal> for CloseReason {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Frame(error) => error.into(),
@@ -158,24 +159,24 @@ impl Socket {
         active.increment(1.0);
         counter!("souffleur_websocket_connections_total").increment(1);
         let opened = Instant::now();
-        let ending = self.serve().await;
+        let why = self.serve().await;
         let aborted = self.names.len() as u64;
         self.lanes.clear();
         if aborted > 0 {
-            count_aborts(ending.label(), aborted);
+            count_aborts(why.label(), aborted);
         }
-        let _ = timeout(CLOSE_TIMEOUT, self.close(ending)).await;
+        let _ = timeout(CLOSE_TIMEOUT, self.close(why)).await;
         let seconds = opened.elapsed().as_secs_f64();
         histogram!("souffleur_websocket_connection_duration_seconds").record(seconds);
         active.decrement(1.0);
     }
 
-    async fn serve(&mut self) -> Ending {
+    async fn serve(&mut self) -> CloseReason {
         let mut heartbeat = heartbeat(self.state.config().ws_ping_interval_s);
         let mut draining = self.state.drain_signal();
         loop {
             if *draining.borrow() && self.names.is_empty() {
-                return Ending::Drain;
+                return CloseReason::Drain;
             }
             let went_well = tokio::select! {
                 message = self.wire.next() => self.on_message(message).await,
@@ -185,8 +186,8 @@ impl Socket {
                 _ = heartbeat.tick() => self.on_heartbeat().await,
                 Ok(()) = draining.changed() => Ok(()),
             };
-            if let Err(ending) = went_well {
-                return ending;
+            if let Err(why) = went_well {
+                return why;
             }
         }
     }
@@ -194,7 +195,7 @@ impl Socket {
     async fn on_message(
         &mut self,
         message: Option<tungstenite::Result<Message>>,
-    ) -> Result<(), Ending> {
+    ) -> Result<(), CloseReason> {
         self.missed_pings = 0;
         match message.transpose()? {
             Some(Message::Text(text)) => self.on_text(&text).await,
@@ -205,11 +206,11 @@ impl Socket {
                 let error = ApiError::invalid("the frame is binary: send JSON as text");
                 self.send(frames::error(None, &error)).await
             }
-            Some(Message::Close(_)) | None => Err(Ending::Disconnect),
+            Some(Message::Close(_)) | None => Err(CloseReason::Disconnect),
         }
     }
 
-    async fn on_text(&mut self, text: &str) -> Result<(), Ending> {
+    async fn on_text(&mut self, text: &str) -> Result<(), CloseReason> {
         let max_values = self.state.config().max_body_values;
         match Op::parse(text, self.state.bodies().open(), max_values) {
             Ok(Op::Ping) => self.send(frames::pong()).await,
@@ -240,7 +241,7 @@ impl Socket {
             request: loaded.engine.request_limits(),
         };
         let call = NativeCall::parse(fields, limits)?;
-        let shapes = call.shapes(&loaded.words);
+        let shapes = call.shapes(&loaded.spelling);
         let lanes = Lane::open_all(&self.state, call.streamed_requests())?;
         let charge = Lane::answer_charge(&lanes);
         for (lane, shape) in lanes.into_iter().zip(shapes) {
@@ -256,10 +257,10 @@ impl Socket {
     }
 
     /// Answers a refused request. Refused for overload with nothing else to wait for, the client should go away.
-    async fn refuse(&mut self, rid: Option<&str>, error: ApiError) -> Result<(), Ending> {
+    async fn refuse(&mut self, rid: Option<&str>, error: ApiError) -> Result<(), CloseReason> {
         self.send(frames::error(rid, &error)).await?;
         match error.code() == "overloaded" && self.names.is_empty() {
-            true => Err(Ending::Overload),
+            true => Err(CloseReason::Overload),
             false => Ok(()),
         }
     }
@@ -271,7 +272,7 @@ impl Socket {
         count_aborts("client_abort", aborted);
     }
 
-    async fn on_event(&mut self, named: &Rc<Named>, event: Event) -> Result<(), Ending> {
+    async fn on_event(&mut self, named: &Rc<Named>, event: Event) -> Result<(), CloseReason> {
         if event.is_terminal() {
             self.names.retain(|other| !Rc::ptr_eq(other, named));
         }
@@ -295,15 +296,15 @@ impl Socket {
         }
     }
 
-    async fn on_heartbeat(&mut self) -> Result<(), Ending> {
+    async fn on_heartbeat(&mut self) -> Result<(), CloseReason> {
         if self.missed_pings >= MAX_MISSED_PINGS {
-            return Err(Ending::Dead);
+            return Err(CloseReason::Dead);
         }
         self.missed_pings += 1;
         self.write(Message::Ping(Bytes::new())).await
     }
 
-    async fn send(&mut self, frame: String) -> Result<(), Ending> {
+    async fn send(&mut self, frame: String) -> Result<(), CloseReason> {
         let waiting = gauge!("souffleur_websocket_outbound_queue_depth");
         waiting.increment(1.0);
         let sent = self.write(Message::text(frame)).await;
@@ -311,18 +312,20 @@ impl Socket {
         sent
     }
 
-    async fn write(&mut self, message: Message) -> Result<(), Ending> {
+    async fn write(&mut self, message: Message) -> Result<(), CloseReason> {
         in_time(self.send_timeout, self.wire.send(message)).await
     }
 
     /// Tells the client why the connection ends, or echoes the close frame that it sent.
-    async fn close(&mut self, ending: Ending) -> tungstenite::Result<()> {
-        let Some(code) = ending.close_code() else {
+    async fn close(&mut self, why: CloseReason) -> tungstenite::Result<()> {
+        let Some(code) = why.close_code() else {
             return self.wire.flush().await;
         };
         let limit = self.state.config().ws_max_frame_bytes;
-        let reason = match ending {
-            Ending::TooLarge => format!("messages are limited to {limit} bytes: send less at once"),
+        let reason = match why {
+            CloseReason::TooLarge => {
+                format!("messages are limited to {limit} bytes: send less at once")
+            }
             _ => String::new(),
         };
         let reason = reason.into();
@@ -334,10 +337,10 @@ impl Socket {
 async fn in_time(
     limit: Duration,
     write: impl Future<Output = tungstenite::Result<()>>,
-) -> Result<(), Ending> {
+) -> Result<(), CloseReason> {
     match timeout(limit, write).await {
-        Ok(written) => written.map_err(|_| Ending::Disconnect),
-        Err(_) => Err(Ending::Slow),
+        Ok(written) => written.map_err(|_| CloseReason::Disconnect),
+        Err(_) => Err(CloseReason::Slow),
     }
 }
 

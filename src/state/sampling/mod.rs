@@ -14,10 +14,8 @@ pub use draw::seed_of_sample;
 pub use filter::DrawScratch;
 pub use logprobs::{LogprobWish, RowLogprobs, TokenLogprobs, token_logprobs};
 pub use mask::TokenMask;
+pub(crate) use params::MAX_SAMPLES;
 pub use params::SamplingParams;
-pub(crate) use params::{MAX_SAMPLES, check_count};
 pub use peak::Peak;
 pub use row::{RowSampler, Sampled};
-pub(crate) use wire::{
-    NOT_YET, ReadParams, Refused, SEED, SetParam, TOKEN_LIMIT, seed, token_limit,
-};
+pub(crate) use wire::{NOT_YET, ReadParams, SetParam};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::error::RequestError;
+use crate::error::{FieldError, RequestError};
+use crate::field::{check_bytes, check_count};
 use crate::state::request_limits::RequestLimits;
 
 /// How tokens are chosen and when a request ends. Names and defaults are SGLang's.
@@ -79,6 +80,10 @@ impl Default for SamplingParams {
 
 /// Most samples of one prompt.
 pub(crate) const MAX_SAMPLES: u32 = 128;
+/// What there is too much of in `stop`, in `stop_token_ids` and in `logit_bias`.
+pub(super) const STOP_UNIT: &str = "strings";
+pub(super) const STOP_TOKEN_UNIT: &str = "ids";
+pub(super) const BIAS_UNIT: &str = "tokens";
 /// Below this temperature the most likely token is taken.
 const GREEDY_TEMPERATURE: f32 = 1e-6;
 
@@ -100,12 +105,16 @@ impl SamplingParams {
     /// Checks every value.
     ///
     /// # Errors
-    /// [`RequestError::Invalid`] with the name, the value, the limit and what to do.
+    /// [`RequestError::Field`] with the name, the value, the limit and what to do.
     pub fn validate(&self, vocab_size: usize, limits: &RequestLimits) -> Result<(), RequestError> {
-        self.validate_numbers()?;
-        self.validate_stop(limits)?;
-        check_count("logit_bias", self.logit_bias.len(), limits.max_logit_bias)
-            .map_err(RequestError::Invalid)?;
+        Ok(self.check(vocab_size, limits)?)
+    }
+
+    fn check(&self, vocab_size: usize, limits: &RequestLimits) -> Result<(), FieldError> {
+        self.check_numbers()?;
+        self.check_stop(limits)?;
+        let biases = self.logit_bias.len();
+        check_count("logit_bias", biases, limits.max_logit_bias, BIAS_UNIT)?;
         check_ids(
             "stop_token_ids",
             self.stop_token_ids.iter().copied(),
@@ -118,113 +127,114 @@ impl SamplingParams {
         )?;
         for (token, bias) in self.logit_bias.iter() {
             if !bias.is_finite() {
-                return invalid(format!(
-                    "logit_bias of token {token} is {bias}, limit is a finite number: use -100 to rule a token out"
-                ));
+                return refuse(
+                    "logit_bias",
+                    format!(
+                        "logit_bias of token {token} is {bias}, limit is a finite number: use -100 to rule a token out"
+                    ),
+                );
             }
         }
         Ok(())
     }
 
-    fn validate_numbers(&self) -> Result<(), RequestError> {
+    fn check_numbers(&self) -> Result<(), FieldError> {
         if !self.temperature.is_finite() || self.temperature < 0.0 {
-            return invalid(format!(
-                "temperature is {}, limit is a finite number of at least 0: use 0 for the most likely token",
-                self.temperature
-            ));
+            return refuse(
+                "temperature",
+                format!(
+                    "temperature is {}, limit is a finite number of at least 0: use 0 for the most likely token",
+                    self.temperature
+                ),
+            );
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return invalid(format!(
-                "top_p is {}, limits are (0, 1]: use 1 to keep all tokens",
-                self.top_p
-            ));
+            return refuse(
+                "top_p",
+                format!(
+                    "top_p is {}, limits are (0, 1]: use 1 to keep all tokens",
+                    self.top_p
+                ),
+            );
         }
         if self.top_k != -1 && self.top_k < 1 {
-            return invalid(format!(
-                "top_k is {}, limit is at least 1: use -1 to keep all tokens",
-                self.top_k
-            ));
+            return refuse(
+                "top_k",
+                format!(
+                    "top_k is {}, limit is at least 1: use -1 to keep all tokens",
+                    self.top_k
+                ),
+            );
         }
         if !(0.0..=1.0).contains(&self.min_p) {
-            return invalid(format!(
-                "min_p is {}, limits are [0, 1]: use 0 to keep all tokens",
-                self.min_p
-            ));
+            return refuse(
+                "min_p",
+                format!(
+                    "min_p is {}, limits are [0, 1]: use 0 to keep all tokens",
+                    self.min_p
+                ),
+            );
         }
         for (name, value) in [
             ("frequency_penalty", self.frequency_penalty),
             ("presence_penalty", self.presence_penalty),
         ] {
             if !(-2.0..=2.0).contains(&value) {
-                return invalid(format!(
-                    "{name} is {value}, limits are [-2, 2]: use 0 for none"
-                ));
+                return refuse(
+                    name,
+                    format!("{name} is {value}, limits are [-2, 2]: use 0 for none"),
+                );
             }
         }
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty <= 2.0) {
-            return invalid(format!(
-                "repetition_penalty is {}, limits are (0, 2]: use 1 for none",
-                self.repetition_penalty
-            ));
+            return refuse(
+                "repetition_penalty",
+                format!(
+                    "repetition_penalty is {}, limits are (0, 2]: use 1 for none",
+                    self.repetition_penalty
+                ),
+            );
         }
-        if self.min_new_tokens > self.max_new_tokens {
-            return invalid(format!(
-                "min_new_tokens is {}, limit is max_new_tokens ({}): lower one or raise the other",
-                self.min_new_tokens, self.max_new_tokens
-            ));
-        }
+        self.check_lengths("min_new_tokens", "max_new_tokens")?;
         if self.n == 0 || self.n > MAX_SAMPLES {
-            return invalid(format!(
-                "n is {}, limits are 1 to {MAX_SAMPLES}: send several requests for more samples",
-                self.n
-            ));
+            return refuse(
+                "n",
+                format!(
+                    "n is {}, limits are 1 to {MAX_SAMPLES}: send several requests for more samples",
+                    self.n
+                ),
+            );
         }
         Ok(())
     }
 
-    fn validate_stop(&self, limits: &RequestLimits) -> Result<(), RequestError> {
-        check_count("stop", self.stop.len(), limits.max_stop_strings)
-            .map_err(RequestError::Invalid)?;
-        for (index, stop) in self.stop.iter().enumerate() {
-            if stop.is_empty() {
-                return invalid(format!(
-                    "stop[{index}] is empty, limit is at least 1 byte: leave it out"
-                ));
-            }
-            check_stop_bytes(index, stop, limits).map_err(RequestError::Invalid)?;
+    /// Refuses more tokens before the end than there may be at all, under the names that an endpoint has for both.
+    pub(crate) fn check_lengths(&self, min_name: &str, max_name: &str) -> Result<(), FieldError> {
+        let (min, max) = (self.min_new_tokens, self.max_new_tokens);
+        match min <= max {
+            true => Ok(()),
+            false => refuse(
+                min_name,
+                format!(
+                    "{min_name} is {min}, limit is {max_name} ({max}): lower one or raise the other"
+                ),
+            ),
         }
-        let ids = self.stop_token_ids.len();
-        check_count("stop_token_ids", ids, limits.max_stop_token_ids).map_err(RequestError::Invalid)
     }
-}
 
-/// Refuses a list with too many entries; it may not be here whole.
-pub(crate) fn check_count(name: &str, count: usize, limit: usize) -> Result<(), String> {
-    let entries = match name {
-        "stop" => "strings",
-        "logit_bias" => "tokens",
-        _ => "ids",
-    };
-    match count <= limit {
-        true => Ok(()),
-        false => Err(format!(
-            "{name} has {count} {entries}, limit is {limit}: send fewer"
-        )),
-    }
-}
-
-/// Refuses a stop string that is too long.
-pub(super) fn check_stop_bytes(
-    index: usize,
-    stop: &str,
-    limits: &RequestLimits,
-) -> Result<(), String> {
-    let (bytes, limit) = (stop.len(), limits.max_stop_bytes);
-    match bytes <= limit {
-        true => Ok(()),
-        false => Err(format!(
-            "stop[{index}] has {bytes} bytes, limit is {limit}: shorten it"
-        )),
+    fn check_stop(&self, limits: &RequestLimits) -> Result<(), FieldError> {
+        check_count("stop", self.stop.len(), limits.max_stop_strings, STOP_UNIT)?;
+        for (index, stop) in self.stop.iter().enumerate() {
+            let name = format!("stop[{index}]");
+            if stop.is_empty() {
+                let text = format!("{name} is empty, limit is at least 1 byte: leave it out");
+                return refuse("stop", text);
+            }
+            check_bytes(&name, stop, limits.max_stop_bytes)
+                .map_err(|error| error.within("stop"))?;
+        }
+        let (ids, limit) = (self.stop_token_ids.len(), limits.max_stop_token_ids);
+        check_count("stop_token_ids", ids, limit, STOP_TOKEN_UNIT)
     }
 }
 
@@ -232,19 +242,21 @@ fn check_ids(
     name: &str,
     mut ids: impl Iterator<Item = u32>,
     vocab_size: usize,
-) -> Result<(), RequestError> {
+) -> Result<(), FieldError> {
     match ids.find(|&id| id as usize >= vocab_size) {
-        Some(id) => invalid(format!(
-            "{name} holds token {id}, limit is the vocabulary of {vocab_size} tokens: use ids below it"
-        )),
+        Some(id) => refuse(
+            name,
+            format!(
+                "{name} holds token {id}, limit is the vocabulary of {vocab_size} tokens: use ids below it"
+            ),
+        ),
         None => Ok(()),
     }
 }
 
-fn invalid(text: String) -> Result<(), RequestError> {
-    Err(RequestError::Invalid(text))
+fn refuse(field: &str, reason: String) -> Result<(), FieldError> {
+    Err(FieldError::new(field, reason))
 }
 
 #[cfg(test)]
-#[path = "params_tests.rs"]
 mod tests;

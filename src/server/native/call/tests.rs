@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::server::call::WebSocketRoom;
 
 fn parse(value: Value) -> Result<NativeCall, ApiError> {
     NativeCall::parse(Fields::of(&value), limits(&RequestLimits::default()))
@@ -123,7 +124,7 @@ fn refusals_name_the_field_its_value_and_what_is_wanted() {
         "input_ids",
         "text and input_ids are both given: leave one out",
     );
-    let token = "input_ids[1] is -1, must be a token id of 0 or more";
+    let token = "input_ids[1] is -1, must be a token id from 0 to 4294967295";
     refuses(json!({"input_ids": [1, -1]}), "input_ids[1]", token);
     let list = json!({"text": ["a", "b"], "rid": ["x"]});
     refuses(list, "rid", "rid has 1 entries, must have one a prompt: 2");

@@ -8,7 +8,7 @@ use crate::engine::Canceller;
 
 /// What cancels each request under way. Workers share it: requests are aborted on other connections than their own.
 #[derive(Clone, Default)]
-pub(super) struct UnderWay(Arc<Mutex<Entries>>);
+pub(super) struct OpenRequests(Arc<Mutex<Entries>>);
 
 #[derive(Default)]
 struct Entries {
@@ -16,7 +16,7 @@ struct Entries {
     cancellers: FxHashMap<u64, Canceller>,
 }
 
-impl UnderWay {
+impl OpenRequests {
     /// Lists a request until the guard is dropped.
     pub(super) fn list(&self, canceller: Canceller) -> Listed {
         let key = self.with(|entries| {
@@ -26,7 +26,7 @@ impl UnderWay {
             key
         });
         Listed {
-            under_way: self.clone(),
+            open_requests: self.clone(),
             key,
         }
     }
@@ -72,13 +72,13 @@ pub(super) fn stands_for(name: &str, rid: &str) -> bool {
 
 /// A request's entry.
 pub(super) struct Listed {
-    under_way: UnderWay,
+    open_requests: OpenRequests,
     key: u64,
 }
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        self.under_way
+        self.open_requests
             .with(|entries| entries.cancellers.remove(&self.key));
     }
 }

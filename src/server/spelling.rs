@@ -6,7 +6,7 @@ use crate::model::text::TextModel;
 use crate::state::detok::TokenText;
 
 /// The vocabulary, as far as clients see it.
-pub(super) trait TokenWords: Send + Sync {
+pub(super) trait SpellTokens: Send + Sync {
     /// The bytes that the token adds to a text; they may be part of a character.
     fn bytes(&self, token: u32) -> Vec<u8>;
 
@@ -14,7 +14,7 @@ pub(super) trait TokenWords: Send + Sync {
     fn is_special(&self, token: u32) -> bool;
 }
 
-impl TokenWords for TextModel {
+impl SpellTokens for TextModel {
     fn bytes(&self, token: u32) -> Vec<u8> {
         let text = self.token_text(token);
         if !text.contains(char::REPLACEMENT_CHARACTER) {
@@ -54,17 +54,17 @@ fn byte_level(character: char) -> Option<u8> {
 
 /// The vocabulary, or numbers in its place when no tokenizer is loaded.
 #[derive(Clone)]
-pub(super) struct Words(Option<Arc<dyn TokenWords>>);
+pub(super) struct Spelling(Option<Arc<dyn SpellTokens>>);
 
-impl Words {
-    /// The words of an engine's tokenizer.
+impl Spelling {
+    /// The spelling of an engine's tokenizer.
     pub(super) fn of(text: Option<&Arc<TextModel>>) -> Self {
-        Self(text.map(|text| text.clone() as Arc<dyn TokenWords>))
+        Self(text.map(|text| text.clone() as Arc<dyn SpellTokens>))
     }
 
     pub(super) fn bytes(&self, token: u32) -> Vec<u8> {
         match &self.0 {
-            Some(words) => words.bytes(token),
+            Some(spelling) => spelling.bytes(token),
             None => format!("token_id:{token}").into_bytes(),
         }
     }
@@ -72,7 +72,7 @@ impl Words {
     /// The bytes that stand in a text: none of a special token.
     pub(super) fn text_bytes(&self, token: u32) -> Vec<u8> {
         match &self.0 {
-            Some(words) if !words.is_special(token) => words.bytes(token),
+            Some(spelling) if !spelling.is_special(token) => spelling.bytes(token),
             _ => Vec::new(),
         }
     }
@@ -119,7 +119,7 @@ pub(super) mod tests {
     /// One token a byte; 256 and above are special.
     pub(in crate::server) struct Bytewise;
 
-    impl TokenWords for Bytewise {
+    impl SpellTokens for Bytewise {
         fn bytes(&self, token: u32) -> Vec<u8> {
             match u8::try_from(token) {
                 Ok(byte) => vec![byte],
@@ -132,8 +132,8 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::server) fn bytewise() -> Words {
-        Words(Some(Arc::new(Bytewise)))
+    pub(in crate::server) fn bytewise() -> Spelling {
+        Spelling(Some(Arc::new(Bytewise)))
     }
 
     #[test]
@@ -155,6 +155,6 @@ pub(super) mod tests {
     fn special_tokens_stand_in_no_text() {
         assert_eq!(bytewise().text(&[256, 104, 0xc3, 0xa9, 257]), "hé");
         assert_eq!(bytewise().lossy(256), "<|256|>");
-        assert_eq!(Words(None).lossy(7), "token_id:7");
+        assert_eq!(Spelling(None).lossy(7), "token_id:7");
     }
 }

@@ -1,0 +1,139 @@
+//! What calls of every endpoint have in common: their limits, prompts, samples and ids.
+
+use super::error::ApiError;
+use super::fields::Fields;
+use super::raw::Raw;
+use crate::field::{self, Shallow, check_bytes};
+use crate::ids::RequestId;
+use crate::request::{GenerateRequest, Prompt};
+use crate::state::request_limits::RequestLimits;
+use crate::state::sampling::MAX_SAMPLES;
+
+/// Longest request id, in bytes.
+pub(super) const MAX_RID_BYTES: usize = 256;
+
+/// The limits of one call.
+#[derive(Clone, Copy)]
+pub(super) struct CallLimits<'a> {
+    /// Most prompts times samples.
+    pub(super) max_requests: usize,
+    /// The same, as far as the call's WebSocket has room for them.
+    pub(super) websocket: Option<WebSocketRoom>,
+    /// How long the lists and names of each request may be.
+    pub(super) request: &'a RequestLimits,
+}
+
+/// Requests that a WebSocket may have under way, and those that are not yet.
+#[derive(Clone, Copy)]
+pub(super) struct WebSocketRoom {
+    pub(super) free: usize,
+    pub(super) limit: usize,
+}
+
+/// The prompts of a call, as they came.
+pub(super) enum Prompts {
+    /// One by itself.
+    One(Prompt),
+    /// A list, which may hold a single one.
+    List(Vec<Prompt>),
+}
+
+impl Prompts {
+    pub(super) fn into_vec(self) -> Vec<Prompt> {
+        match self {
+            Self::One(prompt) => vec![prompt],
+            Self::List(prompts) => prompts,
+        }
+    }
+}
+
+/// A list of texts.
+pub(super) fn texts(name: &str, raw: &Raw, limits: CallLimits<'_>) -> Result<Prompts, ApiError> {
+    let (items, len) = raw.items(name, limits.max_requests)?;
+    check_size(len, len, limits)?;
+    let text = |(index, item): (usize, &Raw)| {
+        let name = format!("{name}[{index}]");
+        let text = field::text(&name, item.shallow(&name)?)?;
+        Ok(Prompt::Text(text.into()))
+    };
+    let values: Result<_, ApiError> = items.iter().enumerate().map(text).collect();
+    Ok(Prompts::List(values?))
+}
+
+/// One list of token ids, or a list of such lists.
+pub(super) fn tokens(
+    fields: &mut Fields,
+    name: &str,
+    raw: &Raw,
+    limits: CallLimits<'_>,
+) -> Result<Prompts, ApiError> {
+    if raw.first_of_list() != Some(b'[') {
+        let ids = fields.token_ids(name, raw)?;
+        return Ok(Prompts::One(Prompt::Tokens(ids.into())));
+    }
+    let (items, len) = raw.items(name, limits.max_requests)?;
+    check_size(len, len, limits)?;
+    let prompt = |(index, item): (usize, &Raw)| {
+        let ids = fields.token_ids(&format!("{name}[{index}]"), item)?;
+        Ok(Prompt::Tokens(ids.into()))
+    };
+    let values: Result<_, ApiError> = items.iter().enumerate().map(prompt).collect();
+    Ok(Prompts::List(values?))
+}
+
+/// Refuses more samples of one prompt than there may be.
+pub(super) fn check_samples(n: u32) -> Result<(), ApiError> {
+    match n {
+        1..=MAX_SAMPLES => Ok(()),
+        n => {
+            let text = format!("n is {n}, limits are 1 to {MAX_SAMPLES}: send several requests");
+            Err(ApiError::field("n", text))
+        }
+    }
+}
+
+/// A request of `n` samples as `n` requests of one: ids get `-i`, seeds grow by one.
+pub(super) fn samples_of(request: GenerateRequest) -> impl Iterator<Item = GenerateRequest> {
+    let n = request.sampling.n;
+    (0..n).map(move |index| {
+        let mut sample = request.clone();
+        sample.sampling.n = 1;
+        if n > 1 {
+            sample.rid = RequestId::new(format!("{}-{index}", request.rid));
+        }
+        let seed = &mut sample.sampling.sampling_seed;
+        *seed = seed.map(|seed| seed.wrapping_add(index.into()));
+        sample
+    })
+}
+
+/// Refuses calls of too many samples before anything is made for them.
+pub(super) fn check_size(
+    prompts: usize,
+    samples: usize,
+    limits: CallLimits<'_>,
+) -> Result<(), ApiError> {
+    let limit = limits.max_requests;
+    if samples > limit {
+        let text = format!("{prompts} prompts ask for {samples} samples, limit is {limit}");
+        return Err(ApiError::field(
+            "n",
+            format!("{text}: send several requests"),
+        ));
+    }
+    match limits.websocket {
+        Some(room) if samples > room.free => Err(ApiError::too_many_on_websocket(room.limit)),
+        _ => Ok(()),
+    }
+}
+
+/// Reads a request id.
+pub(super) fn read_rid(value: Shallow) -> Result<RequestId, ApiError> {
+    let name = field::text("rid", value)?;
+    if name.is_empty() {
+        let text = "rid is empty: leave it out for a random one";
+        return Err(ApiError::field("rid", text));
+    }
+    check_bytes("rid", &name, MAX_RID_BYTES)?;
+    Ok(RequestId::new(name))
+}

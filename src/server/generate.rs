@@ -1,0 +1,110 @@
+//! `POST /generate`: SGLang's native API.
+//!
+//! Streams carry the text and tokens so far, as SGLang does by default: each chunk can be read alone. The log
+//! probabilities of the prompt and all alternatives come once, with the last chunk, where SGLang's clients read them:
+//! sent each time they would grow with the square of the output.
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+use serde::Serialize;
+
+use super::body::JsonBody;
+use super::call::CallLimits;
+use super::error::ApiError;
+use super::lanes::{Lane, finish_all};
+use super::native::{NativeCall, Reply, Shape, Written};
+use super::sse::{self, Chunks, Render};
+use super::state::AppState;
+use super::transcript::{News, Transcript};
+use super::whole::{self, MAX_INLINE_BYTES};
+use crate::ids::RequestId;
+
+/// Answers `POST /generate`.
+pub(super) async fn generate(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let loaded = state.serving()?;
+    let limits = CallLimits {
+        max_requests: state.config().max_batch_requests,
+        websocket: None,
+        request: loaded.engine.request_limits(),
+    };
+    let call = NativeCall::parse(body.0, limits)?;
+    let rids: Vec<RequestId> = call
+        .requests
+        .iter()
+        .map(|request| request.rid.clone())
+        .collect();
+    let shapes: Vec<Shape> = call.shapes(&loaded.spelling);
+    let lanes = Lane::open_all(&state, call.requests)?;
+    if call.stream {
+        let transcripts = rids.iter().map(|_| Transcript::default()).collect();
+        let written = rids.iter().map(|_| Written::default()).collect();
+        let render = Cumulative {
+            rids,
+            shapes,
+            transcripts,
+            written,
+            kept_logprobs: 0,
+            is_batch: call.is_batch,
+        };
+        return sse::respond(lanes, render, state.config().sse_keep_alive_s).await;
+    }
+    let charge = Lane::answer_charge(&lanes);
+    let (transcripts, is_batch) = (finish_all(lanes).await?, call.is_batch);
+    let write = move |transcripts: Vec<Transcript>| {
+        let replies = rids.iter().zip(&shapes).zip(&transcripts);
+        let replies: Vec<Reply<'_>> = replies
+            .map(|((rid, shape), transcript)| Reply::new(rid, shape, transcript, None))
+            .collect();
+        match replies.first() {
+            Some(only) if !is_batch => json(only),
+            _ => json(&replies),
+        }
+    };
+    Ok(whole::respond(transcripts, charge, write).await)
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("responses have string keys only")
+}
+
+/// Streams what each request has given so far.
+struct Cumulative {
+    rids: Vec<RequestId>,
+    shapes: Vec<Shape>,
+    transcripts: Vec<Transcript>,
+    written: Vec<Written>,
+    kept_logprobs: usize,
+    is_batch: bool,
+}
+
+impl Render for Cumulative {
+    fn news(&mut self, index: usize, news: News, out: &mut Chunks) {
+        self.kept_logprobs += news.logprob_entries();
+        let is_for_later = news.is_of_the_prompt();
+        let (rid, shape) = (&self.rids[index], &self.shapes[index]);
+        let (transcript, written) = (&mut self.transcripts[index], &mut self.written[index]);
+        written.push(shape, &news.delta.output_logprobs);
+        transcript.push(news);
+        if is_for_later {
+            return;
+        }
+        let shown_index = self.is_batch.then_some(index);
+        if transcript.end.is_none() {
+            return written.show(rid, shape, transcript, shown_index, out);
+        }
+        *written = Written::default();
+        let whole = std::mem::take(transcript);
+        if whole.json_bytes() <= MAX_INLINE_BYTES {
+            return out.data(&Reply::new(rid, shape, &whole, shown_index));
+        }
+        let (rid, shape) = (rid.clone(), shape.clone());
+        out.data_aside(move || json(&Reply::new(&rid, &shape, &whole, shown_index)));
+    }
+
+    fn kept_logprobs(&self) -> usize {
+        self.kept_logprobs
+    }
+}
