@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use souffleur::kernels::cpu::default_threads;
+use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::model::logits::{LogitsRequest, write_logits};
-use souffleur::model::weights::{Dtype, Quantization};
 
 use super::{Failure, bundled};
 

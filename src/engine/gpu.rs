@@ -14,7 +14,7 @@ use crate::executor::{Executor, Placement};
 use crate::kernels::cuda::backend::{CudaSizes, activation_bytes};
 use crate::kernels::cuda::driver::{self, Device};
 use crate::kernels::cuda::gemm::Products;
-use crate::model::weights::Dtype as Stored;
+use crate::kernels::dtype::Dtype as Stored;
 
 /// SGLang's most requests at once; the plan takes fewer where the pool is small.
 const MOST_REQUESTS: usize = 4096;
@@ -86,7 +86,8 @@ impl Gpu {
         let page_table_bytes = (sizes.n_rows as u64)
             .saturating_mul(pages_a_row)
             .saturating_mul(4);
-        let activations = activation_bytes(&model.config, &sizes, info.multiprocessors) as u64;
+        let activations =
+            activation_bytes(&model.config.shape(), &sizes, info.multiprocessors) as u64;
         Ok(MemoryBudget {
             place: Place::Gpu(info.ordinal),
             free_before_bytes: self.free_bytes,

@@ -7,8 +7,8 @@
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
 
 use crate::executor::{RowWork, StepPlan};
+use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::config::ModelConfig;
-use crate::model::weights::{Dtype, Quantization};
 use crate::state::kv_layout::KvLayout;
 
 use super::hardware::Hardware;

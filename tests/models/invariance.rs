@@ -7,7 +7,7 @@ use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::executor::{Executor, LogprobWish, StepPlan};
 use souffleur::ids::{PageId, SeqId};
 use souffleur::kernels::cpu::Isa;
-use souffleur::model::weights::{Dtype, Quantization};
+use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::state::pages::PageRun;
 
 use crate::common::{

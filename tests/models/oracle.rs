@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use souffleur::kernels::cpu::Isa;
+use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::model::logits::{LogitsRequest, logits, write_logits};
-use souffleur::model::weights::{Dtype, Quantization};
 
 use crate::common::{
     append, decode, fixture, fixtures, greedy, load, options, plan, prefill, start,

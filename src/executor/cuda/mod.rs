@@ -44,9 +44,9 @@ use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::cuda::pack::Modules;
 use crate::kernels::cuda::params::ElementType;
 use crate::kernels::cuda::sampling::{MAX_TOP, MAX_VOCAB, Sampled, SamplingKernels, TokenLogprob};
+use crate::kernels::dtype::Dtype;
 use crate::model::Model;
 use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
-use crate::model::weights::Dtype;
 
 /// Rows of logits that are computed at once, if graphs do not ask for more.
 const LOGIT_ROWS: usize = 64;
@@ -200,15 +200,16 @@ impl CudaExecutor {
                 config.tensors().len() + 1,
             ),
         };
+        let shape = config.shape();
         let compute = Arc::new(device.stream(Priority::High).map_err(to_load_error)?);
-        let mut backend = CudaBackend::new(&device, compute.clone(), modules, config, &sizes)
+        let mut backend = CudaBackend::new(&device, compute.clone(), modules, &shape, &sizes)
             .map_err(to_load_error)?;
         let model = crate::model::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
         let free_bytes = backend.end_loading().map_err(to_load_error)?;
         if let Some(plan) = &options.plan {
             plan.check_loaded(free_bytes)?;
         }
-        backend.take_memory(config, &sizes).map_err(to_load_error)?;
+        backend.take_memory(&shape, &sizes).map_err(to_load_error)?;
         let vocab_size = config.vocab_size;
         let parts = (model, backend, compute);
         Self::new(device, modules, options, vocab_size, parts).map_err(to_load_error)

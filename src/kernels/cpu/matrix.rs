@@ -9,7 +9,8 @@ use super::memory::{Arena, Words};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
-use crate::model::weights::{Dtype, TensorView};
+use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::TensorView;
 
 /// Multiply-adds that packing a weight costs about.
 const WEIGHT_COST: usize = 4;

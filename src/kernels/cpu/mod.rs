@@ -47,8 +47,9 @@ use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::{Backend, HeadShape, Linear, QkvWeights};
 use crate::ids::RowId;
-use crate::model::rope::Rope;
-use crate::model::weights::{Dtype, Quantization, TensorView};
+use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::rope::Rope;
+use crate::kernels::tensor_view::TensorView;
 
 /// The query tokens of one row in a step; they stand side by side, in ascending position.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 use crate::kernels::HeadShape;
-use crate::model::rope::Rope;
+use crate::kernels::rope::Rope;
 
 /// Rows in an item: a barrier costs about as much as a few rows.
 const ITEM_ROWS: usize = 4;

@@ -6,7 +6,8 @@ use super::super::memory::Arena;
 use super::super::simd::LANES;
 use super::super::tensor::Scratch;
 use super::*;
-use crate::model::weights::{Dtype, TensorView};
+use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::TensorView;
 
 const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Int8];
 
