@@ -49,12 +49,13 @@ impl Format for bf16 {
 
     #[inline(always)]
     unsafe fn broadcast<S: Lanes>(p: *const u32) -> S::W {
-        // SAFETY: the caller's promise is the same, here and below.
+        // SAFETY: the caller promises one word at `p`, and the instruction set.
         unsafe { S::splat_word_at(p) }
     }
 
     #[inline(always)]
     unsafe fn operand<S: Lanes>(p: *const u32) -> S::W {
+        // SAFETY: the caller promises sixteen words at `p`, and the instruction set.
         unsafe { S::load_words(p) }
     }
 
@@ -65,27 +66,32 @@ impl Format for bf16 {
 
     #[inline(always)]
     unsafe fn multiply<S: Lanes>(acc: S::V, a: S::W, b: S::W) -> S::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { S::dot_pairs(acc, a, b) }
     }
 
     #[inline(always)]
     unsafe fn write<S: Lanes>(p: *mut u32, v: S::V) {
+        // SAFETY: the caller promises room for sixteen values at `p`, and the instruction set.
         unsafe { S::store_bf16_normal(p.cast(), v) };
     }
 
     #[inline(always)]
     unsafe fn words<S: Lanes>(p: *const Self) -> S::W {
+        // SAFETY: the caller promises the elements of sixteen words at `p`, and the instruction set.
         unsafe { S::load_words(p.cast()) }
     }
 
     #[inline(always)]
     unsafe fn across<S: Lanes>(first: *const Self, second: *const Self) -> [S::W; 2] {
+        // SAFETY: the caller promises 32 elements in a row, and the instruction set.
         unsafe { S::zip_bf16(S::load_words(first.cast()), S::load_words(second.cast())).into() }
     }
 
     #[inline(always)]
     unsafe fn in_order<S: Lanes>(values: [S::V; 2]) -> [S::V; 2] {
         // `zip_bf16` puts the first half of each quarter into its first vector, the other half into the second.
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { S::zip_quarters(values[0], values[1]).into() }
     }
 }
@@ -104,37 +110,43 @@ macro_rules! singles {
 
             #[inline(always)]
             unsafe fn broadcast<S: Lanes>(p: *const u32) -> S::V {
-                // SAFETY: the caller's promise is the same, here and below.
+                // SAFETY: the caller promises one word at `p`, and the instruction set.
                 unsafe { S::splat_at(p.cast()) }
             }
 
             #[inline(always)]
             unsafe fn operand<S: Lanes>(p: *const u32) -> S::V {
+                // SAFETY: the caller promises sixteen words at `p`, and the instruction set.
                 unsafe { S::load(p.cast()) }
             }
 
             #[inline(always)]
             unsafe fn from_words<S: Lanes>(words: S::W) -> S::V {
+                // SAFETY: only registers; the caller detected the instruction set.
                 unsafe { S::from_words(words) }
             }
 
             #[inline(always)]
             unsafe fn multiply<S: Lanes>(acc: S::V, a: S::V, b: S::V) -> S::V {
+                // SAFETY: only registers; the caller detected the instruction set.
                 unsafe { S::mul_add(a, b, acc) }
             }
 
             #[inline(always)]
             unsafe fn write<S: Lanes>(p: *mut u32, v: S::V) {
+                // SAFETY: the caller promises room for sixteen values at `p`, and the instruction set.
                 unsafe { S::store(p.cast(), v) };
             }
 
             #[inline(always)]
             unsafe fn words<S: Lanes>(p: *const Self) -> S::W {
+                // SAFETY: the caller promises the elements of sixteen words at `p`, and the instruction set.
                 unsafe { S::to_words(Self::load::<S>(p)) }
             }
 
             #[inline(always)]
             unsafe fn across<S: Lanes>(first: *const Self, _second: *const Self) -> [S::W; 2] {
+                // SAFETY: the caller promises 32 elements in a row, and the instruction set.
                 unsafe {
                     [
                         S::to_words(Self::load::<S>(first)),
