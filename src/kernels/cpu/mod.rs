@@ -24,8 +24,6 @@ pub mod probe;
 pub(crate) mod readout;
 mod rowwise;
 mod simd;
-#[cfg(test)]
-mod simd_tests;
 pub(crate) mod tensor;
 mod threads;
 mod tile;

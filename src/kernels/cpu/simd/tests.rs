@@ -1,6 +1,6 @@
 //! The lanes of every instruction set that this machine has, against plain arithmetic.
 
-use super::simd::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
+use super::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
 
 struct Exp([f32; LANES]);
 

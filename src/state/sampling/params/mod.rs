@@ -246,5 +246,4 @@ fn invalid(text: String) -> Result<(), RequestError> {
 }
 
 #[cfg(test)]
-#[path = "params_tests.rs"]
 mod tests;

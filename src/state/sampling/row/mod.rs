@@ -223,5 +223,4 @@ impl RowSampler {
 }
 
 #[cfg(test)]
-#[path = "row_tests.rs"]
 mod tests;

@@ -428,3 +428,6 @@ pub(super) unsafe fn write<T: Copy, P>(p: *mut P, value: T) {
     // SAFETY: the caller's promise; `Unaligned` asks for no alignment.
     unsafe { (*p.cast::<Unaligned<T>>()).0 = value };
 }
+
+#[cfg(test)]
+mod tests;
