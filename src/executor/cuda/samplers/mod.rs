@@ -103,7 +103,7 @@ impl RowSamplers {
             let held = &mut self.held[start.row.index()];
             self.free_slots.extend(held.count_slot.take());
         }
-        let counting = starts.iter().filter(|start| counts(&start.sampling));
+        let counting = starts.iter().filter(|start| start.sampling.has_penalty());
         let missing = counting.count().saturating_sub(self.free_slots.len());
         if missing == 0 {
             return Ok(false);
@@ -148,7 +148,7 @@ impl RowSamplers {
             });
         }
         let first_counted = words.begin();
-        for start in starts.iter().filter(|start| counts(&start.sampling)) {
+        for start in starts.iter().filter(|start| start.sampling.has_penalty()) {
             words.extend(start.tokens.iter().copied());
         }
         let counted = words.end(first_counted);
@@ -169,10 +169,10 @@ impl RowSamplers {
     ) -> Result<RowSampler, StepError> {
         let params = &*start.sampling;
         let biases = sorted_biases(params);
-        let bans = banned_early(params, &self.eos_ids, self.vocab_size);
+        let bans = params.banned_ends(&self.eos_ids, self.vocab_size);
         let biases = self.keep(bytemuck::cast_slice(&biases), words, copies)?;
         let bans = self.keep(&bans, words, copies)?;
-        let count_slot = counts(params).then(|| {
+        let count_slot = params.has_penalty().then(|| {
             let slot = self.free_slots.pop();
             slot.expect("slots were reserved for all rows that start")
         });
@@ -185,13 +185,13 @@ impl RowSamplers {
         let sampler = RowSampler {
             temperature,
             inverse_temperature: temperature.recip(),
-            seed: params.sampling_seed.unwrap_or(0),
+            seed: params.seed(),
             top_p: params.top_p,
             min_p: params.min_p,
             frequency_penalty: params.frequency_penalty,
             presence_penalty: params.presence_penalty,
             repetition_penalty: params.repetition_penalty,
-            top_k: u32::try_from(params.top_k).unwrap_or(u32::MAX),
+            top_k: params.rank_limit().unwrap_or(u32::MAX),
             is_greedy: u32::from(params.is_greedy()),
             min_new_tokens: params.min_new_tokens,
             count_slot: count_slot.unwrap_or(NONE),
@@ -267,13 +267,6 @@ impl RowSamplers {
     }
 }
 
-/// A penalty reads which tokens the row has seen.
-fn counts(params: &SamplingParams) -> bool {
-    params.frequency_penalty != 0.0
-        || params.presence_penalty != 0.0
-        || params.repetition_penalty != 1.0
-}
-
 fn sorted_biases(params: &SamplingParams) -> Vec<TokenBias> {
     let biases = params.logit_bias.iter();
     let mut biases: Vec<TokenBias> = biases
@@ -281,20 +274,6 @@ fn sorted_biases(params: &SamplingParams) -> Vec<TokenBias> {
         .collect();
     biases.sort_by_key(|bias| bias.token);
     biases
-}
-
-/// As in `state::sampling::RowSampler`.
-fn banned_early(params: &SamplingParams, eos_ids: &[u32], vocab_size: usize) -> Vec<u32> {
-    if params.min_new_tokens == 0 {
-        return Vec::new();
-    }
-    let banned = eos_ids.iter().chain(params.stop_token_ids.iter()).copied();
-    let mut banned: Vec<u32> = banned
-        .filter(|token| (*token as usize) < vocab_size)
-        .collect();
-    banned.sort_unstable();
-    banned.dedup();
-    banned
 }
 
 #[cfg(test)]
