@@ -8,7 +8,7 @@ use crate::config::{Dtype, EngineConfig};
 use crate::engine::Progress;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
-use crate::executor::cuda::{CudaExecutor, CudaOptions, element_of};
+use crate::executor::cuda::{CudaExecutor, CudaOptions, DtypeOrigin, element_of};
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
 use crate::executor::{Executor, Placement};
 use crate::kernels::cuda::backend::{CudaSizes, activation_bytes};
@@ -145,8 +145,12 @@ fn options(
     let in_u32 = |n: usize| n.min(u32::MAX as usize);
     let prefill_tokens = in_u32(config.chunk_tokens().unwrap_or(config.max_prefill_tokens));
     let max_rows = in_u32(max_rows);
+    let origin = match config.dtype {
+        Dtype::Float16 => DtypeOrigin::AskedFor,
+        _ => DtypeOrigin::Stored,
+    };
     Ok(CudaOptions {
-        element: element_of(model.dtype, config.dtype == Dtype::Float16)?,
+        element: element_of(model.dtype, origin)?,
         n_pages,
         page_size: config.page_size as usize,
         max_rows,

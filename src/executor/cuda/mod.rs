@@ -13,10 +13,10 @@
 mod clock;
 mod graphs;
 mod layout;
+mod list_buffer;
 mod samplers;
 mod stage;
 mod step;
-mod words;
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use self::clock::StepClock;
 use self::graphs::Graphs;
-use self::layout::{Layout, Logprobs, Reading, Shape};
+use self::layout::{Layout, Logprobs, Reading, StepShape};
 use self::samplers::RowSamplers;
 use self::stage::{N_SLOTS, Readback, ReadbackRing, UploadRing};
 use self::step::StepArrays;
@@ -39,7 +39,7 @@ use crate::executor::{
 };
 use crate::ids::StepId;
 use crate::kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes};
-use crate::kernels::cuda::driver::{Device, DriverError, Priority, Stream};
+use crate::kernels::cuda::driver::{Device, DriverError, Launched, Priority, Stream};
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::cuda::pack::Modules;
 use crate::kernels::cuda::params::ElementType;
@@ -96,6 +96,15 @@ impl CudaOptions {
     }
 }
 
+/// Where a dtype comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DtypeOrigin {
+    /// The checkpoint is stored in it.
+    Stored,
+    /// The user named it.
+    AskedFor,
+}
+
 /// The elements that a checkpoint's dtype runs in.
 ///
 /// There are no kernels for float16. A checkpoint that is stored so runs in bfloat16, which has more than its range and
@@ -103,11 +112,11 @@ impl CudaOptions {
 ///
 /// # Errors
 /// [`LoadError::Device`] for a float16 that was asked for.
-pub fn element_of(dtype: Dtype, was_asked_for: bool) -> Result<ElementType, LoadError> {
+pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, LoadError> {
     match dtype {
         Dtype::F32 => Ok(ElementType::F32),
         Dtype::BF16 => Ok(ElementType::Bf16),
-        Dtype::F16 if was_asked_for => Err(LoadError::Device(
+        Dtype::F16 if origin == DtypeOrigin::AskedFor => Err(LoadError::Device(
             "there are no float16 kernels for CUDA: use --dtype bfloat16 or float32".to_owned(),
         )),
         Dtype::F16 => Ok(ElementType::Bf16),
@@ -287,7 +296,7 @@ impl CudaExecutor {
                  or allow more by --max-prefill-tokens"
             )));
         }
-        let not_launched = |error: DriverError| error.into_step_error(false);
+        let not_launched = |error: DriverError| error.into_step_error(Launched::Nothing);
         let moved = self
             .samplers
             .reserve_counts(&plan.starts, &self.compute)
@@ -300,7 +309,7 @@ impl CudaExecutor {
             true => self.graphs.bucket(n_decode),
             false => None,
         };
-        let shape = Shape {
+        let shape = StepShape {
             queries_per_tile: self.backend.queries_per_tile(),
             vocab_size: self.vocab_size,
             padded_rows: bucket.unwrap_or(0),
@@ -311,7 +320,7 @@ impl CudaExecutor {
             .layout
             .lay_out(plan, &mut self.rows, &mut self.samplers, &shape)?;
         // From here on the rows have moved on, so that the same plan cannot come again.
-        let words = self.layout.words.words();
+        let words = self.layout.lists.words();
         let uploaded = self.uploads.upload(words, &self.compute);
         let uploaded = uploaded.map_err(|error| self.lose(error))?;
         let rows = self.results.begin(plan);

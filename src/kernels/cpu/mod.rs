@@ -39,7 +39,7 @@ pub use self::format::Format;
 use self::kv::{KvPool, PageTable};
 use self::matmul::{Product, Write, matmul};
 use self::matrix::Matrix;
-use self::memory::Arena;
+use self::memory::WeightArena;
 pub use self::simd::{ISA_VARIABLE, Isa};
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
@@ -200,7 +200,7 @@ pub struct CpuBackend {
     isa: Isa,
     format: Format,
     /// Where matrices are put.
-    weights: Arena,
+    weights: WeightArena,
     scratch: Scratch,
     kv: KvPool,
     table: PageTable,
@@ -230,7 +230,7 @@ impl CpuBackend {
             own_core,
             isa: sizes.isa,
             format: Format::new(sizes.dtype, sizes.quantization),
-            weights: Arena::default(),
+            weights: WeightArena::default(),
             scratch: Scratch::default(),
             kv: KvPool::new(sizes.dtype, sizes.n_layers, n_slots, sizes.kv_width),
             table: PageTable::new(sizes.n_rows, sizes.page_size),

@@ -168,7 +168,7 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
         unsafe {
             for head in 0..kv.len() / head_dim {
                 let out = self.kv.at((head * n_slots + slot) * head_dim);
-                S::prefetch_all(out, head_dim, true);
+                S::prefetch_all_to_write(out, head_dim);
             }
         }
         let heads = queries.chunks_exact_mut(head_dim);

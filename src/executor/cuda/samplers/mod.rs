@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::StepError;
 use crate::executor::RowStart;
-use crate::executor::cuda::words::{Section, Words};
+use crate::executor::cuda::list_buffer::{ListBuffer, Section};
 use crate::kernels::cuda::arena::{Arena, Part};
 use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Stream};
 use crate::kernels::cuda::sampling::{
@@ -123,12 +123,12 @@ impl RowSamplers {
     pub(super) fn lay_out(
         &mut self,
         starts: &[RowStart],
-        words: &mut Words,
+        lists: &mut ListBuffer,
     ) -> Result<StartLists, StepError> {
         let (mut begins, mut runs, mut copies) = (Vec::new(), Vec::new(), Vec::new());
         let (mut n_counted, mut most_counted) = (0, 0);
         for start in starts {
-            let sampler = self.sampler(start, words, &mut copies)?;
+            let sampler = self.sampler(start, lists, &mut copies)?;
             let n_prompt = start.prompt_tokens;
             let n_output = start.tokens.len() as u32 - n_prompt;
             if sampler.count_slot != NONE {
@@ -147,14 +147,14 @@ impl RowSamplers {
                 sampler,
             });
         }
-        let first_counted = words.begin();
+        let first_counted = lists.begin();
         for start in starts.iter().filter(|start| start.sampling.has_penalty()) {
-            words.extend(start.tokens.iter().copied());
+            lists.extend(start.tokens.iter().copied());
         }
-        let counted = words.end(first_counted);
+        let counted = lists.end(first_counted);
         Ok(StartLists {
-            begins: words.list(begins),
-            runs: words.list(runs),
+            begins: lists.list(begins),
+            runs: lists.list(runs),
             counted,
             most_counted,
             copies,
@@ -164,14 +164,14 @@ impl RowSamplers {
     fn sampler(
         &mut self,
         start: &RowStart,
-        words: &mut Words,
+        lists: &mut ListBuffer,
         copies: &mut Vec<(Section<u32>, usize)>,
     ) -> Result<RowSampler, StepError> {
         let params = &*start.sampling;
         let biases = sorted_biases(params);
         let bans = params.banned_ends(&self.eos_ids, self.vocab_size);
-        let biases = self.keep(bytemuck::cast_slice(&biases), words, copies)?;
-        let bans = self.keep(&bans, words, copies)?;
+        let biases = self.keep(bytemuck::cast_slice(&biases), lists, copies)?;
+        let bans = self.keep(&bans, lists, copies)?;
         let count_slot = params.has_penalty().then(|| {
             let slot = self.free_slots.pop();
             slot.expect("slots were reserved for all rows that start")
@@ -213,7 +213,7 @@ impl RowSamplers {
     fn keep(
         &mut self,
         list: &[u32],
-        words: &mut Words,
+        lists: &mut ListBuffer,
         copies: &mut Vec<(Section<u32>, usize)>,
     ) -> Result<Option<(Part, usize)>, StepError> {
         if list.is_empty() {
@@ -225,7 +225,7 @@ impl RowSamplers {
                  device: send fewer of them at once"
             ))
         })?;
-        let uploaded = words.list(list.iter().copied());
+        let uploaded = lists.list(list.iter().copied());
         copies.push((uploaded, part.offset() / size_of::<u32>()));
         Ok(Some((part, list.len())))
     }

@@ -11,7 +11,7 @@ use super::super::simd::{LANES, Lanes};
 ///
 /// # Safety
 /// Every method asks for what [`Lanes`] asks for.
-pub trait Format: Element {
+pub trait KvElement: Element {
     /// Elements in a word.
     const PER_WORD: usize;
     /// Sixteen words of an operand.
@@ -38,7 +38,7 @@ pub trait Format: Element {
     unsafe fn in_order<S: Lanes>(values: [S::V; 2]) -> [S::V; 2];
 }
 
-impl Format for bf16 {
+impl KvElement for bf16 {
     const PER_WORD: usize = 2;
     type Operand<S: Lanes> = S::W;
 
@@ -99,7 +99,7 @@ impl Format for bf16 {
 /// The formats whose words are single f32.
 macro_rules! singles {
     ($element:ty) => {
-        impl Format for $element {
+        impl KvElement for $element {
             const PER_WORD: usize = 1;
             type Operand<S: Lanes> = S::V;
 
@@ -170,7 +170,7 @@ singles!(f16);
 /// # Safety
 /// `p` is valid for `len` elements; the instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn words_part<F: Format, S: Lanes>(p: *const F, len: usize) -> S::W {
+pub unsafe fn words_part<F: KvElement, S: Lanes>(p: *const F, len: usize) -> S::W {
     let mut padded = [F::default(); 2 * LANES];
     // SAFETY: `padded` holds all that is read; the rest is the caller's promise.
     unsafe {
@@ -184,7 +184,7 @@ pub unsafe fn words_part<F: Format, S: Lanes>(p: *const F, len: usize) -> S::W {
 /// # Safety
 /// The rows are valid for `len` elements; the instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn across_part<F: Format, S: Lanes>(rows: [*const F; 2], len: usize) -> [S::W; 2] {
+pub unsafe fn across_part<F: KvElement, S: Lanes>(rows: [*const F; 2], len: usize) -> [S::W; 2] {
     let mut padded = [[F::default(); 2 * LANES]; 2];
     // SAFETY: as in `words_part`.
     unsafe {
