@@ -1,7 +1,7 @@
 // What a step is about, derived on the device: rows that start, edits of the page table, and the tokens,
 // positions, slots and segments of decodes and prefills. Padding (row 0) has slot 0, the dummy page's, and
 // changes no row.
-#include "weights.cuh"
+#include "token_weights.cuh"
 
 constexpr uint32_t kRowThreads = 128;
 constexpr uint32_t kCountThreads = 256;

@@ -1,6 +1,6 @@
 // The draw of one row by one block: walks the kept tokens by id, or by rank without sorting the vocabulary.
 #pragma once
-#include "weights.cuh"
+#include "token_weights.cuh"
 
 constexpr uint32_t kChooseThreads = 512;
 constexpr uint32_t kMaxSorted = 1024;

@@ -1,4 +1,4 @@
-// Random weights. The host makes the same bits (src/model/random.rs): element i depends on the seed and i alone.
+// Random weights. The host makes the same bits (src/kernels/random.rs): element i depends on the seed and i alone.
 #include "params.cuh"
 #include "element.cuh"
 

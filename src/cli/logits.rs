@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use souffleur::executor::logits::{LogitsRequest, write_logits};
 use souffleur::kernels::cpu::default_threads;
-use souffleur::model::weights::{Dtype, Quantization};
+use souffleur::kernels::dtype::{Dtype, Quantization};
 
 use super::{Failure, bundled};
 

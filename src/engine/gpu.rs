@@ -8,13 +8,13 @@ use crate::config::{Dtype, EngineConfig};
 use crate::engine::Progress;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
-use crate::executor::cuda::{CudaExecutor, CudaOptions, element_of};
+use crate::executor::cuda::{CudaExecutor, CudaOptions, DtypeOrigin, element_of};
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
 use crate::executor::{Executor, Placement};
 use crate::kernels::cuda::backend::{CudaSizes, activation_bytes};
 use crate::kernels::cuda::driver::{self, Device};
 use crate::kernels::cuda::gemm::Products;
-use crate::model::weights::Dtype as Stored;
+use crate::kernels::dtype::Dtype as Stored;
 
 /// SGLang's most requests at once; the plan takes fewer where the pool is small.
 const MOST_REQUESTS: usize = 4096;
@@ -86,7 +86,8 @@ impl Gpu {
         let page_table_bytes = (sizes.n_rows as u64)
             .saturating_mul(pages_a_row)
             .saturating_mul(4);
-        let activations = activation_bytes(&model.config, &sizes, info.multiprocessors) as u64;
+        let activations =
+            activation_bytes(&model.config.shape(), &sizes, info.multiprocessors) as u64;
         Ok(MemoryBudget {
             place: Place::Gpu(info.ordinal),
             free_before_bytes: self.free_bytes,
@@ -144,8 +145,12 @@ fn options(
     let in_u32 = |n: usize| n.min(u32::MAX as usize);
     let prefill_tokens = in_u32(config.chunk_tokens().unwrap_or(config.max_prefill_tokens));
     let max_rows = in_u32(max_rows);
+    let origin = match config.dtype {
+        Dtype::Float16 => DtypeOrigin::AskedFor,
+        _ => DtypeOrigin::Stored,
+    };
     Ok(CudaOptions {
-        element: element_of(model.dtype, config.dtype == Dtype::Float16)?,
+        element: element_of(model.dtype, origin)?,
         n_pages,
         page_size: config.page_size as usize,
         max_rows,

@@ -17,9 +17,9 @@ use crate::executor::memory_plan::{
     MemoryBudget, MemoryPlan, MemoryWish, Place, available_bytes, reserve_bytes,
 };
 use crate::kernels::cpu::default_threads;
+use crate::kernels::dtype;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
 use crate::model::text::TextModel;
-use crate::model::weights;
 use crate::record::LogSink;
 use crate::state::cache::prefix_history::HistoryLimits;
 use crate::state::control::ControlSetup;
@@ -268,12 +268,12 @@ fn record(
     })
 }
 
-fn stored_dtype(dtype: Dtype) -> Option<weights::Dtype> {
+fn stored_dtype(dtype: Dtype) -> Option<dtype::Dtype> {
     match dtype {
         Dtype::Auto => None,
-        Dtype::Float32 => Some(weights::Dtype::F32),
-        Dtype::Float16 => Some(weights::Dtype::F16),
-        Dtype::Bfloat16 => Some(weights::Dtype::BF16),
+        Dtype::Float32 => Some(dtype::Dtype::F32),
+        Dtype::Float16 => Some(dtype::Dtype::F16),
+        Dtype::Bfloat16 => Some(dtype::Dtype::BF16),
     }
 }
 

@@ -6,9 +6,9 @@ use safetensors::tensor::TensorView;
 
 use crate::error::LoadError;
 use crate::executor::cpu::{CpuExecutor, CpuOptions};
+use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::json_file::format_error;
 use crate::model::loader::LoadFormat;
-use crate::model::weights::{Dtype, Quantization};
 
 /// Tokens in a chunk of the prompt.
 const CHUNK_TOKENS: usize = 512;

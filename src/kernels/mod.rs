@@ -1,14 +1,20 @@
 //! Device kernels behind one trait.
 //!
-//! The models in [`crate::model`] are written against [`Backend`]. It knows tensors, weights, layers and the rows of a
-//! step, and nothing of requests, sampling or scheduling. `kernels/README.md` lists every kernel and its CPU twin.
+//! Models are written against [`Backend`]. It knows tensors, weights, layers and the rows of a step, and nothing of
+//! requests, sampling or scheduling. What a model hands to a backend is in [`dtype`], [`tensor_view`], [`random`],
+//! [`rope`] and [`shape`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
 
 pub mod cpu;
 pub mod cuda;
+pub mod dtype;
+pub mod random;
+pub mod rope;
+pub mod shape;
+pub mod tensor_view;
 
-use crate::model::random::RandomTensor;
-use crate::model::rope::Rope;
-use crate::model::weights::TensorView;
+use self::random::RandomTensor;
+use self::rope::Rope;
+use self::tensor_view::TensorView;
 
 /// The operations of a decoder, on one device.
 ///

@@ -8,11 +8,13 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::LoadError;
+use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::random::RandomTensor;
+use crate::kernels::tensor_view::TensorView;
 use crate::kernels::{Backend, Linear};
 use crate::model::config::ModelConfig;
-use crate::model::random::{RandomTensor, random_vector};
-use crate::model::rope::Rope;
-use crate::model::weights::{Dtype, Quantization, TensorSpec, TensorView, Weights};
+use crate::model::random::random_vector;
+use crate::model::weights::{TensorSpec, Weights};
 use crate::state::pool::kv_layout::MhaLayout;
 
 /// Where weights come from.
@@ -212,7 +214,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// Makes the rotation that the configuration asks for.
     pub fn rope(&mut self) -> B::Rope {
         let config = self.config();
-        self.backend.rope(&Rope::new(&config.rope, config.head_dim))
+        self.backend.rope(&config.rope.frequencies(config.head_dim))
     }
 
     fn report(&mut self, bytes: usize) {

@@ -7,7 +7,7 @@ use figment::providers::{Format, Toml};
 use serde::{Deserialize, Serialize};
 
 use super::SimulateError;
-use crate::model::weights::Dtype;
+use crate::kernels::dtype::Dtype;
 
 const KNOWN: [(&str, &str); 6] = [
     (

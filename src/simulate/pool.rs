@@ -6,9 +6,9 @@ use crate::config::{Dtype, EngineConfig};
 use crate::engine::ModelInfo;
 use crate::executor::cpu::LOGIT_ROWS;
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, reserve_bytes};
+use crate::kernels::dtype;
 use crate::model::config::ModelConfig;
 use crate::model::generation::GenerationConfig;
-use crate::model::weights;
 use crate::state::pool::kv_layout::KvLayout;
 use crate::state::pool::pages::PageSize;
 
@@ -19,10 +19,10 @@ use super::roofline::{Storage, weights_bytes};
 /// What weights and K/V are stored in under this configuration.
 pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     let dtype = match config.dtype {
-        Dtype::Auto => model.dtype.unwrap_or(weights::Dtype::BF16),
-        Dtype::Float32 => weights::Dtype::F32,
-        Dtype::Float16 => weights::Dtype::F16,
-        Dtype::Bfloat16 => weights::Dtype::BF16,
+        Dtype::Auto => model.dtype.unwrap_or(dtype::Dtype::BF16),
+        Dtype::Float32 => dtype::Dtype::F32,
+        Dtype::Float16 => dtype::Dtype::F16,
+        Dtype::Bfloat16 => dtype::Dtype::BF16,
     };
     Storage {
         dtype,

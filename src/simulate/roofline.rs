@@ -6,8 +6,8 @@
 //! - attention: a row's K/V is read once and the new one written; four operations a head element, query and key.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
 
+use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::config::ModelConfig;
-use crate::model::weights::{Dtype, Quantization};
 use crate::state::pool::kv_layout::KvLayout;
 use crate::state::step::{RowWork, StepPlan};
 

@@ -2,7 +2,7 @@
 
 use souffleur::error::StepError;
 use souffleur::kernels::cuda::driver::{
-    CudaUnavailable, Device, DeviceBuffer, DriverError, Priority, Stream,
+    CudaUnavailable, Device, DeviceBuffer, DriverError, Launched, Priority, Stream,
 };
 use souffleur::kernels::cuda::launch::Embed;
 use souffleur::kernels::cuda::params::ElementType;
@@ -68,8 +68,8 @@ fn a_refused_launch_leaves_the_device_sound() {
     assert!(error.is_refusal(), "{error}");
     assert!(error.to_string().contains("rotations"), "{error}");
     let of_step = |launched| error.clone().into_step_error(launched);
-    assert!(matches!(of_step(false), StepError::Rejected(_)));
-    assert!(matches!(of_step(true), StepError::Lost(_)));
+    assert!(matches!(of_step(Launched::Nothing), StepError::Rejected(_)));
+    assert!(matches!(of_step(Launched::Something), StepError::Lost(_)));
     rotations.launch().unwrap();
     assert_eq!(
         rotations.stream.read(&rotations.out, 0..2).unwrap(),
@@ -85,7 +85,7 @@ fn a_kernel_that_fails_takes_the_context_with_it_until_all_of_it_is_dropped() {
     rotations.launch().unwrap();
     let error = rotations.stream.synchronize().unwrap_err();
     assert!(!error.is_refusal(), "{error}");
-    let of_step = error.into_step_error(false);
+    let of_step = error.into_step_error(Launched::Nothing);
     assert!(matches!(of_step, StepError::Lost(_)), "{of_step}");
     let later = device.alloc::<u8>(1).unwrap_err();
     assert_eq!(later.code, ILLEGAL_ADDRESS, "{later}");

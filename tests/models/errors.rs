@@ -4,8 +4,8 @@ use std::path::Path;
 
 use souffleur::error::LoadError;
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions, describe};
+use souffleur::kernels::dtype::Dtype;
 use souffleur::model::loader::LoadFormat;
-use souffleur::model::weights::Dtype;
 
 use crate::common::{fixture, options};
 

@@ -7,7 +7,7 @@ use souffleur::executor::Executor;
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::ids::{PageId, SeqId};
 use souffleur::kernels::cpu::Isa;
-use souffleur::model::weights::{Dtype, Quantization};
+use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::LogprobWish;
 use souffleur::state::step::StepPlan;

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use souffleur::executor::logits::{LogitsRequest, logits, write_logits};
+use souffleur::executor::logits::{LogitsRequest, logits, write_logits};
 use souffleur::kernels::cpu::Isa;
-use souffleur::model::weights::{Dtype, Quantization};
+use souffleur::kernels::dtype::{Dtype, Quantization};
 
 use crate::common::{
     append, decode, fixture, fixtures, greedy, load, options, plan, prefill, start,

@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-#include "weights.cuh"
+#include "token_weights.cuh"
 
 namespace batch {
 #include "batch.cu"

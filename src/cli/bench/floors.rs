@@ -4,8 +4,8 @@
 //! and the reading of cached K/V. Norms, activations, sampling and the embedding's rows are left out: a floor may be
 //! too low, never too high.
 
+use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::model::config::ModelConfig;
-use souffleur::model::weights::{Dtype, Quantization};
 use souffleur::state::pool::kv_layout::KvLayout;
 
 /// Multiply and add.

@@ -8,7 +8,7 @@ use souffleur::kernels::cpu::{Isa, default_threads};
 use souffleur::kernels::cuda::driver::Device;
 use souffleur::kernels::cuda::params::ElementType;
 use souffleur::kernels::cuda::timing;
-use souffleur::model::weights::Dtype;
+use souffleur::kernels::dtype::Dtype;
 
 use super::super::Failure;
 use super::floors::Peak;

@@ -9,7 +9,7 @@ use indicatif::ProgressBar;
 use souffleur::config::{Dtype as DtypeWish, EngineConfig};
 use souffleur::engine::{EngineHandle, ModelInfo};
 use souffleur::executor::cpu::{CpuDescription, describe};
-use souffleur::model::weights::{Dtype, Quantization};
+use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::state::pool::kv_layout::KvLayout;
 
 use super::super::{Failure, local, progress, telemetry};

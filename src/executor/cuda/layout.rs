@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::error::StepError;
+use crate::executor::cuda::list_buffer::{ListBuffer, Section};
 use crate::executor::cuda::samplers::{RowSamplers, StartLists};
-use crate::executor::cuda::words::{Section, Words};
 use crate::executor::rows::Rows;
 use crate::executor::wanted::{Wanted, find_wanted};
 use crate::kernels::cuda::params::{Segment, Tile};
@@ -18,7 +18,7 @@ use crate::state::step::{RowWork, StepPlan, TableDelta};
 #[derive(Default)]
 pub(super) struct Layout {
     /// Every list, as uploaded.
-    pub(super) words: Words,
+    pub(super) lists: ListBuffer,
     /// Indices of the plan's rows in the order of the step's tokens: those that decode first.
     pub(super) order: Vec<usize>,
     /// Rows of logits that the step needs.
@@ -93,7 +93,7 @@ pub(super) struct Lists {
 }
 
 /// What a layout depends on besides the plan.
-pub(super) struct Shape {
+pub(super) struct StepShape {
     pub(super) queries_per_tile: usize,
     pub(super) vocab_size: usize,
     /// Rows to pad decodes to.
@@ -126,12 +126,12 @@ impl Layout {
         plan: &StepPlan,
         rows: &mut Rows,
         samplers: &mut RowSamplers,
-        shape: &Shape,
+        shape: &StepShape,
     ) -> Result<Lists, StepError> {
-        self.words.clear();
+        self.lists.clear();
         let starts = match plan.starts.is_empty() {
             true => None,
-            false => Some(samplers.lay_out(&plan.starts, &mut self.words)?),
+            false => Some(samplers.lay_out(&plan.starts, &mut self.lists)?),
         };
         let (table_runs, table_pages) = self.table(plan, rows);
         for work in &plan.rows {
@@ -142,7 +142,7 @@ impl Layout {
         let tiles = self.tiles(shape.queries_per_tile);
         find_wanted(plan, self.order.iter().copied(), rows, &mut self.wanted);
         let wanted_tokens = self
-            .words
+            .lists
             .list(self.wanted.iter().map(|wanted| wanted.token));
         let reads = self.reads(plan, shape);
         let sample_works = self.sample_works(plan, shape);
@@ -159,8 +159,8 @@ impl Layout {
             wanted_tokens,
             reads,
             sample_works,
-            logprob_works: self.words.list(self.logprobs.iter().copied()),
-            logprob_ids: self.words.list(self.ids.iter().copied()),
+            logprob_works: self.lists.list(self.logprobs.iter().copied()),
+            logprob_ids: self.lists.list(self.ids.iter().copied()),
             n_logprobs,
             max_top,
             needs_host: self.readings.iter().any(needs_host),
@@ -169,7 +169,7 @@ impl Layout {
 
     fn table(&mut self, plan: &StepPlan, rows: &mut Rows) -> (Section<TableRun>, Section<u32>) {
         self.runs.clear();
-        let first_word = self.words.begin();
+        let first_word = self.lists.begin();
         let mut first_page = 0;
         let mut run = |runs: &mut Vec<TableRun>, row: u32, first_index: usize, n_pages: usize| {
             runs.push(TableRun {
@@ -184,7 +184,7 @@ impl Layout {
             rows.start(start);
             if !start.prefix.is_empty() {
                 run(&mut self.runs, start.row.get(), 0, start.prefix.len());
-                self.words
+                self.lists
                     .extend(start.prefix.iter().map(|page| page.get()));
             }
         }
@@ -193,19 +193,19 @@ impl Layout {
             match delta {
                 TableDelta::Append { pages, .. } => {
                     run(&mut self.runs, row, first_index, pages.len());
-                    self.words.extend(pages.iter().map(|page| page.get()));
+                    self.lists.extend(pages.iter().map(|page| page.get()));
                 }
                 TableDelta::Remap { pages, .. } => {
                     run(&mut self.runs, row, first_index, pages.len());
-                    self.words.extend(pages.iter().map(|page| page.get()));
+                    self.lists.extend(pages.iter().map(|page| page.get()));
                 }
             }
         }
-        let pages = self.words.end(first_word);
-        (self.words.list(self.runs.iter().copied()), pages)
+        let pages = self.lists.end(first_word);
+        (self.lists.list(self.runs.iter().copied()), pages)
     }
 
-    fn decode_rows(&mut self, plan: &StepPlan, shape: &Shape) -> Section<DecodeRow> {
+    fn decode_rows(&mut self, plan: &StepPlan, shape: &StepShape) -> Section<DecodeRow> {
         let rows = self.order.iter().map(|index| &plan.rows[*index]);
         let decodes = rows.filter_map(|row| match row.work {
             RowWork::Decode { position } => Some(DecodeRow {
@@ -218,7 +218,7 @@ impl Layout {
         self.decodes.extend(decodes);
         let padded = self.decodes.len().max(shape.padded_rows);
         self.decodes.resize(padded, DecodeRow::default());
-        self.words.list(self.decodes.iter().copied())
+        self.lists.list(self.decodes.iter().copied())
     }
 
     fn prefills(
@@ -228,14 +228,14 @@ impl Layout {
         first_token: usize,
     ) -> (Section<Segment>, Section<u32>) {
         self.segments.clear();
-        let first_word = self.words.begin();
+        let first_word = self.lists.begin();
         let mut first_token = first_token as u32;
         for work in self.order.iter().map(|index| &plan.rows[*index]) {
             let RowWork::Prefill { positions } = &work.work else {
                 continue;
             };
             let range = positions.start as usize..positions.end as usize;
-            self.words
+            self.lists
                 .extend(rows.row(work.row).tokens[range].iter().copied());
             self.segments.push(Segment {
                 row: work.row.get(),
@@ -245,8 +245,8 @@ impl Layout {
             });
             first_token += positions.len() as u32;
         }
-        let tokens = self.words.end(first_word);
-        (self.words.list(self.segments.iter().copied()), tokens)
+        let tokens = self.lists.end(first_word);
+        (self.lists.list(self.segments.iter().copied()), tokens)
     }
 
     /// Tiles with the longest contexts first: the last ones to begin are the quickest.
@@ -264,20 +264,20 @@ impl Layout {
         }
         self.tiles
             .sort_by_key(|(position, _)| std::cmp::Reverse(*position));
-        self.words.list(self.tiles.iter().map(|(_, tile)| *tile))
+        self.lists.list(self.tiles.iter().map(|(_, tile)| *tile))
     }
 
-    fn reads(&mut self, plan: &StepPlan, shape: &Shape) -> Option<Section<Segment>> {
+    fn reads(&mut self, plan: &StepPlan, shape: &StepShape) -> Option<Section<Segment>> {
         let segments = (0..).zip(&self.wanted).map(|(index, wanted)| Segment {
             row: plan.rows[wanted.work].row.get(),
             first_token: index,
             n_tokens: 1,
             first_position: wanted.position as u32,
         });
-        (self.wanted.len() <= shape.read_rows).then(|| self.words.list(segments))
+        (self.wanted.len() <= shape.read_rows).then(|| self.lists.list(segments))
     }
 
-    fn sample_works(&mut self, plan: &StepPlan, shape: &Shape) -> Section<SampleWork> {
+    fn sample_works(&mut self, plan: &StepPlan, shape: &StepShape) -> Section<SampleWork> {
         let row_of = |wanted: &Wanted| match wanted.sample {
             true => plan.rows[wanted.work].row.get(),
             false => 0,
@@ -291,11 +291,11 @@ impl Layout {
             mask: NONE,
             may_ban: 1,
         });
-        self.words.list(works)
+        self.lists.list(works)
     }
 
     /// Finds what is read of each row of logits. Returns the places for log probabilities and the most ranked at one.
-    fn read(&mut self, plan: &StepPlan, rows: &Rows, shape: &Shape) -> (usize, u32) {
+    fn read(&mut self, plan: &StepPlan, rows: &Rows, shape: &StepShape) -> (usize, u32) {
         self.readings.clear();
         self.logprobs.clear();
         self.ids.clear();

@@ -13,10 +13,10 @@
 mod clock;
 mod graphs;
 mod layout;
+mod list_buffer;
 mod samplers;
 mod stage;
 mod step;
-mod words;
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use self::clock::StepClock;
 use self::graphs::Graphs;
-use self::layout::{Layout, Logprobs, Reading, Shape};
+use self::layout::{Layout, Logprobs, Reading, StepShape};
 use self::samplers::RowSamplers;
 use self::stage::{N_SLOTS, Readback, ReadbackRing, UploadRing};
 use self::step::StepArrays;
@@ -36,14 +36,14 @@ use crate::executor::rows::Rows;
 use crate::executor::{Executor, Launch, Placement};
 use crate::ids::StepId;
 use crate::kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes};
-use crate::kernels::cuda::driver::{Device, DriverError, Priority, Stream};
+use crate::kernels::cuda::driver::{Device, DriverError, Launched, Priority, Stream};
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::cuda::pack::Modules;
 use crate::kernels::cuda::params::ElementType;
 use crate::kernels::cuda::sampling::{MAX_TOP, MAX_VOCAB, Sampled, SamplingKernels, TokenLogprob};
+use crate::kernels::dtype::Dtype;
 use crate::model::Model;
 use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
-use crate::model::weights::Dtype;
 use crate::state::sampling::TokenLogprobs;
 use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
 
@@ -95,6 +95,15 @@ impl CudaOptions {
     }
 }
 
+/// Where a dtype comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DtypeOrigin {
+    /// The checkpoint is stored in it.
+    Stored,
+    /// The user named it.
+    AskedFor,
+}
+
 /// The elements that a checkpoint's dtype runs in.
 ///
 /// There are no kernels for float16. A checkpoint that is stored so runs in bfloat16, which has more than its range and
@@ -102,11 +111,11 @@ impl CudaOptions {
 ///
 /// # Errors
 /// [`LoadError::Device`] for a float16 that was asked for.
-pub fn element_of(dtype: Dtype, was_asked_for: bool) -> Result<ElementType, LoadError> {
+pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, LoadError> {
     match dtype {
         Dtype::F32 => Ok(ElementType::F32),
         Dtype::BF16 => Ok(ElementType::Bf16),
-        Dtype::F16 if was_asked_for => Err(LoadError::Device(
+        Dtype::F16 if origin == DtypeOrigin::AskedFor => Err(LoadError::Device(
             "there are no float16 kernels for CUDA: use --dtype bfloat16 or float32".to_owned(),
         )),
         Dtype::F16 => Ok(ElementType::Bf16),
@@ -199,15 +208,16 @@ impl CudaExecutor {
                 config.tensors().len() + 1,
             ),
         };
+        let shape = config.shape();
         let compute = Arc::new(device.stream(Priority::High).map_err(to_load_error)?);
-        let mut backend = CudaBackend::new(&device, compute.clone(), modules, config, &sizes)
+        let mut backend = CudaBackend::new(&device, compute.clone(), modules, &shape, &sizes)
             .map_err(to_load_error)?;
         let model = crate::model::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
         let free_bytes = backend.end_loading().map_err(to_load_error)?;
         if let Some(plan) = &options.plan {
             plan.check_loaded(free_bytes)?;
         }
-        backend.take_memory(config, &sizes).map_err(to_load_error)?;
+        backend.take_memory(&shape, &sizes).map_err(to_load_error)?;
         let vocab_size = config.vocab_size;
         let parts = (model, backend, compute);
         Self::new(device, modules, options, vocab_size, parts).map_err(to_load_error)
@@ -285,7 +295,7 @@ impl CudaExecutor {
                  or allow more by --max-prefill-tokens"
             )));
         }
-        let not_launched = |error: DriverError| error.into_step_error(false);
+        let not_launched = |error: DriverError| error.into_step_error(Launched::Nothing);
         let moved = self
             .samplers
             .reserve_counts(&plan.starts, &self.compute)
@@ -298,7 +308,7 @@ impl CudaExecutor {
             true => self.graphs.bucket(n_decode),
             false => None,
         };
-        let shape = Shape {
+        let shape = StepShape {
             queries_per_tile: self.backend.queries_per_tile(),
             vocab_size: self.vocab_size,
             padded_rows: bucket.unwrap_or(0),
@@ -309,7 +319,7 @@ impl CudaExecutor {
             .layout
             .lay_out(plan, &mut self.rows, &mut self.samplers, &shape)?;
         // From here on the rows have moved on, so that the same plan cannot come again.
-        let words = self.layout.words.words();
+        let words = self.layout.lists.words();
         let uploaded = self.uploads.upload(words, &self.compute);
         let uploaded = uploaded.map_err(|error| self.lose(error))?;
         let rows = self.results.begin(plan);

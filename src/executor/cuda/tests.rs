@@ -237,13 +237,13 @@ fn an_upload_without_memory_loses_the_step() {
 
 #[test]
 fn float16_runs_in_bfloat16_unless_it_was_asked_for() {
-    for (dtype, was_asked_for, expected) in [
-        (Dtype::F32, true, Some(ElementType::F32)),
-        (Dtype::BF16, true, Some(ElementType::Bf16)),
-        (Dtype::F16, false, Some(ElementType::Bf16)),
-        (Dtype::F16, true, None),
+    for (dtype, origin, expected) in [
+        (Dtype::F32, DtypeOrigin::AskedFor, Some(ElementType::F32)),
+        (Dtype::BF16, DtypeOrigin::AskedFor, Some(ElementType::Bf16)),
+        (Dtype::F16, DtypeOrigin::Stored, Some(ElementType::Bf16)),
+        (Dtype::F16, DtypeOrigin::AskedFor, None),
     ] {
-        let found = element_of(dtype, was_asked_for);
-        assert_eq!(found.ok(), expected, "{dtype:?}, {was_asked_for}");
+        let found = element_of(dtype, origin);
+        assert_eq!(found.ok(), expected, "{dtype:?}, {origin:?}");
     }
 }

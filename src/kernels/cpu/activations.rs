@@ -198,10 +198,10 @@ impl Kernel for PackGroup<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        let mut rows = [Row::EMPTY; MAX_ROWS];
+        let mut rows = [RowSource::EMPTY; MAX_ROWS];
         let n_rows = self.rows.len();
         for (row, index) in rows.iter_mut().zip(self.rows) {
-            *row = Row::new::<S>(&self.source, index);
+            *row = RowSource::new::<S>(&self.source, index);
         }
         let (rows, inputs) = (&rows[..n_rows], self.source.inputs);
         // SAFETY: `dispatch` detected the instruction set.
@@ -217,12 +217,12 @@ impl Kernel for PackGroup<'_> {
 
 /// A row to encode, and what its values are multiplied with on the way.
 #[derive(Clone, Copy)]
-struct Row<'a> {
+struct RowSource<'a> {
     x: &'a [f32],
     norm: Option<(&'a [f32], f32)>,
 }
 
-impl<'a> Row<'a> {
+impl<'a> RowSource<'a> {
     const EMPTY: Self = Self { x: &[], norm: None };
 
     #[inline(always)]
@@ -310,7 +310,7 @@ pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u3
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn pack_values<S: Lanes>(rows: &[Row<'_>], inputs: usize, out: &mut [u32]) {
+unsafe fn pack_values<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &mut [u32]) {
     for first in (0..inputs).step_by(LANES) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -328,7 +328,7 @@ unsafe fn pack_values<S: Lanes>(rows: &[Row<'_>], inputs: usize, out: &mut [u32]
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn pack_pairs<S: Lanes>(rows: &[Row<'_>], inputs: usize, out: &mut [u32]) {
+unsafe fn pack_pairs<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &mut [u32]) {
     for first in (0..inputs).step_by(2 * LANES) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -346,7 +346,7 @@ unsafe fn pack_pairs<S: Lanes>(rows: &[Row<'_>], inputs: usize, out: &mut [u32])
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn pack_quads<S: Lanes>(rows: &[Row<'_>], inputs: usize, out: &mut [u32]) {
+unsafe fn pack_quads<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &mut [u32]) {
     let n = rows.len();
     for group in 0..inputs.div_ceil(INT8_GROUP) {
         let out = &mut out[group * (INT8_STEPS + 2) * n..];

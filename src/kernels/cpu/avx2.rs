@@ -13,8 +13,7 @@ const HIGH: i32 = 0xffff_0000u32 as i32;
 #[derive(Clone, Copy)]
 pub struct Avx2;
 
-// SAFETY of the impl: the trait's contract puts detection and pointer validity on the caller; loads and stores
-// take any alignment.
+// Loads and stores take any alignment, as the trait says.
 impl Lanes for Avx2 {
     type V = (__m256, __m256);
     type W = (__m256i, __m256i);
@@ -23,16 +22,19 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_set1_ps(x), _mm256_set1_ps(x)) }
     }
 
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::V {
+        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
         unsafe { (read(p), read(p.wrapping_add(8))) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
+        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
         unsafe {
             let low = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(read(p)));
             let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(read(p.wrapping_add(8))));
@@ -42,6 +44,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::V {
+        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
         unsafe {
             (
                 _mm256_cvtph_ps(read(p)),
@@ -52,6 +55,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: Self::V) {
+        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
         unsafe {
             write(p, v.0);
             write(p.wrapping_add(8), v.1);
@@ -60,36 +64,43 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)) }
     }
 
     #[inline(always)]
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_sub_ps(a.0, b.0), _mm256_sub_ps(a.1, b.1)) }
     }
 
     #[inline(always)]
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1)) }
     }
 
     #[inline(always)]
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1)) }
     }
 
     #[inline(always)]
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_max_ps(a.0, b.0), _mm256_max_ps(a.1, b.1)) }
     }
 
     #[inline(always)]
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_min_ps(a.0, b.0), _mm256_min_ps(a.1, b.1)) }
     }
 
     #[inline(always)]
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             (
                 _mm256_fmadd_ps(a.0, b.0, c.0),
@@ -100,6 +111,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn scale_by_pow2(v: Self::V, n: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             let low = _mm256_slli_epi32::<23>(_mm256_castps_si256(n.0));
             let high = _mm256_slli_epi32::<23>(_mm256_castps_si256(n.1));
@@ -111,6 +123,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
+        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
         unsafe {
             let low = round_bf16(_mm256_castps_si256(v.0), v.0);
             let high = round_bf16(_mm256_castps_si256(v.1), v.1);
@@ -122,6 +135,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn splat_word(word: u32) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             (
                 _mm256_set1_epi32(word as i32),
@@ -133,6 +147,7 @@ impl Lanes for Avx2 {
     // Not a plain dereference: in debug builds that carries a check which keeps tiles out of registers.
     #[inline(always)]
     unsafe fn splat_at(p: *const f32) -> Self::V {
+        // SAFETY: the caller promises one value at `p`, and the instruction set.
         unsafe {
             let v = _mm256_broadcastss_ps(_mm_load_ss(p));
             (v, v)
@@ -141,36 +156,43 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn load_words(p: *const u32) -> Self::W {
+        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
         unsafe { (read(p), read(p.wrapping_add(8))) }
     }
 
     #[inline(always)]
     unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (dot_pairs8(acc.0, a.0, b.0), dot_pairs8(acc.1, a.1, b.1)) }
     }
 
     #[inline(always)]
     unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (dot_quads8(acc.0, a.0, b.0), dot_quads8(acc.1, a.1, b.1)) }
     }
 
     #[inline(always)]
     unsafe fn words_to_f32(words: Self::W) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_cvtepi32_ps(words.0), _mm256_cvtepi32_ps(words.1)) }
     }
 
     #[inline(always)]
     unsafe fn to_words(v: Self::V) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_castps_si256(v.0), _mm256_castps_si256(v.1)) }
     }
 
     #[inline(always)]
     unsafe fn from_words(words: Self::W) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_castsi256_ps(words.0), _mm256_castsi256_ps(words.1)) }
     }
 
     #[inline(always)]
     unsafe fn store_words(p: *mut u32, words: Self::W) {
+        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
         unsafe {
             write(p, words.0);
             write(p.wrapping_add(8), words.1);
@@ -179,6 +201,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES] {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             let quarter = |first: usize, high: bool| {
                 transpose8(std::array::from_fn(|i| {
@@ -196,6 +219,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W) {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             (
                 (
@@ -212,6 +236,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn zip_quarters(a: Self::V, b: Self::V) -> (Self::V, Self::V) {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             let zip = |a, b| {
                 (
@@ -225,21 +250,25 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn prefetch<T>(p: *const T) {
+        // SAFETY: only a hint, which takes any address; the caller detected the instruction set.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 
     #[inline(always)]
     unsafe fn prefetch_write<T>(p: *const T) {
+        // SAFETY: only a hint, which takes any address; the caller detected the instruction set.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast()) };
     }
 
     #[inline(always)]
     unsafe fn max_lane(v: Self::V) -> f32 {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { max8(_mm256_max_ps(v.0, v.1)) }
     }
 
     #[inline(always)]
     unsafe fn sum(v: Self::V) -> f32 {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { sum8(_mm256_add_ps(v.0, v.1)) }
     }
 }
@@ -247,6 +276,7 @@ impl Lanes for Avx2 {
 /// Lane i with i+4, i+2, i+1.
 #[inline(always)]
 pub(super) unsafe fn sum8(v: __m256) -> f32 {
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
         let v4 = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
@@ -258,6 +288,7 @@ pub(super) unsafe fn sum8(v: __m256) -> f32 {
 /// Largest lane.
 #[inline(always)]
 pub(super) unsafe fn max8(v: __m256) -> f32 {
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
         let v4 = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
@@ -269,6 +300,7 @@ pub(super) unsafe fn max8(v: __m256) -> f32 {
 /// Exchanges rows and lanes of eight by eight words.
 #[inline(always)]
 unsafe fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8] {
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
         let zero = _mm256_setzero_si256();
         let mut quads = [zero; 8];
@@ -293,6 +325,7 @@ unsafe fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8] {
 /// Rounds to the nearest bf16, ties to even; the result stands in the low half of each word.
 #[inline(always)]
 unsafe fn round_bf16(bits: __m256i, v: __m256) -> __m256i {
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
         let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
@@ -304,6 +337,7 @@ unsafe fn round_bf16(bits: __m256i, v: __m256) -> __m256i {
 
 #[inline(always)]
 unsafe fn dot_pairs8(acc: __m256, a: __m256i, b: __m256i) -> __m256 {
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
         let low = |w| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(w));
         let high = |w| _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(HIGH)));
@@ -315,6 +349,7 @@ unsafe fn dot_pairs8(acc: __m256, a: __m256i, b: __m256i) -> __m256 {
 /// Products of bytes in 16 bits, where they never saturate.
 #[inline(always)]
 unsafe fn dot_quads8(acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
         let even = _mm256_madd_epi16(
             _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)),

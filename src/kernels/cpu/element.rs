@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use memmap2::MmapMut;
 
 use super::simd::{LANES, Lanes};
-use crate::model::weights::Dtype;
+use crate::kernels::dtype::Dtype;
 
 /// A number as stored. Kernels widen it to f32 on the way into a register.
 pub trait Element: bytemuck::Pod + Default + Send + Sync {

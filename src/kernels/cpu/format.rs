@@ -16,7 +16,7 @@
 //! f32 scale, then each row's i32 correction, -128 times the sum of its quantised activations.
 //! Inputs are padded with zeros to whole steps (int8: whole groups), outputs to whole panels.
 
-use crate::model::weights::{Dtype, Quantization};
+use crate::kernels::dtype::{Dtype, Quantization};
 
 /// Outputs in a panel.
 pub const PANEL: usize = 16;

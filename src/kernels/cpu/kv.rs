@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::element::Storage;
 use crate::ids::{PageId, RowId};
-use crate::model::weights::Dtype;
+use crate::kernels::dtype::Dtype;
 
 /// Keys and values of all layers, for each layer `[2, n_kv_heads, n_slots, head_dim]`: a head's keys of neighbouring
 /// slots lie side by side, so that reading a sequence is one stream for each head. Slot 0, of the dummy page, stays zero.

@@ -5,11 +5,12 @@ use half::{bf16, f16};
 use super::activations::quantise;
 use super::element::Element;
 use super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL};
-use super::memory::{Arena, Words};
+use super::memory::{WeightArena, WeightWords};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
-use crate::model::weights::{Dtype, TensorView};
+use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::TensorView;
 
 /// Multiply-adds that packing a weight costs about.
 const WEIGHT_COST: usize = 4;
@@ -25,7 +26,7 @@ pub struct Matrix {
     pub inputs: usize,
     /// How it is encoded.
     pub format: Format,
-    words: Words,
+    words: WeightWords,
     panels: Vec<Panel>,
     alternates: bool,
 }
@@ -46,7 +47,7 @@ impl Matrix {
     /// If the widths differ.
     pub fn pack(
         (pool, isa): (&mut ThreadPool, Isa),
-        arena: &mut Arena,
+        arena: &mut WeightArena,
         format: Format,
         parts: &[TensorView<'_>],
     ) -> Self {

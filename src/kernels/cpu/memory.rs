@@ -20,18 +20,18 @@ const ALIGN_BYTES: usize = 64;
 /// Memory that weights are put into side by side, in huge pages where the system has them: a stream over the weights
 /// then walks the page tables once every 2 MiB, and no matrix is so small that it goes without.
 #[derive(Default)]
-pub struct Arena {
+pub struct WeightArena {
     chunk: Option<Arc<MmapRaw>>,
     /// Bytes of the chunk that are taken, those before its first huge page among them.
     used: usize,
 }
 
-impl Arena {
+impl WeightArena {
     /// Takes memory for `len` words, all zero; untouched pages take none.
     ///
     /// # Panics
     /// When the system has no address space left, as any allocation does.
-    pub fn zeroed(&mut self, len: usize) -> Words {
+    pub fn zeroed(&mut self, len: usize) -> WeightWords {
         let bytes = len * size_of::<u32>();
         let has_room = |chunk: &Arc<MmapRaw>| chunk.len() - self.used >= bytes;
         let chunk = match self.chunk.take().filter(has_room) {
@@ -42,7 +42,7 @@ impl Arena {
                 chunk
             }
         };
-        let words = Words {
+        let words = WeightWords {
             chunk: chunk.clone(),
             start: self.used,
             len,
@@ -64,15 +64,15 @@ fn new_chunk(bytes: usize) -> (Arc<MmapRaw>, usize) {
     (Arc::new(map.into()), first)
 }
 
-/// Words of an [`Arena`].
-pub struct Words {
+/// Words of a [`WeightArena`].
+pub struct WeightWords {
     chunk: Arc<MmapRaw>,
     /// In bytes.
     start: usize,
     len: usize,
 }
 
-impl Words {
+impl WeightWords {
     /// The words.
     pub fn as_slice(&self) -> &[u32] {
         // SAFETY: the arena gave this part of the chunk, which is mapped, to nobody else; zeros are words.
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn words_of_an_arena_are_zero_and_stand_side_by_side_from_a_huge_page_on() {
-        let mut arena = Arena::default();
+        let mut arena = WeightArena::default();
         let lens = [5, HUGE_PAGE_BYTES / 4 + 5, 0, CHUNK_BYTES / 4, 7];
         let mut words = lens.map(|len| arena.zeroed(len));
         for (i, (words, len)) in words.iter_mut().zip(lens).enumerate() {

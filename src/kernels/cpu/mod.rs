@@ -24,8 +24,6 @@ pub mod probe;
 pub(crate) mod readout;
 mod rowwise;
 mod simd;
-#[cfg(test)]
-mod simd_tests;
 pub(crate) mod tensor;
 mod threads;
 mod tile;
@@ -41,14 +39,15 @@ pub use self::format::Format;
 use self::kv::{KvPool, PageTable};
 use self::matmul::{Product, Write, matmul};
 use self::matrix::Matrix;
-use self::memory::Arena;
+use self::memory::WeightArena;
 pub use self::simd::{ISA_VARIABLE, Isa};
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::{Backend, HeadShape, Linear, QkvWeights};
 use crate::ids::RowId;
-use crate::model::rope::Rope;
-use crate::model::weights::{Dtype, Quantization, TensorView};
+use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::rope::Rope;
+use crate::kernels::tensor_view::TensorView;
 
 /// The query tokens of one row in a step; they stand side by side, in ascending position.
 #[derive(Clone, Copy, Debug)]
@@ -201,7 +200,7 @@ pub struct CpuBackend {
     isa: Isa,
     format: Format,
     /// Where matrices are put.
-    weights: Arena,
+    weights: WeightArena,
     scratch: Scratch,
     kv: KvPool,
     table: PageTable,
@@ -231,7 +230,7 @@ impl CpuBackend {
             own_core,
             isa: sizes.isa,
             format: Format::new(sizes.dtype, sizes.quantization),
-            weights: Arena::default(),
+            weights: WeightArena::default(),
             scratch: Scratch::default(),
             kv: KvPool::new(sizes.dtype, sizes.n_layers, n_slots, sizes.kv_width),
             table: PageTable::new(sizes.n_rows, sizes.page_size),

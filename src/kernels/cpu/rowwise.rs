@@ -6,7 +6,7 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 use crate::kernels::HeadShape;
-use crate::model::rope::Rope;
+use crate::kernels::rope::Rope;
 
 /// Rows in an item: a barrier costs about as much as a few rows.
 const ITEM_ROWS: usize = 4;
@@ -168,7 +168,7 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
         unsafe {
             for head in 0..kv.len() / head_dim {
                 let out = self.kv.at((head * n_slots + slot) * head_dim);
-                S::prefetch_all(out, head_dim, true);
+                S::prefetch_all_to_write(out, head_dim);
             }
         }
         let heads = queries.chunks_exact_mut(head_dim);
@@ -180,7 +180,8 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
             if i * head_dim < width {
                 turn_head::<S>(head, norms.map(|n| (n.1, n.2)), self.turn);
             }
-            // SAFETY: each slot is written by one item.
+            // SAFETY: each slot is written by one item, as no two tokens of a step have the same: a page that a row
+            // writes to is that row's alone, see `state::page_pool`.
             let out = unsafe { self.kv.part((i * n_slots + slot) * head_dim, head_dim) };
             narrow_into::<E, S>(head, out);
         }

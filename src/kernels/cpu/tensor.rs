@@ -124,8 +124,9 @@ impl<'a, T> Shared<'a, T> {
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     pub unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
+        let end = start.checked_add(len);
         assert!(
-            start + len <= self.len,
+            end.is_some_and(|end| end <= self.len),
             "part {start}+{len} of a slice of {}",
             self.len
         );

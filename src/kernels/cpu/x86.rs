@@ -45,7 +45,6 @@ pub struct Avx512<const DOT: bool>;
 /// The high halves of words.
 const HIGH: i32 = 0xffff_0000u32 as i32;
 
-// SAFETY of the impl: as for AVX2.
 impl<const DOT: bool> Lanes for Avx512<DOT> {
     type V = __m512;
     type W = __m512i;
@@ -54,16 +53,19 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_set1_ps(x) }
     }
 
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::V {
+        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
         unsafe { _mm512_maskz_loadu_ps(ALL, p) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
+        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
         unsafe {
             let raw = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(ALL, p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(raw))
@@ -72,51 +74,61 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::V {
+        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(ALL, p.cast())) }
     }
 
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: Self::V) {
+        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
         unsafe { _mm512_mask_storeu_ps(p, ALL, v) };
     }
 
     #[inline(always)]
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_add_ps(a, b) }
     }
 
     #[inline(always)]
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_sub_ps(a, b) }
     }
 
     #[inline(always)]
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_mul_ps(a, b) }
     }
 
     #[inline(always)]
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_div_ps(a, b) }
     }
 
     #[inline(always)]
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_max_ps(a, b) }
     }
 
     #[inline(always)]
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_min_ps(a, b) }
     }
 
     #[inline(always)]
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
     unsafe fn scale_by_pow2(v: Self::V, n: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(n));
             _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), exponent))
@@ -125,6 +137,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
+        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
         unsafe {
             let bits = _mm512_castps_si512(v);
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
@@ -138,6 +151,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn store_bf16_normal(p: *mut bf16, v: Self::V) {
+        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
         unsafe {
             if !DOT {
                 return Self::store_bf16(p, v);
@@ -149,6 +163,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::W {
+        // SAFETY: `narrow` holds 32 bf16, which are sixteen words; the caller detected the instruction set.
         unsafe {
             if DOT {
                 return word_bits(_mm512_cvtne2ps_pbh(high, low));
@@ -162,6 +177,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn low_bytes(values: [Self::V; 4]) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             let mut bytes = [_mm_setzero_si128(); 4];
             for (bytes, v) in bytes.iter_mut().zip(values) {
@@ -176,22 +192,26 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn splat_word(word: u32) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_set1_epi32(word as i32) }
     }
 
     // Not a plain dereference: in debug builds that carries a check which keeps tiles out of registers.
     #[inline(always)]
     unsafe fn splat_at(p: *const f32) -> Self::V {
+        // SAFETY: the caller promises one value at `p`, and the instruction set.
         unsafe { _mm512_broadcastss_ps(_mm_load_ss(p)) }
     }
 
     #[inline(always)]
     unsafe fn load_words(p: *const u32) -> Self::W {
+        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
         unsafe { _mm512_maskz_loadu_epi32(ALL, p.cast()) }
     }
 
     #[inline(always)]
     unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             if DOT {
                 return _mm512_dpbf16_ps(acc, bf16_lanes(a), bf16_lanes(b));
@@ -205,6 +225,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             if DOT {
                 return _mm512_dpbusd_epi32(acc, b, a);
@@ -220,26 +241,31 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn words_to_f32(words: Self::W) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_cvtepi32_ps(words) }
     }
 
     #[inline(always)]
     unsafe fn to_words(v: Self::V) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_castps_si512(v) }
     }
 
     #[inline(always)]
     unsafe fn from_words(words: Self::W) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_castsi512_ps(words) }
     }
 
     #[inline(always)]
     unsafe fn store_words(p: *mut u32, words: Self::W) {
+        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
         unsafe { _mm512_mask_storeu_epi32(p.cast(), ALL, words) };
     }
 
     #[inline(always)]
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES] {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             let mut quads = rows;
             for four in quads.chunks_exact_mut(4) {
@@ -260,6 +286,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn transpose_eight(rows: [Self::W; EIGHT]) -> [Self::W; EIGHT] {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             let mut quads = rows;
             for four in quads.chunks_exact_mut(4) {
@@ -280,6 +307,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W) {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             (
                 _mm512_unpacklo_epi16(low, high),
@@ -290,6 +318,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn zip_quarters(a: Self::V, b: Self::V) -> (Self::V, Self::V) {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             let first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
             let second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
@@ -303,16 +332,19 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn prefetch<T>(p: *const T) {
+        // SAFETY: only a hint, which takes any address; the caller detected the instruction set.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 
     #[inline(always)]
     unsafe fn prefetch_write<T>(p: *const T) {
+        // SAFETY: only a hint, which takes any address; the caller detected the instruction set.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast()) };
     }
 
     #[inline(always)]
     unsafe fn max_lane(v: Self::V) -> f32 {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             max8(_mm256_max_ps(
                 _mm512_castps512_ps256(v),
@@ -323,6 +355,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
 
     #[inline(always)]
     unsafe fn sum(v: Self::V) -> f32 {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             sum8(_mm256_add_ps(
                 _mm512_castps512_ps256(v),

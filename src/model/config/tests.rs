@@ -317,7 +317,7 @@ fn hostile_values_are_refused_or_stay_within_bounds() {
                 let config = with(base(architecture.name()), json!({ key: value }));
                 let Ok(config) = parse(&config) else { continue };
                 assert!(config.parameters() > 0 && config.context_tokens() <= MAX_POSITIONS);
-                let rope = crate::model::rope::Rope::new(&config.rope, config.head_dim);
+                let rope = config.rope.frequencies(config.head_dim);
                 assert!(
                     rope.inv_freq.iter().all(|radians| radians.is_finite()),
                     "{config:?}"

@@ -103,7 +103,7 @@ fn frequencies_are_those_of_transformers() {
         ),
     ];
     for (keys, inv_freq, attention_scale) in table {
-        let rope = Rope::new(&parse(keys).expect("supported"), 16);
+        let rope = parse(keys).expect("supported").frequencies(16);
         assert!(
             (rope.attention_scale - attention_scale).abs() < 1e-6,
             "{keys}: {rope:?}"

@@ -57,7 +57,7 @@ impl<'a> Kept<'a> {
         weigh(logits, max, params.temperature, &mut scratch.weights);
         let by_rank = ByRank::of(params, logits.len());
         // top_p looks at the whole vocabulary, whatever min_p drops.
-        let total = match params.top_p < 1.0 {
+        let total = match params.has_nucleus() {
             true => total_of(&scratch.weights),
             false => f64::INFINITY,
         };
@@ -160,9 +160,12 @@ struct ByRank {
 
 impl ByRank {
     fn of(params: &SamplingParams, vocab_size: usize) -> Option<Self> {
-        let top_k = usize::try_from(params.top_k).unwrap_or(usize::MAX);
-        let has_nucleus = params.top_p < 1.0;
-        (top_k < vocab_size || has_nucleus).then_some(Self { top_k, has_nucleus })
+        params.filters_by_rank(vocab_size).then(|| Self {
+            top_k: params
+                .rank_limit()
+                .map_or(usize::MAX, |limit| limit as usize),
+            has_nucleus: params.has_nucleus(),
+        })
     }
 
     /// Keeps the `top_k` highest tokens, and of them each before which there is at most `mass`.

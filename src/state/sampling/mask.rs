@@ -37,6 +37,12 @@ impl TokenMask {
             .sum()
     }
 
+    /// Returns whether a token beside these is allowed; each of them is named once.
+    pub fn allows_beside(&self, tokens: &[u32]) -> bool {
+        let among = tokens.iter().filter(|&&token| self.allows(token));
+        self.allowed_tokens() > among.count()
+    }
+
     /// Sets the logits of all other tokens to minus infinity.
     pub(super) fn apply(&self, logits: &mut [f32]) {
         for (token, logit) in logits.iter_mut().enumerate() {

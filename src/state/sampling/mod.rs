@@ -8,6 +8,7 @@ mod mask;
 mod params;
 mod peak;
 mod row;
+mod rules;
 mod wire;
 
 pub use draw::seed_of_sample;

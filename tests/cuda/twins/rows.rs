@@ -3,8 +3,8 @@
 use souffleur::kernels::cuda::driver::DevicePtr;
 use souffleur::kernels::cuda::launch::{Embed, FillRandom, RmsNorm, RopeStore, SiluMul};
 use souffleur::kernels::cuda::params::{ElementType, RopeStoreParams};
-use souffleur::model::random::RandomTensor;
-use souffleur::model::weights::Dtype;
+use souffleur::kernels::dtype::Dtype;
+use souffleur::kernels::random::RandomTensor;
 
 use super::{ELEMENTS, Gpu, assert_close, relative};
 

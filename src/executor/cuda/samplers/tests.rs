@@ -89,9 +89,9 @@ impl Gpu {
 
     fn start(&mut self, starts: &[RowStart]) {
         self.samplers.reserve_counts(starts, &self.compute).unwrap();
-        let mut words = Words::default();
-        let lists = self.samplers.lay_out(starts, &mut words).unwrap();
-        let uploaded = self.uploads.upload(words.words(), &self.compute).unwrap();
+        let mut buffer = ListBuffer::default();
+        let lists = self.samplers.lay_out(starts, &mut buffer).unwrap();
+        let uploaded = self.uploads.upload(buffer.words(), &self.compute).unwrap();
         let (uploads, compute) = (&self.uploads, &self.compute);
         let copy = |words, to: &DeviceBuffer<u32>, at| {
             uploads.copy_words(&uploaded, words, (to, at), compute)

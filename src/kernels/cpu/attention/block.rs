@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::simd::{LANES, Lanes};
-use super::format::Format;
+use super::kv_element::KvElement;
 use super::product::Product;
 use super::space::Sizes;
 use super::state::Fold;
@@ -32,7 +32,7 @@ fn seen_end(seen: &[Seen]) -> usize {
     ends.max().unwrap_or(0) as usize
 }
 
-impl<F: Format> Work<'_, F> {
+impl<F: KvElement> Work<'_, F> {
     /// Notes what each query sees of the block that begins at `start`.
     #[inline(always)]
     pub fn look(&mut self, sizes: Sizes, start: usize) {
@@ -57,8 +57,8 @@ impl<F: Format> Work<'_, F> {
     ) {
         let words = sizes.width / F::PER_WORD;
         let masks_values = !self.is_plain(sizes, place, loaded);
-        let keys = self.space.packed.keys(sizes, place).as_ptr();
-        let values = self.space.packed.values::<F>(sizes, place).as_ptr();
+        let keys = self.space.blocks.keys(sizes, place).as_ptr();
+        let values = self.space.blocks.values::<F>(sizes, place).as_ptr();
         for first in (0..sizes.rows).step_by(CHUNK_ROWS) {
             let n_rows = CHUNK_ROWS.min(sizes.rows - first);
             let row = head * sizes.rows + first;
@@ -81,7 +81,7 @@ impl<F: Format> Work<'_, F> {
                 unsafe {
                     scores
                         .starting_at(rows.start)
-                        .run::<F, S, false>(rows.len(), vectors)
+                        .replace::<F, S>(rows.len(), vectors)
                 };
             }
             self.fold::<S>(sizes, head, first..first + n_rows);
@@ -106,7 +106,7 @@ impl<F: Format> Work<'_, F> {
                 if depth > 0 {
                     let sums = Product { depth, ..sums }.starting_at(rows.start);
                     // SAFETY: as above.
-                    unsafe { sums.run::<F, S, true>(rows.len(), sizes.width / LANES) };
+                    unsafe { sums.add::<F, S>(rows.len(), sizes.width / LANES) };
                 }
             }
         }
@@ -122,7 +122,7 @@ impl<F: Format> Work<'_, F> {
         let covered = self.space.seen[..sizes.rows].iter().map(covered);
         let common_words = covered.min().unwrap_or(0) / F::PER_WORD;
         let n_words = (loaded.end as usize).div_ceil(F::PER_WORD);
-        let values = self.space.packed.values::<F>(sizes, place);
+        let values = self.space.blocks.values::<F>(sizes, place);
         let partly_seen = &values[common_words * sizes.width..n_words * sizes.width];
         let is_finite = |all, word: &u32| all & F::is_finite(*word);
         partly_seen.iter().fold(true, is_finite)
@@ -156,7 +156,7 @@ impl<F: Format> Work<'_, F> {
         sums: Product,
     ) {
         let space = &mut *self.space;
-        let values = space.packed.values::<F>(sizes, place);
+        let values = space.blocks.values::<F>(sizes, place);
         space.masked.make_room(values.len());
         for (row, seen) in space.seen[rows].iter().enumerate() {
             if seen.is_empty() {
@@ -180,7 +180,7 @@ impl<F: Format> Work<'_, F> {
                 ..sums.starting_at(row)
             };
             // SAFETY: one row of what the caller passed; the instruction set was detected by `dispatch`.
-            unsafe { sums.run::<F, S, true>(1, sizes.width / LANES) };
+            unsafe { sums.add::<F, S>(1, sizes.width / LANES) };
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use super::super::simd::{LANES, Lanes};
 use super::BLOCK;
-use super::format::Format;
+use super::kv_element::KvElement;
 
 /// Most queries: their sums, sixteen words of keys and what is between them fill the registers.
 pub const MAX_DIRECT_ROWS: usize = 4;
@@ -62,7 +62,7 @@ impl<F> Fetch<'_, F> {
     }
 }
 
-impl<F: Format> Direct<'_, F> {
+impl<F: KvElement> Direct<'_, F> {
     /// Scores the queries against the keys.
     ///
     /// # Safety

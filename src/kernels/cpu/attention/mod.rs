@@ -9,10 +9,10 @@
 //! are read and packed once for all of them, and each row goes on alone from where they part.
 
 mod block;
+mod block_cache;
 mod direct;
-mod format;
+mod kv_element;
 mod pack;
-mod packed;
 mod plan;
 mod prefix;
 mod product;
@@ -25,8 +25,8 @@ mod tile;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use self::format::Format;
-use self::plan::{Plan, Target, Tile};
+use self::kv_element::KvElement;
+use self::plan::{AttentionPlan, Target, Tile};
 use self::prefix::Prefixes;
 use self::space::Workspace;
 use self::state::{finish, merge, record_len};
@@ -73,7 +73,7 @@ impl Seen {
 pub struct Attention {
     shares_prefixes: bool,
     /// The plans of the step `serial`, one for each window among the layers.
-    plans: Vec<(HeadShape, Plan)>,
+    plans: Vec<(HeadShape, AttentionPlan)>,
     n_plans: usize,
     serial: u64,
     prefixes: Prefixes,
@@ -165,7 +165,7 @@ impl Attention {
             return known;
         }
         if self.n_plans == self.plans.len() {
-            self.plans.push((*heads, Plan::default()));
+            self.plans.push((*heads, AttentionPlan::default()));
         }
         let (shape, plan) = &mut self.plans[self.n_plans];
         *shape = *heads;
@@ -181,7 +181,7 @@ const fn width(head_dim: usize) -> usize {
     head_dim.next_multiple_of(2 * LANES)
 }
 
-fn fit<F: Format>(
+fn fit<F: KvElement>(
     _: &[F],
     space: &mut Workspace,
     heads: &HeadShape,
@@ -189,7 +189,7 @@ fn fit<F: Format>(
     n_records: usize,
 ) {
     space.fit::<F>(heads, n_tokens, n_records);
-    space.packed.forget();
+    space.blocks.forget();
 }
 
 /// Merges the spans of a tile that different items have computed, for the heads of one group.
@@ -200,7 +200,7 @@ struct Merge<'a, F> {
     record: usize,
 }
 
-impl<F: Format> Kernel for Merge<'_, F> {
+impl<F: KvElement> Kernel for Merge<'_, F> {
     type Output = ();
 
     #[inline(always)]

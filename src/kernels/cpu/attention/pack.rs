@@ -1,7 +1,7 @@
 //! Keys and values on their way from the pool into packed blocks.
 
 use super::super::simd::{LANES, Lanes};
-use super::format::{Format, across_part, words_part};
+use super::kv_element::{KvElement, across_part, words_part};
 use super::{BLOCK, width};
 
 /// Cache lines of keys and values to ask for before they are needed, some at a time: many at once would only stand in
@@ -43,7 +43,7 @@ impl<F> Ahead<'_, F> {
 /// # Safety
 /// The slots hold `head_dim` elements at `at`, `to` has room for them; the instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn pack_keys<F: Format, S: Lanes>(
+pub unsafe fn pack_keys<F: KvElement, S: Lanes>(
     slots: &[*const F; LANES],
     at: usize,
     head_dim: usize,
@@ -75,12 +75,12 @@ pub unsafe fn pack_keys<F: Format, S: Lanes>(
     }
 }
 
-/// Packs sixteen rows of values, `PER_WORD` of them in a word, as [`Format::across`] reads them.
+/// Packs sixteen rows of values, `PER_WORD` of them in a word, as [`KvElement::across`] reads them.
 ///
 /// # Safety
 /// As for keys.
 #[inline(always)]
-pub unsafe fn pack_values<F: Format, S: Lanes>(
+pub unsafe fn pack_values<F: KvElement, S: Lanes>(
     slots: &[*const F; LANES],
     at: usize,
     head_dim: usize,

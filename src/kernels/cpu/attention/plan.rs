@@ -90,7 +90,7 @@ pub struct Round {
 
 /// The tiles and items of a step, for layers with one head shape and window.
 #[derive(Default)]
-pub struct Plan {
+pub struct AttentionPlan {
     tokens: Vec<QueryToken>,
     pub tiles: Vec<Tile>,
     /// In the order of rounds; in a round the longest first, so that what is left at the end is short.
@@ -107,7 +107,7 @@ pub struct Plan {
     pub largest_item: (usize, usize),
 }
 
-impl Plan {
+impl AttentionPlan {
     /// Makes the plan of a step.
     pub fn make(
         &mut self,

@@ -1,7 +1,7 @@
 //! Small products of packed operands: scores from queries and keys, sums from weights and values.
 
 use super::super::simd::{LANES, Lanes};
-use super::format::Format;
+use super::kv_element::KvElement;
 
 /// Operands of `c = a b`, or `c = decay c + a b`, for all rows of `a`.
 ///
@@ -38,7 +38,23 @@ impl Product {
     /// # Safety
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
     #[inline(always)]
-    pub unsafe fn run<F: Format, S: Lanes, const ADD: bool>(&self, rows: usize, vectors: usize) {
+    pub unsafe fn replace<F: KvElement, S: Lanes>(&self, rows: usize, vectors: usize) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.run::<F, S, false>(rows, vectors) };
+    }
+
+    /// As [`Self::replace`], added to what `c` holds times `decay`.
+    ///
+    /// # Safety
+    /// As of [`Self::replace`], and `decay` is valid for the rows.
+    #[inline(always)]
+    pub unsafe fn add<F: KvElement, S: Lanes>(&self, rows: usize, vectors: usize) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.run::<F, S, true>(rows, vectors) };
+    }
+
+    #[inline(always)]
+    unsafe fn run<F: KvElement, S: Lanes, const ADD: bool>(&self, rows: usize, vectors: usize) {
         let mut row = 0;
         while row < rows {
             // SAFETY: rows below `rows`.
@@ -54,7 +70,7 @@ impl Product {
     }
 
     #[inline(always)]
-    unsafe fn columns<F: Format, S: Lanes, const ADD: bool, const M: usize>(
+    unsafe fn columns<F: KvElement, S: Lanes, const ADD: bool, const M: usize>(
         &self,
         row: usize,
         vectors: usize,
@@ -74,7 +90,7 @@ impl Product {
     }
 
     #[inline(always)]
-    unsafe fn tile<F: Format, S: Lanes, const ADD: bool, const M: usize, const N: usize>(
+    unsafe fn tile<F: KvElement, S: Lanes, const ADD: bool, const M: usize, const N: usize>(
         &self,
         row: usize,
         vector: usize,

@@ -2,14 +2,14 @@
 
 use super::super::element::load_up_to;
 use super::super::simd::{LANES, Lanes};
-use super::format::Format;
+use super::kv_element::KvElement;
 use super::plan::{QueryToken, Target};
 use super::space::Sizes;
 use super::state::{finish, merge};
 use super::tile::{Step, Work};
 use crate::kernels::HeadShape;
 
-impl<F: Format> Work<'_, F> {
+impl<F: KvElement> Work<'_, F> {
     /// Number of records of the item.
     pub fn n_records(&self, sizes: Sizes) -> usize {
         self.item.heads.len() * sizes.rows

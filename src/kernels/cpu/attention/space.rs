@@ -2,8 +2,8 @@
 
 use super::super::memory::Lines;
 use super::block::CHUNK_ROWS;
-use super::format::Format;
-use super::packed::Packed;
+use super::block_cache::BlockCache;
+use super::kv_element::KvElement;
 use super::state::record_len;
 use super::{BLOCK, Seen, width};
 use crate::kernels::HeadShape;
@@ -14,7 +14,7 @@ pub struct Workspace {
     /// Queries as words, `[heads, rows, q_words]`.
     pub queries: Lines<u32>,
     /// Keys and values of blocks.
-    pub packed: Packed,
+    pub blocks: BlockCache,
     /// Values of a block without what one query does not see.
     pub masked: Lines<u32>,
     /// What each query sees of the block, `[rows]`.
@@ -32,11 +32,11 @@ pub struct Workspace {
 
 impl Workspace {
     /// Makes room for items with up to so many query tokens and records.
-    pub fn fit<F: Format>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
+    pub fn fit<F: KvElement>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
         let sizes = Sizes::of::<F>(heads, n_tokens);
         self.queries
             .make_room(n_records * sizes.width / F::PER_WORD);
-        self.packed.fit::<F>(sizes);
+        self.blocks.fit::<F>(sizes);
         if self.seen.len() < sizes.rows {
             self.seen.resize(sizes.rows, Seen::default());
         }
@@ -64,7 +64,7 @@ pub struct Sizes {
 
 impl Sizes {
     /// Sizes of an item of so many query tokens.
-    pub fn of<F: Format>(heads: &HeadShape, n_tokens: usize) -> Self {
+    pub fn of<F: KvElement>(heads: &HeadShape, n_tokens: usize) -> Self {
         let group = heads.n_heads / heads.n_kv_heads;
         let width = width(heads.head_dim);
         Self {

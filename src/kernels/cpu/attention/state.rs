@@ -1,10 +1,10 @@
 //! The running softmax of a query: weighted values, sum and maximum.
 //!
-//! A record is `[values: width, in the order of Format::across][sum: 16 lanes][maximum: 16, the first counts]`; the sum of weights is kept in lanes and
+//! A record is `[values: width, in the order of KvElement::across][sum: 16 lanes][maximum: 16, the first counts]`; the sum of weights is kept in lanes and
 //! decays like one more vector of values. Scores and maxima are logarithms to base 2.
 
 use super::super::simd::{LANES, Lanes};
-use super::format::Format;
+use super::kv_element::KvElement;
 use super::{BLOCK, Seen};
 
 /// f32 of a record of heads padded to `width`.
@@ -59,7 +59,7 @@ impl Fold {
     /// # Safety
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
     #[inline(always)]
-    pub unsafe fn run<F: Format, S: Lanes>(&self, seen: &[Seen]) {
+    pub unsafe fn run<F: KvElement, S: Lanes>(&self, seen: &[Seen]) {
         for (i, seen) in seen.chunks(LANES).enumerate() {
             // SAFETY: the caller's promise.
             unsafe { self.sixteen::<F, S>(i * LANES, seen) };
@@ -68,7 +68,7 @@ impl Fold {
 
     /// Folds up to sixteen rows: a row by itself would wait for its maximum, and again for its decay.
     #[inline(always)]
-    unsafe fn sixteen<F: Format, S: Lanes>(&self, first: usize, seen: &[Seen]) {
+    unsafe fn sixteen<F: KvElement, S: Lanes>(&self, first: usize, seen: &[Seen]) {
         let max_at = self.record - LANES;
         let record = |row: usize| self.records.wrapping_add((first + row) * self.record);
         let (mut old, mut new) = ([f32::MIN; LANES], [0f32; LANES]);
@@ -226,7 +226,7 @@ pub unsafe fn merge<S: Lanes>(total: &mut [f32], span: &[f32]) {
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn finish<F: Format, S: Lanes>(record: &[f32], out: &mut [f32]) {
+pub unsafe fn finish<F: KvElement, S: Lanes>(record: &[f32], out: &mut [f32]) {
     const PAIR: usize = 2 * LANES;
     let width = record.len() - 2 * LANES;
     // SAFETY: the record holds whole pairs of vectors and, behind them, sixteen lanes of sums; `mean` holds a pair.

@@ -6,7 +6,7 @@ use super::*;
 use crate::ids::{PageId, RowId};
 use crate::kernels::cpu::element::Element;
 use crate::kernels::cpu::tensor::Scratch;
-use crate::model::weights::Dtype;
+use crate::kernels::dtype::Dtype;
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
 

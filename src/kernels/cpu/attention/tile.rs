@@ -6,9 +6,9 @@ use super::super::kv::PageTable;
 use super::super::simd::{Kernel, LANES, Lanes};
 use super::super::tensor::{Shared, Tensor};
 use super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
-use super::format::Format;
+use super::kv_element::KvElement;
 use super::pack::{Ahead, pack_keys, pack_values};
-use super::plan::{Item, Plan, QueryToken, Tile};
+use super::plan::{AttentionPlan, Item, QueryToken, Tile};
 use super::space::{Sizes, Workspace};
 use super::state::clear;
 use super::{BLOCK, SPAN, Seen};
@@ -22,7 +22,7 @@ pub struct Step<'a, F> {
     /// `[2, n_kv_heads, n_slots, head_dim]`.
     pub kv: &'a [F],
     pub table: &'a PageTable,
-    pub plan: &'a Plan,
+    pub plan: &'a AttentionPlan,
     /// Records that rounds hand on, and those of spans that are merged at the end.
     pub states: Shared<'a, f32>,
     pub out: Shared<'a, f32>,
@@ -45,7 +45,7 @@ fn is_stream<F>(slots: &Slots<F>, head_dim: usize) -> bool {
     slots[BLOCK - 1] == slots[0].wrapping_add((BLOCK - 1) * head_dim)
 }
 
-impl<F: Format> Kernel for Work<'_, F> {
+impl<F: KvElement> Kernel for Work<'_, F> {
     /// Bytes of K/V that were read.
     type Output = usize;
 
@@ -101,7 +101,7 @@ impl<F: Format> Kernel for Work<'_, F> {
     }
 }
 
-impl<F: Format> Work<'_, F> {
+impl<F: KvElement> Work<'_, F> {
     /// The tile that the item is a part of.
     pub fn tile(&self) -> &Tile {
         &self.step.plan.tiles[self.item.tile as usize]
@@ -171,7 +171,7 @@ impl<F: Format> Work<'_, F> {
         if sizes.rows >= MIN_KEEPING_ROWS {
             let head = self.item.heads.start as usize + head;
             let is_packed;
-            (place, is_packed) = self.space.packed.keep((block, head), slots, loaded);
+            (place, is_packed) = self.space.blocks.keep((block, head), slots, loaded);
             if is_packed {
                 return place;
             }
@@ -179,8 +179,8 @@ impl<F: Format> Work<'_, F> {
         let mut ahead = self.ahead(next, head);
         let head_dim = self.step.heads.head_dim;
         let (key, value) = self.planes(head);
-        let keys = self.space.packed.keys(sizes, place).as_mut_ptr();
-        let values = self.space.packed.values::<F>(sizes, place).as_mut_ptr();
+        let keys = self.space.blocks.keys(sizes, place).as_mut_ptr();
+        let values = self.space.blocks.values::<F>(sizes, place).as_mut_ptr();
         for group in (0..loaded.end as usize).step_by(LANES) {
             let sixteen: &[*const F; LANES] = slots[group..group + LANES]
                 .try_into()

@@ -2,11 +2,12 @@ use half::{bf16, f16};
 
 use super::super::activations::{Activations, quantise};
 use super::super::format::{INT8_GROUP, INT8_STEPS};
-use super::super::memory::Arena;
+use super::super::memory::WeightArena;
 use super::super::simd::LANES;
 use super::super::tensor::Scratch;
 use super::*;
-use crate::model::weights::{Dtype, TensorView};
+use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::TensorView;
 
 const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Int8];
 
@@ -28,7 +29,12 @@ fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Matrix {
             bytes: bytemuck::cast_slice(values),
         });
     let views: Vec<_> = views.collect();
-    Matrix::pack((&mut pool, isa), &mut Arena::default(), format, &views)
+    Matrix::pack(
+        (&mut pool, isa),
+        &mut WeightArena::default(),
+        format,
+        &views,
+    )
 }
 
 fn product(isa: Isa, threads: usize, x: &[f32], weight: &Matrix, write: Write) -> Vec<f32> {
@@ -244,7 +250,12 @@ fn ones(isa: Isa, format: Format, inputs: usize) -> Matrix {
         bytes: bytemuck::cast_slice(&ones),
     };
     let mut pool = ThreadPool::new(1).expect("threads start");
-    Matrix::pack((&mut pool, isa), &mut Arena::default(), format, &[view])
+    Matrix::pack(
+        (&mut pool, isa),
+        &mut WeightArena::default(),
+        format,
+        &[view],
+    )
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{Arena, CudaSizes, Device, DeviceBuffer, DevicePtr, DriverError};
 use crate::kernels::cuda::params::Element;
 use crate::kernels::cuda::sampling::SamplingShape;
-use crate::model::config::ModelConfig;
+use crate::kernels::shape::DecoderShape;
 
 /// Pools begin at multiples of this.
 const ALIGNMENT: usize = 256;
@@ -14,28 +14,28 @@ const GAPS_DIVISOR: usize = 4;
 const SMALL_PARTS_BYTES: usize = 64 << 10;
 
 /// Bytes of activations: what the largest step has in use at once.
-pub fn activation_bytes(config: &ModelConfig, sizes: &CudaSizes, multiprocessors: u32) -> usize {
+pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocessors: u32) -> usize {
     let element = sizes.element.bytes();
     let matrix = |rows: usize, width: usize, bytes| Arena::rounded(rows * width * bytes);
     let tokens = sizes.step_tokens.max(sizes.n_rows);
-    let (hidden, q) = (config.hidden_size, config.q_width());
-    let qkv = q + 2 * config.kv_width();
-    let all_along = matrix(tokens, hidden, 4) + matrix(tokens, config.head_dim, 4);
+    let attention = &decoder.attention;
+    let (hidden, q) = (decoder.hidden, attention.q_width());
+    let qkv = q + 2 * attention.kv_width();
+    let all_along = matrix(tokens, hidden, 4) + matrix(tokens, attention.head_dim, 4);
     let normed = matrix(tokens, hidden, element);
     let heads = matrix(tokens, q, element);
     let projecting = normed + matrix(tokens, qkv, element) + heads;
     // Partial results: a record of an f32 head and two numbers for each part of each row and head.
     let parts = sizes.n_rows + DECODE_BLOCKS * multiprocessors as usize;
-    let partials = matrix(parts * config.num_attention_heads, config.head_dim + 2, 4);
+    let partials = matrix(parts * attention.n_heads, attention.head_dim + 2, 4);
     let attending = normed + 2 * heads + partials;
     // The tokens that are read may be nearly all.
     let picking = heads + matrix(sizes.n_rows, hidden, 4) + matrix(sizes.n_rows, q, element);
-    let gating = normed + matrix(tokens, 3 * config.intermediate_size, element);
+    let gating = normed + matrix(tokens, 3 * decoder.intermediate, element);
     let rows = sizes.logit_rows;
-    let shape = SamplingShape::new(rows, config.vocab_size, multiprocessors);
-    let reading = matrix(rows, hidden, element)
-        + matrix(rows, config.vocab_size, 4)
-        + shape.workspace_bytes();
+    let shape = SamplingShape::new(rows, decoder.vocab, multiprocessors);
+    let reading =
+        matrix(rows, hidden, element) + matrix(rows, decoder.vocab, 4) + shape.workspace_bytes();
     let most = projecting
         .max(attending)
         .max(picking)

@@ -6,10 +6,10 @@ use super::{CudaBackend, CudaBatch, Tensor, TokenList};
 use crate::kernels::cuda::driver::DevicePtr;
 use crate::kernels::cuda::params::{AttendParams, Element, GemmParams, GemmWrite, RopeStoreParams};
 use crate::kernels::cuda::weights::Weights;
+use crate::kernels::random::RandomTensor;
+use crate::kernels::rope::Rope;
+use crate::kernels::tensor_view::TensorView;
 use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
-use crate::model::random::RandomTensor;
-use crate::model::rope::Rope;
-use crate::model::weights::TensorView;
 
 /// A weight matrix.
 pub struct Matrix {

@@ -109,12 +109,21 @@ impl DriverError {
 
     /// What a step ends with: [`StepError::Rejected`] when the driver refused a call and nothing of the step was
     /// launched before it.
-    pub fn into_step_error(self, launched: bool) -> StepError {
-        match self.is_refusal() && !launched {
+    pub fn into_step_error(self, launched: Launched) -> StepError {
+        match self.is_refusal() && launched == Launched::Nothing {
             true => StepError::Rejected(self.to_string()),
             false => StepError::Lost(self.to_string()),
         }
     }
+}
+
+/// How much of a step was given to the device before a call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launched {
+    /// Nothing: the step can be refused.
+    Nothing,
+    /// Some of it, at least.
+    Something,
 }
 
 /// Why no GPU can be used: what was found, and what to do.

@@ -29,29 +29,29 @@ pub(super) fn measure(lab: &mut Lab, report: &mut dyn FnMut(Timing)) -> Result<(
     for page_size in PAGES {
         for context in lab.sized(&CONTEXTS[..], &[40, 300]) {
             for batch in lab.sized(&BATCHES[..], &[1, 3]) {
-                let load = Load {
+                let contexts = Contexts {
                     rows: *batch,
                     tokens: *context,
                     page_size,
                 };
-                report(decode(lab, &attention, shape, load)?);
+                report(decode(lab, &attention, shape, contexts)?);
             }
         }
     }
     for tokens in lab.sized(&PROMPTS[..], &[70]) {
-        let load = Load {
+        let contexts = Contexts {
             rows: 1,
             tokens: *tokens,
             page_size: 16,
         };
-        report(prefill(lab, &attention, shape, load)?);
+        report(prefill(lab, &attention, shape, contexts)?);
     }
     Ok(())
 }
 
 /// Rows of as many tokens each.
 #[derive(Clone, Copy)]
-struct Load {
+struct Contexts {
     rows: u32,
     tokens: u32,
     page_size: u32,
@@ -67,13 +67,13 @@ struct Pool {
 
 impl Pool {
     /// Pages lie in an order that no prefetch guesses.
-    fn new(lab: &Lab, shape: AttendShape, load: Load) -> Result<Self, DriverError> {
-        let stride = load.tokens.div_ceil(load.page_size);
-        let n_pages = load.rows * stride;
+    fn new(lab: &Lab, shape: AttendShape, contexts: Contexts) -> Result<Self, DriverError> {
+        let stride = contexts.tokens.div_ceil(contexts.page_size);
+        let n_pages = contexts.rows * stride;
         let mut pages: Vec<u32> = (1..=n_pages).collect();
         let mut random = fastrand::Rng::with_seed(u64::from(n_pages));
         random.shuffle(&mut pages);
-        let slots = (n_pages as usize + 1) * load.page_size as usize;
+        let slots = (n_pages as usize + 1) * contexts.page_size as usize;
         let len = slots * (shape.n_kv_heads * shape.head_dim) as usize;
         Ok(Self {
             keys: lab.elements(ELEMENT, len)?,
@@ -86,7 +86,7 @@ impl Pool {
     fn params(
         &self,
         shape: AttendShape,
-        load: Load,
+        contexts: Contexts,
         [q, out]: [DevicePtr<Element>; 2],
         turn: usize,
     ) -> AttendParams {
@@ -100,7 +100,7 @@ impl Pool {
             tiles: DevicePtr::NULL,
             partials: DevicePtr::NULL,
             table_stride: self.stride,
-            page_size: load.page_size,
+            page_size: contexts.page_size,
             n_heads: shape.n_heads,
             n_kv_heads: shape.n_kv_heads,
             head_dim: shape.head_dim,
@@ -115,39 +115,39 @@ fn decode(
     lab: &Lab,
     attention: &Attention,
     shape: AttendShape,
-    load: Load,
+    contexts: Contexts,
 ) -> Result<Timing, DriverError> {
-    let pool = Pool::new(lab, shape, load)?;
+    let pool = Pool::new(lab, shape, contexts)?;
     let width = (shape.n_heads * shape.head_dim) as usize;
-    let q = lab.elements(ELEMENT, load.rows as usize * width)?;
-    let out = lab.elements(ELEMENT, load.rows as usize * width)?;
-    let segments: Vec<Segment> = (0..load.rows)
+    let q = lab.elements(ELEMENT, contexts.rows as usize * width)?;
+    let out = lab.elements(ELEMENT, contexts.rows as usize * width)?;
+    let segments: Vec<Segment> = (0..contexts.rows)
         .map(|row| Segment {
             row,
             first_token: row,
             n_tokens: 1,
-            first_position: load.tokens - 1,
+            first_position: contexts.tokens - 1,
         })
         .collect();
     let segments = lab.list(&segments)?;
-    let n_splits = attention.n_splits(load.rows, load.tokens);
-    let partials = attention.partials_len(load.rows, n_splits).max(1);
+    let n_splits = attention.n_splits(contexts.rows, contexts.tokens);
+    let partials = attention.partials_len(contexts.rows, n_splits).max(1);
     let partials: DeviceBuffer<f32> = lab.device.alloc(partials)?;
     let seconds = lab.time(|stream, turn| {
         let params = AttendParams {
             segments: segments.ptr(),
             partials: partials.ptr(),
             n_splits,
-            ..pool.params(shape, load, [q.at(turn), out.at(turn)], turn)
+            ..pool.params(shape, contexts, [q.at(turn), out.at(turn)], turn)
         };
         // SAFETY: rows, pages and operands are of the shapes told and live until the time is read.
-        unsafe { attention.decode(stream, &params, load.rows) }
+        unsafe { attention.decode(stream, &params, contexts.rows) }
     })?;
-    let Load {
+    let Contexts {
         rows,
         tokens,
         page_size,
-    } = load;
+    } = contexts;
     let keys = u64::from(rows) * u64::from(tokens);
     let kv_width = u64::from(shape.n_kv_heads * shape.head_dim);
     let pages = u64::from(rows) * u64::from(tokens.div_ceil(page_size)) * 4;
@@ -163,16 +163,16 @@ fn prefill(
     lab: &Lab,
     attention: &Attention,
     shape: AttendShape,
-    load: Load,
+    contexts: Contexts,
 ) -> Result<Timing, DriverError> {
-    let pool = Pool::new(lab, shape, load)?;
+    let pool = Pool::new(lab, shape, contexts)?;
     let width = (shape.n_heads * shape.head_dim) as usize;
-    let q = lab.elements(ELEMENT, load.tokens as usize * width)?;
-    let out = lab.elements(ELEMENT, load.tokens as usize * width)?;
+    let q = lab.elements(ELEMENT, contexts.tokens as usize * width)?;
+    let out = lab.elements(ELEMENT, contexts.tokens as usize * width)?;
     let segments = lab.list(&[Segment {
         row: 0,
         first_token: 0,
-        n_tokens: load.tokens,
+        n_tokens: contexts.tokens,
         first_position: 0,
     }])?;
     let per_tile = attention.queries_per_tile();
@@ -181,7 +181,7 @@ fn prefill(
         first_query: tile * per_tile,
     };
     // The longest first, as the executor gives them.
-    let tiles: Vec<Tile> = (0..load.tokens.div_ceil(per_tile))
+    let tiles: Vec<Tile> = (0..contexts.tokens.div_ceil(per_tile))
         .rev()
         .map(tile)
         .collect();
@@ -191,12 +191,12 @@ fn prefill(
         let params = AttendParams {
             segments: segments.ptr(),
             tiles: tiles.ptr(),
-            ..pool.params(shape, load, [q.at(turn), out.at(turn)], turn)
+            ..pool.params(shape, contexts, [q.at(turn), out.at(turn)], turn)
         };
         // SAFETY: as in `decode`.
         unsafe { attention.prefill(stream, &params, n_tiles) }
     })?;
-    let tokens = u64::from(load.tokens);
+    let tokens = u64::from(contexts.tokens);
     let kv_width = u64::from(shape.n_kv_heads * shape.head_dim);
     Ok(Timing {
         name: format!("prefill attention, {tokens} tokens"),

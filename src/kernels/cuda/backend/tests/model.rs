@@ -3,9 +3,10 @@
 use half::bf16;
 
 use super::{Case, VOCAB};
+use crate::kernels::dtype::Dtype;
+use crate::kernels::rope::Rope;
+use crate::kernels::tensor_view::TensorView;
 use crate::kernels::{Backend, Linear, QkvWeights};
-use crate::model::rope::Rope;
-use crate::model::weights::{Dtype, TensorView};
 
 /// The weights of a layer and the ends of a model.
 pub(super) struct Model<B: Backend> {
@@ -60,7 +61,7 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
     let (qkv_bias, o_bias, gate_bias) = (bias(0), bias(1), bias(2));
     Model {
         embedding: backend.matrix(&[embedding]),
-        rope: backend.rope(&Rope::new(&case.config().rope, head_dim)),
+        rope: backend.rope(&rope(head_dim)),
         norm: backend.vector(&[norm]),
         qkv: QkvWeights {
             projection: Linear {
@@ -87,6 +88,17 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
     }
 }
 
+/// The plain frequencies of base 10000.
+fn rope(head_dim: usize) -> Rope {
+    let exponents = (0..head_dim / 2).map(|pair| (2 * pair) as f32 / head_dim as f32);
+    Rope {
+        inv_freq: exponents
+            .map(|exponent| 10_000f32.powf(-exponent))
+            .collect(),
+        attention_scale: 1.0,
+    }
+}
+
 /// What an operation gives.
 pub(super) enum Seen<'a, B: Backend> {
     Tensor(&'a B::Tensor),
@@ -105,7 +117,7 @@ pub(super) fn run<B: Backend>(
     tokens: &B::TokenList,
     look: Look<'_, B>,
 ) {
-    let heads = case.shape();
+    let heads = case.layer_heads();
     let mut x = backend.embed(&model.embedding, batch);
     look(backend, "embed", Seen::Tensor(&x), true);
     let rotations = backend.rotations(&model.rope, batch);

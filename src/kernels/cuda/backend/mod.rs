@@ -13,7 +13,7 @@ use super::launch::{AttendShape, Attention, Embed, FillRandom, RmsNorm, RopeStor
 use super::pack::Modules;
 use super::params::{Element, ElementType, Segment, Tile};
 use super::weights::WeightLoader;
-use crate::model::config::ModelConfig;
+use crate::kernels::shape::DecoderShape;
 
 mod memory;
 mod operations;
@@ -166,16 +166,16 @@ impl CudaBackend {
         device: &Device,
         stream: Arc<Stream>,
         modules: &Modules,
-        config: &ModelConfig,
+        shape: &DecoderShape,
         sizes: &CudaSizes,
     ) -> Result<Self, DriverError> {
         let multiprocessors = device.info().multiprocessors;
         let element = sizes.element;
         let heads = AttendShape {
             element,
-            n_heads: config.num_attention_heads as u32,
-            n_kv_heads: config.num_key_value_heads as u32,
-            head_dim: config.head_dim as u32,
+            n_heads: shape.attention.n_heads as u32,
+            n_kv_heads: shape.attention.n_kv_heads as u32,
+            head_dim: shape.attention.head_dim as u32,
         };
         let launches = Launches {
             fill_random: FillRandom::load(modules, element, multiprocessors)?,
@@ -222,18 +222,18 @@ impl CudaBackend {
     /// Out of memory, or as the driver says.
     pub fn take_memory(
         &mut self,
-        config: &ModelConfig,
+        shape: &DecoderShape,
         sizes: &CudaSizes,
     ) -> Result<(), DriverError> {
         let device = &self.device;
         let n_slots = (sizes.n_pages + 1) * sizes.page_size;
-        let plane_bytes = n_slots * config.kv_width() * self.element.bytes();
-        self.kv = KvPool::new(device, plane_bytes, config.num_hidden_layers)?;
+        let plane_bytes = n_slots * shape.attention.kv_width() * self.element.bytes();
+        self.kv = KvPool::new(device, plane_bytes, shape.n_layers)?;
         self.page_table = device.alloc(sizes.n_rows * self.table_stride)?;
         // The padding's row has the dummy page everywhere.
         let whole = 0..self.page_table.len();
         self.stream.fill(&self.page_table, whole, 0)?;
-        let arena_bytes = activation_bytes(config, sizes, device.info().multiprocessors);
+        let arena_bytes = activation_bytes(shape, sizes, device.info().multiprocessors);
         self.activations = device.alloc(arena_bytes)?;
         self.arena = Arena::new(arena_bytes);
         Ok(())

@@ -11,93 +11,19 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-use half::{bf16, f16};
 use memmap2::Mmap;
 use rustc_hash::FxHashMap;
 use safetensors::SafeTensors;
 
 use crate::error::LoadError;
+use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::TensorView;
 use crate::model::json_file::{JsonFile, format_error};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Largest index file read.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
-
-/// Element types of weights and of the KV pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// 32-bit float.
-    F32,
-    /// 16-bit IEEE float.
-    F16,
-    /// 16-bit brain float.
-    BF16,
-}
-
-impl Dtype {
-    /// Size of an element.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::BF16 => 2,
-        }
-    }
-
-    /// The name in `config.json` and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "float32",
-            Self::F16 => "float16",
-            Self::BF16 => "bfloat16",
-        }
-    }
-
-    /// Finds the dtype of a name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::F32, Self::F16, Self::BF16]
-            .into_iter()
-            .find(|dtype| dtype.name() == name)
-    }
-
-    fn stored(dtype: safetensors::Dtype) -> Option<Self> {
-        match dtype {
-            safetensors::Dtype::F32 => Some(Self::F32),
-            safetensors::Dtype::F16 => Some(Self::F16),
-            safetensors::Dtype::BF16 => Some(Self::BF16),
-            _ => None,
-        }
-    }
-}
-
-/// What matrices are quantised to when they are loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Quantization {
-    /// Signed bytes, with an f32 scale for each output and 128 inputs.
-    Int8,
-}
-
-impl Quantization {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Int8 => "int8",
-        }
-    }
-
-    /// Finds the quantization of a name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        (name == Self::Int8.name()).then_some(Self::Int8)
-    }
-
-    /// Bytes of a matrix `[outputs, inputs]`, scales included.
-    pub fn bytes(self, outputs: u64, inputs: u64) -> u64 {
-        match self {
-            Self::Int8 => outputs * (inputs + 4 * inputs.div_ceil(128)),
-        }
-    }
-}
 
 /// A tensor that a model needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,43 +46,6 @@ impl TensorSpec {
     /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().map(|&size| size as u64).product()
-    }
-}
-
-/// A tensor inside a mapped file: row-major, little endian, at any alignment.
-#[derive(Clone, Copy, Debug)]
-pub struct TensorView<'a> {
-    /// Element type.
-    pub dtype: Dtype,
-    /// Shape, outermost dimension first.
-    pub shape: &'a [usize],
-    /// The elements; `shape.product() * dtype.bytes()` bytes.
-    pub bytes: &'a [u8],
-}
-
-impl TensorView<'_> {
-    /// Number of elements.
-    pub fn elements(&self) -> usize {
-        self.bytes.len() / self.dtype.bytes()
-    }
-
-    /// Reads all elements, widened to f32 without loss.
-    pub fn to_f32(&self) -> Vec<f32> {
-        let pairs = || {
-            self.bytes
-                .chunks_exact(2)
-                .map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
-        };
-        match self.dtype {
-            Dtype::F32 => {
-                let words = self.bytes.chunks_exact(4);
-                words
-                    .map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-                    .collect()
-            }
-            Dtype::F16 => pairs().map(|bits| f16::from_bits(bits).to_f32()).collect(),
-            Dtype::BF16 => pairs().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
-        }
     }
 }
 
@@ -290,7 +179,7 @@ impl Weights {
                 got: entry.shape.clone(),
             });
         }
-        let dtype = Dtype::stored(entry.dtype).ok_or_else(|| {
+        let dtype = stored_dtype(entry.dtype).ok_or_else(|| {
             let got = entry.dtype;
             let reason =
                 format!("tensor {name} has dtype {got:?}, supported are F32, F16 and BF16");
@@ -322,7 +211,7 @@ impl Weights {
 
     /// Dtype of a tensor as stored, if it is there and of a known dtype.
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
-        Dtype::stored(self.entries.get(name)?.dtype)
+        stored_dtype(self.entries.get(name)?.dtype)
     }
 
     /// Size of all tensors as stored.
@@ -338,6 +227,16 @@ impl Weights {
             [only] => &only.file,
             _ => &self.dir,
         }
+    }
+}
+
+/// The element type of a tensor in a file; `None` for those that have no kernels.
+fn stored_dtype(dtype: safetensors::Dtype) -> Option<Dtype> {
+    match dtype {
+        safetensors::Dtype::F32 => Some(Dtype::F32),
+        safetensors::Dtype::F16 => Some(Dtype::F16),
+        safetensors::Dtype::BF16 => Some(Dtype::BF16),
+        _ => None,
     }
 }
 

@@ -303,18 +303,13 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn prefetch_write<T>(_p: *const T) {}
 
-    /// Asks for all lines of `len` values from `p` on, to read or to write.
+    /// Asks for all lines of `len` values from `p` on, to write.
     #[inline(always)]
-    unsafe fn prefetch_all<T>(p: *const T, len: usize, to_write: bool) {
+    unsafe fn prefetch_all_to_write<T>(p: *const T, len: usize) {
         for at in (0..len * size_of::<T>()).step_by(LINE_BYTES) {
             let line = p.cast::<u8>().wrapping_add(at);
             // SAFETY: the caller's promise is the same.
-            unsafe {
-                match to_write {
-                    true => Self::prefetch_write(line),
-                    false => Self::prefetch(line),
-                }
-            }
+            unsafe { Self::prefetch_write(line) };
         }
     }
 
@@ -428,3 +423,6 @@ pub(super) unsafe fn write<T: Copy, P>(p: *mut P, value: T) {
     // SAFETY: the caller's promise; `Unaligned` asks for no alignment.
     unsafe { (*p.cast::<Unaligned<T>>()).0 = value };
 }
+
+#[cfg(test)]
+mod tests;

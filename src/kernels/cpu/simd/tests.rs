@@ -1,6 +1,6 @@
 //! The lanes of every instruction set that this machine has, against plain arithmetic.
 
-use super::simd::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
+use super::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
 
 struct Exp([f32; LANES]);
 
@@ -97,9 +97,9 @@ fn exp2_keeps_nan_one_and_almost_nothing() {
     }
 }
 
-struct Words([[u32; LANES]; LANES]);
+struct Moves([[u32; LANES]; LANES]);
 
-impl Kernel for Words {
+impl Kernel for Moves {
     type Output = ([[u32; LANES]; LANES], [[u32; LANES]; 2], f32);
 
     #[inline(always)]
@@ -131,7 +131,7 @@ fn words_are_transposed_and_zipped() {
         let rows: [[u32; LANES]; LANES] = std::array::from_fn(|row| {
             std::array::from_fn(|i| ((row * 100 + i) as u32).wrapping_mul(0x9e37_79b1))
         });
-        let (transposed, zipped, max) = dispatch(isa, Words(rows));
+        let (transposed, zipped, max) = dispatch(isa, Moves(rows));
         for row in 0..LANES {
             for i in 0..LANES {
                 assert_eq!(

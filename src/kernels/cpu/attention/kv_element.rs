@@ -11,7 +11,7 @@ use super::super::simd::{LANES, Lanes};
 ///
 /// # Safety
 /// Every method asks for what [`Lanes`] asks for.
-pub trait Format: Element {
+pub trait KvElement: Element {
     /// Elements in a word.
     const PER_WORD: usize;
     /// Sixteen words of an operand.
@@ -38,7 +38,7 @@ pub trait Format: Element {
     unsafe fn in_order<S: Lanes>(values: [S::V; 2]) -> [S::V; 2];
 }
 
-impl Format for bf16 {
+impl KvElement for bf16 {
     const PER_WORD: usize = 2;
     type Operand<S: Lanes> = S::W;
 
@@ -49,12 +49,13 @@ impl Format for bf16 {
 
     #[inline(always)]
     unsafe fn broadcast<S: Lanes>(p: *const u32) -> S::W {
-        // SAFETY: the caller's promise is the same, here and below.
+        // SAFETY: the caller promises one word at `p`, and the instruction set.
         unsafe { S::splat_word_at(p) }
     }
 
     #[inline(always)]
     unsafe fn operand<S: Lanes>(p: *const u32) -> S::W {
+        // SAFETY: the caller promises sixteen words at `p`, and the instruction set.
         unsafe { S::load_words(p) }
     }
 
@@ -65,27 +66,32 @@ impl Format for bf16 {
 
     #[inline(always)]
     unsafe fn multiply<S: Lanes>(acc: S::V, a: S::W, b: S::W) -> S::V {
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { S::dot_pairs(acc, a, b) }
     }
 
     #[inline(always)]
     unsafe fn write<S: Lanes>(p: *mut u32, v: S::V) {
+        // SAFETY: the caller promises room for sixteen values at `p`, and the instruction set.
         unsafe { S::store_bf16_normal(p.cast(), v) };
     }
 
     #[inline(always)]
     unsafe fn words<S: Lanes>(p: *const Self) -> S::W {
+        // SAFETY: the caller promises the elements of sixteen words at `p`, and the instruction set.
         unsafe { S::load_words(p.cast()) }
     }
 
     #[inline(always)]
     unsafe fn across<S: Lanes>(first: *const Self, second: *const Self) -> [S::W; 2] {
+        // SAFETY: the caller promises 32 elements in a row, and the instruction set.
         unsafe { S::zip_bf16(S::load_words(first.cast()), S::load_words(second.cast())).into() }
     }
 
     #[inline(always)]
     unsafe fn in_order<S: Lanes>(values: [S::V; 2]) -> [S::V; 2] {
         // `zip_bf16` puts the first half of each quarter into its first vector, the other half into the second.
+        // SAFETY: only registers; the caller detected the instruction set.
         unsafe { S::zip_quarters(values[0], values[1]).into() }
     }
 }
@@ -93,7 +99,7 @@ impl Format for bf16 {
 /// The formats whose words are single f32.
 macro_rules! singles {
     ($element:ty) => {
-        impl Format for $element {
+        impl KvElement for $element {
             const PER_WORD: usize = 1;
             type Operand<S: Lanes> = S::V;
 
@@ -104,37 +110,43 @@ macro_rules! singles {
 
             #[inline(always)]
             unsafe fn broadcast<S: Lanes>(p: *const u32) -> S::V {
-                // SAFETY: the caller's promise is the same, here and below.
+                // SAFETY: the caller promises one word at `p`, and the instruction set.
                 unsafe { S::splat_at(p.cast()) }
             }
 
             #[inline(always)]
             unsafe fn operand<S: Lanes>(p: *const u32) -> S::V {
+                // SAFETY: the caller promises sixteen words at `p`, and the instruction set.
                 unsafe { S::load(p.cast()) }
             }
 
             #[inline(always)]
             unsafe fn from_words<S: Lanes>(words: S::W) -> S::V {
+                // SAFETY: only registers; the caller detected the instruction set.
                 unsafe { S::from_words(words) }
             }
 
             #[inline(always)]
             unsafe fn multiply<S: Lanes>(acc: S::V, a: S::V, b: S::V) -> S::V {
+                // SAFETY: only registers; the caller detected the instruction set.
                 unsafe { S::mul_add(a, b, acc) }
             }
 
             #[inline(always)]
             unsafe fn write<S: Lanes>(p: *mut u32, v: S::V) {
+                // SAFETY: the caller promises room for sixteen values at `p`, and the instruction set.
                 unsafe { S::store(p.cast(), v) };
             }
 
             #[inline(always)]
             unsafe fn words<S: Lanes>(p: *const Self) -> S::W {
+                // SAFETY: the caller promises the elements of sixteen words at `p`, and the instruction set.
                 unsafe { S::to_words(Self::load::<S>(p)) }
             }
 
             #[inline(always)]
             unsafe fn across<S: Lanes>(first: *const Self, _second: *const Self) -> [S::W; 2] {
+                // SAFETY: the caller promises 32 elements in a row, and the instruction set.
                 unsafe {
                     [
                         S::to_words(Self::load::<S>(first)),
@@ -158,7 +170,7 @@ singles!(f16);
 /// # Safety
 /// `p` is valid for `len` elements; the instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn words_part<F: Format, S: Lanes>(p: *const F, len: usize) -> S::W {
+pub unsafe fn words_part<F: KvElement, S: Lanes>(p: *const F, len: usize) -> S::W {
     let mut padded = [F::default(); 2 * LANES];
     // SAFETY: `padded` holds all that is read; the rest is the caller's promise.
     unsafe {
@@ -172,7 +184,7 @@ pub unsafe fn words_part<F: Format, S: Lanes>(p: *const F, len: usize) -> S::W {
 /// # Safety
 /// The rows are valid for `len` elements; the instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn across_part<F: Format, S: Lanes>(rows: [*const F; 2], len: usize) -> [S::W; 2] {
+pub unsafe fn across_part<F: KvElement, S: Lanes>(rows: [*const F; 2], len: usize) -> [S::W; 2] {
     let mut padded = [[F::default(); 2 * LANES]; 2];
     // SAFETY: as in `words_part`.
     unsafe {

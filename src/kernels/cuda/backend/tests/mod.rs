@@ -11,7 +11,8 @@ use crate::kernels::HeadShape;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa};
 use crate::kernels::cuda::driver::Priority;
 use crate::kernels::cuda::gemm::GemmWish;
-use crate::model::weights::Dtype;
+use crate::kernels::dtype::Dtype;
+use crate::kernels::shape::AttentionShape;
 
 const VOCAB: usize = 70;
 const PAGES: usize = 1000;
@@ -33,19 +34,22 @@ struct Case {
 }
 
 impl Case {
-    fn config(&self) -> ModelConfig {
+    fn decoder(&self) -> DecoderShape {
         let (n_heads, n_kv_heads, head_dim) = self.heads;
-        let json = serde_json::json!({
-            "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
-            "hidden_size": self.hidden, "intermediate_size": self.mlp, "num_hidden_layers": 1,
-            "num_attention_heads": n_heads, "num_key_value_heads": n_kv_heads, "head_dim": head_dim,
-            "vocab_size": VOCAB, "max_position_embeddings": 512, "tie_word_embeddings": true,
-        });
-        let file = std::path::Path::new("config.json");
-        ModelConfig::parse(file, json.to_string().as_bytes()).unwrap()
+        DecoderShape {
+            n_layers: 1,
+            hidden: self.hidden,
+            intermediate: self.mlp,
+            vocab: VOCAB,
+            attention: AttentionShape {
+                n_heads,
+                n_kv_heads,
+                head_dim,
+            },
+        }
     }
 
-    fn shape(&self) -> HeadShape {
+    fn layer_heads(&self) -> HeadShape {
         let (n_heads, n_kv_heads, head_dim) = self.heads;
         HeadShape {
             n_heads,
@@ -138,7 +142,7 @@ impl Gpu {
             gemm: GemmWish::Own,
             weights: (1 << 20, 20),
         };
-        let backend = CudaBackend::new(&device, stream, &modules, &case.config(), &sizes);
+        let backend = CudaBackend::new(&device, stream, &modules, &case.decoder(), &sizes);
         Self {
             backend: backend.unwrap(),
             device,
@@ -148,8 +152,8 @@ impl Gpu {
 
     fn end_loading(&mut self, case: &Case) {
         self.backend.end_loading().unwrap();
-        let (config, sizes) = (case.config(), &self.sizes);
-        self.backend.take_memory(&config, sizes).unwrap();
+        let (decoder, sizes) = (case.decoder(), &self.sizes);
+        self.backend.take_memory(&decoder, sizes).unwrap();
         let stride = self.backend.table_stride;
         for row in 1..ROWS as u32 {
             let pages: Vec<u32> = (0..stride).map(|index| page(row, index)).collect();

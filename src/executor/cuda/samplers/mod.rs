@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::StepError;
-use crate::executor::cuda::words::{Section, Words};
+use crate::executor::cuda::list_buffer::{ListBuffer, Section};
 use crate::kernels::cuda::arena::{Arena, Part};
 use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Stream};
 use crate::kernels::cuda::sampling::{
@@ -103,7 +103,7 @@ impl RowSamplers {
             let held = &mut self.held[start.row.index()];
             self.free_slots.extend(held.count_slot.take());
         }
-        let counting = starts.iter().filter(|start| counts(&start.sampling));
+        let counting = starts.iter().filter(|start| start.sampling.has_penalty());
         let missing = counting.count().saturating_sub(self.free_slots.len());
         if missing == 0 {
             return Ok(false);
@@ -123,12 +123,12 @@ impl RowSamplers {
     pub(super) fn lay_out(
         &mut self,
         starts: &[RowStart],
-        words: &mut Words,
+        lists: &mut ListBuffer,
     ) -> Result<StartLists, StepError> {
         let (mut begins, mut runs, mut copies) = (Vec::new(), Vec::new(), Vec::new());
         let (mut n_counted, mut most_counted) = (0, 0);
         for start in starts {
-            let sampler = self.sampler(start, words, &mut copies)?;
+            let sampler = self.sampler(start, lists, &mut copies)?;
             let n_prompt = start.prompt_tokens;
             let n_output = start.tokens.len() as u32 - n_prompt;
             if sampler.count_slot != NONE {
@@ -147,14 +147,14 @@ impl RowSamplers {
                 sampler,
             });
         }
-        let first_counted = words.begin();
-        for start in starts.iter().filter(|start| counts(&start.sampling)) {
-            words.extend(start.tokens.iter().copied());
+        let first_counted = lists.begin();
+        for start in starts.iter().filter(|start| start.sampling.has_penalty()) {
+            lists.extend(start.tokens.iter().copied());
         }
-        let counted = words.end(first_counted);
+        let counted = lists.end(first_counted);
         Ok(StartLists {
-            begins: words.list(begins),
-            runs: words.list(runs),
+            begins: lists.list(begins),
+            runs: lists.list(runs),
             counted,
             most_counted,
             copies,
@@ -164,15 +164,15 @@ impl RowSamplers {
     fn sampler(
         &mut self,
         start: &RowStart,
-        words: &mut Words,
+        lists: &mut ListBuffer,
         copies: &mut Vec<(Section<u32>, usize)>,
     ) -> Result<RowSampler, StepError> {
         let params = &*start.sampling;
         let biases = sorted_biases(params);
-        let bans = banned_early(params, &self.eos_ids, self.vocab_size);
-        let biases = self.keep(bytemuck::cast_slice(&biases), words, copies)?;
-        let bans = self.keep(&bans, words, copies)?;
-        let count_slot = counts(params).then(|| {
+        let bans = params.banned_ends(&self.eos_ids, self.vocab_size);
+        let biases = self.keep(bytemuck::cast_slice(&biases), lists, copies)?;
+        let bans = self.keep(&bans, lists, copies)?;
+        let count_slot = params.has_penalty().then(|| {
             let slot = self.free_slots.pop();
             slot.expect("slots were reserved for all rows that start")
         });
@@ -185,13 +185,13 @@ impl RowSamplers {
         let sampler = RowSampler {
             temperature,
             inverse_temperature: temperature.recip(),
-            seed: params.sampling_seed.unwrap_or(0),
+            seed: params.seed(),
             top_p: params.top_p,
             min_p: params.min_p,
             frequency_penalty: params.frequency_penalty,
             presence_penalty: params.presence_penalty,
             repetition_penalty: params.repetition_penalty,
-            top_k: u32::try_from(params.top_k).unwrap_or(u32::MAX),
+            top_k: params.rank_limit().unwrap_or(u32::MAX),
             is_greedy: u32::from(params.is_greedy()),
             min_new_tokens: params.min_new_tokens,
             count_slot: count_slot.unwrap_or(NONE),
@@ -213,7 +213,7 @@ impl RowSamplers {
     fn keep(
         &mut self,
         list: &[u32],
-        words: &mut Words,
+        lists: &mut ListBuffer,
         copies: &mut Vec<(Section<u32>, usize)>,
     ) -> Result<Option<(Part, usize)>, StepError> {
         if list.is_empty() {
@@ -225,7 +225,7 @@ impl RowSamplers {
                  device: send fewer of them at once"
             ))
         })?;
-        let uploaded = words.list(list.iter().copied());
+        let uploaded = lists.list(list.iter().copied());
         copies.push((uploaded, part.offset() / size_of::<u32>()));
         Ok(Some((part, list.len())))
     }
@@ -267,13 +267,6 @@ impl RowSamplers {
     }
 }
 
-/// A penalty reads which tokens the row has seen.
-fn counts(params: &SamplingParams) -> bool {
-    params.frequency_penalty != 0.0
-        || params.presence_penalty != 0.0
-        || params.repetition_penalty != 1.0
-}
-
 fn sorted_biases(params: &SamplingParams) -> Vec<TokenBias> {
     let biases = params.logit_bias.iter();
     let mut biases: Vec<TokenBias> = biases
@@ -281,20 +274,6 @@ fn sorted_biases(params: &SamplingParams) -> Vec<TokenBias> {
         .collect();
     biases.sort_by_key(|bias| bias.token);
     biases
-}
-
-/// As in `state::sampling::RowSampler`.
-fn banned_early(params: &SamplingParams, eos_ids: &[u32], vocab_size: usize) -> Vec<u32> {
-    if params.min_new_tokens == 0 {
-        return Vec::new();
-    }
-    let banned = eos_ids.iter().chain(params.stop_token_ids.iter()).copied();
-    let mut banned: Vec<u32> = banned
-        .filter(|token| (*token as usize) < vocab_size)
-        .collect();
-    banned.sort_unstable();
-    banned.dedup();
-    banned
 }
 
 #[cfg(test)]

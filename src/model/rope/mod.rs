@@ -8,6 +8,7 @@ use std::f64::consts::PI;
 use serde_json::Value;
 
 use crate::error::LoadError;
+use crate::kernels::rope::Rope;
 use crate::model::json_file::JsonFile;
 
 /// Positions that a configuration may claim, in tokens.
@@ -117,6 +118,41 @@ impl RopeConfig {
             _ => None,
         }
     }
+
+    /// Computes the frequencies for heads of `head_dim` elements.
+    pub fn frequencies(&self, head_dim: usize) -> Rope {
+        let dim = head_dim as f64;
+        let wanted = (0..head_dim / 2).map(|pair| {
+            // Rounded to f32 where torch rounds: far positions multiply any difference.
+            let exponent = (2 * pair) as f32 / head_dim as f32;
+            let plain = f64::from((self.theta.powf(f64::from(exponent)) as f32).recip());
+            match self.scaling {
+                RopeScaling::Default => plain,
+                RopeScaling::Linear { factor } => plain / factor,
+                RopeScaling::Llama3 {
+                    factor,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_max_position_embeddings,
+                } => {
+                    let turns = original_max_position_embeddings as f64 * plain / (2.0 * PI);
+                    let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    blend(plain / factor, plain, kept.clamp(0.0, 1.0))
+                }
+                RopeScaling::Yarn(yarn) => {
+                    let kept = 1.0 - yarn.interpolated(pair, self.theta, dim);
+                    blend(plain / yarn.factor, plain, kept)
+                }
+            }
+        });
+        Rope {
+            inv_freq: wanted.map(|frequency| frequency as f32).collect(),
+            attention_scale: match self.scaling {
+                RopeScaling::Yarn(yarn) => yarn.attention_scale() as f32,
+                _ => 1.0,
+            },
+        }
+    }
 }
 
 impl RopeScaling {
@@ -209,52 +245,6 @@ fn refuse_partial(json: &JsonFile) -> Result<(), LoadError> {
             "partial_rotary_factor",
             format!("is {part}, supported is 1: the whole head"),
         )),
-    }
-}
-
-/// The rotation itself: element pair `i` of a head turns by `position * inv_freq[i]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rope {
-    /// Radians per token, one for each of `head_dim / 2` pairs `(i, i + head_dim / 2)`.
-    pub inv_freq: Vec<f32>,
-    /// Factor on cos and sin, for q and k both.
-    pub attention_scale: f32,
-}
-
-impl Rope {
-    /// Computes the frequencies for heads of `head_dim` elements.
-    pub fn new(config: &RopeConfig, head_dim: usize) -> Self {
-        let dim = head_dim as f64;
-        let wanted = (0..head_dim / 2).map(|pair| {
-            // Rounded to f32 where torch rounds: far positions multiply any difference.
-            let exponent = (2 * pair) as f32 / head_dim as f32;
-            let plain = f64::from((config.theta.powf(f64::from(exponent)) as f32).recip());
-            match config.scaling {
-                RopeScaling::Default => plain,
-                RopeScaling::Linear { factor } => plain / factor,
-                RopeScaling::Llama3 {
-                    factor,
-                    low_freq_factor,
-                    high_freq_factor,
-                    original_max_position_embeddings,
-                } => {
-                    let turns = original_max_position_embeddings as f64 * plain / (2.0 * PI);
-                    let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                    blend(plain / factor, plain, kept.clamp(0.0, 1.0))
-                }
-                RopeScaling::Yarn(yarn) => {
-                    let kept = 1.0 - yarn.interpolated(pair, config.theta, dim);
-                    blend(plain / yarn.factor, plain, kept)
-                }
-            }
-        });
-        Self {
-            inv_freq: wanted.map(|frequency| frequency as f32).collect(),
-            attention_scale: match config.scaling {
-                RopeScaling::Yarn(yarn) => yarn.attention_scale() as f32,
-                _ => 1.0,
-            },
-        }
     }
 }
 

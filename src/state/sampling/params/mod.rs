@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::rules::GREEDY_TEMPERATURE;
 use crate::error::{FieldError, RequestError};
 use crate::field::{check_bytes, check_count};
 use crate::state::request_limits::RequestLimits;
@@ -84,15 +85,8 @@ pub(crate) const MAX_SAMPLES: u32 = 128;
 pub(super) const STOP_UNIT: &str = "strings";
 pub(super) const STOP_TOKEN_UNIT: &str = "ids";
 pub(super) const BIAS_UNIT: &str = "tokens";
-/// Below this temperature the most likely token is taken.
-const GREEDY_TEMPERATURE: f32 = 1e-6;
 
 impl SamplingParams {
-    /// Returns whether the most likely token is always taken.
-    pub fn is_greedy(&self) -> bool {
-        self.temperature < GREEDY_TEMPERATURE || self.top_k == 1
-    }
-
     /// Returns the parameters with a temperature below 1e-6 written as SGLang does: temperature 1, top_k 1.
     pub fn normalized(mut self) -> Self {
         if self.temperature < GREEDY_TEMPERATURE {

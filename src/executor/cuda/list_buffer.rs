@@ -11,7 +11,7 @@ const ALIGNMENT: usize = 4;
 
 /// Lists of a step.
 #[derive(Default)]
-pub(super) struct Words {
+pub(super) struct ListBuffer {
     words: Vec<u32>,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Section<T> {
     of: PhantomData<fn() -> T>,
 }
 
-impl Words {
+impl ListBuffer {
     /// Forgets everything and keeps the memory.
     pub(super) fn clear(&mut self) {
         self.words.clear();
@@ -45,7 +45,7 @@ impl Words {
         Section::new(first_word, len)
     }
 
-    /// Begins a list of words whose parts come from several places; [`Words::end`] ends it.
+    /// Begins a list of words whose parts come from several places; [`ListBuffer::end`] ends it.
     pub(super) fn begin(&mut self) -> usize {
         self.words
             .resize(self.words.len().next_multiple_of(ALIGNMENT), 0);

@@ -220,5 +220,4 @@ impl Write for BoundedOutput {
 }
 
 #[cfg(test)]
-#[path = "template_tests.rs"]
 mod tests;

@@ -28,7 +28,7 @@ pub struct RowSampler {
     /// Tokens of prompt and output; filled only if the repetition penalty reads it.
     seen: FxHashSet<u32>,
     /// Tokens that may not be sampled before `min_new_tokens`.
-    banned_early: Vec<u32>,
+    banned_ends: Vec<u32>,
     /// Tokens of output so far: the position of the next draw.
     output_tokens: u64,
     vocab_size: usize,
@@ -55,24 +55,17 @@ impl RowSampler {
         prompt: &[u32],
         output: &[u32],
     ) -> Self {
-        let mut banned_early = Vec::new();
-        if params.min_new_tokens > 0 {
-            banned_early.extend(eos_ids.iter().chain(params.stop_token_ids.iter()));
-            banned_early.retain(|&token| (token as usize) < vocab_size);
-            banned_early.sort_unstable();
-            banned_early.dedup();
-        }
         let mut sampler = Self {
             greedy: params.is_greedy(),
             output_counts: FxHashMap::default(),
             seen: FxHashSet::default(),
-            banned_early,
+            banned_ends: params.banned_ends(eos_ids, vocab_size),
             output_tokens: 0,
             vocab_size,
             params,
         };
         sampler.reserve(prompt.len());
-        if sampler.repeats_matter() {
+        if sampler.params.has_repetition_penalty() {
             sampler.seen.extend(prompt);
         }
         for &token in output {
@@ -129,7 +122,7 @@ impl RowSampler {
             return Self::sampled_peak(peak);
         }
         let kept = Kept::of(logits, peak.logit, &self.params, scratch);
-        let seed = self.params.sampling_seed.unwrap_or(0);
+        let seed = self.params.seed();
         Sampled {
             token: kept.pick(uniform(seed, self.output_tokens)),
             nan: false,
@@ -138,10 +131,10 @@ impl RowSampler {
 
     /// Counts a token as output: one that was chosen, or comes from elsewhere (teacher forcing, speculation).
     pub fn record(&mut self, token: u32) {
-        if self.counts_matter() {
+        if self.params.has_output_penalty() {
             *self.output_counts.entry(token).or_insert(0) += 1;
         }
-        if self.repeats_matter() {
+        if self.params.has_repetition_penalty() {
             self.seen.insert(token);
         }
         self.output_tokens += 1;
@@ -153,16 +146,16 @@ impl RowSampler {
             || !self.output_counts.is_empty()
             || !self.seen.is_empty()
             || !self.params.logit_bias.is_empty()
-            || self.output_tokens < u64::from(self.params.min_new_tokens)
+            || self.params.bans_ends(self.output_tokens)
     }
 
     /// Makes room for what the output will add, so that no step has to.
     fn reserve(&mut self, prompt_tokens: usize) {
         let output_tokens = (self.params.max_new_tokens as usize).min(self.vocab_size);
-        if self.counts_matter() {
+        if self.params.has_output_penalty() {
             self.output_counts.reserve(output_tokens);
         }
-        if self.repeats_matter() {
+        if self.params.has_repetition_penalty() {
             let tokens = (prompt_tokens + output_tokens).min(self.vocab_size);
             self.seen.reserve(tokens);
         }
@@ -190,8 +183,8 @@ impl RowSampler {
         if let Some(mask) = mask {
             mask.apply(logits);
         }
-        if self.output_tokens < u64::from(self.params.min_new_tokens) && self.may_ban(mask) {
-            for &token in &self.banned_early {
+        if self.bans_ends(mask) {
+            for &token in &self.banned_ends {
                 logits[token as usize] = f32::NEG_INFINITY;
             }
         }
@@ -203,22 +196,9 @@ impl RowSampler {
     }
 
     /// A grammar that allows nothing but ends of the sequence is at its end: then it goes before `min_new_tokens`.
-    fn may_ban(&self, mask: Option<&TokenMask>) -> bool {
-        mask.is_none_or(|mask| {
-            let banned = self
-                .banned_early
-                .iter()
-                .filter(|&&token| mask.allows(token));
-            mask.allowed_tokens() > banned.count()
-        })
-    }
-
-    fn counts_matter(&self) -> bool {
-        self.params.frequency_penalty != 0.0 || self.params.presence_penalty != 0.0
-    }
-
-    fn repeats_matter(&self) -> bool {
-        self.params.repetition_penalty != 1.0
+    fn bans_ends(&self, mask: Option<&TokenMask>) -> bool {
+        self.params.bans_ends(self.output_tokens)
+            && mask.is_none_or(|mask| mask.allows_beside(&self.banned_ends))
     }
 }
 

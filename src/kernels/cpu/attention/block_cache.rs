@@ -2,7 +2,7 @@
 
 use super::super::memory::Lines;
 use super::super::simd::LANES;
-use super::format::Format;
+use super::kv_element::KvElement;
 use super::space::Sizes;
 use super::{BLOCK, Seen};
 
@@ -12,7 +12,7 @@ const KEPT_BLOCKS: usize = 8;
 
 /// Room for packed blocks: one to overwrite again and again, and behind it those that are kept.
 #[derive(Default)]
-pub struct Packed {
+pub struct BlockCache {
     keys: Lines<u32>,
     values: Lines<u32>,
     kept: Vec<Kept>,
@@ -26,9 +26,9 @@ struct Kept {
     slots: [usize; BLOCK],
 }
 
-impl Packed {
+impl BlockCache {
     /// Makes room.
-    pub fn fit<F: Format>(&mut self, sizes: Sizes) {
+    pub fn fit<F: KvElement>(&mut self, sizes: Sizes) {
         self.keys.make_room((1 + KEPT_BLOCKS) * keys_len(sizes));
         self.values
             .make_room((1 + KEPT_BLOCKS) * values_len::<F>(sizes));
@@ -82,7 +82,7 @@ impl Packed {
 
     /// Values of a place, `[BLOCK / PER_WORD, width]` words: each lane is an element of a head.
     #[inline(always)]
-    pub fn values<F: Format>(&mut self, sizes: Sizes, place: usize) -> &mut [u32] {
+    pub fn values<F: KvElement>(&mut self, sizes: Sizes, place: usize) -> &mut [u32] {
         let len = values_len::<F>(sizes);
         &mut self.values[place * len..][..len]
     }
@@ -92,7 +92,7 @@ fn keys_len(sizes: Sizes) -> usize {
     sizes.depth.next_multiple_of(LANES) * BLOCK
 }
 
-fn values_len<F: Format>(sizes: Sizes) -> usize {
+fn values_len<F: KvElement>(sizes: Sizes) -> usize {
     BLOCK / F::PER_WORD * sizes.width
 }
 
@@ -112,26 +112,26 @@ mod tests {
             scale: 1.0,
             window: None,
         };
-        let mut packed = Packed::default();
-        packed.fit::<bf16>(Sizes::of::<bf16>(&heads, 1));
+        let mut blocks = BlockCache::default();
+        blocks.fit::<bf16>(Sizes::of::<bf16>(&heads, 1));
         let pool = vec![bf16::ZERO; 3 * BLOCK];
         let slots: [*const bf16; BLOCK] = std::array::from_fn(|i| pool[i..].as_ptr());
         let mut others = slots;
         others[40] = pool[BLOCK..].as_ptr();
         let seen = |start, end| Seen { start, end };
-        assert_eq!(packed.keep((3, 0), &slots, seen(0, 100)), (4, false));
-        assert_eq!(packed.keep((3, 0), &slots, seen(0, 100)), (4, true));
-        assert_eq!(packed.keep((3, 0), &others, seen(0, 40)), (4, true));
-        assert_eq!(packed.keep((2, 0), &slots, seen(0, 100)), (3, false));
-        assert_eq!(packed.keep((3, 0), &slots, seen(0, 101)), (4, false));
-        assert_eq!(packed.keep((3, 1), &slots, seen(0, 101)), (4, false));
-        assert_eq!(packed.keep((3, 1), &others, seen(0, 101)), (4, false));
+        assert_eq!(blocks.keep((3, 0), &slots, seen(0, 100)), (4, false));
+        assert_eq!(blocks.keep((3, 0), &slots, seen(0, 100)), (4, true));
+        assert_eq!(blocks.keep((3, 0), &others, seen(0, 40)), (4, true));
+        assert_eq!(blocks.keep((2, 0), &slots, seen(0, 100)), (3, false));
+        assert_eq!(blocks.keep((3, 0), &slots, seen(0, 101)), (4, false));
+        assert_eq!(blocks.keep((3, 1), &slots, seen(0, 101)), (4, false));
+        assert_eq!(blocks.keep((3, 1), &others, seen(0, 101)), (4, false));
         assert_eq!(
-            packed.keep((KEPT_BLOCKS, 0), &slots, seen(0, 9)),
+            blocks.keep((KEPT_BLOCKS, 0), &slots, seen(0, 9)),
             (0, false)
         );
-        assert_eq!(packed.keep((3, 1), &others, seen(0, 101)), (4, true));
-        packed.forget();
-        assert_eq!(packed.keep((3, 1), &others, seen(0, 101)), (4, false));
+        assert_eq!(blocks.keep((3, 1), &others, seen(0, 101)), (4, true));
+        blocks.forget();
+        assert_eq!(blocks.keep((3, 1), &others, seen(0, 101)), (4, false));
     }
 }

@@ -7,9 +7,11 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use crate::error::LoadError;
+use crate::kernels::dtype::Dtype;
+use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{MAX_POSITIONS, RopeConfig};
-use crate::model::weights::{Dtype, TensorSpec};
+use crate::model::weights::TensorSpec;
 use crate::state::pool::kv_layout::MhaLayout;
 
 /// Largest `config.json` read.
@@ -196,6 +198,21 @@ impl ModelConfig {
     /// Width of all key heads of a token, in elements; the values are as wide.
     pub fn kv_width(&self) -> usize {
         self.num_key_value_heads * self.head_dim
+    }
+
+    /// The sizes that a backend makes room for.
+    pub fn shape(&self) -> DecoderShape {
+        DecoderShape {
+            n_layers: self.num_hidden_layers,
+            hidden: self.hidden_size,
+            intermediate: self.intermediate_size,
+            vocab: self.vocab_size,
+            attention: AttentionShape {
+                n_heads: self.num_attention_heads,
+                n_kv_heads: self.num_key_value_heads,
+                head_dim: self.head_dim,
+            },
+        }
     }
 
     /// The KV pool's layout with elements of `dtype`.

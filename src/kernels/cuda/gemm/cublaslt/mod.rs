@@ -1,0 +1,126 @@
+//! cuBLASLt, which is faster than our kernels, 400 MB large and no part of the driver.
+//!
+//! It is asked once for each shape which algorithm to use; the answer is kept. Everything is turned round: it thinks in
+//! columns, so that our `[m, n]` is its `n` by `m`.
+
+mod descriptors;
+mod library;
+mod product;
+
+use std::fmt;
+
+use rustc_hash::FxHashMap;
+
+use self::library::Handle;
+use self::product::{Key, Product};
+use crate::kernels::cuda::driver::{Device, DeviceBuffer, DriverError, Stream};
+use crate::kernels::cuda::params::{ElementType, GemmParams};
+
+/// Prefills come in many lengths; beyond this the products begin anew.
+const MAX_PRODUCTS: usize = 4096;
+
+/// The library, and how each shape met so far is multiplied.
+pub(super) struct CublasLt {
+    /// `None`: it has no algorithm, or failed.
+    products: FxHashMap<Key, Option<Product>>,
+    /// Products that were left to our own kernels.
+    n_left: u64,
+    /// Said once each, and of the others only how many they are.
+    has_said: Said,
+    element: ElementType,
+    /// Last, as products are dropped before it.
+    handle: Handle,
+}
+
+// SAFETY: handle and descriptors belong to no thread; they are used through `&mut` alone.
+unsafe impl Send for CublasLt {}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    missing: bool,
+    failed: bool,
+}
+
+impl CublasLt {
+    /// Opens the library for a device.
+    ///
+    /// # Errors
+    /// It is not there, or does not start.
+    pub(super) fn load(device: &Device, element: ElementType) -> Result<Self, String> {
+        Ok(Self {
+            handle: Handle::new(device)?,
+            element,
+            products: FxHashMap::default(),
+            n_left: 0,
+            has_said: Said::default(),
+        })
+    }
+
+    /// How many products it had no algorithm for, or failed at.
+    pub(super) fn n_left(&self) -> u64 {
+        self.n_left
+    }
+
+    /// Multiplies, or returns false where the library has no algorithm or fails: nothing was written then, and it is
+    /// not asked again for this shape.
+    ///
+    /// # Safety
+    /// As of the launches; `workspace` is used by one stream at a time.
+    pub(super) unsafe fn multiply(
+        &mut self,
+        stream: &Stream,
+        params: &GemmParams,
+        workspace: &DeviceBuffer<u8>,
+    ) -> bool {
+        let key = Key::of(params);
+        if self.products.len() >= MAX_PRODUCTS && !self.products.contains_key(&key) {
+            self.products.clear();
+        }
+        let (handle, said) = (&self.handle, &mut self.has_said);
+        let product = self.products.entry(key).or_insert_with(|| {
+            let product = Product::new(handle, self.element, key, workspace.bytes());
+            product
+                .inspect_err(|error| say_missing(&mut said.missing, key, error))
+                .ok()
+        });
+        let done = match product {
+            // SAFETY: by the caller.
+            Some(made) => match unsafe { made.multiply(handle, stream, params, workspace) } {
+                Ok(()) => true,
+                Err(error) => {
+                    say_failed(&mut said.failed, key, &error);
+                    *product = None;
+                    false
+                }
+            },
+            None => false,
+        };
+        self.n_left += u64::from(!done);
+        done
+    }
+}
+
+/// Everybody wants to know that there are such shapes, nobody all of them.
+fn say_missing(has_said: &mut bool, key: Key, error: &DriverError) {
+    match std::mem::replace(has_said, true) {
+        false => {
+            tracing::info!(%error, ?key, "cuBLASLt has no product: our own kernel multiplies, here and wherever else it has none")
+        }
+        true => tracing::debug!(%error, ?key, "cuBLASLt has no product"),
+    }
+}
+
+fn say_failed(has_said: &mut bool, key: Key, error: &DriverError) {
+    match std::mem::replace(has_said, true) {
+        false => {
+            tracing::warn!(%error, ?key, "cuBLASLt failed: our own kernel multiplies from now on, here and wherever else it fails")
+        }
+        true => tracing::debug!(%error, ?key, "cuBLASLt failed"),
+    }
+}
+
+impl fmt::Debug for CublasLt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CublasLt({} products)", self.products.len())
+    }
+}
