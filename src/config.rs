@@ -21,7 +21,7 @@ use crate::state::scheduler::{
     BatchRules, IntakeLimits, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS,
 };
 
-/// Most tokens a page: beyond that a page is a prompt, and little is shared.
+/// Most tokens per page: larger pages hold whole prompts, so little is shared.
 const MAX_PAGE_TOKENS: u32 = 256;
 /// Room for the message log's header and end, and something between them.
 const MIN_RECORD_BYTES: u64 = 64 << 10;
@@ -31,9 +31,9 @@ const MIN_CONTEXT_TOKENS: usize = 3;
 const CUDA_GRAPH_MAX_BS: usize = 256;
 /// More than any machine has cores: each takes a stack, and waits for all the others.
 const MAX_THREADS: usize = 1024;
-/// Rows of the page table and of the samplers are made at the start, whether or not anybody comes.
+/// Limit because rows of the page table and of the samplers are allocated at the start, used or not.
 const MAX_RUNNING_REQUESTS: usize = 1 << 16;
-/// Events are merged once they wait: more that wait apart help nobody.
+/// Limit because waiting events are merged: keeping more of them apart has no use.
 const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
 /// Attempts that double their wait each time reach its limit long before.
 const MAX_REBUILD_ATTEMPTS: usize = 1000;
@@ -67,11 +67,11 @@ pub struct EngineConfig {
     pub disable_cuda_graph: bool,
     /// Largest batch whose decode is recorded in a CUDA graph; larger ones are launched kernel by kernel.
     pub cuda_graph_max_bs: usize,
-    /// Compute threads; 0 takes one a physical core.
+    /// Compute threads; 0 takes one per physical core.
     pub threads: usize,
     /// Binds compute threads to cores, if they are as many as the process may use.
     pub pin_threads: bool,
-    /// Tokens a KV page, from 1 to 256; 1, 16, 32 and 64 are usual.
+    /// Tokens per KV page, from 1 to 256; 1, 16, 32 and 64 are usual.
     pub page_size: u32,
     /// Share of the free memory for weights and KV pool together, in (0, 1).
     pub mem_fraction_static: Option<f64>,
@@ -81,9 +81,9 @@ pub struct EngineConfig {
     pub context_length: Option<usize>,
     /// Most requests that prefill or decode at once.
     pub max_running_requests: Option<usize>,
-    /// Most requests inside, running ones included.
+    /// Most requests in the engine, waiting and running.
     pub max_queued_requests: usize,
-    /// Most prompt tokens inside.
+    /// Most prompt tokens of all requests in the engine.
     pub max_queued_tokens: usize,
     /// Most input tokens of one prefill step.
     pub max_prefill_tokens: usize,
@@ -91,9 +91,9 @@ pub struct EngineConfig {
     pub chunked_prefill_size: i64,
     /// Lets requests that decode ride in the steps that prefill others; needs chunked prefill.
     pub enable_mixed_chunk: bool,
-    /// Decode steps that come behind a prefill step which left out a request that could have decoded; 0 turns that off.
+    /// Decode steps that follow a prefill step in which a request could have decoded but did not; 0 turns that off.
     pub prefill_decode_interval: usize,
-    /// Fewer requests that decode do not hold up a prefill.
+    /// Least number of decoding requests for which these decode steps are inserted.
     pub prefill_decode_interval_min_bs: usize,
     /// Order of the waiting queue.
     pub schedule_policy: String,
@@ -111,7 +111,7 @@ pub struct EngineConfig {
     pub radix_eviction_policy: String,
     /// Parameters of the eviction policy, a JSON object with the fields of [`EvictionParameters`].
     pub radix_eviction_policy_config: Option<String>,
-    /// Recomputes every prefix.
+    /// Turns the prefix cache off: every prompt is computed in full.
     pub disable_radix_cache: bool,
     /// Holds a request for a step or two when its prefix is being prefilled by another one.
     pub prefix_wait: bool,
@@ -143,7 +143,7 @@ pub struct EngineConfig {
     pub max_stop_token_ids: usize,
     /// Most tokens that one request gives a bias.
     pub max_logit_bias: usize,
-    /// Most alternatives a position, for top log probabilities and for chosen tokens alike.
+    /// Most alternatives per position, for top log probabilities and for chosen tokens alike.
     pub max_logprobs: usize,
     /// Longest `extra_key`, and longest `cache_salt`, in bytes.
     pub max_extra_key_bytes: usize,

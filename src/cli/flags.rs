@@ -121,10 +121,10 @@ pub struct EngineFlags {
         hide_short_help = true
     )]
     pub cuda_graph_max_bs: Option<usize>,
-    /// Compute threads; 0 takes one a physical core
+    /// Compute threads; 0 takes one per physical core
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub threads: Option<usize>,
-    /// Bind compute threads to cores, if they are as many as the process may use
+    /// Bind each compute thread to a core, if there are as many threads as cores that the process may use
     #[arg(
         long,
         value_name = "on|off",
@@ -151,7 +151,7 @@ pub struct EngineFlags {
     )]
     pub skip_tokenizer_init: Option<bool>,
 
-    /// Tokens a KV page, from 1 to 256
+    /// Tokens per KV page, from 1 to 256
     #[arg(long, value_name = "TOKENS", help_heading = "Memory")]
     pub page_size: Option<u32>,
     /// Share of the free memory for weights and KV pool together; `souffleur plan` prints the largest safe one
@@ -171,7 +171,7 @@ pub struct EngineFlags {
         hide_short_help = true
     )]
     pub radix_eviction_policy_config: Option<String>,
-    /// Recompute every prefix
+    /// Turn the prefix cache off: every prompt is computed in full
     #[arg(
         long,
         value_name = "on|off",
@@ -191,16 +191,16 @@ pub struct EngineFlags {
     /// Most requests that prefill or decode at once; derived from the KV pool if not given
     #[arg(long, value_name = "N", help_heading = "Scheduling")]
     pub max_running_requests: Option<usize>,
-    /// Most requests inside, running ones included; the next one gets 503
+    /// Most requests in the engine, waiting and running; the next one gets 503
     #[arg(long, value_name = "N", help_heading = "Scheduling")]
     pub max_queued_requests: Option<usize>,
-    /// Most prompt tokens inside; the next request gets 503
+    /// Most prompt tokens of all requests in the engine; the next request gets 503
     #[arg(long, value_name = "TOKENS", help_heading = "Scheduling")]
     pub max_queued_tokens: Option<usize>,
     /// Most input tokens of one prefill step
     #[arg(long, value_name = "TOKENS", help_heading = "Scheduling")]
     pub max_prefill_tokens: Option<usize>,
-    /// Longer prompts are prefilled in chunks of so many tokens; 0 or less turns that off
+    /// Longer prompts are prefilled in chunks of this many tokens; 0 or less turns that off
     #[arg(
         long,
         value_name = "TOKENS",
@@ -221,10 +221,10 @@ pub struct EngineFlags {
         help_heading = "Scheduling"
     )]
     pub enable_mixed_chunk: Option<bool>,
-    /// Decode steps behind a prefill step that left out a request which could have decoded; 0 turns that off
+    /// Decode steps that follow a prefill step in which a request could have decoded but did not; 0 turns that off
     #[arg(long, value_name = "STEPS", help_heading = "Scheduling")]
     pub prefill_decode_interval: Option<usize>,
-    /// Fewer requests that decode do not hold up a prefill
+    /// Least number of decoding requests for which the steps of --prefill-decode-interval are inserted
     #[arg(
         long,
         value_name = "N",
@@ -261,7 +261,7 @@ pub struct EngineFlags {
         help_heading = "Scheduling"
     )]
     pub schedule_low_priority_values_first: Option<bool>,
-    /// With --enable-priority-scheduling: no running request gives way
+    /// With --enable-priority-scheduling: no running request gives way to a better one
     #[arg(
         long,
         value_name = "on|off",
@@ -274,10 +274,10 @@ pub struct EngineFlags {
         help_heading = "Scheduling"
     )]
     pub disable_priority_preemption: Option<bool>,
-    /// With --enable-priority-scheduling: a running request gives way to one that is better by more than this
+    /// With --enable-priority-scheduling: a running request gives way only to one that is better by more than this
     #[arg(long, value_name = "N", help_heading = "Scheduling")]
     pub priority_scheduling_preemption_threshold: Option<i64>,
-    /// Above 1 reserves more for running requests: fewer retractions, smaller batches
+    /// Factor on the expected output of running requests: above 1 means fewer retractions and smaller batches
     #[arg(long, value_name = "FACTOR", help_heading = "Scheduling")]
     pub schedule_conservativeness: Option<f64>,
     /// Hold a request for a step or two when its prefix is being prefilled by another one
@@ -355,7 +355,7 @@ pub struct EngineFlags {
         hide_short_help = true
     )]
     pub max_stop_strings: Option<usize>,
-    /// Longest stop string
+    /// Longest stop string, in bytes
     #[arg(
         long,
         value_name = "BYTES",
@@ -379,7 +379,7 @@ pub struct EngineFlags {
         hide_short_help = true
     )]
     pub max_logit_bias: Option<usize>,
-    /// Most alternatives a position, for top log probabilities and for chosen tokens alike
+    /// Most alternatives per position, for top log probabilities and for chosen tokens alike
     #[arg(
         long,
         value_name = "N",
@@ -387,7 +387,7 @@ pub struct EngineFlags {
         hide_short_help = true
     )]
     pub max_logprobs: Option<usize>,
-    /// Longest extra_key, and longest cache_salt
+    /// Longest extra_key, and longest cache_salt, in bytes
     #[arg(
         long,
         value_name = "BYTES",

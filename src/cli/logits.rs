@@ -21,7 +21,7 @@ pub struct LogitsArgs {
     /// Quantise matrices when they are loaded
     #[arg(long, value_parser = ["int8"])]
     quantization: Option<String>,
-    /// Compute threads; 0 takes one a physical core
+    /// Compute threads; 0 takes one per physical core
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// JSON file {"prompts": [[token, ..], ..]}

@@ -38,7 +38,7 @@ pub struct Record {
     pub threads: usize,
     /// Instruction set of the kernels.
     pub kernel_path: &'static str,
-    /// Tokens a KV page.
+    /// Tokens per KV page.
     pub page_size: usize,
     /// Tokens of the KV pool.
     pub kv_pool_tokens: usize,

@@ -18,7 +18,7 @@ pub struct ServerFlags {
     /// Key of an admin, sent in the same header; it alone opens the full /debug/prefix, /set_policy, /flush_cache, abort_all
     #[arg(long, value_name = "KEY", help_heading = "Server")]
     pub admin_api_key: Option<String>,
-    /// Threads that parse requests and write responses; 0 takes one a core, at most 4
+    /// Threads that parse requests and write responses; 0 takes one per core, but at most 4
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub workers: Option<usize>,
     /// Seconds that running requests may go on once the server is told to stop
@@ -29,7 +29,7 @@ pub struct ServerFlags {
         help_heading = "Server"
     )]
     pub shutdown_deadline_s: Option<u32>,
-    /// Largest request body
+    /// Largest request body in bytes; larger ones get 413
     #[arg(
         long,
         value_name = "BYTES",
@@ -117,7 +117,7 @@ pub struct ServerFlags {
         help_heading = "Server"
     )]
     pub allowed_origins: Option<Vec<String>>,
-    /// Names that the server may be asked under without an API key, comma separated; * stands for all. IP addresses,
+    /// Host names under which the server answers without an API key, comma separated; * stands for all. IP addresses,
     /// localhost and --host always are
     #[arg(
         long,
@@ -142,7 +142,7 @@ pub struct ServerFlags {
         hide_short_help = true
     )]
     pub ws_max_requests: Option<usize>,
-    /// Largest message that a WebSocket takes
+    /// Largest message that a WebSocket takes, in bytes
     #[arg(
         long,
         value_name = "BYTES",
@@ -166,7 +166,7 @@ pub struct ServerFlags {
         hide_short_help = true
     )]
     pub ws_send_timeout_s: Option<u32>,
-    /// Seconds after which a connection ends whose client takes no byte of what is written to it
+    /// Seconds after which a connection ends if its client has read nothing of what is sent
     #[arg(
         long,
         value_name = "SECONDS",
