@@ -270,5 +270,4 @@ fn name_source(metadata: &Metadata, path: &[&str]) -> String {
 }
 
 #[cfg(test)]
-#[path = "settings_tests.rs"]
 mod tests;
