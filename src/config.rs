@@ -10,7 +10,7 @@ use crate::actors::watchdog::RebuildRules;
 use crate::error::ConfigError;
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::model::loader::LoadFormat;
-use crate::model::weights::Quantization;
+use crate::model::weights::{Dtype, Quantization};
 use crate::request::RequestTimeouts;
 use crate::state::eviction::{EvictionParameters, EvictionPolicy};
 use crate::state::pages::PageSize;
@@ -54,7 +54,7 @@ pub struct EngineConfig {
     /// Name that `/v1/models` lists; the folder's name when absent.
     pub served_model_name: Option<String>,
     /// Storage of weights and KV.
-    pub dtype: Dtype,
+    pub dtype: DtypeChoice,
     /// What matrices are quantised to when they are loaded; as stored when absent.
     pub quantization: Option<Quantization>,
     /// Where weights come from.
@@ -164,7 +164,7 @@ impl Default for EngineConfig {
         Self {
             model_path: PathBuf::new(),
             served_model_name: None,
-            dtype: Dtype::Auto,
+            dtype: DtypeChoice::Auto,
             quantization: None,
             load_format: LoadFormat::Auto,
             device: Device::Auto,
@@ -222,7 +222,7 @@ impl Default for EngineConfig {
 /// Storage of weights and KV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Dtype {
+pub enum DtypeChoice {
     /// What the weights are stored in.
     #[default]
     Auto,
@@ -232,6 +232,18 @@ pub enum Dtype {
     Float16,
     /// bfloat16.
     Bfloat16,
+}
+
+impl DtypeChoice {
+    /// The type that was asked for; `None` for that of the weights.
+    pub fn named(self) -> Option<Dtype> {
+        match self {
+            Self::Auto => None,
+            Self::Float32 => Some(Dtype::F32),
+            Self::Float16 => Some(Dtype::F16),
+            Self::Bfloat16 => Some(Dtype::BF16),
+        }
+    }
 }
 
 /// Where to compute: `auto`, `cpu`, `cuda` or `cuda:N`.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::actors::executor::ExecutorFactory;
-use crate::config::{Dtype, EngineConfig};
+use crate::config::{DtypeChoice, EngineConfig};
 use crate::engine::Progress;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
@@ -145,7 +145,7 @@ fn options(
     let prefill_tokens = in_u32(config.chunk_tokens().unwrap_or(config.max_prefill_tokens));
     let max_rows = in_u32(max_rows);
     Ok(CudaOptions {
-        element: element_of(model.dtype, config.dtype == Dtype::Float16)?,
+        element: element_of(model.dtype, config.dtype == DtypeChoice::Float16)?,
         n_pages,
         page_size: config.page_size as usize,
         max_rows,

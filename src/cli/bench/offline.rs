@@ -6,10 +6,10 @@ use std::time::Duration;
 use actix_web::rt::System;
 use clap::Args;
 use indicatif::ProgressBar;
-use souffleur::config::{Dtype as DtypeWish, EngineConfig};
+use souffleur::config::EngineConfig;
 use souffleur::engine::{EngineHandle, ModelInfo};
 use souffleur::executor::cpu::{CpuDescription, describe};
-use souffleur::model::weights::{Dtype, Quantization};
+use souffleur::model::weights::Quantization;
 use souffleur::state::kv_layout::KvLayout;
 
 use super::super::{Failure, local, progress, telemetry};
@@ -323,14 +323,8 @@ impl Bench<'_> {
 
 impl Subject {
     fn read(config: &EngineConfig) -> Result<Self, Failure> {
-        let wish = match config.dtype {
-            DtypeWish::Auto => None,
-            DtypeWish::Float32 => Some(Dtype::F32),
-            DtypeWish::Float16 => Some(Dtype::F16),
-            DtypeWish::Bfloat16 => Some(Dtype::BF16),
-        };
-        let dir = &config.model_path;
-        let described = describe(dir, wish, config.quantization, config.load_format);
+        let (dir, dtype) = (&config.model_path, config.dtype.named());
+        let described = describe(dir, dtype, config.quantization, config.load_format);
         let description = described.map_err(Failure::failed)?;
         Ok(Self {
             place: Place::read(config, description.dtype)?,
