@@ -11,7 +11,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use souffleur::error::StartError;
 
-use crate::settings::{Settings, keys};
+use crate::settings::Settings;
 use flags::{AllFlags, LocalFlags};
 
 mod bench;
@@ -154,47 +154,8 @@ where
     I: IntoIterator<Item = T>,
     T: Into<std::ffi::OsString> + Clone,
 {
-    let matches: ArgMatches = command().try_get_matches_from(args)?;
+    let matches: ArgMatches = Cli::command().try_get_matches_from(args)?;
     Cli::from_arg_matches(&matches)
-}
-
-/// The command with the defaults of the configuration in its help.
-fn command() -> clap::Command {
-    let mut command = with_defaults(Cli::command());
-    let names: Vec<String> = command
-        .get_subcommands()
-        .map(|command| command.get_name().to_owned())
-        .collect();
-    for name in names {
-        command = command.mut_subcommand(name, with_defaults);
-    }
-    command
-}
-
-fn with_defaults(command: clap::Command) -> clap::Command {
-    let keys = keys();
-    command.mut_args(|arg| {
-        let default = keys.iter().find(|(_, key, _)| arg.get_id() == key.as_str());
-        // clap shows those that it knows itself.
-        let default = default.filter(|_| arg.get_default_values().is_empty());
-        match default.and_then(|(_, _, default)| shown(default)) {
-            None => arg,
-            Some(default) => {
-                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-                arg.help(format!("{help} [default: {default}]"))
-            }
-        }
-    })
-}
-
-/// A default as it would be typed, if there is one.
-fn shown(default: &serde_json::Value) -> Option<String> {
-    match default {
-        serde_json::Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
-        serde_json::Value::Bool(is_on) => Some(if *is_on { "on" } else { "off" }.to_owned()),
-        serde_json::Value::Number(number) => Some(number.to_string()),
-        _ => None,
-    }
 }
 
 /// Writes a line to stdout. A reader that went away is no reason to stop.

@@ -85,7 +85,7 @@ impl SimulateArgs {
     pub fn settings_flags(&self) -> AllFlags {
         let mut flags = self.flags.clone();
         if self.prompts_only {
-            flags.engine.page_size = None;
+            flags.engine.remove("page_size");
         }
         flags.into()
     }
@@ -125,7 +125,11 @@ fn run_prompts(
     is_quiet: bool,
 ) -> Result<(), Failure> {
     // Unless a page size is asked for, a page is a block: traces say nothing of what is inside.
-    let page_tokens = args.flags.engine.page_size.unwrap_or(BLOCK_TOKENS as u32);
+    let page_tokens = args
+        .flags
+        .engine
+        .get("page_size")
+        .unwrap_or(BLOCK_TOKENS as u32);
     let page_size = PageSize::new(page_tokens)
         .ok_or_else(|| Failure::Usage("page_size is 0, must be at least 1".into()))?;
     let eviction = config.eviction_policy().map_err(SimulateError::from)?;

@@ -111,8 +111,7 @@ fn rate(text: &str) -> Result<f64, String> {
 
 /// Runs the bench. `--model` is a flag of the engine's too: here it names the server's model.
 pub fn run(args: &BenchArgs, base_url: &str, seed: u64) -> Result<(), Failure> {
-    let model = args.flags.engine.model_path.as_ref();
-    let model = model.map(|name| name.display().to_string());
+    let model = args.flags.engine.get("model_path");
     let bearer = bearer(
         args.online.api_key.as_ref(),
         std::env::var(KEY_VARIABLE).ok(),
