@@ -11,8 +11,9 @@ use souffleur::engine::{EngineHandle, Generation};
 use souffleur::request::{ChatPrompt, Event, FinishReason, GenerateRequest, Prompt};
 use souffleur::state::sampling::SamplingParams;
 
+use super::failure::Failure;
 use super::flags::LocalFlags;
-use super::{Failure, local};
+use super::local;
 use crate::settings::Settings;
 
 const STOP_DEADLINE: Duration = Duration::from_secs(5);

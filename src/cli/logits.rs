@@ -7,7 +7,8 @@ use souffleur::kernels::cpu::default_threads;
 use souffleur::model::logits::{LogitsRequest, write_logits};
 use souffleur::model::weights::{Dtype, Quantization};
 
-use super::{Failure, bundled};
+use super::bundled;
+use super::failure::Failure;
 
 /// Flags of the command.
 #[derive(Args, Debug)]

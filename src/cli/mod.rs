@@ -3,24 +3,24 @@
 //! Exit codes: 0 after a graceful end, 1 when something could not be started or done, 2 for a command line or
 //! configuration that cannot be used.
 
-use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use souffleur::error::StartError;
-
 use crate::settings::Settings;
+use failure::Failure;
 use flags::{AllFlags, LocalFlags};
 
 mod bench;
 mod bundled;
+mod failure;
 pub mod flags;
 mod generate;
 mod gpu;
 mod local;
 mod logits;
+mod output;
 mod plan;
 mod progress;
 mod readahead;
@@ -28,6 +28,7 @@ mod replay_log;
 mod serve;
 mod signals;
 mod simulate;
+mod statistics;
 mod telemetry;
 
 const ORDER: &str = "\
@@ -74,30 +75,6 @@ enum Command {
     /// Probe and time a GPU, for scripts/gpu-check
     #[command(hide = true)]
     Gpu(Box<gpu::GpuArgs>),
-}
-
-/// Why a command ends early.
-#[derive(Debug)]
-pub enum Failure {
-    /// The command line or configuration cannot be used.
-    Usage(String),
-    /// Something could not be started or done.
-    Failed(String),
-}
-
-impl Failure {
-    fn failed(reason: impl Display) -> Self {
-        Self::Failed(reason.to_string())
-    }
-}
-
-impl From<StartError> for Failure {
-    fn from(error: StartError) -> Self {
-        match error {
-            StartError::Config(error) => Self::Usage(error.to_string()),
-            error => Self::Failed(error.to_string()),
-        }
-    }
 }
 
 /// Runs the command that the arguments of this process name.
@@ -156,11 +133,6 @@ where
 {
     let matches: ArgMatches = Cli::command().try_get_matches_from(args)?;
     Cli::from_arg_matches(&matches)
-}
-
-/// Writes a line to stdout. A reader that went away is no reason to stop.
-fn say(line: impl Display) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use souffleur::record::file::Ending;
 use souffleur::record::replay::{Counts, Replayed, replay};
 use souffleur::state::control::ControlSetup;
 
-use super::{Failure, say};
+use super::failure::Failure;
+use super::output::say;
 
 #[derive(Args, Debug)]
 pub struct ReplayLogArgs {

@@ -10,7 +10,7 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use super::Failure;
+use super::failure::Failure;
 use crate::settings::log::LogConfig;
 
 /// Messages that actix logs as errors though a client made them, by target and beginning: requests that are no HTTP,

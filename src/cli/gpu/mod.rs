@@ -6,7 +6,8 @@ use clap::{Args, Subcommand};
 use souffleur::kernels::cuda::driver::Device;
 use souffleur::kernels::cuda::timing::{self, Extent, Rates, Timing};
 
-use super::{Failure, say};
+use super::failure::Failure;
+use super::output::say;
 use report::{Measured, TableArgs};
 
 /// Flags of the command.

@@ -9,7 +9,7 @@ use souffleur::simulate::read::read_trace;
 use souffleur::simulate::synthetic::{Arrivals, Lengths, SyntheticLoad};
 use souffleur::simulate::trace::Trace;
 
-use super::super::Failure;
+use super::super::failure::Failure;
 
 /// Flags of the load.
 #[derive(Args, Debug)]

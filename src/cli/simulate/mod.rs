@@ -21,8 +21,9 @@ use souffleur::simulate::shape;
 use souffleur::simulate::trace::{BLOCK_TOKENS, Trace};
 use souffleur::state::pages::PageSize;
 
+use super::failure::Failure;
 use super::flags::{AllFlags, LocalFlags};
-use super::{Failure, say};
+use super::output::say;
 use crate::settings::Settings;
 use load::LoadArgs;
 use report::{CurvePoint, Run};
