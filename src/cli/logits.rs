@@ -19,7 +19,7 @@ pub struct LogitsArgs {
     /// Storage of weights and KV
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float16", "bfloat16"])]
     dtype: String,
-    /// Quantise matrices when they are loaded
+    /// Quantises matrices when they are loaded
     #[arg(long, value_parser = ["int8"])]
     quantization: Option<String>,
     /// Compute threads; 0 takes one per physical core
@@ -28,7 +28,7 @@ pub struct LogitsArgs {
     /// JSON file {"prompts": [[token, ..], ..]}
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
-    /// safetensors file to write: for prompt i the f32 tensor logits.<i>, [tokens, vocabulary]
+    /// safetensors file to write: prompt i becomes the f32 tensor logits.<i>, [tokens, vocabulary]
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
 }

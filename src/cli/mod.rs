@@ -61,11 +61,11 @@ enum Command {
     Serve(Box<AllFlags>),
     /// Answer one prompt: the text streams to stdout
     Generate(Box<generate::GenerateArgs>),
-    /// Show how memory would be divided, without loading the model
+    /// Show how memory would be divided, without loading the weights
     Plan(Box<LocalFlags>),
     /// Measure this engine on this machine, or a server under load
     Bench(Box<bench::BenchArgs>),
-    /// Simulate this engine's scheduler and cache under a trace, on hardware that need not be here
+    /// Simulate this engine's scheduler and cache under a load, on hardware that need not be here
     Simulate(Box<simulate::SimulateArgs>),
     /// Run the scheduler on a log of --record and compare every decision; exit code 1 at the first difference
     ReplayLog(Box<replay_log::ReplayLogArgs>),

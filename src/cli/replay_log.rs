@@ -15,7 +15,7 @@ use super::output::say;
 
 #[derive(Args, Debug)]
 pub struct ReplayLogArgs {
-    /// The log, as --record wrote it
+    /// Message log that --record wrote
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }

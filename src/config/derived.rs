@@ -44,7 +44,7 @@ impl EngineConfig {
         let parameters: EvictionParameters =
             serde_json::from_str(json.unwrap_or("{}")).map_err(|error| ConfigError {
                 key: "radix_eviction_policy_config".to_owned(),
-                reason: format!("is no JSON object of parameters: {error}"),
+                reason: format!("is not a JSON object of parameters: {error}"),
             })?;
         let policy = policy.with_parameters(parameters);
         Ok((!self.disable_radix_cache).then_some(policy))

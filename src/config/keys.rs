@@ -1,4 +1,4 @@
-//! What a configuration key is: one entry of [`keys!`](keys) makes the field with its doc, its default, its bounds and
+//! What a configuration key is: one entry of `keys!` makes the field with its doc, its default, its bounds and
 //! its line in [`Keys::KEYS`], from which the binary makes the flag and the environment variable.
 
 use std::fmt::Display;

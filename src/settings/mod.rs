@@ -178,7 +178,8 @@ fn env_layer(name: &str, value: &str) -> Result<EnvVariable, SettingsError> {
     // Kubernetes sets <SERVICE>_PORT=tcp://address:port, and more, for a service called souffleur.
     let is_service_link = key == "port" && value.starts_with("tcp://");
     if is_service_link || !keys().iter().any(|(_, known, _)| *known == key) {
-        let warning = format!("environment variable {name} is no configuration key: ignored");
+        let warning =
+            format!("environment variable {name} is not a configuration key and is ignored");
         return Ok(EnvVariable::Ignored(warning));
     }
     let flag = format!("--{}={value}", key.replace('_', "-"));

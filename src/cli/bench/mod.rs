@@ -20,10 +20,10 @@ use online::args::OnlineArgs;
 /// Flags of the command.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
-    /// Write a record with every sample to a file; - writes it to stdout, instead of the tables
+    /// Write a record with every sample to a file as JSON; - writes it to stdout instead of the tables
     #[arg(long, value_name = "FILE", help_heading = "Bench")]
     json: Option<PathBuf>,
-    /// Seed of the random prompts; another one each time if not given, so that no cache knows them
+    /// Seed of the random prompts; a new one for each run if not given, so that no cache holds the prompts
     #[arg(long, help_heading = "Bench")]
     seed: Option<u64>,
     #[command(flatten)]

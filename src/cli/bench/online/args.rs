@@ -13,11 +13,11 @@ const MOST_TOKENS: i64 = 1 << 20;
 /// Flags with a server.
 #[derive(Args, Debug)]
 pub struct OnlineArgs {
-    /// Measure an OpenAI-compatible server instead, by its /v1/completions: http://127.0.0.1:30000. Its first model is
-    /// asked, or that of --model
+    /// Measure the OpenAI-compatible server at this address instead, such as http://127.0.0.1:30000, through its
+    /// /v1/completions. Requests go to the model of --model, else to the server's first one
     #[arg(long, value_name = "URL", help_heading = "Bench of a server")]
     pub base_url: Option<String>,
-    /// What the server asks for as `Authorization: Bearer KEY`; OPENAI_API_KEY keeps it out of the list of processes
+    /// API key, sent as `Authorization: Bearer KEY`; the variable OPENAI_API_KEY keeps it out of the process list
     #[arg(
         long,
         value_name = "KEY",
@@ -25,10 +25,10 @@ pub struct OnlineArgs {
         help_heading = "Bench of a server"
     )]
     pub api_key: Option<Secret>,
-    /// What the prompts are: random ones, or random ones behind a prefix that all share
+    /// Kind of prompts: random ones, or random ones after a prefix that all share
     #[arg(long, value_enum, default_value_t = Dataset::Random, requires = "base_url", help_heading = "Bench of a server")]
     pub dataset_name: Dataset,
-    /// Tokens of each prompt [default: 512], with shared-prefix those behind the prefix [default: 64]
+    /// Tokens of each prompt [default: 512]; with shared-prefix, those after the prefix [default: 64]
     #[arg(long, value_name = "TOKENS", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..=MOST_TOKENS),
         help_heading = "Bench of a server")]
     pub random_input_len: Option<u32>,
@@ -40,11 +40,11 @@ pub struct OnlineArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 512, requires = "base_url",
         value_parser = clap::value_parser!(u32).range(1..=MOST_TOKENS), help_heading = "Bench of a server")]
     pub shared_prefix_len: u32,
-    /// Requests in all
+    /// Number of requests
     #[arg(long, value_name = "N", default_value_t = 100, requires = "base_url",
         value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = "Bench of a server")]
     pub num_prompts: u32,
-    /// Most requests under way; as many as have arrived if not given
+    /// Most requests at the same time; no limit if not given
     #[arg(long, value_name = "N", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..),
         help_heading = "Bench of a server")]
     pub max_concurrency: Option<u32>,
@@ -52,7 +52,7 @@ pub struct OnlineArgs {
     #[arg(long, value_name = "PER_SECOND", default_value = "inf", value_parser = rate, requires = "base_url",
         help_heading = "Bench of a server")]
     pub request_rate: f64,
-    /// Requests before the clock starts, one after the other, with prompts of their own
+    /// Requests that are sent one by one before the clock starts, with prompts of their own
     #[arg(
         long,
         value_name = "N",
@@ -61,13 +61,13 @@ pub struct OnlineArgs {
         help_heading = "Bench of a server"
     )]
     pub warmup_requests: u32,
-    /// Generate all tokens of each output, whatever they are
+    /// Generate outputs of full length: the end-of-text token does not end them
     #[arg(long, requires = "base_url", help_heading = "Bench of a server")]
     pub ignore_eos: bool,
-    /// Send text instead of token ids, for servers that take nothing else: about a token a word
+    /// Send text instead of token ids, for servers that accept only text; a word counts as one token
     #[arg(long, requires = "base_url", help_heading = "Bench of a server")]
     pub text_prompts: bool,
-    /// Token ids are drawn below this; what the server says if not given, else 32000
+    /// Vocabulary size, below which token ids are drawn; if not given, that which the server reports, else 32000
     #[arg(long, value_name = "N", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..),
         conflicts_with = "text_prompts", help_heading = "Bench of a server")]
     pub vocab_size: Option<u32>,
