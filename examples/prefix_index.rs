@@ -23,15 +23,15 @@ use anyhow::{Context as _, ensure};
 use souffleur::actors::messages::{PeekPrefix, StepPlanned};
 use souffleur::actors::prefix_index::{IndexCapacity, PrefixIndex};
 use souffleur::ids::{SeqId, StepId};
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::namespace::Namespace;
-use souffleur::state::pages::PageSize;
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::plan::preemption::Rank;
+use souffleur::state::plan::prefill_adder::{PrefillAdder, PrefillLimits};
 use souffleur::state::plan::{
     AdmitRequest, Admitted, CacheCounts, Candidate, Grant, PlanRequest, Planned, PublishKey,
     Reservation, Settle, SettleRelease,
 };
-use souffleur::state::preemption::Rank;
-use souffleur::state::prefill_adder::{PrefillAdder, PrefillLimits};
+use souffleur::state::pool::pages::PageSize;
 use tokio::sync::oneshot;
 
 const PAGE_TOKENS: u32 = 16;

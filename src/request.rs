@@ -1,14 +1,14 @@
 //! What a client asks for and what it gets back: the engine's public data types.
 
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::RequestError;
-use crate::executor::{LogprobWish, TokenLogprobs};
 use crate::ids::RequestId;
-use crate::state::namespace::Namespace;
+use crate::state::cache::namespace::Namespace;
 use crate::state::sampling::SamplingParams;
+use crate::state::sampling::{LogprobWish, TokenLogprobs};
+pub use crate::state::scheduler::news::FinishReason;
+pub use crate::state::scheduler::submission::{CancelFlag, RequestTimeouts};
 
 /// Bytes of text that usually make a token.
 const BYTES_PER_TOKEN: usize = 4;
@@ -46,34 +46,6 @@ impl GenerateRequest {
             priority: None,
             timeouts: RequestTimeouts::default(),
             is_streaming: true,
-        }
-    }
-}
-
-/// How long a request may take before it fails with `timeout`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct RequestTimeouts {
-    /// Seconds from intake to the first step; `None` for no limit.
-    pub waiting_s: Option<f64>,
-    /// Seconds from the first step to the end, time after a retraction included; `None` for no limit.
-    pub running_s: Option<f64>,
-}
-
-impl RequestTimeouts {
-    /// True if there is a limit.
-    pub fn any(&self) -> bool {
-        self.waiting_s.is_some() || self.running_s.is_some()
-    }
-
-    /// The shorter of the limits of both.
-    pub fn tightened(self, other: Self) -> Self {
-        let shorter = |a: Option<f64>, b: Option<f64>| match (a, b) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
-        Self {
-            waiting_s: shorter(self.waiting_s, other.waiting_s),
-            running_s: shorter(self.running_s, other.running_s),
         }
     }
 }
@@ -219,60 +191,6 @@ pub struct Finished {
     pub reason: FinishReason,
     /// Seconds from intake to the end.
     pub e2e_latency_s: f64,
-}
-
-/// Why a request ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// EOS or a stop token was sampled.
-    StopToken(u32),
-    /// A stop string was completed.
-    StopString(String),
-    /// `max_new_tokens` or the context's end was reached.
-    Length {
-        /// The limit that was reached.
-        max_new_tokens: u32,
-    },
-    /// The client cancelled.
-    Abort,
-}
-
-impl FinishReason {
-    /// OpenAI's and SGLang's word for it.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::StopToken(_) | Self::StopString(_) => "stop",
-            Self::Length { .. } => "length",
-            Self::Abort => "abort",
-        }
-    }
-}
-
-/// A flag that a client raises to cancel; readable before its `CancelRequest` arrives.
-#[derive(Clone, Default)]
-pub struct CancelFlag(Arc<AtomicBool>);
-
-impl CancelFlag {
-    /// Raises the flag.
-    pub fn raise(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    /// True for clones of one flag: they belong to one request.
-    pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// True once raised.
-    pub fn is_raised(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
-impl fmt::Debug for CancelFlag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CancelFlag({})", self.is_raised())
-    }
 }
 
 #[cfg(test)]

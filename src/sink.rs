@@ -6,16 +6,25 @@
 use std::fmt;
 use std::sync::Arc;
 
-use actix::Recipient;
+use actix::{Message, Recipient};
 use tokio::sync::mpsc;
 
-use crate::actors::messages::TokenEvent;
 use crate::admission::{Admission, Permit};
 use crate::error::RequestError;
 use crate::ids::RequestId;
 use crate::request::{Delta, Event};
 
-/// What became of a delta.
+/// Tokenizer -> an actor of the host's own, if the request was made with such a sink.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct TokenEvent {
+    /// The request.
+    pub rid: RequestId,
+    /// Its news.
+    pub event: Event,
+}
+
+/// The fate of a delta.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// It is on its way.

@@ -17,12 +17,12 @@ use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 use serde_json::Value;
 use souffleur::ids::PageId;
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::namespace::Namespace;
-use souffleur::state::page_pool::PagePool;
-use souffleur::state::pages::{NodeLock, PageSize, Pages, PoolLedger};
-use souffleur::state::prefix_cache::PrefixCache;
-use souffleur::state::radix_tree::{Insert, RadixTree};
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::prefix_cache::PrefixCache;
+use souffleur::state::cache::radix_tree::{Insert, RadixTree};
+use souffleur::state::pool::page_pool::PagePool;
+use souffleur::state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
 
 const FIXTURE: &str = "tests/fixtures/radix/radix_traces.jsonl.gz";
 const FIXTURE_OPERATIONS: usize = 6_195;

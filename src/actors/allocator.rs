@@ -5,7 +5,7 @@ use actix::{Actor, Context, Handler, Recipient};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{ReservePages, StepPlanned};
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
-use crate::state::pools::Pools;
+use crate::state::pool::pools::Pools;
 
 /// The actor around the pools.
 pub struct Allocator {

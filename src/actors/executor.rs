@@ -15,8 +15,9 @@ use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{RunStep, StepDone};
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::error::{LoadError, StepError};
-use crate::executor::{self, Launch, MAX_UNDER_WAY, StepOutput};
+use crate::executor::{self, Launch};
 use crate::ids::StepId;
+use crate::state::step::{PIPELINE_DEPTH, StepOutput};
 
 /// Steps between the front and the thread.
 const QUEUED_STEPS: usize = 2;
@@ -97,7 +98,7 @@ fn run_steps(executor: Box<dyn executor::Executor>, steps: &Receiver<RunStep>, a
     let mut line = StepLine {
         executor,
         done,
-        under_way: VecDeque::with_capacity(MAX_UNDER_WAY),
+        under_way: VecDeque::with_capacity(PIPELINE_DEPTH),
         last_end: None,
     };
     loop {
@@ -139,7 +140,7 @@ impl StepLine {
         if self.under_way.is_empty() {
             return steps.recv().map_or(Turn::End, Turn::Launch);
         }
-        if self.under_way.len() == MAX_UNDER_WAY {
+        if self.under_way.len() == PIPELINE_DEPTH {
             return Turn::Finish;
         }
         match steps.try_recv() {

@@ -10,20 +10,21 @@ use serde::Serialize;
 use crate::actors::call::Prompts;
 use crate::actors::mailbox::{HandlerTimer, InFlight};
 use crate::error::{RequestError, StepError};
-use crate::executor::{RowResult, StepOutput, StepPlan};
 use crate::ids::{RequestId, StepId};
-use crate::request::{CancelFlag, Event, GenerateRequest};
+use crate::request::{CancelFlag, GenerateRequest};
 use crate::sink::EventSink;
-use crate::state::namespace::Namespace;
-use crate::state::news::RequestTokens;
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_history::{PrefixEvent, PrefixReport};
+use crate::state::plan::probe::{ProbeReply, ProbeRequest};
 use crate::state::plan::{PlanRequest, Planned, ReserveRequest};
-use crate::state::prefix_history::{PrefixEvent, PrefixReport};
-use crate::state::probe::{ProbeReply, ProbeRequest};
 use crate::state::scheduler::CacheFlushed;
-use crate::state::sequence::Submission;
-use crate::state::stats::EngineStats;
+use crate::state::scheduler::news::RequestTokens;
+use crate::state::scheduler::stats::EngineStats;
+use crate::state::scheduler::submission::Submission;
+use crate::state::step::{RowResult, StepOutput, StepPlan};
 
 pub use crate::actors::call::Asked;
+pub use crate::sink::TokenEvent;
 
 // To the Tokenizer.
 
@@ -286,16 +287,6 @@ pub struct ActorDied {
 }
 
 // To hosts.
-
-/// Engine -> an actor of the host's own, if the request was made with such a sink.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct TokenEvent {
-    /// The request.
-    pub rid: RequestId,
-    /// Its news.
-    pub event: Event,
-}
 
 impl std::fmt::Debug for TokensReady {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -13,11 +13,11 @@ use crate::actors::mailbox::Mailbox;
 use crate::actors::messages::{PeekPrefix, PlanStep, StepPlanned};
 use crate::actors::radix_cache::RadixCache;
 use crate::actors::watchdog::{DeathNote, StopActor};
-use crate::state::eviction::EvictionPolicy;
-use crate::state::pages::{PageSize, PoolLedger};
+use crate::state::cache::eviction::EvictionPolicy;
+use crate::state::cache::radix_tree::RadixTree;
 use crate::state::plan::PlanRequest;
-use crate::state::pools::Pools;
-use crate::state::radix_tree::RadixTree;
+use crate::state::pool::pages::{PageSize, PoolLedger};
+use crate::state::pool::pools::Pools;
 
 /// What an index holds at most.
 #[derive(Clone, Copy, Debug)]

@@ -8,9 +8,9 @@ use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages};
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::metrics::CacheMetrics;
-use crate::state::prefix_cache::PrefixCache;
-use crate::state::probe::run_probe;
-use crate::state::transaction::run_plan;
+use crate::state::cache::prefix_cache::PrefixCache;
+use crate::state::plan::probe::run_probe;
+use crate::state::plan::transaction::run_plan;
 
 /// The actor around the tree.
 pub struct RadixCache {

@@ -16,10 +16,10 @@ use crate::actors::messages::{
 };
 use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::error::RequestError;
-use crate::executor::{RowWork, StepPlan};
 use crate::metrics::SchedulerMetrics;
 use crate::record::RecordedScheduler;
 use crate::state::scheduler::{CacheFlushed, Next};
+use crate::state::step::{RowWork, StepPlan};
 
 /// How often pins are looked through for those whose time has passed.
 const PIN_SWEEP: Duration = Duration::from_secs(1);

@@ -19,7 +19,7 @@ use crate::error::StartError;
 use crate::metrics::{RequestMetrics, SchedulerMetrics};
 use crate::record::{LogSink, RecordedScheduler};
 use crate::state::control::{ControlSetup, ControlStates};
-use crate::state::pages::PoolLedger;
+use crate::state::pool::pages::PoolLedger;
 
 /// Everything that it takes to build a unit, and to build it again.
 pub struct Blueprint {

@@ -17,7 +17,7 @@ use crate::actors::messages::{ActorDied, Doors};
 use crate::actors::unit::{Blueprint, Unit};
 use crate::error::StartError;
 use crate::metrics::DeathMetrics;
-use crate::state::pages::PoolLedger;
+use crate::state::pool::pages::PoolLedger;
 
 /// Everybody whose death is told.
 pub const MORTALS: [&str; 6] = [

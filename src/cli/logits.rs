@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use souffleur::executor::logits::{LogitsRequest, write_logits};
 use souffleur::kernels::cpu::default_threads;
-use souffleur::model::logits::{LogitsRequest, write_logits};
 use souffleur::model::weights::{Dtype, Quantization};
 
 use super::bundled;

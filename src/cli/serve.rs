@@ -166,7 +166,8 @@ mod tests {
     use metrics_exporter_prometheus::PrometheusBuilder;
     use souffleur::engine::{Engine, EngineParts, ModelInfo};
     use souffleur::error::{LoadError, StepError};
-    use souffleur::executor::{Executor, StepOutput, StepPlan};
+    use souffleur::executor::Executor;
+    use souffleur::state::step::{StepOutput, StepPlan};
 
     use super::*;
 

@@ -7,11 +7,11 @@ use super::validate::MAX_REBUILD_BACKOFF_S;
 use crate::actors::watchdog::RebuildRules;
 use crate::error::ConfigError;
 use crate::request::RequestTimeouts;
-use crate::state::eviction::{EvictionParameters, EvictionPolicy};
-use crate::state::policy::PriorityOrder;
-use crate::state::preemption::PriorityRules;
+use crate::state::cache::eviction::{EvictionParameters, EvictionPolicy};
+use crate::state::plan::preemption::PriorityRules;
 use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::BatchRules;
+use crate::state::scheduler::policy::PriorityOrder;
 
 /// Requests let in beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with
 /// a new request. More than these at once are turned away whatever their priority.

@@ -3,9 +3,9 @@
 use super::EngineConfig;
 use super::keys::out_of_range;
 use crate::error::ConfigError;
-use crate::state::pages::PageSize;
-use crate::state::policy::schedule_policy;
+use crate::state::pool::pages::PageSize;
 use crate::state::scheduler::IntakeLimits;
+use crate::state::scheduler::policy::schedule_policy;
 
 /// Most tokens per page: larger pages hold whole prompts, so little is shared.
 const MAX_PAGE_TOKENS: u32 = 256;

@@ -21,11 +21,11 @@ use crate::metrics::RequestMetrics;
 use crate::model::text::TextModel;
 use crate::request::{CancelFlag, Event, GenerateRequest};
 use crate::sink::EventSink;
-use crate::state::namespace::Namespace;
-use crate::state::prefix_history::PrefixReport;
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_history::PrefixReport;
 use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::CacheFlushed;
-use crate::state::stats::EngineStats;
+use crate::state::scheduler::stats::EngineStats;
 
 /// How one request is let in.
 type AdmitOne = fn(&Arc<Admission>) -> Result<Permit, RequestError>;

@@ -20,10 +20,10 @@ use crate::kernels::cpu::default_threads;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
 use crate::model::text::TextModel;
 use crate::record::LogSink;
+use crate::state::cache::prefix_history::HistoryLimits;
 use crate::state::control::ControlSetup;
-use crate::state::kv_layout::KvLayout;
-use crate::state::pages::PageSize;
-use crate::state::prefix_history::HistoryLimits;
+use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::pages::PageSize;
 use crate::state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Pages have ids of 32 bits.

@@ -3,8 +3,8 @@
 use rustc_hash::FxHashMap;
 
 use crate::executor::rows::Row;
-use crate::executor::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 use crate::ids::{PageId, RowId, SeqId};
+use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 /// What ids and tokens a plan may name.
 pub(super) struct Limits {

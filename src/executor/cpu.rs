@@ -7,12 +7,10 @@ use std::sync::Arc;
 
 pub use self::readout::LOGIT_ROWS;
 use crate::error::{LoadError, StepError};
+use crate::executor::Executor;
 use crate::executor::check::Limits;
 use crate::executor::results::SpentResults;
 use crate::executor::rows::Rows;
-use crate::executor::{
-    Executor, RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
-};
 use crate::ids::{PageId, RowId, SeqId, StepId};
 use crate::kernels::cpu::Isa;
 use crate::kernels::cpu::tensor::Tensor;
@@ -21,9 +19,10 @@ use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
 use crate::model::weights::{Dtype, Quantization};
 use crate::model::{Model, Reads};
-use crate::state::kv_layout::{KvLayout, MhaLayout};
-use crate::state::pages::PageRun;
+use crate::state::pool::kv_layout::{KvLayout, MhaLayout};
+use crate::state::pool::pages::PageRun;
 use crate::state::sampling::{RowSampler, SamplingParams};
+use crate::state::step::{RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta};
 
 /// How a [`CpuExecutor`] is set up.
 #[derive(Clone, Debug)]
@@ -240,7 +239,7 @@ impl CpuExecutor {
             table: vec![TableDelta::Append { row, pages }],
             rows: Vec::new(),
         };
-        let wish = crate::executor::LogprobWish {
+        let wish = crate::state::sampling::LogprobWish {
             start: Some(0),
             ..Default::default()
         };

@@ -8,10 +8,9 @@ use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
 use crate::error::StepError;
-use crate::executor::{
-    Executor, RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
-};
+use crate::executor::Executor;
 use crate::ids::{PageId, RowId, SeqId, StepId};
+use crate::state::step::{RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta};
 
 /// How a fake executor behaves.
 #[derive(Clone, Debug)]

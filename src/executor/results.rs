@@ -2,10 +2,10 @@
 
 use smallvec::SmallVec;
 
-use crate::executor::{RowResult, StepPlan};
+use crate::state::step::{PIPELINE_DEPTH, RowResult, StepPlan};
 
 /// Buffers of results that are kept: one more than steps are under way at once.
-const MAX_SPENT: usize = 3;
+const MAX_SPENT: usize = PIPELINE_DEPTH + 1;
 
 /// Emptied results of earlier steps.
 #[derive(Default)]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::error::StepError;
 use crate::executor::check::{self, Limits};
-use crate::executor::{RowStart, StepPlan, StepRow, TableDelta};
 use crate::ids::{RowId, SeqId};
+use crate::state::step::{RowStart, StepPlan, StepRow, TableDelta};
 
 /// One row of the page table in use.
 pub(super) struct Row {

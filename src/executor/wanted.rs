@@ -1,7 +1,7 @@
 //! Which rows of logits a step needs.
 
 use crate::executor::rows::Rows;
-use crate::executor::{RowWork, StepPlan};
+use crate::state::step::{RowWork, StepPlan};
 
 /// A row of logits that the step needs.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 
 use metrics::{Counter, counter};
 
-use crate::state::prefix_history::{Cause, PrefixReport};
+use crate::state::cache::prefix_history::{Cause, PrefixReport};
 
 /// Admissions by the cause of what the cache did not have.
 pub struct PrefixMetrics {

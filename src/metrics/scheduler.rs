@@ -5,7 +5,7 @@ use std::cell::Cell;
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::{scheduler_labels, with_label};
-use crate::state::stats::EngineStats;
+use crate::state::scheduler::stats::EngineStats;
 
 /// Seconds of work after which `gen_throughput` is computed anew.
 const THROUGHPUT_WINDOW_SECONDS: f64 = 1.0;

@@ -8,7 +8,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder
 use super::*;
 use crate::error::{RequestError, StepError};
 use crate::request::Usage;
-use crate::state::stats::EngineStats;
+use crate::state::scheduler::stats::EngineStats;
 
 fn recorder() -> PrometheusRecorder {
     let builder = PrometheusBuilder::new();

@@ -10,7 +10,7 @@ use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{MAX_POSITIONS, RopeConfig};
 use crate::model::weights::{Dtype, TensorSpec};
-use crate::state::kv_layout::MhaLayout;
+use crate::state::pool::kv_layout::MhaLayout;
 
 /// Largest `config.json` read.
 const MAX_FILE_BYTES: u64 = 4 << 20;

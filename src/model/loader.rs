@@ -13,7 +13,7 @@ use crate::model::config::ModelConfig;
 use crate::model::random::{RandomTensor, random_vector};
 use crate::model::rope::Rope;
 use crate::model::weights::{Dtype, Quantization, TensorSpec, TensorView, Weights};
-use crate::state::kv_layout::MhaLayout;
+use crate::state::pool::kv_layout::MhaLayout;
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

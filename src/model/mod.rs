@@ -7,10 +7,9 @@
 pub mod blocks;
 pub mod config;
 pub mod generation;
-mod json_file;
+pub(crate) mod json_file;
 pub mod llama;
 pub mod loader;
-pub mod logits;
 pub mod mistral;
 pub mod qwen2;
 pub mod qwen3;

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::StepError;
-use crate::executor::{LogprobWish, RowLogprobs, RowResult, StepOutput, TokenLogprobs};
 use crate::ids::{IntakeId, RequestId, SeqId, StepId};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest, Seq};
 use crate::request::{CancelFlag, RequestTimeouts};
-use crate::state::namespace::Namespace;
+use crate::state::cache::namespace::Namespace;
 use crate::state::sampling::SamplingParams;
-use crate::state::sequence::Submission;
+use crate::state::sampling::{LogprobWish, RowLogprobs, TokenLogprobs};
+use crate::state::scheduler::submission::Submission;
+use crate::state::step::{RowResult, StepOutput};
 
 /// Most prompt log probabilities that one row of a step is believed to have brought.
 const MAX_INPUT_LOGPROBS: u32 = 1 << 20;

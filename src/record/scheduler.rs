@@ -7,19 +7,19 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::error::{RequestError, StepError};
-use crate::executor::{RowResult, StepOutput};
 use crate::ids::{RequestId, StepId};
 use crate::record::digest::NewsDigest;
 use crate::record::entry::{Entry, FlagOf};
 use crate::record::sink::Recorder;
 use crate::request::CancelFlag;
-use crate::state::namespace::Namespace;
-use crate::state::news::RequestTokens;
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_history::PrefixEvent;
 use crate::state::plan::Planned;
-use crate::state::prefix_history::PrefixEvent;
-use crate::state::probe::ProbeReply;
+use crate::state::plan::probe::ProbeReply;
+use crate::state::scheduler::news::RequestTokens;
+use crate::state::scheduler::submission::Submission;
 use crate::state::scheduler::{CacheFlushed, Next, Scheduler};
-use crate::state::sequence::Submission;
+use crate::state::step::{RowResult, StepOutput};
 
 /// See the module.
 pub struct RecordedScheduler {

@@ -102,7 +102,7 @@ fn answer_bytes(request: &GenerateRequest, context_tokens: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::LogprobWish;
+    use crate::state::sampling::LogprobWish;
 
     const CONTEXT: usize = 1000;
 

@@ -3,8 +3,8 @@
 use std::iter;
 
 use crate::error::RequestError;
-use crate::executor::TokenLogprobs;
 use crate::request::{Delta, Event, FinishReason, Usage};
+use crate::state::sampling::TokenLogprobs;
 
 /// Log probabilities that a worker writes at a stretch: a few milliseconds with the texts of the tokens.
 const MAX_PIECE_ENTRIES: usize = 2048;

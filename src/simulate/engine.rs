@@ -16,23 +16,23 @@ use super::roofline::Roofline;
 use super::trace::{PROMPT_VOCAB, Trace, TraceRequest};
 use crate::config::EngineConfig;
 use crate::engine::{EngineParts, ModelInfo};
-use crate::executor::{RowResult, RowWork, StepOutput, StepPlan, StepRow};
 use crate::ids::{IntakeId, RequestId, SeqId};
 use crate::request::{CancelFlag, RequestTimeouts};
-use crate::state::namespace::Namespace;
-use crate::state::news::{RequestEnd, RequestTokens};
-use crate::state::pages::PoolLedger;
-use crate::state::plain_cache::PlainCache;
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::plain_cache::PlainCache;
+use crate::state::cache::prefix_cache::PrefixCache;
+use crate::state::cache::radix_tree::RadixTree;
+use crate::state::plan::probe::run_probe;
+use crate::state::plan::transaction::run_plan;
 use crate::state::plan::{PlanRequest, Planned, ReserveRequest};
-use crate::state::policy::schedule_policy;
-use crate::state::pools::Pools;
-use crate::state::prefix_cache::PrefixCache;
-use crate::state::probe::run_probe;
-use crate::state::radix_tree::RadixTree;
+use crate::state::pool::pages::PoolLedger;
+use crate::state::pool::pools::Pools;
 use crate::state::sampling::SamplingParams;
+use crate::state::scheduler::news::{RequestEnd, RequestTokens};
+use crate::state::scheduler::policy::schedule_policy;
+use crate::state::scheduler::submission::Submission;
 use crate::state::scheduler::{IntakeLimits, Next, Scheduler};
-use crate::state::sequence::Submission;
-use crate::state::transaction::run_plan;
+use crate::state::step::{RowResult, RowWork, StepOutput, StepPlan, StepRow};
 
 /// What is simulated besides the load.
 pub struct Simulation<'a> {

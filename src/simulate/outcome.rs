@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::state::stats::EngineStats;
+use crate::state::scheduler::stats::EngineStats;
 
 /// Intervals that are kept at most: when there are more, two become one.
 const MAX_MOMENTS: usize = 1024;

@@ -9,8 +9,8 @@ use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, 
 use crate::model::config::ModelConfig;
 use crate::model::generation::GenerationConfig;
 use crate::model::weights::Dtype;
-use crate::state::kv_layout::KvLayout;
-use crate::state::pages::PageSize;
+use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::pages::PageSize;
 
 use super::SimulateError;
 use super::hardware::Hardware;

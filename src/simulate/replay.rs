@@ -9,12 +9,12 @@ use serde::Serialize;
 
 use super::SimulateError;
 use super::trace::Trace;
-use crate::state::eviction::EvictionPolicy;
-use crate::state::namespace::Namespace;
-use crate::state::page_pool::PagePool;
-use crate::state::pages::{PageSize, PoolLedger};
-use crate::state::prefix_cache::{Checkpoint, PrefixCache};
-use crate::state::radix_tree::RadixTree;
+use crate::state::cache::eviction::EvictionPolicy;
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_cache::{Checkpoint, PrefixCache};
+use crate::state::cache::radix_tree::RadixTree;
+use crate::state::pool::page_pool::PagePool;
+use crate::state::pool::pages::{PageSize, PoolLedger};
 
 /// Most pages of a simulated pool: their ids alone take 1 GiB.
 pub const MAX_POOL_PAGES: usize = 1 << 28;

@@ -6,10 +6,10 @@
 //! - attention: a row's K/V is read once and the new one written; four operations a head element, query and key.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
 
-use crate::executor::{RowWork, StepPlan};
 use crate::model::config::ModelConfig;
 use crate::model::weights::{Dtype, Quantization};
-use crate::state::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::KvLayout;
+use crate::state::step::{RowWork, StepPlan};
 
 use super::hardware::Hardware;
 
@@ -181,9 +181,9 @@ fn pairs(start: f64, end: f64, window: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::StepRow;
     use crate::ids::{RowId, SeqId, StepId};
     use crate::simulate::shape;
+    use crate::state::step::StepRow;
 
     fn plan(works: &[(std::ops::Range<u32>, bool)]) -> StepPlan {
         let row = |(index, (positions, sample)): (usize, &(std::ops::Range<u32>, bool))| StepRow {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::state::pages::PoolLedger;
-use crate::state::plain_cache::PlainCache;
-use crate::state::policy::schedule_policy;
-use crate::state::pools::Pools;
-use crate::state::prefix_cache::PrefixCache;
-use crate::state::radix_tree::RadixTree;
+use crate::state::cache::plain_cache::PlainCache;
+use crate::state::cache::prefix_cache::PrefixCache;
+use crate::state::cache::radix_tree::RadixTree;
+use crate::state::pool::pages::PoolLedger;
+use crate::state::pool::pools::Pools;
+use crate::state::scheduler::policy::schedule_policy;
 use crate::state::scheduler::{Scheduler, SchedulerLimits};
 
 /// Everything that decides what the control states do with what comes in. A message log begins with it.

@@ -14,15 +14,16 @@ use std::sync::{Arc, Barrier};
 
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
-use souffleur::executor::{Executor, Placement, RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use souffleur::executor::{Executor, Placement};
 use souffleur::ids::{PageId, RowId, SeqId, StepId};
 use souffleur::kernels::cuda::driver::Device;
 use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::pack::Modules;
 use souffleur::kernels::cuda::params::ElementType;
 use souffleur::model::loader::LoadFormat;
-use souffleur::state::pages::PageRun;
+use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
+use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 struct Counting;
 

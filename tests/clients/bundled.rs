@@ -7,8 +7,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use souffleur::config::{DtypeChoice, EngineConfig};
 use souffleur::engine::{Engine, EngineHandle, Generation};
-use souffleur::executor::LogprobWish;
 use souffleur::request::{ChatPrompt, Event, FinishReason, Finished, GenerateRequest, Prompt};
+use souffleur::state::sampling::LogprobWish;
 
 use crate::binary::model;
 

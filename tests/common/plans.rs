@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use souffleur::executor::cpu::CpuOptions;
-use souffleur::executor::{LogprobWish, RowStart, RowWork, StepPlan, StepRow, TableDelta};
 use souffleur::ids::{PageId, RowId, SeqId, StepId};
 use souffleur::model::loader::LoadFormat;
-use souffleur::state::pages::PageRun;
+use souffleur::state::pool::pages::PageRun;
+use souffleur::state::sampling::LogprobWish;
 use souffleur::state::sampling::SamplingParams;
+use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 /// The CPU executor's options for a few short sequences.
 pub fn cpu_options() -> CpuOptions {

@@ -2,8 +2,8 @@
 
 use futures_util::future::join_all;
 use souffleur::engine::Generation;
-use souffleur::executor::LogprobWish;
 use souffleur::request::{Event, GenerateRequest, Prompt};
+use souffleur::state::sampling::LogprobWish;
 
 use crate::world::{World, within};
 

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use souffleur::error::StepError;
 use souffleur::executor::cpu::CpuExecutor;
-use souffleur::executor::{Executor, Launch, LogprobWish, StepOutput, StepPlan};
+use souffleur::executor::{Executor, Launch};
+use souffleur::state::sampling::LogprobWish;
 use souffleur::state::sampling::SamplingParams;
+use souffleur::state::step::{StepOutput, StepPlan};
 use souffleur_cusim::{Device, Fault};
 
 use crate::common::{

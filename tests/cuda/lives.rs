@@ -6,8 +6,8 @@ use std::sync::Arc;
 use futures_util::future::{join, join_all};
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineParts, Progress};
-use souffleur::executor::LogprobWish;
 use souffleur::request::{Event, GenerateRequest, Prompt};
+use souffleur::state::sampling::LogprobWish;
 use souffleur_cusim::{Device, Fault};
 
 use crate::gpu;

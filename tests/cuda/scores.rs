@@ -7,8 +7,8 @@
 use std::path::Path;
 
 use souffleur::config::DtypeChoice;
-use souffleur::executor::{LogprobWish, TokenLogprobs};
 use souffleur::request::{Event, GenerateRequest, Prompt};
+use souffleur::state::sampling::{LogprobWish, TokenLogprobs};
 
 use crate::requests::{Bits, bits};
 use crate::setups::{Setup, start_on_cpu};

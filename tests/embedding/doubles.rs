@@ -8,8 +8,9 @@ use actix::{Actor, Context, Handler, Message, Recipient};
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, EngineParts};
 use souffleur::error::StepError;
-use souffleur::executor::{Executor, StepOutput, StepPlan};
+use souffleur::executor::Executor;
 use souffleur::request::{ChatPrompt, GenerateRequest, Prompt};
+use souffleur::state::step::{StepOutput, StepPlan};
 use tokio::sync::mpsc;
 
 use super::world::Build;

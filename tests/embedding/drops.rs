@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use souffleur::request::{Event, GenerateRequest};
-use souffleur::state::stats::EngineStats;
+use souffleur::state::scheduler::stats::EngineStats;
 
 use super::doubles::Probe;
 use super::world::{Build, World, collect, request, within};

@@ -10,12 +10,12 @@ use souffleur::actors::prefix_index::{IndexCapacity, PrefixIndex};
 use souffleur::actors::radix_cache::RadixCache;
 use souffleur::actors::watchdog::DeathNote;
 use souffleur::ids::{PageId, StepId};
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::namespace::Namespace;
-use souffleur::state::pages::{EvictedPages, NodeLock, PageSize, Pages, PoolLedger};
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::prefix_cache::{Checkpoint, Checkpointed, LockedPrefix, PrefixCache};
 use souffleur::state::plan::{PinDemand, PlanRequest, Reservation};
-use souffleur::state::pools::Pools;
-use souffleur::state::prefix_cache::{Checkpoint, Checkpointed, LockedPrefix, PrefixCache};
+use souffleur::state::pool::pages::{EvictedPages, NodeLock, PageSize, Pages, PoolLedger};
+use souffleur::state::pool::pools::Pools;
 
 use super::doubles::Probe;
 use super::world::within;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use souffleur::actors::messages::{PeekPrefix, PinPrefix, PrefixPinned, UnpinPrefix};
 use souffleur::error::RequestError;
 use souffleur::request::Event;
-use souffleur::state::namespace::Namespace;
+use souffleur::state::cache::namespace::Namespace;
 
 use super::world::{Build, World, collect, request, within};
 

@@ -10,8 +10,8 @@ use souffleur::record::entry::Entry;
 use souffleur::record::file::{Ending, LogReader, Record};
 use souffleur::record::replay::{Replayed, replay};
 use souffleur::request::{CancelFlag, FinishReason};
+use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::control::ControlSetup;
-use souffleur::state::namespace::Namespace;
 
 use super::doubles::{Mishap, mishap_parts, question, start_bundled};
 use super::world::{Build, SHUTDOWN_DEADLINE, World, collect, expected, request, within};

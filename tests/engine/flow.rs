@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use souffleur::error::RequestError;
 use souffleur::request::{Event, FinishReason};
-use souffleur::state::prefix_history::Cause;
+use souffleur::state::cache::prefix_history::Cause;
 
 use super::world::{Build, assert_finished, collect, request};
 

@@ -14,8 +14,8 @@ use futures_util::future::join_all;
 use souffleur::actors::messages::SetPolicy;
 use souffleur::config::{DtypeChoice, EngineConfig};
 use souffleur::engine::{Engine, EngineParts, Generation, Progress};
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::policy::schedule_policy_names;
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::scheduler::policy::schedule_policy_names;
 
 use crate::requests::{
     Bits, REQUESTS, SHARED_TOKENS, at_once, bits, long_request, one_after_another, request,

@@ -9,10 +9,11 @@ use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, EngineParts, Generation, ModelInfo};
 use souffleur::error::StepError;
 use souffleur::executor::fake::{FakeExecutor, FakeOptions, expected_output};
-use souffleur::executor::{Executor, Launch, RowResult, StepOutput, StepPlan};
+use souffleur::executor::{Executor, Launch};
 use souffleur::ids::StepId;
 use souffleur::request::{Event, FinishReason, GenerateRequest, Prompt};
-use souffleur::state::stats::EngineStats;
+use souffleur::state::scheduler::stats::EngineStats;
+use souffleur::state::step::{RowResult, StepOutput, StepPlan};
 
 pub const VOCAB: u32 = 500;
 pub const EOS: u32 = 0;

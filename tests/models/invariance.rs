@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use souffleur::executor::Executor;
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::executor::{Executor, LogprobWish, StepPlan};
 use souffleur::ids::{PageId, SeqId};
 use souffleur::kernels::cpu::Isa;
 use souffleur::model::weights::{Dtype, Quantization};
-use souffleur::state::pages::PageRun;
+use souffleur::state::pool::pages::PageRun;
+use souffleur::state::sampling::LogprobWish;
+use souffleur::state::step::StepPlan;
 
 use crate::common::{
     all_positions, append, decode, fixtures, greedy, load, options, plan, prefill, start, tokens,
@@ -49,7 +51,7 @@ fn pages(seed: u32, page_size: u32) -> Vec<u32> {
     }
 }
 
-fn chunk(range: Range<u32>) -> souffleur::executor::StepRow {
+fn chunk(range: Range<u32>) -> souffleur::state::step::StepRow {
     let mut work = prefill(ROW, range.clone(), range.end == PROMPT_TOKENS);
     work.logprobs = all_positions();
     work

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use souffleur::executor::logits::{LogitsRequest, logits, write_logits};
 use souffleur::kernels::cpu::Isa;
-use souffleur::model::logits::{LogitsRequest, logits, write_logits};
 use souffleur::model::weights::{Dtype, Quantization};
 
 use crate::common::{

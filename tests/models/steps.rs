@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use souffleur::error::StepError;
-use souffleur::executor::{Executor, LogprobWish, StepPlan, TableDelta};
+use souffleur::executor::Executor;
 use souffleur::ids::{PageId, RowId};
-use souffleur::state::pages::PageRun;
+use souffleur::state::pool::pages::PageRun;
+use souffleur::state::sampling::LogprobWish;
 use souffleur::state::sampling::SamplingParams;
+use souffleur::state::step::{StepPlan, TableDelta};
 
 use crate::common::{
     append, decode, fixture, greedy, load, load_from, options, plan, prefill, start, tokens,

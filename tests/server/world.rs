@@ -13,7 +13,7 @@ use serde_json::Value;
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle};
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
-use souffleur::state::stats::EngineStats;
+use souffleur::state::scheduler::stats::EngineStats;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 

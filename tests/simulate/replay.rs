@@ -1,8 +1,8 @@
 //! Prompts alone: the reference curve of Mooncake's synthetic trace, which SGLang's own tree gave.
 
 use souffleur::simulate::replay::{ReplayCache, Replayed, replay_prompts};
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::pages::PageSize;
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::pool::pages::PageSize;
 
 use crate::{azure, mooncake};
 

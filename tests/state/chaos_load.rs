@@ -1,10 +1,10 @@
 //! What happens to an engine in the chaos: who comes, and what interferes between any two legs of any plan.
 
 use souffleur::request::RequestTimeouts;
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::policy::{PriorityOrder, schedule_policy_names};
-use souffleur::state::preemption::PriorityRules;
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::plan::preemption::PriorityRules;
 use souffleur::state::scheduler::BatchRules;
+use souffleur::state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
 use crate::chaos_table::Mix;
 use crate::scheduler_watch::Stage;

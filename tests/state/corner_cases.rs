@@ -1,11 +1,11 @@
 //! Situations that went wrong in other engines, one test each, and the examples of the design's sources.
 
 use souffleur::ids::PageId;
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::namespace::Namespace;
-use souffleur::state::pages::{NodeLock, PageSize};
-use souffleur::state::plain_cache::PlainCache;
-use souffleur::state::prefix_cache::{Checkpoint, PrefixCache};
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::plain_cache::PlainCache;
+use souffleur::state::cache::prefix_cache::{Checkpoint, PrefixCache};
+use souffleur::state::pool::pages::{NodeLock, PageSize};
 
 use crate::{Held, Memory, panics};
 

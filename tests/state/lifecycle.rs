@@ -7,13 +7,13 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use souffleur::ids::PageId;
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::namespace::Namespace;
-use souffleur::state::page_pool::PagePool;
-use souffleur::state::pages::{NodeLock, PageSize, Pages, PoolLedger};
-use souffleur::state::plain_cache::PlainCache;
-use souffleur::state::prefix_cache::{Checkpoint, PrefixCache};
-use souffleur::state::radix_tree::RadixTree;
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::plain_cache::PlainCache;
+use souffleur::state::cache::prefix_cache::{Checkpoint, PrefixCache};
+use souffleur::state::cache::radix_tree::RadixTree;
+use souffleur::state::pool::page_pool::PagePool;
+use souffleur::state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
 
 use crate::deterministic_runner;
 

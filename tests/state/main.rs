@@ -33,12 +33,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::namespace::Namespace;
-use souffleur::state::page_pool::PagePool;
-use souffleur::state::pages::{NodeLock, PageSize, Pages, PoolLedger};
-use souffleur::state::prefix_cache::{Checkpoint, Checkpointed, PrefixCache};
-use souffleur::state::radix_tree::{Insert, RadixTree};
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::prefix_cache::{Checkpoint, Checkpointed, PrefixCache};
+use souffleur::state::cache::radix_tree::{Insert, RadixTree};
+use souffleur::state::pool::page_pool::PagePool;
+use souffleur::state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
 
 /// A tree over a pool, and shorthands for what tests do with the two.
 struct Memory {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use souffleur::ids::PageId;
-use souffleur::state::eviction::{EvictionParameters, EvictionPolicy};
-use souffleur::state::namespace::Namespace;
-use souffleur::state::pages::NodeLock;
-use souffleur::state::prefix_cache::PrefixCache;
-use souffleur::state::radix_tree::Insert;
+use souffleur::state::cache::eviction::{EvictionParameters, EvictionPolicy};
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::prefix_cache::PrefixCache;
+use souffleur::state::cache::radix_tree::Insert;
+use souffleur::state::pool::pages::NodeLock;
 
 use crate::{Memory, deterministic_runner};
 

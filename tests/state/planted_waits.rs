@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use souffleur::executor::{RowStart, RowWork, StepPlan, StepRow};
 use souffleur::ids::{RowId, SeqId, StepId};
-use souffleur::state::pages::PageRun;
-use souffleur::state::policy::{SchedulePolicy, Waiting};
+use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
+use souffleur::state::scheduler::policy::{SchedulePolicy, Waiting};
+use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow};
 
 use crate::panics;
 use crate::scheduler_waits::{Promise, Room, WaitLog, WaitRules};

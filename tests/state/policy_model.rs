@@ -4,11 +4,11 @@
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
-use souffleur::executor::{RowWork, StepPlan};
+use souffleur::state::cache::prefix_cache::PrefixCache;
 use souffleur::state::plan::PlanRequest;
-use souffleur::state::policy::PriorityOrder;
-use souffleur::state::prefix_cache::PrefixCache;
-use souffleur::state::probe::ProbeKey;
+use souffleur::state::plan::probe::ProbeKey;
+use souffleur::state::scheduler::policy::PriorityOrder;
+use souffleur::state::step::{RowWork, StepPlan};
 
 use crate::scheduler_requests::Life;
 use crate::scheduler_world::World;

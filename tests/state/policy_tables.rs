@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use proptest::collection::vec;
 use souffleur::ids::{SeqId, StepId};
-use souffleur::state::namespace::Namespace;
-use souffleur::state::policy::{
-    Matched, PriorityOrder, ProbeKind, Waiting, schedule_policy, schedule_policy_names,
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::plan::probe::{Matched, ProbeKind};
+use souffleur::state::plan::probe::{ProbeKey, ProbeRequest, run_probe};
+use souffleur::state::scheduler::policy::{
+    PriorityOrder, Waiting, schedule_policy, schedule_policy_names,
 };
-use souffleur::state::probe::{ProbeKey, ProbeRequest, run_probe};
 
 use crate::scheduler_world::{Ask, Setup, World};
 use crate::{Memory, deterministic_runner};

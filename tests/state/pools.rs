@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use souffleur::ids::{PageId, RowId};
-use souffleur::state::page_pool::PagePool;
-use souffleur::state::pages::{PageSize, Pages, PoolLedger};
-use souffleur::state::row_pool::RowPool;
+use souffleur::state::pool::page_pool::PagePool;
+use souffleur::state::pool::pages::{PageSize, Pages, PoolLedger};
+use souffleur::state::pool::row_pool::RowPool;
 
 use crate::panics;
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use souffleur::ids::{RequestId, StepId};
-use souffleur::state::namespace::Namespace;
-use souffleur::state::pages::PageSize;
-use souffleur::state::prefix_history::{
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::prefix_history::{
     Branch, Cause, Departure, Elsewhere, EvictedEdge, HistoryLimits, PrefixEvent, PrefixHash,
     PrefixHistory, PrefixLeft,
 };
+use souffleur::state::pool::pages::PageSize;
 use souffleur::state::scheduler::CacheFlushed;
 
 use crate::scheduler_world::{Ask, Fate, Setup, World};

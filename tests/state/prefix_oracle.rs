@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use souffleur::ids::{RequestId, StepId};
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::namespace::Namespace;
-use souffleur::state::page_pool::PagePool;
-use souffleur::state::pages::{PageSize, PoolLedger};
-use souffleur::state::prefix_cache::PrefixCache;
-use souffleur::state::prefix_history::{
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::prefix_cache::PrefixCache;
+use souffleur::state::cache::prefix_history::{
     Cause, HistoryLimits, PrefixEvent, PrefixHistory, PrefixLeft,
 };
-use souffleur::state::radix_tree::{Insert, RadixTree};
+use souffleur::state::cache::radix_tree::{Insert, RadixTree};
+use souffleur::state::pool::page_pool::PagePool;
+use souffleur::state::pool::pages::{PageSize, PoolLedger};
 
 use crate::deterministic_runner;
 

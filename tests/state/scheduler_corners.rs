@@ -28,10 +28,10 @@
 //! | 24 | over-allocation by speculation | does not apply: there is no speculation; pages behind the last token are given back whole in `lifecycle` |
 
 use souffleur::error::RequestError;
-use souffleur::executor::TableDelta;
 use souffleur::executor::fake::expected_output;
 use souffleur::request::{CancelFlag, FinishReason};
-use souffleur::state::news::RequestEnd;
+use souffleur::state::scheduler::news::RequestEnd;
+use souffleur::state::step::TableDelta;
 
 use crate::scheduler_world::{Ask, EOS, End, Fate, Setup, VOCAB, World};
 

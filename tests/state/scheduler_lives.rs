@@ -3,10 +3,10 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use souffleur::request::CancelFlag;
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::policy::{PriorityOrder, schedule_policy_names};
-use souffleur::state::preemption::PriorityRules;
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::plan::preemption::PriorityRules;
 use souffleur::state::scheduler::BatchRules;
+use souffleur::state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
 use crate::deterministic_runner;
 use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};

@@ -5,8 +5,8 @@
 
 use souffleur::error::RequestError;
 use souffleur::ids::SeqId;
-use souffleur::state::preemption::{Preemption, PriorityRules, Rank, Victim};
-use souffleur::state::prefill_adder::{PrefillAdder, PrefillLimits, RunningReserve};
+use souffleur::state::plan::preemption::{Preemption, PriorityRules, Rank, Victim};
+use souffleur::state::plan::prefill_adder::{PrefillAdder, PrefillLimits, RunningReserve};
 use souffleur::state::scheduler::BatchRules;
 
 use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};

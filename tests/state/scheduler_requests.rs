@@ -4,7 +4,7 @@ use souffleur::error::{RequestError, StepError};
 use souffleur::executor::fake::expected_output;
 use souffleur::ids::RequestId;
 use souffleur::request::{CancelFlag, FinishReason, RequestTimeouts};
-use souffleur::state::news::RequestEnd;
+use souffleur::state::scheduler::news::RequestEnd;
 
 pub const VOCAB: u32 = 256;
 pub const EOS: u32 = 0;

@@ -1,9 +1,9 @@
 //! The exact steps of small scripts: what is planned when, and with which pages.
 
-use souffleur::executor::{RowWork, StepPlan, TableDelta};
 use souffleur::ids::PageId;
 use souffleur::request::FinishReason;
-use souffleur::state::news::RequestEnd;
+use souffleur::state::scheduler::news::RequestEnd;
+use souffleur::state::step::{RowWork, StepPlan, TableDelta};
 
 use crate::scheduler_world::{Ask, EOS, End, Fate, Setup, World};
 
@@ -122,7 +122,7 @@ fn step_results_out_of_order_are_counted_and_dropped() {
     world.submit(Ask::exactly(vec![1, 2, 3], 3));
     world.finish_plan();
     let stale = world.history[1].step;
-    let output = souffleur::executor::StepOutput {
+    let output = souffleur::state::step::StepOutput {
         step: stale,
         rows: Vec::new(),
     };

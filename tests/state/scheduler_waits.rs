@@ -25,7 +25,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use souffleur::executor::{RowWork, StepPlan};
+use souffleur::state::step::{RowWork, StepPlan};
 
 /// Plans that hold a request back for a prefix in flight.
 const MOST_HELD: usize = 2;

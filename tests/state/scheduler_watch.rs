@@ -1,8 +1,8 @@
 //! What a schedule must look like, worked out from its steps alone: who rides, who sits out, who gives way.
 
-use souffleur::executor::{RowWork, StepPlan};
 use souffleur::ids::SeqId;
 use souffleur::state::scheduler::BatchRules;
+use souffleur::state::step::{RowWork, StepPlan};
 
 use crate::scheduler_requests::Ask;
 
@@ -149,7 +149,7 @@ impl Watch {
         assert!(all_ride || decodes.is_empty(), "{decodes:?} {decodable:?}");
         if prefills > 0 && !decodes.is_empty() {
             assert!(self.rules.mixed_chunk);
-            let wants = |row: &souffleur::executor::StepRow| {
+            let wants = |row: &souffleur::state::step::StepRow| {
                 self.requests[number_of(row.seq)].wants_logprobs
             };
             assert!(!plan.rows.iter().any(wants));

@@ -1,6 +1,6 @@
 //! Tail-optimised LRU: victims worked out by hand.
 
-use souffleur::state::eviction::{EvictionParameters, EvictionPolicy};
+use souffleur::state::cache::eviction::{EvictionParameters, EvictionPolicy};
 
 use crate::Memory;
 

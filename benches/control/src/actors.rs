@@ -13,7 +13,7 @@ use souffleur::actors::scheduler::{Links, Scheduler};
 use souffleur::actors::watchdog::DeathNote;
 use souffleur::metrics::SchedulerMetrics;
 use souffleur::record::RecordedScheduler;
-use souffleur::state::pages::PoolLedger;
+use souffleur::state::pool::pages::PoolLedger;
 
 use crate::engine::{Shape, answer, request};
 use crate::prompts::prompt;

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use souffleur::executor::{RowResult, StepOutput, StepPlan};
+use souffleur::state::step::{RowResult, StepOutput, StepPlan};
 use souffleur::ids::{IntakeId, RequestId};
 use souffleur::request::{CancelFlag, RequestTimeouts};
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::namespace::Namespace;
-use souffleur::state::pages::{PageSize, PoolLedger};
-use souffleur::state::policy::schedule_policy;
-use souffleur::state::pools::Pools;
-use souffleur::state::probe::run_probe;
-use souffleur::state::radix_tree::RadixTree;
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::pool::pages::{PageSize, PoolLedger};
+use souffleur::state::scheduler::policy::schedule_policy;
+use souffleur::state::pool::pools::Pools;
+use souffleur::state::plan::probe::run_probe;
+use souffleur::state::cache::radix_tree::RadixTree;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::scheduler::{BatchRules, Next, QueueRules, Scheduler, SchedulerLimits};
-use souffleur::state::sequence::Submission;
-use souffleur::state::transaction::run_plan;
+use souffleur::state::scheduler::submission::Submission;
+use souffleur::state::plan::transaction::run_plan;
 
 /// What a control plane is made of.
 #[derive(Clone, Copy)]

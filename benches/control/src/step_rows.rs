@@ -5,7 +5,7 @@ use crate::clock::Times;
 use crate::engine::{Engine, Shape, request};
 use crate::prompts::{SHARED_TOKENS, prompt};
 use crate::report::{Operation, Row};
-use souffleur::state::sequence::Submission;
+use souffleur::state::scheduler::submission::Submission;
 
 /// Steps of which one value is the mean.
 const STEPS: usize = 20;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use kv_index::TokenTree;
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::namespace::Namespace;
-use souffleur::state::page_pool::PagePool;
-use souffleur::state::pages::{EvictedPages, PageSize, Pages, PoolLedger};
-use souffleur::state::prefix_cache::PrefixCache;
-use souffleur::state::radix_tree::{Insert, RadixTree};
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::pool::page_pool::PagePool;
+use souffleur::state::pool::pages::{EvictedPages, PageSize, Pages, PoolLedger};
+use souffleur::state::cache::prefix_cache::PrefixCache;
+use souffleur::state::cache::radix_tree::{Insert, RadixTree};
 
 /// A tree as the benchmark drives it. What stands around an operation (getting pages, giving them back) is done
 /// before and after the clock runs.

@@ -19,7 +19,7 @@ use crate::error::RequestError;
 use crate::ids::{IntakeId, RequestId};
 use crate::request::{CancelFlag, Event, FinishReason, Finished};
 use crate::state::sampling::SamplingParams;
-use crate::state::sequence::Submission;
+use crate::state::scheduler::submission::Submission;
 
 use super::Tokenizer;
 use super::call::{Arrival, Call, Encoded, Opening, PromptState, cancelled};

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::RequestError;
-use crate::executor::{RowLogprobs, TokenLogprobs};
 use crate::ids::RequestId;
 use crate::metrics::RequestMetrics;
 use crate::request::{Delta, Event, FinishReason, Finished, Usage};
 use crate::sink::{Delivery, EventSink};
 use crate::state::detok::{StopTable, TextStream};
-use crate::state::news::{RequestEnd, RequestTokens};
 use crate::state::sampling::SamplingParams;
-use crate::state::sequence::Submission;
+use crate::state::sampling::{RowLogprobs, TokenLogprobs};
+use crate::state::scheduler::news::{RequestEnd, RequestTokens};
+use crate::state::scheduler::submission::Submission;
 
 use super::TokenizerSettings;
 

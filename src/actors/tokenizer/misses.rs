@@ -5,10 +5,10 @@ use std::time::Instant;
 use crate::ids::RequestId;
 use crate::metrics::PrefixMetrics;
 use crate::model::text::TextModel;
-use crate::state::detok::TokenText;
-use crate::state::prefix_history::{
+use crate::state::cache::prefix_history::{
     HistoryLimits, PrefixEvent, PrefixHistory, PrefixReport, PrefixTexts,
 };
+use crate::state::detok::TokenText;
 
 /// The history with a clock, metrics and words.
 pub(super) struct Misses {

@@ -23,10 +23,10 @@ use crate::ids::{IntakeId, RequestId};
 use crate::metrics::RequestMetrics;
 use crate::model::text::TextModel;
 use crate::request::RequestTimeouts;
-use crate::state::news::RequestTokens;
-use crate::state::prefix_history::{HistoryLimits, PrefixReport};
+use crate::state::cache::prefix_history::{HistoryLimits, PrefixReport};
 use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::IntakeLimits;
+use crate::state::scheduler::news::RequestTokens;
 
 use intake::Intake;
 use live::{Live, Step};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::actors::call::Weighed;
 use crate::error::RequestError;
-use crate::executor::LogprobWish;
 use crate::model::text::{self, TextModel};
 use crate::request::{ChatPrompt, GenerateRequest, Prompt};
+use crate::state::sampling::LogprobWish;
 use crate::state::sampling::SamplingParams;
 
 use super::TokenizerSettings;

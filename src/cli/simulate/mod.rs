@@ -19,7 +19,7 @@ use souffleur::simulate::replay::{ReplayCache, replay_prompts};
 use souffleur::simulate::roofline::Roofline;
 use souffleur::simulate::shape;
 use souffleur::simulate::trace::{BLOCK_TOKENS, Trace};
-use souffleur::state::pages::PageSize;
+use souffleur::state::pool::pages::PageSize;
 
 use super::failure::Failure;
 use super::flags::{AllFlags, LocalFlags};

@@ -6,8 +6,8 @@ use souffleur::config::EngineConfig;
 use souffleur::simulate::outcome::{Ending, Outcome};
 use souffleur::simulate::replay::Replayed;
 use souffleur::simulate::trace::Trace;
-use souffleur::state::eviction::EvictionPolicy;
-use souffleur::state::pages::PageSize;
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::pool::pages::PageSize;
 
 use super::super::output::say;
 use super::super::output::table;

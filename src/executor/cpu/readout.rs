@@ -3,11 +3,12 @@
 use super::{CpuExecutor, LogitsProbe, RowSampling};
 use crate::executor::rows::Rows;
 use crate::executor::wanted::{Wanted, find_wanted};
-use crate::executor::{LogprobWish, RowResult, StepPlan, TokenLogprobs};
 use crate::ids::RowId;
 use crate::kernels::cpu::readout::choose;
 use crate::kernels::cpu::tensor::Tensor;
 use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, token_logprobs};
+use crate::state::sampling::{LogprobWish, TokenLogprobs};
+use crate::state::step::{RowResult, StepPlan};
 
 /// Rows of logits computed at once: enough for a batch of decodes, and bounded for the log probabilities of a prompt.
 pub const LOGIT_ROWS: usize = 64;

@@ -3,12 +3,12 @@
 //! Only what comes before a decode counts as waiting: a decode follows other work of the same requests at once, while a
 //! prefill may come after a time without any. Measuring never fails a step.
 
-use super::MAX_UNDER_WAY;
 use crate::kernels::cuda::driver::{Device, DriverError, Event, Stream};
 use crate::metrics::GpuMetrics;
+use crate::state::step::PIPELINE_DEPTH;
 
 /// The one before those under way is still needed.
-const N_LAPS: usize = MAX_UNDER_WAY + 2;
+const N_LAPS: usize = PIPELINE_DEPTH + 2;
 
 /// When steps began and ended, by the device's own clock.
 pub(super) struct StepClock {

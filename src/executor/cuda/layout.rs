@@ -7,11 +7,12 @@ use crate::executor::cuda::samplers::{RowSamplers, StartLists};
 use crate::executor::cuda::words::{Section, Words};
 use crate::executor::rows::Rows;
 use crate::executor::wanted::{Wanted, find_wanted};
-use crate::executor::{LogprobWish, RowWork, StepPlan, TableDelta};
 use crate::kernels::cuda::params::{Segment, Tile};
 use crate::kernels::cuda::sampling::{
     DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun, TokenLogprob,
 };
+use crate::state::sampling::LogprobWish;
+use crate::state::step::{RowWork, StepPlan, TableDelta};
 
 /// Buffers in which a step is laid out, kept for their memory.
 #[derive(Default)]

@@ -33,10 +33,7 @@ use crate::executor::check::Limits;
 use crate::executor::memory_plan::MemoryPlan;
 use crate::executor::results::SpentResults;
 use crate::executor::rows::Rows;
-use crate::executor::{
-    Executor, Launch, MAX_UNDER_WAY, Placement, RowResult, StepOutput, StepPlan, StepRow,
-    TokenLogprobs,
-};
+use crate::executor::{Executor, Launch, Placement};
 use crate::ids::StepId;
 use crate::kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes};
 use crate::kernels::cuda::driver::{Device, DriverError, Priority, Stream};
@@ -47,6 +44,8 @@ use crate::kernels::cuda::sampling::{MAX_TOP, MAX_VOCAB, Sampled, SamplingKernel
 use crate::model::Model;
 use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
 use crate::model::weights::Dtype;
+use crate::state::sampling::TokenLogprobs;
+use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
 
 /// Rows of logits that are computed at once, if graphs do not ask for more.
 const LOGIT_ROWS: usize = 64;
@@ -243,7 +242,7 @@ impl CudaExecutor {
             rows: Rows::new(options.max_rows, limits),
             layout: Layout::default(),
             results: SpentResults::default(),
-            under_way: VecDeque::with_capacity(MAX_UNDER_WAY),
+            under_way: VecDeque::with_capacity(PIPELINE_DEPTH),
             spent_readings: Vec::new(),
             is_suspect: false,
             device,
@@ -271,9 +270,9 @@ impl CudaExecutor {
     }
 
     fn begin(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        if self.under_way.len() == MAX_UNDER_WAY {
+        if self.under_way.len() == PIPELINE_DEPTH {
             return Err(StepError::Rejected(format!(
-                "{MAX_UNDER_WAY} steps are under way, no more can be"
+                "{PIPELINE_DEPTH} steps are under way, no more can be"
             )));
         }
         self.rows.check(plan)?;

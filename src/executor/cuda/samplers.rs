@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::error::StepError;
-use crate::executor::RowStart;
 use crate::executor::cuda::words::{Section, Words};
 use crate::kernels::cuda::arena::{Arena, Part};
 use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Stream};
@@ -12,6 +11,7 @@ use crate::kernels::cuda::sampling::{
     SamplingKernels, TokenBias,
 };
 use crate::state::sampling::SamplingParams;
+use crate::state::step::RowStart;
 
 /// Slots of counts at first; they are doubled when they do not suffice.
 const COUNT_SLOTS: usize = 8;

@@ -5,13 +5,13 @@
 
 use std::ops::Range;
 
-use crate::executor::MAX_UNDER_WAY;
 use crate::kernels::cuda::driver::{
     Device, DeviceBuffer, DevicePtr, DriverError, Event, HostUse, PinnedBuffer, Priority, Stream,
 };
+use crate::state::step::PIPELINE_DEPTH;
 
 /// Slots of a ring.
-pub(super) const N_SLOTS: usize = MAX_UNDER_WAY + 1;
+pub(super) const N_SLOTS: usize = PIPELINE_DEPTH + 1;
 
 /// Words on their way to the device.
 pub(super) struct UploadRing {

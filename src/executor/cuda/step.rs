@@ -4,7 +4,6 @@ use crate::executor::cuda::graphs::DecodeGraph;
 use crate::executor::cuda::layout::{LOGPROB_WORDS, Lists, Logprobs};
 use crate::executor::cuda::stage::{ReadbackPart, Uploaded};
 use crate::executor::cuda::{CudaExecutor, CudaOptions, SAMPLED_WORDS, UnderWay};
-use crate::executor::{RowResult, TokenLogprobs};
 use crate::ids::StepId;
 use crate::kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
 use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError};
@@ -14,7 +13,9 @@ use crate::kernels::cuda::sampling::{
     SampleWork, SamplingShape, TIE_MARGIN,
 };
 use crate::model::Reads;
+use crate::state::sampling::TokenLogprobs;
 use crate::state::sampling::token_logprobs;
+use crate::state::step::RowResult;
 
 /// What steps are about, at places that graphs know.
 pub(super) struct StepArrays {

@@ -6,10 +6,10 @@ use std::path::Path;
 use souffleur_cusim::Fault;
 
 use super::*;
-use crate::executor::{RowStart, RowWork, TableDelta};
 use crate::ids::{PageId, RowId, SeqId};
-use crate::state::pages::PageRun;
+use crate::state::pool::pages::PageRun;
 use crate::state::sampling::SamplingParams;
+use crate::state::step::{RowStart, RowWork, TableDelta};
 
 const ROWS: u32 = 2;
 const PROMPT_TOKENS: u32 = 8;

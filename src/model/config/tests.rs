@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::rope::RopeScaling;
-use crate::state::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::KvLayout;
 
 fn base(architecture: &str) -> Value {
     json!({

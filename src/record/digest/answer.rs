@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{PageRuns, Seq, Sum, seqs};
 use crate::ids::{RowId, StepId};
+use crate::state::plan::probe::Matched;
+use crate::state::plan::probe::ProbeReply;
 use crate::state::plan::{
     Admitted, CheckpointedSeq, Grant, Growth, Planned, Preempt, Reservation, Verdict,
 };
-use crate::state::policy::Matched;
-use crate::state::probe::ProbeReply;
 
 /// Of a [`Planned`]: what tree and pools decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

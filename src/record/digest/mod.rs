@@ -11,8 +11,8 @@ mod step;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{IntakeId, PageId, SeqId, StepId};
-use crate::state::news::{RequestEnd, RequestTokens};
 use crate::state::scheduler::Next;
+use crate::state::scheduler::news::{RequestEnd, RequestTokens};
 
 pub use answer::{PlannedDigest, ProbedDigest};
 pub use plan::{PlanDigest, ProbeDigest, ReserveDigest};

@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{PageRuns, Seq, Sum, seqs};
 use crate::ids::{RowId, StepId};
+use crate::state::plan::probe::{ProbeKey, ProbeRequest};
 use crate::state::plan::{
     AdmitRequest, Candidate, DecodeDemand, Demand, PinDemand, PlanRequest, PublishKey,
     ReserveRequest, Settle, SettleCheckpoint, SettleRelease,
 };
-use crate::state::probe::{ProbeKey, ProbeRequest};
 
 /// Of a [`PlanRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{PageRuns, Seq, Sum};
-use crate::executor::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 use crate::ids::{PageId, RowId, StepId};
+use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 /// Of a [`StepPlan`]: all of it but the tokens and parameters, which the submissions decide.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

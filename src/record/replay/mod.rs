@@ -16,9 +16,9 @@ use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest}
 use crate::record::entry::Entry;
 use crate::record::file::{Ending, Header, LogError, LogReader, Record};
 use crate::state::control::{ControlSetup, ControlStates};
-use crate::state::probe::run_probe;
+use crate::state::plan::probe::run_probe;
+use crate::state::plan::transaction::run_plan;
 use crate::state::scheduler::Next;
-use crate::state::transaction::run_plan;
 use unit::{Leg, Unit};
 
 /// Pages of a pool that a log may ask for: about a gigabyte of bookkeeping.

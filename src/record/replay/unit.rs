@@ -7,9 +7,9 @@ use crate::ids::{IntakeId, RequestId};
 use crate::record::entry::{Entry, FlagOf, SubmitEntry};
 use crate::request::CancelFlag;
 use crate::state::control::ControlStates;
-use crate::state::pages::PoolLedger;
+use crate::state::plan::probe::ProbeRequest;
 use crate::state::plan::{PlanRequest, ReserveRequest};
-use crate::state::probe::ProbeRequest;
+use crate::state::pool::pages::PoolLedger;
 use crate::state::scheduler::Next;
 
 /// Prompt tokens inside at once.

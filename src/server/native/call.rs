@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::reply::Shape;
-use crate::executor::LogprobWish;
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt};
 use crate::server::error::ApiError;
@@ -11,8 +10,9 @@ use crate::server::fields::{self, Fields, mismatch};
 use crate::server::raw::Raw;
 use crate::server::words::Words;
 use crate::shallow::Shallow;
-use crate::state::namespace::Namespace;
+use crate::state::cache::namespace::Namespace;
 use crate::state::request_limits::RequestLimits;
+use crate::state::sampling::LogprobWish;
 use crate::state::sampling::{self, MAX_SAMPLES, ReadParams, SamplingParams, check_count};
 
 /// Longest request id, in bytes.

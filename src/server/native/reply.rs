@@ -3,12 +3,12 @@
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use crate::executor::{LogprobWish, TokenLogprobs};
 use crate::ids::RequestId;
 use crate::request::FinishReason;
 use crate::server::sse::Chunks;
 use crate::server::transcript::{End, Transcript};
 use crate::server::words::Words;
+use crate::state::sampling::{LogprobWish, TokenLogprobs};
 
 /// What the request wanted to see.
 #[derive(Clone)]

@@ -13,7 +13,6 @@ use super::{
     Common, alternatives, apply_model_defaults, matched_stop, messages, refusals, unix_now_s,
 };
 use crate::error::RequestError;
-use crate::executor::LogprobWish;
 use crate::request::{ChatPrompt, GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
 use crate::server::budget::BodyCharge;
@@ -27,6 +26,7 @@ use crate::server::transcript::{News, Transcript};
 use crate::server::whole;
 use crate::server::words::Words;
 use crate::shallow::Shallow;
+use crate::state::sampling::LogprobWish;
 
 /// Stands for as many tokens as the context has room for: the engine clips it.
 const UNLIMITED: u32 = u32::MAX;

@@ -10,7 +10,6 @@ use super::logprobs::{LegacyLogprobs, TextOffset};
 use super::wire::{Head, Matched, UsageReport};
 use super::{Common, alternatives, apply_model_defaults, matched_stop, unix_now_s};
 use crate::error::RequestError;
-use crate::executor::LogprobWish;
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
@@ -24,6 +23,7 @@ use crate::server::transcript::{News, Transcript};
 use crate::server::whole;
 use crate::server::words::Words;
 use crate::shallow::Shallow;
+use crate::state::sampling::LogprobWish;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;

@@ -2,8 +2,8 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::executor::TokenLogprobs;
 use crate::server::words::{Words, spell};
+use crate::state::sampling::TokenLogprobs;
 
 /// What OpenAI writes for a probability of zero, which JSON has no logarithm of.
 const LOWEST_LOGPROB: f32 = -9999.0;

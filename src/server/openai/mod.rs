@@ -17,7 +17,7 @@ use crate::ids::RequestId;
 use crate::model::generation::GenerationConfig;
 use crate::request::{FinishReason, RequestTimeouts};
 use crate::shallow::Shallow;
-use crate::state::namespace::Namespace;
+use crate::state::cache::namespace::Namespace;
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::{self, SamplingParams, SetParam};
 use wire::Matched;

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::executor::TokenLogprobs;
 use crate::request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
 use crate::server::transcript::{End, News};
 use crate::server::words::tests::bytewise;
+use crate::state::sampling::TokenLogprobs;
 
 pub(super) fn fields(value: Value) -> Fields {
     Fields::of(&value)

@@ -1,8 +1,41 @@
-//! Log probabilities from raw logits.
+//! Log probabilities: which ones a request wants, what it gets, and how they come of raw logits.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
-use crate::executor::TokenLogprobs;
+/// Which log probabilities a request wants. Names follow SGLang. Clones share the list.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct LogprobWish {
+    /// Position in the prompt whose logits are the first wanted; `None` for the output's log probabilities only.
+    pub start: Option<u32>,
+    /// How many of the most likely tokens to return with each position.
+    pub top: u32,
+    /// Tokens whose log probability to return with each position.
+    pub token_ids: Arc<[u32]>,
+}
+
+/// Log probabilities of one row in one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RowLogprobs {
+    /// For each prefilled position `p` at or after the wish's start with `p + 1 < prompt_tokens`: of the prompt's
+    /// token at `p + 1`, from the logits at `p`. (The first token of the wished range has none.)
+    pub input: Vec<TokenLogprobs>,
+    /// For each sampled token.
+    pub output: Vec<TokenLogprobs>,
+}
+
+/// The log probability of one token, and of others at its place.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct TokenLogprobs {
+    /// The token.
+    pub token: u32,
+    /// Its log probability in nats, before temperature and penalties; `None` for the first token of a prompt.
+    pub logprob: Option<f32>,
+    /// The most likely tokens at this place, most likely first.
+    pub top: Vec<(u32, f32)>,
+    /// The tokens asked for by id.
+    pub chosen: Vec<(u32, f32)>,
+}
 
 /// Returns the log probabilities of `token`, of the `top` most likely tokens and of the tokens `ids`.
 ///

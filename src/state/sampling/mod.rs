@@ -12,7 +12,7 @@ mod wire;
 
 pub use draw::seed_of_sample;
 pub use filter::DrawScratch;
-pub use logprobs::token_logprobs;
+pub use logprobs::{LogprobWish, RowLogprobs, TokenLogprobs, token_logprobs};
 pub use mask::TokenMask;
 pub use params::SamplingParams;
 pub(crate) use params::{MAX_SAMPLES, check_count};

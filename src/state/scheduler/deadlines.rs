@@ -2,8 +2,8 @@
 
 use crate::error::RequestError;
 use crate::ids::SeqId;
-use crate::state::news::RequestEnd;
-use crate::state::sequence::{Phase, Sequence};
+use crate::state::scheduler::news::RequestEnd;
+use crate::state::scheduler::sequence::{Phase, Sequence};
 
 use super::Scheduler;
 

@@ -4,10 +4,12 @@ use smallvec::SmallVec;
 
 use crate::error::RequestError;
 use crate::ids::{IntakeId, RequestId, SeqId};
-use crate::request::{CancelFlag, FinishReason};
-use crate::state::news::{RequestEnd, RequestTokens};
-use crate::state::pages::PageSize;
-use crate::state::sequence::{Sequence, Submission};
+use crate::state::pool::pages::PageSize;
+use crate::state::scheduler::news::FinishReason;
+use crate::state::scheduler::news::{RequestEnd, RequestTokens};
+use crate::state::scheduler::sequence::Sequence;
+use crate::state::scheduler::submission::CancelFlag;
+use crate::state::scheduler::submission::Submission;
 
 use super::Scheduler;
 use super::planning::MAX_CANDIDATES;

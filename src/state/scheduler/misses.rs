@@ -1,7 +1,7 @@
 //! What the diagnosis of misses is told: who left the tree where, and what was evicted, in the order it happened.
 
 use crate::ids::{SeqId, StepId};
-use crate::state::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};
+use crate::state::cache::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};
 
 use super::Scheduler;
 

@@ -21,14 +21,19 @@ mod deadlines;
 mod flush;
 mod intake;
 mod misses;
+pub mod news;
 mod pins;
 mod planned;
 mod planning;
+pub mod policy;
 mod preemption;
 mod queue;
 mod results;
 mod retraction;
 mod rules;
+pub mod sequence;
+pub mod stats;
+pub mod submission;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,26 +41,25 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use crate::executor::{RowResult, StepPlan, TableDelta};
 use crate::ids::{IntakeId, RequestId, RowId, SeqId, StepId};
-use crate::state::eviction::EvictionPolicy;
-use crate::state::news::{RequestEnd, RequestTokens};
-use crate::state::pages::{PageSize, Pages, PoolLedger};
+use crate::state::cache::eviction::EvictionPolicy;
+use crate::state::cache::prefix_history::PrefixEvent;
+use crate::state::plan::probe::Matched;
+use crate::state::plan::probe::ProbeRequest;
+use crate::state::plan::token_ratio::NewTokenRatio;
 use crate::state::plan::{CacheCounts, PlanRequest, ReserveRequest};
-use crate::state::policy::{Matched, SchedulePolicy, effective_policy};
-use crate::state::prefix_history::PrefixEvent;
-use crate::state::probe::ProbeRequest;
-use crate::state::sequence::{Phase, SequenceTable};
-use crate::state::stats::EngineStats;
-use crate::state::token_ratio::NewTokenRatio;
+use crate::state::pool::pages::{PageSize, Pages, PoolLedger};
+use crate::state::sampling::RowLogprobs;
+use crate::state::scheduler::news::{RequestEnd, RequestTokens};
+use crate::state::scheduler::policy::{SchedulePolicy, effective_policy};
+use crate::state::scheduler::sequence::{Phase, SequenceTable};
+use crate::state::scheduler::stats::EngineStats;
+use crate::state::step::{PIPELINE_DEPTH, RowResult, StepPlan, TableDelta};
 
 pub use flush::CacheFlushed;
 pub use intake::IntakeLimits;
 pub use queue::QueueRules;
 pub use rules::{BatchRules, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
-
-/// Steps under way at most: one runs, one is queued behind it.
-const MAX_STEPS_IN_FLIGHT: usize = 2;
 
 /// What bounds the scheduler.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -243,7 +247,7 @@ impl Scheduler {
             ended: Vec::new(),
             pins: pins::Pins::default(),
             flushes: flush::Flushes::default(),
-            steps: VecDeque::with_capacity(MAX_STEPS_IN_FLIGHT),
+            steps: VecDeque::with_capacity(PIPELINE_DEPTH),
             open: None,
             is_probing: false,
             matches: FxHashMap::default(),
@@ -404,7 +408,7 @@ impl Scheduler {
         &mut self,
         seq: SeqId,
         tokens: SmallVec<[u32; 2]>,
-        logprobs: Option<Box<crate::executor::RowLogprobs>>,
+        logprobs: Option<Box<RowLogprobs>>,
         end: Option<Box<RequestEnd>>,
     ) {
         let sequence = &self.sequences[seq];

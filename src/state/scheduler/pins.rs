@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::RequestError;
-use crate::state::namespace::Namespace;
-use crate::state::pages::NodeLock;
+use crate::state::cache::namespace::Namespace;
 use crate::state::plan::{PinDemand, Pinned, Settle};
+use crate::state::pool::pages::NodeLock;
 
 use super::Scheduler;
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use crate::executor::{LogprobWish, RowStart, RowWork, StepPlan, StepRow, TableDelta};
 use crate::ids::{SeqId, StepId};
-use crate::state::pages::Pages;
+use crate::state::plan::prefill_adder::Budget;
 use crate::state::plan::{Admitted, CheckpointedSeq, Grant, Growth, Planned, Reservation, Verdict};
-use crate::state::prefill_adder::Budget;
-use crate::state::sequence::{Phase, Sequence, SequenceKv};
+use crate::state::pool::pages::Pages;
+use crate::state::sampling::LogprobWish;
+use crate::state::scheduler::sequence::{Phase, Sequence, SequenceKv};
+use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 use super::{Next, OpenPlan, Scheduler, StepRecord};
 

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use crate::ids::{RowId, SeqId};
-use crate::state::pages::{EvictedPages, Pages};
+use crate::state::plan::prefill_adder::{PrefillAdder, PrefillLimits};
 use crate::state::plan::{
     AdmitRequest, Candidate, DecodeDemand, PlanRequest, PublishKey, ReserveRequest, Settle,
     SettleCheckpoint, SettleRelease, Verdict,
 };
-use crate::state::prefill_adder::{PrefillAdder, PrefillLimits};
-use crate::state::sequence::{Phase, Sequence, SequenceKv};
+use crate::state::pool::pages::{EvictedPages, Pages};
+use crate::state::scheduler::sequence::{Phase, Sequence, SequenceKv};
+use crate::state::step::PIPELINE_DEPTH;
 
-use super::{MAX_STEPS_IN_FLIGHT, Next, OpenPlan, Scheduler};
+use super::{Next, OpenPlan, Scheduler};
 
 /// Candidates that one plan looks at: more are admitted by the plans after it.
 pub(super) const MAX_CANDIDATES: usize = 256;
@@ -91,7 +92,7 @@ impl Scheduler {
 
     /// True when [`next`](Self::next) would say `Nothing` without looking further, and change nothing.
     pub fn must_wait(&self) -> bool {
-        self.has_open_plan() || self.steps.len() >= MAX_STEPS_IN_FLIGHT || !self.is_dirty
+        self.has_open_plan() || self.steps.len() >= PIPELINE_DEPTH || !self.is_dirty
     }
 
     /// A request with nothing but what a probe left to be carried on.

@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 
 use crate::error::RequestError;
 use crate::ids::SeqId;
-use crate::state::news::RequestEnd;
+use crate::state::plan::preemption::{Preemption, Rank, Victim};
+use crate::state::plan::prefill_adder::RunningReserve;
 use crate::state::plan::{PlanRequest, Preempt, Settle};
-use crate::state::preemption::{Preemption, Rank, Victim};
-use crate::state::prefill_adder::RunningReserve;
+use crate::state::scheduler::news::RequestEnd;
 
 use super::planning::MAX_CANDIDATES;
 use super::{Next, OpenPlan, Scheduler};

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use crate::ids::SeqId;
-use crate::state::eviction::EvictionPolicy;
-use crate::state::policy::{
+use crate::state::cache::eviction::EvictionPolicy;
+use crate::state::plan::probe::{ProbeKey, ProbeReply, ProbeRequest};
+use crate::state::scheduler::policy::{
     Crowd, MAX_PROBED, PriorityOrder, ProbeNeed, Waiting, effective_policy, schedule_policy,
 };
-use crate::state::probe::{ProbeKey, ProbeReply, ProbeRequest};
-use crate::state::sequence::Phase;
+use crate::state::scheduler::sequence::Phase;
 
 use super::planning::MAX_CANDIDATES;
 use super::{Carried, Next, Scheduler};

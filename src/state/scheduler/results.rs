@@ -1,12 +1,12 @@
 //! What a step produced.
 
 use crate::error::{RequestError, StepError};
-use crate::executor::{RowResult, StepOutput};
 use crate::ids::{SeqId, StepId};
-use crate::request::FinishReason;
-use crate::state::news::RequestEnd;
 use crate::state::plan::PlanRequest;
-use crate::state::sequence::Sequence;
+use crate::state::scheduler::news::FinishReason;
+use crate::state::scheduler::news::RequestEnd;
+use crate::state::scheduler::sequence::Sequence;
+use crate::state::step::{RowResult, StepOutput};
 
 use super::planning::retract_of;
 use super::{Next, OpenPlan, Scheduler, StepRecord};

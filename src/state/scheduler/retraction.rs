@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 
 use crate::error::RequestError;
 use crate::ids::SeqId;
-use crate::state::news::RequestEnd;
+use crate::state::plan::token_ratio::RETRACT_DECODE_STEPS;
 use crate::state::plan::{PlanRequest, Settle};
-use crate::state::token_ratio::RETRACT_DECODE_STEPS;
+use crate::state::scheduler::news::RequestEnd;
 
 use super::planning::retract_of;
 use super::{Next, OpenPlan, Scheduler};

@@ -1,7 +1,7 @@
 //! Which rows share a step, and who waits for whom.
 
 use crate::ids::SeqId;
-use crate::state::preemption::PriorityRules;
+use crate::state::plan::preemption::PriorityRules;
 
 use super::Scheduler;
 

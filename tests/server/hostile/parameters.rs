@@ -4,7 +4,7 @@ use futures_util::{SinkExt, StreamExt};
 use serde_json::{Map, Value, json};
 use souffleur::error::RequestError;
 use souffleur::request::{Event, GenerateRequest, Prompt};
-use souffleur::state::namespace::Namespace;
+use souffleur::state::cache::namespace::Namespace;
 use tokio_tungstenite::client_async;
 use tokio_tungstenite::tungstenite::Message;
 

@@ -1,11 +1,11 @@
 //! What is written down while the engine runs, and what must hold of it.
 
 use souffleur::error::RequestError;
-use souffleur::executor::StepPlan;
 use souffleur::ids::PageId;
-use souffleur::state::news::{RequestEnd, RequestTokens};
 use souffleur::state::plan::{PlanRequest, Planned, Reservation, Settle};
 use souffleur::state::scheduler::Next;
+use souffleur::state::scheduler::news::{RequestEnd, RequestTokens};
+use souffleur::state::step::StepPlan;
 
 use crate::scheduler_waits::Promise;
 

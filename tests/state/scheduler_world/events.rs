@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use souffleur::error::RequestError;
-use souffleur::executor::LogprobWish;
 use souffleur::ids::{IntakeId, RequestId};
 use souffleur::request::CancelFlag;
-use souffleur::state::namespace::Namespace;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::sampling::LogprobWish;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::scheduler::IntakeLimits;
-use souffleur::state::sequence::Submission;
+use souffleur::state::scheduler::submission::Submission;
 
 use crate::policy_model::worst_last;
 

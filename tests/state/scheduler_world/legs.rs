@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 
 use souffleur::error::StepError;
-use souffleur::executor::{Executor, RowLogprobs, RowWork, StepOutput, StepPlan, TokenLogprobs};
-use souffleur::state::probe::run_probe;
+use souffleur::executor::Executor;
+use souffleur::state::plan::probe::run_probe;
+use souffleur::state::plan::transaction::run_plan;
+use souffleur::state::sampling::{RowLogprobs, TokenLogprobs};
 use souffleur::state::scheduler::Next;
-use souffleur::state::transaction::run_plan;
+use souffleur::state::step::{RowWork, StepOutput, StepPlan};
 
 use crate::scheduler_waits::Room;
 

@@ -8,7 +8,7 @@ use crate::ids::{RowId, SeqId};
 use crate::kernels::cuda::driver::Priority;
 use crate::kernels::cuda::pack::Modules;
 use crate::kernels::cuda::sampling::{SampleWork, Sampled, SamplingShape, TIE_MARGIN};
-use crate::state::pages::PageRun;
+use crate::state::pool::pages::PageRun;
 use crate::state::sampling::{DrawScratch, RowSampler as HostSampler};
 
 const VOCAB: usize = 1500;

@@ -6,7 +6,7 @@
 
 use souffleur::model::config::ModelConfig;
 use souffleur::model::weights::{Dtype, Quantization};
-use souffleur::state::kv_layout::KvLayout;
+use souffleur::state::pool::kv_layout::KvLayout;
 
 /// Multiply and add.
 const OPS_PER_ELEMENT: u64 = 2;

@@ -12,7 +12,7 @@ use actix_web::rt::System;
 use serde::{Deserialize, Serialize};
 use souffleur::config::EngineConfig;
 use souffleur::executor::cpu::CpuDescription;
-use souffleur::state::kv_layout::KvLayout;
+use souffleur::state::pool::kv_layout::KvLayout;
 
 use super::streams;
 use crate::cli::bench::offline::load::longest_prompt;

@@ -1,0 +1,169 @@
+//! What the RadixCache actor needs of a prefix cache, and the values that go in and out.
+
+use std::sync::Arc;
+
+use crate::ids::PageId;
+use crate::state::cache::eviction::EvictionPolicy;
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_history::{Departure, EvictedEdge};
+use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, PageSize, Pages};
+
+/// A cache of computed KV by token prefix.
+///
+/// Sizes are in tokens. Matches and keys are cut to whole pages.
+pub trait PrefixCache: Send {
+    /// Matches and locks in one: returns the longest cached prefix of `tokens`, which stays cached until
+    /// the lock is handed to [`unlock`](Self::unlock) or [`checkpoint`](Self::checkpoint).
+    ///
+    /// Mutates: touches the matched path, may split a node, takes a lock. Nothing need be locked before.
+    fn lock_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> LockedPrefix;
+
+    /// Gives a lock back. What it alone protected becomes evictable.
+    ///
+    /// Mutates lock counts only: no touch. A lock on the root does nothing.
+    fn unlock(&mut self, lock: NodeLock);
+
+    /// Matches as [`lock_prefix`](Self::lock_prefix) does, but takes no lock: returns the length only.
+    ///
+    /// Mutates: touches the matched path, may split a node. The length may be stale after any other call.
+    fn touch_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize;
+
+    /// Touches each key in turn as [`touch_prefix`](Self::touch_prefix) does and returns, for each, its length and the
+    /// nodes from the top down to where it ended, as they stand after the last key. A cache without nodes names none.
+    fn touch_paths(
+        &mut self,
+        keys: &mut dyn Iterator<Item = (&Namespace, &[u32])>,
+    ) -> Vec<(usize, Vec<u32>)> {
+        keys.map(|(namespace, tokens)| (self.touch_prefix(namespace, tokens), Vec::new()))
+            .collect()
+    }
+
+    /// Evicts by another policy from now on. What does not evict has nothing to change.
+    fn set_eviction_policy(&mut self, _policy: EvictionPolicy) {}
+
+    /// Returns how much of `tokens` is cached. Mutates nothing: no touch, no split, no lock.
+    fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize;
+
+    /// Publishes what a sequence has computed and moves its lock to the end of it.
+    ///
+    /// Mutates: touches, splits, adds nodes, moves the lock. `checkpoint.lock` must protect the sequence's
+    /// first `protected_pages` pages. Nothing is evicted.
+    ///
+    /// # Panics
+    /// If `protected_pages` and `private` together do not reach to the end of the page-floored tokens, or the
+    /// lock does not protect what it should (caller bugs).
+    fn checkpoint(&mut self, checkpoint: Checkpoint<'_>) -> Checkpointed;
+
+    /// Evicts whole unlocked leaves in the policy's order until at least `tokens` are freed or none is left; a
+    /// parent that becomes a leaf joins within the call. May free more than asked; `evict(0)` does nothing.
+    ///
+    /// Mutates: removes nodes. Locked paths are never touched.
+    fn evict(&mut self, tokens: usize) -> EvictedPages;
+
+    /// The tokens of nodes that were evicted, or cleared, since this was last asked, from a cache that diagnoses misses.
+    fn take_evicted_edges(&mut self) -> Vec<EvictedEdge> {
+        Vec::new()
+    }
+
+    /// Says for a prompt that was just matched and locked how the cache goes on where the prompt leaves it. `None`
+    /// from a cache that is not asked to diagnose misses. Mutates nothing.
+    fn departure(
+        &self,
+        _namespace: &Namespace,
+        _lock: &NodeLock,
+        _tokens: &[u32],
+        _matched_tokens: usize,
+        _match_limit: usize,
+    ) -> Option<Box<Departure>> {
+        None
+    }
+
+    /// Empties the cache and returns its pages. Locked paths stay: to flush everything, call it when
+    /// [`protected_size`](Self::protected_size) is 0. [`take_evicted_edges`](Self::take_evicted_edges) then tells the first
+    /// pages of what it held.
+    fn clear(&mut self) -> Pages;
+
+    /// Tokens that [`evict`](Self::evict) could free.
+    fn evictable_size(&self) -> usize;
+
+    /// Tokens on locked paths.
+    fn protected_size(&self) -> usize;
+
+    /// Tokens cached.
+    fn total_size(&self) -> usize {
+        self.evictable_size() + self.protected_size()
+    }
+
+    /// Number of nodes that hold tokens.
+    fn n_nodes(&self) -> usize;
+
+    /// Tokens in a page.
+    fn page_size(&self) -> PageSize;
+
+    /// True when nothing is ever cached, so that policies which order by cached length make no sense.
+    fn is_disabled(&self) -> bool {
+        false
+    }
+
+    /// Calls `visit` with every cached page, in no order: for page-by-page accounts in tests and dumps.
+    fn for_each_page(&self, visit: &mut dyn FnMut(PageId));
+
+    /// Walks everything and compares it with what is kept incrementally. O(size of the cache).
+    ///
+    /// # Errors
+    /// A sentence that names the first thing that is wrong.
+    fn check_integrity(&self) -> Result<(), String>;
+}
+
+/// A cached prefix, and the lock that keeps it.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct LockedPrefix {
+    /// Keeps `pages` where they are. To be handed back; on the root when nothing matched.
+    pub lock: NodeLock,
+    /// The pages of the prefix.
+    pub pages: PageRun,
+    /// Length of the prefix in tokens, a multiple of the page size.
+    pub tokens: usize,
+}
+
+/// What a sequence publishes.
+#[derive(Debug)]
+pub struct Checkpoint<'a> {
+    /// Who may reuse it.
+    pub namespace: &'a Namespace,
+    /// Every token whose KV is written or will be by the steps already queued; not cut to pages.
+    pub tokens: &'a [u32],
+    /// What starts with `tokens`, if the cache may keep it instead of a copy.
+    pub owner: Option<&'a Arc<[u32]>>,
+    /// How many of `tokens`' first tokens are the prompt; may be more than there are so far.
+    pub prompt_tokens: usize,
+    /// Pages of the sequence that the cache owns already, under `lock`.
+    pub protected_pages: usize,
+    /// The pages behind the protected ones. May be more than the tokens need.
+    pub private: Pages,
+    /// Protects the first `protected_pages` pages.
+    pub lock: NodeLock,
+    /// Tokens of this request that an earlier checkpoint has counted as hits.
+    pub inserted_tokens: usize,
+    /// The request's priority; the prompt is published one higher.
+    pub priority: i64,
+}
+
+/// What a sequence holds after a [`Checkpoint`].
+#[derive(Debug)]
+#[must_use]
+pub struct Checkpointed {
+    /// Protects the first `protected_pages` pages; replaces the lock that went in.
+    pub lock: NodeLock,
+    /// What stays the sequence's own: the partly filled last page and what is allocated behind it.
+    pub private: Pages,
+    /// Pages whose content the cache held already: computed twice, to be freed once.
+    pub duplicates: Pages,
+    /// The cache's pages for the sequence's pages `old protected_pages..protected_pages`.
+    pub remap: PageRun,
+    /// Pages of the sequence that the cache owns now.
+    pub protected_pages: usize,
+    /// Goes into the request's next checkpoint.
+    pub inserted_tokens: usize,
+}

@@ -1,0 +1,236 @@
+//! What the tree notes for the diagnosis of misses, if it is asked to: the newest child of each node, and which edges
+//! were evicted from where.
+//!
+//! A match writes nothing here, an insertion two words. An eviction hashes what stands above the edge, once for as
+//! long as that lives; the evicted tokens are handed on, not copied.
+
+use super::RadixTree;
+use super::arena::NO_NODE;
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_history::{
+    Branch, Departure, Elsewhere, EvictedEdge, PrefixHash, WINDOW_TOKENS,
+};
+use crate::state::pool::pages::NodeLock;
+
+/// Other namespaces that one departure looks into at most.
+const MAX_NAMESPACES: usize = 16;
+
+/// Pages of a flush that are noted at most, those next to the roots first: they decide where prompts miss, and whoever
+/// remembers them does so in a few milliseconds.
+const MAX_FLUSHED_PAGES: usize = 1 << 15;
+
+/// Notes on the nodes, by index. A note outlives its node for no longer than the index is free.
+#[derive(Default)]
+pub(super) struct Notes {
+    nodes: Vec<Note>,
+    evicted: Vec<EvictedEdge>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Note {
+    /// Of everything down to the node's end, once something below it was evicted.
+    path: Option<PrefixHash>,
+    /// The last child that was linked below the node; it may be gone, and its index another's.
+    newest_child: Option<u32>,
+}
+
+impl Notes {
+    fn at(&mut self, node: u32) -> &mut Note {
+        let index = node as usize;
+        if index >= self.nodes.len() {
+            self.nodes.resize(index + 1, Note::default());
+        }
+        &mut self.nodes[index]
+    }
+}
+
+impl RadixTree {
+    /// Makes the tree note what [`departure`](crate::state::cache::prefix_cache::PrefixCache::departure) and the diagnosis
+    /// of evictions need.
+    pub fn with_diagnostics(mut self) -> Self {
+        self.notes = Some(Box::default());
+        self
+    }
+
+    pub(super) fn note_child(&mut self, parent: u32, child: u32) {
+        if let Some(notes) = &mut self.notes {
+            notes.at(parent).newest_child = Some(child);
+        }
+    }
+
+    /// An edge was cut: `upper` is new, `lower` its only child.
+    pub(super) fn note_split(&mut self, upper: u32, lower: u32) {
+        if self.notes.is_some() {
+            let parent = self.arena[upper].parent;
+            self.note_child(parent, upper);
+            self.note_child(upper, lower);
+        }
+    }
+
+    /// Notes what `leaf` holds, just before it goes. Its index may be another node's from then on.
+    #[inline(never)]
+    pub(super) fn note_eviction(&mut self, leaf: u32) {
+        let Some(mut notes) = self.notes.take() else {
+            return;
+        };
+        let above = self.path_hash(&mut notes, self.arena[leaf].parent);
+        let (buffer, range) = self.arena[leaf].edge.part();
+        let edge = EvictedEdge::part_of(above, buffer, range);
+        notes.evicted.push(edge);
+        *notes.at(leaf) = Note::default();
+        self.notes = Some(notes);
+    }
+
+    /// Notes what a flush is about to take: everything that no lock protects, from the roots down.
+    pub(super) fn note_flush(&mut self) {
+        let Some(mut notes) = self.notes.take() else {
+            return;
+        };
+        let nodes = self.arena.iter();
+        let unlocked = nodes.filter(|(_, node)| !node.is_root() && node.lock_ref == 0);
+        let mut order: Vec<(u32, u32)> = unlocked
+            .map(|(index, _)| (self.arena.usage(index).start_tokens, index))
+            .collect();
+        order.sort_unstable();
+        let mut n_pages = 0;
+        for (_, index) in order {
+            if n_pages >= MAX_FLUSHED_PAGES {
+                break;
+            }
+            let above = self.path_hash(&mut notes, self.arena[index].parent);
+            let (buffer, range) = self.arena[index].edge.part();
+            let edge = EvictedEdge::part_of(above, buffer, range);
+            n_pages += self.page_size.full_pages(edge.tokens().len());
+            notes.evicted.push(edge);
+        }
+        self.notes = Some(notes);
+    }
+
+    /// Makes `noted` all that [`take_noted`](Self::take_noted) will return.
+    pub(super) fn put_noted_back(&mut self, noted: Vec<EvictedEdge>) {
+        if let Some(notes) = &mut self.notes {
+            notes.evicted = noted;
+        }
+    }
+
+    /// What was noted of evictions since this was last asked.
+    pub(super) fn take_noted(&mut self) -> Vec<EvictedEdge> {
+        match &mut self.notes {
+            Some(notes) => std::mem::take(&mut notes.evicted),
+            None => Vec::new(),
+        }
+    }
+
+    /// The index may be another node's from now on.
+    pub(super) fn forget_note(&mut self, node: u32) {
+        if let Some(notes) = &mut self.notes {
+            *notes.at(node) = Note::default();
+        }
+    }
+
+    fn path_hash(&self, notes: &mut Notes, node: u32) -> PrefixHash {
+        let mut unknown = Vec::new();
+        let mut at = node;
+        let mut hash = loop {
+            if let Some(hash) = notes.at(at).path {
+                break hash;
+            }
+            unknown.push(at);
+            if self.arena[at].is_root() {
+                break PrefixHash::empty(&self.root_names[&at]);
+            }
+            at = self.arena[at].parent;
+        };
+        for &node in unknown.iter().rev() {
+            hash = hash.then(self.arena[node].edge.tokens());
+            notes.at(node).path = Some(hash);
+        }
+        hash
+    }
+
+    pub(super) fn departure_at(
+        &self,
+        namespace: &Namespace,
+        lock: &NodeLock,
+        tokens: &[u32],
+        matched_tokens: usize,
+        match_limit: usize,
+    ) -> Option<Box<Departure>> {
+        let notes = self.notes.as_ref()?;
+        let limit = match_limit.min(tokens.len());
+        let is_missing = matched_tokens < self.page_size.floor(limit);
+        let node = lock.node().or_else(|| self.roots.get(namespace).copied());
+        let node = node.filter(|_| is_missing);
+        Some(Box::new(Departure {
+            matched_tokens,
+            match_limit: limit,
+            is_cache_disabled: false,
+            branch: node.and_then(|node| self.branch_below(notes, node)),
+            elsewhere: is_missing
+                .then(|| self.longest_elsewhere(namespace, &tokens[..limit], matched_tokens))
+                .flatten(),
+        }))
+    }
+
+    fn branch_below(&self, notes: &Notes, node: u32) -> Option<Branch> {
+        let n_branches = self.arena[node].n_children;
+        if n_branches == 0 {
+            return None;
+        }
+        let newest = notes.nodes.get(node as usize)?.newest_child;
+        let is_child = |child: &u32| {
+            let child = &self.arena[*child];
+            child.is_live && child.parent == node
+        };
+        let tokens = newest.filter(is_child).map(|child| {
+            let tokens = self.arena[child].edge.tokens();
+            // Enough for the window behind a difference that may come at the end of a page.
+            let n_shown = tokens.len().min(WINDOW_TOKENS + self.page_size.get());
+            tokens[..n_shown].to_vec()
+        });
+        Some(Branch {
+            n_branches,
+            tokens: tokens.unwrap_or_default(),
+        })
+    }
+
+    fn longest_elsewhere(
+        &self,
+        namespace: &Namespace,
+        key: &[u32],
+        matched: usize,
+    ) -> Option<Elsewhere> {
+        // A salt keeps others from finding out what is cached below it, and what is below it from being told of others.
+        if namespace.is_salted() {
+            return None;
+        }
+        let others = self.roots.iter().take(MAX_NAMESPACES);
+        let default = self.roots.get_key_value(&Namespace::default());
+        let others = others.chain(default);
+        let others = others.filter(|(other, _)| *other != namespace && !other.is_salted());
+        let lengths = others.map(|(other, &root)| {
+            let tokens = self.peek_from(root, key);
+            (tokens, other)
+        });
+        let (tokens, other) = lengths.max_by_key(|(tokens, _)| *tokens)?;
+        (tokens > matched).then(|| Elsewhere {
+            namespace: other.clone(),
+            tokens,
+        })
+    }
+
+    /// Tokens of `key` that are cached below `root`.
+    pub(super) fn peek_from(&self, root: u32, key: &[u32]) -> usize {
+        debug_assert!(root != NO_NODE);
+        let (mut node, mut matched) = (root, 0);
+        let mut tag = self.arena.tag_below(root, key);
+        while let Some(step) = self.arena.step(node, tag, &key[matched..]) {
+            matched += step.common;
+            if step.common < self.arena[step.child].edge.len() {
+                break;
+            }
+            (node, tag) = (step.child, step.tag);
+        }
+        matched
+    }
+}

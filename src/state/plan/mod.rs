@@ -1,0 +1,379 @@
+//! The planning transaction as data: what the scheduler asks, what the tree answers, what the pools grant.
+//!
+//! One plan runs Scheduler -> RadixCache -> Allocator -> Scheduler. Each value here is one leg of it; pages,
+//! rows and locks move inside and are owned by whoever holds the value.
+
+pub mod completion_order;
+pub mod preemption;
+pub mod prefill_adder;
+pub mod probe;
+mod reservation;
+pub mod token_ratio;
+pub mod transaction;
+
+use std::sync::Arc;
+
+use crate::ids::{RowId, SeqId, StepId};
+use crate::state::cache::eviction::EvictionPolicy;
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_history::{Departure, EvictedEdge};
+use crate::state::plan::preemption::{Preemption, Rank};
+use crate::state::plan::prefill_adder::{Budget, PrefillAdder};
+use crate::state::plan::probe::ProbeKey;
+use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, Pages};
+
+/// First leg: what the scheduler wants for one step.
+#[derive(Debug)]
+pub struct PlanRequest {
+    /// The step being planned.
+    pub step: StepId,
+    /// What earlier steps left to be settled, before anything is matched.
+    pub settle: Vec<Settle>,
+    /// Forgets every cached prefix after the settling: a step was lost, or a host asked for it. What a lock protects
+    /// stays; after a lost step nothing may be locked.
+    pub flush: bool,
+    /// Evicts by this policy from now on.
+    pub eviction_policy: Option<EvictionPolicy>,
+    /// Pages that the plan's own probe gave back already.
+    pub returned: Pages,
+    /// Rows likewise.
+    pub returned_rows: Vec<RowId>,
+    /// Locks prefixes for hosts.
+    pub pins: Vec<PinDemand>,
+    /// Prefixes to make young, the youngest last.
+    pub touch: Vec<ProbeKey>,
+    /// Candidates for a prefill, if any may be admitted.
+    pub admit: Option<AdmitRequest>,
+    /// The decode to run when nothing is admitted, or beside what is ([`AdmitRequest::mixes`]).
+    pub else_decode: Option<DecodeDemand>,
+    /// Tokens to evict besides (after a retraction, to keep clear of the next one).
+    pub evict_tokens: usize,
+    /// Pages in the free list; exact, since only the plan chain changes it.
+    pub free_pages: usize,
+    /// Rows in the free list.
+    pub free_rows: usize,
+}
+
+impl PlanRequest {
+    /// A plan that asks for nothing, for pools with so many free pages and rows.
+    pub fn empty(step: StepId, free_pages: usize, free_rows: usize) -> Self {
+        Self {
+            step,
+            settle: Vec::new(),
+            flush: false,
+            eviction_policy: None,
+            returned: Pages::empty(),
+            returned_rows: Vec::new(),
+            pins: Vec::new(),
+            touch: Vec::new(),
+            admit: None,
+            else_decode: None,
+            evict_tokens: 0,
+            free_pages,
+            free_rows,
+        }
+    }
+}
+
+/// Something to settle before the next step is planned.
+#[derive(Debug)]
+pub enum Settle {
+    /// Publishes what a prefill extent wrote (or is about to write) and keeps the sequence going.
+    Checkpoint(Box<SettleCheckpoint>),
+    /// Ends a sequence's hold on memory: finished, aborted or retracted.
+    Release(Box<SettleRelease>),
+    /// Gives a lock back: a host's pin, or the prefix of an admission that was undone.
+    Unlock(NodeLock),
+}
+
+/// What the tree should keep of a sequence.
+#[derive(Debug)]
+pub struct PublishKey {
+    /// Where the prefix may be shared.
+    pub namespace: Namespace,
+    /// Tokens whose K/V is written, page-floored by the tree.
+    pub tokens: Arc<[u32]>,
+    /// How many of `tokens` are published.
+    pub len: usize,
+    /// Length of the prompt: it becomes a node of its own.
+    pub prompt_len: usize,
+    /// Tokens of this request that counted as a hit already.
+    pub inserted_tokens: usize,
+    /// The request's priority, for priority eviction.
+    pub priority: i64,
+    /// The step that writes the last of them.
+    pub written_by: StepId,
+}
+
+/// A checkpoint of an unfinished sequence.
+#[derive(Debug)]
+pub struct SettleCheckpoint {
+    /// The sequence.
+    pub seq: SeqId,
+    /// What to publish.
+    pub key: PublishKey,
+    /// Pages of the sequence that the tree owns.
+    pub protected_pages: usize,
+    /// The sequence's own pages behind them.
+    pub private: Pages,
+    /// Its lock.
+    pub lock: NodeLock,
+}
+
+/// The end of a sequence's hold on memory.
+#[derive(Debug)]
+pub struct SettleRelease {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Its row, if it has one.
+    pub row: Option<RowId>,
+    /// What to publish; `None` after an abort or a retraction.
+    pub key: Option<PublishKey>,
+    /// Pages of the sequence that the tree owns.
+    pub protected_pages: usize,
+    /// The sequence's own pages behind them.
+    pub private: Pages,
+    /// Its lock.
+    pub lock: NodeLock,
+}
+
+/// A host asks to keep a prefix in memory.
+#[derive(Debug, Clone)]
+pub struct PinDemand {
+    /// Number of the pin.
+    pub pin: u64,
+    /// Where the prefix is shared.
+    pub namespace: Namespace,
+    /// The prefix.
+    pub tokens: Arc<[u32]>,
+}
+
+/// A pin as granted.
+#[derive(Debug)]
+pub struct Pinned {
+    /// Number of the pin.
+    pub pin: u64,
+    /// The lock that keeps it.
+    pub lock: NodeLock,
+    /// Tokens of the prefix that are in the cache and now stay there.
+    pub tokens: usize,
+}
+
+/// Candidates in policy order (the one being chunked first) and the budget that judges them.
+#[derive(Debug)]
+pub struct AdmitRequest {
+    /// The arithmetic, with the running batch's reservations taken already.
+    pub adder: PrefillAdder,
+    /// Candidates, in order.
+    pub candidates: Vec<Candidate>,
+    /// Most candidates to admit (free rows; a chunked one has its row already).
+    pub max_new_rows: usize,
+    /// Holds candidates whose prefix is being prefilled at this moment (`protocol`: in-flight prefix).
+    pub prefix_wait: bool,
+    /// The decode rides along if its pages are there besides, and no candidate that is admitted wants log
+    /// probabilities.
+    pub mixes: bool,
+    /// Who may give way to a candidate for which there is no row or no memory.
+    pub preemption: Option<Preemption>,
+}
+
+/// One waiting request, or the one whose prefill goes on.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Where its prefix may be shared.
+    pub namespace: Namespace,
+    /// Prompt and output so far.
+    pub tokens: Arc<[u32]>,
+    /// Longest prefix that may come from the cache: at least one token must be computed.
+    pub match_limit: usize,
+    /// Tokens it may still generate.
+    pub max_new_tokens: usize,
+    /// It will generate all of them.
+    pub ignore_eos: bool,
+    /// How many plans it was held back for a prefix in flight.
+    pub waits: u8,
+    /// Its place by priority.
+    pub rank: Rank,
+    /// It keeps a step to itself.
+    pub wants_logprobs: bool,
+    /// For the chunked one: tokens whose K/V it has (cached, written or under way).
+    pub continues_at: Option<usize>,
+}
+
+/// A decode of the running batch.
+#[derive(Debug, Default)]
+pub struct DecodeDemand {
+    /// Sequences that need a new page for their next token.
+    pub growing: Vec<SeqId>,
+}
+
+/// Pages and a row that a sequence needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// The sequence.
+    pub seq: SeqId,
+    /// New pages.
+    pub pages: u32,
+    /// Needs a row as well.
+    pub row: bool,
+}
+
+/// Second leg: everything given back, everything asked for, and the tree's verdict to carry through.
+#[derive(Debug)]
+pub struct ReserveRequest {
+    /// The step being planned.
+    pub step: StepId,
+    /// Pages given back: duplicates, tails.
+    pub returned: Pages,
+    /// Pages evicted.
+    pub evicted: EvictedPages,
+    /// Rows given back.
+    pub returned_rows: Vec<RowId>,
+    /// What is asked for: all of it is granted, or nothing.
+    pub demands: Vec<Demand>,
+    /// Sequences that need one more page each, behind the demands.
+    pub growing: Vec<SeqId>,
+    /// The tree's verdict.
+    pub verdict: Box<Verdict>,
+}
+
+/// What the tree decided.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    /// Sequences that were published and go on.
+    pub checkpointed: Vec<CheckpointedSeq>,
+    /// Pins granted.
+    pub pinned: Vec<Pinned>,
+    /// Candidates admitted, in order. Empty: the decode runs, if one was asked for.
+    pub admitted: Vec<Admitted>,
+    /// The decode rides along with them.
+    pub mixed: bool,
+    /// Nothing is admitted and nothing runs: the same step is to be planned again without these.
+    pub preempt: Option<Preempt>,
+    /// Candidates held back for a prefix in flight.
+    pub held: Vec<SeqId>,
+    /// Why the admission stopped.
+    pub budget: Option<Budget>,
+    /// The candidate at which it stopped.
+    pub refused: Option<SeqId>,
+    /// Tokens evicted.
+    pub evicted_tokens: usize,
+    /// Nodes evicted.
+    pub evicted_nodes: usize,
+    /// The tokens that they held, or that were flushed, if misses are diagnosed.
+    pub evicted_edges: Vec<EvictedEdge>,
+    /// Pages that a flush took out of the cache; `None` without a flush.
+    pub flushed_pages: Option<usize>,
+    /// The tree's counters after all this; `None` when the tree was not asked.
+    pub cache: Option<CacheCounts>,
+}
+
+/// Running requests that give way to a candidate of higher priority.
+#[derive(Debug)]
+pub struct Preempt {
+    /// The candidate.
+    pub seq: SeqId,
+    /// Who gives way.
+    pub victims: Vec<SeqId>,
+}
+
+/// Tokens in the tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounts {
+    /// Tokens that could be evicted.
+    pub evictable_tokens: usize,
+    /// Tokens that a lock protects.
+    pub protected_tokens: usize,
+}
+
+/// A sequence after its checkpoint.
+#[derive(Debug)]
+pub struct CheckpointedSeq {
+    /// The sequence.
+    pub seq: SeqId,
+    /// The lock on what is published.
+    pub lock: NodeLock,
+    /// What stays the sequence's own: the partial last page, over-allocation.
+    pub private: Pages,
+    /// Pages of the sequence that the tree owns now.
+    pub protected_pages: usize,
+    /// Index of the first page of `remap`.
+    pub remap_from: usize,
+    /// The tree's pages for `remap_from..protected_pages`: to be used from the next step on.
+    pub remap: PageRun,
+    /// Tokens of this request that counted as a hit.
+    pub inserted_tokens: usize,
+}
+
+/// A candidate with its prefix locked and its extent decided.
+#[derive(Debug)]
+pub struct Admitted {
+    /// The sequence.
+    pub seq: SeqId,
+    /// The lock on its prefix; `None` for the chunked one, which holds its own.
+    pub lock: Option<NodeLock>,
+    /// The cached pages; empty for the chunked one.
+    pub prefix: PageRun,
+    /// Tokens whose K/V exists before the extent.
+    pub prefix_len: usize,
+    /// End of the extent, in tokens.
+    pub extend_end: usize,
+    /// The prefill does not end with this extent.
+    pub chunked: bool,
+    /// What the tree saw where the prompt left it, if misses are diagnosed.
+    pub departure: Option<Box<Departure>>,
+}
+
+/// Third leg: what the pools granted.
+#[derive(Debug)]
+pub struct Planned {
+    /// The step being planned.
+    pub step: StepId,
+    /// Grants in the order of the demands, or the shortfall.
+    pub reservation: Reservation,
+    /// The tree's verdict.
+    pub verdict: Box<Verdict>,
+    /// Pages in the free list.
+    pub free_pages: usize,
+    /// Rows in the free list.
+    pub free_rows: usize,
+}
+
+/// Whether everything could be granted.
+#[derive(Debug)]
+pub enum Reservation {
+    /// Everything asked for.
+    Granted {
+        /// In the order of the demands.
+        grants: Vec<Grant>,
+        /// For those that grow.
+        growth: Growth,
+    },
+    /// Nothing was granted; what was returned is kept.
+    Short {
+        /// Pages that were missing.
+        missing_pages: usize,
+    },
+}
+
+/// One more page for each of some sequences: a batch that decodes asks for nothing else, step after step.
+#[derive(Debug)]
+pub struct Growth {
+    /// The sequences.
+    pub seqs: Vec<SeqId>,
+    /// Their pages, in their order.
+    pub pages: Pages,
+}
+
+/// What one sequence was granted.
+#[derive(Debug)]
+pub struct Grant {
+    /// The sequence.
+    pub seq: SeqId,
+    /// New pages, in sequence order.
+    pub pages: Pages,
+    /// Its row, if it asked for one.
+    pub row: Option<RowId>,
+}

@@ -1,0 +1,261 @@
+//! SGLang's `PrefillAdder`: which waiting request still fits into this prefill, and how much of it.
+//!
+//! Pure arithmetic over tokens. The scheduler builds it, it travels to where the tree is, and runs there against
+//! live counters; `available` is always "free + evictable" at the moment of the question.
+
+use crate::state::plan::completion_order::CompletionOrder;
+
+/// Generated tokens are reserved up to this many (SGLang's `CLIP_MAX_NEW_TOKENS`).
+pub const CLIP_MAX_NEW_TOKENS: usize = 4096;
+
+/// Whether a further candidate may be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// Go on.
+    Continue,
+    /// No KV memory for more.
+    NoToken,
+    /// The step has enough input tokens, or enough requests.
+    Other,
+}
+
+/// What happens to one candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Computes up to `end`; `chunked` when that is not its whole input.
+    Admit {
+        /// End of the extent, in tokens of the sequence.
+        end: usize,
+        /// The prefill goes on in a later step.
+        chunked: bool,
+    },
+    /// Stays in the queue.
+    Refuse(Budget),
+}
+
+/// One token reservation of a running request.
+#[derive(Clone, Copy, Debug)]
+pub struct RunningReserve {
+    /// Tokens it may still generate.
+    pub remaining_new_tokens: usize,
+    /// It will not stop early.
+    pub ignore_eos: bool,
+    /// Tokens it has generated.
+    pub output_tokens: usize,
+    /// Tokens it holds: prompt and output.
+    pub held_tokens: usize,
+}
+
+impl RunningReserve {
+    /// Tokens to be kept for what it may still generate: all of them, clipped, if it will not stop early.
+    pub fn tokens(&self, new_token_ratio: f64) -> f64 {
+        let ratio = if self.ignore_eos {
+            1.0
+        } else {
+            new_token_ratio
+        };
+        self.remaining_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64 * ratio
+    }
+}
+
+/// The budgets of one prefill step, in tokens.
+#[derive(Clone, Debug)]
+pub struct PrefillAdder {
+    page_size: usize,
+    /// `rem_total = available - total_offset`
+    /// (a fraction, since running requests reserve theirs times the token ratio).
+    total_offset: f64,
+    /// `cur_rem = available - current_offset`
+    current_offset: usize,
+    rem_input: isize,
+    /// `None` with chunked prefill off.
+    rem_chunk: Option<isize>,
+    completions: CompletionOrder,
+}
+
+/// What bounds one prefill step.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefillLimits {
+    /// Tokens a page.
+    pub page_size: usize,
+    /// Most input tokens of a step.
+    pub max_prefill_tokens: usize,
+    /// Most input tokens of a chunk; `None` with chunked prefill off.
+    pub chunked_prefill_size: Option<usize>,
+    /// Decode rows that ride in the same step.
+    pub mixed_rows: usize,
+}
+
+impl PrefillAdder {
+    /// Starts with the running batch's reservations: each request's remaining tokens, clipped, times
+    /// `new_token_ratio` unless it ignores EOS.
+    pub fn new(
+        limits: PrefillLimits,
+        new_token_ratio: f64,
+        running: impl Iterator<Item = RunningReserve>,
+    ) -> Self {
+        let mut completions = CompletionOrder::default();
+        let mut reserved = 0.0;
+        for request in running {
+            let ratio = if request.ignore_eos {
+                1.0
+            } else {
+                new_token_ratio
+            };
+            reserved += request.tokens(new_token_ratio);
+            let max_new_tokens = request.remaining_new_tokens + request.output_tokens;
+            let left = max_new_tokens as f64 * ratio - request.output_tokens as f64;
+            completions.insert(left, request.held_tokens);
+        }
+        let mixed = limits.mixed_rows;
+        Self {
+            page_size: limits.page_size,
+            total_offset: mixed as f64 + reserved,
+            current_offset: mixed,
+            rem_input: limits.max_prefill_tokens as isize - mixed as isize,
+            rem_chunk: limits
+                .chunked_prefill_size
+                .map(|size| size as isize - mixed as isize),
+            completions,
+        }
+    }
+
+    /// The verdict about the next candidate.
+    pub fn budget(&self, available: usize) -> Budget {
+        if self.rem_total(available) <= 0.0
+            || available as isize - self.current_offset as isize <= 0
+        {
+            Budget::NoToken
+        } else if self.rem_input <= 0 || self.rem_chunk.is_some_and(|chunk| chunk <= 0) {
+            Budget::Other
+        } else {
+            Budget::Continue
+        }
+    }
+
+    /// Judges a candidate with `prefix` cached of `len` tokens while its prefix is locked, and reserves what it
+    /// takes if it is admitted. `is_first`: nothing is admitted in this step yet.
+    pub fn add(
+        &mut self,
+        len: usize,
+        prefix: usize,
+        max_new_tokens: usize,
+        available: usize,
+        is_first: bool,
+    ) -> Decision {
+        let extend = len - prefix;
+        let max_new = max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
+        if (extend + max_new + self.page_size) as f64 >= self.rem_total(available) {
+            return Decision::Refuse(Budget::NoToken);
+        }
+        let paged = self.ceil_page(extend) as isize;
+        if self.rem_chunk.is_none() && !is_first && paged >= self.rem_input {
+            return Decision::Refuse(Budget::Other);
+        }
+        self.take(len, prefix, max_new_tokens)
+    }
+
+    /// As [`PrefillAdder::add`], for a request that ignores EOS on an engine that caches nothing: its memory must
+    /// suffice at every end to come, not all at once.
+    pub fn add_ignoring_eos(
+        &mut self,
+        len: usize,
+        prefix: usize,
+        max_new_tokens: usize,
+        available: usize,
+    ) -> Decision {
+        let current = available as f64 - self.current_offset as f64;
+        let paged = self.ceil_page(len - prefix) as f64;
+        if paged > current.min(self.rem_total(available)) {
+            return Decision::Refuse(Budget::NoToken);
+        }
+        self.completions.insert(max_new_tokens as f64, len);
+        if !self.completions.fits(current - paged) {
+            return Decision::Refuse(Budget::NoToken);
+        }
+        self.take(len, prefix, max_new_tokens)
+    }
+
+    /// Admits a candidate for which there is memory, whole or up to the chunk's end.
+    fn take(&mut self, len: usize, prefix: usize, max_new_tokens: usize) -> Decision {
+        let extend = len - prefix;
+        match self.rem_chunk {
+            Some(chunk) if self.ceil_page(extend) as isize > chunk => {
+                let end = self.floor_page(prefix + self.floor_page(chunk.max(0) as usize));
+                if end <= prefix {
+                    return Decision::Refuse(Budget::Other);
+                }
+                self.reserve(end - prefix, 0);
+                Decision::Admit { end, chunked: true }
+            }
+            _ => {
+                self.reserve(extend, max_new_tokens.min(CLIP_MAX_NEW_TOKENS));
+                Decision::Admit {
+                    end: len,
+                    chunked: false,
+                }
+            }
+        }
+    }
+
+    /// Continues the request that is being chunked: always first, never refused for memory, since only its end
+    /// frees what it holds.
+    pub fn add_chunked(
+        &mut self,
+        len: usize,
+        prefix: usize,
+        max_new_tokens: usize,
+        available: usize,
+    ) -> Decision {
+        let remaining = len - prefix;
+        let chunk = self.rem_chunk.unwrap_or(isize::MAX);
+        let bounded = (chunk as f64).min(self.rem_total(available));
+        let limit = if bounded > 0.0 {
+            bounded as isize
+        } else {
+            chunk
+        };
+        let taken = remaining.min(limit.max(1) as usize);
+        let chunked = taken < remaining;
+        let new = if chunked {
+            0
+        } else {
+            max_new_tokens.min(CLIP_MAX_NEW_TOKENS)
+        };
+        self.reserve(taken, new);
+        Decision::Admit {
+            end: prefix + taken,
+            chunked,
+        }
+    }
+
+    /// Tokens that preempted requests must give up for a candidate that misses `extend` tokens of its input; 0 or
+    /// less when only a row is missing.
+    pub fn deficit(&self, extend: usize, max_new_tokens: usize, available: usize) -> f64 {
+        let wanted = extend + max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
+        wanted as f64 - self.rem_total(available)
+    }
+
+    fn rem_total(&self, available: usize) -> f64 {
+        available as f64 - self.total_offset
+    }
+
+    fn reserve(&mut self, extend: usize, new: usize) {
+        let paged = self.ceil_page(extend);
+        let immediate = paged + self.page_size;
+        self.total_offset += (immediate + new) as f64;
+        self.current_offset += immediate;
+        self.rem_input -= paged as isize;
+        if let Some(chunk) = &mut self.rem_chunk {
+            *chunk -= paged as isize;
+        }
+    }
+
+    fn ceil_page(&self, tokens: usize) -> usize {
+        tokens.next_multiple_of(self.page_size)
+    }
+
+    fn floor_page(&self, tokens: usize) -> usize {
+        tokens - tokens % self.page_size
+    }
+}

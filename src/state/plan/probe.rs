@@ -1,0 +1,138 @@
+//! What the cache holds of the waiting requests, for policies that order by it.
+//!
+//! A probe is the first leg of such a policy's plan: Scheduler -> RadixCache -> Scheduler, then the plan itself. It
+//! settles first, so that what the last step wrote counts, and touches what it matches, as an admission does.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
+
+use crate::ids::{RowId, SeqId, StepId};
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_cache::PrefixCache;
+use crate::state::plan::transaction::run_plan;
+use crate::state::plan::{CheckpointedSeq, PlanRequest, Settle};
+use crate::state::pool::pages::Pages;
+
+/// Requests of which the cache holds more than this are not compared with each other (SGLang's
+/// `IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`).
+const CHECK_TOKENS: usize = 32;
+/// A request that shares so many tokens with an earlier one is deprioritised (SGLang's
+/// `IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD`).
+const DEPRIORITISE_TOKENS: usize = 32;
+
+/// What the scheduler asks.
+#[derive(Debug)]
+pub struct ProbeRequest {
+    /// The step being planned.
+    pub step: StepId,
+    /// What earlier steps left to be settled, before anything is matched.
+    pub settle: Vec<Settle>,
+    /// The waiting requests, in order of arrival, better priorities first.
+    pub keys: Vec<ProbeKey>,
+    /// What is wanted besides lengths.
+    pub kind: ProbeKind,
+}
+
+/// One waiting request's key.
+#[derive(Clone, Debug)]
+pub struct ProbeKey {
+    /// The request.
+    pub seq: SeqId,
+    /// Where its prefix may be shared.
+    pub namespace: Namespace,
+    /// Prompt and output so far.
+    pub tokens: Arc<[u32]>,
+    /// Longest prefix that may come from the cache.
+    pub match_limit: usize,
+}
+
+/// Facts that a probe finds out besides the lengths of matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeKind {
+    /// Which requests share a prefix with an earlier one of the queue.
+    InBatch,
+    /// Where in the tree matches end.
+    Paths,
+}
+
+/// The finding of a probe of the cache for one request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Matched {
+    /// Tokens that would come from the cache.
+    pub tokens: usize,
+    /// An earlier request of the queue is going to compute a prefix of it: it is served later, from the cache.
+    pub is_deprioritised: bool,
+    /// The tree's nodes from the top down to where the match ended, if the policy asks for them.
+    pub path: Vec<u32>,
+}
+
+/// What the tree answers.
+#[derive(Debug)]
+pub struct ProbeReply {
+    /// Sequences that were published and go on.
+    pub checkpointed: Vec<CheckpointedSeq>,
+    /// What the settling gave back: goes to the pools with the plan.
+    pub returned: Pages,
+    /// Rows given back.
+    pub returned_rows: Vec<RowId>,
+    /// One entry a key, in their order.
+    pub matches: Vec<(SeqId, Matched)>,
+}
+
+/// Settles and matches.
+pub fn run_probe(cache: &mut dyn PrefixCache, request: ProbeRequest) -> ProbeReply {
+    let settled = run_plan(
+        cache,
+        PlanRequest {
+            settle: request.settle,
+            ..PlanRequest::empty(request.step, 0, 0)
+        },
+    );
+    debug_assert!(settled.evicted.is_empty());
+    let found = match request.kind {
+        ProbeKind::InBatch => match_in_batch(cache, &request.keys),
+        ProbeKind::Paths => match_paths(cache, &request.keys),
+    };
+    let matches = request.keys.iter().zip(found).map(|(key, mut found)| {
+        found.tokens = found.tokens.min(key.match_limit);
+        (key.seq, found)
+    });
+    ProbeReply {
+        matches: matches.collect(),
+        checkpointed: settled.verdict.checkpointed,
+        returned: settled.returned,
+        returned_rows: settled.returned_rows,
+    }
+}
+
+/// The in-batch rule: of the requests that share what the cache lacks, the first is computed and the others wait
+/// for it. SGLang matches them against a scratch tree of the queue; the match is long enough exactly if an earlier
+/// key has the same first [`DEPRIORITISE_TOKENS`] tokens, so the scratch tree is a set of those.
+fn match_in_batch(cache: &mut dyn PrefixCache, keys: &[ProbeKey]) -> Vec<Matched> {
+    let mut heads: FxHashSet<(&Namespace, &[u32])> = FxHashSet::default();
+    let matched = keys.iter().map(|key| {
+        let tokens = cache.touch_prefix(&key.namespace, &key.tokens);
+        let head = key.tokens.get(..DEPRIORITISE_TOKENS);
+        let is_compared = tokens <= CHECK_TOKENS;
+        let is_deprioritised =
+            head.is_some_and(|head| is_compared && !heads.insert((&key.namespace, head)));
+        Matched {
+            tokens,
+            is_deprioritised,
+            path: Vec::new(),
+        }
+    });
+    matched.collect()
+}
+
+fn match_paths(cache: &mut dyn PrefixCache, keys: &[ProbeKey]) -> Vec<Matched> {
+    let mut keys = keys.iter().map(|key| (&key.namespace, &key.tokens[..]));
+    let touched = cache.touch_paths(&mut keys);
+    let matched = touched.into_iter().map(|(tokens, path)| Matched {
+        tokens,
+        is_deprioritised: false,
+        path,
+    });
+    matched.collect()
+}

@@ -1,0 +1,53 @@
+//! Highest response ratio next: short prefills first, and long ones the sooner the longer they have waited.
+//!
+//! Time is counted in prefilled tokens: the ratio is what others have had since the request came, over what it needs.
+
+use std::cmp::Ordering;
+
+use crate::state::plan::probe::ProbeKind;
+
+use super::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
+
+pub(super) const NAME: &str = "hrrn";
+
+pub(super) struct Hrrn;
+
+impl SchedulePolicy for Hrrn {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn probe_need(&self) -> Option<ProbeNeed> {
+        Some(ProbeNeed {
+            kind: ProbeKind::InBatch,
+            crowd: Crowd::FallsBack,
+        })
+    }
+
+    fn order(&mut self, waiting: &mut [Waiting]) {
+        waiting.sort_by(|a, b| class(a).cmp(&class(b)).then_with(|| ratio_descending(a, b)));
+    }
+}
+
+/// Nothing to compute: at once. Deprioritised: last.
+fn class(request: &Waiting) -> u8 {
+    match (request.matched.is_deprioritised, uncached(request)) {
+        (true, _) => 2,
+        (false, 0) => 0,
+        (false, _) => 1,
+    }
+}
+
+fn uncached(request: &Waiting) -> usize {
+    request.prompt_tokens.saturating_sub(request.matched.tokens)
+}
+
+/// Compares `waited / uncached` without dividing; requests of one other class are equal.
+fn ratio_descending(a: &Waiting, b: &Waiting) -> Ordering {
+    if class(a) != 1 || class(b) != 1 {
+        return Ordering::Equal;
+    }
+    let of_a = u128::from(a.waited_tokens) * uncached(b) as u128;
+    let of_b = u128::from(b.waited_tokens) * uncached(a) as u128;
+    of_b.cmp(&of_a)
+}

@@ -1,0 +1,31 @@
+//! Longest prefix match first: what is cached is used before it is evicted.
+
+use std::cmp::Reverse;
+
+use crate::state::plan::probe::ProbeKind;
+
+use super::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
+
+pub(super) const NAME: &str = "lpm";
+
+pub(super) struct Lpm;
+
+impl SchedulePolicy for Lpm {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn probe_need(&self) -> Option<ProbeNeed> {
+        Some(ProbeNeed {
+            kind: ProbeKind::InBatch,
+            crowd: Crowd::FallsBack,
+        })
+    }
+
+    fn order(&mut self, waiting: &mut [Waiting]) {
+        waiting.sort_by_key(|request| match request.matched.is_deprioritised {
+            true => (1, Reverse(0)),
+            false => (0, Reverse(request.matched.tokens)),
+        });
+    }
+}

@@ -1,0 +1,137 @@
+//! A step as data: the plan that the scheduler makes and an executor runs, and the results that come back.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::ids::{PageId, RowId, SeqId, StepId};
+use crate::state::pool::pages::PageRun;
+use crate::state::sampling::{LogprobWish, RowLogprobs, SamplingParams};
+
+/// Steps that are planned and not yet done, at most: the one that the device works on and its successor.
+pub const PIPELINE_DEPTH: usize = 2;
+
+/// One forward pass over prefill chunks and decodes.
+#[derive(Clone, Debug)]
+pub struct StepPlan {
+    /// The step.
+    pub step: StepId,
+    /// Rows that start (or start again after a retraction) with this step; applied before `table`.
+    pub starts: Vec<RowStart>,
+    /// Edits of the page table, in order; applied before `rows`.
+    pub table: Vec<TableDelta>,
+    /// The work, one entry for each sequence.
+    pub rows: Vec<StepRow>,
+}
+
+/// A sequence takes a row of the page table: the row's page list, sampler state and tokens begin anew.
+#[derive(Clone, Debug)]
+pub struct RowStart {
+    /// The row.
+    pub row: RowId,
+    /// Its sequence.
+    pub seq: SeqId,
+    /// Prompt, then the output so far (not empty after a retraction).
+    pub tokens: Arc<[u32]>,
+    /// How many of `tokens` are prompt: the rest counts as output for penalties and `min_new_tokens`.
+    pub prompt_tokens: u32,
+    /// How to sample; `sampling_seed` is set.
+    pub sampling: Arc<SamplingParams>,
+    /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
+    pub prefix: PageRun,
+}
+
+/// One edit of the page table.
+#[derive(Clone, Debug)]
+pub enum TableDelta {
+    /// Appends pages to a row.
+    Append {
+        /// The row.
+        row: RowId,
+        /// The pages, in sequence order.
+        pages: SmallVec<[PageId; 2]>,
+    },
+    /// Overwrites the pages of a row from page index `from` on with the tree's copies of the same tokens.
+    Remap {
+        /// The row.
+        row: RowId,
+        /// Index of the first page overwritten.
+        from: u32,
+        /// The pages to use from now on; apart, since most edits are the other kind.
+        pages: Box<PageRun>,
+    },
+}
+
+impl TableDelta {
+    /// The row that is edited.
+    pub fn row(&self) -> RowId {
+        match self {
+            Self::Append { row, .. } | Self::Remap { row, .. } => *row,
+        }
+    }
+}
+
+/// The work of one sequence in one step.
+#[derive(Clone, Debug)]
+pub struct StepRow {
+    /// The row of the page table.
+    pub row: RowId,
+    /// Its sequence.
+    pub seq: SeqId,
+    /// What goes through the model.
+    pub work: RowWork,
+    /// Samples the token that follows; false for all but the last chunk of a prefill.
+    pub sample: bool,
+    /// Which log probabilities to return.
+    pub logprobs: Option<Arc<LogprobWish>>,
+}
+
+/// The query tokens of one row.
+#[derive(Clone, Debug)]
+pub enum RowWork {
+    /// Computes and stores K/V for these positions of the row's tokens (given by [`RowStart::tokens`]).
+    Prefill {
+        /// Token positions, in the sequence.
+        positions: Range<u32>,
+    },
+    /// Feeds the row's last sampled token, which stands at this position.
+    Decode {
+        /// Tokens of the sequence whose K/V is stored already.
+        position: u32,
+    },
+}
+
+impl RowWork {
+    /// Positions whose K/V this work writes.
+    pub fn positions(&self) -> Range<u32> {
+        match self {
+            Self::Prefill { positions } => positions.clone(),
+            Self::Decode { position } => *position..*position + 1,
+        }
+    }
+}
+
+/// What a step produced.
+#[derive(Clone, Debug)]
+pub struct StepOutput {
+    /// The step.
+    pub step: StepId,
+    /// One result for each row of the plan, in its order.
+    pub rows: Vec<RowResult>,
+}
+
+/// What a step produced for one row.
+#[derive(Clone, Debug)]
+pub struct RowResult {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Sampled tokens: none for a chunk that does not end its prefill, one otherwise (more with speculation).
+    pub tokens: SmallVec<[u32; 2]>,
+    /// Query tokens whose K/V stays valid (with speculation fewer than were fed).
+    pub accepted: u32,
+    /// Log probabilities, if wished for.
+    pub logprobs: Option<Box<RowLogprobs>>,
+    /// The logits held a NaN: the sampled token means nothing.
+    pub nan: bool,
+}
