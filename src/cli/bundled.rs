@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::Failure;
+use super::failure::Failure;
 
 /// Name of the bundled model, and of its folder.
 pub const NAME: &str = "souffleur-tiny";

@@ -11,8 +11,9 @@ use souffleur::engine::{EngineHandle, Generation};
 use souffleur::request::{ChatPrompt, Event, FinishReason, GenerateRequest, Prompt};
 use souffleur::state::sampling::SamplingParams;
 
+use super::failure::Failure;
 use super::flags::LocalFlags;
-use super::{Failure, local};
+use super::local;
 use crate::settings::Settings;
 
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
@@ -20,12 +21,12 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// Flags of the command.
 #[derive(Args, Debug)]
 pub struct GenerateArgs {
-    /// What to answer; read from stdin if not given or `-`
+    /// Prompt to answer; read from stdin if not given or -
     prompt: Option<String>,
     /// Continue the prompt as it is, without the model's chat template
     #[arg(long, help_heading = "Prompt")]
     raw: bool,
-    /// System message in front of the prompt
+    /// System message before the prompt
     #[arg(
         long,
         value_name = "TEXT",
@@ -49,10 +50,10 @@ struct SamplingFlags {
         help_heading = "Sampling"
     )]
     max_new_tokens: u32,
-    /// 0 always takes the most likely token
+    /// Randomness of the choice of tokens; 0 always takes the most likely one
     #[arg(long, default_value_t = 1.0, help_heading = "Sampling")]
     temperature: f32,
-    /// Least probability mass kept
+    /// Choose only among the most likely tokens whose probabilities add up to this
     #[arg(
         long,
         default_value_t = 1.0,
@@ -60,10 +61,10 @@ struct SamplingFlags {
         help_heading = "Sampling"
     )]
     top_p: f32,
-    /// Most likely tokens kept; -1 keeps all
+    /// Choose only among this many most likely tokens; -1 chooses among all
     #[arg(long, default_value_t = -1, value_name = "N", allow_negative_numbers = true, help_heading = "Sampling")]
     top_k: i32,
-    /// Drops tokens less likely than this times the most likely one
+    /// Drop tokens that are less likely than this times the most likely one
     #[arg(
         long,
         default_value_t = 0.0,
@@ -71,7 +72,7 @@ struct SamplingFlags {
         help_heading = "Sampling"
     )]
     min_p: f32,
-    /// Subtracted once per earlier occurrence in the output
+    /// Subtracted from a token's logit for each time that the output has it already
     #[arg(
         long,
         default_value_t = 0.0,
@@ -80,7 +81,7 @@ struct SamplingFlags {
         help_heading = "Sampling"
     )]
     frequency_penalty: f32,
-    /// Subtracted if the token occurs in the output
+    /// Subtracted from a token's logit once if the output has it already
     #[arg(
         long,
         default_value_t = 0.0,
@@ -89,7 +90,7 @@ struct SamplingFlags {
         help_heading = "Sampling"
     )]
     presence_penalty: f32,
-    /// Above 1 makes tokens of prompt and output less likely
+    /// Above 1 makes tokens of the prompt and the output less likely; 1 changes nothing
     #[arg(
         long,
         default_value_t = 1.0,
@@ -97,7 +98,7 @@ struct SamplingFlags {
         help_heading = "Sampling"
     )]
     repetition_penalty: f32,
-    /// Draws the same tokens again
+    /// Seed of the random choices: the same seed gives the same answer
     #[arg(long, value_name = "SEED", help_heading = "Sampling")]
     sampling_seed: Option<u64>,
     /// String that ends the output; may be repeated

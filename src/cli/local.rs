@@ -3,7 +3,8 @@
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, EngineParts};
 
-use super::{Failure, bundled, progress};
+use super::failure::Failure;
+use super::{bundled, progress};
 
 /// The configuration with the bundled model in it if it names none.
 pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {

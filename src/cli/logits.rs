@@ -7,7 +7,8 @@ use souffleur::executor::logits::{LogitsRequest, write_logits};
 use souffleur::kernels::cpu::default_threads;
 use souffleur::kernels::dtype::{Dtype, Quantization};
 
-use super::{Failure, bundled};
+use super::bundled;
+use super::failure::Failure;
 
 /// Flags of the command.
 #[derive(Args, Debug)]
@@ -18,16 +19,16 @@ pub struct LogitsArgs {
     /// Storage of weights and KV
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float16", "bfloat16"])]
     dtype: String,
-    /// Quantise matrices when they are loaded
+    /// Quantises matrices when they are loaded
     #[arg(long, value_parser = ["int8"])]
     quantization: Option<String>,
-    /// Compute threads; 0 takes one a physical core
+    /// Compute threads; 0 takes one per physical core
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// JSON file {"prompts": [[token, ..], ..]}
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
-    /// safetensors file to write: for prompt i the f32 tensor logits.<i>, [tokens, vocabulary]
+    /// safetensors file to write: prompt i becomes the f32 tensor logits.<i>, [tokens, vocabulary]
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
 }

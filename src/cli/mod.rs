@@ -3,24 +3,24 @@
 //! Exit codes: 0 after a graceful end, 1 when something could not be started or done, 2 for a command line or
 //! configuration that cannot be used.
 
-use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use souffleur::error::StartError;
-
-use crate::settings::{Settings, keys};
+use crate::settings::Settings;
+use failure::Failure;
 use flags::{AllFlags, LocalFlags};
 
 mod bench;
 mod bundled;
+mod failure;
 pub mod flags;
 mod generate;
 mod gpu;
 mod local;
 mod logits;
+mod output;
 mod plan;
 mod progress;
 mod readahead;
@@ -28,6 +28,7 @@ mod replay_log;
 mod serve;
 mod signals;
 mod simulate;
+mod statistics;
 mod telemetry;
 
 const ORDER: &str = "\
@@ -60,11 +61,11 @@ enum Command {
     Serve(Box<AllFlags>),
     /// Answer one prompt: the text streams to stdout
     Generate(Box<generate::GenerateArgs>),
-    /// Show how memory would be divided, without loading the model
+    /// Show how memory would be divided, without loading the weights
     Plan(Box<LocalFlags>),
     /// Measure this engine on this machine, or a server under load
     Bench(Box<bench::BenchArgs>),
-    /// Simulate this engine's scheduler and cache under a trace, on hardware that need not be here
+    /// Simulate this engine's scheduler and cache under a load, on hardware that need not be here
     Simulate(Box<simulate::SimulateArgs>),
     /// Run the scheduler on a log of --record and compare every decision; exit code 1 at the first difference
     ReplayLog(Box<replay_log::ReplayLogArgs>),
@@ -74,30 +75,6 @@ enum Command {
     /// Probe and time a GPU, for scripts/gpu-check
     #[command(hide = true)]
     Gpu(Box<gpu::GpuArgs>),
-}
-
-/// Why a command ends early.
-#[derive(Debug)]
-pub enum Failure {
-    /// The command line or configuration cannot be used.
-    Usage(String),
-    /// Something could not be started or done.
-    Failed(String),
-}
-
-impl Failure {
-    fn failed(reason: impl Display) -> Self {
-        Self::Failed(reason.to_string())
-    }
-}
-
-impl From<StartError> for Failure {
-    fn from(error: StartError) -> Self {
-        match error {
-            StartError::Config(error) => Self::Usage(error.to_string()),
-            error => Self::Failed(error.to_string()),
-        }
-    }
 }
 
 /// Runs the command that the arguments of this process name.
@@ -154,52 +131,8 @@ where
     I: IntoIterator<Item = T>,
     T: Into<std::ffi::OsString> + Clone,
 {
-    let matches: ArgMatches = command().try_get_matches_from(args)?;
+    let matches: ArgMatches = Cli::command().try_get_matches_from(args)?;
     Cli::from_arg_matches(&matches)
-}
-
-/// The command with the defaults of the configuration in its help.
-fn command() -> clap::Command {
-    let mut command = with_defaults(Cli::command());
-    let names: Vec<String> = command
-        .get_subcommands()
-        .map(|command| command.get_name().to_owned())
-        .collect();
-    for name in names {
-        command = command.mut_subcommand(name, with_defaults);
-    }
-    command
-}
-
-fn with_defaults(command: clap::Command) -> clap::Command {
-    let keys = keys();
-    command.mut_args(|arg| {
-        let default = keys.iter().find(|(_, key, _)| arg.get_id() == key.as_str());
-        // clap shows those that it knows itself.
-        let default = default.filter(|_| arg.get_default_values().is_empty());
-        match default.and_then(|(_, _, default)| shown(default)) {
-            None => arg,
-            Some(default) => {
-                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-                arg.help(format!("{help} [default: {default}]"))
-            }
-        }
-    })
-}
-
-/// A default as it would be typed, if there is one.
-fn shown(default: &serde_json::Value) -> Option<String> {
-    match default {
-        serde_json::Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
-        serde_json::Value::Bool(is_on) => Some(if *is_on { "on" } else { "off" }.to_owned()),
-        serde_json::Value::Number(number) => Some(number.to_string()),
-        _ => None,
-    }
-}
-
-/// Writes a line to stdout. A reader that went away is no reason to stop.
-fn say(line: impl Display) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 #[cfg(test)]

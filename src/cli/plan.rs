@@ -2,7 +2,9 @@
 
 use souffleur::engine::{EngineParts, ModelInfo, Progress};
 
-use super::{Failure, local, say};
+use super::failure::Failure;
+use super::local;
+use super::output::say;
 use crate::settings::Settings;
 
 /// Runs the command.

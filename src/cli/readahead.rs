@@ -1,6 +1,6 @@
 //! The program's own pages, asked for before they are needed.
 
-/// More than is ever loaded of the program: debug information, which stands behind that, need not be read.
+/// More than is ever loaded of the program: debug information, which comes after that, need not be read.
 #[cfg(target_os = "linux")]
 const LOADED_BYTES: std::num::NonZeroU64 = std::num::NonZeroU64::new(32 << 20).expect("not 0");
 

@@ -10,11 +10,12 @@ use souffleur::record::file::Ending;
 use souffleur::record::replay::{Counts, Replayed, replay};
 use souffleur::state::control::ControlSetup;
 
-use super::{Failure, say};
+use super::failure::Failure;
+use super::output::say;
 
 #[derive(Args, Debug)]
 pub struct ReplayLogArgs {
-    /// The log, as --record wrote it
+    /// Message log that --record wrote
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }

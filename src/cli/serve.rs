@@ -14,8 +14,10 @@ use souffleur::metrics::with_counter_types;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
+use super::failure::Failure;
+use super::output::say;
 use super::signals::Signals;
-use super::{Failure, local, plan, say, telemetry};
+use super::{local, plan, telemetry};
 use crate::settings::Settings;
 
 /// Histogram samples pile up until they are sorted into buckets.

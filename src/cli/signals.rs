@@ -6,7 +6,7 @@ use std::process;
 #[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Asks to stop.
+/// A signal that asks to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopSignal {
     /// From a terminal.

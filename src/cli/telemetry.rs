@@ -10,8 +10,8 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use super::Failure;
-use crate::settings::LogConfig;
+use super::failure::Failure;
+use crate::settings::log::LogConfig;
 
 /// Messages that actix logs as errors though a client made them, by target and beginning: requests that are no HTTP,
 /// broken WebSocket frames. The client is told; anybody could fill the log with them. `actix_http=trace` shows the first

@@ -1,4 +1,9 @@
+use souffleur::config::EngineConfig;
+use souffleur::config::keys::{Form, Key, Keys};
+use souffleur::server::ServerConfig;
+
 use super::*;
+use crate::settings::keys;
 
 fn parsed(args: &[&str]) -> Cli {
     let args = std::iter::once("souffleur").chain(args.iter().copied());
@@ -7,12 +12,12 @@ fn parsed(args: &[&str]) -> Cli {
 
 #[test]
 fn the_command_is_consistent() {
-    command().debug_assert();
+    Cli::command().debug_assert();
 }
 
 #[test]
 fn every_key_has_a_flag_of_its_name_and_every_flag_a_key() {
-    let command = command();
+    let command = Cli::command();
     let keys: Vec<String> = keys().into_iter().map(|(_, key, _)| key).collect();
     for key in &keys {
         let arg = command
@@ -32,8 +37,31 @@ fn every_key_has_a_flag_of_its_name_and_every_flag_a_key() {
 }
 
 #[test]
+fn every_name_that_the_help_lists_is_one_that_its_key_takes() {
+    for key in EngineConfig::KEYS {
+        let Form::Name(names) = key.form else {
+            continue;
+        };
+        for name in names {
+            let value = serde_json::json!({ (key.name): name });
+            let taken: Result<EngineConfig, _> = serde_json::from_value(value);
+            assert!(taken.is_ok(), "{}: {taken:?}", key.name);
+        }
+    }
+}
+
+#[test]
+fn docs_of_keys_read_well_in_a_terminal() {
+    for key in EngineConfig::KEYS.iter().chain(ServerConfig::KEYS) {
+        let Key { name, doc, .. } = key;
+        assert!(doc.ends_with(".\n"), "{name}: {doc}");
+        assert!(!doc.contains("[`"), "{name} has a link: {doc}");
+    }
+}
+
+#[test]
 fn help_shows_defaults_and_groups() {
-    let help = command().render_long_help().to_string();
+    let help = Cli::command().render_long_help().to_string();
     for part in [
         "[default: 30000]",
         "[default: 4096]",
@@ -46,7 +74,7 @@ fn help_shows_defaults_and_groups() {
         assert!(help.contains(part), "{part} is not in\n{help}");
     }
     assert!(!help.contains("logits"), "a hidden command is shown");
-    for command in command().get_subcommands_mut() {
+    for command in Cli::command().get_subcommands_mut() {
         let help = command.render_long_help().to_string();
         assert!(!help.contains("] [default:"), "{help}");
     }
@@ -75,24 +103,27 @@ fn without_a_command_the_flags_are_those_of_serve() {
         panic!("serve is a command")
     };
     assert_eq!(format!("{:?}", bare.serve), format!("{serve:?}"));
-    assert_eq!(serve.engine.chunked_prefill_size, Some(-1));
+    assert_eq!(serve.engine.get("chunked_prefill_size"), Some(-1));
 }
 
 #[test]
 fn switches_take_a_value_or_none() {
-    let switch = |args: &[&str]| parsed(args).serve.engine.disable_radix_cache;
+    let switch = |args: &[&str]| parsed(args).serve.engine.get("disable_radix_cache");
     assert_eq!(switch(&[]), None);
     assert_eq!(switch(&["--disable-radix-cache"]), Some(true));
     assert_eq!(switch(&["--disable-radix-cache=off"]), Some(false));
     assert_eq!(
-        parsed(&["--prefix-wait", "off"]).serve.engine.prefix_wait,
+        parsed(&["--prefix-wait", "off"])
+            .serve
+            .engine
+            .get("prefix_wait"),
         Some(false)
     );
     assert_eq!(
         parsed(&["--shutdown-timeout-s", "5"])
             .serve
             .server
-            .shutdown_deadline_s,
+            .get("shutdown_deadline_s"),
         Some(5)
     );
 }

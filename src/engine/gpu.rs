@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::actors::executor::ExecutorFactory;
-use crate::config::{Dtype, EngineConfig};
+use crate::config::{DtypeChoice, EngineConfig};
 use crate::engine::Progress;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
@@ -146,7 +146,7 @@ fn options(
     let prefill_tokens = in_u32(config.chunk_tokens().unwrap_or(config.max_prefill_tokens));
     let max_rows = in_u32(max_rows);
     let origin = match config.dtype {
-        Dtype::Float16 => DtypeOrigin::AskedFor,
+        DtypeChoice::Float16 => DtypeOrigin::AskedFor,
         _ => DtypeOrigin::Stored,
     };
     Ok(CudaOptions {

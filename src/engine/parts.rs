@@ -8,7 +8,7 @@ use crate::actors::executor::ExecutorFactory;
 use crate::actors::tokenizer::TokenizerSettings;
 use crate::actors::unit::Blueprint;
 use crate::admission::Admission;
-use crate::config::{Device, Dtype, EngineConfig};
+use crate::config::{Device, EngineConfig};
 use crate::engine::gpu::{self, Gpu};
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::Executor;
@@ -17,7 +17,6 @@ use crate::executor::memory_plan::{
     MemoryBudget, MemoryPlan, MemoryWish, Place, available_bytes, reserve_bytes,
 };
 use crate::kernels::cpu::default_threads;
-use crate::kernels::dtype;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
 use crate::model::text::TextModel;
 use crate::record::LogSink;
@@ -102,7 +101,7 @@ impl EngineParts {
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
         let model = cpu::describe(
             dir,
-            stored_dtype(config.dtype),
+            config.dtype.named(),
             config.quantization,
             config.load_format,
         )?;
@@ -235,7 +234,7 @@ fn cpu_executor(
 ) -> Arc<ExecutorFactory> {
     let dir = config.model_path.clone();
     let options = CpuOptions {
-        dtype: stored_dtype(config.dtype),
+        dtype: config.dtype.named(),
         quantization: config.quantization,
         load_format: config.load_format,
         n_pages: memory.n_pages as usize,
@@ -266,15 +265,6 @@ fn record(
         key: "record".to_owned(),
         reason: format!("{}: {error}", path.display()),
     })
-}
-
-fn stored_dtype(dtype: Dtype) -> Option<dtype::Dtype> {
-    match dtype {
-        Dtype::Auto => None,
-        Dtype::Float32 => Some(dtype::Dtype::F32),
-        Dtype::Float16 => Some(dtype::Dtype::F16),
-        Dtype::Bfloat16 => Some(dtype::Dtype::BF16),
-    }
 }
 
 fn threads(configured: usize) -> usize {

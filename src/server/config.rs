@@ -1,9 +1,9 @@
 //! The server's configuration.
 
 use actix_web::http::uri::Authority;
-use serde::{Deserialize, Serialize};
 
 use super::key::ApiKey;
+use crate::config::keys::{Flag, Form, KeyType, keys, out_of_range};
 use crate::error::ConfigError;
 
 /// Each is a thread with a runtime of its own.
@@ -11,95 +11,110 @@ const MAX_WORKERS: usize = 256;
 /// Each is a request with a stream of its own.
 const MAX_BATCH_REQUESTS: usize = 1 << 16;
 
-/// Everything that decides how the server listens and what it takes. `config/default.toml` says the same with
-/// reasons.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ServerConfig {
-    /// Address to listen on.
-    pub host: String,
-    /// TCP port; 0 takes a free one.
-    pub port: u16,
-    /// Key that clients must send as `Authorization: Bearer <key>`; without it everybody is served. `/health`, `/ready`,
-    /// `/health_generate` and `/metrics` never need it.
-    pub api_key: Option<ApiKey>,
-    /// Key of an admin, sent in the same header: it opens every route, and it alone the full `/debug/prefix`,
-    /// `/set_policy`, `/flush_cache` and the `abort_all` of `/abort_request`. Without it nobody gets the full report and
-    /// every client may use the others.
-    pub admin_api_key: Option<ApiKey>,
-    /// Threads that parse requests and write responses; 0 takes one a core, at most 4.
-    pub workers: usize,
-    /// Largest request body, in bytes.
-    pub max_body_bytes: usize,
-    /// Most prompts times samples of one request.
-    pub max_batch_requests: usize,
-    /// Bytes that all request bodies together may take while they are received and parsed.
-    pub max_bodies_bytes: usize,
-    /// Bytes that prompts' log probabilities of all answers together may take, from the request until the client has
-    /// taken them.
-    pub max_answers_bytes: usize,
-    /// Most JSON values in the messages, template arguments and other free objects of one request body.
-    pub max_body_values: usize,
-    /// Seconds for a request's headers to arrive.
-    pub header_timeout_s: u32,
-    /// Seconds for a request's body to arrive.
-    pub body_timeout_s: u32,
-    /// Seconds that an idle connection is kept.
-    pub keep_alive_s: u32,
-    /// Seconds without an event after which a stream gets a comment, so that proxies keep it.
-    pub sse_keep_alive_s: u32,
-    /// Seconds that `/health_generate` waits for a token.
-    pub health_generate_timeout_s: u32,
-    /// Seconds that running requests may go on once the server is told to stop.
-    pub shutdown_deadline_s: u32,
-    /// Origins whose pages may ask, on every route and by WebSocket, besides the server's own: for instance
-    /// `https://chat.example`; `*` stands for all.
-    pub allowed_origins: Vec<String>,
-    /// Names that the server may be asked under while it has no API key, besides IP addresses, `localhost` and `host`:
-    /// with a port or for any; `*` stands for all.
-    pub allowed_hosts: Vec<String>,
-    /// Most WebSockets at once.
-    pub ws_max_connections: usize,
-    /// Most requests under way on one WebSocket.
-    pub ws_max_requests: usize,
-    /// Largest message that a WebSocket takes, in bytes.
-    pub ws_max_frame_bytes: usize,
-    /// Seconds between pings; a client that misses two is gone.
-    pub ws_ping_interval_s: u32,
-    /// Seconds that writing one message to a WebSocket may take.
-    pub ws_send_timeout_s: u32,
-    /// Seconds after which a connection ends whose client takes no byte of what is written to it.
-    pub http_send_timeout_s: u32,
-}
+const SERVER: Flag = Flag::under("Server");
+const RARE: Flag = SERVER.rare();
+const WEBSOCKET: Flag = Flag::under("WebSocket").rare();
 
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            host: "127.0.0.1".to_owned(),
-            port: 30000,
-            api_key: None,
-            admin_api_key: None,
-            workers: 0,
-            max_body_bytes: 16 << 20,
-            max_batch_requests: 1024,
-            max_bodies_bytes: 256 << 20,
-            max_answers_bytes: 256 << 20,
-            max_body_values: 1 << 16,
-            header_timeout_s: 10,
-            body_timeout_s: 30,
-            keep_alive_s: 75,
-            sse_keep_alive_s: 15,
-            health_generate_timeout_s: 20,
-            shutdown_deadline_s: 30,
-            allowed_origins: Vec::new(),
-            allowed_hosts: Vec::new(),
-            ws_max_connections: 1024,
-            ws_max_requests: 64,
-            ws_max_frame_bytes: 1 << 20,
-            ws_ping_interval_s: 20,
-            ws_send_timeout_s: 10,
-            http_send_timeout_s: 30,
-        }
+keys! {
+    /// Everything that decides how the server listens and what it takes. `config/default.toml` says the same with
+    /// reasons.
+    pub struct ServerConfig {
+        /// Address to listen on.
+        #[flag(SERVER.takes("ADDRESS"))]
+        host: String = "127.0.0.1".to_owned(),
+        /// TCP port; 0 takes a free one.
+        #[flag(SERVER)]
+        port: u16 = 30000,
+        /// Key that clients must send as `Authorization: Bearer KEY`; SOUFFLEUR_API_KEY keeps it out of the process
+        /// list.
+        ///
+        /// Without a key everybody is served. /health, /health_generate, /ready and /metrics never need it.
+        #[flag(SERVER.takes("KEY"))]
+        api_key: Option<ApiKey> = None,
+        /// Key of an admin, sent in the same header; it alone opens the full /debug/prefix, /set_policy, /flush_cache and
+        /// abort_all.
+        ///
+        /// It opens every other route too. Without it nobody gets the full report of /debug/prefix, and every client may
+        /// use the others.
+        #[flag(SERVER.takes("KEY"))]
+        admin_api_key: Option<ApiKey> = None,
+        /// Threads that parse requests and write responses; 0 takes one per core, but at most 4.
+        #[flag(SERVER.takes("N"))]
+        #[range(..=MAX_WORKERS)]
+        workers: usize = 0,
+        /// Largest request body in bytes; larger ones get 413.
+        #[flag(RARE.takes("BYTES"))]
+        #[range(1..)]
+        max_body_bytes: usize = 16 << 20,
+        /// Most prompts times samples of one request.
+        #[flag(RARE.takes("N"))]
+        #[range(1..=MAX_BATCH_REQUESTS)]
+        max_batch_requests: usize = 1024,
+        /// Bytes that all request bodies together may take while they are received and parsed.
+        #[flag(RARE.takes("BYTES"))]
+        max_bodies_bytes: usize = 256 << 20,
+        /// Bytes that the log probabilities of prompts may take in all answers together, until the clients have read
+        /// them.
+        #[flag(RARE.takes("BYTES"))]
+        #[range(1..)]
+        max_answers_bytes: usize = 256 << 20,
+        /// Most JSON values in the messages, template arguments and other free objects of one request body.
+        #[flag(RARE.takes("N"))]
+        #[range(1..)]
+        max_body_values: usize = 1 << 16,
+        /// Seconds for a request's headers to arrive.
+        #[flag(RARE.takes("SECONDS"))]
+        #[range(1..)]
+        header_timeout_s: u32 = 10,
+        /// Seconds for a request's body to arrive.
+        #[flag(RARE.takes("SECONDS"))]
+        #[range(1..)]
+        body_timeout_s: u32 = 30,
+        /// Seconds that an idle connection is kept.
+        #[flag(RARE.takes("SECONDS"))]
+        keep_alive_s: u32 = 75,
+        /// Seconds without an event after which a stream gets a comment, so that proxies keep it.
+        #[flag(RARE.takes("SECONDS"))]
+        #[range(1..)]
+        sse_keep_alive_s: u32 = 15,
+        /// Seconds that /health_generate waits for a token.
+        #[flag(RARE.takes("SECONDS"))]
+        #[range(1..)]
+        health_generate_timeout_s: u32 = 20,
+        /// Seconds that running requests may go on once the server is told to stop.
+        #[flag(SERVER.takes("SECONDS").alias("shutdown-timeout-s"))]
+        shutdown_deadline_s: u32 = 30,
+        /// Origins whose pages may send requests besides the server's own, as in `https://chat.example`, comma
+        /// separated; * stands for all.
+        #[flag(SERVER.takes("ORIGINS"))]
+        allowed_origins: Vec<String> = Vec::new(),
+        /// Host names under which the server answers without an API key, with a port or for any, comma separated; *
+        /// stands for all. IP addresses, localhost and `--host` are always allowed.
+        #[flag(SERVER.takes("HOSTS"))]
+        allowed_hosts: Vec<String> = Vec::new(),
+        /// Most WebSockets at once.
+        #[flag(WEBSOCKET.takes("N"))]
+        ws_max_connections: usize = 1024,
+        /// Most requests under way on one WebSocket.
+        #[flag(WEBSOCKET.takes("N"))]
+        #[range(1..)]
+        ws_max_requests: usize = 64,
+        /// Largest message that a WebSocket takes, in bytes.
+        #[flag(WEBSOCKET.takes("BYTES"))]
+        #[range(1..)]
+        ws_max_frame_bytes: usize = 1 << 20,
+        /// Seconds between pings; a client that misses two is gone.
+        #[flag(WEBSOCKET.takes("SECONDS"))]
+        #[range(1..)]
+        ws_ping_interval_s: u32 = 20,
+        /// Seconds that writing one message to a WebSocket may take.
+        #[flag(WEBSOCKET.takes("SECONDS"))]
+        #[range(1..)]
+        ws_send_timeout_s: u32 = 10,
+        /// Seconds after which a connection ends if its client has read nothing of what is sent.
+        #[flag(RARE.takes("SECONDS"))]
+        #[range(1..)]
+        http_send_timeout_s: u32 = 30,
     }
 }
 
@@ -109,46 +124,12 @@ impl ServerConfig {
     /// # Errors
     /// Names the first key that is out of range, its value and the limit.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let at_least_one = [
-            ("max_body_bytes", self.max_body_bytes),
-            ("max_batch_requests", self.max_batch_requests),
-            ("max_answers_bytes", self.max_answers_bytes),
-            ("max_body_values", self.max_body_values),
-            ("header_timeout_s", self.header_timeout_s as usize),
-            ("body_timeout_s", self.body_timeout_s as usize),
-            ("sse_keep_alive_s", self.sse_keep_alive_s as usize),
-            (
-                "health_generate_timeout_s",
-                self.health_generate_timeout_s as usize,
-            ),
-            ("ws_max_requests", self.ws_max_requests),
-            ("ws_max_frame_bytes", self.ws_max_frame_bytes),
-            ("ws_ping_interval_s", self.ws_ping_interval_s as usize),
-            ("ws_send_timeout_s", self.ws_send_timeout_s as usize),
-            ("http_send_timeout_s", self.http_send_timeout_s as usize),
-        ];
-        if let Some((key, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
-            return Err(out_of_range(key, "is 0, must be at least 1".to_owned()));
-        }
+        self.validate_ranges()?;
         let (bodies, least) = (self.max_bodies_bytes, self.max_body_bytes.saturating_mul(4));
         if bodies < least {
             let reason =
                 format!("is {bodies}, must be at least four times max_body_bytes: {least}");
             return Err(out_of_range("max_bodies_bytes", reason));
-        }
-        let at_most = [
-            ("workers", self.workers, MAX_WORKERS),
-            (
-                "max_batch_requests",
-                self.max_batch_requests,
-                MAX_BATCH_REQUESTS,
-            ),
-        ];
-        if let Some((key, value, limit)) =
-            at_most.into_iter().find(|(_, value, limit)| value > limit)
-        {
-            let reason = format!("is {value}, must be at most {limit}");
-            return Err(out_of_range(key, reason));
         }
         self.validate_guards()
     }
@@ -187,9 +168,8 @@ impl ServerConfig {
     }
 }
 
-fn out_of_range(key: &str, reason: String) -> ConfigError {
-    let key = key.to_owned();
-    ConfigError { key, reason }
+impl KeyType for ApiKey {
+    const FORM: Form = Form::Text;
 }
 
 /// True for a host with or without a port, and nothing else.

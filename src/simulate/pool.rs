@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::config::{Dtype, EngineConfig};
+use crate::config::EngineConfig;
 use crate::engine::ModelInfo;
 use crate::executor::cpu::LOGIT_ROWS;
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, reserve_bytes};
-use crate::kernels::dtype;
+use crate::kernels::dtype::Dtype;
 use crate::model::config::ModelConfig;
 use crate::model::generation::GenerationConfig;
 use crate::state::pool::kv_layout::KvLayout;
@@ -18,14 +18,9 @@ use super::roofline::{Storage, weights_bytes};
 
 /// What weights and K/V are stored in under this configuration.
 pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
-    let dtype = match config.dtype {
-        Dtype::Auto => model.dtype.unwrap_or(dtype::Dtype::BF16),
-        Dtype::Float32 => dtype::Dtype::F32,
-        Dtype::Float16 => dtype::Dtype::F16,
-        Dtype::Bfloat16 => dtype::Dtype::BF16,
-    };
+    let dtype = config.dtype.named().or(model.dtype);
     Storage {
-        dtype,
+        dtype: dtype.unwrap_or(Dtype::BF16),
         quantization: config.quantization,
     }
 }

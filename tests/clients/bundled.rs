@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::Arc;
 
 use serde_json::Value;
-use souffleur::config::{Dtype, EngineConfig};
+use souffleur::config::{DtypeChoice, EngineConfig};
 use souffleur::engine::{Engine, EngineHandle, Generation};
 use souffleur::request::{ChatPrompt, Event, FinishReason, Finished, GenerateRequest, Prompt};
 use souffleur::state::sampling::LogprobWish;
@@ -30,7 +30,7 @@ fn rows(file: &str) -> Vec<Value> {
     read(file).lines().map(parse).collect()
 }
 
-fn engine(dtype: Dtype) -> EngineHandle {
+fn engine(dtype: DtypeChoice) -> EngineHandle {
     let config = EngineConfig {
         model_path: model(),
         dtype,
@@ -94,7 +94,7 @@ fn chat(messages: Value) -> Prompt {
 fn the_loss_on_held_out_dialogues_is_what_training_printed() {
     let training = parse(&read("training.json"));
     let dialogues = rows("eval/held_out.jsonl");
-    for dtype in [Dtype::Auto, Dtype::Float32] {
+    for dtype in [DtypeChoice::Auto, DtypeChoice::Float32] {
         let engine = engine(dtype);
         let requests = dialogues.iter().map(|row| {
             let text = row["text"].as_str().expect("a dialogue has a text");
@@ -157,7 +157,7 @@ fn greedy_answers_use_known_words_and_end_by_themselves() {
         request.sampling.max_new_tokens = MAX_NEW_TOKENS;
         request
     });
-    let answers = answers(&engine(Dtype::Auto), requests);
+    let answers = answers(&engine(DtypeChoice::Auto), requests);
     let ended = answers
         .iter()
         .filter(|end| matches!(end.reason, FinishReason::StopToken(_)))

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use souffleur::config::Dtype;
+use souffleur::config::DtypeChoice;
 use souffleur::request::{Event, GenerateRequest, Prompt};
 use souffleur::state::sampling::{LogprobWish, TokenLogprobs};
 
@@ -57,7 +57,7 @@ impl Reference {
         let what = format!("{setup:?}, {what}, request {index}");
         let tokens: Vec<u32> = got.iter().map(|bit| bit.0).collect();
         let likely: Vec<f32> = match setup.dtype {
-            Dtype::Float32 => {
+            DtypeChoice::Float32 => {
                 assert_eq!(tokens, self.expected(index), "{what}");
                 let expected = self.outputs[index as usize].iter();
                 expected.map(|bit| f32::from_bits(bit.1)).collect()
@@ -68,7 +68,7 @@ impl Reference {
             }
         };
         let tolerance = match setup.dtype {
-            Dtype::Float32 => F32_TOLERANCE,
+            DtypeChoice::Float32 => F32_TOLERANCE,
             _ => BF16_TOLERANCE,
         };
         for (place, (got, expected)) in got.iter().zip(&likely).enumerate() {
@@ -84,7 +84,7 @@ impl Reference {
     pub async fn check_tokens(&self, setup: &Setup, index: u32, tokens: &[u32], what: &str) {
         let what = format!("{setup:?}, {what}, request {index}");
         match setup.dtype {
-            Dtype::Float32 => assert_eq!(tokens, self.expected(index), "{what}"),
+            DtypeChoice::Float32 => assert_eq!(tokens, self.expected(index), "{what}"),
             _ => drop(self.check_choices(index, tokens, &what).await),
         }
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
-use souffleur::config::{Device, Dtype, EngineConfig};
+use souffleur::config::{Device, DtypeChoice, EngineConfig};
 use souffleur::engine::{Engine, EngineParts, Progress};
 use souffleur::executor::Placement;
 use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
@@ -20,28 +20,28 @@ const GRAPH_ROWS: usize = 6;
 /// One configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    pub dtype: Dtype,
+    pub dtype: DtypeChoice,
     pub page_size: u32,
     pub graphs: bool,
 }
 
 pub const F32_PAGES_OF_1_GRAPHS: Setup = Setup {
-    dtype: Dtype::Float32,
+    dtype: DtypeChoice::Float32,
     page_size: 1,
     graphs: true,
 };
 pub const F32_PAGES_OF_16: Setup = Setup {
-    dtype: Dtype::Float32,
+    dtype: DtypeChoice::Float32,
     page_size: 16,
     graphs: false,
 };
 pub const BF16_PAGES_OF_16_GRAPHS: Setup = Setup {
-    dtype: Dtype::Bfloat16,
+    dtype: DtypeChoice::Bfloat16,
     page_size: 16,
     graphs: true,
 };
 pub const BF16_PAGES_OF_1: Setup = Setup {
-    dtype: Dtype::Bfloat16,
+    dtype: DtypeChoice::Bfloat16,
     page_size: 1,
     graphs: false,
 };
@@ -89,7 +89,7 @@ impl Setup {
         let (info, chunk) = (&parts.info, config.chunk_tokens().unwrap());
         CudaOptions {
             element: match self.dtype {
-                Dtype::Bfloat16 => ElementType::Bf16,
+                DtypeChoice::Bfloat16 => ElementType::Bf16,
                 _ => ElementType::F32,
             },
             load_format: config.load_format,

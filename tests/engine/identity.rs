@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crossbeam_channel::Receiver;
 use futures_util::future::join_all;
 use souffleur::actors::messages::SetPolicy;
-use souffleur::config::{Dtype, EngineConfig};
+use souffleur::config::{DtypeChoice, EngineConfig};
 use souffleur::engine::{Engine, EngineParts, Generation, Progress};
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::scheduler::policy::schedule_policy_names;
@@ -33,7 +33,7 @@ const MODELS: [&str; 5] = [
 /// Requests that run at once where others take their places.
 const RUNNING: u32 = 4;
 
-fn config(model: &str, dtype: Dtype) -> EngineConfig {
+fn config(model: &str, dtype: DtypeChoice) -> EngineConfig {
     let model_path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(model);
     EngineConfig {
         model_path,
@@ -75,7 +75,7 @@ fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
 }
 
 /// Each alone in an engine that caches nothing: what every other way must give.
-async fn reference(model: &str, dtype: Dtype) -> Vec<(Bits, u32)> {
+async fn reference(model: &str, dtype: DtypeChoice) -> Vec<(Bits, u32)> {
     let world = start(EngineConfig {
         disable_radix_cache: true,
         ..config(model, dtype)
@@ -87,7 +87,7 @@ async fn reference(model: &str, dtype: Dtype) -> Vec<(Bits, u32)> {
     all
 }
 
-async fn check(model: &str, dtype: Dtype) {
+async fn check(model: &str, dtype: DtypeChoice) {
     let what = |how: &str| format!("{model} in {dtype:?}, {how}");
     let expected = reference(model, dtype).await;
     let distinct: std::collections::HashSet<&Bits> =
@@ -123,7 +123,7 @@ async fn check(model: &str, dtype: Dtype) {
     check_evacuated(model, dtype).await;
 }
 
-async fn check_mixed(model: &str, dtype: Dtype, expected: &[(Bits, u32)]) {
+async fn check_mixed(model: &str, dtype: DtypeChoice, expected: &[(Bits, u32)]) {
     for (chunk, page_size) in [(20, 1), (48, 16)] {
         let (open, gate) = crossbeam_channel::bounded(0);
         let mixed = EngineConfig {
@@ -155,7 +155,7 @@ async fn check_mixed(model: &str, dtype: Dtype, expected: &[(Bits, u32)]) {
 }
 
 /// Requests that lose their place in the batch and are computed again.
-async fn check_evacuated(model: &str, dtype: Dtype) {
+async fn check_evacuated(model: &str, dtype: DtypeChoice) {
     let alone = start(EngineConfig {
         disable_radix_cache: true,
         ..config(model, dtype)
@@ -253,13 +253,13 @@ async fn swap_policies(world: &World, number: usize) {
 #[tokio::test]
 async fn schedules_change_no_bit_in_f32() {
     for model in MODELS {
-        check(model, Dtype::Float32).await;
+        check(model, DtypeChoice::Float32).await;
     }
 }
 
 #[tokio::test]
 async fn schedules_change_no_bit_in_bf16() {
     for model in MODELS {
-        check(model, Dtype::Bfloat16).await;
+        check(model, DtypeChoice::Bfloat16).await;
     }
 }

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use souffleur::executor::logits::{LogitsRequest, logits, write_logits};
-use souffleur::executor::logits::{LogitsRequest, logits, write_logits};
 use souffleur::kernels::cpu::Isa;
 use souffleur::kernels::dtype::{Dtype, Quantization};
 

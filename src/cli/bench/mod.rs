@@ -1,37 +1,29 @@
 //! `souffleur bench`: how fast this engine is on this machine, or any OpenAI-compatible server under load.
+//!
+//! [`offline`] needs no server: it starts the engine in this process and holds what it reaches against the machine's
+//! limits. [`online`] is a client that measures what users see. Both send the same [`prompts`].
 
-mod floors;
-mod machine;
 mod offline;
 mod online;
-mod plot;
 mod prompts;
-mod record;
-mod rows;
-mod scaling;
-mod starts;
-pub(super) mod statistics;
-mod streams;
-pub(super) mod table;
-mod waits;
 
 use std::path::PathBuf;
 
 use clap::Args;
 
-use super::Failure;
+use super::failure::Failure;
 use super::flags::LocalFlags;
 use crate::settings::Settings;
-use offline::OfflineArgs;
-use online::OnlineArgs;
+use offline::args::OfflineArgs;
+use online::args::OnlineArgs;
 
 /// Flags of the command.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
-    /// Write a record with every sample to a file; - writes it to stdout, instead of the tables
+    /// Write a record with every sample to a file as JSON; - writes it to stdout instead of the tables
     #[arg(long, value_name = "FILE", help_heading = "Bench")]
     json: Option<PathBuf>,
-    /// Seed of the random prompts; another one each time if not given, so that no cache knows them
+    /// Seed of the random prompts; a new one for each run if not given, so that no cache holds the prompts
     #[arg(long, help_heading = "Bench")]
     seed: Option<u64>,
     #[command(flatten)]
@@ -42,11 +34,16 @@ pub struct BenchArgs {
     pub flags: LocalFlags,
 }
 
-/// Runs the command.
+/// Runs the command. `--model` is a flag of the engine's: with a server it names the server's model.
 pub fn run(args: &BenchArgs, settings: Settings) -> Result<(), Failure> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
+    let json = args.json.as_deref();
     match &args.online.base_url {
-        Some(base_url) => online::run(args, base_url, seed),
-        None => offline::run(args, settings.engine, seed),
+        Some(base_url) => {
+            let model = args.flags.engine.get("model_path");
+            let record = online::measure(&args.online, base_url, model, seed)?;
+            record.publish(json)
+        }
+        None => offline::run(&args.offline, settings.engine, seed, json),
     }
 }

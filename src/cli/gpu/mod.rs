@@ -6,7 +6,8 @@ use clap::{Args, Subcommand};
 use souffleur::kernels::cuda::driver::Device;
 use souffleur::kernels::cuda::timing::{self, Extent, Rates, Timing};
 
-use super::{Failure, say};
+use super::failure::Failure;
+use super::output::say;
 use report::{Measured, TableArgs};
 
 /// Flags of the command.
@@ -18,17 +19,17 @@ pub struct GpuArgs {
 
 #[derive(Subcommand, Debug)]
 enum GpuCommand {
-    /// Say what the GPU is and what memory it has free
+    /// Show the GPU's name, type and free memory
     Probe(DeviceArgs),
-    /// Time every kernel beside its floor, a line of JSON each
+    /// Time every kernel and compare it with its least possible time; prints a line of JSON for each
     Kernels {
         #[command(flatten)]
         device: DeviceArgs,
-        /// Run tiny shapes and print no times: to see that everything runs
+        /// Run tiny shapes without timing, to see that everything runs
         #[arg(long)]
         tiny: bool,
     },
-    /// Print a table of the lines of JSON in files, and of records of the bench
+    /// Print a table of results: files of JSON lines, and records of the bench
     Table(TableArgs),
 }
 

@@ -7,8 +7,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::super::Failure;
-use super::super::bench::table;
+use super::super::failure::Failure;
+use super::super::output::table;
 
 /// Files to show.
 #[derive(Args, Debug)]

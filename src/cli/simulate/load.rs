@@ -9,20 +9,20 @@ use souffleur::simulate::read::read_trace;
 use souffleur::simulate::synthetic::{Arrivals, Lengths, SyntheticLoad};
 use souffleur::simulate::trace::Trace;
 
-use super::super::Failure;
+use super::super::failure::Failure;
 
 /// Flags of the load.
 #[derive(Args, Debug)]
 pub struct LoadArgs {
     /// Mooncake trace (JSON lines) or Azure LLM trace (CSV), .gz or not; without one the load is synthetic
     trace: Option<PathBuf>,
-    /// Take the first requests of the trace only
+    /// Use only this many requests, from the start of the trace
     #[arg(long, value_name = "N", help_heading = "Load", requires = "trace")]
     max_requests: Option<usize>,
-    /// Let the load come so many times, one after another, with prompts that share nothing with the time before
+    /// Repeat the load this many times; the prompts of one time share nothing with those of another
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
     repeat: u32,
-    /// Let the requests come so many times as fast
+    /// Factor on the rate of arrival: 2 makes requests come twice as fast
     #[arg(
         long,
         value_name = "FACTOR",
@@ -33,7 +33,7 @@ pub struct LoadArgs {
     /// Synthetic: number of requests
     #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Load")]
     requests: usize,
-    /// Synthetic: requests a second
+    /// Synthetic: requests per second
     #[arg(
         long,
         value_name = "RATE",
@@ -49,7 +49,7 @@ pub struct LoadArgs {
         help_heading = "Load"
     )]
     arrivals: Arrivals,
-    /// Synthetic: prompt tokens, N, uniform:FROM..TO, exponential:MEAN or lognormal:MEDIAN,SIGMA
+    /// Synthetic: tokens of each prompt: N, uniform:FROM..TO, exponential:MEAN or lognormal:MEDIAN,SIGMA
     #[arg(
         long,
         value_name = "LENGTHS",
@@ -57,7 +57,7 @@ pub struct LoadArgs {
         help_heading = "Load"
     )]
     input_len: Lengths,
-    /// Synthetic: output tokens, likewise
+    /// Synthetic: tokens of each output, in the same forms
     #[arg(
         long,
         value_name = "LENGTHS",
@@ -68,7 +68,7 @@ pub struct LoadArgs {
     /// Synthetic: number of prefixes that requests share
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Load")]
     shared_prefixes: u32,
-    /// Synthetic: tokens of each shared prefix, ahead of a request's own
+    /// Synthetic: tokens of each shared prefix, before the request's own
     #[arg(
         long,
         value_name = "TOKENS",
@@ -76,7 +76,7 @@ pub struct LoadArgs {
         help_heading = "Load"
     )]
     shared_prefix_len: u32,
-    /// Synthetic: part of the requests that begin with a shared prefix
+    /// Synthetic: share of the requests that begin with a shared prefix
     #[arg(
         long,
         value_name = "0..1",
@@ -84,7 +84,7 @@ pub struct LoadArgs {
         help_heading = "Load"
     )]
     shared_fraction: f64,
-    /// Synthetic: seed of all draws
+    /// Synthetic: seed of all random choices
     #[arg(long, default_value_t = 0, help_heading = "Load")]
     seed: u64,
 }

@@ -21,13 +21,14 @@ use souffleur::simulate::shape;
 use souffleur::simulate::trace::{BLOCK_TOKENS, Trace};
 use souffleur::state::pool::pages::PageSize;
 
+use super::failure::Failure;
 use super::flags::{AllFlags, LocalFlags};
-use super::{Failure, say};
+use super::output::say;
 use crate::settings::Settings;
 use load::LoadArgs;
 use report::{CurvePoint, Run};
 
-/// Capacities of a curve, in percent of what all prompts together would keep.
+/// Pool sizes of a curve, in percent of what all prompts together would keep.
 const CURVE_PERCENT: [usize; 5] = [1, 5, 10, 25, 50];
 
 /// The model if none is named.
@@ -53,7 +54,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64),
           help_heading = "Simulation")]
     tp_size: u32,
-    /// Tokens of the KV pool instead of what the device holds; several give several runs
+    /// Tokens of the KV pool, instead of what fits on the device; a comma-separated list gives a run for each
     #[arg(
         long,
         value_name = "TOKENS",
@@ -61,16 +62,17 @@ pub struct SimulateArgs {
         help_heading = "Simulation"
     )]
     kv_tokens: Vec<usize>,
-    /// Replay the prompts alone, one after another: hit rates by capacity, without hardware or time. Pages are blocks of
-    /// 512 tokens unless --page-size is given, which may be of any size here
+    /// Replay only the prompts, one after another, and show the cache's hit rate for each pool size; hardware and time do
+    /// not count. Pages have 512 tokens unless --page-size is given, which may be of any size here
     #[arg(long, help_heading = "Simulation")]
     prompts_only: bool,
-    /// Requests say that they generate all their tokens, as load generators do; off: memory is reserved for a part
+    /// Requests ignore the end-of-text token, as those of load generators do: memory is then reserved for their whole
+    /// output; off reserves it for a part
     #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set,
           value_parser = clap::builder::BoolishValueParser::new(), hide_possible_values = true,
           help_heading = "Simulation")]
     ignore_eos: bool,
-    /// Write everything to a file; - writes it to stdout, instead of the table
+    /// Write everything to a file as JSON; - writes it to stdout instead of the table
     #[arg(long, value_name = "FILE", help_heading = "Simulation")]
     json: Option<PathBuf>,
     /// Draw memory, queue and latencies (with --prompts-only the curve) into an SVG
@@ -85,7 +87,7 @@ impl SimulateArgs {
     pub fn settings_flags(&self) -> AllFlags {
         let mut flags = self.flags.clone();
         if self.prompts_only {
-            flags.engine.page_size = None;
+            flags.engine.remove("page_size");
         }
         flags.into()
     }
@@ -125,13 +127,17 @@ fn run_prompts(
     is_quiet: bool,
 ) -> Result<(), Failure> {
     // Unless a page size is asked for, a page is a block: traces say nothing of what is inside.
-    let page_tokens = args.flags.engine.page_size.unwrap_or(BLOCK_TOKENS as u32);
+    let page_tokens = args
+        .flags
+        .engine
+        .get("page_size")
+        .unwrap_or(BLOCK_TOKENS as u32);
     let page_size = PageSize::new(page_tokens)
-        .ok_or_else(|| Failure::Usage("page_size is 0, must be at least 1".into()))?;
+        .ok_or_else(|| Failure::Usage("--page-size is 0, must be at least 1".into()))?;
     let eviction = config.eviction_policy().map_err(SimulateError::from)?;
     let eviction = eviction.ok_or_else(|| {
         Failure::Usage(
-            "prompts_only replays the prefix cache, which disable_radix_cache turns off".into(),
+            "--prompts-only replays the prefix cache, which disable_radix_cache turns off".into(),
         )
     })?;
     let replay = |kv_tokens| {

@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 use souffleur::simulate::outcome::{Moment, Outcome};
 
-use super::super::Failure;
+use super::super::failure::Failure;
 use super::report::CurvePoint;
 
 const SIZE: (u32, u32) = (800, 780);

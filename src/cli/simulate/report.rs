@@ -9,9 +9,9 @@ use souffleur::simulate::trace::Trace;
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::pool::pages::PageSize;
 
-use super::super::bench::statistics::Summary;
-use super::super::bench::table;
-use super::super::say;
+use super::super::output::say;
+use super::super::output::table;
+use super::super::statistics::Summary;
 
 /// One simulation of the engine.
 pub struct Run {

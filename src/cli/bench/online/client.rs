@@ -1,6 +1,5 @@
 //! A client of `/v1/completions` that reads the stream and looks at the clock.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use actix_web::http::header::{AUTHORIZATION, HeaderValue};
@@ -11,10 +10,9 @@ use eventsource_stream::Eventsource;
 use futures_util::{Stream, StreamExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use souffleur::server::ApiKey;
 
-use super::super::super::Failure;
 use super::load::Request;
+use crate::cli::failure::Failure;
 
 /// Longest part of a server's own words that is shown.
 const SHOWN_CHARS: usize = 300;
@@ -23,36 +21,6 @@ const BODY_BYTES: usize = 16 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The event that ends a stream.
 const DONE: &str = "[DONE]";
-
-/// A key on its way into a header, which nothing prints.
-#[derive(Clone)]
-pub struct Secret(String);
-
-impl From<String> for Secret {
-    fn from(key: String) -> Self {
-        Self(key)
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(hidden)")
-    }
-}
-
-impl Secret {
-    /// The value of a header of authorization.
-    ///
-    /// # Errors
-    /// What is wrong with the key, without it.
-    pub fn bearer(&self) -> Result<HeaderValue, &'static str> {
-        ApiKey::new(&self.0)?;
-        let mut bearer = HeaderValue::try_from(format!("Bearer {}", self.0))
-            .expect("a header carries what an API key may be made of");
-        bearer.set_sensitive(true);
-        Ok(bearer)
-    }
-}
 
 /// A server that answered.
 #[derive(Clone)]

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::super::prompts::Prompts;
-use super::{Dataset, OWN_INPUT_TOKENS, OnlineArgs, RANDOM_INPUT_TOKENS};
+use super::args::{Dataset, OnlineArgs};
+use crate::cli::bench::prompts::Prompts;
+
+const RANDOM_INPUT_TOKENS: u32 = 512;
+const OWN_INPUT_TOKENS: u32 = 64;
 
 /// One request for a completion.
 #[derive(Clone, Debug, PartialEq)]

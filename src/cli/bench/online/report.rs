@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::super::super::{Failure, say};
-use super::super::statistics::Summary;
-use super::super::{record, table};
+use super::args::{Dataset, OnlineArgs};
 use super::client::{Answer, Server};
-use super::{Dataset, OnlineArgs};
+use crate::cli::failure::Failure;
+use crate::cli::output::{record, say, table};
+use crate::cli::statistics::Summary;
 
 /// The most frequent reasons are shown.
 const SHOWN_REASONS: usize = 8;

@@ -11,13 +11,22 @@ use std::time::{Duration, Instant};
 use actix_web::rt::System;
 use serde::{Deserialize, Serialize};
 use souffleur::config::EngineConfig;
+use souffleur::executor::cpu::CpuDescription;
+use souffleur::state::pool::kv_layout::KvLayout;
 
-use super::super::{Failure, local, say};
-use super::prompts::Prompts;
 use super::streams;
+use crate::cli::bench::offline::load::longest_prompt;
+use crate::cli::bench::offline::machine::MachineRates;
+use crate::cli::bench::offline::machine::floors::Extent;
+use crate::cli::bench::offline::report::rows::{Row, Sample, Unit};
+use crate::cli::bench::offline::subject::Subject;
+use crate::cli::bench::prompts::Prompts;
+use crate::cli::failure::Failure;
+use crate::cli::local;
+use crate::cli::output::say;
 
 /// Tokens of the first prompt.
-pub const FIRST_PROMPT_TOKENS: u32 = 16;
+const FIRST_PROMPT_TOKENS: u32 = 16;
 /// Tokens that are generated behind the second prompt.
 const OUTPUT_TOKENS: u32 = 8;
 const READY: &str = "ready";
@@ -102,7 +111,7 @@ pub fn start_once(config: EngineConfig, prompt_tokens: u32, seed: u64) -> Result
         let answered = async {
             streams::run(&engine, prompts.ids(FIRST_PROMPT_TOKENS as usize), 1).await?;
             say(FIRST_TOKEN);
-            let limit = super::offline::longest_prompt(engine.model(), OUTPUT_TOKENS);
+            let limit = longest_prompt(engine.model(), OUTPUT_TOKENS);
             let prompt = prompts.ids(prompt_tokens.min(limit) as usize);
             let computed = FIRST_PROMPT_TOKENS as usize + prompt.len() + OUTPUT_TOKENS as usize;
             streams::run(&engine, prompt, OUTPUT_TOKENS).await?;
@@ -117,6 +126,53 @@ pub fn start_once(config: EngineConfig, prompt_tokens: u32, seed: u64) -> Result
         engine.shutdown(STOP_DEADLINE).await;
         answered
     })
+}
+
+/// The first start may have to make what later ones find; it has rows of its own.
+pub fn rows(starts: &[Start], subject: &Subject, machine: &MachineRates) -> Vec<Row> {
+    let peak = subject.peak(machine, machine.read_bytes_per_s());
+    let prompt = Extent {
+        cached_tokens: 0,
+        new_tokens: u64::from(FIRST_PROMPT_TOKENS),
+    };
+    let first_token_floor = subject.cost().step_seconds(&[prompt], &peak);
+    let CpuDescription {
+        weights_bytes,
+        kv_layout,
+        ..
+    } = &subject.description;
+    let memory = |start: &Start| {
+        let kv_bytes = start.computed_tokens * kv_layout.bytes_per_token();
+        let floor = (weights_bytes + kv_bytes) as f64;
+        Some(Sample::of_cost(
+            start.peak_resident_bytes? as f64,
+            Some(floor),
+        ))
+    };
+    let rows_of = |starts: &[Start], suffix: &str| {
+        let ready = starts
+            .iter()
+            .map(|start| Sample::of_cost(start.ready_s, None));
+        let first = starts
+            .iter()
+            .map(|start| Sample::of_cost(start.first_token_s, Some(first_token_floor)));
+        let name = |what: &str| format!("{what}{suffix}");
+        let first_token = format!("start to first token of {FIRST_PROMPT_TOKENS}");
+        [
+            (name("start to ready"), Unit::Seconds, ready.collect()),
+            (name(&first_token), Unit::Seconds, first.collect()),
+            (
+                name("peak resident memory"),
+                Unit::Bytes,
+                starts.iter().filter_map(memory).collect(),
+            ),
+        ]
+    };
+    let (first, later) = starts.split_at(starts.len().min(1));
+    let rows = rows_of(first, ", first start").into_iter();
+    rows.chain(rows_of(later, ", later starts"))
+        .filter_map(|(name, unit, samples)| Row::new(name, unit, None, samples))
+        .collect()
 }
 
 /// `VmHWM` of this process, on Linux.

@@ -1,6 +1,6 @@
 //! Tables in Markdown, padded so that they read well on a terminal too.
 
-use super::super::say;
+use super::stdout::say;
 
 /// Prints a table: the first column to the left, the others to the right.
 pub fn print(header: &[&str], rows: &[Vec<String>]) {

@@ -1,80 +1,21 @@
 //! How cost grows: decoding with the context, prefill with the prompt, throughput with the batch.
 
-use clap::Args;
-use serde::Serialize;
-
-use super::super::Failure;
-use super::floors::Extent;
-use super::machine::MachineRates;
-use super::offline::{Bench, OfflineArgs, first, longest_prompt};
-use super::rows::{Load, Row, Unit};
-use super::statistics::{Line, Quartiles};
+use super::bench::Bench;
 use super::streams;
+use crate::cli::bench::offline::args::OfflineArgs;
+use crate::cli::bench::offline::load::{Load, first, longest_prompt};
+use crate::cli::bench::offline::machine::MachineRates;
+use crate::cli::bench::offline::machine::floors::Extent;
+use crate::cli::bench::offline::report::rows::{Row, Unit};
+use crate::cli::bench::offline::report::scaling::{ContextCost, Scaling};
+use crate::cli::failure::Failure;
+use crate::cli::statistics::{Line, Quartiles};
 
 const SHORTEST_CONTEXT_TOKENS: u32 = 1024;
 const LONG_PROMPT_TOKENS: u32 = 8192;
 const LARGEST_BATCH: u32 = 64;
 /// Tokens that are generated behind each context.
 const TOKENS_PER_CONTEXT: u32 = 33;
-
-/// Flags of the part that takes long.
-#[derive(Args, Debug)]
-pub struct ScalingArgs {
-    /// Measure decoding against the context, a long prefill, and batches of 1, 2, 4, .. 64 too
-    #[arg(
-        long,
-        conflicts_with = "base_url",
-        help_heading = "Bench without a server"
-    )]
-    pub scaling: bool,
-    /// Longest context of --scaling, as far as model and KV pool reach
-    #[arg(long, value_name = "TOKENS", default_value_t = 32_768, value_parser = clap::value_parser!(u32).range(1..),
-        requires = "scaling", help_heading = "Bench without a server")]
-    pub max_context: u32,
-    /// Draw the batch curve of --scaling as SVG
-    #[arg(
-        long,
-        value_name = "FILE",
-        requires = "scaling",
-        help_heading = "Bench without a server"
-    )]
-    pub plot: Option<std::path::PathBuf>,
-}
-
-/// What `--scaling` found.
-#[derive(Clone, Debug, Serialize)]
-pub struct Scaling {
-    /// Seconds per generated token, for each context.
-    pub decode_by_context: Vec<ContextCost>,
-    /// Through the medians, against tokens of context; absent with fewer than two contexts.
-    pub line: Option<Line>,
-    /// Through the bytes that a token reads, by the median of the read bandwidths.
-    pub floor_line: Option<Line>,
-    /// The floor's slope over the measured one.
-    pub slope_fraction: Option<f64>,
-    /// The prefill of a long prompt.
-    pub long_prefill: Option<Row>,
-    /// Streams that decode together: 1, 2, 4 and so on.
-    pub batch_curve: Vec<Row>,
-}
-
-/// Decoding behind one context.
-#[derive(Clone, Debug, Serialize)]
-pub struct ContextCost {
-    /// Tokens in front of the first one that was timed.
-    pub context_tokens: u32,
-    /// Seconds per token, in the order in which they were taken.
-    pub samples_s: Vec<f64>,
-    /// Of the samples.
-    #[serde(flatten)]
-    pub quartiles: Quartiles,
-    /// The median of the least seconds per token.
-    pub floor_s: f64,
-    /// Bytes of weights and K/V that a token reads.
-    pub bytes: u64,
-    /// What the machine read after each sample.
-    pub read_bytes_per_s: Vec<f64>,
-}
 
 /// Measures everything.
 pub async fn run(bench: &mut Bench<'_>, args: &OfflineArgs) -> Result<Scaling, Failure> {

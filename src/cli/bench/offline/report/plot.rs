@@ -4,10 +4,10 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use super::super::Failure;
 use super::record::Record;
 use super::rows::Row;
 use super::scaling::Scaling;
+use crate::cli::failure::Failure;
 
 const SIZE: (u32, u32) = (760, 460);
 const MEASURED: RGBColor = RGBColor(0x1f, 0x5f, 0xa8);
@@ -96,8 +96,9 @@ fn draw(
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows::{Load, Sample, Unit};
+    use super::super::rows::{Sample, Unit};
     use super::*;
+    use crate::cli::bench::offline::load::Load;
 
     fn row(streams: u32, value: f64) -> Row {
         let load = Load {

@@ -2,6 +2,8 @@
 //!
 //! A later source wins key by key. Every error names the key, the value and the source.
 
+pub mod log;
+
 use std::path::Path;
 
 use clap::Parser;
@@ -11,10 +13,9 @@ use figment::{Figment, Metadata, Profile, Provider};
 use serde::{Deserialize, Serialize};
 use souffleur::config::EngineConfig;
 use souffleur::error::ConfigError;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 use crate::cli::flags::{AllFlags, EngineFlags, LogFlags, ServerFlags};
+use log::LogConfig;
 use souffleur::server::ServerConfig;
 
 const ENV_PREFIX: &str = "SOUFFLEUR_";
@@ -36,44 +37,6 @@ pub struct Settings {
     pub engine: EngineConfig,
     pub server: ServerConfig,
     pub log: LogConfig,
-}
-
-/// What is logged.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LogConfig {
-    /// Least level that is logged, or `target=level` pairs.
-    pub log_level: String,
-}
-
-impl Default for LogConfig {
-    fn default() -> Self {
-        Self {
-            log_level: "info".to_owned(),
-        }
-    }
-}
-
-impl LogConfig {
-    /// What is logged, for the subscriber.
-    ///
-    /// # Errors
-    /// Names a level that is none: alone, `EnvFilter` would take it for a target.
-    pub fn filter(&self) -> Result<EnvFilter, ConfigError> {
-        let level = &self.log_level;
-        let is_target = |part: &str| part.contains(['=', '[']);
-        let mut parts = level.split(',').map(str::trim);
-        let is_known = parts.all(|part| is_target(part) || part.parse::<LevelFilter>().is_ok());
-        // actix's server says at info which sockets it takes; ours says so itself.
-        let filter = EnvFilter::try_new(format!("actix_server=warn,{level}"));
-        let filter = filter.ok().filter(|_| is_known);
-        filter.ok_or_else(|| ConfigError {
-            key: "log_level".to_owned(),
-            reason: format!(
-                "is {level:?}, must be error, warn, info, debug, trace or target=level"
-            ),
-        })
-    }
 }
 
 /// Why the configuration cannot be used: one line with key, value and source.
@@ -215,7 +178,8 @@ fn env_layer(name: &str, value: &str) -> Result<EnvVariable, SettingsError> {
     // Kubernetes sets <SERVICE>_PORT=tcp://address:port, and more, for a service called souffleur.
     let is_service_link = key == "port" && value.starts_with("tcp://");
     if is_service_link || !keys().iter().any(|(_, known, _)| *known == key) {
-        let warning = format!("environment variable {name} is no configuration key: ignored");
+        let warning =
+            format!("environment variable {name} is not a configuration key and is ignored");
         return Ok(EnvVariable::Ignored(warning));
     }
     let flag = format!("--{}={value}", key.replace('_', "-"));
@@ -270,5 +234,4 @@ fn name_source(metadata: &Metadata, path: &[&str]) -> String {
 }
 
 #[cfg(test)]
-#[path = "settings_tests.rs"]
 mod tests;

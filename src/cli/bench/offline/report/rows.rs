@@ -1,21 +1,9 @@
-//! The rows of the table: a load, its samples, and each sample as a fraction of its floor.
+//! The rows of the table: what was measured, its samples, and each sample as a fraction of its floor.
 
 use serde::Serialize;
 
-use super::floors::{Extent, ModelCost, Peak};
-use super::statistics::Quartiles;
-use super::streams::{Stream, decoded};
-
-/// What is asked of the engine at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Load {
-    /// Streams that run at once.
-    pub streams: u32,
-    /// Tokens of each prompt.
-    pub prompt_tokens: u32,
-    /// Tokens that each stream generates; with one, the prefill is what is measured.
-    pub output_tokens: u32,
-}
+use crate::cli::bench::offline::load::Load;
+use crate::cli::statistics::Quartiles;
 
 /// What a row's values are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -66,60 +54,6 @@ pub struct Row {
     pub floor: Option<f64>,
     /// Of the fractions.
     pub fraction: Option<Quartiles>,
-}
-
-impl Load {
-    /// The name in the table.
-    pub fn name(&self) -> String {
-        let Self {
-            streams,
-            prompt_tokens,
-            output_tokens,
-        } = self;
-        match (streams, output_tokens) {
-            (1, 1) => format!("prefill, {prompt_tokens} tokens"),
-            (1, _) => format!("decode, {output_tokens} tokens after {prompt_tokens}"),
-            _ => {
-                format!("{streams} streams, {output_tokens} tokens after {prompt_tokens}, together")
-            }
-        }
-    }
-
-    /// The rate that the streams reached, and the best that was possible; `None` when they ended before they were all
-    /// decoding.
-    pub fn sample(&self, streams: &[Stream], cost: &ModelCost, peak: &Peak) -> Option<Sample> {
-        let (value, floor) = match self.output_tokens {
-            1 => {
-                let took = streams.iter().map(Stream::first_token).max()?;
-                let prefill = Extent {
-                    cached_tokens: 0,
-                    new_tokens: u64::from(self.prompt_tokens),
-                };
-                let tokens = f64::from(self.prompt_tokens) * streams.len() as f64;
-                let step = vec![prefill; streams.len()];
-                (
-                    tokens / took.as_secs_f64(),
-                    tokens / cost.step_seconds(&step, peak),
-                )
-            }
-            output_tokens => {
-                let decoded = decoded(streams)?;
-                let (prompt, output) = (u64::from(self.prompt_tokens), u64::from(output_tokens));
-                let least = cost.decode_seconds(u64::from(self.streams), prompt, output, peak);
-                let tokens = u64::from(self.streams) * (output - 1);
-                (
-                    f64::from(decoded.tokens) / decoded.seconds,
-                    tokens as f64 / least,
-                )
-            }
-        };
-        Some(Sample {
-            value,
-            floor: Some(floor),
-            fraction: Some(value / floor),
-            read_bytes_per_s: Some(peak.read_bytes_per_s),
-        })
-    }
 }
 
 impl Sample {

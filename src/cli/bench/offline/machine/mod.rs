@@ -1,4 +1,8 @@
-//! The machine at its best: measured beside the engine, so that both see the same neighbours.
+//! The machine at its best, and the least time that work can take on it.
+//!
+//! It is measured beside the engine, so that both see the same neighbours.
+
+pub mod floors;
 
 use serde::Serialize;
 use souffleur::config::{Device as DeviceWish, EngineConfig};
@@ -10,8 +14,8 @@ use souffleur::kernels::cuda::params::ElementType;
 use souffleur::kernels::cuda::timing;
 use souffleur::kernels::dtype::Dtype;
 
-use super::super::Failure;
-use super::floors::Peak;
+use crate::cli::failure::Failure;
+use floors::Peak;
 
 /// Caches that are said to be smaller are taken for this size.
 const LEAST_CACHE_BYTES: u64 = 32 << 20;

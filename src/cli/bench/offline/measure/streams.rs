@@ -7,7 +7,7 @@ use souffleur::engine::EngineHandle;
 use souffleur::request::{Event, GenerateRequest, Prompt};
 use souffleur::state::sampling::SamplingParams;
 
-use super::super::Failure;
+use crate::cli::failure::Failure;
 
 /// When the tokens of one stream were there.
 #[derive(Clone, Debug)]

@@ -1,0 +1,75 @@
+//! Loads: how many streams with how many tokens are asked of the engine at once.
+
+use serde::Serialize;
+use souffleur::engine::ModelInfo;
+
+use super::args::OfflineArgs;
+
+/// Tokens of context and pool that intake keeps free after a request.
+pub const KEPT_TOKENS: usize = 2;
+
+/// What is asked of the engine at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Load {
+    /// Streams that run at once.
+    pub streams: u32,
+    /// Tokens of each prompt.
+    pub prompt_tokens: u32,
+    /// Tokens that each stream generates; with one, the prefill is what is measured.
+    pub output_tokens: u32,
+}
+
+impl Load {
+    /// The name in the table.
+    pub fn name(&self) -> String {
+        let Self {
+            streams,
+            prompt_tokens,
+            output_tokens,
+        } = self;
+        match (streams, output_tokens) {
+            (1, 1) => format!("prefill, {prompt_tokens} tokens"),
+            (1, _) => format!("decode, {output_tokens} tokens after {prompt_tokens}"),
+            _ => {
+                format!("{streams} streams, {output_tokens} tokens after {prompt_tokens}, together")
+            }
+        }
+    }
+}
+
+/// The loads of a round, with prompts as long as the model takes them.
+pub fn loads(args: &OfflineArgs, model: &ModelInfo) -> Vec<Load> {
+    let load = |streams, prompt_tokens: u32, output_tokens| Load {
+        streams,
+        prompt_tokens: prompt_tokens.min(longest_prompt(model, output_tokens)),
+        output_tokens,
+    };
+    let prefills = args.prompt_tokens.iter().map(|&prompt| load(1, prompt, 1));
+    let alone = load(1, first(&args.prompt_tokens), args.output_tokens);
+    let together = args.batch_prompt_tokens.iter().flat_map(|&prompt| {
+        let batches = args.batch.iter();
+        batches.map(move |&streams| load(streams, prompt, args.output_tokens))
+    });
+    let mut loads = Vec::new();
+    for load in prefills.chain([alone]).chain(together) {
+        if !loads.contains(&load) {
+            loads.push(load);
+        }
+    }
+    loads
+}
+
+/// Of a flag that has at least one value.
+pub fn first(tokens: &[u32]) -> u32 {
+    tokens.first().copied().unwrap_or(1)
+}
+
+/// The longest prompt that leaves room for so many tokens of output; at least one token.
+pub fn longest_prompt(model: &ModelInfo, output_tokens: u32) -> u32 {
+    let pool = model.max_total_tokens.saturating_sub(2 * model.page_size);
+    let tokens = model.context_length.min(pool);
+    let tokens = tokens
+        .saturating_sub(output_tokens as usize + KEPT_TOKENS)
+        .max(1);
+    u32::try_from(tokens).unwrap_or(u32::MAX)
+}

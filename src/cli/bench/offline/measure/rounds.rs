@@ -1,0 +1,62 @@
+//! The rounds: every load once in each, and the machine at the start of each.
+
+use std::path::Path;
+
+use super::bench::Bench;
+use super::waits::StepWaits;
+use crate::cli::bench::offline::load::Load;
+use crate::cli::bench::offline::report::record::Record;
+use crate::cli::bench::offline::report::rows::{Row, Sample, Unit};
+use crate::cli::failure::Failure;
+use crate::cli::output::record::keep;
+
+const WARM_UP: Load = Load {
+    streams: 2,
+    prompt_tokens: 16,
+    output_tokens: 4,
+};
+
+/// Runs all loads again and again; the machine is measured at the start of each round. The record has the samples taken
+/// so far after each of them, in `json` too.
+pub async fn run(
+    bench: &mut Bench<'_>,
+    loads: &[Load],
+    record: &mut Record,
+    json: Option<&Path>,
+) -> Result<(), Failure> {
+    bench.streams(WARM_UP).await?;
+    let repeat = record.repeat;
+    let mut taken = vec![(Vec::new(), Vec::new()); loads.len()];
+    for round in 1..=repeat {
+        let rates = bench.machine.measure();
+        record.machine.push(rates);
+        for (index, load) in loads.iter().enumerate() {
+            bench.say(format!("round {round} of {repeat}: {}", load.name()));
+            let (samples, waits) = &mut taken[index];
+            let before = bench.waits.as_ref().and_then(StepWaits::read);
+            samples.extend(bench.sample(*load, &rates).await?);
+            let after = bench.waits.as_ref().and_then(StepWaits::read);
+            let share = before
+                .zip(after)
+                .and_then(|(before, after)| after.share_since(before));
+            waits.extend(share.map(|share| Sample::of_cost(share, None)));
+            record.rows = rows(loads, &taken);
+            keep(record, json)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rates and waiting of each load; a load without samples has no row.
+fn rows(loads: &[Load], taken: &[(Vec<Sample>, Vec<Sample>)]) -> Vec<Row> {
+    let rows = loads.iter().zip(taken);
+    let rows = rows.flat_map(|(load, (samples, waits))| {
+        let name = load.name();
+        let waiting = format!("GPU waiting before decodes, {name}");
+        [
+            Row::new(name, Unit::TokensPerSecond, Some(*load), samples.clone()),
+            Row::new(waiting, Unit::Share, Some(*load), waits.clone()),
+        ]
+    });
+    rows.flatten().collect()
+}

@@ -1,0 +1,136 @@
+//! Everything that a bench without a server measured, for programs.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use souffleur::engine::ModelInfo;
+use souffleur::executor::cpu::CpuDescription;
+use souffleur::kernels::dtype::Quantization;
+
+use super::rows::Row;
+use super::scaling::Scaling;
+use crate::cli::bench::offline::machine::MachineRates;
+use crate::cli::bench::offline::subject::Subject;
+use crate::cli::failure::Failure;
+use crate::cli::output::record::date;
+
+/// Everything that was measured, raw samples included.
+#[derive(Serialize)]
+pub struct Record {
+    /// Name and version of this form.
+    pub schema: &'static str,
+    /// Of this program.
+    pub version: &'static str,
+    /// When the bench ran, UTC.
+    pub date: String,
+    /// The processor's name.
+    pub cpu: String,
+    /// The GPU's name, where one computed.
+    pub gpu: Option<String>,
+    /// What was run.
+    pub model: ModelRecord,
+    /// Element type of weights and KV.
+    pub dtype: &'static str,
+    /// What the weights are quantized to, or `none`.
+    pub quantization: &'static str,
+    /// Compute threads.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub kernel_path: &'static str,
+    /// Tokens per KV page.
+    pub page_size: usize,
+    /// Tokens of the KV pool.
+    pub kv_pool_tokens: usize,
+    /// Of the random prompts.
+    pub seed: u64,
+    /// Rounds.
+    pub repeat: u32,
+    /// The machine at its best, at the start of each round.
+    pub machine: Vec<MachineRates>,
+    /// The table.
+    pub rows: Vec<Row>,
+    /// With `--scaling`.
+    pub scaling: Option<Scaling>,
+    /// Loads that this engine cannot run, and why.
+    pub skipped: Vec<String>,
+}
+
+/// Which model was run.
+#[derive(Serialize)]
+pub struct ModelRecord {
+    name: String,
+    path: PathBuf,
+    architecture: &'static str,
+    parameters: u64,
+    weights_bytes: u64,
+    context_tokens: usize,
+}
+
+impl ModelRecord {
+    fn new(model: &ModelInfo, description: &CpuDescription) -> Self {
+        Self {
+            name: model.served_model_name.clone(),
+            path: model.model_path.clone(),
+            architecture: description.config.architecture.name(),
+            parameters: description.config.parameters(),
+            weights_bytes: description.weights_bytes,
+            context_tokens: model.context_length,
+        }
+    }
+}
+
+impl Record {
+    /// A record in which nothing is measured yet.
+    pub fn new(
+        model: &ModelInfo,
+        subject: &Subject,
+        seed: u64,
+        repeat: u32,
+    ) -> Result<Self, Failure> {
+        Ok(Self {
+            schema: "souffleur-bench-offline/1",
+            version: env!("CARGO_PKG_VERSION"),
+            date: date(),
+            cpu: cpu(),
+            gpu: subject.place.gpu().map(|gpu| gpu.name.clone()),
+            model: ModelRecord::new(model, &subject.description),
+            dtype: subject.description.dtype.name(),
+            quantization: subject.quantization.map_or("none", Quantization::name),
+            threads: subject.place.threads(),
+            kernel_path: subject.place.kernel_path()?,
+            page_size: model.page_size,
+            kv_pool_tokens: model.max_total_tokens,
+            seed,
+            repeat,
+            machine: Vec::new(),
+            rows: Vec::new(),
+            scaling: None,
+            skipped: Vec::new(),
+        })
+    }
+
+    /// What was measured, where and when, in a line.
+    pub fn title(&self) -> String {
+        let place = match &self.gpu {
+            Some(gpu) => format!("{gpu} in {}", self.cpu),
+            None => format!("{} threads, {}", self.threads, self.cpu),
+        };
+        format!(
+            "{}, {}, quantization {}, {} kernels, {place}, {}",
+            self.model.name, self.dtype, self.quantization, self.kernel_path, self.date,
+        )
+    }
+}
+
+/// The first processor's name, as the system gives it.
+fn cpu() -> String {
+    let Ok(mut system) = sysinfo::System::new() else {
+        return "unknown CPU".to_owned();
+    };
+    system.refresh_cpu_list(sysinfo::CpuRefreshKind::nothing());
+    let brand = system.cpus().first().map(|cpu| cpu.brand().trim());
+    brand
+        .filter(|brand| !brand.is_empty())
+        .unwrap_or("unknown CPU")
+        .to_owned()
+}

@@ -1,0 +1,46 @@
+//! What is measured: a model in its types, and where it computes.
+
+use souffleur::config::EngineConfig;
+use souffleur::executor::cpu::{CpuDescription, describe};
+use souffleur::kernels::dtype::Quantization;
+
+use super::machine::floors::{ModelCost, Peak};
+use super::machine::{MachineRates, Place};
+use crate::cli::failure::Failure;
+
+/// What is measured.
+pub struct Subject {
+    pub description: CpuDescription,
+    pub quantization: Option<Quantization>,
+    pub place: Place,
+}
+
+impl Subject {
+    /// Reads what the configuration names.
+    pub fn read(config: &EngineConfig) -> Result<Self, Failure> {
+        let (dir, dtype) = (&config.model_path, config.dtype.named());
+        let described = describe(dir, dtype, config.quantization, config.load_format);
+        let description = described.map_err(Failure::failed)?;
+        Ok(Self {
+            place: Place::read(config, description.dtype)?,
+            description,
+            quantization: config.quantization,
+        })
+    }
+
+    fn is_int8(&self) -> bool {
+        self.quantization == Some(Quantization::Int8)
+    }
+
+    /// What its steps cost at least.
+    pub fn cost(&self) -> ModelCost {
+        let CpuDescription { config, dtype, .. } = &self.description;
+        ModelCost::new(config, *dtype, self.quantization)
+    }
+
+    /// The peak for this model's types.
+    pub fn peak(&self, rates: &MachineRates, read_bytes_per_s: f64) -> Peak {
+        let dtype = self.description.dtype;
+        rates.peak(dtype, self.is_int8(), read_bytes_per_s)
+    }
+}

@@ -1,0 +1,91 @@
+//! The flags of a bench of a server.
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::secret::Secret;
+
+/// Requests per second; fewer are no load.
+const LEAST_RATE: f64 = 0.001;
+/// Longest part of a prompt, in tokens.
+const MOST_TOKENS: i64 = 1 << 20;
+
+/// Flags with a server.
+#[derive(Args, Debug)]
+pub struct OnlineArgs {
+    /// Measure the OpenAI-compatible server at this address instead, such as http://127.0.0.1:30000, through its
+    /// /v1/completions. Requests go to the model of --model, else to the server's first one
+    #[arg(long, value_name = "URL", help_heading = "Bench of a server")]
+    pub base_url: Option<String>,
+    /// API key, sent as `Authorization: Bearer KEY`; the variable OPENAI_API_KEY keeps it out of the process list
+    #[arg(
+        long,
+        value_name = "KEY",
+        requires = "base_url",
+        help_heading = "Bench of a server"
+    )]
+    pub api_key: Option<Secret>,
+    /// Kind of prompts: random ones, or random ones after a prefix that all share
+    #[arg(long, value_enum, default_value_t = Dataset::Random, requires = "base_url", help_heading = "Bench of a server")]
+    pub dataset_name: Dataset,
+    /// Tokens of each prompt [default: 512]; with shared-prefix, those after the prefix [default: 64]
+    #[arg(long, value_name = "TOKENS", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..=MOST_TOKENS),
+        help_heading = "Bench of a server")]
+    pub random_input_len: Option<u32>,
+    /// Most tokens of each output
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, requires = "base_url",
+        value_parser = clap::value_parser!(u32).range(1..), help_heading = "Bench of a server")]
+    pub random_output_len: u32,
+    /// Tokens that all prompts of shared-prefix begin with
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, requires = "base_url",
+        value_parser = clap::value_parser!(u32).range(1..=MOST_TOKENS), help_heading = "Bench of a server")]
+    pub shared_prefix_len: u32,
+    /// Number of requests
+    #[arg(long, value_name = "N", default_value_t = 100, requires = "base_url",
+        value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = "Bench of a server")]
+    pub num_prompts: u32,
+    /// Most requests at the same time; no limit if not given
+    #[arg(long, value_name = "N", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = "Bench of a server")]
+    pub max_concurrency: Option<u32>,
+    /// Requests per second, at random moments (a Poisson process); inf sends all at once
+    #[arg(long, value_name = "PER_SECOND", default_value = "inf", value_parser = rate, requires = "base_url",
+        help_heading = "Bench of a server")]
+    pub request_rate: f64,
+    /// Requests that are sent one by one before the clock starts, with prompts of their own
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        requires = "base_url",
+        help_heading = "Bench of a server"
+    )]
+    pub warmup_requests: u32,
+    /// Generate outputs of full length: the end-of-text token does not end them
+    #[arg(long, requires = "base_url", help_heading = "Bench of a server")]
+    pub ignore_eos: bool,
+    /// Send text instead of token ids, for servers that accept only text; a word counts as one token
+    #[arg(long, requires = "base_url", help_heading = "Bench of a server")]
+    pub text_prompts: bool,
+    /// Vocabulary size, below which token ids are drawn; if not given, that which the server reports, else 32000
+    #[arg(long, value_name = "N", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..),
+        conflicts_with = "text_prompts", help_heading = "Bench of a server")]
+    pub vocab_size: Option<u32>,
+}
+
+/// What the prompts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dataset {
+    /// Nothing in common.
+    Random,
+    /// One prefix in common.
+    SharedPrefix,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate >= LEAST_RATE => Ok(rate),
+        _ => Err(format!("must be a number from {LEAST_RATE}, or inf")),
+    }
+}

@@ -1,0 +1,75 @@
+//! The flags, one for each configuration key: `page_size` is `--page-size` and `SOUFFLEUR_PAGE_SIZE`.
+//!
+//! They are made of the configuration types: name, help and form from the keys, the default from `Default`.
+
+mod section;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use souffleur::config::EngineConfig;
+use souffleur::server::ServerConfig;
+
+use crate::settings::log::LogConfig;
+pub use section::SectionFlags;
+
+/// The file to read, and the flags of all sections.
+#[derive(Args, Clone, Debug, Default)]
+pub struct AllFlags {
+    /// TOML file with sections [engine], [server] and [log]; config/default.toml shows every key
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "SOUFFLEUR_CONFIG",
+        hide_env_values = true
+    )]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+    #[command(flatten)]
+    pub server: ServerFlags,
+    #[command(flatten)]
+    pub log: LogFlags,
+}
+
+/// The file to read, and the flags of an engine without a server.
+#[derive(Args, Clone, Debug, Default)]
+pub struct LocalFlags {
+    /// TOML file with sections [engine], [server] and [log]; config/default.toml shows every key
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "SOUFFLEUR_CONFIG",
+        hide_env_values = true
+    )]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+    #[command(flatten)]
+    pub log: LogFlags,
+}
+
+impl From<LocalFlags> for AllFlags {
+    fn from(flags: LocalFlags) -> Self {
+        let LocalFlags {
+            config,
+            engine,
+            log,
+        } = flags;
+        Self {
+            config,
+            engine,
+            log,
+            server: ServerFlags::default(),
+        }
+    }
+}
+
+/// Section `[engine]`.
+pub type EngineFlags = SectionFlags<EngineConfig>;
+
+/// Section `[server]`.
+pub type ServerFlags = SectionFlags<ServerConfig>;
+
+/// Section `[log]`.
+pub type LogFlags = SectionFlags<LogConfig>;

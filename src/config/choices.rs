@@ -1,0 +1,107 @@
+//! Values of keys that are one of several names.
+
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::keys::{Form, KeyType};
+use crate::kernels::cuda::gemm::GemmWish;
+use crate::kernels::dtype::{Dtype, Quantization};
+use crate::model::loader::LoadFormat;
+
+/// Storage of weights and KV.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DtypeChoice {
+    /// What the weights are stored in.
+    #[default]
+    Auto,
+    /// 32-bit floats.
+    Float32,
+    /// IEEE half precision.
+    Float16,
+    /// bfloat16.
+    Bfloat16,
+}
+
+/// Where to compute: `auto`, `cpu`, `cuda` or `cuda:N`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Device {
+    /// The CPU, until the CUDA code has run on a GPU; then the best device there is.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The NVIDIA GPU of this number.
+    Cuda(usize),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let unknown = || format!("is {name:?}, must be auto, cpu, cuda or cuda:N (N from 0)");
+        match name {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => {
+                let number = name.strip_prefix("cuda:").ok_or_else(unknown)?;
+                let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+                let ordinal = number.parse().ok().filter(|_| is_number);
+                ordinal.map(Self::Cuda).ok_or_else(unknown)
+            }
+        }
+    }
+}
+
+impl TryFrom<String> for Device {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        name.parse()
+    }
+}
+
+impl From<Device> for String {
+    fn from(device: Device) -> Self {
+        match device {
+            Device::Auto => "auto".to_owned(),
+            Device::Cpu => "cpu".to_owned(),
+            Device::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        }
+    }
+}
+
+impl DtypeChoice {
+    /// The type that was asked for; `None` for that of the weights.
+    pub fn named(self) -> Option<Dtype> {
+        match self {
+            Self::Auto => None,
+            Self::Float32 => Some(Dtype::F32),
+            Self::Float16 => Some(Dtype::F16),
+            Self::Bfloat16 => Some(Dtype::BF16),
+        }
+    }
+}
+
+impl KeyType for DtypeChoice {
+    const FORM: Form = Form::Name(&["auto", "float32", "float16", "bfloat16"]);
+}
+
+impl KeyType for Quantization {
+    const FORM: Form = Form::Name(&["int8"]);
+}
+
+impl KeyType for LoadFormat {
+    const FORM: Form = Form::Name(&["auto", "dummy"]);
+}
+
+impl KeyType for GemmWish {
+    const FORM: Form = Form::Name(&["auto", "cublaslt", "own"]);
+}
+
+impl KeyType for Device {
+    const FORM: Form = Form::Checked(|name| name.parse::<Device>().map(drop));
+}

@@ -1,0 +1,128 @@
+//! What the engine's parts take from the configuration.
+
+use std::time::Duration;
+
+use super::EngineConfig;
+use super::validate::MAX_REBUILD_BACKOFF_S;
+use crate::actors::watchdog::RebuildRules;
+use crate::error::ConfigError;
+use crate::request::RequestTimeouts;
+use crate::state::cache::eviction::{EvictionParameters, EvictionPolicy};
+use crate::state::plan::preemption::PriorityRules;
+use crate::state::request_limits::RequestLimits;
+use crate::state::scheduler::BatchRules;
+use crate::state::scheduler::policy::PriorityOrder;
+
+/// Requests let in beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with
+/// a new request. More than these at once are turned away whatever their priority.
+const PRIORITY_DOOR_REQUESTS: usize = 64;
+
+impl EngineConfig {
+    /// How long the lists and names of one request may be.
+    pub fn request_limits(&self) -> RequestLimits {
+        RequestLimits {
+            max_stop_strings: self.max_stop_strings,
+            max_stop_bytes: self.max_stop_bytes,
+            max_stop_token_ids: self.max_stop_token_ids,
+            max_logit_bias: self.max_logit_bias,
+            max_logprobs: self.max_logprobs,
+            max_extra_key_bytes: self.max_extra_key_bytes,
+        }
+    }
+
+    /// The eviction policy with its parameters; `None` without a prefix cache.
+    ///
+    /// # Errors
+    /// Names the policies, or the parameters, that there are.
+    pub fn eviction_policy(&self) -> Result<Option<EvictionPolicy>, ConfigError> {
+        let name = &self.radix_eviction_policy;
+        let policy = EvictionPolicy::from_name(name).map_err(|unknown| ConfigError {
+            key: "radix_eviction_policy".to_owned(),
+            reason: unknown.reason(),
+        })?;
+        let json = self.radix_eviction_policy_config.as_deref();
+        let parameters: EvictionParameters =
+            serde_json::from_str(json.unwrap_or("{}")).map_err(|error| ConfigError {
+                key: "radix_eviction_policy_config".to_owned(),
+                reason: format!("is not a JSON object of parameters: {error}"),
+            })?;
+        let policy = policy.with_parameters(parameters);
+        Ok((!self.disable_radix_cache).then_some(policy))
+    }
+
+    /// Whether priorities count, and which way round.
+    pub fn priority_order(&self) -> PriorityOrder {
+        match (
+            self.enable_priority_scheduling,
+            self.schedule_low_priority_values_first,
+        ) {
+            (false, _) => PriorityOrder::Ignored,
+            (true, false) => PriorityOrder::LargerFirst,
+            (true, true) => PriorityOrder::SmallerFirst,
+        }
+    }
+
+    /// Chunk size in whole pages, `None` with chunked prefill off.
+    pub fn chunk_tokens(&self) -> Option<usize> {
+        let size = usize::try_from(self.chunked_prefill_size)
+            .ok()
+            .filter(|size| *size > 0)?;
+        Some(size - size % self.page_size as usize)
+    }
+
+    /// How prefills and decodes share the steps, and what priorities do.
+    pub fn batch_rules(&self) -> BatchRules {
+        let threshold = self.priority_scheduling_preemption_threshold;
+        let rules = PriorityRules {
+            low_values_first: self.schedule_low_priority_values_first,
+            preemption_threshold: (!self.disable_priority_preemption).then_some(threshold),
+            max_requests: self.max_queued_requests,
+        };
+        BatchRules {
+            mixed_chunk: self.enable_mixed_chunk,
+            prefill_decode_interval: self.prefill_decode_interval,
+            prefill_decode_interval_min_bs: self.prefill_decode_interval_min_bs,
+            priority: self.enable_priority_scheduling.then_some(rules),
+        }
+    }
+
+    /// Requests that the door lets in at once.
+    pub fn door_requests(&self) -> usize {
+        match self.enable_priority_scheduling {
+            true => self
+                .max_queued_requests
+                .saturating_add(PRIORITY_DOOR_REQUESTS),
+            false => self.max_queued_requests,
+        }
+    }
+
+    /// The limits that hold for every request.
+    pub fn request_timeouts(&self) -> RequestTimeouts {
+        RequestTimeouts {
+            waiting_s: self.req_waiting_timeout_s,
+            running_s: self.req_running_timeout_s,
+        }
+    }
+
+    /// How often a unit of actors is built anew, and after which waits.
+    pub fn rebuild_rules(&self) -> RebuildRules {
+        RebuildRules {
+            attempts: self.rebuild_attempts,
+            first_wait: Duration::from_secs_f64(self.rebuild_backoff_s),
+            longest_wait: Duration::from_secs_f64(MAX_REBUILD_BACKOFF_S),
+        }
+    }
+
+    /// The name that `/v1/models` lists.
+    pub fn model_name(&self) -> String {
+        let folder = || {
+            self.model_path
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+        };
+        self.served_model_name
+            .clone()
+            .or_else(folder)
+            .unwrap_or_else(|| "souffleur".to_owned())
+    }
+}

@@ -1,0 +1,224 @@
+//! What a configuration key is: one entry of `keys!` makes the field with its doc, its default, its bounds and
+//! its line in [`Keys::KEYS`], from which the binary makes the flag and the environment variable.
+
+use std::fmt::Display;
+use std::ops::{Bound, RangeBounds};
+use std::path::PathBuf;
+
+use crate::error::ConfigError;
+
+/// A section of the configuration: a struct with one field for each key.
+pub trait Keys {
+    /// The keys, in the order of the fields.
+    const KEYS: &'static [Key];
+}
+
+/// A configuration key, apart from its default.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// The field's name.
+    pub name: &'static str,
+    /// The field's doc comment, line by line. It is the flag's help too: `-h` shows the first paragraph, `--help` all.
+    pub doc: &'static str,
+    /// How a value is written as text.
+    pub form: Form,
+    /// How the flag is shown.
+    pub flag: Flag,
+}
+
+/// How a flag is shown in the help. Its name is the key's.
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    /// The heading that it stands under.
+    pub heading: &'static str,
+    /// What stands for its value: `TOKENS` in `--page-size <TOKENS>`. The key in capitals when absent.
+    pub value_name: Option<&'static str>,
+    /// A second name, which the help does not show.
+    pub alias: Option<&'static str>,
+    /// Shown by `--help`, but not by `-h`.
+    pub is_rare: bool,
+}
+
+impl Flag {
+    pub(crate) const fn under(heading: &'static str) -> Self {
+        Self {
+            heading,
+            value_name: None,
+            alias: None,
+            is_rare: false,
+        }
+    }
+
+    pub(crate) const fn takes(mut self, value_name: &'static str) -> Self {
+        self.value_name = Some(value_name);
+        self
+    }
+
+    pub(crate) const fn alias(mut self, name: &'static str) -> Self {
+        self.alias = Some(name);
+        self
+    }
+
+    pub(crate) const fn rare(mut self) -> Self {
+        self.is_rare = true;
+        self
+    }
+}
+
+/// How a key's value is written as text. Bounds that are narrower than the type's are checked later, when it is known
+/// where the value comes from.
+#[derive(Clone, Copy, Debug)]
+pub enum Form {
+    /// On or off.
+    Switch,
+    /// A whole number.
+    Whole {
+        /// Least number of the type.
+        least: i64,
+        /// Largest number of the type.
+        most: u64,
+    },
+    /// A number.
+    Number,
+    /// Any text.
+    Text,
+    /// Texts with commas between them.
+    List,
+    /// The path of a file or folder.
+    Path,
+    /// One of these names.
+    Name(&'static [&'static str]),
+    /// Text for which this function finds no fault.
+    Checked(fn(&str) -> Result<(), String>),
+}
+
+/// A type that keys can have.
+pub(crate) trait KeyType {
+    const FORM: Form;
+}
+
+macro_rules! forms {
+    ($($type:ty => $form:expr;)*) => {
+        $(impl KeyType for $type {
+            const FORM: Form = $form;
+        })*
+    };
+}
+
+macro_rules! whole_numbers {
+    ($($type:ty),*) => {
+        $(impl KeyType for $type {
+            const FORM: Form = Form::Whole { least: <$type>::MIN as i64, most: <$type>::MAX as u64 };
+        })*
+    };
+}
+
+forms! {
+    bool => Form::Switch;
+    f64 => Form::Number;
+    String => Form::Text;
+    Vec<String> => Form::List;
+    PathBuf => Form::Path;
+}
+whole_numbers!(u16, u32, u64, usize, i64);
+
+/// A key without a default.
+impl<T: KeyType> KeyType for Option<T> {
+    const FORM: Form = T::FORM;
+}
+
+/// Makes a section of the configuration: the struct, its `Default`, its [`Keys`] and `validate_ranges`. An entry is a
+/// doc comment, the flag, the bounds if there are any, and `name: type = default`.
+macro_rules! keys {
+    (
+        $(#[doc = $about:literal])+
+        pub struct $section:ident {
+            $(
+                $(#[doc = $doc:literal])+
+                #[flag($flag:expr)]
+                $(#[range($range:expr)])?
+                $key:ident: $type:ty = $default:expr,
+            )+
+        }
+    ) => {
+        $(#[doc = $about])+
+        #[derive(Clone, Debug, PartialEq, ::serde::Serialize, ::serde::Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $section {
+            $($(#[doc = $doc])+ pub $key: $type,)+
+        }
+
+        impl Default for $section {
+            fn default() -> Self {
+                Self { $($key: $default,)+ }
+            }
+        }
+
+        impl $crate::config::keys::Keys for $section {
+            const KEYS: &'static [$crate::config::keys::Key] = &[$($crate::config::keys::Key {
+                name: stringify!($key),
+                doc: concat!($($doc, "\n"),+),
+                form: <$type as $crate::config::keys::KeyType>::FORM,
+                flag: $flag,
+            },)+];
+        }
+
+        impl $section {
+            /// Checks the keys that have bounds of their own.
+            fn validate_ranges(&self) -> Result<(), $crate::error::ConfigError> {
+                $($($crate::config::keys::check_range(stringify!($key), self.$key, $range)?;)?)+
+                Ok(())
+            }
+        }
+    };
+}
+pub(crate) use keys;
+
+/// Checks a value, if there is one, against bounds that include their ends.
+pub(crate) fn check_range<T: Copy + Display + PartialOrd>(
+    key: &str,
+    value: impl Into<Option<T>>,
+    range: impl RangeBounds<T>,
+) -> Result<(), ConfigError> {
+    let Some(value) = value.into().filter(|value| !range.contains(value)) else {
+        return Ok(());
+    };
+    let limit = match (range.start_bound(), range.end_bound()) {
+        (_, Bound::Included(most)) if value > *most => format!("at most {most}"),
+        (Bound::Included(least), _) => format!("at least {least}"),
+        _ => "in range".to_owned(),
+    };
+    Err(out_of_range(key, format!("is {value}, must be {limit}")))
+}
+
+pub(crate) fn out_of_range(key: &str, reason: String) -> ConfigError {
+    let key = key.to_owned();
+    ConfigError { key, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_out_of_range_is_told_the_bound_that_it_breaks() {
+        let reason = |checked: Result<(), ConfigError>| checked.err().map(|error| error.reason);
+        assert_eq!(reason(check_range("x", 5_usize, 1..=5)), None);
+        assert_eq!(reason(check_range("x", None::<usize>, 1..)), None);
+        for (checked, expected) in [
+            (check_range("x", 6_usize, 1..=5), "is 6, must be at most 5"),
+            (check_range("x", 0_usize, 1..=5), "is 0, must be at least 1"),
+            (
+                check_range("x", Some(0_u64), 1..),
+                "is 0, must be at least 1",
+            ),
+            (check_range("x", 2_usize, ..=1), "is 2, must be at most 1"),
+            (
+                check_range("x", f64::NAN, 0.0..=1.0),
+                "is NaN, must be at least 0",
+            ),
+        ] {
+            assert_eq!(reason(checked).as_deref(), Some(expected));
+        }
+    }
+}

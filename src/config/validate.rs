@@ -1,0 +1,117 @@
+//! The limits of the engine's keys: those of a single key stand with it, those that depend on others are checked here.
+
+use super::EngineConfig;
+use super::keys::out_of_range;
+use crate::error::ConfigError;
+use crate::state::pool::pages::PageSize;
+use crate::state::scheduler::IntakeLimits;
+use crate::state::scheduler::policy::schedule_policy;
+
+/// Most tokens per page: larger pages hold whole prompts, so little is shared.
+const MAX_PAGE_TOKENS: u32 = 256;
+/// A token of prompt, one generated, and the one that an admission keeps free.
+const MIN_CONTEXT_TOKENS: usize = 3;
+/// More than any machine has cores: each takes a stack, and waits for all the others.
+pub(super) const MAX_THREADS: usize = 1024;
+/// Limit because rows of the page table and of the samplers are allocated at the start, used or not.
+pub(super) const MAX_RUNNING_REQUESTS: usize = 1 << 16;
+/// Limit because waiting events are merged: keeping more of them apart has no use.
+pub(super) const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
+/// Room for the message log's header and end, and something between them.
+pub(super) const MIN_RECORD_BYTES: u64 = 64 << 10;
+/// Attempts that double their wait each time reach its limit long before.
+pub(super) const MAX_REBUILD_ATTEMPTS: usize = 1000;
+/// Longest wait between two attempts to build the actors anew, in seconds.
+pub(super) const MAX_REBUILD_BACKOFF_S: f64 = 60.0;
+/// Beyond it graphs take more memory than launches take time.
+const MAX_CUDA_GRAPH_MAX_BS: usize = 4096;
+
+impl EngineConfig {
+    /// Checks every value against its limits.
+    ///
+    /// # Errors
+    /// Names the first key that is out of range, its value and the limit.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_ranges()?;
+        self.validate_pool()?;
+        self.validate_policies()?;
+        self.validate_chunks()?;
+        self.validate_timeouts()?;
+        let graphs = self.cuda_graph_max_bs;
+        check(
+            (1..=MAX_CUDA_GRAPH_MAX_BS).contains(&graphs),
+            "cuda_graph_max_bs",
+            || {
+                format!(
+                    "is {graphs}, must lie between 1 and {MAX_CUDA_GRAPH_MAX_BS}; disable_cuda_graph turns graphs off"
+                )
+            },
+        )
+    }
+
+    fn validate_pool(&self) -> Result<(), ConfigError> {
+        let page = self.page_size;
+        let page_size = PageSize::new(page).filter(|_| page <= MAX_PAGE_TOKENS);
+        let page_size = page_size.ok_or_else(|| {
+            let reason = format!("is {page}, must lie between 1 and {MAX_PAGE_TOKENS}");
+            out_of_range("page_size", reason)
+        })?;
+        if let Some(fraction) = self.mem_fraction_static {
+            check(
+                fraction > 0.0 && fraction < 1.0,
+                "mem_fraction_static",
+                || format!("is {fraction}, must lie between 0 and 1"),
+            )?;
+        }
+        let least = IntakeLimits::min_capacity_tokens(page_size);
+        let tokens = self.max_total_tokens.unwrap_or(least);
+        check(tokens >= least, "max_total_tokens", || {
+            format!("is {tokens}, must be at least {least} to serve any request in pages of {page}")
+        })?;
+        let context = self.context_length.unwrap_or(MIN_CONTEXT_TOKENS);
+        check(context >= MIN_CONTEXT_TOKENS, "context_length", || {
+            format!("is {context}, must be at least {MIN_CONTEXT_TOKENS} to serve any request")
+        })
+    }
+
+    fn validate_policies(&self) -> Result<(), ConfigError> {
+        if let Err(reason) = schedule_policy(&self.schedule_policy) {
+            return Err(out_of_range("schedule_policy", reason));
+        }
+        self.eviction_policy()?;
+        let conservativeness = self.schedule_conservativeness;
+        let is_sane = conservativeness > 0.0 && conservativeness <= 100.0;
+        check(is_sane, "schedule_conservativeness", || {
+            format!("is {conservativeness}, must lie in (0, 100]")
+        })
+    }
+
+    fn validate_chunks(&self) -> Result<(), ConfigError> {
+        let (chunk, page) = (self.chunked_prefill_size, self.page_size);
+        let is_whole_page = chunk <= 0 || chunk >= i64::from(page);
+        check(is_whole_page, "chunked_prefill_size", || {
+            format!("is {chunk}, must be at least page_size ({page}), or 0 or less for none")
+        })
+    }
+
+    fn validate_timeouts(&self) -> Result<(), ConfigError> {
+        let timeouts = [
+            ("req_waiting_timeout_s", self.req_waiting_timeout_s),
+            ("req_running_timeout_s", self.req_running_timeout_s),
+        ];
+        for (key, value) in timeouts {
+            let seconds = value.unwrap_or(1.0);
+            check(seconds > 0.0 && seconds.is_finite(), key, || {
+                format!("is {seconds}, must be more than 0; leave it out for no limit")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn check(holds: bool, key: &str, reason: impl FnOnce() -> String) -> Result<(), ConfigError> {
+    match holds {
+        true => Ok(()),
+        false => Err(out_of_range(key, reason())),
+    }
+}

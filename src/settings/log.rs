@@ -1,0 +1,59 @@
+//! What is logged: section `[log]`.
+
+use serde::{Deserialize, Serialize};
+use souffleur::config::keys::{Flag, Form, Key, Keys};
+use souffleur::error::ConfigError;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+/// What is logged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogConfig {
+    /// Least level that is logged, or `target=level` pairs.
+    pub log_level: String,
+}
+
+impl Keys for LogConfig {
+    const KEYS: &'static [Key] = &[Key {
+        name: "log_level",
+        doc: "Least level that is logged, to stderr: error, warn, info, debug, trace, or `target=level` pairs.\n",
+        form: Form::Text,
+        flag: Flag {
+            heading: "Log",
+            value_name: Some("LEVEL"),
+            alias: None,
+            is_rare: false,
+        },
+    }];
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self {
+            log_level: "info".to_owned(),
+        }
+    }
+}
+
+impl LogConfig {
+    /// What is logged, for the subscriber.
+    ///
+    /// # Errors
+    /// Names a level that is none: alone, `EnvFilter` would take it for a target.
+    pub fn filter(&self) -> Result<EnvFilter, ConfigError> {
+        let level = &self.log_level;
+        let is_target = |part: &str| part.contains(['=', '[']);
+        let mut parts = level.split(',').map(str::trim);
+        let is_known = parts.all(|part| is_target(part) || part.parse::<LevelFilter>().is_ok());
+        // actix's server says at info which sockets it takes; ours says so itself.
+        let filter = EnvFilter::try_new(format!("actix_server=warn,{level}"));
+        let filter = filter.ok().filter(|_| is_known);
+        filter.ok_or_else(|| ConfigError {
+            key: "log_level".to_owned(),
+            reason: format!(
+                "is {level:?}, must be error, warn, info, debug, trace or target=level"
+            ),
+        })
+    }
+}
