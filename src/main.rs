@@ -4,7 +4,6 @@
 use std::process::ExitCode;
 
 mod cli;
-mod settings;
 
 fn main() -> ExitCode {
     cli::main()

@@ -2,9 +2,9 @@
 
 use actix::{Actor, Context, Handler, Recipient};
 
+use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{ReservePages, StepPlanned};
-use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::state::pool::pools::Pools;
 
 /// The actor around the pools.

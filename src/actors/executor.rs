@@ -11,9 +11,9 @@ use actix::{Actor, ActorContext, Context, Handler};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use tokio::sync::oneshot;
 
+use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{RunStep, StepDone};
-use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::error::{LoadError, StepError};
 use crate::executor::{self, Launch};
 use crate::ids::StepId;
@@ -115,12 +115,12 @@ fn run_steps(executor: Box<dyn executor::Executor>, steps: &Receiver<RunStep>, a
 struct StepLine {
     executor: Box<dyn executor::Executor>,
     done: Mailbox<StepDone>,
-    under_way: VecDeque<UnderWay>,
+    under_way: VecDeque<LaunchedStep>,
     /// When the last step ended.
     last_end: Option<Instant>,
 }
 
-struct UnderWay {
+struct LaunchedStep {
     step: StepId,
     launched: Instant,
     /// `None` while only the executor knows.
@@ -178,7 +178,7 @@ impl StepLine {
             Err(error) => Some(Err(error)),
         };
         let is_answered = result.is_some();
-        self.under_way.push_back(UnderWay {
+        self.under_way.push_back(LaunchedStep {
             step: plan.step,
             launched,
             result,

@@ -12,11 +12,13 @@
 
 pub mod allocator;
 pub(crate) mod call;
+pub mod death;
 pub mod executor;
 pub mod mailbox;
 pub mod messages;
 pub mod prefix_index;
 pub mod radix_cache;
+pub mod rebuild;
 pub mod scheduler;
 pub mod tokenizer;
 pub mod unit;

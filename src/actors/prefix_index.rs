@@ -9,10 +9,10 @@ use std::sync::Arc;
 use actix::{Actor, Recipient};
 
 use crate::actors::allocator::{Allocator, PlannedTo};
+use crate::actors::death::{DeathNote, StopActor};
 use crate::actors::mailbox::Mailbox;
 use crate::actors::messages::{PeekPrefix, PlanStep, StepPlanned};
 use crate::actors::radix_cache::RadixCache;
-use crate::actors::watchdog::{DeathNote, StopActor};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::radix_tree::RadixTree;
 use crate::state::pool::pages::{PageSize, PoolLedger};

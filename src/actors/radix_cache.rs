@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use actix::{Actor, Context, Handler};
 
+use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages};
-use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::metrics::CacheMetrics;
 use crate::state::cache::prefix_cache::PrefixCache;
 use crate::state::plan::plan_step::plan_step;

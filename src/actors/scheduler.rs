@@ -8,13 +8,13 @@ use actix::{Actor, AsyncContext, Context, Handler, ResponseFuture};
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
+use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
     CancelAll, CancelRequest, Drain, FlushCache, GetStats, PinPrefix, PlanStep, PoliciesSet,
     PrefixPinned, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPolicy, StepDone,
     StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
 };
-use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::error::RequestError;
 use crate::metrics::SchedulerMetrics;
 use crate::record::RecordedScheduler;

@@ -8,13 +8,14 @@ use actix_rt::Arbiter;
 use tokio::sync::oneshot;
 
 use crate::actors::allocator::{Allocator, PlannedTo};
+use crate::actors::death::{DeathNote, StopActor};
 use crate::actors::executor::{Executor, ExecutorFactory, ExecutorThread};
 use crate::actors::mailbox::Mailbox;
 use crate::actors::messages::{ActorDied, Doors, PeekPrefix};
 use crate::actors::radix_cache::RadixCache;
+use crate::actors::rebuild::RebuildRules;
 use crate::actors::scheduler::{Links, Scheduler};
 use crate::actors::tokenizer::{self, Tokenizer, TokenizerSettings};
-use crate::actors::watchdog::{DeathNote, RebuildRules, StopActor};
 use crate::error::StartError;
 use crate::metrics::{RequestMetrics, SchedulerMetrics};
 use crate::record::{LogSink, RecordedScheduler};

@@ -5,19 +5,18 @@
 //! fails is tried again after growing waits; then the Watchdog gives up and says so, since only the host can help.
 
 use std::sync::{Arc, RwLock};
-use std::time::Duration;
 
 use actix::{
-    Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient,
-    ResponseFuture, SpawnHandle, WrapFuture,
+    Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, ResponseFuture,
+    SpawnHandle, WrapFuture,
 };
 use tokio::sync::{oneshot, watch};
 
 use crate::actors::messages::{ActorDied, Doors};
+use crate::actors::rebuild::RebuildRules;
 use crate::actors::unit::{Blueprint, Unit};
 use crate::error::StartError;
 use crate::metrics::DeathMetrics;
-use crate::state::pool::pages::PoolLedger;
 
 /// Everybody whose death is told.
 pub const MORTALS: [&str; 6] = [
@@ -38,104 +37,10 @@ pub type DoorSlot = Arc<RwLock<Option<Doors>>>;
 /// Why the engine gave up; `None` while there is hope.
 pub type FailureWatch = watch::Receiver<Option<Arc<str>>>;
 
-/// How often a unit is built anew after a death, and after which waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RebuildRules {
-    /// Attempts, the first of them at once.
-    pub attempts: usize,
-    /// Between the first two; each wait is twice the one before.
-    pub first_wait: Duration,
-    /// The waits grow up to this.
-    pub longest_wait: Duration,
-}
-
-impl RebuildRules {
-    /// The wait after so many attempts that failed; `None` after the last.
-    pub fn wait_after(&self, failed: usize) -> Option<Duration> {
-        if failed >= self.attempts {
-            return None;
-        }
-        let doublings = u32::try_from(failed.saturating_sub(1)).unwrap_or(u32::MAX);
-        let factor = 2_u32.saturating_pow(doublings);
-        Some(
-            self.first_wait
-                .saturating_mul(factor)
-                .min(self.longest_wait),
-        )
-    }
-}
-
-/// Unit -> each of its actors: stop, this is no death.
-#[derive(Clone, Copy, Debug, Message)]
-#[rtype(result = "()")]
-pub struct StopActor;
-
 /// Handle -> Watchdog: stop the unit and yourself. Answers when the executor thread has ended.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct StopUnit;
-
-/// Tells the Watchdog when it is dropped without having been disarmed.
-///
-/// It closes the pool's ledger too: whatever goes down with its actor is lost with the whole unit, and no leak. The
-/// Scheduler, which holds `Pages` and locks, has its note as its first field, so that it is dropped before them.
-pub struct DeathNote {
-    actor: &'static str,
-    generation: u64,
-    to: Option<Recipient<ActorDied>>,
-    ledger: Arc<PoolLedger>,
-}
-
-impl DeathNote {
-    /// A note for one actor of one generation of the unit.
-    pub fn new(
-        actor: &'static str,
-        generation: u64,
-        to: Recipient<ActorDied>,
-        ledger: Arc<PoolLedger>,
-    ) -> Self {
-        Self {
-            actor,
-            generation,
-            to: Some(to),
-            ledger,
-        }
-    }
-
-    /// A note that nobody reads, for actors wired by a host or a test.
-    pub fn unread(actor: &'static str, ledger: Arc<PoolLedger>) -> Self {
-        Self {
-            actor,
-            generation: 0,
-            to: None,
-            ledger,
-        }
-    }
-
-    /// The actor stops as it should.
-    pub fn disarm(&mut self) {
-        self.to = None;
-    }
-}
-
-impl Drop for DeathNote {
-    fn drop(&mut self) {
-        self.ledger.close();
-        if let Some(to) = self.to.take() {
-            to.do_send(ActorDied {
-                actor: self.actor,
-                generation: self.generation,
-                panicked: std::thread::panicking(),
-            });
-        }
-    }
-}
-
-/// What every actor does on [`StopActor`].
-pub fn stop_actor<A: Actor<Context = Context<A>>>(note: &mut DeathNote, ctx: &mut Context<A>) {
-    note.disarm();
-    ctx.stop();
-}
 
 /// See the module.
 pub struct Watchdog {
@@ -352,29 +257,5 @@ impl Handler<StopUnit> for Watchdog {
             // A dropped sender means that the System is gone, which is a stop too.
             let _ = is_stopped.await;
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waits_double_up_to_a_limit_and_end_with_the_attempts() {
-        let rules = RebuildRules {
-            attempts: 6,
-            first_wait: Duration::from_secs(10),
-            longest_wait: Duration::from_secs(60),
-        };
-        let waits = [1, 2, 3, 4, 5, 6].map(|failed| rules.wait_after(failed));
-        let seconds = |s| Some(Duration::from_secs(s));
-        let expected = [10, 20, 40, 60, 60].map(seconds);
-        assert_eq!(waits[..5], expected);
-        assert_eq!(waits[5], None);
-        let many = RebuildRules {
-            attempts: usize::MAX,
-            ..rules
-        };
-        assert_eq!(many.wait_after(1 << 40), seconds(60));
     }
 }

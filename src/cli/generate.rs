@@ -14,7 +14,7 @@ use souffleur::state::sampling::SamplingParams;
 use super::failure::Failure;
 use super::flags::LocalFlags;
 use super::local;
-use crate::settings::Settings;
+use crate::cli::settings::Settings;
 
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::settings::Settings;
+use crate::cli::settings::Settings;
 use failure::Failure;
 use flags::{AllFlags, LocalFlags};
 
@@ -26,6 +26,7 @@ mod progress;
 mod readahead;
 mod replay_log;
 mod serve;
+mod settings;
 mod signals;
 mod simulate;
 mod statistics;

@@ -5,7 +5,7 @@ use souffleur::engine::{EngineParts, ModelInfo, Progress};
 use super::failure::Failure;
 use super::local;
 use super::output::say;
-use crate::settings::Settings;
+use crate::cli::settings::Settings;
 
 /// Runs the command.
 pub fn run(settings: Settings) -> Result<(), Failure> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use souffleur::record::file::Ending;
+use souffleur::record::file::LogEnd;
 use souffleur::record::replay::{Counts, Replayed, replay};
 use souffleur::state::control::ControlSetup;
 
@@ -69,9 +69,9 @@ fn show(replayed: &Replayed) {
     ));
     let ending = match (&replayed.difference, replayed.ending) {
         (Some(_), _) => "not reached",
-        (None, Ending::Closed) => "the engine stopped",
-        (None, Ending::SizeLimit) => "the log reached its greatest size",
-        (None, Ending::CutOff) => "cut off: whatever was not written whole is missing",
+        (None, LogEnd::Closed) => "the engine stopped",
+        (None, LogEnd::SizeLimit) => "the log reached its greatest size",
+        (None, LogEnd::CutOff) => "cut off: whatever was not written whole is missing",
     };
     say(format_args!("end           {ending}"));
     if replayed.difference.is_none() {

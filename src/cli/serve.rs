@@ -18,7 +18,7 @@ use super::failure::Failure;
 use super::output::say;
 use super::signals::Signals;
 use super::{local, plan, telemetry};
-use crate::settings::Settings;
+use crate::cli::settings::Settings;
 
 /// Histogram samples pile up until they are sorted into buckets.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);

@@ -11,7 +11,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use super::failure::Failure;
-use crate::settings::log::LogConfig;
+use crate::cli::settings::log::LogConfig;
 
 /// Messages that actix logs as errors though a client made them, by target and beginning: requests that are no HTTP,
 /// broken WebSocket frames. The client is told; anybody could fill the log with them. `actix_http=trace` shows the first

@@ -3,7 +3,7 @@ use souffleur::config::keys::{Form, Key, Keys};
 use souffleur::server::ServerConfig;
 
 use super::*;
-use crate::settings::keys;
+use crate::cli::settings::keys;
 
 fn parsed(args: &[&str]) -> Cli {
     let args = std::iter::once("souffleur").chain(args.iter().copied());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::EngineConfig;
 use super::validate::MAX_REBUILD_BACKOFF_S;
-use crate::actors::watchdog::RebuildRules;
+use crate::actors::rebuild::RebuildRules;
 use crate::error::ConfigError;
 use crate::request::RequestTimeouts;
 use crate::state::cache::eviction::{EvictionParameters, EvictionPolicy};

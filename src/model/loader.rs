@@ -29,7 +29,7 @@ pub enum LoadFormat {
 }
 
 /// Is told how far loading is: bytes read, bytes in all.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// A model's folder, opened and checked: every tensor is there, or will be made, in the shape that `config.json` asks
 /// for.
@@ -108,14 +108,14 @@ impl Checkpoint {
 pub struct Loader<'a, B: Backend> {
     checkpoint: &'a Checkpoint,
     backend: &'a mut B,
-    progress: Progress<'a>,
+    progress: LoadProgress<'a>,
     done_bytes: u64,
     total_bytes: u64,
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
     /// Begins to load `checkpoint` into `backend`.
-    pub fn new(checkpoint: &'a Checkpoint, backend: &'a mut B, progress: Progress<'a>) -> Self {
+    pub fn new(checkpoint: &'a Checkpoint, backend: &'a mut B, progress: LoadProgress<'a>) -> Self {
         let total_bytes = checkpoint.stored_bytes();
         Self {
             checkpoint,

@@ -57,7 +57,7 @@ impl Header {
 
 /// Why a log ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum LogEnd {
     /// The engine stopped.
     Closed,
     /// It reached its greatest size.
@@ -159,8 +159,8 @@ pub fn gap() -> Vec<u8> {
 }
 
 /// The end of a file: why, and how many entries are missing in it.
-pub fn end(ending: Ending, n_dropped: u64) -> Vec<u8> {
-    let mut stored = vec![u8::from(ending == Ending::SizeLimit)];
+pub fn end(ending: LogEnd, n_dropped: u64) -> Vec<u8> {
+    let mut stored = vec![u8::from(ending == LogEnd::SizeLimit)];
     stored.extend(n_dropped.to_le_bytes());
     framed(Kind::End, stored.len() as u32, &stored)
 }
@@ -175,7 +175,7 @@ pub struct LogReader<R> {
     /// Where the block begins, and where the next one does.
     block_at: u64,
     next_at: u64,
-    ended: Option<(Ending, u64)>,
+    ended: Option<(LogEnd, u64)>,
 }
 
 struct Frame {
@@ -227,8 +227,8 @@ impl<R: Read> LogReader<R> {
     }
 
     /// Why it ended, once [`next`](Self::next) has said `None`, and how many entries are missing in it.
-    pub fn ending(&self) -> (Ending, u64) {
-        self.ended.unwrap_or((Ending::CutOff, 0))
+    pub fn ending(&self) -> (LogEnd, u64) {
+        self.ended.unwrap_or((LogEnd::CutOff, 0))
     }
 
     /// The next record; `None` at the end.
@@ -251,7 +251,7 @@ impl<R: Read> LogReader<R> {
             self.block_at = self.next_at;
             let frame = read_frame(&mut self.source, &mut self.next_at, MAX_BLOCK_BYTES)?;
             let Some(frame) = frame else {
-                self.ended = Some((Ending::CutOff, 0));
+                self.ended = Some((LogEnd::CutOff, 0));
                 return Ok(None);
             };
             match frame.kind {
@@ -288,15 +288,15 @@ impl<R: Read> LogReader<R> {
         Ok(raw)
     }
 
-    fn read_end(&self, stored: &[u8]) -> Result<(Ending, u64), LogError> {
+    fn read_end(&self, stored: &[u8]) -> Result<(LogEnd, u64), LogError> {
         let (why, n_dropped) = match stored {
             [why, n_dropped @ ..] => (*why, <[u8; 8]>::try_from(n_dropped).ok()),
             [] => (0, None),
         };
         let n_dropped = n_dropped.ok_or_else(|| self.damaged("the end is too short".to_owned()))?;
         let ending = match why {
-            0 => Ending::Closed,
-            _ => Ending::SizeLimit,
+            0 => LogEnd::Closed,
+            _ => LogEnd::SizeLimit,
         };
         Ok((ending, u64::from_le_bytes(n_dropped)))
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::record::entry::Entry;
-use crate::record::file::{self, END_BYTES, Ending, Header, MAX_BLOCK_BYTES};
+use crate::record::file::{self, END_BYTES, Header, LogEnd, MAX_BLOCK_BYTES};
 use crate::state::control::ControlSetup;
 
 /// Bytes of entries that make a block.
@@ -251,7 +251,7 @@ impl<W: Write> Writer<W> {
                     "the message log has reached its greatest size and ends"
                 );
                 self.shared.is_closed.store(true, Ordering::Relaxed);
-                return self.end(Ending::SizeLimit);
+                return self.end(LogEnd::SizeLimit);
             }
             self.write(&packed)?;
             if blocks.is_empty() {
@@ -259,7 +259,7 @@ impl<W: Write> Writer<W> {
             }
         }
         self.mark_gaps()?;
-        self.end(Ending::Closed)
+        self.end(LogEnd::Closed)
     }
 
     /// What is dropped is newer than what waited, so the mark goes behind all of it.
@@ -277,7 +277,7 @@ impl<W: Write> Writer<W> {
         self.n_bytes + (n_bytes + END_BYTES) as u64 <= self.max_bytes
     }
 
-    fn end(&mut self, ending: Ending) -> io::Result<()> {
+    fn end(&mut self, ending: LogEnd) -> io::Result<()> {
         let n_dropped = self.shared.n_dropped.load(Ordering::Relaxed);
         self.write(&file::end(ending, n_dropped))
     }

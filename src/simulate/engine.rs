@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::SimulateError;
-use super::outcome::{Ending, Moment, Outcome, RequestOutcome};
+use super::outcome::{Moment, Outcome, RequestFate, RequestOutcome};
 use super::replay::MAX_POOL_PAGES;
 use super::roofline::Roofline;
 use super::trace::{PROMPT_VOCAB, Trace, TraceRequest};
@@ -184,7 +184,7 @@ impl<'a> VirtualEngine<'a> {
             cached_tokens: 0,
             output_tokens: 0,
             retractions: 0,
-            end: Ending::TooLong,
+            end: RequestFate::TooLong,
         });
         let output_tokens = request.output_tokens as usize;
         let Ok(max_new_tokens) = self
@@ -293,8 +293,8 @@ impl<'a> VirtualEngine<'a> {
             }
             if let Some(end) = end {
                 request.end = match *end {
-                    RequestEnd::Finished(_) => Ending::Finished,
-                    RequestEnd::Failed(_) => Ending::Failed,
+                    RequestEnd::Finished(_) => RequestFate::Finished,
+                    RequestEnd::Failed(_) => RequestFate::Failed,
                 };
                 request.last_token_s = self.now_s;
                 self.inside.requests -= 1;

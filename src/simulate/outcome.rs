@@ -29,13 +29,13 @@ pub struct RequestOutcome {
     /// Times it was retracted.
     pub retractions: u32,
     /// How it ended.
-    pub end: Ending,
+    pub end: RequestFate,
 }
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum RequestFate {
     /// With all its tokens.
     Finished,
     /// Its prompt is longer than the context or the pool.
@@ -195,7 +195,7 @@ impl Outcome {
     }
 
     /// Requests that ended like this.
-    pub fn ended(&self, end: Ending) -> impl Iterator<Item = &RequestOutcome> {
+    pub fn ended(&self, end: RequestFate) -> impl Iterator<Item = &RequestOutcome> {
         self.requests
             .iter()
             .filter(move |request| request.end == end)
@@ -203,7 +203,7 @@ impl Outcome {
 
     /// Seconds from arrival to first token, of the finished requests.
     pub fn ttft_s(&self) -> Vec<f64> {
-        let finished = self.ended(Ending::Finished);
+        let finished = self.ended(RequestFate::Finished);
         finished
             .filter_map(|request| Some(request.first_token_s? - request.arrival_s))
             .collect()
@@ -218,12 +218,14 @@ impl Outcome {
                 .filter(|gaps| *gaps > 0)?;
             Some((request.last_token_s - request.first_token_s?) / f64::from(gaps))
         };
-        self.ended(Ending::Finished).filter_map(mean_gap).collect()
+        self.ended(RequestFate::Finished)
+            .filter_map(mean_gap)
+            .collect()
     }
 
     /// Seconds from arrival to last token, of the finished requests.
     pub fn e2e_s(&self) -> Vec<f64> {
-        self.ended(Ending::Finished)
+        self.ended(RequestFate::Finished)
             .map(|request| request.last_token_s - request.arrival_s)
             .collect()
     }
@@ -231,7 +233,7 @@ impl Outcome {
     /// Longest seconds between two tokens of a request, of the finished ones with two tokens or more.
     pub fn longest_gap_s(&self) -> Vec<f64> {
         let decoding = self
-            .ended(Ending::Finished)
+            .ended(RequestFate::Finished)
             .filter(|request| request.output_tokens > 1);
         decoding.map(|request| request.longest_gap_s).collect()
     }

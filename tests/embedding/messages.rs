@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use actix::Actor;
 use souffleur::actors::allocator::{Allocator, PlannedTo};
+use souffleur::actors::death::DeathNote;
 use souffleur::actors::mailbox::Mailbox;
 use souffleur::actors::messages::{ActorDied, PeekPrefix, PlanStep, StepPlanned};
 use souffleur::actors::prefix_index::{IndexCapacity, PrefixIndex};
 use souffleur::actors::radix_cache::RadixCache;
-use souffleur::actors::watchdog::DeathNote;
 use souffleur::ids::{PageId, StepId};
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::cache::namespace::Namespace;

@@ -7,7 +7,7 @@ use souffleur::actors::messages::{CancelAll, CancelRequest, PinPrefix, SetPolicy
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, Generation};
 use souffleur::record::entry::Entry;
-use souffleur::record::file::{Ending, LogReader, Record};
+use souffleur::record::file::{LogEnd, LogReader, Record};
 use souffleur::record::replay::{Replayed, replay};
 use souffleur::request::{CancelFlag, FinishReason};
 use souffleur::state::cache::namespace::Namespace;
@@ -53,7 +53,7 @@ fn messages_in(file: &Path) -> BTreeSet<&'static str> {
 fn assert_same(replayed: &Replayed) {
     let found = replayed.difference.as_ref().map(ToString::to_string);
     assert_eq!(found, None);
-    assert_eq!((replayed.ending, replayed.has_gap), (Ending::Closed, false));
+    assert_eq!((replayed.ending, replayed.has_gap), (LogEnd::Closed, false));
 }
 
 /// Prompts that share their beginning with every fourth other.

@@ -3,7 +3,7 @@
 use souffleur::config::EngineConfig;
 use souffleur::simulate::engine::{Simulation, simulate};
 use souffleur::simulate::hardware::Hardware;
-use souffleur::simulate::outcome::{Ending, Outcome};
+use souffleur::simulate::outcome::{Outcome, RequestFate};
 use souffleur::simulate::pool::{model_info, storage};
 use souffleur::simulate::roofline::Roofline;
 use souffleur::simulate::shape;
@@ -58,7 +58,10 @@ const DECODE_S: f64 = 150e-6 + (8.03e9 - 0.525e9) * 2.0 / (3350e9 * 0.85);
 fn a_lone_request_takes_a_prefill_and_a_decode_for_each_further_token() {
     let outcome = run(&EngineConfig::default(), None, true, &made(&load(1, 1.0)));
     let request = outcome.requests[0];
-    assert_eq!((request.output_tokens, request.end), (50, Ending::Finished));
+    assert_eq!(
+        (request.output_tokens, request.end),
+        (50, RequestFate::Finished)
+    );
     assert_eq!((outcome.prefill_steps, outcome.decode_steps), (1, 49));
     let ttft_s = outcome.ttft_s()[0];
     // Without the embedding and the output head.
@@ -78,7 +81,7 @@ fn every_request_ends_with_all_its_tokens_whatever_the_load() {
             ..load(400, rate)
         });
         let outcome = run(&EngineConfig::default(), kv_tokens, true, &trace);
-        assert_eq!(outcome.ended(Ending::Finished).count(), 400);
+        assert_eq!(outcome.ended(RequestFate::Finished).count(), 400);
         let outputs = outcome
             .requests
             .iter()
@@ -138,7 +141,7 @@ fn a_small_pool_retracts_when_memory_is_reserved_for_a_part_of_the_outputs() {
         .map(|request| u64::from(request.retractions))
         .sum();
     assert_eq!(told, guessed.stats.retractions);
-    assert_eq!(guessed.ended(Ending::Finished).count(), 60);
+    assert_eq!(guessed.ended(RequestFate::Finished).count(), 60);
 }
 
 #[test]
@@ -155,7 +158,7 @@ fn closed_doors_delay_and_prompts_that_cannot_fit_are_refused() {
     assert_eq!(
         (
             outcome.waited_outside,
-            outcome.ended(Ending::Finished).count()
+            outcome.ended(RequestFate::Finished).count()
         ),
         (90, 100)
     );
@@ -166,7 +169,7 @@ fn closed_doors_delay_and_prompts_that_cannot_fit_are_refused() {
     };
     assert_eq!(
         run(&short, None, true, &trace)
-            .ended(Ending::TooLong)
+            .ended(RequestFate::TooLong)
             .count(),
         100
     );

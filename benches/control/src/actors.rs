@@ -9,7 +9,7 @@ use souffleur::actors::mailbox::{Mailbox, Posted};
 use souffleur::actors::messages::{RunStep, StepDone, Submit, TokensReady};
 use souffleur::actors::radix_cache::RadixCache;
 use souffleur::actors::scheduler::{Links, Scheduler};
-use souffleur::actors::watchdog::DeathNote;
+use souffleur::actors::death::DeathNote;
 use souffleur::metrics::SchedulerMetrics;
 use souffleur::record::RecordedScheduler;
 use souffleur::state::control::ControlStates;

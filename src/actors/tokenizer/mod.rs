@@ -13,11 +13,11 @@ use std::sync::Arc;
 use actix::{Actor, Context, Handler, Recipient, ResponseFuture};
 use rustc_hash::FxHashMap;
 
+use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
     CancelAll, CancelRequest, Drain, Generate, GetPrefixReport, StopFound, Submit, TokensReady,
 };
-use crate::actors::watchdog::{DeathNote, StopActor, stop_actor};
 use crate::admission::Admission;
 use crate::ids::{IntakeId, RequestId};
 use crate::metrics::RequestMetrics;

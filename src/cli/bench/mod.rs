@@ -13,7 +13,7 @@ use clap::Args;
 
 use super::failure::Failure;
 use super::flags::LocalFlags;
-use crate::settings::Settings;
+use crate::cli::settings::Settings;
 use offline::args::OfflineArgs;
 use online::args::OnlineArgs;
 

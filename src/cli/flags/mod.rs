@@ -10,7 +10,7 @@ use clap::Args;
 use souffleur::config::EngineConfig;
 use souffleur::server::ServerConfig;
 
-use crate::settings::log::LogConfig;
+use crate::cli::settings::log::LogConfig;
 pub use section::SectionFlags;
 
 /// The file to read, and the flags of all sections.

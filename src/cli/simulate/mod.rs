@@ -24,7 +24,7 @@ use souffleur::state::pool::pages::PageSize;
 use super::failure::Failure;
 use super::flags::{AllFlags, LocalFlags};
 use super::output::say;
-use crate::settings::Settings;
+use crate::cli::settings::Settings;
 use load::LoadArgs;
 use report::{CurvePoint, Run};
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use souffleur::config::EngineConfig;
-use souffleur::simulate::outcome::{Ending, Outcome};
+use souffleur::simulate::outcome::{Outcome, RequestFate};
 use souffleur::simulate::replay::Replayed;
 use souffleur::simulate::trace::Trace;
 use souffleur::state::cache::eviction::EvictionPolicy;
@@ -162,9 +162,9 @@ fn request_rows(outcome: &Outcome) -> Vec<Cell> {
     let ended = |end| outcome.ended(end).count().to_string();
     named([
         ("hit rate", format!("{:.4}", outcome.hit_rate())),
-        ("requests finished", ended(Ending::Finished)),
-        ("  too long, refused", ended(Ending::TooLong)),
-        ("  given up", ended(Ending::Failed)),
+        ("requests finished", ended(RequestFate::Finished)),
+        ("  too long, refused", ended(RequestFate::TooLong)),
+        ("  given up", ended(RequestFate::Failed)),
         ("  waited at the door", outcome.waited_outside.to_string()),
     ])
 }
@@ -222,9 +222,9 @@ impl Run {
         json!({
             "kv_tokens": outcome.kv_tokens,
             "hit_rate": outcome.hit_rate(),
-            "finished": outcome.ended(Ending::Finished).count(),
-            "too_long": outcome.ended(Ending::TooLong).count(),
-            "failed": outcome.ended(Ending::Failed).count(),
+            "finished": outcome.ended(RequestFate::Finished).count(),
+            "too_long": outcome.ended(RequestFate::TooLong).count(),
+            "failed": outcome.ended(RequestFate::Failed).count(),
             "waited_outside": outcome.waited_outside,
             "ttft_s": Summary::of(&outcome.ttft_s()),
             "tpot_s": Summary::of(&outcome.tpot_s()),

@@ -17,7 +17,7 @@ use crate::kernels::cpu::tensor::Tensor;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::config::ModelConfig;
-use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
+use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::model::{Model, Reads};
 use crate::state::pool::kv_layout::{KvLayout, MhaLayout};
 use crate::state::pool::pages::PageRun;
@@ -122,7 +122,7 @@ impl CpuExecutor {
     pub fn load(
         dir: &Path,
         options: &CpuOptions,
-        progress: Progress<'_>,
+        progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
         let checkpoint = Checkpoint::open(dir, options.dtype, options.load_format)?;
         let config = &checkpoint.config;

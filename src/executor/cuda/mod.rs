@@ -43,7 +43,7 @@ use crate::kernels::cuda::params::ElementType;
 use crate::kernels::cuda::sampling::{MAX_TOP, MAX_VOCAB, Sampled, SamplingKernels, TokenLogprob};
 use crate::kernels::dtype::Dtype;
 use crate::model::Model;
-use crate::model::loader::{Checkpoint, LoadFormat, Loader, Progress};
+use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::state::sampling::TokenLogprobs;
 use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
 
@@ -138,7 +138,7 @@ pub struct CudaExecutor {
     rows: Rows,
     layout: Layout,
     results: SpentResults,
-    under_way: VecDeque<UnderWay>,
+    under_way: VecDeque<DeviceStep>,
     /// Emptied readings of earlier steps.
     spent_readings: Vec<Vec<Reading>>,
     /// A step was lost: before the next one the context is looked at.
@@ -149,7 +149,7 @@ pub struct CudaExecutor {
 }
 
 /// A step whose results are not read yet.
-struct UnderWay {
+struct DeviceStep {
     step: StepId,
     rows: Vec<RowResult>,
     readings: Vec<Reading>,
@@ -169,7 +169,7 @@ impl CudaExecutor {
         device: Device,
         dir: &Path,
         options: &CudaOptions,
-        progress: Progress<'_>,
+        progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
         let modules = Modules::load(&device);
         let modules = modules.map_err(|error| LoadError::Device(error.to_string()))?;
@@ -185,7 +185,7 @@ impl CudaExecutor {
         modules: &Modules,
         dir: &Path,
         options: &CudaOptions,
-        progress: Progress<'_>,
+        progress: LoadProgress<'_>,
     ) -> Result<Self, LoadError> {
         let dtype = match options.element {
             ElementType::F32 => Dtype::F32,
@@ -339,7 +339,7 @@ impl CudaExecutor {
         StepError::Lost(failure.to_string())
     }
 
-    fn take_results(&mut self, mut step: UnderWay) -> Result<StepOutput, DriverError> {
+    fn take_results(&mut self, mut step: DeviceStep) -> Result<StepOutput, DriverError> {
         let words = self.readbacks.words(&step.readback)?;
         self.clock.measure(step.lap);
         let (sampled, logprobs) = words.split_at(step.readings.len() * SAMPLED_WORDS);

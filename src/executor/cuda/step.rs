@@ -3,7 +3,7 @@
 use crate::executor::cuda::graphs::DecodeGraph;
 use crate::executor::cuda::layout::{LOGPROB_WORDS, Lists, Logprobs};
 use crate::executor::cuda::stage::{ReadbackPart, Uploaded};
-use crate::executor::cuda::{CudaExecutor, CudaOptions, SAMPLED_WORDS, UnderWay};
+use crate::executor::cuda::{CudaExecutor, CudaOptions, DeviceStep, SAMPLED_WORDS};
 use crate::ids::StepId;
 use crate::kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
 use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError};
@@ -144,7 +144,7 @@ impl CudaExecutor {
         let readback = self.readbacks.begin(&parts, &self.compute)?;
         let mut readings = self.spent_readings.pop().unwrap_or_default();
         readings.append(&mut self.layout.readings);
-        self.under_way.push_back(UnderWay {
+        self.under_way.push_back(DeviceStep {
             step,
             rows,
             readings,

@@ -15,7 +15,7 @@ use crate::ids::{IntakeId, StepId};
 use crate::record::diff::{FieldDifference, first_difference};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest};
 use crate::record::entry::Entry;
-use crate::record::file::{Ending, Header, LogError, LogReader, Record};
+use crate::record::file::{Header, LogEnd, LogError, LogReader, Record};
 use crate::state::control::{ControlSetup, ControlStates, Leg};
 use crate::state::scheduler::Next;
 use unit::Unit;
@@ -38,7 +38,7 @@ pub struct Replayed {
     /// The first thing that came out otherwise.
     pub difference: Option<Difference>,
     /// Why the log ends.
-    pub ending: Ending,
+    pub ending: LogEnd,
     /// The disk did not follow when the log was written: entries are missing where a unit's end.
     pub has_gap: bool,
     /// Entries that are missing there, if the log's end says so.

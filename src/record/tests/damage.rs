@@ -13,7 +13,7 @@ fn a_log_that_is_cut_off_is_replayed_up_to_its_last_whole_block() {
             Ok(replayed) => {
                 assert_eq!(
                     (replayed.difference, replayed.ending),
-                    (None, Ending::CutOff)
+                    (None, LogEnd::CutOff)
                 );
                 assert!(replayed.counts.records >= last);
                 last = replayed.counts.records;
@@ -33,7 +33,7 @@ fn a_damaged_log_is_an_error_and_no_difference() {
             Err(ReplayError::Log(_)) => (),
             Err(error) => panic!("byte {place}: {error}"),
             // A length that points behind the end.
-            Ok(replayed) => assert_eq!(replayed.ending, Ending::CutOff, "byte {place}"),
+            Ok(replayed) => assert_eq!(replayed.ending, LogEnd::CutOff, "byte {place}"),
         }
     }
 }

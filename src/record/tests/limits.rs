@@ -13,7 +13,7 @@ fn a_log_ends_at_its_size_with_a_mark() {
     let replayed = replay_of(&log).expect("it can be replayed");
     assert_eq!(
         (replayed.difference, replayed.ending),
-        (None, Ending::SizeLimit)
+        (None, LogEnd::SizeLimit)
     );
     assert!(!replayed.has_gap && replayed.counts.records > 10);
 }

@@ -14,7 +14,7 @@ use crate::executor::Executor;
 use crate::executor::fake::{FakeExecutor, FakeOptions};
 use crate::ids::{IntakeId, RequestId, StepId};
 use crate::record::entry::{Entry, FlagOf, SubmitEntry};
-use crate::record::file::{self, Ending, Header, LogReader, Record};
+use crate::record::file::{self, Header, LogEnd, LogReader, Record};
 use crate::record::replay::{ReplayError, Replayed, replay};
 use crate::record::scheduler::RecordedScheduler;
 use crate::record::sink::{LogSink, Recorder};
@@ -177,7 +177,7 @@ fn made_up(setup: &ControlSetup, entries: &[Entry]) -> Vec<u8> {
         postcard::to_extend(entry, raw).expect("it is plain data")
     });
     log.extend(file::block(&raw).expect("memory can be written"));
-    log.extend(file::end(Ending::Closed, 0));
+    log.extend(file::end(LogEnd::Closed, 0));
     log
 }
 
@@ -186,7 +186,7 @@ fn everything_that_enters_a_busy_scheduler_is_replayed_to_the_same_plans() {
     let log = log_of(NO_LIMIT, busy);
     let replayed = replay_of(&log).expect("it can be replayed");
     assert_eq!(replayed.difference, None);
-    assert_eq!((replayed.ending, replayed.has_gap), (Ending::Closed, false));
+    assert_eq!((replayed.ending, replayed.has_gap), (LogEnd::Closed, false));
     assert!(replayed.counts.steps > 100 && replayed.counts.requests > 120);
     let entries = entries_of(&log);
     let messages: BTreeSet<&str> = entries.iter().map(Entry::message).collect();

@@ -6,7 +6,7 @@ use souffleur::server::ApiKey;
 
 use super::*;
 
-const DEFAULT_FILE: &str = include_str!("../../config/default.toml");
+const DEFAULT_FILE: &str = include_str!("../../../config/default.toml");
 
 fn flags(args: &[&str]) -> AllFlags {
     #[derive(Parser)]

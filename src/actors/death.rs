@@ -1,0 +1,75 @@
+//! The end of an actor: asked for, or told to the Watchdog as a death.
+
+use std::sync::Arc;
+
+use actix::{Actor, ActorContext, Context, Message, Recipient};
+
+use crate::actors::messages::ActorDied;
+use crate::state::pool::pages::PoolLedger;
+
+/// Unit -> each of its actors: stop, this is no death.
+#[derive(Clone, Copy, Debug, Message)]
+#[rtype(result = "()")]
+pub struct StopActor;
+
+/// Tells the Watchdog when it is dropped without having been disarmed.
+///
+/// It closes the pool's ledger too: everything that goes down with its actor is lost with the whole unit, and no leak. The
+/// Scheduler, which holds `Pages` and locks, has its note as its first field, so that it is dropped before them.
+pub struct DeathNote {
+    actor: &'static str,
+    generation: u64,
+    to: Option<Recipient<ActorDied>>,
+    ledger: Arc<PoolLedger>,
+}
+
+impl DeathNote {
+    /// A note for one actor of one generation of the unit.
+    pub fn new(
+        actor: &'static str,
+        generation: u64,
+        to: Recipient<ActorDied>,
+        ledger: Arc<PoolLedger>,
+    ) -> Self {
+        Self {
+            actor,
+            generation,
+            to: Some(to),
+            ledger,
+        }
+    }
+
+    /// A note that nobody reads, for actors wired by a host or a test.
+    pub fn unread(actor: &'static str, ledger: Arc<PoolLedger>) -> Self {
+        Self {
+            actor,
+            generation: 0,
+            to: None,
+            ledger,
+        }
+    }
+
+    /// The actor stops as it should.
+    pub fn disarm(&mut self) {
+        self.to = None;
+    }
+}
+
+impl Drop for DeathNote {
+    fn drop(&mut self) {
+        self.ledger.close();
+        if let Some(to) = self.to.take() {
+            to.do_send(ActorDied {
+                actor: self.actor,
+                generation: self.generation,
+                panicked: std::thread::panicking(),
+            });
+        }
+    }
+}
+
+/// Ends an actor on [`StopActor`].
+pub fn stop_actor<A: Actor<Context = Context<A>>>(note: &mut DeathNote, ctx: &mut Context<A>) {
+    note.disarm();
+    ctx.stop();
+}

@@ -1,0 +1,128 @@
+//! The imports between the folders of `src/`, and between the rooms of `src/state/`, are those that ARCHITECTURE.md's
+//! tables allow. The source is read as text: nothing of the engine is linked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Layers, and what each may import or imports.
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The rows of the tables in the section "Layers", from the bottom to the top.
+fn table() -> Vec<(String, BTreeSet<String>)> {
+    let text = read(&root().join("ARCHITECTURE.md"));
+    let section = text
+        .split("\n## ")
+        .find(|part| part.starts_with("Layers\n"));
+    let section = section.expect("ARCHITECTURE.md has a section named Layers");
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    let names = |cell: &str| {
+        let quoted = cell.split('`').skip(1).step_by(2);
+        quoted.map(str::to_owned).collect::<Vec<String>>()
+    };
+    rows.map(|row| {
+        let mut cells = row.split('|').skip(1).map(names);
+        let layer = cells.next().and_then(|mut names| names.pop());
+        let imports = cells.next().unwrap_or_default().into_iter().collect();
+        (layer.expect("a row names its layer"), imports)
+    })
+    .collect()
+}
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    let entries =
+        fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    for entry in entries {
+        let path = entry.expect("the folder can be read").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The code of a line: without its comment, and without the visibility `pub(in ..)`, which is no import.
+fn code(line: &str) -> &str {
+    let line = line.split("//").next().unwrap_or_default();
+    match line.trim_start().strip_prefix("pub(in ") {
+        Some(rest) => rest.split_once(')').map_or("", |(_, code)| code),
+        None => line,
+    }
+}
+
+/// The names that follow `prefix` as path segments in the code of a file.
+fn named_after<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+    text.lines().map(code).flat_map(move |line| {
+        line.match_indices(prefix).map(move |(at, _)| {
+            let rest = &line[at + prefix.len()..];
+            let is_name = |c: char| c.is_alphanumeric() || c == '_';
+            assert!(
+                rest.starts_with(is_name),
+                "write one `use` for each layer, so that this test can read it: {line}"
+            );
+            rest.split(|c| !is_name(c)).next().unwrap_or_default()
+        })
+    })
+}
+
+/// The layer that a file belongs to: the first part of its path below `base`.
+fn layer_of(path: &Path, base: &Path) -> String {
+    let first = path.strip_prefix(base).expect("the file is below it");
+    let first = first.components().next().expect("it has a name");
+    let first = first.as_os_str().to_string_lossy();
+    first.trim_end_matches(".rs").to_owned()
+}
+
+/// The imports of every layer below `base`, whose names begin with one of `prefixes` in the code and with `shown` in the
+/// table.
+fn imports(base: &Path, prefixes: &[&str], shown: &str) -> Imports {
+    let mut files = Vec::new();
+    sources(base, &mut files);
+    let mut found = Imports::new();
+    for file in files {
+        let layer = layer_of(&file, base);
+        if ["lib", "main", "mod"].contains(&layer.as_str()) {
+            continue;
+        }
+        let text = read(&file);
+        let imports = found.entry(format!("{shown}{layer}")).or_default();
+        let names = prefixes
+            .iter()
+            .flat_map(|prefix| named_after(&text, prefix));
+        imports.extend(
+            names
+                .filter(|name| *name != layer)
+                .map(|name| format!("{shown}{name}")),
+        );
+    }
+    found
+}
+
+#[test]
+fn folders_import_what_the_table_allows() {
+    let src = root().join("src");
+    let mut found = imports(&src, &["crate::", "souffleur::"], "");
+    found.extend(imports(&src.join("state"), &["crate::state::"], "state/"));
+    let table = table();
+    let allowed: Imports = table.iter().cloned().collect();
+    assert_eq!(found, allowed, "left: the code; right: ARCHITECTURE.md");
+}
+
+#[test]
+fn every_row_imports_from_rows_above_it() {
+    let mut above = BTreeSet::new();
+    for (layer, imports) in table() {
+        let below: Vec<&String> = imports.difference(&above).collect();
+        assert!(below.is_empty(), "{layer} imports {below:?}, not above it");
+        above.insert(layer);
+    }
+}
