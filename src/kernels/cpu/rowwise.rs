@@ -181,7 +181,7 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
                 turn_head::<S>(head, norms.map(|n| (n.1, n.2)), self.turn);
             }
             // SAFETY: each slot is written by one item, as no two tokens of a step have the same: a page that a row
-            // writes to is that row's alone, see `state::page_pool`.
+            // writes to is that row's alone, see `state::pool::page_pool`.
             let out = unsafe { self.kv.part((i * n_slots + slot) * head_dim, head_dim) };
             narrow_into::<E, S>(head, out);
         }

@@ -53,7 +53,17 @@ impl Architecture {
     }
 
     fn is_qwen(self) -> bool {
-        matches!(self, Self::Qwen2 | Self::Qwen3)
+        match self {
+            Self::Llama | Self::Mistral => false,
+            Self::Qwen2 | Self::Qwen3 => true,
+        }
+    }
+
+    fn has_qk_norm(self) -> bool {
+        match self {
+            Self::Llama | Self::Mistral | Self::Qwen2 => false,
+            Self::Qwen3 => true,
+        }
     }
 }
 
@@ -159,7 +169,7 @@ impl ModelConfig {
             rms_norm_eps: json.number("rms_norm_eps", 0.0..=1.0)?.unwrap_or(1e-6) as f32,
             tie_word_embeddings: json.flag("tie_word_embeddings")?.unwrap_or(false),
             bias: bias(json, architecture)?,
-            qk_norm: architecture == Architecture::Qwen3,
+            qk_norm: architecture.has_qk_norm(),
             windows: windows(json, architecture, num_hidden_layers)?,
             max_position_embeddings,
             rope: RopeConfig::from_json(json, max_position_embeddings)?,
