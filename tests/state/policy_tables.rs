@@ -6,7 +6,8 @@ use proptest::collection::vec;
 use souffleur::ids::{SeqId, StepId};
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::plan::probe::{Matched, ProbeKind};
-use souffleur::state::plan::probe::{ProbeKey, ProbePrefixes, probe_prefixes};
+use souffleur::state::control::probe_prefixes;
+use souffleur::state::plan::probe::{ProbeKey, ProbePrefixes};
 use souffleur::state::scheduler::policy::{
     PriorityOrder, Waiting, schedule_policy, schedule_policy_names,
 };

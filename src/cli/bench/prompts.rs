@@ -31,7 +31,7 @@ const WORDS: [&str; 64] = [
     "system",
     "program",
     "question",
-    "work",
+    "measurement",
     "government",
     "number",
     "night",

@@ -13,12 +13,12 @@ pub fn print(record: &Record) {
     print_machine(record);
     say("");
     let header = [
-        "work",
+        "measurement",
         "unit",
         "median",
         "quartiles",
         "floor",
-        "of the floor",
+        "share of floor",
     ];
     let rows: Vec<_> = record.rows.iter().map(Row::cells).collect();
     table::print(&header, &rows);
@@ -97,7 +97,7 @@ fn print_scaling(scaling: &Scaling, header: &[&str]) {
             "ms a token",
             "quartiles",
             "floor",
-            "of the floor",
+            "share of floor",
         ],
         &contexts.collect::<Vec<_>>(),
     );
