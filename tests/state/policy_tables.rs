@@ -5,9 +5,8 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use souffleur::ids::{SeqId, StepId};
 use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::plan::probe::{Matched, ProbeKind};
 use souffleur::state::control::probe_prefixes;
-use souffleur::state::plan::probe::{ProbeKey, ProbePrefixes};
+use souffleur::state::plan::probe::{Matched, ProbeKey, ProbeKind, ProbePrefixes};
 use souffleur::state::scheduler::policy::{
     PriorityOrder, Waiting, schedule_policy, schedule_policy_names,
 };
