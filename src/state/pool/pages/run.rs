@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::edge::{EdgeBuffer, Ids};
 use crate::ids::PageId;
 
-/// A view of cached pages, in sequence order. Valid while the [`NodeLock`] taken with it lives.
+/// A view of cached pages, in sequence order. Valid while the [`NodeLock`](super::NodeLock) taken with it lives.
 #[derive(Clone, Default)]
 pub struct PageRun {
     /// One part for each tree node.
