@@ -62,12 +62,10 @@ impl World {
     /// Checks what the tree or the pools have done.
     fn look_after(&mut self, before: Before, leg: &Leg) {
         match (before, leg) {
-            (Before::Probe(keys), _) => {
-                if self.looks_at_sets() {
-                    assert_eq!(self.states.cache.check_integrity(), Ok(()));
-                    let numbers: Vec<usize> = keys.iter().map(|k| self.number_of(k.seq)).collect();
-                    self.order.note_probe(&*self.states.cache, &numbers, &keys);
-                }
+            (Before::Probe(keys), _) if self.looks_at_sets() => {
+                assert_eq!(self.states.cache.check_integrity(), Ok(()));
+                let numbers: Vec<usize> = keys.iter().map(|k| self.number_of(k.seq)).collect();
+                self.order.note_probe(&*self.states.cache, &numbers, &keys);
             }
             (Before::Plan { is_flush }, _) => {
                 let is_kept = self.stats().pins > 0;
