@@ -26,7 +26,8 @@ pub struct GenerateRequest {
     pub logprobs: Option<LogprobWish>,
     /// The cache namespace: prefixes are shared only inside one.
     pub namespace: Namespace,
-    /// Larger is sooner, or smaller, or it counts for eviction only: as configured.
+    /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
+    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
     pub priority: Option<i64>,
     /// How long it may wait and run; the engine's own limits hold besides.
     pub timeouts: RequestTimeouts,

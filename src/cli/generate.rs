@@ -42,7 +42,7 @@ pub struct GenerateArgs {
 
 #[derive(Args, Debug)]
 struct SamplingFlags {
-    /// Most tokens to generate
+    /// Maximum number of tokens to generate
     #[arg(
         long,
         value_name = "TOKENS",
@@ -50,7 +50,7 @@ struct SamplingFlags {
         help_heading = "Sampling"
     )]
     max_new_tokens: u32,
-    /// Randomness of the choice of tokens; 0 always takes the most likely one
+    /// Sampling randomness; 0 always picks the most likely token
     #[arg(long, default_value_t = 1.0, help_heading = "Sampling")]
     temperature: f32,
     /// Choose only among the most likely tokens whose probabilities add up to this
@@ -72,7 +72,7 @@ struct SamplingFlags {
         help_heading = "Sampling"
     )]
     min_p: f32,
-    /// Subtracted from a token's logit for each time that the output has it already
+    /// Subtracted from a token's logit for each time it already occurs in the output
     #[arg(
         long,
         default_value_t = 0.0,
@@ -81,7 +81,7 @@ struct SamplingFlags {
         help_heading = "Sampling"
     )]
     frequency_penalty: f32,
-    /// Subtracted from a token's logit once if the output has it already
+    /// Subtracted once from a token's logit if it already occurs in the output
     #[arg(
         long,
         default_value_t = 0.0,

@@ -16,13 +16,13 @@ pub struct LogitsArgs {
     /// Folder of a model in Hugging Face layout
     #[arg(long, alias = "model", value_name = "DIR")]
     model_path: Option<PathBuf>,
-    /// Storage of weights and KV
+    /// Data type in which weights and KV are stored
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float16", "bfloat16"])]
     dtype: String,
     /// Quantises matrices when they are loaded
     #[arg(long, value_parser = ["int8"])]
     quantization: Option<String>,
-    /// Compute threads; 0 takes one per physical core
+    /// Compute threads; 0 means one per physical core
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// JSON file {"prompts": [[token, ..], ..]}

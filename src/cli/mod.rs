@@ -33,9 +33,9 @@ mod statistics;
 mod telemetry;
 
 const ORDER: &str = "\
-Every flag is also an environment variable (--page-size: SOUFFLEUR_PAGE_SIZE) and a key of the file given by --config
-(page_size in [engine]); config/default.toml shows them all. Flags win over the environment, the environment wins over
-the file.
+Every flag except --config can also be set by an environment variable (--page-size: SOUFFLEUR_PAGE_SIZE) or by a key in
+the --config file (page_size in [engine]); config/default.toml lists all keys. Flags win over the environment, the
+environment wins over the file.
 
 Examples:
   souffleur                                         serve the bundled model on http://127.0.0.1:30000
@@ -44,9 +44,10 @@ Examples:
   souffleur generate 'Who are you?'                 answer one prompt
 ";
 
-/// LLM inference engine made of actors: radix-tree KV reuse, paged memory, continuous batching.
+/// Actor-based LLM inference engine: radix-tree KV reuse, paged memory, continuous batching.
 ///
-/// Without a command it serves: OpenAI's API, SGLang's /generate, a WebSocket and Prometheus metrics.
+/// Without a command it runs a server with an OpenAI-compatible API, SGLang's /generate, a WebSocket and Prometheus
+/// metrics.
 #[derive(Parser, Debug)]
 #[command(name = "souffleur", version, args_conflicts_with_subcommands = true, after_help = ORDER)]
 struct Cli {
@@ -58,17 +59,18 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Serve a model over HTTP and WebSocket; what souffleur does without a command
+    /// Serve a model over HTTP and WebSocket (the default command)
     Serve(Box<AllFlags>),
-    /// Answer one prompt: the text streams to stdout
+    /// Answer one prompt and stream the text to stdout
     Generate(Box<generate::GenerateArgs>),
     /// Show how memory would be divided, without loading the weights
     Plan(Box<LocalFlags>),
     /// Measure this engine on this machine, or a server under load
     Bench(Box<bench::BenchArgs>),
-    /// Simulate this engine's scheduler and cache under a load, on hardware that need not be here
+    /// Simulate this engine's scheduler and cache under a load, on hardware that you need not have
     Simulate(Box<simulate::SimulateArgs>),
-    /// Run the scheduler on a log of --record and compare every decision; exit code 1 at the first difference
+    /// Replay a log written by --record through the scheduler and compare every decision; exits with code 1 at the
+    /// first difference
     ReplayLog(Box<replay_log::ReplayLogArgs>),
     /// Write the logits of prompts to a file, for comparison with other implementations
     #[command(hide = true)]

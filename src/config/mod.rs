@@ -37,30 +37,33 @@ keys::keys! {
         /// Name that /v1/models lists; the folder's name if not given.
         #[flag(MODEL.takes("NAME"))]
         served_model_name: Option<String> = None,
-        /// Storage of weights and KV; auto takes what the weights are stored in.
+        /// Data type in which weights and KV are stored; auto keeps the type of the weights.
         #[flag(MODEL)]
         dtype: DtypeChoice = DtypeChoice::Auto,
-        /// Quantises matrices when they are loaded: a quarter of f32's memory, half of bfloat16's, and less precise.
+        /// Quantises matrices when they are loaded: takes a quarter of the memory of f32, half that of bfloat16, but is
+        /// less precise.
         #[flag(MODEL)]
         quantization: Option<Quantization> = None,
-        /// Weights from the model's folder, or random ones in the shapes of its config.json, to measure with.
+        /// Weights from the model's folder (auto), or random ones with the shapes in its config.json, for benchmarking
+        /// (dummy).
         #[flag(MODEL)]
         load_format: LoadFormat = LoadFormat::Auto,
-        /// Where to compute: auto, cpu, cuda or cuda:N. auto is the CPU: no GPU has run the CUDA code yet, so it has to
-        /// be asked for.
+        /// Where to compute: auto, cpu, cuda or cuda:N. auto means the CPU: the CUDA code has not yet been run on a
+        /// GPU, so CUDA must be requested explicitly.
         #[flag(MODEL.takes("DEVICE"))]
         device: Device = Device::Auto,
-        /// Library that multiplies matrices on a GPU; auto takes cuBLASLt if it can be loaded, else own kernels.
+        /// Library that multiplies matrices on a GPU; auto uses cuBLASLt if it can be loaded, otherwise the built-in
+        /// kernels (own).
         #[flag(MODEL.rare())]
         gemm: GemmWish = GemmWish::Auto,
-        /// Launches every kernel of a decode on its own, on a GPU.
+        /// On a GPU, launches the kernels of a decode step one by one instead of replaying a CUDA graph.
         #[flag(MODEL.rare())]
         disable_cuda_graph: bool = false,
         /// Largest batch whose decode is recorded in a CUDA graph; larger ones are launched kernel by kernel.
         // As SGLang sets it for a GPU of 80 GB.
         #[flag(MODEL.takes("REQUESTS").rare())]
         cuda_graph_max_bs: usize = 256,
-        /// Compute threads; 0 takes one per physical core.
+        /// Compute threads; 0 means one per physical core.
         #[flag(MODEL.takes("N"))]
         #[range(..=MAX_THREADS)]
         threads: usize = 0,
@@ -70,66 +73,75 @@ keys::keys! {
         /// Tokens per KV page, from 1 to 256; 1, 16, 32 and 64 are usual.
         #[flag(MEMORY.takes("TOKENS"))]
         page_size: u32 = 1,
-        /// Share of the free memory for weights and KV pool together; `souffleur plan` prints the largest safe one.
+        /// Fraction of the free memory to use for weights and KV pool together; `souffleur plan` prints the largest
+        /// safe value.
         #[flag(MEMORY.takes("0..1"))]
         mem_fraction_static: Option<f64> = None,
-        /// Tokens of the KV pool, instead of deriving them from memory.
+        /// Size of the KV pool in tokens, instead of one derived from the free memory.
         #[flag(MEMORY.takes("TOKENS"))]
         max_total_tokens: Option<usize> = None,
         /// Longest sequence in tokens; the model's own limit if not given.
         #[flag(MODEL.takes("TOKENS"))]
         context_length: Option<usize> = None,
-        /// Most requests that prefill or decode at once; derived from the KV pool if not given.
+        /// Maximum number of requests that prefill or decode at once; derived from the KV pool if not given.
         #[flag(SCHEDULING.takes("N"))]
         #[range(1..=MAX_RUNNING_REQUESTS)]
         max_running_requests: Option<usize> = None,
-        /// Most requests in the engine, waiting and running; the next one gets 503.
+        /// Maximum number of requests in the engine, waiting and running; further ones get 503.
         #[flag(SCHEDULING.takes("N"))]
         #[range(1..)]
         max_queued_requests: usize = 4096,
-        /// Most prompt tokens of all requests in the engine; the next request gets 503.
+        /// Maximum total of prompt tokens of all requests in the engine; further requests get 503.
         #[flag(SCHEDULING.takes("TOKENS"))]
         #[range(1..)]
         max_queued_tokens: usize = 16 << 20,
-        /// Most input tokens of one prefill step.
+        /// Maximum number of input tokens in one prefill step.
         #[flag(SCHEDULING.takes("TOKENS"))]
         #[range(1..)]
         max_prefill_tokens: usize = 16384,
-        /// Longer prompts are prefilled in chunks of this many tokens; 0 or less turns that off.
+        /// Prompts longer than this many tokens are prefilled in chunks of that size; 0 or less turns that off.
         #[flag(SCHEDULING.takes("TOKENS"))]
         #[range(..=i64::from(i32::MAX))]
         chunked_prefill_size: i64 = 4096,
-        /// Lets requests that decode ride in the steps that prefill others; needs chunked prefill.
+        /// Lets decoding requests share a step with requests that prefill (mixed batches); needs chunked prefill.
         #[flag(SCHEDULING)]
         enable_mixed_chunk: bool = false,
-        /// Decode steps that follow a prefill step in which a request could have decoded but did not; 0 turns that off.
+        /// Number of decode steps to run after a prefill step that held up a request ready to decode; 0 inserts none.
         #[flag(SCHEDULING.takes("STEPS"))]
         prefill_decode_interval: usize = PREFILL_DECODE_INTERVAL,
-        /// Least number of decoding requests for which the steps of `--prefill-decode-interval` are inserted.
+        /// Minimum number of decoding requests needed for `--prefill-decode-interval` to insert its decode steps.
         #[flag(SCHEDULING.takes("N").rare())]
         prefill_decode_interval_min_bs: usize = PREFILL_DECODE_INTERVAL_MIN_BS,
         /// Order of the waiting queue: fcfs, lpm, dfs-weight, lof, random, hrrn or shortest-prefill-first.
+        ///
+        /// fcfs: first come, first served; lpm: longest prefix match; dfs-weight: by branch of the prefix tree; lof:
+        /// longest output first; hrrn: highest response ratio next.
         #[flag(SCHEDULING.takes("POLICY"))]
         schedule_policy: String = "fcfs".to_owned(),
-        /// Serves the larger priority first, by the policy among equals; running requests give way to much better ones.
+        /// Serves requests with a larger priority first; the scheduling policy orders those of equal priority.
+        ///
+        /// Running requests are preempted by ones that outrank them by enough
+        /// (`--priority-scheduling-preemption-threshold`).
         #[flag(SCHEDULING)]
         enable_priority_scheduling: bool = false,
         /// With `--enable-priority-scheduling`: the smaller value first.
         #[flag(SCHEDULING)]
         schedule_low_priority_values_first: bool = false,
-        /// With `--enable-priority-scheduling`: no running request gives way to a better one.
+        /// With `--enable-priority-scheduling`: never preempts a running request, even for one that outranks it.
         #[flag(SCHEDULING)]
         disable_priority_preemption: bool = false,
-        /// With `--enable-priority-scheduling`: a running request gives way only to one that is better by more than
-        /// this.
+        /// With `--enable-priority-scheduling`: a running request is preempted only by one that outranks it by more
+        /// than this.
         #[flag(SCHEDULING.takes("N"))]
         #[range(0..)]
         priority_scheduling_preemption_threshold: i64 = 10,
-        /// Factor, at most 100, on the expected output of running requests: above 1 means fewer retractions and smaller
-        /// batches.
+        /// Factor, at most 100, by which the expected output length of running requests is multiplied: above 1 means
+        /// fewer retractions and smaller batches.
         #[flag(SCHEDULING.takes("FACTOR"))]
         schedule_conservativeness: f64 = 1.0,
         /// Order in which cached prefixes are evicted: lru, lfu, fifo, mru, filo, priority, slru or tlru.
+        ///
+        /// priority: lowest first; slru: segmented LRU; tlru: tail-optimised LRU.
         #[flag(MEMORY.takes("POLICY"))]
         radix_eviction_policy: String = "lru".to_owned(),
         /// Parameters of slru ({"protected_threshold": 2}) and tlru ({"threshold": 4096, "next_prompt_estimate": 200}).
@@ -138,78 +150,88 @@ keys::keys! {
         /// Turns the prefix cache off: every prompt is computed in full.
         #[flag(MEMORY)]
         disable_radix_cache: bool = false,
-        /// Holds a request for a step or two when its prefix is being prefilled by another one.
+        /// Delays a request by a step or two while another request is prefilling the same prefix.
         #[flag(SCHEDULING)]
         prefix_wait: bool = true,
         /// Seconds that a request may wait for its first step; then it gets 503. No limit if not given.
         #[flag(SCHEDULING.takes("SECONDS"))]
         req_waiting_timeout_s: Option<f64> = None,
-        /// Seconds that a request may run from its first step on; then it ends with 503. No limit if not given.
+        /// Seconds that a request may run, counted from its first step; after that it fails with 503. No limit if not
+        /// given.
         #[flag(SCHEDULING.takes("SECONDS"))]
         req_running_timeout_s: Option<f64> = None,
-        /// Remembers where prompts left the cache and what was evicted, for /debug/prefix.
+        /// Remembers where each prompt stopped matching the cache and what was evicted, for /debug/prefix.
         #[flag(MEMORY)]
         prefix_diagnostics: bool = true,
-        /// Requests of which `--prefix-diagnostics` remembers the prefix.
+        /// Number of recent requests that `--prefix-diagnostics` remembers.
         #[flag(MEMORY.takes("N").rare())]
         #[range(1..)]
         prefix_diagnostics_requests: usize = 1024,
-        /// Evicted pages that `--prefix-diagnostics` remembers, up to 50 bytes each.
+        /// Number of evicted pages that `--prefix-diagnostics` remembers, at up to 50 bytes of memory each.
         ///
-        /// Of the last flush up to 32768 more are remembered.
+        /// In addition, up to 32768 pages of the last cache flush are remembered.
         #[flag(MEMORY.takes("PAGES").rare())]
         prefix_diagnostics_pages: usize = 1 << 18,
-        /// Most prefixes that hosts may pin at once.
+        /// Maximum number of prefixes that are pinned at once by applications that embed the engine.
         #[flag(MEMORY.takes("N"))]
         max_pins: usize = 256,
-        /// Events that wait for a slow reader before they are merged.
+        /// Number of output events queued for a slow client; further ones are merged.
         #[flag(CLIENTS.takes("N"))]
         #[range(1..=MAX_CLIENT_CHANNEL_EVENTS)]
         client_channel_events: usize = 64,
-        /// Bytes that may wait for a slow reader of one call before it is cancelled.
+        /// Bytes of output that may be queued for one call whose client reads slowly.
         ///
-        /// The call's requests share them, but each has 64 KiB.
+        /// The requests of a call share them equally, but each may queue 64 KiB, or the whole limit where that is
+        /// smaller. Only the request that exceeds its share fails, with `slow_client`.
         #[flag(CLIENTS.takes("BYTES"))]
         client_backlog_bytes: usize = 1 << 20,
-        /// Most log probabilities of the prompts of one call, and of one answer that is kept whole.
+        /// Maximum number of log probabilities for the prompts of one call, and for one answer that the server buffers
+        /// in full.
         ///
         /// They are counted as positions × (1 + alternatives + tokens asked for by id).
         #[flag(CLIENTS.takes("N"))]
         #[range(1..)]
         max_logprob_entries: usize = 1 << 20,
-        /// Most stop strings of one request.
+        /// Maximum number of stop strings per request.
         #[flag(CLIENTS.takes("N"))]
         max_stop_strings: usize = 32,
         /// Longest stop string, in bytes.
         #[flag(CLIENTS.takes("BYTES"))]
         max_stop_bytes: usize = 1024,
-        /// Most stop token ids of one request.
+        /// Maximum number of stop token ids per request.
         #[flag(CLIENTS.takes("N"))]
         max_stop_token_ids: usize = 1024,
-        /// Most tokens that one request gives a bias.
+        /// Maximum number of tokens to which one request may give a bias.
         #[flag(CLIENTS.takes("N"))]
         max_logit_bias: usize = 1024,
-        /// Most alternatives per position, for top log probabilities and for chosen tokens alike.
+        /// Maximum number of alternatives per position, both for top log probabilities and for requested token ids.
         #[flag(CLIENTS.takes("N"))]
         max_logprobs: usize = 1024,
         /// Longest extra_key, and longest cache_salt, in bytes.
         #[flag(CLIENTS.takes("BYTES"))]
         max_extra_key_bytes: usize = 256,
-        /// Takes and returns token ids only; no tokenizer is loaded.
+        /// Accepts and returns token ids only; no tokenizer is loaded.
         #[flag(MODEL)]
         skip_tokenizer_init: bool = false,
-        /// File for the message log: what enters the scheduler, prompts included, for `souffleur replay-log`.
+        /// File for the message log: everything that enters the scheduler and everything it decides, for `souffleur
+        /// replay-log`.
+        ///
+        /// The log holds prompts and outputs as token ids and is readable by its owner only. An existing log is renamed
+        /// to FILE.old.
         #[flag(LOG.takes("FILE"))]
         record: Option<PathBuf> = None,
-        /// Size at which the message log ends, in bytes.
+        /// Maximum size of the message log in bytes; recording stops there.
         #[flag(LOG.takes("BYTES").rare())]
         #[range(MIN_RECORD_BYTES..)]
         record_max_bytes: u64 = 1 << 30,
-        /// Attempts to start the engine anew after a part of it died; then the server ends with exit code 1.
+        /// Number of attempts to restart the engine after a part of it has died; if all fail, the server exits with
+        /// code 1.
         #[flag(FAILURE.takes("N"))]
         #[range(1..=MAX_REBUILD_ATTEMPTS)]
         rebuild_attempts: usize = 5,
-        /// Seconds between the first two of these attempts, up to 60; each wait is twice the one before.
+        /// Seconds between the first two attempts of `--rebuild-attempts`, at most 60.
+        ///
+        /// The wait doubles after each further failure, up to 60.
         #[flag(FAILURE.takes("SECONDS"))]
         #[range(0.0..=MAX_REBUILD_BACKOFF_S)]
         rebuild_backoff_s: f64 = 1.0,

@@ -189,7 +189,8 @@ pub struct SubmitEntry {
     pub sampling_json: String,
     /// Log probabilities wished for.
     pub logprobs: Option<LogprobWish>,
-    /// Larger is sooner.
+    /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
+    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
     pub priority: Option<i64>,
     /// When it came in, by the scheduler's clock.
     pub submitted_s: f64,

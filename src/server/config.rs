@@ -22,23 +22,23 @@ keys! {
         /// Address to listen on.
         #[flag(SERVER.takes("ADDRESS"))]
         host: String = "127.0.0.1".to_owned(),
-        /// TCP port; 0 takes a free one.
+        /// TCP port; 0 picks a free one.
         #[flag(SERVER)]
         port: u16 = 30000,
-        /// Key that clients must send as `Authorization: Bearer KEY`; SOUFFLEUR_API_KEY keeps it out of the process
-        /// list.
+        /// Key that clients must send as `Authorization: Bearer KEY`; set it through the environment variable
+        /// SOUFFLEUR_API_KEY to keep it out of the process list.
         ///
         /// Without a key everybody is served. /health, /health_generate, /ready and /metrics never need it.
         #[flag(SERVER.takes("KEY"))]
         api_key: Option<ApiKey> = None,
-        /// Key of an admin, sent in the same header; it alone opens the full /debug/prefix, /set_policy, /flush_cache and
-        /// abort_all.
+        /// Admin key, sent in the same header as `--api-key`; only this key opens the full report of /debug/prefix,
+        /// /set_policy, /flush_cache and abort_all of /abort_request.
         ///
-        /// It opens every other route too. Without it nobody gets the full report of /debug/prefix, and every client may
-        /// use the others.
+        /// It also opens every other route. If it is not set, nobody gets the full report of /debug/prefix, and every
+        /// client may use /set_policy, /flush_cache and abort_all.
         #[flag(SERVER.takes("KEY"))]
         admin_api_key: Option<ApiKey> = None,
-        /// Threads that parse requests and write responses; 0 takes one per core, but at most 4.
+        /// Threads that parse requests and write responses; 0 means one per core, but at most 4.
         #[flag(SERVER.takes("N"))]
         #[range(..=MAX_WORKERS)]
         workers: usize = 0,
@@ -46,19 +46,20 @@ keys! {
         #[flag(RARE.takes("BYTES"))]
         #[range(1..)]
         max_body_bytes: usize = 16 << 20,
-        /// Most prompts times samples of one request.
+        /// Maximum of prompts × samples per prompt in one request.
         #[flag(RARE.takes("N"))]
         #[range(1..=MAX_BATCH_REQUESTS)]
         max_batch_requests: usize = 1024,
-        /// Bytes that all request bodies together may take while they are received and parsed.
+        /// Maximum total bytes that all request bodies may occupy while they are received and parsed.
         #[flag(RARE.takes("BYTES"))]
         max_bodies_bytes: usize = 256 << 20,
-        /// Bytes that the log probabilities of prompts may take in all answers together, until the clients have read
+        /// Maximum total bytes, over all answers, that prompt log probabilities may occupy until clients have read
         /// them.
         #[flag(RARE.takes("BYTES"))]
         #[range(1..)]
         max_answers_bytes: usize = 256 << 20,
-        /// Most JSON values in the messages, template arguments and other free objects of one request body.
+        /// Maximum number of JSON values in the messages, template arguments and other free-form fields of one request
+        /// body.
         #[flag(RARE.takes("N"))]
         #[range(1..)]
         max_body_values: usize = 1 << 16,
@@ -73,7 +74,7 @@ keys! {
         /// Seconds that an idle connection is kept.
         #[flag(RARE.takes("SECONDS"))]
         keep_alive_s: u32 = 75,
-        /// Seconds without an event after which a stream gets a comment, so that proxies keep it.
+        /// Seconds without an event after which an SSE comment is sent, so that proxies keep the stream open.
         #[flag(RARE.takes("SECONDS"))]
         #[range(1..)]
         sse_keep_alive_s: u32 = 15,
@@ -84,34 +85,37 @@ keys! {
         /// Seconds that running requests may go on once the server is told to stop.
         #[flag(SERVER.takes("SECONDS").alias("shutdown-timeout-s"))]
         shutdown_deadline_s: u32 = 30,
-        /// Origins whose pages may send requests besides the server's own, as in `https://chat.example`, comma
-        /// separated; * stands for all.
+        /// Comma-separated web origins, besides the server's own, whose pages may send requests, such as
+        /// `https://chat.example`; * allows all.
         #[flag(SERVER.takes("ORIGINS"))]
         allowed_origins: Vec<String> = Vec::new(),
-        /// Host names under which the server answers without an API key, with a port or for any, comma separated; *
-        /// stands for all. IP addresses, localhost and `--host` are always allowed.
+        /// Comma-separated host names that requests may name in their Host header while no API key is set; * allows
+        /// all.
+        ///
+        /// A name without a port allows every port. IP addresses, localhost and the value of `--host` are always
+        /// allowed.
         #[flag(SERVER.takes("HOSTS"))]
         allowed_hosts: Vec<String> = Vec::new(),
-        /// Most WebSockets at once.
+        /// Maximum number of simultaneous WebSockets.
         #[flag(WEBSOCKET.takes("N"))]
         ws_max_connections: usize = 1024,
-        /// Most requests under way on one WebSocket.
+        /// Maximum number of requests in progress on one WebSocket.
         #[flag(WEBSOCKET.takes("N"))]
         #[range(1..)]
         ws_max_requests: usize = 64,
-        /// Largest message that a WebSocket takes, in bytes.
+        /// Largest message that a WebSocket accepts, in bytes.
         #[flag(WEBSOCKET.takes("BYTES"))]
         #[range(1..)]
         ws_max_frame_bytes: usize = 1 << 20,
-        /// Seconds between pings; a client that misses two is gone.
+        /// Seconds between pings; a client that misses two in a row is disconnected.
         #[flag(WEBSOCKET.takes("SECONDS"))]
         #[range(1..)]
         ws_ping_interval_s: u32 = 20,
-        /// Seconds that writing one message to a WebSocket may take.
+        /// Seconds that the server may need to write one message to a WebSocket.
         #[flag(WEBSOCKET.takes("SECONDS"))]
         #[range(1..)]
         ws_send_timeout_s: u32 = 10,
-        /// Seconds after which a connection ends if its client has read nothing of what is sent.
+        /// Seconds after which a connection is closed if its client reads none of the data waiting to be sent.
         #[flag(RARE.takes("SECONDS"))]
         #[range(1..)]
         http_send_timeout_s: u32 = 30,

@@ -19,9 +19,10 @@ pub struct GpuArgs {
 
 #[derive(Subcommand, Debug)]
 enum GpuCommand {
-    /// Show the GPU's name, type and free memory
+    /// Show the GPU's name, compute capability and free memory
     Probe(DeviceArgs),
-    /// Time every kernel and compare it with its least possible time; prints a line of JSON for each
+    /// Time every kernel and compare it with the shortest time that the GPU's measured rates allow; prints one line of
+    /// JSON per kernel
     Kernels {
         #[command(flatten)]
         device: DeviceArgs,
@@ -29,7 +30,7 @@ enum GpuCommand {
         #[arg(long)]
         tiny: bool,
     },
-    /// Print a table of results: files of JSON lines, and records of the bench
+    /// Print a table of results, read from files with JSON lines and from records written by `bench --json`
     Table(TableArgs),
 }
 

@@ -10,14 +10,14 @@ use tracing_subscriber::filter::LevelFilter;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogConfig {
-    /// Least level that is logged, or `target=level` pairs.
+    /// Minimum severity to log, or `target=level` pairs.
     pub log_level: String,
 }
 
 impl Keys for LogConfig {
     const KEYS: &'static [Key] = &[Key {
         name: "log_level",
-        doc: "Least level that is logged, to stderr: error, warn, info, debug, trace, or `target=level` pairs.\n",
+        doc: "Minimum severity to log to stderr: error, warn, info, debug, trace, or `target=level` pairs.\n",
         form: Form::Text,
         flag: Flag {
             heading: "Log",

@@ -14,15 +14,15 @@ use super::super::failure::Failure;
 /// Flags of the load.
 #[derive(Args, Debug)]
 pub struct LoadArgs {
-    /// Mooncake trace (JSON lines) or Azure LLM trace (CSV), .gz or not; without one the load is synthetic
+    /// Mooncake trace (JSON lines) or Azure LLM trace (CSV), optionally gzipped; without a trace the load is synthetic
     trace: Option<PathBuf>,
     /// Use only this many requests, from the start of the trace
     #[arg(long, value_name = "N", help_heading = "Load", requires = "trace")]
     max_requests: Option<usize>,
-    /// Repeat the load this many times; the prompts of one time share nothing with those of another
+    /// Repeat the load this many times; prompts of different repetitions share nothing
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
     repeat: u32,
-    /// Factor on the rate of arrival: 2 makes requests come twice as fast
+    /// Multiplies the arrival rate: with 2, requests arrive twice as fast
     #[arg(
         long,
         value_name = "FACTOR",

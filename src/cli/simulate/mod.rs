@@ -54,7 +54,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64),
           help_heading = "Simulation")]
     tp_size: u32,
-    /// Tokens of the KV pool, instead of what fits on the device; a comma-separated list gives a run for each
+    /// Size of the KV pool in tokens, instead of what fits on the device; a comma-separated list makes one run per size
     #[arg(
         long,
         value_name = "TOKENS",
@@ -62,12 +62,12 @@ pub struct SimulateArgs {
         help_heading = "Simulation"
     )]
     kv_tokens: Vec<usize>,
-    /// Replay only the prompts, one after another, and show the cache's hit rate for each pool size; hardware and time do
-    /// not count. Pages have 512 tokens unless --page-size is given, which may be of any size here
+    /// Replay only the prompts, one after another, and show the cache's hit rate for each pool size; hardware and time
+    /// are ignored. A page has 512 tokens unless --page-size is given, which may be larger than 256 here
     #[arg(long, help_heading = "Simulation")]
     prompts_only: bool,
-    /// Requests ignore the end-of-text token, as those of load generators do: memory is then reserved for their whole
-    /// output; off reserves it for a part
+    /// Requests ignore the end-of-text token, as load generators usually request: memory is then reserved for their
+    /// whole output. With off, it is reserved for only part of it
     #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set,
           value_parser = clap::builder::BoolishValueParser::new(), hide_possible_values = true,
           help_heading = "Simulation")]
@@ -75,7 +75,7 @@ pub struct SimulateArgs {
     /// Write everything to a file as JSON; - writes it to stdout instead of the table
     #[arg(long, value_name = "FILE", help_heading = "Simulation")]
     json: Option<PathBuf>,
-    /// Draw memory, queue and latencies (with --prompts-only the curve) into an SVG
+    /// Plot memory, queue and latencies as SVG; with --prompts-only, plot the hit rate against the pool size
     #[arg(long, value_name = "FILE", help_heading = "Simulation")]
     plot: Option<PathBuf>,
     #[command(flatten)]

@@ -24,7 +24,8 @@ pub struct Submission {
     pub namespace: Namespace,
     /// Validated, clipped to what can fit, with a seed.
     pub sampling: Arc<SamplingParams>,
-    /// Larger is sooner, or smaller, or it counts for eviction only: as configured.
+    /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
+    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
     pub priority: Option<i64>,
     /// Tested at intake and before every plan: a cancel may overtake its request.
     pub cancel: CancelFlag,

@@ -30,7 +30,7 @@ pub struct OfflineArgs {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000),
         conflicts_with = "base_url", help_heading = "Bench without a server")]
     pub repeat: u32,
-    /// Skip start-up time and peak memory, for which the engine is started once more than there are rounds
+    /// Do not measure start-up time and peak memory, which takes one engine start more than there are rounds
     #[arg(
         long,
         conflicts_with = "base_url",
@@ -47,7 +47,7 @@ pub struct OfflineArgs {
 /// Flags of --scaling.
 #[derive(Args, Debug)]
 pub struct ScalingArgs {
-    /// Measure also decoding with growing contexts, a long prefill, and batches of 1, 2, 4, .. 64
+    /// Also measure decoding with growing contexts, a long prefill, and batches of 1, 2, 4, .. 64
     #[arg(
         long,
         conflicts_with = "base_url",
@@ -58,7 +58,7 @@ pub struct ScalingArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 32_768, value_parser = clap::value_parser!(u32).range(1..),
         requires = "scaling", help_heading = "Bench without a server")]
     pub max_context: u32,
-    /// Draw the batch curve of --scaling as SVG
+    /// Plot the throughput over batch sizes that --scaling measures, as SVG
     #[arg(
         long,
         value_name = "FILE",

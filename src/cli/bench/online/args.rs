@@ -14,10 +14,12 @@ const MOST_TOKENS: i64 = 1 << 20;
 #[derive(Args, Debug)]
 pub struct OnlineArgs {
     /// Measure the OpenAI-compatible server at this address instead, such as http://127.0.0.1:30000, through its
-    /// /v1/completions. Requests go to the model of --model, else to the server's first one
+    /// /v1/completions. Requests go to the model named by --model-path, otherwise to the first model that the server
+    /// lists
     #[arg(long, value_name = "URL", help_heading = "Bench of a server")]
     pub base_url: Option<String>,
-    /// API key, sent as `Authorization: Bearer KEY`; the variable OPENAI_API_KEY keeps it out of the process list
+    /// API key, sent as `Authorization: Bearer KEY`; set it through the environment variable OPENAI_API_KEY to keep it
+    /// out of the process list
     #[arg(
         long,
         value_name = "KEY",
@@ -25,14 +27,15 @@ pub struct OnlineArgs {
         help_heading = "Bench of a server"
     )]
     pub api_key: Option<Secret>,
-    /// Kind of prompts: random ones, or random ones after a prefix that all share
+    /// Kind of prompts: entirely random, or random after a prefix shared by all
     #[arg(long, value_enum, default_value_t = Dataset::Random, requires = "base_url", help_heading = "Bench of a server")]
     pub dataset_name: Dataset,
-    /// Tokens of each prompt [default: 512]; with shared-prefix, those after the prefix [default: 64]
+    /// Tokens of each prompt [default: 512]; with --dataset-name shared-prefix, tokens of each prompt after the prefix
+    /// [default: 64]
     #[arg(long, value_name = "TOKENS", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..=MOST_TOKENS),
         help_heading = "Bench of a server")]
     pub random_input_len: Option<u32>,
-    /// Most tokens of each output
+    /// Maximum number of tokens per output
     #[arg(long, value_name = "TOKENS", default_value_t = 128, requires = "base_url",
         value_parser = clap::value_parser!(u32).range(1..), help_heading = "Bench of a server")]
     pub random_output_len: u32,
@@ -44,7 +47,7 @@ pub struct OnlineArgs {
     #[arg(long, value_name = "N", default_value_t = 100, requires = "base_url",
         value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = "Bench of a server")]
     pub num_prompts: u32,
-    /// Most requests at the same time; no limit if not given
+    /// Maximum number of simultaneous requests; no limit if not given
     #[arg(long, value_name = "N", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..),
         help_heading = "Bench of a server")]
     pub max_concurrency: Option<u32>,
@@ -52,7 +55,7 @@ pub struct OnlineArgs {
     #[arg(long, value_name = "PER_SECOND", default_value = "inf", value_parser = rate, requires = "base_url",
         help_heading = "Bench of a server")]
     pub request_rate: f64,
-    /// Requests that are sent one by one before the clock starts, with prompts of their own
+    /// Warm-up requests, sent one by one before the clock starts, with prompts that are not used again
     #[arg(
         long,
         value_name = "N",
@@ -67,7 +70,8 @@ pub struct OnlineArgs {
     /// Send text instead of token ids, for servers that accept only text; a word counts as one token
     #[arg(long, requires = "base_url", help_heading = "Bench of a server")]
     pub text_prompts: bool,
-    /// Vocabulary size, below which token ids are drawn; if not given, that which the server reports, else 32000
+    /// Vocabulary size; random token ids are drawn below it. If not given, the size that the server reports, otherwise
+    /// 32000
     #[arg(long, value_name = "N", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..),
         conflicts_with = "text_prompts", help_heading = "Bench of a server")]
     pub vocab_size: Option<u32>,
@@ -77,9 +81,9 @@ pub struct OnlineArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dataset {
-    /// Nothing in common.
+    /// Prompts have nothing in common.
     Random,
-    /// One prefix in common.
+    /// All prompts begin with the same prefix.
     SharedPrefix,
 }
 

@@ -69,7 +69,7 @@ impl Server {
         let model = match (model.or(first), models) {
             (Some(model), _) => model,
             (None, Ok(_)) => {
-                let reason = format!("{url}/v1/models lists no model: name one with --model");
+                let reason = format!("{url}/v1/models lists no model: name one with --model-path");
                 return Err(Failure::Failed(reason));
             }
             (None, Err(reason)) => return Err(Failure::Failed(reason)),
