@@ -1,8 +1,7 @@
 //! The scheduler as a pure state machine: requests and step results go in, plans and news come out.
 //!
 //! It is the only initiator, with at most one plan open and at most two steps under way. Step N+1 is planned while
-//! N runs, so it knows lengths, never the tokens of the step before. The handlers in [`crate::actors::scheduler`]
-//! only carry its values.
+//! N runs, so it knows lengths, never the tokens of the step before. The handlers of the actor only carry its values.
 //!
 //! Its parts own their order, each in a file: requests (everybody inside), queue and order (who waits, in which order),
 //! batch (who runs), memory (what pools and tree have told), pipeline (the open plan, the steps under way), hosts (pins,
@@ -10,8 +9,8 @@
 //!
 //! - intake: `submit`, `cancel`, `stop_found`
 //! - planning: `next` (the settlements, the candidates, the decode)
-//! - order: the order of the queue; the facts that the policy asks the cache first (`probed`)
-//! - planned: `planned` (grants become a step)
+//! - order: the order of the queue; the facts that the policy asks the cache first (`prefixes_probed`)
+//! - planned: `step_planned` (grants become a step)
 //! - results: `step_done` (tokens, ends, lost steps)
 //! - rules: the rows that share a step, and those that wait for others
 //! - retraction: giving way when decode runs out of pages
