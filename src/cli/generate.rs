@@ -64,7 +64,7 @@ struct SamplingFlags {
     /// Choose only among this many most likely tokens; -1 chooses among all
     #[arg(long, default_value_t = -1, value_name = "N", allow_negative_numbers = true, help_heading = "Sampling")]
     top_k: i32,
-    /// Drop tokens that are less likely than this times the most likely one
+    /// Drop tokens whose probability is below this fraction of the most likely token's
     #[arg(
         long,
         default_value_t = 0.0,

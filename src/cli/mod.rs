@@ -67,7 +67,7 @@ enum Command {
     Plan(Box<LocalFlags>),
     /// Measure this engine on this machine, or a server under load
     Bench(Box<bench::BenchArgs>),
-    /// Simulate this engine's scheduler and cache under a load, on hardware that you need not have
+    /// Simulate this engine's scheduler and cache under a load, on hardware that you do not have to own
     Simulate(Box<simulate::SimulateArgs>),
     /// Replay a log written by --record through the scheduler and compare every decision; exits with code 1 at the
     /// first difference

@@ -106,7 +106,7 @@ keys::keys! {
         /// Lets decoding requests share a step with requests that prefill (mixed batches); needs chunked prefill.
         #[flag(SCHEDULING)]
         enable_mixed_chunk: bool = false,
-        /// Number of decode steps to run after a prefill step that held up a request ready to decode; 0 inserts none.
+        /// Number of decode steps to run after each prefill step that made decoding requests wait; 0 inserts none.
         #[flag(SCHEDULING.takes("STEPS"))]
         prefill_decode_interval: usize = PREFILL_DECODE_INTERVAL,
         /// Minimum number of decoding requests needed for `--prefill-decode-interval` to insert its decode steps.
@@ -135,8 +135,8 @@ keys::keys! {
         #[flag(SCHEDULING.takes("N"))]
         #[range(0..)]
         priority_scheduling_preemption_threshold: i64 = 10,
-        /// Factor, at most 100, by which the expected output length of running requests is multiplied: above 1 means
-        /// fewer retractions and smaller batches.
+        /// Factor, at most 100, by which the expected output length of running requests is multiplied: above 1, batches
+        /// are smaller, and fewer running requests go back to the queue (are retracted) because the KV pool is full.
         #[flag(SCHEDULING.takes("FACTOR"))]
         schedule_conservativeness: f64 = 1.0,
         /// Order in which cached prefixes are evicted: lru, lfu, fifo, mru, filo, priority, slru or tlru.
@@ -181,14 +181,15 @@ keys::keys! {
         client_channel_events: usize = 64,
         /// Bytes of output that may be queued for one call whose client reads slowly.
         ///
-        /// The requests of a call share them equally, but each may queue 64 KiB, or the whole limit where that is
-        /// smaller. Only the request that exceeds its share fails, with `slow_client`.
+        /// If a call consists of several requests (prompts × samples), each gets an equal share of this limit, but at
+        /// least 64 KiB, or the whole limit if it is smaller than that. A request that exceeds its share fails with
+        /// `slow_client`; the others go on.
         #[flag(CLIENTS.takes("BYTES"))]
         client_backlog_bytes: usize = 1 << 20,
-        /// Maximum number of log probabilities for the prompts of one call, and for one answer that the server buffers
-        /// in full.
+        /// Maximum number of log probabilities for all prompts of one call; also the maximum for an answer that the
+        /// server buffers until it is complete.
         ///
-        /// They are counted as positions × (1 + alternatives + tokens asked for by id).
+        /// Their number is positions × (1 + alternatives + tokens asked for by id).
         #[flag(CLIENTS.takes("N"))]
         #[range(1..)]
         max_logprob_entries: usize = 1 << 20,

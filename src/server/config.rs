@@ -46,7 +46,7 @@ keys! {
         #[flag(RARE.takes("BYTES"))]
         #[range(1..)]
         max_body_bytes: usize = 16 << 20,
-        /// Maximum of prompts × samples per prompt in one request.
+        /// Maximum number of prompts × samples per prompt in one call of the API.
         #[flag(RARE.takes("N"))]
         #[range(1..=MAX_BATCH_REQUESTS)]
         max_batch_requests: usize = 1024,
@@ -111,7 +111,7 @@ keys! {
         #[flag(WEBSOCKET.takes("SECONDS"))]
         #[range(1..)]
         ws_ping_interval_s: u32 = 20,
-        /// Seconds that the server may need to write one message to a WebSocket.
+        /// Seconds that writing one message to a WebSocket may take; after that the connection is closed.
         #[flag(WEBSOCKET.takes("SECONDS"))]
         #[range(1..)]
         ws_send_timeout_s: u32 = 10,

@@ -21,8 +21,8 @@ pub struct GpuArgs {
 enum GpuCommand {
     /// Show the GPU's name, compute capability and free memory
     Probe(DeviceArgs),
-    /// Time every kernel and compare it with the shortest time that the GPU's measured rates allow; prints one line of
-    /// JSON per kernel
+    /// Time every kernel and compare it with the shortest time possible at the memory bandwidth and compute rate
+    /// measured on this GPU; prints one line of JSON per kernel
     Kernels {
         #[command(flatten)]
         device: DeviceArgs,

@@ -63,11 +63,11 @@ pub struct SimulateArgs {
     )]
     kv_tokens: Vec<usize>,
     /// Replay only the prompts, one after another, and show the cache's hit rate for each pool size; hardware and time
-    /// are ignored. A page has 512 tokens unless --page-size is given, which may be larger than 256 here
+    /// are ignored. A page has 512 tokens unless --page-size is given; here, --page-size may be larger than 256
     #[arg(long, help_heading = "Simulation")]
     prompts_only: bool,
-    /// Requests ignore the end-of-text token, as load generators usually request: memory is then reserved for their
-    /// whole output. With off, it is reserved for only part of it
+    /// Requests ignore the end-of-text token, as those of load generators usually do, so memory is reserved for their
+    /// whole output. With off, memory is reserved for only part of the output
     #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set,
           value_parser = clap::builder::BoolishValueParser::new(), hide_possible_values = true,
           help_heading = "Simulation")]

@@ -30,7 +30,7 @@ pub struct OfflineArgs {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000),
         conflicts_with = "base_url", help_heading = "Bench without a server")]
     pub repeat: u32,
-    /// Do not measure start-up time and peak memory, which takes one engine start more than there are rounds
+    /// Do not measure start-up time and peak memory; measuring them starts the engine --repeat + 1 times
     #[arg(
         long,
         conflicts_with = "base_url",
@@ -58,7 +58,7 @@ pub struct ScalingArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 32_768, value_parser = clap::value_parser!(u32).range(1..),
         requires = "scaling", help_heading = "Bench without a server")]
     pub max_context: u32,
-    /// Plot the throughput over batch sizes that --scaling measures, as SVG
+    /// Write an SVG plot of throughput against batch size, as measured by --scaling
     #[arg(
         long,
         value_name = "FILE",

@@ -70,8 +70,8 @@ pub struct OnlineArgs {
     /// Send text instead of token ids, for servers that accept only text; a word counts as one token
     #[arg(long, requires = "base_url", help_heading = "Bench of a server")]
     pub text_prompts: bool,
-    /// Vocabulary size; random token ids are drawn below it. If not given, the size that the server reports, otherwise
-    /// 32000
+    /// Vocabulary size: random token ids are smaller than this. If not given, it is the size that the server reports,
+    /// or 32000 if the server reports none
     #[arg(long, value_name = "N", requires = "base_url", value_parser = clap::value_parser!(u32).range(1..),
         conflicts_with = "text_prompts", help_heading = "Bench of a server")]
     pub vocab_size: Option<u32>,
