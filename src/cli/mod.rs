@@ -69,8 +69,8 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Simulate this engine's scheduler and cache under a load, on hardware that you do not have to own
     Simulate(Box<simulate::SimulateArgs>),
-    /// Replay a log written by --record through the scheduler and compare every decision; exits with code 1 at the
-    /// first difference
+    /// Replay a log written by --record through the scheduler and compare every decision with the one in the log;
+    /// exits with code 1 at the first difference
     ReplayLog(Box<replay_log::ReplayLogArgs>),
     /// Write the logits of prompts to a file, for comparison with other implementations
     #[command(hide = true)]

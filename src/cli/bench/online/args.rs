@@ -13,8 +13,8 @@ const MOST_TOKENS: i64 = 1 << 20;
 /// Flags with a server.
 #[derive(Args, Debug)]
 pub struct OnlineArgs {
-    /// Measure the OpenAI-compatible server at this address instead, such as http://127.0.0.1:30000, through its
-    /// /v1/completions. Requests go to the model named by --model-path, otherwise to the first model that the server
+    /// Measure an OpenAI-compatible server in place of an engine in this process: the server at this address, such as
+    /// http://127.0.0.1:30000, through its /v1/completions. Requests go to the model named by --model-path, otherwise to the first model that the server
     /// lists
     #[arg(long, value_name = "URL", help_heading = "Bench of a server")]
     pub base_url: Option<String>,
@@ -39,7 +39,7 @@ pub struct OnlineArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 128, requires = "base_url",
         value_parser = clap::value_parser!(u32).range(1..), help_heading = "Bench of a server")]
     pub random_output_len: u32,
-    /// Tokens that all prompts of shared-prefix begin with
+    /// Number of tokens with which all prompts begin under --dataset-name shared-prefix
     #[arg(long, value_name = "TOKENS", default_value_t = 512, requires = "base_url",
         value_parser = clap::value_parser!(u32).range(1..=MOST_TOKENS), help_heading = "Bench of a server")]
     pub shared_prefix_len: u32,
