@@ -147,13 +147,31 @@ impl<S: Plans> ControlStates<S> {
         }
     }
 
-    fn carry_back(&mut self, mut leg: Leg) -> Next {
-        loop {
-            match self.carry(leg) {
-                Carried::On(on) => leg = on,
-                Carried::Back(next) => return next,
+    /// Runs a plan through all states until it is back, as [`ControlStates::carry`] does leg by leg.
+    fn carry_back(&mut self, leg: Leg) -> Next {
+        match leg {
+            Leg::ProbePrefixes(probe) => {
+                let probed = probe_prefixes(self.cache.as_mut(), *probe);
+                self.scheduler.prefixes_probed(probed)
             }
+            Leg::PrefixesProbed(probed) => self.scheduler.prefixes_probed(*probed),
+            Leg::PlanStep(plan) => {
+                let reserve = self.plan(*plan);
+                let planned = self.pools.reserve_pages(reserve);
+                self.scheduler.step_planned(planned)
+            }
+            Leg::ReservePages(reserve) => {
+                let planned = self.pools.reserve_pages(*reserve);
+                self.scheduler.step_planned(planned)
+            }
+            Leg::StepPlanned(planned) => self.scheduler.step_planned(*planned),
         }
+    }
+
+    fn plan(&mut self, plan: PlanStep) -> ReservePages {
+        let reserve = plan_step(self.cache.as_mut(), plan);
+        self.evicted_nodes += reserve.verdict.evicted_nodes as u64;
+        reserve
     }
 
     /// Hands a plan to the state that it is for.
@@ -165,8 +183,7 @@ impl<S: Plans> ControlStates<S> {
             }
             Leg::PrefixesProbed(probed) => Carried::Back(self.scheduler.prefixes_probed(*probed)),
             Leg::PlanStep(plan) => {
-                let reserve = plan_step(self.cache.as_mut(), *plan);
-                self.evicted_nodes += reserve.verdict.evicted_nodes as u64;
+                let reserve = self.plan(*plan);
                 Carried::On(Leg::ReservePages(Box::new(reserve)))
             }
             Leg::ReservePages(reserve) => {

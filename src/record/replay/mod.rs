@@ -360,7 +360,11 @@ impl Replay<'_> {
         }
         match said {
             Next::RunStep(_) => self.counts.steps += 1,
-            next => unit.open = Leg::try_from(next).ok(),
+            next => {
+                if let Ok(leg) = Leg::try_from(next) {
+                    unit.open = Some(leg);
+                }
+            }
         }
         Ok(None)
     }

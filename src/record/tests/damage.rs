@@ -78,6 +78,22 @@ fn a_made_up_log_is_refused_with_its_record() {
 }
 
 #[test]
+fn a_call_that_says_nothing_leaves_the_open_plan_alone() {
+    let mut entries = entries_of(&log_of(NO_LIMIT, busy));
+    let is_answer = |entry: &Entry| entry.message() == "StepPlanned";
+    let answer = entries
+        .iter()
+        .position(is_answer)
+        .expect("a plan is answered");
+    let nothing = Entry::Outcome(Box::new(NextDigest::Nothing));
+    entries.splice(answer..answer, [Entry::Next, nothing]);
+    // With the answer and its outcome.
+    entries.truncate(answer + 4);
+    let replayed = replay_of(&made_up(&setup(), &entries)).expect("it can be replayed");
+    assert_eq!(replayed.difference, None);
+}
+
+#[test]
 fn a_log_that_asks_for_too_much_is_refused() {
     let mut large = setup();
     large.limits.total_pages = usize::MAX;

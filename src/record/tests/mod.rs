@@ -13,6 +13,7 @@ use crate::error::StepError;
 use crate::executor::Executor;
 use crate::executor::fake::{FakeExecutor, FakeOptions};
 use crate::ids::{IntakeId, RequestId, StepId};
+use crate::record::digest::NextDigest;
 use crate::record::entry::{Entry, FlagOf, SubmitEntry};
 use crate::record::file::{self, Header, LogEnd, LogReader, Record};
 use crate::record::replay::{ReplayError, Replayed, replay};
