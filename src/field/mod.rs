@@ -5,8 +5,10 @@
 //! the limit and what to do. Nothing is kept of a value beyond what its field may hold.
 
 mod shallow;
+mod tree;
 
 pub(crate) use shallow::{Cut, Keep, ReadTokenIds, Shallow, TokenIds};
+pub(crate) use tree::Tree;
 
 use crate::error::FieldError;
 

@@ -10,7 +10,7 @@ use super::budget::BodyCharge;
 use super::error::ApiError;
 use super::raw::Raw;
 use crate::error::FieldError;
-use crate::field::{self, Field, Integer, ReadTokenIds, Shallow};
+use crate::field::{self, Field, Integer, ReadTokenIds, Shallow, Tree};
 use crate::request::RequestTimeouts;
 
 /// Most fields of an object: clients send a few dozen.
@@ -102,7 +102,7 @@ impl Fields {
             return Err(ApiError::field(name, format!("{text}: send less at once")));
         }
         self.charge.grow(values * VALUE_BYTES)?;
-        raw.parse(name).map(Some)
+        raw.parse(name).map(|Tree(tree)| Some(tree))
     }
 
     /// Reads a list of token ids.

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::error::RequestError;
+use crate::field::Tree;
 
 /// What a chat template is rendered with.
 #[derive(Clone, Copy, Debug)]
@@ -142,8 +143,8 @@ fn parse_arguments(call: &mut Value) {
     let Some(text) = arguments.as_str() else {
         return;
     };
-    if let Ok(Value::Object(object)) = serde_json::from_str(text) {
-        *arguments = Value::Object(object);
+    if let Ok(Tree(object @ Value::Object(_))) = serde_json::from_str(text) {
+        *arguments = object;
     }
 }
 
