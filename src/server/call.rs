@@ -50,7 +50,7 @@ impl Prompts {
 /// A list of texts.
 pub(super) fn texts(name: &str, raw: &Raw, limits: CallLimits<'_>) -> Result<Prompts, ApiError> {
     let (items, len) = raw.items(name, limits.max_requests)?;
-    check_size(len, len, limits)?;
+    check_size(name, len, len, limits)?;
     let text = |(index, item): (usize, &Raw)| {
         let name = format!("{name}[{index}]");
         let text = field::text(&name, item.shallow(&name)?)?;
@@ -72,7 +72,7 @@ pub(super) fn tokens(
         return Ok(Prompts::One(Prompt::Tokens(ids.into())));
     }
     let (items, len) = raw.items(name, limits.max_requests)?;
-    check_size(len, len, limits)?;
+    check_size(name, len, len, limits)?;
     let prompt = |(index, item): (usize, &Raw)| {
         let ids = fields.token_ids(&format!("{name}[{index}]"), item)?;
         Ok(Prompt::Tokens(ids.into()))
@@ -107,8 +107,9 @@ pub(super) fn samples_of(request: GenerateRequest) -> impl Iterator<Item = Gener
     })
 }
 
-/// Refuses calls of too many samples before anything is made for them.
+/// Refuses calls of too many samples before anything is made for them; `field` is the one that asks for them.
 pub(super) fn check_size(
+    field: &str,
     prompts: usize,
     samples: usize,
     limits: CallLimits<'_>,
@@ -117,7 +118,7 @@ pub(super) fn check_size(
     if samples > limit {
         let text = format!("{prompts} prompts ask for {samples} samples, limit is {limit}");
         return Err(ApiError::field(
-            "n",
+            field,
             format!("{text}: send several requests"),
         ));
     }

@@ -93,7 +93,7 @@ impl Call {
         ])?;
         let messages = messages::read(fields.take_tree("messages")?)?;
         let mut common = Common::read(&mut fields, "chatcmpl", limits)?;
-        check_size(1, common.sampling.n as usize, limits)?;
+        check_size("n", 1, common.sampling.n as usize, limits)?;
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
         common.limit_length(max_tokens.unwrap_or(UNLIMITED))?;

@@ -87,6 +87,7 @@ impl Call {
             _ => (),
         }
         check_size(
+            "n",
             prompts.len(),
             prompts.len().saturating_mul(n as usize),
             limits,

@@ -62,7 +62,7 @@ impl NativeCall {
         let read = |name: &str, raw: &Raw| sampling_params(name, raw, limits.request);
         let sampling = shape.each(fields, "sampling_params", SamplingParams::default(), read)?;
         let samples: usize = sampling.iter().map(|sampling| sampling.n as usize).sum();
-        check_size(shape.get(), samples, limits)?;
+        check_size("n", shape.get(), samples, limits)?;
         let is_batch = shape != PromptCount::One || samples > 1;
         let wishes = logprob_wishes(fields, shape, limits.request)?;
         let namespaces = namespaces(fields, shape, limits.request)?;
@@ -249,11 +249,19 @@ fn logprob_wishes(
         top,
         token_ids,
     });
-    Ok(wanted
-        .into_iter()
-        .zip(wishes)
+    let wishes = wanted.into_iter().zip(wishes);
+    let wishes: Vec<_> = wishes
         .map(|(wanted, wish)| wanted.then_some(wish))
-        .collect())
+        .collect();
+    // Before anything is charged for the answer.
+    for wish in wishes.iter().flatten() {
+        let (top, limit) = (wish.top, limits.max_logprobs);
+        if top as usize > limit {
+            let text = format!("top_logprobs_num asks for {top}, limit is {limit}: ask for fewer");
+            return Err(ApiError::field("top_logprobs_num", text));
+        }
+    }
+    Ok(wishes)
 }
 
 fn logprob_start(name: &str, raw: &Raw) -> Result<Option<u32>, ApiError> {

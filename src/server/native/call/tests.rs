@@ -159,13 +159,21 @@ fn bad_sampling_parameters_name_the_parameter() {
 }
 
 #[test]
+fn too_many_alternatives_are_refused_if_they_are_wanted() {
+    let many = |wanted: bool| json!({"text": "a", "return_logprob": wanted, "top_logprobs_num": 1_000_000});
+    let text = "top_logprobs_num asks for 1000000, limit is 1024: ask for fewer";
+    refuses(many(true), "top_logprobs_num", text);
+    assert!(parse(many(false)).is_ok());
+}
+
+#[test]
 fn too_many_samples_are_refused_before_they_are_made() {
     let many = json!({"text": ["a", "b"], "sampling_params": {"n": 5}});
     let text = "2 prompts ask for 10 samples, limit is 8: send several requests";
     refuses(many, "n", text);
     let each = json!({"text": vec!["a"; 9], "rid": "r"});
     let text = "9 prompts ask for 9 samples, limit is 8: send several requests";
-    refuses(each, "n", text);
+    refuses(each, "text", text);
     let call = json!({"text": "a", "sampling_params": {"n": 129}});
     let text = "n is 129, limits are 1 to 128: send several requests";
     refuses(call, "n", text);
