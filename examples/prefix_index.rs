@@ -185,17 +185,17 @@ impl WorkerIndex {
     }
 }
 
-impl Handler<StepPlanned> for WorkerIndex {
+impl Handler<Box<StepPlanned>> for WorkerIndex {
     type Result = ();
 
-    fn handle(&mut self, planned: StepPlanned, _: &mut Context<Self>) {
+    fn handle(&mut self, planned: Box<StepPlanned>, _: &mut Context<Self>) {
         let StepPlanned {
             reservation,
             verdict,
             free_pages,
             free_rows,
             ..
-        } = planned;
+        } = *planned;
         self.free_pages = free_pages;
         self.free_rows = free_rows;
         self.cache = verdict.cache.unwrap_or(self.cache);

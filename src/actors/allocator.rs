@@ -17,9 +17,9 @@ pub struct Allocator {
 /// Who hears of grants: the Scheduler, or a host that uses the cache without an engine.
 pub enum PlannedTo {
     /// The engine's own Scheduler.
-    Scheduler(Mailbox<StepPlanned>),
+    Scheduler(Mailbox<Box<StepPlanned>>),
     /// An actor of the host's own in its place.
-    Host(Recipient<StepPlanned>),
+    Host(Recipient<Box<StepPlanned>>),
 }
 
 impl Allocator {
@@ -37,12 +37,12 @@ impl Actor for Allocator {
     type Context = Context<Self>;
 }
 
-impl Handler<Posted<ReservePages>> for Allocator {
+impl Handler<Posted<Box<ReservePages>>> for Allocator {
     type Result = ();
 
-    fn handle(&mut self, posted: Posted<ReservePages>, _: &mut Context<Self>) {
+    fn handle(&mut self, posted: Posted<Box<ReservePages>>, _: &mut Context<Self>) {
         let (reserve, _timer) = posted.open();
-        let planned = self.pools.reserve_pages(reserve);
+        let planned = Box::new(self.pools.reserve_pages(*reserve));
         match &self.planned {
             PlannedTo::Scheduler(scheduler) => scheduler.post(planned),
             PlannedTo::Host(host) => host.do_send(planned),

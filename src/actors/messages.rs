@@ -125,7 +125,7 @@ pub struct StopFound {
 /// Allocator -> Scheduler, once per plan. Answers `PlanStep` or `ReservePages`.
 pub use crate::state::plan::StepPlanned;
 
-impl Message for StepPlanned {
+impl Message for Box<StepPlanned> {
     type Result = ();
 }
 
@@ -176,7 +176,7 @@ pub struct UnpinPrefix {
 /// RadixCache -> Scheduler, answers `ProbePrefixes`. The plan goes on with `PlanStep`.
 pub use crate::state::plan::probe::PrefixesProbed;
 
-impl Message for PrefixesProbed {
+impl Message for Box<PrefixesProbed> {
     type Result = ();
 }
 
@@ -222,14 +222,14 @@ pub struct Drain;
 /// Bounds: all that wait, for lpm and hrrn at most 128; in queue order; each is touched.
 pub use crate::state::plan::probe::ProbePrefixes;
 
-impl Message for ProbePrefixes {
+impl Message for Box<ProbePrefixes> {
     type Result = ();
 }
 
 /// Scheduler -> RadixCache, once per plan that settles or admits anything. Forwarded as `ReservePages`.
 pub use crate::state::plan::PlanStep;
 
-impl Message for PlanStep {
+impl Message for Box<PlanStep> {
     type Result = ();
 }
 
@@ -249,7 +249,7 @@ pub struct PeekPrefix {
 /// Answered by `StepPlanned` to the Scheduler.
 pub use crate::state::plan::ReservePages;
 
-impl Message for ReservePages {
+impl Message for Box<ReservePages> {
     type Result = ();
 }
 

@@ -31,7 +31,7 @@ pub struct IndexCapacity {
 
 /// The two actors, stopped when this is dropped.
 pub struct PrefixIndex {
-    plan: Mailbox<PlanStep>,
+    plan: Mailbox<Box<PlanStep>>,
     peek: Recipient<PeekPrefix>,
     stop: [Recipient<StopActor>; 2],
     ledger: Arc<PoolLedger>,
@@ -45,7 +45,7 @@ impl PrefixIndex {
     pub fn start(
         capacity: IndexCapacity,
         policy: EvictionPolicy,
-        planned: Recipient<StepPlanned>,
+        planned: Recipient<Box<StepPlanned>>,
     ) -> Self {
         let IndexCapacity {
             pages,
@@ -70,7 +70,7 @@ impl PrefixIndex {
 
     /// Sends a plan; the answer is one [`StepPlanned`].
     pub fn plan(&self, plan: PlanStep) {
-        self.plan.post(plan);
+        self.plan.post(Box::new(plan));
     }
 
     /// Whom to ask how much of a prompt is held. Asking changes nothing, and needs no plan.

@@ -15,9 +15,9 @@ use crate::state::control::probe_prefixes;
 /// The actor around the tree.
 pub struct RadixCache {
     cache: Box<dyn PrefixCache>,
-    allocator: Mailbox<ReservePages>,
+    allocator: Mailbox<Box<ReservePages>>,
     /// Who asks; a host that plans by itself does not.
-    scheduler: Option<Mailbox<PrefixesProbed>>,
+    scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
     metrics: CacheMetrics,
     note: DeathNote,
 }
@@ -26,7 +26,7 @@ impl RadixCache {
     /// An actor that forwards its plans to `allocator`.
     pub fn new(
         cache: Box<dyn PrefixCache>,
-        allocator: Mailbox<ReservePages>,
+        allocator: Mailbox<Box<ReservePages>>,
         note: DeathNote,
     ) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl RadixCache {
     }
 
     /// The actor, with somebody to answer probes to.
-    pub fn answering(self, scheduler: Mailbox<PrefixesProbed>) -> Self {
+    pub fn answering(self, scheduler: Mailbox<Box<PrefixesProbed>>) -> Self {
         Self {
             scheduler: Some(scheduler),
             ..self
@@ -51,28 +51,28 @@ impl Actor for RadixCache {
     type Context = Context<Self>;
 }
 
-impl Handler<Posted<PlanStep>> for RadixCache {
+impl Handler<Posted<Box<PlanStep>>> for RadixCache {
     type Result = ();
 
-    fn handle(&mut self, posted: Posted<PlanStep>, _: &mut Context<Self>) {
+    fn handle(&mut self, posted: Posted<Box<PlanStep>>, _: &mut Context<Self>) {
         let (plan, _timer) = posted.open();
         let started = Instant::now();
-        let reserve = plan_step(self.cache.as_mut(), plan);
+        let reserve = plan_step(self.cache.as_mut(), *plan);
         if reserve.verdict.evicted_tokens > 0 {
             let tokens = reserve.verdict.evicted_tokens as u64;
             self.metrics
                 .evicted(tokens, started.elapsed().as_secs_f64());
         }
-        self.allocator.post(reserve);
+        self.allocator.post(Box::new(reserve));
     }
 }
 
-impl Handler<Posted<ProbePrefixes>> for RadixCache {
+impl Handler<Posted<Box<ProbePrefixes>>> for RadixCache {
     type Result = ();
 
-    fn handle(&mut self, posted: Posted<ProbePrefixes>, _: &mut Context<Self>) {
+    fn handle(&mut self, posted: Posted<Box<ProbePrefixes>>, _: &mut Context<Self>) {
         let (probe, _timer) = posted.open();
-        let probed = probe_prefixes(self.cache.as_mut(), probe);
+        let probed = Box::new(probe_prefixes(self.cache.as_mut(), *probe));
         self.scheduler
             .as_ref()
             .expect("only the scheduler that gets the answer asks")

@@ -30,11 +30,11 @@ const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
 /// Whom the Scheduler sends to.
 pub struct Links {
     /// What a policy asks before its plan.
-    pub probe: Mailbox<ProbePrefixes>,
+    pub probe: Mailbox<Box<ProbePrefixes>>,
     /// Plans.
-    pub radix_cache: Mailbox<PlanStep>,
+    pub radix_cache: Mailbox<Box<PlanStep>>,
     /// Plans that need no tree.
-    pub allocator: Mailbox<ReservePages>,
+    pub allocator: Mailbox<Box<ReservePages>>,
     /// Steps.
     pub executor: Mailbox<RunStep>,
     /// Tokens and ends.
@@ -95,9 +95,9 @@ impl Scheduler {
     fn dispatch(&mut self, next: Next) -> std::ops::ControlFlow<()> {
         match next {
             Next::Nothing => return std::ops::ControlFlow::Break(()),
-            Next::ProbePrefixes(probe) => self.links.probe.post(*probe),
-            Next::PlanStep(plan) => self.links.radix_cache.post(*plan),
-            Next::ReservePages(reserve) => self.links.allocator.post(*reserve),
+            Next::ProbePrefixes(probe) => self.links.probe.post(probe),
+            Next::PlanStep(plan) => self.links.radix_cache.post(plan),
+            Next::ReservePages(reserve) => self.links.allocator.post(reserve),
             Next::RunStep(plan) => {
                 self.step_tokens.push_back(query_tokens(&plan));
                 let spent = self.state.take_spent();
@@ -205,23 +205,23 @@ impl Handler<Posted<StopFound>> for Scheduler {
     }
 }
 
-impl Handler<Posted<PrefixesProbed>> for Scheduler {
+impl Handler<Posted<Box<PrefixesProbed>>> for Scheduler {
     type Result = ();
 
-    fn handle(&mut self, posted: Posted<PrefixesProbed>, _: &mut Context<Self>) {
+    fn handle(&mut self, posted: Posted<Box<PrefixesProbed>>, _: &mut Context<Self>) {
         let (probed, _timer) = posted.open();
-        let next = self.state.prefixes_probed(probed);
+        let next = self.state.prefixes_probed(*probed);
         let _ = self.dispatch(next);
         self.drive();
     }
 }
 
-impl Handler<Posted<StepPlanned>> for Scheduler {
+impl Handler<Posted<Box<StepPlanned>>> for Scheduler {
     type Result = ();
 
-    fn handle(&mut self, posted: Posted<StepPlanned>, _: &mut Context<Self>) {
+    fn handle(&mut self, posted: Posted<Box<StepPlanned>>, _: &mut Context<Self>) {
         let (planned, _timer) = posted.open();
-        let next = self.state.step_planned(planned);
+        let next = self.state.step_planned(*planned);
         // `Nothing` here closes the plan; there may be another one to open all the same.
         let _ = self.dispatch(next);
         let now_s = self.started.elapsed().as_secs_f64();

@@ -22,7 +22,7 @@ use super::world::within;
 
 #[actix::test]
 async fn an_index_answers_plans_one_for_one() {
-    let (planned, mut answers) = Probe::<StepPlanned>::spawn();
+    let (planned, mut answers) = Probe::<Box<StepPlanned>>::spawn();
     let capacity = IndexCapacity {
         pages: 8,
         rows: 2,
@@ -60,7 +60,7 @@ async fn an_index_answers_plans_one_for_one() {
 #[actix::test]
 async fn a_cache_that_panics_is_told_and_its_neighbour_lives() {
     let (died, mut deaths) = Probe::<ActorDied>::spawn();
-    let (planned, mut answers) = Probe::<StepPlanned>::spawn();
+    let (planned, mut answers) = Probe::<Box<StepPlanned>>::spawn();
     let ledger = Arc::new(PoolLedger::new(PageSize::ONE));
     let pools = Pools::new(8, 2, PageSize::ONE, ledger.clone());
     let note = |actor| DeathNote::new(actor, 7, died.clone(), ledger.clone());
@@ -74,7 +74,7 @@ async fn a_cache_that_panics_is_told_and_its_neighbour_lives() {
         namespace: Namespace::default(),
         tokens: [1, 2].into(),
     });
-    plan.post(request);
+    plan.post(Box::new(request));
     let death = within(deaths.recv()).await.expect("a death is told");
     assert_eq!(
         (death.actor, death.generation, death.panicked),

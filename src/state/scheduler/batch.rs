@@ -47,26 +47,31 @@ impl Batch {
         &self.running
     }
 
+    #[inline]
     pub(super) fn chunked(&self) -> Option<SeqId> {
         self.chunked
     }
 
     /// Those that ended and hold memory until the next plan.
+    #[inline]
     pub(super) fn ended(&self) -> &[SeqId] {
         &self.ended
     }
 
     /// Those that decode or prefill.
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.running.len() + usize::from(self.chunked.is_some())
     }
 
     /// Nobody decodes or prefills.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.running.is_empty() && self.chunked.is_none()
     }
 
     /// Takes in a sequence of which the next step computes an extent.
+    #[inline]
     pub(super) fn extend(&mut self, seq: SeqId, extent: Extent) {
         match extent {
             Extent::Chunk => self.chunked = Some(seq),
@@ -81,6 +86,7 @@ impl Batch {
     }
 
     /// Notes that a sequence has ended, which makes room for others.
+    #[inline]
     pub(super) fn end(&mut self, seq: SeqId, phase: Phase) {
         match phase {
             Phase::Waiting => {}
@@ -97,6 +103,7 @@ impl Batch {
     }
 
     /// Takes out a sequence that starts over.
+    #[inline]
     pub(super) fn evacuate(&mut self, seq: SeqId) {
         self.running.retain(|other| *other != seq);
         if self.chunked == Some(seq) {
@@ -106,46 +113,56 @@ impl Batch {
     }
 
     /// Takes out all that run: they start over.
+    #[inline]
     pub(super) fn evacuate_all(&mut self) {
         self.running.clear();
         self.chunked = None;
         self.is_full = false;
     }
 
+    #[inline]
     pub(super) fn take_extended(&mut self) -> Vec<SeqId> {
         std::mem::take(&mut self.extended)
     }
 
+    #[inline]
     pub(super) fn take_ended(&mut self) -> Vec<SeqId> {
         std::mem::take(&mut self.ended)
     }
 
+    #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.is_full
     }
 
+    #[inline]
     pub(super) fn set_full(&mut self, is_full: bool) {
         self.is_full = is_full;
     }
 
+    #[inline]
     pub(super) fn owed_decodes(&self) -> usize {
         self.owed_decodes
     }
 
     /// Owes decode steps to those that sat out a prefill step.
+    #[inline]
     pub(super) fn owe_decodes(&mut self, steps: usize) {
         self.owed_decodes = steps;
     }
 
     /// A decode step pays one of those that are owed.
+    #[inline]
     pub(super) fn pay_decode(&mut self) {
         self.owed_decodes = self.owed_decodes.saturating_sub(1);
     }
 
+    #[inline]
     pub(super) fn ratio(&self) -> &NewTokenRatio {
         &self.ratio
     }
 
+    #[inline]
     pub(super) fn ratio_mut(&mut self) -> &mut NewTokenRatio {
         &mut self.ratio
     }

@@ -42,32 +42,38 @@ impl Memory {
         }
     }
 
+    #[inline]
     pub(super) fn free_pages(&self) -> usize {
         self.free_pages
     }
 
+    #[inline]
     pub(super) fn free_rows(&self) -> usize {
         self.free_rows
     }
 
     /// Cached tokens that a lock protects.
+    #[inline]
     pub(super) fn protected_tokens(&self) -> usize {
         self.cache.protected_tokens
     }
 
     /// The pools have told what is free.
+    #[inline]
     pub(super) fn take_free(&mut self, pages: usize, rows: usize) {
         self.free_pages = pages;
         self.free_rows = rows;
     }
 
     /// The tree has told what it holds.
+    #[inline]
     pub(super) fn take_cache(&mut self, cache: CacheCounts) {
         self.cache = cache;
     }
 
     /// Takes the holdings of the sequences; true if every page is accounted for:
     /// `free + evictable + protected + private == total`.
+    #[inline]
     pub(super) fn take_census(&mut self, census: Census) -> bool {
         self.census = census;
         let accounted = self.page_size.tokens_in(self.free_pages)
@@ -78,6 +84,7 @@ impl Memory {
     }
 
     /// `stats` with the counts of memory.
+    #[inline]
     pub(super) fn tell(&self, stats: EngineStats) -> EngineStats {
         EngineStats {
             decode_tokens: self.census.decode_tokens,

@@ -43,6 +43,7 @@ impl Outbox {
     }
 
     /// Makes room for news of so many requests.
+    #[inline]
     pub(super) fn expect(&mut self, n_requests: usize) {
         self.news.reserve(n_requests);
     }
@@ -77,6 +78,7 @@ impl Outbox {
     }
 
     /// Tells the end of a request that never came in.
+    #[inline]
     pub(super) fn turn_away(&mut self, intake: IntakeId, end: RequestEnd) {
         self.news.push(RequestTokens {
             intake,
@@ -89,31 +91,38 @@ impl Outbox {
     }
 
     /// Forgets what there is to tell of a request.
+    #[inline]
     pub(super) fn withdraw(&mut self, intake: IntakeId) {
         self.news.retain(|news| news.intake != intake);
     }
 
+    #[inline]
     pub(super) fn take_news(&mut self) -> Vec<RequestTokens> {
         std::mem::take(&mut self.news)
     }
 
+    #[inline]
     pub(super) fn note_first_admission(&mut self, submitted_s: f64) {
         self.first_admissions.push(submitted_s);
     }
 
+    #[inline]
     pub(super) fn take_first_admissions(&mut self) -> Vec<f64> {
         std::mem::take(&mut self.first_admissions)
     }
 
+    #[inline]
     pub(super) fn note_prefix_event(&mut self, event: PrefixEvent) {
         self.prefix_events.push(event);
     }
 
+    #[inline]
     pub(super) fn take_prefix_events(&mut self) -> Vec<PrefixEvent> {
         std::mem::take(&mut self.prefix_events)
     }
 
     /// `stats` with what was counted.
+    #[inline]
     pub(super) fn stats(&self, stats: EngineStats) -> EngineStats {
         let of = |counter: Counter| self.counts[counter as usize];
         EngineStats {

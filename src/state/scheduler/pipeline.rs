@@ -85,20 +85,24 @@ impl Pipeline {
     }
 
     /// A plan is out.
+    #[inline]
     pub(super) fn is_planning(&self) -> bool {
         matches!(self.phase, PlanPhase::Probing | PlanPhase::Open(_))
     }
 
+    #[inline]
     pub(super) fn is_probing(&self) -> bool {
         matches!(self.phase, PlanPhase::Probing)
     }
 
     /// No step is under way.
+    #[inline]
     pub(super) fn is_drained(&self) -> bool {
         self.steps.is_empty()
     }
 
     /// No plan can be opened, or it would come out as the last one did.
+    #[inline]
     pub(super) fn must_wait(&self) -> bool {
         self.is_planning() || self.steps.len() >= PIPELINE_DEPTH || !self.is_dirty
     }
@@ -109,16 +113,19 @@ impl Pipeline {
         self.next_step
     }
 
+    #[inline]
     pub(super) fn begin_probe(&mut self) {
         self.phase = PlanPhase::Probing;
     }
 
+    #[inline]
     pub(super) fn end_probe(&mut self, found: Found) {
         debug_assert!(self.is_probing(), "the tree answers only what it was asked");
         self.phase = PlanPhase::Probed(found);
     }
 
     /// Takes the matches that the tree has answered; the pages and rows stay.
+    #[inline]
     pub(super) fn take_matches(&mut self) -> FxHashMap<SeqId, Matched> {
         match &mut self.phase {
             PlanPhase::Probed(found) => std::mem::take(&mut found.matches),
@@ -127,6 +134,7 @@ impl Pipeline {
     }
 
     /// The probe has left pages or rows that must be carried to the pools.
+    #[inline]
     pub(super) fn has_returned(&self) -> bool {
         match &self.phase {
             PlanPhase::Probed(found) => !found.pages.is_empty() || !found.rows.is_empty(),
@@ -135,6 +143,7 @@ impl Pipeline {
     }
 
     /// Takes the pages and rows that a probe has left.
+    #[inline]
     pub(super) fn take_returned(&mut self) -> (Pages, Vec<RowId>) {
         match &mut self.phase {
             PlanPhase::Probed(found) => (found.pages.take(), std::mem::take(&mut found.rows)),
@@ -143,6 +152,7 @@ impl Pipeline {
     }
 
     /// The plan of the next step goes out.
+    #[inline]
     pub(super) fn open(&mut self, decode: Vec<SeqId>, flush: Option<u64>) {
         self.phase = PlanPhase::Open(OpenPlan {
             step: self.next_step,
@@ -152,6 +162,7 @@ impl Pipeline {
     }
 
     /// Nothing is to be planned after all.
+    #[inline]
     pub(super) fn close(&mut self) {
         debug_assert!(!self.has_returned(), "a probe's pages go to the pools");
         self.phase = PlanPhase::Closed;
@@ -161,6 +172,7 @@ impl Pipeline {
     ///
     /// # Panics
     /// If no plan is out: the pools answer only what the scheduler asked.
+    #[inline]
     pub(super) fn close_answered(&mut self) -> OpenPlan {
         match std::mem::take(&mut self.phase) {
             PlanPhase::Open(open) => open,
@@ -169,6 +181,7 @@ impl Pipeline {
     }
 
     /// Numbers a step that is sent, and takes the page-table edits that ride in it.
+    #[inline]
     pub(super) fn send(&mut self, rows: Vec<SeqId>) -> (StepId, Vec<TableDelta>) {
         let step = self.next_step;
         self.next_step = StepId::new(step.get() + 1);
@@ -182,11 +195,13 @@ impl Pipeline {
     }
 
     /// The oldest step, if it is the one that is done now; anything else is stale.
+    #[inline]
     pub(super) fn take_done(&mut self, step: StepId) -> Option<StepRecord> {
         self.steps.pop_front_if(|record| record.step == step)
     }
 
     /// A step was lost, and with it all that are under way.
+    #[inline]
     pub(super) fn begin_recovery(&mut self) {
         self.is_recovering = true;
         for later in &mut self.steps {
@@ -194,25 +209,30 @@ impl Pipeline {
         }
     }
 
+    #[inline]
     pub(super) fn end_recovery(&mut self) {
         self.is_recovering = false;
         self.deltas.clear();
     }
 
+    #[inline]
     pub(super) fn is_recovering(&self) -> bool {
         self.is_recovering
     }
 
+    #[inline]
     pub(super) fn note_change(&mut self) {
         self.is_dirty = true;
     }
 
     /// From now on changes count for the plan after this one; `is_dirty` says whether there is one already.
+    #[inline]
     pub(super) fn begin_plan(&mut self, is_dirty: bool) {
         self.is_dirty = is_dirty;
     }
 
     /// Makes room for so many page-table edits.
+    #[inline]
     pub(super) fn expect_edits(&mut self, n_edits: usize) {
         self.deltas.reserve(n_edits);
     }
@@ -228,6 +248,7 @@ impl Pipeline {
     }
 
     /// Appends pages to a row, from the next step on.
+    #[inline]
     pub(super) fn append_pages(&mut self, row: RowId, pages: &[PageId]) {
         if !pages.is_empty() {
             let pages = SmallVec::from_slice(pages);
@@ -236,6 +257,7 @@ impl Pipeline {
     }
 
     /// Has a row use the tree's pages from page index `from` on, from the next step on.
+    #[inline]
     pub(super) fn remap(&mut self, row: RowId, from: usize, pages: PageRun) {
         if !pages.is_empty() {
             self.deltas.push(TableDelta::Remap {
@@ -247,16 +269,19 @@ impl Pipeline {
     }
 
     /// Drops the page-table edits of a row that is given back: they mean nothing to its next holder.
+    #[inline]
     pub(super) fn forget_edits(&mut self, row: Option<RowId>) {
         if let Some(row) = row {
             self.deltas.retain(|delta| delta.row() != row);
         }
     }
 
+    #[inline]
     pub(super) fn keep_spent(&mut self, rows: Vec<RowResult>) {
         self.spent = Some(rows);
     }
 
+    #[inline]
     pub(super) fn take_spent(&mut self) -> Option<Vec<RowResult>> {
         self.spent.take()
     }

@@ -22,6 +22,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
+    #[inline]
     pub(super) fn insert(&mut self, sequence: Sequence) -> SeqId {
         self.has_timeouts |= sequence.request.timeouts.any();
         let rid = sequence.request.rid.clone();
@@ -30,32 +31,39 @@ impl Requests {
         seq
     }
 
+    #[inline]
     pub(super) fn get(&self, seq: SeqId) -> Option<&Sequence> {
         self.table.get(seq)
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, seq: SeqId) -> Option<&mut Sequence> {
         self.table.get_mut(seq)
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, seq: SeqId) -> Option<Sequence> {
         self.table.remove(seq)
     }
 
+    #[inline]
     pub(super) fn iter(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
         self.table.iter()
     }
 
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
     /// The request that has this name now.
+    #[inline]
     pub(super) fn holder(&self, rid: &RequestId) -> Option<SeqId> {
         self.by_rid.get(rid).copied()
     }
 
     /// Lets another request have the name of one that has ended.
+    #[inline]
     pub(super) fn release_name(&mut self, seq: SeqId) {
         let rid = &self.table[seq].request.rid;
         if self.by_rid.get(rid) == Some(&seq) {
@@ -64,50 +72,60 @@ impl Requests {
     }
 
     /// Number of requests that have not ended.
+    #[inline]
     pub(super) fn n_live(&self) -> usize {
         self.by_rid.len()
     }
 
     /// Those that have not ended, in no order.
+    #[inline]
     pub(super) fn live(&self) -> impl Iterator<Item = SeqId> + '_ {
         self.by_rid.values().copied()
     }
 
     /// Those that have not ended, oldest first.
+    #[inline]
     pub(super) fn live_by_age(&self) -> Vec<SeqId> {
         let mut live: Vec<SeqId> = self.live().collect();
         live.sort_unstable();
         live
     }
 
+    #[inline]
     pub(super) fn has_timeouts(&self) -> bool {
         self.has_timeouts
     }
 
     /// Notes that nobody, or somebody, inside has a time limit.
+    #[inline]
     pub(super) fn set_has_timeouts(&mut self, has_timeouts: bool) {
         self.has_timeouts = has_timeouts;
     }
 
+    #[inline]
     pub(super) fn cancels_seen(&self) -> &[IntakeId] {
         &self.cancels_seen
     }
 
+    #[inline]
     pub(super) fn note_cancel_seen(&mut self, intake: IntakeId) {
         self.cancels_seen.push(intake);
     }
 
+    #[inline]
     pub(super) fn forget_cancels_seen(&mut self) {
         self.cancels_seen.clear();
     }
 
     /// A call begins that looks at flags: nobody's was seen yet.
+    #[inline]
     pub(super) fn begin_sweep(&mut self) {
         self.cancels_seen.clear();
         self.swept.clear();
     }
 
     /// Those of `head` whose flag is raised, but for those that were looked at since the sweep began.
+    #[inline]
     pub(super) fn cancelled_of(&self, head: impl Iterator<Item = SeqId>) -> Vec<SeqId> {
         let is_cancelled =
             |seq: &SeqId| !self.swept.contains(seq) && self.table[*seq].request.cancel.is_raised();
@@ -116,6 +134,7 @@ impl Requests {
 
     /// A plan may sweep again, in another order; a flag raised in between counts for the next plan, so that whose flag a
     /// plan saw says all.
+    #[inline]
     pub(super) fn note_swept(&mut self, head: impl Iterator<Item = SeqId>) {
         self.swept.extend(head);
     }
