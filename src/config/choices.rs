@@ -13,7 +13,7 @@ use crate::model::loader::LoadFormat;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DtypeChoice {
-    /// What the weights are stored in.
+    /// The type that the weights are stored in.
     #[default]
     Auto,
     /// 32-bit floats.

@@ -1,4 +1,4 @@
-//! What the engine's parts take from the configuration.
+//! The values that the engine's parts take from the configuration.
 
 use std::time::Duration;
 

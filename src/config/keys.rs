@@ -1,4 +1,4 @@
-//! What a configuration key is: one entry of `keys!` makes the field with its doc, its default, its bounds and
+//! The configuration keys: one entry of `keys!` makes the field with its doc, its default, its bounds and
 //! its line in [`Keys::KEYS`], from which the binary makes the flag and the environment variable.
 
 use std::fmt::Display;
@@ -31,7 +31,7 @@ pub struct Key {
 pub struct Flag {
     /// The heading that it stands under.
     pub heading: &'static str,
-    /// What stands for its value: `TOKENS` in `--page-size <TOKENS>`. The key in capitals when absent.
+    /// The placeholder of its value: `TOKENS` in `--page-size <TOKENS>`. The key in capitals when absent.
     pub value_name: Option<&'static str>,
     /// A second name, which the help does not show.
     pub alias: Option<&'static str>,

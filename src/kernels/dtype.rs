@@ -37,7 +37,7 @@ impl Dtype {
     }
 }
 
-/// What matrices are quantised to when they are loaded.
+/// The type that matrices are quantised to when they are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Quantization {

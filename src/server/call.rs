@@ -1,4 +1,4 @@
-//! What calls of every endpoint have in common: their limits, prompts, samples and ids.
+//! The common parts of calls of every endpoint: limits, prompts, samples and ids.
 
 use super::error::ApiError;
 use super::fields::Fields;

@@ -13,7 +13,7 @@ use crate::state::step::{RowWork, StepPlan};
 
 use super::hardware::Hardware;
 
-/// What the weights are stored in.
+/// The type that the weights are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// Type of weights and K/V.

@@ -79,7 +79,7 @@ pub struct StepRow {
     pub row: RowId,
     /// Its sequence.
     pub seq: SeqId,
-    /// What goes through the model.
+    /// The tokens that go through the model.
     pub work: RowWork,
     /// Samples the token that follows; false for all but the last chunk of a prefill.
     pub sample: bool,
@@ -112,7 +112,7 @@ impl RowWork {
     }
 }
 
-/// What a step produced.
+/// The results of a step.
 #[derive(Clone, Debug)]
 pub struct StepOutput {
     /// The step.
@@ -121,7 +121,7 @@ pub struct StepOutput {
     pub rows: Vec<RowResult>,
 }
 
-/// What a step produced for one row.
+/// The results of a step for one row.
 #[derive(Clone, Debug)]
 pub struct RowResult {
     /// The sequence.

@@ -1,4 +1,4 @@
-//! What commands print and write: lines, tables, records.
+//! The output of commands: lines, tables, records.
 
 pub mod record;
 mod stdout;

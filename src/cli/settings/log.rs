@@ -1,4 +1,4 @@
-//! What is logged: section `[log]`.
+//! The section `[log]`: which messages are logged.
 
 use serde::{Deserialize, Serialize};
 use souffleur::config::keys::{Flag, Form, Key, Keys};
@@ -6,7 +6,7 @@ use souffleur::error::ConfigError;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// What is logged.
+/// The choice of messages that are logged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogConfig {
@@ -37,7 +37,7 @@ impl Default for LogConfig {
 }
 
 impl LogConfig {
-    /// What is logged, for the subscriber.
+    /// The same choice, for the subscriber.
     ///
     /// # Errors
     /// Names a level that is none: alone, `EnvFilter` would take it for a target.

@@ -29,7 +29,7 @@ use crate::state::step::{RowResult, RowStart, RowWork, StepOutput, StepPlan, Ste
 pub struct CpuOptions {
     /// Element type of matrices and KV; `None` for that of the file.
     pub dtype: Option<Dtype>,
-    /// What matrices are quantised to when they are loaded.
+    /// The type that matrices are quantised to when they are loaded.
     pub quantization: Option<Quantization>,
     /// Where weights come from.
     pub load_format: LoadFormat,

@@ -170,7 +170,7 @@ impl CpuBatch {
 pub struct CpuSizes {
     /// Element type of matrices and KV.
     pub dtype: Dtype,
-    /// What matrices are quantised to when they are loaded.
+    /// The type that matrices are quantised to when they are loaded.
     pub quantization: Option<Quantization>,
     /// Threads that compute, the caller's among them.
     pub threads: usize,

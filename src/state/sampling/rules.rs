@@ -1,4 +1,4 @@
-//! What a row's parameters ask of its sampler: the rules that the CPU's and the GPU's samplers share.
+//! The demands of a row's parameters on its sampler: the rules that the CPU's and the GPU's samplers share.
 
 use super::params::SamplingParams;
 

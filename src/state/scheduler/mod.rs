@@ -96,7 +96,7 @@ pub struct SchedulerLimits {
     pub schedule_conservativeness: f64,
     /// Most pins.
     pub max_pins: usize,
-    /// What orders the queue besides the policy.
+    /// The rules that order the queue besides the policy.
     pub queue: QueueRules,
     /// Tokens that end an output.
     pub eos_token_ids: Arc<[u32]>,

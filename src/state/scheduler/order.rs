@@ -20,7 +20,7 @@ const TOUCH_INTERVAL: u64 = 32;
 /// Waiting requests whose prefixes are touched then.
 const MAX_TOUCHED: usize = 128;
 
-/// What orders the queue besides the policy.
+/// The rules that order the queue besides the policy.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct QueueRules {
     /// Whether priorities count.
@@ -113,7 +113,7 @@ impl Scheduler {
         let policy = schedule_policy(name)?;
         let order = self.queue.order_mut();
         let has_prefix_cache = order.rules.eviction_policy.is_some();
-        // What is being asked of the cache is of no use to another policy.
+        // The question that the cache is being asked is of no use to another policy.
         order.next_policy = Some(effective_policy(policy, has_prefix_cache));
         if !self.pipeline.is_probing() {
             order.take_next_policy();

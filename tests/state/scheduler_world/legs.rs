@@ -17,7 +17,7 @@ use super::{Fate, World};
 /// Rounds of a drain that are more than any script of these tests needs.
 const MAX_ROUNDS: usize = 200_000;
 
-/// What is known of a leg before it is carried on.
+/// The facts of a leg before it is carried on.
 enum Before {
     Probe(Vec<ProbeKey>),
     Probed,

@@ -8,7 +8,7 @@ use super::args::OfflineArgs;
 /// Tokens of context and pool that intake keeps free after a request.
 pub const KEPT_TOKENS: usize = 2;
 
-/// What is asked of the engine at once.
+/// The requests that a measurement makes at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Load {
     /// Streams that run at once.

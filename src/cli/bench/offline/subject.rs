@@ -1,4 +1,4 @@
-//! What is measured: a model in its types, and where it computes.
+//! The subject of the measurements: a model in its types, and where it computes.
 
 use souffleur::config::EngineConfig;
 use souffleur::executor::cpu::{CpuDescription, describe};
@@ -8,7 +8,7 @@ use super::machine::floors::{ModelCost, Peak};
 use super::machine::{MachineRates, Place};
 use crate::cli::failure::Failure;
 
-/// What is measured.
+/// The subject of the measurements.
 pub struct Subject {
     pub description: CpuDescription,
     pub quantization: Option<Quantization>,
@@ -32,7 +32,7 @@ impl Subject {
         self.quantization == Some(Quantization::Int8)
     }
 
-    /// What its steps cost at least.
+    /// The least that its steps cost.
     pub fn cost(&self) -> ModelCost {
         let CpuDescription { config, dtype, .. } = &self.description;
         ModelCost::new(config, *dtype, self.quantization)

@@ -77,7 +77,7 @@ pub struct OnlineArgs {
     pub vocab_size: Option<u32>,
 }
 
-/// What the prompts are.
+/// The kinds of prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dataset {

@@ -30,7 +30,7 @@ impl Secret {
     /// The value of a header of authorization.
     ///
     /// # Errors
-    /// What is wrong with the key, without it.
+    /// The fault of the key, without the key itself.
     pub fn bearer(&self) -> Result<HeaderValue, &'static str> {
         ApiKey::new(&self.0)?;
         let mut bearer = HeaderValue::try_from(format!("Bearer {}", self.0))

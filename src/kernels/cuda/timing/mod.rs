@@ -30,7 +30,7 @@ pub enum TimingError {
     Driver(#[from] DriverError),
 }
 
-/// What is measured.
+/// The amount of work that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// The shapes of Llama-3.1-8B, on a GPU.

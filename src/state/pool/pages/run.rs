@@ -17,7 +17,7 @@ pub struct PageRun {
     n_pages: usize,
 }
 
-/// What holds the ids of a part.
+/// The holder of a part's ids.
 #[derive(Clone)]
 enum Part {
     Ids(Arc<[PageId]>),

@@ -81,7 +81,7 @@ impl Default for SamplingParams {
 
 /// Most samples of one prompt.
 pub(crate) const MAX_SAMPLES: u32 = 128;
-/// What there is too much of in `stop`, in `stop_token_ids` and in `logit_bias`.
+/// The units that errors about the length of `stop`, `stop_token_ids` and `logit_bias` count in.
 pub(super) const STOP_UNIT: &str = "strings";
 pub(super) const STOP_TOKEN_UNIT: &str = "ids";
 pub(super) const BIAS_UNIT: &str = "tokens";

@@ -1,4 +1,4 @@
-//! What was measured, as a record for programs, tables for people and a picture.
+//! The measurements as a record for programs, tables for people and a picture.
 
 pub mod plot;
 pub mod record;

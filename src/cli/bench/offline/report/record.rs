@@ -27,11 +27,11 @@ pub struct Record {
     pub cpu: String,
     /// The GPU's name, where one computed.
     pub gpu: Option<String>,
-    /// What was run.
+    /// The model that was run.
     pub model: ModelRecord,
     /// Element type of weights and KV.
     pub dtype: &'static str,
-    /// What the weights are quantized to, or `none`.
+    /// The type that the weights are quantized to, or `none`.
     pub quantization: &'static str,
     /// Compute threads.
     pub threads: usize,
@@ -41,7 +41,7 @@ pub struct Record {
     pub page_size: usize,
     /// Tokens of the KV pool.
     pub kv_pool_tokens: usize,
-    /// Of the random prompts.
+    /// Seed of the random prompts.
     pub seed: u64,
     /// Rounds.
     pub repeat: u32,
@@ -109,7 +109,7 @@ impl Record {
         })
     }
 
-    /// What was measured, where and when, in a line.
+    /// One line that says which measurement this is, where and when it was made.
     pub fn title(&self) -> String {
         let place = match &self.gpu {
             Some(gpu) => format!("{gpu} in {}", self.cpu),

@@ -1,11 +1,11 @@
-//! What `--scaling` found, for programs.
+//! The results of `--scaling`, for programs.
 
 use serde::Serialize;
 
 use super::rows::Row;
 use crate::cli::statistics::{Line, Quartiles};
 
-/// What `--scaling` found.
+/// The results of `--scaling`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Scaling {
     /// Seconds per generated token, for each context.
@@ -22,20 +22,20 @@ pub struct Scaling {
     pub batch_curve: Vec<Row>,
 }
 
-/// Decoding behind one context.
+/// Decoding after one context.
 #[derive(Clone, Debug, Serialize)]
 pub struct ContextCost {
-    /// Tokens in front of the first one that was timed.
+    /// Tokens before the first one that was timed.
     pub context_tokens: u32,
     /// Seconds per token, in the order in which they were taken.
     pub samples_s: Vec<f64>,
-    /// Of the samples.
+    /// Median and quartiles of the samples.
     #[serde(flatten)]
     pub quartiles: Quartiles,
     /// The median of the least seconds per token.
     pub floor_s: f64,
     /// Bytes of weights and K/V that a token reads.
     pub bytes: u64,
-    /// What the machine read after each sample.
+    /// Read bandwidth of the machine after each sample.
     pub read_bytes_per_s: Vec<f64>,
 }

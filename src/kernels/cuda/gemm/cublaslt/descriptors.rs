@@ -12,7 +12,7 @@ use crate::kernels::cuda::driver::DriverError;
 /// CUBLAS_OP_T of cublas_api.h, which the bindings leave out.
 const TRANSPOSED: i32 = 1;
 
-/// What is multiplied, and what is done to the sums.
+/// The operands of a product, and what is done to the sums.
 pub(super) struct ProductDesc {
     functions: &'static Functions,
     pub(super) raw: cublasLtMatmulDesc_t,
@@ -75,7 +75,7 @@ impl MatrixLayout {
     }
 }
 
-/// What an algorithm may need.
+/// The workspace that an algorithm may need.
 pub(super) struct Preference {
     functions: &'static Functions,
     pub(super) raw: cublasLtMatmulPreference_t,

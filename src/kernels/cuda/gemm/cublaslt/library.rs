@@ -20,7 +20,7 @@ const OLDEST_MAJOR: u32 = 12;
 const NEWEST_MAJOR: u32 = 13;
 
 library_functions! {
-    /// What is called of cuBLASLt.
+    /// The functions of cuBLASLt that are called.
     Functions, sys -> cublasStatus_t;
     create: cublasLtCreate(*mut cublasLtHandle_t);
     destroy: cublasLtDestroy(cublasLtHandle_t);
