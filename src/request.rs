@@ -5,6 +5,9 @@ use std::sync::Arc;
 use crate::error::RequestError;
 use crate::ids::RequestId;
 use crate::state::cache::namespace::Namespace;
+use crate::state::grammar::Constraint;
+use crate::state::output::push_piece;
+pub use crate::state::output::{OutputPiece, Tool, ToolChoice, ToolUse};
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{LogprobWish, TokenLogprobs};
 pub use crate::state::scheduler::news::FinishReason;
@@ -24,6 +27,10 @@ pub struct GenerateRequest {
     pub sampling: SamplingParams,
     /// Which log probabilities to return; `None` for none.
     pub logprobs: Option<LogprobWish>,
+    /// The text that the output must be; with tools that may be called, an answer without calls.
+    pub constraint: Option<Arc<Constraint>>,
+    /// How the output is taken apart into text, reasoning and tool calls; `None` for plain text.
+    pub parsing: Option<OutputParsing>,
     /// The cache namespace: prefixes are shared only inside one.
     pub namespace: Namespace,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
@@ -43,6 +50,8 @@ impl GenerateRequest {
             prompt,
             sampling: SamplingParams::default(),
             logprobs: None,
+            constraint: None,
+            parsing: None,
             namespace: Namespace::default(),
             priority: None,
             timeouts: RequestTimeouts::default(),
@@ -114,6 +123,15 @@ pub struct ChatPrompt {
     pub add_generation_prompt: bool,
 }
 
+/// How an output is taken apart into [`OutputPiece`]s, in the formats that the engine was started with.
+#[derive(Clone, Debug, Default)]
+pub struct OutputParsing {
+    /// The tools that may be called; `None`: calls are left in the text.
+    pub tools: Option<Arc<ToolUse>>,
+    /// Reasoning is told apart from the text.
+    pub separates_reasoning: bool,
+}
+
 /// What a request sends back: deltas, then exactly one terminal event.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -137,8 +155,10 @@ impl Event {
 /// New text and tokens of one request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    /// Text that can no longer change; may lag behind `tokens`.
+    /// Text that can no longer change; may lag behind `tokens`. Empty if the request's output is taken apart.
     pub text: String,
+    /// The text of a request whose output is taken apart.
+    pub pieces: Vec<OutputPiece>,
     /// New output tokens.
     pub tokens: Vec<u32>,
     /// One entry for each of `tokens` if log probabilities were wished for.
@@ -157,12 +177,18 @@ impl Delta {
             let others = at.top.len() + at.chosen.len();
             size_of::<TokenLogprobs>() + others * size_of::<(u32, f32)>()
         };
-        self.text.len() + self.tokens.len() * size_of::<u32>() + logprobs.map(each).sum::<usize>()
+        let pieces = self.pieces.iter().map(OutputPiece::bytes).sum::<usize>();
+        let text = self.text.len() + pieces;
+        text + self.tokens.len() * size_of::<u32>() + logprobs.map(each).sum::<usize>()
     }
 
     /// Appends a later delta.
     pub fn merge(&mut self, later: Self) {
         self.text.push_str(&later.text);
+        later
+            .pieces
+            .into_iter()
+            .for_each(|piece| push_piece(&mut self.pieces, piece));
         self.tokens.extend(later.tokens);
         self.output_logprobs.extend(later.output_logprobs);
         self.input_logprobs.extend(later.input_logprobs);
@@ -177,6 +203,8 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Tokens generated.
     pub completion_tokens: u32,
+    /// Those of them that are reasoning, of a request whose reasoning is told apart.
+    pub reasoning_tokens: u32,
     /// Prompt tokens whose K/V came from the cache when the request was first admitted.
     pub cached_tokens: u32,
     /// How often the request was retracted.

@@ -81,6 +81,7 @@ fn usage(prompt_tokens: u32, completion_tokens: u32, cached_tokens: u32) -> Usag
     Usage {
         prompt_tokens,
         completion_tokens,
+        reasoning_tokens: 0,
         cached_tokens,
         num_retractions: 0,
     }

@@ -3,7 +3,8 @@
 use std::iter;
 
 use crate::error::RequestError;
-use crate::request::{Delta, Event, FinishReason, Usage};
+use crate::request::{Delta, Event, FinishReason, OutputPiece, Usage};
+use crate::state::output::push_piece;
 use crate::state::sampling::TokenLogprobs;
 
 /// Log probabilities that a worker writes at a stretch: a few milliseconds with the texts of the tokens.
@@ -88,6 +89,7 @@ impl News {
     pub(super) fn is_of_the_prompt(&self) -> bool {
         let delta = &self.delta;
         delta.text.is_empty()
+            && delta.pieces.is_empty()
             && delta.tokens.is_empty()
             && delta.output_logprobs.is_empty()
             && self.end.is_none()
@@ -125,6 +127,7 @@ fn split(places: Vec<TokenLogprobs>) -> impl Iterator<Item = Vec<TokenLogprobs>>
 #[derive(Debug, Default)]
 pub(super) struct Transcript {
     pub(super) text: String,
+    pub(super) pieces: Vec<OutputPiece>,
     pub(super) tokens: Vec<u32>,
     pub(super) output_logprobs: Vec<TokenLogprobs>,
     pub(super) input_logprobs: Vec<TokenLogprobs>,
@@ -137,6 +140,9 @@ impl Transcript {
     pub(super) fn push(&mut self, news: News) {
         let News { delta, end } = news;
         self.text.push_str(&delta.text);
+        for piece in delta.pieces {
+            push_piece(&mut self.pieces, piece);
+        }
         self.tokens.extend(delta.tokens);
         self.output_logprobs.extend(delta.output_logprobs);
         self.input_logprobs.extend(delta.input_logprobs);
@@ -147,13 +153,15 @@ impl Transcript {
     /// About how many bytes it takes as JSON.
     pub(super) fn json_bytes(&self) -> usize {
         let entries = entries(&self.input_logprobs) + entries(&self.output_logprobs);
-        self.text.len() + TOKEN_JSON_BYTES * self.tokens.len() + ENTRY_JSON_BYTES * entries
+        let pieces = self.pieces.iter().map(OutputPiece::bytes).sum::<usize>();
+        self.text.len() + pieces + TOKEN_JSON_BYTES * self.tokens.len() + ENTRY_JSON_BYTES * entries
     }
 
     /// All news in one.
     pub(super) fn into_news(self) -> News {
         let Self {
             text,
+            pieces,
             tokens,
             output_logprobs,
             input_logprobs,
@@ -163,6 +171,7 @@ impl Transcript {
         News {
             delta: Delta {
                 text,
+                pieces,
                 tokens,
                 output_logprobs,
                 input_logprobs,

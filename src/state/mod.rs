@@ -4,12 +4,15 @@
 //! every structure is property-tested, replayed and simulated as it is.
 //!
 //! Each room imports only those before it: [`request_limits`], [`pool`] (memory), [`cache`] (prefixes), [`sampling`],
-//! [`detok`] (text out of tokens), [`step`] (the work of an executor), [`plan`] (the transaction between scheduler, cache
+//! [`grammar`] (masks over the sampled tokens), [`detok`] (text out of tokens), [`output`] (calls and reasoning out of
+//! text), [`step`] (the work of an executor), [`plan`] (the transaction between scheduler, cache
 //! and pools), [`scheduler`], [`control`] (scheduler, cache and pools together).
 
 pub mod cache;
 pub mod control;
 pub mod detok;
+pub mod grammar;
+pub mod output;
 pub mod plan;
 pub mod pool;
 pub mod request_limits;

@@ -323,11 +323,13 @@ mod tests {
         let usage = Usage {
             prompt_tokens: 2,
             completion_tokens: 1,
+            reasoning_tokens: 0,
             cached_tokens: 1,
             num_retractions: 3,
         };
         let delta = Delta {
             text: "a".to_owned(),
+            pieces: Vec::new(),
             tokens: vec![97],
             output_logprobs: vec![place(97, Some(-0.5))],
             input_logprobs: vec![place(256, None), place(98, Some(-2.0))],

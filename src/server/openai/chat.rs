@@ -136,6 +136,8 @@ impl Call {
             prompt: Prompt::Chat(Arc::new(self.prompt)),
             sampling,
             logprobs: self.logprobs.map(wish),
+            constraint: None,
+            parsing: None,
             namespace,
             priority,
             timeouts,

@@ -163,6 +163,8 @@ impl Call {
                 prompt,
                 sampling: sampling.clone(),
                 logprobs: logprobs.clone(),
+                constraint: None,
+                parsing: None,
                 namespace: namespace.clone(),
                 priority,
                 timeouts,

@@ -45,6 +45,7 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
     let usage = Usage {
         prompt_tokens: 5,
         completion_tokens: tokens.len() as u32,
+        reasoning_tokens: 0,
         cached_tokens: 4,
         num_retractions: 0,
     };
@@ -52,6 +53,7 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
     let text = text.to_owned();
     let delta = Delta {
         text,
+        pieces: Vec::new(),
         tokens,
         output_logprobs,
         input_logprobs: Vec::new(),
@@ -157,6 +159,7 @@ fn usage_counts_a_prompt_once() {
     let usage = |cached_tokens| Usage {
         prompt_tokens: 10,
         completion_tokens: 2,
+        reasoning_tokens: 0,
         cached_tokens,
         num_retractions: 0,
     };

@@ -1,9 +1,13 @@
 //! Which tokens a grammar allows at one position.
 
-/// An allow-list over the vocabulary, one bit a token.
+/// Tokens in a word.
+const WORD_TOKENS: usize = u32::BITS as usize;
+
+/// An allow-list over the vocabulary, one bit a token: bit `t % 32` of word `t / 32`, as grammar engines and the GPU's
+/// sampler have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenMask {
-    words: Vec<u64>,
+    words: Vec<u32>,
     vocab_size: usize,
 }
 
@@ -11,7 +15,7 @@ impl TokenMask {
     /// Allows no token of a vocabulary of this size.
     pub fn none(vocab_size: usize) -> Self {
         Self {
-            words: vec![0; vocab_size.div_ceil(64)],
+            words: vec![0; vocab_size.div_ceil(WORD_TOKENS)],
             vocab_size,
         }
     }
@@ -19,14 +23,55 @@ impl TokenMask {
     /// Allows a token; ids outside the vocabulary are ignored.
     pub fn allow(&mut self, token: u32) {
         if (token as usize) < self.vocab_size {
-            self.words[token as usize / 64] |= 1 << (token % 64);
+            self.words[token as usize / WORD_TOKENS] |= 1 << (token % u32::BITS);
         }
+    }
+
+    /// Allows no token any more.
+    pub fn clear(&mut self) {
+        self.words.fill(0);
+    }
+
+    /// Allows exactly the tokens of these words; those beyond the vocabulary are ignored, and those that the words do not
+    /// reach are not allowed.
+    pub fn set_words(&mut self, words: &[u32]) {
+        let n_words = self.words.len().min(words.len());
+        self.words[..n_words].copy_from_slice(&words[..n_words]);
+        self.words[n_words..].fill(0);
+        let last_tokens = self.vocab_size % WORD_TOKENS;
+        if let (Some(last), 1..) = (self.words.last_mut(), last_tokens) {
+            *last &= (1 << last_tokens) - 1;
+        }
+    }
+
+    /// Returns the bits, `vocab_size / 32` words rounded up.
+    pub fn words(&self) -> &[u32] {
+        &self.words
     }
 
     /// Returns whether the token is allowed.
     pub fn allows(&self, token: u32) -> bool {
         (token as usize) < self.vocab_size
-            && self.words[token as usize / 64] >> (token % 64) & 1 == 1
+            && self.words[token as usize / WORD_TOKENS] >> (token % u32::BITS) & 1 == 1
+    }
+
+    /// Returns whether no token is allowed.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
+    /// Returns the first allowed token from `first` on.
+    pub fn next_allowed(&self, first: u32) -> Option<u32> {
+        let start = first as usize / WORD_TOKENS;
+        let words = self.words.get(start..)?.iter().enumerate();
+        words
+            .map(|(index, &word)| match index {
+                0 => word & (u32::MAX << (first % u32::BITS)),
+                _ => word,
+            })
+            .enumerate()
+            .find(|(_, word)| *word != 0)
+            .map(|(index, word)| ((start + index) * WORD_TOKENS) as u32 + word.trailing_zeros())
     }
 
     /// Returns how many tokens are allowed.
@@ -45,10 +90,57 @@ impl TokenMask {
 
     /// Sets the logits of all other tokens to minus infinity.
     pub(super) fn apply(&self, logits: &mut [f32]) {
-        for (token, logit) in logits.iter_mut().enumerate() {
-            if !self.allows(token as u32) {
-                *logit = f32::NEG_INFINITY;
+        for (part, &word) in logits.chunks_mut(WORD_TOKENS).zip(&self.words) {
+            match word {
+                u32::MAX => (),
+                0 => part.fill(f32::NEG_INFINITY),
+                word => {
+                    for (bit, logit) in part.iter_mut().enumerate() {
+                        if word >> bit & 1 == 0 {
+                            *logit = f32::NEG_INFINITY;
+                        }
+                    }
+                }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_cut_to_the_vocabulary_and_filled_up() {
+        let mut mask = TokenMask::none(70);
+        mask.set_words(&[u32::MAX; 4]);
+        assert_eq!(mask.allowed_tokens(), 70);
+        mask.set_words(&[1]);
+        assert_eq!((mask.allowed_tokens(), mask.allows(0)), (1, true));
+        mask.clear();
+        assert!(mask.is_empty());
+    }
+
+    #[test]
+    fn allowed_tokens_are_found_in_order() {
+        let mut mask = TokenMask::none(100);
+        for token in [3, 40, 99, 100] {
+            mask.allow(token);
+        }
+        let next = |first| mask.next_allowed(first);
+        assert_eq!((next(0), next(3), next(4)), (Some(3), Some(3), Some(40)));
+        assert_eq!((next(41), next(99), next(100)), (Some(99), Some(99), None));
+    }
+
+    #[test]
+    fn logits_of_what_is_not_allowed_are_minus_infinity() {
+        let mut mask = TokenMask::none(70);
+        mask.set_words(&[0, u32::MAX, 0b100]);
+        let mut logits = vec![1.0; 70];
+        mask.apply(&mut logits);
+        let kept = |token: usize| (32..64).contains(&token) || token == 66;
+        for (token, logit) in logits.iter().enumerate() {
+            assert_eq!(*logit == 1.0, kept(token), "token {token}");
         }
     }
 }

@@ -88,6 +88,8 @@ impl NativeCall {
                 prompt,
                 sampling,
                 logprobs,
+                constraint: None,
+                parsing: None,
                 namespace,
                 priority,
                 timeouts,
