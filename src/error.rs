@@ -119,6 +119,9 @@ pub enum RequestError {
     /// The model produced NaN logits for this request.
     #[error("the model produced NaN logits")]
     NanLogits,
+    /// The output cannot follow the request's grammar any further.
+    #[error("the output cannot follow its grammar any further: {0}")]
+    Grammar(&'static str),
     /// The client did not read its stream.
     #[error("client did not read its stream: {backlog_bytes} bytes wait, limit is {limit_bytes}")]
     SlowClient {
@@ -170,6 +173,7 @@ impl RequestError {
             Self::OutOfMemory => "out_of_memory",
             Self::Timeout { .. } => "timeout",
             Self::NanLogits => "nan_logits",
+            Self::Grammar(_) => "grammar_failed",
             Self::SlowClient { .. } => "slow_client",
             Self::Step(_) => "step_failed",
             Self::EngineDown(_) => "engine_down",
@@ -184,6 +188,7 @@ impl RequestError {
             | Self::Field(_)
             | Self::PromptTooLong { .. }
             | Self::DuplicateRequest(_)
+            | Self::Grammar(_)
             | Self::Busy { .. } => 400,
             Self::Overloaded { .. }
             | Self::Timeout { .. }

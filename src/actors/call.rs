@@ -7,8 +7,12 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value};
 
-use crate::request::{CancelFlag, GenerateRequest, Prompt};
+use crate::request::{CancelFlag, GenerateRequest, OutputParsing, Prompt, ToolChoice};
 use crate::sink::EventSink;
+use crate::state::grammar::Constraint;
+
+/// What a grammar weighs beside its prompt, as bytes of text: compiling one takes some milliseconds.
+const GRAMMAR_WEIGHT: usize = 16 << 10;
 
 /// One request and the way back to its client.
 #[derive(Debug)]
@@ -21,7 +25,14 @@ pub struct Asked {
     pub cancel: CancelFlag,
 }
 
-/// The distinct prompts of some requests.
+/// The form that a request asks of its output.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OutputForm {
+    pub(crate) constraint: Option<Arc<Constraint>>,
+    pub(crate) parsing: Option<OutputParsing>,
+}
+
+/// The distinct prompts of some requests, each with the form of its outputs.
 #[derive(Debug, Default)]
 pub(crate) struct Prompts {
     distinct: Vec<Weighed>,
@@ -32,19 +43,20 @@ pub(crate) struct Prompts {
 #[derive(Debug)]
 pub(crate) struct Weighed {
     pub(crate) prompt: Prompt,
-    /// Bytes of text and values of JSON that are read to encode it; none for token ids.
+    pub(crate) form: OutputForm,
+    /// Bytes of text and values of JSON that are read to encode it, and what its grammar weighs; none for token ids.
     pub(crate) weight: usize,
     estimated_tokens: usize,
 }
 
 impl Prompts {
-    /// Requests have one prompt if they share its memory.
+    /// Requests have one prompt if they share its memory, and that of the form of their outputs.
     pub(crate) fn of<'a>(requests: impl Iterator<Item = &'a GenerateRequest>) -> Self {
         let mut prompts = Self::default();
         let mut known = FxHashMap::default();
         for request in requests {
-            let index = *known.entry(address(&request.prompt)).or_insert_with(|| {
-                prompts.distinct.push(Weighed::new(&request.prompt));
+            let index = *known.entry(Address::of(request)).or_insert_with(|| {
+                prompts.distinct.push(Weighed::new(request));
                 prompts.distinct.len() - 1
             });
             prompts.of_request.push(index);
@@ -69,7 +81,12 @@ impl Prompts {
 }
 
 impl Weighed {
-    fn new(prompt: &Prompt) -> Self {
+    fn new(request: &GenerateRequest) -> Self {
+        let prompt = &request.prompt;
+        let form = OutputForm {
+            constraint: request.constraint.clone(),
+            parsing: request.parsing.clone(),
+        };
         let values = match prompt {
             Prompt::Text(_) | Prompt::Tokens(_) => 0,
             Prompt::Chat(chat) => {
@@ -79,17 +96,57 @@ impl Weighed {
         };
         Self {
             prompt: prompt.clone(),
-            weight: prompt.text_bytes() + values,
+            weight: prompt.text_bytes() + values + form.weight(),
+            form,
             estimated_tokens: prompt.estimated_tokens(),
         }
     }
 }
 
-fn address(prompt: &Prompt) -> *const () {
-    match prompt {
-        Prompt::Text(text) => Arc::as_ptr(text).cast(),
-        Prompt::Tokens(tokens) => Arc::as_ptr(tokens).cast(),
-        Prompt::Chat(chat) => Arc::as_ptr(chat).cast(),
+impl OutputForm {
+    /// True if a grammar must be compiled for it.
+    pub(crate) fn is_constrained(&self) -> bool {
+        let parsing = self.parsing.as_ref();
+        let tools = parsing.and_then(|parsing| parsing.tools.as_deref());
+        self.constraint.is_some()
+            || tools.is_some_and(|tools| {
+                tools.choice != ToolChoice::Auto || tools.tools.iter().any(|tool| tool.strict)
+            })
+    }
+
+    fn weight(&self) -> usize {
+        match self.is_constrained() {
+            true => GRAMMAR_WEIGHT,
+            false => 0,
+        }
+    }
+}
+
+/// Where a prompt and the form of its outputs lie in memory.
+#[derive(PartialEq, Eq, Hash)]
+struct Address {
+    prompt: *const (),
+    constraint: Option<*const Constraint>,
+    tools: Option<*const ()>,
+    parses: bool,
+    separates_reasoning: bool,
+}
+
+impl Address {
+    fn of(request: &GenerateRequest) -> Self {
+        let parsing = request.parsing.as_ref();
+        let tools = parsing.and_then(|parsing| parsing.tools.as_ref());
+        Self {
+            prompt: match &request.prompt {
+                Prompt::Text(text) => Arc::as_ptr(text).cast(),
+                Prompt::Tokens(tokens) => Arc::as_ptr(tokens).cast(),
+                Prompt::Chat(chat) => Arc::as_ptr(chat).cast(),
+            },
+            constraint: request.constraint.as_ref().map(Arc::as_ptr),
+            tools: tools.map(|tools| Arc::as_ptr(tools).cast()),
+            parses: parsing.is_some(),
+            separates_reasoning: parsing.is_some_and(|parsing| parsing.separates_reasoning),
+        }
     }
 }
 

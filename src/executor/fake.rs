@@ -10,7 +10,11 @@ use smallvec::smallvec;
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::ids::{PageId, RowId, SeqId, StepId};
-use crate::state::step::{RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta};
+use crate::state::grammar::RowGrammar;
+use crate::state::sampling::Sampled;
+use crate::state::step::{
+    RowResult, RowStart, RowVerdict, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
+};
 
 /// How a fake executor behaves.
 #[derive(Clone, Debug)]
@@ -39,6 +43,7 @@ struct FakeRow {
     seq: SeqId,
     seed: u64,
     tokens: Vec<u32>,
+    grammar: Option<RowGrammar>,
     pages: Vec<PageId>,
 }
 
@@ -75,7 +80,14 @@ impl FakeExecutor {
     }
 
     fn start(&mut self, start: &RowStart) {
+        let output = &start.tokens[start.prompt_tokens as usize..];
+        let vocab_size = self.options.vocab_size as usize;
+        let grammar = start
+            .grammar
+            .as_deref()
+            .map(|grammar| RowGrammar::new(grammar, vocab_size, output));
         let row = FakeRow {
+            grammar,
             seq: start.seq,
             seed: start.sampling.sampling_seed.unwrap_or(0),
             tokens: start.tokens.to_vec(),
@@ -136,8 +148,11 @@ impl FakeExecutor {
             self.kv[slot] = last;
         }
         let mut tokens = smallvec![];
+        let mut verdict = RowVerdict::Open;
         if work.sample {
             let token = sample(last, row.seed, self.options.vocab_size);
+            let token = allowed(token, row.grammar.as_mut());
+            verdict = RowVerdict::of(Sampled { token, nan: false }, row.grammar.as_mut());
             row.tokens.truncate(positions.end as usize);
             row.tokens.push(token);
             tokens.push(token);
@@ -149,7 +164,7 @@ impl FakeExecutor {
             tokens,
             accepted,
             logprobs: None,
-            nan: false,
+            verdict,
         })
     }
 
@@ -192,6 +207,19 @@ impl Executor for FakeExecutor {
             rows,
         })
     }
+}
+
+/// The token, or if the row's grammar does not allow it the next one that it does, around the vocabulary.
+fn allowed(token: u32, grammar: Option<&mut RowGrammar>) -> u32 {
+    let Some(grammar) = grammar else {
+        return token;
+    };
+    grammar.prepare();
+    let Some(mask) = grammar.mask() else {
+        return token;
+    };
+    let next = mask.next_allowed(token).or_else(|| mask.next_allowed(0));
+    next.unwrap_or(token)
 }
 
 /// The tokens that a fake executor generates behind a prompt, without any cache: what every schedule must give.

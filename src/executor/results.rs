@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::state::step::{PIPELINE_DEPTH, RowResult, StepPlan};
+use crate::state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, StepPlan};
 
 /// Buffers of results that are kept: one more than steps are under way at once.
 const MAX_SPENT: usize = PIPELINE_DEPTH + 1;
@@ -22,7 +22,7 @@ impl SpentResults {
             tokens: SmallVec::new(),
             accepted: work.work.positions().len() as u32,
             logprobs: work.logprobs.as_ref().map(|_| Box::default()),
-            nan: false,
+            verdict: RowVerdict::Open,
         }));
         rows
     }

@@ -9,10 +9,11 @@ use crate::ids::{IntakeId, RequestId, SeqId, StepId};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest, Seq};
 use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::cache::namespace::Namespace;
+use crate::state::grammar::GrammarFailure;
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{LogprobWish, RowLogprobs, TokenLogprobs};
 use crate::state::scheduler::submission::Submission;
-use crate::state::step::{RowResult, StepOutput};
+use crate::state::step::{RowResult, RowVerdict, StepOutput};
 
 /// Most prompt log probabilities that one row of a step is believed to have brought.
 const MAX_INPUT_LOGPROBS: u32 = 1 << 20;
@@ -100,14 +101,25 @@ pub enum Entry {
     },
     /// The cache was to be emptied.
     FlushCache,
+    /// A request came in whose output begins with these tokens.
+    SubmitOpened(Box<SubmitEntry>, Arc<[u32]>),
 }
 
 impl Entry {
+    /// A request that comes in.
+    pub(super) fn submit(request: &Submission) -> Self {
+        let entry = Box::new(SubmitEntry::from(request));
+        match request.opening.is_empty() {
+            true => Self::Submit(entry),
+            false => Self::SubmitOpened(entry, request.opening.clone()),
+        }
+    }
+
     /// The message that brought it, as `actors::messages` calls it.
     pub fn message(&self) -> &'static str {
         match self {
             Self::Start { .. } => "start of a unit",
-            Self::Submit(_) => "Submit",
+            Self::Submit(_) | Self::SubmitOpened(..) => "Submit",
             Self::Cancel { .. } => "CancelRequest",
             Self::CancelAll => "CancelAll",
             Self::StopFound { .. } => "StopFound",
@@ -207,6 +219,10 @@ impl From<&Submission> for SubmitEntry {
             namespace,
             sampling,
             logprobs,
+            // Replayed as an entry of its own.
+            opening: _,
+            // What it allows shows in the tokens and verdicts of the steps.
+            grammar: _,
             priority,
             // Seen or not is written when the state looks.
             cancel: _,
@@ -232,7 +248,7 @@ impl SubmitEntry {
     ///
     /// # Errors
     /// Says what cannot be in a log.
-    pub fn submission(self, cancel: CancelFlag) -> Result<Submission, String> {
+    pub fn submission(self, opening: Arc<[u32]>, cancel: CancelFlag) -> Result<Submission, String> {
         if self.prompt.is_empty() {
             return Err(format!("request {} has an empty prompt", self.rid));
         }
@@ -245,6 +261,8 @@ impl SubmitEntry {
             namespace: (&self.namespace).into(),
             sampling: Arc::new(sampling),
             logprobs: self.logprobs.map(Arc::new),
+            opening,
+            grammar: None,
             priority: self.priority,
             cancel,
             submitted_s: self.submitted_s,
@@ -269,7 +287,41 @@ struct RowEntry {
     accepted: u32,
     /// Prompt tokens whose log probabilities came, if any were wished for.
     input_logprobs: Option<u32>,
-    nan: bool,
+    verdict: VerdictEntry,
+}
+
+/// A [`RowVerdict`] as it is written. The first two are encoded as the boolean that stood here before there were grammars.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum VerdictEntry {
+    Open,
+    NanLogits,
+    GrammarDone,
+    GrammarNoToken,
+    GrammarTooComplex,
+}
+
+impl From<RowVerdict> for VerdictEntry {
+    fn from(verdict: RowVerdict) -> Self {
+        match verdict {
+            RowVerdict::Open => Self::Open,
+            RowVerdict::NanLogits => Self::NanLogits,
+            RowVerdict::GrammarDone => Self::GrammarDone,
+            RowVerdict::GrammarFailed(GrammarFailure::NoToken) => Self::GrammarNoToken,
+            RowVerdict::GrammarFailed(GrammarFailure::TooComplex) => Self::GrammarTooComplex,
+        }
+    }
+}
+
+impl From<VerdictEntry> for RowVerdict {
+    fn from(verdict: VerdictEntry) -> Self {
+        match verdict {
+            VerdictEntry::Open => Self::Open,
+            VerdictEntry::NanLogits => Self::NanLogits,
+            VerdictEntry::GrammarDone => Self::GrammarDone,
+            VerdictEntry::GrammarNoToken => Self::GrammarFailed(GrammarFailure::NoToken),
+            VerdictEntry::GrammarTooComplex => Self::GrammarFailed(GrammarFailure::TooComplex),
+        }
+    }
 }
 
 impl From<&StepOutput> for StepRows {
@@ -281,7 +333,7 @@ impl From<&StepOutput> for StepRows {
                 tokens: sampled,
                 accepted,
                 logprobs,
-                nan,
+                verdict,
             } = row;
             tokens.extend_from_slice(sampled);
             RowEntry {
@@ -291,7 +343,7 @@ impl From<&StepOutput> for StepRows {
                 input_logprobs: logprobs
                     .as_ref()
                     .map(|logprobs| logprobs.input.len() as u32),
-                nan: *nan,
+                verdict: (*verdict).into(),
             }
         });
         Self {
@@ -338,7 +390,7 @@ impl StepRows {
                 tokens: sampled.into(),
                 accepted: row.accepted,
                 logprobs: row.input_logprobs.map(logprobs),
-                nan: row.nan,
+                verdict: row.verdict.into(),
             });
         }
         Ok(StepOutput {

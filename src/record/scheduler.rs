@@ -59,7 +59,7 @@ impl RecordedScheduler {
 
     /// See [`Scheduler::submit`].
     pub fn submit(&mut self, request: Submission) {
-        self.write(|_| Entry::Submit(Box::new((&request).into())));
+        self.write(|_| Entry::submit(&request));
         self.state.submit(request);
         self.write_cancels_seen();
     }

@@ -24,7 +24,7 @@ use crate::state::sampling::SamplingParams;
 use crate::state::scheduler::IntakeLimits;
 use crate::state::scheduler::news::{RequestEnd, RequestTokens};
 use crate::state::scheduler::submission::Submission;
-use crate::state::step::{RowResult, RowWork, StepOutput, StepPlan, StepRow};
+use crate::state::step::{RowResult, RowVerdict, RowWork, StepOutput, StepPlan, StepRow};
 
 /// What is simulated besides the load.
 pub struct Simulation<'a> {
@@ -208,6 +208,8 @@ impl<'a> VirtualEngine<'a> {
             namespace: Namespace::default(),
             sampling: Arc::new(sampling),
             logprobs: None,
+            opening: Arc::default(),
+            grammar: None,
             priority: None,
             cancel: CancelFlag::default(),
             submitted_s: self.now_s,
@@ -327,7 +329,7 @@ fn row_result(row: &StepRow) -> RowResult {
         },
         accepted: row.work.positions().len() as u32,
         logprobs: None,
-        nan: false,
+        verdict: RowVerdict::Open,
     }
 }
 

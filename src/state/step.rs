@@ -6,8 +6,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::ids::{PageId, RowId, SeqId, StepId};
+use crate::state::grammar::{Grammar, GrammarFailure, GrammarProgress, RowGrammar};
 use crate::state::pool::pages::PageRun;
-use crate::state::sampling::{LogprobWish, RowLogprobs, SamplingParams};
+use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
 
 /// Steps that are planned and not yet done, at most: the one that the device works on and its successor.
 pub const PIPELINE_DEPTH: usize = 2;
@@ -38,6 +39,8 @@ pub struct RowStart {
     pub prompt_tokens: u32,
     /// How to sample; `sampling_seed` is set.
     pub sampling: Arc<SamplingParams>,
+    /// What the output must follow.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
     pub prefix: PageRun,
 }
@@ -132,6 +135,38 @@ pub struct RowResult {
     pub accepted: u32,
     /// Log probabilities, if wished for.
     pub logprobs: Option<Box<RowLogprobs>>,
+    /// Whether the row can go on.
+    pub verdict: RowVerdict,
+}
+
+/// What a step found out about a row besides its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowVerdict {
+    /// Nothing keeps it from going on.
+    #[default]
+    Open,
     /// The logits held a NaN: the sampled token means nothing.
-    pub nan: bool,
+    NanLogits,
+    /// Its grammar is complete with the sampled token: nothing may follow.
+    GrammarDone,
+    /// Its output cannot follow its grammar any further; a token that was sampled means nothing.
+    GrammarFailed(GrammarFailure),
+}
+
+impl RowVerdict {
+    /// The verdict on a row that sampled, by a grammar that this also takes the token to.
+    pub fn of(sampled: Sampled, grammar: Option<&mut RowGrammar>) -> Self {
+        let standing = grammar.map_or(Ok(GrammarProgress::Open), |grammar| {
+            if grammar.standing().is_ok() {
+                grammar.commit(sampled.token);
+            }
+            grammar.standing()
+        });
+        match standing {
+            Err(failure) => Self::GrammarFailed(failure),
+            Ok(_) if sampled.nan => Self::NanLogits,
+            Ok(GrammarProgress::Open) => Self::Open,
+            Ok(GrammarProgress::Done) => Self::GrammarDone,
+        }
+    }
 }

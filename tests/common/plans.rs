@@ -57,6 +57,7 @@ pub fn start(
         seq: SeqId::new(u64::from(row)),
         tokens: tokens.into(),
         prompt_tokens: prompt_tokens as u32,
+        grammar: None,
         sampling: sampling.clone(),
         prefix: PageRun::empty(),
     }

@@ -8,7 +8,7 @@ use souffleur::ids::{PageId, RowId};
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::LogprobWish;
 use souffleur::state::sampling::SamplingParams;
-use souffleur::state::step::{StepPlan, TableDelta};
+use souffleur::state::step::{RowVerdict, StepPlan, TableDelta};
 
 use crate::common::{
     append, decode, fixture, greedy, load, load_from, options, plan, prefill, start, tokens,
@@ -234,7 +234,11 @@ fn nan_is_reported_for_its_row_and_reaches_no_other() {
         step.rows.push(prefill(row, 0..3, true));
     }
     let output = executor.run(&step).unwrap();
-    let nan: Vec<bool> = output.rows.iter().map(|row| row.nan).collect();
+    let nan: Vec<bool> = output
+        .rows
+        .iter()
+        .map(|row| row.verdict == RowVerdict::NanLogits)
+        .collect();
     assert_eq!(nan, [false, true, false]);
     assert_eq!(output.rows[0].tokens, output.rows[2].tokens);
 }

@@ -7,6 +7,7 @@ use souffleur::state::scheduler::BatchRules;
 use souffleur::state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
 use crate::chaos_table::Mix;
+use crate::grammars::HashedGrammar;
 use crate::scheduler_watch::Stage;
 use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
 
@@ -359,7 +360,21 @@ impl Chaos {
                 running_s,
             },
             prompt,
+            grammar: self.grammar(),
         }
+    }
+
+    /// Every eighth request has one; none draws on the load's random numbers.
+    fn grammar(&self) -> Option<HashedGrammar> {
+        let number = self.world.lives.len();
+        let opening: Vec<u32> = (0..number as u32 / 8 % 6).map(|token| token + 7).collect();
+        number.is_multiple_of(8).then(|| HashedGrammar {
+            seed: number as u32,
+            vocab_size: VOCAB,
+            done_after: opening.len() + 1 + number / 8 % 90,
+            fails_after: number.is_multiple_of(56).then_some(opening.len() + 9),
+            opening,
+        })
     }
 
     /// A further turn of a conversation: prompt and output of an earlier request come first.

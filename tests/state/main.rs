@@ -6,6 +6,8 @@ mod chaos_table;
 mod corner_cases;
 mod counting_allocator;
 mod deadlines;
+#[path = "../common/grammars.rs"]
+mod grammars;
 mod lifecycle;
 mod memory_use;
 mod naive_model;

@@ -67,6 +67,7 @@ impl Does {
             seq: SeqId::new(self.number() as u64),
             tokens: (0..PROMPT).collect(),
             prompt_tokens: PROMPT,
+            grammar: None,
             sampling: Arc::new(SamplingParams::default()),
             prefix: PageRun::empty(),
         })

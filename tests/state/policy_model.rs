@@ -235,14 +235,17 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
         known
     }
 
-    fn prompt(&self, number: usize) -> &[u32] {
-        &self.lives[number].ask.prompt
+    /// What a request's first prefill computes.
+    fn prompt(&self, number: usize) -> Vec<u32> {
+        let ask = &self.lives[number].ask;
+        let tokens = ask.prompt.iter().chain(ask.opening());
+        tokens.copied().collect()
     }
 
     /// What an admission may take from the cache.
     fn matched(&self, number: usize) -> usize {
         let ask = &self.lives[number].ask;
-        let last = ask.prompt.len() - 1;
+        let last = self.prompt(number).len() - 1;
         let start = ask.logprob_start.map(|start| start as usize);
         let limit = start.filter(|start| *start < last).unwrap_or(last);
         self.probed[&number].min(limit)
@@ -252,7 +255,7 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
         if self.lives[a].ask.salt != self.lives[b].ask.salt {
             return 0;
         }
-        let pairs = self.prompt(a).iter().zip(self.prompt(b));
+        let pairs = self.prompt(a).into_iter().zip(self.prompt(b));
         pairs.take_while(|(x, y)| x == y).count()
     }
 
@@ -271,7 +274,8 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
     }
 
     fn response_ratio_key(&self, number: usize, is_later: bool) -> f64 {
-        let uncached = self.prompt(number).len() - self.matched(number);
+        let prompt_tokens = self.lives[number].ask.prompt.len();
+        let uncached = prompt_tokens.saturating_sub(self.matched(number));
         match (is_later, uncached) {
             (true, _) => f64::INFINITY,
             (false, 0) => f64::NEG_INFINITY,

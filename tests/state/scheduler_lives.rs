@@ -9,7 +9,8 @@ use souffleur::state::scheduler::BatchRules;
 use souffleur::state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
 use crate::deterministic_runner;
-use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
+use crate::grammars::HashedGrammar;
+use crate::scheduler_world::{Ask, EOS, Fate, Setup, VOCAB, World};
 
 /// Cases for each of the sixteen machines; `PROPTEST_CASES` asks for more.
 const CASES: u32 = 200;
@@ -76,6 +77,22 @@ struct Wish {
     salted: bool,
     logprob_start: Option<u32>,
     priority: Option<i64>,
+    grammar: Option<HashedGrammar>,
+}
+
+/// Openings avoid the token that ends outputs.
+fn grammar() -> impl Strategy<Value = HashedGrammar> {
+    let opening = vec(EOS + 1..VOCAB, 0..6);
+    let fails_after = proptest::option::weighted(0.2, 0..40usize);
+    (any::<u32>(), opening, 1..60usize, fails_after).prop_map(
+        |(seed, opening, more, fails_after)| HashedGrammar {
+            seed,
+            vocab_size: VOCAB,
+            done_after: opening.len() + more,
+            fails_after: fails_after.map(|tokens| tokens + opening.len()),
+            opening,
+        },
+    )
 }
 
 fn wish() -> impl Strategy<Value = Wish> {
@@ -86,9 +103,11 @@ fn wish() -> impl Strategy<Value = Wish> {
         proptest::bool::weighted(0.2),
         proptest::option::weighted(0.2, 0..64u32),
         proptest::option::weighted(0.75, prop_oneof![-30..30i64, -2..3i64]),
+        proptest::option::weighted(0.3, grammar()),
     )
         .prop_map(
-            |(prompt, output, stop_token, salted, logprob_start, priority)| Wish {
+            |(prompt, output, stop_token, salted, logprob_start, priority, grammar)| Wish {
+                grammar,
                 family: prompt.0,
                 shared_units: prompt.1,
                 variant: prompt.2,
@@ -119,6 +138,7 @@ impl Wish {
                 .logprob_start
                 .filter(|start| (*start as usize) < prompt.len()),
             priority: self.priority,
+            grammar: self.grammar.clone(),
             prompt,
             ..Ask::default()
         }

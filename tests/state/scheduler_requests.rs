@@ -1,10 +1,15 @@
 //! What a request asks for in the tests of the scheduler, and what it must have got when it ends.
 
+use std::ops::ControlFlow;
+
 use souffleur::error::{RequestError, StepError};
 use souffleur::executor::fake::expected_output;
 use souffleur::ids::RequestId;
 use souffleur::request::{CancelFlag, FinishReason, RequestTimeouts};
+use souffleur::state::grammar::{GrammarFailure, GrammarProgress};
 use souffleur::state::scheduler::news::RequestEnd;
+
+use crate::grammars::{HashedGrammar, follow};
 
 pub const VOCAB: u32 = 256;
 pub const EOS: u32 = 0;
@@ -22,9 +27,24 @@ pub struct Ask {
     pub logprob_start: Option<u32>,
     pub timeouts: RequestTimeouts,
     pub priority: Option<i64>,
+    pub grammar: Option<HashedGrammar>,
 }
 
 impl Ask {
+    /// What its output begins with, as the tokenizer decides it.
+    pub fn opening(&self) -> &[u32] {
+        let opening = self
+            .grammar
+            .as_ref()
+            .map_or(&[][..], |grammar| &grammar.opening);
+        let is_end = |token: &u32| *token == EOS || Some(*token) == self.stop_token;
+        let fits = opening.len() < self.max_new_tokens && !opening.iter().any(is_end);
+        match fits && self.logprob_start.is_none() {
+            true => opening,
+            false => &[],
+        }
+    }
+
     /// Generates exactly so many tokens.
     pub fn exactly(prompt: Vec<u32>, max_new_tokens: usize) -> Self {
         Self {
@@ -58,11 +78,13 @@ pub struct Life {
     pub rejected_steps: usize,
     pub lost_steps: usize,
     natural_output: Vec<u32>,
+    /// How it stands in its grammar at the end of the natural output.
+    natural_standing: Result<GrammarProgress, GrammarFailure>,
 }
 
 impl Life {
     pub fn new(ask: Ask, rid: RequestId, seed: u64, flag: CancelFlag) -> Self {
-        let natural_output = natural_output(&ask, seed);
+        let (natural_output, natural_standing) = natural_output(&ask, seed);
         Self {
             ask,
             delivered: Vec::new(),
@@ -77,6 +99,7 @@ impl Life {
             rejected_steps: 0,
             lost_steps: 0,
             natural_output,
+            natural_standing,
         }
     }
 
@@ -114,9 +137,10 @@ impl Life {
                 let stopped = self.delivered.last().copied().filter(|last| {
                     !self.ask.ignore_eos && (*last == EOS || Some(*last) == self.ask.stop_token)
                 });
-                let expected = match stopped {
-                    Some(token) => FinishReason::StopToken(token),
-                    None => FinishReason::Length {
+                let expected = match (stopped, self.natural_standing) {
+                    (Some(token), _) => FinishReason::StopToken(token),
+                    (None, Ok(GrammarProgress::Done)) => FinishReason::Grammar,
+                    (None, _) => FinishReason::Length {
                         max_new_tokens: limit as u32,
                     },
                 };
@@ -130,6 +154,17 @@ impl Life {
                 assert!(self.lost_steps > SURVIVED_LOSSES, "{rid}");
             }
             End::Told(RequestEnd::Failed(RequestError::OutOfMemory)) => {}
+            End::Told(RequestEnd::Failed(RequestError::Grammar(_))) => {
+                assert!(self.natural_standing.is_err(), "{rid} could go on");
+                let opening = self.ask.opening().len();
+                let expected = self.natural_output();
+                let expected = match expected.len() == opening {
+                    // The opening is told with the first token after it.
+                    true => &[],
+                    false => expected,
+                };
+                assert_eq!(self.delivered, expected, "{rid}");
+            }
             End::Told(RequestEnd::Failed(RequestError::Overloaded { .. })) => {
                 assert!(
                     self.delivered.is_empty() && self.retractions == 0,
@@ -154,11 +189,23 @@ impl Life {
     }
 }
 
-fn natural_output(ask: &Ask, seed: u64) -> Vec<u32> {
+fn natural_output(ask: &Ask, seed: u64) -> (Vec<u32>, Result<GrammarProgress, GrammarFailure>) {
+    let is_stop = |token: u32| !ask.ignore_eos && (token == EOS || Some(token) == ask.stop_token);
+    if let Some(grammar) = &ask.grammar {
+        let mut context = ask.prompt.clone();
+        let natural = |output: &[u32]| {
+            context.truncate(ask.prompt.len());
+            context.extend_from_slice(output);
+            expected_output(&context, seed, 1, VOCAB)[0]
+        };
+        let is_end = |token| match is_stop(token) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        return follow(grammar, ask.max_new_tokens, natural, is_end);
+    }
     let mut output = expected_output(&ask.prompt, seed, ask.max_new_tokens, VOCAB);
-    let is_stop =
-        |token: &u32| !ask.ignore_eos && (*token == EOS || Some(*token) == ask.stop_token);
-    let len = output.iter().position(is_stop);
+    let len = output.iter().position(|&token| is_stop(token));
     output.truncate(len.map_or(output.len(), |at| at + 1));
-    output
+    (output, Ok(GrammarProgress::Open))
 }

@@ -11,7 +11,7 @@ use souffleur::state::pool::pages::PageSize;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::scheduler::submission::Submission;
 use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
-use souffleur::state::step::{RowResult, StepOutput, StepPlan};
+use souffleur::state::step::{RowResult, RowVerdict, StepOutput, StepPlan};
 
 /// What a control plane is made of.
 #[derive(Clone, Copy)]
@@ -63,6 +63,8 @@ pub fn request(number: u64, prompt: &[u32], max_new_tokens: u32) -> Submission {
             ..SamplingParams::default()
         }),
         logprobs: None,
+opening: Arc::default(),
+ grammar: None,
         priority: None,
         cancel: CancelFlag::default(),
         submitted_s: 0.0,
@@ -78,7 +80,7 @@ pub fn answer(plan: &StepPlan, spent: Option<Vec<RowResult>>) -> StepOutput {
         tokens: row.sample.then_some(17).into_iter().collect(),
         accepted: row.work.positions().len() as u32,
         logprobs: None,
-        nan: false,
+        verdict: RowVerdict::Open,
     }));
     StepOutput {
         step: plan.step,

@@ -13,7 +13,7 @@ use crate::state::detok::StopTable;
 use crate::state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
-use super::prepare::{self, Checked};
+use super::prepare::{self, Checked, Prepared};
 
 /// Bytes that may always wait for a slow reader of a request, however many its call has.
 const MIN_BACKLOG_BYTES: usize = 64 << 10;
@@ -47,8 +47,8 @@ pub(super) struct Arrival {
     pub(super) prompt: usize,
 }
 
-/// A prompt's tokens, or why there are none.
-pub(super) type Encoded = Result<Arc<[u32]>, RequestError>;
+/// A prompt that is ready, or why it is not.
+pub(super) type Encoded = Result<Prepared, RequestError>;
 
 /// How far a prompt is.
 pub(super) enum PromptState {
@@ -123,7 +123,9 @@ impl Call {
             && !arrival.cancel.is_raised()
         {
             metrics.encoded_prompt_bytes(weighed.weight);
-            *state = PromptState::Read(prepare::encode(weighed.prompt.clone(), settings));
+            let (prompt, form) = (weighed.prompt.clone(), &weighed.form);
+            let is_cancelled = || arrival.cancel.is_raised();
+            *state = PromptState::Read(prepare::prepare(prompt, form, settings, &is_cancelled));
         }
         Some(arrival)
     }
@@ -160,8 +162,9 @@ impl Call {
         &mut self,
         arrival: &mut Arrival,
         settings: &TokenizerSettings,
-    ) -> Result<(Arc<[u32]>, SamplingParams), RequestError> {
-        let prompt = self.encoded(arrival)?;
+    ) -> Result<(Prepared, SamplingParams), RequestError> {
+        let prepared = self.encoded(arrival)?;
+        let prompt = &prepared.tokens;
         let sampling = prepare::fit(
             &mut arrival.request,
             prompt.len(),
@@ -169,7 +172,7 @@ impl Call {
             settings,
         )?;
         arrival.sink.charge_prompt(prompt.len())?;
-        Ok((prompt, sampling))
+        Ok((prepared, sampling))
     }
 }
 

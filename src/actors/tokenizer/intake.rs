@@ -17,7 +17,8 @@ use crate::actors::call::Weighed;
 use crate::actors::messages::{Generate, Submit};
 use crate::error::RequestError;
 use crate::ids::{IntakeId, RequestId};
-use crate::request::{CancelFlag, Event, FinishReason, Finished};
+use crate::request::{CancelFlag, Event, FinishReason, Finished, GenerateRequest};
+use crate::state::grammar::Grammar;
 use crate::state::sampling::SamplingParams;
 use crate::state::scheduler::submission::Submission;
 
@@ -26,7 +27,7 @@ use super::call::{Arrival, Call, Encoded, Opening, PromptState, cancelled};
 use super::inline::InlineBudget;
 use super::lanes::{CallId, Job, Lanes, Turn};
 use super::live::{CallShare, Live};
-use super::prepare;
+use super::prepare::{self, Prepared};
 
 /// How long the Tokenizer takes requests in before it looks at its mailbox again.
 const SLICE: Duration = Duration::from_millis(1);
@@ -203,7 +204,8 @@ impl Tokenizer {
                 free(weighed);
                 return PromptState::Waiting;
             }
-            if is_inline || !prepare::is_text(&weighed) {
+            let is_short = is_inline || !prepare::is_text(&weighed);
+            if is_short && !weighed.form.is_constrained() {
                 return PromptState::Unread(weighed);
             }
             self.intake.lanes.add(
@@ -211,6 +213,7 @@ impl Tokenizer {
                 Job {
                     index,
                     prompt: weighed.prompt,
+                    form: weighed.form,
                     weight: weighed.weight,
                     cancels,
                 },
@@ -231,7 +234,8 @@ impl Tokenizer {
                 true => Err(cancelled()),
                 false => {
                     encoded_bytes.increment(job.weight as u64);
-                    prepare::encode(job.prompt, &settings)
+                    let is_cancelled = || job.is_gone();
+                    prepare::prepare(job.prompt.clone(), &job.form, &settings, &is_cancelled)
                 }
             };
             let encode_all = move || jobs.into_iter().map(encode).collect::<Vec<Encoded>>();
@@ -298,12 +302,12 @@ impl Tokenizer {
         }
         match call.fit(&mut arrival, &self.settings) {
             Err(error) => self.refuse(arrival, error),
-            Ok((prompt, sampling)) => {
+            Ok((prepared, sampling)) => {
                 let share = CallShare {
                     stops: call.stops(&sampling.stop),
                     backlog_bytes: call.backlog_bytes(&self.settings),
                 };
-                self.submit(arrival, prompt, sampling, share);
+                self.submit(arrival, prepared, sampling, share);
             }
         }
     }
@@ -316,7 +320,7 @@ impl Tokenizer {
     fn submit(
         &mut self,
         arrival: Arrival,
-        prompt: Arc<[u32]>,
+        prepared: Prepared,
         sampling: SamplingParams,
         share: CallShare,
     ) {
@@ -333,7 +337,9 @@ impl Tokenizer {
                 true => self.next_intake.of_probe(),
                 false => self.next_intake,
             },
-            prompt,
+            prompt: prepared.tokens,
+            opening: opening(prepared.grammar.as_deref(), &request, &sampling),
+            grammar: prepared.grammar,
             namespace: request.namespace,
             sampling: Arc::new(sampling),
             logprobs: request.logprobs.map(Arc::new),
@@ -371,6 +377,22 @@ impl ActorFuture<Tokenizer> for Pump {
         }
         tokenizer.intake.is_pumping = false;
         Poll::Ready(())
+    }
+}
+
+/// The tokens that the output begins with. Those of a request with log probabilities are sampled instead, one by one:
+/// each has its logits then. So are those among which one would end the output.
+fn opening(
+    grammar: Option<&dyn Grammar>,
+    request: &GenerateRequest,
+    sampling: &SamplingParams,
+) -> Arc<[u32]> {
+    let opening = grammar.map_or(&[][..], Grammar::opening);
+    let is_end = |token: &u32| sampling.stop_token_ids.contains(token);
+    let fits = opening.len() < sampling.max_new_tokens as usize && !opening.iter().any(is_end);
+    match fits && request.logprobs.is_none() {
+        true => opening.into(),
+        false => Arc::default(),
     }
 }
 

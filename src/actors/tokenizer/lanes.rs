@@ -7,10 +7,14 @@
 
 use std::collections::VecDeque;
 
+use crate::actors::call::OutputForm;
 use crate::request::{CancelFlag, Prompt};
 
 /// Longest prompt of each lane, by weight: some ten milliseconds, half a second, and all that a request can carry.
 const LANES: [usize; 3] = [32 << 10, 512 << 10, usize::MAX];
+/// The lane of prompts whose output follows a grammar: none other waits while one is compiled.
+const GRAMMAR_LANE: usize = LANES.len();
+const N_LANES: usize = LANES.len() + 1;
 /// Short prompts of a call share a turn up to this weight: a turn costs some ten microseconds besides.
 const TURN_BYTES: usize = 32 << 10;
 
@@ -23,6 +27,7 @@ pub(super) struct Job {
     /// Which of its call's prompts it is.
     pub(super) index: usize,
     pub(super) prompt: Prompt,
+    pub(super) form: OutputForm,
     pub(super) weight: usize,
     /// The flags of the requests that it is encoded for.
     pub(super) cancels: Vec<CancelFlag>,
@@ -36,7 +41,7 @@ pub(super) struct Turn {
 }
 
 /// See the module.
-pub(super) struct Lanes([Lane; LANES.len()]);
+pub(super) struct Lanes([Lane; N_LANES]);
 
 #[derive(Default)]
 struct Lane {
@@ -68,7 +73,10 @@ impl Lanes {
 
     pub(super) fn add(&mut self, call: CallId, job: Job) {
         let fits = |longest: &usize| job.weight <= *longest;
-        let lane = LANES.iter().position(fits).unwrap_or(LANES.len() - 1);
+        let lane = match job.form.is_constrained() {
+            true => GRAMMAR_LANE,
+            false => LANES.iter().position(fits).unwrap_or(LANES.len() - 1),
+        };
         self.0[lane].add(call, job);
     }
 
@@ -166,6 +174,7 @@ mod tests {
         Job {
             index,
             prompt: Prompt::Tokens([].into()),
+            form: OutputForm::default(),
             weight,
             cancels: vec![CancelFlag::default()],
         }

@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::actors::call::Weighed;
+use crate::actors::call::{OutputForm, Weighed};
 use crate::error::{FieldError, RequestError};
 use crate::model::text::{self, TextModel};
 use crate::request::{ChatPrompt, GenerateRequest, Prompt};
+use crate::state::grammar::Grammar;
 use crate::state::sampling::LogprobWish;
 use crate::state::sampling::SamplingParams;
 
@@ -35,11 +36,30 @@ pub(super) fn refuse_hopeless(
     Ok(())
 }
 
-/// Turns a prompt into tokens that the model knows.
-pub(super) fn encode(
+/// A prompt that is ready to be submitted.
+#[derive(Clone, Debug)]
+pub(super) struct Prepared {
+    pub(super) tokens: Arc<[u32]>,
+    pub(super) grammar: Option<Arc<dyn Grammar>>,
+}
+
+/// Encodes a prompt and compiles the grammar of its outputs.
+pub(super) fn prepare(
     prompt: Prompt,
+    form: &OutputForm,
     settings: &TokenizerSettings,
-) -> Result<Arc<[u32]>, RequestError> {
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<Prepared, RequestError> {
+    let _ = (form, is_cancelled);
+    let tokens = encode(prompt, settings)?;
+    Ok(Prepared {
+        tokens,
+        grammar: None,
+    })
+}
+
+/// Turns a prompt into tokens that the model knows.
+fn encode(prompt: Prompt, settings: &TokenizerSettings) -> Result<Arc<[u32]>, RequestError> {
     let text = settings.text.as_deref();
     let tokenizer = || {
         text.ok_or_else(|| {

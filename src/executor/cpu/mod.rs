@@ -1,5 +1,6 @@
 //! The CPU executor: weights, KV pool, page table and samplers on one thread's side of the channel.
 
+mod masks;
 mod readout;
 
 use std::path::Path;
@@ -19,6 +20,7 @@ use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::model::{Model, Reads};
+use crate::state::grammar::RowGrammar;
 use crate::state::pool::kv_layout::{KvLayout, MhaLayout};
 use crate::state::pool::pages::PageRun;
 use crate::state::sampling::{RowSampler, SamplingParams};
@@ -110,6 +112,7 @@ pub struct CpuExecutor {
 /// The sampler of a row in use.
 struct RowSampling {
     sampler: RowSampler,
+    grammar: Option<Box<RowGrammar>>,
     /// Its last token; means nothing while there is none.
     last_token: u32,
 }
@@ -230,6 +233,7 @@ impl CpuExecutor {
             tokens: prompt.into(),
             prompt_tokens: prompt.len() as u32,
             sampling: greedy.into(),
+            grammar: None,
             prefix: PageRun::empty(),
         };
         let pages = (1..=n_pages as u32).map(PageId::new).collect();
@@ -290,7 +294,12 @@ impl CpuExecutor {
         let (prompt, output) = start.tokens.split_at(start.prompt_tokens as usize);
         let sampling = start.sampling.clone();
         let eos_ids = &self.eos_token_ids;
+        let grammar = start.grammar.as_deref().map(|grammar| {
+            let row = RowGrammar::new(grammar, self.vocab_size, output);
+            Box::new(row)
+        });
         self.sampling[start.row.index()] = Some(RowSampling {
+            grammar,
             sampler: RowSampler::new(sampling, self.vocab_size, eos_ids, prompt, output),
             last_token: 0,
         });

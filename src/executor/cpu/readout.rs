@@ -6,9 +6,9 @@ use crate::executor::wanted::{Wanted, find_wanted};
 use crate::ids::RowId;
 use crate::kernels::cpu::readout::choose;
 use crate::kernels::cpu::tensor::Tensor;
-use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, token_logprobs};
+use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask, token_logprobs};
 use crate::state::sampling::{LogprobWish, TokenLogprobs};
-use crate::state::step::{RowResult, StepPlan};
+use crate::state::step::{RowResult, RowVerdict, StepPlan};
 
 /// Rows of logits computed at once: enough for a batch of decodes, and bounded for the log probabilities of a prompt.
 pub const LOGIT_ROWS: usize = 64;
@@ -95,12 +95,14 @@ impl CpuExecutor {
     ) {
         let vocab_size = self.vocab_size;
         let wanted = &readout.wanted[range];
+        self.prepare_masks(plan, wanted);
         readout.readings.clear();
         readout.readings.resize(wanted.len(), Reading::default());
         readout.peaked.clear();
         for (index, wanted) in wanted.iter().enumerate() {
             let has_wish = plan.rows[wanted.work].logprobs.is_some();
-            if wanted.sample && !has_wish && self.sampler(plan, wanted).takes_peak() {
+            let row = sampling_of(&self.sampling, plan.rows[wanted.work].row);
+            if wanted.sample && !has_wish && row.takes_peak() {
                 readout.peaked.push(index);
             }
         }
@@ -135,17 +137,13 @@ impl CpuExecutor {
                 lane.raw_logits.clear();
                 lane.raw_logits.extend_from_slice(logits);
             }
-            let sampler = sampler_of(sampling, work.row);
-            let sampled = choose(isa, sampler, logits, &mut lane.scratch);
+            let row = sampling_of(sampling, work.row);
+            let sampled = choose(isa, &row.sampler, logits, row.mask(), &mut lane.scratch);
             reading.sampled = Some(sampled);
             reading.logprobs = wish.map(|wish| logprobs(&lane.raw_logits, sampled.token, wish));
         };
         let (lanes, readings) = (&mut readout.lanes, &mut readout.readings);
         self.backend.read_rows(logits, lanes, readings, &read);
-    }
-
-    fn sampler(&self, plan: &StepPlan, wanted: &Wanted) -> &RowSampler {
-        sampler_of(&self.sampling, plan.rows[wanted.work].row)
     }
 
     fn take_readings(
@@ -162,10 +160,8 @@ impl CpuExecutor {
                 let row = self.sampling[plan.rows[wanted.work].row.index()]
                     .as_mut()
                     .expect(STARTED);
-                row.sampler.record(sampled.token);
-                row.last_token = sampled.token;
+                result.verdict = row.take(sampled);
                 result.tokens.push(sampled.token);
-                result.nan |= sampled.nan;
             }
             if let (Some(found), Some(logprobs)) = (reading.logprobs, &mut result.logprobs) {
                 match wanted.sample {
@@ -179,8 +175,27 @@ impl CpuExecutor {
 
 const STARTED: &str = "a checked plan samples in rows that were started";
 
-fn sampler_of(sampling: &[Option<RowSampling>], row: RowId) -> &RowSampler {
-    &sampling[row.index()].as_ref().expect(STARTED).sampler
+fn sampling_of(sampling: &[Option<RowSampling>], row: RowId) -> &RowSampling {
+    sampling[row.index()].as_ref().expect(STARTED)
+}
+
+impl RowSampling {
+    fn mask(&self) -> Option<&TokenMask> {
+        self.grammar.as_ref().and_then(|grammar| grammar.mask())
+    }
+
+    /// The next token is the peak of the raw logits.
+    fn takes_peak(&self) -> bool {
+        self.mask().is_none() && self.sampler.takes_peak()
+    }
+
+    /// Counts what was sampled as output, and says whether the row can go on.
+    fn take(&mut self, sampled: Sampled) -> RowVerdict {
+        self.sampler.record(sampled.token);
+        self.last_token = sampled.token;
+        let grammar = self.grammar.as_deref_mut();
+        RowVerdict::of(sampled, grammar)
+    }
 }
 
 impl Lane {

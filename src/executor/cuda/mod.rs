@@ -45,7 +45,7 @@ use crate::kernels::dtype::Dtype;
 use crate::model::Model;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::state::sampling::TokenLogprobs;
-use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
+use crate::state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, StepOutput, StepPlan, StepRow};
 
 /// Rows of logits that are computed at once, if graphs do not ask for more.
 const LOGIT_ROWS: usize = 64;
@@ -350,7 +350,9 @@ impl CudaExecutor {
             let result = &mut step.rows[reading.work];
             if reading.sample {
                 result.tokens.push(sampled.token);
-                result.nan |= sampled.is_nan();
+                if sampled.is_nan() {
+                    result.verdict = RowVerdict::NanLogits;
+                }
             }
             let found = match reading.logprobs {
                 Logprobs::Unwanted => None,

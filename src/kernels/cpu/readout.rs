@@ -3,7 +3,7 @@
 use super::simd::{Kernel, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::{CpuBackend, Isa};
-use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled};
+use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask};
 
 /// Logits of one row in an item of [`CpuBackend::peaks`].
 const PART: usize = 16 << 10;
@@ -69,6 +69,21 @@ impl CpuBackend {
         });
     }
 
+    /// Calls `each` once for each item, on any thread. `cost` is about how many multiply-adds that takes.
+    pub fn for_each_of<T: Send>(
+        &mut self,
+        items: &mut [T],
+        cost: usize,
+        each: &(dyn Fn(&mut T) + Sync),
+    ) {
+        let n_items = items.len();
+        let items = Shared::new(items);
+        self.pool.for_each(n_items, cost, &|index| {
+            // SAFETY: each item is one call's.
+            each(&mut unsafe { items.part(index, 1) }[0]);
+        });
+    }
+
     /// The instructions that this backend was told to use.
     pub fn isa(&self) -> Isa {
         self.isa
@@ -91,6 +106,7 @@ pub fn choose(
     isa: Isa,
     sampler: &RowSampler,
     logits: &mut [f32],
+    mask: Option<&TokenMask>,
     scratch: &mut DrawScratch,
 ) -> Sampled {
     dispatch(
@@ -98,6 +114,7 @@ pub fn choose(
         Choose {
             sampler,
             logits,
+            mask,
             scratch,
         },
     )
@@ -106,6 +123,7 @@ pub fn choose(
 struct Choose<'a> {
     sampler: &'a RowSampler,
     logits: &'a mut [f32],
+    mask: Option<&'a TokenMask>,
     scratch: &'a mut DrawScratch,
 }
 
@@ -114,6 +132,6 @@ impl Kernel for Choose<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) -> Sampled {
-        self.sampler.choose(self.logits, None, self.scratch)
+        self.sampler.choose(self.logits, self.mask, self.scratch)
     }
 }

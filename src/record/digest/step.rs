@@ -92,6 +92,8 @@ impl From<&RowStart> for StartDigest {
             tokens,
             prompt_tokens,
             sampling,
+            // Not in the log: see `SubmitEntry`.
+            grammar: _,
             prefix,
         } = start;
         Self {

@@ -9,12 +9,13 @@ use std::any::Any;
 use std::fmt;
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use crate::error::ConfigError;
 use crate::ids::{IntakeId, StepId};
 use crate::record::diff::{FieldDifference, first_difference};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest};
-use crate::record::entry::Entry;
+use crate::record::entry::{Entry, SubmitEntry};
 use crate::record::file::{Header, LogEnd, LogError, LogReader, Record};
 use crate::state::control::{ControlSetup, ControlStates, Leg};
 use crate::state::scheduler::Next;
@@ -64,6 +65,13 @@ pub struct Counts {
     pub prompt_tokens: u64,
     /// Tokens that steps brought.
     pub output_tokens: u64,
+}
+
+impl Counts {
+    fn submitted(&mut self, request: &SubmitEntry) {
+        self.requests += 1;
+        self.prompt_tokens += request.prompt.len() as u64;
+    }
 }
 
 /// The first thing that a replay does otherwise.
@@ -253,9 +261,12 @@ impl Replay<'_> {
             Entry::Planned(recorded) => return self.planned(&recorded),
             Entry::Probed(recorded) => return self.probed(&recorded),
             Entry::Submit(request) => {
-                self.counts.requests += 1;
-                self.counts.prompt_tokens += request.prompt.len() as u64;
-                unit.submit(*request, seen)?;
+                self.counts.submitted(&request);
+                unit.submit(*request, Arc::default(), seen)?;
+            }
+            Entry::SubmitOpened(request, opening) => {
+                self.counts.submitted(&request);
+                unit.submit(*request, opening, seen)?;
             }
             Entry::StepDone { step, result } => {
                 let output = match result {

@@ -59,7 +59,12 @@ impl Unit {
         }
     }
 
-    pub(super) fn submit(&mut self, request: SubmitEntry, seen: &[IntakeId]) -> Result<(), String> {
+    pub(super) fn submit(
+        &mut self,
+        request: SubmitEntry,
+        opening: Arc<[u32]>,
+        seen: &[IntakeId],
+    ) -> Result<(), String> {
         let (flag, intake) = (CancelFlag::default(), request.intake);
         let prompt_tokens = request.prompt.len();
         self.prompt_tokens += prompt_tokens;
@@ -74,7 +79,9 @@ impl Unit {
         };
         self.requests.insert(intake, inside);
         self.raise(seen);
-        self.states.scheduler.submit(request.submission(flag)?);
+        self.states
+            .scheduler
+            .submit(request.submission(opening, flag)?);
         Ok(())
     }
 

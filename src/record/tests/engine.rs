@@ -63,6 +63,8 @@ impl Engine {
                 ..SamplingParams::default()
             }),
             logprobs: None,
+            opening: Arc::default(),
+            grammar: None,
             priority: Some(2),
             cancel: flag.clone(),
             submitted_s: 0.5,

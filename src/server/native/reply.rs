@@ -127,7 +127,7 @@ impl<'a> Meta<'a> {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 enum Reason<'a> {
-    Stop { matched: Matched<'a> },
+    Stop { matched: Option<Matched<'a>> },
     Length { length: u32 },
     Abort { message: &'static str },
 }
@@ -143,11 +143,12 @@ impl<'a> Reason<'a> {
     fn of(end: &'a TranscriptEnd) -> Self {
         match &end.reason {
             FinishReason::StopToken(token) => Self::Stop {
-                matched: Matched::Token(*token),
+                matched: Some(Matched::Token(*token)),
             },
             FinishReason::StopString(text) => Self::Stop {
-                matched: Matched::Text(text),
+                matched: Some(Matched::Text(text)),
             },
+            FinishReason::Grammar => Self::Stop { matched: None },
             FinishReason::Length { max_new_tokens } => Self::Length {
                 length: *max_new_tokens,
             },

@@ -155,7 +155,7 @@ fn matched_stop(reason: FinishReason) -> Option<Matched> {
     match reason {
         FinishReason::StopToken(token) => Some(Matched::Token(token)),
         FinishReason::StopString(text) => Some(Matched::Text(text)),
-        FinishReason::Length { .. } | FinishReason::Abort => None,
+        FinishReason::Grammar | FinishReason::Length { .. } | FinishReason::Abort => None,
     }
 }
 

@@ -17,6 +17,12 @@ pub use row::RowGrammar;
 pub trait Grammar: Debug + Send + Sync {
     /// Begins the state of an output that has no tokens yet.
     fn begin(&self) -> Box<dyn GrammarState>;
+
+    /// Returns tokens that every output begins with, as the tokenizer would encode their text; none if the grammar leaves
+    /// a choice.
+    fn opening(&self) -> &[u32] {
+        &[]
+    }
 }
 
 /// Where one output stands in its grammar.
@@ -62,4 +68,18 @@ pub enum GrammarFailure {
     NoToken,
     /// The grammar takes more time or memory for the next token than a request may have.
     TooComplex,
+}
+
+impl GrammarFailure {
+    /// Returns the reason as a part of a sentence.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::NoToken => {
+                "no token of the vocabulary may follow: send a grammar that the vocabulary can spell"
+            }
+            Self::TooComplex => {
+                "the next token takes more time or memory than a request may have: send a simpler grammar"
+            }
+        }
+    }
 }

@@ -1,12 +1,15 @@
 //! The grammar of one row of an executor.
 
+use std::sync::{Mutex, PoisonError};
+
 use super::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
 use crate::state::sampling::TokenMask;
 
 /// The state and the mask of a row whose output follows a grammar.
 #[derive(Debug)]
 pub struct RowGrammar {
-    state: Box<dyn GrammarState>,
+    /// Never waited for: it is only used by whoever may change the row, and a mutex lets others look at the rest.
+    state: Mutex<Box<dyn GrammarState>>,
     mask: TokenMask,
     allowed: Allowed,
     standing: Result<GrammarProgress, GrammarFailure>,
@@ -16,7 +19,7 @@ impl RowGrammar {
     /// A row that stands after `output` (empty for a new sequence).
     pub fn new(grammar: &dyn Grammar, vocab_size: usize, output: &[u32]) -> Self {
         let mut row = Self {
-            state: grammar.begin(),
+            state: Mutex::new(grammar.begin()),
             mask: TokenMask::none(vocab_size),
             allowed: Allowed::All,
             standing: Ok(GrammarProgress::Open),
@@ -33,7 +36,8 @@ impl RowGrammar {
         if self.standing != Ok(GrammarProgress::Open) {
             return;
         }
-        match self.state.mask(&mut self.mask) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        match state.mask(&mut self.mask) {
             Ok(Allowed::Masked) if self.mask.is_empty() => {
                 self.standing = Err(GrammarFailure::NoToken);
             }
@@ -53,7 +57,8 @@ impl RowGrammar {
     /// Takes the token that was sampled.
     pub fn commit(&mut self, token: u32) {
         if self.standing == Ok(GrammarProgress::Open) {
-            self.standing = self.state.commit(token);
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            self.standing = state.commit(token);
         }
     }
 

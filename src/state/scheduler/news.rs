@@ -41,6 +41,8 @@ pub enum FinishReason {
     StopToken(u32),
     /// A stop string was completed.
     StopString(String),
+    /// The output is complete by its grammar, and nothing may follow.
+    Grammar,
     /// `max_new_tokens` or the context's end was reached.
     Length {
         /// The limit that was reached.
@@ -54,7 +56,7 @@ impl FinishReason {
     /// OpenAI's and SGLang's word for it.
     pub fn as_str(&self) -> &'static str {
         match self {
-            Self::StopToken(_) | Self::StopString(_) => "stop",
+            Self::StopToken(_) | Self::StopString(_) | Self::Grammar => "stop",
             Self::Length { .. } => "length",
             Self::Abort => "abort",
         }

@@ -205,6 +205,7 @@ impl Scheduler {
             tokens: sequence.fill.clone(),
             prompt_tokens: sequence.request.prompt.len() as u32,
             sampling: sequence.request.sampling.clone(),
+            grammar: sequence.request.grammar.clone(),
             prefix,
         };
         self.append_pages(seq, grant.pages);

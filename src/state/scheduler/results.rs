@@ -6,7 +6,7 @@ use crate::state::plan::PlanStep;
 use crate::state::scheduler::news::FinishReason;
 use crate::state::scheduler::news::RequestEnd;
 use crate::state::scheduler::sequence::Sequence;
-use crate::state::step::{RowResult, StepOutput};
+use crate::state::step::{RowResult, RowVerdict, StepOutput};
 
 use super::outbox::Counter;
 use super::pipeline::StepRecord;
@@ -60,8 +60,12 @@ impl Scheduler {
         else {
             return;
         };
-        if row.nan {
-            return self.fail(seq, RequestError::NanLogits);
+        match row.verdict {
+            RowVerdict::Open | RowVerdict::GrammarDone => (),
+            RowVerdict::NanLogits => return self.fail(seq, RequestError::NanLogits),
+            RowVerdict::GrammarFailed(failure) => {
+                return self.fail(seq, RequestError::Grammar(failure.reason()));
+            }
         }
         if let Some(logprobs) = &logprobs {
             sequence.count_input_logprobs(logprobs.input.len());
@@ -76,6 +80,10 @@ impl Scheduler {
                 break;
             }
         }
+        let is_cut = matches!(end, None | Some(FinishReason::Length { .. }));
+        if is_cut && row.verdict == RowVerdict::GrammarDone {
+            end = Some(FinishReason::Grammar);
+        }
         sequence.planned_output = sequence.planned_output.max(sequence.output.len());
         if sequence.is_prefill_alone_done() {
             end = Some(FinishReason::Length { max_new_tokens: 0 });
@@ -83,7 +91,10 @@ impl Scheduler {
         let kept = sequence.output.len();
         row.tokens.truncate(n_taken);
         if n_taken > 0 || logprobs.is_some() {
-            let tokens = std::mem::take(&mut row.tokens);
+            let mut tokens = std::mem::take(&mut row.tokens);
+            if !std::mem::replace(&mut sequence.is_opening_told, true) {
+                tokens.insert_many(0, sequence.request.opening.iter().copied());
+            }
             self.outbox.tell(sequence, tokens, logprobs, None);
         }
         if let Some(reason) = end {

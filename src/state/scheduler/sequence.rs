@@ -52,6 +52,8 @@ pub struct Sequence {
     pub has_ended: bool,
     /// Some tokens end it.
     heeds_stops: bool,
+    /// The tokens that its output begins with were told.
+    pub is_opening_told: bool,
     /// Publishes what it computed when it gives its memory back.
     pub publish: bool,
     /// Rows of this sequence in steps that are not done.
@@ -92,13 +94,14 @@ impl Sequence {
     /// A sequence that waits for its first admission.
     pub fn new(request: Submission) -> Self {
         Self {
-            fill: request.prompt.clone(),
+            fill: opened(&request),
             max_new_tokens: request.sampling.max_new_tokens,
             heeds_stops: !request.sampling.ignore_eos,
-            request,
             phase: Phase::Waiting,
-            output: Vec::new(),
-            planned_output: 0,
+            output: request.opening.to_vec(),
+            planned_output: request.opening.len(),
+            is_opening_told: request.opening.is_empty(),
+            request,
             rows_in_flight: 0,
             kv: None,
             last_step: StepId::new(0),
@@ -290,6 +293,15 @@ impl std::ops::IndexMut<SeqId> for SequenceTable {
         self.get_mut(seq)
             .expect("the scheduler's lists hold live sequences")
     }
+}
+
+/// The prompt and what the output begins with.
+fn opened(request: &Submission) -> Arc<[u32]> {
+    if request.opening.is_empty() {
+        return request.prompt.clone();
+    }
+    let tokens = request.prompt.iter().chain(request.opening.iter());
+    tokens.copied().collect()
 }
 
 fn slot_of(seq: SeqId) -> usize {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ids::{IntakeId, RequestId};
 use crate::state::cache::namespace::Namespace;
+use crate::state::grammar::Grammar;
 use crate::state::sampling::{LogprobWish, SamplingParams};
 
 /// A request as the tokenizer submits it: validated, clipped, encoded.
@@ -24,6 +25,11 @@ pub struct Submission {
     pub namespace: Namespace,
     /// Validated, clipped to what can fit, with a seed.
     pub sampling: Arc<SamplingParams>,
+    /// Tokens that its output begins with, fewer than its longest output; usually none. They are computed with the prompt
+    /// and count as output.
+    pub opening: Arc<[u32]>,
+    /// What its output must follow.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
     /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
     pub priority: Option<i64>,

@@ -6,6 +6,7 @@ use souffleur::error::RequestError;
 use souffleur::ids::{IntakeId, RequestId};
 use souffleur::request::CancelFlag;
 use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::grammar::Grammar;
 use souffleur::state::sampling::LogprobWish;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::scheduler::IntakeLimits;
@@ -58,6 +59,11 @@ impl World {
             namespace: Namespace::new(None, ask.salt),
             sampling: Arc::new(sampling),
             logprobs: wish.map(Arc::new),
+            opening: ask.opening().into(),
+            grammar: ask
+                .grammar
+                .clone()
+                .map(|grammar| Arc::new(grammar) as Arc<dyn Grammar>),
             priority: ask.priority,
             cancel: flag.clone(),
             submitted_s: self.now_s,

@@ -61,6 +61,7 @@ fn start(row: u32, random: &mut fastrand::Rng) -> RowStart {
         seq: SeqId::new(u64::from(row)),
         tokens: tokens.into(),
         prompt_tokens: n_prompt as u32,
+        grammar: None,
         sampling: params(random).into(),
         prefix: PageRun::empty(),
     }

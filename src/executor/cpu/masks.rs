@@ -1,0 +1,43 @@
+//! The masks of rows whose output follows a grammar.
+
+use super::{CpuExecutor, RowSampling};
+use crate::executor::wanted::Wanted;
+use crate::ids::RowId;
+use crate::state::grammar::RowGrammar;
+use crate::state::step::StepPlan;
+
+/// Multiply-adds that take about as long as a mask.
+const MASK_COST: usize = 1 << 20;
+
+impl CpuExecutor {
+    /// Computes the masks of the rows among `wanted` that sample, on all threads.
+    ///
+    /// This comes after the forward pass and not beside it: the compute threads have all cores, and a thread besides
+    /// them would hold up each of their barriers.
+    pub(super) fn prepare_masks(&mut self, plan: &StepPlan, wanted: &[Wanted]) {
+        let mut grammars: Vec<(RowId, Box<RowGrammar>)> = Vec::new();
+        for wanted in wanted.iter().filter(|wanted| wanted.sample) {
+            let row = plan.rows[wanted.work].row;
+            let sampling = &mut self.sampling[row.index()];
+            let grammar = sampling.as_mut().and_then(RowSampling::take_grammar);
+            grammars.extend(grammar.map(|grammar| (row, grammar)));
+        }
+        if grammars.is_empty() {
+            return;
+        }
+        let cost = grammars.len() * MASK_COST;
+        self.backend
+            .for_each_of(&mut grammars, cost, &|(_, grammar)| grammar.prepare());
+        for (row, grammar) in grammars {
+            if let Some(sampling) = &mut self.sampling[row.index()] {
+                sampling.grammar = Some(grammar);
+            }
+        }
+    }
+}
+
+impl RowSampling {
+    fn take_grammar(&mut self) -> Option<Box<RowGrammar>> {
+        self.grammar.take()
+    }
+}

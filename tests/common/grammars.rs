@@ -1,0 +1,120 @@
+//! A grammar made of a hash: which tokens it allows depends on every token before.
+
+use std::ops::ControlFlow;
+
+use souffleur::state::grammar::{
+    Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState, RowGrammar,
+};
+use souffleur::state::sampling::TokenMask;
+
+/// Every so many tokens all may follow.
+const FREE_EVERY: usize = 5;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HashedGrammar {
+    pub seed: u32,
+    pub vocab_size: u32,
+    /// Outputs begin with these.
+    pub opening: Vec<u32>,
+    /// The output is done with so many tokens.
+    pub done_after: usize,
+    /// A limit is reached after so many tokens.
+    pub fails_after: Option<usize>,
+}
+
+#[derive(Debug)]
+struct HashedState {
+    grammar: HashedGrammar,
+    hash: u32,
+    tokens: usize,
+}
+
+impl Grammar for HashedGrammar {
+    fn begin(&self) -> Box<dyn GrammarState> {
+        Box::new(HashedState {
+            grammar: self.clone(),
+            hash: self.seed,
+            tokens: 0,
+        })
+    }
+
+    fn opening(&self) -> &[u32] {
+        &self.opening
+    }
+}
+
+impl HashedState {
+    fn allows(&self, token: u32) -> bool {
+        match self.grammar.opening.get(self.tokens) {
+            Some(opening) => *opening == token,
+            None => self.is_free() || mix(self.hash, token) & 1 == 1,
+        }
+    }
+
+    fn is_free(&self) -> bool {
+        self.tokens >= self.grammar.opening.len() && self.tokens.is_multiple_of(FREE_EVERY)
+    }
+}
+
+impl GrammarState for HashedState {
+    fn mask(&mut self, mask: &mut TokenMask) -> Result<Allowed, GrammarFailure> {
+        if self.grammar.fails_after == Some(self.tokens) {
+            return Err(GrammarFailure::TooComplex);
+        }
+        if self.is_free() {
+            return Ok(Allowed::All);
+        }
+        mask.clear();
+        for token in (0..self.grammar.vocab_size).filter(|&token| self.allows(token)) {
+            mask.allow(token);
+        }
+        Ok(Allowed::Masked)
+    }
+
+    fn commit(&mut self, token: u32) -> Result<GrammarProgress, GrammarFailure> {
+        if !self.allows(token) {
+            return Err(GrammarFailure::NoToken);
+        }
+        self.hash = mix(self.hash, token);
+        self.tokens += 1;
+        Ok(match self.tokens >= self.grammar.done_after {
+            true => GrammarProgress::Done,
+            false => GrammarProgress::Open,
+        })
+    }
+}
+
+fn mix(hash: u32, token: u32) -> u32 {
+    let mixed = (hash ^ token.wrapping_add(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b);
+    mixed ^ (mixed >> 13)
+}
+
+/// The output of a row that would say `natural(output so far)` and says the next allowed token instead, until it has
+/// `n_tokens`, its grammar ends it, or `is_end` does; and where it stands in the grammar then.
+pub fn follow(
+    grammar: &HashedGrammar,
+    n_tokens: usize,
+    mut natural: impl FnMut(&[u32]) -> u32,
+    mut is_end: impl FnMut(u32) -> ControlFlow<()>,
+) -> (Vec<u32>, Result<GrammarProgress, GrammarFailure>) {
+    let mut row = RowGrammar::new(grammar, grammar.vocab_size as usize, &[]);
+    let mut output = Vec::new();
+    while output.len() < n_tokens {
+        row.prepare();
+        if row.standing().is_err() {
+            break;
+        }
+        let token = natural(&output);
+        let token = row.mask().map_or(token, |mask| {
+            let next = mask.next_allowed(token).or_else(|| mask.next_allowed(0));
+            next.expect("a hash allows half of the tokens")
+        });
+        row.commit(token);
+        output.push(token);
+        if row.standing() == Ok(GrammarProgress::Done) || is_end(token).is_break() {
+            break;
+        }
+    }
+    (output, row.standing())
+}
