@@ -13,6 +13,9 @@ use crate::executor::Executor;
 use crate::executor::fake::{FakeExecutor, FakeOptions};
 use crate::state::step::{StepOutput, StepPlan};
 
+/// From the tokens of a prompt to those of its answer.
+type Answers = dyn Fn(&[u32]) -> Vec<u32> + Send + Sync;
+
 /// What is said after a prompt: a function of the prompt's tokens, and the token with which every answer ends.
 ///
 /// ```
@@ -23,7 +26,7 @@ use crate::state::step::{StepOutput, StepPlan};
 /// ```
 #[derive(Clone)]
 pub struct Script {
-    answers: Arc<dyn Fn(&[u32]) -> Vec<u32> + Send + Sync>,
+    answers: Arc<Answers>,
     eos: u32,
 }
 
