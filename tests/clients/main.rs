@@ -4,6 +4,7 @@
 mod agents;
 mod binary;
 mod bundled;
+mod codex;
 #[path = "../common/python_environment.rs"]
 mod environment;
 mod python;
