@@ -9,12 +9,16 @@ use smallvec::smallvec;
 
 use crate::error::StepError;
 use crate::executor::Executor;
+use crate::executor::scripted::Script;
 use crate::ids::{PageId, RowId, SeqId, StepId};
 use crate::state::grammar::RowGrammar;
-use crate::state::sampling::Sampled;
+use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, TokenLogprobs, token_logprobs};
 use crate::state::step::{
     RowResult, RowStart, RowVerdict, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
 };
+
+/// By how much the logit of the token that is said lies above the highest of the others.
+const SAID_AHEAD: f32 = 4.0;
 
 /// How a fake executor behaves.
 #[derive(Clone, Debug)]
@@ -34,6 +38,8 @@ pub struct FakeOptions {
 /// See the module.
 pub struct FakeExecutor {
     options: FakeOptions,
+    /// Chooses the tokens; the hash of the context does without one.
+    script: Option<Script>,
     /// One hash a slot.
     kv: Vec<u64>,
     rows: FxHashMap<RowId, FakeRow>,
@@ -44,7 +50,25 @@ struct FakeRow {
     seed: u64,
     tokens: Vec<u32>,
     grammar: Option<RowGrammar>,
+    prompt_tokens: usize,
+    /// What the script answers to the prompt.
+    answer: Option<Vec<u32>>,
     pages: Vec<PageId>,
+}
+
+impl FakeRow {
+    /// The token after the first `known` ones, whose hash is given.
+    fn say(&self, known: usize, hash: u64, vocab_size: u32) -> u32 {
+        match &self.answer {
+            // It ends with EOS, which is said again by those who go on.
+            Some(answer) => {
+                answer[known
+                    .saturating_sub(self.prompt_tokens)
+                    .min(answer.len() - 1)]
+            }
+            None => sample(hash, self.seed, vocab_size),
+        }
+    }
 }
 
 impl FakeExecutor {
@@ -53,8 +77,17 @@ impl FakeExecutor {
         let slots = (options.n_pages + 1) * options.page_size;
         Self {
             options,
+            script: None,
             kv: vec![0; slots],
             rows: FxHashMap::default(),
+        }
+    }
+
+    /// An executor whose rows say what a script answers.
+    pub(super) fn with_script(options: FakeOptions, script: Script) -> Self {
+        Self {
+            script: Some(script),
+            ..Self::new(options)
         }
     }
 
@@ -80,17 +113,20 @@ impl FakeExecutor {
     }
 
     fn start(&mut self, start: &RowStart) {
-        let output = &start.tokens[start.prompt_tokens as usize..];
+        let prompt_tokens = start.prompt_tokens as usize;
         let vocab_size = self.options.vocab_size as usize;
         let grammar = start
             .grammar
             .as_deref()
-            .map(|grammar| RowGrammar::new(grammar, vocab_size, output));
+            .map(|grammar| RowGrammar::new(grammar, vocab_size, &start.tokens[prompt_tokens..]));
+        let script = self.script.as_ref();
         let row = FakeRow {
             grammar,
             seq: start.seq,
             seed: start.sampling.sampling_seed.unwrap_or(0),
             tokens: start.tokens.to_vec(),
+            prompt_tokens,
+            answer: script.map(|script| script.answer(&start.tokens[..prompt_tokens])),
             pages: start.prefix.iter().collect(),
         };
         self.rows.insert(start.row, row);
@@ -136,6 +172,11 @@ impl FakeExecutor {
             )));
         }
         self.verify(&row, positions.start as usize)?;
+        let vocab_size = self.options.vocab_size;
+        let mut logprobs = work
+            .logprobs
+            .as_ref()
+            .map(|_| Box::<RowLogprobs>::default());
         let mut last = 0;
         for position in positions.clone() {
             let position = position as usize;
@@ -146,16 +187,32 @@ impl FakeExecutor {
             last = mix(before, row.tokens[position]);
             let slot = self.slot(&row, position)?;
             self.kv[slot] = last;
+            if let (Some(wish), Some(logprobs)) = (&work.logprobs, &mut logprobs)
+                && wish.start.is_some_and(|start| start as usize <= position)
+                && position + 1 < row.prompt_tokens
+            {
+                let token = row.tokens[position + 1];
+                let logits = fake_logits(last, vocab_size);
+                logprobs.input.push(scores(&logits, token, wish));
+            }
         }
         let mut tokens = smallvec![];
         let mut verdict = RowVerdict::Open;
         if work.sample {
-            let token = sample(last, row.seed, self.options.vocab_size);
+            let known = positions.end as usize;
+            let token = row.say(known, last, vocab_size);
             let token = allowed(token, row.grammar.as_mut());
             verdict = RowVerdict::of(Sampled { token, nan: false }, row.grammar.as_mut());
-            row.tokens.truncate(positions.end as usize);
+            row.tokens.truncate(known);
             row.tokens.push(token);
             tokens.push(token);
+            if let (Some(wish), Some(logprobs)) = (&work.logprobs, &mut logprobs) {
+                let mut logits = fake_logits(last, vocab_size);
+                if let Some(logit) = logits.get_mut(token as usize) {
+                    *logit = 1.0 + SAID_AHEAD;
+                }
+                logprobs.output.push(scores(&logits, token, wish));
+            }
         }
         let accepted = positions.len() as u32;
         self.rows.insert(work.row, row);
@@ -163,7 +220,7 @@ impl FakeExecutor {
             seq: work.seq,
             tokens,
             accepted,
-            logprobs: None,
+            logprobs,
             verdict,
         })
     }
@@ -239,6 +296,16 @@ fn mix(hash: u64, token: u32) -> u64 {
         .wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed ^= mixed >> 29;
     mixed.wrapping_mul(0x94d0_49bb_1331_11eb) | 1
+}
+
+/// Logits from 0 to 1 after the tokens with this hash.
+fn fake_logits(hash: u64, vocab_size: u32) -> Vec<f32> {
+    let noise = |token| (mix(hash, token) >> 40) as f32 / (1 << 24) as f32;
+    (0..vocab_size).map(noise).collect()
+}
+
+fn scores(logits: &[f32], token: u32, wish: &LogprobWish) -> TokenLogprobs {
+    token_logprobs(logits, token, wish.top, &wish.token_ids)
 }
 
 fn sample(hash: u64, seed: u64, vocab_size: u32) -> u32 {

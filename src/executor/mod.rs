@@ -16,6 +16,7 @@ pub mod logits;
 pub mod memory_plan;
 mod results;
 mod rows;
+pub mod scripted;
 mod wanted;
 
 use crate::error::StepError;

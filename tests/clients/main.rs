@@ -1,7 +1,15 @@
 //! The engine as its users meet it: unmodified clients talk to the real binary, and the bundled model is measured.
+//! Agents talk to the same server in this process, on a model that says scripted lines.
 
+mod agents;
 mod binary;
 mod bundled;
+mod codex;
 #[path = "../common/python_environment.rs"]
 mod environment;
 mod python;
+#[path = "../common/scripted.rs"]
+mod scripted;
+#[allow(dead_code, reason = "shared with the tests of the server")]
+#[path = "../server/world.rs"]
+mod world;

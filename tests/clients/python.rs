@@ -20,23 +20,43 @@ fn check(module: &str, flags: &[&str]) {
 /// Runs the tests of a module and returns the server that they talked to; nothing where Python is missing.
 #[track_caller]
 fn run(module: &str, flags: &[&str]) -> Option<Binary> {
-    let python = environment::python("tests/clients/requirements.txt")?;
+    let python = interpreter()?;
     let server = Binary::start(flags);
+    if let Err(text) = run_module(python, module, &server.url, &server.process_id()) {
+        panic!("{text}\nserver:\n{}", server.log());
+    }
+    Some(server)
+}
+
+/// The interpreter with all clients; nothing where Python is missing.
+pub fn interpreter() -> Option<&'static Path> {
+    environment::python("tests/clients/requirements.txt")
+}
+
+/// Runs the tests of a module against the server at `url`; the error is what it printed.
+pub fn run_module(python: &Path, module: &str, url: &str, process_id: &str) -> Result<(), String> {
+    // Compiled code is kept with the environment, where later modules find it, and out of the repository.
+    let environment = python.parent().and_then(Path::parent);
+    let bytecode = environment.expect("it is in bin").join("bytecode");
     let mut command = Command::new(python);
     command
-        .args(["-B", "-m", "unittest", "--verbose", module])
+        .arg(format!("-Xpycache_prefix={}", bytecode.display()))
+        .args(["-m", "unittest", "--verbose", module])
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/py"))
-        .env("SOUFFLEUR_URL", &server.url)
-        .env("SOUFFLEUR_PID", server.process_id())
+        .env_remove("PYTHONDONTWRITEBYTECODE")
+        .env("SOUFFLEUR_URL", url)
+        .env("SOUFFLEUR_PID", process_id)
         .env("SOUFFLEUR_TEST_SECONDS", MODULE_SECONDS);
     for name in ["http_proxy", "https_proxy", "all_proxy"] {
         command.env_remove(name).env_remove(name.to_uppercase());
     }
     let output = command.output().expect("the interpreter runs");
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}\nserver:\n{}", server.log());
-    assert!(text.contains("\nRan "), "no test ran: {text}");
-    Some(server)
+    match output.status.success() {
+        true if text.contains("\nRan ") => Ok(()),
+        true => Err(format!("no test ran: {text}")),
+        false => Err(text.into_owned()),
+    }
 }
 
 #[test]

@@ -39,6 +39,20 @@ fn find_or_make(requirements: &Path) -> Result<PathBuf, String> {
     let mut hasher = DefaultHasher::new();
     (packages, version).hash(&mut hasher);
     let name = format!("python-{:016x}", hasher.finish());
+    let folder = keep(
+        &name,
+        |folder| interpreter(folder).exists(),
+        |unfinished| make(unfinished, requirements),
+    )?;
+    Ok(interpreter(&folder))
+}
+
+/// A folder of the cache, made when it is first needed or no longer whole.
+pub fn keep(
+    name: &str,
+    is_whole: impl Fn(&Path) -> bool,
+    make: impl FnOnce(&Path) -> Result<(), String>,
+) -> Result<PathBuf, String> {
     let cache = cache_dir()?;
     let in_cache = |error: io::Error| {
         format!(
@@ -47,19 +61,19 @@ fn find_or_make(requirements: &Path) -> Result<PathBuf, String> {
         )
     };
     fs::create_dir_all(&cache).map_err(in_cache)?;
-    // Held to the end of this function: of several test processes one makes the environment, the others find it.
+    // Held to the end of this function: of several test processes one makes the folder, the others find it.
     let lock = File::create(cache.join(format!("{name}.lock"))).map_err(in_cache)?;
     lock.lock().map_err(in_cache)?;
-    let whole = cache.join(&name);
-    if !interpreter(&whole).exists() {
+    let whole = cache.join(name);
+    if !is_whole(&whole) {
         let unfinished = cache.join(format!("{name}.unfinished"));
         for leftover in [&whole, &unfinished] {
             remove(leftover).map_err(in_cache)?;
         }
-        make(&unfinished, requirements)?;
+        make(&unfinished)?;
         fs::rename(&unfinished, &whole).map_err(in_cache)?;
     }
-    Ok(interpreter(&whole))
+    Ok(whole)
 }
 
 fn make(folder: &Path, requirements: &Path) -> Result<(), String> {
@@ -74,6 +88,9 @@ fn make(folder: &Path, requirements: &Path) -> Result<(), String> {
             "--quiet",
             "--disable-pip-version-check",
             "--no-input",
+            // The lists name everything below their packages; what is not imported need not be compiled.
+            "--no-deps",
+            "--no-compile",
         ]);
         run(pip.arg("--requirement").arg(requirements))
     };
@@ -116,7 +133,7 @@ fn remove(folder: &Path) -> io::Result<()> {
 }
 
 /// What the command prints, or why it fails.
-fn run(command: &mut Command) -> Result<String, String> {
+pub fn run(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     match output.status.success() {

@@ -1,5 +1,6 @@
 //! The server as clients see it: black box, over real sockets on free ports.
 
+mod agents;
 mod disconnects;
 mod errors;
 mod hostile;
@@ -10,6 +11,9 @@ mod native;
 mod openai;
 mod overload;
 mod policy;
+#[allow(dead_code, reason = "shared with the tests of clients")]
+#[path = "../common/scripted.rs"]
+mod scripted;
 mod sharing;
 mod surface;
 mod warm_up;

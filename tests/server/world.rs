@@ -17,6 +17,8 @@ use souffleur::state::scheduler::stats::EngineStats;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
+use crate::scripted::{self, Line};
+
 /// Longest time that something is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest sequence of the model: more tokens than a test has time for.
@@ -56,6 +58,33 @@ impl World {
         let engine = Engine::start(engine).unwrap_or_else(|error| panic!("{error}"));
         world.state.slot().fill(engine);
         world._model = Some(model);
+        world
+    }
+
+    /// A server on the checkpoint with tool tokens, whose model says these lines.
+    pub fn scripted(lines: &[Line<'_>]) -> Self {
+        Self::scripted_with(lines, |_, _| ())
+    }
+
+    /// As [`Self::scripted`], with engine and server configured by the test.
+    pub fn scripted_with(
+        lines: &[Line<'_>],
+        configure: impl FnOnce(&mut EngineConfig, &mut ServerConfig),
+    ) -> Self {
+        recorder();
+        let mut engine = EngineConfig {
+            model_path: scripted::checkpoint(),
+            served_model_name: Some("scripted".to_owned()),
+            max_total_tokens: Some(CONTEXT_TOKENS + 1024),
+            max_running_requests: Some(32),
+            ..EngineConfig::default()
+        };
+        let mut config = ServerConfig::default();
+        configure(&mut engine, &mut config);
+        let world = Self::without_engine(config);
+        let parts = scripted::parts(&engine, lines);
+        let engine = Engine::start_with(engine, parts).unwrap_or_else(|error| panic!("{error}"));
+        world.state.slot().fill(engine);
         world
     }
 

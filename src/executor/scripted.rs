@@ -1,0 +1,188 @@
+//! An executor whose rows say what a script answers to their prompts: for tests of everything around a model that needs
+//! certain words, such as calls of tools.
+//!
+//! In all else it is the [fake executor](crate::executor::fake): it keeps and checks the K/V of its rows, and a row that
+//! was retracted goes on where it was. Log probabilities are made up, and the same in every run: the token that is said
+//! is the most likely one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::StepError;
+use crate::executor::Executor;
+use crate::executor::fake::{FakeExecutor, FakeOptions};
+use crate::state::step::{StepOutput, StepPlan};
+
+/// From the tokens of a prompt to those of its answer.
+type Answers = dyn Fn(&[u32]) -> Vec<u32> + Send + Sync;
+
+/// What is said after a prompt: a function of the prompt's tokens, and the token with which every answer ends.
+///
+/// ```
+/// use souffleur::executor::scripted::Script;
+///
+/// let echo = Script::new(0, |prompt| prompt.to_vec());
+/// assert_eq!(echo.answer(&[7, 8]), [7, 8, 0]);
+/// ```
+#[derive(Clone)]
+pub struct Script {
+    answers: Arc<Answers>,
+    eos: u32,
+}
+
+impl Script {
+    /// A script of these answers, each followed by the token `eos`.
+    pub fn new(eos: u32, answers: impl Fn(&[u32]) -> Vec<u32> + Send + Sync + 'static) -> Self {
+        Self {
+            answers: Arc::new(answers),
+            eos,
+        }
+    }
+
+    /// Returns all tokens that are said after a prompt, `eos` among them.
+    pub fn answer(&self, prompt: &[u32]) -> Vec<u32> {
+        let mut answer = (self.answers)(prompt);
+        answer.push(self.eos);
+        answer
+    }
+}
+
+impl fmt::Debug for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Script").field("eos", &self.eos).finish()
+    }
+}
+
+/// See the module.
+pub struct ScriptedExecutor {
+    inner: FakeExecutor,
+}
+
+impl ScriptedExecutor {
+    /// An executor with an empty pool. The script's tokens must lie in the vocabulary of the options.
+    pub fn new(options: FakeOptions, script: Script) -> Self {
+        Self {
+            inner: FakeExecutor::with_script(options, script),
+        }
+    }
+}
+
+impl Executor for ScriptedExecutor {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        self.inner.run(plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::ids::{PageId, RowId, SeqId, StepId};
+    use crate::state::pool::pages::PageRun;
+    use crate::state::sampling::{LogprobWish, SamplingParams};
+    use crate::state::step::{RowResult, RowStart, RowWork, StepRow, TableDelta};
+
+    const EOS: u32 = 9;
+    const ROW: RowId = RowId::new(1);
+    const SEQ: SeqId = SeqId::new(1);
+
+    /// Answers with the prompt in reverse.
+    fn executor() -> ScriptedExecutor {
+        let options = FakeOptions {
+            page_size: 1,
+            n_pages: 32,
+            vocab_size: 10,
+            verify: true,
+            faults: Vec::new(),
+        };
+        let answers = |prompt: &[u32]| prompt.iter().rev().copied().collect();
+        ScriptedExecutor::new(options, Script::new(EOS, answers))
+    }
+
+    fn run(executor: &mut ScriptedExecutor, plan: StepPlan) -> RowResult {
+        let mut output = executor.run(&plan).expect("the plan is sound");
+        output.rows.pop().expect("the row has a result")
+    }
+
+    /// Starts the row with prompt and output, and says what follows.
+    fn start(executor: &mut ScriptedExecutor, tokens: &[u32], prompt_tokens: u32) -> RowResult {
+        let n_tokens = tokens.len() as u32;
+        let start = RowStart {
+            row: ROW,
+            seq: SEQ,
+            tokens: tokens.into(),
+            prompt_tokens,
+            sampling: Arc::new(SamplingParams::default()),
+            grammar: None,
+            prefix: PageRun::default(),
+        };
+        let pages = (1..=n_tokens).map(PageId::new).collect();
+        let work = RowWork::Prefill {
+            positions: 0..n_tokens,
+        };
+        run(executor, plan(vec![start], pages, work))
+    }
+
+    fn decode(executor: &mut ScriptedExecutor, position: u32) -> u32 {
+        let pages = smallvec![PageId::new(position + 1)];
+        let work = RowWork::Decode { position };
+        run(executor, plan(Vec::new(), pages, work)).tokens[0]
+    }
+
+    fn plan(
+        starts: Vec<RowStart>,
+        pages: smallvec::SmallVec<[PageId; 2]>,
+        work: RowWork,
+    ) -> StepPlan {
+        let wish = LogprobWish {
+            start: Some(0),
+            top: 2,
+            token_ids: [4].into(),
+        };
+        StepPlan {
+            step: StepId::new(1),
+            starts,
+            table: vec![TableDelta::Append { row: ROW, pages }],
+            rows: vec![StepRow {
+                row: ROW,
+                seq: SEQ,
+                work,
+                sample: true,
+                logprobs: Some(Arc::new(wish)),
+            }],
+        }
+    }
+
+    #[test]
+    fn a_row_says_its_answer_and_then_eos() {
+        let mut executor = executor();
+        let first = start(&mut executor, &[3, 5], 2).tokens[0];
+        let rest: Vec<u32> = (2..5)
+            .map(|position| decode(&mut executor, position))
+            .collect();
+        assert_eq!((first, rest), (5, vec![3, EOS, EOS]));
+    }
+
+    #[test]
+    fn a_retracted_row_goes_on_after_its_output() {
+        let mut executor = executor();
+        let next = start(&mut executor, &[3, 5, 5], 2).tokens[0];
+        assert_eq!((next, decode(&mut executor, 3)), (3, EOS));
+    }
+
+    #[test]
+    fn log_probabilities_are_those_of_a_model_that_means_what_it_says() {
+        let told = start(&mut executor(), &[3, 5, 7], 3).logprobs;
+        let again = start(&mut executor(), &[3, 5, 7], 3).logprobs;
+        assert_eq!(told, again);
+        let told = told.expect("they were wished for");
+        let prompt: Vec<u32> = told.input.iter().map(|entry| entry.token).collect();
+        assert_eq!(prompt, [5, 7]);
+        let said = &told.output[0];
+        assert_eq!((said.token, said.top.len()), (7, 2));
+        assert_eq!(said.logprob, Some(said.top[0].1));
+        assert_eq!((said.top[0].0, said.chosen[0].0), (7, 4));
+        assert!(said.logprob.is_some_and(|logprob| logprob < 0.0));
+    }
+}

@@ -1,0 +1,43 @@
+//! Clients with tools, structured output and reasoning, against a model that says the lines of `py/lines.json`.
+
+use std::fs;
+use std::path::Path;
+
+use crate::python::{interpreter, run_module};
+use crate::world::World;
+
+/// Runs the tests of a module, after which every page of the pool is back.
+#[track_caller]
+fn check(module: &str) {
+    let Some(python) = interpreter() else {
+        return;
+    };
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/py/lines.json");
+    let text = fs::read_to_string(file).expect("the lines are there");
+    let lines: Vec<(String, String)> =
+        serde_json::from_str(&text).expect("they are pairs of texts");
+    let lines: Vec<(&str, &str)> = lines
+        .iter()
+        .map(|(cue, line)| (cue.as_str(), line.as_str()))
+        .collect();
+    let world = World::scripted(&lines);
+    let url = format!("http://{}", world.addr);
+    let ran = run_module(python, module, &url, &std::process::id().to_string());
+    ran.unwrap_or_else(|text| panic!("{text}"));
+    world.wait_until_whole();
+}
+
+#[test]
+fn openai_agents() {
+    check("test_agents_openai");
+}
+
+#[test]
+fn langchain() {
+    check("test_agents_langchain");
+}
+
+#[test]
+fn litellm() {
+    check("test_agents_litellm");
+}

@@ -1,0 +1,181 @@
+//! Codex, unmodified from its package, finishes a task with two calls of its shell.
+//!
+//! 0.94.0 is its last version that speaks chat completions: 0.95.0 refuses `wire_api = "chat"`.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::environment::{keep, run};
+use crate::world::World;
+
+const PACKAGE: &str = "@openai/codex@0.94.0";
+/// Longest time of one run, which takes some seconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+const TASK: &str = "Leave a note that says which row is mine, and read it to me.";
+/// What the shell prints at last, inside the JSON of a tool's result.
+const NOTE: &str = "Row 4 is yours.";
+
+/// The program, installed in the cache of the tests; nothing where npm is missing.
+fn program() -> Option<PathBuf> {
+    if let Err(reason) = run(Command::new("npm").arg("--version")) {
+        eprintln!("skipped: there is no npm to install {PACKAGE} with: {reason}");
+        return None;
+    }
+    let name = PACKAGE.replace(['@', '/'], "-");
+    let installed = keep(
+        name.trim_matches('-'),
+        |folder| program_in(folder).exists(),
+        install,
+    );
+    match installed {
+        Ok(folder) => Some(program_in(&folder)),
+        Err(reason) if env::var_os("CI").is_some() => panic!("CI is set and {reason}"),
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+fn program_in(folder: &Path) -> PathBuf {
+    folder.join("node_modules/.bin/codex")
+}
+
+fn install(folder: &Path) -> Result<(), String> {
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--no-audit", "--no-fund", "--prefix"])
+        .args([folder.as_os_str(), PACKAGE.as_ref()]);
+    run(&mut npm).map_err(|reason| format!("{PACKAGE} cannot be installed: {reason}"))?;
+    drop_other_machines(folder)
+}
+
+/// The package brings programs for six kinds of machines, 65 MB each.
+fn drop_other_machines(folder: &Path) -> Result<(), String> {
+    let vendor = folder.join("node_modules/@openai/codex/vendor");
+    let error = |error| format!("{}: {error}", vendor.display());
+    for entry in fs::read_dir(&vendor).map_err(error)? {
+        let machine = entry.map_err(error)?.path();
+        let name = machine.file_name().unwrap_or_default().to_string_lossy();
+        let system = match env::consts::OS {
+            "macos" => "apple",
+            other => other,
+        };
+        if !(name.contains(env::consts::ARCH) && name.contains(system)) {
+            fs::remove_dir_all(&machine).map_err(error)?;
+        }
+    }
+    Ok(())
+}
+
+fn call(script: &str) -> String {
+    let arguments = serde_json::json!({"command": ["bash", "-c", script]});
+    format!("<tool_call>\n{{\"name\": \"shell\", \"arguments\": {arguments}}}\n</tool_call>")
+}
+
+/// A home with nothing but the configuration, and a folder to work in.
+fn home(url: &str) -> TempDir {
+    let home = TempDir::new().expect("a folder can be made");
+    let settings = format!(
+        "model = \"scripted\"\nmodel_provider = \"souffleur\"\ncheck_for_update_on_startup = false\n\
+         [model_providers.souffleur]\nname = \"Souffleur\"\nbase_url = \"{url}/v1\"\nwire_api = \"chat\"\n\
+         request_max_retries = 0\nstream_max_retries = 0\n[analytics]\nenabled = false\n"
+    );
+    for folder in [".codex", "work"] {
+        fs::create_dir(home.path().join(folder)).expect("it is empty");
+    }
+    fs::write(home.path().join(".codex/config.toml"), settings).expect("it is writable");
+    home
+}
+
+/// Runs Codex on the task and returns the events that it prints.
+fn events(program: &Path, home: &Path) -> Vec<Value> {
+    let (stdout, stderr) = (home.join("stdout"), home.join("stderr"));
+    let file = |path: &Path| fs::File::create(path).expect("the home is writable");
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut codex = Command::new(program);
+    codex
+        .args(["exec", "--json", "--skip-git-repo-check"])
+        .args(["--dangerously-bypass-approvals-and-sandbox", TASK])
+        .current_dir(home.join("work"))
+        .env_clear()
+        .env("PATH", path)
+        .env("HOME", home)
+        .env("CODEX_HOME", home.join(".codex"))
+        // It would ask its makers for their models: nobody listens there.
+        .env("HTTPS_PROXY", "http://127.0.0.1:9")
+        .stdin(Stdio::null())
+        .stdout(file(&stdout))
+        .stderr(file(&stderr));
+    let mut child = codex.spawn().expect("codex runs");
+    let began = Instant::now();
+    let read = |path| fs::read_to_string(path).expect("it was written");
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("it can be waited for") {
+            break status;
+        }
+        if began.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("it takes too long: {}{}", read(&stdout), read(&stderr));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let printed = read(&stdout);
+    assert!(status.success(), "{printed}{}", read(&stderr));
+    let event = |line: &str| serde_json::from_str(line).expect("events are JSON");
+    printed.lines().map(event).collect()
+}
+
+#[test]
+fn codex_finishes_a_task_with_two_tools() {
+    let Some(program) = program() else {
+        return;
+    };
+    let write = call(&format!("echo '{NOTE}' > note.txt && echo written"));
+    let read = call("cat note.txt");
+    let world = World::scripted(&[
+        (
+            TASK,
+            &format!("<think>\nFirst the note.\n</think>\n\n{write}"),
+        ),
+        ("written\\n", &read),
+        (&format!("{NOTE}\\n"), "The note says that row 4 is yours."),
+    ]);
+    let home = home(&format!("http://{}", world.addr));
+    let events = events(&program, home.path());
+    let items: Vec<&Value> = events
+        .iter()
+        .filter(|event| event["type"] == "item.completed")
+        .map(|event| &event["item"])
+        .collect();
+    let commands = items
+        .iter()
+        .filter(|item| item["type"] == "command_execution");
+    let ran: Vec<_> = commands
+        .map(|item| {
+            (
+                item["aggregated_output"].as_str(),
+                item["exit_code"].as_i64(),
+            )
+        })
+        .collect();
+    let told = format!("{NOTE}\n");
+    assert_eq!(
+        ran,
+        [(Some("written\n"), Some(0)), (Some(told.as_str()), Some(0))],
+        "{events:?}"
+    );
+    let said = items.iter().filter(|item| item["type"] == "agent_message");
+    let said: Vec<_> = said.filter_map(|item| item["text"].as_str()).collect();
+    assert_eq!(said, ["The note says that row 4 is yours."], "{events:?}");
+    let note = fs::read_to_string(home.path().join("work/note.txt")).expect("it was written");
+    assert_eq!(note, told);
+    world.wait_until_whole();
+}

@@ -1,0 +1,72 @@
+//! An engine on the tiny checkpoint with tool tokens whose model says what a test has written down.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use souffleur::config::EngineConfig;
+use souffleur::engine::{EngineParts, Progress};
+use souffleur::error::LoadError;
+use souffleur::executor::Executor;
+use souffleur::executor::fake::FakeOptions;
+use souffleur::executor::scripted::{Script, ScriptedExecutor};
+use souffleur::state::detok::TokenText;
+
+/// Said after prompts that have no line.
+pub const NO_LINE: &str = "I have no line for this.";
+
+/// Cue and line: what a prompt must contain, and what is said after it, with tool and think tokens as they are written.
+/// Of several lines the one whose cue stands last in the prompt is said, and of equals the one with the longest cue. An
+/// empty cue is the line for all other prompts.
+pub type Line<'a> = (&'a str, &'a str);
+
+/// The folder of the tiny checkpoint with tool tokens.
+pub fn checkpoint() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-agents")
+}
+
+/// What an engine with these lines is made of; `config` names the [`checkpoint`].
+pub fn parts(config: &EngineConfig, lines: &[Line<'_>]) -> EngineParts {
+    let owned = |(cue, line): &Line<'_>| ((*cue).to_owned(), (*line).to_owned());
+    let lines: Vec<(String, String)> = lines.iter().map(owned).collect();
+    parts_saying(config, move |prompt| line_for(prompt, &lines).to_owned())
+}
+
+/// As [`parts`], with a function from the rendered prompt to what is said.
+pub fn parts_saying(
+    config: &EngineConfig,
+    says: impl Fn(&str) -> String + Send + Sync + 'static,
+) -> EngineParts {
+    let mut parts = EngineParts::from_model(config, Progress::silent())
+        .unwrap_or_else(|error| panic!("{error}"));
+    let text = parts.text.clone().expect("the checkpoint has a tokenizer");
+    let eos = text.eos_id().expect("the checkpoint names its last token");
+    let script = Script::new(eos, move |prompt| {
+        let line = says(&text.decode(prompt, false, true));
+        text.encode_chat(&line).expect("every text has tokens")
+    });
+    let options = FakeOptions {
+        page_size: parts.info.page_size,
+        n_pages: parts.info.max_total_tokens / parts.info.page_size,
+        vocab_size: parts.info.vocab_size as u32,
+        verify: true,
+        faults: Vec::new(),
+    };
+    parts.executor = Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
+        let executor = ScriptedExecutor::new(options.clone(), script.clone());
+        Ok(Box::new(executor))
+    });
+    parts
+}
+
+fn line_for<'a>(prompt: &str, lines: &'a [(String, String)]) -> &'a str {
+    let place = |cue: &str| match cue {
+        "" => Some((0, 0)),
+        cue => Some((prompt.rfind(cue)? + cue.len(), cue.len())),
+    };
+    let found = lines
+        .iter()
+        .filter_map(|(cue, line)| Some((place(cue)?, line)));
+    found
+        .max_by_key(|(place, _)| *place)
+        .map_or(NO_LINE, |(_, line)| line)
+}
