@@ -1,0 +1,46 @@
+//! The tools that a request declares.
+
+use serde_json::Value;
+
+/// A function that a model may call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    /// The name, unique in its request.
+    pub name: String,
+    /// What it does, for the model.
+    pub description: Option<String>,
+    /// The JSON schema of its arguments; `None` if it takes none.
+    pub parameters: Option<Value>,
+    /// The arguments are to follow the schema in every case.
+    pub strict: bool,
+}
+
+/// Which tools the model is to call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// Any, or none.
+    #[default]
+    Auto,
+    /// At least one.
+    Required,
+    /// The one with this name.
+    Named(String),
+}
+
+/// The use of tools in one request. A request whose choice is "none" has no `ToolUse`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolUse {
+    /// The tools, in the order of the request.
+    pub tools: Vec<Tool>,
+    /// Which of them to call.
+    pub choice: ToolChoice,
+    /// An answer may have more than one call.
+    pub parallel: bool,
+}
+
+impl ToolUse {
+    /// Returns the tool with this name.
+    pub fn tool(&self, name: &str) -> Option<&Tool> {
+        self.tools.iter().find(|tool| tool.name == name)
+    }
+}
