@@ -4,10 +4,11 @@
 //! every structure is property-tested, replayed and simulated as it is.
 //!
 //! Each room imports only those before it: [`request_limits`], [`pool`] (memory), [`cache`] (prefixes), [`sampling`],
-//! [`grammar`] (masks over the sampled tokens), [`detok`] (text out of tokens), [`output`] (calls and reasoning out of
-//! text), [`step`] (the work of an executor), [`plan`] (the transaction between scheduler, cache
-//! and pools), [`scheduler`], [`control`] (scheduler, cache and pools together).
+//! [`grammar`] (what may be sampled), [`detok`] (text out of tokens), [`output`] (calls and reasoning out of text),
+//! [`answer`] (both together), [`step`] (the work of an executor), [`plan`] (the transaction between scheduler, cache and
+//! pools), [`scheduler`], [`control`] (scheduler, cache and pools together).
 
+pub mod answer;
 pub mod cache;
 pub mod control;
 pub mod detok;

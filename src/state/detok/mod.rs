@@ -10,8 +10,7 @@ mod window;
 use std::sync::Arc;
 
 use crate::state::sampling::SamplingParams;
-use stops::StopMatcher;
-pub use stops::StopTable;
+pub use stops::{Found, StopMatcher, StopTable};
 use window::DecodeWindow;
 
 /// What turns tokens into text: the tokenizer, or a table in a test.
@@ -119,6 +118,15 @@ impl TextStream {
     pub fn take_text(&mut self) -> String {
         let held = self.text.split_off(self.text.len() - self.held_bytes);
         std::mem::replace(&mut self.text, held)
+    }
+
+    /// Takes the text so far, with what was held back: what follows does not go on from it. The next token keeps the
+    /// context of the tokens before.
+    pub fn cut(&mut self) -> String {
+        let tail = self.window.flush();
+        self.text.push_str(&tail);
+        self.held_bytes = 0;
+        std::mem::take(&mut self.text)
     }
 
     /// Takes everything that is left, with what was held back. Call it once, when no token can follow.

@@ -18,18 +18,18 @@ struct Stop {
 
 /// The search of one text for the stop strings of a table.
 #[derive(Clone, Debug)]
-pub(super) struct StopMatcher {
+pub struct StopMatcher {
     table: Arc<StopTable>,
     /// For each stop string, the length of its longest prefix that ends the text so far; less than its whole length.
     matched_bytes: Box<[u16]>,
 }
 
 /// A stop string in a piece of text.
-pub(super) struct Found {
+pub struct Found {
     /// Which one.
-    pub(super) index: usize,
+    pub index: usize,
     /// Bytes of the piece through the end of the stop string.
-    pub(super) end: usize,
+    pub end: usize,
 }
 
 impl StopTable {
@@ -46,7 +46,8 @@ impl StopTable {
 }
 
 impl StopMatcher {
-    pub(super) fn new(table: Arc<StopTable>) -> Self {
+    /// Begins a text.
+    pub fn new(table: Arc<StopTable>) -> Self {
         Self {
             matched_bytes: vec![0; table.stops.len()].into(),
             table,
@@ -55,7 +56,7 @@ impl StopMatcher {
 
     /// Reads the next piece of the text up to the first byte that completes a stop string, the longest of several.
     /// That ends the search: what comes after a match is not to be read.
-    pub(super) fn find(&mut self, piece: &str) -> Option<Found> {
+    pub fn find(&mut self, piece: &str) -> Option<Found> {
         let stops = self.table.stops.as_slice();
         if stops.is_empty() {
             return None;
@@ -77,11 +78,12 @@ impl StopMatcher {
     }
 
     /// Returns how many bytes at the end of the text may belong to a stop string.
-    pub(super) fn partial_bytes(&self) -> usize {
+    pub fn partial_bytes(&self) -> usize {
         self.matched_bytes.iter().copied().max().unwrap_or(0).into()
     }
 
-    pub(super) fn string(&self, index: usize) -> &str {
+    /// Returns a stop string.
+    pub fn string(&self, index: usize) -> &str {
         &self.table.stops[index].string
     }
 }

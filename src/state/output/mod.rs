@@ -1,7 +1,77 @@
-//! Answers taken apart into text, reasoning and tool calls.
+//! Calls of tools and reasoning, found in an output while it comes.
+//!
+//! A model writes its calls of tools and its thoughts into the same stream as its answer, each family in a format of
+//! its own. The [`OutputEngine`] reads that stream and gives out [`OutputPiece`]s. **The pieces, merged, depend on the
+//! whole output only, never on how it was cut**: the engine reads one character at a time, and decides on nothing
+//! before it has read all of what decides.
+//!
+//! # Input
+//! The input is an ordered sequence of text and of marker tokens. A marker (`<think>`, `<tool_call>`) that is one token
+//! of the vocabulary counts only as that token; its letters as plain text are content. A marker without a token of
+//! its own is recognised in the text. [`Markers`] says which is which. A marker token that means nothing where it
+//! stands is text, and none if special tokens are hidden.
+//!
+//! # What is given out when
+//! Text goes out at once, except for what may still be the start of a marker, and whitespace that may still be
+//! dropped. An opening of a call is held until the name and the first character of the arguments have been read; then
+//! the name goes out, and the arguments follow as they come.
+//!
+//! - **JSON arguments are given out unchanged**, byte by byte: brackets and strings are followed, nothing else is
+//!   checked. Arguments that are a JSON string are decoded; missing arguments, `null` and `""` are `{}`.
+//! - **Arguments in other notations become JSON.** A parameter of Qwen3-Coder takes the type that the tool's schema
+//!   gives it: a string streams, other values are held until they are complete and are strings if they do not parse.
+//!   Values of Python (the pythonic format) are translated as they come.
+//! - **A call is complete** ([`OutputPiece::CallEnd`]) when its last bracket has been read, whether or not the end tag
+//!   follows. If what surrounds complete arguments is broken (a missing `}`), the call is complete all the same, as
+//!   soon as something follows that does not belong. A call that the end of the output cuts has no end.
+//! - **A name that no tool has** is a call as well: only the client can tell what to do with it.
+//!
+//! # What is not a call
+//! An opening that turns out not to be one, before its name has gone out, is text: its tag is given out unchanged, and
+//! reading goes on right after that tag. So is an opening that the end of the output cuts. A call whose arguments break
+//! off (a bracket that does not match, a marker outside of a string) remains without an end, and text goes on at the
+//! character that broke it.
+//!
+//! # Reasoning
+//! The start tag is understood at the start of the content, where nothing but whitespace came before it (since the
+//! start of the output, the last reasoning or the last call), and at the start of the reasoning, where it is dropped.
+//! Elsewhere it is text. The end tag may never come; then all is reasoning. An end tag in the content is dropped,
+//! unless its start tag was text. A call ends the reasoning.
+//!
+//! # Whitespace
+//! Newlines at both ends of reasoning are dropped, and those between reasoning and content: chat templates put them
+//! back. So are newlines right before a call. Content between two calls, before the first or after the last, that is
+//! only whitespace is dropped. All other whitespace is kept.
+//!
+//! # Bounds
+//! What is held has a limit ([`MAX_HELD_CHARS`], [`MAX_VALUE_BYTES`]): beyond it, an opening is text, and a value is a
+//! string. Nesting ends at [`MAX_DEPTH`]. The time is linear in the length of the output.
 
+mod call;
+mod content;
+mod engine;
+mod escape;
+mod format;
+mod json;
+mod lexer;
+mod markers;
+mod named;
+mod number;
+mod object;
 mod piece;
+mod python;
+mod schema;
+mod syntax;
+#[cfg(test)]
+mod tests;
+mod thinking;
 mod tools;
+mod xml;
 
+pub use engine::{MAX_HELD_CHARS, OutputEngine};
+pub use format::{OutputFormats, ReasoningFormat, ToolFormat};
+pub use json::MAX_DEPTH;
+pub use markers::Markers;
 pub use piece::{OutputPiece, push_piece};
 pub use tools::{Tool, ToolChoice, ToolUse};
+pub use xml::MAX_VALUE_BYTES;

@@ -1,20 +1,21 @@
-//! The pieces of an answer.
+//! What an output consists of.
 
-/// One piece of an answer, in the order of the answer. Calls do not interleave.
+/// One piece of an output, in order. Calls never interleave: what follows a [`CallStart`](Self::CallStart) up to the
+/// next piece that is no [`CallArguments`](Self::CallArguments) belongs to that call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputPiece {
-    /// Text of the answer proper.
+    /// Content.
     Text(String),
-    /// Text of the reasoning before it.
+    /// Thoughts.
     Reasoning(String),
     /// A call begins.
     CallStart {
-        /// The function's name, whole.
+        /// The name of the function, whole.
         name: String,
     },
-    /// A part of the call's arguments, as JSON.
+    /// The next part of the arguments of the call, which are JSON.
     CallArguments(String),
-    /// The call is complete.
+    /// The call is complete. A call that was cut or that broke off has none.
     CallEnd,
 }
 
@@ -30,13 +31,36 @@ impl OutputPiece {
     }
 }
 
-/// Appends a piece; text that continues the last piece is merged with it.
+/// Appends a piece, as a part of the last one if both are text, reasoning or arguments.
 pub fn push_piece(pieces: &mut Vec<OutputPiece>, piece: OutputPiece) {
-    use OutputPiece::{CallArguments, Reasoning, Text};
-    match (pieces.last_mut(), &piece) {
-        (Some(Text(text)), Text(more))
-        | (Some(Reasoning(text)), Reasoning(more))
-        | (Some(CallArguments(text)), CallArguments(more)) => text.push_str(more),
-        _ => pieces.push(piece),
+    match piece {
+        OutputPiece::Text(text) => push_text(pieces, &text),
+        OutputPiece::Reasoning(text) => push_reasoning(pieces, &text),
+        OutputPiece::CallArguments(text) => push_arguments(pieces, &text),
+        OutputPiece::CallStart { .. } | OutputPiece::CallEnd => pieces.push(piece),
+    }
+}
+
+pub(super) fn push_text(pieces: &mut Vec<OutputPiece>, text: &str) {
+    match pieces.last_mut() {
+        _ if text.is_empty() => {}
+        Some(OutputPiece::Text(last)) => last.push_str(text),
+        _ => pieces.push(OutputPiece::Text(text.to_owned())),
+    }
+}
+
+pub(super) fn push_reasoning(pieces: &mut Vec<OutputPiece>, text: &str) {
+    match pieces.last_mut() {
+        _ if text.is_empty() => {}
+        Some(OutputPiece::Reasoning(last)) => last.push_str(text),
+        _ => pieces.push(OutputPiece::Reasoning(text.to_owned())),
+    }
+}
+
+pub(super) fn push_arguments(pieces: &mut Vec<OutputPiece>, text: &str) {
+    match pieces.last_mut() {
+        _ if text.is_empty() => {}
+        Some(OutputPiece::CallArguments(last)) => last.push_str(text),
+        _ => pieces.push(OutputPiece::CallArguments(text.to_owned())),
     }
 }

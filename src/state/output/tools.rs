@@ -1,38 +1,46 @@
-//! The functions that a model may call.
+//! The tools that a request declares.
 
 use serde_json::Value;
 
 /// A function that a model may call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
-    /// Its name, unique among the tools of a request.
+    /// The name, unique in its request.
     pub name: String,
     /// What it does, for the model.
     pub description: Option<String>,
-    /// The JSON schema of its arguments; `None` for a function without any.
+    /// The JSON schema of its arguments; `None` if it takes none.
     pub parameters: Option<Value>,
-    /// Its arguments follow the schema: they are constrained by a grammar.
+    /// The arguments are to follow the schema in every case.
     pub strict: bool,
 }
 
-/// Whether a model must call a tool.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Which tools the model is to call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// It may.
+    /// Any, or none.
+    #[default]
     Auto,
-    /// It calls one at least, and says nothing else.
+    /// At least one.
     Required,
-    /// It calls the tool of this name, and says nothing else.
+    /// The one with this name.
     Named(String),
 }
 
-/// The tools of a request and how they may be used. A request whose `tool_choice` is `none` has no `ToolUse`.
+/// The use of tools in one request. A request whose choice is "none" has no `ToolUse`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolUse {
-    /// The tools that may be called, at least one.
+    /// The tools, in the order of the request.
     pub tools: Vec<Tool>,
-    /// Whether one must be called.
+    /// Which of them to call.
     pub choice: ToolChoice,
-    /// Several may be called in one answer.
+    /// An answer may have more than one call.
     pub parallel: bool,
+}
+
+impl ToolUse {
+    /// Returns the tool with this name.
+    pub fn tool(&self, name: &str) -> Option<&Tool> {
+        self.tools.iter().find(|tool| tool.name == name)
+    }
 }

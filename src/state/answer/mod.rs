@@ -1,0 +1,176 @@
+//! From tokens to the pieces of an answer: text, reasoning and tool calls, while the tokens come.
+//!
+//! Tokens that are markers of the model's formats go to the [`OutputEngine`] by their ids; all others become text first.
+//! Stop strings are looked for in the answer's own text, not in its reasoning nor in its calls.
+
+mod content;
+
+use std::sync::Arc;
+
+use crate::state::detok::{StopMatch, StopTable, TextStream, TokenText};
+use crate::state::output::{
+    Markers, OutputEngine, OutputFormats, OutputPiece, ToolUse, push_piece,
+};
+use crate::state::sampling::SamplingParams;
+use content::ContentStops;
+
+/// How the output of one request is taken apart.
+#[derive(Clone, Debug)]
+pub struct AnswerForm {
+    /// The formats in which the model writes; what the request does not want taken apart has none.
+    pub formats: OutputFormats,
+    /// The markers of these formats, hidden as the request wants special tokens hidden.
+    pub markers: Arc<Markers>,
+    /// The tools that may be called.
+    pub tools: Option<Arc<ToolUse>>,
+    /// The prompt ends inside of reasoning.
+    pub starts_in_reasoning: bool,
+}
+
+/// The pieces of one output and the search for its stop strings.
+#[derive(Debug)]
+pub struct AnswerStream {
+    text: TextStream,
+    engine: OutputEngine,
+    markers: Arc<Markers>,
+    stops: ContentStops,
+    /// Pieces that the engine has just found.
+    found: Vec<OutputPiece>,
+    /// Pieces that were not taken yet.
+    pieces: Vec<OutputPiece>,
+    reasoning_tokens: u32,
+    output_tokens: usize,
+    has_stopped: bool,
+}
+
+impl AnswerStream {
+    /// Starts the answer of a request with these parameters, the table of its stop strings and the last few tokens of its
+    /// prompt, as [`TextStream::with_stops`].
+    pub fn new(
+        params: &SamplingParams,
+        stops: Arc<StopTable>,
+        context: &[u32],
+        tokenizer: &dyn TokenText,
+        form: AnswerForm,
+    ) -> Self {
+        let AnswerForm {
+            formats,
+            markers,
+            tools,
+            starts_in_reasoning,
+        } = form;
+        Self {
+            text: TextStream::with_stops(params, Arc::default(), context, tokenizer),
+            engine: OutputEngine::new(formats, tools, markers.clone(), starts_in_reasoning),
+            markers,
+            stops: ContentStops::new(stops, params.no_stop_trim),
+            found: Vec::new(),
+            pieces: Vec::new(),
+            reasoning_tokens: 0,
+            output_tokens: 0,
+            has_stopped: false,
+        }
+    }
+
+    /// Adds the next output token. Returns the stop string that it completes, if it does; after that, tokens are ignored.
+    pub fn push(&mut self, token: u32, tokenizer: &dyn TokenText) -> Option<StopMatch> {
+        if self.has_stopped {
+            return None;
+        }
+        self.output_tokens += 1;
+        let was_reasoning = self.engine.is_in_reasoning();
+        if self.markers.is_marker(token) {
+            let text = self.text.cut();
+            self.engine.push_text(&text, &mut self.found);
+            self.engine.push_marker(token, &mut self.found);
+        } else {
+            self.text.push(token, tokenizer);
+            let text = self.text.take_text();
+            self.engine.push_text(&text, &mut self.found);
+        }
+        let is_reasoning = was_reasoning || self.engine.is_in_reasoning();
+        self.reasoning_tokens += u32::from(is_reasoning);
+        let matched = self.settle()?;
+        Some(StopMatch {
+            output_tokens_kept: self.output_tokens,
+            matched,
+        })
+    }
+
+    /// Counts an output token that has no part in the text, as [`TextStream::leave_out`].
+    pub fn leave_out(&mut self) {
+        self.output_tokens += usize::from(!self.has_stopped);
+    }
+
+    /// Takes the pieces that have become final since the last call.
+    pub fn take(&mut self) -> Vec<OutputPiece> {
+        std::mem::take(&mut self.pieces)
+    }
+
+    /// Takes everything that is left, with what was held back. Call it once, when no token can follow.
+    pub fn finish(&mut self) -> Vec<OutputPiece> {
+        if !self.has_stopped {
+            let text = self.text.finish();
+            self.engine.push_text(&text, &mut self.found);
+            self.engine.finish(&mut self.found);
+            let stopped = self.settle().is_some();
+            if !stopped {
+                self.flush_content();
+            }
+        }
+        self.has_stopped = true;
+        self.take()
+    }
+
+    /// Returns whether the request should end: it may call one tool only, and has.
+    pub fn wants_end(&self) -> bool {
+        self.engine.wants_end()
+    }
+
+    /// Returns how many tokens were reasoning, its markers among them.
+    pub fn reasoning_tokens(&self) -> u32 {
+        self.reasoning_tokens
+    }
+
+    /// Returns how many output tokens were counted, up to a stop string.
+    pub fn output_tokens(&self) -> usize {
+        self.output_tokens
+    }
+
+    /// Passes on what the engine found, up to a stop string, which is returned.
+    fn settle(&mut self) -> Option<String> {
+        let mut found = std::mem::take(&mut self.found);
+        let mut stop = None;
+        for piece in found.drain(..) {
+            let OutputPiece::Text(text) = piece else {
+                self.flush_content();
+                push_piece(&mut self.pieces, piece);
+                continue;
+            };
+            let (ready, matched) = self.stops.push(&text);
+            self.push_content(ready);
+            if matched.is_some() {
+                stop = matched;
+                self.has_stopped = true;
+                break;
+            }
+        }
+        self.found = found;
+        stop
+    }
+
+    /// A stop string does not go on beyond a call or reasoning.
+    fn flush_content(&mut self) {
+        let held = self.stops.flush();
+        self.push_content(held);
+    }
+
+    fn push_content(&mut self, text: String) {
+        if !text.is_empty() {
+            push_piece(&mut self.pieces, OutputPiece::Text(text));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! The whitespace of content: which of it goes out, and when.
+
+/// Whitespace at the start of the content that is held at most; more of it is text.
+const MAX_HELD_SPACES: usize = 1 << 16;
+
+/// A stretch of content, from the start of the output, the end of reasoning or the end of a call to the next call.
+#[derive(Debug)]
+pub(super) struct Content {
+    after: After,
+    /// Whitespace that has not gone out: all of it while there is nothing else, then only newlines.
+    held: String,
+    /// Nothing but whitespace came so far.
+    is_blank: bool,
+}
+
+/// Where a stretch of content begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    Start,
+    Reasoning,
+    Call,
+}
+
+impl Content {
+    pub(super) fn new(after: After) -> Self {
+        Self {
+            after,
+            held: String::new(),
+            is_blank: true,
+        }
+    }
+
+    pub(super) fn is_blank(&self) -> bool {
+        self.is_blank
+    }
+
+    /// Returns whether a call may begin here without a tag.
+    pub(super) fn is_start(&self) -> bool {
+        self.is_blank && self.after != After::Call
+    }
+
+    /// Reads a character and appends to `text` what goes out.
+    pub(super) fn read(&mut self, c: char, text: &mut String) {
+        let is_held = match self.is_blank {
+            true => c.is_whitespace(),
+            false => c == '\n',
+        };
+        if !is_held {
+            self.is_blank = false;
+            text.push_str(&self.held);
+            self.held.clear();
+            text.push(c);
+            return;
+        }
+        let is_dropped = self.after == After::Reasoning && c == '\n';
+        if !(is_dropped && self.is_blank && self.held.is_empty()) {
+            self.held.push(c);
+        }
+        if self.held.len() > MAX_HELD_SPACES {
+            self.is_blank = false;
+            text.push_str(&self.held);
+            self.held.clear();
+        }
+    }
+
+    /// Drops the whitespace before a call or before reasoning.
+    pub(super) fn drop_held(&mut self) {
+        self.held.clear();
+    }
+
+    /// Returns what remains at the end of the output.
+    pub(super) fn finish(&mut self) -> String {
+        let held = std::mem::take(&mut self.held);
+        match self.is_blank && self.after == After::Call {
+            true => String::new(),
+            false => held,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The formats, by their names.
+
+use super::syntax::{self, Tag, ThinkSyntax, ToolSyntax};
+
+/// How a model writes its calls of tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ToolFormat {
+    /// A JSON object between `<tool_call>` and `</tool_call>`: Hermes, Qwen2.5, Qwen3.
+    Hermes,
+    /// `<function=…>` with `<parameter=…>` between `<tool_call>` and `</tool_call>`: Qwen3-Coder, Qwen3.5.
+    Qwen3Coder,
+    /// JSON objects separated by `;`, after `<|python_tag|>` or at the start of the content: Llama 3.
+    Llama3,
+    /// A list of calls in Python at the start of the content: Llama 3.2, Llama 4.
+    Pythonic,
+    /// `[TOOL_CALLS]` with a JSON array, or with a name, `[ARGS]` and a JSON object: Mistral.
+    Mistral,
+}
+
+/// How a model writes its thoughts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReasoningFormat {
+    /// `<think>` and `</think>`.
+    Think,
+    /// The same, and every output begins inside.
+    DeepSeekR1,
+    /// `[THINK]` and `[/THINK]`.
+    MistralThink,
+}
+
+/// The formats of one model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutputFormats {
+    /// How it writes its calls; `None`: calls are text.
+    pub tool: Option<ToolFormat>,
+    /// How it writes its thoughts; `None`: thoughts are text.
+    pub reasoning: Option<ReasoningFormat>,
+}
+
+/// SGLang's names for `--tool-call-parser`.
+const TOOL_NAMES: [(&str, ToolFormat); 7] = [
+    ("hermes", ToolFormat::Hermes),
+    ("llama3", ToolFormat::Llama3),
+    ("mistral", ToolFormat::Mistral),
+    ("pythonic", ToolFormat::Pythonic),
+    ("qwen", ToolFormat::Hermes),
+    ("qwen25", ToolFormat::Hermes),
+    ("qwen3_coder", ToolFormat::Qwen3Coder),
+];
+
+/// SGLang's names for `--reasoning-parser`, those whose tags are ours.
+const REASONING_NAMES: [(&str, ReasoningFormat); 7] = [
+    ("deepseek-r1", ReasoningFormat::DeepSeekR1),
+    ("deepseek-v3", ReasoningFormat::Think),
+    ("glm45", ReasoningFormat::Think),
+    ("interns1", ReasoningFormat::Think),
+    ("mistral", ReasoningFormat::MistralThink),
+    ("qwen3", ReasoningFormat::Think),
+    ("qwen3-thinking", ReasoningFormat::DeepSeekR1),
+];
+
+impl ToolFormat {
+    /// Returns the format with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        let found = TOOL_NAMES.iter().find(|(known, _)| *known == name);
+        found.map(|&(_, format)| format)
+    }
+
+    /// Returns all names, sorted.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        TOOL_NAMES.iter().map(|(name, _)| *name)
+    }
+
+    /// Returns the tag that opens calls, also where it is optional.
+    pub fn opening(self) -> &'static str {
+        self.tag(Tag::ToolOpen).unwrap_or_default()
+    }
+
+    /// Returns the tag that closes a call.
+    pub fn closing(self) -> Option<&'static str> {
+        self.tag(Tag::ToolClose)
+    }
+
+    fn tag(self, wanted: Tag) -> Option<&'static str> {
+        let tags = self.syntax().tags.iter();
+        tags.copied()
+            .find_map(|(tag, text)| (tag == wanted).then_some(text))
+    }
+
+    pub(super) fn syntax(self) -> &'static ToolSyntax {
+        match self {
+            Self::Hermes => &syntax::HERMES,
+            Self::Qwen3Coder => &syntax::QWEN3_CODER,
+            Self::Llama3 => &syntax::LLAMA3,
+            Self::Pythonic => &syntax::PYTHONIC,
+            Self::Mistral => &syntax::MISTRAL,
+        }
+    }
+}
+
+impl ReasoningFormat {
+    /// Returns the format with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        let found = REASONING_NAMES.iter().find(|(known, _)| *known == name);
+        found.map(|&(_, format)| format)
+    }
+
+    /// Returns all names, sorted.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        REASONING_NAMES.iter().map(|(name, _)| *name)
+    }
+
+    /// Returns the tag that opens reasoning.
+    pub fn opening(self) -> &'static str {
+        self.syntax().start
+    }
+
+    /// Returns the tag that closes reasoning.
+    pub fn closing(self) -> &'static str {
+        self.syntax().end
+    }
+
+    /// Returns whether an output begins inside of reasoning that the rendered prompt has opened: the prompt ends with the
+    /// tag, but for white space. Tags that stand elsewhere may be a user's own words.
+    pub fn is_open_after(self, prompt: &str) -> bool {
+        prompt.trim_end().ends_with(self.opening())
+    }
+
+    pub(super) fn syntax(self) -> &'static ThinkSyntax {
+        match self {
+            Self::Think | Self::DeepSeekR1 => &syntax::THINK,
+            Self::MistralThink => &syntax::MISTRAL_THINK,
+        }
+    }
+
+    /// Every output begins inside, whatever the prompt says.
+    pub(super) fn starts_inside(self) -> bool {
+        self == Self::DeepSeekR1
+    }
+}
+
+impl OutputFormats {
+    /// Returns the tags of both formats.
+    pub(super) fn tags(self) -> impl Iterator<Item = (Tag, &'static str)> {
+        let tool = self.tool.map_or(&[][..], |format| format.syntax().tags);
+        let think = self.reasoning.map(ReasoningFormat::syntax);
+        let think = think.map(|think| [(Tag::ThinkStart, think.start), (Tag::ThinkEnd, think.end)]);
+        tool.iter().copied().chain(think.into_iter().flatten())
+    }
+}

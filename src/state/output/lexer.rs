@@ -1,0 +1,155 @@
+//! Cuts the input into characters and tags, as far as the input read so far decides.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::format::OutputFormats;
+use super::markers::Markers;
+use super::syntax::{Tag, TagSet};
+
+/// The smallest part of the input.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Item {
+    Char(char),
+    /// A marker token, by its place in [`Markers`].
+    Token(u8),
+}
+
+/// What the engine reads next.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lexeme {
+    Char(char),
+    Tag(FoundTag),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FoundTag {
+    pub(super) tag: Tag,
+    /// The text of the tag where it means nothing.
+    pub(super) text: &'static str,
+    pub(super) is_token: bool,
+}
+
+/// Whether more input can come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    Open,
+    Ended,
+}
+
+/// The input that has not been read, and the tags to be recognised in its text.
+#[derive(Debug)]
+pub(super) struct Lexer {
+    markers: Arc<Markers>,
+    /// The tags that are no tokens.
+    written: Vec<(Tag, &'static str)>,
+    items: VecDeque<Item>,
+}
+
+/// How a tag compares with the items at the front.
+enum Match {
+    Whole,
+    /// The items end before the tag does.
+    Partial,
+    No,
+}
+
+impl Lexer {
+    pub(super) fn new(formats: OutputFormats, markers: Arc<Markers>) -> Self {
+        let written = formats.tags().filter(|(tag, _)| !markers.has(*tag));
+        Self {
+            written: written.collect(),
+            items: VecDeque::new(),
+            markers,
+        }
+    }
+
+    pub(super) fn push_char(&mut self, c: char) {
+        self.items.push_back(Item::Char(c));
+    }
+
+    pub(super) fn push_token(&mut self, token: u32) {
+        let index = self.markers.index_of(token);
+        let index = index.and_then(|index| u8::try_from(index).ok());
+        self.items.extend(index.map(Item::Token));
+    }
+
+    /// Puts items back in front of those that have not been read.
+    pub(super) fn put_back(&mut self, items: &[Item]) {
+        for &item in items.iter().rev() {
+            self.items.push_front(item);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.items.clear();
+    }
+
+    /// Returns what comes next and how many items it takes, or nothing while more input decides.
+    pub(super) fn peek(&self, enabled: TagSet, input: Input) -> Option<(Lexeme, usize)> {
+        let first = match *self.items.front()? {
+            Item::Token(index) => return Some((self.token(index), 1)),
+            Item::Char(c) => c,
+        };
+        for &(tag, text) in &self.written {
+            if !enabled.has(tag) || !text.starts_with(first) {
+                continue;
+            }
+            let is_token = false;
+            let found = FoundTag {
+                tag,
+                text,
+                is_token,
+            };
+            match self.compare(text) {
+                Match::Whole => return Some((Lexeme::Tag(found), text.len())),
+                Match::Partial if input == Input::Open => return None,
+                Match::Partial | Match::No => {}
+            }
+        }
+        Some((Lexeme::Char(first), 1))
+    }
+
+    /// Removes the next items and gives them to `to`.
+    pub(super) fn take(&mut self, n_items: usize, to: impl FnMut(Item)) {
+        let n_items = n_items.min(self.items.len());
+        self.items.drain(..n_items).for_each(to);
+    }
+
+    /// Returns the text of an item that means nothing.
+    pub(super) fn text_of(&self, item: Item, to: &mut String) {
+        match item {
+            Item::Char(c) => to.push(c),
+            Item::Token(index) => to.push_str(self.visible_text(index)),
+        }
+    }
+
+    fn token(&self, index: u8) -> Lexeme {
+        match self.markers.at(index.into()) {
+            Some(marker) => Lexeme::Tag(FoundTag {
+                tag: marker.tag,
+                text: marker.visible_text(),
+                is_token: true,
+            }),
+            None => Lexeme::Char(char::REPLACEMENT_CHARACTER),
+        }
+    }
+
+    fn visible_text(&self, index: u8) -> &'static str {
+        let marker = self.markers.at(index.into());
+        marker.map_or("", |marker| marker.visible_text())
+    }
+
+    /// Compares a tag, which is ASCII, with the items at the front.
+    fn compare(&self, text: &str) -> Match {
+        let mut items = self.items.iter();
+        for expected in text.chars() {
+            match items.next() {
+                None => return Match::Partial,
+                Some(Item::Char(c)) if *c == expected => {}
+                Some(_) => return Match::No,
+            }
+        }
+        Match::Whole
+    }
+}

@@ -1,0 +1,74 @@
+//! The markers that are single tokens of a vocabulary.
+
+use super::format::OutputFormats;
+use super::syntax::Tag;
+
+/// The markers of a pair of formats that are single tokens of the model's vocabulary. The others are recognised in the
+/// text.
+#[derive(Clone, Debug, Default)]
+pub struct Markers {
+    tokens: Vec<MarkerToken>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MarkerToken {
+    id: u32,
+    pub(super) tag: Tag,
+    text: &'static str,
+    is_hidden: bool,
+}
+
+impl Markers {
+    /// Looks the markers of the formats up with `find`, which returns the id of an added token by its text.
+    pub fn new(formats: OutputFormats, find: impl Fn(&str) -> Option<u32>) -> Self {
+        let token = |(tag, text)| {
+            let id = find(text)?;
+            Some(MarkerToken {
+                id,
+                tag,
+                text,
+                is_hidden: false,
+            })
+        };
+        Self {
+            tokens: formats.tags().filter_map(token).collect(),
+        }
+    }
+
+    /// Gives no text to the tokens for which `is_hidden` is true, where they are no markers: these are the special
+    /// tokens, for requests that skip them.
+    #[must_use]
+    pub fn hiding(mut self, is_hidden: impl Fn(u32) -> bool) -> Self {
+        for token in &mut self.tokens {
+            token.is_hidden = is_hidden(token.id);
+        }
+        self
+    }
+
+    /// Returns whether a token is to be given to the engine by its id instead of as text.
+    pub fn is_marker(&self, token: u32) -> bool {
+        self.tokens.iter().any(|marker| marker.id == token)
+    }
+
+    pub(super) fn index_of(&self, token: u32) -> Option<usize> {
+        self.tokens.iter().position(|marker| marker.id == token)
+    }
+
+    pub(super) fn at(&self, index: usize) -> Option<MarkerToken> {
+        self.tokens.get(index).copied()
+    }
+
+    pub(super) fn has(&self, tag: Tag) -> bool {
+        self.tokens.iter().any(|marker| marker.tag == tag)
+    }
+}
+
+impl MarkerToken {
+    /// Returns what the token is where it is no marker.
+    pub(super) fn visible_text(self) -> &'static str {
+        match self.is_hidden {
+            true => "",
+            false => self.text,
+        }
+    }
+}

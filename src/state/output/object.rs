@@ -1,0 +1,322 @@
+//! Reads a call that is a JSON object with a name and arguments.
+
+use super::call::{CallOutput, CallReader, Step};
+use super::escape::Unescape;
+use super::json::{self, Scan, ValueScanner};
+use super::syntax::{Surroundings, Tag, TagSet};
+
+/// A key that is longer than this means nothing.
+const MAX_KEY_BYTES: usize = 64;
+
+/// Reads the object after its opening bracket. The arguments may come before the name; then they are held.
+#[derive(Debug)]
+pub(super) struct ObjectReader {
+    surroundings: Surroundings,
+    at: At,
+    /// The key, name or word that is being read.
+    text: String,
+    name: Option<String>,
+    is_started: bool,
+    /// Arguments that came before the name.
+    early: String,
+    arguments: Arguments,
+    /// Arguments inside of a string are not empty.
+    has_quoted: bool,
+}
+
+/// How much of the arguments was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arguments {
+    None,
+    Open,
+    Complete,
+}
+
+#[derive(Debug)]
+enum At {
+    FirstKey,
+    NextKey,
+    Key(Unescape),
+    Colon(Field),
+    Value(Field),
+    Name(Unescape),
+    /// Arguments as they are.
+    Scanned(ValueScanner),
+    /// Arguments inside of a string.
+    Quoted(Unescape),
+    /// The value of a key that means nothing.
+    Skipped(ValueScanner),
+    AfterValue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Name,
+    Arguments,
+    Other,
+}
+
+impl ObjectReader {
+    pub(super) fn new(surroundings: Surroundings) -> Self {
+        Self {
+            surroundings,
+            at: At::FirstKey,
+            text: String::new(),
+            name: None,
+            is_started: false,
+            early: String::new(),
+            arguments: Arguments::None,
+            has_quoted: false,
+        }
+    }
+
+    /// The step at something that does not belong. Complete arguments make the call complete.
+    fn broken(&self) -> Step {
+        match self.is_started && self.arguments == Arguments::Complete {
+            true => Step::DoneBefore,
+            false => Step::Broken,
+        }
+    }
+
+    /// Gives out the name, and the arguments that came before it.
+    fn start(&mut self, out: &mut CallOutput) {
+        if let Some(name) = self.name.take() {
+            self.is_started = true;
+            out.name = Some(name);
+            out.arguments.push_str(&std::mem::take(&mut self.early));
+        }
+    }
+
+    /// The first of each key counts.
+    fn field(&self) -> Field {
+        let is_named = self.is_started || self.name.is_some();
+        match self.text.as_str() {
+            "name" if !is_named => Field::Name,
+            "arguments" | "parameters" if self.arguments == Arguments::None => Field::Arguments,
+            _ => Field::Other,
+        }
+    }
+
+    /// Whether a key may come next. Without a tag, a call begins with its name and its arguments.
+    fn allows(&self, field: Field) -> bool {
+        let is_named = self.is_started || self.name.is_some();
+        self.surroundings == Surroundings::Tagged
+            || match field {
+                Field::Name => true,
+                Field::Arguments => is_named,
+                Field::Other => self.is_started,
+            }
+    }
+
+    fn value(&mut self, field: Field, c: char, out: &mut CallOutput) -> Step {
+        self.text.clear();
+        self.at = match (field, c) {
+            (Field::Name, '"') => At::Name(json::string()),
+            (Field::Name, _) => return Step::Broken,
+            (Field::Arguments, '{') => self.scan_arguments(c, out),
+            (Field::Arguments, _) if self.surroundings == Surroundings::Bare => {
+                return Step::Broken;
+            }
+            (Field::Arguments, '"') => {
+                self.arguments = Arguments::Open;
+                self.start(out);
+                At::Quoted(json::string())
+            }
+            (Field::Arguments, '[') => self.scan_arguments(c, out),
+            (Field::Arguments | Field::Other, _) => match ValueScanner::new(c) {
+                None => return self.broken(),
+                Some(scanner) if field == Field::Other => At::Skipped(scanner),
+                Some(scanner) => {
+                    self.arguments = Arguments::Open;
+                    self.text.push(c);
+                    At::Scanned(scanner)
+                }
+            },
+        };
+        Step::More
+    }
+
+    fn scan_arguments(&mut self, c: char, out: &mut CallOutput) -> At {
+        self.arguments = Arguments::Open;
+        self.start(out);
+        self.give(out).push(c);
+        // Both callers pass a bracket.
+        ValueScanner::new(c).map_or(At::AfterValue, At::Scanned)
+    }
+
+    /// Where arguments go.
+    fn give<'a>(&'a mut self, out: &'a mut CallOutput) -> &'a mut String {
+        match self.is_started {
+            true => &mut out.arguments,
+            false => &mut self.early,
+        }
+    }
+
+    fn read_scanned(&mut self, scan: Scan, is_word: bool, c: char, out: &mut CallOutput) -> Step {
+        match scan {
+            Scan::Broken => return Step::Broken,
+            Scan::More if is_word => self.text.push(c),
+            Scan::More => self.give(out).push(c),
+            Scan::Done => {
+                self.give(out).push(c);
+                self.end_arguments();
+            }
+            Scan::DoneBefore => {
+                self.start(out);
+                let word = std::mem::take(&mut self.text);
+                let word = match word.as_str() {
+                    "null" => "{}",
+                    word => word,
+                };
+                self.give(out).push_str(word);
+                self.end_arguments();
+                return self.read(c, out);
+            }
+        }
+        Step::More
+    }
+
+    fn end_arguments(&mut self) {
+        self.arguments = Arguments::Complete;
+        self.at = At::AfterValue;
+    }
+
+    fn read_quoted(&mut self, c: char, out: &mut CallOutput) {
+        let At::Quoted(unescape) = &mut self.at else {
+            return;
+        };
+        let to = match self.is_started {
+            true => &mut out.arguments,
+            false => &mut self.early,
+        };
+        let is_end = json::read_string(unescape, c, to);
+        self.has_quoted |= !to.is_empty();
+        if is_end {
+            if !self.has_quoted {
+                self.give(out).push_str("{}");
+            }
+            self.end_arguments();
+        }
+    }
+
+    fn read_key(&mut self, c: char) -> Step {
+        let At::Key(unescape) = &mut self.at else {
+            return Step::Broken;
+        };
+        if !json::read_string(unescape, c, &mut self.text) {
+            if self.text.len() > MAX_KEY_BYTES {
+                self.text.pop();
+            }
+            return Step::More;
+        }
+        let field = self.field();
+        self.at = At::Colon(field);
+        match self.allows(field) {
+            true => Step::More,
+            false => Step::Broken,
+        }
+    }
+
+    fn end_name(&mut self, out: &mut CallOutput) -> Step {
+        if self.text.is_empty() {
+            return Step::Broken;
+        }
+        self.name = Some(std::mem::take(&mut self.text));
+        self.at = At::AfterValue;
+        if self.arguments == Arguments::Complete {
+            self.start(out);
+        }
+        Step::More
+    }
+
+    fn close(&mut self, out: &mut CallOutput) -> Step {
+        if self.is_started {
+            return Step::Done;
+        }
+        if self.name.is_none() || self.surroundings == Surroundings::Bare {
+            return Step::Broken;
+        }
+        self.early.push_str("{}");
+        self.start(out);
+        Step::Done
+    }
+
+    fn quote(&mut self) -> Step {
+        self.text.clear();
+        self.at = At::Key(json::string());
+        Step::More
+    }
+}
+
+impl CallReader for ObjectReader {
+    fn tags(&self) -> TagSet {
+        match self.is_in_text() {
+            true => TagSet::NONE,
+            false => TagSet::of(&[Tag::ToolOpen, Tag::ToolClose]),
+        }
+    }
+
+    fn is_in_text(&self) -> bool {
+        match &self.at {
+            At::Key(_) | At::Name(_) | At::Quoted(_) => true,
+            At::Scanned(scanner) | At::Skipped(scanner) => scanner.is_in_string(),
+            _ => false,
+        }
+    }
+
+    fn read(&mut self, c: char, out: &mut CallOutput) -> Step {
+        let is_space = matches!(c, ' ' | '\n' | '\r' | '\t');
+        match &mut self.at {
+            At::FirstKey | At::NextKey | At::Colon(_) | At::Value(_) | At::AfterValue
+                if is_space =>
+            {
+                Step::More
+            }
+            At::FirstKey | At::NextKey if c == '"' => self.quote(),
+            At::FirstKey | At::NextKey | At::AfterValue if c == '}' => self.close(out),
+            At::AfterValue if c == ',' => {
+                self.at = At::NextKey;
+                Step::More
+            }
+            At::FirstKey | At::NextKey | At::AfterValue => self.broken(),
+            At::Key(_) => self.read_key(c),
+            At::Colon(field) if c == ':' => {
+                self.at = At::Value(*field);
+                Step::More
+            }
+            At::Colon(_) => self.broken(),
+            At::Value(field) => {
+                let field = *field;
+                self.value(field, c, out)
+            }
+            At::Name(unescape) => match json::read_string(unescape, c, &mut self.text) {
+                true => self.end_name(out),
+                false => Step::More,
+            },
+            At::Scanned(scanner) => {
+                let (scan, is_word) = (scanner.read(c), scanner.is_word());
+                self.read_scanned(scan, is_word, c, out)
+            }
+            At::Quoted(_) => {
+                self.read_quoted(c, out);
+                Step::More
+            }
+            At::Skipped(scanner) => match scanner.read(c) {
+                Scan::More => Step::More,
+                Scan::Done => {
+                    self.at = At::AfterValue;
+                    Step::More
+                }
+                Scan::DoneBefore => {
+                    self.at = At::AfterValue;
+                    self.read(c, out)
+                }
+                Scan::Broken => self.broken(),
+            },
+        }
+    }
+
+    fn read_tag(&mut self, _: Tag, _: &mut CallOutput) -> Step {
+        self.broken()
+    }
+}

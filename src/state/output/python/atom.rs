@@ -1,0 +1,32 @@
+//! Numbers and words.
+
+use crate::state::output::escape::write_json_string;
+use crate::state::output::number;
+
+/// Whether a character belongs to a number or a word.
+pub(super) fn is_atom(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '.' | '+' | '-')
+}
+
+/// Writes a number or word as JSON. A word that means nothing is a string.
+pub(super) fn write(atom: &str, to: &mut String) {
+    match atom {
+        "True" | "true" => to.push_str("true"),
+        "False" | "false" => to.push_str("false"),
+        "None" | "null" => to.push_str("null"),
+        _ => match number::to_json(atom) {
+            Some(number) => to.push_str(&number),
+            None => write_json_string(atom, to),
+        },
+    }
+}
+
+/// Writes a number or word as a key of a JSON object.
+pub(super) fn write_key(atom: &str, to: &mut String) {
+    let mut json = String::new();
+    write(atom, &mut json);
+    match json.starts_with('"') {
+        true => to.push_str(&json),
+        false => write_json_string(&json, to),
+    }
+}

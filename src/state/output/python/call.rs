@@ -1,0 +1,143 @@
+//! Calls: `seat(row=4, window=True)`.
+
+use super::atom;
+use super::value::ValueReader;
+use crate::state::output::call::{CallOutput, CallReader, Step};
+use crate::state::output::escape::write_json_string;
+use crate::state::output::json::Scan;
+use crate::state::output::named::MAX_NAME_BYTES;
+use crate::state::output::syntax::{Tag, TagSet};
+
+/// Reads a call from the first character of its name. Only keyword arguments are arguments.
+#[derive(Debug)]
+pub(in crate::state::output) struct PythonReader {
+    at: At,
+    function: String,
+    is_started: bool,
+    /// The name of an argument.
+    keyword: String,
+    /// What stands between the last value and the one that is about to begin, as JSON.
+    before_value: String,
+}
+
+#[derive(Debug)]
+enum At {
+    Function,
+    /// An argument, or the end.
+    Argument,
+    Keyword,
+    Equals,
+    BeforeValue,
+    Value(ValueReader),
+    /// A comma, or the end.
+    Comma,
+}
+
+impl PythonReader {
+    /// Begins a name, if the character can.
+    pub(in crate::state::output) fn new(first: char) -> Option<Self> {
+        begins_name(first).then(|| Self {
+            at: At::Function,
+            function: first.to_string(),
+            is_started: false,
+            keyword: String::new(),
+            before_value: String::new(),
+        })
+    }
+
+    fn read_function(&mut self, c: char) -> Step {
+        match c {
+            '(' => self.at = At::Argument,
+            _ if self.function.len() > MAX_NAME_BYTES => return Step::Broken,
+            '_' | '.' | '-' => self.function.push(c),
+            _ if c.is_alphanumeric() => self.function.push(c),
+            _ => return Step::Broken,
+        }
+        Step::More
+    }
+
+    fn read_keyword(&mut self, c: char) -> Step {
+        match c {
+            '=' => self.at = At::BeforeValue,
+            _ if c.is_whitespace() => self.at = At::Equals,
+            _ if self.keyword.len() > MAX_NAME_BYTES => return Step::Broken,
+            _ if atom::is_atom(c) && !matches!(c, '+' | '.') => self.keyword.push(c),
+            _ => return Step::Broken,
+        }
+        Step::More
+    }
+
+    fn begin_value(&mut self, c: char, out: &mut CallOutput) -> Step {
+        if !ValueReader::begins(c) {
+            return Step::Broken;
+        }
+        self.start(out);
+        out.arguments.push_str(&self.before_value);
+        write_json_string(&self.keyword, &mut out.arguments);
+        out.arguments.push_str(": ");
+        self.before_value.clear();
+        self.before_value.push_str(", ");
+        self.at = At::Value(ValueReader::new());
+        self.read(c, out)
+    }
+
+    fn start(&mut self, out: &mut CallOutput) {
+        if !self.is_started {
+            self.is_started = true;
+            out.name = Some(std::mem::take(&mut self.function));
+            out.arguments.push('{');
+        }
+    }
+
+    fn close(&mut self, out: &mut CallOutput) -> Step {
+        self.start(out);
+        out.arguments.push('}');
+        Step::Done
+    }
+}
+
+fn begins_name(c: char) -> bool {
+    c.is_alphabetic() || c == '_'
+}
+
+impl CallReader for PythonReader {
+    fn tags(&self) -> TagSet {
+        TagSet::NONE
+    }
+
+    fn is_in_text(&self) -> bool {
+        matches!(&self.at, At::Value(value) if value.is_in_string())
+    }
+
+    fn read(&mut self, c: char, out: &mut CallOutput) -> Step {
+        match &mut self.at {
+            At::Function => return self.read_function(c),
+            At::Argument | At::Equals | At::BeforeValue | At::Comma if c.is_whitespace() => {}
+            At::Argument | At::Comma if c == ')' => return self.close(out),
+            At::Argument if begins_name(c) => {
+                self.keyword.clear();
+                self.keyword.push(c);
+                self.at = At::Keyword;
+            }
+            At::Keyword => return self.read_keyword(c),
+            At::Equals if c == '=' => self.at = At::BeforeValue,
+            At::BeforeValue => return self.begin_value(c, out),
+            At::Comma if c == ',' => self.at = At::Argument,
+            At::Argument | At::Equals | At::Comma => return Step::Broken,
+            At::Value(value) => match value.read(c, &mut out.arguments) {
+                Scan::More => {}
+                Scan::Done => self.at = At::Comma,
+                Scan::DoneBefore => {
+                    self.at = At::Comma;
+                    return self.read(c, out);
+                }
+                Scan::Broken => return Step::Broken,
+            },
+        }
+        Step::More
+    }
+
+    fn read_tag(&mut self, _: Tag, _: &mut CallOutput) -> Step {
+        Step::Broken
+    }
+}

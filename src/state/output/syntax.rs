@@ -1,0 +1,175 @@
+//! The formats as tables: their tags, and what may follow what.
+
+/// The part that a tag plays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Tag {
+    ThinkStart,
+    ThinkEnd,
+    ToolOpen,
+    ToolClose,
+    FunctionOpen,
+    FunctionClose,
+    ParameterOpen,
+    ParameterClose,
+    CallId,
+    Arguments,
+}
+
+/// Some tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TagSet(u16);
+
+impl TagSet {
+    pub(super) const NONE: Self = Self(0);
+
+    pub(super) const fn of(tags: &[Tag]) -> Self {
+        let mut bits = 0;
+        let mut i = 0;
+        while i < tags.len() {
+            bits |= 1 << tags[i] as u8;
+            i += 1;
+        }
+        Self(bits)
+    }
+
+    pub(super) const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub(super) const fn has(self, tag: Tag) -> bool {
+        self.0 & (1 << tag as u8) != 0
+    }
+}
+
+/// The format of calls.
+#[derive(Debug)]
+pub(super) struct ToolSyntax {
+    pub(super) tags: &'static [(Tag, &'static str)],
+    /// What must follow the opening tag.
+    pub(super) after_open: Expect,
+    /// The character that opens calls at the start of the content without a tag, and what it begins.
+    pub(super) bare: Option<(char, Expect)>,
+}
+
+/// The format of reasoning.
+#[derive(Debug)]
+pub(super) struct ThinkSyntax {
+    pub(super) start: &'static str,
+    pub(super) end: &'static str,
+}
+
+/// What must come next in an opening, after whitespace.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Expect {
+    /// A call as a JSON object.
+    Object(Surroundings),
+    /// `<function=`.
+    Function,
+    /// A call in Python.
+    PythonCall,
+    /// The bracket that opens a list.
+    ListOpen(&'static CallList),
+    /// The first call of a list whose bracket has been read.
+    ListItem(&'static CallList),
+    /// A list, or else a name and its arguments.
+    ListOrName(&'static CallList),
+}
+
+/// Whether an opening tag says that a JSON object is a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Surroundings {
+    /// It does.
+    Tagged,
+    /// There is none: only the form of a call makes a call, which is a name followed by an object of arguments.
+    Bare,
+}
+
+/// Calls after one opening.
+#[derive(Debug)]
+pub(super) struct CallList {
+    pub(super) separator: char,
+    /// The bracket that ends the list.
+    pub(super) end: Option<char>,
+    pub(super) item: Expect,
+}
+
+const OBJECTS_BY_SEMICOLON: CallList = CallList {
+    separator: ';',
+    end: None,
+    item: Expect::Object(Surroundings::Tagged),
+};
+
+const OBJECTS_IN_BRACKETS: CallList = CallList {
+    separator: ',',
+    end: Some(']'),
+    item: Expect::Object(Surroundings::Tagged),
+};
+
+const PYTHON_CALLS: CallList = CallList {
+    separator: ',',
+    end: Some(']'),
+    item: Expect::PythonCall,
+};
+
+const OBJECTS_BARE: CallList = CallList {
+    item: Expect::Object(Surroundings::Bare),
+    ..OBJECTS_BY_SEMICOLON
+};
+
+pub(super) static HERMES: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::ToolOpen, "<tool_call>"),
+        (Tag::ToolClose, "</tool_call>"),
+    ],
+    after_open: Expect::Object(Surroundings::Tagged),
+    bare: None,
+};
+
+pub(super) static QWEN3_CODER: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::ToolOpen, "<tool_call>"),
+        (Tag::ToolClose, "</tool_call>"),
+        (Tag::FunctionOpen, "<function="),
+        (Tag::FunctionClose, "</function>"),
+        (Tag::ParameterOpen, "<parameter="),
+        (Tag::ParameterClose, "</parameter>"),
+    ],
+    after_open: Expect::Function,
+    bare: None,
+};
+
+pub(super) static LLAMA3: ToolSyntax = ToolSyntax {
+    tags: &[(Tag::ToolOpen, "<|python_tag|>")],
+    after_open: Expect::ListItem(&OBJECTS_BY_SEMICOLON),
+    bare: Some(('{', Expect::ListItem(&OBJECTS_BARE))),
+};
+
+pub(super) static PYTHONIC: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::ToolOpen, "<|python_start|>"),
+        (Tag::ToolClose, "<|python_end|>"),
+    ],
+    after_open: Expect::ListOpen(&PYTHON_CALLS),
+    bare: Some(('[', Expect::ListOpen(&PYTHON_CALLS))),
+};
+
+pub(super) static MISTRAL: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::ToolOpen, "[TOOL_CALLS]"),
+        (Tag::CallId, "[CALL_ID]"),
+        (Tag::Arguments, "[ARGS]"),
+    ],
+    after_open: Expect::ListOrName(&OBJECTS_IN_BRACKETS),
+    bare: None,
+};
+
+pub(super) static THINK: ThinkSyntax = ThinkSyntax {
+    start: "<think>",
+    end: "</think>",
+};
+
+pub(super) static MISTRAL_THINK: ThinkSyntax = ThinkSyntax {
+    start: "[THINK]",
+    end: "[/THINK]",
+};
