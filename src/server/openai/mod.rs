@@ -4,7 +4,6 @@
 pub(super) mod chat;
 pub(super) mod completions;
 mod logprobs;
-mod messages;
 mod refusals;
 mod wire;
 
