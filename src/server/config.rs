@@ -1,6 +1,7 @@
 //! The server's configuration.
 
 use actix_web::http::uri::Authority;
+use serde::{Deserialize, Serialize};
 
 use super::key::ApiKey;
 use crate::config::keys::{Flag, Form, KeyType, keys, out_of_range};
@@ -63,6 +64,9 @@ keys! {
         #[flag(RARE.takes("N"))]
         #[range(1..)]
         max_body_values: usize = 1 << 16,
+        /// Name of the field in which chat completions carry a model's reasoning.
+        #[flag(SERVER.takes("NAME"))]
+        reasoning_field: ReasoningField = ReasoningField::ReasoningContent,
         /// Seconds for a request's headers to arrive.
         #[flag(RARE.takes("SECONDS"))]
         #[range(1..)]
@@ -170,6 +174,20 @@ impl ServerConfig {
             workers => workers,
         }
     }
+}
+
+/// A name of the field that carries a model's reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReasoningField {
+    /// DeepSeek's and SGLang's name.
+    ReasoningContent,
+    /// OpenRouter's and vLLM's name.
+    Reasoning,
+}
+
+impl KeyType for ReasoningField {
+    const FORM: Form = Form::Name(&["reasoning_content", "reasoning"]);
 }
 
 impl KeyType for ApiKey {

@@ -1,0 +1,103 @@
+//! The choices of responses and chunks.
+
+use serde::Serialize;
+
+use crate::server::openai::logprobs::ChatLogprobs;
+use crate::server::openai::wire::Matched;
+
+/// A choice of a whole response.
+#[derive(Serialize)]
+pub(super) struct Choice {
+    pub(super) index: usize,
+    pub(super) message: Message,
+    #[serde(flatten)]
+    pub(super) details: ChoiceDetails,
+}
+
+/// The message of a whole response.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Message {
+    pub(super) role: &'static str,
+    pub(super) content: Option<String>,
+    pub(super) refusal: Option<String>,
+    #[serde(flatten)]
+    pub(super) reasoning: ReasoningText,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<ToolCall>,
+}
+
+/// A choice of a chunk.
+#[derive(Serialize)]
+pub(super) struct ChunkChoice {
+    pub(super) index: usize,
+    pub(super) delta: MessageDelta,
+    #[serde(flatten)]
+    pub(super) details: ChoiceDetails,
+}
+
+/// What a chunk adds to a message.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub(super) struct MessageDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) content: Option<String>,
+    #[serde(flatten)]
+    pub(super) reasoning: ReasoningText,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tool_calls: Option<[ToolCallDelta; 1]>,
+}
+
+/// Reasoning under the name that the configuration gives it.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub(super) struct ReasoningText {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning: Option<String>,
+}
+
+/// A call of a whole response.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct ToolCall {
+    pub(super) id: String,
+    #[serde(rename = "type")]
+    pub(super) kind: &'static str,
+    pub(super) function: Function,
+}
+
+/// The function of a call.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Function {
+    pub(super) name: String,
+    pub(super) arguments: String,
+}
+
+/// What a chunk adds to a call: clients append every text to the one that they have, so id and name come once.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct ToolCallDelta {
+    pub(super) index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub(super) kind: Option<&'static str>,
+    pub(super) function: FunctionDelta,
+}
+
+/// What a chunk adds to the function of a call.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct FunctionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    pub(super) arguments: String,
+}
+
+/// What whole choices and chunks have in common.
+#[derive(Default, Serialize)]
+pub(super) struct ChoiceDetails {
+    pub(super) logprobs: Option<ChatLogprobs>,
+    pub(super) finish_reason: Option<&'static str>,
+    pub(super) matched_stop: Option<Matched>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<u32>>,
+}
