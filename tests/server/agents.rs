@@ -1,10 +1,68 @@
 //! What agents rely on, on a model that says scripted lines.
 
-use serde_json::json;
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
 
 use crate::http::{post, stream};
 use crate::scripted::NO_LINE;
 use crate::world::World;
+
+const PATH: &str = "/v1/chat/completions";
+const LISBON: &str = r#"{"city": "Lisbon", "days": 3}"#;
+const OSLO: &str = r#"{"city": "Oslo", "days": 1}"#;
+
+/// A call as the model writes it.
+fn call(name: &str, arguments: &str) -> String {
+    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+}
+
+fn weather() -> Value {
+    json!({"type": "function", "function": {"name": "weather", "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+        "additionalProperties": false,
+    }}})
+}
+
+/// A model that thinks, says something and makes two calls.
+fn two_calls() -> World {
+    let (lisbon, oslo) = (call("weather", LISBON), call("weather", OSLO));
+    let line = format!("<think>\nWhich one?\n</think>\n\nBoth.\n{lisbon}\n{oslo}");
+    World::scripted(&[("compare", &line)])
+}
+
+fn ask(question: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": question}], "tools": [weather()]})
+}
+
+/// The events of a stream, with the usage at the end.
+fn events(addr: SocketAddr, mut body: Value) -> (Vec<Value>, Value) {
+    body["stream"] = true.into();
+    body["stream_options"] = json!({"include_usage": true});
+    let mut events = stream(addr, PATH, &body).rest();
+    let usage = events.pop().expect("events");
+    (events, usage)
+}
+
+/// The deltas of one choice.
+fn deltas(events: &[Value], index: usize) -> impl Iterator<Item = &Value> {
+    let choices = events.iter().map(|event| &event["choices"][0]);
+    let own = choices.filter(move |choice| choice["index"] == index);
+    own.map(|choice| &choice["delta"])
+}
+
+fn joined(events: &[Value], index: usize, field: &str) -> String {
+    deltas(events, index)
+        .filter_map(|delta| delta[field].as_str())
+        .collect()
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    let object = value.as_object().expect("an object");
+    object.keys().map(String::as_str).collect()
+}
 
 #[test]
 fn a_scripted_model_says_the_line_of_the_last_cue() {
@@ -15,7 +73,7 @@ fn a_scripted_model_says_the_line_of_the_last_cue() {
     ]);
     let says = |question: &str| {
         let call = json!({"messages": [{"role": "user", "content": question}]});
-        let answer = post(world.addr, "/v1/chat/completions", &call).ok();
+        let answer = post(world.addr, PATH, &call).ok();
         let choice = &answer["choices"][0];
         assert_eq!(choice["finish_reason"], "stop");
         choice["message"]["content"].as_str().map(str::to_owned)
@@ -38,7 +96,7 @@ fn a_scripted_model_has_log_probabilities_and_bytes_that_are_no_whole_characters
     let mut call = json!({
         "messages": [{"role": "user", "content": "?"}], "logprobs": true, "top_logprobs": 2,
     });
-    let whole = post(world.addr, "/v1/chat/completions", &call).ok();
+    let whole = post(world.addr, PATH, &call).ok();
     let choice = &whole["choices"][0];
     assert_eq!(choice["message"]["content"], "Grüße, 観客 🎭!");
     let tokens = choice["logprobs"]["content"].as_array().expect("a list");
@@ -50,10 +108,198 @@ fn a_scripted_model_has_log_probabilities_and_bytes_that_are_no_whole_characters
     let said = String::from_utf8(bytes).expect("the bytes are whole characters");
     assert_eq!(said, "Grüße, 観客 🎭!<|im_end|>");
     call["stream"] = true.into();
-    let events = stream(world.addr, "/v1/chat/completions", &call).rest();
+    let events = stream(world.addr, PATH, &call).rest();
     let text: String = events
         .iter()
         .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
         .collect();
     assert_eq!(text, "Grüße, 観客 🎭!");
+}
+
+#[test]
+fn a_stream_has_the_order_that_clients_rely_on() {
+    let world = two_calls();
+    let mut body = ask("compare");
+    body["n"] = 2.into();
+    let (events, usage) = events(world.addr, body);
+    assert_eq!(usage["choices"], json!([]));
+    assert!(usage["usage"]["completion_tokens"].as_u64() > Some(0));
+    let mut begun: Vec<&Value> = Vec::new();
+    for index in events.iter().map(|event| &event["choices"][0]["index"]) {
+        if !begun.contains(&index) {
+            begun.push(index);
+        }
+    }
+    assert_eq!(begun, [0, 1]);
+    for event in &events {
+        assert_eq!(event["object"], "chat.completion.chunk");
+        assert_eq!(event["choices"].as_array().map(Vec::len), Some(1));
+        assert!(event["choices"][0]["delta"].is_object(), "{event}");
+    }
+    for index in 0..2 {
+        let own: Vec<&Value> = events
+            .iter()
+            .map(|event| &event["choices"][0])
+            .filter(|choice| choice["index"] == index)
+            .collect();
+        let roles = own
+            .iter()
+            .filter(|choice| !choice["delta"]["role"].is_null());
+        assert_eq!(roles.count(), 1);
+        assert_eq!(own[0]["delta"]["role"], "assistant");
+        let (last, before) = own.split_last().expect("chunks");
+        assert_eq!(last["finish_reason"], "tool_calls");
+        assert!(
+            before
+                .iter()
+                .all(|choice| choice["finish_reason"].is_null())
+        );
+        check_calls(&events, index);
+        assert_eq!(
+            joined(&events, index, "reasoning_content").trim(),
+            "Which one?"
+        );
+        assert_eq!(joined(&events, index, "content").trim(), "Both.");
+    }
+    world.wait_until_whole();
+}
+
+/// Clients put every string of a call's deltas together but its index and type, and take a new index for the end of the
+/// call before.
+fn check_calls(events: &[Value], index: usize) {
+    let mut calls: Vec<(String, String)> = Vec::new();
+    for delta in deltas(events, index) {
+        for part in delta["tool_calls"].as_array().into_iter().flatten() {
+            let is_first = !part["id"].is_null();
+            if is_first {
+                assert_eq!(part["index"], calls.len());
+                assert_eq!(part["type"], "function");
+                assert_eq!(part["function"]["arguments"], "");
+                let id = part["id"].as_str().expect("a text");
+                assert!(id.starts_with("call_"), "{id}");
+                let name = part["function"]["name"].as_str().expect("a text");
+                calls.push((name.to_owned(), String::new()));
+                continue;
+            }
+            assert_eq!(keys(part), ["index", "function"]);
+            assert_eq!(keys(&part["function"]), ["arguments"]);
+            assert_eq!(part["index"], calls.len() - 1);
+            let text = part["function"]["arguments"].as_str().expect("a text");
+            calls.last_mut().expect("it has begun").1 += text;
+        }
+    }
+    let expected = [LISBON, OSLO].map(|arguments| ("weather".to_owned(), arguments.to_owned()));
+    assert_eq!(calls, expected);
+}
+
+#[test]
+fn calls_have_ids_of_their_own_in_every_choice() {
+    let world = two_calls();
+    let mut body = ask("compare");
+    body["n"] = 3.into();
+    let answer = post(world.addr, PATH, &body).ok();
+    let choices = answer["choices"].as_array().expect("a list");
+    let calls = choices
+        .iter()
+        .flat_map(|choice| choice["message"]["tool_calls"].as_array().expect("calls"));
+    let mut ids: Vec<&str> = calls
+        .map(|call| call["id"].as_str().expect("a text"))
+        .collect();
+    assert_eq!(ids.len(), 6);
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 6);
+    for choice in choices {
+        assert_eq!(choice["finish_reason"], "tool_calls");
+        assert!(choice["matched_stop"].is_null());
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_call_that_is_cut_off_ends_by_its_length() {
+    let world = two_calls();
+    let whole = post(world.addr, PATH, &ask("compare")).ok();
+    let n_tokens = whole["usage"]["completion_tokens"]
+        .as_u64()
+        .expect("a number");
+    for max_tokens in 1..n_tokens {
+        let mut body = ask("compare");
+        body["max_tokens"] = max_tokens.into();
+        let answer = post(world.addr, PATH, &body).ok();
+        let (events, usage) = events(world.addr, body);
+        assert_eq!(usage["usage"]["completion_tokens"], max_tokens);
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "length", "after {max_tokens}");
+        for field in ["content", "reasoning_content"] {
+            let text = choice["message"][field].as_str().unwrap_or_default();
+            assert_eq!(
+                joined(&events, 0, field),
+                text,
+                "{field} after {max_tokens}"
+            );
+            assert!(
+                !text.contains("tool_call>") && !text.contains("think>"),
+                "{text}"
+            );
+        }
+    }
+    world.wait_until_whole();
+}
+
+/// What Codex 0.94 sends over chat completions, in other words and with fewer tools: its tools carry their name twice, a
+/// developer speaks after the system, several user messages follow each other, and assistants that call have no content.
+#[test]
+fn the_conversation_of_codex_with_two_calls_of_its_shell() {
+    let run = |script: &str| json!({"command": ["bash", "-c", script]}).to_string();
+    let (write, read) = (run("echo four > row.txt"), run("cat row.txt"));
+    let world = World::scripted(&[
+        ("Keep my row", &call("shell", &write)),
+        ("\"output\":\"\"", &call("shell", &read)),
+        ("\"output\":\"four\\n\"", "Your row is kept."),
+    ]);
+    let shell = json!({"type": "function", "name": "shell", "function": {
+        "name": "shell", "description": "Runs a command.", "strict": false,
+        "parameters": {"type": "object", "required": ["command"], "additionalProperties": false, "properties": {
+            "command": {"type": "array", "items": {"type": "string"}, "description": "What to run."},
+            "timeout_ms": {"type": "number"},
+        }},
+    }});
+    let mut messages = vec![
+        json!({"role": "system", "content": "You work in a folder."}),
+        json!({"role": "developer", "content": "<rules>\nEverything may be run.\n</rules>"}),
+        json!({"role": "user", "content": "<place>\n  <cwd>/home</cwd>\n</place>"}),
+        json!({"role": "user", "content": "Keep my row in a file."}),
+    ];
+    let mut computed_before = 0;
+    for (arguments, output) in [(&write, ""), (&read, "four\n")] {
+        let body = json!({"model": "scripted", "messages": messages, "tools": [shell]});
+        let (events, usage) = events(world.addr, body);
+        let calls: Vec<&Value> = deltas(&events, 0)
+            .filter_map(|delta| delta["tool_calls"].get(0))
+            .collect();
+        let text: String = calls
+            .iter()
+            .filter_map(|part| part["function"]["arguments"].as_str())
+            .collect();
+        assert_eq!(&text, arguments);
+        let function = json!({"name": "shell", "arguments": text});
+        let id = &calls[0]["id"];
+        messages.push(json!({"role": "assistant", "content": null, "tool_calls": [
+            {"id": id, "type": "function", "function": function},
+        ]}));
+        let result =
+            json!({"output": output, "metadata": {"exit_code": 0, "duration_seconds": 0.0}});
+        messages.push(json!({"role": "tool", "tool_call_id": id, "content": result.to_string()}));
+        let usage = &usage["usage"];
+        let number = |value: &Value| value.as_u64().expect("a number");
+        let cached = number(&usage["prompt_tokens_details"]["cached_tokens"]);
+        assert!(cached >= computed_before, "{cached} of {computed_before}");
+        // All of the prompt, and the call up to where the template writes it as the model did.
+        computed_before = number(&usage["prompt_tokens"]);
+    }
+    let body = json!({"model": "scripted", "messages": messages, "tools": [shell]});
+    let (events, _) = events(world.addr, body);
+    assert_eq!(joined(&events, 0, "content"), "Your row is kept.");
+    world.wait_until_whole();
 }
