@@ -4,6 +4,7 @@ mod chat;
 mod files;
 mod python;
 mod template;
+mod vocabulary;
 
 use std::path::Path;
 
@@ -14,6 +15,8 @@ use crate::state::detok::TokenText;
 pub use chat::ChatPrompt;
 use files::TokenizerConfig;
 use template::ChatTemplate;
+use vocabulary::Spelling;
+pub use vocabulary::TokenPiece;
 
 /// Bytes of a text that are encoded at once to count its tokens.
 const PIECE_BYTES: usize = 64 << 10;
@@ -31,6 +34,8 @@ pub struct TextModel {
     /// Whether plain prompts start with the beginning-of-sequence token; `None` leaves it to tokenizer.json.
     adds_bos: Option<bool>,
     template: Option<ChatTemplate>,
+    /// How the vocabulary spells bytes, if that is known.
+    spelling: Option<Spelling>,
 }
 
 /// The special tokens that tokenizer_config.json names, as text. Templates see them as `bos_token` and so on.
@@ -79,6 +84,7 @@ impl TextModel {
             adds_bos: config.add_bos_token,
             template: sources.map(|sources| ChatTemplate::compile(sources, &config.special)),
             special: config.special,
+            spelling: Spelling::of(&tokenizer),
             tokenizer,
         })
     }
