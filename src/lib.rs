@@ -58,6 +58,8 @@ pub mod engine;
 pub mod error;
 pub mod executor;
 mod field;
+#[doc(hidden)]
+pub mod grammar;
 pub mod ids;
 #[doc(hidden)]
 pub mod kernels;

@@ -16,6 +16,7 @@ use crate::executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
 use crate::executor::memory_plan::{
     MemoryBudget, MemoryPlan, MemoryWish, Place, available_bytes, reserve_bytes,
 };
+use crate::grammar::{GrammarCompiler, GrammarLimits};
 use crate::kernels::cpu::default_threads;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
 use crate::model::text::TextModel;
@@ -200,6 +201,10 @@ impl EngineParts {
                 .map_or_else(AnswerFormats::default, |text| {
                     AnswerFormats::new(output_formats(config, text), text)
                 }),
+            grammars: self.text.clone().map(|text| {
+                let (ends, limits) = (&info.eos_token_ids, GrammarLimits::default());
+                Arc::new(GrammarCompiler::new(text, ends, info.vocab_size, limits))
+            }),
             vocab_size: info.vocab_size,
             limits: IntakeLimits {
                 context_length: info.context_length,

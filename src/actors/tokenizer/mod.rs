@@ -20,6 +20,7 @@ use crate::actors::messages::{
     CancelAll, CancelRequest, Drain, Generate, GetPrefixReport, StopFound, Submit, TokensReady,
 };
 use crate::admission::Admission;
+use crate::grammar::GrammarCompiler;
 use crate::ids::{IntakeId, RequestId};
 use crate::metrics::RequestMetrics;
 use crate::model::text::TextModel;
@@ -41,6 +42,8 @@ pub struct TokenizerSettings {
     pub text: Option<Arc<TextModel>>,
     /// The formats in which the model writes calls and reasoning.
     pub formats: AnswerFormats,
+    /// Compiles the grammars of outputs that follow one; `None` without a tokenizer.
+    pub grammars: Option<Arc<GrammarCompiler>>,
     /// Rows of the output head: larger ids are refused.
     pub vocab_size: usize,
     /// What can ever fit.

@@ -6,7 +6,7 @@ use crate::model::text::TextModel;
 use crate::request::{Delta, OutputParsing};
 use crate::state::answer::{AnswerForm, AnswerStream};
 use crate::state::detok::{StopMatch, StopTable, TextStream};
-use crate::state::output::{Markers, OutputFormats};
+use crate::state::output::{Markers, OutputFormats, ReasoningFormat};
 use crate::state::sampling::SamplingParams;
 
 /// The formats in which the model writes calls and reasoning, with their markers in its vocabulary.
@@ -41,7 +41,11 @@ impl AnswerFormats {
         sampling: &SamplingParams,
         starts_in_reasoning: bool,
     ) -> AnswerForm {
-        let reasoning = self.formats.reasoning;
+        // The prompt was looked at: it tells whether the output begins inside.
+        let reasoning = self.formats.reasoning.map(|format| match format {
+            ReasoningFormat::DeepSeekR1 => ReasoningFormat::Think,
+            other => other,
+        });
         AnswerForm {
             formats: OutputFormats {
                 reasoning: reasoning.filter(|_| parsing.separates_reasoning),

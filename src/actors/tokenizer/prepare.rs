@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use crate::actors::call::{OutputForm, Weighed};
 use crate::error::{FieldError, RequestError};
+use crate::grammar::{GrammarWish, ReasoningGate};
 use crate::model::text::{self, TextModel};
 use crate::request::{ChatPrompt, GenerateRequest, Prompt};
 use crate::state::grammar::Grammar;
+use crate::state::output::ReasoningFormat;
 use crate::state::sampling::LogprobWish;
 use crate::state::sampling::SamplingParams;
 
@@ -75,12 +77,44 @@ pub(super) fn prepare(
         }
     };
     check_prompt(&tokens, settings.vocab_size)?;
-    let _ = (form, is_cancelled);
+    let grammar = match form.is_constrained() {
+        true => compile(form, standing, settings, is_cancelled)?,
+        false => None,
+    };
     Ok(Prepared {
         tokens,
-        grammar: None,
+        grammar,
         starts_in_reasoning: standing == Standing::InReasoning,
     })
+}
+
+/// Compiles the grammar of outputs that follow one.
+fn compile(
+    form: &OutputForm,
+    standing: Standing,
+    settings: &TokenizerSettings,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
+    let Some(grammars) = &settings.grammars else {
+        return Err(invalid(
+            "the engine runs without a tokenizer: structured output and tools that must be called need one"
+                .to_owned(),
+        ));
+    };
+    let formats = settings.formats.formats();
+    let parsing = form.parsing.as_ref();
+    let reasoning = formats.reasoning.filter(|_| standing.may_reason());
+    let wish = GrammarWish {
+        constraint: form.constraint.clone(),
+        tools: parsing.and_then(|parsing| parsing.tools.clone()),
+        tool_format: formats.tool,
+        reasoning: reasoning.map(|format| ReasoningGate {
+            open: format.opening().into(),
+            close: format.closing().into(),
+            starts_inside: standing == Standing::InReasoning,
+        }),
+    };
+    grammars.compile(&wish, is_cancelled)
 }
 
 /// How a prompt stands to the model's reasoning.
@@ -97,12 +131,18 @@ enum Standing {
 }
 
 impl Standing {
+    /// Reasoning may come before the answer.
+    fn may_reason(self) -> bool {
+        matches!(self, Self::BeforeReasoning | Self::InReasoning)
+    }
+
     fn after(rendered: &str, settings: &TokenizerSettings) -> Self {
         let rendered = rendered.trim_end();
         match settings.formats.formats().reasoning {
             None => Self::NoChat,
-            Some(format) if format.is_open_after(rendered) => Self::InReasoning,
             Some(format) if rendered.ends_with(format.closing()) => Self::AfterReasoning,
+            Some(format) if format.is_open_after(rendered) => Self::InReasoning,
+            Some(ReasoningFormat::DeepSeekR1) => Self::InReasoning,
             Some(_) => Self::BeforeReasoning,
         }
     }

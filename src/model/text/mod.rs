@@ -8,6 +8,7 @@ mod formats;
 mod messages;
 mod python;
 mod template;
+mod vocabulary;
 
 use std::path::Path;
 
@@ -18,6 +19,8 @@ use crate::state::detok::TokenText;
 pub use chat::ChatPrompt;
 use files::TokenizerConfig;
 use template::ChatTemplate;
+use vocabulary::Spelling;
+pub use vocabulary::TokenPiece;
 
 /// Bytes of a text that are encoded at once to count its tokens.
 const PIECE_BYTES: usize = 64 << 10;
@@ -35,6 +38,8 @@ pub struct TextModel {
     /// Whether plain prompts start with the beginning-of-sequence token; `None` leaves it to tokenizer.json.
     adds_bos: Option<bool>,
     template: Option<ChatTemplate>,
+    /// How the vocabulary spells bytes, if that is known.
+    spelling: Option<Spelling>,
 }
 
 /// The special tokens that tokenizer_config.json names, as text. Templates see them as `bos_token` and so on.
@@ -83,6 +88,7 @@ impl TextModel {
             adds_bos: config.add_bos_token,
             template: sources.map(|sources| ChatTemplate::compile(sources, &config.special)),
             special: config.special,
+            spelling: Spelling::of(&tokenizer),
             tokenizer,
         })
     }

@@ -1,0 +1,168 @@
+//! Compiled grammars that were used last, and those that are being compiled.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::state::Template;
+use crate::error::RequestError;
+
+/// How long a waiting thread sleeps before it asks again whether its request was cancelled.
+const NAP: Duration = Duration::from_millis(20);
+
+/// What a compiler was given, by hash.
+pub(super) type Key = [u8; 32];
+
+/// A compiled grammar, or why there is none.
+pub(super) type Compiled = Result<Arc<Template>, RequestError>;
+
+/// The place of one grammar, shared by all requests that want it.
+#[derive(Default)]
+pub(super) struct Slot {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+enum Progress {
+    /// The compiler is made ready.
+    #[default]
+    Queued,
+    Compiling {
+        since: Instant,
+    },
+    Ended(Compiled),
+}
+
+/// Why nothing more is waited for.
+pub(super) enum Unready {
+    Cancelled,
+    Late,
+}
+
+impl Slot {
+    pub(super) fn begin(&self) {
+        let since = Instant::now();
+        *lock(&self.progress) = Progress::Compiling { since };
+    }
+
+    pub(super) fn end(&self, compiled: Compiled) {
+        *lock(&self.progress) = Progress::Ended(compiled);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the grammar, at most `patience` after its compilation began.
+    pub(super) fn wait(
+        &self,
+        patience: Duration,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Compiled, Unready> {
+        let mut progress = lock(&self.progress);
+        loop {
+            match &*progress {
+                Progress::Ended(compiled) => return Ok(compiled.clone()),
+                _ if is_cancelled() => return Err(Unready::Cancelled),
+                Progress::Compiling { since } if since.elapsed() >= patience => {
+                    return Err(Unready::Late);
+                }
+                Progress::Queued | Progress::Compiling { .. } => {}
+            }
+            progress = nap(&self.changed, progress);
+        }
+    }
+}
+
+/// The slots that were asked for last.
+pub(super) struct Slots {
+    /// The one used last at the end.
+    used: Vec<(Key, Arc<Slot>)>,
+    limit: usize,
+}
+
+impl Slots {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            used: Vec::new(),
+            limit: limit.max(1),
+        }
+    }
+
+    pub(super) fn find(&mut self, key: &Key) -> Option<Arc<Slot>> {
+        let at = self.used.iter().position(|(known, _)| known == key)?;
+        let entry = self.used.remove(at);
+        let slot = entry.1.clone();
+        self.used.push(entry);
+        Some(slot)
+    }
+
+    /// Makes a slot in place of the one that was not used for the longest time.
+    pub(super) fn add(&mut self, key: Key) -> Arc<Slot> {
+        if self.used.len() >= self.limit {
+            self.used.remove(0);
+        }
+        let slot = Arc::new(Slot::default());
+        self.used.push((key, slot.clone()));
+        slot
+    }
+
+    pub(super) fn remove(&mut self, key: &Key) {
+        self.used.retain(|(known, _)| known != key);
+    }
+}
+
+/// Counts the compilations under way.
+pub(super) struct Permits {
+    taken: Mutex<usize>,
+    freed: Condvar,
+    limit: usize,
+}
+
+impl Permits {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            taken: Mutex::new(0),
+            freed: Condvar::new(),
+            limit: limit.max(1),
+        }
+    }
+
+    /// Waits until there is one.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        patience: Duration,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Permit, Unready> {
+        let since = Instant::now();
+        let mut taken = lock(&self.taken);
+        while *taken >= self.limit {
+            if is_cancelled() {
+                return Err(Unready::Cancelled);
+            }
+            if since.elapsed() >= patience {
+                return Err(Unready::Late);
+            }
+            taken = nap(&self.freed, taken);
+        }
+        *taken += 1;
+        Ok(Permit(self.clone()))
+    }
+}
+
+/// The right to compile, given back when it is dropped.
+pub(super) struct Permit(Arc<Permits>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        *lock(&self.0.taken) -= 1;
+        self.0.freed.notify_all();
+    }
+}
+
+/// Locks; what a panicking thread left is whole, since no code here can panic between two writes.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn nap<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    let woken = changed.wait_timeout(guard, NAP);
+    woken.unwrap_or_else(PoisonError::into_inner).0
+}

@@ -1,0 +1,219 @@
+//! From what a request asks for to a grammar.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+
+use llguidance::ParserFactory;
+use llguidance::earley::SlicedBiasComputer;
+use toktrie::{InferenceCapabilities, TokEnv};
+
+use super::GrammarWish;
+use super::cache::{Compiled, Permit, Permits, Slot, Slots, Unready, lock};
+use super::limits::GrammarLimits;
+use super::source::Source;
+use super::state::Template;
+use super::tokens::Tokens;
+use super::wish::sources;
+use crate::error::{FieldError, RequestError};
+use crate::model::text::TextModel;
+use crate::state::grammar::{Grammar, GrammarFailure};
+
+/// Stack of a compiling thread. llguidance recurses along references; only what is touched takes memory.
+const STACK_BYTES: usize = 256 << 20;
+/// Characters of an error of llguidance that are told to a client.
+const TOLD_CHARS: usize = 400;
+
+/// Compiles the grammars of one model. Cheap to make: the first compilation reads the vocabulary.
+pub struct GrammarCompiler {
+    core: Arc<Core>,
+}
+
+/// What compiling threads share.
+struct Core {
+    text: Arc<TextModel>,
+    eos_token_ids: Vec<u32>,
+    vocab_size: usize,
+    limits: GrammarLimits,
+    factory: OnceLock<Result<ParserFactory, String>>,
+    slots: Mutex<Slots>,
+    permits: Arc<Permits>,
+}
+
+impl GrammarCompiler {
+    /// A compiler for a model whose logits have `vocab_size` entries. Tokens that the tokenizer lacks are never allowed.
+    pub fn new(
+        text: Arc<TextModel>,
+        eos_token_ids: &[u32],
+        vocab_size: usize,
+        limits: GrammarLimits,
+    ) -> Self {
+        let core = Core {
+            text,
+            eos_token_ids: eos_token_ids.to_vec(),
+            vocab_size,
+            factory: OnceLock::new(),
+            slots: Mutex::new(Slots::new(limits.cached)),
+            permits: Arc::new(Permits::new(limits.compiling)),
+            limits,
+        };
+        Self {
+            core: Arc::new(core),
+        }
+    }
+
+    /// Compiles what a request asks for; `None` if that constrains nothing. Blocks until it is done, the request is
+    /// cancelled or the time is over. Equal requests are compiled once.
+    ///
+    /// # Errors
+    /// [`RequestError::Field`] that names what cannot be constrained, and why; [`RequestError::Overloaded`] while too
+    /// many grammars are compiled.
+    pub fn compile(
+        &self,
+        wish: &GrammarWish,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
+        let sources = sources(wish, &self.core.text, &self.core.limits)?;
+        let mut refused = None;
+        for source in sources {
+            match self.compile_source(source, is_cancelled) {
+                Ok(template) => return Ok(Some(template)),
+                Err(error @ RequestError::Field(_)) => refused = refused.or(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        refused.map_or(Ok(None), Err)
+    }
+
+    fn compile_source(&self, source: Source, is_cancelled: &dyn Fn() -> bool) -> Compiled {
+        let core = &self.core;
+        source.check_size(&core.limits)?;
+        let (key, field) = (source.key(), source.field);
+        let patience = core.limits.compile_time;
+        let known = lock(&core.slots).find(&key);
+        let slot = match known {
+            Some(slot) => slot,
+            None => {
+                let permit = core.permits.take(patience, is_cancelled);
+                let permit = permit.map_err(|unready| core.no_permit(&unready))?;
+                core.slot_for(source, permit)?
+            }
+        };
+        let waited = slot.wait(patience, is_cancelled);
+        waited.unwrap_or_else(|unready| Err(core.not_waited_for(field, &unready)))
+    }
+}
+
+impl Core {
+    /// The slot of a grammar that nobody had asked for a moment ago, with a thread that fills it.
+    fn slot_for(
+        self: &Arc<Self>,
+        source: Source,
+        permit: Permit,
+    ) -> Result<Arc<Slot>, RequestError> {
+        let key = source.key();
+        let slot = {
+            let mut slots = lock(&self.slots);
+            if let Some(slot) = slots.find(&key) {
+                return Ok(slot);
+            }
+            slots.add(key)
+        };
+        let (core, filled) = (self.clone(), slot.clone());
+        let compiling = thread::Builder::new()
+            .name("grammar".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                core.fill(&filled, source);
+                drop(permit);
+            });
+        if compiling.is_err() {
+            // Others may wait for the slot already.
+            slot.end(Err(self.overloaded()));
+            lock(&self.slots).remove(&key);
+        }
+        Ok(slot)
+    }
+
+    fn fill(&self, slot: &Slot, source: Source) {
+        let field = source.field;
+        let compiled = catch_unwind(AssertUnwindSafe(|| {
+            let factory = self.factory.get_or_init(|| self.factory());
+            slot.begin();
+            match factory {
+                Ok(factory) => compile(factory, source),
+                Err(reason) => Err(refusal(field, reason)),
+            }
+        }));
+        let compiled = compiled.unwrap_or_else(|_| Err(refusal(field, "the compiler failed")));
+        slot.end(compiled.map(Arc::new));
+    }
+
+    fn factory(&self) -> Result<ParserFactory, String> {
+        let tokens = Tokens::new(self.text.clone(), &self.eos_token_ids, self.vocab_size)?;
+        let tokens: TokEnv = Arc::new(tokens);
+        let slices = SlicedBiasComputer::json_slices();
+        let factory = ParserFactory::new(&tokens, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(|error| error.to_string())?;
+        factory.quiet();
+        *factory.limits_mut() = self.limits.of_parser();
+        Ok(factory)
+    }
+
+    fn overloaded(&self) -> RequestError {
+        RequestError::Overloaded {
+            what: "grammars to compile",
+            queued: self.limits.compiling,
+            limit: self.limits.compiling,
+        }
+    }
+
+    fn no_permit(&self, unready: &Unready) -> RequestError {
+        match unready {
+            Unready::Cancelled => cancelled(),
+            Unready::Late => self.overloaded(),
+        }
+    }
+
+    fn not_waited_for(&self, field: &'static str, unready: &Unready) -> RequestError {
+        match unready {
+            Unready::Cancelled => cancelled(),
+            Unready::Late => {
+                let limit = self.limits.compile_time;
+                let reason = format!("compiling takes longer than {limit:?}, which is the limit");
+                refusal(field, &reason)
+            }
+        }
+    }
+}
+
+/// Compiles, and tries whether an output can begin.
+fn compile(factory: &ParserFactory, source: Source) -> Result<Template, RequestError> {
+    let field = source.field;
+    let parser = factory.create_parser(source.into_grammar());
+    let parser = parser.map_err(|error| refusal(field, &error.to_string()))?;
+    Template::new(parser).map_err(|failure| match failure {
+        GrammarFailure::NoToken => refusal(field, "it allows no text at all"),
+        GrammarFailure::TooComplex => refusal(field, "it is too complex"),
+    })
+}
+
+fn cancelled() -> RequestError {
+    RequestError::Invalid("the request was cancelled".to_owned())
+}
+
+fn refusal(field: &'static str, reason: &str) -> RequestError {
+    let reason = match reason.starts_with("panic:") {
+        true => "the compiler failed",
+        false => reason.trim_end_matches("<non-verbose/>").trim(),
+    };
+    let told: String = reason.chars().take(TOLD_CHARS).collect();
+    let reason = format!("no grammar can be made of {field}: {told}: ask for something simpler");
+    RequestError::Field(FieldError::new(field, reason))
+}
+
+impl std::fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GrammarCompiler").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,71 @@
+//! What a grammar may cost.
+
+use std::time::Duration;
+
+use llguidance::api::ParserLimits;
+
+/// The most that one request's grammar may take. Each limit ends only the request that reaches it.
+#[derive(Clone, Debug)]
+pub struct GrammarLimits {
+    /// Bytes of a regular expression, a grammar or the texts of a choice.
+    pub text_bytes: usize,
+    /// Bytes of all that is compiled for a request, its schemas as JSON.
+    pub source_bytes: usize,
+    /// Values in a JSON schema, counted with those in its constants.
+    pub schema_nodes: usize,
+    /// Objects and arrays of a JSON schema inside one another.
+    pub schema_depth: usize,
+    /// How long a request waits for its grammar once the compiler has begun.
+    pub compile_time: Duration,
+    /// Grammars that are compiled at the same time, those included that nobody waits for any more.
+    pub compiling: usize,
+    /// Compiled grammars that are kept for later requests, and errors.
+    pub cached: usize,
+    /// Symbols of a compiled grammar.
+    pub symbols: usize,
+    /// Work of the lexer while it is built; 50,000 take about 1 ms.
+    pub start_fuel: u64,
+    /// Work of the lexer for one mask; 14,000 take about 1 ms.
+    pub step_fuel: u64,
+    /// Items that the parser makes for one mask; 20,000 take about 1 ms.
+    pub step_items: usize,
+    /// Items of the parser after one token.
+    pub row_items: usize,
+    /// States of the lexer of one output, 1 to 2 kB each.
+    pub lexer_states: usize,
+}
+
+impl Default for GrammarLimits {
+    fn default() -> Self {
+        Self {
+            text_bytes: 64 << 10,
+            source_bytes: 2 << 20,
+            schema_nodes: 20_000,
+            schema_depth: 64,
+            compile_time: Duration::from_secs(10),
+            compiling: 4,
+            cached: 64,
+            symbols: 200_000,
+            start_fuel: 1_000_000,
+            step_fuel: 200_000,
+            step_items: 200_000,
+            row_items: 10_000,
+            lexer_states: 20_000,
+        }
+    }
+}
+
+impl GrammarLimits {
+    pub(super) fn of_parser(&self) -> ParserLimits {
+        ParserLimits {
+            max_items_in_row: self.row_items,
+            initial_lexer_fuel: self.start_fuel,
+            step_lexer_fuel: self.step_fuel,
+            step_max_items: self.step_items,
+            max_lexer_states: self.lexer_states,
+            max_grammar_size: self.symbols,
+            precompute_large_lexemes: true,
+            verbose_errors: false,
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The keywords of JSON schema, by what is done with them.
+
+/// What a keyword holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keyword {
+    /// A schema, or in older drafts a list of them.
+    Schema,
+    /// A list of schemas.
+    SchemaList,
+    /// Schemas by name.
+    SchemaMap,
+    /// A regular expression.
+    Pattern,
+    /// The name of a format.
+    Format,
+    /// `uniqueItems`.
+    Unique,
+    /// Any other value that the compiler knows.
+    Data,
+    /// Nothing that constrains a value.
+    Annotation,
+    /// What constrains a value in a way that no grammar here can.
+    Unsupported,
+}
+
+pub(super) fn keyword(name: &str) -> Keyword {
+    match name {
+        "items" | "additionalItems" | "additionalProperties" => Keyword::Schema,
+        "prefixItems" | "anyOf" | "oneOf" | "allOf" => Keyword::SchemaList,
+        "properties" | "patternProperties" | "$defs" | "definitions" => Keyword::SchemaMap,
+        "pattern" => Keyword::Pattern,
+        "format" => Keyword::Format,
+        "uniqueItems" => Keyword::Unique,
+        "type" | "$ref" | "$schema" | "const" | "enum" | "required" | "minItems" | "maxItems"
+        | "minProperties" | "maxProperties" | "minLength" | "maxLength" | "minimum" | "maximum"
+        | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf" => Keyword::Data,
+        "not"
+        | "if"
+        | "then"
+        | "else"
+        | "contains"
+        | "minContains"
+        | "maxContains"
+        | "dependencies"
+        | "dependentRequired"
+        | "dependentSchemas"
+        | "propertyNames"
+        | "unevaluatedItems"
+        | "unevaluatedProperties"
+        | "$dynamicRef"
+        | "$recursiveRef" => Keyword::Unsupported,
+        _ => Keyword::Annotation,
+    }
+}
+
+/// The formats that the compiler knows.
+pub(super) fn has_format(format: &str) -> bool {
+    [
+        "date-time",
+        "time",
+        "date",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "uuid",
+        "uri",
+    ]
+    .contains(&format)
+}
+
+/// The standard's other formats. Names that the standard does not have are annotations.
+pub(super) fn lacks_format(format: &str) -> bool {
+    [
+        "idn-email",
+        "idn-hostname",
+        "uri-reference",
+        "iri",
+        "iri-reference",
+        "uri-template",
+        "json-pointer",
+        "relative-json-pointer",
+        "regex",
+    ]
+    .contains(&format)
+}

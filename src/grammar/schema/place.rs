@@ -1,0 +1,49 @@
+//! Places in a schema.
+
+use std::fmt;
+
+/// A place in a schema, as a chain to its root: written down only when something is wrong there.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    step: Option<(&'a Place<'a>, &'a str)>,
+    depth: usize,
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn root() -> Self {
+        Self {
+            step: None,
+            depth: 0,
+        }
+    }
+
+    pub(super) fn under(&'a self, name: &'a str) -> Self {
+        Self {
+            step: Some((self, name)),
+            depth: self.depth + 1,
+        }
+    }
+
+    pub(super) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Whether the next schema above is an entry of the keyword's list.
+    pub(super) fn is_inside(&self, keyword: &str) -> bool {
+        let list = self.step.and_then(|(list, _)| list.step);
+        list.is_some_and(|(_, name)| name == keyword)
+    }
+}
+
+/// As a JSON pointer in a fragment, such as `#/properties/a`.
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.step {
+            None => f.write_str("#"),
+            Some((above, name)) => {
+                let name = name.replace('~', "~0").replace('/', "~1");
+                write!(f, "{above}/{name}")
+            }
+        }
+    }
+}

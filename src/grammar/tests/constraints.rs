@@ -1,0 +1,117 @@
+//! Constraints other than schemas.
+
+use super::vocabularies::{Vocabulary, large, sentence_piece, tiny};
+use super::walk::{feed, walk};
+use super::{compile, compiler, wish};
+use crate::state::grammar::{Constraint, Grammar, GrammarFailure, GrammarProgress, JsonWhitespace};
+
+/// Whether an output can be this text, and end with it.
+fn takes(grammar: &dyn Grammar, vocabulary: &Vocabulary, text: &str) -> bool {
+    feed(grammar, vocabulary, text).is_some_and(|end| end.is_ok())
+}
+
+#[test]
+fn a_json_object_is_an_object() {
+    for vocabulary in [tiny(), large(), sentence_piece()] {
+        let compiler = compiler(vocabulary);
+        let constraint = Constraint::JsonObject(JsonWhitespace::Bounded);
+        let grammar = compile(&compiler, constraint).expect("it compiles");
+        for seed in 0..5 {
+            let walk = walk(grammar.as_ref(), vocabulary, seed);
+            match serde_json::from_str::<serde_json::Value>(&walk.text) {
+                Ok(value) => assert!(value.is_object(), "{}", walk.text),
+                // A number that no f64 holds.
+                Err(error) => assert!(error.to_string().contains("out of range"), "{}", walk.text),
+            }
+        }
+        assert!(!takes(grammar.as_ref(), vocabulary, "[1]"));
+    }
+}
+
+#[test]
+fn an_expression_matches_as_a_whole() {
+    let vocabulary = tiny();
+    let compiler = compiler(vocabulary);
+    let cases: [(&str, &[&str], &[&str]); 5] = [
+        ("^a|b$", &["a", "b"], &["ab", ""]),
+        (r"\d{3}-\d{4}", &["555-1234"], &["555-12345", "x"]),
+        ("(yes|no)?", &["", "yes", "no"], &["maybe"]),
+        (
+            r"https?://[a-z]+/\S*",
+            &["http://a/", "https://b/c?d"],
+            &["ftp://a/"],
+        ),
+        (".+", &["a b"], &["a\nb", ""]),
+    ];
+    for (pattern, good, bad) in cases {
+        let grammar = compile(&compiler, Constraint::Regex(pattern.into())).expect("it compiles");
+        for text in good {
+            assert!(
+                takes(grammar.as_ref(), vocabulary, text),
+                "{pattern}: {text:?}"
+            );
+        }
+        for text in bad {
+            assert!(
+                !takes(grammar.as_ref(), vocabulary, text),
+                "{pattern}: {text:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn expressions_that_cannot_be_promised_are_refused() {
+    let compiler = compiler(tiny());
+    for (pattern, told) in [
+        ("(?=a)", "look-ahead"),
+        ("(", "regex"),
+        ("[^\\s\\S]", "no text"),
+        ("a{2,1}", "regex"),
+    ] {
+        let refused = compiler.compile(&wish(Constraint::Regex(pattern.into())), &|| false);
+        let error = refused.expect_err("it is refused");
+        assert_eq!(error.code(), "invalid_request");
+        assert!(error.to_string().contains(told), "{pattern}: {error}");
+    }
+}
+
+#[test]
+fn a_choice_is_one_of_its_texts() {
+    let vocabulary = tiny();
+    let compiler = compiler(vocabulary);
+    let texts = ["left", "left-hand", "a \"b\" \\n\u{7f}", "日本"].map(str::to_owned);
+    let grammar =
+        compile(&compiler, Constraint::Choice(texts.clone().into())).expect("it compiles");
+    for seed in 0..20 {
+        let walk = walk(grammar.as_ref(), vocabulary, seed);
+        assert_eq!(walk.end, Ok(GrammarProgress::Done));
+        assert!(texts.contains(&walk.text), "{:?}", walk.text);
+    }
+    assert!(takes(grammar.as_ref(), vocabulary, "left"));
+    assert!(!takes(grammar.as_ref(), vocabulary, "lef"));
+    let refused = compiler.compile(&wish(Constraint::Choice([].into())), &|| false);
+    assert!(refused.is_err());
+}
+
+#[test]
+fn a_token_that_is_not_allowed_fails_the_output() {
+    let vocabulary = tiny();
+    let compiler = compiler(vocabulary);
+    let grammar = compile(&compiler, Constraint::Regex("[0-9]+".into())).expect("it compiles");
+    for token in [
+        vocabulary.tokens("a")[0],
+        vocabulary.eos[0],
+        vocabulary.size as u32 - 1,
+    ] {
+        let mut state = grammar.begin();
+        assert_eq!(state.commit(token), Err(GrammarFailure::NoToken));
+    }
+}
+
+#[test]
+fn nothing_is_constrained_without_a_constraint() {
+    let wish = super::GrammarWish::default();
+    let compiled = compiler(tiny()).compile(&wish, &|| false);
+    assert!(compiled.expect("it is no error").is_none());
+}

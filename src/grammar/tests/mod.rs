@@ -1,0 +1,48 @@
+//! Grammars, walked at random with the vocabularies of models and with one as large as theirs.
+
+mod bombs;
+mod constraints;
+mod schema_list;
+mod schemas;
+mod vocabularies;
+mod walk;
+
+use std::sync::Arc;
+
+use super::{GrammarCompiler, GrammarLimits, GrammarWish};
+use crate::error::RequestError;
+use crate::state::grammar::{Constraint, Grammar, JsonWhitespace};
+use vocabularies::Vocabulary;
+
+/// A compiler with the usual limits.
+fn compiler(vocabulary: &Vocabulary) -> GrammarCompiler {
+    compiler_within(vocabulary, GrammarLimits::default())
+}
+
+fn compiler_within(vocabulary: &Vocabulary, limits: GrammarLimits) -> GrammarCompiler {
+    let text = vocabulary.text.clone();
+    GrammarCompiler::new(text, &vocabulary.eos, vocabulary.size, limits)
+}
+
+fn wish(constraint: Constraint) -> GrammarWish {
+    GrammarWish {
+        constraint: Some(Arc::new(constraint)),
+        ..GrammarWish::default()
+    }
+}
+
+fn schema(schema: serde_json::Value) -> Constraint {
+    Constraint::JsonSchema {
+        schema: Arc::new(schema),
+        whitespace: JsonWhitespace::default(),
+        is_strict: false,
+    }
+}
+
+fn compile(
+    compiler: &GrammarCompiler,
+    constraint: Constraint,
+) -> Result<Arc<dyn Grammar>, RequestError> {
+    let grammar = compiler.compile(&wish(constraint), &|| false)?;
+    Ok(grammar.expect("a constraint constrains"))
+}

@@ -1,0 +1,144 @@
+//! The vocabulary as llguidance sees it: a trie of the tokens' bytes.
+
+use std::sync::Arc;
+
+use toktrie::{INVALID_TOKEN, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+
+use crate::model::text::{TextModel, TokenPiece};
+
+/// The byte that begins the trie's entry of a token that is no text. No text in UTF-8 has it.
+const MARKER: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
+/// Bytes of the longest token: the trie cannot hold longer ones.
+const LONGEST: usize = 1000;
+/// How much of a dictated text is encoded, in longest tokens.
+const LOOK_AHEAD_TOKENS: usize = 8;
+/// Texts that are encoded to see whether this vocabulary's encoder can be trusted with parts of texts.
+const PROBES: [&str; 6] = [
+    "{\"name\": \"",
+    " a",
+    "\",\n  \"b c\": [",
+    "true}\n",
+    "<tool_call>",
+    "é",
+];
+
+/// The vocabulary of a model as a trie, with its encoder.
+pub(super) struct Tokens {
+    trie: TokTrie,
+    text: Arc<TextModel>,
+    /// The encoder spells every text exactly, so that what a grammar dictates gets the tokens that a model knows.
+    is_canonical: bool,
+}
+
+impl Tokens {
+    /// Builds the trie of the tokens below `vocab_size`.
+    ///
+    /// # Errors
+    /// Why no text can be constrained with this vocabulary.
+    pub(super) fn new(
+        text: Arc<TextModel>,
+        eos_token_ids: &[u32],
+        vocab_size: usize,
+    ) -> Result<Self, String> {
+        let pieces = text.pieces();
+        let pieces = pieces.ok_or("the tokenizer spells bytes in a way that is not known")?;
+        let n_tokens = pieces.len().min(vocab_size);
+        let mut eos = eos_token_ids.to_vec();
+        eos.retain(|&id| (id as usize) < n_tokens);
+        let words = words(pieces, n_tokens, &eos);
+        let info = TokRxInfo {
+            vocab_size: u32::try_from(n_tokens).map_err(|_| "the vocabulary is too large")?,
+            tok_eos: eos.first().copied().unwrap_or(INVALID_TOKEN),
+            tok_bos: None,
+            tok_pad: None,
+            tok_unk: None,
+            tok_end_of_turn: None,
+        };
+        let mut trie = TokTrie::from(&info, &words);
+        if eos.len() > 1 {
+            trie = trie.with_eos_tokens(&eos);
+        }
+        let mut tokens = Self {
+            trie,
+            text,
+            is_canonical: false,
+        };
+        tokens.is_canonical = tokens.spells_exactly();
+        Ok(tokens)
+    }
+
+    /// Every byte of UTF-8 has a token, and the encoder changes no text.
+    fn spells_exactly(&self) -> bool {
+        let in_utf8 = |byte: &u8| !matches!(byte, 0xc0 | 0xc1 | 0xf5..);
+        let has_all = (0..=255_u8)
+            .filter(in_utf8)
+            .all(|byte| self.trie.token_id_at_bytes(&[byte]).is_some());
+        has_all && PROBES.iter().all(|probe| self.encode(probe).is_some())
+    }
+
+    /// The tokens of a part of a text, if they spell it exactly.
+    fn encode(&self, text: &str) -> Option<Vec<TokenId>> {
+        let ids = self.text.encode_fragment(text)?;
+        (self.trie.decode_raw(&ids) == text.as_bytes()).then_some(ids)
+    }
+}
+
+/// The trie's entry of each token. Entries that are empty are never allowed.
+fn words(pieces: Vec<TokenPiece>, n_tokens: usize, eos: &[u32]) -> Vec<Vec<u8>> {
+    let mut words: Vec<Vec<u8>> = pieces
+        .into_iter()
+        .take(n_tokens)
+        .enumerate()
+        .map(|(id, piece)| match piece {
+            TokenPiece::Bytes(bytes) if !bytes.contains(&MARKER) && bytes.len() <= LONGEST => bytes,
+            TokenPiece::Bytes(_) | TokenPiece::Unknown => Vec::new(),
+            TokenPiece::Marker(name) => marker(id, &name),
+        })
+        .collect();
+    for &id in eos {
+        let word = &mut words[id as usize];
+        if word.first() != Some(&MARKER) {
+            *word = marker(id as usize, "");
+        }
+    }
+    words
+}
+
+/// The entry of a marker. Grammars refer to it by id; those that users write in Lark may say its name, if it is one
+/// that Lark can say.
+fn marker(id: usize, name: &str) -> Vec<u8> {
+    let inner = name
+        .strip_prefix('<')
+        .and_then(|rest| rest.strip_suffix('>'));
+    let can_be_said = inner.is_some_and(|inner| {
+        let is_plain = |c: char| !c.is_whitespace() && !matches!(c, '<' | '>');
+        !inner.is_empty() && !inner.starts_with('[') && inner.chars().all(is_plain)
+    });
+    let mut word = vec![MARKER];
+    match can_be_said && name.len() <= LONGEST {
+        true => word.extend_from_slice(name.as_bytes()),
+        false => word.extend_from_slice(format!("<{id}>").as_bytes()),
+    }
+    word
+}
+
+impl TokenizerEnv for Tokens {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        // Only the first token of what is dictated is ever used before it is asked for again, and llguidance looks
+        // back over four.
+        let longest = self.trie.max_token_len().max(64);
+        let bytes = &bytes[..bytes.len().min(LOOK_AHEAD_TOKENS * longest)];
+        self.trie.tokenize_with_greedy_fallback(bytes, |text| {
+            let encoded = self.encode(text);
+            encoded.unwrap_or_else(|| self.trie.greedy_tokenize(text.as_bytes()))
+        })
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        self.is_canonical
+    }
+}
