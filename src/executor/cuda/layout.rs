@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use crate::error::StepError;
 use crate::executor::cuda::list_buffer::{ListBuffer, Section};
+use crate::executor::cuda::masks::unmasked;
 use crate::executor::cuda::samplers::{RowSamplers, StartLists};
 use crate::executor::rows::Rows;
 use crate::executor::wanted::{Wanted, find_wanted};
+use crate::ids::RowId;
 use crate::kernels::cuda::params::{Segment, Tile};
 use crate::kernels::cuda::sampling::{
     DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun, TokenLogprob,
@@ -38,6 +40,8 @@ pub(super) struct Layout {
 pub(super) struct Reading {
     /// Index in the plan's rows.
     pub(super) work: usize,
+    /// The row.
+    pub(super) row: RowId,
     /// A token was sampled.
     pub(super) sample: bool,
     /// Where its log probabilities are read, if it has any.
@@ -285,12 +289,9 @@ impl Layout {
         let rows = self.wanted.iter().map(row_of);
         let padding = shape.padded_rows.saturating_sub(self.wanted.len());
         let works = rows.chain(std::iter::repeat_n(0, padding));
-        let works = works.zip(0..).map(|(row, index)| SampleWork {
-            row,
-            logits_row: index % shape.logit_rows as u32,
-            mask: NONE,
-            may_ban: 1,
-        });
+        let works = works
+            .zip(0..)
+            .map(|(row, index)| unmasked(row, index % shape.logit_rows as u32));
         self.lists.list(works)
     }
 
@@ -337,6 +338,7 @@ impl Layout {
             };
             self.readings.push(Reading {
                 work: wanted.work,
+                row: work.row,
                 sample: wanted.sample,
                 logprobs,
             });

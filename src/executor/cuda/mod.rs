@@ -14,6 +14,7 @@ mod clock;
 mod graphs;
 mod layout;
 mod list_buffer;
+mod masks;
 mod samplers;
 mod stage;
 mod step;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use self::clock::StepClock;
 use self::graphs::Graphs;
 use self::layout::{Layout, Logprobs, Reading, StepShape};
+use self::masks::RowGrammars;
 use self::samplers::RowSamplers;
 use self::stage::{N_SLOTS, Readback, ReadbackRing, UploadRing};
 use self::step::StepArrays;
@@ -45,12 +47,14 @@ use crate::kernels::dtype::Dtype;
 use crate::model::Model;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::state::sampling::TokenLogprobs;
-use crate::state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, StepOutput, StepPlan, StepRow};
+use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
 
 /// Rows of logits that are computed at once, if graphs do not ask for more.
 const LOGIT_ROWS: usize = 64;
 /// Words of a step's lists at first; the ring grows when a step brings more.
 const UPLOAD_WORDS: usize = 64 << 10;
+/// Words for masks at first.
+const MASK_WORDS: usize = 4 << 10;
 /// Words of [`Sampled`].
 const SAMPLED_WORDS: usize = size_of::<Sampled>() / size_of::<u32>();
 
@@ -134,6 +138,9 @@ pub struct CudaExecutor {
     arrays: StepArrays,
     uploads: UploadRing,
     readbacks: ReadbackRing,
+    grammars: RowGrammars,
+    /// Of masks.
+    mask_uploads: UploadRing,
     clock: StepClock,
     rows: Rows,
     layout: Layout,
@@ -158,6 +165,10 @@ struct DeviceStep {
     lap: usize,
     /// By index of the reading, ranked by the host.
     ranked: Vec<(usize, TokenLogprobs)>,
+    /// One of its rows samples by a grammar.
+    follows_grammars: bool,
+    /// The rows' verdicts are known, and their grammars were taken on.
+    has_verdicts: bool,
 }
 
 impl CudaExecutor {
@@ -248,6 +259,8 @@ impl CudaExecutor {
             arrays: StepArrays::new(&device, options)?,
             uploads: UploadRing::new(&device, N_SLOTS, UPLOAD_WORDS)?,
             readbacks: ReadbackRing::new(&device, N_SLOTS, readback_words)?,
+            grammars: RowGrammars::new(n_rows),
+            mask_uploads: UploadRing::new(&device, N_SLOTS, MASK_WORDS)?,
             clock: StepClock::new(&device)?,
             rows: Rows::new(options.max_rows, limits),
             layout: Layout::default(),
@@ -319,6 +332,8 @@ impl CudaExecutor {
             .layout
             .lay_out(plan, &mut self.rows, &mut self.samplers, &shape)?;
         // From here on the rows have moved on, so that the same plan cannot come again.
+        self.start_grammars(plan)
+            .map_err(|error| self.lose(error))?;
         let words = self.layout.lists.words();
         let uploaded = self.uploads.upload(words, &self.compute);
         let uploaded = uploaded.map_err(|error| self.lose(error))?;
@@ -330,7 +345,7 @@ impl CudaExecutor {
     /// What ends in a graph: a token sampled from each row, and what kernels know of log probabilities.
     fn graph_covers(&self, row: &StepRow) -> bool {
         let top = row.logprobs.as_ref().map_or(0, |wish| wish.top);
-        row.sample && top.min(self.vocab_size as u32) <= MAX_TOP
+        row.sample && top.min(self.vocab_size as u32) <= MAX_TOP && !self.grammars.constrains(row)
     }
 
     fn lose(&mut self, failure: impl std::fmt::Display) -> StepError {
@@ -345,14 +360,14 @@ impl CudaExecutor {
         let (sampled, logprobs) = words.split_at(step.readings.len() * SAMPLED_WORDS);
         let sampled: &[Sampled] = bytemuck::cast_slice(sampled);
         let logprobs: &[TokenLogprob] = bytemuck::cast_slice(logprobs);
+        if !step.has_verdicts {
+            step.take_verdicts(sampled, &mut self.grammars);
+        }
         let mut ranked = step.ranked.into_iter().peekable();
         for (index, (reading, sampled)) in step.readings.iter().zip(sampled).enumerate() {
             let result = &mut step.rows[reading.work];
             if reading.sample {
                 result.tokens.push(sampled.token);
-                if sampled.is_nan() {
-                    result.verdict = RowVerdict::NanLogits;
-                }
             }
             let found = match reading.logprobs {
                 Logprobs::Unwanted => None,

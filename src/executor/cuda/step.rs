@@ -2,6 +2,7 @@
 
 use crate::executor::cuda::graphs::DecodeGraph;
 use crate::executor::cuda::layout::{LOGPROB_WORDS, Lists, Logprobs};
+use crate::executor::cuda::masks::{MaskedWorks, Masks};
 use crate::executor::cuda::stage::{ReadbackPart, Uploaded};
 use crate::executor::cuda::{CudaExecutor, CudaOptions, DeviceStep, SAMPLED_WORDS};
 use crate::ids::StepId;
@@ -105,7 +106,7 @@ impl CudaExecutor {
             first: 0,
             len: n_rows,
         };
-        self.sample(&rows, self.arrays.sample_works.ptr().cast())?;
+        self.sample(&rows, self.arrays.sample_works.ptr().cast(), Masks::NONE)?;
         self.backend.take_failure()?;
         Ok(rows.logits)
     }
@@ -144,7 +145,10 @@ impl CudaExecutor {
         let readback = self.readbacks.begin(&parts, &self.compute)?;
         let mut readings = self.spent_readings.pop().unwrap_or_default();
         readings.append(&mut self.layout.readings);
+        let follows_grammars = DeviceStep::follows(&readings, &self.grammars);
         self.under_way.push_back(DeviceStep {
+            follows_grammars,
+            has_verdicts: false,
             step,
             rows,
             readings,
@@ -229,6 +233,11 @@ impl CudaExecutor {
             ..self.batch(n_decode, n_prefill)
         };
         let hidden = self.forward(&batch, lists, uploaded);
+        let masked = self.masks_of_step(lists)?;
+        let (works, masks) = match &masked {
+            None => (lists.sample_works.at(uploaded.start), Masks::NONE),
+            Some(masked) => (masked.works, masked.masks),
+        };
         let (n_wanted, at_once) = (self.layout.wanted.len(), self.options.logit_rows());
         let mut first_work = 0;
         for first in (0..n_wanted).step_by(at_once) {
@@ -245,13 +254,26 @@ impl CudaExecutor {
                 first,
                 len: list.len,
             };
-            self.sample(&rows, lists.sample_works.at(uploaded.start).add(first))?;
+            self.sample(&rows, works.add(first), masks)?;
             first_work = self.find_logprobs(&rows, first_work, lists, uploaded)?;
             if lists.needs_host {
                 self.rank_on_host(&rows, &logits, ranked)?;
             }
         }
+        if let Some(masked) = masked {
+            self.mask_uploads.release(masked.uploaded, &self.compute)?;
+        }
         self.backend.take_failure()
+    }
+
+    /// The masks of a step of which a row follows a grammar.
+    fn masks_of_step(&mut self, lists: &Lists) -> Result<Option<MaskedWorks>, CudaFailure> {
+        if !DeviceStep::follows(&self.layout.readings, &self.grammars) {
+            return Ok(None);
+        }
+        let words = &self.layout.lists.words()[lists.sample_works.words()];
+        let works: Vec<SampleWork> = bytemuck::cast_slice(words).to_vec();
+        self.masked_works(works).map(Some)
     }
 
     /// Returns the residual stream of all tokens, or of those that are read.
@@ -335,6 +357,7 @@ impl CudaExecutor {
         &mut self,
         rows: &LogitRows,
         works: DevicePtr<SampleWork>,
+        masks: Masks,
     ) -> Result<(), CudaFailure> {
         let shape = self.sampling_shape(rows.len);
         let peaks = self.backend.scratch(shape.peaks_bytes);
@@ -353,6 +376,8 @@ impl CudaExecutor {
             n_works: rows.len as u32,
             chunk: shape.chunk,
             n_chunks: shape.n_chunks,
+            masks: masks.words,
+            mask_words: masks.mask_words as u32,
             ..self.samplers.sample_params()
         };
         // SAFETY: a work for each row of logits, workspaces of the sizes that the shape says, a place for each result;

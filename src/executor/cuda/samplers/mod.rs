@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::StepError;
 use crate::executor::cuda::list_buffer::{ListBuffer, Section};
+use crate::ids::RowId;
 use crate::kernels::cuda::arena::{Arena, Part};
 use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Stream};
 use crate::kernels::cuda::sampling::{
@@ -40,6 +41,8 @@ struct Held {
     count_slot: Option<u32>,
     _biases: Option<Part>,
     _bans: Option<Part>,
+    /// The tokens that end its output, if it may be too short to end.
+    ends: Vec<u32>,
 }
 
 /// The lists of a step that starts rows.
@@ -73,6 +76,11 @@ impl RowSamplers {
             vocab_size,
             eos_ids,
         })
+    }
+
+    /// The tokens that a row does not sample before its output is long enough.
+    pub(super) fn bans(&self, row: RowId) -> &[u32] {
+        &self.held[row.index()].ends
     }
 
     /// Last tokens and output lengths, by row.
@@ -171,7 +179,8 @@ impl RowSamplers {
         let biases = sorted_biases(params);
         let bans = params.banned_ends(&self.eos_ids, self.vocab_size);
         let biases = self.keep(bytemuck::cast_slice(&biases), lists, copies)?;
-        let bans = self.keep(&bans, lists, copies)?;
+        let ends = bans;
+        let bans = self.keep(&ends, lists, copies)?;
         let count_slot = params.has_penalty().then(|| {
             let slot = self.free_slots.pop();
             slot.expect("slots were reserved for all rows that start")
@@ -205,6 +214,7 @@ impl RowSamplers {
             count_slot,
             _biases: biases.map(|kept| kept.0),
             _bans: bans.map(|kept| kept.0),
+            ends,
         };
         Ok(sampler)
     }

@@ -1,0 +1,176 @@
+//! Masks of rows whose output follows a grammar.
+//!
+//! The grammars stand on the host, and need the tokens of the step before. So a step with such rows runs its forward pass
+//! without a graph; while the device works on it, the host waits for the tokens of the step before, takes the grammars
+//! on and writes the masks; then the device samples. Other steps are not held up.
+
+use crate::executor::cuda::layout::Reading;
+use crate::executor::cuda::stage::Uploaded;
+use crate::executor::cuda::{CudaExecutor, DeviceStep, SAMPLED_WORDS};
+use crate::ids::RowId;
+use crate::kernels::cuda::backend::CudaFailure;
+use crate::kernels::cuda::driver::{DevicePtr, DriverError};
+use crate::kernels::cuda::sampling::{NONE, SampleWork, Sampled};
+use crate::state::grammar::RowGrammar;
+use crate::state::sampling;
+use crate::state::step::{RowStart, RowVerdict, StepPlan, StepRow};
+
+/// The grammars of all rows, by row.
+pub(super) struct RowGrammars {
+    rows: Vec<Option<RowGrammar>>,
+    /// How many there are: most executors never have one.
+    len: usize,
+}
+
+/// The sampling of a step with masks, on the device.
+pub(super) struct MaskedWorks {
+    pub(super) uploaded: Uploaded,
+    pub(super) works: DevicePtr<SampleWork>,
+    pub(super) masks: Masks,
+}
+
+/// Masks on the device.
+#[derive(Clone, Copy)]
+pub(super) struct Masks {
+    /// One after the other.
+    pub(super) words: DevicePtr<u32>,
+    /// Words of each.
+    pub(super) mask_words: usize,
+}
+
+impl Masks {
+    pub(super) const NONE: Self = Self {
+        words: DevicePtr::NULL,
+        mask_words: 0,
+    };
+}
+
+impl RowGrammars {
+    pub(super) fn new(n_rows: usize) -> Self {
+        Self {
+            rows: (0..n_rows).map(|_| None).collect(),
+            len: 0,
+        }
+    }
+
+    /// Starts a row, with its grammar if it follows one.
+    pub(super) fn start(&mut self, start: &RowStart, vocab_size: usize) {
+        let output = &start.tokens[start.prompt_tokens as usize..];
+        let grammar = start.grammar.as_deref();
+        let grammar = grammar.map(|grammar| RowGrammar::new(grammar, vocab_size, output));
+        let row = &mut self.rows[start.row.index()];
+        self.len += usize::from(grammar.is_some());
+        self.len -= usize::from(row.is_some());
+        *row = grammar;
+    }
+
+    fn has(&self, row: RowId) -> bool {
+        self.rows[row.index()].is_some()
+    }
+
+    pub(super) fn get_mut(&mut self, row: RowId) -> Option<&mut RowGrammar> {
+        self.rows[row.index()].as_mut()
+    }
+
+    /// Whether a row samples by its grammar.
+    pub(super) fn constrains(&self, row: &StepRow) -> bool {
+        self.len > 0 && row.sample && self.has(row.row)
+    }
+}
+
+impl CudaExecutor {
+    /// Starts the grammars of the rows that start. Rows that had one are taken to their end before.
+    pub(super) fn start_grammars(&mut self, plan: &StepPlan) -> Result<(), DriverError> {
+        let starts = plan.starts.iter();
+        if starts.clone().any(|start| self.grammars.has(start.row)) {
+            self.take_grammars_on()?;
+        }
+        starts.for_each(|start| self.grammars.start(start, self.vocab_size));
+        Ok(())
+    }
+
+    /// Takes the grammars on by what the steps under way sampled, and waits for that.
+    fn take_grammars_on(&mut self) -> Result<(), DriverError> {
+        for step in &mut self.under_way {
+            if step.has_verdicts || !step.follows_grammars {
+                continue;
+            }
+            let words = self.readbacks.words(&step.readback)?;
+            let sampled = &words[..step.readings.len() * SAMPLED_WORDS];
+            step.take_verdicts(bytemuck::cast_slice(sampled), &mut self.grammars);
+        }
+        Ok(())
+    }
+
+    /// Writes the masks of a step, while the device computes its logits.
+    pub(super) fn masked_works(
+        &mut self,
+        mut works: Vec<SampleWork>,
+    ) -> Result<MaskedWorks, CudaFailure> {
+        self.take_grammars_on()?;
+        let mut masks: Vec<u32> = Vec::new();
+        let mut mask_words = 0;
+        for work in &mut works {
+            let row = RowId::new(work.row);
+            let Some(grammar) = self.grammars.get_mut(row).filter(|_| work.row != 0) else {
+                continue;
+            };
+            grammar.prepare();
+            let Some(mask) = grammar.mask() else {
+                continue;
+            };
+            mask_words = mask.words().len();
+            work.mask = (masks.len() / mask_words) as u32;
+            work.may_ban = u32::from(mask.allows_beside(self.samplers.bans(row)));
+            masks.extend_from_slice(mask.words());
+        }
+        let works_len = works.len() * size_of::<SampleWork>() / size_of::<u32>();
+        let mut words: Vec<u32> = bytemuck::cast_slice(&works).to_vec();
+        words.extend(masks);
+        let uploaded = self.mask_uploads.upload(&words, &self.compute)?;
+        Ok(MaskedWorks {
+            works: uploaded.start.cast(),
+            masks: Masks {
+                words: uploaded.start.add(works_len),
+                mask_words,
+            },
+            uploaded,
+        })
+    }
+}
+
+impl DeviceStep {
+    /// Takes the grammars of the step's rows on by what was sampled, and keeps the verdicts.
+    pub(super) fn take_verdicts(&mut self, sampled: &[Sampled], grammars: &mut RowGrammars) {
+        for (reading, sampled) in self.readings.iter().zip(sampled) {
+            if !reading.sample {
+                continue;
+            }
+            let sampled = sampling::Sampled {
+                token: sampled.token,
+                nan: sampled.is_nan(),
+            };
+            let grammar = grammars.get_mut(reading.row);
+            self.rows[reading.work].verdict = RowVerdict::of(sampled, grammar);
+        }
+        self.has_verdicts = true;
+    }
+
+    /// Whether one of the rows follows a grammar.
+    pub(super) fn follows(readings: &[Reading], grammars: &RowGrammars) -> bool {
+        grammars.len > 0
+            && readings
+                .iter()
+                .any(|reading| reading.sample && grammars.has(reading.row))
+    }
+}
+
+/// A work without a mask.
+pub(super) fn unmasked(row: u32, logits_row: u32) -> SampleWork {
+    SampleWork {
+        row,
+        logits_row,
+        mask: NONE,
+        may_ban: 1,
+    }
+}
