@@ -121,6 +121,8 @@ pub struct ChatPrompt {
     pub template_kwargs: serde_json::Map<String, serde_json::Value>,
     /// Opens the assistant's turn.
     pub add_generation_prompt: bool,
+    /// Ends inside the last message, the assistant's, which the model continues.
+    pub continue_final_message: bool,
 }
 
 /// How an output is taken apart into [`OutputPiece`]s, in the formats that the engine was started with.
@@ -236,6 +238,7 @@ mod tests {
             tools: None,
             template_kwargs: arguments.as_object().cloned().unwrap_or_default(),
             add_generation_prompt: true,
+            continue_final_message: false,
         }));
         let (messages, names, values) = (1 + 1 + 7 + 2, 5 + 2, 1 + 3 + 1);
         assert_eq!(prompt.text_bytes(), messages + names + values);

@@ -186,6 +186,7 @@ fn chat(system: Option<&str>, user: String) -> Prompt {
         tools: None,
         template_kwargs: Map::new(),
         add_generation_prompt: true,
+        continue_final_message: false,
     }))
 }
 

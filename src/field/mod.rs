@@ -8,7 +8,7 @@ mod shallow;
 mod tree;
 
 pub(crate) use shallow::{Cut, Keep, ReadTokenIds, Shallow, TokenIds};
-pub(crate) use tree::Tree;
+pub(crate) use tree::{Tree, count_values};
 
 use crate::error::FieldError;
 

@@ -87,6 +87,7 @@ fn chat(messages: Value) -> Prompt {
         tools: None,
         template_kwargs: Default::default(),
         add_generation_prompt: true,
+        continue_final_message: false,
     }))
 }
 

@@ -127,6 +127,7 @@ pub fn question(max_new_tokens: u32) -> GenerateRequest {
         tools: None,
         template_kwargs: Default::default(),
         add_generation_prompt: true,
+        continue_final_message: false,
     })));
     request.sampling.temperature = 0.0;
     request.sampling.ignore_eos = true;

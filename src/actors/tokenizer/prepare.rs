@@ -85,6 +85,7 @@ fn render(text: &TextModel, chat: &ChatPrompt) -> Result<String, RequestError> {
         messages: &chat.messages,
         tools: chat.tools.as_ref(),
         add_generation_prompt: chat.add_generation_prompt,
+        continue_final_message: chat.continue_final_message,
         template_kwargs: Some(&chat.template_kwargs),
     })
 }

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use super::calls::CallIds;
 use crate::error::RequestError;
-use crate::field::Tree;
 
 /// What a chat template is rendered with.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +14,8 @@ pub struct ChatPrompt<'a> {
     pub tools: Option<&'a Value>,
     /// Ends with the start of the assistant's turn.
     pub add_generation_prompt: bool,
+    /// Ends inside the last message, after its content, as transformers' parameter of this name has it.
+    pub continue_final_message: bool,
     /// The request's `chat_template_kwargs`: variables for the template, such as `enable_thinking`.
     pub template_kwargs: Option<&'a Map<String, Value>>,
 }
@@ -25,7 +27,30 @@ impl<'a> ChatPrompt<'a> {
             messages,
             tools: None,
             add_generation_prompt: true,
+            continue_final_message: false,
             template_kwargs: None,
+        }
+    }
+}
+
+/// What a template expects of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Expected {
+    pub(super) content: ContentFormat,
+    /// It has a role for developers; others take them for the system.
+    pub(super) developers: bool,
+    pub(super) call_ids: CallIds,
+}
+
+impl Expected {
+    /// Looks for what the source of a template tells.
+    pub(super) fn of(template: &str) -> Self {
+        Self {
+            content: ContentFormat::of(template),
+            developers: ["'developer'", "\"developer\""]
+                .iter()
+                .any(|role| template.contains(role)),
+            call_ids: CallIds::of(template),
         }
     }
 }
@@ -59,92 +84,6 @@ impl ContentFormat {
             true => Self::Parts,
             false => Self::Text,
         }
-    }
-}
-
-/// Checks the messages and returns them as the template expects them: `content` always there, tool-call arguments as
-/// objects.
-pub(super) fn normalize(
-    messages: &Value,
-    format: ContentFormat,
-) -> Result<Vec<Value>, RequestError> {
-    let Some(messages) = messages.as_array().filter(|messages| !messages.is_empty()) else {
-        return invalid(
-            "messages is not a list with at least one message: send \
-             [{\"role\": \"user\", \"content\": ...}]"
-                .to_owned(),
-        );
-    };
-    let numbered = messages.iter().enumerate();
-    numbered
-        .map(|(index, message)| normalize_message(index, message, format))
-        .collect()
-}
-
-fn normalize_message(
-    index: usize,
-    message: &Value,
-    format: ContentFormat,
-) -> Result<Value, RequestError> {
-    let Some(fields) = message.as_object() else {
-        return invalid(format!(
-            "messages[{index}] is not an object: send role and content"
-        ));
-    };
-    if !fields.get("role").is_some_and(Value::is_string) {
-        return invalid(format!(
-            "messages[{index}].role is not a string: send system, user or assistant"
-        ));
-    }
-    let mut fields = fields.clone();
-    let content = match fields.get("content") {
-        None | Some(Value::Null) => Value::from(""),
-        Some(Value::String(text)) => Value::from(text.as_str()),
-        Some(Value::Array(parts)) => {
-            let texts = texts_of(index, parts)?;
-            match format {
-                ContentFormat::Text => Value::from(texts.join(" ")),
-                ContentFormat::Parts => Value::from(parts.clone()),
-            }
-        }
-        Some(_) => {
-            return invalid(format!(
-                "messages[{index}].content is neither a string nor a list of parts: send text"
-            ));
-        }
-    };
-    fields.insert("content".to_owned(), content);
-    if let Some(Value::Array(calls)) = fields.get_mut("tool_calls") {
-        calls.iter_mut().for_each(parse_arguments);
-    }
-    Ok(Value::Object(fields))
-}
-
-fn texts_of(index: usize, parts: &[Value]) -> Result<Vec<&str>, RequestError> {
-    let numbered = parts.iter().enumerate();
-    numbered
-        .map(|(part_index, part)| match (&part["type"], &part["text"]) {
-            (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text.as_str()),
-            (Value::String(kind), _) if kind != "text" => invalid(format!(
-                "messages[{index}].content[{part_index}] has type {kind:?}, supported is \"text\": send text parts only"
-            )),
-            _ => invalid(format!(
-                "messages[{index}].content[{part_index}] is no text part: send {{\"type\": \"text\", \"text\": ...}}"
-            )),
-        })
-        .collect()
-}
-
-/// OpenAI sends the arguments of a call as JSON inside a string; templates print them with `tojson`.
-fn parse_arguments(call: &mut Value) {
-    let Some(arguments) = call.pointer_mut("/function/arguments") else {
-        return;
-    };
-    let Some(text) = arguments.as_str() else {
-        return;
-    };
-    if let Ok(Tree(object @ Value::Object(_))) = serde_json::from_str(text) {
-        *arguments = object;
     }
 }
 

@@ -1,7 +1,10 @@
 //! The text side of a model: tokenizer and chat template, read from a directory in Hugging Face layout.
 
+mod calls;
 mod chat;
+mod ending;
 mod files;
+mod messages;
 mod python;
 mod template;
 

@@ -184,6 +184,7 @@ fn samples_of_a_chat_are_requests_of_their_own() {
             tools: None,
             template_kwargs: Default::default(),
             add_generation_prompt: true,
+            continue_final_message: false,
         })))
     };
     let rids: Vec<String> = crate::server::call::samples_of(request)

@@ -11,10 +11,13 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
+use serde_json::Value as Json;
 
 use super::SpecialTokens;
-use super::chat::{ChatPrompt, ContentFormat, invalid, normalize};
+use super::chat::{ChatPrompt, Expected, invalid};
+use super::ending;
 use super::files::TemplateSources;
+use super::messages::normalize;
 use super::python;
 use crate::error::RequestError;
 
@@ -35,8 +38,8 @@ const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 pub(super) struct ChatTemplate {
     environment: Environment<'static>,
     special: BTreeMap<&'static str, String>,
-    /// Content format for each compiled template.
-    formats: BTreeMap<&'static str, ContentFormat>,
+    /// What each compiled template expects of messages.
+    expected: BTreeMap<&'static str, Expected>,
     file: PathBuf,
     /// Why a template did not compile.
     broken: Option<String>,
@@ -47,7 +50,7 @@ impl ChatTemplate {
         let mut template = Self {
             environment: environment(),
             special: variables(special),
-            formats: BTreeMap::new(),
+            expected: BTreeMap::new(),
             file: sources.file,
             broken: None,
         };
@@ -65,33 +68,37 @@ impl ChatTemplate {
                 self.file.display()
             ));
         }
-        let with_tools = prompt.tools.is_some() && self.formats.contains_key(TOOL_USE);
+        let with_tools = prompt.tools.is_some() && self.expected.contains_key(TOOL_USE);
         let name = if with_tools { TOOL_USE } else { DEFAULT };
         let template = self
             .environment
             .get_template(name)
             .expect("compiled, or else broken");
-        let context = self.context(prompt, self.formats[name])?;
+        let mut messages = normalize(prompt.messages, self.expected[name])?;
+        let continued = prompt
+            .continue_final_message
+            .then(|| ending::mark(&mut messages));
+        let context = self.context(prompt, messages)?;
         let mut output = BoundedOutput::default();
-        match template.render_captured_to(context, &mut output) {
-            Ok(_) => Ok(String::from_utf8(output.bytes).expect("the engine writes whole strings")),
-            Err(error) => invalid(explain(&error)),
+        if let Err(error) = template.render_captured_to(context, &mut output) {
+            return invalid(explain(&error));
+        }
+        let text = String::from_utf8(output.bytes).expect("the engine writes whole strings");
+        match continued {
+            Some(blank_bytes) => ending::cut(text, blank_bytes),
+            None => Ok(text),
         }
     }
 
     fn add(&mut self, name: &'static str, source: &str) {
-        self.formats.insert(name, ContentFormat::of(source));
+        self.expected.insert(name, Expected::of(source));
         let source = without_generation_tags(source);
         if let Err(error) = self.environment.add_template_owned(name, source) {
             self.broken = Some(error.to_string());
         }
     }
 
-    fn context(
-        &self,
-        prompt: &ChatPrompt<'_>,
-        format: ContentFormat,
-    ) -> Result<Value, RequestError> {
+    fn context(&self, prompt: &ChatPrompt<'_>, messages: Vec<Json>) -> Result<Value, RequestError> {
         let mut variables: BTreeMap<String, Value> = BTreeMap::new();
         for (name, token) in &self.special {
             variables.insert((*name).to_owned(), Value::from(token.as_str()));
@@ -104,7 +111,6 @@ impl ChatTemplate {
             }
             variables.insert(name.clone(), Value::from(Serde(value)));
         }
-        let messages = normalize(prompt.messages, format)?;
         variables.insert("messages".to_owned(), Value::from(Serde(messages)));
         // Templates ask `tools is not none`: without tools the variable exists and is none.
         variables.insert("tools".to_owned(), Value::from(Serde(prompt.tools)));

@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 use super::*;
 
@@ -346,4 +346,84 @@ fn a_malicious_template_ends_with_an_error() {
             "{source}: {error}"
         );
     }
+}
+
+fn continued(source: &str, messages: Json) -> Result<String, String> {
+    let prompt = ChatPrompt {
+        add_generation_prompt: false,
+        continue_final_message: true,
+        ..ChatPrompt::new(&messages)
+    };
+    let rendered = compile(source).render(&prompt);
+    rendered.map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_final_message_is_continued_where_its_content_ends() {
+    let chat = |content: &str| json!([say("user", "Well"), say("assistant", content)]);
+    let start = "<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\nWell<|im_end|>\n<|im_start|>assistant\n";
+    for content in ["Well", "Well, ", "", "a\n\n", "é "] {
+        let expected = format!("{start}{content}");
+        assert_eq!(continued(CHATML, chat(content)), Ok(expected));
+    }
+    let trimming = "{{ bos_token }}{% for m in messages %}[{{ m.content | trim }}]\n{% endfor %}";
+    for (content, expected) in [
+        ("Well, ", "<s>[Well]\n[Well,"),
+        ("", "<s>[Well]\n["),
+        ("é \u{3000}", "<s>[Well]\n[é"),
+    ] {
+        assert_eq!(continued(trimming, chat(content)), Ok(expected.to_owned()));
+    }
+    let silent = "{% for m in messages %}{{ m.role }}{% endfor %}";
+    let error = continued(silent, chat("a")).expect_err("is refused");
+    assert!(error.starts_with("continue_final_message"), "{error}");
+    let parts = json!([say("user", "a"),
+        {"role": "assistant", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]);
+    assert!(continued(CHATML, parts).is_ok_and(|text| text.ends_with("b c")));
+}
+
+#[test]
+fn developers_are_the_system_unless_the_template_knows_them() {
+    let chat = json!([say("developer", "a"), say("user", "b")]);
+    let roles = "{% for m in messages %}{{ m.role }} {% endfor %}";
+    assert_eq!(render(roles, chat.clone()), "system user ");
+    let knowing = format!("{roles}{{# 'developer' #}}");
+    assert_eq!(render(&knowing, chat), "developer user ");
+}
+
+#[test]
+fn ids_of_calls_are_short_where_the_template_wants_them() {
+    let long = "call_0123456789abcdef01234567";
+    let chat = json!([
+        say("user", "a"),
+        {"role": "assistant", "content": "", "tool_calls": [
+            {"id": long, "function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "g"}}]},
+        {"role": "tool", "content": "4", "tool_call_id": long},
+        {"role": "tool", "content": "5", "tool_call_id": "AbCdEf123"},
+    ]);
+    let ids = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.id }} {% endfor %}{{ m.tool_call_id }} {% endfor %}";
+    let given = render(ids, chat.clone());
+    assert_eq!(given.matches(long).count(), 2, "{given}");
+    let strict = format!(
+        "{{% if messages[0].id is defined and messages[0].id | length != 9 %}}{{% endif %}}{ids}"
+    );
+    let made = render(&strict, chat);
+    let made: Vec<&str> = made.split_whitespace().collect();
+    assert!(made.iter().all(|id| id.len() == 9), "{made:?}");
+    assert_eq!((made.len(), made[0], made[3]), (4, made[2], "AbCdEf123"));
+}
+
+#[test]
+fn arguments_of_calls_are_bounded() {
+    let chat = |arguments: String| {
+        json!([say("user", "a"), {"role": "assistant", "tool_calls": [
+            {"function": {"name": "f", "arguments": arguments}}]}])
+    };
+    let source = "{{ messages[1].tool_calls[0].function.arguments is mapping }}";
+    assert_eq!(render(source, chat("{\"a\": 1}".to_owned())), "True");
+    assert_eq!(render(source, chat("[1]".to_owned())), "False");
+    assert_eq!(render(source, chat("{\"a\": ".to_owned())), "False");
+    let many = format!("{{\"a\": [{}[]]}}", "[],".repeat(1 << 16));
+    let error = refused(source, chat(many));
+    assert!(error.contains("JSON values"), "{error}");
 }

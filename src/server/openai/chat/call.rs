@@ -55,6 +55,7 @@ impl Call {
             tools: None,
             template_kwargs,
             add_generation_prompt,
+            continue_final_message: false,
         };
         let call = Self {
             common,

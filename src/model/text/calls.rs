@@ -1,0 +1,134 @@
+//! Calls of tools in a conversation, as templates expect them.
+
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+use super::chat::invalid;
+use crate::error::RequestError;
+use crate::field::{Tree, count_values};
+
+/// Most JSON values in all arguments of a conversation that come as texts.
+const MAX_VALUES: usize = 1 << 16;
+/// Length of the ids that Mistral's templates take.
+const SHORT_ID_CHARS: usize = 9;
+/// Letters and digits.
+const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// The ids of calls that a template takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallIds {
+    /// Any.
+    AsGiven,
+    /// Exactly nine letters or digits.
+    Short,
+}
+
+impl CallIds {
+    /// Looks for the length that Mistral's templates check.
+    pub(super) fn of(template: &str) -> Self {
+        let source: String = template.split_whitespace().collect();
+        match source.contains("|length!=9") {
+            true => Self::Short,
+            false => Self::AsGiven,
+        }
+    }
+}
+
+/// The calls of a conversation, from its first message on.
+pub(super) struct Calls {
+    ids: CallIds,
+    /// Values that the arguments read so far have.
+    values: usize,
+    /// Calls so far.
+    count: usize,
+}
+
+impl Calls {
+    pub(super) fn new(ids: CallIds) -> Self {
+        Self {
+            ids,
+            values: 0,
+            count: 0,
+        }
+    }
+
+    /// Brings the calls of one message, or the id of the call that it answers, into the template's form.
+    pub(super) fn normalize(
+        &mut self,
+        message: &mut Map<String, Value>,
+    ) -> Result<(), RequestError> {
+        if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
+            for call in calls {
+                self.parse_arguments(call)?;
+                self.name(call);
+            }
+        }
+        if self.ids == CallIds::Short
+            && let Some(Value::String(id)) = message.get_mut("tool_call_id")
+        {
+            *id = short(id);
+        }
+        Ok(())
+    }
+
+    /// OpenAI sends the arguments of a call as JSON inside a string; templates print them with `tojson`.
+    fn parse_arguments(&mut self, call: &mut Value) -> Result<(), RequestError> {
+        let Some(arguments) = call.pointer_mut("/function/arguments") else {
+            return Ok(());
+        };
+        let Some(text) = arguments.as_str() else {
+            return Ok(());
+        };
+        if !text.trim_start().starts_with('{') {
+            return Ok(());
+        }
+        self.values += count_values(text.as_bytes());
+        if self.values > MAX_VALUES {
+            return invalid(format!(
+                "the arguments of tool calls hold more than {MAX_VALUES} JSON values: send fewer"
+            ));
+        }
+        if let Ok(Tree(object)) = serde_json::from_str(text) {
+            *arguments = object;
+        }
+        Ok(())
+    }
+
+    fn name(&mut self, call: &mut Value) {
+        self.count += 1;
+        let Some(call) = call.as_object_mut() else {
+            return;
+        };
+        if self.ids == CallIds::Short {
+            let id = match call.get("id").and_then(Value::as_str) {
+                Some(id) => short(id),
+                None => short(&self.count.to_string()),
+            };
+            call.insert("id".to_owned(), Value::from(id));
+        }
+    }
+}
+
+/// The same short id for the same id, wherever it stands.
+fn short(id: &str) -> String {
+    if id.len() == SHORT_ID_CHARS && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return id.to_owned();
+    }
+    let hash = Sha256::digest(id);
+    let letter = |byte: &u8| char::from(ALPHABET[*byte as usize % ALPHABET.len()]);
+    hash.iter().take(SHORT_ID_CHARS).map(letter).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_ids_are_kept_and_others_are_made_short() {
+        assert_eq!(short("AbCdEf123"), "AbCdEf123");
+        let id = short("call_0123456789abcdef01234567");
+        assert_eq!(id, short("call_0123456789abcdef01234567"));
+        assert!(id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+        assert_ne!(id, short("call_0123456789abcdef01234568"));
+    }
+}

@@ -1,0 +1,80 @@
+//! Messages as templates expect them.
+
+use serde_json::Value;
+
+use super::calls::Calls;
+use super::chat::{ContentFormat, Expected, invalid};
+use crate::error::RequestError;
+
+/// Checks the messages and returns them as the template expects them: `content` always there, tool-call arguments as
+/// objects, roles and ids that it knows.
+pub(super) fn normalize(messages: &Value, expected: Expected) -> Result<Vec<Value>, RequestError> {
+    let Some(messages) = messages.as_array().filter(|messages| !messages.is_empty()) else {
+        return invalid(
+            "messages is not a list with at least one message: send \
+             [{\"role\": \"user\", \"content\": ...}]"
+                .to_owned(),
+        );
+    };
+    let mut calls = Calls::new(expected.call_ids);
+    let numbered = messages.iter().enumerate();
+    numbered
+        .map(|(index, message)| normalize_message(index, message, expected, &mut calls))
+        .collect()
+}
+
+fn normalize_message(
+    index: usize,
+    message: &Value,
+    expected: Expected,
+    calls: &mut Calls,
+) -> Result<Value, RequestError> {
+    let Some(fields) = message.as_object() else {
+        return invalid(format!(
+            "messages[{index}] is not an object: send role and content"
+        ));
+    };
+    if !fields.get("role").is_some_and(Value::is_string) {
+        return invalid(format!(
+            "messages[{index}].role is not a string: send system, user or assistant"
+        ));
+    }
+    let mut fields = fields.clone();
+    let content = match fields.get("content") {
+        None | Some(Value::Null) => Value::from(""),
+        Some(Value::String(text)) => Value::from(text.as_str()),
+        Some(Value::Array(parts)) => {
+            let texts = texts_of(index, parts)?;
+            match expected.content {
+                ContentFormat::Text => Value::from(texts.join(" ")),
+                ContentFormat::Parts => Value::from(parts.clone()),
+            }
+        }
+        Some(_) => {
+            return invalid(format!(
+                "messages[{index}].content is neither a string nor a list of parts: send text"
+            ));
+        }
+    };
+    fields.insert("content".to_owned(), content);
+    if fields["role"] == "developer" && !expected.developers {
+        fields.insert("role".to_owned(), Value::from("system"));
+    }
+    calls.normalize(&mut fields)?;
+    Ok(Value::Object(fields))
+}
+
+fn texts_of(index: usize, parts: &[Value]) -> Result<Vec<&str>, RequestError> {
+    let numbered = parts.iter().enumerate();
+    numbered
+        .map(|(part_index, part)| match (&part["type"], &part["text"]) {
+            (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text.as_str()),
+            (Value::String(kind), _) if kind != "text" => invalid(format!(
+                "messages[{index}].content[{part_index}] has type {kind:?}, supported is \"text\": send text parts only"
+            )),
+            _ => invalid(format!(
+                "messages[{index}].content[{part_index}] is no text part: send {{\"type\": \"text\", \"text\": ...}}"
+            )),
+        })
+        .collect()
+}
