@@ -101,6 +101,14 @@ impl Drop for BodyCharge {
     }
 }
 
+/// What a call's body is charged for while the call is served.
+pub(super) struct Charges {
+    /// What the prompt is made of, until it is encoded.
+    pub(super) prompt: BodyCharge,
+    /// The tools and constraints of the call, which live as long as its requests.
+    pub(super) request: BodyCharge,
+}
+
 fn take(free: &AtomicUsize, bytes: usize) -> bool {
     let rest = |free: usize| free.checked_sub(bytes);
     free.fetch_update(Ordering::AcqRel, Ordering::Acquire, rest)

@@ -98,13 +98,19 @@ pub(super) fn samples_of(request: GenerateRequest) -> impl Iterator<Item = Gener
     (0..n).map(move |index| {
         let mut sample = request.clone();
         sample.sampling.n = 1;
-        if n > 1 {
-            sample.rid = RequestId::new(format!("{}-{index}", request.rid));
-        }
+        sample.rid = sample_id(&request.rid, index, n);
         let seed = &mut sample.sampling.sampling_seed;
         *seed = seed.map(|seed| seed.wrapping_add(index.into()));
         sample
     })
+}
+
+/// The id of one of the `n` samples of a request.
+pub(super) fn sample_id(rid: &RequestId, index: u32, n: u32) -> RequestId {
+    match n {
+        1 => rid.clone(),
+        _ => RequestId::new(format!("{rid}-{index}")),
+    }
 }
 
 /// Refuses calls of too many samples before anything is made for them; `field` is the one that asks for them.

@@ -1,6 +1,7 @@
 //! The server's configuration.
 
 use actix_web::http::uri::Authority;
+use serde::{Deserialize, Serialize};
 
 use super::key::ApiKey;
 use crate::config::keys::{Flag, Form, KeyType, keys, out_of_range};
@@ -50,7 +51,8 @@ keys! {
         #[flag(RARE.takes("N"))]
         #[range(1..=MAX_BATCH_REQUESTS)]
         max_batch_requests: usize = 1024,
-        /// Maximum total bytes that all request bodies may occupy while they are received and parsed.
+        /// Maximum total bytes that all request bodies may occupy while they are received and parsed, and the tools and
+        /// constraints of requests under way.
         #[flag(RARE.takes("BYTES"))]
         max_bodies_bytes: usize = 256 << 20,
         /// Maximum total bytes, over all answers, that prompt log probabilities may occupy until clients have read
@@ -58,11 +60,14 @@ keys! {
         #[flag(RARE.takes("BYTES"))]
         #[range(1..)]
         max_answers_bytes: usize = 256 << 20,
-        /// Maximum number of JSON values in the messages, template arguments and other free-form fields of one request
-        /// body.
+        /// Maximum number of JSON values in the messages, tools, schemas, template arguments and other free-form fields of
+        /// one request body.
         #[flag(RARE.takes("N"))]
         #[range(1..)]
         max_body_values: usize = 1 << 16,
+        /// Name of the field in which chat completions carry a model's reasoning.
+        #[flag(SERVER.takes("NAME"))]
+        reasoning_field: ReasoningField = ReasoningField::ReasoningContent,
         /// Seconds for a request's headers to arrive.
         #[flag(RARE.takes("SECONDS"))]
         #[range(1..)]
@@ -170,6 +175,20 @@ impl ServerConfig {
             workers => workers,
         }
     }
+}
+
+/// A name of the field that carries a model's reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReasoningField {
+    /// DeepSeek's and SGLang's name.
+    ReasoningContent,
+    /// OpenRouter's and vLLM's name.
+    Reasoning,
+}
+
+impl KeyType for ReasoningField {
+    const FORM: Form = Form::Name(&["reasoning_content", "reasoning"]);
 }
 
 impl KeyType for ApiKey {

@@ -6,11 +6,11 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::budget::BodyCharge;
+use super::budget::{BodyCharge, Charges};
 use super::error::ApiError;
 use super::raw::Raw;
 use crate::error::FieldError;
-use crate::field::{self, Field, Integer, ReadTokenIds, Shallow, Tree};
+use crate::field::{self, Field, Integer, ReadTokenIds, Shallow};
 use crate::request::RequestTimeouts;
 
 /// Most fields of an object: clients send a few dozen.
@@ -27,8 +27,13 @@ const VALUE_BYTES: usize = 256;
 pub(super) struct Fields {
     fields: FxHashMap<String, Raw>,
     max_values: usize,
+    /// Values that were read with all that is in them.
     values: usize,
+    /// Those of them that the prompt is made of.
+    prompt_values: usize,
     charge: BodyCharge,
+    /// What is read for the whole life of the request.
+    request_charge: BodyCharge,
 }
 
 impl Fields {
@@ -54,6 +59,8 @@ impl Fields {
                 fields,
                 max_values,
                 values: 0,
+                prompt_values: 0,
+                request_charge: charge.beside(),
                 charge,
             }),
             Object::TooMany => Err(ApiError::invalid(format!(
@@ -92,23 +99,76 @@ impl Fields {
     /// # Errors
     /// Names the limit of values in one body, before they are made.
     pub(super) fn take_tree(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
-        let Some(raw) = self.take_raw(name) else {
-            return Ok(None);
-        };
+        let raw = self.take_raw(name);
+        raw.map(|raw| self.tree(name, &raw)).transpose()
+    }
+
+    /// Reads JSON with all that is in it, to make a prompt of it.
+    ///
+    /// # Errors
+    /// As [`Fields::take_tree`].
+    pub(super) fn tree(&mut self, name: &str, raw: &Raw) -> Result<Value, ApiError> {
+        self.count_for_prompt(name, raw)?;
+        raw.parse_tree(name)
+    }
+
+    /// Counts and charges the values of JSON that a prompt is made of, before it is read.
+    ///
+    /// # Errors
+    /// As [`Fields::take_tree`].
+    pub(super) fn count_for_prompt(&mut self, name: &str, raw: &Raw) -> Result<(), ApiError> {
+        let values = self.count(name, raw)?;
+        self.charge.grow(values * VALUE_BYTES)?;
+        self.prompt_values += values;
+        Ok(())
+    }
+
+    /// Reads JSON with all that is in it, to keep it as long as the request.
+    ///
+    /// # Errors
+    /// As [`Fields::take_tree`].
+    pub(super) fn request_tree(&mut self, name: &str, raw: &Raw) -> Result<Value, ApiError> {
+        self.count(name, raw)?;
+        self.charge_request(raw)?;
+        raw.parse_tree(name)
+    }
+
+    /// Charges what JSON takes that is kept as long as the request.
+    pub(super) fn charge_request(&mut self, raw: &Raw) -> Result<(), ApiError> {
+        let bytes = raw.bytes().len() + raw.count_values() * VALUE_BYTES;
+        self.request_charge.grow(bytes)
+    }
+
+    fn count(&mut self, name: &str, raw: &Raw) -> Result<usize, ApiError> {
         let (values, limit) = (raw.count_values(), self.max_values);
         self.values += values;
-        if self.values > limit {
-            let text = format!("{name} holds {values} JSON values, limit is {limit} a body");
-            return Err(ApiError::field(name, format!("{text}: send less at once")));
+        match self.values <= limit {
+            true => Ok(values),
+            false => {
+                let text = format!("{name} holds {values} JSON values, limit is {limit} a body");
+                Err(ApiError::field(name, format!("{text}: send less at once")))
+            }
         }
-        self.charge.grow(values * VALUE_BYTES)?;
-        raw.parse(name).map(|Tree(tree)| Some(tree))
     }
 
     /// Reads a list of token ids.
     pub(super) fn token_ids(&mut self, name: &str, raw: &Raw) -> Result<Vec<u32>, ApiError> {
         self.charge.grow(raw.count_values() * TOKEN_BYTES)?;
         token_ids(name, raw)
+    }
+
+    /// A field left in place; a null one is absent.
+    pub(super) fn peek(&self, name: &str) -> Option<&Raw> {
+        self.fields.get(name).filter(|raw| !raw.is_null())
+    }
+
+    /// The first name in the alphabet of a field that asks for something.
+    pub(super) fn first_asked(&self) -> Option<String> {
+        let asked = self
+            .fields
+            .iter()
+            .filter(|(_, raw)| !raw.asks_for_nothing());
+        asked.map(|(name, _)| name).min().cloned()
     }
 
     /// Fills a field that is absent.
@@ -150,7 +210,9 @@ impl Fields {
             fields,
             max_values: self.max_values,
             values: self.values,
+            prompt_values: 0,
             charge: self.charge.beside(),
+            request_charge: self.charge.beside(),
         })
     }
 
@@ -201,11 +263,14 @@ impl Fields {
         }
     }
 
-    /// The charge of the trees that were taken out: they outlive the fields and the body's text.
-    pub(super) fn into_trees_charge(self) -> BodyCharge {
-        let mut charge = self.charge;
-        charge.shrink_to(self.values * VALUE_BYTES);
-        charge
+    /// The charges of what was read with all that is in it: that outlives the fields and the body's text.
+    pub(super) fn into_charges(self) -> Charges {
+        let mut prompt = self.charge;
+        prompt.shrink_to(self.prompt_values * VALUE_BYTES);
+        Charges {
+            prompt,
+            request: self.request_charge,
+        }
     }
 
     /// Refuses each of `names` that asks for something.
@@ -375,5 +440,24 @@ mod tests {
         let read = Fields::read(text.into(), BodyBudget::new(1 << 30).open(), 1);
         let error = read.err().expect("is refused").to_string();
         assert!(error.contains("more than 1024 fields"), "{error}");
+    }
+
+    #[test]
+    fn what_is_kept_as_long_as_the_request_is_charged_as_long() {
+        const LIMIT: usize = 8 << 20;
+        let budget = BodyBudget::new(LIMIT);
+        let all_that_one_may_have = LIMIT / 4 * 3 + (64 << 10);
+        let is_full = || budget.open().grow(all_that_one_may_have).is_err();
+        let body = json!({"messages": ["a"], "regex": "x".repeat(100_000)}).to_string();
+        let read = Fields::read(body.into(), budget.open(), 100);
+        let mut fields = read.unwrap_or_else(|error| panic!("{error}"));
+        fields.take_tree("messages").expect("it is small");
+        let regex = fields.take_raw("regex").expect("it is there");
+        fields.request_tree("regex", &regex).expect("it is small");
+        let charges = fields.into_charges();
+        drop(charges.prompt);
+        assert!(is_full());
+        drop(charges.request);
+        assert!(!is_full());
     }
 }

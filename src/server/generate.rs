@@ -38,6 +38,7 @@ pub(super) async fn generate(
         .collect();
     let shapes: Vec<Shape> = call.shapes(&loaded.spelling);
     let lanes = Lane::open_all(&state, call.requests)?;
+    let lanes = Lane::with_charges(lanes, call.charges);
     if call.stream {
         let transcripts = rids.iter().map(|_| Transcript::default()).collect();
         let written = rids.iter().map(|_| Written::default()).collect();

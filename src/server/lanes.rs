@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use futures_util::stream::{self, SelectAll, Stream};
 
 use super::answers::AnswerCharge;
-use super::budget::BodyCharge;
+use super::budget::{BodyCharge, Charges};
 use super::error::ApiError;
 use super::open_requests::Listed;
 use super::state::AppState;
@@ -22,8 +22,10 @@ pub(super) struct Lane {
     generation: Generation,
     /// Log probabilities that may be kept of the whole call.
     max_logprob_entries: usize,
-    /// The body's memory, until the first news: by then its prompt is encoded.
-    charge: Option<Arc<BodyCharge>>,
+    /// The memory of what the prompt is made of, until the first news: by then it is encoded.
+    prompt_charge: Option<Arc<BodyCharge>>,
+    /// The memory of the call's tools and constraints.
+    _request_charge: Option<Arc<BodyCharge>>,
     /// The memory of the call's answers.
     answer: Option<AnswerCharge>,
     _listed: Listed,
@@ -43,7 +45,8 @@ impl Lane {
         let generations = engine.generate_all(requests)?;
         let lane = |generation: Generation| Self {
             _listed: state.open_requests().list(generation.canceller()),
-            charge: None,
+            prompt_charge: None,
+            _request_charge: None,
             answer: answer.clone(),
             generation,
             max_logprob_entries,
@@ -61,10 +64,11 @@ impl Lane {
     }
 
     /// The lanes with what the body of their call is charged for.
-    pub(super) fn with_charge(lanes: Vec<Self>, charge: BodyCharge) -> Vec<Self> {
-        let charge = Some(Arc::new(charge));
+    pub(super) fn with_charges(lanes: Vec<Self>, charges: Charges) -> Vec<Self> {
+        let (prompt, request) = (Arc::new(charges.prompt), Arc::new(charges.request));
         let charged = |lane| Self {
-            charge: charge.clone(),
+            prompt_charge: Some(prompt.clone()),
+            _request_charge: Some(request.clone()),
             ..lane
         };
         lanes.into_iter().map(charged).collect()
@@ -77,7 +81,7 @@ impl Lane {
     async fn next(&mut self) -> Event {
         let lost = || Event::Failed(RequestError::EngineDown("the request was lost".to_owned()));
         let event = self.generation.next().await;
-        self.charge = None;
+        self.prompt_charge = None;
         event.unwrap_or_else(lost)
     }
 

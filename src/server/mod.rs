@@ -11,6 +11,7 @@ mod body;
 mod budget;
 mod call;
 mod config;
+mod constraint;
 mod debug;
 mod error;
 mod fields;
@@ -46,7 +47,7 @@ use actix_web::middleware::from_fn;
 use actix_web::web::{self, Data};
 use actix_web::{App, FromRequest, HttpRequest, Responder};
 
-pub use config::ServerConfig;
+pub use config::{ReasoningField, ServerConfig};
 pub use error::ApiError;
 pub use key::ApiKey;
 pub use state::{AppState, EngineSlot, RenderMetrics};

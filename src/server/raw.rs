@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use actix_web::web::Bytes;
 
 use super::error::ApiError;
-use crate::field::Shallow;
+use crate::field::{self, Shallow, Tree};
 
 /// The text of one JSON value, without spaces around it.
 #[derive(Clone, Debug)]
@@ -21,6 +21,11 @@ impl Raw {
     /// A value of the server's own.
     pub(super) fn from_value(value: &serde_json::Value) -> Self {
         Self(Bytes::from(value.to_string()))
+    }
+
+    /// JSON that stands in a text. It may be none at all: parsing tells.
+    pub(super) fn in_text(text: &str) -> Self {
+        Self(Bytes::copy_from_slice(text.trim().as_bytes()))
     }
 
     pub(super) fn is_null(&self) -> bool {
@@ -48,23 +53,20 @@ impl Raw {
             .find(|byte| !byte.is_ascii_whitespace())
     }
 
+    /// True of null, false, an empty text and an empty list, which clients send for what they do not use. An empty object
+    /// may be a value, such as the schema that accepts everything.
+    pub(super) fn asks_for_nothing(&self) -> bool {
+        matches!(self.0.as_ref(), b"null" | b"false" | b"\"\"")
+            || self.first_of_list() == Some(b']')
+    }
+
     pub(super) fn bytes(&self) -> &Bytes {
         &self.0
     }
 
     /// How many values there are in it, itself included: at least as many as there are.
     pub(super) fn count_values(&self) -> usize {
-        let (mut count, mut in_text, mut escaped) = (1, false, false);
-        for byte in self.0.iter() {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' if in_text => escaped = true,
-                b'"' => in_text = !in_text,
-                b',' | b'[' | b'{' if !in_text => count += 1,
-                _ => (),
-            }
-        }
-        count
+        field::count_values(&self.0)
     }
 
     /// Parses it.
@@ -73,6 +75,14 @@ impl Raw {
     /// Names the field and where its text is no JSON.
     pub(super) fn parse<'a, T: Deserialize<'a>>(&'a self, name: &str) -> Result<T, ApiError> {
         self.parse_seed(name, std::marker::PhantomData)
+    }
+
+    /// Parses it with all that is in it, which is to be counted before.
+    ///
+    /// # Errors
+    /// As [`Raw::parse`].
+    pub(super) fn parse_tree(&self, name: &str) -> Result<serde_json::Value, ApiError> {
+        self.parse(name).map(|Tree(tree)| tree)
     }
 
     /// Parses it into what `seed` makes of it.
@@ -86,6 +96,7 @@ impl Raw {
     ) -> Result<S::Value, ApiError> {
         let mut text = serde_json::Deserializer::from_slice(&self.0);
         seed.deserialize(&mut text)
+            .and_then(|value| text.end().map(|()| value))
             .map_err(|error| ApiError::field(name, format!("{name} is not valid JSON: {error}")))
     }
 

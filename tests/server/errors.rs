@@ -171,10 +171,40 @@ fn bad_fields_of_chats_are_refused_by_name() {
     let chat = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
     let mut tools = chat(json!("a"));
     tools["tools"] = json!([{}]);
+    let with = |field: &str, value: Value| {
+        let mut body = chat(json!("a"));
+        body[field] = value;
+        body
+    };
     let table = [
         (json!({}), json!("messages"), "messages is missing"),
         (chat(json!(7)), json!("messages[0].content"), "7"),
-        (tools, json!("tools"), "not supported"),
+        (tools, json!("tools[0].type"), "is missing"),
+        (
+            with("tool_choice", json!("required")),
+            json!("tool_choice"),
+            "there are no tools",
+        ),
+        (
+            with("response_format", json!({"type": "xml"})),
+            json!("response_format.type"),
+            "xml",
+        ),
+        (
+            with("reasoning_effort", json!("huge")),
+            json!("reasoning_effort"),
+            "huge",
+        ),
+        (
+            with("continue_final_message", json!(true)),
+            json!("continue_final_message"),
+            "assistant's message",
+        ),
+        (
+            with("audio", json!({"voice": "x"})),
+            json!("audio"),
+            "not supported",
+        ),
     ];
     check_all("/v1/chat/completions", table);
 }

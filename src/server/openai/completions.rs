@@ -13,6 +13,7 @@ use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
+use crate::server::budget::Charges;
 use crate::server::call::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -40,7 +41,7 @@ pub(in crate::server) async fn create(
         websocket: None,
         request: loaded.engine.request_limits(),
     };
-    let call = Call::parse(fields, limits)?;
+    let (call, charges) = Call::parse(fields, limits)?;
     let head = Head {
         id: call.common.id.to_string(),
         object: "text_completion",
@@ -50,7 +51,7 @@ pub(in crate::server) async fn create(
     call.check_echo(&loaded.spelling, state.config().max_body_bytes)?;
     let mut writer = Writer::new(&call, head, loaded.spelling.clone());
     let (stream, requests) = (call.common.stream, call.into_requests());
-    let lanes = Lane::open_all(&state, requests)?;
+    let lanes = Lane::with_charges(Lane::open_all(&state, requests)?, charges);
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }
@@ -75,7 +76,7 @@ struct Call {
 }
 
 impl Call {
-    fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<Self, ApiError> {
+    fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<(Self, Charges), ApiError> {
         fields.refuse(&["suffix"])?;
         let prompts = prompts(&mut fields, limits)?;
         let mut common = Common::read(&mut fields, "cmpl", limits)?;
@@ -103,12 +104,13 @@ impl Call {
             .map(|value| alternatives("logprobs", &value))
             .transpose()?;
         let echo = fields.flag("echo")?;
-        Ok(Self {
+        let call = Self {
             common,
             prompts,
             echo,
             logprobs,
-        })
+        };
+        Ok((call, fields.into_charges()))
     }
 
     /// Refuses echoes that together are longer than a body may be: they are sent once a sample.
@@ -143,6 +145,7 @@ impl Call {
             priority,
             timeouts,
             stream,
+            constraint,
             ..
         } = self.common;
         let start = self.echo.then_some(0);
@@ -163,7 +166,7 @@ impl Call {
                 prompt,
                 sampling: sampling.clone(),
                 logprobs: logprobs.clone(),
-                constraint: None,
+                constraint: constraint.clone(),
                 parsing: None,
                 namespace: namespace.clone(),
                 priority,
@@ -319,7 +322,7 @@ mod tests {
     use crate::request::FinishReason;
 
     fn parse(value: Value) -> Result<Call, ApiError> {
-        Call::parse(fields(value), limits())
+        Call::parse(fields(value), limits()).map(|(call, _)| call)
     }
 
     fn call(value: Value) -> Call {

@@ -7,9 +7,12 @@ mod logprobs;
 mod refusals;
 mod wire;
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::call::{CallLimits, check_samples, read_rid};
+use super::constraint;
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::field::{Field, Shallow};
@@ -17,6 +20,7 @@ use crate::ids::RequestId;
 use crate::model::generation::GenerationConfig;
 use crate::request::{FinishReason, RequestTimeouts};
 use crate::state::cache::namespace::Namespace;
+use crate::state::grammar::Constraint;
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::{self, SamplingParams, SetParam};
 use wire::Matched;
@@ -28,6 +32,7 @@ const MAX_TOP_LOGPROBS: u32 = 20;
 struct Common {
     id: RequestId,
     sampling: SamplingParams,
+    constraint: Option<Arc<Constraint>>,
     namespace: Namespace,
     priority: Option<i64>,
     timeouts: RequestTimeouts,
@@ -49,9 +54,9 @@ impl Common {
             "custom_logit_processor",
             "return_hidden_states",
         ])?;
+        let constraint = constraint::of_openai_call(fields)?;
         fields.refuse(&sampling::NOT_YET)?;
         refusals::inside_extra_body(fields)?;
-        refusals::response_format(fields)?;
         // Whatever it names, the one model answers.
         fields.string("model")?;
         let id = match fields.take("rid")? {
@@ -69,6 +74,7 @@ impl Common {
         Ok(Self {
             id,
             sampling: read_sampling(fields, limits.request)?,
+            constraint,
             namespace,
             priority: fields.integer("priority")?,
             timeouts: fields.timeouts()?,

@@ -132,19 +132,16 @@ fn what_would_change_the_answer_is_refused() {
         ))
     };
     assert_eq!(refused(json!({"lora_path": "x"})), text("lora_path"));
-    assert_eq!(
-        refused(json!({"response_format": {"type": "json_object"}})),
-        text("response_format")
-    );
-    assert_eq!(refused(json!({"response_format": {"type": "text"}})), None);
-    assert_eq!(refused(json!({"regex": null})), None);
+    for name in ["guided_decoding_backend", "allowed_token_ids", "stop_regex"] {
+        assert_eq!(refused(json!({ name: {"x": 1} })), text(name));
+        assert_eq!(refused(json!({ name: null })), None);
+    }
     for name in [
         "guided_json",
-        "guided_decoding_backend",
         "structured_outputs",
+        "regex",
         "allowed_token_ids",
     ] {
-        assert_eq!(refused(json!({ name: {"x": 1} })), text(name));
         assert_eq!(refused(json!({"extra_body": { name: [5] }})), text(name));
         assert_eq!(refused(json!({ name: null, "extra_body": {"x": 1} })), None);
     }
@@ -159,7 +156,7 @@ fn usage_counts_a_prompt_once() {
     let usage = |cached_tokens| Usage {
         prompt_tokens: 10,
         completion_tokens: 2,
-        reasoning_tokens: 0,
+        reasoning_tokens: 1,
         cached_tokens,
         num_retractions: 0,
     };
@@ -167,6 +164,7 @@ fn usage_counts_a_prompt_once() {
     let expected = json!({
         "prompt_tokens": 20, "completion_tokens": 8, "total_tokens": 28,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 4},
     });
     assert_eq!(serde_json::to_value(report).expect("plain data"), expected);
 }

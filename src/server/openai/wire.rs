@@ -49,11 +49,17 @@ pub(super) struct UsageReport {
     completion_tokens: u64,
     total_tokens: u64,
     prompt_tokens_details: PromptTokens,
+    completion_tokens_details: CompletionTokens,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct PromptTokens {
     cached_tokens: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct CompletionTokens {
+    reasoning_tokens: u64,
 }
 
 impl UsageReport {
@@ -66,6 +72,7 @@ impl UsageReport {
                 report.prompt_tokens_details.cached_tokens += u64::from(usage.cached_tokens);
             }
             report.completion_tokens += u64::from(usage.completion_tokens);
+            report.completion_tokens_details.reasoning_tokens += u64::from(usage.reasoning_tokens);
         }
         report.total_tokens = report.prompt_tokens + report.completion_tokens;
         report

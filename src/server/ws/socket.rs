@@ -242,7 +242,9 @@ impl Socket {
         };
         let call = NativeCall::parse(fields, limits)?;
         let shapes = call.shapes(&loaded.spelling);
-        let lanes = Lane::open_all(&self.state, call.streamed_requests())?;
+        let (requests, charges) = call.into_streamed();
+        let lanes = Lane::open_all(&self.state, requests)?;
+        let lanes = Lane::with_charges(lanes, charges);
         let charge = Lane::answer_charge(&lanes);
         for (lane, shape) in lanes.into_iter().zip(shapes) {
             let named = Rc::new(Named {

@@ -19,4 +19,4 @@ pub(crate) use params::MAX_SAMPLES;
 pub use params::SamplingParams;
 pub use peak::Peak;
 pub use row::{RowSampler, Sampled};
-pub(crate) use wire::{NOT_YET, ReadParams, SetParam};
+pub(crate) use wire::{CONSTRAINTS, NOT_YET, ReadParams, SetParam};

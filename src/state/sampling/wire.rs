@@ -15,12 +15,12 @@ use crate::error::FieldError;
 use crate::field::{Cut, Field, Keep, Shallow, check_bytes, check_count};
 use crate::state::request_limits::RequestLimits;
 
-/// SGLang's and vLLM's fields that this engine does not have yet.
-pub(crate) const NOT_YET: [&str; 18] = [
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
+/// SGLang's parameters that constrain the answer. They are read apart from the others.
+pub(crate) const CONSTRAINTS: [&str; 4] = ["json_schema", "regex", "ebnf", "structural_tag"];
+
+/// SGLang's and vLLM's fields that are no sampling parameters of this engine. OpenAI's endpoints read vLLM's constraints
+/// before they refuse the others.
+pub(crate) const NOT_YET: [&str; 14] = [
     "stop_regex",
     "beam_width",
     "custom_params",
@@ -44,13 +44,21 @@ const FIELDS: &str = "max_new_tokens, min_new_tokens, stop, stop_token_ids, temp
 /// Trusts its source: [`SamplingParams::validate`] bounds the lists.
 impl<'de> Deserialize<'de> for SamplingParams {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let read = ReadParams(&RequestLimits::NONE).deserialize(deserializer)?;
+        let read = ReadParams {
+            limits: &RequestLimits::NONE,
+            read_elsewhere: &[],
+        };
+        let read = read.deserialize(deserializer)?;
         read.map_err(D::Error::custom)
     }
 }
 
 /// Reads an object of parameters, of whose lists no more is kept than they may hold.
-pub(crate) struct ReadParams<'a>(pub(crate) &'a RequestLimits);
+pub(crate) struct ReadParams<'a> {
+    pub(crate) limits: &'a RequestLimits,
+    /// Names of parameters that are passed over.
+    pub(crate) read_elsewhere: &'a [&'a str],
+}
 
 impl<'de> DeserializeSeed<'de> for ReadParams<'_> {
     type Value = Result<SamplingParams, FieldError>;
@@ -70,10 +78,14 @@ impl<'de> Visitor<'de> for ReadParams<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut params = SamplingParams::default();
         while let Some(name) = map.next_key::<String>()? {
+            if self.read_elsewhere.contains(&name.as_str()) {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
             let set = SetParam {
                 params: &mut params,
                 name: &name,
-                limits: self.0,
+                limits: self.limits,
             };
             if let Err(refused) = map.next_value_seed(set)? {
                 while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
@@ -110,9 +122,21 @@ impl<'de> DeserializeSeed<'de> for SetParam<'_> {
         if NOT_YET.contains(&name) && !value.asks_for_nothing() {
             return Ok(Err(FieldError::not_yet(name)));
         }
+        if CONSTRAINTS.contains(&name) {
+            return Ok(match value.asks_for_nothing() {
+                true => Ok(()),
+                false => Err(of_the_request(name)),
+            });
+        }
         let set = set(params, name, &value, limits);
         Ok(set.map_err(|error| error.within(short_name(name))))
     }
+}
+
+/// The error for a constraint among the parameters of a host.
+fn of_the_request(name: &str) -> FieldError {
+    let text = format!("{name} is no sampling parameter here: set the request's constraint");
+    FieldError::new(name, text)
 }
 
 /// A parameter's name as an error's `param`: what is longer than a name is cut.

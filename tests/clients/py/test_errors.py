@@ -50,12 +50,18 @@ class Errors(World):
         self.refuses("logit_bias", "not a token id", logit_bias={"x": 1})
 
     def test_what_is_not_supported_is_refused_by_name(self):
-        tools = [{"type": "function", "function": {"name": "look_up"}}]
-        for param, value in (("tools", tools), ("response_format", {"type": "json_object"})):
+        for param, value in (("audio", {"format": "wav", "voice": "alloy"}), ("web_search_options", {"a": 1})):
             self.check_bad(
                 param, [f"{param} is not supported"], self.client.chat.completions.create,
                 code="not_supported", messages=HELLO, **{param: value},
             )
+
+    def test_tools_and_formats_that_are_none_name_their_place(self):
+        create = self.client.chat.completions.create
+        custom = [{"type": "custom", "custom": {"name": "look_up"}}]
+        self.check_bad("tools[0].type", ['"custom"'], create, messages=HELLO, tools=custom)
+        kind = {"type": "xml"}
+        self.check_bad("response_format.type", ['"xml"'], create, messages=HELLO, response_format=kind)
 
     def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(self):
         code, limit = "context_length_exceeded", "limit is 409"

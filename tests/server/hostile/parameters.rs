@@ -252,12 +252,11 @@ fn what_asks_for_nothing_is_served() {
 }
 
 #[test]
-fn what_needs_masks_is_refused_on_every_endpoint() {
+fn what_is_not_here_yet_is_refused_on_every_endpoint() {
     let world = World::new();
     for name in [
-        "guided_json",
-        "guided_regex",
-        "structured_outputs",
+        "stop_regex",
+        "bad_words",
         "guided_decoding_backend",
         "allowed_token_ids",
     ] {
@@ -286,4 +285,61 @@ fn what_needs_masks_is_refused_on_every_endpoint() {
             assert_eq!(error["param"], name);
         }
     }
+}
+
+#[test]
+fn vllms_constraints_are_refused_on_the_native_endpoint_and_in_extra_body() {
+    let world = World::new();
+    for name in ["guided_json", "guided_regex", "structured_outputs"] {
+        let bodies = [
+            ("/generate", json!({"text": "a", name: "x"})),
+            (
+                "/generate",
+                json!({"text": "a", "sampling_params": {name: "x"}}),
+            ),
+            (
+                "/v1/completions",
+                json!({"prompt": "a", "extra_body": {name: "x"}}),
+            ),
+        ];
+        for (path, body) in bodies {
+            let response = post(world.addr, path, &body);
+            let error = &response.json()["error"];
+            assert_eq!((response.status, &error["param"]), (400, &json!(name)));
+            assert_eq!(error["code"], "not_supported", "{body}");
+        }
+    }
+}
+
+#[test]
+fn thousands_of_tools_are_refused() {
+    let world = World::new();
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let body = json!({
+        "messages": [{"role": "user", "content": "a"}], "tools": vec![tool; 10_000],
+    });
+    let response = post(world.addr, "/v1/chat/completions", &body);
+    let error = &response.json()["error"];
+    assert_eq!((response.status, &error["param"]), (400, &json!("tools")));
+    let text = error["message"].as_str().expect("a text");
+    assert!(text.contains("limit is 1024"), "{text}");
+}
+
+#[test]
+fn arguments_of_earlier_calls_count_as_values_of_the_body() {
+    let server = ChildServer::start(&["--max-body-values", "100"]);
+    let chat = |values: usize| {
+        let arguments = json!({"list": vec![0; values]}).to_string();
+        let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}});
+        json!({"max_tokens": 1, "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "b"},
+        ]})
+    };
+    post(server.addr, "/v1/chat/completions", &chat(20)).ok();
+    let response = post(server.addr, "/v1/chat/completions", &chat(200));
+    let param = &response.json()["error"]["param"];
+    assert_eq!(response.status, 400);
+    assert_eq!(param, "messages[1].tool_calls[0].function.arguments");
 }

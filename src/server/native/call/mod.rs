@@ -6,14 +6,17 @@ use super::reply::Shape;
 use crate::field::{self, Field, Shallow, check_count};
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt};
+use crate::server::budget::Charges;
 use crate::server::call::{
     CallLimits, Prompts, check_samples, check_size, read_rid, samples_of, texts, tokens,
 };
+use crate::server::constraint;
 use crate::server::error::ApiError;
 use crate::server::fields::{self, Fields};
 use crate::server::raw::Raw;
 use crate::server::spelling::Spelling;
 use crate::state::cache::namespace::Namespace;
+use crate::state::grammar::Constraint;
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::LogprobWish;
 use crate::state::sampling::{self, ReadParams, SamplingParams};
@@ -47,6 +50,8 @@ pub(in crate::server) struct NativeCall {
     /// The answer is a list.
     pub(in crate::server) is_batch: bool,
     pub(in crate::server) stream: bool,
+    /// What its body is charged for.
+    pub(in crate::server) charges: Charges,
     wants_token_texts: bool,
 }
 
@@ -56,17 +61,15 @@ impl NativeCall {
         mut fields: Fields,
         limits: CallLimits<'_>,
     ) -> Result<Self, ApiError> {
-        let fields = &mut fields;
-        let prompts = prompts(fields, limits)?;
+        let prompts = prompts(&mut fields, limits)?;
         let shape = PromptCount::of(&prompts);
-        let read = |name: &str, raw: &Raw| sampling_params(name, raw, limits.request);
-        let sampling = shape.each(fields, "sampling_params", SamplingParams::default(), read)?;
-        let samples: usize = sampling.iter().map(|sampling| sampling.n as usize).sum();
+        let sampling = sampling_params(&mut fields, shape, limits.request)?;
+        let samples: usize = sampling.iter().map(|(params, _)| params.n as usize).sum();
         check_size("n", shape.get(), samples, limits)?;
         let is_batch = shape != PromptCount::One || samples > 1;
-        let wishes = logprob_wishes(fields, shape, limits.request)?;
-        let namespaces = namespaces(fields, shape, limits.request)?;
-        let rids = rids(fields, shape)?;
+        let wishes = logprob_wishes(&mut fields, shape, limits.request)?;
+        let namespaces = namespaces(&mut fields, shape, limits.request)?;
+        let rids = rids(&mut fields, shape)?;
         let priority = fields.integer("priority")?;
         let timeouts = fields.timeouts()?;
         let stream = fields.flag("stream")?;
@@ -74,6 +77,7 @@ impl NativeCall {
         // Names that nobody knows are ignored, as SGLang does: its own clients and routers send some.
         fields.refuse(&NOT_YET)?;
         fields.refuse(&sampling::NOT_YET)?;
+        refuse_misplaced(&mut fields)?;
         let mut requests = Vec::with_capacity(samples);
         let per_prompt = prompts
             .into_vec()
@@ -82,13 +86,13 @@ impl NativeCall {
             .zip(wishes)
             .zip(namespaces)
             .zip(rids);
-        for ((((prompt, sampling), logprobs), namespace), rid) in per_prompt {
+        for ((((prompt, (sampling, constraint)), logprobs), namespace), rid) in per_prompt {
             let request = GenerateRequest {
                 rid,
                 prompt,
                 sampling,
                 logprobs,
-                constraint: None,
+                constraint,
                 parsing: None,
                 namespace,
                 priority,
@@ -101,17 +105,19 @@ impl NativeCall {
             requests,
             is_batch,
             stream,
+            charges: fields.into_charges(),
             wants_token_texts,
         })
     }
 
-    /// The requests, read token by token whatever `stream` says.
-    pub(in crate::server) fn streamed_requests(self) -> Vec<GenerateRequest> {
+    /// The requests, read token by token whatever `stream` says, and what they are charged for.
+    pub(in crate::server) fn into_streamed(self) -> (Vec<GenerateRequest>, Charges) {
         let streamed = |request| GenerateRequest {
             is_streaming: true,
             ..request
         };
-        self.requests.into_iter().map(streamed).collect()
+        let requests = self.requests.into_iter().map(streamed);
+        (requests.collect(), self.charges)
     }
 
     /// How each request's answer looks.
@@ -154,7 +160,18 @@ impl PromptCount {
         default: T,
         read: impl Fn(&str, &Raw) -> Result<T, ApiError>,
     ) -> Result<Vec<T>, ApiError> {
-        match (self, fields.take_raw(name)) {
+        self.each_of(name, fields.take_raw(name), default, read)
+    }
+
+    /// As [`Self::each`], of a field that was taken out.
+    fn each_of<T: Clone>(
+        self,
+        name: &'static str,
+        raw: Option<Raw>,
+        default: T,
+        mut read: impl FnMut(&str, &Raw) -> Result<T, ApiError>,
+    ) -> Result<Vec<T>, ApiError> {
+        match (self, raw) {
             (_, None) => Ok(vec![default; self.get()]),
             (Self::List(_), Some(raw)) if raw.is_list() => {
                 self.read_list(name, &raw, default, read)
@@ -168,7 +185,7 @@ impl PromptCount {
         name: &'static str,
         raw: &Raw,
         default: T,
-        read: impl Fn(&str, &Raw) -> Result<T, ApiError>,
+        mut read: impl FnMut(&str, &Raw) -> Result<T, ApiError>,
     ) -> Result<Vec<T>, ApiError> {
         let (items, found) = raw.items(name, self.get())?;
         if found != self.get() {
@@ -216,20 +233,50 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
     }
 }
 
-/// Reads SGLang's sampling parameters.
+/// Sampling parameters and the constraint among them.
+type Sampling = (SamplingParams, Option<Arc<Constraint>>);
+
+/// Reads SGLang's sampling parameters of each prompt.
 fn sampling_params(
-    name: &str,
-    raw: &Raw,
+    fields: &mut Fields,
+    shape: PromptCount,
     limits: &RequestLimits,
-) -> Result<SamplingParams, ApiError> {
+) -> Result<Vec<Sampling>, ApiError> {
+    const NAME: &str = "sampling_params";
+    let raw = fields.take_raw(NAME);
+    shape.each_of(NAME, raw, Sampling::default(), |name, raw| {
+        let params = plain_params(name, raw, limits)?;
+        let constraint = constraint::of_sampling_params(fields, name, raw)?;
+        Ok((params, constraint))
+    })
+}
+
+/// Reads the parameters that constrain nothing.
+fn plain_params(name: &str, raw: &Raw, limits: &RequestLimits) -> Result<SamplingParams, ApiError> {
     if !raw.is_object() {
         return Err(Field::new(name, &raw.shallow(name)?)
             .must_be("an object")
             .into());
     }
-    let sampling = raw.parse_seed(name, ReadParams(limits))??;
+    let read = ReadParams {
+        limits,
+        read_elsewhere: &sampling::CONSTRAINTS,
+    };
+    let sampling = raw.parse_seed(name, read)??;
     check_samples(sampling.n)?;
     Ok(sampling)
+}
+
+/// Refuses constraints that stand beside the sampling parameters.
+fn refuse_misplaced(fields: &mut Fields) -> Result<(), ApiError> {
+    for name in sampling::CONSTRAINTS {
+        let raw = fields.take_raw(name);
+        if raw.is_some_and(|raw| !raw.asks_for_nothing()) {
+            let text = format!("{name} is a sampling parameter: send it in sampling_params");
+            return Err(ApiError::field(name, text));
+        }
+    }
+    Ok(())
 }
 
 fn logprob_wishes(

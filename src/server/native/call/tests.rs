@@ -192,8 +192,8 @@ fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
             .expect("is refused");
         assert_eq!(error, ApiError::unsupported(field));
     }
-    let error = parse(json!({"text": "a", "sampling_params": {"regex": "x"}}));
-    assert_eq!(error.err(), Some(ApiError::unsupported("regex")));
+    let error = parse(json!({"text": "a", "sampling_params": {"stop_regex": "x"}}));
+    assert_eq!(error.err(), Some(ApiError::unsupported("stop_regex")));
 }
 
 #[test]
@@ -252,4 +252,48 @@ fn a_websocket_without_room_refuses_before_anything_is_made() {
         let error = NativeCall::parse(Fields::of(&value), limits).err();
         assert_eq!(error, Some(ApiError::too_many_on_websocket(4)));
     }
+}
+
+#[test]
+fn each_prompt_has_its_constraint() {
+    let call = read(json!({
+        "text": ["a", "b", "c"],
+        "sampling_params": [{"regex": "x+", "n": 2}, {"json_schema": "{}", "max_new_tokens": 3}, {}],
+    }));
+    let regex = Constraint::Regex("x+".into());
+    let constraints: Vec<Option<&Constraint>> = call
+        .requests
+        .iter()
+        .map(|request| request.constraint.as_deref())
+        .collect();
+    assert_eq!(constraints[..2], [Some(&regex), Some(&regex)]);
+    assert!(matches!(
+        constraints[2],
+        Some(Constraint::JsonSchema { .. })
+    ));
+    assert_eq!(constraints[3], None);
+    assert_eq!(call.requests[2].sampling.max_new_tokens, 3);
+    let shared = read(json!({"text": ["a", "b"], "sampling_params": {"ebnf": "root ::= \"a\""}}));
+    let constraint = |index: usize| shared.requests[index].constraint.clone().expect("one");
+    assert!(Arc::ptr_eq(&constraint(0), &constraint(1)));
+}
+
+#[test]
+fn constraints_contradict_each_other_and_belong_to_the_sampling_parameters() {
+    refuses(
+        json!({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}),
+        "ebnf",
+        "regex and ebnf both constrain the answer: send one of them",
+    );
+    refuses(
+        json!({"text": "a", "sampling_params": {"regex": 5}}),
+        "regex",
+        "regex is 5, must be a string",
+    );
+    refuses(
+        json!({"text": "a", "regex": "x"}),
+        "regex",
+        "regex is a sampling parameter: send it in sampling_params",
+    );
+    assert!(parse(json!({"text": "a", "regex": null, "sampling_params": {"regex": ""}})).is_ok());
 }

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::messages;
+use super::places::must_be;
+use super::reasoning::Reasoning;
+use super::tools::CallTools;
 use crate::field::{Field, Shallow};
-use crate::request::{ChatPrompt, GenerateRequest, Prompt};
-use crate::server::budget::BodyCharge;
+use crate::request::{ChatPrompt, GenerateRequest, OutputParsing, Prompt, ToolUse};
+use crate::server::budget::Charges;
 use crate::server::call::{CallLimits, check_size, samples_of};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -21,55 +24,61 @@ pub(super) const UNLIMITED: u32 = u32::MAX;
 pub(super) struct Call {
     pub(super) common: Common,
     pub(super) prompt: ChatPrompt,
+    pub(super) tools: Option<Arc<ToolUse>>,
+    pub(super) reasoning: Reasoning,
     pub(super) logprobs: Option<u32>,
 }
 
 impl Call {
-    /// Reads a call. Its conversation keeps what it is charged for, as long as that is in memory.
+    /// Reads a call. It keeps what it is charged for, as long as that is in memory.
     pub(super) fn parse(
         mut fields: Fields,
         limits: CallLimits<'_>,
-    ) -> Result<(Self, BodyCharge), ApiError> {
-        refusals::tools(&mut fields)?;
+    ) -> Result<(Self, Charges), ApiError> {
         refusals::modalities(&mut fields)?;
         fields.refuse(&[
-            "continue_final_message",
             "chat_template",
             "echo",
             "audio",
             "web_search_options",
+            "thinking_token_budget",
+            "max_thinking_tokens",
         ])?;
-        let messages = messages::read(fields.take_tree("messages")?)?;
+        let messages = messages::read(&mut fields)?;
+        let ending = Ending::read(&mut fields, &messages)?;
+        let tools = CallTools::read(&mut fields)?;
         let mut common = Common::read(&mut fields, "chatcmpl", limits)?;
         check_size("n", 1, common.sampling.n as usize, limits)?;
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
         common.limit_length(max_tokens.unwrap_or(UNLIMITED))?;
         let logprobs = logprobs(&mut fields)?;
-        let template_kwargs = template_kwargs(&mut fields)?;
-        let add_generation_prompt = fields
-            .optional_flag("add_generation_prompt")?
-            .unwrap_or(true);
+        let mut template_kwargs = template_kwargs(&mut fields)?;
+        let reasoning = Reasoning::read(&mut fields, &mut template_kwargs)?;
         let prompt = ChatPrompt {
-            messages,
-            tools: None,
+            messages: Value::Array(messages),
+            tools: tools.prompt,
             template_kwargs,
-            add_generation_prompt,
-            continue_final_message: false,
+            add_generation_prompt: ending == Ending::AssistantTurn,
+            continue_final_message: ending == Ending::InLastMessage,
         };
         let call = Self {
             common,
             prompt,
+            tools: tools.usage,
+            reasoning,
             logprobs,
         };
-        Ok((call, fields.into_trees_charge()))
+        Ok((call, fields.into_charges()))
     }
 
     /// The requests of its samples.
     pub(super) fn into_requests(self) -> Vec<GenerateRequest> {
+        let parsing = self.parsing();
         let Common {
             id,
             sampling,
+            constraint,
             namespace,
             priority,
             timeouts,
@@ -86,14 +95,63 @@ impl Call {
             prompt: Prompt::Chat(Arc::new(self.prompt)),
             sampling,
             logprobs: self.logprobs.map(wish),
-            constraint: None,
-            parsing: None,
+            constraint,
+            parsing,
             namespace,
             priority,
             timeouts,
             is_streaming: stream,
         };
         samples_of(request).collect()
+    }
+
+    /// How the answers are taken apart; `None` if they are text only.
+    fn parsing(&self) -> Option<OutputParsing> {
+        let separates_reasoning = self.reasoning != Reasoning::InText;
+        let is_wanted = separates_reasoning || self.tools.is_some();
+        is_wanted.then(|| OutputParsing {
+            tools: self.tools.clone(),
+            separates_reasoning,
+        })
+    }
+}
+
+/// Where the prompt ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// An answer of the assistant begins.
+    AssistantTurn,
+    /// All messages are over.
+    LastMessage,
+    /// The last message, the assistant's, goes on.
+    InLastMessage,
+}
+
+impl Ending {
+    fn read(fields: &mut Fields, messages: &[Value]) -> Result<Self, ApiError> {
+        const CONTINUE: &str = "continue_final_message";
+        const OPEN: &str = "add_generation_prompt";
+        let opens = fields.optional_flag(OPEN)?;
+        if !fields.flag(CONTINUE)? {
+            return Ok(match opens.unwrap_or(true) {
+                true => Self::AssistantTurn,
+                false => Self::LastMessage,
+            });
+        }
+        if opens == Some(true) {
+            let text = format!("{OPEN} and {CONTINUE} contradict each other: send one of them");
+            return Err(ApiError::field(OPEN, text));
+        }
+        let refuse = |text: &str| Err(ApiError::field(CONTINUE, format!("{CONTINUE} {text}")));
+        match messages.last() {
+            Some(last) if last["role"] != "assistant" => {
+                refuse("needs an assistant's message at the end of messages")
+            }
+            Some(last) if last.get("tool_calls").is_some() => {
+                refuse("needs a last message without tool_calls: calls cannot be continued")
+            }
+            _ => Ok(Self::InLastMessage),
+        }
     }
 }
 
@@ -102,9 +160,7 @@ fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> 
     match fields.take_tree(NAME)? {
         None => Ok(Map::new()),
         Some(Value::Object(kwargs)) => Ok(kwargs),
-        Some(other) => Err(Field::new(NAME, &Shallow::of(&other))
-            .must_be("an object")
-            .into()),
+        Some(other) => Err(must_be(NAME, &other, "an object")),
     }
 }
 

@@ -15,11 +15,15 @@ pub(super) struct Choice {
 }
 
 /// The message of a whole response.
-#[derive(Serialize)]
+#[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Message {
     pub(super) role: &'static str,
-    pub(super) content: String,
+    pub(super) content: Option<String>,
     pub(super) refusal: Option<String>,
+    #[serde(flatten)]
+    pub(super) reasoning: ReasoningText,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<ToolCall>,
 }
 
 /// A choice of a chunk.
@@ -32,12 +36,60 @@ pub(super) struct ChunkChoice {
 }
 
 /// What a chunk adds to a message.
-#[derive(Default, Serialize)]
+#[derive(Debug, Default, PartialEq, Serialize)]
 pub(super) struct MessageDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) content: Option<String>,
+    #[serde(flatten)]
+    pub(super) reasoning: ReasoningText,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tool_calls: Option<[ToolCallDelta; 1]>,
+}
+
+/// Reasoning under the name that the configuration gives it.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub(super) struct ReasoningText {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning: Option<String>,
+}
+
+/// A call of a whole response.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct ToolCall {
+    pub(super) id: String,
+    #[serde(rename = "type")]
+    pub(super) kind: &'static str,
+    pub(super) function: Function,
+}
+
+/// The function of a call.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Function {
+    pub(super) name: String,
+    pub(super) arguments: String,
+}
+
+/// What a chunk adds to a call: clients append every text to the one that they have, so id and name come once.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct ToolCallDelta {
+    pub(super) index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub(super) kind: Option<&'static str>,
+    pub(super) function: FunctionDelta,
+}
+
+/// What a chunk adds to the function of a call.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct FunctionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    pub(super) arguments: String,
 }
 
 /// What whole choices and chunks have in common.

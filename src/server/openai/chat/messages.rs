@@ -1,9 +1,13 @@
-//! A chat's messages, checked and with their text parts joined.
+//! A chat's messages, checked and in the form that chat templates expect: text parts joined, the arguments of calls as
+//! objects, older names replaced by newer ones.
 
 use serde_json::{Map, Value};
 
-use crate::field::{Cut, Field, Shallow};
+use super::history::{self, FunctionCalls};
+use super::places::{missing, must_be, object, optional_text};
+use crate::field::Cut;
 use crate::server::error::ApiError;
+use crate::server::fields::Fields;
 
 /// The roles of OpenAI's messages.
 const ROLES: [&str; 6] = [
@@ -16,65 +20,78 @@ const ROLES: [&str; 6] = [
 ];
 
 /// Reads `messages`: an array of objects that the chat template can render.
-pub(super) fn read(value: Option<Value>) -> Result<Value, ApiError> {
-    let items = match value {
+pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+    const NAME: &str = "messages";
+    let items = match fields.take_tree(NAME)? {
         Some(Value::Array(items)) => items,
-        Some(other) => return Err(mismatch("messages", &other, "a list of messages")),
-        None => {
-            return Err(ApiError::field(
-                "messages",
-                "messages is missing: send a list",
-            ));
-        }
+        Some(other) => return Err(must_be(NAME, &other, "a list of messages")),
+        None => return Err(missing(NAME.to_owned(), "a list")),
     };
     if items.is_empty() {
-        return Err(ApiError::field(
-            "messages",
-            "messages is empty: send at least one message",
-        ));
+        let text = "messages is empty: send at least one message";
+        return Err(ApiError::field(NAME, text));
     }
+    let mut calls = FunctionCalls::default();
     let items = items.into_iter().enumerate();
-    let messages: Result<Vec<Value>, ApiError> = items
-        .map(|(index, item)| message(&format!("messages[{index}]"), item).map(Value::Object))
-        .collect();
-    messages.map(Value::Array)
+    let message = |(index, item)| {
+        let name = format!("{NAME}[{index}]");
+        let mut message = object(&name, item)?;
+        let role = role(&name, &message)?;
+        normalize(&name, role, &mut message)?;
+        if role == "assistant" {
+            read_reasoning(&name, &mut message)?;
+        }
+        calls.rename(&name, role, &mut message)?;
+        history::read_calls(fields, &name, &mut message)?;
+        Ok(Value::Object(message))
+    };
+    items.map(message).collect()
 }
 
-fn message(name: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
-    let mut message = object(name, value)?;
-    let is_user = role(name, &message)? == "user";
+/// Makes the content a text, and leaves out what is null: templates ask which fields a message has.
+fn normalize(name: &str, role: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let path = format!("{name}.content");
     let content = match message.get_mut("content").map(Value::take) {
-        None | Some(Value::Null) if is_user => {
-            let param = format!("{name}.content");
-            let text = format!("{param} is missing: send a string or a list of text parts");
-            return Err(ApiError::field(param, text));
+        None | Some(Value::Null) if role == "user" => {
+            return Err(missing(path, "a string or a list of text parts"));
         }
-        // An assistant that called tools says nothing.
-        None | Some(Value::Null) => Value::String(String::new()),
-        Some(Value::Array(parts)) => Value::String(joined(&format!("{name}.content"), parts)?),
+        // An assistant that called tools says nothing; one that refused says why.
+        None | Some(Value::Null) => {
+            let refusal = optional_text(message, name, "refusal")?;
+            Value::from(refusal.unwrap_or_default())
+        }
+        Some(Value::Array(parts)) => Value::String(joined(&path, parts)?),
         Some(text @ Value::String(_)) => text,
-        Some(other) => {
-            let wanted = "a string or a list of text parts";
-            return Err(mismatch(&format!("{name}.content"), &other, wanted));
-        }
+        Some(other) => return Err(must_be(&path, &other, "a string or a list of text parts")),
     };
     message.insert("content".to_owned(), content);
-    Ok(message)
+    message.retain(|_, value| !value.is_null());
+    Ok(())
 }
 
-fn role<'a>(name: &str, message: &'a Map<String, Value>) -> Result<&'a str, ApiError> {
-    let param = format!("{name}.role");
-    match message.get("role") {
-        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => Ok(role),
-        Some(other) => {
-            let wanted = format!("one of {}", ROLES.join(", "));
-            Err(mismatch(&param, other, &wanted))
-        }
-        None => {
-            let text = format!("{param} is missing: send system, user or assistant");
-            Err(ApiError::field(param, text))
-        }
+/// Gives the reasoning of an earlier answer the one name that templates know.
+fn read_reasoning(name: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
+    const KNOWN: &str = "reasoning_content";
+    let reasoning = optional_text(message, name, "reasoning")?.map(str::to_owned);
+    message.shift_remove("reasoning");
+    match optional_text(message, name, KNOWN)? {
+        Some("") => drop(message.shift_remove(KNOWN)),
+        Some(_) => return Ok(()),
+        None => (),
     }
+    if let Some(reasoning) = reasoning.filter(|reasoning| !reasoning.is_empty()) {
+        message.insert(KNOWN.to_owned(), reasoning.into());
+    }
+    Ok(())
+}
+
+fn role(name: &str, message: &Map<String, Value>) -> Result<&'static str, ApiError> {
+    let path = format!("{name}.role");
+    let Some(value) = message.get("role") else {
+        return Err(missing(path, "system, user or assistant"));
+    };
+    let known = ROLES.into_iter().find(|role| value == role);
+    known.ok_or_else(|| must_be(&path, value, &format!("one of {}", ROLES.join(", "))))
 }
 
 /// The texts of the parts with a space between them, as SGLang joins them for templates that take strings.
@@ -89,34 +106,19 @@ fn joined(name: &str, parts: Vec<Value>) -> Result<String, ApiError> {
 
 fn text_of(name: &str, part: Value) -> Result<String, ApiError> {
     let mut part = object(name, part)?;
-    match part.get("type").and_then(Value::as_str) {
-        Some("text") => (),
+    let key = match part.get("type").and_then(Value::as_str) {
+        Some("text") => "text",
+        Some("refusal") => "refusal",
         kind => {
             let kind = kind.map_or_else(|| "missing".to_owned(), |kind| Cut(kind).to_string());
             let text = format!("{name}.type is {kind}, only \"text\" is supported");
             return Err(ApiError::field(format!("{name}.type"), text));
         }
-    }
-    let text = part.get_mut("text").map_or(Value::Null, Value::take);
-    string(&format!("{name}.text"), text)
-}
-
-fn object(name: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
-    match value {
-        Value::Object(map) => Ok(map),
-        other => Err(mismatch(name, &other, "an object")),
-    }
-}
-
-fn string(name: &str, value: Value) -> Result<String, ApiError> {
-    match value {
+    };
+    match part.get_mut(key).map_or(Value::Null, Value::take) {
         Value::String(text) => Ok(text),
-        other => Err(mismatch(name, &other, "a string")),
+        other => Err(must_be(&format!("{name}.{key}"), &other, "a string")),
     }
-}
-
-fn mismatch(name: &str, value: &Value, wanted: &str) -> ApiError {
-    Field::new(name, &Shallow::of(value)).must_be(wanted).into()
 }
 
 #[cfg(test)]
@@ -125,10 +127,15 @@ mod tests {
 
     use super::*;
 
+    fn parse(messages: Value) -> Result<Value, ApiError> {
+        let mut fields = Fields::of(&json!({ "messages": messages }));
+        read(&mut fields).map(Value::Array)
+    }
+
     #[track_caller]
     fn refuses(messages: Value, expected: &str) {
         assert_eq!(
-            read(Some(messages)).expect_err("is refused").to_string(),
+            parse(messages).expect_err("is refused").to_string(),
             expected
         );
     }
@@ -144,7 +151,7 @@ mod tests {
             {"role": "user", "content": "a b", "name": "x"},
             {"role": "assistant", "content": ""},
         ]);
-        assert_eq!(read(Some(messages)), Ok(expected));
+        assert_eq!(parse(messages), Ok(expected));
     }
 
     #[test]
@@ -178,5 +185,92 @@ mod tests {
             image,
             "messages[0].content[0].type is \"image_url\", only \"text\" is supported",
         );
+    }
+
+    #[test]
+    fn reasoning_has_one_name_and_what_is_null_is_left_out() {
+        let messages = json!([
+            {"role": "assistant", "content": "a", "reasoning": "r", "tool_calls": null, "refusal": null},
+            {"role": "assistant", "content": "a", "reasoning_content": "r", "reasoning": "other"},
+            {"role": "assistant", "content": null, "refusal": "no", "reasoning": "", "tool_calls": []},
+            {"role": "user", "content": [{"type": "refusal", "refusal": "x"}]},
+        ]);
+        let expected = json!([
+            {"role": "assistant", "content": "a", "reasoning_content": "r"},
+            {"role": "assistant", "content": "a", "reasoning_content": "r"},
+            {"role": "assistant", "content": "no", "refusal": "no"},
+            {"role": "user", "content": "x"},
+        ]);
+        assert_eq!(parse(messages), Ok(expected));
+        let number = json!([{"role": "assistant", "content": "a", "reasoning": 5}]);
+        refuses(number, "messages[0].reasoning is 5, must be a string");
+    }
+
+    fn calling(function: Value) -> Value {
+        let call = json!({"id": "c", "type": "function", "function": function});
+        json!([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    }
+
+    #[test]
+    fn arguments_of_calls_are_objects() {
+        for (sent, read) in [
+            (json!("{\"row\": [4]}"), json!({"row": [4]})),
+            (json!({"row": 4}), json!({"row": 4})),
+            (json!(""), json!({})),
+            (json!(null), json!({})),
+            (json!("{\"row\": "), json!("{\"row\": ")),
+            (json!("row 4"), json!("row 4")),
+        ] {
+            let messages = calling(json!({"name": "seat", "arguments": sent}));
+            let expected = calling(json!({"name": "seat", "arguments": read}));
+            assert_eq!(parse(messages), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn calls_that_are_none_are_refused_by_place() {
+        let place = "messages[0].tool_calls";
+        let not_a_list = json!([{"role": "assistant", "content": "", "tool_calls": {"a": 1}}]);
+        refuses(
+            not_a_list,
+            &format!("{place} is an object, must be a list of calls"),
+        );
+        let missing = format!("{place}[0].function.name is missing: send a string");
+        refuses(calling(json!({})), &missing);
+        let text = format!("{place}[0].function is null, must be an object");
+        refuses(calling(json!(null)), &text);
+        let wanted = "must be a string with a JSON object";
+        let text = format!("{place}[0].function.arguments is a list of 0, {wanted}");
+        refuses(calling(json!({"name": "f", "arguments": []})), &text);
+        let call = json!({"id": 5, "function": {"name": "f"}});
+        let messages = json!([{"role": "assistant", "tool_calls": [call]}]);
+        refuses(messages, &format!("{place}[0].id is 5, must be a string"));
+    }
+
+    #[test]
+    fn values_in_arguments_count_as_the_bodys() {
+        let values = format!("{{\"a\": [{}0]}}", "0,".repeat(1100));
+        let messages = calling(json!({"name": "f", "arguments": values}));
+        let error = parse(messages).expect_err("is refused").to_string();
+        let place = "messages[0].tool_calls[0].function.arguments holds 1103 JSON values";
+        assert!(error.starts_with(place), "{error}");
+        let broken = calling(json!({"name": "f", "arguments": &values[..values.len() - 2]}));
+        assert!(parse(broken).is_err(), "what cannot be read is counted too");
+    }
+
+    #[test]
+    fn functions_and_their_results_are_calls_of_tools() {
+        let messages = json!([
+            {"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "4"},
+        ]);
+        let id = "call_messages[0]";
+        let call =
+            json!({"id": id, "type": "function", "function": {"name": "f", "arguments": {}}});
+        let expected = json!([
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "f", "content": "4", "tool_call_id": id},
+        ]);
+        assert_eq!(parse(messages), Ok(expected));
     }
 }

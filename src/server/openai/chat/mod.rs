@@ -2,7 +2,13 @@
 
 mod call;
 mod choice;
+mod history;
 mod messages;
+mod pieces;
+mod places;
+mod reasoning;
+mod tool_choice;
+mod tools;
 mod writer;
 
 use actix_web::HttpResponse;
@@ -35,7 +41,7 @@ pub(in crate::server) async fn create(
         websocket: None,
         request: loaded.engine.request_limits(),
     };
-    let (call, charge) = Call::parse(fields, limits)?;
+    let (call, charges) = Call::parse(fields, limits)?;
     let stream = call.common.stream;
     let head = Head {
         id: call.common.id.to_string(),
@@ -47,9 +53,10 @@ pub(in crate::server) async fn create(
         created: unix_now_s(),
         model: loaded.engine.model().served_model_name.clone(),
     };
-    let mut writer = Writer::new(&call, head, loaded.spelling.clone());
+    let field = state.config().reasoning_field;
+    let mut writer = Writer::new(&call, head, loaded.spelling.clone(), field);
     let lanes = Lane::open_all(&state, call.into_requests())?;
-    let lanes = Lane::with_charge(lanes, charge);
+    let lanes = Lane::with_charges(lanes, charges);
     if stream {
         return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
     }

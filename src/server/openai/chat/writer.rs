@@ -1,20 +1,25 @@
 //! Writing an answer.
 
 use super::call::Call;
-use super::choice::{Choice, ChoiceDetails, ChunkChoice, Message, MessageDelta};
-use crate::request::Usage;
+use super::choice::{Choice, ChoiceDetails, ChunkChoice, MessageDelta};
+use super::pieces::{Pieces, ReasoningStyle};
+use crate::request::{FinishReason, Usage};
+use crate::server::call::sample_id;
+use crate::server::config::ReasoningField;
 use crate::server::openai::logprobs::ChatLogprobs;
 use crate::server::openai::matched_stop;
-use crate::server::openai::wire::{Head, UsageReport};
+use crate::server::openai::wire::{Head, Matched, UsageReport};
 use crate::server::spelling::Spelling;
 use crate::server::sse::{Chunks, Render};
 use crate::server::transcript::{News, Transcript};
+use crate::state::sampling::TokenLogprobs;
 
 /// Writes choices, whole or chunk by chunk.
 pub(super) struct Writer {
     pub(super) head: Head,
     spelling: Spelling,
     usages: Vec<Usage>,
+    pieces: Vec<Pieces>,
     logprobs: bool,
     return_token_ids: bool,
     include_usage: bool,
@@ -23,26 +28,40 @@ pub(super) struct Writer {
 
 impl Writer {
     /// A writer for the answer to `call`.
-    pub(super) fn new(call: &Call, head: Head, spelling: Spelling) -> Self {
+    pub(super) fn new(
+        call: &Call,
+        head: Head,
+        spelling: Spelling,
+        reasoning_field: ReasoningField,
+    ) -> Self {
+        let common = &call.common;
+        let n = common.sampling.n;
+        let style = ReasoningStyle {
+            reasoning: call.reasoning,
+            field: reasoning_field,
+        };
+        let pieces = |index| Pieces::new(sample_id(&common.id, index, n), style);
         Self {
             head,
             spelling,
-            usages: vec![Usage::default(); call.common.sampling.n as usize],
+            usages: vec![Usage::default(); n as usize],
+            pieces: (0..n).map(pieces).collect(),
             logprobs: call.logprobs.is_some(),
-            return_token_ids: call.common.return_token_ids,
-            include_usage: call.common.include_usage,
-            continuous_usage: call.common.continuous_usage,
+            return_token_ids: common.return_token_ids,
+            include_usage: common.include_usage,
+            continuous_usage: common.continuous_usage,
         }
     }
 
     /// Writes a whole answer.
     pub(super) fn message(&mut self, index: usize, transcript: Transcript) -> Choice {
-        let (content, details) = self.split(index, transcript.into_news());
-        let message = Message {
-            role: "assistant",
-            content,
-            refusal: None,
-        };
+        let News { delta, end } = transcript.into_news();
+        self.usages[index] = delta.usage;
+        let message = self.pieces[index].message(delta.text, delta.pieces);
+        let mut details = self.details(&delta.output_logprobs, delta.tokens);
+        if let Some(end) = end {
+            (details.finish_reason, details.matched_stop) = self.finish(index, end.reason);
+        }
         Choice {
             index,
             message,
@@ -50,19 +69,26 @@ impl Writer {
         }
     }
 
-    fn split(&mut self, index: usize, news: News) -> (String, ChoiceDetails) {
-        let News { delta, end } = news;
-        self.usages[index] = delta.usage;
-        let logprobs = self
-            .logprobs
-            .then(|| ChatLogprobs::new(&delta.output_logprobs, &self.spelling));
-        let details = ChoiceDetails {
-            logprobs,
-            finish_reason: end.as_ref().map(|end| end.reason.as_str()),
-            matched_stop: end.and_then(|end| matched_stop(end.reason)),
-            token_ids: self.return_token_ids.then_some(delta.tokens),
-        };
-        (delta.text, details)
+    fn details(&self, places: &[TokenLogprobs], tokens: Vec<u32>) -> ChoiceDetails {
+        let logprobs = self.logprobs;
+        ChoiceDetails {
+            logprobs: logprobs.then(|| ChatLogprobs::new(places, &self.spelling)),
+            token_ids: self.return_token_ids.then_some(tokens),
+            ..ChoiceDetails::default()
+        }
+    }
+
+    /// Why a choice ended: with calls, if it has some and ended by itself.
+    fn finish(
+        &self,
+        index: usize,
+        reason: FinishReason,
+    ) -> (Option<&'static str>, Option<Matched>) {
+        let name = reason.as_str();
+        match name == "stop" && self.pieces[index].has_complete_call() {
+            true => (Some("tool_calls"), None),
+            false => (Some(name), matched_stop(reason)),
+        }
     }
 
     /// The counts of one choice so far, for its chunk.
@@ -75,6 +101,19 @@ impl Writer {
     pub(super) fn usage(&self) -> UsageReport {
         UsageReport::of(self.usages.iter().copied(), self.usages.len())
     }
+
+    fn chunk(&self, choice: ChunkChoice, out: &mut Chunks) {
+        let usage = self.usage_so_far(choice.index);
+        out.data(&self.head.with(vec![choice], usage));
+    }
+}
+
+impl ChoiceDetails {
+    /// True if it tells of tokens, which no later chunk does.
+    fn tells_of_tokens(&self) -> bool {
+        let has_logprobs = self.logprobs.as_ref().is_some_and(|list| !list.is_empty());
+        has_logprobs || self.token_ids.as_ref().is_some_and(|ids| !ids.is_empty())
+    }
 }
 
 impl Render for Writer {
@@ -83,11 +122,13 @@ impl Render for Writer {
             let delta = MessageDelta {
                 role: Some("assistant"),
                 content: Some(String::new()),
+                ..MessageDelta::default()
             };
+            let details = ChoiceDetails::default();
             let choice = ChunkChoice {
                 index,
                 delta,
-                details: ChoiceDetails::default(),
+                details,
             };
             out.data(&self.head.with(vec![choice], None));
         }
@@ -97,57 +138,48 @@ impl Render for Writer {
         if news.is_empty() {
             return;
         }
-        let (content, mut details) = self.split(index, news);
-        let usage = self.usage_so_far(index);
-        let content = (!content.is_empty()).then_some(content);
-        let reason = details.finish_reason.take();
-        let matched_stop = details.matched_stop.take();
-        let has_tokens = details
-            .token_ids
-            .as_ref()
-            .is_some_and(|tokens| !tokens.is_empty());
-        if content.is_some()
-            || has_tokens
-            || details.logprobs.as_ref().is_some_and(|l| !l.is_empty())
-        {
-            let delta = MessageDelta {
-                role: None,
-                content,
-            };
-            out.data(&self.head.with(
-                vec![ChunkChoice {
-                    index,
-                    delta,
-                    details,
-                }],
-                usage,
-            ));
+        let News { delta, end } = news;
+        self.usages[index] = delta.usage;
+        let mut deltas = self.pieces[index].deltas(delta.text, delta.pieces);
+        if end.is_some() {
+            self.pieces[index].rest(&mut deltas);
         }
-        if reason.is_some() {
+        let details = self.details(&delta.output_logprobs, delta.tokens);
+        // Tokens whose text is held back come with an empty delta.
+        if deltas.is_empty() && details.tells_of_tokens() {
+            deltas.push(MessageDelta::default());
+        }
+        let mut details = Some(details);
+        for delta in deltas {
+            let details = details.take().unwrap_or_default();
+            let choice = ChunkChoice {
+                index,
+                delta,
+                details,
+            };
+            self.chunk(choice, out);
+        }
+        if let Some(end) = end {
+            let (finish_reason, matched_stop) = self.finish(index, end.reason);
             let details = ChoiceDetails {
-                finish_reason: reason,
+                finish_reason,
                 matched_stop,
                 ..ChoiceDetails::default()
             };
             let delta = MessageDelta::default();
-            out.data(&self.head.with(
-                vec![ChunkChoice {
-                    index,
-                    delta,
-                    details,
-                }],
-                usage,
-            ));
+            let choice = ChunkChoice {
+                index,
+                delta,
+                details,
+            };
+            self.chunk(choice, out);
         }
     }
 
     fn end(&mut self, out: &mut Chunks) {
         if self.include_usage {
-            out.data(
-                &self
-                    .head
-                    .with(Vec::<ChunkChoice>::new(), Some(self.usage())),
-            );
+            let choices = Vec::<ChunkChoice>::new();
+            out.data(&self.head.with(choices, Some(self.usage())));
         }
     }
 }

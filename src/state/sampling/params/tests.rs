@@ -116,10 +116,9 @@ fn wrong_types_are_refused_by_name() {
         ),
         (json!({"ignore_eos": 1}), ["ignore_eos", "true or false"]),
         (json!({"tempreature": 1}), ["\"tempreature\"", "unknown"]),
-        (json!({"regex": "a+"}), ["regex", "not supported yet"]),
         (
-            json!({"json_schema": "{}"}),
-            ["json_schema", "not supported yet"],
+            json!({"stop_regex": "a+"}),
+            ["stop_regex", "not supported yet"],
         ),
         (
             json!({"stop": "x".repeat(100_000), "n": "y".repeat(100_000)}),
@@ -259,6 +258,15 @@ fn what_needs_masks_is_refused_until_there_are_some() {
 }
 
 #[test]
+fn a_constraint_is_no_parameter_of_a_host() {
+    for name in wire::CONSTRAINTS {
+        let error = refused(json!({ name: "x" }));
+        assert!(error.contains("set the request's constraint"), "{error}");
+        assert!(read(json!({ name: null })).is_ok());
+    }
+}
+
+#[test]
 fn the_last_bias_of_a_token_counts() {
     let text = r#"{"logit_bias": {"5": 1, "6": 2, "5": 3}}"#;
     let params: SamplingParams = serde_json::from_str(text).expect("it is read");
@@ -272,8 +280,11 @@ fn errors_stay_short_whatever_a_client_sends() {
     let long = "x".repeat(100_000);
     for name in ["stop_token_ids", "temperature", "no_such", &long] {
         let text = format!("{{\"{name}\": {zeros}}}");
-        let read =
-            wire::ReadParams(&limits).deserialize(&mut serde_json::Deserializer::from_str(&text));
+        let read = wire::ReadParams {
+            limits: &limits,
+            read_elsewhere: &[],
+        };
+        let read = read.deserialize(&mut serde_json::Deserializer::from_str(&text));
         let error = read.expect("it is JSON").expect_err("is refused");
         let (param, text) = (error.field(), error.to_string());
         assert!(param.len() < 64 && text.len() < 500, "{error}");

@@ -1,0 +1,178 @@
+//! Constraints on the answer, under the names that SGLang, OpenAI and vLLM give them.
+
+mod names;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::fields::Fields;
+use super::raw::Raw;
+use crate::field::{Cut, Field, Shallow};
+use crate::state::grammar::{Constraint, JsonWhitespace};
+
+/// Longest constraint, in bytes of JSON.
+const MAX_BYTES: usize = 1 << 20;
+
+/// Reads the constraint of a call to one of OpenAI's endpoints.
+///
+/// # Errors
+/// Names both fields if two of them constrain the answer, and the field that holds no constraint.
+pub(super) fn of_openai_call(fields: &mut Fields) -> Result<Option<Arc<Constraint>>, ApiError> {
+    let mut wishes = Vec::new();
+    names::response_format(fields, &mut wishes)?;
+    names::of_sglang(fields, &mut wishes);
+    names::structured_outputs(fields, &mut wishes)?;
+    names::guided(fields, &mut wishes)?;
+    read_only_one(wishes, fields)
+}
+
+/// Reads the constraint among SGLang's sampling parameters, the object `raw`. What it takes is charged to `fields`.
+///
+/// # Errors
+/// As [`of_openai_call`].
+pub(super) fn of_sampling_params(
+    fields: &mut Fields,
+    name: &str,
+    raw: &Raw,
+) -> Result<Option<Arc<Constraint>>, ApiError> {
+    let mut wishes = Vec::new();
+    names::of_sglang(&mut fields.inside(name, raw)?, &mut wishes);
+    read_only_one(wishes, fields)
+}
+
+fn read_only_one(
+    wishes: Vec<Wish>,
+    fields: &mut Fields,
+) -> Result<Option<Arc<Constraint>>, ApiError> {
+    let mut wishes = wishes.into_iter();
+    let Some(only) = wishes.next() else {
+        return Ok(None);
+    };
+    if let Some(second) = wishes.next() {
+        let (one, other) = (only.path, second.path);
+        let text = format!("{one} and {other} both constrain the answer: send one of them");
+        return Err(ApiError::field(other, text));
+    }
+    let limit = MAX_BYTES;
+    let bytes = only.raw.bytes().len();
+    if bytes > limit {
+        let text = format!("{} has {bytes} bytes, limit is {limit}", only.path);
+        return Err(ApiError::field(only.path, format!("{text}: shorten it")));
+    }
+    only.read(fields)
+        .map(|constraint| Some(Arc::new(constraint)))
+}
+
+/// A field that constrains the answer.
+struct Wish {
+    kind: Kind,
+    /// Its place in the body.
+    path: String,
+    raw: Raw,
+    json: JsonOptions,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    JsonObject,
+    JsonSchema,
+    Regex,
+    Ebnf,
+    Choice,
+    StructuralTag,
+}
+
+/// How constrained JSON is written.
+#[derive(Clone, Default)]
+struct JsonOptions {
+    whitespace: JsonWhitespace,
+    is_strict: bool,
+}
+
+impl Wish {
+    fn read(self, fields: &mut Fields) -> Result<Constraint, ApiError> {
+        match self.kind {
+            Kind::JsonObject => Ok(Constraint::JsonObject(self.json.whitespace)),
+            Kind::JsonSchema => Ok(Constraint::JsonSchema {
+                schema: self.object(fields, "a JSON schema")?,
+                whitespace: self.json.whitespace,
+                is_strict: self.json.is_strict,
+            }),
+            Kind::Regex => Ok(Constraint::Regex(self.text(fields)?)),
+            Kind::Ebnf => Ok(Constraint::Ebnf(self.text(fields)?)),
+            Kind::Choice => Ok(Constraint::Choice(self.texts(fields)?)),
+            Kind::StructuralTag => Ok(Constraint::StructuralTag(
+                self.object(fields, "a structural tag")?,
+            )),
+        }
+    }
+
+    /// An object, or a text that holds one, as SGLang's clients send it.
+    fn object(&self, fields: &mut Fields, what: &str) -> Result<Arc<Value>, ApiError> {
+        let wanted = format!("{what}: an object, or a string with its JSON");
+        let in_text;
+        let raw = match self.raw.is_text() {
+            true => {
+                fields.charge_request(&self.raw)?;
+                in_text = Raw::in_text(&self.raw.parse::<String>(&self.path)?);
+                &in_text
+            }
+            false => &self.raw,
+        };
+        match raw.is_object() {
+            true => fields.request_tree(&self.path, raw).map(Arc::new),
+            false => self.must_be(&wanted),
+        }
+    }
+
+    fn text(&self, fields: &mut Fields) -> Result<Arc<str>, ApiError> {
+        if !self.raw.is_text() {
+            return self.must_be("a string");
+        }
+        fields.charge_request(&self.raw)?;
+        let text: String = self.raw.parse(&self.path)?;
+        Ok(text.into())
+    }
+
+    fn texts(&self, fields: &mut Fields) -> Result<Arc<[String]>, ApiError> {
+        if !self.raw.is_list() {
+            return self.must_be("a list of strings");
+        }
+        let Value::Array(items) = fields.request_tree(&self.path, &self.raw)? else {
+            return self.must_be("a list of strings");
+        };
+        let text = |(index, item)| match item {
+            Value::String(text) => Ok(text),
+            other => Err(
+                Field::new(&format!("{}[{index}]", self.path), &Shallow::of(&other))
+                    .must_be("a string")
+                    .into(),
+            ),
+        };
+        items.into_iter().enumerate().map(text).collect()
+    }
+
+    fn must_be<T>(&self, wanted: &str) -> Result<T, ApiError> {
+        must_be(&self.path, &self.raw, wanted)
+    }
+}
+
+/// The error for a value of the wrong kind.
+fn must_be<T>(path: &str, raw: &Raw, wanted: &str) -> Result<T, ApiError> {
+    let value = raw.shallow(path)?;
+    Err(Field::new(path, &value).must_be(wanted).into())
+}
+
+/// The error for a field that an object has no place for.
+fn unknown(path: &str, name: &str, known: &[&str]) -> ApiError {
+    let shown = Cut(name);
+    let text = format!(
+        "{path} has no field {shown}, there are {}",
+        known.join(", ")
+    );
+    ApiError::field(path, text)
+}

@@ -1,0 +1,109 @@
+//! The calls of a conversation so far.
+
+use serde_json::{Map, Value, json};
+
+use super::places::{must_be, object, optional_text, text};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::raw::Raw;
+
+/// Brings the calls of a message into the form that templates expect: their arguments are objects. A message without
+/// calls has no list of them.
+pub(super) fn read_calls(
+    fields: &mut Fields,
+    name: &str,
+    message: &mut Map<String, Value>,
+) -> Result<(), ApiError> {
+    const NAME: &str = "tool_calls";
+    let path = format!("{name}.{NAME}");
+    match message.get_mut(NAME) {
+        None => Ok(()),
+        Some(Value::Array(calls)) if calls.is_empty() => {
+            message.shift_remove(NAME);
+            Ok(())
+        }
+        Some(Value::Array(calls)) => {
+            let mut calls = calls.iter_mut().enumerate();
+            calls.try_for_each(|(index, call)| read_call(fields, &format!("{path}[{index}]"), call))
+        }
+        Some(other) => Err(must_be(&path, other, "a list of calls")),
+    }
+}
+
+fn read_call(fields: &mut Fields, path: &str, value: &mut Value) -> Result<(), ApiError> {
+    let mut call = object(path, value.take())?;
+    match optional_text(&call, path, "type")? {
+        None | Some("function") => (),
+        Some(_) => {
+            let wanted = "\"function\": no other kind of call is supported";
+            return Err(must_be(&format!("{path}.type"), &call["type"], wanted));
+        }
+    }
+    optional_text(&call, path, "id")?;
+    let path = format!("{path}.function");
+    let function = call.get_mut("function").map_or(Value::Null, Value::take);
+    let mut function = object(&path, function)?;
+    text(&function, &path, "name")?;
+    let path = format!("{path}.arguments");
+    let arguments = match function.get_mut("arguments").map(Value::take) {
+        None | Some(Value::Null) => json!({}),
+        Some(Value::String(text)) => arguments(fields, &path, text)?,
+        Some(arguments @ Value::Object(_)) => arguments,
+        Some(other) => return Err(must_be(&path, &other, "a string with a JSON object")),
+    };
+    function.insert("arguments".to_owned(), arguments);
+    call.insert("function".to_owned(), Value::Object(function));
+    *value = Value::Object(call);
+    Ok(())
+}
+
+/// The object that a text of arguments holds. What a model wrote wrongly stays a text: the conversation goes on.
+fn arguments(fields: &mut Fields, path: &str, text: String) -> Result<Value, ApiError> {
+    if text.trim().is_empty() {
+        return Ok(json!({}));
+    }
+    let raw = Raw::in_text(&text);
+    if !raw.is_object() {
+        return Ok(Value::String(text));
+    }
+    // Its values count as those of the body, whether or not it can be read.
+    fields.count_for_prompt(path, &raw)?;
+    Ok(match raw.parse_tree(path) {
+        Ok(object) => object,
+        Err(_) => Value::String(text),
+    })
+}
+
+/// Turns the older `function_call` and its `function` messages into calls of tools and their results.
+#[derive(Default)]
+pub(super) struct FunctionCalls {
+    last_id: Option<String>,
+}
+
+impl FunctionCalls {
+    /// Renames what a message has of them.
+    pub(super) fn rename(
+        &mut self,
+        name: &str,
+        role: &str,
+        message: &mut Map<String, Value>,
+    ) -> Result<(), ApiError> {
+        if role == "function" {
+            message.insert("role".to_owned(), "tool".into());
+            if let Some(id) = &self.last_id {
+                message.insert("tool_call_id".to_owned(), id.as_str().into());
+            }
+        }
+        let Some(call) = message.shift_remove("function_call") else {
+            return Ok(());
+        };
+        let path = format!("{name}.function_call");
+        let function = object(&path, call)?;
+        text(&function, &path, "name")?;
+        let id = format!("call_{name}");
+        let call = json!({"id": id, "type": "function", "function": function});
+        message.entry("tool_calls").or_insert_with(|| json!([call]));
+        self.last_id = Some(id);
+        Ok(())
+    }
+}

@@ -1,0 +1,207 @@
+//! The pieces of an answer as OpenAI's messages and deltas.
+
+use sha2::{Digest, Sha256};
+
+use super::choice::{
+    Function, FunctionDelta, Message, MessageDelta, ReasoningText, ToolCall, ToolCallDelta,
+};
+use super::reasoning::Reasoning;
+use crate::ids::RequestId;
+use crate::request::OutputPiece;
+use crate::server::config::ReasoningField;
+
+/// Half of the digits of a call's id.
+const ID_BYTES: usize = 12;
+
+/// How reasoning is written.
+#[derive(Clone, Copy)]
+pub(super) struct ReasoningStyle {
+    pub(super) reasoning: Reasoning,
+    pub(super) field: ReasoningField,
+}
+
+impl ReasoningStyle {
+    fn named(self, text: String) -> ReasoningText {
+        let text = (!text.is_empty()).then_some(text);
+        match self.field {
+            ReasoningField::ReasoningContent => ReasoningText {
+                reasoning_content: text,
+                reasoning: None,
+            },
+            ReasoningField::Reasoning => ReasoningText {
+                reasoning_content: None,
+                reasoning: text,
+            },
+        }
+    }
+}
+
+/// One choice's pieces so far.
+pub(super) struct Pieces {
+    rid: RequestId,
+    style: ReasoningStyle,
+    calls: usize,
+    complete_calls: usize,
+    /// Reasoning that is written when it has ended.
+    held: String,
+}
+
+impl Pieces {
+    pub(super) fn new(rid: RequestId, style: ReasoningStyle) -> Self {
+        Self {
+            rid,
+            style,
+            calls: 0,
+            complete_calls: 0,
+            held: String::new(),
+        }
+    }
+
+    /// True once a call is complete.
+    pub(super) fn has_complete_call(&self) -> bool {
+        self.complete_calls > 0
+    }
+
+    /// Writes a whole answer: `text` of one that is not taken apart, or else its pieces.
+    pub(super) fn message(&mut self, text: String, pieces: Vec<OutputPiece>) -> Message {
+        let (mut content, mut reasoning) = (text, String::new());
+        let mut tool_calls: Vec<ToolCall> = Vec::new();
+        for piece in pieces {
+            match piece {
+                OutputPiece::Text(text) => content.push_str(&text),
+                OutputPiece::Reasoning(text) => reasoning.push_str(&text),
+                OutputPiece::CallStart { name } => {
+                    let id = call_id(&self.rid, self.calls);
+                    self.calls += 1;
+                    let arguments = String::new();
+                    tool_calls.push(ToolCall {
+                        id,
+                        kind: "function",
+                        function: Function { name, arguments },
+                    });
+                }
+                OutputPiece::CallArguments(text) => {
+                    if let Some(call) = tool_calls.last_mut() {
+                        call.function.arguments.push_str(&text);
+                    }
+                }
+                OutputPiece::CallEnd => self.complete_calls += 1,
+            }
+        }
+        let says_otherwise = !reasoning.is_empty() || !tool_calls.is_empty();
+        if self.style.reasoning == Reasoning::Hidden {
+            reasoning.clear();
+        }
+        Message {
+            role: "assistant",
+            content: (!content.is_empty() || !says_otherwise).then_some(content),
+            refusal: None,
+            reasoning: self.style.named(reasoning),
+            tool_calls,
+        }
+    }
+
+    /// Writes a part of an answer as the deltas of as many chunks.
+    pub(super) fn deltas(&mut self, text: String, pieces: Vec<OutputPiece>) -> Vec<MessageDelta> {
+        let mut deltas = Vec::with_capacity(1);
+        self.add_text(text, &mut deltas);
+        for piece in pieces {
+            match piece {
+                OutputPiece::Text(text) => self.add_text(text, &mut deltas),
+                OutputPiece::Reasoning(text) => self.add_reasoning(text, &mut deltas),
+                OutputPiece::CallStart { name } => self.start_call(name, &mut deltas),
+                OutputPiece::CallArguments(text) => self.add_arguments(text, &mut deltas),
+                OutputPiece::CallEnd => self.complete_calls += 1,
+            }
+        }
+        deltas
+    }
+
+    /// Writes what was held back, at the end of the answer.
+    pub(super) fn rest(&mut self, deltas: &mut Vec<MessageDelta>) {
+        let held = std::mem::take(&mut self.held);
+        if !held.is_empty() {
+            deltas.push(MessageDelta {
+                reasoning: self.style.named(held),
+                ..MessageDelta::default()
+            });
+        }
+    }
+
+    fn add_text(&mut self, text: String, deltas: &mut Vec<MessageDelta>) {
+        if text.is_empty() {
+            return;
+        }
+        self.rest(deltas);
+        deltas.push(MessageDelta {
+            content: Some(text),
+            ..MessageDelta::default()
+        });
+    }
+
+    fn add_reasoning(&mut self, text: String, deltas: &mut Vec<MessageDelta>) {
+        match self.style.reasoning {
+            Reasoning::Hidden => (),
+            Reasoning::Whole => self.held.push_str(&text),
+            Reasoning::Streamed | Reasoning::InText => {
+                if !text.is_empty() {
+                    deltas.push(MessageDelta {
+                        reasoning: self.style.named(text),
+                        ..MessageDelta::default()
+                    });
+                }
+            }
+        }
+    }
+
+    fn start_call(&mut self, name: String, deltas: &mut Vec<MessageDelta>) {
+        self.rest(deltas);
+        let index = self.calls;
+        self.calls += 1;
+        deltas.push(call_delta(ToolCallDelta {
+            index,
+            id: Some(call_id(&self.rid, index)),
+            kind: Some("function"),
+            function: FunctionDelta {
+                name: Some(name),
+                arguments: String::new(),
+            },
+        }));
+    }
+
+    fn add_arguments(&self, arguments: String, deltas: &mut Vec<MessageDelta>) {
+        let Some(index) = self.calls.checked_sub(1) else {
+            return;
+        };
+        if arguments.is_empty() {
+            return;
+        }
+        let function = FunctionDelta {
+            name: None,
+            arguments,
+        };
+        deltas.push(call_delta(ToolCallDelta {
+            index,
+            id: None,
+            kind: None,
+            function,
+        }));
+    }
+}
+
+fn call_delta(call: ToolCallDelta) -> MessageDelta {
+    MessageDelta {
+        tool_calls: Some([call]),
+        ..MessageDelta::default()
+    }
+}
+
+/// The id of a request's call, always the same.
+fn call_id(rid: &RequestId, index: usize) -> String {
+    let mut hash = Sha256::new();
+    hash.update(rid.as_str());
+    hash.update((index as u64).to_le_bytes());
+    let digits = hash.finalize();
+    let digits = digits.iter().take(ID_BYTES);
+    digits.fold("call_".to_owned(), |id, byte| format!("{id}{byte:02x}"))
+}

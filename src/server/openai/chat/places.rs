@@ -1,0 +1,61 @@
+//! Reading parts of JSON values under the names of their places.
+
+use serde_json::{Map, Value};
+
+use crate::field::{Field, Shallow};
+use crate::server::error::ApiError;
+
+/// The fields of an object.
+pub(super) fn object(path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
+    match value {
+        Value::Object(map) => Ok(map),
+        other => Err(must_be(path, &other, "an object")),
+    }
+}
+
+/// A text that has to be there.
+pub(super) fn text<'a>(
+    object: &'a Map<String, Value>,
+    path: &str,
+    name: &str,
+) -> Result<&'a str, ApiError> {
+    let text = optional_text(object, path, name)?;
+    text.ok_or_else(|| missing(format!("{path}.{name}"), "a string"))
+}
+
+/// A text that may be absent or null.
+pub(super) fn optional_text<'a>(
+    object: &'a Map<String, Value>,
+    path: &str,
+    name: &str,
+) -> Result<Option<&'a str>, ApiError> {
+    match object.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(other) => Err(must_be(&format!("{path}.{name}"), other, "a string")),
+    }
+}
+
+/// True or false, if it is there and not null.
+pub(super) fn optional_flag(
+    object: &Map<String, Value>,
+    path: &str,
+    name: &str,
+) -> Result<Option<bool>, ApiError> {
+    match object.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(flag)) => Ok(Some(*flag)),
+        Some(other) => Err(must_be(&format!("{path}.{name}"), other, "true or false")),
+    }
+}
+
+/// The error for a value that is absent.
+pub(super) fn missing(path: String, send: &str) -> ApiError {
+    let text = format!("{path} is missing: send {send}");
+    ApiError::field(path, text)
+}
+
+/// The error for a value of the wrong kind.
+pub(super) fn must_be(path: &str, value: &Value, wanted: &str) -> ApiError {
+    Field::new(path, &Shallow::of(value)).must_be(wanted).into()
+}

@@ -1,0 +1,108 @@
+//! Reading what a call wants of the model's reasoning.
+
+use serde_json::{Map, Value};
+
+use super::places::{must_be, optional_flag, optional_text};
+use crate::field::{Field, Shallow};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+
+/// How much a model may be told to reason, from nothing on.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// How the reasoning of an answer is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reasoning {
+    /// In the text, as the model writes it.
+    InText,
+    /// Apart, as it comes.
+    Streamed,
+    /// Apart, all at once when it has ended.
+    Whole,
+    /// Not at all.
+    Hidden,
+}
+
+impl Reasoning {
+    /// Reads the fields of a call, and tells the template what they ask for, unless `template_kwargs` tell it already.
+    pub(super) fn read(
+        fields: &mut Fields,
+        template_kwargs: &mut Map<String, Value>,
+    ) -> Result<Self, ApiError> {
+        let wish = Wish::read(fields)?;
+        let effort = effort(fields, "reasoning_effort")?.or(wish.effort);
+        let is_enabled = match effort.as_deref() {
+            Some("none") => Some(false),
+            Some(_) => Some(wish.is_enabled.unwrap_or(true)),
+            None => wish.is_enabled,
+        };
+        let mut tell = |name: &str, value: Value| {
+            template_kwargs.entry(name).or_insert(value);
+        };
+        if let Some(is_enabled) = is_enabled {
+            tell("thinking", is_enabled.into());
+            tell("enable_thinking", is_enabled.into());
+        }
+        if let Some(effort) = effort.filter(|effort| effort != "none") {
+            tell("reasoning_effort", effort.into());
+        }
+        let is_apart = fields.optional_flag("separate_reasoning")?.unwrap_or(true);
+        let is_streamed = fields.optional_flag("stream_reasoning")?.unwrap_or(true);
+        let is_included = fields.optional_flag("include_reasoning")?.unwrap_or(true);
+        Ok(
+            match (is_included && !wish.is_excluded, is_apart, is_streamed) {
+                (false, _, _) => Self::Hidden,
+                (true, false, _) => Self::InText,
+                (true, true, true) => Self::Streamed,
+                (true, true, false) => Self::Whole,
+            },
+        )
+    }
+}
+
+/// OpenRouter's `reasoning`.
+#[derive(Default)]
+struct Wish {
+    effort: Option<String>,
+    is_enabled: Option<bool>,
+    is_excluded: bool,
+}
+
+impl Wish {
+    fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        const NAME: &str = "reasoning";
+        let object = match fields.take_tree(NAME)? {
+            None => return Ok(Self::default()),
+            Some(Value::Object(object)) => object,
+            Some(other) => return Err(must_be(NAME, &other, "an object")),
+        };
+        if object.get("max_tokens").is_some_and(|most| !most.is_null()) {
+            return Err(ApiError::unsupported("reasoning.max_tokens"));
+        }
+        let path = format!("{NAME}.effort");
+        let effort = optional_text(&object, NAME, "effort")?;
+        Ok(Self {
+            effort: effort
+                .map(|effort| known_effort(&path, effort))
+                .transpose()?,
+            is_enabled: optional_flag(&object, NAME, "enabled")?,
+            is_excluded: optional_flag(&object, NAME, "exclude")?.unwrap_or(false),
+        })
+    }
+}
+
+fn effort(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
+    let effort = fields.string(name)?;
+    effort.map(|effort| known_effort(name, &effort)).transpose()
+}
+
+fn known_effort(path: &str, effort: &str) -> Result<String, ApiError> {
+    match EFFORTS.contains(&effort) {
+        true => Ok(effort.to_owned()),
+        false => {
+            let wanted = format!("one of {}", EFFORTS.join(", "));
+            let value = Shallow::Text(effort.to_owned());
+            Err(Field::new(path, &value).must_be(&wanted).into())
+        }
+    }
+}

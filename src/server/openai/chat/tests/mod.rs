@@ -1,0 +1,138 @@
+mod reasoning;
+mod tools;
+mod writing;
+
+use serde_json::{Value, json};
+
+use super::call::UNLIMITED;
+use super::*;
+use crate::server::openai::tests::{fields, limits};
+
+fn parse(value: Value) -> Result<Call, ApiError> {
+    let mut fields = fields(value);
+    if fields.peek("messages").is_none() {
+        fields.put("messages", json!([{"role": "user", "content": "hi"}]));
+    }
+    Call::parse(fields, limits()).map(|(call, _)| call)
+}
+
+fn call(value: Value) -> Call {
+    parse(value).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Refuses a call, by the name of the field that is wrong.
+#[track_caller]
+fn refuses_field(value: Value, param: &str, message: &str) {
+    assert_eq!(parse(value).err(), Some(ApiError::field(param, message)));
+}
+
+#[track_caller]
+fn refuses(value: Value, expected: &str) {
+    assert_eq!(
+        parse(value).err().map(|error| error.to_string()).as_deref(),
+        Some(expected)
+    );
+}
+
+#[test]
+fn the_length_is_unlimited_unless_either_name_limits_it() {
+    let length = |value: Value| call(value).common.sampling.max_new_tokens;
+    assert_eq!(length(json!({})), UNLIMITED);
+    assert_eq!(length(json!({"max_tokens": 5})), 5);
+    assert_eq!(
+        length(json!({"max_tokens": 5, "max_completion_tokens": 6})),
+        6
+    );
+}
+
+#[test]
+fn text_is_the_only_modality() {
+    assert!(parse(json!({"modalities": ["text"]})).is_ok());
+    assert!(parse(json!({"modalities": []})).is_ok());
+    let text = "modalities is not supported yet: leave it out or send null";
+    for modalities in [json!(["audio"]), json!(["text", "audio"]), json!("text")] {
+        refuses(json!({ "modalities": modalities }), text);
+    }
+}
+
+#[test]
+fn templates_of_the_client_and_echoes_are_refused() {
+    let template = "chat_template is not supported yet: leave it out or send null";
+    refuses(json!({"chat_template": "{{ x }}"}), template);
+    let echo = "echo is not supported yet: leave it out or send null";
+    refuses(json!({"echo": true}), echo);
+    assert!(parse(json!({"echo": false, "chat_template": null})).is_ok());
+}
+
+#[test]
+fn alternatives_need_log_probabilities() {
+    assert_eq!(
+        call(json!({"logprobs": true, "top_logprobs": 2})).logprobs,
+        Some(2)
+    );
+    assert_eq!(call(json!({"logprobs": true})).logprobs, Some(0));
+    assert_eq!(call(json!({"top_logprobs": 0})).logprobs, None);
+    let text = "top_logprobs is 2, must be used with logprobs: true";
+    refuses(json!({"top_logprobs": 2}), text);
+}
+
+#[test]
+fn what_would_need_more_than_text_is_refused() {
+    for name in [
+        "audio",
+        "web_search_options",
+        "custom_logit_processor",
+        "thinking_token_budget",
+    ] {
+        let text = format!("{name} is not supported yet: leave it out or send null");
+        refuses(json!({ name: {"x": 1} }), &text);
+    }
+    let hints = json!({
+        "user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "verbosity": "low",
+        "prompt_cache_key": "k", "safety_identifier": "s", "prediction": {"type": "content", "content": "x"},
+    });
+    assert!(parse(hints).is_ok());
+}
+
+#[test]
+fn a_last_message_can_be_continued() {
+    let begun = |fields: Value| {
+        let mut body = fields;
+        body["messages"] = json!([
+            {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"},
+        ]);
+        body
+    };
+    let ends = |value: Value| {
+        let prompt = call(value).prompt;
+        (prompt.add_generation_prompt, prompt.continue_final_message)
+    };
+    assert_eq!(ends(begun(json!({}))), (true, false));
+    assert_eq!(
+        ends(begun(json!({"continue_final_message": true}))),
+        (false, true)
+    );
+    assert_eq!(
+        ends(begun(json!({"add_generation_prompt": false}))),
+        (false, false)
+    );
+    refuses_field(
+        begun(json!({"continue_final_message": true, "add_generation_prompt": true})),
+        "add_generation_prompt",
+        "add_generation_prompt and continue_final_message contradict each other: send one of them",
+    );
+    refuses_field(
+        json!({"continue_final_message": true}),
+        "continue_final_message",
+        "continue_final_message needs an assistant's message at the end of messages",
+    );
+}
+
+#[test]
+fn a_constraint_goes_with_every_sample() {
+    let format = json!({"type": "json_object"});
+    let requests = call(json!({"response_format": format, "n": 2})).into_requests();
+    assert_eq!(requests.len(), 2);
+    assert!(requests.iter().all(|request| request.constraint.is_some()));
+    assert!(call(json!({})).into_requests()[0].constraint.is_none());
+}

@@ -1,0 +1,235 @@
+//! Reading the tools of a call.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
+use serde_json::{Map, Value, json};
+
+use super::places::{missing, must_be, object, optional_flag, optional_text, text};
+use super::tool_choice::{Choice, Mode};
+use crate::field::{Cut, Field, check_count};
+use crate::request::{Tool, ToolChoice, ToolUse};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::raw::Raw;
+
+/// Most tools of a call.
+const MAX_TOOLS: usize = 1024;
+/// Longest list of tools, in bytes of JSON.
+const MAX_TOOLS_BYTES: usize = 4 << 20;
+/// Longest name of a tool.
+const MAX_NAME_BYTES: usize = 64;
+
+/// The tools of a call.
+#[derive(Debug, Default)]
+pub(super) struct CallTools {
+    /// As the chat template is told of them; `None` if it is not.
+    pub(super) prompt: Option<Value>,
+    /// As the model may call them; `None` if it may not.
+    pub(super) usage: Option<Arc<ToolUse>>,
+}
+
+impl CallTools {
+    /// Reads `tools` and `tool_choice`, or `functions` and `function_call`, which they replaced.
+    pub(super) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        let form = Form::of(fields)?;
+        let raw = fields.take_raw(form.list);
+        let raw = raw.filter(|raw| !raw.asks_for_nothing());
+        let choice = Choice::read(fields, form.choice)?;
+        let parallel = fields.optional_flag("parallel_tool_calls")?.unwrap_or(true);
+        if choice == Choice::None {
+            return Ok(Self::default());
+        }
+        let Some(raw) = raw else {
+            choice.check_without_tools(form.choice)?;
+            return Ok(Self::default());
+        };
+        let (prompt, tools) = form.tools(fields, &raw)?;
+        let (tools, choice) = choose(tools, choice, form.choice)?;
+        let usage = ToolUse {
+            tools,
+            choice,
+            parallel,
+        };
+        Ok(Self {
+            prompt: Some(prompt),
+            usage: Some(Arc::new(usage)),
+        })
+    }
+}
+
+/// The names of the fields that a call has its tools in.
+struct Form {
+    list: &'static str,
+    choice: &'static str,
+}
+
+impl Form {
+    const TOOLS: Self = Self {
+        list: "tools",
+        choice: "tool_choice",
+    };
+    const FUNCTIONS: Self = Self {
+        list: "functions",
+        choice: "function_call",
+    };
+
+    fn of(fields: &Fields) -> Result<Self, ApiError> {
+        let asks = |name: &str| {
+            let raw = fields.peek(name);
+            raw.is_some_and(|raw| !raw.asks_for_nothing())
+        };
+        let (tools, functions) = (Self::TOOLS, Self::FUNCTIONS);
+        for old in [functions.list, functions.choice] {
+            for new in [tools.list, tools.choice] {
+                if asks(old) && asks(new) {
+                    let text = format!("{old} and {new} are both given: leave {old} out");
+                    return Err(ApiError::field(old, text));
+                }
+            }
+        }
+        match asks(functions.list) || asks(functions.choice) {
+            true => Ok(functions),
+            false => Ok(tools),
+        }
+    }
+
+    /// Reads the list: for the template, and for the engine.
+    fn tools(&self, fields: &mut Fields, raw: &Raw) -> Result<(Value, Vec<Tool>), ApiError> {
+        let name = self.list;
+        if !raw.is_list() {
+            let value = raw.shallow(name)?;
+            return Err(Field::new(name, &value).must_be("a list of tools").into());
+        }
+        let (_, count) = raw.items(name, 0)?;
+        check_count(name, count, MAX_TOOLS, "tools")?;
+        let bytes = raw.bytes().len();
+        if bytes > MAX_TOOLS_BYTES {
+            let text = format!("{name} has {bytes} bytes, limit is {MAX_TOOLS_BYTES}: send fewer");
+            return Err(ApiError::field(name, text));
+        }
+        // Once for the prompt, once for the schemas that the answer is read by.
+        fields.charge_request(raw)?;
+        let Value::Array(items) = fields.tree(name, raw)? else {
+            return Err(ApiError::field(name, format!("{name} is no list of tools")));
+        };
+        let mut names = FxHashSet::default();
+        let mut shown = Vec::with_capacity(items.len());
+        let mut tools = Vec::with_capacity(items.len());
+        for (index, item) in items.into_iter().enumerate() {
+            let (path, function) = self.function(index, item)?;
+            let (function, tool) = read_function(&path, function)?;
+            if !names.insert(tool.name.clone()) {
+                let path = format!("{path}.name");
+                let text = format!(
+                    "{path} is {:?}, which another tool has: rename one",
+                    tool.name
+                );
+                return Err(ApiError::field(path, text));
+            }
+            shown.push(json!({"type": "function", "function": function}));
+            tools.push(tool);
+        }
+        Ok((Value::Array(shown), tools))
+    }
+
+    /// The function of an entry, and where it stands.
+    fn function(
+        &self,
+        index: usize,
+        item: Value,
+    ) -> Result<(String, Map<String, Value>), ApiError> {
+        let path = format!("{}[{index}]", self.list);
+        let mut entry = object(&path, item)?;
+        if self.list == Self::FUNCTIONS.list {
+            return Ok((path, entry));
+        }
+        match entry.get("type") {
+            Some(Value::String(kind)) if kind == "function" => (),
+            None => return Err(missing(format!("{path}.type"), "\"function\"")),
+            Some(other) => {
+                let wanted = "\"function\": no other kind of tool is supported";
+                return Err(must_be(&format!("{path}.type"), other, wanted));
+            }
+        }
+        let path = format!("{path}.function");
+        match entry.get_mut("function") {
+            Some(function) => Ok((path.clone(), object(&path, function.take())?)),
+            None => Err(missing(path, "an object with a name")),
+        }
+    }
+}
+
+/// A function as the template is told of it, and as the engine is.
+fn read_function(
+    path: &str,
+    mut function: Map<String, Value>,
+) -> Result<(Map<String, Value>, Tool), ApiError> {
+    let name = text(&function, path, "name")?.to_owned();
+    let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
+    if !(1..=MAX_NAME_BYTES).contains(&name.len()) || !name.bytes().all(is_of_name) {
+        let wanted = format!("1 to {MAX_NAME_BYTES} letters, digits, _, . or -");
+        return Err(must_be(&format!("{path}.name"), &function["name"], &wanted));
+    }
+    let description = optional_text(&function, path, "description")?.map(str::to_owned);
+    let strict = optional_flag(&function, path, "strict")?.unwrap_or(false);
+    let parameters = match function.get("parameters") {
+        None | Some(Value::Null) => None,
+        Some(parameters @ Value::Object(_)) => Some(parameters.clone()),
+        Some(other) => {
+            let wanted = "a JSON schema: an object";
+            return Err(must_be(&format!("{path}.parameters"), other, wanted));
+        }
+    };
+    // Models were not trained on it.
+    function.shift_remove("strict");
+    function.retain(|_, value| !value.is_null());
+    if parameters.is_none() {
+        // Templates read the properties of every tool.
+        let none = json!({"type": "object", "properties": {}});
+        function.insert("parameters".to_owned(), none);
+    }
+    let tool = Tool {
+        name,
+        description,
+        parameters,
+        strict,
+    };
+    Ok((function, tool))
+}
+
+/// The tools that may be called, and whether one must be.
+fn choose(
+    tools: Vec<Tool>,
+    choice: Choice,
+    field: &str,
+) -> Result<(Vec<Tool>, ToolChoice), ApiError> {
+    let is_there = |name: &str| tools.iter().any(|tool| tool.name == name);
+    match choice {
+        Choice::None | Choice::Mode(Mode::Auto) => Ok((tools, ToolChoice::Auto)),
+        Choice::Mode(Mode::Required) => Ok((tools, ToolChoice::Required)),
+        Choice::Named { name, path } => match is_there(&name) {
+            true => Ok((tools, ToolChoice::Named(name))),
+            false => Err(no_such_tool(path, &name, field)),
+        },
+        Choice::Allowed { mode, names } => {
+            if let Some((path, name)) = names.iter().find(|(_, name)| !is_there(name)) {
+                return Err(no_such_tool(path.clone(), name, field));
+            }
+            let allowed: FxHashSet<&str> = names.iter().map(|(_, name)| name.as_str()).collect();
+            let tools = tools.into_iter();
+            let tools = tools.filter(|tool| allowed.contains(tool.name.as_str()));
+            let choice = match mode {
+                Mode::Auto => ToolChoice::Auto,
+                Mode::Required => ToolChoice::Required,
+            };
+            Ok((tools.collect(), choice))
+        }
+    }
+}
+
+fn no_such_tool(path: String, name: &str, field: &str) -> ApiError {
+    let name = Cut(name);
+    let text = format!("{path} is {name}, which is none of the tools: {field} names one of them");
+    ApiError::field(path, text)
+}
