@@ -57,6 +57,7 @@ impl Handler<Ask> for Listener {
             tools: None,
             template_kwargs: Default::default(),
             add_generation_prompt: true,
+            continue_final_message: false,
         })));
         request.rid = ask.rid;
         request.sampling.temperature = 0.0;

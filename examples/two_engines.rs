@@ -36,6 +36,7 @@ async fn answer(engine: Data<EngineHandle>, question: String) -> HttpResponse {
         tools: None,
         template_kwargs: Default::default(),
         add_generation_prompt: true,
+        continue_final_message: false,
     })));
     request.sampling.temperature = 0.0;
     request.sampling.max_new_tokens = 200;

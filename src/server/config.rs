@@ -51,7 +51,8 @@ keys! {
         #[flag(RARE.takes("N"))]
         #[range(1..=MAX_BATCH_REQUESTS)]
         max_batch_requests: usize = 1024,
-        /// Maximum total bytes that all request bodies may occupy while they are received and parsed.
+        /// Maximum total bytes that all request bodies may occupy while they are received and parsed, and the tools and
+        /// constraints of requests under way.
         #[flag(RARE.takes("BYTES"))]
         max_bodies_bytes: usize = 256 << 20,
         /// Maximum total bytes, over all answers, that prompt log probabilities may occupy until clients have read
@@ -59,8 +60,8 @@ keys! {
         #[flag(RARE.takes("BYTES"))]
         #[range(1..)]
         max_answers_bytes: usize = 256 << 20,
-        /// Maximum number of JSON values in the messages, template arguments and other free-form fields of one request
-        /// body.
+        /// Maximum number of JSON values in the messages, tools, schemas, template arguments and other free-form fields of
+        /// one request body.
         #[flag(RARE.takes("N"))]
         #[range(1..)]
         max_body_values: usize = 1 << 16,

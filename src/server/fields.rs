@@ -441,4 +441,23 @@ mod tests {
         let error = read.err().expect("is refused").to_string();
         assert!(error.contains("more than 1024 fields"), "{error}");
     }
+
+    #[test]
+    fn what_is_kept_as_long_as_the_request_is_charged_as_long() {
+        const LIMIT: usize = 8 << 20;
+        let budget = BodyBudget::new(LIMIT);
+        let all_that_one_may_have = LIMIT / 4 * 3 + (64 << 10);
+        let is_full = || budget.open().grow(all_that_one_may_have).is_err();
+        let body = json!({"messages": ["a"], "regex": "x".repeat(100_000)}).to_string();
+        let read = Fields::read(body.into(), budget.open(), 100);
+        let mut fields = read.unwrap_or_else(|error| panic!("{error}"));
+        fields.take_tree("messages").expect("it is small");
+        let regex = fields.take_raw("regex").expect("it is there");
+        fields.request_tree("regex", &regex).expect("it is small");
+        let charges = fields.into_charges();
+        drop(charges.prompt);
+        assert!(is_full());
+        drop(charges.request);
+        assert!(!is_full());
+    }
 }

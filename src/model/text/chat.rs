@@ -47,7 +47,9 @@ impl Expected {
     pub(super) fn of(template: &str) -> Self {
         Self {
             content: ContentFormat::of(template),
-            developers: template.contains("developer"),
+            developers: ["'developer'", "\"developer\""]
+                .iter()
+                .any(|role| template.contains(role)),
             call_ids: CallIds::of(template),
         }
     }

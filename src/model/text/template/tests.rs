@@ -387,7 +387,7 @@ fn developers_are_the_system_unless_the_template_knows_them() {
     let chat = json!([say("developer", "a"), say("user", "b")]);
     let roles = "{% for m in messages %}{{ m.role }} {% endfor %}";
     assert_eq!(render(roles, chat.clone()), "system user ");
-    let knowing = format!("{roles}{{# developer #}}");
+    let knowing = format!("{roles}{{# 'developer' #}}");
     assert_eq!(render(&knowing, chat), "developer user ");
 }
 
