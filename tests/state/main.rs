@@ -9,6 +9,7 @@ mod deadlines;
 mod lifecycle;
 mod memory_use;
 mod naive_model;
+mod output;
 mod planted_waits;
 mod policy_model;
 mod policy_tables;

@@ -271,7 +271,10 @@ impl OutputEngine {
                 return Fate::Held;
             }
             (Tag::ToolClose, Some(_)) => match std::mem::take(&mut self.tool_close) {
-                EndTag::OfCall => return Fate::Used,
+                EndTag::OfCall => {
+                    self.content.drop_blank();
+                    return Fate::Used;
+                }
                 EndTag::Stray if tag.is_token => return Fate::Used,
                 EndTag::Stray | EndTag::OfText => {}
             },
