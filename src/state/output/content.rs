@@ -68,7 +68,7 @@ impl Content {
         self.held.clear();
     }
 
-    /// Drops the whitespace between a call and its end tag.
+    /// Drops the whitespace before an end tag, if there is nothing else.
     pub(super) fn drop_blank(&mut self) {
         if self.is_blank {
             self.held.clear();

@@ -41,7 +41,7 @@
 //!
 //! # Whitespace
 //! Newlines at both ends of reasoning are dropped, and those between reasoning and content: chat templates put them
-//! back. So are newlines right before a call, and whitespace between a call and its end tag. Content between two calls, before the first or after the last, that is
+//! back. So are newlines right before a call, and whitespace between a call and an end tag. Content between two calls, before the first or after the last, that is
 //! only whitespace is dropped. All other whitespace is kept.
 //!
 //! # Bounds

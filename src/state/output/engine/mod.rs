@@ -262,7 +262,9 @@ impl OutputEngine {
                 self.think_end = EndTag::OfText;
             }
             (Tag::ThinkEnd, _) if self.has_reasoning => {
-                if std::mem::take(&mut self.think_end) != EndTag::OfText {
+                let of = std::mem::take(&mut self.think_end);
+                if of != EndTag::OfText {
+                    self.content.drop_blank();
                     return Fate::Used;
                 }
             }
