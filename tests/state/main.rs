@@ -11,6 +11,7 @@ mod grammars;
 mod lifecycle;
 mod memory_use;
 mod naive_model;
+mod output;
 mod planted_waits;
 mod policy_model;
 mod policy_tables;

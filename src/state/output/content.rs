@@ -68,6 +68,13 @@ impl Content {
         self.held.clear();
     }
 
+    /// Drops the whitespace before an end tag, if there is nothing else.
+    pub(super) fn drop_blank(&mut self) {
+        if self.is_blank {
+            self.held.clear();
+        }
+    }
+
     /// Returns what remains at the end of the output.
     pub(super) fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);

@@ -30,7 +30,8 @@
 //! An opening that turns out not to be one, before its name has gone out, is text: its tag is given out unchanged, and
 //! reading goes on right after that tag. So is an opening that the end of the output cuts. A call whose arguments break
 //! off (a bracket that does not match, a marker outside of a string) remains without an end, and text goes on at the
-//! character that broke it.
+//! character that broke it. The end tag of a call is dropped after a call, also a broken one, and is text after an
+//! opening that was text. An end tag of nothing is text as letters and nothing as a token.
 //!
 //! # Reasoning
 //! The start tag is understood at the start of the content, where nothing but whitespace came before it (since the
@@ -40,7 +41,7 @@
 //!
 //! # Whitespace
 //! Newlines at both ends of reasoning are dropped, and those between reasoning and content: chat templates put them
-//! back. So are newlines right before a call. Content between two calls, before the first or after the last, that is
+//! back. So are newlines right before a call, and whitespace between a call and an end tag. Content between two calls, before the first or after the last, that is
 //! only whitespace is dropped. All other whitespace is kept.
 //!
 //! # Bounds

@@ -262,7 +262,9 @@ impl OutputEngine {
                 self.think_end = EndTag::OfText;
             }
             (Tag::ThinkEnd, _) if self.has_reasoning => {
-                if std::mem::take(&mut self.think_end) != EndTag::OfText {
+                let of = std::mem::take(&mut self.think_end);
+                if of != EndTag::OfText {
+                    self.content.drop_blank();
                     return Fate::Used;
                 }
             }
@@ -271,7 +273,10 @@ impl OutputEngine {
                 return Fate::Held;
             }
             (Tag::ToolClose, Some(_)) => match std::mem::take(&mut self.tool_close) {
-                EndTag::OfCall => return Fate::Used,
+                EndTag::OfCall => {
+                    self.content.drop_blank();
+                    return Fate::Used;
+                }
                 EndTag::Stray if tag.is_token => return Fate::Used,
                 EndTag::Stray | EndTag::OfText => {}
             },

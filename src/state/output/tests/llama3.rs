@@ -1,0 +1,36 @@
+use super::*;
+const F: ToolFormat = ToolFormat::Llama3;
+
+#[test]
+fn calls_are_found() {
+    let (a, b) = (
+        r#"{"name": "seat", "parameters": {"row": 4}}"#,
+        r#"{"name":"b","arguments":{}}"#,
+    );
+    check(F, a, r#"seat({"row": 4})"#);
+    check(
+        F,
+        &format!("<|python_tag|>{a}; {b};"),
+        r#"seat({"row": 4})b({})"#,
+    );
+    check(F, &format!("\n{a};{b}"), r#"seat({"row": 4})b({})"#);
+    check(F, &format!("So: <|python_tag|>{b}"), "«So: »b({})");
+    check(F, &format!("<think>x</think>\n{b} ; y"), "‹x›b({})« ; y»");
+}
+
+#[test]
+fn what_only_looks_like_a_call_is_text() {
+    for text in [
+        r#"{"name": "Ada", "age": 36}"#,
+        r#"{"name": "Ada"}"#,
+        r#"{"age": 36, "name": "Ada"}"#,
+        r#"{"name": "f", "parameters": 4}"#,
+        r#"{"name": "f", "parameters": null}"#,
+        r#"{"parameters": {}, "name": "f"}"#,
+        r#"A {"name": "f", "parameters": {}}"#,
+        "<|python_tag|>print(1)",
+        "{",
+    ] {
+        check_text(F, text);
+    }
+}

@@ -1,0 +1,123 @@
+mod hermes;
+mod llama3;
+mod mistral;
+mod pythonic;
+mod qwen3_coder;
+mod reasoning;
+mod tokens;
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// An engine with a tool `seat`, whose markers are text.
+fn engine(tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> OutputEngine {
+    let formats = OutputFormats { tool, reasoning };
+    let markers = Arc::new(Markers::default());
+    OutputEngine::new(formats, Some(tools(true)), markers, false)
+}
+
+fn tools(parallel: bool) -> Arc<ToolUse> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "row": {"type": "integer"},
+            "who": {"type": "string"},
+            "window": {"type": "boolean"},
+            "price": {"type": ["number", "null"]},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "meal": {"$ref": "#/$defs/meal"},
+            "any": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        },
+        "$defs": {"meal": {"type": "object"}},
+    });
+    Arc::new(ToolUse {
+        tools: vec![Tool {
+            name: "seat".to_owned(),
+            description: None,
+            parameters: Some(parameters),
+            strict: false,
+        }],
+        choice: ToolChoice::Auto,
+        parallel,
+    })
+}
+
+fn run(mut engine: OutputEngine, text: &str) -> Vec<OutputPiece> {
+    let mut pieces = Vec::new();
+    engine.push_text(text, &mut pieces);
+    engine.finish(&mut pieces);
+    pieces
+}
+
+/// A piece in short: content as it is, `think:…`, `name(arguments` and `)` for a complete call.
+fn short(pieces: &[OutputPiece]) -> String {
+    let piece = |piece: &OutputPiece| match piece {
+        OutputPiece::Text(text) => format!("«{text}»"),
+        OutputPiece::Reasoning(text) => format!("‹{text}›"),
+        OutputPiece::CallStart { name } => format!("{name}("),
+        OutputPiece::CallArguments(arguments) => arguments.clone(),
+        OutputPiece::CallEnd => ")".to_owned(),
+    };
+    pieces.iter().map(piece).collect()
+}
+
+fn check(tool: ToolFormat, text: &str, expected: &str) {
+    let engine = engine(Some(tool), Some(ReasoningFormat::Think));
+    assert_eq!(short(&run(engine, text)), expected, "{text:?}");
+}
+
+/// The text comes out as it went in.
+fn check_text(tool: ToolFormat, text: &str) {
+    check(tool, text, &format!("«{text}»"));
+}
+
+#[test]
+fn names_are_those_of_sglang() {
+    for name in ToolFormat::names() {
+        assert!(ToolFormat::parse(name).is_some());
+    }
+    for name in ReasoningFormat::names() {
+        assert!(ReasoningFormat::parse(name).is_some());
+    }
+    assert_eq!(ToolFormat::parse("qwen25"), Some(ToolFormat::Hermes));
+    assert_eq!(ToolFormat::parse("x"), None);
+    assert_eq!(ToolFormat::Hermes.opening(), "<tool_call>");
+    assert_eq!(ToolFormat::Mistral.closing(), None);
+}
+
+#[test]
+fn without_tools_calls_are_text() {
+    let formats = OutputFormats {
+        tool: Some(ToolFormat::Hermes),
+        reasoning: None,
+    };
+    let engine = OutputEngine::new(formats, None, Arc::new(Markers::default()), false);
+    let text = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
+    assert_eq!(short(&run(engine, text)), format!("«{text}»"));
+}
+
+#[test]
+fn bounds_hold() {
+    let long = "x".repeat(MAX_HELD_CHARS);
+    check_text(
+        ToolFormat::Hermes,
+        &format!("<tool_call>{{\"name\":\"{long}\",\"arguments\":{{}}}}</tool_call>"),
+    );
+    let value = "1".repeat(MAX_VALUE_BYTES + 1);
+    check(
+        ToolFormat::Qwen3Coder,
+        &format!(
+            "<tool_call><function=seat><parameter=meal>{value}</parameter></function></tool_call>"
+        ),
+        &format!("seat({{\"meal\": \"{value}\"}})"),
+    );
+    let deep = "[".repeat(MAX_DEPTH as usize);
+    check(
+        ToolFormat::Hermes,
+        &format!("<tool_call>{{\"name\":\"f\",\"arguments\":{deep}[1"),
+        &format!("f({deep}«[1»"),
+    );
+}

@@ -1,0 +1,157 @@
+//! Text without a plan.
+
+use souffleur::state::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
+
+use super::read_in_all_cuts;
+use super::transcript::{Mode, Transcript};
+
+/// What the garbage is made of.
+const PARTS: [&str; 52] = [
+    "a",
+    "é",
+    "😀",
+    " ",
+    "\n",
+    "\n\n",
+    "<",
+    "</",
+    ">",
+    "[",
+    "]",
+    "(",
+    ")",
+    "{",
+    "}",
+    "\"",
+    "'",
+    "\\",
+    ",",
+    ":",
+    ";",
+    "=",
+    "-",
+    "1",
+    ".5",
+    "True",
+    "null",
+    "name",
+    "\"name\"",
+    "\"name\": \"f\"",
+    "{\"name\": \"f\", ",
+    "\"arguments\": {",
+    "\"parameters\":",
+    "f(",
+    "x=",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_",
+    "<function=",
+    "f>",
+    "</function>",
+    "<parameter=",
+    "</parameter>",
+    "<think>",
+    "</think>",
+    "[THINK]",
+    "[/THINK]",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<|python_tag|>",
+    "<|python_start|>",
+];
+
+const TOOLS: [ToolFormat; 5] = [
+    ToolFormat::Hermes,
+    ToolFormat::Qwen3Coder,
+    ToolFormat::Llama3,
+    ToolFormat::Pythonic,
+    ToolFormat::Mistral,
+];
+
+fn garbage(rng: &mut fastrand::Rng) -> String {
+    let n_parts = rng.usize(1..=14);
+    (0..n_parts)
+        .map(|_| PARTS[rng.usize(0..PARTS.len())])
+        .collect()
+}
+
+fn has_call(pieces: &[OutputPiece]) -> bool {
+    let is_call = |piece: &OutputPiece| matches!(piece, OutputPiece::CallStart { .. });
+    pieces.iter().any(is_call)
+}
+
+#[test]
+fn without_a_call_nothing_is_lost() {
+    for tool in TOOLS {
+        let formats = OutputFormats {
+            tool: Some(tool),
+            reasoning: None,
+        };
+        for seed in 0..3000 {
+            let text = garbage(&mut fastrand::Rng::with_seed(seed));
+            let pieces = Transcript::of_text(formats, Mode::Text, &text).read(&[]);
+            if !has_call(&pieces) {
+                assert_eq!(pieces, [OutputPiece::Text(text)], "{tool:?} {seed}");
+            }
+        }
+    }
+}
+
+/// The text without tags of reasoning and newlines, which are dropped in some places.
+fn bare(text: &str) -> String {
+    let mut text = text.replace('\n', "");
+    loop {
+        let fewer = ["<think>", "</think>", "[THINK]", "[/THINK]"]
+            .iter()
+            .fold(text.clone(), |text, tag| text.replace(tag, ""));
+        if fewer == text {
+            return text;
+        }
+        text = fewer;
+    }
+}
+
+#[test]
+fn without_a_call_reasoning_and_content_are_the_text() {
+    for tool in TOOLS {
+        let reasoning = match tool {
+            ToolFormat::Mistral => ReasoningFormat::MistralThink,
+            _ => ReasoningFormat::Think,
+        };
+        let formats = super::with(tool, reasoning);
+        for seed in 0..3000 {
+            let text = garbage(&mut fastrand::Rng::with_seed(seed));
+            let pieces = Transcript::of_text(formats, Mode::Text, &text).read(&[]);
+            if has_call(&pieces) {
+                continue;
+            }
+            let said: String = pieces
+                .iter()
+                .map(|piece| match piece {
+                    OutputPiece::Text(text) | OutputPiece::Reasoning(text) => text.as_str(),
+                    _ => "",
+                })
+                .collect();
+            let spaces = |text: &str| text.replace(' ', "");
+            assert_eq!(
+                spaces(&bare(&said)),
+                spaces(&bare(&text)),
+                "{tool:?} {seed} {text:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn garbage_says_the_same_in_all_cuts() {
+    for tool in TOOLS {
+        for seed in 0..60 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let text = garbage(&mut rng);
+            let formats = super::with(tool, ReasoningFormat::Think);
+            let transcript = Transcript::of_text(formats, super::mode(seed), &text);
+            read_in_all_cuts(&transcript, &mut rng);
+        }
+    }
+}

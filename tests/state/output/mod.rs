@@ -1,0 +1,134 @@
+//! Calls and reasoning in outputs: the same pieces however an output is cut, and the pieces that were meant.
+//!
+//! Every transcript is read whole, one character at a time, in all cuts in two, and in 1,000 random cuts.
+
+mod garbage;
+mod hostile;
+mod plan;
+mod transcript;
+mod values;
+
+use souffleur::state::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
+
+use plan::{Plan, Said};
+use transcript::{Mode, Transcript};
+
+const TRANSCRIPTS: u64 = 200;
+const RANDOM_CUTS: usize = 1000;
+
+fn with(tool: ToolFormat, reasoning: ReasoningFormat) -> OutputFormats {
+    OutputFormats {
+        tool: Some(tool),
+        reasoning: Some(reasoning),
+    }
+}
+
+/// Markers as tokens in every other transcript.
+fn mode(seed: u64) -> Mode {
+    match seed.is_multiple_of(2) {
+        true => Mode::Text,
+        false => Mode::Tokens,
+    }
+}
+
+/// Reads a transcript in every way and returns what was said.
+fn read_in_all_cuts(transcript: &Transcript, rng: &mut fastrand::Rng) -> Vec<OutputPiece> {
+    let whole = transcript.read(&[]);
+    let n = transcript.len();
+    let each: Vec<usize> = (1..n).collect();
+    let check = |cuts: &[usize]| {
+        let read = transcript.read(cuts);
+        assert!(
+            read == whole,
+            "{transcript:?}\nin the cuts {cuts:?}\n{read:?}\ninstead of\n{whole:?}"
+        );
+    };
+    check(&each);
+    each.iter().for_each(|cut| check(&[*cut]));
+    for _ in 0..RANDOM_CUTS {
+        let n_cuts = rng.usize(2..=8);
+        let mut cuts: Vec<usize> = (0..n_cuts).map(|_| rng.usize(0..=n)).collect();
+        cuts.sort_unstable();
+        check(&cuts);
+    }
+    check_order(&whole);
+    whole
+}
+
+/// Calls do not interleave, and only a call that began ends.
+fn check_order(pieces: &[OutputPiece]) {
+    let mut is_open = false;
+    for piece in pieces {
+        is_open = match piece {
+            OutputPiece::CallStart { .. } => true,
+            OutputPiece::CallArguments(_) => {
+                assert!(is_open, "arguments of no call: {pieces:?}");
+                true
+            }
+            OutputPiece::CallEnd => {
+                assert!(is_open, "the end of no call: {pieces:?}");
+                false
+            }
+            OutputPiece::Text(text) | OutputPiece::Reasoning(text) => {
+                assert!(!text.is_empty(), "an empty piece: {pieces:?}");
+                false
+            }
+        };
+    }
+}
+
+/// Whole transcripts say what was meant; the same ones with an error in them, or cut off, say the same in all cuts.
+fn check_format(formats: OutputFormats) {
+    for seed in 0..TRANSCRIPTS {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let plan = Plan::new(formats, mode(seed), &mut rng);
+        let read = read_in_all_cuts(&plan.transcript, &mut rng);
+        assert_eq!(
+            Said::of(&read),
+            plan.said,
+            "seed {seed}\n{:?}",
+            plan.transcript
+        );
+        let spoilt = plan.transcript.spoilt(&mut rng);
+        read_in_all_cuts(&spoilt, &mut rng);
+    }
+}
+
+#[test]
+fn hermes() {
+    check_format(with(ToolFormat::Hermes, ReasoningFormat::Think));
+}
+
+#[test]
+fn qwen3_coder() {
+    check_format(with(ToolFormat::Qwen3Coder, ReasoningFormat::Think));
+}
+
+#[test]
+fn llama3() {
+    check_format(with(ToolFormat::Llama3, ReasoningFormat::Think));
+}
+
+#[test]
+fn pythonic() {
+    check_format(with(ToolFormat::Pythonic, ReasoningFormat::DeepSeekR1));
+}
+
+#[test]
+fn mistral() {
+    check_format(with(ToolFormat::Mistral, ReasoningFormat::MistralThink));
+}
+
+#[test]
+fn reasoning_without_tools() {
+    for reasoning in [
+        ReasoningFormat::Think,
+        ReasoningFormat::DeepSeekR1,
+        ReasoningFormat::MistralThink,
+    ] {
+        check_format(OutputFormats {
+            tool: None,
+            reasoning: Some(reasoning),
+        });
+    }
+}

@@ -1,0 +1,310 @@
+//! What a transcript is to say, made up before it is written.
+
+use serde_json::{Map, Value};
+use souffleur::state::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
+
+use super::transcript::{Mode, Transcript};
+use super::values;
+
+/// What an answer says.
+#[derive(Debug, Default, PartialEq)]
+pub struct Said {
+    pub reasoning: String,
+    pub content: String,
+    pub calls: Vec<Call>,
+}
+
+#[derive(Debug, PartialEq)]
+pub struct Call {
+    pub name: String,
+    /// As it is in formats with JSON arguments, else as `json.dumps` writes it.
+    pub arguments: String,
+    pub is_complete: bool,
+}
+
+/// A transcript and what it says.
+pub struct Plan {
+    pub transcript: Transcript,
+    pub said: Said,
+}
+
+impl Said {
+    pub fn of(pieces: &[OutputPiece]) -> Self {
+        let mut said = Self::default();
+        for piece in pieces {
+            match (piece, said.calls.last_mut()) {
+                (OutputPiece::Text(text), _) => said.content.push_str(text),
+                (OutputPiece::Reasoning(text), _) => said.reasoning.push_str(text),
+                (OutputPiece::CallStart { name }, _) => said.calls.push(Call {
+                    name: name.clone(),
+                    arguments: String::new(),
+                    is_complete: false,
+                }),
+                (OutputPiece::CallArguments(text), Some(call)) => call.arguments.push_str(text),
+                (OutputPiece::CallEnd, Some(call)) => call.is_complete = true,
+                (OutputPiece::CallArguments(_) | OutputPiece::CallEnd, None) => {
+                    panic!("no call has begun: {pieces:?}")
+                }
+            }
+        }
+        said
+    }
+
+    fn call(&mut self, name: &str, arguments: &str) {
+        self.calls.push(Call {
+            name: name.to_owned(),
+            arguments: arguments.to_owned(),
+            is_complete: true,
+        });
+    }
+}
+
+impl Plan {
+    pub fn new(formats: OutputFormats, mode: Mode, rng: &mut fastrand::Rng) -> Self {
+        let mut plan = Self {
+            transcript: Transcript::new(formats, mode),
+            said: Said::default(),
+        };
+        let inside = formats.reasoning == Some(ReasoningFormat::DeepSeekR1);
+        if inside || rng.bool() {
+            plan.think(rng);
+        }
+        let n_calls = match formats.tool {
+            Some(_) => rng.usize(0..=3),
+            None => 0,
+        };
+        if n_calls == 0 {
+            plan.say(rng);
+        } else {
+            plan.call(n_calls, rng);
+        }
+        plan
+    }
+
+    fn text(&mut self, text: &str) {
+        self.transcript.text(text);
+    }
+
+    fn think(&mut self, rng: &mut fastrand::Rng) {
+        let Some(format) = self.transcript.formats.reasoning else {
+            return;
+        };
+        if format != ReasoningFormat::DeepSeekR1 || rng.bool() {
+            self.transcript.tag(format.opening());
+        }
+        let thought = [
+            "I see.",
+            "Shall I?\n\nYes <think not> [THIN",
+            "",
+            "Say <tool_call> or [TOOL_CALLS] or <|python_tag|>, é",
+        ][rng.usize(0..4)];
+        self.said.reasoning.push_str(thought);
+        self.text(["", "\n", "\n\n"][rng.usize(0..3)]);
+        values::push_quoted(&mut self.transcript, thought, rng);
+        self.text(["", "\n"][rng.usize(0..2)]);
+        self.transcript.tag(format.closing());
+        self.text(["", "\n", "\n\n"][rng.usize(0..3)]);
+    }
+
+    /// Content that is no call, though it may look like one.
+    fn say(&mut self, rng: &mut fastrand::Rng) {
+        let content = [
+            "Hello, é 😀!\n\nBye\n",
+            "a < b, <tool_cal and </tool_cal",
+            "[1, 2] and [TOOL_CALL] {\"name\": 4}",
+            "{\"name\": \"Ada\", \"age\": 36}\n",
+            "<tool_call>nothing</tool_call> ",
+            "<|python_tag|> is a tag",
+            "[TOOL_CALLS] as well",
+            "[seat](http://seat)",
+            "[seat(4)]",
+            "x</tool_call",
+        ][rng.usize(0..10)];
+        self.said.content.push_str(content);
+        self.text(content);
+    }
+
+    fn call(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
+        let before = ["", "Let me see.", "One <b> moment: é"][rng.usize(0..3)];
+        self.said.content.push_str(before);
+        self.text(before);
+        self.text(["", "\n", "\n\n"][rng.usize(0..3)]);
+        let start = match before {
+            "" => Start::Bare,
+            _ => Start::Tagged,
+        };
+        match self.transcript.formats.tool {
+            Some(ToolFormat::Hermes) => self.hermes(n_calls, rng),
+            Some(ToolFormat::Qwen3Coder) => self.qwen3_coder(n_calls, rng),
+            Some(ToolFormat::Llama3) => self.llama3(n_calls, start, rng),
+            Some(ToolFormat::Pythonic) => self.pythonic(n_calls, start, rng),
+            Some(ToolFormat::Mistral) if rng.bool() => self.mistral_list(n_calls, rng),
+            Some(ToolFormat::Mistral) => self.mistral_named(n_calls, rng),
+            None => {}
+        }
+        let after = ["", "\n", " \n", "\nDone.\n", " Done <tool_c"][rng.usize(0..5)];
+        self.text(after);
+        if !after.trim().is_empty() {
+            self.said.content.push_str(after);
+        }
+    }
+
+    /// Writes a call as a JSON object.
+    fn object(&mut self, key: &str, rng: &mut fastrand::Rng) {
+        let name = ["seat", "other", "a.b-c"][rng.usize(0..3)];
+        let arguments = Value::Object(values::arguments(rng));
+        let written = values::json_text(&arguments, rng);
+        let quoted = match rng.u8(0..8) {
+            0 => Value::String(written.clone()).to_string(),
+            _ => written.clone(),
+        };
+        self.said.call(name, &written);
+        let mut parts = [
+            format!("\"name\": \"{name}\""),
+            format!("\"{key}\":{quoted}"),
+        ];
+        if key == "arguments" && rng.u8(0..8) == 0 {
+            parts.reverse();
+        }
+        let written = format!("{{{}}}", parts.join([",", ", ", "\n,\n"][rng.usize(0..3)]));
+        values::push_quoted(&mut self.transcript, &written, rng);
+    }
+
+    fn hermes(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
+        for n in 0..n_calls {
+            self.transcript.tag("<tool_call>");
+            self.text(["", "\n"][rng.usize(0..2)]);
+            self.object("arguments", rng);
+            self.text(["", "\n"][rng.usize(0..2)]);
+            self.transcript.tag("</tool_call>");
+            self.text(["", "\n"][if n + 1 < n_calls { rng.usize(0..2) } else { 0 }]);
+        }
+    }
+
+    fn qwen3_coder(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
+        for n in 0..n_calls {
+            let arguments = values::arguments(rng);
+            self.transcript.tag("<tool_call>");
+            self.text("\n<function=seat>\n");
+            let mut written = Vec::new();
+            for (key, value) in &arguments {
+                let plain = values::plain(value, rng);
+                self.text(&format!("<parameter={key}>\n"));
+                values::push_quoted(&mut self.transcript, &plain, rng);
+                self.text("\n</parameter>\n");
+                let json = match value {
+                    Value::Array(_) | Value::Object(_)
+                        if serde_json::from_str::<Value>(&plain).is_ok() =>
+                    {
+                        plain
+                    }
+                    _ => dumps(value),
+                };
+                written.push(format!("{}: {json}", dumps(&Value::from(key.as_str()))));
+            }
+            self.text("</function>\n");
+            self.transcript.tag("</tool_call>");
+            self.text(["", "\n"][if n + 1 < n_calls { rng.usize(0..2) } else { 0 }]);
+            self.said
+                .call("seat", &format!("{{{}}}", written.join(", ")));
+        }
+    }
+
+    fn llama3(&mut self, n_calls: usize, start: Start, rng: &mut fastrand::Rng) {
+        let is_tagged = start == Start::Tagged || rng.bool();
+        if is_tagged {
+            self.transcript.tag("<|python_tag|>");
+        }
+        for n in 0..n_calls {
+            self.text(["", ";", "; ", "\n;"][if n == 0 { 0 } else { rng.usize(1..4) }]);
+            self.bare_object(rng);
+        }
+    }
+
+    /// Writes a call that is one without a tag, too.
+    fn bare_object(&mut self, rng: &mut fastrand::Rng) {
+        let arguments = Value::Object(values::arguments(rng));
+        let written = values::json_text(&arguments, rng);
+        self.said.call("seat", &written);
+        let key = ["parameters", "arguments"][rng.usize(0..2)];
+        let written = format!("{{\"name\": \"seat\", \"{key}\": {written}}}");
+        values::push_quoted(&mut self.transcript, &written, rng);
+    }
+
+    fn pythonic(&mut self, n_calls: usize, start: Start, rng: &mut fastrand::Rng) {
+        let is_tagged = start == Start::Tagged || rng.bool();
+        if is_tagged {
+            self.transcript.tag("<|python_start|>");
+        }
+        self.text("[");
+        for n in 0..n_calls {
+            let arguments = values::arguments(rng);
+            let mut written = Vec::new();
+            for (key, value) in &arguments {
+                let python = values::python(value, rng);
+                written.push(format!("{key}{}{python}", ["=", " = "][rng.usize(0..2)]));
+            }
+            let comma = ["", ","][if n == 0 { 0 } else { 1 }];
+            let written = format!("{comma}seat({})", written.join(", "));
+            values::push_quoted(&mut self.transcript, &written, rng);
+            self.said.call("seat", &dumps(&Value::Object(arguments)));
+        }
+        self.text("]");
+        if is_tagged {
+            self.transcript.tag("<|python_end|>");
+        }
+    }
+
+    fn mistral_list(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
+        self.transcript.tag("[TOOL_CALLS]");
+        self.text([" [", "["][rng.usize(0..2)]);
+        for n in 0..n_calls {
+            self.text(["", ",", ", "][if n == 0 { 0 } else { rng.usize(1..3) }]);
+            self.object("arguments", rng);
+        }
+        self.text("]");
+    }
+
+    fn mistral_named(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
+        for _ in 0..n_calls {
+            let arguments = Value::Object(values::arguments(rng));
+            let written = values::json_text(&arguments, rng);
+            self.transcript.tag("[TOOL_CALLS]");
+            self.text("seat");
+            if rng.u8(0..4) == 0 {
+                self.transcript.tag("[CALL_ID]");
+                self.text("aB3");
+            }
+            self.transcript.tag("[ARGS]");
+            values::push_quoted(&mut self.transcript, &written, rng);
+            self.said.call("seat", &written);
+        }
+    }
+}
+
+/// Whether a call may begin without a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    Bare,
+    Tagged,
+}
+
+/// Writes a value as Python's `json.dumps` does without escapes for what is not ASCII.
+fn dumps(value: &Value) -> String {
+    match value {
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(dumps).collect();
+            format!("[{}]", items.join(", "))
+        }
+        Value::Object(map) => dumps_map(map),
+        _ => value.to_string(),
+    }
+}
+
+fn dumps_map(map: &Map<String, Value>) -> String {
+    let item = |(key, value): (&String, &Value)| {
+        format!("{}: {}", Value::from(key.as_str()), dumps(value))
+    };
+    let items: Vec<String> = map.iter().map(item).collect();
+    format!("{{{}}}", items.join(", "))
+}

@@ -1,0 +1,135 @@
+//! Reads the transcripts of `tests/state/output` with the parsers of SGLang's gateway as well, whole, and compares.
+//! Every difference has a reason, or is an error.
+
+#[path = "../../../tests/state/output/plan.rs"]
+mod plan;
+mod reasons;
+#[path = "../../../tests/state/output/transcript.rs"]
+#[allow(dead_code)]
+mod transcript;
+#[path = "../../../tests/state/output/values.rs"]
+mod values;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use futures::executor::block_on;
+use reasoning_parser::{DeepSeekR1Parser, Qwen3Parser, ReasoningParser};
+use serde_json::Value;
+use souffleur::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
+use tool_parser::{LlamaParser, MistralParser, PythonicParser, QwenParser, ToolParser};
+
+use plan::{Plan, Said};
+use transcript::Mode;
+
+const TRANSCRIPTS: u64 = 2000;
+
+/// What one side read.
+#[derive(Debug, PartialEq)]
+pub struct Reading {
+    pub reasoning: String,
+    pub content: String,
+    /// Names and arguments.
+    pub calls: Vec<(String, Value)>,
+}
+
+fn ours(said: &Said) -> Reading {
+    let call = |call: &plan::Call| (call.name.clone(), parsed(&call.arguments));
+    Reading {
+        reasoning: said.reasoning.clone(),
+        content: said.content.clone(),
+        calls: said.calls.iter().map(call).collect(),
+    }
+}
+
+fn parsed(arguments: &str) -> Value {
+    serde_json::from_str(arguments).unwrap_or_else(|_| Value::from(arguments))
+}
+
+fn with_tools(format: ToolFormat, text: &str) -> Reading {
+    let parser: Box<dyn ToolParser> = match format {
+        ToolFormat::Hermes => Box::new(QwenParser::new()),
+        ToolFormat::Llama3 => Box::new(LlamaParser::new()),
+        ToolFormat::Pythonic => Box::new(PythonicParser::new()),
+        ToolFormat::Mistral => Box::new(MistralParser::new()),
+        ToolFormat::Qwen3Coder => unreachable!("its parser is not public"),
+    };
+    let (content, calls) = match block_on(parser.parse_complete(text)) {
+        Ok(read) => read,
+        Err(_) => (text.to_owned(), Vec::new()),
+    };
+    let calls = calls.into_iter().map(|call| call.function);
+    Reading {
+        reasoning: String::new(),
+        content,
+        calls: calls
+            .map(|call| (call.name, parsed(&call.arguments)))
+            .collect(),
+    }
+}
+
+fn with_reasoning(format: ReasoningFormat, text: &str) -> Reading {
+    let read = match format {
+        ReasoningFormat::DeepSeekR1 => DeepSeekR1Parser::new().detect_and_parse_reasoning(text),
+        _ => Qwen3Parser::new().detect_and_parse_reasoning(text),
+    };
+    let read = read.unwrap_or_default();
+    Reading {
+        reasoning: read.reasoning_text,
+        content: read.normal_text,
+        calls: Vec::new(),
+    }
+}
+
+/// Compares all transcripts of some formats; returns how many differences have no reason.
+fn compare(formats: OutputFormats) -> usize {
+    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+    let (mut n_equal, mut n_unexplained) = (0, 0);
+    for seed in 0..TRANSCRIPTS {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let plan = Plan::new(formats, Mode::Text, &mut rng);
+        let text = plan.transcript.to_text();
+        let ours = ours(&Said::of(&plan.transcript.read(&[])));
+        let theirs = match (formats.tool, formats.reasoning) {
+            (Some(format), _) => with_tools(format, &text),
+            (None, Some(format)) => with_reasoning(format, &text),
+            (None, None) => continue,
+        };
+        if ours == theirs {
+            n_equal += 1;
+        } else if let Some(reason) = reasons::find(formats, &text, &ours, &theirs) {
+            *reasons.entry(reason).or_default() += 1;
+        } else {
+            n_unexplained += 1;
+            println!("{formats:?} {text:?}\nours   {ours:?}\ntheirs {theirs:?}\n");
+        }
+    }
+    println!("{formats:?}: {n_equal} equal, {n_unexplained} unexplained");
+    for (reason, n) in reasons {
+        println!("  {n:5} {reason}");
+    }
+    n_unexplained
+}
+
+fn main() -> ExitCode {
+    let tools = [
+        ToolFormat::Hermes,
+        ToolFormat::Llama3,
+        ToolFormat::Pythonic,
+        ToolFormat::Mistral,
+    ];
+    let tools = tools.map(|format| OutputFormats {
+        tool: Some(format),
+        reasoning: None,
+    });
+    let reasoning = [ReasoningFormat::Think, ReasoningFormat::DeepSeekR1];
+    let reasoning = reasoning.map(|format| OutputFormats {
+        tool: None,
+        reasoning: Some(format),
+    });
+    let n_unexplained: usize = tools.into_iter().chain(reasoning).map(compare).sum();
+    match n_unexplained {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
