@@ -3,6 +3,7 @@
 use super::EngineConfig;
 use super::keys::out_of_range;
 use crate::error::ConfigError;
+use crate::state::output::{ReasoningFormat, ToolFormat};
 use crate::state::pool::pages::PageSize;
 use crate::state::scheduler::IntakeLimits;
 use crate::state::scheduler::policy::schedule_policy;
@@ -35,6 +36,7 @@ impl EngineConfig {
         self.validate_ranges()?;
         self.validate_pool()?;
         self.validate_policies()?;
+        self.validate_parsers()?;
         self.validate_chunks()?;
         self.validate_timeouts()?;
         let graphs = self.cuda_graph_max_bs;
@@ -47,6 +49,25 @@ impl EngineConfig {
                 )
             },
         )
+    }
+
+    fn validate_parsers(&self) -> Result<(), ConfigError> {
+        let unknown = |name: &str, names: Vec<&str>| {
+            format!(
+                "is {name:?}, must be one of auto, none, {}",
+                names.join(", ")
+            )
+        };
+        let tool = self.tool_call_parser.as_str();
+        let is_known = is_choice(tool) || ToolFormat::parse(tool).is_some();
+        check(is_known, "tool_call_parser", || {
+            unknown(tool, ToolFormat::names().collect())
+        })?;
+        let reasoning = self.reasoning_parser.as_str();
+        let is_known = is_choice(reasoning) || ReasoningFormat::parse(reasoning).is_some();
+        check(is_known, "reasoning_parser", || {
+            unknown(reasoning, ReasoningFormat::names().collect())
+        })
     }
 
     fn validate_pool(&self) -> Result<(), ConfigError> {
@@ -107,6 +128,11 @@ impl EngineConfig {
         }
         Ok(())
     }
+}
+
+/// A choice that names no format.
+fn is_choice(name: &str) -> bool {
+    ["auto", "none"].contains(&name)
 }
 
 fn check(holds: bool, key: &str, reason: impl FnOnce() -> String) -> Result<(), ConfigError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::actors::executor::ExecutorFactory;
-use crate::actors::tokenizer::TokenizerSettings;
+use crate::actors::tokenizer::{AnswerFormats, TokenizerSettings};
 use crate::actors::unit::Blueprint;
 use crate::admission::Admission;
 use crate::config::{Device, EngineConfig};
@@ -22,6 +22,7 @@ use crate::model::text::TextModel;
 use crate::record::LogSink;
 use crate::state::cache::prefix_history::HistoryLimits;
 use crate::state::control::ControlSetup;
+use crate::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use crate::state::pool::kv_layout::KvLayout;
 use crate::state::pool::pages::PageSize;
 use crate::state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
@@ -193,6 +194,12 @@ impl EngineParts {
         let page_size = limits.page_size;
         let tokenizer = TokenizerSettings {
             text: self.text.clone(),
+            formats: self
+                .text
+                .as_deref()
+                .map_or_else(AnswerFormats::default, |text| {
+                    AnswerFormats::new(output_formats(config, text), text)
+                }),
             vocab_size: info.vocab_size,
             limits: IntakeLimits {
                 context_length: info.context_length,
@@ -223,6 +230,20 @@ impl EngineParts {
             executor: self.executor.clone(),
             rebuild: config.rebuild_rules(),
         })
+    }
+}
+
+/// The formats that the configuration names, or those of the model.
+fn output_formats(config: &EngineConfig, text: &TextModel) -> OutputFormats {
+    OutputFormats {
+        tool: match config.tool_call_parser.as_str() {
+            "auto" => text.tool_format(),
+            name => ToolFormat::parse(name),
+        },
+        reasoning: match config.reasoning_parser.as_str() {
+            "auto" => text.reasoning_format(),
+            name => ReasoningFormat::parse(name),
+        },
     }
 }
 

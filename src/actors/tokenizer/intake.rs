@@ -306,6 +306,8 @@ impl Tokenizer {
                 let share = CallShare {
                     stops: call.stops(&sampling.stop),
                     backlog_bytes: call.backlog_bytes(&self.settings),
+                    parsing: arrival.request.parsing.take(),
+                    starts_in_reasoning: prepared.starts_in_reasoning,
                 };
                 self.submit(arrival, prepared, sampling, share);
             }

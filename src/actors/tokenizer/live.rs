@@ -6,15 +6,16 @@ use std::time::Instant;
 use crate::error::RequestError;
 use crate::ids::RequestId;
 use crate::metrics::RequestMetrics;
-use crate::request::{Delta, Event, FinishReason, Finished, Usage};
+use crate::request::{Delta, Event, FinishReason, Finished, OutputParsing, Usage};
 use crate::sink::{Delivery, EventSink};
-use crate::state::detok::{StopTable, TextStream};
+use crate::state::detok::StopTable;
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{RowLogprobs, TokenLogprobs};
 use crate::state::scheduler::news::{RequestEnd, RequestTokens};
 use crate::state::scheduler::submission::Submission;
 
 use super::TokenizerSettings;
+use super::output::{Beginning, OutputText};
 
 /// Prompt tokens that the first output token is decoded behind, so that its leading space is right.
 const CONTEXT_TOKENS: usize = 5;
@@ -25,7 +26,7 @@ pub(super) enum Step {
     Goes,
     /// Its terminal event is out.
     Ended,
-    /// A stop string was completed and its terminal event is out; the scheduler does not know yet.
+    /// A stop string or its only call was completed and its terminal event is out; the scheduler does not know yet.
     Stopped {
         /// Output tokens that count.
         kept: usize,
@@ -40,6 +41,10 @@ pub(super) struct CallShare {
     pub(super) stops: Arc<StopTable>,
     /// Bytes that may wait for its client.
     pub(super) backlog_bytes: usize,
+    /// How its output is taken apart.
+    pub(super) parsing: Option<OutputParsing>,
+    /// Its prompt ends inside of reasoning.
+    pub(super) starts_in_reasoning: bool,
 }
 
 /// See the module.
@@ -47,7 +52,7 @@ pub(super) struct Live {
     rid: RequestId,
     /// `None` once the terminal event is out.
     sink: Option<EventSink>,
-    stream: Option<TextStream>,
+    output: OutputText,
     sampling: Arc<SamplingParams>,
     usage: Usage,
     wants_logprobs: bool,
@@ -71,10 +76,14 @@ impl Live {
     ) -> Self {
         let prompt = &submission.prompt;
         let context = &prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..];
-        let stream = settings
-            .text
-            .as_deref()
-            .map(|text| TextStream::with_stops(&submission.sampling, share.stops, context, text));
+        let beginning = Beginning {
+            sampling: &submission.sampling,
+            stops: share.stops,
+            context,
+            parsing: share.parsing,
+            starts_in_reasoning: share.starts_in_reasoning,
+        };
+        let output = OutputText::new(beginning, settings.text.as_deref(), &settings.formats);
         let input_start = submission.logprobs.as_ref().and_then(|wish| wish.start);
         let first_input = input_start.map(|start| TokenLogprobs {
             token: prompt[start as usize],
@@ -83,7 +92,7 @@ impl Live {
         Self {
             rid: submission.rid.clone(),
             sink: Some(sink),
-            stream,
+            output,
             sampling: submission.sampling.clone(),
             usage: Usage {
                 prompt_tokens: prompt.len() as u32,
@@ -130,12 +139,12 @@ impl Live {
         let stop = self.decode(&tokens, end.as_deref(), settings);
         let kept_now = stop.as_ref().map_or(tokens.len(), |stop| stop.kept_now);
         self.usage.completion_tokens += kept_now as u32;
+        self.usage.reasoning_tokens = self.output.reasoning_tokens();
         delta.tokens = tokens.into_vec();
         delta.tokens.truncate(kept_now);
         self.add_logprobs(&mut delta, logprobs, kept_now);
         if let Some(stop) = stop {
-            let reason = FinishReason::StopString(stop.matched);
-            self.finish(delta, reason, metrics);
+            self.finish(delta, stop.reason, metrics);
             return Step::Stopped { kept: stop.kept };
         }
         match end.map(|end| *end) {
@@ -158,9 +167,7 @@ impl Live {
         end: Option<&RequestEnd>,
         settings: &TokenizerSettings,
     ) -> Option<Stop> {
-        let (Some(stream), Some(text)) = (&mut self.stream, settings.text.as_deref()) else {
-            return None;
-        };
+        let text = settings.text.as_deref()?;
         let stop_token = match end {
             Some(RequestEnd::Finished(FinishReason::StopToken(token)))
                 if !self.sampling.no_stop_trim =>
@@ -170,14 +177,20 @@ impl Live {
             _ => None,
         };
         for (index, &token) in tokens.iter().enumerate() {
-            if index + 1 == tokens.len() && stop_token == Some(token) {
-                stream.leave_out();
-            } else if let Some(found) = stream.push(token, text) {
-                let kept = found.output_tokens_kept;
+            let kept_now = index + 1;
+            if kept_now == tokens.len() && stop_token == Some(token) {
+                self.output.leave_out();
+            } else if let Some(found) = self.output.push(token, text) {
+                return Some(Stop {
+                    kept: found.output_tokens_kept,
+                    kept_now,
+                    reason: FinishReason::StopString(found.matched),
+                });
+            } else if let Some(kept) = self.output.wants_end() {
                 return Some(Stop {
                     kept,
-                    kept_now: index + 1,
-                    matched: found.matched,
+                    kept_now,
+                    reason: FinishReason::Grammar,
                 });
             }
         }
@@ -217,11 +230,7 @@ impl Live {
     }
 
     fn send(&mut self, mut delta: Delta, metrics: &RequestMetrics) -> Step {
-        delta.text = self
-            .stream
-            .as_mut()
-            .map(TextStream::take_text)
-            .unwrap_or_default();
+        self.output.take_into(&mut delta);
         delta.usage = self.usage;
         let Some(sink) = &mut self.sink else {
             return Step::Ended;
@@ -257,11 +266,7 @@ impl Live {
     }
 
     fn finish(&mut self, mut delta: Delta, reason: FinishReason, metrics: &RequestMetrics) {
-        delta.text = self
-            .stream
-            .as_mut()
-            .map(TextStream::finish)
-            .unwrap_or_default();
+        self.output.finish_into(&mut delta);
         delta.usage = self.usage;
         let is_abort = reason == FinishReason::Abort;
         let finished = Box::new(self.finished(delta, reason));
@@ -298,9 +303,9 @@ impl Live {
     }
 }
 
-/// A stop string completed inside one batch of tokens.
+/// An output ended inside one batch of tokens, at a stop string or with its only call.
 struct Stop {
     kept: usize,
     kept_now: usize,
-    matched: String,
+    reason: FinishReason,
 }

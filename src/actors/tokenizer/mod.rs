@@ -6,6 +6,7 @@ mod intake;
 mod lanes;
 mod live;
 mod misses;
+mod output;
 mod prepare;
 
 use std::sync::Arc;
@@ -31,12 +32,15 @@ use crate::state::scheduler::news::RequestTokens;
 use intake::Intake;
 use live::{Live, Step};
 use misses::Misses;
+pub use output::AnswerFormats;
 
 /// What the Tokenizer needs to know of model and limits.
 #[derive(Clone)]
 pub struct TokenizerSettings {
     /// `None`: token ids in, token ids out.
     pub text: Option<Arc<TextModel>>,
+    /// The formats in which the model writes calls and reasoning.
+    pub formats: AnswerFormats,
     /// Rows of the output head: larger ids are refused.
     pub vocab_size: usize,
     /// What can ever fit.

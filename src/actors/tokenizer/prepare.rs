@@ -41,6 +41,8 @@ pub(super) fn refuse_hopeless(
 pub(super) struct Prepared {
     pub(super) tokens: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
+    /// The prompt ends inside of reasoning.
+    pub(super) starts_in_reasoning: bool,
 }
 
 /// Encodes a prompt and compiles the grammar of its outputs.
@@ -50,22 +52,13 @@ pub(super) fn prepare(
     settings: &TokenizerSettings,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Prepared, RequestError> {
-    let _ = (form, is_cancelled);
-    let tokens = encode(prompt, settings)?;
-    Ok(Prepared {
-        tokens,
-        grammar: None,
-    })
-}
-
-/// Turns a prompt into tokens that the model knows.
-fn encode(prompt: Prompt, settings: &TokenizerSettings) -> Result<Arc<[u32]>, RequestError> {
     let text = settings.text.as_deref();
     let tokenizer = || {
         text.ok_or_else(|| {
             invalid("the engine runs without a tokenizer: send token ids".to_owned())
         })
     };
+    let mut standing = Standing::NoChat;
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
         Prompt::Text(text) => {
@@ -76,12 +69,43 @@ fn encode(prompt: Prompt, settings: &TokenizerSettings) -> Result<Arc<[u32]>, Re
         Prompt::Chat(chat) => {
             let tokenizer = tokenizer()?;
             let rendered = render(tokenizer, &chat)?;
+            standing = Standing::after(&rendered, settings);
             refuse_too_long(tokenizer, &rendered, settings)?;
             tokenizer.encode_chat(&rendered)?.into()
         }
     };
     check_prompt(&tokens, settings.vocab_size)?;
-    Ok(tokens)
+    let _ = (form, is_cancelled);
+    Ok(Prepared {
+        tokens,
+        grammar: None,
+        starts_in_reasoning: standing == Standing::InReasoning,
+    })
+}
+
+/// How a prompt stands to the model's reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// It is no chat, or the model does not reason.
+    NoChat,
+    /// The output may begin with reasoning.
+    BeforeReasoning,
+    /// It ends inside of reasoning.
+    InReasoning,
+    /// It has closed the reasoning: the output has none.
+    AfterReasoning,
+}
+
+impl Standing {
+    fn after(rendered: &str, settings: &TokenizerSettings) -> Self {
+        let rendered = rendered.trim_end();
+        match settings.formats.formats().reasoning {
+            None => Self::NoChat,
+            Some(format) if format.is_open_after(rendered) => Self::InReasoning,
+            Some(format) if rendered.ends_with(format.closing()) => Self::AfterReasoning,
+            Some(_) => Self::BeforeReasoning,
+        }
+    }
 }
 
 /// Encoding a text takes some hundred times its bytes, so one that cannot fit is found out piece by piece.

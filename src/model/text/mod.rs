@@ -4,6 +4,7 @@ mod calls;
 mod chat;
 mod ending;
 mod files;
+mod formats;
 mod messages;
 mod python;
 mod template;
@@ -99,6 +100,20 @@ impl TextModel {
     /// Returns the id of a token given as text.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.tokenizer.token_to_id(token)
+    }
+
+    /// Returns the id of an added token, special or not, given as text.
+    pub fn added_token_id(&self, token: &str) -> Option<u32> {
+        let added = self.tokenizer.get_added_vocabulary();
+        added
+            .token_to_id(token, self.tokenizer.get_model())
+            .filter(|id| self.tokenizer.get_added_tokens_decoder().contains_key(id))
+    }
+
+    /// Returns whether a token is special: texts leave it out unless they are asked to keep it.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.tokenizer.get_added_tokens_decoder();
+        added.get(&id).is_some_and(|token| token.special)
     }
 
     /// Returns a token as the vocabulary writes it.

@@ -43,6 +43,8 @@ pub(super) struct ChatTemplate {
     file: PathBuf,
     /// Why a template did not compile.
     broken: Option<String>,
+    /// The templates' text.
+    source: String,
 }
 
 impl ChatTemplate {
@@ -53,6 +55,11 @@ impl ChatTemplate {
             expected: BTreeMap::new(),
             file: sources.file,
             broken: None,
+            source: [
+                sources.default.as_str(),
+                sources.tool_use.as_deref().unwrap_or_default(),
+            ]
+            .concat(),
         };
         template.add(DEFAULT, &sources.default);
         if let Some(source) = &sources.tool_use {
@@ -88,6 +95,11 @@ impl ChatTemplate {
             Some(blank_bytes) => ending::cut(text, blank_bytes),
             None => Ok(text),
         }
+    }
+
+    /// Returns whether a template's text contains this.
+    pub(super) fn mentions(&self, text: &str) -> bool {
+        self.source.contains(text)
     }
 
     fn add(&mut self, name: &'static str, source: &str) {

@@ -1,0 +1,151 @@
+//! The text of one output, plain or taken apart.
+
+use std::sync::Arc;
+
+use crate::model::text::TextModel;
+use crate::request::{Delta, OutputParsing};
+use crate::state::answer::{AnswerForm, AnswerStream};
+use crate::state::detok::{StopMatch, StopTable, TextStream};
+use crate::state::output::{Markers, OutputFormats};
+use crate::state::sampling::SamplingParams;
+
+/// The formats in which the model writes calls and reasoning, with their markers in its vocabulary.
+#[derive(Clone, Debug, Default)]
+pub struct AnswerFormats {
+    formats: OutputFormats,
+    /// Where special tokens have text.
+    shown: Arc<Markers>,
+    /// Where they have none.
+    hidden: Arc<Markers>,
+}
+
+impl AnswerFormats {
+    /// The formats of a model with this vocabulary.
+    pub fn new(formats: OutputFormats, text: &TextModel) -> Self {
+        let markers = Markers::new(formats, |marker| text.added_token_id(marker));
+        Self {
+            formats,
+            shown: Arc::new(markers.clone()),
+            hidden: Arc::new(markers.hiding(|token| text.is_special(token))),
+        }
+    }
+
+    /// The formats themselves.
+    pub fn formats(&self) -> OutputFormats {
+        self.formats
+    }
+
+    fn form(
+        &self,
+        parsing: OutputParsing,
+        sampling: &SamplingParams,
+        starts_in_reasoning: bool,
+    ) -> AnswerForm {
+        let reasoning = self.formats.reasoning;
+        AnswerForm {
+            formats: OutputFormats {
+                reasoning: reasoning.filter(|_| parsing.separates_reasoning),
+                ..self.formats
+            },
+            markers: match sampling.skip_special_tokens {
+                true => self.hidden.clone(),
+                false => self.shown.clone(),
+            },
+            tools: parsing.tools,
+            starts_in_reasoning,
+        }
+    }
+}
+
+/// See the module.
+pub(super) enum OutputText {
+    /// Without a tokenizer there is none.
+    None,
+    Plain(TextStream),
+    Answer(Box<AnswerStream>),
+}
+
+/// How an output begins.
+pub(super) struct Beginning<'a> {
+    pub(super) sampling: &'a SamplingParams,
+    pub(super) stops: Arc<StopTable>,
+    /// The last few tokens of the prompt.
+    pub(super) context: &'a [u32],
+    /// How it is to be taken apart, if at all.
+    pub(super) parsing: Option<OutputParsing>,
+    pub(super) starts_in_reasoning: bool,
+}
+
+impl OutputText {
+    pub(super) fn new(
+        beginning: Beginning<'_>,
+        text: Option<&TextModel>,
+        formats: &AnswerFormats,
+    ) -> Self {
+        let Beginning {
+            sampling,
+            stops,
+            context,
+            parsing,
+            starts_in_reasoning,
+        } = beginning;
+        let Some(text) = text else {
+            return Self::None;
+        };
+        let Some(parsing) = parsing else {
+            return Self::Plain(TextStream::with_stops(sampling, stops, context, text));
+        };
+        let form = formats.form(parsing, sampling, starts_in_reasoning);
+        let answer = AnswerStream::new(sampling, stops, context, text, form);
+        Self::Answer(Box::new(answer))
+    }
+
+    pub(super) fn push(&mut self, token: u32, text: &TextModel) -> Option<StopMatch> {
+        match self {
+            Self::None => None,
+            Self::Plain(stream) => stream.push(token, text),
+            Self::Answer(stream) => stream.push(token, text),
+        }
+    }
+
+    pub(super) fn leave_out(&mut self) {
+        match self {
+            Self::None => (),
+            Self::Plain(stream) => stream.leave_out(),
+            Self::Answer(stream) => stream.leave_out(),
+        }
+    }
+
+    /// Puts what has become final into a delta.
+    pub(super) fn take_into(&mut self, delta: &mut Delta) {
+        match self {
+            Self::None => (),
+            Self::Plain(stream) => delta.text = stream.take_text(),
+            Self::Answer(stream) => delta.pieces = stream.take(),
+        }
+    }
+
+    /// Puts all that is left into the last delta.
+    pub(super) fn finish_into(&mut self, delta: &mut Delta) {
+        match self {
+            Self::None => (),
+            Self::Plain(stream) => delta.text = stream.finish(),
+            Self::Answer(stream) => delta.pieces = stream.finish(),
+        }
+    }
+
+    /// Output tokens so far, if the request should end with them: it may call one tool only, and has.
+    pub(super) fn wants_end(&self) -> Option<usize> {
+        match self {
+            Self::Answer(stream) if stream.wants_end() => Some(stream.output_tokens()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn reasoning_tokens(&self) -> u32 {
+        match self {
+            Self::Answer(stream) => stream.reasoning_tokens(),
+            Self::None | Self::Plain(_) => 0,
+        }
+    }
+}
