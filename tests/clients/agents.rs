@@ -20,7 +20,10 @@ fn check(module: &str) {
         .iter()
         .map(|(cue, line)| (cue.as_str(), line.as_str()))
         .collect();
-    let world = World::scripted(&lines);
+    // Metrics are shared by all engines of this process; those of this one carry its name.
+    let world = World::scripted_with(&lines, |engine, _| {
+        engine.served_model_name = Some(module.to_owned());
+    });
     let url = format!("http://{}", world.addr);
     let ran = run_module(python, module, &url, &std::process::id().to_string());
     ran.unwrap_or_else(|text| panic!("{text}"));
