@@ -1,5 +1,7 @@
 //! The flags of a bench of a server.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
@@ -67,6 +69,15 @@ pub struct OnlineArgs {
     /// Generate outputs of full length: the end-of-text token does not end them
     #[arg(long, requires = "base_url", help_heading = "Bench of a server")]
     pub ignore_eos: bool,
+    /// Ask for outputs that the JSON schema in this file accepts: the difference to a bench without it is what
+    /// structured output costs
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "base_url",
+        help_heading = "Bench of a server"
+    )]
+    pub json_schema: Option<PathBuf>,
     /// Send text instead of token ids, for servers that accept only text; a word counts as one token
     #[arg(long, requires = "base_url", help_heading = "Bench of a server")]
     pub text_prompts: bool,

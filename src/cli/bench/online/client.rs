@@ -32,6 +32,8 @@ pub struct Server {
     pub model: String,
     /// Of the model, if the server says.
     pub vocab_size: Option<u32>,
+    /// The `response_format` of all requests.
+    pub response_format: Option<Value>,
 }
 
 /// What one request saw.
@@ -83,6 +85,7 @@ impl Server {
             url,
             model,
             vocab_size,
+            response_format: None,
         })
     }
 
@@ -101,6 +104,9 @@ impl Server {
         });
         if request.ignore_eos {
             body["ignore_eos"] = true.into();
+        }
+        if let Some(format) = &self.response_format {
+            body["response_format"] = format.clone();
         }
         let body = body.to_string();
         let post = self.client.post(format!("{}/v1/completions", self.url));

@@ -14,9 +14,11 @@ mod load;
 mod report;
 mod secret;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use actix_web::rt::System;
+use serde_json::{Value, json};
 
 use super::prompts::Prompts;
 use crate::cli::failure::Failure;
@@ -37,10 +39,25 @@ pub fn measure(
     seed: u64,
 ) -> Result<OnlineRecord, Failure> {
     let bearer = secret::header(args.api_key.as_ref())?;
+    let response_format = args.json_schema.as_deref().map(format_of).transpose()?;
     System::new().block_on(async {
-        let server = Server::find(base_url, model, bearer).await?;
+        let mut server = Server::find(base_url, model, bearer).await?;
+        server.response_format = response_format;
         run(args, server, seed).await
     })
+}
+
+/// The schema in a file as OpenAI's `response_format`.
+fn format_of(file: &Path) -> Result<Value, Failure> {
+    let shown = file.display();
+    let text = std::fs::read(file)
+        .map_err(|error| Failure::failed(format_args!("--json-schema {shown}: {error}")))?;
+    let schema: Value = serde_json::from_slice(&text)
+        .map_err(|error| Failure::failed(format_args!("--json-schema {shown}: {error}")))?;
+    Ok(json!({
+        "type": "json_schema",
+        "json_schema": {"name": "bench", "schema": schema},
+    }))
 }
 
 async fn run(args: &OnlineArgs, server: Server, seed: u64) -> Result<OnlineRecord, Failure> {

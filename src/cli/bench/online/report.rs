@@ -38,6 +38,8 @@ pub struct OnlineRecord {
     shared_prefix_len: Option<u32>,
     text_prompts: bool,
     ignore_eos: bool,
+    /// Outputs followed a JSON schema.
+    is_structured: bool,
     vocab_size: Option<u32>,
     num_prompts: u32,
     max_concurrency: Option<u32>,
@@ -106,6 +108,7 @@ impl OnlineRecord {
             shared_prefix_len: is_shared.then_some(args.shared_prefix_len),
             text_prompts: args.text_prompts,
             ignore_eos: args.ignore_eos,
+            is_structured: args.json_schema.is_some(),
             vocab_size: (!args.text_prompts).then_some(vocab_size),
             num_prompts: args.num_prompts,
             max_concurrency: args.max_concurrency,
