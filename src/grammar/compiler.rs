@@ -40,6 +40,21 @@ struct Core {
     permits: Arc<Permits>,
 }
 
+/// How a grammar was come by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompileNotes {
+    /// An equal one had been asked for before.
+    pub is_cached: bool,
+    /// It was waited for until the time was over.
+    pub is_late: bool,
+}
+
+impl CompileNotes {
+    fn note(&mut self, unready: &Unready) {
+        self.is_late |= matches!(unready, Unready::Late);
+    }
+}
+
 impl GrammarCompiler {
     /// A compiler for a model whose logits have `vocab_size` entries. Tokens that the tokenizer lacks are never allowed.
     pub fn new(
@@ -73,10 +88,24 @@ impl GrammarCompiler {
         wish: &GrammarWish,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
+        self.compile_noting(wish, is_cancelled, &mut CompileNotes::default())
+    }
+
+    /// As [`GrammarCompiler::compile`], with notes of how it went.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn compile_noting(
+        &self,
+        wish: &GrammarWish,
+        is_cancelled: &dyn Fn() -> bool,
+        notes: &mut CompileNotes,
+    ) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
+        notes.is_cached = true;
         let sources = sources(wish, &self.core.text, &self.core.limits)?;
         let mut refused = None;
         for source in sources {
-            match self.compile_source(source, is_cancelled) {
+            match self.compile_source(source, is_cancelled, notes) {
                 Ok(template) => return Ok(Some(template)),
                 Err(error @ RequestError::Field(_)) => refused = refused.or(Some(error)),
                 Err(error) => return Err(error),
@@ -85,7 +114,12 @@ impl GrammarCompiler {
         refused.map_or(Ok(None), Err)
     }
 
-    fn compile_source(&self, source: Source, is_cancelled: &dyn Fn() -> bool) -> Compiled {
+    fn compile_source(
+        &self,
+        source: Source,
+        is_cancelled: &dyn Fn() -> bool,
+        notes: &mut CompileNotes,
+    ) -> Compiled {
         let core = &self.core;
         source.check_size(&core.limits)?;
         let (key, field) = (source.key(), source.field);
@@ -94,13 +128,20 @@ impl GrammarCompiler {
         let slot = match known {
             Some(slot) => slot,
             None => {
+                notes.is_cached = false;
                 let permit = core.permits.take(patience, is_cancelled);
-                let permit = permit.map_err(|unready| core.no_permit(&unready))?;
+                let permit = permit.map_err(|unready| {
+                    notes.note(&unready);
+                    core.no_permit(&unready)
+                })?;
                 core.slot_for(source, permit)?
             }
         };
         let waited = slot.wait(patience, is_cancelled);
-        waited.unwrap_or_else(|unready| Err(core.not_waited_for(field, &unready)))
+        waited.unwrap_or_else(|unready| {
+            notes.note(&unready);
+            Err(core.not_waited_for(field, &unready))
+        })
     }
 }
 

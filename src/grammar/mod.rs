@@ -30,6 +30,6 @@ mod tests;
 mod tokens;
 mod wish;
 
-pub use compiler::GrammarCompiler;
+pub use compiler::{CompileNotes, GrammarCompiler};
 pub use limits::GrammarLimits;
 pub use wish::{GrammarWish, ReasoningGate};

@@ -105,7 +105,7 @@ const GAUGES: [(&str, &str); 28] = [
     ),
     (
         "sglang:num_grammar_queue_reqs",
-        "Always 0: no request waits for a grammar.",
+        "Requests whose grammar is being compiled, or waits for that.",
     ),
     (
         "sglang:decode_sum_seq_lens",
@@ -181,7 +181,7 @@ const GAUGES: [(&str, &str); 28] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 26] = [
+const COUNTERS: [(&str, &str); 31] = [
     ("sglang:num_retracted_requests_total", "Retractions."),
     (
         "souffleur_preemptions_total",
@@ -222,6 +222,26 @@ const COUNTERS: [(&str, &str); 26] = [
     (
         "sglang:num_aborted_requests_total",
         "Requests that were cancelled.",
+    ),
+    (
+        "sglang:num_so_requests_total",
+        "Requests whose output follows a grammar.",
+    ),
+    (
+        "sglang:num_grammar_total",
+        "Grammars asked for, of a prompt with many samples once.",
+    ),
+    (
+        "sglang:num_grammar_cache_hit_total",
+        "Grammars that were at hand.",
+    ),
+    (
+        "sglang:num_grammar_aborted_total",
+        "Grammars that were refused, or whose clients left meanwhile.",
+    ),
+    (
+        "sglang:num_grammar_timeout_total",
+        "Grammars that took too long to compile.",
     ),
     (
         "souffleur_requests_received_total",
@@ -294,7 +314,7 @@ const SECONDS: [(&str, &str); 3] = [
     ),
 ];
 
-const HISTOGRAMS: [(&str, &str, &[f64]); 13] = [
+const HISTOGRAMS: [(&str, &str, &[f64]); 14] = [
     (
         "sglang:queue_time_seconds",
         "Time from intake to first admission.",
@@ -339,6 +359,11 @@ const HISTOGRAMS: [(&str, &str, &[f64]); 13] = [
         "sglang:eviction_duration_seconds",
         "Time of an eviction.",
         &EVICTION_SECONDS,
+    ),
+    (
+        "sglang:grammar_compilation_time_seconds",
+        "Time from asking for a grammar that was not at hand to having it, or to giving it up.",
+        &GRAMMAR_SECONDS,
     ),
     (
         "souffleur_actor_handler_seconds",
@@ -398,6 +423,11 @@ const TOKENS: [f64; 35] = [
 const EVICTION_SECONDS: [f64; 18] = [
     0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.01, 0.02, 0.03, 0.04, 0.05,
     0.1, 0.2, 0.5, 1.0,
+];
+
+/// As SGLang's `grammar_compilation_time_seconds`.
+const GRAMMAR_SECONDS: [f64; 17] = [
+    0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 90.0, 120.0, 240.0,
 ];
 
 /// From one hop between actors (under a microsecond) to what would hold up a decode step.

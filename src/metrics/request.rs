@@ -2,7 +2,7 @@
 
 use metrics::{Counter, Histogram, Label, counter, histogram};
 
-use super::{request_labels, with_label};
+use super::{GrammarMetrics, request_labels, with_label};
 use crate::request::Usage;
 
 /// Every [`code`](crate::error::RequestError::code), so that each counter is there from the start.
@@ -36,6 +36,7 @@ pub struct RequestMetrics {
     failed: Vec<(&'static str, Counter)>,
     client_stalls: Counter,
     encoded_bytes: Counter,
+    grammars: GrammarMetrics,
 }
 
 /// The metrics that SGLang divides by `is_streaming`.
@@ -94,6 +95,7 @@ impl RequestMetrics {
                 .into(),
             client_stalls: counter!("souffleur_client_stalls_total"),
             encoded_bytes: counter!("souffleur_encoded_prompt_bytes_total"),
+            grammars: GrammarMetrics::register(model_name),
         }
     }
 
@@ -179,6 +181,11 @@ impl RequestMetrics {
     /// What [`RequestMetrics::encoded_prompt_bytes`] adds to, for another thread.
     pub fn encoded_bytes(&self) -> Counter {
         self.encoded_bytes.clone()
+    }
+
+    /// The counts of grammars.
+    pub fn grammars(&self) -> &GrammarMetrics {
+        &self.grammars
     }
 
     /// Counts a delta that waited because the client did not read.

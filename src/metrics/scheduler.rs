@@ -55,7 +55,6 @@ impl SchedulerMetrics {
         let labels = scheduler_labels(model_name);
         // What this engine has no queue for, and dashboards ask for.
         gauge!("sglang:num_paused_reqs", labels.clone()).set(0.0);
-        gauge!("sglang:num_grammar_queue_reqs", labels.clone()).set(0.0);
         Self {
             requests: RequestGauges::register(&labels),
             pool: PoolGauges::register(&labels),

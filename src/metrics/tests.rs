@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use metrics::{counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
@@ -51,12 +52,27 @@ fn exercise_all() {
     requests.aborted();
     requests.failed("overloaded");
     requests.client_stalled();
+    exercise_grammars(requests.grammars());
     let scheduler = SchedulerMetrics::register("tiny");
     Capacity::default().record("tiny");
     scheduler.record_plan(&busy_stats());
     scheduler.record_step(0.01, 0.5, 40, 0);
     scheduler.queue_time(0.001);
     exercise_server();
+}
+
+fn exercise_grammars(grammars: &GrammarMetrics) {
+    grammars.wait(3);
+    grammars.waited(2);
+    for end in [
+        GrammarEnd::Cached,
+        GrammarEnd::Compiled,
+        GrammarEnd::Aborted,
+        GrammarEnd::Late,
+    ] {
+        grammars.ended(end, Duration::from_millis(15));
+    }
+    grammars.submitted();
 }
 
 /// The server's metrics, which it records at the place.
@@ -163,6 +179,24 @@ fn series_carry_the_labels_of_sglang() {
         page.contains(&format!("sglang:evicted_tokens_total{cache} 16\n")),
         "{page}"
     );
+}
+
+#[test]
+fn a_grammar_that_was_at_hand_took_no_time() {
+    let page = page(|| exercise_grammars(RequestMetrics::register("tiny").grammars()));
+    let counter = |what: &str| value(&page, &format!("sglang:num_grammar_{what}"), &[]);
+    assert_eq!(counter("total"), 4.0);
+    for once in [
+        "cache_hit_total",
+        "aborted_total",
+        "timeout_total",
+        "queue_reqs",
+    ] {
+        assert_eq!(counter(once), 1.0, "{once}");
+    }
+    let seconds = "sglang:grammar_compilation_time_seconds_count";
+    assert_eq!(value(&page, seconds, &[]), 3.0);
+    assert_eq!(value(&page, "sglang:num_so_requests_total", &[]), 1.0);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod agents;
 mod binary;
 mod bundled;
 mod codex;
+mod documented;
 #[path = "../common/python_environment.rs"]
 mod environment;
 mod python;

@@ -125,7 +125,9 @@ impl Call {
             metrics.encoded_prompt_bytes(weighed.weight);
             let (prompt, form) = (weighed.prompt.clone(), &weighed.form);
             let is_cancelled = || arrival.cancel.is_raised();
-            *state = PromptState::Read(prepare::prepare(prompt, form, settings, &is_cancelled));
+            let grammars = metrics.grammars();
+            let encoded = prepare::prepare(prompt, form, settings, grammars, &is_cancelled);
+            *state = PromptState::Read(encoded);
         }
         Some(arrival)
     }

@@ -205,7 +205,9 @@ impl Tokenizer {
                 return PromptState::Waiting;
             }
             let is_short = is_inline || !prepare::is_text(&weighed);
-            if is_short && !weighed.form.is_constrained() {
+            if weighed.form.is_constrained() {
+                self.metrics.grammars().wait(cancels.len());
+            } else if is_short {
                 return PromptState::Unread(weighed);
             }
             self.intake.lanes.add(
@@ -229,13 +231,16 @@ impl Tokenizer {
             let Turn { lane, call, jobs } = turn;
             let indices: Vec<usize> = jobs.iter().map(|job| job.index).collect();
             let settings = self.settings.clone();
+            let n_waiting: usize = jobs.iter().map(Job::n_grammars).sum();
             let encoded_bytes = self.metrics.encoded_bytes();
+            let grammars = self.metrics.grammars().clone();
             let encode = move |job: Job| match job.is_gone() {
                 true => Err(cancelled()),
                 false => {
                     encoded_bytes.increment(job.weight as u64);
                     let is_cancelled = || job.is_gone();
-                    prepare::prepare(job.prompt.clone(), &job.form, &settings, &is_cancelled)
+                    let (prompt, form) = (job.prompt.clone(), &job.form);
+                    prepare::prepare(prompt, form, &settings, &grammars, &is_cancelled)
                 }
             };
             let encode_all = move || jobs.into_iter().map(encode).collect::<Vec<Encoded>>();
@@ -247,6 +252,7 @@ impl Tokenizer {
                         || RequestError::EngineDown("the prompt could not be encoded".to_owned());
                     let encoded = encoded.unwrap_or_else(|_| vec![Err(died()); indices.len()]);
                     let encoded = indices.into_iter().zip(encoded);
+                    tokenizer.metrics.grammars().waited(n_waiting);
                     tokenizer.take_encoded(call, encoded);
                     tokenizer.intake.lanes.finished(lane);
                     tokenizer.run_lanes(ctx);
@@ -333,6 +339,9 @@ impl Tokenizer {
             ..
         } = arrival;
         self.next_intake = IntakeId::new(self.next_intake.get() + 1);
+        if prepared.grammar.is_some() {
+            self.metrics.grammars().submitted();
+        }
         let submission = Submission {
             rid: request.rid.clone(),
             intake: match sink.is_probe() {

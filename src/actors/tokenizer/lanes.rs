@@ -64,6 +64,14 @@ impl Job {
     pub(super) fn is_gone(&self) -> bool {
         self.cancels.iter().all(CancelFlag::is_raised)
     }
+
+    /// How many requests wait for its grammar.
+    pub(super) fn n_grammars(&self) -> usize {
+        match self.form.is_constrained() {
+            true => self.cancels.len(),
+            false => 0,
+        }
+    }
 }
 
 impl Lanes {

@@ -2,10 +2,12 @@
 //! clipped and seeded.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::actors::call::{OutputForm, Weighed};
 use crate::error::{FieldError, RequestError};
-use crate::grammar::{GrammarWish, ReasoningGate};
+use crate::grammar::{CompileNotes, GrammarWish, ReasoningGate};
+use crate::metrics::{GrammarEnd, GrammarMetrics};
 use crate::model::text::{self, TextModel};
 use crate::request::{ChatPrompt, GenerateRequest, Prompt};
 use crate::state::grammar::Grammar;
@@ -52,6 +54,7 @@ pub(super) fn prepare(
     prompt: Prompt,
     form: &OutputForm,
     settings: &TokenizerSettings,
+    metrics: &GrammarMetrics,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Prepared, RequestError> {
     let text = settings.text.as_deref();
@@ -78,7 +81,7 @@ pub(super) fn prepare(
     };
     check_prompt(&tokens, settings.vocab_size)?;
     let grammar = match form.is_constrained() {
-        true => compile(form, standing, settings, is_cancelled)?,
+        true => compile(form, standing, settings, metrics, is_cancelled)?,
         false => None,
     };
     Ok(Prepared {
@@ -93,6 +96,7 @@ fn compile(
     form: &OutputForm,
     standing: Standing,
     settings: &TokenizerSettings,
+    metrics: &GrammarMetrics,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
     let Some(grammars) = &settings.grammars else {
@@ -114,7 +118,17 @@ fn compile(
             starts_inside: standing == Standing::InReasoning,
         }),
     };
-    grammars.compile(&wish, is_cancelled)
+    let (began, mut notes) = (Instant::now(), CompileNotes::default());
+    let compiled = grammars.compile_noting(&wish, is_cancelled, &mut notes);
+    let end = match &compiled {
+        Ok(None) => return compiled,
+        Ok(Some(_)) if notes.is_cached => GrammarEnd::Cached,
+        Ok(Some(_)) => GrammarEnd::Compiled,
+        Err(_) if notes.is_late => GrammarEnd::Late,
+        Err(_) => GrammarEnd::Aborted,
+    };
+    metrics.ended(end, began.elapsed());
+    compiled
 }
 
 /// How a prompt stands to the model's reasoning.

@@ -9,6 +9,7 @@ mod admission;
 mod bodies;
 mod engine;
 mod frames;
+mod grammars;
 mod logprobs;
 mod parameters;
 mod responses;

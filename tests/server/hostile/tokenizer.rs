@@ -70,7 +70,7 @@ impl Drop for Listener {
     }
 }
 
-fn metric(addr: SocketAddr, name: &str) -> usize {
+pub(super) fn metric(addr: SocketAddr, name: &str) -> usize {
     let page = get(addr, "/metrics").body;
     let lines = page.lines();
     let values = lines.filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -86,7 +86,7 @@ fn encoded_bytes(addr: SocketAddr) -> usize {
 /// Asserts that a stream receives most of its tokens when they are made, while and after another client's requests
 /// are answered.
 #[track_caller]
-fn check_streams_go_on(server: &ChildServer, ask: impl FnOnce() + Send) {
+pub(super) fn check_streams_go_on(server: &ChildServer, ask: impl FnOnce() + Send) {
     let addr = server.addr;
     let listener = Listener::start(addr);
     wait_until("the stream has begun", || listener.received() > 100);

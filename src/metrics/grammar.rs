@@ -1,0 +1,77 @@
+//! Grammars of structured output, from the request for one to the compiled one.
+
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+use super::{request_labels, scheduler_labels};
+
+/// Counts and times of grammars; clones count together.
+#[derive(Clone)]
+pub struct GrammarMetrics {
+    asked: Counter,
+    cached: Counter,
+    aborted: Counter,
+    late: Counter,
+    compile_seconds: Histogram,
+    waiting: Gauge,
+    requests: Counter,
+}
+
+/// What became of a grammar that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrammarEnd {
+    /// It was at hand.
+    Cached,
+    /// It was compiled.
+    Compiled,
+    /// It was refused, or nobody waited for it any more.
+    Aborted,
+    /// Its time was over.
+    Late,
+}
+
+impl GrammarMetrics {
+    pub(super) fn register(model_name: &str) -> Self {
+        let labels = || scheduler_labels(model_name);
+        let waiting = gauge!("sglang:num_grammar_queue_reqs", labels());
+        // Those of a unit that died wait no more.
+        waiting.set(0.0);
+        Self {
+            asked: counter!("sglang:num_grammar_total", labels()),
+            cached: counter!("sglang:num_grammar_cache_hit_total", labels()),
+            aborted: counter!("sglang:num_grammar_aborted_total", labels()),
+            late: counter!("sglang:num_grammar_timeout_total", labels()),
+            compile_seconds: histogram!("sglang:grammar_compilation_time_seconds", labels()),
+            waiting,
+            requests: counter!("sglang:num_so_requests_total", request_labels(model_name)),
+        }
+    }
+
+    /// Counts a grammar, and how long it took if it was not at hand.
+    pub fn ended(&self, end: GrammarEnd, took: Duration) {
+        self.asked.increment(1);
+        match end {
+            GrammarEnd::Cached => return self.cached.increment(1),
+            GrammarEnd::Compiled => {}
+            GrammarEnd::Aborted => self.aborted.increment(1),
+            GrammarEnd::Late => self.late.increment(1),
+        }
+        self.compile_seconds.record(took.as_secs_f64());
+    }
+
+    /// Counts requests that begin to wait for their grammars.
+    pub fn wait(&self, n_requests: usize) {
+        self.waiting.increment(n_requests as f64);
+    }
+
+    /// Takes requests back that [`GrammarMetrics::wait`] counted.
+    pub fn waited(&self, n_requests: usize) {
+        self.waiting.decrement(n_requests as f64);
+    }
+
+    /// Counts a request that was submitted with a grammar.
+    pub fn submitted(&self) {
+        self.requests.increment(1);
+    }
+}

@@ -1,0 +1,122 @@
+//! Every example of `docs/api.md`, taken out of it and run as it stands, against a model that says the lines below; and
+//! whether its answer is what the text around it promises.
+
+mod checks;
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use checks::{CURL, Check, PYTHON};
+
+use crate::environment::run;
+use crate::python::interpreter;
+use crate::world::World;
+
+/// The address in the document.
+const ADDRESS: &str = "http://127.0.0.1:30000";
+
+/// What is asked, and what the model would like to say. Some constraints make it say something else.
+const LINES: [(&str, &str); 19] = [
+    ("I am", " the prompter."),
+    ("free in row 4?", FIND_4),
+    ("\"seat\": 12", "Seat 12 in row 4 is free."),
+    ("free in rows 4 and 5?", FIND_4_AND_5),
+    ("I sit in row 7.", FIND_7_AND_8),
+    ("Dim the light", SET_LIGHT),
+    ("The play begins.", OPEN_CURTAIN),
+    ("free in row 9?", FIND_9),
+    (
+        "Is 91 a prime?",
+        "<think>\nSeven times thirteen.\n</think>\n\nNo.",
+    ),
+    ("Is 97 a prime?", "Yes."),
+    ("Is 89 a prime?", "Yes, it is."),
+    (
+        "Name a city",
+        "{\"city\": \"Lisbon\", \"country\": \"Portugal\"}",
+    ),
+    (
+        "Describe the stage",
+        "{\"curtain\": \"red\", \"lights\": [1, 2]}",
+    ),
+    ("Which seat is nearest?", "{\"row\": 2, \"is_free\": true}"),
+    ("The free seats are", "[4, 12]"),
+    ("Tag the row.", "It is <row=upper>7</row>."),
+    ("Where is the stage?", "{\"floor\": 1, \"door\": 2}"),
+    ("Is water wet?", "Perhaps."),
+    ("", "That I cannot say."),
+];
+const FIND_4: &str =
+    "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 4}}\n</tool_call>";
+const FIND_4_AND_5: &str = "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 4}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 5}}\n</tool_call>";
+const FIND_7_AND_8: &str = "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 7}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 8}}\n</tool_call>";
+const FIND_9: &str =
+    "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 9}}\n</tool_call>";
+const SET_LIGHT: &str =
+    "<tool_call>\n{\"name\": \"set_light\", \"arguments\": {\"level\": \"dim\"}}\n</tool_call>";
+const OPEN_CURTAIN: &str =
+    "<tool_call>\n{\"name\": \"open_curtain\", \"arguments\": {}}\n</tool_call>";
+
+/// The blocks of the document in one language.
+fn examples(language: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/api.md");
+    let text = fs::read_to_string(path).expect("the document is there");
+    let opening = format!("```{language}\n");
+    let blocks = text.split(&opening).skip(1);
+    let blocks = blocks.map(|rest| rest.split("\n```").next().expect("a block ends"));
+    blocks.map(str::to_owned).collect()
+}
+
+/// Runs the examples of a language; each has one check, and each check an example.
+fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Command) {
+    let world = World::scripted(&LINES);
+    let examples = examples(language);
+    assert_eq!(examples.len(), checks.len(), "examples and checks");
+    for example in examples {
+        let mut found = checks.iter().filter(|(part, _)| example.contains(part));
+        let (Some((_, check)), None) = (found.next(), found.next()) else {
+            panic!("there is not one check for this example:\n{example}");
+        };
+        assert!(example.contains(ADDRESS), "{example}");
+        let mut command = command(&example.replace(ADDRESS, &format!("http://{}", world.addr)));
+        for name in ["http_proxy", "https_proxy", "all_proxy"] {
+            command.env_remove(name).env_remove(name.to_uppercase());
+        }
+        let said = run(&mut command);
+        let said = said.unwrap_or_else(|error| panic!("{example}\n{error}"));
+        if let Err(reason) = check(&said) {
+            panic!("{example}\n{reason}:\n{said}");
+        }
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn examples_for_a_shell() {
+    if let Err(reason) = run(Command::new("curl").arg("--version")) {
+        assert!(env::var_os("CI").is_none(), "CI is set and curl: {reason}");
+        eprintln!("skipped: there is no curl: {reason}");
+        return;
+    }
+    check("sh", &CURL, |script| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]);
+        shell
+    });
+}
+
+#[test]
+fn examples_in_python() {
+    let Some(python) = interpreter() else {
+        return;
+    };
+    check("python", &PYTHON, |program| {
+        let mut command = Command::new(python);
+        command.args(["-c", program]);
+        command
+    });
+}
