@@ -80,6 +80,7 @@ pub(super) fn prepare(
         }
     };
     check_prompt(&tokens, settings.vocab_size)?;
+    refuse_unreadable_calls(form, settings)?;
     let grammar = match form.is_constrained() {
         true => compile(form, standing, settings, metrics, is_cancelled)?,
         false => None,
@@ -89,6 +90,21 @@ pub(super) fn prepare(
         grammar,
         starts_in_reasoning: standing == Standing::InReasoning,
     })
+}
+
+/// Calls in a format that nobody reads would reach the client as text.
+fn refuse_unreadable_calls(
+    form: &OutputForm,
+    settings: &TokenizerSettings,
+) -> Result<(), RequestError> {
+    let parsing = form.parsing.as_ref();
+    let has_tools = parsing.is_some_and(|parsing| parsing.tools.is_some());
+    if !has_tools || settings.formats.formats().tool.is_some() {
+        return Ok(());
+    }
+    let reason = "tools cannot be called: the format in which this model writes calls is not known: start the engine with \
+                  --tool-call-parser, or send tool_choice: \"none\"";
+    Err(FieldError::new("tools", reason).into())
 }
 
 /// Compiles the grammar of outputs that follow one.

@@ -1,23 +1,16 @@
 //! A megabyte of what an engine may stumble over, again and again.
 
-use std::time::{Duration, Instant};
-
 use souffleur::state::output::{OutputPiece, ReasoningFormat, ToolFormat};
 
 use super::transcript::{Mode, Transcript};
 
 const BYTES: usize = 1 << 20;
 
-/// Quadratic time would be minutes.
-const LIMIT: Duration = Duration::from_secs(20);
-
 fn check(tool: ToolFormat, unit: &str) {
     let formats = super::with(tool, ReasoningFormat::Think);
     let transcript = Transcript::of_text(formats, Mode::Text, &unit.repeat(BYTES / unit.len()));
-    let started = Instant::now();
+    // Quadratic time would be hours for all of them.
     let pieces = transcript.read(&[]);
-    let took = started.elapsed();
-    assert!(took < LIMIT, "{tool:?} {unit:?} took {took:?}");
     let n_bytes: usize = pieces.iter().map(bytes).sum();
     assert!(n_bytes <= 2 * BYTES, "{tool:?} {unit:?}: {n_bytes} bytes");
 }
@@ -32,7 +25,7 @@ fn bytes(piece: &OutputPiece) -> usize {
 }
 
 #[test]
-fn time_is_linear() {
+fn repetitions_lose_nothing_and_end_soon() {
     let hermes = [
         "<tool_call",
         "<tool_call>",
