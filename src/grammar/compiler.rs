@@ -1,19 +1,22 @@
 //! From what a request asks for to a grammar.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::thread;
 
-use llguidance::ParserFactory;
 use llguidance::earley::SlicedBiasComputer;
+use llguidance::{ParserFactory, panic_utils};
 use toktrie::{InferenceCapabilities, TokEnv};
 
 use super::GrammarWish;
 use super::cache::{Compiled, Permit, Permits, Slot, Slots, Unready, lock};
+use super::gate::Gated;
 use super::limits::GrammarLimits;
+use super::markers::Markers;
 use super::source::Source;
 use super::state::Template;
 use super::tokens::Tokens;
+use super::tools::trigger;
 use super::wish::sources;
 use crate::error::{FieldError, RequestError};
 use crate::model::text::TextModel;
@@ -36,6 +39,7 @@ struct Core {
     vocab_size: usize,
     limits: GrammarLimits,
     factory: OnceLock<Result<ParserFactory, String>>,
+    markers: OnceLock<Markers>,
     slots: Mutex<Slots>,
     permits: Arc<Permits>,
 }
@@ -68,6 +72,7 @@ impl GrammarCompiler {
             eos_token_ids: eos_token_ids.to_vec(),
             vocab_size,
             factory: OnceLock::new(),
+            markers: OnceLock::new(),
             slots: Mutex::new(Slots::new(limits.cached)),
             permits: Arc::new(Permits::new(limits.compiling)),
             limits,
@@ -102,11 +107,11 @@ impl GrammarCompiler {
         notes: &mut CompileNotes,
     ) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
         notes.is_cached = true;
-        let sources = sources(wish, &self.core.text, &self.core.limits)?;
+        let sources = sources(wish, self.core.markers(), &self.core.limits)?;
         let mut refused = None;
         for source in sources {
             match self.compile_source(source, is_cancelled, notes) {
-                Ok(template) => return Ok(Some(template)),
+                Ok(template) => return Ok(Some(self.core.gated(template, wish))),
                 Err(error @ RequestError::Field(_)) => refused = refused.or(Some(error)),
                 Err(error) => return Err(error),
             }
@@ -146,6 +151,22 @@ impl GrammarCompiler {
 }
 
 impl Core {
+    fn markers(&self) -> &Markers {
+        self.markers
+            .get_or_init(|| Markers::new(&self.text, &self.eos_token_ids, self.vocab_size))
+    }
+
+    /// The grammar, after the reasoning if there is any.
+    fn gated(&self, template: Arc<Template>, wish: &GrammarWish) -> Arc<dyn Grammar> {
+        let Some(gate) = &wish.reasoning else {
+            return template;
+        };
+        let call = wish.tools.as_ref().and(wish.tool_format);
+        let call = call.and_then(|format| self.markers().id(trigger(format)));
+        let tokens = template.tokens();
+        Arc::new(Gated::new(template, gate, call, self.markers(), tokens))
+    }
+
     /// The slot of a grammar that nobody had asked for a moment ago, with a thread that fills it.
     fn slot_for(
         self: &Arc<Self>,
@@ -191,6 +212,7 @@ impl Core {
     }
 
     fn factory(&self) -> Result<ParserFactory, String> {
+        keep_panic_hook();
         let tokens = Tokens::new(self.text.clone(), &self.eos_token_ids, self.vocab_size)?;
         let tokens: TokEnv = Arc::new(tokens);
         let slices = SlicedBiasComputer::json_slices();
@@ -226,6 +248,17 @@ impl Core {
             }
         }
     }
+}
+
+/// llguidance installs a panic hook when it is first called, for good. The hook is the host's, so it is put back.
+fn keep_panic_hook() {
+    static KEPT: Once = Once::new();
+    KEPT.call_once(|| {
+        let hosts = panic::take_hook();
+        let called = panic_utils::catch_unwind(|| Ok(()));
+        drop((panic::take_hook(), called));
+        panic::set_hook(hosts);
+    });
 }
 
 /// Compiles, and tries whether an output can begin.

@@ -14,21 +14,25 @@
 //! - **The end of a sequence is allowed exactly where the grammar may end.** Markers (tokens that are more than their
 //!   letters) are allowed only where the grammar names them; letters never stand for a marker that is a token.
 //! - **A hostile grammar harms its request alone**: sizes, time, memory and stack are bounded.
-//!
-//! llguidance installs a panic hook when it first compiles. It passes everything on to the hook before it, except for
-//! panics inside of llguidance that it turns into errors.
 
 mod cache;
 mod compiler;
+mod ebnf;
+mod gate;
 mod limits;
+mod markers;
+mod part;
 mod regex;
 mod schema;
 mod source;
 mod state;
+mod structural_tag;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod tools;
 mod wish;
+mod writer;
 
 pub use compiler::{CompileNotes, GrammarCompiler};
 pub use limits::GrammarLimits;

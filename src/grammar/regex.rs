@@ -43,12 +43,64 @@ pub(super) fn whole_match(
     Ok(terminal(pattern))
 }
 
+/// The terminal in Lark for texts that an expression is found in, as in JSON schemas; `None` if its anchors are not at
+/// the ends of the whole.
+pub(super) fn search(pattern: &str) -> Option<String> {
+    let (from_start, inner) = match pattern.strip_prefix('^') {
+        Some(rest) => (true, rest),
+        None => (false, pattern),
+    };
+    let (to_end, inner) = match inner.strip_suffix('$') {
+        Some(rest) if !ends_escaped(rest) => (true, rest),
+        _ => (false, inner),
+    };
+    if (from_start || to_end) && has_options(inner) {
+        return None;
+    }
+    let before = if from_start { "" } else { "(?s:.*)" };
+    let after = if to_end { "" } else { "(?s:.*)" };
+    let inner = regex_to_lark(inner, "dw");
+    Some(format!("/{before}(?:{inner}){after}/"))
+}
+
+/// Whether it has `|` outside of groups and classes.
+fn has_options(pattern: &str) -> bool {
+    let (mut depth, mut in_class, mut is_escaped) = (0_usize, false, false);
+    for letter in pattern.chars() {
+        match letter {
+            _ if is_escaped => {
+                is_escaped = false;
+                continue;
+            }
+            '\\' => is_escaped = true,
+            '[' => in_class = true,
+            ']' => in_class = false,
+            '(' if !in_class => depth += 1,
+            ')' if !in_class => depth = depth.saturating_sub(1),
+            '|' if !in_class && depth == 0 => return true,
+            _ => {}
+        }
+    }
+    false
+}
+
 /// The terminal in Lark for an expression without anchors.
 pub(super) fn terminal(pattern: &str) -> String {
     match pattern.is_empty() {
         true => "\"\"".to_owned(),
         false => format!("/{}/", regex_to_lark(pattern, "")),
     }
+}
+
+/// The expression for a text.
+pub(super) fn literal(text: &str) -> String {
+    let escaped = text
+        .chars()
+        .map(|letter| match letter.is_ascii_alphanumeric() {
+            true => letter.to_string(),
+            false => format!("\\x{{{:x}}}", u32::from(letter)),
+        });
+    escaped.collect()
 }
 
 /// Whether the next character would be escaped.
@@ -103,6 +155,18 @@ mod tests {
         assert_eq!(whole(r"a\\$"), Ok(r"/a\\/".to_owned()));
         assert_eq!(whole("a/b"), Ok(r"/a\/b/".to_owned()));
         assert_eq!(whole("^$"), Ok("\"\"".to_owned()));
+    }
+
+    #[test]
+    fn patterns_are_found_anywhere() {
+        assert_eq!(search("a"), Some("/(?s:.*)(?:a)(?s:.*)/".to_owned()));
+        assert_eq!(search("^a$"), Some("/(?:a)/".to_owned()));
+        assert_eq!(search("a|b"), Some("/(?s:.*)(?:a|b)(?s:.*)/".to_owned()));
+        assert_eq!(
+            search("^(a|b)[|]"),
+            Some("/(?:(a|b)[|])(?s:.*)/".to_owned())
+        );
+        assert_eq!(search("^a|b$"), None);
     }
 
     #[test]

@@ -1,4 +1,7 @@
-//! What llguidance compiles: a grammar in Lark, and the JSON schemas that it refers to.
+//! What llguidance compiles: a grammar in Lark, and the JSON schemas and other grammars that it refers to.
+
+use std::collections::HashMap;
+use std::fmt::Write;
 
 use llguidance::JsonCompileOptions;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
@@ -21,9 +24,18 @@ const ESCAPES: &str = "nrbtf\\\"";
 pub(super) struct Source {
     /// The field of the request that asks for it.
     pub(super) field: &'static str,
-    /// The rules, `start` among them; empty if the first schema is all.
+    /// The rules, `start` among them; empty if the first nested grammar is all.
     lark: String,
-    schemas: Vec<Value>,
+    /// What the rules refer to as `@s0`, `@s1` and so on.
+    nested: Vec<Nested>,
+    /// Where each of them is, by its text.
+    known: HashMap<String, usize>,
+}
+
+#[derive(Clone, Debug)]
+enum Nested {
+    Schema(Value),
+    Lark(String),
 }
 
 impl Source {
@@ -43,7 +55,8 @@ impl Source {
         Self {
             field,
             lark,
-            schemas: Vec::new(),
+            nested: Vec::new(),
+            known: HashMap::new(),
         }
     }
 
@@ -61,17 +74,32 @@ impl Source {
             ..JsonCompileOptions::default()
         };
         options.apply_to(&mut schema);
-        let known = self.schemas.iter().position(|known| *known == schema);
-        let at = known.unwrap_or_else(|| {
-            self.schemas.push(schema);
-            self.schemas.len() - 1
-        });
+        self.nested(schema.to_string(), Nested::Schema(schema))
+    }
+
+    /// Adds a grammar in Lark, and returns how rules refer to it.
+    pub(super) fn grammar(&mut self, lark: String) -> String {
+        self.nested(lark.clone(), Nested::Lark(lark))
+    }
+
+    fn nested(&mut self, text: String, nested: Nested) -> String {
+        let next = self.nested.len();
+        let at = *self.known.entry(text).or_insert(next);
+        if at == next {
+            self.nested.push(nested);
+        }
         format!("@s{at}")
+    }
+
+    /// Adds a rule or a terminal.
+    pub(super) fn rule(&mut self, name: &str, body: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.lark, "{name}: {body}");
     }
 
     /// Tells whether it is larger than it may be.
     pub(super) fn check_size(&self, limits: &GrammarLimits) -> Result<(), FieldError> {
-        let bytes = self.lark.len() + self.schemas.iter().map(json_bytes).sum::<usize>();
+        let bytes = self.lark.len() + self.nested.iter().map(Nested::bytes).sum::<usize>();
         if bytes <= limits.source_bytes {
             return Ok(());
         }
@@ -87,8 +115,12 @@ impl Source {
     /// Equal for sources that mean the same to a compiler.
     pub(super) fn key(&self) -> Key {
         let mut hash = Sha256::new();
-        let schemas = self.schemas.iter().map(Value::to_string);
-        for part in std::iter::once(self.lark.clone()).chain(schemas) {
+        let nested = self.nested.iter().map(|nested| match nested {
+            Nested::Schema(schema) => ("schema", schema.to_string()),
+            Nested::Lark(lark) => ("lark", lark.clone()),
+        });
+        for (kind, part) in std::iter::once(("lark", self.lark.clone())).chain(nested) {
+            hash.update(kind);
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
@@ -96,15 +128,27 @@ impl Source {
     }
 
     pub(super) fn into_grammar(self) -> TopLevelGrammar {
-        let named = |(at, schema)| GrammarWithLexer {
+        let named = |(at, nested)| GrammarWithLexer {
             name: Some(format!("s{at}")),
-            ..GrammarWithLexer::from_json_schema(schema)
+            ..match nested {
+                Nested::Schema(schema) => GrammarWithLexer::from_json_schema(schema),
+                Nested::Lark(lark) => GrammarWithLexer::from_lark(lark),
+            }
         };
-        let schemas = self.schemas.into_iter().enumerate().map(named);
+        let nested = self.nested.into_iter().enumerate().map(named);
         let lark = (!self.lark.is_empty()).then(|| GrammarWithLexer::from_lark(self.lark));
         TopLevelGrammar {
-            grammars: lark.into_iter().chain(schemas).collect(),
+            grammars: lark.into_iter().chain(nested).collect(),
             max_tokens: None,
+        }
+    }
+}
+
+impl Nested {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Schema(schema) => json_bytes(schema),
+            Self::Lark(lark) => lark.len(),
         }
     }
 }

@@ -5,23 +5,40 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use llguidance::TokenParser;
 use llguidance::api::StopReason;
+use llguidance::earley::{BiasComputer, ParserRecognizer};
+use toktrie::{SimpleVob, TokEnv, TokTrie};
 
 use crate::state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
 use crate::state::sampling::TokenMask;
 
-/// After as many tokens without a mask, one is computed all the same: llguidance gives the lexer its fuel for the
-/// next tokens only then, and an output that is fed again from its beginning must not run out of it.
-const TOKENS_PER_FUEL: u32 = 16;
+/// Tokens that outputs are begun with at most.
+const LONGEST_OPENING: usize = 64;
 
 /// A compiled grammar: the parser before the first token.
 pub(super) struct Template {
     parser: TokenParser,
+    /// The tokens that the grammar leaves no choice about, from the first one on.
+    opening: Vec<u32>,
 }
 
 /// The parser of one output.
 struct Parsing {
     parser: TokenParser,
-    tokens_since_mask: u32,
+}
+
+/// Gives the lexer its fuel and its limit of states, which llguidance does only where it computes a mask. Without it, an
+/// output that is fed again from its beginning would run out of fuel, and text that a grammar dictates would have no
+/// limit.
+struct Refuel(TokEnv);
+
+impl BiasComputer for Refuel {
+    fn compute_bias(&self, _: &mut ParserRecognizer<'_>, _: &[u8]) -> SimpleVob {
+        SimpleVob::new()
+    }
+
+    fn trie(&self) -> &TokTrie {
+        self.0.tok_trie()
+    }
 }
 
 impl Template {
@@ -31,22 +48,57 @@ impl Template {
     /// The output could not even begin.
     pub(super) fn new(mut parser: TokenParser) -> Result<Self, GrammarFailure> {
         parser.start_without_prompt();
-        let mut first = Parsing {
-            parser,
-            tokens_since_mask: 0,
-        };
+        let mut first = Parsing { parser };
         first.words()?;
-        Ok(Self {
+        let template = Self {
             parser: first.parser,
+            opening: Vec::new(),
+        };
+        Ok(Self {
+            opening: template.dictated(),
+            ..template
         })
+    }
+
+    /// The first tokens as far as each is the only one. The encoder's tokens are the only ones where a text is dictated, if
+    /// it spells exactly; elsewhere only markers and single letters are.
+    fn dictated(&self) -> Vec<u32> {
+        let mut parsing = self.parsing();
+        let mut opening = Vec::new();
+        while opening.len() < LONGEST_OPENING {
+            let words = parsing.words().ok().filter(|words| words.num_set() == 1);
+            let Some(token) = words.and_then(|words| words.first_bit_set()) else {
+                break;
+            };
+            let token = token as u32;
+            if parsing.take(token) != Ok(GrammarProgress::Open) {
+                break;
+            }
+            opening.push(token);
+        }
+        opening
+    }
+
+    fn parsing(&self) -> Parsing {
+        Parsing {
+            // A shallow clone would share the lexer, and its lock, with all outputs of this grammar.
+            parser: self.parser.deep_clone(),
+        }
+    }
+
+    /// The vocabulary that it was compiled for.
+    pub(super) fn tokens(&self) -> TokEnv {
+        self.parser.token_env.clone()
     }
 }
 
 impl Parsing {
     /// The words of the next token's mask.
-    fn words(&mut self) -> Result<toktrie::SimpleVob, GrammarFailure> {
-        self.tokens_since_mask = 0;
-        let words = catch_unwind(AssertUnwindSafe(|| self.parser.compute_mask()));
+    fn words(&mut self) -> Result<SimpleVob, GrammarFailure> {
+        let words = catch_unwind(AssertUnwindSafe(|| {
+            self.refuel();
+            self.parser.compute_mask()
+        }));
         match words {
             Ok(Ok(words)) => Ok(words),
             Ok(Err(_)) if self.parser.stop_reason() == StopReason::NoExtensionBias => {
@@ -60,6 +112,7 @@ impl Parsing {
         let trie = self.parser.token_env.tok_trie();
         let is_end = trie.eos_tokens().contains(&token);
         let taken = catch_unwind(AssertUnwindSafe(|| {
+            self.refuel();
             let consumed = self.parser.consume_token(token);
             consumed.and_then(|_| self.parser.check_stop())
         }));
@@ -69,6 +122,12 @@ impl Parsing {
             Ok(Err(_)) if self.was_refused() => Err(GrammarFailure::NoToken),
             Ok(Err(_)) | Err(_) => Err(GrammarFailure::TooComplex),
         }
+    }
+
+    fn refuel(&mut self) {
+        let refuel = Refuel(self.parser.token_env.clone());
+        // A mask of what follows a byte is not kept, unlike one of what follows.
+        self.parser.parser.compute_bias(&refuel, b" ");
     }
 
     /// Whether the last token was not taken because the grammar does not allow it. llguidance has no code for this.
@@ -82,11 +141,11 @@ impl Parsing {
 
 impl Grammar for Template {
     fn begin(&self) -> Box<dyn GrammarState> {
-        Box::new(Parsing {
-            // A shallow clone would share the lexer, and its lock, with all outputs of this grammar.
-            parser: self.parser.deep_clone(),
-            tokens_since_mask: 0,
-        })
+        Box::new(self.parsing())
+    }
+
+    fn opening(&self) -> &[u32] {
+        &self.opening
     }
 }
 
@@ -97,10 +156,6 @@ impl GrammarState for Parsing {
     }
 
     fn commit(&mut self, token: u32) -> Result<GrammarProgress, GrammarFailure> {
-        if self.tokens_since_mask >= TOKENS_PER_FUEL {
-            self.words()?;
-        }
-        self.tokens_since_mask += 1;
         self.take(token)
     }
 }

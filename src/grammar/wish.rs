@@ -4,14 +4,19 @@ use std::sync::Arc;
 
 use serde_json::json;
 
+use super::ebnf;
 use super::limits::GrammarLimits;
+use super::markers::Markers;
+use super::part::Part;
 use super::regex;
 use super::schema;
 use super::source::{Source, quoted};
-use crate::error::{FieldError, RequestError};
-use crate::model::text::TextModel;
+use super::structural_tag;
+use super::tools::{Arguments, Calls};
+use super::writer;
+use crate::error::FieldError;
 use crate::state::grammar::{Constraint, JsonWhitespace};
-use crate::state::output::{ToolFormat, ToolUse};
+use crate::state::output::{ToolChoice, ToolFormat, ToolUse};
 
 /// What the output of a request must be.
 #[derive(Clone, Debug, Default)]
@@ -37,24 +42,59 @@ pub struct ReasoningGate {
     pub starts_inside: bool,
 }
 
-/// The sources that say what is wished, the best first; the next is for when llguidance cannot compile one. None if
-/// nothing is constrained.
+/// The sources that say what is wished, the best first; the next is for when one cannot be compiled. None if nothing is
+/// constrained.
 pub(super) fn sources(
     wish: &GrammarWish,
-    _text: &TextModel,
+    markers: &Markers,
     limits: &GrammarLimits,
-) -> Result<Vec<Source>, RequestError> {
+) -> Result<Vec<Source>, FieldError> {
     let constraint = wish.constraint.as_deref();
-    let source = constraint.map(|constraint| of_constraint(constraint, limits));
-    Ok(source.transpose()?.into_iter().collect())
+    let constraint = constraint.map(|constraint| of_constraint(constraint, limits));
+    let constraint = constraint.transpose()?;
+    let tools = wish.tools.as_deref().zip(wish.tool_format);
+    let Some((tools, format)) = tools else {
+        let source = constraint.map(|(field, part)| writer::write(field, part, markers));
+        return Ok(source.transpose()?.into_iter().collect());
+    };
+    let calls = |arguments| Calls {
+        tools,
+        format,
+        arguments,
+        markers,
+        limits,
+    };
+    let is_strict = tools.tools.iter().any(|tool| tool.strict);
+    let parts = match (&tools.choice, constraint) {
+        (ToolChoice::Auto, Some((_, part))) => {
+            let calls = calls(Arguments::OnlyStrict).only()?;
+            vec![Part::Choice(vec![part, calls])]
+        }
+        (ToolChoice::Auto, None) if is_strict => vec![calls(Arguments::OnlyStrict).free()?],
+        (ToolChoice::Auto, None) => Vec::new(),
+        (ToolChoice::Required | ToolChoice::Named(_), _) => {
+            vec![
+                calls(Arguments::Typed).only()?,
+                calls(Arguments::OnlyStrict).only()?,
+            ]
+        }
+    };
+    let written = parts
+        .into_iter()
+        .map(|part| writer::write("tools", part, markers));
+    written.collect()
 }
 
-fn of_constraint(constraint: &Constraint, limits: &GrammarLimits) -> Result<Source, FieldError> {
-    match constraint {
+/// The part that a constraint says, and the field that errors name.
+fn of_constraint(
+    constraint: &Constraint,
+    limits: &GrammarLimits,
+) -> Result<(&'static str, Part), FieldError> {
+    Ok(match constraint {
         Constraint::JsonObject(whitespace) => {
             check_whitespace(whitespace, limits)?;
-            let schema = json!({"type": "object"});
-            Ok(Source::of_schema("json_object", schema, whitespace))
+            let (schema, whitespace) = (json!({"type": "object"}), whitespace.clone());
+            ("json_object", Part::Json { schema, whitespace })
         }
         Constraint::JsonSchema {
             schema,
@@ -67,30 +107,30 @@ fn of_constraint(constraint: &Constraint, limits: &GrammarLimits) -> Result<Sour
                 false => schema::Objects::AsWritten,
             };
             let schema = schema::checked("json_schema", schema, objects, limits)?;
-            Ok(Source::of_schema("json_schema", schema, whitespace))
+            let whitespace = whitespace.clone();
+            ("json_schema", Part::Json { schema, whitespace })
         }
         Constraint::Regex(pattern) => {
             let body = regex::whole_match("regex", pattern, limits)?;
-            Ok(Source::of_lark(
-                "regex",
-                format!("start: WHOLE\nWHOLE: {body}\n"),
-            ))
+            ("regex", Part::Terminal(body))
         }
-        Constraint::Choice(texts) => choice(texts, limits),
-        Constraint::Ebnf(_) => Err(FieldError::not_yet("ebnf")),
-        Constraint::StructuralTag(_) => Err(FieldError::not_yet("structural_tag")),
-    }
+        Constraint::Choice(texts) => ("choice", choice(texts, limits)?),
+        Constraint::Ebnf(grammar) => (
+            "ebnf",
+            Part::Grammar(ebnf::to_lark("ebnf", grammar, limits)?),
+        ),
+        Constraint::StructuralTag(tag) => ("structural_tag", structural_tag::read(tag, limits)?),
+    })
 }
 
-fn choice(texts: &[String], limits: &GrammarLimits) -> Result<Source, FieldError> {
+fn choice(texts: &[String], limits: &GrammarLimits) -> Result<Part, FieldError> {
     if texts.is_empty() {
         let reason = "choice is empty: name one text at least";
         return Err(FieldError::new("choice", reason));
     }
     check_bytes("choice", texts.iter().map(String::len).sum(), limits)?;
     let texts: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
-    let lark = format!("start: CHOICE\nCHOICE: {}\n", texts.join(" | "));
-    Ok(Source::of_lark("choice", lark))
+    Ok(Part::Terminal(texts.join(" | ")))
 }
 
 fn check_whitespace(whitespace: &JsonWhitespace, limits: &GrammarLimits) -> Result<(), FieldError> {

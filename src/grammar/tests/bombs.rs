@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::super::GrammarWish;
 use super::vocabularies::tiny;
 use super::walk::walk_for;
 use super::{compiler, schema, wish};
@@ -11,9 +12,13 @@ use crate::state::grammar::Constraint;
 
 /// Compiles, and walks a little if that succeeds.
 fn survives(name: &str, constraint: Constraint) {
+    survives_wish(name, &wish(constraint));
+}
+
+fn survives_wish(name: &str, wish: &GrammarWish) {
     let started = Instant::now();
     let vocabulary = tiny();
-    let compiled = compiler(vocabulary).compile(&wish(constraint), &|| false);
+    let compiled = compiler(vocabulary).compile(wish, &|| false);
     let outcome = match compiled {
         Ok(grammar) => {
             let walk = walk_for(grammar.expect("it constrains").as_ref(), vocabulary, 1, 200);
@@ -134,7 +139,84 @@ fn expressions_that_explode() {
         Constraint::Regex(format!("{}a{}", "(".repeat(20_000), ")".repeat(20_000)).into()),
     );
     survives("a long text", Constraint::Regex("ab".repeat(30_000).into()));
+    survives(
+        "a dictated text",
+        Constraint::Regex("(q|z)x{10000000}".into()),
+    );
     survives("too long", Constraint::Regex("ab".repeat(100_000).into()));
     let texts: Vec<String> = (0..3_000).map(|at| format!("{at:015}")).collect();
     survives("many choices", Constraint::Choice(texts.into()));
+}
+
+#[test]
+fn grammars_that_explode() {
+    let chain: String = (0..3_000)
+        .map(|at| format!("a{at} ::= a{} a{}\n", at + 1, at + 1))
+        .collect();
+    survives(
+        "a chain of rules",
+        Constraint::Ebnf(format!("root ::= a0\n{chain}a3000 ::= \"x\"").into()),
+    );
+    let loops: String = (0..1_500)
+        .map(|at| format!("a{at} ::= a{} \"x\" a0 | \"y\"\n", at + 1))
+        .collect();
+    survives(
+        "rules in a circle",
+        Constraint::Ebnf(format!("root ::= a0\n{loops}a1500 ::= a0 | \"z\"").into()),
+    );
+    for text in [
+        "root ::= root",
+        "root ::= root root | \"\"",
+        "root ::= root? root? root? \"a\" | \"b\"",
+        "root ::= (((a{1,1000}){1,1000}){1,1000}){1,1000}\na ::= root | \"x\"",
+        "root ::= a{1000000}\na ::= \"(\" root \")\" | [a-z]*",
+        "root ::= (\"a\" | root \"a\" | \"a\" root)+",
+    ] {
+        survives(text, Constraint::Ebnf(text.into()));
+    }
+    survives(
+        "deep groups",
+        Constraint::Ebnf(
+            format!("root ::= {}\"a\"{}", "(".repeat(9_000), ")".repeat(9_000)).into(),
+        ),
+    );
+    let lark: String = (0..3_000)
+        .map(|at| format!("a{at}: a{} | \"{at}\"\n", at + 1))
+        .collect();
+    survives(
+        "Lark",
+        Constraint::Ebnf(format!("%llguidance {{}}\nstart: a0\n{lark}a3000: \"x\"\n").into()),
+    );
+}
+
+#[test]
+fn very_many_tools() {
+    use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
+    for format in [
+        ToolFormat::Hermes,
+        ToolFormat::Qwen3Coder,
+        ToolFormat::Pythonic,
+    ] {
+        for choice in [ToolChoice::Auto, ToolChoice::Required] {
+            let tool = |at: usize| Tool {
+                name: format!("tool_{at}"),
+                description: None,
+                parameters: Some(
+                    json!({"type": "object", "properties": {format!("p{at}"): {"type": "string"}}}),
+                ),
+                strict: true,
+            };
+            let tools = ToolUse {
+                tools: (0..10_000).map(tool).collect(),
+                choice,
+                parallel: true,
+            };
+            let wish = GrammarWish {
+                tools: Some(std::sync::Arc::new(tools)),
+                tool_format: Some(format),
+                ..Default::default()
+            };
+            survives_wish("10,000 tools", &wish);
+        }
+    }
 }

@@ -1,14 +1,9 @@
 //! Constraints other than schemas.
 
-use super::vocabularies::{Vocabulary, large, sentence_piece, tiny};
-use super::walk::{feed, walk};
-use super::{compile, compiler, wish};
-use crate::state::grammar::{Constraint, Grammar, GrammarFailure, GrammarProgress, JsonWhitespace};
-
-/// Whether an output can be this text, and end with it.
-fn takes(grammar: &dyn Grammar, vocabulary: &Vocabulary, text: &str) -> bool {
-    feed(grammar, vocabulary, text).is_some_and(|end| end.is_ok())
-}
+use super::vocabularies::{large, sentence_piece, tiny};
+use super::walk::walk;
+use super::{compile, compiler, takes, wish};
+use crate::state::grammar::{Constraint, GrammarFailure, GrammarProgress, JsonWhitespace};
 
 #[test]
 fn a_json_object_is_an_object() {

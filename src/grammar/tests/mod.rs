@@ -2,8 +2,13 @@
 
 mod bombs;
 mod constraints;
+mod gates;
+mod grammars;
+mod measure;
 mod schema_list;
 mod schemas;
+mod structural_tags;
+mod tools;
 mod vocabularies;
 mod walk;
 
@@ -37,6 +42,11 @@ fn schema(schema: serde_json::Value) -> Constraint {
         whitespace: JsonWhitespace::default(),
         is_strict: false,
     }
+}
+
+/// Whether an output can be this text, and end with it.
+fn takes(grammar: &dyn Grammar, vocabulary: &Vocabulary, text: &str) -> bool {
+    walk::feed(grammar, vocabulary, text).is_some_and(|end| end.is_ok())
 }
 
 fn compile(

@@ -115,14 +115,14 @@ fn tokens_that_are_no_text_are_never_allowed() {
     let grammar = compile(&compiler, Constraint::Regex("(?s:.*)".into())).expect("it compiles");
     let masked = mask_after(grammar.as_ref(), vocabulary, &[]);
     let markers = ["<think>", "<tool_call>", "[ARGS]"];
-    for marker in markers.map(|marker| vocabulary.text.marker_id(marker).expect("it is there")) {
+    for marker in markers.map(|marker| vocabulary.text.token_id(marker).expect("it is there")) {
         assert!(!masked.mask.allows(marker));
     }
     for beyond in vocabulary.text.vocab_size()..vocabulary.size {
         assert!(!masked.mask.allows(beyond as u32));
     }
     assert!(vocabulary.eos.iter().all(|&eos| masked.mask.allows(eos)));
-    let spaces = vocabulary.text.marker_id("    ").expect("it is there");
+    let spaces = vocabulary.text.token_id("    ").expect("it is there");
     assert!(masked.mask.allows(spaces), "blanks are text");
 }
 

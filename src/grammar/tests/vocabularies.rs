@@ -19,6 +19,7 @@ pub(super) struct Vocabulary {
     pub(super) closers: Vec<u32>,
     /// The tokens that close a text, or bring its end nearer.
     pub(super) text_closers: Vec<u32>,
+    markers: HashMap<String, u32>,
     by_bytes: HashMap<Vec<u8>, Vec<u32>>,
 }
 
@@ -50,6 +51,7 @@ impl Vocabulary {
             eos: eos.collect(),
             size: text.vocab_size() + 70,
             pieces,
+            markers: text.markers().into_iter().collect(),
             by_bytes,
             text: Arc::new(text),
         }
@@ -88,9 +90,10 @@ impl Vocabulary {
     }
 
     /// The tokens that add exactly this text, markers of this name first.
-    pub(super) fn tokens_of(&self, text: &str) -> Vec<u32> {
-        let marker = self.text.marker_id(text);
-        let plain = self.by_bytes.get(text.as_bytes()).into_iter().flatten();
+    pub(super) fn tokens_of(&self, text: &[u8]) -> Vec<u32> {
+        let name = std::str::from_utf8(text).unwrap_or_default();
+        let marker = self.markers.get(name).copied();
+        let plain = self.by_bytes.get(text).into_iter().flatten();
         marker.into_iter().chain(plain.copied()).collect()
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn feed(
     let mut state = grammar.begin();
     let mut mask = TokenMask::none(vocabulary.size);
     let mut progress = GrammarProgress::Open;
-    let mut rest = text;
+    let mut rest = text.as_bytes();
     while !rest.is_empty() {
         if progress == GrammarProgress::Done {
             return None;
@@ -55,13 +55,10 @@ pub(super) fn feed(
         };
         // The longest token that is allowed, as far as the text goes.
         let fits = |token: &u32| allowed == Allowed::All || mask.allows(*token);
-        let (token, length) = (1..=rest.len())
-            .rev()
-            .filter(|&length| rest.is_char_boundary(length))
-            .find_map(|length| {
-                let candidates = vocabulary.tokens_of(&rest[..length]);
-                Some((candidates.into_iter().find(fits)?, length))
-            })?;
+        let (token, length) = (1..=rest.len().min(64)).rev().find_map(|length| {
+            let candidates = vocabulary.tokens_of(&rest[..length]);
+            Some((candidates.into_iter().find(fits)?, length))
+        })?;
         progress = match state.commit(token) {
             Ok(progress) => progress,
             Err(failure) => return Some(Err(failure)),
@@ -154,7 +151,7 @@ fn draw(
         .filter(|&eos| mask.allows(eos));
     let allows = |text: &str| {
         vocabulary
-            .tokens_of(text)
+            .tokens_of(text.as_bytes())
             .iter()
             .any(|&token| mask.allows(token))
     };

@@ -45,10 +45,8 @@ impl TextModel {
         let added = self.tokenizer.get_added_tokens_decoder();
         let named = added.into_iter().map(|(id, token)| (id, token.content));
         for (id, name) in named.chain(self.named_special_tokens()) {
-            // Runs of blanks are added tokens in some vocabularies, and are text all the same.
-            let is_text = !name.is_empty() && name.chars().all(char::is_whitespace);
             if let Some(piece) = pieces.get_mut(id as usize) {
-                *piece = match is_text {
+                *piece = match is_blank(&name) {
                     true => TokenPiece::Bytes(name.into_bytes()),
                     false => TokenPiece::Marker(name),
                 };
@@ -57,10 +55,14 @@ impl TextModel {
         Some(pieces)
     }
 
-    /// Returns the id of a marker: a token that is more than its letters.
-    pub fn marker_id(&self, name: &str) -> Option<u32> {
-        let added = self.tokenizer.get_added_vocabulary().get_vocab();
-        added.get(name).copied()
+    /// Returns the names and ids of all markers: tokens that are more than their letters.
+    pub fn markers(&self) -> Vec<(String, u32)> {
+        let added = self.tokenizer.get_added_tokens_decoder();
+        let named = added.into_iter().map(|(id, token)| (id, token.content));
+        let all = named.chain(self.named_special_tokens());
+        all.filter(|(_, name)| !is_blank(name))
+            .map(|(id, name)| (name, id))
+            .collect()
     }
 
     /// Encodes a part of a text as the model would write it there: without special tokens, without a blank before it,
@@ -119,6 +121,11 @@ impl Spelling {
             }),
         }
     }
+}
+
+/// Runs of blanks are added tokens in some vocabularies, and are text all the same.
+fn is_blank(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(char::is_whitespace)
 }
 
 /// The byte that a character stands for in GPT-2's table.

@@ -1,0 +1,62 @@
+//! Rules as they were read.
+
+/// A rule by its place in the grammar.
+pub(super) type RuleId = usize;
+
+/// The right side of a rule, or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Expression {
+    /// This text.
+    Text(String),
+    /// One character of a class, as a regular expression.
+    Class(String),
+    /// What another rule says.
+    Rule(RuleId),
+    /// One after the other.
+    Sequence(Vec<Expression>),
+    /// One of them.
+    Choice(Vec<Expression>),
+    /// Some times, without end if there is no `most`.
+    Repeat {
+        expression: Box<Expression>,
+        least: u32,
+        most: Option<u32>,
+    },
+}
+
+impl Expression {
+    pub(super) fn empty() -> Self {
+        Self::Sequence(Vec::new())
+    }
+
+    /// The rules that it names.
+    pub(super) fn rules(&self, found: &mut Vec<RuleId>) {
+        match self {
+            Self::Text(_) | Self::Class(_) => {}
+            Self::Rule(rule) => found.push(*rule),
+            Self::Sequence(parts) | Self::Choice(parts) => {
+                parts.iter().for_each(|part| part.rules(found));
+            }
+            Self::Repeat { expression, .. } => expression.rules(found),
+        }
+    }
+
+    /// Its parts, with those of the rules that it names.
+    pub(super) fn size(&self, of_rules: &[u64]) -> u64 {
+        let parts = match self {
+            Self::Text(_) | Self::Class(_) => 0,
+            Self::Rule(rule) => of_rules[*rule],
+            Self::Sequence(parts) | Self::Choice(parts) => parts
+                .iter()
+                .fold(0, |sum: u64, part| sum.saturating_add(part.size(of_rules))),
+            Self::Repeat { expression, .. } => expression.size(of_rules),
+        };
+        parts.saturating_add(1)
+    }
+
+    pub(super) fn names(&self, rule: RuleId) -> bool {
+        let mut found = Vec::new();
+        self.rules(&mut found);
+        found.contains(&rule)
+    }
+}

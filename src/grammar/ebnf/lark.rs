@@ -1,0 +1,229 @@
+//! Writes rules in Lark.
+//!
+//! llguidance's lexer takes the longest match and does not go back, so a grammar of single characters is slow, and one
+//! of overlapping words leaves texts out. Hence all that needs no recursion becomes a terminal, which is matched as one
+//! regular expression, exactly; only rules that name themselves, by way of others or not, remain rules, and neighbours in
+//! them that need no recursion are one terminal. A rule that ends with itself is a repetition.
+
+use std::fmt::Write;
+
+use super::expression::{Expression, RuleId};
+use crate::grammar::source::quoted;
+
+/// The grammar of these rules, the first of which begins it.
+pub(super) fn write(rules: &[Expression]) -> Result<String, String> {
+    let rules: Vec<Expression> = rules
+        .iter()
+        .enumerate()
+        .map(|(id, body)| without_tail_recursion(id, body))
+        .collect();
+    let mut writer = Writer {
+        is_terminal: terminals(&rules),
+        lark: String::new(),
+        hoisted: 0,
+    };
+    let start = writer.rule_name(0);
+    writer.line("start", &start);
+    for (id, body) in rules.iter().enumerate() {
+        let name = writer.rule_name(id);
+        let body = match writer.is_terminal[id] {
+            true => writer.terminal(body),
+            false => writer.rule(body),
+        };
+        writer.line(&name, &body);
+    }
+    Ok(writer.lark)
+}
+
+/// Parts that a terminal may have, with those of the terminals in it.
+const MAX_PARTS: u64 = 20_000;
+
+/// Which rules lead to no recursion, and are no larger than one expression may be.
+fn terminals(rules: &[Expression]) -> Vec<bool> {
+    let mut named_by: Vec<Vec<RuleId>> = vec![Vec::new(); rules.len()];
+    let mut open: Vec<usize> = Vec::with_capacity(rules.len());
+    for (id, body) in rules.iter().enumerate() {
+        let mut named = Vec::new();
+        body.rules(&mut named);
+        open.push(named.len());
+        named.into_iter().for_each(|rule| named_by[rule].push(id));
+    }
+    let mut is_terminal = vec![false; rules.len()];
+    let mut sizes = vec![0; rules.len()];
+    let mut known: Vec<RuleId> = (0..rules.len()).filter(|&id| open[id] == 0).collect();
+    while let Some(id) = known.pop() {
+        sizes[id] = rules[id].size(&sizes);
+        if sizes[id] > MAX_PARTS {
+            continue;
+        }
+        is_terminal[id] = true;
+        for &user in &named_by[id] {
+            open[user] -= 1;
+            if open[user] == 0 {
+                known.push(user);
+            }
+        }
+    }
+    is_terminal
+}
+
+/// `a ::= x a | y` and `a ::= (x a)?` as `x* y` and `x*`.
+fn without_tail_recursion(id: RuleId, body: &Expression) -> Expression {
+    let options = match body {
+        Expression::Choice(options) => options.clone(),
+        Expression::Repeat {
+            expression,
+            least: 0,
+            most: Some(1),
+        } => vec![(**expression).clone(), Expression::empty()],
+        _ => return body.clone(),
+    };
+    let (mut repeated, mut last) = (Vec::new(), Vec::new());
+    for option in options {
+        match option {
+            Expression::Sequence(mut parts) if parts.last() == Some(&Expression::Rule(id)) => {
+                parts.pop();
+                repeated.push(Expression::Sequence(parts));
+            }
+            option => last.push(option),
+        }
+    }
+    let again = repeated.iter().chain(&last).any(|part| part.names(id));
+    if again || repeated.is_empty() || last.is_empty() {
+        return body.clone();
+    }
+    let repeated = Expression::Repeat {
+        expression: Box::new(Expression::Choice(repeated)),
+        least: 0,
+        most: None,
+    };
+    Expression::Sequence(vec![repeated, Expression::Choice(last)])
+}
+
+struct Writer {
+    is_terminal: Vec<bool>,
+    lark: String,
+    hoisted: usize,
+}
+
+impl Writer {
+    fn rule_name(&self, id: RuleId) -> String {
+        match self.is_terminal[id] {
+            true => format!("T{id}"),
+            false => format!("r{id}"),
+        }
+    }
+
+    fn line(&mut self, name: &str, body: &str) {
+        let _ = writeln!(self.lark, "{name}: {body}");
+    }
+
+    fn needs_no_rule(&self, expression: &Expression) -> bool {
+        let mut named = Vec::new();
+        expression.rules(&mut named);
+        named.into_iter().all(|rule| self.is_terminal[rule])
+    }
+
+    /// The right side of a terminal. Parts of it that are more than one are terminals with names of their own, so that
+    /// nothing is nested.
+    fn terminal(&mut self, expression: &Expression) -> String {
+        match expression {
+            Expression::Text(text) => quoted(text),
+            Expression::Class(class) => format!("/{class}/"),
+            Expression::Rule(rule) => self.rule_name(*rule),
+            Expression::Sequence(parts) => self.joined(parts, " ", Self::terminal_atom),
+            Expression::Choice(options) => self.joined(options, " | ", Self::terminal_atom),
+            Expression::Repeat {
+                expression,
+                least,
+                most,
+            } => repeated(&self.terminal_atom(expression), *least, *most),
+        }
+    }
+
+    fn terminal_atom(&mut self, expression: &Expression) -> String {
+        match expression {
+            Expression::Text(_) | Expression::Class(_) | Expression::Rule(_) => {
+                self.terminal(expression)
+            }
+            _ => {
+                let body = self.terminal(expression);
+                self.hoist("H", &body)
+            }
+        }
+    }
+
+    /// The right side of a rule.
+    fn rule(&mut self, expression: &Expression) -> String {
+        if self.needs_no_rule(expression) {
+            return self.terminal_atom(expression);
+        }
+        match expression {
+            Expression::Sequence(parts) => {
+                let parts = self.merged(parts);
+                self.joined(&parts, " ", Self::rule_atom)
+            }
+            Expression::Choice(options) => self.joined(options, " | ", Self::rule_atom),
+            Expression::Repeat {
+                expression,
+                least,
+                most,
+            } => repeated(&self.rule_atom(expression), *least, *most),
+            _ => self.terminal(expression),
+        }
+    }
+
+    fn rule_atom(&mut self, expression: &Expression) -> String {
+        if self.needs_no_rule(expression) {
+            return self.terminal_atom(expression);
+        }
+        match expression {
+            Expression::Rule(rule) => self.rule_name(*rule),
+            _ => {
+                let body = self.rule(expression);
+                self.hoist("h", &body)
+            }
+        }
+    }
+
+    /// A sequence in which neighbours that need no rule are one.
+    fn merged(&self, parts: &[Expression]) -> Vec<Expression> {
+        let runs =
+            parts.chunk_by(|left, right| self.needs_no_rule(left) && self.needs_no_rule(right));
+        runs.map(|run| match run {
+            [part] => part.clone(),
+            _ => Expression::Sequence(run.to_vec()),
+        })
+        .collect()
+    }
+
+    fn joined(
+        &mut self,
+        parts: &[Expression],
+        separator: &str,
+        atom: fn(&mut Self, &Expression) -> String,
+    ) -> String {
+        let atoms: Vec<String> = parts.iter().map(|part| atom(self, part)).collect();
+        match atoms.is_empty() {
+            true => "\"\"".to_owned(),
+            false => atoms.join(separator),
+        }
+    }
+
+    fn hoist(&mut self, prefix: &str, body: &str) -> String {
+        let name = format!("{prefix}{}", self.hoisted);
+        self.hoisted += 1;
+        self.line(&name, body);
+        name
+    }
+}
+
+fn repeated(atom: &str, least: u32, most: Option<u32>) -> String {
+    match (least, most) {
+        (0, None) => format!("{atom}*"),
+        (1, None) => format!("{atom}+"),
+        (0, Some(1)) => format!("{atom}?"),
+        (least, None) => format!("{atom}{{{least},}}"),
+        (least, Some(most)) => format!("{atom}{{{least},{most}}}"),
+    }
+}

@@ -1,0 +1,83 @@
+//! Grammars that requests write as text: EBNF as in GBNF and XGrammar, or Lark.
+//!
+//! EBNF is read ([`reader`]) and written in Lark ([`lark`]). Lark itself begins with a line `%llguidance {}`, as vLLM's
+//! users write it, and goes through as it is.
+
+mod expression;
+mod lark;
+mod reader;
+
+use super::limits::GrammarLimits;
+use super::wish::check_bytes;
+use crate::error::FieldError;
+
+/// What begins a grammar in Lark.
+const LARK: &str = "%llguidance";
+
+/// Returns the grammar in Lark.
+///
+/// # Errors
+/// What is not understood or not supported, with its line.
+pub(super) fn to_lark(
+    field: &str,
+    grammar: &str,
+    limits: &GrammarLimits,
+) -> Result<String, FieldError> {
+    check_bytes(field, grammar.len(), limits)?;
+    if grammar.trim_start().starts_with(LARK) {
+        return Ok(grammar.trim_start().to_owned());
+    }
+    let rules = reader::read(grammar);
+    let lark = rules.and_then(|rules| lark::write(&rules));
+    lark.map_err(|reason| FieldError::new(field, format!("{field}, {reason}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lark(grammar: &str) -> Result<String, String> {
+        let limits = GrammarLimits::default();
+        to_lark("ebnf", grammar, &limits).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_not_supported_is_told_with_its_line() {
+        for (grammar, told) in [
+            ("", "no rule named root"),
+            ("a ::= \"x\"", "no rule named root"),
+            ("root ::= b", "b is not defined"),
+            ("root ::= \"x", "line 1"),
+            ("root ::= \"x\"\n  (\"y\"", "line 2"),
+            ("root ::= [a-", "line 1"),
+            ("root ::= [z-a]", "z-a"),
+            ("root ::= []", "empty"),
+            ("root ::= \"a\" (=\"b\")", "look-ahead"),
+            ("root ::= 'a'", "single quotes"),
+            ("root ::= <[12]>", "token"),
+            ("root ::= /a/", "/a/"),
+            ("root ::= a{3,1}\na ::= \"x\"", "{3,1}"),
+            ("root ::= \"a\"\nroot ::= \"b\"", "twice"),
+            ("root: \"a\"", "::="),
+            ("root ::= TagDispatch((\"a\", b))", "macro"),
+            (r#"root ::= "\q""#, "escape"),
+        ] {
+            let error = lark(grammar).expect_err("it is not supported");
+            assert!(error.contains(told), "{grammar}: {error}");
+        }
+    }
+
+    #[test]
+    fn lark_goes_through() {
+        let text = "%llguidance {}\nstart: \"a\"\n";
+        assert_eq!(lark(text), Ok(text.to_owned()));
+    }
+
+    #[test]
+    fn rules_without_recursion_become_terminals() {
+        let text = lark("root ::= a | \"x\" # comment\na ::= [0-9]{2} b?\nb ::= \".\"");
+        let text = text.expect("it is supported");
+        assert!(text.contains("start: T0"), "{text}");
+        assert!(!text.contains("\nr"), "only terminals: {text}");
+    }
+}

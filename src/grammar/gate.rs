@@ -1,0 +1,292 @@
+//! Reasoning before a grammar: nothing is constrained until it ends.
+
+use std::sync::Arc;
+
+use toktrie::{TokEnv, TokTrie};
+
+use super::markers::Markers;
+use super::wish::ReasoningGate;
+use crate::state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
+use crate::state::sampling::TokenMask;
+
+/// A tag as the vocabulary writes it.
+#[derive(Clone, Debug)]
+enum Tag {
+    /// One token. Its letters are not the tag.
+    Token(u32),
+    Text(Arc<str>),
+}
+
+impl Tag {
+    fn new(name: &Arc<str>, markers: &Markers) -> Self {
+        match markers.id(name) {
+            Some(id) => Self::Token(id),
+            None => Self::Text(name.clone()),
+        }
+    }
+}
+
+/// A grammar that begins where the reasoning ends.
+pub(super) struct Gated {
+    inner: Arc<dyn Grammar>,
+    open: Tag,
+    close: Tag,
+    /// The token that begins a call. A call ends the reasoning.
+    call: Option<u32>,
+    starts_inside: bool,
+    tokens: TokEnv,
+}
+
+impl Gated {
+    pub(super) fn new(
+        inner: Arc<dyn Grammar>,
+        gate: &ReasoningGate,
+        call: Option<u32>,
+        markers: &Markers,
+        tokens: TokEnv,
+    ) -> Self {
+        Self {
+            inner,
+            open: Tag::new(&gate.open, markers),
+            close: Tag::new(&gate.close, markers),
+            call,
+            starts_inside: gate.starts_inside,
+            tokens,
+        }
+    }
+}
+
+impl Grammar for Gated {
+    fn begin(&self) -> Box<dyn GrammarState> {
+        let at = match self.starts_inside {
+            true => At::Inside(Vec::new()),
+            false => At::Before {
+                opened: Vec::new(),
+                inner: Some(self.inner.begin()),
+            },
+        };
+        Box::new(Gate {
+            inner: self.inner.clone(),
+            open: self.open.clone(),
+            close: self.close.clone(),
+            call: self.call,
+            tokens: self.tokens.clone(),
+            at,
+        })
+    }
+}
+
+/// Where an output stands.
+struct Gate {
+    inner: Arc<dyn Grammar>,
+    open: Tag,
+    close: Tag,
+    call: Option<u32>,
+    tokens: TokEnv,
+    at: At,
+}
+
+enum At {
+    /// The output so far may be the beginning of the opening tag, or of what the grammar allows.
+    Before {
+        opened: Vec<u8>,
+        inner: Option<Box<dyn GrammarState>>,
+    },
+    /// In the reasoning; with the last bytes of it, as many as the closing tag may have.
+    Inside(Vec<u8>),
+    /// The grammar rules.
+    After(Box<dyn GrammarState>),
+}
+
+/// What a token makes of a tag that is being written.
+enum TagStep {
+    Open,
+    Complete,
+    Broken,
+}
+
+impl Gate {
+    fn trie(&self) -> &TokTrie {
+        self.tokens.tok_trie()
+    }
+
+    fn is_end(&self, token: u32) -> bool {
+        self.trie().eos_tokens().contains(&token)
+    }
+
+    /// The token after some bytes of the opening tag.
+    fn opening(&self, opened: &mut Vec<u8>, token: u32) -> TagStep {
+        match &self.open {
+            Tag::Token(id) if *id == token && opened.is_empty() => TagStep::Complete,
+            Tag::Token(_) => TagStep::Broken,
+            Tag::Text(tag) => {
+                opened.extend_from_slice(self.trie().token(token));
+                match (
+                    tag.len() <= opened.len(),
+                    tag.as_bytes().starts_with(opened),
+                ) {
+                    (true, true) => TagStep::Complete,
+                    (false, true) => TagStep::Open,
+                    (_, false) => TagStep::Broken,
+                }
+            }
+        }
+    }
+
+    /// Takes a token of the reasoning.
+    fn reason(&mut self, mut tail: Vec<u8>, token: u32) -> Result<GrammarProgress, GrammarFailure> {
+        if self.call == Some(token) {
+            let mut inner = self.inner.begin();
+            if let Ok(progress) = inner.commit(token) {
+                self.at = At::After(inner);
+                return Ok(progress);
+            }
+        }
+        let is_closed = match &self.close {
+            Tag::Token(id) => *id == token,
+            Tag::Text(tag) => {
+                let before = tail.len();
+                tail.extend_from_slice(self.trie().token(token));
+                let tag = tag.as_bytes();
+                let found = tail
+                    .windows(tag.len().max(1))
+                    .position(|bytes| bytes == tag);
+                match found {
+                    // What the token has after the tag cannot be given to the grammar.
+                    Some(at) if !is_blank(&tail[(at + tag.len()).max(before)..]) => {
+                        return Err(GrammarFailure::NoToken);
+                    }
+                    Some(_) => true,
+                    None => {
+                        let keep = tail.len().saturating_sub(tag.len());
+                        tail.drain(..keep);
+                        false
+                    }
+                }
+            }
+        };
+        self.at = match is_closed {
+            true => At::After(self.inner.begin()),
+            false => At::Inside(tail),
+        };
+        Ok(match !is_closed && self.is_end(token) {
+            true => GrammarProgress::Done,
+            false => GrammarProgress::Open,
+        })
+    }
+
+    fn before(
+        &mut self,
+        mut opened: Vec<u8>,
+        inner: Option<Box<dyn GrammarState>>,
+        token: u32,
+    ) -> Result<GrammarProgress, GrammarFailure> {
+        let step = match self.is_end(token) {
+            true => TagStep::Broken,
+            false => self.opening(&mut opened, token),
+        };
+        if matches!(step, TagStep::Complete) {
+            self.at = At::Inside(Vec::new());
+            return Ok(GrammarProgress::Open);
+        }
+        let is_open = matches!(step, TagStep::Open);
+        let Some(mut inner) = inner else {
+            self.at = At::Before {
+                opened,
+                inner: None,
+            };
+            return match is_open {
+                true => Ok(GrammarProgress::Open),
+                false => Err(GrammarFailure::NoToken),
+            };
+        };
+        let progress = inner.commit(token);
+        match (progress, is_open) {
+            (Ok(progress), false) => {
+                self.at = At::After(inner);
+                Ok(progress)
+            }
+            (Ok(_), true) => {
+                self.at = At::Before {
+                    opened,
+                    inner: Some(inner),
+                };
+                Ok(GrammarProgress::Open)
+            }
+            (Err(GrammarFailure::NoToken), true) => {
+                self.at = At::Before {
+                    opened,
+                    inner: None,
+                };
+                Ok(GrammarProgress::Open)
+            }
+            (Err(failure), _) => Err(failure),
+        }
+    }
+}
+
+impl GrammarState for Gate {
+    fn mask(&mut self, mask: &mut TokenMask) -> Result<Allowed, GrammarFailure> {
+        let (opened, inner) = match &mut self.at {
+            At::Inside(_) => return Ok(Allowed::All),
+            At::After(inner) => return inner.mask(mask),
+            At::Before { opened, inner } => (opened, inner),
+        };
+        mask.clear();
+        let allowed = match inner.as_mut().map(|inner| inner.mask(mask)) {
+            None | Some(Err(GrammarFailure::NoToken)) => Allowed::Masked,
+            Some(allowed) => allowed?,
+        };
+        match &self.open {
+            _ if allowed == Allowed::All => {}
+            Tag::Token(id) => {
+                if opened.is_empty() {
+                    mask.allow(*id);
+                }
+            }
+            Tag::Text(tag) => {
+                let rest = tag.as_bytes().get(opened.len()..).unwrap_or_default();
+                let tokens = self.tokens.tok_trie().all_prefixes(rest);
+                tokens.into_iter().for_each(|token| mask.allow(token));
+            }
+        }
+        Ok(allowed)
+    }
+
+    fn commit(&mut self, token: u32) -> Result<GrammarProgress, GrammarFailure> {
+        match std::mem::replace(&mut self.at, At::Inside(Vec::new())) {
+            At::After(mut inner) => {
+                let progress = inner.commit(token);
+                self.at = At::After(inner);
+                progress
+            }
+            At::Inside(tail) => self.reason(tail, token),
+            At::Before { opened, inner } => self.before(opened, inner, token),
+        }
+    }
+}
+
+fn is_blank(bytes: &[u8]) -> bool {
+    bytes.iter().all(u8::is_ascii_whitespace)
+}
+
+impl std::fmt::Debug for Gated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut told = f.debug_struct("Gated");
+        told.field("open", &self.open).field("close", &self.close);
+        told.finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let at = match self.at {
+            At::Before { .. } => "before",
+            At::Inside(_) => "inside",
+            At::After(_) => "after",
+        };
+        f.debug_struct("Gate")
+            .field("at", &at)
+            .finish_non_exhaustive()
+    }
+}

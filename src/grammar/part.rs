@@ -1,0 +1,114 @@
+//! Outputs as trees of parts: what structural tags say, and what calls of tools are made of.
+
+use serde_json::Value;
+
+use crate::state::grammar::JsonWhitespace;
+
+/// A part of an output.
+#[derive(Clone, Debug)]
+pub(super) enum Part {
+    /// This text. The names of markers in it are the markers.
+    Text(String),
+    /// A value of a schema, which has been checked.
+    Json {
+        schema: Value,
+        whitespace: JsonWhitespace,
+    },
+    /// What a terminal matches, given as its right side in Lark.
+    Terminal(String),
+    /// What a grammar in Lark derives.
+    Grammar(String),
+    /// One after the other.
+    Sequence(Vec<Part>),
+    /// One of them.
+    Choice(Vec<Part>),
+    /// Some times, without end if there is no `most`.
+    Repeat {
+        part: Box<Part>,
+        least: u32,
+        most: Option<u32>,
+    },
+    /// Some of the fields, in their order.
+    Fields {
+        fields: Vec<(Part, Presence)>,
+        separator: String,
+    },
+    /// A text, the content, and one of the ends. Free text inside ends where the first end begins.
+    Tag {
+        begin: String,
+        content: Box<Part>,
+        ends: Vec<String>,
+    },
+    /// Any text, up to the end of what is around it.
+    Free(Free),
+    /// Free text in which tags begin.
+    Triggered(Triggered),
+}
+
+/// Whether a field may be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    Required,
+    Optional,
+}
+
+/// Text that nothing but this constrains.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Free {
+    /// Texts that it does not have.
+    pub(super) excludes: Vec<String>,
+    /// What all of it matches, as terminals in Lark.
+    pub(super) matches: Vec<String>,
+    /// What its beginning does not match, as a regular expression.
+    pub(super) not_at_first: Option<String>,
+    /// It has letters only, no markers.
+    pub(super) is_plain: bool,
+}
+
+/// Free text in which some texts are the beginnings of tags.
+#[derive(Clone, Debug)]
+pub(super) struct Triggered {
+    pub(super) free: Free,
+    /// What begins a tag, and what follows.
+    pub(super) triggers: Vec<(String, Part)>,
+    /// The first tag begins at once.
+    pub(super) at_least_one: bool,
+    /// Nothing follows the first tag.
+    pub(super) stops_after_first: bool,
+}
+
+impl Part {
+    pub(super) fn text(text: impl Into<String>) -> Self {
+        Self::Text(text.into())
+    }
+
+    pub(super) fn json(schema: Value) -> Self {
+        let whitespace = JsonWhitespace::Bounded;
+        Self::Json { schema, whitespace }
+    }
+
+    /// Once, and then any number of times after a separator.
+    pub(super) fn separated(part: Self, separator: Self) -> Self {
+        let again = Self::Sequence(vec![separator, part.clone()]);
+        Self::Sequence(vec![part, Self::any_number(again)])
+    }
+
+    pub(super) fn any_number(part: Self) -> Self {
+        Self::Repeat {
+            part: Box::new(part),
+            least: 0,
+            most: None,
+        }
+    }
+
+    /// Whether it has no end of its own.
+    pub(super) fn is_unlimited(&self) -> bool {
+        match self {
+            Self::Free(_) => true,
+            Self::Triggered(triggered) => !(triggered.at_least_one && triggered.stops_after_first),
+            Self::Sequence(parts) => parts.last().is_some_and(Self::is_unlimited),
+            Self::Choice(parts) => parts.iter().any(Self::is_unlimited),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Structural tags: SGLang's old form, and XGrammar's tree of formats.
+
+use serde_json::{Map, Value};
+
+use super::ebnf;
+use super::limits::GrammarLimits;
+use super::part::{Free, Part, Triggered};
+use super::regex;
+use super::schema::{self, Objects};
+use super::tools::xml;
+use crate::error::FieldError;
+
+/// The field that errors name.
+const FIELD: &str = "structural_tag";
+
+/// The part that a structural tag says.
+///
+/// # Errors
+/// What it lacks, or what is not supported, with its place.
+pub(super) fn read(tag: &Value, limits: &GrammarLimits) -> Result<Part, FieldError> {
+    let reader = Reader { limits };
+    let object = reader.object(tag, "#")?;
+    let kind = object.get("type").and_then(Value::as_str);
+    if kind.is_some_and(|kind| kind != FIELD) {
+        return Err(refusal("#/type", "is not \"structural_tag\""));
+    }
+    match (object.get("format"), object.get("structures")) {
+        (Some(format), None) => reader.format(format, "#/format", 0),
+        (None, Some(structures)) => reader.old(structures, object.get("triggers")),
+        _ => Err(refusal("#", "has neither a format nor structures, or both")),
+    }
+}
+
+struct Reader<'a> {
+    limits: &'a GrammarLimits,
+}
+
+impl Reader<'_> {
+    /// `structures` of `begin`, `schema` and `end`, and `triggers`.
+    fn old(&self, structures: &Value, triggers: Option<&Value>) -> Result<Part, FieldError> {
+        let mut tags = Vec::new();
+        for (at, structure) in self.list(structures, "#/structures")?.iter().enumerate() {
+            let place = format!("#/structures/{at}");
+            let object = self.object(structure, &place)?;
+            let schema = object.get("schema").unwrap_or(&Value::Bool(true));
+            let part = self.schema(schema, &format!("{place}/schema"))?;
+            tags.push(Tag {
+                begin: self.string(object, "begin", &place)?,
+                ends: vec![self.string(object, "end", &place)?],
+                content: part,
+            });
+        }
+        let triggers = self.strings(triggers, "#/triggers")?;
+        let free = Free::default();
+        self.triggered(free, &triggers, tags, "#")
+            .map(Part::Triggered)
+    }
+
+    fn format(&self, format: &Value, place: &str, depth: usize) -> Result<Part, FieldError> {
+        if depth > self.limits.schema_depth {
+            let limit = self.limits.schema_depth;
+            return Err(refusal(place, &format!("is nested more than {limit} deep")));
+        }
+        let object = self.object(format, place)?;
+        let kind = self.string(object, "type", place)?;
+        let inner = |name: &str| match object.get(name) {
+            Some(inner) => self.format(inner, &format!("{place}/{name}"), depth + 1),
+            None => Err(refusal(place, &format!("has no {name}"))),
+        };
+        let repeated = |least, most| {
+            let part = Box::new(inner("content")?);
+            Ok(Part::Repeat { part, least, most })
+        };
+        match kind.as_str() {
+            "const_string" => Ok(Part::Text(self.string(object, "value", place)?)),
+            "json_schema" => self.json(object, place),
+            "qwen_xml_parameter" => self.xml(object, place),
+            "regex" => self.regex(object, place),
+            "grammar" => {
+                let text = self.string(object, "grammar", place)?;
+                ebnf::to_lark(FIELD, &text, self.limits).map(Part::Grammar)
+            }
+            "any_text" => self.any_text(object, place),
+            "sequence" => self.formats(object, place, depth).map(Part::Sequence),
+            "or" => self.formats(object, place, depth).map(Part::Choice),
+            "optional" => repeated(0, Some(1)),
+            "plus" => repeated(1, None),
+            "star" => repeated(0, None),
+            "repeat" => {
+                let least = self.count(object, "min", place)?;
+                let most = self.count(object, "max", place)?;
+                match (least, most) {
+                    (Some(least), most) if most.is_none_or(|most| least <= most) => {
+                        repeated(least, most)
+                    }
+                    _ => Err(refusal(place, "has a min and a max that are no range")),
+                }
+            }
+            "tag" => self.tag(format, place, depth).map(Tag::into_part),
+            "triggered_tags" => self.triggered_tags(object, place, depth),
+            "tags_with_separator" => self.separated_tags(object, place, depth),
+            kind => Err(refusal(
+                place,
+                &format!("has the type {kind:?}, which is not supported"),
+            )),
+        }
+    }
+
+    fn formats(
+        &self,
+        object: &Map<String, Value>,
+        place: &str,
+        depth: usize,
+    ) -> Result<Vec<Part>, FieldError> {
+        let place = format!("{place}/elements");
+        let elements = object.get("elements").unwrap_or(&Value::Null);
+        let elements = self.list(elements, &place)?.iter().enumerate();
+        elements
+            .map(|(at, element)| self.format(element, &format!("{place}/{at}"), depth + 1))
+            .collect()
+    }
+
+    fn json(&self, object: &Map<String, Value>, place: &str) -> Result<Part, FieldError> {
+        if object
+            .get("any_order")
+            .is_some_and(|any| *any != Value::Bool(false))
+        {
+            return Err(refusal(place, "asks for any_order, which is not supported"));
+        }
+        match object.get("style").map(|style| style.as_str()) {
+            None | Some(Some("json")) => {}
+            Some(Some("qwen_xml")) => return self.xml(object, place),
+            _ => return Err(refusal(place, "has a style that is not supported")),
+        }
+        let schema = object.get("json_schema").unwrap_or(&Value::Null);
+        self.schema(schema, &format!("{place}/json_schema"))
+    }
+
+    fn schema(&self, schema: &Value, place: &str) -> Result<Part, FieldError> {
+        let schema = match schema {
+            // Some write it as text.
+            Value::String(text) => serde_json::from_str(text)
+                .map_err(|_| refusal(place, "is a text that is no JSON"))?,
+            schema => schema.clone(),
+        };
+        let field = format!("{FIELD}, in the schema at {place},");
+        let checked = schema::checked(&field, &schema, Objects::AsWritten, self.limits);
+        let checked = checked.map_err(|error| error.within(FIELD));
+        checked.map(Part::json)
+    }
+
+    fn xml(&self, object: &Map<String, Value>, place: &str) -> Result<Part, FieldError> {
+        let schema = object.get("json_schema").unwrap_or(&Value::Null);
+        let field = format!("{FIELD}, in the schema at {place}/json_schema,");
+        let parameters = schema::checked(&field, schema, Objects::AsWritten, self.limits)
+            .and_then(|schema| xml::parameters(&field, &schema));
+        parameters.map_err(|error| error.within(FIELD))
+    }
+
+    fn regex(&self, object: &Map<String, Value>, place: &str) -> Result<Part, FieldError> {
+        let pattern = self.string(object, "pattern", place)?;
+        if object
+            .get("excludes")
+            .is_some_and(|excludes| *excludes != Value::Array(Vec::new()))
+        {
+            return Err(refusal(
+                place,
+                "excludes texts, which is not supported for regex",
+            ));
+        }
+        let body = regex::whole_match(FIELD, &pattern, self.limits)?;
+        Ok(Part::Terminal(body))
+    }
+
+    fn any_text(&self, object: &Map<String, Value>, place: &str) -> Result<Part, FieldError> {
+        if object
+            .get("max_tokens")
+            .is_some_and(|limit| !limit.is_null())
+        {
+            return Err(refusal(place, "has max_tokens, which is not supported"));
+        }
+        let max_chars = match object.get("max_chars") {
+            None | Some(Value::Null) => None,
+            Some(limit) => match limit.as_u64().and_then(|limit| u32::try_from(limit).ok()) {
+                Some(limit) => Some(format!("/(?s:.{{0,{limit}}})/")),
+                None => return Err(refusal(place, "has max_chars that is no count")),
+            },
+        };
+        Ok(Part::Free(Free {
+            is_plain: max_chars.is_some(),
+            excludes: self.strings(object.get("excludes"), &format!("{place}/excludes"))?,
+            matches: max_chars.into_iter().collect(),
+            not_at_first: None,
+        }))
+    }
+
+    fn triggered_tags(
+        &self,
+        object: &Map<String, Value>,
+        place: &str,
+        depth: usize,
+    ) -> Result<Part, FieldError> {
+        let tags = self.tags(object, place, depth)?;
+        let triggers = self.strings(object.get("triggers"), &format!("{place}/triggers"))?;
+        let free = Free {
+            excludes: self.strings(object.get("excludes"), &format!("{place}/excludes"))?,
+            ..Free::default()
+        };
+        let mut triggered = self.triggered(free, &triggers, tags, place)?;
+        triggered.at_least_one = self.flag(object, "at_least_one", place)?;
+        triggered.stops_after_first = self.flag(object, "stop_after_first", place)?;
+        Ok(Part::Triggered(triggered))
+    }
+
+    /// Each tag is begun by the one trigger that its begin begins with.
+    fn triggered(
+        &self,
+        free: Free,
+        triggers: &[String],
+        tags: Vec<Tag>,
+        place: &str,
+    ) -> Result<Triggered, FieldError> {
+        if triggers.is_empty() || triggers.iter().any(String::is_empty) {
+            return Err(refusal(place, "has no triggers, or an empty one"));
+        }
+        let mut begun: Vec<(String, Vec<Part>)> = triggers
+            .iter()
+            .map(|trigger| (trigger.clone(), Vec::new()))
+            .collect();
+        for tag in tags {
+            let mut begins = begun
+                .iter_mut()
+                .filter(|(trigger, _)| tag.begin.starts_with(trigger.as_str()));
+            let (Some((trigger, rests)), None) = (begins.next(), begins.next()) else {
+                let begin = &tag.begin;
+                return Err(refusal(
+                    place,
+                    &format!(
+                        "has the tag {begin:?}, which does not begin with exactly one trigger"
+                    ),
+                ));
+            };
+            let begin = tag.begin[trigger.len()..].to_owned();
+            rests.push(Tag { begin, ..tag }.into_part());
+        }
+        begun.retain(|(_, rests)| !rests.is_empty());
+        let triggers = begun
+            .into_iter()
+            .map(|(trigger, rests)| (trigger, Part::Choice(rests)));
+        Ok(Triggered {
+            free,
+            triggers: triggers.collect(),
+            at_least_one: false,
+            stops_after_first: false,
+        })
+    }
+
+    fn separated_tags(
+        &self,
+        object: &Map<String, Value>,
+        place: &str,
+        depth: usize,
+    ) -> Result<Part, FieldError> {
+        let tags = self.tags(object, place, depth)?;
+        let tags = Part::Choice(tags.into_iter().map(Tag::into_part).collect());
+        let separator = Part::Text(self.string(object, "separator", place)?);
+        let tags = match self.flag(object, "stop_after_first", place)? {
+            true => tags,
+            false => Part::separated(tags, separator),
+        };
+        Ok(match self.flag(object, "at_least_one", place)? {
+            true => tags,
+            false => Part::Repeat {
+                part: Box::new(tags),
+                least: 0,
+                most: Some(1),
+            },
+        })
+    }
+
+    fn tags(
+        &self,
+        object: &Map<String, Value>,
+        place: &str,
+        depth: usize,
+    ) -> Result<Vec<Tag>, FieldError> {
+        let place = format!("{place}/tags");
+        let tags = self.list(object.get("tags").unwrap_or(&Value::Null), &place)?;
+        let tags = tags.iter().enumerate();
+        tags.map(|(at, tag)| self.tag(tag, &format!("{place}/{at}"), depth + 1))
+            .collect()
+    }
+
+    fn tag(&self, tag: &Value, place: &str, depth: usize) -> Result<Tag, FieldError> {
+        let object = self.object(tag, place)?;
+        let content = object.get("content").unwrap_or(&Value::Null);
+        Ok(Tag {
+            begin: self.string(object, "begin", place)?,
+            content: self.format(content, &format!("{place}/content"), depth + 1)?,
+            ends: match object.get("end") {
+                Some(Value::Array(_)) => {
+                    self.strings(object.get("end"), &format!("{place}/end"))?
+                }
+                _ => vec![self.string(object, "end", place)?],
+            },
+        })
+    }
+
+    fn object<'a>(
+        &self,
+        value: &'a Value,
+        place: &str,
+    ) -> Result<&'a Map<String, Value>, FieldError> {
+        value
+            .as_object()
+            .ok_or_else(|| refusal(place, "is no object"))
+    }
+
+    fn list<'a>(&self, value: &'a Value, place: &str) -> Result<&'a [Value], FieldError> {
+        let list = value.as_array().filter(|list| !list.is_empty());
+        list.map(Vec::as_slice)
+            .ok_or_else(|| refusal(place, "is no list, or an empty one"))
+    }
+
+    fn string(
+        &self,
+        object: &Map<String, Value>,
+        name: &str,
+        place: &str,
+    ) -> Result<String, FieldError> {
+        let text = object.get(name).and_then(Value::as_str);
+        let text = text.ok_or_else(|| refusal(place, &format!("has no text {name}")))?;
+        match text.len() <= self.limits.text_bytes {
+            true => Ok(text.to_owned()),
+            false => Err(refusal(place, &format!("has a {name} that is too long"))),
+        }
+    }
+
+    fn strings(&self, value: Option<&Value>, place: &str) -> Result<Vec<String>, FieldError> {
+        let texts = match value {
+            None | Some(Value::Null) => return Ok(Vec::new()),
+            Some(Value::Array(texts)) => texts,
+            Some(_) => return Err(refusal(place, "is no list of texts")),
+        };
+        let texts = texts.iter().map(|text| text.as_str().map(str::to_owned));
+        let texts: Option<Vec<String>> = texts.collect();
+        texts.ok_or_else(|| refusal(place, "is no list of texts"))
+    }
+
+    fn flag(
+        &self,
+        object: &Map<String, Value>,
+        name: &str,
+        place: &str,
+    ) -> Result<bool, FieldError> {
+        match object.get(name) {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(_) => Err(refusal(
+                place,
+                &format!("has a {name} that is neither true nor false"),
+            )),
+        }
+    }
+
+    /// A count; `None` for -1, which is no limit.
+    fn count(
+        &self,
+        object: &Map<String, Value>,
+        name: &str,
+        place: &str,
+    ) -> Result<Option<u32>, FieldError> {
+        match object.get(name).and_then(Value::as_i64) {
+            Some(-1) => Ok(None),
+            Some(count @ 0..=1_000_000) => Ok(u32::try_from(count).ok()),
+            _ => Err(refusal(place, &format!("has a {name} that is no count"))),
+        }
+    }
+}
+
+/// A tag that was read.
+struct Tag {
+    begin: String,
+    content: Part,
+    ends: Vec<String>,
+}
+
+impl Tag {
+    fn into_part(self) -> Part {
+        Part::Tag {
+            begin: self.begin,
+            content: Box::new(self.content),
+            ends: self.ends,
+        }
+    }
+}
+
+fn refusal(place: &str, reason: &str) -> FieldError {
+    let reason = format!("{FIELD} at {place} {reason}: leave it out or write it differently");
+    FieldError::new(FIELD, reason)
+}

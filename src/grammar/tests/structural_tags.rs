@@ -1,0 +1,238 @@
+//! Structural tags, old and new.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::vocabularies::{Vocabulary, large, tiny};
+use super::walk::walk_for;
+use super::{compile, compiler, takes, wish};
+use crate::state::grammar::Constraint;
+
+fn tag(value: Value) -> Constraint {
+    Constraint::StructuralTag(Arc::new(value))
+}
+
+fn format(format: Value) -> Constraint {
+    tag(json!({"type": "structural_tag", "format": format}))
+}
+
+/// The texts that are and are not of a format.
+fn check(vocabulary: &Vocabulary, constraint: Constraint, good: &[&str], bad: &[&str]) {
+    let told = format!("{constraint:?}");
+    let compiler = compiler(vocabulary);
+    let grammar = compile(&compiler, constraint).unwrap_or_else(|error| panic!("{told}: {error}"));
+    for text in good {
+        assert!(
+            takes(grammar.as_ref(), vocabulary, text),
+            "{told}: {text:?}"
+        );
+    }
+    for text in bad {
+        assert!(
+            !takes(grammar.as_ref(), vocabulary, text),
+            "{told}: {text:?}"
+        );
+    }
+    for seed in 0..3 {
+        // Free text in a tag need not end soon.
+        let walk = walk_for(grammar.as_ref(), vocabulary, seed, 200);
+        assert!(walk.end.is_ok(), "{told}: {}", walk.text);
+    }
+}
+
+fn integer() -> Value {
+    json!({"type": "json_schema", "json_schema": {"type": "integer"}})
+}
+
+#[test]
+fn the_old_form_is_free_text_with_tags() {
+    let old = || {
+        tag(
+            json!({"type": "structural_tag", "triggers": ["<f="], "structures": [
+            {"begin": "<f=a>", "schema": {"type": "object", "properties": {"x": {"type": "integer"}},
+                "required": ["x"], "additionalProperties": false}, "end": "</f>"},
+            {"begin": "<f=b>", "schema": {"type": "boolean"}, "end": "</f>"}]}),
+        )
+    };
+    let good = [
+        "",
+        "text < <f >",
+        "so <f=a>{\"x\": 1}</f> and <f=b>true</f> done",
+        "<f=b>false</f>",
+    ];
+    let bad = ["<f=a>{}</f>", "<f=c>", "x <f=b>1</f>", "<f=b>true"];
+    check(tiny(), old(), &good, &bad);
+    check(large(), old(), &good, &bad);
+}
+
+#[test]
+fn tags_of_marker_tokens_are_the_tokens() {
+    let called = || {
+        format(
+            json!({"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [
+            {"type": "tag", "begin": "<tool_call>\n", "content": integer(), "end": "\n</tool_call>"}]}),
+        )
+    };
+    let good = [
+        "",
+        "a<think>b</think>c<tool_call>\n1\n</tool_call>d",
+        "<tool_call>\n12\n</tool_call>",
+    ];
+    let bad = ["<tool_call>x", "<tool_call>\n1</tool_call>"];
+    check(large(), called(), &good, &bad);
+    // Without such tokens the letters are the tags.
+    check(tiny(), called(), &good, &bad);
+}
+
+#[test]
+fn formats_make_up_a_tree() {
+    let yes = json!({"type": "const_string", "value": "yes"});
+    let number = json!({"type": "regex", "pattern": "[0-9]{2}"});
+    let cases: [(Value, &[&str], &[&str]); 12] = [
+        (yes.clone(), &["yes"], &["", "yesyes"]),
+        (integer(), &["1", "-20"], &["x"]),
+        (number.clone(), &["12"], &["1", "123"]),
+        (
+            json!({"type": "grammar", "grammar": "root ::= \"a\" root | \"b\""}),
+            &["aab"],
+            &["aa"],
+        ),
+        (
+            json!({"type": "sequence", "elements": [yes, integer(), {"type": "grammar", "grammar": "root ::= \"!\""}]}),
+            &["yes7!"],
+            &["7!", "yes7"],
+        ),
+        (
+            json!({"type": "or", "elements": [yes, number]}),
+            &["yes", "33"],
+            &["yes33"],
+        ),
+        (
+            json!({"type": "sequence", "elements": [{"type": "optional", "content": yes}, {"type": "plus", "content": number},
+            {"type": "star", "content": {"type": "const_string", "value": "."}}]}),
+            &["yes1122..", "12"],
+            &["yes", "."],
+        ),
+        (
+            json!({"type": "repeat", "min": 2, "max": 3, "content": yes}),
+            &["yesyes", "yesyesyes"],
+            &["yes"],
+        ),
+        (
+            json!({"type": "tag", "begin": "[", "content": {"type": "any_text"}, "end": ["]", "/]"]}),
+            &["[]", "[a [b ]", "[x/]"],
+            &["[a", "[a] b"],
+        ),
+        (
+            json!({"type": "any_text", "excludes": ["no", "never"]}),
+            &["n o", ""],
+            &["a no", "never"],
+        ),
+        (
+            json!({"type": "tags_with_separator", "separator": ", ", "at_least_one": true, "tags": [
+            {"begin": "<a>", "content": integer(), "end": "</a>"}, {"begin": "<b>", "content": yes, "end": "</b>"}]}),
+            &["<a>1</a>", "<b>yes</b>, <a>2</a>"],
+            &["", "<a>1</a><a>1</a>", "<a>1</a>, "],
+        ),
+        (
+            json!({"type": "qwen_xml_parameter", "json_schema": {"type": "object", "properties": {
+            "a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["b"]}}),
+            &[
+                "<parameter=b>\n3\n</parameter>\n",
+                "<parameter=a>\nx < y\n</parameter>\n<parameter=b>\n3\n</parameter>\n",
+            ],
+            &["", "<parameter=b>\nx\n</parameter>\n"],
+        ),
+    ];
+    for (tree, good, bad) in cases {
+        check(tiny(), format(tree), good, bad);
+    }
+}
+
+#[test]
+fn flags_say_how_many_tags_there_are() {
+    let with = |at_least_one: bool, stop_after_first: bool| {
+        format(
+            json!({"type": "triggered_tags", "triggers": ["<"], "at_least_one": at_least_one,
+            "stop_after_first": stop_after_first, "tags": [{"begin": "<a>", "content": integer(), "end": "</a>"}]}),
+        )
+    };
+    let texts = [
+        "",
+        "x",
+        "<a>1</a>",
+        "x<a>1</a>",
+        "<a>1</a>x",
+        "<a>1</a><a>2</a>",
+        "x<a>1</a>y<a>2</a>z",
+    ];
+    for (at_least_one, stop_after_first, wanted) in [
+        (false, false, [true, true, true, true, true, true, true]),
+        (true, false, [false, false, true, false, true, true, false]),
+        (false, true, [true, true, true, true, false, false, false]),
+        (true, true, [false, false, true, false, false, false, false]),
+    ] {
+        let compiler = compiler(tiny());
+        let grammar =
+            compile(&compiler, with(at_least_one, stop_after_first)).expect("it compiles");
+        let found = texts.map(|text| takes(grammar.as_ref(), tiny(), text));
+        assert_eq!(found, wanted, "{at_least_one} {stop_after_first}");
+    }
+}
+
+#[test]
+fn a_tag_ends_what_is_free_inside() {
+    let inner = json!({"type": "triggered_tags", "triggers": ["<n>"], "tags": [
+        {"begin": "<n>", "content": integer(), "end": "</n>"}]});
+    let nested = json!({"type": "sequence", "elements": [
+        {"type": "tag", "begin": "<think>", "content": inner, "end": "</think>"}, integer()]});
+    let good = ["<think></think>1", "<think>a <n>2</n> b</think>3"];
+    let bad = ["<think>a", "<think>a</think>x", "<think><n>x</n></think>1"];
+    check(tiny(), format(nested.clone()), &good, &bad);
+    check(large(), format(nested), &good, &bad);
+}
+
+#[test]
+fn what_is_not_supported_is_told_with_its_place() {
+    let compiler = compiler(tiny());
+    for (value, told) in [
+        (json!({"type": "structural_tag"}), "format"),
+        (json!({"type": "other", "format": {}}), "#/type"),
+        (json!({"format": {"type": "token", "token": 1}}), "token"),
+        (json!({"format": {"type": "dispatch"}}), "dispatch"),
+        (
+            json!({"format": {"type": "sequence", "elements": [{"type": "nothing"}]}}),
+            "#/format/elements/0",
+        ),
+        (
+            json!({"format": {"type": "json_schema", "json_schema": {"not": {}}}}),
+            "#/not",
+        ),
+        (
+            json!({"format": {"type": "json_schema", "style": "glm_xml", "json_schema": {}}}),
+            "style",
+        ),
+        (
+            json!({"format": {"type": "any_text", "max_tokens": 3}}),
+            "max_tokens",
+        ),
+        (
+            json!({"format": {"type": "tag", "begin": "a", "content": {"type": "any_text"}}}),
+            "end",
+        ),
+        (
+            json!({"format": {"type": "triggered_tags", "triggers": ["x"], "tags": [
+            {"begin": "y", "content": {"type": "any_text"}, "end": "z"}]}}),
+            "exactly one trigger",
+        ),
+        (
+            json!({"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "regex", "pattern": "a"}]}}),
+            "free text",
+        ),
+    ] {
+        let refused = compiler.compile(&wish(tag(value.clone())), &|| false);
+        let error = refused.expect_err("it is refused").to_string();
+        assert!(error.contains(told), "{value}: {error}");
+    }
+}

@@ -1,0 +1,371 @@
+//! Calls of tools in every family's form.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::super::GrammarWish;
+use super::vocabularies::{Vocabulary, large, tiny};
+use super::walk::walk;
+use super::{compiler, schema, takes};
+use crate::error::RequestError;
+use crate::state::grammar::{Grammar, GrammarProgress};
+use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
+
+const FORMATS: [ToolFormat; 5] = [
+    ToolFormat::Hermes,
+    ToolFormat::Qwen3Coder,
+    ToolFormat::Llama3,
+    ToolFormat::Pythonic,
+    ToolFormat::Mistral,
+];
+
+fn seat(strict: bool) -> Tool {
+    Tool {
+        name: "seat".to_owned(),
+        description: None,
+        parameters: Some(json!({"type": "object", "properties": {
+            "row": {"type": "integer", "minimum": 1, "maximum": 99},
+            "who": {"type": "string", "maxLength": 20},
+            "kind": {"type": "string", "enum": ["aisle", "window"]},
+            "near": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+            "ok": {"type": "boolean"}}, "required": ["row", "kind"]})),
+        strict,
+    }
+}
+
+fn ping() -> Tool {
+    Tool {
+        name: "ping".to_owned(),
+        description: None,
+        parameters: None,
+        strict: false,
+    }
+}
+
+fn wish(choice: ToolChoice, format: ToolFormat, strict: bool, parallel: bool) -> GrammarWish {
+    GrammarWish {
+        tools: Some(Arc::new(ToolUse {
+            tools: vec![seat(strict), ping()],
+            choice,
+            parallel,
+        })),
+        tool_format: Some(format),
+        ..GrammarWish::default()
+    }
+}
+
+fn compile(
+    vocabulary: &Vocabulary,
+    wish: &GrammarWish,
+) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
+    compiler(vocabulary).compile(wish, &|| false)
+}
+
+fn grammar(vocabulary: &Vocabulary, wish: &GrammarWish) -> Arc<dyn Grammar> {
+    let compiled = compile(vocabulary, wish);
+    let compiled = compiled.unwrap_or_else(|error| panic!("{wish:?}: {error}"));
+    compiled.expect("calls are constrained")
+}
+
+/// A call of `seat`, one of `ping`, what is between calls, and what is around them.
+fn example(format: ToolFormat, has_args: bool) -> [&'static str; 5] {
+    match format {
+        ToolFormat::Hermes => [
+            "<tool_call>\n{\"name\": \"seat\", \"arguments\": {\"row\": 4, \"kind\": \"aisle\"}}\n</tool_call>",
+            "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>",
+            "\n",
+            "",
+            "",
+        ],
+        ToolFormat::Qwen3Coder => [
+            "<tool_call>\n<function=seat>\n<parameter=row>\n4\n</parameter>\n<parameter=kind>\naisle\n</parameter>\n\
+             </function>\n</tool_call>",
+            "<tool_call>\n<function=ping>\n</function>\n</tool_call>",
+            "\n",
+            "",
+            "",
+        ],
+        ToolFormat::Llama3 => [
+            "{\"name\": \"seat\", \"parameters\": {\"row\": 4, \"kind\": \"aisle\"}}",
+            "{\"name\": \"ping\", \"parameters\": {}}",
+            "; ",
+            "",
+            "",
+        ],
+        ToolFormat::Pythonic => ["seat(row=4, kind=\"aisle\")", "ping()", ", ", "[", "]"],
+        ToolFormat::Mistral if has_args => [
+            "[TOOL_CALLS]seat[ARGS]{\"row\": 4, \"kind\": \"aisle\"}",
+            "[TOOL_CALLS]ping[ARGS]{}",
+            "",
+            "",
+            "",
+        ],
+        ToolFormat::Mistral => [
+            "{\"name\": \"seat\", \"arguments\": {\"row\": 4, \"kind\": \"aisle\"}}",
+            "{\"name\": \"ping\", \"arguments\": {}}",
+            ", ",
+            "[TOOL_CALLS] [",
+            "]",
+        ],
+    }
+}
+
+#[test]
+fn required_calls_are_written_in_the_models_form() {
+    for (vocabulary, has_args) in [(large(), true), (tiny(), false)] {
+        for format in FORMATS {
+            let [first, second, between, begin, end] = example(format, has_args);
+            let many = grammar(vocabulary, &wish(ToolChoice::Required, format, false, true));
+            let one = grammar(vocabulary, &wish(ToolChoice::Required, format, true, false));
+            let single = format!("{begin}{first}{end}");
+            let several = format!("{begin}{first}{between}{second}{between}{first}{end}");
+            assert!(takes(many.as_ref(), vocabulary, &single), "{format:?}");
+            assert!(takes(many.as_ref(), vocabulary, &several), "{format:?}");
+            assert!(takes(one.as_ref(), vocabulary, &single), "{format:?}");
+            assert!(!takes(one.as_ref(), vocabulary, &several), "{format:?}");
+            let wrong = single.replace("aisle", "floor");
+            assert!(!takes(many.as_ref(), vocabulary, &wrong), "{format:?}");
+            assert!(!takes(many.as_ref(), vocabulary, ""), "{format:?}");
+            assert!(
+                !takes(many.as_ref(), vocabulary, &format!("Well, {single}")),
+                "{format:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_named_tool_is_the_only_one() {
+    for format in FORMATS {
+        let [first, second, _, begin, end] = example(format, true);
+        let named = ToolChoice::Named("ping".to_owned());
+        let grammar = grammar(large(), &wish(named, format, false, true));
+        assert!(
+            takes(grammar.as_ref(), large(), &format!("{begin}{second}{end}")),
+            "{format:?}"
+        );
+        assert!(
+            !takes(grammar.as_ref(), large(), &format!("{begin}{first}{end}")),
+            "{format:?}"
+        );
+        let unknown = ToolChoice::Named("fly".to_owned());
+        assert!(compile(large(), &wish(unknown, format, false, true)).is_err());
+    }
+}
+
+#[test]
+fn auto_constrains_only_with_a_strict_tool() {
+    for (vocabulary, has_args) in [(large(), true), (tiny(), false)] {
+        for format in FORMATS {
+            let loose = compile(vocabulary, &wish(ToolChoice::Auto, format, false, true));
+            assert!(loose.expect("it is no error").is_none());
+            let grammar = grammar(vocabulary, &wish(ToolChoice::Auto, format, true, true));
+            let [first, second, between, begin, end] = example(format, has_args);
+            let calls = format!("{begin}{first}{between}{second}{end}");
+            let wrong = calls.replace("aisle", "floor");
+            assert!(
+                takes(grammar.as_ref(), vocabulary, "Just a {text}."),
+                "{format:?}"
+            );
+            assert!(takes(grammar.as_ref(), vocabulary, ""), "{format:?}");
+            assert!(takes(grammar.as_ref(), vocabulary, &calls), "{format:?}");
+            assert!(!takes(grammar.as_ref(), vocabulary, &wrong), "{format:?}");
+            let after_text = format!("Well.\n{calls}");
+            let has_trigger = matches!(
+                format,
+                ToolFormat::Hermes | ToolFormat::Qwen3Coder | ToolFormat::Mistral
+            );
+            if has_trigger {
+                assert!(
+                    takes(grammar.as_ref(), vocabulary, &format!("{after_text}\nSo.")),
+                    "{format:?}"
+                );
+                let wrong = after_text.replace("aisle", "floor");
+                assert!(!takes(grammar.as_ref(), vocabulary, &wrong), "{format:?}");
+            }
+            for seed in 0..4 {
+                let walk = walk(grammar.as_ref(), vocabulary, seed);
+                assert_eq!(
+                    walk.end,
+                    Ok(GrammarProgress::Done),
+                    "{format:?}: {}",
+                    walk.text
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_after_the_python_tag_are_constrained() {
+    let grammar = grammar(
+        large(),
+        &wish(ToolChoice::Auto, ToolFormat::Llama3, true, true),
+    );
+    let call =
+        "<|python_tag|>{\"name\": \"seat\", \"parameters\": {\"row\": 4, \"kind\": \"aisle\"}}";
+    assert!(takes(grammar.as_ref(), large(), call));
+    assert!(takes(grammar.as_ref(), large(), &format!("Well. {call}")));
+    assert!(!takes(
+        grammar.as_ref(),
+        large(),
+        &call.replace("aisle", "floor")
+    ));
+    assert!(
+        takes(grammar.as_ref(), large(), "{\"a\": 1}"),
+        "JSON that is no call is text"
+    );
+}
+
+#[test]
+fn a_constraint_binds_answers_without_calls() {
+    for format in FORMATS {
+        let mut wish = wish(ToolChoice::Auto, format, false, true);
+        wish.constraint = Some(Arc::new(schema(
+            json!({"type": "array", "items": {"type": "integer"}}),
+        )));
+        let grammar = grammar(large(), &wish);
+        let [_, second, _, begin, end] = example(format, true);
+        assert!(takes(grammar.as_ref(), large(), "[1, 2]"), "{format:?}");
+        assert!(
+            takes(grammar.as_ref(), large(), &format!("{begin}{second}{end}")),
+            "{format:?}"
+        );
+        assert!(!takes(grammar.as_ref(), large(), "text"), "{format:?}");
+        assert!(
+            !takes(
+                grammar.as_ref(),
+                large(),
+                &format!("[1]{begin}{second}{end}")
+            ),
+            "{format:?}"
+        );
+    }
+}
+
+#[test]
+fn walked_calls_have_valid_arguments() {
+    let parameters = seat(true).parameters.expect("it has some");
+    let validator = jsonschema::validator_for(&parameters).expect("it is a schema");
+    for (format, open, close) in [
+        (ToolFormat::Hermes, "<tool_call>\n", "\n</tool_call>"),
+        (ToolFormat::Llama3, "", ""),
+    ] {
+        for vocabulary in [large(), tiny()] {
+            let named = ToolChoice::Named("seat".to_owned());
+            let grammar = grammar(vocabulary, &wish(named, format, true, false));
+            for seed in 0..10 {
+                let walk = walk(grammar.as_ref(), vocabulary, seed);
+                let text = walk.text.trim_start_matches("<|python_tag|>");
+                let inner = text
+                    .strip_prefix(open)
+                    .and_then(|text| text.strip_suffix(close));
+                let call: Value =
+                    serde_json::from_str(inner.expect("it is tagged")).expect("it is JSON");
+                let arguments = call
+                    .get("arguments")
+                    .or(call.get("parameters"))
+                    .expect("it has some");
+                assert!(validator.is_valid(arguments), "{text}");
+                assert_eq!(call["name"], "seat");
+            }
+        }
+    }
+}
+
+#[test]
+fn walked_parameters_in_xml_follow_their_types() {
+    let named = ToolChoice::Named("seat".to_owned());
+    for vocabulary in [large(), tiny()] {
+        let grammar = grammar(
+            vocabulary,
+            &wish(named.clone(), ToolFormat::Qwen3Coder, true, false),
+        );
+        for seed in 0..10 {
+            let text = walk(grammar.as_ref(), vocabulary, seed).text;
+            let inner = text
+                .strip_prefix("<tool_call>\n<function=seat>\n")
+                .expect("it begins so");
+            let inner = inner
+                .strip_suffix("</function>\n</tool_call>")
+                .expect("it ends so");
+            for parameter in inner
+                .split("</parameter>\n")
+                .filter(|rest| !rest.is_empty())
+            {
+                let parameter = parameter.strip_prefix("<parameter=").expect("it begins so");
+                let (name, value) = parameter.split_once(">\n").expect("it has a name");
+                let value = value.strip_suffix('\n').expect("it ends so");
+                match name {
+                    "row" => assert!((1..=99).contains(&value.parse::<u32>().expect("a row"))),
+                    "kind" => assert!(["aisle", "window"].contains(&value), "{value}"),
+                    "who" => assert!(value.chars().count() <= 20, "{value}"),
+                    "near" => assert!(serde_json::from_str::<Vec<i64>>(value).is_ok(), "{value}"),
+                    _ => assert!(["true", "false"].contains(&value), "{value}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn python_writes_its_own_words() {
+    let tool = |schema: Value| Tool {
+        name: "f".to_owned(),
+        description: None,
+        parameters: Some(schema),
+        strict: true,
+    };
+    let wish = |schema: Value| GrammarWish {
+        tools: Some(Arc::new(ToolUse {
+            tools: vec![tool(schema)],
+            choice: ToolChoice::Required,
+            parallel: false,
+        })),
+        tool_format: Some(ToolFormat::Pythonic),
+        ..GrammarWish::default()
+    };
+    let schema = json!({"type": "object", "properties": {
+        "a": {"type": ["boolean", "null"]},
+        "b": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "maxItems": 2},
+        "c": {"type": "object", "properties": {"x": {"type": "boolean"}, "y": {"type": "number"}}, "required": ["y"],
+            "additionalProperties": false}}, "required": ["a"]});
+    let grammar = grammar(tiny(), &wish(schema));
+    for text in [
+        "[f(a=True)]",
+        "[f(a=None, b=[1, None])]",
+        "[f(a=False, b=[], c={\"x\": True, \"y\": 1.5})]",
+        "[f(a=None, c={\"y\": 2})]",
+    ] {
+        assert!(takes(grammar.as_ref(), tiny(), text), "{text}");
+    }
+    for text in [
+        "[f(a=true)]",
+        "[f()]",
+        "[f(a=True, b=[1, 2, 3])]",
+        "[f(b=[], a=True)]",
+        "[f(a=True, c={})]",
+    ] {
+        assert!(!takes(grammar.as_ref(), tiny(), text), "{text}");
+    }
+    let refused = compile(
+        tiny(),
+        &wish(json!({"type": "object", "properties": {"a-b": {"type": "null"}}})),
+    );
+    assert!(
+        refused
+            .expect_err("it is no name")
+            .to_string()
+            .contains("a-b")
+    );
+    let refused = compile(
+        tiny(),
+        &wish(json!({"type": "object", "properties": {"a": {"not": {}}}})),
+    );
+    let told = refused.expect_err("it is not supported").to_string();
+    assert!(
+        told.contains("\"f\"") && told.contains("#/properties/a/not"),
+        "{told}"
+    );
+}

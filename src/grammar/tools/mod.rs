@@ -1,0 +1,327 @@
+//! Calls of tools in the form in which each family writes them. What a grammar writes here is what
+//! [`state::output`](crate::state::output) reads.
+
+mod pythonic;
+pub(super) mod xml;
+
+use serde_json::{Value, json};
+
+use super::limits::GrammarLimits;
+use super::markers::Markers;
+use super::part::{Free, Part, Triggered};
+use super::schema::{self, Objects};
+use crate::error::FieldError;
+use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
+
+/// The field that errors name.
+const FIELD: &str = "tools";
+
+/// The text that begins calls inside of an answer.
+pub(super) fn trigger(format: ToolFormat) -> &'static str {
+    match format {
+        ToolFormat::Hermes | ToolFormat::Qwen3Coder => "<tool_call>",
+        ToolFormat::Mistral => "[TOOL_CALLS]",
+        ToolFormat::Llama3 => "<|python_tag|>",
+        ToolFormat::Pythonic => "<|python_start|>",
+    }
+}
+
+/// How arguments follow the schemas of tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arguments {
+    /// Those of all tools do, as far as a schema is supported.
+    Typed,
+    /// Those of strict tools do; others are any object.
+    OnlyStrict,
+}
+
+/// The calls of a request.
+pub(super) struct Calls<'a> {
+    pub(super) tools: &'a ToolUse,
+    pub(super) format: ToolFormat,
+    pub(super) arguments: Arguments,
+    pub(super) markers: &'a Markers,
+    pub(super) limits: &'a GrammarLimits,
+}
+
+impl Calls<'_> {
+    /// One call, or several if that is allowed, and nothing else.
+    pub(super) fn only(&self) -> Result<Part, FieldError> {
+        let Form {
+            begin,
+            first,
+            call,
+            separator,
+            end,
+        } = self.form()?;
+        let mut parts = vec![begin];
+        match first {
+            None if self.tools.parallel => parts.push(Part::separated(call, separator)),
+            None => parts.push(call),
+            Some(first) => {
+                parts.push(first);
+                if self.tools.parallel {
+                    parts.push(Part::any_number(Part::Sequence(vec![separator, call])));
+                }
+            }
+        }
+        parts.push(end);
+        Ok(Part::Sequence(parts))
+    }
+
+    /// Free text in which calls may begin.
+    pub(super) fn free(&self) -> Result<Part, FieldError> {
+        let bare = match self.format {
+            ToolFormat::Hermes | ToolFormat::Qwen3Coder | ToolFormat::Mistral => None,
+            ToolFormat::Llama3 => Some(LLAMA_BEGIN),
+            ToolFormat::Pythonic => Some(PYTHONIC_BEGIN),
+        };
+        let after = self.after_trigger()?;
+        let text = Part::Triggered(Triggered {
+            free: Free {
+                not_at_first: bare.map(str::to_owned),
+                ..Free::default()
+            },
+            triggers: vec![(trigger(self.format).to_owned(), after)],
+            at_least_one: false,
+            stops_after_first: !self.tools.parallel,
+        });
+        Ok(match bare {
+            None => text,
+            Some(_) => Part::Choice(vec![self.only()?, text]),
+        })
+    }
+
+    /// What follows a trigger.
+    fn after_trigger(&self) -> Result<Part, FieldError> {
+        let choice = |calls: Vec<Part>| Part::Choice(calls);
+        match self.format {
+            ToolFormat::Hermes => Ok(choice(self.each(&mut |tool| self.hermes(tool, ""))?)),
+            ToolFormat::Qwen3Coder => Ok(choice(self.each(&mut |tool| self.qwen(tool, ""))?)),
+            ToolFormat::Mistral if self.has_args() => {
+                Ok(choice(self.each(&mut |tool| self.mistral(tool, ""))?))
+            }
+            ToolFormat::Mistral => {
+                let calls = choice(self.each(&mut |tool| self.object(tool, "arguments"))?);
+                Ok(Part::Sequence(vec![
+                    Part::Terminal("/ ?\\[/".to_owned()),
+                    self.in_parallel(calls, ", "),
+                    Part::text("]"),
+                ]))
+            }
+            ToolFormat::Llama3 => {
+                let calls = choice(self.each(&mut |tool| self.object(tool, "parameters"))?);
+                Ok(self.in_parallel(calls, "; "))
+            }
+            ToolFormat::Pythonic => {
+                let calls = choice(self.each(&mut |tool| self.pythonic(tool, ""))?);
+                Ok(Part::Sequence(vec![
+                    Part::text("["),
+                    self.in_parallel(calls, ", "),
+                    Part::text("]<|python_end|>"),
+                ]))
+            }
+        }
+    }
+
+    fn in_parallel(&self, call: Part, separator: &str) -> Part {
+        match self.tools.parallel {
+            true => Part::separated(call, Part::text(separator)),
+            false => call,
+        }
+    }
+
+    fn form(&self) -> Result<Form, FieldError> {
+        let nothing = || Part::Sequence(Vec::new());
+        Ok(match self.format {
+            ToolFormat::Hermes => Form {
+                begin: nothing(),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.hermes(tool, "<tool_call>"))?),
+                separator: Part::text("\n"),
+                end: nothing(),
+            },
+            ToolFormat::Qwen3Coder => Form {
+                begin: nothing(),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.qwen(tool, "<tool_call>"))?),
+                separator: Part::text("\n"),
+                end: nothing(),
+            },
+            ToolFormat::Mistral if self.has_args() => Form {
+                begin: nothing(),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.mistral(tool, "[TOOL_CALLS]"))?),
+                separator: nothing(),
+                end: nothing(),
+            },
+            ToolFormat::Mistral => Form {
+                begin: Part::Sequence(vec![
+                    Part::text("[TOOL_CALLS]"),
+                    Part::Terminal("/ ?\\[/".to_owned()),
+                ]),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.object(tool, "arguments"))?),
+                separator: Part::text(", "),
+                end: Part::text("]"),
+            },
+            ToolFormat::Llama3 => Form {
+                begin: Part::Choice(vec![nothing(), Part::text("<|python_tag|>")]),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.object(tool, "parameters"))?),
+                separator: Part::text("; "),
+                end: nothing(),
+            },
+            ToolFormat::Pythonic => Form {
+                begin: nothing(),
+                // In one piece, which is longer than a text that is no call can be.
+                first: Some(Part::Choice(
+                    self.each(&mut |tool| self.pythonic(tool, "["))?,
+                )),
+                call: Part::Choice(self.each(&mut |tool| self.pythonic(tool, ""))?),
+                separator: Part::text(", "),
+                end: Part::text("]"),
+            },
+        })
+    }
+
+    /// The calls of each tool that may be called.
+    fn each(
+        &self,
+        call: &mut dyn FnMut(&Tool) -> Result<Part, FieldError>,
+    ) -> Result<Vec<Part>, FieldError> {
+        let named = match &self.tools.choice {
+            ToolChoice::Named(name) => Some(name),
+            ToolChoice::Auto | ToolChoice::Required => None,
+        };
+        let tools = self.tools.tools.iter();
+        let tools = tools.filter(|tool| named.is_none_or(|name| *name == tool.name));
+        let calls: Vec<Part> = tools.map(call).collect::<Result<_, _>>()?;
+        match calls.is_empty() {
+            false => Ok(calls),
+            true => Err(FieldError::new(
+                "tool_choice",
+                "tool_choice names a tool that is not among the tools: name one of them",
+            )),
+        }
+    }
+
+    fn hermes(&self, tool: &Tool, begin: &str) -> Result<Part, FieldError> {
+        Ok(Part::Sequence(vec![
+            Part::text(format!("{begin}\n")),
+            self.object(tool, "arguments")?,
+            Part::text("\n</tool_call>"),
+        ]))
+    }
+
+    fn qwen(&self, tool: &Tool, begin: &str) -> Result<Part, FieldError> {
+        let parameters = match self.schema(tool)? {
+            Some(schema) => {
+                xml::parameters(&place(tool), &schema).map_err(|error| error.within(FIELD))
+            }
+            None => Ok(xml::any_parameters()),
+        };
+        let parameters = match parameters {
+            Err(_) if !tool.strict => xml::any_parameters(),
+            parameters => parameters?,
+        };
+        Ok(Part::Sequence(vec![
+            Part::text(format!("{begin}\n<function={}>\n", tool.name)),
+            parameters,
+            Part::text("</function>\n</tool_call>"),
+        ]))
+    }
+
+    fn mistral(&self, tool: &Tool, begin: &str) -> Result<Part, FieldError> {
+        Ok(Part::Sequence(vec![
+            Part::text(format!("{begin}{}[ARGS]", tool.name)),
+            self.arguments(tool)?,
+        ]))
+    }
+
+    fn pythonic(&self, tool: &Tool, begin: &str) -> Result<Part, FieldError> {
+        let arguments = match self.schema(tool)? {
+            Some(schema) => {
+                pythonic::arguments(&place(tool), &schema).map_err(|error| error.within(FIELD))
+            }
+            None => Ok(pythonic::any_arguments()),
+        };
+        let arguments = match arguments {
+            Err(_) if !tool.strict => pythonic::any_arguments(),
+            arguments => arguments?,
+        };
+        Ok(Part::Sequence(vec![
+            Part::text(format!("{begin}{}(", tool.name)),
+            arguments,
+            Part::text(")"),
+        ]))
+    }
+
+    /// A call as a JSON object.
+    fn object(&self, tool: &Tool, arguments: &str) -> Result<Part, FieldError> {
+        let name = Value::from(tool.name.as_str());
+        Ok(Part::Sequence(vec![
+            Part::text(format!("{{\"name\": {name}, \"{arguments}\": ")),
+            self.arguments(tool)?,
+            Part::text("}"),
+        ]))
+    }
+
+    fn arguments(&self, tool: &Tool) -> Result<Part, FieldError> {
+        let schema = self.schema(tool)?;
+        Ok(Part::json(
+            schema.unwrap_or_else(|| json!({"type": "object"})),
+        ))
+    }
+
+    /// The schema of the arguments; `None` if they are any object.
+    fn schema(&self, tool: &Tool) -> Result<Option<Value>, FieldError> {
+        let none = || json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let Some(schema) = &tool.parameters else {
+            return Ok(Some(none()));
+        };
+        let objects = match (tool.strict, self.arguments) {
+            (true, _) => Objects::Closed,
+            (false, Arguments::Typed) => Objects::AsWritten,
+            (false, Arguments::OnlyStrict) => return Ok(None),
+        };
+        let checked = schema::checked(&place(tool), schema, objects, self.limits);
+        match checked.map(object_only) {
+            Ok(schema) => Ok(Some(schema)),
+            Err(_) if !tool.strict => Ok(None),
+            Err(error) => Err(error.within(FIELD)),
+        }
+    }
+
+    fn has_args(&self) -> bool {
+        self.markers.id("[ARGS]").is_some()
+    }
+}
+
+/// What a text must not begin with if it is no call: the first key of a call is its name.
+const LLAMA_BEGIN: &str = r#"\s*\{\s*"(?:name"|[^"\\]*\\)"#;
+/// The beginning of a call in a list.
+const PYTHONIC_BEGIN: &str = r"\s*\[\s*[A-Za-z_][A-Za-z0-9_.\-]*\s*\(";
+
+/// How calls are put together.
+struct Form {
+    begin: Part,
+    /// The first call, if it is written differently.
+    first: Option<Part>,
+    call: Part,
+    separator: Part,
+    end: Part,
+}
+
+/// How errors call the schema of a tool.
+fn place(tool: &Tool) -> String {
+    format!("tools, in the parameters of {:?},", tool.name)
+}
+
+/// Arguments are objects, also where the schema does not say so.
+fn object_only(mut schema: Value) -> Value {
+    if let Some(object) = schema.as_object_mut() {
+        object.entry("type").or_insert_with(|| "object".into());
+    }
+    schema
+}

@@ -1,0 +1,270 @@
+//! Parameters as Qwen3-Coder writes them: `<parameter=row>`, the value, `</parameter>`, each on lines of its own.
+//!
+//! Strings are written as they are; the reader takes every other value as JSON, typed by the schema.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::FieldError;
+use crate::grammar::part::{Free, Part, Presence};
+use crate::grammar::regex;
+
+const CLOSE: &str = "</parameter>";
+
+/// The parameters of an object's schema, in its order.
+///
+/// # Errors
+/// What of the schema has no form here.
+pub(in crate::grammar) fn parameters(field: &str, schema: &Value) -> Result<Part, FieldError> {
+    let properties = properties(field, schema)?;
+    let mut fields = Vec::new();
+    for property in properties {
+        let name = property.name;
+        if name.contains(['<', '>', '\n']) || name.trim() != name || name.is_empty() {
+            let reason =
+                format!("{field} the property {name:?} cannot be written in XML: rename it");
+            return Err(FieldError::new(field, reason));
+        }
+        let begin = format!("<parameter={name}>\n");
+        let value = value(field, name, property.schema, schema)?;
+        let part = match value {
+            Written::Raw(free) => Part::Tag {
+                begin,
+                content: Box::new(Part::Free(free)),
+                ends: vec![format!("\n{CLOSE}\n")],
+            },
+            Written::Whole(part) => Part::Sequence(vec![
+                Part::Text(begin),
+                part,
+                Part::text(format!("\n{CLOSE}\n")),
+            ]),
+        };
+        fields.push((part, property.presence));
+    }
+    Ok(Part::Fields {
+        fields,
+        separator: String::new(),
+    })
+}
+
+/// Any parameters.
+pub(in crate::grammar) fn any_parameters() -> Part {
+    let name = Part::Terminal("/[^<>\\s]+/".to_owned());
+    let parameter = Part::Sequence(vec![
+        Part::text("<parameter="),
+        name,
+        Part::Tag {
+            begin: ">\n".to_owned(),
+            content: Box::new(Part::Free(raw(Vec::new()))),
+            ends: vec![format!("\n{CLOSE}\n")],
+        },
+    ]);
+    Part::any_number(parameter)
+}
+
+/// A property of an object.
+pub(super) struct Property<'a> {
+    pub(super) name: &'a str,
+    pub(super) schema: &'a Value,
+    pub(super) presence: Presence,
+}
+
+/// The properties of a schema that says nothing else of an object.
+pub(super) fn properties<'a>(
+    field: &str,
+    schema: &'a Value,
+) -> Result<Vec<Property<'a>>, FieldError> {
+    let wrong = |what: &str| {
+        let reason =
+            format!("{field} {what} cannot be written in this model's form of calls: leave it out");
+        FieldError::new(field, reason)
+    };
+    let known = [
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "$defs",
+        "definitions",
+        "$schema",
+    ];
+    let object = schema
+        .as_object()
+        .ok_or_else(|| wrong("a schema that is no object"))?;
+    if let Some(name) = object.keys().find(|name| !known.contains(&name.as_str())) {
+        return Err(wrong(&format!("the keyword {name:?}")));
+    }
+    let required = object.get("required").and_then(Value::as_array);
+    let required: Vec<&str> = required
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let properties = object.get("properties").and_then(Value::as_object);
+    let is_named = |name: &str| properties.is_some_and(|all| all.contains_key(name));
+    if let Some(name) = required.iter().find(|name| !is_named(name)) {
+        return Err(wrong(&format!(
+            "the required property {name:?} without a schema"
+        )));
+    }
+    let properties = properties
+        .into_iter()
+        .flatten()
+        .map(|(name, schema)| Property {
+            name,
+            schema,
+            presence: match required.contains(&name.as_str()) {
+                true => Presence::Required,
+                false => Presence::Optional,
+            },
+        });
+    Ok(properties.collect())
+}
+
+/// How a value is written.
+enum Written {
+    /// As free text.
+    Raw(Free),
+    Whole(Part),
+}
+
+fn value(field: &str, name: &str, schema: &Value, root: &Value) -> Result<Written, FieldError> {
+    let target = resolved(schema, root);
+    if let Some(texts) = constants(target) {
+        let texts = texts.into_iter().map(Part::text).collect();
+        return Ok(Written::Whole(Part::Choice(texts)));
+    }
+    match text_of(target, root) {
+        Some(matches) => Ok(Written::Raw(raw(matches))),
+        None if may_be_text(target, root, 0) => {
+            let reason = format!(
+                "{field} the property {name:?} is a string or something else, which cannot be told apart in XML: \
+                 give it one type"
+            );
+            Err(FieldError::new(field, reason))
+        }
+        None => Ok(Written::Whole(Part::json(with_definitions(schema, root)))),
+    }
+}
+
+fn raw(matches: Vec<String>) -> Free {
+    Free {
+        excludes: vec![CLOSE.to_owned()],
+        matches,
+        not_at_first: None,
+        is_plain: true,
+    }
+}
+
+/// The texts of an enumeration of strings.
+fn constants(schema: &Value) -> Option<Vec<String>> {
+    let values = match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => vec![value],
+        (None, Some(Value::Array(values))) => values.iter().collect(),
+        _ => return None,
+    };
+    let texts = values
+        .into_iter()
+        .map(|value| value.as_str().map(str::to_owned));
+    let texts: Vec<String> = texts.collect::<Option<_>>()?;
+    // A newline at an end would be taken for that of the form.
+    let is_plain = |text: &String| !text.contains(CLOSE) && text.trim_matches('\n') == text;
+    texts.iter().all(is_plain).then_some(texts)
+}
+
+/// What a string matches, as terminals in Lark; `None` if the schema is not one of strings (or null, which reads like
+/// one).
+fn text_of(schema: &Value, root: &Value) -> Option<Vec<String>> {
+    let object = schema.as_object()?;
+    let is_string = match object.get("type") {
+        Some(Value::String(name)) => name == "string",
+        Some(Value::Array(names)) => {
+            let is_text = |name: &Value| name == "string" || name == "null";
+            names.iter().any(|name| name == "string") && names.iter().all(is_text)
+        }
+        _ => return nullable_text(object, root),
+    };
+    let known = ["type", "minLength", "maxLength", "pattern"];
+    if !is_string || object.keys().any(|name| !known.contains(&name.as_str())) {
+        return None;
+    }
+    let mut matches = Vec::new();
+    let count = |name: &str| object.get(name).and_then(Value::as_u64);
+    if let (least, most @ Some(_)) | (least @ Some(_), most) =
+        (count("minLength"), count("maxLength"))
+    {
+        let most = most.map_or(String::new(), |most| most.to_string());
+        matches.push(format!("/(?s:.{{{},{most}}})/", least.unwrap_or(0)));
+    }
+    if let Some(pattern) = object.get("pattern").and_then(Value::as_str) {
+        matches.push(regex::search(pattern)?);
+    }
+    Some(matches)
+}
+
+/// `anyOf` of a string and null.
+fn nullable_text(object: &Map<String, Value>, root: &Value) -> Option<Vec<String>> {
+    let options = object
+        .get("anyOf")
+        .filter(|_| object.len() == 1)?
+        .as_array()?;
+    let is_null = |option: &&Value| **option == json!({"type": "null"});
+    let mut texts = options.iter().filter(|option| !is_null(option));
+    match (texts.next(), texts.next()) {
+        (Some(text), None) => text_of(resolved(text, root), root),
+        _ => None,
+    }
+}
+
+/// Whether a value may be a string.
+fn may_be_text(schema: &Value, root: &Value, depth: usize) -> bool {
+    let schema = resolved(schema, root);
+    let Some(object) = schema.as_object().filter(|_| depth < 16) else {
+        return true;
+    };
+    let values = object.get("enum").and_then(Value::as_array);
+    let mut values = values
+        .into_iter()
+        .flatten()
+        .chain(object.get("const"))
+        .peekable();
+    if values.peek().is_some() {
+        return values.any(Value::is_string);
+    }
+    match object.get("type") {
+        Some(Value::String(name)) => name == "string",
+        Some(Value::Array(names)) => names.iter().any(|name| name == "string"),
+        _ => {
+            let lists = ["anyOf", "oneOf", "allOf"].map(|name| object.get(name));
+            let lists = lists.into_iter().flatten().filter_map(Value::as_array);
+            let mut options = lists.flatten().peekable();
+            options.peek().is_none() || options.any(|option| may_be_text(option, root, depth + 1))
+        }
+    }
+}
+
+/// What a schema refers to.
+pub(super) fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
+    let mut schema = schema;
+    for _ in 0..16 {
+        let object = schema.as_object().filter(|object| object.len() == 1);
+        let target = object.and_then(|object| object.get("$ref")?.as_str()?.strip_prefix('#'));
+        match target.and_then(|target| root.pointer(target)) {
+            Some(target) => schema = target,
+            None => break,
+        }
+    }
+    schema
+}
+
+/// A part of a schema, with the definitions of the whole.
+pub(super) fn with_definitions(schema: &Value, root: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Some(object) = schema.as_object_mut() {
+        for name in ["$defs", "definitions"] {
+            if let Some(definitions) = root.get(name) {
+                object.insert(name.to_owned(), definitions.clone());
+            }
+        }
+    }
+    schema
+}

@@ -1,0 +1,408 @@
+//! Writes parts in Lark.
+//!
+//! The lexer takes the longest match and does not go back, so free text and the text that ends it are one terminal,
+//! which ends as soon as it can; and no two texts that could be one follow each other.
+
+use super::markers::{Markers, Span};
+use super::part::{Free, Part, Presence, Triggered};
+use super::regex;
+use super::source::{Source, quoted};
+use crate::error::FieldError;
+
+/// Everything.
+const ANY: &str = "/(?s:.*)/";
+
+/// The grammar of a part.
+pub(super) fn write(
+    field: &'static str,
+    part: Part,
+    markers: &Markers,
+) -> Result<Source, FieldError> {
+    if let Part::Json { schema, whitespace } = part {
+        return Ok(Source::of_schema(field, schema, &whitespace));
+    }
+    if let Part::Grammar(lark) = part {
+        return Ok(Source::of_lark(field, lark));
+    }
+    let mut writer = Writer {
+        source: Source::of_lark(field, String::new()),
+        markers,
+        names: 0,
+    };
+    let start = writer.until(&part, &[])?;
+    writer.source.rule("start", &start);
+    Ok(writer.source)
+}
+
+struct Writer<'a> {
+    source: Source,
+    markers: &'a Markers,
+    names: usize,
+}
+
+/// How free text is written: as texts with markers between them.
+struct Texts {
+    /// The markers that it may have.
+    others: Option<String>,
+    /// What texts match.
+    conditions: Vec<String>,
+    /// That no end is in them. A text that stops at its first end says so itself.
+    before_ends: Option<String>,
+    /// What the first one does not begin with.
+    not_at_first: Option<String>,
+}
+
+impl Writer<'_> {
+    /// A part, up to and with one of the ends, if there are any.
+    fn until(&mut self, part: &Part, ends: &[String]) -> Result<String, FieldError> {
+        match part {
+            Part::Free(free) => Ok(self.free(free, ends)),
+            Part::Triggered(triggered) => self.triggered(triggered, ends),
+            Part::Sequence(parts) if part.is_unlimited() => {
+                let (last, before) = parts.split_last().unwrap_or((part, &[]));
+                let before = self.sequence(before)?;
+                let last = self.until(last, ends)?;
+                Ok(format!("{before} {last}"))
+            }
+            Part::Choice(parts) if part.is_unlimited() => {
+                let parts: Result<Vec<_>, _> =
+                    parts.iter().map(|part| self.until(part, ends)).collect();
+                Ok(self.choice(parts?))
+            }
+            _ => {
+                let part = self.part(part)?;
+                Ok(match ends.is_empty() {
+                    true => part,
+                    false => {
+                        let ends = ends.iter().map(|end| self.text(end)).collect();
+                        let ends = self.choice(ends);
+                        format!("{part} {ends}")
+                    }
+                })
+            }
+        }
+    }
+
+    /// A part that has an end.
+    fn part(&mut self, part: &Part) -> Result<String, FieldError> {
+        Ok(match part {
+            Part::Text(text) => self.text(text),
+            Part::Json { schema, whitespace } => self.source.schema(schema.clone(), whitespace),
+            Part::Terminal(body) => self.hoist("T", body),
+            Part::Grammar(lark) => self.source.grammar(lark.clone()),
+            Part::Sequence(parts) => self.sequence(parts)?,
+            Part::Choice(parts) => {
+                let parts: Result<Vec<_>, _> = parts.iter().map(|part| self.part(part)).collect();
+                self.choice(parts?)
+            }
+            Part::Repeat { part, least, most } => {
+                let body = self.part(part)?;
+                let name = self.hoist("r", &body);
+                match (least, most) {
+                    (_, Some(0)) => "\"\"".to_owned(),
+                    (0, None) => format!("{name}*"),
+                    (least, None) => format!("{name}{{{least},}}"),
+                    (least, Some(most)) => format!("{name}{{{least},{most}}}"),
+                }
+            }
+            Part::Fields { fields, separator } => self.fields(fields, separator)?,
+            Part::Tag {
+                begin,
+                content,
+                ends,
+            } => {
+                let begin = self.text(begin);
+                let rest = self.until(content, ends)?;
+                format!("{begin} {rest}")
+            }
+            Part::Triggered(triggered) if !part.is_unlimited() => self.triggered(triggered, &[])?,
+            Part::Free(_) | Part::Triggered(_) => return Err(self.endless()),
+        })
+    }
+
+    /// Parts in a row. Free text ends with the text after it.
+    fn sequence(&mut self, parts: &[Part]) -> Result<String, FieldError> {
+        let mut written = Vec::new();
+        let mut rest = parts;
+        while let Some((part, later)) = rest.split_first() {
+            rest = later;
+            written.push(match (part.is_unlimited(), later.split_first()) {
+                (true, Some((Part::Text(end), later))) => {
+                    rest = later;
+                    self.until(part, std::slice::from_ref(end))?
+                }
+                _ => self.part(part)?,
+            });
+        }
+        Ok(match written.is_empty() {
+            true => "\"\"".to_owned(),
+            false => written.join(" "),
+        })
+    }
+
+    fn fields(
+        &mut self,
+        fields: &[(Part, Presence)],
+        separator: &str,
+    ) -> Result<String, FieldError> {
+        let separator = self.text(separator);
+        // After other fields, and as the first.
+        let mut later = "\"\"".to_owned();
+        let mut first = "\"\"".to_owned();
+        for (part, presence) in fields.iter().rev() {
+            let body = self.part(part)?;
+            let field = self.hoist("r", &body);
+            let after = self.hoist("r", &format!("{separator} {field} {later}"));
+            let alone = self.hoist("r", &format!("{field} {later}"));
+            (later, first) = match presence {
+                Presence::Required => (after, alone),
+                Presence::Optional => (
+                    self.choice(vec![after, later]),
+                    self.choice(vec![alone, first]),
+                ),
+            };
+        }
+        Ok(first)
+    }
+
+    /// Free text, and one of the ends if there are any.
+    fn free(&mut self, free: &Free, ends: &[String]) -> String {
+        let texts = self.texts(free, ends.iter());
+        match ends.is_empty() {
+            true => self.run(&texts, free.not_at_first.is_some()),
+            false => {
+                let is_first = free.not_at_first.is_some();
+                let ends = ends.iter().map(|end| self.run_to(&texts, end, is_first));
+                let ends = ends.collect();
+                self.choice(ends)
+            }
+        }
+    }
+
+    fn triggered(&mut self, triggered: &Triggered, ends: &[String]) -> Result<String, FieldError> {
+        let free = &triggered.free;
+        let begins = triggered.triggers.iter().map(|(trigger, _)| trigger);
+        let texts = self.texts(free, begins.chain(ends));
+        let mut rests = Vec::new();
+        for (trigger, rest) in &triggered.triggers {
+            let rest = self.part(rest)?;
+            rests.push((trigger, self.hoist("r", &rest)));
+        }
+        let tag_at = |writer: &mut Self, is_first: bool| {
+            let tags = rests.iter().map(|(trigger, rest)| {
+                let run = writer.run_to(&texts, trigger, is_first);
+                format!("{run} {rest}")
+            });
+            let tags = tags.collect();
+            writer.choice(tags)
+        };
+        let end_at = |writer: &mut Self, is_first: bool| match ends.is_empty() {
+            true => writer.run(&texts, is_first),
+            false => {
+                let runs = ends.iter().map(|end| writer.run_to(&texts, end, is_first));
+                let runs = runs.collect();
+                writer.choice(runs)
+            }
+        };
+        let direct = |writer: &mut Self| {
+            let tags = rests.iter().map(|(trigger, rest)| {
+                let trigger = writer.text(trigger);
+                format!("{trigger} {rest}")
+            });
+            let tags = tags.collect();
+            writer.choice(tags)
+        };
+        let close = |writer: &mut Self| match ends.is_empty() {
+            true => String::new(),
+            false => {
+                let ends = ends.iter().map(|end| writer.text(end)).collect();
+                writer.choice(ends)
+            }
+        };
+        let is_first = free.not_at_first.is_some();
+        Ok(
+            match (triggered.at_least_one, triggered.stops_after_first) {
+                (true, true) => {
+                    let (tag, close) = (direct(self), close(self));
+                    format!("{tag} {close}")
+                }
+                (true, false) => {
+                    let (tag, later, end) =
+                        (direct(self), tag_at(self, false), end_at(self, false));
+                    let later = self.hoist("r", &later);
+                    format!("{tag} {later}* {end}")
+                }
+                (false, true) => {
+                    let (tag, close) = (tag_at(self, is_first), close(self));
+                    let tag = format!("{tag} {close}");
+                    let end = end_at(self, is_first);
+                    self.choice(vec![tag, end])
+                }
+                (false, false) => {
+                    let (later, end) = (tag_at(self, false), end_at(self, false));
+                    let later = self.hoist("r", &later);
+                    let after = self.hoist("r", &format!("{later}* {end}"));
+                    if !is_first {
+                        return Ok(after);
+                    }
+                    let tag = tag_at(self, true);
+                    let end = end_at(self, true);
+                    self.choice(vec![format!("{tag} {after}"), end])
+                }
+            },
+        )
+    }
+
+    /// Texts that end before any of these.
+    fn texts<'a>(&mut self, free: &Free, ends: impl Iterator<Item = &'a String>) -> Texts {
+        let mut letters = Vec::new();
+        let mut without = Vec::new();
+        for end in ends {
+            match self.markers.spans(end).first() {
+                Some(Span::Marker(id)) => without.push(*id),
+                // Letters before a marker end nothing by themselves.
+                Some(Span::Text(text)) if text == end => letters.push(end.clone()),
+                _ => {}
+            }
+        }
+        let conditions = free.matches.iter().cloned();
+        let conditions = conditions.chain(without_texts(&free.excludes)).collect();
+        Texts {
+            others: match free.is_plain {
+                true => None,
+                false => self.markers.others(&without),
+            },
+            conditions,
+            before_ends: without_texts(&letters),
+            not_at_first: free.not_at_first.clone(),
+        }
+    }
+
+    /// Any number of texts and markers.
+    fn run(&mut self, texts: &Texts, is_first: bool) -> String {
+        let first = self.text_like(texts, "", is_first);
+        let later = self.text_like(texts, "", false);
+        match &texts.others {
+            None => first,
+            Some(others) => {
+                let marker = self.hoist("r", &format!("{others} {later}"));
+                format!("{first} {marker}*")
+            }
+        }
+    }
+
+    /// Any number of texts and markers, and then a text that ends them.
+    fn run_to(&mut self, texts: &Texts, end: &str, is_first: bool) -> String {
+        let spans = self.markers.spans(end);
+        let (last, rest) = match spans.split_first() {
+            // The end is a text of its own, which ends as soon as it can.
+            Some((Span::Text(text), rest)) => (Some(text.clone()), rest),
+            _ => (None, spans.as_slice()),
+        };
+        let Some(last) = last else {
+            let run = self.run(texts, is_first);
+            let rest = self.spans(rest);
+            return format!("{run} {rest}");
+        };
+        let is_lazy = rest.is_empty();
+        let rest = self.spans(rest);
+        let ending = |writer: &mut Self, is_first: bool| {
+            let body = writer.text_body(texts, &last, is_first, is_lazy);
+            match is_lazy {
+                true => writer.hoist_lazy(&body),
+                false => writer.hoist("T", &body),
+            }
+        };
+        let at_once = ending(self, is_first);
+        let mut runs = vec![at_once.clone()];
+        if let Some(others) = &texts.others {
+            let first = self.text_like(texts, "", is_first);
+            let later = self.text_like(texts, "", false);
+            let marker = self.hoist("r", &format!("{later} {others}"));
+            let after = ending(self, false);
+            runs.push(format!("{first} {others} {marker}* {after}"));
+        }
+        let run = self.choice(runs);
+        format!("{run} {rest}")
+    }
+
+    /// A terminal for a text.
+    fn text_like(&mut self, texts: &Texts, end: &str, is_first: bool) -> String {
+        let body = self.text_body(texts, end, is_first, false);
+        self.hoist("T", &body)
+    }
+
+    /// The right side of a terminal for a text with this end.
+    fn text_body(&mut self, texts: &Texts, end: &str, is_first: bool, is_lazy: bool) -> String {
+        let mut all = vec![ANY.to_owned()];
+        all.extend(texts.conditions.iter().cloned());
+        if !is_lazy {
+            all.extend(texts.before_ends.clone());
+        }
+        if let (true, Some(begin)) = (is_first, &texts.not_at_first) {
+            all.push(format!("~/(?:{begin})(?s:.*)/"));
+        }
+        let all = all.join(" & ");
+        match end.is_empty() {
+            true => all,
+            false => {
+                let text = self.hoist("T", &all);
+                format!("{text} {}", quoted(end))
+            }
+        }
+    }
+
+    fn text(&mut self, text: &str) -> String {
+        let spans = self.markers.spans(text);
+        self.spans(&spans)
+    }
+
+    fn spans(&mut self, spans: &[Span]) -> String {
+        let spans: Vec<String> = spans
+            .iter()
+            .map(|span| match span {
+                Span::Text(text) => quoted(text),
+                Span::Marker(id) => format!("<[{id}]>"),
+            })
+            .collect();
+        match spans.is_empty() {
+            true => "\"\"".to_owned(),
+            false => spans.join(" "),
+        }
+    }
+
+    fn choice(&mut self, options: Vec<String>) -> String {
+        match options.as_slice() {
+            [option] => option.clone(),
+            _ => self.hoist("r", &options.join(" | ")),
+        }
+    }
+
+    fn hoist(&mut self, prefix: &str, body: &str) -> String {
+        let name = format!("{prefix}{}", self.names);
+        self.names += 1;
+        self.source.rule(&name, body);
+        name
+    }
+
+    fn hoist_lazy(&mut self, body: &str) -> String {
+        let name = format!("l{}", self.names);
+        self.names += 1;
+        self.source.rule(&format!("{name}[lazy]"), body);
+        name
+    }
+
+    fn endless(&self) -> FieldError {
+        let field = self.source.field;
+        let reason = format!(
+            "{field} has free text that something other than a text follows: put a text after it, or a tag around it"
+        );
+        FieldError::new(field, reason)
+    }
+}
+
+/// The condition that none of these is in a text.
+fn without_texts(texts: &[String]) -> Option<String> {
+    let texts: Vec<String> = texts.iter().map(|text| regex::literal(text)).collect();
+    (!texts.is_empty()).then(|| format!("~/(?s:.*)(?:{})(?s:.*)/", texts.join("|")))
+}
