@@ -5,6 +5,7 @@
 
 mod formats;
 mod keywords;
+mod overlap;
 mod place;
 
 use serde_json::{Map, Value};
@@ -43,7 +44,13 @@ pub(super) fn checked(
     match check.schema(schema, Place::root())? {
         Value::Bool(true) => Ok(Value::Object(Map::new())),
         Value::Bool(false) => Err(check.refuse(Place::root(), "false allows no value")),
-        schema => Ok(schema),
+        schema => match overlap::check(&schema) {
+            Ok(()) => Ok(schema),
+            Err(overlap::TooManyPatterns) => {
+                let reason = "too many patterns may apply to one text";
+                Err(check.refuse(Place::root(), reason))
+            }
+        },
     }
 }
 

@@ -11,7 +11,7 @@ use crate::http::{Response, open, post};
 use crate::world::{World, wait_until};
 
 /// What one hostile grammar, or four that are compiled at a time, may take while they are compiled and run.
-const GROWTH_BYTES: usize = 768 * MIB;
+const GROWTH_BYTES: usize = 256 * MIB;
 /// What thousands of grammars may leave: the last 64 are kept, and the system's allocator keeps some.
 const LEFT_BYTES: usize = 256 * MIB;
 /// How many different schemas come one after another.

@@ -1,0 +1,291 @@
+//! Patterns that one text must match all of.
+//!
+//! llguidance follows them together, and each multiplies the work of the others: twenty of them take seconds, sixty all
+//! memory that there is, and its limits do not count this. So it is found out before how many come together: the schemas
+//! that apply to one value are collected through references, `allOf` and the branches of `anyOf` and `oneOf`, then those
+//! that apply to its parts.
+
+use rustc_hash::FxHashSet;
+use serde_json::{Map, Value};
+
+/// Bound of the product of the patterns' sizes.
+const MAX_PRODUCT: u64 = 1_000_000;
+/// Letters of a pattern beyond which it is no harder.
+const MAX_LETTERS: u64 = 256;
+/// Letters that a format counts for.
+const FORMAT_LETTERS: u64 = 16;
+/// Schemas that are looked at, each once for every value that it may apply to.
+const MAX_VISITS: usize = 500_000;
+
+/// What is wrong with a schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TooManyPatterns;
+
+/// Tells whether no value has to match too many patterns at once.
+pub(super) fn check(schema: &Value) -> Result<(), TooManyPatterns> {
+    if !has_several(schema) {
+        return Ok(());
+    }
+    let mut walk = Walk {
+        root: schema,
+        visits: 0,
+        known: FxHashSet::default(),
+        waiting: Vec::new(),
+    };
+    walk.add(vec![Applied::new(schema)]);
+    while let Some(together) = walk.waiting.pop() {
+        walk.visit(together)?;
+    }
+    Ok(())
+}
+
+/// Whether there are two patterns at all.
+fn has_several(schema: &Value) -> bool {
+    let mut n_patterns = 0;
+    let mut waiting = vec![schema];
+    while let Some(value) = waiting.pop() {
+        match value {
+            Value::Array(items) => waiting.extend(items),
+            Value::Object(object) => {
+                n_patterns += usize::from(object.contains_key("pattern"));
+                n_patterns += usize::from(object.contains_key("format"));
+                waiting.extend(object.values());
+            }
+            _ => {}
+        }
+    }
+    n_patterns > 1
+}
+
+/// A schema that applies to a value, and how many of its choices between branches are made.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Applied<'a> {
+    schema: &'a Value,
+    chosen: usize,
+}
+
+struct Walk<'a> {
+    root: &'a Value,
+    visits: usize,
+    /// The sets that were added, by the places of their schemas in memory.
+    known: FxHashSet<Vec<(usize, usize)>>,
+    waiting: Vec<Vec<Applied<'a>>>,
+}
+
+impl<'a> Applied<'a> {
+    fn new(schema: &'a Value) -> Self {
+        Self { schema, chosen: 0 }
+    }
+
+    fn key(&self) -> (usize, usize) {
+        (std::ptr::from_ref(self.schema) as usize, self.chosen)
+    }
+
+    /// Lists of branches of which one applies.
+    fn choices(&self) -> impl Iterator<Item = &'a Vec<Value>> {
+        let object = self.schema.as_object();
+        let lists = ["anyOf", "oneOf"].into_iter();
+        lists.filter_map(move |name| object?.get(name)?.as_array())
+    }
+}
+
+impl<'a> Walk<'a> {
+    fn add(&mut self, together: Vec<Applied<'a>>) {
+        let mut key: Vec<_> = together.iter().map(Applied::key).collect();
+        key.sort_unstable();
+        key.dedup();
+        if !key.is_empty() && self.known.insert(key) {
+            self.waiting.push(together);
+        }
+    }
+
+    /// Looks at the schemas that apply to one value.
+    fn visit(&mut self, together: Vec<Applied<'a>>) -> Result<(), TooManyPatterns> {
+        let together = self.all_of(together)?;
+        let open = together.iter().enumerate().find_map(|(at, applied)| {
+            let branches = applied.choices().nth(applied.chosen)?;
+            Some((at, branches))
+        });
+        if let Some((at, branches)) = open {
+            for branch in branches {
+                let mut chosen = together.clone();
+                chosen[at].chosen += 1;
+                chosen.push(Applied::new(branch));
+                self.add(chosen);
+            }
+            return Ok(());
+        }
+        let objects: Vec<&Map<String, Value>> = together
+            .iter()
+            .filter_map(|applied| applied.schema.as_object())
+            .collect();
+        check_product(&objects)?;
+        self.add_parts(&objects)
+    }
+
+    fn count(&mut self) -> Result<(), TooManyPatterns> {
+        self.visits += 1;
+        match self.visits > MAX_VISITS {
+            true => Err(TooManyPatterns),
+            false => Ok(()),
+        }
+    }
+
+    /// The schemas with those that they demand besides.
+    fn all_of(&mut self, given: Vec<Applied<'a>>) -> Result<Vec<Applied<'a>>, TooManyPatterns> {
+        let mut seen: FxHashSet<usize> = FxHashSet::default();
+        let mut all = Vec::with_capacity(given.len());
+        let mut next = given;
+        while let Some(applied) = next.pop() {
+            self.count()?;
+            if !seen.insert(applied.key().0) {
+                continue;
+            }
+            all.push(applied);
+            let Some(object) = applied.schema.as_object() else {
+                continue;
+            };
+            let listed = object.get("allOf").and_then(Value::as_array);
+            next.extend(listed.into_iter().flatten().map(Applied::new));
+            let target = object.get("$ref").and_then(Value::as_str);
+            let target = target.and_then(|target| self.target(target));
+            next.extend(target.map(Applied::new));
+        }
+        Ok(all)
+    }
+
+    fn target(&self, reference: &str) -> Option<&'a Value> {
+        self.root.pointer(reference.strip_prefix('#')?)
+    }
+
+    /// Adds the schemas of each part of a value.
+    fn add_parts(&mut self, objects: &[&'a Map<String, Value>]) -> Result<(), TooManyPatterns> {
+        let under = |name: &'static str| {
+            let values = objects.iter().filter_map(move |object| object.get(name));
+            values.map(Applied::new)
+        };
+        let named = |map: &'static str, name: &str| {
+            let values = objects
+                .iter()
+                .filter_map(|object| object.get(map)?.get(name));
+            values.map(Applied::new).collect::<Vec<_>>()
+        };
+        let others: Vec<_> = under("additionalProperties").collect();
+        let mut parts = vec![others.clone()];
+        for map in ["properties", "patternProperties"] {
+            for object in objects {
+                let names = object.get(map).and_then(Value::as_object);
+                for name in names.into_iter().flat_map(Map::keys) {
+                    self.count()?;
+                    parts.push([named(map, name), others.clone()].concat());
+                }
+            }
+        }
+        let mut items: Vec<_> = under("items").chain(under("additionalItems")).collect();
+        for list in under("prefixItems") {
+            let list = list.schema.as_array();
+            items.extend(list.into_iter().flatten().map(Applied::new));
+        }
+        parts.push(items);
+        parts.into_iter().for_each(|part| self.add(part));
+        Ok(())
+    }
+}
+
+/// The product of the sizes of different patterns.
+fn check_product(objects: &[&Map<String, Value>]) -> Result<(), TooManyPatterns> {
+    let mut patterns = FxHashSet::default();
+    let mut product: u64 = 1;
+    for object in objects {
+        let pattern = object.get("pattern").and_then(Value::as_str);
+        let format = object.get("format").and_then(Value::as_str);
+        let sizes = [
+            pattern.map(|pattern| (pattern, letters(pattern))),
+            format.map(|format| (format, FORMAT_LETTERS)),
+        ];
+        for (text, size) in sizes.into_iter().flatten() {
+            if patterns.insert(text) {
+                product = product.saturating_mul(size);
+            }
+        }
+    }
+    match patterns.len() > 1 && product > MAX_PRODUCT {
+        true => Err(TooManyPatterns),
+        false => Ok(()),
+    }
+}
+
+/// How many letters a pattern tells apart, at most.
+fn letters(pattern: &str) -> u64 {
+    let signs = pattern
+        .chars()
+        .filter(|letter| !"^$*+?|()\\".contains(*letter));
+    (signs.count() as u64).clamp(2, MAX_LETTERS)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn patterns(n: usize, schema: impl Fn(Value) -> Value) -> Vec<Value> {
+        let pattern = |at| schema(json!({"pattern": format!("a.*{at}")}));
+        (0..n).map(pattern).collect()
+    }
+
+    #[track_caller]
+    fn expect(schema: Value, is_fine: bool) {
+        assert_eq!(check(&schema).is_ok(), is_fine, "{schema}");
+    }
+
+    #[test]
+    fn patterns_that_apply_to_one_text_are_counted() {
+        for (n, is_fine) in [(3, true), (20, false)] {
+            let plain = |schema| schema;
+            expect(json!({"allOf": patterns(n, plain)}), is_fine);
+            let of_property = |schema| json!({"properties": {"x": {"items": schema}}});
+            expect(json!({"allOf": patterns(n, of_property)}), is_fine);
+            let of_choice = |schema| json!({"anyOf": [schema, {"type": "null"}]});
+            expect(json!({"allOf": patterns(n.min(14), of_choice)}), is_fine);
+            let chain = (0..n).map(|at| {
+                let next = format!("#/$defs/{}", at + 1);
+                (
+                    at.to_string(),
+                    json!({"pattern": format!("a.*{at}"), "$ref": next}),
+                )
+            });
+            let chain: Map<String, Value> = chain.collect();
+            expect(json!({"$ref": "#/$defs/0", "$defs": chain}), is_fine);
+        }
+    }
+
+    #[test]
+    fn patterns_of_different_texts_are_not() {
+        let plain = |schema| schema;
+        expect(json!({"anyOf": patterns(1000, plain)}), true);
+        let properties =
+            (0..1000).map(|at| (format!("p{at}"), json!({"pattern": format!("^a.*{at}$")})));
+        let properties: Map<String, Value> = properties.collect();
+        expect(
+            json!({"allOf": [{"properties": properties}, {"required": ["p1"]}]}),
+            true,
+        );
+        expect(
+            json!({"allOf": vec![json!({"pattern": "one and the same"}); 50]}),
+            true,
+        );
+    }
+
+    #[test]
+    fn schemas_that_refer_to_themselves_are_looked_at_once() {
+        let base = json!({"properties": {"id": {"pattern": "^[0-9a-f]{8}-[0-9a-f]{4}$"}}});
+        let children = json!({"properties": {"children": {"items": {"$ref": "#"}}}});
+        expect(
+            json!({"$defs": {"base": base}, "allOf": [{"$ref": "#/$defs/base"}, children]}),
+            true,
+        );
+        expect(json!({"allOf": [{"$ref": "#"}, {"$ref": "#"}]}), true);
+        expect(json!({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}), true);
+    }
+}
