@@ -4,10 +4,12 @@ mod bombs;
 mod constraints;
 mod gates;
 mod grammars;
-mod measure;
+#[path = "../../../tests/common/schemas.rs"]
 mod schema_list;
 mod schemas;
 mod structural_tags;
+#[path = "../../../tests/common/tokenizers.rs"]
+mod tokenizers;
 mod tools;
 mod vocabularies;
 mod walk;
