@@ -44,6 +44,8 @@ pub(super) struct Reading {
     pub(super) row: RowId,
     /// A token was sampled.
     pub(super) sample: bool,
+    /// It was sampled by the grammar that the row had when the step was launched.
+    pub(super) follows_grammar: bool,
     /// Where its log probabilities are read, if it has any.
     pub(super) logprobs: Logprobs,
 }
@@ -340,6 +342,7 @@ impl Layout {
                 work: wanted.work,
                 row: work.row,
                 sample: wanted.sample,
+                follows_grammar: false,
                 logprobs,
             });
         }

@@ -72,6 +72,17 @@ impl RowGrammars {
         self.rows[row.index()].as_mut()
     }
 
+    /// Notes which rows sample by their grammars. Returns whether any does.
+    pub(super) fn note(&self, readings: &mut [Reading]) -> bool {
+        if self.len == 0 {
+            return false;
+        }
+        for reading in readings.iter_mut() {
+            reading.follows_grammar = reading.sample && self.has(reading.row);
+        }
+        readings.iter().any(|reading| reading.follows_grammar)
+    }
+
     /// Whether a row samples by its grammar.
     pub(super) fn constrains(&self, row: &StepRow) -> bool {
         self.len > 0 && row.sample && self.has(row.row)
@@ -150,18 +161,14 @@ impl DeviceStep {
                 token: sampled.token,
                 nan: sampled.is_nan(),
             };
-            let grammar = grammars.get_mut(reading.row);
+            // Another sequence, with a grammar of its own, may have the row by now.
+            let grammar = match reading.follows_grammar {
+                true => grammars.get_mut(reading.row),
+                false => None,
+            };
             self.rows[reading.work].verdict = RowVerdict::of(sampled, grammar);
         }
         self.has_verdicts = true;
-    }
-
-    /// Whether one of the rows follows a grammar.
-    pub(super) fn follows(readings: &[Reading], grammars: &RowGrammars) -> bool {
-        grammars.len > 0
-            && readings
-                .iter()
-                .any(|reading| reading.sample && grammars.has(reading.row))
     }
 }
 

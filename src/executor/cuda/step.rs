@@ -145,7 +145,7 @@ impl CudaExecutor {
         let readback = self.readbacks.begin(&parts, &self.compute)?;
         let mut readings = self.spent_readings.pop().unwrap_or_default();
         readings.append(&mut self.layout.readings);
-        let follows_grammars = DeviceStep::follows(&readings, &self.grammars);
+        let follows_grammars = readings.iter().any(|reading| reading.follows_grammar);
         self.under_way.push_back(DeviceStep {
             follows_grammars,
             has_verdicts: false,
@@ -268,7 +268,7 @@ impl CudaExecutor {
 
     /// The masks of a step of which a row follows a grammar.
     fn masks_of_step(&mut self, lists: &Lists) -> Result<Option<MaskedWorks>, CudaFailure> {
-        if !DeviceStep::follows(&self.layout.readings, &self.grammars) {
+        if !self.grammars.note(&mut self.layout.readings) {
             return Ok(None);
         }
         let words = &self.layout.lists.words()[lists.sample_works.words()];
