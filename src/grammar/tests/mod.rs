@@ -2,8 +2,11 @@
 
 mod bombs;
 mod constraints;
+#[path = "../../../tests/common/schemas.rs"]
 mod schema_list;
 mod schemas;
+#[path = "../../../tests/common/tokenizers.rs"]
+mod tokenizers;
 mod vocabularies;
 mod walk;
 

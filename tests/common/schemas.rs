@@ -1,8 +1,8 @@
-//! Schemas to walk, of every kind that is supported.
+//! JSON schemas of every kind that grammars support.
 
 use serde_json::{Value, json};
 
-pub(super) fn schemas() -> Vec<Value> {
+pub fn schemas() -> Vec<Value> {
     let mut all = values();
     all.extend(strings());
     all.extend(arrays());
