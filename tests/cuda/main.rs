@@ -5,10 +5,16 @@
 
 mod ahead;
 mod common;
+mod constrained;
 mod ends;
 mod golden;
 mod gpu;
+#[allow(dead_code, reason = "shared with the tests of the scheduler")]
+#[path = "../common/grammars.rs"]
+mod grammars;
 mod lives;
+#[path = "../models/masks.rs"]
+mod masks;
 mod model;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/plans.rs"]

@@ -4,9 +4,13 @@
 
 mod common;
 mod errors;
+#[allow(dead_code, reason = "shared with the tests of the scheduler")]
+#[path = "../common/grammars.rs"]
+mod grammars;
 mod invariance;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]
 mod plans;

@@ -1,0 +1,216 @@
+//! Rows that follow grammars among rows that do not, with steps launched ahead and decodes as graphs.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crossbeam_channel::{Sender, bounded};
+use futures_util::future::join_all;
+use serde_json::json;
+use souffleur::config::EngineConfig;
+use souffleur::executor::Executor;
+use souffleur::executor::cpu::CpuExecutor;
+use souffleur::ids::SeqId;
+use souffleur::request::{Event, GenerateRequest, Prompt};
+use souffleur::state::grammar::{Constraint, Grammar, JsonWhitespace};
+use souffleur::state::step::{PIPELINE_DEPTH, RowVerdict, StepOutput, StepPlan};
+
+use crate::common::{cpu_options, fixture, load, options};
+use crate::gpu;
+use crate::grammars::HashedGrammar;
+use crate::masks::{Row, decodes, hashed, opening, plans, rows};
+use crate::setups::{F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16, Setup, start_on_cpu};
+use crate::world::{Outcome, World, collect};
+
+const REQUESTS: u32 = 12;
+/// Tokens of the checkpoint's vocabulary that prompts are made of.
+const PROMPT_VOCAB: u32 = 700;
+/// Sequences that take the rows of others over.
+const SECOND_SEQ: u64 = 100;
+
+fn launch_ahead(plans: &[StepPlan]) -> Vec<StepOutput> {
+    let mut executor = load("llama", &options());
+    let (mut outputs, mut under_way) = (Vec::new(), VecDeque::new());
+    for plan in plans {
+        executor.launch(plan).expect("the plan is sound");
+        under_way.push_back(plan.step);
+        if under_way.len() == PIPELINE_DEPTH {
+            outputs.push(executor.finish().expect("it ends"));
+            assert_eq!(
+                outputs.last().map(|output| output.step),
+                under_way.pop_front()
+            );
+        }
+    }
+    outputs.extend(
+        under_way
+            .iter()
+            .map(|_| executor.finish().expect("it ends")),
+    );
+    outputs
+}
+
+fn check(plans: &[StepPlan]) -> Vec<StepOutput> {
+    let cpu = CpuExecutor::load(&fixture("llama"), &cpu_options(), &mut |_, _| {});
+    let mut cpu = cpu.expect("the model loads");
+    let got = launch_ahead(plans);
+    for (plan, got) in plans.iter().zip(&got) {
+        let expected = cpu.run(plan).expect("the plan is sound");
+        for (got, expected) in got.rows.iter().zip(&expected.rows) {
+            let what = (plan.step, got.seq);
+            assert_eq!(got.seq, expected.seq);
+            assert_eq!(got.verdict, expected.verdict, "{what:?}");
+            assert_eq!(got.tokens, expected.tokens, "{what:?}");
+        }
+    }
+    got
+}
+
+#[test]
+fn steps_with_masks_are_launched_ahead_too() {
+    check(&plans(&rows(), 20));
+}
+
+#[test]
+fn graphs_and_masks_take_turns() {
+    let rows = rows();
+    let (free, bound): (Vec<Row>, Vec<Row>) =
+        rows.iter().cloned().partition(|row| row.grammar.is_none());
+    let mut all = vec![opening(0, &rows, &vec![Vec::new(); rows.len()])];
+    let mut bound_tokens = 1;
+    for step in 1..24 {
+        let mut next = decodes(step, &free, step as u32);
+        if step % 3 == 0 {
+            next.rows.extend(decodes(step, &bound, bound_tokens).rows);
+            bound_tokens += 1;
+        }
+        all.push(next);
+    }
+    check(&all);
+}
+
+#[test]
+fn a_row_is_taken_over_while_its_last_token_is_under_way() {
+    let first = rows();
+    // Free rows get grammars, of rows with grammars some get another and some none.
+    let mut second = first.clone();
+    for (row, other) in second.iter_mut().zip(first.iter().cycle().skip(1)) {
+        row.grammar = other.grammar.clone();
+    }
+    let mut all = plans(&first, 5);
+    for mut next in plans(&second, 12) {
+        next.step = souffleur::ids::StepId::new(next.step.get() + 5);
+        let seq = |row: souffleur::ids::RowId| SeqId::new(u64::from(row.get()) + SECOND_SEQ);
+        next.starts
+            .iter_mut()
+            .for_each(|start| start.seq = seq(start.row));
+        next.rows.iter_mut().for_each(|row| row.seq = seq(row.row));
+        all.push(next);
+    }
+    let outputs = check(&all);
+    let verdicts = outputs.iter().flat_map(|output| &output.rows);
+    assert!(
+        verdicts
+            .map(|row| row.verdict)
+            .all(|verdict| verdict == RowVerdict::Open)
+    );
+}
+
+#[test]
+fn a_row_that_is_done_or_has_failed_disturbs_no_step_under_way() {
+    let mut rows = rows();
+    let grammar = |done_after, fails_after| -> Option<Arc<dyn Grammar>> {
+        Some(Arc::new(HashedGrammar {
+            done_after,
+            fails_after,
+            ..hashed(9)
+        }))
+    };
+    rows[0].grammar = grammar(usize::MAX, Some(3));
+    rows[1].grammar = grammar(4, None);
+    check(&plans(&rows, 8));
+}
+
+fn agents() -> PathBuf {
+    gpu::repository().join("tests/fixtures/qwen3-agents")
+}
+
+fn config(setup: &Setup) -> EngineConfig {
+    EngineConfig {
+        skip_tokenizer_init: false,
+        ..setup.config(&agents())
+    }
+}
+
+/// Of three one is free, one a JSON value, one a text by an expression.
+fn request(index: u32) -> GenerateRequest {
+    let prompt = (0..4 + index).map(|at| (at * 31 + index * 57 + 7) % PROMPT_VOCAB);
+    let mut request = GenerateRequest::new(Prompt::Tokens(prompt.collect()));
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string", "minLength": 3},
+        "b": {"type": "array", "items": {"type": "integer"}, "minItems": 2}}, "required": ["a", "b"]});
+    let constraint = match index % 3 {
+        0 => None,
+        1 => Some(Constraint::JsonSchema {
+            schema: Arc::new(schema),
+            whitespace: JsonWhitespace::default(),
+            is_strict: true,
+        }),
+        _ => Some(Constraint::Regex("[a-z]{2,9}( [a-z]{2,9}){3,40}".into())),
+    };
+    request.constraint = constraint.map(Arc::new);
+    let sampling = &mut request.sampling;
+    sampling.max_new_tokens = 20 + 5 * (index % 4);
+    sampling.min_new_tokens = sampling.max_new_tokens / 2;
+    sampling.sampling_seed = Some(u64::from(index));
+    if index.is_multiple_of(2) {
+        sampling.temperature = 0.0;
+    }
+    request
+}
+
+async fn all_at_once(world: World, open: Option<Sender<()>>) -> (Vec<Outcome>, u64) {
+    let sent: Vec<_> = (0..REQUESTS)
+        .map(|index| world.generate(request(index)))
+        .collect();
+    if let Some(open) = open {
+        // Those that come late would find those that came early gone.
+        world.until_inside(sent.len()).await;
+        drop(open);
+    }
+    let outcomes = join_all(sent.into_iter().map(collect)).await;
+    let stats = world.assert_whole().await;
+    world.stop().await;
+    (outcomes, stats.retractions)
+}
+
+fn what_came(outcomes: &[Outcome]) -> Vec<(&[u32], String)> {
+    let of = |outcome: &Outcome| match &outcome.end {
+        Event::Finished(end) => format!("{:?}", end.reason),
+        other => panic!("ended with {other:?}"),
+    };
+    outcomes
+        .iter()
+        .map(|outcome| (outcome.tokens.as_slice(), of(outcome)))
+        .collect()
+}
+
+#[tokio::test]
+async fn constrained_outputs_are_those_of_the_cpu() {
+    let cpu = start_on_cpu(config(&F32_PAGES_OF_16));
+    let (expected, _) = all_at_once(cpu, None).await;
+    for setup in [F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16] {
+        let roomy = config(&setup);
+        let tight = EngineConfig {
+            max_total_tokens: Some(208),
+            schedule_conservativeness: 0.01,
+            ..config(&setup)
+        };
+        for (config, is_tight) in [(roomy, false), (tight, true)] {
+            let (open, gate) = bounded(0);
+            let world = setup.start_on_gpu_behind(gate, config);
+            let (got, retractions) = all_at_once(world, Some(open)).await;
+            assert_eq!(what_came(&got), what_came(&expected), "{setup:?}");
+            assert_eq!(retractions > 0, is_tight, "{setup:?}");
+        }
+    }
+}
