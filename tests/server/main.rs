@@ -15,6 +15,7 @@ mod policy;
 #[path = "../common/scripted.rs"]
 mod scripted;
 mod sharing;
+mod structured;
 mod surface;
 mod warm_up;
 mod websocket;

@@ -1,0 +1,43 @@
+//! Every kind of schema, on random weights with closing tokens favoured.
+
+use futures_util::StreamExt;
+use futures_util::stream;
+
+use crate::model::{Model, agents};
+use crate::schemas::schemas;
+use crate::validity::{Tally, check_schema};
+
+/// More streams a schema: `SOUFFLEUR_SCHEMA_STREAMS=100 cargo test --test structured every_schema`.
+const STREAMS: &str = "SOUFFLEUR_SCHEMA_STREAMS";
+const USUAL_STREAMS: u64 = 8;
+/// Schemas whose streams run at once.
+const AT_ONCE: usize = 4;
+
+fn streams() -> u64 {
+    let wished = std::env::var(STREAMS).ok();
+    wished.map_or(USUAL_STREAMS, |wished| {
+        wished.parse().expect("a number of streams")
+    })
+}
+
+#[tokio::test]
+async fn outputs_come_to_their_end_and_are_valid() {
+    let model = Model::start(agents());
+    let schemas = schemas();
+    assert!(schemas.len() >= 60);
+    let checked = schemas
+        .iter()
+        .enumerate()
+        .map(|schema| check_schema(&model, schema, 0..streams()));
+    let tallies: Vec<Tally> = stream::iter(checked).buffered(AT_ONCE).collect().await;
+    let mut all = Tally::default();
+    for (tally, written) in tallies.iter().zip(&schemas) {
+        if tally.cut > 0 {
+            eprintln!("{tally:?}: {written}");
+        }
+        all.add(tally);
+    }
+    eprintln!("{all:?}");
+    all.assert_enough();
+    model.stop().await;
+}

@@ -1,0 +1,48 @@
+//! The message log of an engine whose requests follow grammars: replaying it takes no grammar.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use souffleur::config::EngineConfig;
+use souffleur::record::file::LogEnd;
+use souffleur::record::replay::replay;
+use souffleur::request::FinishReason;
+use souffleur::state::control::ControlSetup;
+
+use crate::model::{Model, agents, schema};
+use crate::schemas::schemas;
+
+const REQUESTS: usize = 48;
+
+#[tokio::test]
+async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
+    let dir = tempfile::tempdir().expect("a folder can be made");
+    let file = dir.path().join("control.log");
+    let model = Model::start(EngineConfig {
+        record: Some(file.clone()),
+        max_total_tokens: Some(420),
+        schedule_conservativeness: 0.01,
+        context_length: Some(256),
+        chunked_prefill_size: 48,
+        ..agents()
+    });
+    let schemas = schemas();
+    let ask = |number: usize| {
+        let constraint = (number % 4 != 0).then(|| schema(&schemas[number % schemas.len()]));
+        let mut request = model.request(number as u64, number as u64, constraint);
+        request.sampling.max_new_tokens = 60;
+        // Long ones, so that they run into each other.
+        request.sampling.logit_bias = Arc::default();
+        model.ask(request)
+    };
+    let said = join_all((0..REQUESTS).map(ask)).await;
+    assert!(said.iter().any(|said| said.end == FinishReason::Grammar));
+    assert!(said.iter().any(|said| said.num_retractions > 0));
+    model.stop().await;
+    let log = std::fs::read(&file).expect("the log is there");
+    let replayed = replay(log.as_slice(), &ControlSetup::build).expect("the log can be replayed");
+    let found = replayed.difference.as_ref().map(ToString::to_string);
+    assert_eq!(found, None);
+    assert_eq!((replayed.ending, replayed.has_gap), (LogEnd::Closed, false));
+    assert_eq!(replayed.counts.requests, REQUESTS as u64);
+}

@@ -1,0 +1,254 @@
+//! Outputs that follow grammars are bit for bit the same whatever the schedule does to them: in a batch with others,
+//! chunked, retracted, preempted, after lost steps.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use serde_json::json;
+use souffleur::config::EngineConfig;
+use souffleur::engine::{EngineParts, Generation};
+use souffleur::error::StepError;
+use souffleur::executor::Executor;
+use souffleur::model::text::TokenPiece;
+use souffleur::request::{FinishReason, GenerateRequest};
+use souffleur::state::grammar::Constraint;
+use souffleur::state::sampling::LogprobWish;
+use souffleur::state::step::{StepOutput, StepPlan};
+
+use crate::model::{Model, agents, said, schema};
+use crate::world::Gated;
+
+const REQUESTS: u64 = 16;
+/// Requests that run at once where others take their places.
+const RUNNING: u64 = 4;
+/// Steps that are lost: not more than a request survives.
+const LOST: [u64; 2] = [10, 30];
+
+/// Tokens, the bits of their log probabilities, text and end.
+type Bits = (Vec<u32>, Vec<u32>, String, FinishReason);
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        context_length: Some(256),
+        max_running_requests: Some(16),
+        ..agents()
+    }
+}
+
+/// What a request of this number must be; of four one is free.
+fn constraint(number: u64) -> Option<Constraint> {
+    match number % 8 {
+        0 | 4 => None,
+        1 => Some(schema(
+            &json!({"type": "array", "items": {"type": "string"}, "minItems": 3}),
+        )),
+        2 => Some(Constraint::Regex("[a-z]{2,9}( [a-z]{2,9}){8,40}".into())),
+        3 => Some(schema(&json!({"type": "object", "properties": {
+            "name": {"type": "string", "minLength": 12}, "tags": {"type": "array", "items": {"type": "string"},
+            "minItems": 2}, "size": {"type": "number"}}, "required": ["name", "tags", "size"]}))),
+        5 => Some(schema(
+            &json!({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {
+            "value": {"type": "string", "minLength": 4}, "next": {"$ref": "#/$defs/node"}}, "required": ["value", "next"]}}}),
+        )),
+        6 => Some(Constraint::Regex(EVERY_TEXT.into())),
+        _ => Some(Constraint::Choice(
+            ["as you like it", "much ado about nothing", "as you were"]
+                .map(str::to_owned)
+                .into(),
+        )),
+    }
+}
+
+const EVERY_TEXT: &str = "(?s:.*)";
+
+/// A long request; the scheduler must not reserve its length in full.
+fn request(model: &Model, number: u64) -> GenerateRequest {
+    let mut request = model.request(number, number, constraint(number));
+    request.logprobs = Some(LogprobWish::default());
+    let sampling = &mut request.sampling;
+    sampling.max_new_tokens = 40 + 5 * (number % 8) as u32;
+    sampling.min_new_tokens = sampling.max_new_tokens;
+    sampling.logit_bias = Arc::default();
+    if number % 4 >= 2 {
+        sampling.repetition_penalty = 1.1;
+        sampling.frequency_penalty = 0.2;
+        sampling.top_p = 0.95;
+    }
+    request
+}
+
+async fn bits(generation: Generation) -> Bits {
+    let said = said(generation).await;
+    (said.tokens, said.logprobs, said.text, said.end)
+}
+
+/// Each alone in an engine that caches nothing.
+async fn reference() -> Vec<Bits> {
+    let model = Model::start(EngineConfig {
+        disable_radix_cache: true,
+        ..config()
+    });
+    let mut all = Vec::new();
+    for number in 0..REQUESTS {
+        all.push(bits(model.world.generate(request(&model, number))).await);
+    }
+    model.stop().await;
+    all
+}
+
+fn assert_same(got: &[Bits], expected: &[Bits], how: &str) {
+    for (number, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert_eq!(got, expected, "{how}, request {number}");
+    }
+}
+
+/// An engine that makes no step before the sender is dropped.
+fn start_behind(config: EngineConfig) -> (Model, crossbeam_channel::Sender<()>) {
+    let (open, gate) = crossbeam_channel::bounded(0);
+    let model = Model::start_with(config, |mut parts: EngineParts| {
+        let make = parts.executor.clone();
+        parts.executor = Arc::new(move || {
+            Ok(Box::new(Gated {
+                inner: make()?,
+                gate: Some(gate.clone()),
+            }))
+        });
+        parts
+    });
+    (model, open)
+}
+
+/// All at once, those of the lowest priority in the first step.
+async fn crowd(model: &Model, open: crossbeam_channel::Sender<()>) -> Vec<Bits> {
+    let mut sent = Vec::new();
+    for number in 0..REQUESTS {
+        if number == RUNNING {
+            // All at once, the best would be the first.
+            model.world.until(|stats| stats.running_requests > 0).await;
+        }
+        let mut request = request(model, number);
+        request.priority = Some((number / RUNNING) as i64 * 100);
+        sent.push(model.world.generate(request));
+    }
+    model.world.until_inside(sent.len()).await;
+    drop(open);
+    join_all(sent.into_iter().map(bits)).await
+}
+
+#[tokio::test]
+async fn schedules_change_no_bit() {
+    let expected = reference().await;
+    assert!(
+        expected.iter().any(|bits| bits.3 == FinishReason::Grammar)
+            && expected
+                .iter()
+                .any(|bits| matches!(bits.3, FinishReason::Length { .. })),
+        "{expected:?}"
+    );
+    let configs = [
+        ("in a batch", config()),
+        (
+            "chunked",
+            EngineConfig {
+                chunked_prefill_size: 5,
+                ..config()
+            },
+        ),
+        (
+            "on pages of 16",
+            EngineConfig {
+                page_size: 16,
+                ..config()
+            },
+        ),
+        (
+            "retracted",
+            EngineConfig {
+                max_total_tokens: Some(300),
+                schedule_conservativeness: 0.01,
+                ..config()
+            },
+        ),
+        (
+            "preempted",
+            EngineConfig {
+                enable_priority_scheduling: true,
+                max_running_requests: Some(RUNNING as usize),
+                ..config()
+            },
+        ),
+    ];
+    for (how, config) in configs {
+        let (model, open) = start_behind(config);
+        let got = crowd(&model, open).await;
+        let stats = model.world.assert_whole().await;
+        match how {
+            "retracted" => assert!(stats.retractions > 5, "{stats:?}"),
+            "preempted" => assert!(stats.preemptions > 0, "{stats:?}"),
+            _ => (),
+        }
+        model.stop().await;
+        assert_same(&got, &expected, how);
+    }
+}
+
+/// An executor some of whose results never come.
+struct Forgetful {
+    inner: Box<dyn Executor>,
+    steps: u64,
+}
+
+impl Executor for Forgetful {
+    fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
+        self.steps += 1;
+        let output = self.inner.run(plan)?;
+        match LOST.contains(&self.steps) {
+            true => Err(StepError::Lost("forgotten".to_owned())),
+            false => Ok(output),
+        }
+    }
+}
+
+#[tokio::test]
+async fn lost_steps_change_no_bit() {
+    let expected = reference().await;
+    let model = Model::start_with(config(), |mut parts| {
+        let make = parts.executor.clone();
+        parts.executor = Arc::new(move || {
+            let inner = make()?;
+            Ok(Box::new(Forgetful { inner, steps: 0 }))
+        });
+        parts
+    });
+    let sent = (0..REQUESTS).map(|number| bits(model.world.generate(request(&model, number))));
+    assert_same(&join_all(sent).await, &expected, "after lost steps");
+    model.stop().await;
+}
+
+#[tokio::test]
+async fn a_grammar_that_allows_every_text_changes_no_bit() {
+    let model = Model::start(config());
+    let pieces = model.text.pieces().expect("it spells bytes");
+    // Markers and parts of characters are no text.
+    let is_text =
+        |piece: &TokenPiece| matches!(piece, TokenPiece::Bytes(bytes) if bytes.is_ascii());
+    let rows = model.world.engine.model().vocab_size as u32;
+    let never: Arc<[(u32, f32)]> = (0..rows)
+        .filter(|&id| !pieces.get(id as usize).is_some_and(is_text) && !model.eos.contains(&id))
+        .map(|id| (id, -100.0))
+        .collect();
+    for number in 0..REQUESTS {
+        let ask = |constraint: Option<Constraint>| {
+            let mut request = request(&model, number);
+            request.constraint = constraint.map(Arc::new);
+            request.sampling.min_new_tokens = 0;
+            request.sampling.logit_bias = never.clone();
+            bits(model.world.generate(request))
+        };
+        let free = ask(None).await;
+        let constrained = ask(Some(Constraint::Regex(EVERY_TEXT.into()))).await;
+        assert_eq!(constrained, free, "request {number}");
+        assert!(free.0.len() > 1, "{free:?}");
+    }
+    model.stop().await;
+}
