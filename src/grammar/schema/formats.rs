@@ -1,5 +1,5 @@
 //! Formats that are written here as patterns, because llguidance's let through what validators refuse: a second 60 in
-//! any minute, and a 29th of February in any year.
+//! any minute, a 29th of February in any year, names of hosts and mailboxes that are too long.
 
 use serde_json::{Map, Value, json};
 
@@ -10,15 +10,44 @@ const DATE: &str = "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])
 const TIME: &str = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?\
     (?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 
-/// Writes the format of a schema as a pattern beside its other keywords, if it is one of these.
+const LABEL: &str = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?";
+/// A part between dots of the name of a mailbox.
+const ATOM: &str = "[a-zA-Z0-9!#$%&'*+\\-/=?^_`{|}~]+";
+const IPV4_BYTE: &str = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+const HOSTNAME_LENGTH: &str = "^.{1,253}$";
+const EMAIL_LENGTH: &str = "^[^@]{1,64}@[^@]{1,253}$";
+
+/// Writes the format of a schema as patterns beside its other keywords, if it is one of these.
 pub(super) fn spell_out(schema: &mut Map<String, Value>) {
-    let pattern = match schema.get("format").and_then(Value::as_str) {
-        Some("date") => format!("^{DATE}$"),
-        Some("time") => format!("^{TIME}$"),
-        Some("date-time") => format!("^{DATE}[tT]{TIME}$"),
-        _ => return,
-    };
+    let format = schema.get("format").and_then(Value::as_str);
+    let patterns = format.map(patterns).unwrap_or_default();
+    if patterns.is_empty() {
+        return;
+    }
     schema.shift_remove("format");
+    for pattern in patterns {
+        add(schema, pattern);
+    }
+}
+
+/// What a text of this format matches, all of it.
+fn patterns(format: &str) -> Vec<String> {
+    let hostname = format!("{LABEL}(?:\\.{LABEL})*");
+    match format {
+        "date" => vec![format!("^{DATE}$")],
+        "time" => vec![format!("^{TIME}$")],
+        "date-time" => vec![format!("^{DATE}[tT]{TIME}$")],
+        "hostname" => vec![format!("^{hostname}$"), HOSTNAME_LENGTH.to_owned()],
+        "email" => {
+            let literal = format!("\\[(?:{IPV4_BYTE}\\.){{3}}{IPV4_BYTE}\\]");
+            let email = format!("^{ATOM}(?:\\.{ATOM})*@(?:{hostname}|{literal})$");
+            vec![email, EMAIL_LENGTH.to_owned()]
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn add(schema: &mut Map<String, Value>, pattern: String) {
     if !schema.contains_key("pattern") {
         schema.insert("pattern".to_owned(), pattern.into());
         return;
