@@ -32,7 +32,7 @@ fn closing() -> Value {
     let pieces = text.pieces().expect("it spells bytes");
     let closes = |piece: &TokenPiece| {
         let is = |closer: &&str| *piece == TokenPiece::Bytes(closer.as_bytes().to_vec());
-        CLOSERS.iter().any(|closer| is(&closer))
+        CLOSERS.iter().any(is)
     };
     let ids = pieces.iter().enumerate().filter(|(_, piece)| closes(piece));
     Value::Object(Map::from_iter(

@@ -131,17 +131,23 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The schemas with those that they demand besides.
+    /// The schemas with those that they demand besides. Choices that were made stay made: what is given comes first.
     fn all_of(&mut self, given: Vec<Applied<'a>>) -> Result<Vec<Applied<'a>>, TooManyPatterns> {
         let mut seen: FxHashSet<usize> = FxHashSet::default();
         let mut all = Vec::with_capacity(given.len());
         let mut next = given;
-        while let Some(applied) = next.pop() {
-            self.count()?;
-            if !seen.insert(applied.key().0) {
-                continue;
+        let mut looked_at = 0;
+        loop {
+            for applied in next.drain(..) {
+                self.count()?;
+                if seen.insert(applied.key().0) {
+                    all.push(applied);
+                }
             }
-            all.push(applied);
+            let Some(applied) = all.get(looked_at) else {
+                return Ok(all);
+            };
+            looked_at += 1;
             let Some(object) = applied.schema.as_object() else {
                 continue;
             };
@@ -151,7 +157,6 @@ impl<'a> Walk<'a> {
             let target = target.and_then(|target| self.target(target));
             next.extend(target.map(Applied::new));
         }
-        Ok(all)
     }
 
     fn target(&self, reference: &str) -> Option<&'a Value> {
