@@ -60,8 +60,7 @@ impl Template {
         })
     }
 
-    /// The first tokens as far as each is the only one. The encoder's tokens are the only ones where a text is dictated, if
-    /// it spells exactly; elsewhere only markers and single letters are.
+    /// The first tokens as far as each is the only one, such as the marker before a call that must be made.
     fn dictated(&self) -> Vec<u32> {
         let mut parsing = self.parsing();
         let mut opening = Vec::new();

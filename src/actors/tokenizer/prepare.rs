@@ -64,6 +64,7 @@ pub(super) fn prepare(
         })
     };
     let mut standing = Standing::NoChat;
+    let is_chat = matches!(prompt, Prompt::Chat(_));
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
         Prompt::Text(text) => {
@@ -82,7 +83,8 @@ pub(super) fn prepare(
     check_prompt(&tokens, settings.vocab_size)?;
     refuse_unreadable_calls(form, settings)?;
     let grammar = match form.is_constrained() {
-        true => compile(form, standing, settings, metrics, is_cancelled)?,
+        true => compile(form, standing, settings, metrics, is_cancelled)
+            .map_err(|error| as_asked(error, is_chat))?,
         false => None,
     };
     Ok(Prepared {
@@ -90,6 +92,17 @@ pub(super) fn prepare(
         grammar,
         starts_in_reasoning: standing == Standing::InReasoning,
     })
+}
+
+/// Chats ask for a schema in their `response_format`.
+fn as_asked(error: RequestError, is_chat: bool) -> RequestError {
+    const IN_FORMAT: [&str; 2] = ["json_schema", "json_object"];
+    match error {
+        RequestError::Field(error) if is_chat && IN_FORMAT.contains(&error.field()) => {
+            error.within("response_format").into()
+        }
+        other => other,
+    }
 }
 
 /// Calls in a format that nobody reads would reach the client as text.

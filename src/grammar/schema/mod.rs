@@ -54,6 +54,12 @@ pub(super) fn checked(
     }
 }
 
+/// llguidance's integers would overflow.
+fn is_beyond_integers(number: &serde_json::Number) -> bool {
+    const LARGEST: f64 = (1_u64 << 53) as f64;
+    number.as_f64().is_none_or(|number| number.abs() > LARGEST)
+}
+
 struct Check<'a> {
     field: &'a str,
     objects: Objects,
@@ -114,6 +120,10 @@ impl Check<'_> {
             (Keyword::SchemaMap, Value::Object(named)) => {
                 let has_patterns = name == "patternProperties";
                 Some(self.map(named, has_patterns, place)?)
+            }
+            (Keyword::Data, Value::Number(number)) if is_beyond_integers(number) => {
+                let reason = "numbers beyond 9007199254740992 (2^53) are not supported";
+                return Err(self.refuse(place.under(name), reason));
             }
             _ => {
                 self.data(value, place)?;

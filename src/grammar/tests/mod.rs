@@ -2,11 +2,15 @@
 
 mod bombs;
 mod constraints;
+mod gates;
+mod grammars;
 #[path = "../../../tests/common/schemas.rs"]
 mod schema_list;
 mod schemas;
+mod structural_tags;
 #[path = "../../../tests/common/tokenizers.rs"]
 mod tokenizers;
+mod tools;
 mod vocabularies;
 mod walk;
 
