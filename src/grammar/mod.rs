@@ -2,9 +2,9 @@
 //!
 //! A [`GrammarWish`] says what an output must be. [`GrammarCompiler`] turns it into a
 //! [`Grammar`](crate::state::grammar::Grammar), aside from the engine, in three steps: the wish is checked and written
-//! as a grammar in Lark with JSON schemas in it ([`source`]); llguidance compiles that, on a thread of its own
-//! ([`compiler`]), unless an equal grammar is at hand ([`cache`]); and each output gets a copy of the compiled parser
-//! ([`state`]).
+//! as a grammar in Lark with JSON schemas in it (`source`); llguidance compiles that, on a thread of its own
+//! (`compiler`), unless an equal grammar is at hand (`cache`); and each output gets a copy of the compiled parser
+//! (`state`).
 //!
 //! # What is promised
 //! - **A finished output is in the language.** What a schema or a grammar asks for and this module cannot promise is

@@ -113,12 +113,8 @@ fn closing(text: &TextModel, eos: &[u32]) -> Arc<[(u32, f32)]> {
     let bias = |(id, piece): (u32, &TokenPiece)| {
         let is = |closer: &&str| *piece == TokenPiece::Bytes(closer.as_bytes().to_vec());
         match () {
-            () if eos.contains(&id) || CLOSERS.iter().any(|closer| is(&closer)) => {
-                Some((id, likely))
-            }
-            () if PATTERN_CLOSERS.iter().any(|closer| is(&closer)) => {
-                Some((id, likely - PATTERN_DISCOUNT))
-            }
+            () if eos.contains(&id) || CLOSERS.iter().any(is) => Some((id, likely)),
+            () if PATTERN_CLOSERS.iter().any(is) => Some((id, likely - PATTERN_DISCOUNT)),
             () => None,
         }
     };

@@ -28,7 +28,8 @@ async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
     });
     let schemas = schemas();
     let ask = |number: usize| {
-        let constraint = (number % 4 != 0).then(|| schema(&schemas[number % schemas.len()]));
+        let constraint =
+            (!number.is_multiple_of(4)).then(|| schema(&schemas[number % schemas.len()]));
         let mut request = model.request(number as u64, number as u64, constraint);
         request.sampling.max_new_tokens = 60;
         // Long ones, so that they run into each other.
