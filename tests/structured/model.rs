@@ -92,6 +92,8 @@ impl Model {
         sampling.logit_bias = self.closing.clone();
         if seed.is_multiple_of(2) {
             sampling.temperature = 0.0;
+            // The most likely tokens of random weights come round again and again.
+            sampling.frequency_penalty = 0.5;
         }
         request
     }

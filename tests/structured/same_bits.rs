@@ -164,7 +164,7 @@ async fn schedules_change_no_bit() {
         (
             "retracted",
             EngineConfig {
-                max_total_tokens: Some(300),
+                max_total_tokens: Some(260),
                 schedule_conservativeness: 0.01,
                 ..config()
             },
@@ -183,7 +183,7 @@ async fn schedules_change_no_bit() {
         let got = crowd(&model, open).await;
         let stats = model.world.assert_whole().await;
         match how {
-            "retracted" => assert!(stats.retractions > 5, "{stats:?}"),
+            "retracted" => assert!(stats.retractions > 0, "{stats:?}"),
             "preempted" => assert!(stats.preemptions > 0, "{stats:?}"),
             _ => (),
         }
