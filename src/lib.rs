@@ -43,6 +43,7 @@
 //! - [`server`]: the HTTP and WebSocket routes, for the host's own actix-web app
 //! - [`actors`]: the actors and every message between them; [`actors::prefix_index`] is the cache without a model
 //! - [`state`]: the pure data structures that the actors own, some of which travel in messages
+//! - [`grammar`]: compiles what an output must be into grammars (structured output)
 //! - [`executor`]: the trait of what runs steps, for an executor of the host's own
 //! - [`record`]: the message log, and its replay
 //! - [`ids`]: the newtypes of all ids
