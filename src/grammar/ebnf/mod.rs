@@ -25,11 +25,27 @@ pub(super) fn to_lark(
 ) -> Result<String, FieldError> {
     check_bytes(field, grammar.len(), limits)?;
     if grammar.trim_start().starts_with(LARK) {
-        return Ok(grammar.trim_start().to_owned());
+        return checked_lark(field, grammar.trim_start());
     }
     let rules = reader::read(grammar);
     let lark = rules.and_then(|rules| lark::write(&rules));
     lark.map_err(|reason| FieldError::new(field, format!("{field}, {reason}")))
+}
+
+/// Lark as it is, unless it asks for all of several expressions at once or brings schemas of its own: their work multiplies,
+/// and llguidance's limits do not count it.
+fn checked_lark(field: &str, grammar: &str) -> Result<String, FieldError> {
+    const REFUSED: [&str; 3] = ["&", "~", "%json"];
+    match REFUSED.iter().find(|sign| grammar.contains(**sign)) {
+        None => Ok(grammar.to_owned()),
+        Some(sign) => {
+            let reason = format!(
+                "{field} has {sign:?}, which is not supported in Lark, also in texts: write it as \\x26 or \\x7e in an \
+                 expression, or send a JSON schema"
+            );
+            Err(FieldError::new(field, reason))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -71,6 +87,21 @@ mod tests {
     fn lark_goes_through() {
         let text = "%llguidance {}\nstart: \"a\"\n";
         assert_eq!(lark(text), Ok(text.to_owned()));
+    }
+
+    #[test]
+    fn lark_that_multiplies_is_refused() {
+        for text in [
+            "start: A\nA: /a/ & /b/\n",
+            "start: A\nA: ~/a/\n",
+            "start: %json {}\n",
+        ] {
+            let refused = lark(&format!("%llguidance {{}}\n{text}"));
+            assert!(
+                refused.is_err_and(|reason| reason.contains("not supported")),
+                "{text}"
+            );
+        }
     }
 
     #[test]
