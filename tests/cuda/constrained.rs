@@ -198,6 +198,7 @@ fn what_came(outcomes: &[Outcome]) -> Vec<(&[u32], String)> {
 async fn constrained_outputs_are_those_of_the_cpu() {
     let cpu = start_on_cpu(config(&F32_PAGES_OF_16));
     let (expected, _) = all_at_once(cpu, None).await;
+    let mut retracted = 0;
     for setup in [F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16] {
         let roomy = config(&setup);
         let tight = EngineConfig {
@@ -210,7 +211,9 @@ async fn constrained_outputs_are_those_of_the_cpu() {
             let world = setup.start_on_gpu_behind(gate, config);
             let (got, retractions) = all_at_once(world, Some(open)).await;
             assert_eq!(what_came(&got), what_came(&expected), "{setup:?}");
-            assert_eq!(retractions > 0, is_tight, "{setup:?}");
+            assert!(retractions == 0 || is_tight, "{setup:?}");
+            retracted += retractions;
         }
     }
+    assert!(retracted > 0);
 }
