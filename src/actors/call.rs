@@ -11,7 +11,7 @@ use crate::request::{CancelFlag, GenerateRequest, OutputParsing, Prompt, ToolCho
 use crate::sink::EventSink;
 use crate::state::grammar::Constraint;
 
-/// What a grammar weighs beside its prompt, as bytes of text: compiling one takes some milliseconds.
+/// The weight of a grammar beside that of its prompt, as bytes of text: compiling one takes some milliseconds.
 const GRAMMAR_WEIGHT: usize = 16 << 10;
 
 /// One request and the way back to its client.

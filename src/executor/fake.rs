@@ -51,7 +51,7 @@ struct FakeRow {
     tokens: Vec<u32>,
     grammar: Option<RowGrammar>,
     prompt_tokens: usize,
-    /// What the script answers to the prompt.
+    /// The script's answer to the prompt.
     answer: Option<Vec<u32>>,
     pages: Vec<PageId>,
 }

@@ -16,7 +16,7 @@ use crate::state::step::{StepOutput, StepPlan};
 /// From the tokens of a prompt to those of its answer.
 type Answers = dyn Fn(&[u32]) -> Vec<u32> + Send + Sync;
 
-/// What is said after a prompt: a function of the prompt's tokens, and the token with which every answer ends.
+/// The answers to prompts: a function of the prompt's tokens, and the token with which every answer ends.
 ///
 /// ```
 /// use souffleur::executor::scripted::Script;

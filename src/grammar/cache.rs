@@ -9,7 +9,7 @@ use crate::error::RequestError;
 /// How long a waiting thread sleeps before it asks again whether its request was cancelled.
 const NAP: Duration = Duration::from_millis(20);
 
-/// What a compiler was given, by hash.
+/// A hash of the source that a compiler was given.
 pub(super) type Key = [u8; 32];
 
 /// A compiled grammar, or why there is none.

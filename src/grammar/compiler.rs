@@ -32,7 +32,7 @@ pub struct GrammarCompiler {
     core: Arc<Core>,
 }
 
-/// What compiling threads share.
+/// The state that compiling threads share.
 struct Core {
     text: Arc<TextModel>,
     eos_token_ids: Vec<u32>,

@@ -98,7 +98,7 @@ enum At {
     After(Box<dyn GrammarState>),
 }
 
-/// What a token makes of a tag that is being written.
+/// The effect of a token on a tag that is being written.
 enum TagStep {
     Open,
     Complete,

@@ -1,4 +1,4 @@
-//! What a grammar may cost.
+//! The limits of a grammar's cost.
 
 use std::time::Duration;
 

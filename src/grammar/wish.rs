@@ -18,7 +18,7 @@ use crate::error::FieldError;
 use crate::state::grammar::{Constraint, JsonWhitespace};
 use crate::state::output::{ToolChoice, ToolFormat, ToolUse};
 
-/// What the output of a request must be.
+/// The form that the output of a request must have.
 #[derive(Clone, Debug, Default)]
 pub struct GrammarWish {
     /// The text of an answer that calls no tool.

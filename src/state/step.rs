@@ -39,7 +39,7 @@ pub struct RowStart {
     pub prompt_tokens: u32,
     /// How to sample; `sampling_seed` is set.
     pub sampling: Arc<SamplingParams>,
-    /// What the output must follow.
+    /// The grammar of the output, if it has one.
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
     pub prefix: PageRun,
@@ -139,7 +139,7 @@ pub struct RowResult {
     pub verdict: RowVerdict,
 }
 
-/// What a step found out about a row besides its tokens.
+/// The findings of a step about a row besides its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowVerdict {
     /// Nothing keeps it from going on.

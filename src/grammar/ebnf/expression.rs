@@ -10,7 +10,7 @@ pub(super) enum Expression {
     Text(String),
     /// One character of a class, as a regular expression.
     Class(String),
-    /// What another rule says.
+    /// The texts of another rule.
     Rule(RuleId),
     /// One after the other.
     Sequence(Vec<Expression>),

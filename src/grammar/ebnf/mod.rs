@@ -11,7 +11,7 @@ use super::limits::GrammarLimits;
 use super::wish::check_bytes;
 use crate::error::FieldError;
 
-/// What begins a grammar in Lark.
+/// The beginning of a grammar in Lark.
 const LARK: &str = "%llguidance";
 
 /// Returns the grammar in Lark.

@@ -1,6 +1,6 @@
 //! The keywords of JSON schema, by what is done with them.
 
-/// What a keyword holds.
+/// The kinds of values that keywords hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keyword {
     /// A schema, or in older drafts a list of them.

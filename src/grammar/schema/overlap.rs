@@ -17,7 +17,7 @@ const FORMAT_LETTERS: u64 = 16;
 /// Schemas that are looked at, each once for every value that it may apply to.
 const MAX_VISITS: usize = 500_000;
 
-/// What is wrong with a schema.
+/// The fault of a schema whose patterns multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooManyPatterns;
 

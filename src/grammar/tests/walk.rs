@@ -18,7 +18,7 @@ pub(super) struct Walk {
     pub(super) end: Result<GrammarProgress, GrammarFailure>,
 }
 
-/// What an output may be followed by.
+/// The texts that may follow an output.
 pub(super) struct Masked {
     pub(super) mask: TokenMask,
     pub(super) allowed: Allowed,

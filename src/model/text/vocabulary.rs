@@ -8,7 +8,7 @@ use super::TextModel;
 /// What SentencePiece writes for a blank.
 const BLANK: char = '\u{2581}';
 
-/// What a token adds to a text.
+/// The text that a token adds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenPiece {
     /// These bytes, at least one. They need not be whole characters.

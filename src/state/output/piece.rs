@@ -1,4 +1,4 @@
-//! What an output consists of.
+//! The pieces that an output consists of.
 
 /// One piece of an output, in order. Calls never interleave: what follows a [`CallStart`](Self::CallStart) up to the
 /// next piece that is no [`CallArguments`](Self::CallArguments) belongs to that call.

@@ -7,7 +7,7 @@ use serde_json::Value;
 pub struct Tool {
     /// The name, unique in its request.
     pub name: String,
-    /// What it does, for the model.
+    /// A description for the model.
     pub description: Option<String>,
     /// The JSON schema of its arguments; `None` if it takes none.
     pub parameters: Option<Value>,

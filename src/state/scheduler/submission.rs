@@ -28,7 +28,7 @@ pub struct Submission {
     /// Tokens that its output begins with, fewer than its longest output; usually none. They are computed with the prompt
     /// and count as output.
     pub opening: Arc<[u32]>,
-    /// What its output must follow.
+    /// The grammar of its output, if it has one.
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
     /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
