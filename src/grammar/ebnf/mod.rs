@@ -7,12 +7,25 @@ mod expression;
 mod lark;
 mod reader;
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 use super::limits::GrammarLimits;
 use super::wish::check_bytes;
 use crate::error::FieldError;
 
 /// The beginning of a grammar in Lark.
 const LARK: &str = "%llguidance";
+
+/// Texts, expressions, comments, marker tokens and repetitions of Lark, as llguidance's lexer tells them apart by how they
+/// begin, and what is refused between them.
+static LEXEME: LazyLock<Regex> = LazyLock::new(|| {
+    let pattern = r#"(?x)
+        "(?:\\.|[^"\\\x00-\x1f\x7f])*" | /(?:\\.|[^/\\])+/ | (?:\#|//)[^\n]* | <[^<>\s]+> | ~[\ \t]*[0-9]
+        | (?<refused>[&~]|%json)"#;
+    Regex::new(pattern).expect("the expression is valid")
+});
 
 /// Returns the grammar in Lark.
 ///
@@ -32,20 +45,25 @@ pub(super) fn to_lark(
     lark.map_err(|reason| FieldError::new(field, format!("{field}, {reason}")))
 }
 
-/// Lark as it is, unless it asks for all of several expressions at once or brings schemas of its own: their work multiplies,
-/// and llguidance's limits do not count it.
+/// Lark as it is, unless it asks for all of several expressions at once, for all but one, or brings schemas of its own: their
+/// work multiplies, and llguidance's limits do not count it.
 fn checked_lark(field: &str, grammar: &str) -> Result<String, FieldError> {
-    const REFUSED: [&str; 3] = ["&", "~", "%json"];
-    match REFUSED.iter().find(|sign| grammar.contains(**sign)) {
-        None => Ok(grammar.to_owned()),
-        Some(sign) => {
-            let reason = format!(
-                "{field} has {sign:?}, which is not supported in Lark, also in texts: write it as \\x26 or \\x7e in an \
-                 expression, or send a JSON schema"
-            );
-            Err(FieldError::new(field, reason))
+    let found = LEXEME
+        .captures_iter(grammar)
+        .find_map(|lexeme| lexeme.name("refused"));
+    let Some(found) = found else {
+        return Ok(grammar.to_owned());
+    };
+    let instead = match found.as_str() {
+        "%json" => {
+            "send the JSON schema as json_schema, or as a json_schema format of a structural tag"
         }
-    }
+        _ => "write one expression that says the same",
+    };
+    let line = grammar[..found.start()].matches('\n').count() + 1;
+    let sign = found.as_str();
+    let reason = format!("{field}, line {line}: {sign:?} is not supported in Lark: {instead}");
+    Err(FieldError::new(field, reason))
 }
 
 #[cfg(test)]
@@ -85,20 +103,28 @@ mod tests {
 
     #[test]
     fn lark_goes_through() {
-        let text = "%llguidance {}\nstart: \"a\"\n";
-        assert_eq!(lark(text), Ok(text.to_owned()));
+        for text in [
+            "start: \"a\"",
+            "start: \"a & b ~ %json \\\" &\" A\nA: /[&~]\\/&/ // & ~\n# ~ %json \"",
+            "start: <&> \"a\"~3 \"b\" ~ 2..4",
+        ] {
+            let text = format!("%llguidance {{}}\n{text}\n");
+            assert_eq!(lark(&text), Ok(text.clone()));
+        }
     }
 
     #[test]
-    fn lark_that_multiplies_is_refused() {
+    fn lark_that_multiplies_is_refused_with_its_line() {
         for text in [
             "start: A\nA: /a/ & /b/\n",
-            "start: A\nA: ~/a/\n",
-            "start: %json {}\n",
+            "start: \"/\" A\nA: ~/a/\n",
+            "# \"\nstart: %json {}\n",
+            "// /\nstart: A & /b/\n",
+            "start: \"\\\"\" \nA: /\\// & /\"/\n",
         ] {
             let refused = lark(&format!("%llguidance {{}}\n{text}"));
             assert!(
-                refused.is_err_and(|reason| reason.contains("not supported")),
+                refused.is_err_and(|reason| reason.contains("line 3: ")),
                 "{text}"
             );
         }

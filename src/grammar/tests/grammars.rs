@@ -125,10 +125,9 @@ fn grammars_derive_their_texts_and_no_others() {
 fn lark_is_compiled_as_it_is() {
     let vocabulary = large();
     let compiler = compiler(vocabulary);
-    let text =
-        "%llguidance {}\nstart: \"a\" B <tool_call> %json {\"type\": \"integer\"}\nB: /[0-9]+/\n";
+    let text = "%llguidance {}\nstart: \"a\" B <tool_call> /-?[0-9]/ \"&\"\nB: /[0-9]+/\n";
     let grammar = compile(&compiler, ebnf(text)).expect("it compiles");
-    assert!(takes(grammar.as_ref(), vocabulary, "a12<tool_call>7"));
+    assert!(takes(grammar.as_ref(), vocabulary, "a12<tool_call>7&"));
     assert!(!takes(grammar.as_ref(), vocabulary, "a12<tool_call>x"));
     for text in [
         "%llguidance {}\nstart: @s1",
