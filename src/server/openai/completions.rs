@@ -6,9 +6,10 @@ use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde::Serialize;
 
+use super::answer::{self, Received, Write};
 use super::logprobs::{LegacyLogprobs, TextOffset};
-use super::wire::{Head, Matched, UsageReport};
-use super::{Common, alternatives, apply_model_defaults, matched_stop, unix_now_s};
+use super::wire::{Head, Matched, Response, UsageReport};
+use super::{Common, alternatives, matched_stop};
 use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt, Usage};
@@ -17,12 +18,11 @@ use crate::server::budget::Charges;
 use crate::server::call::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
-use crate::server::lanes::{Lane, finish_all};
+use crate::server::lanes::Lane;
 use crate::server::spelling::Spelling;
-use crate::server::sse::{self, Chunks, Render};
+use crate::server::sse::{Chunks, Render};
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
-use crate::server::whole;
 use crate::state::sampling::LogprobWish;
 
 /// OpenAI's default.
@@ -33,39 +33,15 @@ pub(in crate::server) async fn create(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
-    let loaded = state.serving()?;
-    let mut fields = body.0;
-    apply_model_defaults(&mut fields, &loaded.engine.model().generation);
-    let limits = CallLimits {
-        max_requests: state.config().max_batch_requests,
-        websocket: None,
-        request: loaded.engine.request_limits(),
-    };
-    let (call, charges) = Call::parse(fields, limits)?;
-    let head = Head {
-        id: call.common.id.to_string(),
-        object: "text_completion",
-        created: unix_now_s(),
-        model: loaded.engine.model().served_model_name.clone(),
-    };
+    let received = Received::new(&state, body)?;
+    let loaded = received.loaded;
+    let (call, charges) = Call::parse(received.fields, received.limits)?;
+    let head = Head::new(&call.common.id, "text_completion", loaded);
     call.check_echo(&loaded.spelling, state.config().max_body_bytes)?;
-    let mut writer = Writer::new(&call, head, loaded.spelling.clone());
+    let writer = Writer::new(&call, head, loaded.spelling.clone());
     let (stream, requests) = (call.common.stream, call.into_requests());
     let lanes = Lane::with_charges(Lane::open_all(&state, requests)?, charges);
-    if stream {
-        return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
-    }
-    let answer_charge = Lane::answer_charge(&lanes);
-    let transcripts = finish_all(lanes).await?;
-    let write = move |transcripts: Vec<Transcript>| {
-        let choices = transcripts.into_iter().enumerate();
-        let choices =
-            choices.map(|(index, transcript)| writer.choice(index, transcript.into_news()));
-        let choices: Vec<Choice> = choices.collect();
-        let response = writer.head.with(choices, Some(writer.usage()));
-        serde_json::to_vec(&response).expect("responses have string keys only")
-    };
-    Ok(whole::respond(transcripts, answer_charge, write).await)
+    answer::respond(&state, lanes, stream, writer).await
 }
 
 struct Call {
@@ -294,6 +270,18 @@ impl Writer {
 
 fn behind(echo: Option<&str>) -> TextOffset {
     TextOffset::behind(echo.map_or(0, |echo| echo.chars().count()))
+}
+
+impl Write for Writer {
+    type Choice = Choice;
+
+    fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Choice {
+        self.choice(index, transcript.into_news())
+    }
+
+    fn whole_answer(&self, choices: Vec<Choice>) -> Response<'_, Choice> {
+        self.head.with(choices, Some(self.usage()))
+    }
 }
 
 impl Render for Writer {

@@ -1,6 +1,7 @@
 //! OpenAI's completions and chat completions, with SGLang's extra sampling fields. Unknown fields are ignored, as
 //! OpenAI's clients send many; fields that would change the answer and are not supported are refused.
 
+mod answer;
 pub(super) mod chat;
 pub(super) mod completions;
 mod logprobs;

@@ -6,9 +6,10 @@ use super::pieces::{Pieces, ReasoningStyle};
 use crate::request::{FinishReason, Usage};
 use crate::server::call::sample_id;
 use crate::server::config::ReasoningField;
+use crate::server::openai::answer::Write;
 use crate::server::openai::logprobs::ChatLogprobs;
 use crate::server::openai::matched_stop;
-use crate::server::openai::wire::{Head, Matched, UsageReport};
+use crate::server::openai::wire::{Head, Matched, Response, UsageReport};
 use crate::server::spelling::Spelling;
 use crate::server::sse::{Chunks, Render};
 use crate::server::transcript::{News, Transcript};
@@ -50,22 +51,6 @@ impl Writer {
             return_token_ids: common.return_token_ids,
             include_usage: common.include_usage,
             continuous_usage: common.continuous_usage,
-        }
-    }
-
-    /// Writes a whole answer.
-    pub(super) fn message(&mut self, index: usize, transcript: Transcript) -> Choice {
-        let News { delta, end } = transcript.into_news();
-        self.usages[index] = delta.usage;
-        let message = self.pieces[index].message(delta.text, delta.pieces);
-        let mut details = self.details(&delta.output_logprobs, delta.tokens);
-        if let Some(end) = end {
-            (details.finish_reason, details.matched_stop) = self.finish(index, end.reason);
-        }
-        Choice {
-            index,
-            message,
-            details,
         }
     }
 
@@ -113,6 +98,29 @@ impl ChoiceDetails {
     fn tells_of_tokens(&self) -> bool {
         let has_logprobs = self.logprobs.as_ref().is_some_and(|list| !list.is_empty());
         has_logprobs || self.token_ids.as_ref().is_some_and(|ids| !ids.is_empty())
+    }
+}
+
+impl Write for Writer {
+    type Choice = Choice;
+
+    fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Choice {
+        let News { delta, end } = transcript.into_news();
+        self.usages[index] = delta.usage;
+        let message = self.pieces[index].message(delta.text, delta.pieces);
+        let mut details = self.details(&delta.output_logprobs, delta.tokens);
+        if let Some(end) = end {
+            (details.finish_reason, details.matched_stop) = self.finish(index, end.reason);
+        }
+        Choice {
+            index,
+            message,
+            details,
+        }
+    }
+
+    fn whole_answer(&self, choices: Vec<Choice>) -> Response<'_, Choice> {
+        self.head.with(choices, Some(self.usage()))
     }
 }
 

@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use super::call;
 use crate::request::{Delta, FinishReason, OutputPiece};
 use crate::server::config::ReasoningField;
+use crate::server::openai::answer::Write;
 use crate::server::openai::chat::call::Call;
 use crate::server::openai::chat::writer::Writer;
 use crate::server::openai::tests::{events, head, news, spelling};
@@ -64,7 +65,7 @@ fn whole(call: &Call, all: Vec<News>) -> Value {
     for news in all {
         transcript.push(news);
     }
-    let choice = writer(call).message(0, transcript);
+    let choice = writer(call).whole_choice(0, transcript);
     serde_json::to_value(choice).expect("plain data")
 }
 
@@ -76,7 +77,7 @@ fn a_message_has_content_reason_and_log_probabilities() {
     let mut writer = writer(&call);
     let mut transcript = Transcript::default();
     transcript.push(news("a", Some(FinishReason::Length { max_new_tokens: 1 })));
-    let choice = writer.message(0, transcript);
+    let choice = writer.whole_choice(0, transcript);
     let expected = json!({
         "index": 0,
         "message": {"role": "assistant", "content": "a", "refusal": null},

@@ -1,0 +1,92 @@
+//! How a call of either endpoint begins, and how it is answered.
+
+use std::sync::Arc;
+
+use actix_web::HttpResponse;
+use serde::Serialize;
+
+use super::wire::{Head, Response};
+use super::{apply_model_defaults, unix_now_s};
+use crate::ids::RequestId;
+use crate::server::body::JsonBody;
+use crate::server::call::CallLimits;
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::lanes::{Lane, finish_all};
+use crate::server::sse::{self, Render};
+use crate::server::state::{AppState, Loaded};
+use crate::server::transcript::Transcript;
+use crate::server::whole;
+
+/// Writes an answer chunk by chunk, or whole.
+pub(super) trait Write: Render + Send {
+    type Choice: Serialize;
+
+    /// The whole choice of one lane.
+    fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Self::Choice;
+
+    /// The whole answer, after its choices.
+    fn whole_answer(&self, choices: Vec<Self::Choice>) -> Response<'_, Self::Choice>;
+}
+
+/// A call that has been received and not read.
+pub(super) struct Received<'a> {
+    pub(super) loaded: &'a Loaded,
+    pub(super) fields: Fields,
+    pub(super) limits: CallLimits<'a>,
+}
+
+impl<'a> Received<'a> {
+    /// The call with the model's defaults among its fields.
+    ///
+    /// # Errors
+    /// The engine is not there, or not any more.
+    pub(super) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
+        let loaded = state.serving()?;
+        let mut fields = body.0;
+        apply_model_defaults(&mut fields, &loaded.engine.model().generation);
+        let limits = CallLimits {
+            max_requests: state.config().max_batch_requests,
+            websocket: None,
+            request: loaded.engine.request_limits(),
+        };
+        Ok(Self {
+            loaded,
+            fields,
+            limits,
+        })
+    }
+}
+
+impl Head {
+    /// The head of an answer that begins now.
+    pub(super) fn new(id: &RequestId, object: &'static str, loaded: &Loaded) -> Self {
+        Self {
+            id: id.to_string(),
+            object,
+            created: unix_now_s(),
+            model: loaded.engine.model().served_model_name.clone(),
+        }
+    }
+}
+
+/// Answers with what comes from the lanes, as `writer` writes it.
+pub(super) async fn respond(
+    state: &Arc<AppState>,
+    lanes: Vec<Lane>,
+    stream: bool,
+    mut writer: impl Write,
+) -> Result<HttpResponse, ApiError> {
+    if stream {
+        return sse::respond(lanes, writer, state.config().sse_keep_alive_s).await;
+    }
+    let charge = Lane::answer_charge(&lanes);
+    let transcripts = finish_all(lanes).await?;
+    let write = move |transcripts: Vec<Transcript>| {
+        let choices = transcripts.into_iter().enumerate();
+        let choices = choices.map(|(index, transcript)| writer.whole_choice(index, transcript));
+        let choices = choices.collect();
+        serde_json::to_vec(&writer.whole_answer(choices)).expect("responses have string keys only")
+    };
+    Ok(whole::respond(transcripts, charge, write).await)
+}
