@@ -11,6 +11,8 @@ pub(super) struct ContentStops {
     matcher: StopMatcher,
     held: String,
     keeps_stop: bool,
+    /// The search as it goes on in whitespace that may still be dropped, and how many bytes of it were read.
+    ahead: Option<(StopMatcher, usize)>,
 }
 
 impl ContentStops {
@@ -20,11 +22,31 @@ impl ContentStops {
             table,
             held: String::new(),
             keeps_stop,
+            ahead: None,
         }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Returns whether a stop string ends in `more`, whitespace that is held after all text so far. What was held at the last
+    /// call begins it, unless text has come since.
+    pub(super) fn end_in(&mut self, more: &str) -> bool {
+        if more.is_empty() {
+            self.ahead = None;
+            return false;
+        }
+        self.ahead = self.ahead.take().filter(|(_, read)| *read <= more.len());
+        let (ahead, read) = (self.ahead).get_or_insert_with(|| (self.matcher.clone(), 0));
+        let new = &more[*read..];
+        *read = more.len();
+        ahead.find(new).is_some()
     }
 
     /// Adds text. Returns what is final, and the stop string that ends it, if one does.
     pub(super) fn push(&mut self, text: &str) -> (String, Option<String>) {
+        self.ahead = None;
         let before = self.held.len();
         self.held.push_str(text);
         let Some(found) = self.matcher.find(text) else {
@@ -43,6 +65,7 @@ impl ContentStops {
 
     /// Gives out what was held, and begins anew.
     pub(super) fn flush(&mut self) -> String {
+        self.ahead = None;
         self.matcher = StopMatcher::new(self.table.clone());
         std::mem::take(&mut self.held)
     }

@@ -79,18 +79,23 @@ impl AnswerStream {
         }
         self.output_tokens += 1;
         let was_reasoning = self.engine.is_in_reasoning();
-        if self.markers.is_marker(token) {
-            let text = self.text.cut();
-            self.engine.push_text(&text, &mut self.found);
-            self.engine.push_marker(token, &mut self.found);
-        } else {
-            self.text.push(token, tokenizer);
-            let text = self.text.take_text();
-            self.engine.push_text(&text, &mut self.found);
-        }
+        let matched = match self.markers.is_marker(token) {
+            true => {
+                let text = self.text.cut();
+                self.push_text(&text).or_else(|| {
+                    self.engine.push_marker(token, &mut self.found);
+                    self.settle()
+                })
+            }
+            false => {
+                self.text.push(token, tokenizer);
+                let text = self.text.take_text();
+                self.push_text(&text)
+            }
+        };
         let is_reasoning = was_reasoning || self.engine.is_in_reasoning();
         self.reasoning_tokens += u32::from(is_reasoning);
-        let matched = self.settle()?;
+        let matched = matched?;
         Some(StopMatch {
             output_tokens_kept: self.output_tokens,
             matched,
@@ -111,10 +116,12 @@ impl AnswerStream {
     pub fn finish(&mut self) -> Vec<OutputPiece> {
         if !self.has_stopped {
             let text = self.text.finish();
-            self.engine.push_text(&text, &mut self.found);
-            self.engine.finish(&mut self.found);
-            let stopped = self.settle().is_some();
-            if !stopped {
+            let mut stop = self.push_text(&text);
+            if stop.is_none() {
+                self.engine.finish(&mut self.found);
+                stop = self.settle();
+            }
+            if stop.is_none() {
                 self.flush_content();
             }
         }
@@ -135,6 +142,29 @@ impl AnswerStream {
     /// Returns how many output tokens were counted, up to a stop string.
     pub fn output_tokens(&self) -> usize {
         self.output_tokens
+    }
+
+    /// Reads text, up to a stop string, which is returned.
+    fn push_text(&mut self, text: &str) -> Option<String> {
+        if self.stops.is_empty() {
+            self.engine.push_text(text, &mut self.found);
+            return self.settle();
+        }
+        // Character by character: whitespace that completes a stop string ends the answer before what drops it can come.
+        let mut bytes = [0; 4];
+        text.chars().find_map(|c| {
+            (self.engine).push_text(c.encode_utf8(&mut bytes), &mut self.found);
+            self.settle().or_else(|| self.settle_held())
+        })
+    }
+
+    /// Passes on the whitespace that the engine holds if it completes a stop string, which is returned.
+    fn settle_held(&mut self) -> Option<String> {
+        if !self.stops.end_in(self.engine.held_whitespace()) {
+            return None;
+        }
+        self.engine.release_whitespace(&mut self.found);
+        self.settle()
     }
 
     /// Passes on what the engine found, up to a stop string, which is returned.

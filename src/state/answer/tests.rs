@@ -142,6 +142,40 @@ fn stop_strings_count_in_the_text_only() {
 }
 
 #[test]
+fn whitespace_completes_a_stop_string_at_once() {
+    let call = format!("a\n\n{CALL}");
+    for (stop, answer, kept, shown) in [
+        ("\n", "Paris\nThe", 6, "Paris"),
+        ("\n\n", "Paris\n\n\nThe", 7, "Paris"),
+        ("\n", "Paris\n", 6, "Paris"),
+        ("s\n", "Paris\n", 6, "Pari"),
+        ("\n", "\nThe", 1, ""),
+        ("\n\n", &call, 3, "a"),
+        ("\n", "<think>\n</think>\n\nThe\nend", 9, "The"),
+    ] {
+        let (pieces, found) = all(stream(&[stop], true), answer);
+        let expected = StopMatch {
+            output_tokens_kept: kept,
+            matched: stop.to_owned(),
+        };
+        assert_eq!(found, Some(expected), "{answer:?}");
+        let content: String = (pieces.iter())
+            .filter_map(|piece| match piece {
+                OutputPiece::Text(text) => Some(text.as_str()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(content, shown, "{answer:?}");
+    }
+}
+
+#[test]
+fn whitespace_between_calls_is_no_text() {
+    let (_, stop) = all(stream(&["\n"], true), &format!("{CALL}\n{CALL}"));
+    assert_eq!(stop, None);
+}
+
+#[test]
 fn what_may_be_a_stop_string_is_held_and_given_out_at_the_end() {
     let mut stream = stream(&["stop"], true);
     tokens("a sto")

@@ -33,6 +33,11 @@ pub struct Found {
 }
 
 impl StopTable {
+    /// Returns whether there are no stop strings.
+    pub fn is_empty(&self) -> bool {
+        self.stops.is_empty()
+    }
+
     /// The table of a list. Empty strings never match.
     ///
     /// # Panics

@@ -75,12 +75,18 @@ impl Content {
         }
     }
 
-    /// Returns what remains at the end of the output.
-    pub(super) fn finish(&mut self) -> String {
-        let held = std::mem::take(&mut self.held);
+    /// Returns what remains if the output ends here.
+    pub(super) fn held(&self) -> &str {
         match self.is_blank && self.after == After::Call {
-            true => String::new(),
-            false => held,
+            true => "",
+            false => &self.held,
         }
+    }
+
+    /// Takes what remains at the end of the output.
+    pub(super) fn finish(&mut self) -> String {
+        let held = self.held().to_owned();
+        self.held.clear();
+        held
     }
 }

@@ -25,7 +25,7 @@ pub struct OutputEngine {
     calls: Option<(&'static ToolSyntax, Arc<ToolUse>)>,
     has_reasoning: bool,
     state: State,
-    /// What an opening becomes a part of if it is no call.
+    /// The part that is being read, or that an opening belongs to if it is no call.
     around: Around,
     /// The opening of a call, until it is certain that it is one.
     held: Vec<Item>,
@@ -36,20 +36,20 @@ pub struct OutputEngine {
     list: Option<&'static CallList>,
     content: Content,
     thinking: Thinking,
-    /// What the next end tag of a call is in the content.
+    /// The meaning of the next end tag of a call in the content.
     tool_close: EndTag,
-    /// What the next end tag of reasoning is in the content.
+    /// The meaning of the next end tag of reasoning in the content.
     think_end: EndTag,
     output: CallOutput,
     complete_calls: usize,
 }
 
-/// What is being read.
+/// The part of the output that is being read.
 #[derive(Debug)]
 enum State {
     /// Content or reasoning.
     Around,
-    /// What leads to a call; all of it is held.
+    /// An opening, which may lead to a call; all of it is held.
     Opening(Expect),
     /// A call, held until its reader gives out the name.
     Call(Box<dyn CallReader>),
@@ -61,14 +61,14 @@ enum State {
     Over,
 }
 
-/// What is around calls.
+/// The parts of an output around calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Around {
     Content,
     Reasoning,
 }
 
-/// What an end tag is in the content.
+/// The meaning of an end tag in the content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum EndTag {
     /// The end of nothing.
@@ -80,7 +80,7 @@ enum EndTag {
     OfCall,
 }
 
-/// What became of a lexeme.
+/// The result of reading a lexeme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Used,
@@ -151,10 +151,24 @@ impl OutputEngine {
             }
             self.run(Input::Ended, out);
         }
+        self.release_whitespace(out);
+        self.state = State::Over;
+    }
+
+    /// Returns the whitespace of the content that has not gone out, because a call may follow that drops it. Whitespace
+    /// between calls is none.
+    pub fn held_whitespace(&self) -> &str {
+        match (&self.state, self.around) {
+            (State::Around, Around::Content) => self.content.held(),
+            _ => "",
+        }
+    }
+
+    /// Gives out that whitespace.
+    pub fn release_whitespace(&mut self, out: &mut Vec<OutputPiece>) {
         if matches!(self.state, State::Around) && self.around == Around::Content {
             push_text(out, &self.content.finish());
         }
-        self.state = State::Over;
     }
 
     /// Returns how many calls are complete.
