@@ -198,9 +198,7 @@ impl EngineParts {
             formats: self
                 .text
                 .as_deref()
-                .map_or_else(AnswerFormats::default, |text| {
-                    AnswerFormats::new(output_formats(config, text), text)
-                }),
+                .map_or_else(AnswerFormats::default, |text| answer_formats(config, text)),
             grammars: self.text.clone().map(|text| {
                 let (ends, limits) = (&info.eos_token_ids, GrammarLimits::default());
                 Arc::new(GrammarCompiler::new(text, ends, info.vocab_size, limits))
@@ -239,8 +237,8 @@ impl EngineParts {
 }
 
 /// The formats that the configuration names, or those of the model.
-fn output_formats(config: &EngineConfig, text: &TextModel) -> OutputFormats {
-    OutputFormats {
+fn answer_formats(config: &EngineConfig, text: &TextModel) -> AnswerFormats {
+    let formats = OutputFormats {
         tool: match config.tool_call_parser.as_str() {
             "auto" => text.tool_format(),
             name => ToolFormat::parse(name),
@@ -249,6 +247,11 @@ fn output_formats(config: &EngineConfig, text: &TextModel) -> OutputFormats {
             "auto" => text.reasoning_format(),
             name => ReasoningFormat::parse(name),
         },
+    };
+    let formats = AnswerFormats::new(formats, text);
+    match config.tool_call_parser.as_str() {
+        "none" => formats.with_calls_as_text(),
+        _ => formats,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a request asks for, and the sources that say it.
+//! The wishes of requests for the form of their output, and the sources that say it.
 
 use std::sync::Arc;
 
@@ -66,12 +66,14 @@ pub(super) fn sources(
     };
     let is_strict = tools.tools.iter().any(|tool| tool.strict);
     let parts = match (&tools.choice, constraint) {
-        (ToolChoice::Auto, Some((_, part))) => {
+        (ToolChoice::Auto | ToolChoice::Allowed, Some((_, part))) => {
             let calls = calls(Arguments::OnlyStrict).only()?;
             vec![Part::Choice(vec![part, calls])]
         }
-        (ToolChoice::Auto, None) if is_strict => vec![calls(Arguments::OnlyStrict).free()?],
-        (ToolChoice::Auto, None) => Vec::new(),
+        (ToolChoice::Auto, None) if !is_strict => Vec::new(),
+        (ToolChoice::Auto | ToolChoice::Allowed, None) => {
+            vec![calls(Arguments::OnlyStrict).free()?]
+        }
         (ToolChoice::Required | ToolChoice::Named(_), _) => {
             vec![
                 calls(Arguments::Typed).only()?,

@@ -1,4 +1,4 @@
-//! What agents rely on, on a model that says scripted lines.
+//! Conversations of agents, with a model that says scripted lines.
 
 use std::net::SocketAddr;
 
@@ -250,8 +250,8 @@ fn a_call_that_is_cut_off_ends_by_its_length() {
     world.wait_until_whole();
 }
 
-/// What Codex 0.94 sends over chat completions, in other words and with fewer tools: its tools carry their name twice, a
-/// developer speaks after the system, several user messages follow each other, and assistants that call have no content.
+/// Codex 0.94 over chat completions, in other words and with fewer tools: its tools carry their name twice, a developer
+/// speaks after the system, several user messages follow each other, and assistants that call have no content.
 #[test]
 fn the_conversation_of_codex_with_two_calls_of_its_shell() {
     let run = |script: &str| json!({"command": ["bash", "-c", script]}).to_string();
@@ -304,5 +304,76 @@ fn the_conversation_of_codex_with_two_calls_of_its_shell() {
     let body = json!({"model": "scripted", "messages": messages, "tools": [shell]});
     let (events, _) = events(world.addr, body);
     assert_eq!(joined(&events, 0, "content"), "Your row is kept.");
+    world.wait_until_whole();
+}
+
+#[test]
+fn only_allowed_tools_are_called() {
+    let line = format!("Well. {}", call("weather", LISBON));
+    let world = World::scripted(&[("now", &line)]);
+    let clock = json!({"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}});
+    let allowed = json!({"mode": "auto", "tools": [clock]});
+    let mut body = ask("now");
+    body["tools"] = json!([weather(), clock]);
+    body["tool_choice"] = json!({"type": "allowed_tools", "allowed_tools": allowed});
+    body["max_tokens"] = 64.into();
+    let answer = post(world.addr, PATH, &body).ok();
+    let message = &answer["choices"][0]["message"];
+    let calls = message["tool_calls"].as_array();
+    for call in calls.into_iter().flatten() {
+        assert_eq!(call["function"]["name"], "clock", "{answer}");
+    }
+    let text = message["content"].as_str().unwrap_or_default();
+    assert!(!text.contains("weather"), "{answer}");
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_line_break_stops_a_chat_where_it_stands() {
+    let world = World::scripted(&[("capital", "Paris\nThe end")]);
+    let body = json!({"messages": [{"role": "user", "content": "capital"}], "stop": ["\n"]});
+    let answer = post(world.addr, PATH, &body).ok();
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"]["content"], "Paris");
+    assert_eq!(choice["finish_reason"], "stop");
+    assert_eq!(choice["matched_stop"], "\n");
+    world.wait_until_whole();
+}
+
+#[test]
+fn calls_stay_text_in_an_engine_that_was_told_so() {
+    let line = call("weather", LISBON);
+    let world = World::scripted_with(&[("compare", &line)], |config, _| {
+        config.tool_call_parser = "none".to_owned();
+    });
+    let answer = post(world.addr, PATH, &ask("compare")).ok();
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["content"], line.as_str());
+    assert!(message["tool_calls"].is_null(), "{answer}");
+    let mut required = ask("compare");
+    required["tool_choice"] = "required".into();
+    let refused = post(world.addr, PATH, &required);
+    assert_eq!(refused.status, 400);
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_message_that_is_continued_is_past_its_reasoning() {
+    let world = World::scripted_with(&[("capital", " Paris.")], |config, _| {
+        config.reasoning_parser = "deepseek-r1".to_owned();
+    });
+    let mut body = json!({"messages": [
+        {"role": "user", "content": "capital"},
+        {"role": "assistant", "content": "It is"},
+    ]});
+    body["continue_final_message"] = true.into();
+    body["add_generation_prompt"] = false.into();
+    let answer = post(world.addr, PATH, &body).ok();
+    let message = &answer["choices"][0]["message"];
+    assert!(message["reasoning_content"].is_null(), "{answer}");
+    assert!(
+        !message["content"].as_str().unwrap_or_default().is_empty(),
+        "{answer}"
+    );
     world.wait_until_whole();
 }

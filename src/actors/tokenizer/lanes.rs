@@ -12,9 +12,10 @@ use crate::request::{CancelFlag, Prompt};
 
 /// Longest prompt of each lane, by weight: some ten milliseconds, half a second, and all that a request can carry.
 const LANES: [usize; 3] = [32 << 10, 512 << 10, usize::MAX];
-/// The lane of prompts whose output follows a grammar: none other waits while one is compiled.
-const GRAMMAR_LANE: usize = LANES.len();
-const N_LANES: usize = LANES.len() + 1;
+/// The lanes of prompts whose output follows a grammar: none other waits while one is compiled, and a grammar that takes long
+/// leaves two to the others.
+const GRAMMAR_LANES: std::ops::Range<usize> = LANES.len()..LANES.len() + 3;
+const N_LANES: usize = GRAMMAR_LANES.end;
 /// Short prompts of a call share a turn up to this weight: a turn costs some ten microseconds besides.
 const TURN_BYTES: usize = 32 << 10;
 
@@ -82,10 +83,22 @@ impl Lanes {
     pub(super) fn add(&mut self, call: CallId, job: Job) {
         let fits = |longest: &usize| job.weight <= *longest;
         let lane = match job.form.is_constrained() {
-            true => GRAMMAR_LANE,
+            true => self.least_busy(GRAMMAR_LANES),
             false => LANES.iter().position(fits).unwrap_or(LANES.len() - 1),
         };
         self.0[lane].add(call, job);
+    }
+
+    /// The lane among these in which the fewest jobs run or wait.
+    fn least_busy(&self, lanes: std::ops::Range<usize>) -> usize {
+        let jobs = |lane: &Lane| {
+            let waiting: usize = lane.flows.iter().map(|flow| flow.jobs.len()).sum();
+            waiting + usize::from(lane.is_busy)
+        };
+        let first = lanes.start;
+        lanes
+            .min_by_key(|lane| jobs(&self.0[*lane]))
+            .unwrap_or(first)
     }
 
     /// A turn of a lane whose thread is free; its thread is busy from now on.

@@ -17,6 +17,7 @@ pub struct AnswerFormats {
     shown: Arc<Markers>,
     /// Where they have none.
     hidden: Arc<Markers>,
+    calls_stay_text: bool,
 }
 
 impl AnswerFormats {
@@ -27,7 +28,21 @@ impl AnswerFormats {
             formats,
             shown: Arc::new(markers.clone()),
             hidden: Arc::new(markers.hiding(|token| text.is_special(token))),
+            calls_stay_text: false,
         }
+    }
+
+    /// These formats in an engine that was told to look for no calls: requests with tools get them as text.
+    pub fn with_calls_as_text(self) -> Self {
+        Self {
+            calls_stay_text: true,
+            ..self
+        }
+    }
+
+    /// Whether calls are text because the engine was told so, not because their format is unknown.
+    pub(super) fn calls_stay_text(&self) -> bool {
+        self.calls_stay_text
     }
 
     /// The formats themselves.

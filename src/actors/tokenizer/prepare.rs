@@ -75,7 +75,7 @@ pub(super) fn prepare(
         Prompt::Chat(chat) => {
             let tokenizer = tokenizer()?;
             let rendered = render(tokenizer, &chat)?;
-            standing = Standing::after(&rendered, settings);
+            standing = Standing::after(&rendered, &chat, settings);
             refuse_too_long(tokenizer, &rendered, settings)?;
             tokenizer.encode_chat(&rendered)?.into()
         }
@@ -112,7 +112,8 @@ fn refuse_unreadable_calls(
 ) -> Result<(), RequestError> {
     let parsing = form.parsing.as_ref();
     let has_tools = parsing.is_some_and(|parsing| parsing.tools.is_some());
-    if !has_tools || settings.formats.formats().tool.is_some() {
+    let may_stay_text = settings.formats.calls_stay_text() && !form.is_constrained();
+    if !has_tools || may_stay_text || settings.formats.formats().tool.is_some() {
         return Ok(());
     }
     let reason = "tools cannot be called: the format in which this model writes calls is not known: start the engine with \
@@ -179,13 +180,17 @@ impl Standing {
         matches!(self, Self::BeforeReasoning | Self::InReasoning)
     }
 
-    fn after(rendered: &str, settings: &TokenizerSettings) -> Self {
+    fn after(rendered: &str, chat: &ChatPrompt, settings: &TokenizerSettings) -> Self {
         let rendered = rendered.trim_end();
         match settings.formats.formats().reasoning {
             None => Self::NoChat,
             Some(format) if rendered.ends_with(format.closing()) => Self::AfterReasoning,
             Some(format) if format.is_open_after(rendered) => Self::InReasoning,
-            Some(ReasoningFormat::DeepSeekR1) => Self::InReasoning,
+            // A message that is continued is past its reasoning.
+            Some(ReasoningFormat::DeepSeekR1) => match chat.add_generation_prompt {
+                true => Self::InReasoning,
+                false => Self::AfterReasoning,
+            },
             Some(_) => Self::BeforeReasoning,
         }
     }

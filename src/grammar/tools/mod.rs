@@ -92,7 +92,7 @@ impl Calls<'_> {
         })
     }
 
-    /// What follows a trigger.
+    /// The part that follows a trigger.
     fn after_trigger(&self) -> Result<Part, FieldError> {
         let choice = |calls: Vec<Part>| Part::Choice(calls);
         match self.format {
@@ -192,7 +192,7 @@ impl Calls<'_> {
     ) -> Result<Vec<Part>, FieldError> {
         let named = match &self.tools.choice {
             ToolChoice::Named(name) => Some(name),
-            ToolChoice::Auto | ToolChoice::Required => None,
+            ToolChoice::Auto | ToolChoice::Allowed | ToolChoice::Required => None,
         };
         let tools = self.tools.tools.iter();
         let tools = tools.filter(|tool| named.is_none_or(|name| *name == tool.name));
@@ -298,7 +298,7 @@ impl Calls<'_> {
     }
 }
 
-/// What a text must not begin with if it is no call: the first key of a call is its name.
+/// The beginning of a call without a tag: its first key is `name`, or has an escape that may spell it.
 const LLAMA_BEGIN: &str = r#"\s*\{\s*"(?:name"|[^"\\]*\\)"#;
 /// The beginning of a call in a list.
 const PYTHONIC_BEGIN: &str = r"\s*\[\s*[A-Za-z_][A-Za-z0-9_.\-]*\s*\(";

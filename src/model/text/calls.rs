@@ -34,9 +34,29 @@ impl CallIds {
     }
 }
 
+/// The calls that a template takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CallForm {
+    ids: CallIds,
+    /// It loops over arguments, so a text would be an error.
+    loops_over_arguments: bool,
+}
+
+impl CallForm {
+    /// Looks for what the source of a template tells.
+    pub(super) fn of(template: &str) -> Self {
+        let source: String = template.split_whitespace().collect();
+        let loops = ["arguments|items", "arguments.items()", "arguments|dictsort"];
+        Self {
+            ids: CallIds::of(template),
+            loops_over_arguments: loops.iter().any(|loops| source.contains(loops)),
+        }
+    }
+}
+
 /// The calls of a conversation, from its first message on.
 pub(super) struct Calls {
-    ids: CallIds,
+    form: CallForm,
     /// Values that the arguments read so far have.
     values: usize,
     /// Calls so far.
@@ -44,9 +64,9 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    pub(super) fn new(ids: CallIds) -> Self {
+    pub(super) fn new(form: CallForm) -> Self {
         Self {
-            ids,
+            form,
             values: 0,
             count: 0,
         }
@@ -63,7 +83,7 @@ impl Calls {
                 self.name(call);
             }
         }
-        if self.ids == CallIds::Short
+        if self.form.ids == CallIds::Short
             && let Some(Value::String(id)) = message.get_mut("tool_call_id")
         {
             *id = short(id);
@@ -80,6 +100,7 @@ impl Calls {
             return Ok(());
         };
         if !text.trim_start().starts_with('{') {
+            self.give_up(arguments);
             return Ok(());
         }
         self.values += count_values(text.as_bytes());
@@ -88,10 +109,18 @@ impl Calls {
                 "the arguments of tool calls hold more than {MAX_VALUES} JSON values: send fewer"
             ));
         }
-        if let Ok(Tree(object)) = serde_json::from_str(text) {
-            *arguments = object;
+        match serde_json::from_str(text) {
+            Ok(Tree(object)) => *arguments = object,
+            Err(_) => self.give_up(arguments),
         }
         Ok(())
+    }
+
+    /// Arguments that a model wrote wrongly stay a text, as far as the template can show one: the conversation goes on.
+    fn give_up(&self, arguments: &mut Value) {
+        if self.form.loops_over_arguments {
+            *arguments = Value::Object(Map::new());
+        }
     }
 
     fn name(&mut self, call: &mut Value) {
@@ -99,7 +128,7 @@ impl Calls {
         let Some(call) = call.as_object_mut() else {
             return;
         };
-        if self.ids == CallIds::Short {
+        if self.form.ids == CallIds::Short {
             let id = match call.get("id").and_then(Value::as_str) {
                 Some(id) => short(id),
                 None => short(&self.count.to_string()),

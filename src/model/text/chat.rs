@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::calls::CallIds;
+use super::calls::CallForm;
 use crate::error::RequestError;
 
 /// What a chat template is rendered with.
@@ -33,13 +33,13 @@ impl<'a> ChatPrompt<'a> {
     }
 }
 
-/// What a template expects of messages.
+/// The form in which a template expects messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Expected {
     pub(super) content: ContentFormat,
     /// It has a role for developers; others take them for the system.
     pub(super) developers: bool,
-    pub(super) call_ids: CallIds,
+    pub(super) calls: CallForm,
 }
 
 impl Expected {
@@ -50,7 +50,7 @@ impl Expected {
             developers: ["'developer'", "\"developer\""]
                 .iter()
                 .any(|role| template.contains(role)),
-            call_ids: CallIds::of(template),
+            calls: CallForm::of(template),
         }
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn normalize(messages: &Value, expected: Expected) -> Result<Vec<Valu
                 .to_owned(),
         );
     };
-    let mut calls = Calls::new(expected.call_ids);
+    let mut calls = Calls::new(expected.calls);
     let numbered = messages.iter().enumerate();
     numbered
         .map(|(index, message)| normalize_message(index, message, expected, &mut calls))

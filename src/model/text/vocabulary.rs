@@ -5,7 +5,7 @@ use tokenizers::tokenizer::{Model, OffsetType, PreTokenizedString, PreTokenizer}
 
 use super::TextModel;
 
-/// What SentencePiece writes for a blank.
+/// SentencePiece's sign for a blank.
 const BLANK: char = '\u{2581}';
 
 /// The text that a token adds.

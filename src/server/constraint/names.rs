@@ -156,6 +156,8 @@ pub(super) fn guided(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result<(), 
         is_strict: false,
     };
     check_flag(fields, "", "guided_json_object")?;
+    // Which of vLLM's libraries does the work: a hint.
+    fields.string("guided_decoding_backend")?;
     let kinds = [
         ("guided_json", Kind::JsonSchema),
         ("guided_regex", Kind::Regex),

@@ -132,7 +132,7 @@ fn what_would_change_the_answer_is_refused() {
         ))
     };
     assert_eq!(refused(json!({"lora_path": "x"})), text("lora_path"));
-    for name in ["guided_decoding_backend", "allowed_token_ids", "stop_regex"] {
+    for name in ["guided_decoding", "allowed_token_ids", "stop_regex"] {
         assert_eq!(refused(json!({ name: {"x": 1} })), text(name));
         assert_eq!(refused(json!({ name: null })), None);
     }

@@ -21,6 +21,8 @@ pub enum ToolChoice {
     /// Any, or none.
     #[default]
     Auto,
+    /// Any of the listed ones, or none. The prompt shows more, which must not be called.
+    Allowed,
     /// At least one.
     Required,
     /// The one with this name.

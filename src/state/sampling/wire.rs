@@ -20,7 +20,7 @@ pub(crate) const CONSTRAINTS: [&str; 4] = ["json_schema", "regex", "ebnf", "stru
 
 /// SGLang's and vLLM's fields that are no sampling parameters of this engine. OpenAI's endpoints read vLLM's constraints
 /// before they refuse the others.
-pub(crate) const NOT_YET: [&str; 14] = [
+pub(crate) const NOT_YET: [&str; 13] = [
     "stop_regex",
     "beam_width",
     "custom_params",
@@ -30,7 +30,6 @@ pub(crate) const NOT_YET: [&str; 14] = [
     "guided_grammar",
     "guided_json_object",
     "guided_decoding",
-    "guided_decoding_backend",
     "guided_whitespace_pattern",
     "structured_outputs",
     "allowed_token_ids",

@@ -10,9 +10,9 @@ use super::tokenizer::{check_streams_go_on, metric};
 use crate::http::{Response, open, post};
 use crate::world::{World, wait_until};
 
-/// What one hostile grammar, or four that are compiled at a time, may take while they are compiled and run.
+/// Memory that one hostile grammar, or four that are compiled at a time, may take while they are compiled and run.
 const GROWTH_BYTES: usize = 256 * MIB;
-/// What thousands of grammars may leave: the last 64 are kept, and the system's allocator keeps some.
+/// Memory that thousands of grammars may leave: the last 64 are kept, and the system's allocator keeps some.
 const LEFT_BYTES: usize = 256 * MIB;
 /// How many different schemas come one after another.
 const N_SCHEMAS: usize = 10_000;
@@ -335,7 +335,7 @@ fn many_hostile_grammars_at_once_leave_others_their_turn() {
                         check_answer("a pattern", &post(server.addr, "/generate", &hostile(at)));
                     });
                 }
-                // Whoever leaves needs no grammar any more.
+                // Clients that leave need no grammar any more.
                 for at in 32..64 {
                     drop(open(server.addr, "/generate", &hostile(at)));
                 }

@@ -257,7 +257,7 @@ fn what_is_not_here_yet_is_refused_on_every_endpoint() {
     for name in [
         "stop_regex",
         "bad_words",
-        "guided_decoding_backend",
+        "guided_decoding",
         "allowed_token_ids",
     ] {
         let chat = json!({"messages": [{"role": "user", "content": "a"}], name: "x"});

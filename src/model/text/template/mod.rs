@@ -38,7 +38,7 @@ const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 pub(super) struct ChatTemplate {
     environment: Environment<'static>,
     special: BTreeMap<&'static str, String>,
-    /// What each compiled template expects of messages.
+    /// The form in which each compiled template expects messages.
     expected: BTreeMap<&'static str, Expected>,
     file: PathBuf,
     /// Why a template did not compile.

@@ -414,6 +414,17 @@ fn ids_of_calls_are_short_where_the_template_wants_them() {
 }
 
 #[test]
+fn arguments_that_are_no_object_end_no_conversation() {
+    let messages = json!([{"role": "assistant", "content": "", "tool_calls": [
+        {"function": {"name": "f", "arguments": "{\"row\": "}}]}]);
+    let shown = "{% for m in messages %}{{ m.tool_calls[0].function.arguments }}{% endfor %}";
+    let looped = "{% for m in messages %}{% for k, v in m.tool_calls[0].function.arguments | items %}{{ k }}{% endfor %}!{% endfor %}";
+    for (source, expected) in [(shown, "{\"row\": "), (looped, "!")] {
+        assert_eq!(render(source, messages.clone()), expected);
+    }
+}
+
+#[test]
 fn arguments_of_calls_are_bounded() {
     let chat = |arguments: String| {
         json!([say("user", "a"), {"role": "assistant", "tool_calls": [

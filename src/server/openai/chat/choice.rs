@@ -35,7 +35,7 @@ pub(super) struct ChunkChoice {
     pub(super) details: ChoiceDetails,
 }
 
-/// What a chunk adds to a message.
+/// The addition of a chunk to a message.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(super) struct MessageDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ pub(super) struct Function {
     pub(super) arguments: String,
 }
 
-/// What a chunk adds to a call: clients append every text to the one that they have, so id and name come once.
+/// The addition of a chunk to a call: clients append every text to the one that they have, so id and name come once.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct ToolCallDelta {
     pub(super) index: usize,
@@ -84,7 +84,7 @@ pub(super) struct ToolCallDelta {
     pub(super) function: FunctionDelta,
 }
 
-/// What a chunk adds to the function of a call.
+/// The addition of a chunk to the function of a call.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct FunctionDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +92,7 @@ pub(super) struct FunctionDelta {
     pub(super) arguments: String,
 }
 
-/// What whole choices and chunks have in common.
+/// The fields that whole choices and chunks share.
 #[derive(Default, Serialize)]
 pub(super) struct ChoiceDetails {
     pub(super) logprobs: Option<ChatLogprobs>,

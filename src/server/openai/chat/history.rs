@@ -102,7 +102,10 @@ impl FunctionCalls {
         text(&function, &path, "name")?;
         let id = format!("call_{name}");
         let call = json!({"id": id, "type": "function", "function": function});
-        message.entry("tool_calls").or_insert_with(|| json!([call]));
+        let calls = message.entry("tool_calls").or_insert(Value::Null);
+        if calls.is_null() || calls.as_array().is_some_and(Vec::is_empty) {
+            *calls = json!([call]);
+        }
         self.last_id = Some(id);
         Ok(())
     }

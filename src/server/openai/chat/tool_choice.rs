@@ -9,7 +9,7 @@ use crate::server::fields::Fields;
 
 const WANTED: &str = "none, auto, required, or an object that names a function";
 
-/// What a call says about calling its tools.
+/// The choice of the tools that may or must be called.
 #[derive(Debug, PartialEq)]
 pub(super) enum Choice {
     /// The model is not told of them.

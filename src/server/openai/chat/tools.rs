@@ -220,7 +220,7 @@ fn choose(
             let tools = tools.into_iter();
             let tools = tools.filter(|tool| allowed.contains(tool.name.as_str()));
             let choice = match mode {
-                Mode::Auto => ToolChoice::Auto,
+                Mode::Auto => ToolChoice::Allowed,
                 Mode::Required => ToolChoice::Required,
             };
             Ok((tools.collect(), choice))

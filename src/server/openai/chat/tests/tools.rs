@@ -75,7 +75,7 @@ fn choices_are_read_in_all_their_forms() {
         named
     );
     for (mode, expected) in [
-        ("auto", ToolChoice::Auto),
+        ("auto", ToolChoice::Allowed),
         ("required", ToolChoice::Required),
     ] {
         let allowed = json!({"mode": mode, "tools": [function]});
