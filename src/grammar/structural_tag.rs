@@ -16,7 +16,7 @@ const FIELD: &str = "structural_tag";
 /// The part that a structural tag says.
 ///
 /// # Errors
-/// What it lacks, or what is not supported, with its place.
+/// Names what it lacks, or what is not supported, with its place.
 pub(super) fn read(tag: &Value, limits: &GrammarLimits) -> Result<Part, FieldError> {
     let reader = Reader { limits };
     let object = reader.object(tag, "#")?;
@@ -112,12 +112,9 @@ impl Reader<'_> {
         place: &str,
         depth: usize,
     ) -> Result<Vec<Part>, FieldError> {
-        let place = format!("{place}/elements");
-        let elements = object.get("elements").unwrap_or(&Value::Null);
-        let elements = self.list(elements, &place)?.iter().enumerate();
-        elements
-            .map(|(at, element)| self.format(element, &format!("{place}/{at}"), depth + 1))
-            .collect()
+        self.each(object, "elements", place, |element, place| {
+            self.format(element, place, depth + 1)
+        })
     }
 
     fn json(&self, object: &Map<String, Value>, place: &str) -> Result<Part, FieldError> {
@@ -284,11 +281,9 @@ impl Reader<'_> {
         place: &str,
         depth: usize,
     ) -> Result<Vec<Tag>, FieldError> {
-        let place = format!("{place}/tags");
-        let tags = self.list(object.get("tags").unwrap_or(&Value::Null), &place)?;
-        let tags = tags.iter().enumerate();
-        tags.map(|(at, tag)| self.tag(tag, &format!("{place}/{at}"), depth + 1))
-            .collect()
+        self.each(object, "tags", place, |tag, place| {
+            self.tag(tag, place, depth + 1)
+        })
     }
 
     fn tag(&self, tag: &Value, place: &str, depth: usize) -> Result<Tag, FieldError> {
@@ -314,6 +309,22 @@ impl Reader<'_> {
         value
             .as_object()
             .ok_or_else(|| refusal(place, "is no object"))
+    }
+
+    /// Reads each element of the list `name`, at the place of its own.
+    fn each<T>(
+        &self,
+        object: &Map<String, Value>,
+        name: &str,
+        place: &str,
+        read: impl Fn(&Value, &str) -> Result<T, FieldError>,
+    ) -> Result<Vec<T>, FieldError> {
+        let place = format!("{place}/{name}");
+        let elements = self.list(object.get(name).unwrap_or(&Value::Null), &place)?;
+        let elements = elements.iter().enumerate();
+        elements
+            .map(|(at, element)| read(element, &format!("{place}/{at}")))
+            .collect()
     }
 
     fn list<'a>(&self, value: &'a Value, place: &str) -> Result<&'a [Value], FieldError> {

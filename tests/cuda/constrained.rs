@@ -12,13 +12,12 @@ use souffleur::executor::Executor;
 use souffleur::executor::cpu::CpuExecutor;
 use souffleur::ids::SeqId;
 use souffleur::request::{Event, GenerateRequest, Prompt};
-use souffleur::state::grammar::{Constraint, Grammar, JsonWhitespace};
+use souffleur::state::grammar::{Constraint, JsonWhitespace};
 use souffleur::state::step::{PIPELINE_DEPTH, RowVerdict, StepOutput, StepPlan};
 
 use crate::common::{cpu_options, fixture, load, options};
 use crate::gpu;
-use crate::grammars::HashedGrammar;
-use crate::masks::{Row, decodes, hashed, opening, plans, rows};
+use crate::masks::{Row, decodes, opening, plans, rows, rows_that_stop};
 use crate::setups::{F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16, Setup, start_on_cpu};
 use crate::world::{Outcome, World, collect};
 
@@ -118,16 +117,7 @@ fn a_row_is_taken_over_while_its_last_token_is_under_way() {
 
 #[test]
 fn a_row_that_is_done_or_has_failed_disturbs_no_step_under_way() {
-    let mut rows = rows();
-    let grammar = |done_after, fails_after| -> Option<Arc<dyn Grammar>> {
-        Some(Arc::new(HashedGrammar {
-            done_after,
-            fails_after,
-            ..hashed(9)
-        }))
-    };
-    rows[0].grammar = grammar(usize::MAX, Some(3));
-    rows[1].grammar = grammar(4, None);
+    let rows = rows_that_stop();
     check(&plans(&rows, 8));
 }
 

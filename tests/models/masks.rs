@@ -73,6 +73,21 @@ pub fn rows() -> Vec<Row> {
         .collect()
 }
 
+/// The same rows, but that the first one's grammar fails after three tokens and the second one's is done after four.
+pub fn rows_that_stop() -> Vec<Row> {
+    let mut rows = rows();
+    let grammar = |done_after, fails_after| -> Option<Arc<dyn Grammar>> {
+        Some(Arc::new(HashedGrammar {
+            done_after,
+            fails_after,
+            ..hashed(9)
+        }))
+    };
+    rows[0].grammar = grammar(usize::MAX, Some(3));
+    rows[1].grammar = grammar(4, None);
+    rows
+}
+
 pub fn prompt(row: u32) -> Vec<u32> {
     tokens(u64::from(row), PROMPT_TOKENS as usize, VOCAB)
 }
@@ -189,16 +204,7 @@ fn a_greedy_row_takes_the_likeliest_token_that_is_allowed() {
 
 #[test]
 fn a_grammar_that_fails_or_is_done_says_so_for_its_row_only() {
-    let mut rows = rows();
-    let grammar = |done_after, fails_after| -> Option<Arc<dyn Grammar>> {
-        Some(Arc::new(HashedGrammar {
-            done_after,
-            fails_after,
-            ..hashed(9)
-        }))
-    };
-    rows[0].grammar = grammar(usize::MAX, Some(3));
-    rows[1].grammar = grammar(4, None);
+    let rows = rows_that_stop();
     let steps = run(&mut load("llama", &options()), &plans(&rows, 8));
     let too_complex = RowVerdict::GrammarFailed(GrammarFailure::TooComplex);
     for (step, results) in steps.iter().enumerate() {
