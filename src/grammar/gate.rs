@@ -152,7 +152,7 @@ impl Gate {
                     .windows(tag.len().max(1))
                     .position(|bytes| bytes == tag);
                 match found {
-                    // What the token has after the tag cannot be given to the grammar.
+                    // The text of the token after the tag cannot be given to the grammar.
                     Some(at) if !is_blank(&tail[(at + tag.len()).max(before)..]) => {
                         return Err(GrammarFailure::NoToken);
                     }

@@ -14,9 +14,9 @@ pub(super) enum Part {
         schema: Value,
         whitespace: JsonWhitespace,
     },
-    /// What a terminal matches, given as its right side in Lark.
+    /// A terminal, given as its right side in Lark.
     Terminal(String),
-    /// What a grammar in Lark derives.
+    /// A grammar in Lark.
     Grammar(String),
     /// One after the other.
     Sequence(Vec<Part>),
@@ -57,9 +57,9 @@ pub(super) enum Presence {
 pub(super) struct Free {
     /// Texts that it does not have.
     pub(super) excludes: Vec<String>,
-    /// What all of it matches, as terminals in Lark.
+    /// Terminals in Lark, each of which matches all of it.
     pub(super) matches: Vec<String>,
-    /// What its beginning does not match, as a regular expression.
+    /// A regular expression that its beginning does not match.
     pub(super) not_at_first: Option<String>,
     /// It has letters only, no markers.
     pub(super) is_plain: bool,
@@ -69,7 +69,7 @@ pub(super) struct Free {
 #[derive(Clone, Debug)]
 pub(super) struct Triggered {
     pub(super) free: Free,
-    /// What begins a tag, and what follows.
+    /// The beginnings of tags, and what follows each.
     pub(super) triggers: Vec<(String, Part)>,
     /// The first tag begins at once.
     pub(super) at_least_one: bool,

@@ -6,7 +6,7 @@ use super::limits::GrammarLimits;
 use super::wish::check_bytes;
 use crate::error::FieldError;
 
-/// What no automaton can do, by its beginning.
+/// Constructs that no automaton can match, by their beginnings.
 const UNKNOWN: [(&str, &str); 6] = [
     ("(?=", "look-ahead"),
     ("(?!", "look-ahead"),
@@ -108,7 +108,7 @@ fn ends_escaped(text: &str) -> bool {
     text.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 1
 }
 
-/// What it has that is not supported.
+/// The first construct that is not supported.
 fn unknown(pattern: &str) -> Option<&'static str> {
     let mut in_class = false;
     let mut rest = pattern;

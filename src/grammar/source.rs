@@ -1,4 +1,4 @@
-//! What llguidance compiles: a grammar in Lark, and the JSON schemas and other grammars that it refers to.
+//! The text that llguidance compiles: a grammar in Lark, and the JSON schemas and other grammars that it refers to.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -26,7 +26,7 @@ pub(super) struct Source {
     pub(super) field: &'static str,
     /// The rules, `start` among them; empty if the first nested grammar is all.
     lark: String,
-    /// What the rules refer to as `@s0`, `@s1` and so on.
+    /// The schemas and grammars that the rules refer to as `@s0`, `@s1` and so on.
     nested: Vec<Nested>,
     /// Where each of them is, by its text.
     known: HashMap<String, usize>,

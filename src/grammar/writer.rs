@@ -44,11 +44,11 @@ struct Writer<'a> {
 struct Texts {
     /// The markers that it may have.
     others: Option<String>,
-    /// What texts match.
+    /// Terminals that each text matches.
     conditions: Vec<String>,
     /// That no end is in them. A text that stops at its first end says so itself.
     before_ends: Option<String>,
-    /// What the first one does not begin with.
+    /// A regular expression that the beginning of the first one does not match.
     not_at_first: Option<String>,
 }
 

@@ -18,7 +18,7 @@ pub struct GrammarMetrics {
     requests: Counter,
 }
 
-/// What became of a grammar that was asked for.
+/// The end of a request for a grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrammarEnd {
     /// It was at hand.

@@ -221,7 +221,7 @@ impl From<&Submission> for SubmitEntry {
             logprobs,
             // Replayed as an entry of its own.
             opening: _,
-            // What it allows shows in the tokens and verdicts of the steps.
+            // Its effect shows in the tokens and verdicts of the steps.
             grammar: _,
             priority,
             // Seen or not is written when the state looks.

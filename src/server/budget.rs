@@ -101,11 +101,11 @@ impl Drop for BodyCharge {
     }
 }
 
-/// What a call's body is charged for while the call is served.
+/// The charges for a call's body while the call is served.
 pub(super) struct Charges {
-    /// What the prompt is made of, until it is encoded.
+    /// For what the prompt is made of, until it is encoded.
     pub(super) prompt: BodyCharge,
-    /// The tools and constraints of the call, which live as long as its requests.
+    /// For the tools and constraints of the call, which live as long as its requests.
     pub(super) request: BodyCharge,
 }
 

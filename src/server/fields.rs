@@ -32,7 +32,7 @@ pub(super) struct Fields {
     /// Those of them that the prompt is made of.
     prompt_values: usize,
     charge: BodyCharge,
-    /// What is read for the whole life of the request.
+    /// The charge for what is kept as long as the request.
     request_charge: BodyCharge,
 }
 

@@ -18,7 +18,7 @@ const PACKAGE: &str = "@openai/codex@0.94.0";
 /// Longest time of one run, which takes some seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 const TASK: &str = "Leave a note that says which row is mine, and read it to me.";
-/// What the shell prints at last, inside the JSON of a tool's result.
+/// The text that the first call writes down and the second prints.
 const NOTE: &str = "Row 4 is yours.";
 
 /// The program, installed in the cache of the tests; nothing where npm is missing.

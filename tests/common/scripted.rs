@@ -24,7 +24,7 @@ pub fn checkpoint() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-agents")
 }
 
-/// What an engine with these lines is made of; `config` names the [`checkpoint`].
+/// The parts of an engine with these lines; `config` names the [`checkpoint`].
 pub fn parts(config: &EngineConfig, lines: &[Line<'_>]) -> EngineParts {
     let owned = |(cue, line): &Line<'_>| ((*cue).to_owned(), (*line).to_owned());
     let lines: Vec<(String, String)> = lines.iter().map(owned).collect();

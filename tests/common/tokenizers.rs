@@ -76,7 +76,7 @@ pub fn metaspace() -> Value {
     )
 }
 
-/// What tokens of real vocabularies look like in JSON, numbers, code and text.
+/// Texts like the tokens of real vocabularies in JSON, numbers, code and text.
 fn fragments() -> Vec<String> {
     let mut texts: Vec<String> = [
         "{\"",

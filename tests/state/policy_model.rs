@@ -235,14 +235,14 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
         known
     }
 
-    /// What a request's first prefill computes.
+    /// The tokens of a request's first prefill: its prompt and its opening.
     fn prompt(&self, number: usize) -> Vec<u32> {
         let ask = &self.lives[number].ask;
         let tokens = ask.prompt.iter().chain(ask.opening());
         tokens.copied().collect()
     }
 
-    /// What an admission may take from the cache.
+    /// How many tokens an admission may take from the cache.
     fn matched(&self, number: usize) -> usize {
         let ask = &self.lives[number].ask;
         let last = self.prompt(number).len() - 1;

@@ -31,7 +31,7 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// What its output begins with, as the tokenizer decides it.
+    /// The tokens that its output begins with, as the tokenizer decides it.
     pub fn opening(&self) -> &[u32] {
         let opening = self
             .grammar

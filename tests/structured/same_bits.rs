@@ -35,7 +35,7 @@ fn config() -> EngineConfig {
     }
 }
 
-/// What a request of this number must be; of four one is free.
+/// The constraint of the request with this number; of four requests one is free.
 fn constraint(number: u64) -> Option<Constraint> {
     match number % 8 {
         0 | 4 => None,

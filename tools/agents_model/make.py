@@ -30,7 +30,7 @@ MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
           r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
-# What conversations with tools are made of, so that prompts have fewer tokens than bytes.
+# Texts of conversations with tools, to train on: their prompts have fewer tokens than bytes.
 TEXTS = [
     "The prompter whispers the next line, the actor speaks it, and the audience hears nothing but the play.",
     "system user assistant tool function name arguments description parameters type object properties required",

@@ -30,7 +30,7 @@ static LEXEME: LazyLock<Regex> = LazyLock::new(|| {
 /// Returns the grammar in Lark.
 ///
 /// # Errors
-/// What is not understood or not supported, with its line.
+/// Names what is not understood or supported, with its line if it has one; or the limit of bytes.
 pub(super) fn to_lark(
     field: &str,
     grammar: &str,
@@ -45,8 +45,8 @@ pub(super) fn to_lark(
     lark.map_err(|reason| FieldError::new(field, format!("{field}, {reason}")))
 }
 
-/// Lark as it is, unless it asks for all of several expressions at once, for all but one, or brings schemas of its own: their
-/// work multiplies, and llguidance's limits do not count it.
+/// Lark as it is, unless it asks for all of several expressions at once, for all but one, or brings schemas of its own:
+/// their work multiplies, and llguidance's limits do not count it.
 fn checked_lark(field: &str, grammar: &str) -> Result<String, FieldError> {
     let found = LEXEME
         .captures_iter(grammar)

@@ -30,7 +30,7 @@ pub(super) fn spell_out(schema: &mut Map<String, Value>) {
     }
 }
 
-/// What a text of this format matches, all of it.
+/// The patterns that a text of this format matches, all of them; none for other formats.
 fn patterns(format: &str) -> Vec<String> {
     let hostname = format!("{LABEL}(?:\\.{LABEL})*");
     match format {

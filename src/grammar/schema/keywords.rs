@@ -19,7 +19,7 @@ pub(super) enum Keyword {
     Data,
     /// Nothing that constrains a value.
     Annotation,
-    /// What constrains a value in a way that no grammar here can.
+    /// A constraint that no grammar here can express.
     Unsupported,
 }
 

@@ -16,10 +16,10 @@ use crate::error::FieldError;
 use keywords::{Keyword, keyword, lacks_format};
 use place::Place;
 
-/// What objects may have beside the properties that are named.
+/// The properties that objects may have beside those that are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Objects {
-    /// What the schema says; without a word, anything.
+    /// As the schema says; without a word, anything.
     AsWritten,
     /// Without a word of the schema, nothing.
     Closed,

@@ -1,4 +1,4 @@
-//! What the grammar of a schema lets through is what the schema accepts.
+//! The grammar of a schema lets through what the schema accepts.
 
 use serde_json::{Value, json};
 

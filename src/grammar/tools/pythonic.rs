@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 8;
 /// The arguments of an object's schema, in its order.
 ///
 /// # Errors
-/// What of the schema has no form here.
+/// Names the property or keyword that has no form here.
 pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError> {
     let properties = properties(field, schema)?;
     let mut fields = Vec::new();

@@ -13,7 +13,7 @@ const CLOSE: &str = "</parameter>";
 /// The parameters of an object's schema, in its order.
 ///
 /// # Errors
-/// What of the schema has no form here.
+/// Names the property or keyword that has no form here.
 pub(in crate::grammar) fn parameters(field: &str, schema: &Value) -> Result<Part, FieldError> {
     let properties = properties(field, schema)?;
     let mut fields = Vec::new();
@@ -171,8 +171,8 @@ fn constants(schema: &Value) -> Option<Vec<String>> {
     texts.iter().all(is_plain).then_some(texts)
 }
 
-/// What a string matches, as terminals in Lark; `None` if the schema is not one of strings (or null, which reads like
-/// one).
+/// The terminals in Lark that a string matches; `None` unless the schema is one of strings (or null, which reads like
+/// one) with nothing but lengths and a pattern.
 fn text_of(schema: &Value, root: &Value) -> Option<Vec<String>> {
     let object = schema.as_object()?;
     let is_string = match object.get("type") {
@@ -242,7 +242,7 @@ fn may_be_text(schema: &Value, root: &Value, depth: usize) -> bool {
     }
 }
 
-/// What a schema refers to.
+/// The schema that a reference leads to; any other schema itself.
 pub(super) fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     let mut schema = schema;
     for _ in 0..16 {

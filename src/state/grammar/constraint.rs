@@ -32,12 +32,11 @@ pub enum Constraint {
 /// The white space between the values of constrained JSON. Without a limit small models write blanks for ever.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum JsonWhitespace {
-    /// What models write of their own accord: one blank after a comma or colon, or line breaks with indentation, at most
-    /// a few dozen characters in a row.
+    /// As models write it of their own accord: one blank, or a line break and at most 40 characters of indentation.
     #[default]
     Bounded,
     /// None at all.
     Compact,
-    /// What the regular expression matches.
+    /// Any that the regular expression matches.
     Pattern(Arc<str>),
 }

@@ -1,4 +1,4 @@
-//! What the readers of calls have in common. A reader reads one call, from its first character to its last.
+//! The trait that the readers of calls share. A reader reads one call, from its first character to its last.
 
 use super::syntax::{Tag, TagSet};
 
@@ -18,7 +18,7 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
     fn read_tag(&mut self, tag: Tag, out: &mut CallOutput) -> Step;
 }
 
-/// What became of what was read.
+/// The place of a character or tag in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// It belongs to the call, which goes on.
@@ -33,7 +33,7 @@ pub(super) enum Step {
     Broken,
 }
 
-/// What a reader gives out.
+/// The name and the arguments that a reader gives out.
 #[derive(Debug, Default)]
 pub(super) struct CallOutput {
     /// The name, when the call is certain.

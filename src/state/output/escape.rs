@@ -1,6 +1,6 @@
 //! Backslashes: what stands between quotes, decoded; and JSON's own way to write it.
 
-/// Whose escapes are read.
+/// The language whose escapes are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Json,

@@ -33,7 +33,7 @@ enum InString {
     Escaped,
 }
 
-/// What a character is to a value.
+/// The place of a character in a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
     /// It belongs to the value, which goes on.

@@ -15,7 +15,7 @@ pub(super) enum Item {
     Token(u8),
 }
 
-/// What the engine reads next.
+/// The unit that the engine reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lexeme {
     Char(char),

@@ -41,11 +41,11 @@
 //!
 //! # Whitespace
 //! Newlines at both ends of reasoning are dropped, and those between reasoning and content: chat templates put them
-//! back. So are newlines right before a call, and whitespace between a call and an end tag. Content between two calls, before the first or after the last, that is
-//! only whitespace is dropped. All other whitespace is kept.
+//! back. So are newlines right before a call, and whitespace between a call and an end tag. Content between two calls,
+//! before the first or after the last, that is only whitespace is dropped. All other whitespace is kept.
 //!
 //! # Bounds
-//! What is held has a limit ([`MAX_HELD_CHARS`], [`MAX_VALUE_BYTES`]): beyond it, an opening is text, and a value is a
+//! Held input has a limit ([`MAX_HELD_CHARS`], [`MAX_VALUE_BYTES`]): beyond it, an opening is text, and a value is a
 //! string. Nesting ends at [`MAX_DEPTH`]. The time is linear in the length of the output.
 
 mod call;

@@ -46,7 +46,7 @@ impl TagSet {
 #[derive(Debug)]
 pub(super) struct ToolSyntax {
     pub(super) tags: &'static [(Tag, &'static str)],
-    /// What must follow the opening tag.
+    /// The form that must follow the opening tag.
     pub(super) after_open: Expect,
     /// The character that opens calls at the start of the content without a tag, and what it begins.
     pub(super) bare: Option<(char, Expect)>,
@@ -59,7 +59,7 @@ pub(super) struct ThinkSyntax {
     pub(super) end: &'static str,
 }
 
-/// What must come next in an opening, after whitespace.
+/// The form that must come next in an opening, after whitespace.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expect {
     /// A call as a JSON object.

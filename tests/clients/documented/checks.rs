@@ -1,4 +1,4 @@
-//! What the answers of the examples must be.
+//! Checks of the answers to the examples.
 
 use serde_json::{Value, json};
 

@@ -17,7 +17,7 @@ use crate::world::World;
 /// The address in the document.
 const ADDRESS: &str = "http://127.0.0.1:30000";
 
-/// What is asked, and what the model would like to say. Some constraints make it say something else.
+/// Cues of the questions, and what the model would like to say. Some constraints make it say something else.
 const LINES: [(&str, &str); 19] = [
     ("I am", " the prompter."),
     ("free in row 4?", FIND_4),

@@ -39,7 +39,7 @@ WEATHER = function("weather", {"city": {"type": "string"}, "days": {"type": "int
 SEAT = function("seat", {"row": {"type": "integer"}, "note": {"type": "string"}})
 CLOCK = function("clock")
 TOOLS = [WEATHER, SEAT, CLOCK]
-# What the tools return, by name.
+# Results of the tools, by name.
 RESULTS = {"weather": json.dumps({"sky": "clear"}), "seat": json.dumps({"booked": 4})}
 
 

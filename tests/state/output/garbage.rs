@@ -5,7 +5,7 @@ use souffleur::state::output::{OutputFormats, OutputPiece, ReasoningFormat, Tool
 use super::read_in_all_cuts;
 use super::transcript::{Mode, Transcript};
 
-/// What the garbage is made of.
+/// Pieces of garbage.
 const PARTS: [&str; 52] = [
     "a",
     "é",

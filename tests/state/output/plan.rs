@@ -1,4 +1,4 @@
-//! What a transcript is to say, made up before it is written.
+//! An answer, made up before its transcript is written.
 
 use serde_json::{Map, Value};
 use souffleur::state::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
@@ -6,7 +6,7 @@ use souffleur::state::output::{OutputFormats, OutputPiece, ReasoningFormat, Tool
 use super::transcript::{Mode, Transcript};
 use super::values;
 
-/// What an answer says.
+/// The contents of an answer.
 #[derive(Debug, Default, PartialEq)]
 pub struct Said {
     pub reasoning: String,

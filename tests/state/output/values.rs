@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::transcript::Transcript;
 
-/// What strings are made of: much of it means something elsewhere.
+/// Pieces of strings, many of which mean something elsewhere.
 const PARTS: [&str; 27] = [
     "Ada",
     "é",

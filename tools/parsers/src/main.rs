@@ -24,7 +24,7 @@ use transcript::Mode;
 
 const TRANSCRIPTS: u64 = 2000;
 
-/// What one side read.
+/// A transcript as one side read it.
 #[derive(Debug, PartialEq)]
 pub struct Reading {
     pub reasoning: String,

@@ -50,7 +50,7 @@ pub(in crate::server) struct NativeCall {
     /// The answer is a list.
     pub(in crate::server) is_batch: bool,
     pub(in crate::server) stream: bool,
-    /// What its body is charged for.
+    /// The charges for its body.
     pub(in crate::server) charges: Charges,
     wants_token_texts: bool,
 }

@@ -11,7 +11,7 @@ use crate::state::output::python::PythonReader;
 use crate::state::output::syntax::{CallList, Expect, Tag};
 use crate::state::output::xml::XmlReader;
 
-/// What an opening becomes with the next character.
+/// The state of an opening after the next character or tag.
 enum Opened {
     /// The character is a part of what leads to a call.
     Expecting(Expect),

@@ -16,7 +16,7 @@ pub(in crate::state::output) struct PythonReader {
     is_started: bool,
     /// The name of an argument.
     keyword: String,
-    /// What stands between the last value and the one that is about to begin, as JSON.
+    /// The separator before the next argument, in JSON.
     before_value: String,
 }
 

@@ -26,7 +26,7 @@ enum At {
     Triple(u8),
 }
 
-/// What a character is to a string.
+/// The place of a character in a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextStep {
     More,

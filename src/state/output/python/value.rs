@@ -34,7 +34,7 @@ enum At {
     Text(TextReader),
 }
 
-/// What a value is in its dict.
+/// The part that a value plays in its dict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Key,
