@@ -4,6 +4,7 @@
 //! requests, sampling or scheduling. What a model hands to a backend is in [`dtype`], [`tensor_view`], [`random`],
 //! [`rope`] and [`shape`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
 
+pub mod blocks;
 pub mod cpu;
 pub mod cuda;
 pub mod dtype;

@@ -74,11 +74,7 @@ impl RandomTensor {
 
     /// The tensor with its elements.
     pub fn view<'a>(&'a self, bytes: &'a [u8]) -> TensorView<'a> {
-        TensorView {
-            dtype: self.dtype,
-            shape: &self.shape,
-            bytes,
-        }
+        TensorView::plain(self.dtype, &self.shape, bytes)
     }
 }
 

@@ -181,11 +181,10 @@ impl<'a, B: Backend> Loader<'a, B> {
             .flat_map(|&(name, width)| random_vector(name, width));
         let values: Vec<f32> = values.collect();
         self.report(values.len() * self.checkpoint.dtype.bytes());
-        self.backend.vector(&[TensorView {
-            dtype: Dtype::F32,
-            shape: &[values.len()],
-            bytes: bytemuck::cast_slice(&values),
-        }])
+        let shape = [values.len()];
+        let bytes = bytemuck::cast_slice(&values);
+        let view = TensorView::plain(Dtype::F32, &shape, bytes);
+        self.backend.vector(&[view])
     }
 
     /// Loads the projections `(name, outputs)`, stacked: `{name}.weight` and, if there is a bias, `{name}.bias`.

@@ -10,7 +10,7 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
 use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::TensorView;
+use crate::kernels::tensor_view::{Stored, TensorView, widen};
 
 /// Multiply-adds that packing a weight costs about.
 const WEIGHT_COST: usize = 4;
@@ -175,57 +175,28 @@ struct PanelSource<'a> {
 
 impl PanelSource<'_> {
     fn source(&self) -> Source<'_> {
-        let inputs = self.part.shape[1];
-        let row_bytes = inputs * self.part.dtype.bytes();
-        let end = self.first + self.panel.len as usize;
         Source {
-            dtype: self.part.dtype,
-            rows: &self.part.bytes[self.first * row_bytes..end * row_bytes],
-            row_bytes,
-            inputs,
+            tensor: self.part,
+            first: self.first,
+            n_rows: self.panel.len as usize,
         }
     }
 }
 
 /// Rows of a stored tensor, at most sixteen.
 struct Source<'a> {
-    dtype: Dtype,
-    rows: &'a [u8],
-    row_bytes: usize,
-    inputs: usize,
+    tensor: TensorView<'a>,
+    first: usize,
+    n_rows: usize,
 }
 
 impl Source<'_> {
-    fn n_rows(&self) -> usize {
-        self.rows.len() / self.row_bytes
+    fn inputs(&self) -> usize {
+        self.tensor.shape[1]
     }
 
-    /// Widens the inputs from `first` on, as many as there are up to [`CHUNK`]; zeros behind them.
-    #[inline(always)]
-    fn widen(&self, row: usize, first: usize, out: &mut [f32; CHUNK]) {
-        let width = self.dtype.bytes();
-        let end = self.inputs.min(first + CHUNK);
-        let bytes = &self.rows[row * self.row_bytes..][first * width..end * width];
-        let n = end - first;
-        out[n..].fill(0.0);
-        let pairs = bytes
-            .chunks_exact(2)
-            .map(|b| u16::from_le_bytes([b[0], b[1]]));
-        match self.dtype {
-            Dtype::F32 => {
-                let words = bytes.chunks_exact(4);
-                let values = words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
-            }
-            Dtype::BF16 => {
-                let values = pairs.map(|bits| f32::from_bits(u32::from(bits) << 16));
-                out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
-            }
-            Dtype::F16 => {
-                let values = pairs.map(|bits| f16::from_bits(bits).to_f32());
-                out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
-            }
-        }
+    fn rows(&self) -> impl Iterator<Item = &[u8]> {
+        (self.first..self.first + self.n_rows).map(|row| self.tensor.row(row))
     }
 }
 
@@ -241,14 +212,12 @@ impl Kernel for PackPanel<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        let whole_words = match (self.format, self.source.dtype) {
-            (Format::F32, Dtype::F32) => true,
-            (Format::Bf16, Dtype::BF16) => self.source.inputs.is_multiple_of(2),
-            _ => false,
-        };
-        match whole_words {
-            true => self.transpose_words(),
-            false => self.convert::<S>(),
+        let even = self.source.inputs().is_multiple_of(2);
+        match (self.format, self.source.tensor.stored) {
+            (Format::F32, Stored::Plain(Dtype::F32)) => self.transpose_words(),
+            (Format::Bf16, Stored::Plain(Dtype::BF16)) if even => self.transpose_words(),
+            (_, Stored::Plain(dtype)) => self.convert::<S>(dtype),
+            (_, Stored::Blocks(_)) => self.decode::<S>(),
         }
     }
 }
@@ -257,11 +226,7 @@ impl PackPanel<'_> {
     /// Word `s` of row `r` goes to lane `r` of step `s`.
     #[inline(always)]
     fn transpose_words(self) {
-        let rows: Vec<&[u8]> = self
-            .source
-            .rows
-            .chunks_exact(self.source.row_bytes)
-            .collect();
+        let rows: Vec<&[u8]> = self.source.rows().collect();
         for (block, out) in self.out.chunks_mut(PANEL * PANEL).enumerate() {
             for (lane, row) in rows.iter().enumerate() {
                 let words = row[block * PANEL * 4..].chunks_exact(4);
@@ -274,13 +239,34 @@ impl PackPanel<'_> {
 
     /// Goes through f32.
     #[inline(always)]
-    fn convert<S: Lanes>(self) {
+    fn convert<S: Lanes>(self, dtype: Dtype) {
+        let (inputs, width) = (self.source.inputs(), dtype.bytes());
+        let rows: Vec<&[u8]> = self.source.rows().collect();
         let mut chunk = [0f32; CHUNK];
         let chunk_words = self.format.panel_words(CHUNK);
         for (index, out) in self.out.chunks_mut(chunk_words).enumerate() {
-            for lane in 0..self.source.n_rows() {
-                self.source.widen(lane, index * CHUNK, &mut chunk);
+            let (first, end) = (index * CHUNK, inputs.min((index + 1) * CHUNK));
+            for (lane, row) in rows.iter().enumerate() {
+                let (values, padding) = chunk.split_at_mut(end - first);
+                widen(dtype, &row[first * width..end * width], values);
+                padding.fill(0.0);
                 encode::<S>(self.format, &chunk, lane, out);
+            }
+        }
+    }
+
+    /// Decodes each row of blocks.
+    #[inline(always)]
+    fn decode<S: Lanes>(self) {
+        let inputs = self.source.inputs();
+        let mut values = vec![0f32; inputs.next_multiple_of(CHUNK)];
+        let chunk_words = self.format.panel_words(CHUNK);
+        for lane in 0..self.source.n_rows {
+            let row = self.source.first + lane;
+            self.source.tensor.read_row(row, &mut values[..inputs]);
+            let (chunks, _) = values.as_chunks::<CHUNK>();
+            for (chunk, out) in chunks.iter().zip(self.out.chunks_mut(chunk_words)) {
+                encode::<S>(self.format, chunk, lane, out);
             }
         }
     }

@@ -98,11 +98,8 @@ impl WeightLoader {
     /// # Errors
     /// Out of memory, or as the driver says.
     pub fn numbers(&mut self, numbers: &[f32]) -> Result<Weights<f32>, DriverError> {
-        self.f32(&[TensorView {
-            dtype: Dtype::F32,
-            shape: &[numbers.len()],
-            bytes: bytemuck::cast_slice(numbers),
-        }])
+        let (shape, bytes) = ([numbers.len()], bytemuck::cast_slice(numbers));
+        self.f32(&[TensorView::plain(Dtype::F32, &shape, bytes)])
     }
 
     /// Waits until everything is on the device.
@@ -148,27 +145,46 @@ impl WeightLoader {
 
 /// Fills `to` with elements of a tensor from `first` on.
 fn fill_f32(to: &mut [f32], from: &TensorView<'_>, first: usize) {
-    match from.dtype {
-        Dtype::F32 => copy(to, from, first),
-        Dtype::F16 => convert(to, from, first, |bits| f16::from_bits(bits).to_f32()),
-        Dtype::BF16 => convert(to, from, first, |bits| bf16::from_bits(bits).to_f32()),
+    match from.plain_dtype() {
+        Some(Dtype::F32) => copy(to, from, first),
+        Some(Dtype::F16) => convert(to, from, first, |bits| f16::from_bits(bits).to_f32()),
+        Some(Dtype::BF16) => convert(to, from, first, |bits| bf16::from_bits(bits).to_f32()),
+        None => decode(from, first, to, |value| value),
     }
 }
 
 /// As [`fill_f32`], rounded to bfloat16.
 fn fill_bf16(to: &mut [u16], from: &TensorView<'_>, first: usize) {
     let rounded = |value: f32| bf16::from_f32(value).to_bits();
-    match from.dtype {
-        Dtype::BF16 => copy(to, from, first),
-        Dtype::F16 => convert(to, from, first, |bits| {
+    match from.plain_dtype() {
+        Some(Dtype::BF16) => copy(to, from, first),
+        Some(Dtype::F16) => convert(to, from, first, |bits| {
             rounded(f16::from_bits(bits).to_f32())
         }),
-        Dtype::F32 => {
+        None => decode(from, first, to, rounded),
+        Some(Dtype::F32) => {
             let words = from.bytes.chunks_exact(4).skip(first);
             for (to, word) in to.iter_mut().zip(words) {
                 *to = rounded(f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
             }
         }
+    }
+}
+
+/// Fills `to` row by row.
+fn decode<T>(from: &TensorView<'_>, first: usize, to: &mut [T], convert: impl Fn(f32) -> T) {
+    let width = from.width();
+    let mut row = vec![0.0; width];
+    let mut at = first;
+    let mut rest = to;
+    while !rest.is_empty() {
+        from.read_row(at / width, &mut row);
+        let values = &row[at % width..];
+        let (part, after) = rest.split_at_mut(values.len().min(rest.len()));
+        let values = part.iter_mut().zip(values);
+        values.for_each(|(to, value)| *to = convert(*value));
+        at += part.len();
+        rest = after;
     }
 }
 
@@ -205,11 +221,7 @@ mod tests {
     fn every_dtype_becomes_the_elements_asked_for() {
         for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
             let bytes = bytes(dtype);
-            let view = TensorView {
-                dtype,
-                shape: &[5],
-                bytes: &bytes,
-            };
+            let view = TensorView::plain(dtype, &[5], &bytes);
             let exact: Vec<f32> = view.to_f32();
             for first in [0, 2] {
                 let mut to = [7.0; 3];

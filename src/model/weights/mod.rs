@@ -185,11 +185,8 @@ impl Weights {
                 format!("tensor {name} has dtype {got:?}, supported are F32, F16 and BF16");
             format_error(&shard.file, reason)
         })?;
-        Ok(TensorView {
-            dtype,
-            shape: &entry.shape,
-            bytes: &shard.map[entry.range.clone()],
-        })
+        let bytes = &shard.map[entry.range.clone()];
+        Ok(TensorView::plain(dtype, &entry.shape, bytes))
     }
 
     /// Gives the memory of a tensor's bytes back to the system, which reads them from the file if they are asked for

@@ -23,11 +23,7 @@ fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Matrix {
     let views = values
         .iter()
         .zip(&shapes)
-        .map(|(values, shape)| TensorView {
-            dtype: Dtype::F32,
-            shape,
-            bytes: bytemuck::cast_slice(values),
-        });
+        .map(|(values, shape)| TensorView::plain(Dtype::F32, shape, bytemuck::cast_slice(values)));
     let views: Vec<_> = views.collect();
     Matrix::pack(
         (&mut pool, isa),
@@ -244,11 +240,7 @@ fn rows_are_normed_and_picked_on_the_way() {
 /// A weight that sums its inputs.
 fn ones(isa: Isa, format: Format, inputs: usize) -> Matrix {
     let (ones, shape) = (vec![1.0f32; inputs], [1, inputs]);
-    let view = TensorView {
-        dtype: Dtype::F32,
-        shape: &shape,
-        bytes: bytemuck::cast_slice(&ones),
-    };
+    let view = TensorView::plain(Dtype::F32, &shape, bytemuck::cast_slice(&ones));
     let mut pool = ThreadPool::new(1).expect("threads start");
     Matrix::pack(
         (&mut pool, isa),

@@ -32,11 +32,8 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
             .map(|value| bf16::from_f32(value).to_f32());
         values.flat_map(f32::to_le_bytes).collect()
     };
-    let view = |shape: &'static [usize], bytes: &'static [u8]| TensorView {
-        dtype: Dtype::F32,
-        shape,
-        bytes,
-    };
+    let view =
+        |shape: &'static [usize], bytes: &'static [u8]| TensorView::plain(Dtype::F32, shape, bytes);
     let leak = |shape: &[usize], bytes: Vec<u8>| view(shape.to_vec().leak(), bytes.leak());
     let mut matrix = |outputs: usize, inputs: usize| {
         let spread = 1.5 / (inputs as f32).sqrt();
