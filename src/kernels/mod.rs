@@ -73,8 +73,14 @@ pub trait Backend {
     /// Result `[n_tokens, head_dim]`: `head_dim / 2` cosines, then as many sines, both times the attention scale.
     fn rotations(&mut self, rope: &Self::Rope, batch: &Self::Batch) -> Self::Tensor;
 
-    /// Divides each row by its root mean square and multiplies it by `weight`.
-    fn rms_norm(&mut self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Self::Operand;
+    /// Divides each row by its root mean square and multiplies it by `weight`. `reader` is multiplied with the result.
+    fn rms_norm(
+        &mut self,
+        x: &Self::Tensor,
+        weight: &Self::Vector,
+        eps: f32,
+        reader: &Self::Matrix,
+    ) -> Self::Operand;
 
     /// Projects to queries, keys and values, norms the heads where the model does, rotates queries and keys, and
     /// stores keys and values of `layer` at the step's slots.
@@ -93,7 +99,8 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Attends each query to the keys of its own row at positions up to its own, through the page table.
+    /// Attends each query to the keys of its own row at positions up to its own, through the page table. `reader` is
+    /// multiplied with the result.
     ///
     /// # Shapes
     /// `q` and the result: `[n_tokens, n_heads * head_dim]`.
@@ -103,13 +110,19 @@ pub trait Backend {
         heads: &HeadShape,
         layer: usize,
         batch: &Self::Batch,
+        reader: &Self::Matrix,
     ) -> Self::Operand;
 
-    /// Computes `silu(x gate^T + bias) * (x up^T + bias)`.
+    /// Computes `silu(x gate^T + bias) * (x up^T + bias)`. `reader` is multiplied with the result.
     ///
     /// # Shapes
     /// `gate_up: [2 * intermediate, hidden]`, gate first; result `[n_tokens, intermediate]`.
-    fn gated_silu(&mut self, x: &Self::Operand, gate_up: &Linear<Self>) -> Self::Operand
+    fn gated_silu(
+        &mut self,
+        x: &Self::Operand,
+        gate_up: &Linear<Self>,
+        reader: &Self::Matrix,
+    ) -> Self::Operand
     where
         Self: Sized;
 

@@ -93,14 +93,16 @@ impl<B: Backend> Layer<B> {
         rotations: &B::Tensor,
         batch: &B::Batch,
     ) -> B::Tensor {
-        let normed = self.input_norm.forward(backend, x);
+        let reader = &self.attention.qkv.projection.weight;
+        let normed = self.input_norm.forward(backend, x, reader);
         self.attention.queries(backend, &normed, rotations, batch)
     }
 
     /// Adds the rest of the layer to `x`, whose queries are `q`.
     fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
         self.attention.add(backend, x, q, batch);
-        let normed = self.post_attention_norm.forward(backend, x);
+        let reader = &self.mlp.gate_up.weight;
+        let normed = self.post_attention_norm.forward(backend, x, reader);
         self.mlp.add(backend, x, &normed);
     }
 }
@@ -161,9 +163,9 @@ impl<B: Backend> Norm<B> {
         })
     }
 
-    /// Norms each row.
-    pub fn forward(&self, backend: &mut B, x: &B::Tensor) -> B::Operand {
-        backend.rms_norm(x, &self.weight, self.eps)
+    /// Norms each row, for products with `reader`.
+    pub fn forward(&self, backend: &mut B, x: &B::Tensor, reader: &B::Matrix) -> B::Operand {
+        backend.rms_norm(x, &self.weight, self.eps, reader)
     }
 }
 
@@ -244,7 +246,7 @@ impl<B: Backend> Attention<B> {
 
     /// Adds the attention of the queries `q` to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
-        let attended = backend.attend(q, &self.heads, self.layer, batch);
+        let attended = backend.attend(q, &self.heads, self.layer, batch, &self.o.weight);
         backend.project_add(x, &attended, &self.o);
     }
 }
@@ -272,7 +274,7 @@ impl<B: Backend> Mlp<B> {
 
     /// Adds the MLP of `normed` to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Operand) {
-        let gated = backend.gated_silu(normed, &self.gate_up);
+        let gated = backend.gated_silu(normed, &self.gate_up, &self.down.weight);
         backend.project_add(x, &gated, &self.down);
     }
 }

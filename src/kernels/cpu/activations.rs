@@ -1,7 +1,7 @@
 //! Activations laid out for a product: groups of rows, in the words of the weights' format.
 
 use super::element::load_up_to;
-use super::format::{Format, INT8_GROUP, INT8_STEPS, group_rows, n_groups};
+use super::format::{Encoding, INT8_GROUP, INT8_STEPS, group_rows, n_groups};
 use super::rowwise::norm_scale;
 use super::simd::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Scratch, Shared, Tensor};
@@ -61,17 +61,23 @@ pub struct PackedRows {
     /// The words, as bits.
     words: Tensor,
     inputs: usize,
-    format: Format,
+    encoding: Encoding,
     n_groups: usize,
 }
 
 impl PackedRows {
     /// Takes memory for rows; their content is arbitrary.
-    pub fn uninit(scratch: &Scratch, isa: Isa, format: Format, rows: usize, inputs: usize) -> Self {
+    pub fn uninit(
+        scratch: &Scratch,
+        isa: Isa,
+        encoding: Encoding,
+        rows: usize,
+        inputs: usize,
+    ) -> Self {
         Self {
-            words: scratch.tensor(rows, format.row_words(inputs)),
+            words: scratch.tensor(rows, encoding.row_words(inputs)),
             inputs,
-            format,
+            encoding,
             n_groups: n_groups(rows, dispatch(isa, GroupRows)),
         }
     }
@@ -83,7 +89,7 @@ impl PackedRows {
     pub fn pack(
         (pool, isa): (&mut ThreadPool, Isa),
         scratch: &Scratch,
-        format: Format,
+        encoding: Encoding,
         source: Activations<'_>,
     ) -> Self {
         let (rows, inputs) = (source.n_rows(), source.inputs);
@@ -91,7 +97,7 @@ impl PackedRows {
             source.norm.is_none_or(|(weight, _)| weight.len() == inputs),
             "norm of rows of {inputs}"
         );
-        let mut packed = Self::uninit(scratch, isa, format, rows, inputs);
+        let mut packed = Self::uninit(scratch, isa, encoding, rows, inputs);
         let (n_groups, row_words) = (packed.n_groups, packed.row_words());
         let words: &mut [u32] = bytemuck::cast_slice_mut(packed.words.values_mut());
         let words = Shared::new(words);
@@ -102,7 +108,7 @@ impl PackedRows {
             dispatch(
                 isa,
                 PackGroup {
-                    format,
+                    encoding,
                     source,
                     rows,
                     out,
@@ -123,8 +129,8 @@ impl PackedRows {
     }
 
     /// How they are encoded.
-    pub fn format(&self) -> Format {
-        self.format
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
     }
 
     /// Words of a row.
@@ -161,11 +167,11 @@ impl PackedRows {
             for (m, row) in rows.enumerate() {
                 let out = &mut values[row * self.inputs..][..self.inputs];
                 for (i, out) in out.iter_mut().enumerate() {
-                    *out = f32::from_bits(match self.format {
-                        Format::F32 | Format::F16 => words[i * n + m],
-                        Format::Bf16 if i % 2 == 0 => words[i / 2 * n + m] << 16,
-                        Format::Bf16 => words[i / 2 * n + m] & 0xffff_0000,
-                        Format::Int8 => unreachable!("not asked for"),
+                    *out = f32::from_bits(match self.encoding {
+                        Encoding::F32 => words[i * n + m],
+                        Encoding::Bf16 if i % 2 == 0 => words[i / 2 * n + m] << 16,
+                        Encoding::Bf16 => words[i / 2 * n + m] & 0xffff_0000,
+                        Encoding::Int8 => unreachable!("not asked for"),
                     });
                 }
             }
@@ -187,7 +193,7 @@ impl Kernel for GroupRows {
 
 /// One group to encode.
 struct PackGroup<'a> {
-    format: Format,
+    encoding: Encoding,
     source: Activations<'a>,
     rows: std::ops::Range<usize>,
     out: &'a mut [u32],
@@ -206,10 +212,10 @@ impl Kernel for PackGroup<'_> {
         let (rows, inputs) = (&rows[..n_rows], self.source.inputs);
         // SAFETY: `dispatch` detected the instruction set.
         unsafe {
-            match self.format {
-                Format::F32 | Format::F16 => pack_values::<S>(rows, inputs, self.out),
-                Format::Bf16 => pack_pairs::<S>(rows, inputs, self.out),
-                Format::Int8 => pack_quads::<S>(rows, inputs, self.out),
+            match self.encoding {
+                Encoding::F32 => pack_values::<S>(rows, inputs, self.out),
+                Encoding::Bf16 => pack_pairs::<S>(rows, inputs, self.out),
+                Encoding::Int8 => pack_quads::<S>(rows, inputs, self.out),
             }
         }
     }

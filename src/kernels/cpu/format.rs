@@ -17,6 +17,7 @@
 //! Inputs are padded with zeros to whole steps (int8: whole groups), outputs to whole panels.
 
 use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::tensor_view::Stored;
 
 /// Outputs in a panel.
 pub const PANEL: usize = 16;
@@ -24,6 +25,57 @@ pub const PANEL: usize = 16;
 pub const INT8_GROUP: usize = 128;
 /// Steps of such a group.
 pub const INT8_STEPS: usize = INT8_GROUP / 4;
+
+/// An encoding of activations, which products with several formats may read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// 32-bit floats.
+    F32,
+    /// Pairs of 16-bit brain floats.
+    Bf16,
+    /// Signed bytes with a scale for each row and `INT8_GROUP` inputs.
+    Int8,
+}
+
+impl Encoding {
+    /// Words of a row of activations.
+    pub fn row_words(self, inputs: usize) -> usize {
+        match self {
+            Self::F32 => inputs,
+            Self::Bf16 => inputs.div_ceil(2),
+            Self::Int8 => inputs.div_ceil(INT8_GROUP) * (INT8_STEPS + 2),
+        }
+    }
+}
+
+/// The formats of a backend's matrices.
+#[derive(Clone, Copy, Debug)]
+pub struct FormatRule {
+    /// The format of weights that are stored one by one.
+    plain: Format,
+}
+
+impl FormatRule {
+    /// The formats of a model that runs in `dtype`.
+    pub fn new(dtype: Dtype, quantization: Option<Quantization>) -> Self {
+        Self {
+            plain: Format::new(dtype, quantization),
+        }
+    }
+
+    /// One format for all.
+    #[cfg(test)]
+    pub fn all(format: Format) -> Self {
+        Self { plain: format }
+    }
+
+    /// The format of weights that are stored so.
+    pub fn format(self, stored: Stored) -> Format {
+        match stored {
+            Stored::Plain(_) | Stored::Blocks(_) => self.plain,
+        }
+    }
+}
 
 /// An encoding of weights, with the activations that go with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,12 +120,12 @@ impl Format {
         }
     }
 
-    /// Words of a row of activations.
-    pub fn row_words(self, inputs: usize) -> usize {
-        let steps = self.steps(inputs);
+    /// The encoding of activations that its products read.
+    pub fn encoding(self) -> Encoding {
         match self {
-            Self::F32 | Self::F16 | Self::Bf16 => steps,
-            Self::Int8 => steps + steps / INT8_STEPS * 2,
+            Self::F32 | Self::F16 => Encoding::F32,
+            Self::Bf16 => Encoding::Bf16,
+            Self::Int8 => Encoding::Int8,
         }
     }
 }

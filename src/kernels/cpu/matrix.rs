@@ -26,12 +26,23 @@ pub struct Matrix {
     pub inputs: usize,
     /// How it is encoded.
     pub format: Format,
+    /// The first output in the stack.
+    pub first_output: usize,
     words: WeightWords,
     panels: Vec<Panel>,
     alternates: bool,
 }
 
-/// Which outputs a panel holds.
+/// Tensors that become one matrix.
+#[derive(Clone, Copy)]
+pub struct Parts<'a> {
+    /// Of equal width, in order.
+    pub tensors: &'a [TensorView<'a>],
+    /// The first output in the stack that the matrix is a part of.
+    pub first_output: usize,
+}
+
+/// Which outputs of a stack a panel holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Panel {
     /// Its first output.
@@ -49,7 +60,10 @@ impl Matrix {
         (pool, isa): (&mut ThreadPool, Isa),
         arena: &mut WeightArena,
         format: Format,
-        parts: &[TensorView<'_>],
+        Parts {
+            tensors: parts,
+            first_output,
+        }: Parts<'_>,
     ) -> Self {
         let inputs = parts[0].shape[1];
         assert!(
@@ -57,19 +71,20 @@ impl Matrix {
             "stacked matrices have equal width"
         );
         let mut panels = Vec::new();
-        let mut outputs = 0;
+        let mut end = first_output;
         for part in parts {
             let rows = part.shape[0];
             panels.extend((0..rows).step_by(PANEL).map(|first| PanelSource {
                 panel: Panel {
-                    first: (outputs + first) as u32,
+                    first: (end + first) as u32,
                     len: PANEL.min(rows - first) as u32,
                 },
                 part: *part,
                 first,
             }));
-            outputs += rows;
+            end += rows;
         }
+        let outputs = end - first_output;
         let alternates = matches!(parts, [a, b] if a.shape == b.shape);
         if alternates {
             panels.sort_by_key(|source| source.first);
@@ -94,6 +109,7 @@ impl Matrix {
             outputs,
             inputs,
             format,
+            first_output,
             words,
             panels: panels.iter().map(|source| source.panel).collect(),
             alternates,

@@ -24,6 +24,7 @@ pub mod probe;
 pub(crate) mod readout;
 mod rowwise;
 mod simd;
+mod stack;
 pub(crate) mod tensor;
 mod threads;
 mod tile;
@@ -32,15 +33,18 @@ mod x86;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use smallvec::SmallVec;
+
 use self::activations::{Activations, PackedRows};
 use self::attention::Attention;
 pub use self::cores::{allowed_cores, default_threads};
 pub use self::format::Format;
+use self::format::{Encoding, FormatRule};
 use self::kv::{KvPool, PageTable};
 use self::matmul::{Product, Write, matmul};
-use self::matrix::Matrix;
 use self::memory::WeightArena;
 pub use self::simd::{ISA_VARIABLE, Isa};
+use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::{Backend, HeadShape, Linear, QkvWeights};
@@ -192,13 +196,27 @@ pub struct CpuSizes {
     pub shared_prefix: bool,
 }
 
+/// Activations in each encoding that the products of a stack read.
+pub struct Operand(SmallVec<[PackedRows; 1]>);
+
+impl Operand {
+    #[cfg(test)]
+    pub(super) fn values(&self) -> Vec<f32> {
+        self.0[0].values()
+    }
+
+    fn rows(&self) -> usize {
+        self.0[0].rows()
+    }
+}
+
 /// Kernels, KV pool and page table of the CPU.
 pub struct CpuBackend {
     pool: ThreadPool,
     /// Where the calling thread computes, if threads are pinned.
     own_core: Option<usize>,
     isa: Isa,
-    format: Format,
+    rule: FormatRule,
     /// Where matrices are put.
     weights: WeightArena,
     scratch: Scratch,
@@ -229,7 +247,7 @@ impl CpuBackend {
             pool: ThreadPool::pinned(sizes.threads, worker_cores)?,
             own_core,
             isa: sizes.isa,
-            format: Format::new(sizes.dtype, sizes.quantization),
+            rule: FormatRule::new(sizes.dtype, sizes.quantization),
             weights: WeightArena::default(),
             scratch: Scratch::default(),
             kv: KvPool::new(sizes.dtype, sizes.n_layers, n_slots, sizes.kv_width),
@@ -270,14 +288,19 @@ impl CpuBackend {
         &mut self.table
     }
 
-    fn pack(&mut self, source: Activations<'_>) -> PackedRows {
-        let threads = (&mut self.pool, self.isa);
-        PackedRows::pack(threads, &self.scratch, self.format, source)
+    /// Encodes activations as the products with `reader` read them.
+    fn pack(&mut self, source: Activations<'_>, reader: &Stack) -> Operand {
+        let encodings = reader.encodings().iter();
+        let packed = encodings.map(|encoding| {
+            let threads = (&mut self.pool, self.isa);
+            PackedRows::pack(threads, &self.scratch, *encoding, source)
+        });
+        Operand(packed.collect())
     }
 
-    fn product(&mut self, x: &PackedRows, linear: &Linear<Self>, out: &mut Tensor, write: Write) {
+    fn product(&mut self, x: &Operand, linear: &Linear<Self>, out: &mut Tensor, write: Write) {
         let product = Product {
-            x,
+            x: &x.0,
             weight: &linear.weight,
             bias: linear.bias.as_deref(),
             out: out.values_mut(),
@@ -289,16 +312,16 @@ impl CpuBackend {
 
 impl Backend for CpuBackend {
     type Tensor = Tensor;
-    type Operand = PackedRows;
-    type Matrix = Matrix;
+    type Operand = Operand;
+    type Matrix = Stack;
     type Vector = Vec<f32>;
     type Rope = Rope;
     type Batch = CpuBatch;
     type TokenList = [u32];
 
-    fn matrix(&mut self, parts: &[TensorView<'_>]) -> Matrix {
+    fn matrix(&mut self, parts: &[TensorView<'_>]) -> Stack {
         let threads = (&mut self.pool, self.isa);
-        Matrix::pack(threads, &mut self.weights, self.format, parts)
+        Stack::pack(threads, &mut self.weights, self.rule, parts)
     }
 
     fn vector(&mut self, parts: &[TensorView<'_>]) -> Vec<f32> {
@@ -309,7 +332,7 @@ impl Backend for CpuBackend {
         rope.clone()
     }
 
-    fn embed(&mut self, table: &Matrix, batch: &CpuBatch) -> Tensor {
+    fn embed(&mut self, table: &Stack, batch: &CpuBatch) -> Tensor {
         let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
         rowwise::embed(&mut self.pool, table, &batch.tokens, out)
     }
@@ -321,15 +344,15 @@ impl Backend for CpuBackend {
         rowwise::rotations(&mut self.pool, rope, &batch.positions, out)
     }
 
-    fn rms_norm(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> PackedRows {
+    fn rms_norm(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32, reader: &Stack) -> Operand {
         let norm = Some((weight.as_slice(), eps));
         let rows = Activations::plain(x.values(), x.width());
-        self.pack(Activations { norm, ..rows })
+        self.pack(Activations { norm, ..rows }, reader)
     }
 
     fn project_qkv(
         &mut self,
-        x: &PackedRows,
+        x: &Operand,
         weights: &QkvWeights<Self>,
         heads: &HeadShape,
         rotations: &Tensor,
@@ -359,29 +382,37 @@ impl Backend for CpuBackend {
         heads: &HeadShape,
         layer: usize,
         batch: &CpuBatch,
-    ) -> PackedRows {
+        reader: &Stack,
+    ) -> Operand {
         let out = self.scratch.tensor(q.rows(), q.width());
         let history = (&self.kv, layer, &self.table);
         let threads = (&mut self.pool, self.isa);
         let attention = &mut self.attention;
         let out = attention.attend(threads, q, heads, history, batch, out);
-        self.pack(Activations::plain(out.values(), out.width()))
+        self.pack(Activations::plain(out.values(), out.width()), reader)
     }
 
-    fn gated_silu(&mut self, x: &PackedRows, gate_up: &Linear<Self>) -> PackedRows {
+    fn gated_silu(&mut self, x: &Operand, gate_up: &Linear<Self>, reader: &Stack) -> Operand {
         let width = gate_up.weight.outputs / 2;
-        if self.format == Format::Bf16 {
-            let (isa, format) = (self.isa, self.format);
-            let mut out = PackedRows::uninit(&self.scratch, isa, format, x.rows(), width);
+        if !gate_up.weight.alternates() {
+            let mut both = self.scratch.tensor(x.rows(), 2 * width);
+            self.product(x, gate_up, &mut both, Write::Store);
+            let out = self.scratch.tensor(x.rows(), width);
+            let out = rowwise::gated_silu(&mut self.pool, self.isa, &both, out);
+            return self.pack(Activations::plain(out.values(), width), reader);
+        }
+        if reader.encodings() == [Encoding::Bf16] {
+            let (isa, encoding) = (self.isa, Encoding::Bf16);
+            let mut out = PackedRows::uninit(&self.scratch, isa, encoding, x.rows(), width);
             self.product(x, gate_up, out.words_mut(), Write::GatedPairs);
-            return out;
+            return Operand([out].into_iter().collect());
         }
         let mut out = self.scratch.tensor(x.rows(), width);
         self.product(x, gate_up, &mut out, Write::GatedSilu);
-        self.pack(Activations::plain(out.values(), width))
+        self.pack(Activations::plain(out.values(), width), reader)
     }
 
-    fn project_add(&mut self, residual: &mut Tensor, x: &PackedRows, linear: &Linear<Self>) {
+    fn project_add(&mut self, residual: &mut Tensor, x: &Operand, linear: &Linear<Self>) {
         self.product(x, linear, residual, Write::Add);
     }
 
@@ -399,17 +430,18 @@ impl Backend for CpuBackend {
         tokens: &[u32],
         norm: &Vec<f32>,
         eps: f32,
-        vocab: &Matrix,
+        vocab: &Stack,
     ) -> Tensor {
-        let normed = self.pack(Activations {
+        let source = Activations {
             x: x.values(),
             inputs: x.width(),
             picked: Some(tokens),
             norm: Some((norm.as_slice(), eps)),
-        });
+        };
+        let normed = self.pack(source, vocab);
         let mut out = self.scratch.tensor(tokens.len(), vocab.outputs);
         let product = Product {
-            x: &normed,
+            x: &normed.0,
             weight: vocab,
             bias: None,
             out: out.values_mut(),

@@ -1,8 +1,8 @@
 //! Kernels that treat each token's row by itself: embedding, norms, rotation, KV store, activation.
 
-use super::element::{Element, Storage, with_elements};
-use super::matrix::Matrix;
+use super::element::{Element, Storage, load_up_to, with_elements};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use super::stack::Stack;
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 use crate::kernels::HeadShape;
@@ -24,7 +24,7 @@ fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(usize)
 }
 
 /// Copies the rows of `table` that `tokens` name.
-pub fn embed(pool: &mut ThreadPool, table: &Matrix, tokens: &[u32], mut out: Tensor) -> Tensor {
+pub fn embed(pool: &mut ThreadPool, table: &Stack, tokens: &[u32], mut out: Tensor) -> Tensor {
     let width = table.inputs;
     let shared = Shared::new(out.values_mut());
     for_rows(pool, tokens.len(), width * ELEMENT_COST, |row| {
@@ -33,6 +33,57 @@ pub fn embed(pool: &mut ThreadPool, table: &Matrix, tokens: &[u32], mut out: Ten
         table.read_row(tokens[row] as usize, out);
     });
     out
+}
+
+/// `silu(gate) * up` of rows whose first half are gates and whose second half is what they let through.
+pub fn gated_silu(pool: &mut ThreadPool, isa: Isa, both: &Tensor, mut out: Tensor) -> Tensor {
+    let width = out.width();
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, both.rows(), width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(row * width, width) };
+        let (gates, ups) = both.row(row).split_at(width);
+        dispatch(isa, GatedSilu { gates, ups, out });
+    });
+    out
+}
+
+struct GatedSilu<'a> {
+    gates: &'a [f32],
+    ups: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for GatedSilu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let vectors = self.gates.chunks(LANES).zip(self.ups.chunks(LANES));
+        for ((gate, up), out) in vectors.zip(self.out.chunks_mut(LANES)) {
+            // SAFETY: `load_up_to` reads what is there, `padded` holds sixteen values; `dispatch` detected the
+            // instruction set.
+            unsafe {
+                let gated = S::mul(silu::<S>(load_up_to::<S>(gate)), load_up_to::<S>(up));
+                let mut padded = [0f32; LANES];
+                S::store(padded.as_mut_ptr(), gated);
+                out.copy_from_slice(&padded[..out.len()]);
+            }
+        }
+    }
+}
+
+/// `x / (1 + e^-x)`.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let e = S::exp(S::sub(S::splat(0.0), x));
+        S::div(x, S::add(S::splat(1.0), e))
+    }
 }
 
 /// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each.

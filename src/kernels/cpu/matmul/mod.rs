@@ -5,12 +5,15 @@
 
 mod output;
 
+use smallvec::SmallVec;
+
 pub use self::output::Write;
 use self::output::{Output, Panels};
 use super::activations::PackedRows;
-use super::format::{Format, group_rows};
+use super::format::{Encoding, Format, group_rows};
 use super::matrix::Matrix;
 use super::simd::{Isa, Kernel, Lanes, dispatch};
+use super::stack::Stack;
 use super::tensor::Shared;
 use super::threads::ThreadPool;
 use super::tile::{self, Ahead, MAX_PANELS, Plain, Sums};
@@ -31,10 +34,10 @@ const BLOCK_BYTES: usize = 512 << 10;
 /// # Shapes
 /// `x: [rows, inputs]`, `bias: [outputs]`, `out: [rows, outputs]`; gated half as many outputs.
 pub struct Product<'a> {
-    /// Activations.
-    pub x: &'a PackedRows,
+    /// Activations, in each encoding that the weights need.
+    pub x: &'a [PackedRows],
     /// Weights.
-    pub weight: &'a Matrix,
+    pub weight: &'a Stack,
     /// Added to each row.
     pub bias: Option<&'a [f32]>,
     /// Where it goes.
@@ -46,72 +49,129 @@ pub struct Product<'a> {
 /// Computes a product on all threads.
 ///
 /// # Panics
-/// If the shapes or formats do not fit each other.
+/// If the shapes or encodings do not fit each other.
 pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     let Product {
-        x: packed,
+        x,
         weight,
         bias,
         out,
         write,
     } = product;
-    let (x_shape, weight_shape) = (
-        (packed.inputs(), packed.format()),
-        (weight.inputs, weight.format),
-    );
-    assert_eq!(x_shape, weight_shape, "activations as the weights");
-    let rows = packed.rows();
+    let rows = x[0].rows();
     if rows == 0 {
         return;
     }
-    let (n_panels, half) = (weight.panels().len(), weight.outputs / 2);
+    let half = weight.outputs / 2;
+    let columns = match write {
+        Write::Store | Write::Add => weight.outputs,
+        Write::GatedSilu => half,
+        Write::GatedPairs => Encoding::Bf16.row_words(half),
+    };
     let is_gated = matches!(write, Write::GatedSilu | Write::GatedPairs);
     assert!(
         !is_gated || weight.alternates(),
         "gates beside what they let through"
     );
-    let (columns, panels) = match write {
-        Write::Store | Write::Add => (weight.outputs, n_panels),
-        Write::GatedSilu => (half, n_panels / 2),
-        Write::GatedPairs => (Format::Bf16.row_words(half), n_panels / 2),
-    };
     assert_eq!(out.len(), rows * columns, "{rows} rows of {columns}");
     assert!(
         bias.is_none_or(|b| b.len() == weight.outputs),
         "bias of {} outputs",
         weight.outputs
     );
-    let n_groups = packed.n_groups();
-    let stride = item_panels(weight, panels, n_groups, pool.n_threads());
-    let n_spans = panels.div_ceil(stride);
-    let n_blocks = n_groups.div_ceil(block_groups(packed));
-    let cost = rows * weight.inputs * weight.outputs;
-    let output = Output {
-        panels: weight.panels(),
-        bias,
-        out: Shared::new(out),
-        columns,
-        write,
-    };
-    pool.for_each_in_runs(n_spans * n_blocks, cost, &|item| {
-        let (block, span) = (item / n_spans, item % n_spans);
-        let panels = match n_groups {
-            1 => group_rows(span, n_spans, panels),
-            // Whole tiles, but for the last.
-            _ => span * stride..panels.min((span + 1) * stride),
+    let out = Shared::new(out);
+    let n_threads = pool.n_threads();
+    let sections = weight.sections().iter().map(|section| {
+        let output = Output {
+            panels: section.panels(),
+            bias,
+            out,
+            columns,
+            write,
         };
-        let groups = group_rows(block, n_blocks, n_groups);
-        dispatch(
-            isa,
-            Item {
-                packed,
-                weight,
-                output,
-                panels,
-                groups,
-            },
-        );
+        Section::new(rows_for(x, section), section, output, n_threads)
     });
+    let sections: SmallVec<[Section<'_>; 3]> = sections.collect();
+    let n_items = sections.iter().map(Section::n_items).sum();
+    let cost = rows * weight.inputs * weight.outputs;
+    pool.for_each_in_runs(n_items, cost, &|index| {
+        let mut before = 0;
+        for section in &sections {
+            let end = before + section.n_items();
+            if index < end {
+                dispatch(isa, section.item(index - before));
+                return;
+            }
+            before = end;
+        }
+    });
+}
+
+/// The rows in the encoding that a matrix reads.
+fn rows_for<'a>(x: &'a [PackedRows], weight: &Matrix) -> &'a PackedRows {
+    let wanted = (weight.inputs, weight.format.encoding());
+    let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
+    found.expect("activations as the weights")
+}
+
+/// The product with one matrix of a stack, cut into items.
+struct Section<'a> {
+    packed: &'a PackedRows,
+    weight: &'a Matrix,
+    output: Output<'a>,
+    /// Panels; gated, pairs of them.
+    panels: usize,
+    /// Panels of an item.
+    stride: usize,
+    n_spans: usize,
+    n_blocks: usize,
+}
+
+impl<'a> Section<'a> {
+    fn new(
+        packed: &'a PackedRows,
+        weight: &'a Matrix,
+        output: Output<'a>,
+        n_threads: usize,
+    ) -> Self {
+        let n_panels = weight.panels().len();
+        let panels = match output.write {
+            Write::Store | Write::Add => n_panels,
+            Write::GatedSilu | Write::GatedPairs => n_panels / 2,
+        };
+        let n_groups = packed.n_groups();
+        let stride = item_panels(weight, panels, n_groups, n_threads);
+        Self {
+            packed,
+            weight,
+            output,
+            panels,
+            stride,
+            n_spans: panels.div_ceil(stride),
+            n_blocks: n_groups.div_ceil(block_groups(packed)),
+        }
+    }
+
+    fn n_items(&self) -> usize {
+        self.n_spans * self.n_blocks
+    }
+
+    fn item(&self, index: usize) -> Item<'a> {
+        let n_groups = self.packed.n_groups();
+        let (block, span) = (index / self.n_spans, index % self.n_spans);
+        let panels = match n_groups {
+            1 => group_rows(span, self.n_spans, self.panels),
+            // Whole tiles, but for the last.
+            _ => span * self.stride..self.panels.min((span + 1) * self.stride),
+        };
+        Item {
+            packed: self.packed,
+            weight: self.weight,
+            output: self.output,
+            panels,
+            groups: group_rows(block, self.n_blocks, n_groups),
+        }
+    }
 }
 
 /// Groups of rows in a block: enough to multiply with weights faster than they come from memory.
@@ -213,7 +273,10 @@ impl Item<'_> {
     ) {
         let size = self.weight.panel_words();
         let inputs = self.weight.inputs;
-        assert_eq!(words.len(), m * self.weight.format.row_words(inputs));
+        assert_eq!(
+            words.len(),
+            m * self.weight.format.encoding().row_words(inputs)
+        );
         let n = panels.n;
         let all = panels.first * size..(panels.index(n - 1) + 1) * size;
         let operands = Operands {

@@ -6,6 +6,7 @@ use super::super::activations::scatter;
 use super::super::element::load_up_to;
 use super::super::format::PANEL;
 use super::super::matrix::Panel;
+use super::super::rowwise::silu;
 use super::super::simd::{LANES, Lanes};
 use super::super::tensor::Shared;
 use super::super::tile::{SUMS, Sums};
@@ -206,18 +207,5 @@ impl Output<'_> {
             S::store(padded.as_mut_ptr(), value);
             out.copy_from_slice(&padded[..out.len()]);
         }
-    }
-}
-
-/// `x / (1 + e^-x)`.
-///
-/// # Safety
-/// The instruction set of `S` was detected.
-#[inline(always)]
-unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let e = S::exp(S::sub(S::splat(0.0), x));
-        S::div(x, S::add(S::splat(1.0), e))
     }
 }

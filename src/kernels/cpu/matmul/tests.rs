@@ -1,7 +1,7 @@
 use half::{bf16, f16};
 
 use super::super::activations::{Activations, quantise};
-use super::super::format::{INT8_GROUP, INT8_STEPS};
+use super::super::format::{FormatRule, INT8_GROUP, INT8_STEPS};
 use super::super::memory::WeightArena;
 use super::super::simd::LANES;
 use super::super::tensor::Scratch;
@@ -16,7 +16,7 @@ fn values(seed: u32, len: usize) -> Vec<f32> {
     (0..len).map(|i| hash(i) as f32 / 2048.0 - 1.0).collect()
 }
 
-fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Matrix {
+fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Stack {
     let mut pool = ThreadPool::new(2).expect("threads start");
     let values: Vec<_> = parts.iter().map(|n| values(5, n * inputs)).collect();
     let shapes: Vec<_> = parts.iter().map(|n| [*n, inputs]).collect();
@@ -25,15 +25,15 @@ fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Matrix {
         .zip(&shapes)
         .map(|(values, shape)| TensorView::plain(Dtype::F32, shape, bytemuck::cast_slice(values)));
     let views: Vec<_> = views.collect();
-    Matrix::pack(
+    Stack::pack(
         (&mut pool, isa),
         &mut WeightArena::default(),
-        format,
+        FormatRule::all(format),
         &views,
     )
 }
 
-fn product(isa: Isa, threads: usize, x: &[f32], weight: &Matrix, write: Write) -> Vec<f32> {
+fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack, write: Write) -> Vec<f32> {
     let mut pool = ThreadPool::new(threads).expect("threads start");
     let columns = match write {
         Write::GatedSilu => weight.outputs / 2,
@@ -46,10 +46,10 @@ fn product(isa: Isa, threads: usize, x: &[f32], weight: &Matrix, write: Write) -
         isa,
         threads,
         Activations::plain(x, weight.inputs),
-        weight.format,
+        format_of(weight),
     );
     let product = Product {
-        x: &x,
+        x: std::slice::from_ref(&x),
         weight,
         bias: Some(&bias),
         out: &mut out,
@@ -61,7 +61,16 @@ fn product(isa: Isa, threads: usize, x: &[f32], weight: &Matrix, write: Write) -
 
 fn packed(isa: Isa, threads: usize, source: Activations<'_>, format: Format) -> PackedRows {
     let mut pool = ThreadPool::new(threads).expect("threads start");
-    PackedRows::pack((&mut pool, isa), &Scratch::default(), format, source)
+    PackedRows::pack(
+        (&mut pool, isa),
+        &Scratch::default(),
+        format.encoding(),
+        source,
+    )
+}
+
+fn format_of(weight: &Stack) -> Format {
+    weight.sections()[0].format
 }
 
 struct Quantise<'a>(&'a [f32; INT8_GROUP]);
@@ -105,12 +114,12 @@ fn as_packed(format: Format, x: &[f32]) -> Vec<f32> {
 }
 
 /// `x weight^T + bias` in f64, for a matrix of one part.
-fn naive(x: &[f32], weight: &Matrix) -> Vec<f64> {
+fn naive(x: &[f32], weight: &Stack) -> Vec<f64> {
     let bias = values(9, weight.outputs);
     let mut out = Vec::new();
     let mut column = vec![0.0; weight.inputs];
     for row in x.chunks_exact(weight.inputs) {
-        let row = as_packed(weight.format, row);
+        let row = as_packed(format_of(weight), row);
         for (output, bias) in bias.iter().enumerate() {
             weight.read_row(output, &mut column);
             let products = row.iter().zip(&column);
@@ -216,7 +225,7 @@ fn rows_are_normed_and_picked_on_the_way() {
         let ones = ones(isa, format, inputs);
         let mut out = vec![0.0; picked.len()];
         let product = Product {
-            x: &x,
+            x: std::slice::from_ref(&x),
             weight: &ones,
             bias: None,
             out: &mut out,
@@ -238,14 +247,14 @@ fn rows_are_normed_and_picked_on_the_way() {
 }
 
 /// A weight that sums its inputs.
-fn ones(isa: Isa, format: Format, inputs: usize) -> Matrix {
+fn ones(isa: Isa, format: Format, inputs: usize) -> Stack {
     let (ones, shape) = (vec![1.0f32; inputs], [1, inputs]);
     let view = TensorView::plain(Dtype::F32, &shape, bytemuck::cast_slice(&ones));
     let mut pool = ThreadPool::new(1).expect("threads start");
-    Matrix::pack(
+    Stack::pack(
         (&mut pool, isa),
         &mut WeightArena::default(),
-        format,
+        FormatRule::all(format),
         &[view],
     )
 }

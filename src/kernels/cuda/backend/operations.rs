@@ -175,7 +175,7 @@ impl Backend for CudaBackend {
         out
     }
 
-    fn rms_norm(&mut self, x: &Tensor, weight: &Vector, eps: f32) -> Tensor {
+    fn rms_norm(&mut self, x: &Tensor, weight: &Vector, eps: f32, _: &Matrix) -> Tensor {
         let all = TokenList {
             tokens: DevicePtr::NULL,
             len: x.rows,
@@ -225,7 +225,14 @@ impl Backend for CudaBackend {
         q
     }
 
-    fn attend(&mut self, q: &Tensor, heads: &HeadShape, layer: usize, batch: &CudaBatch) -> Tensor {
+    fn attend(
+        &mut self,
+        q: &Tensor,
+        heads: &HeadShape,
+        layer: usize,
+        batch: &CudaBatch,
+        _: &Matrix,
+    ) -> Tensor {
         let out = self.elements(q.rows, q.width);
         let params = AttendParams {
             out: out.elements(),
@@ -264,7 +271,7 @@ impl Backend for CudaBackend {
         out
     }
 
-    fn gated_silu(&mut self, x: &Tensor, gate_up: &Linear<Self>) -> Tensor {
+    fn gated_silu(&mut self, x: &Tensor, gate_up: &Linear<Self>, _: &Matrix) -> Tensor {
         let both = self.elements(x.rows, gate_up.weight.outputs);
         let bias = gate_up.bias.as_ref();
         self.multiply(x, &gate_up.weight, bias, &both, GemmWrite::Store);
