@@ -33,7 +33,6 @@ class Room:
 
 # For starts that are measured alone: nearly all of the memory is the model's.
 SMALL = Room(tokens=256, streams=1)
-GGUF_KINDS = ("q4_k_m", "q8_0")
 
 
 class EngineFailed(Exception):
@@ -298,10 +297,10 @@ class Souffleur(HttpEngine):
 
     def folder(self):
         """What it serves lies in a folder of its own, with what it writes beside."""
-        return self.scratch / "served" / (f"{self.model}-{self.kind}" if self.kind in GGUF_KINDS else self.model)
+        return self.scratch / "served" / (f"{self.model}-{self.kind}" if self.kind in install.GGUF_KINDS else self.model)
 
     def weights(self):
-        return self.folder() / "model.gguf" if self.kind in GGUF_KINDS else self.folder()
+        return self.folder() / "model.gguf" if self.kind in install.GGUF_KINDS else self.folder()
 
     def program(self):
         return self.binary
@@ -310,7 +309,7 @@ class Souffleur(HttpEngine):
         """A new folder of hard links to the model, with no cache beside the weights: what the next start is the first of."""
         shutil.rmtree(self.folder(), ignore_errors=True)
         self.folder().mkdir(parents=True)
-        if self.kind in GGUF_KINDS:
+        if self.kind in install.GGUF_KINDS:
             os.link(install.gguf_file(self.scratch, self.model, self.kind), self.weights())
             return
         for file in (self.scratch / "models" / self.model).iterdir():
@@ -336,7 +335,8 @@ class OpenVino(Engine):
 
     def command(self):
         driver = [self.scratch / "venv-openvino" / "bin" / "python", install.HERE / "ov_driver.py"]
-        return [*driver, self.weights(), KV_GIB], {"ONEDNN_MAX_CPU_ISA": self.forced.onednn} if self.forced else {}
+        properties, env = (self.forced.openvino(), {"ONEDNN_MAX_CPU_ISA": self.forced.onednn}) if self.forced else ({}, {})
+        return [*driver, self.weights(), KV_GIB, json.dumps(properties)], env
 
     def stdout(self):
         return subprocess.PIPE

@@ -27,6 +27,8 @@ VLLM_WITHOUT_DEPS = [
 ]
 EXPORT_NEEDS = ["transformers", "nncf"]
 TORCH_NEEDS = ["sympy", "networkx", "jinja2", "fsspec", "loguru", "frozendict", "interegular", "packaging", "astor", "dill", "setuptools"]
+# Weights that lie in a file for llama.cpp and Souffleur alike.
+GGUF_KINDS = ("q4_k_m", "q8_0")
 VLLM_NEEDS = ["apache-tvm-ffi", "jmespath", "supervisor"]
 
 
@@ -240,19 +242,20 @@ def everything(scratch, names, engines, kinds, forced):
     """Engines, and models with weights of some kinds; returns why those engines that could not be had are missing."""
     python = tools(scratch)
     models(scratch, python, names)
+    files = [lambda: vllm(scratch), lambda: llama_source(scratch, python), lambda: llama_build(scratch, forced), lambda: gguf(scratch, names, kinds, forced)]
     wants = {
         "vllm": [lambda: vllm(scratch), lambda: vllm_imports(scratch)],
         "openvino": [lambda: vllm(scratch), lambda: openvino(scratch), lambda: openvino_export(scratch), lambda: openvino_models(scratch, names, kinds)],
-        "llama.cpp": [lambda: vllm(scratch), lambda: llama_source(scratch, python), lambda: llama_build(scratch, forced),
-                      lambda: gguf(scratch, names, kinds, forced)],
+        "llama.cpp": files,
+        # The files that it shares with llama.cpp: without them its rows of files fail, and no others.
+        "souffleur": files if kinds & set(GGUF_KINDS) else [],
     }
     missing = {}
-    for engine, steps in wants.items():
-        if engine not in engines:
-            continue
+    for engine in [engine for engine in wants if engine in engines]:
         try:
-            for one in steps:
+            for one in wants[engine]:
                 one()
         except (StepFailed, OSError, subprocess.CalledProcessError) as error:
             missing[engine] = str(error)
+    missing.pop("souffleur", None)
     return missing

@@ -41,6 +41,16 @@ class Isa:
         """Whether its vectors have 512 bits."""
         return self.name.startswith("avx512")
 
+    @property
+    def vnni(self):
+        """Whether it has `vpdpbusd`."""
+        return "dpbusd" in self.int8[0]
+
+    def openvino(self):
+        """Properties for OpenVINO. It asks the processor what to compute in, and then oneDNN refuses what it is held from: so it is told what it
+        chooses on a processor that has no more than this, f32 and, without VNNI, no 8-bit activations."""
+        return {"INFERENCE_PRECISION_HINT": "f32"} | ({} if self.vnni else {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0})
+
     def llama_flags(self):
         """For cmake."""
         return ["-DGGML_NATIVE=OFF", *(f"-DGGML_{option}={'ON' if option in self.llama else 'OFF'}" for option in LLAMA_OPTIONS)]
@@ -63,7 +73,7 @@ FORCED = [isa.name for isa in ISAS.values() if isa.onednn]
 # Peers without a way to hold them to an instruction set: what they would be measured with is more than Souffleur has.
 NOT_FORCED = {"vllm": "it chooses among its own kernels by the processor alone"}
 # What stays as it is in a peer that is held to an instruction set.
-REMAINS = {"openvino": "ONEDNN_MAX_CPU_ISA holds its matrix products; its own attention kernels take what the processor has"}
+REMAINS = {"openvino": "ONEDNN_MAX_CPU_ISA holds its matrix products; its kernels for attention and norms take what the processor has"}
 
 
 def native(has):
