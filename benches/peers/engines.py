@@ -245,14 +245,15 @@ class LlamaCpp(HttpEngine):
         return install.gguf_file(self.scratch, self.model, {"int8": "q8_0"}.get(self.kind, self.kind))
 
     def program(self):
-        return install.llama_server(self.scratch, self.forced).parent
+        return install.llama_libraries(self.scratch, self.forced)
 
     def command(self):
         sizes = ["-c", self.room.tokens, "-np", self.room.streams, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512]
         # A start that is measured alone has one run of the model, not two.
         once = ["--no-warmup"] if self.room == SMALL else []
-        server = [install.llama_server(self.scratch, self.forced), "-m", self.weights(), *sizes, *once]
-        return [*server, "--host", "127.0.0.1", "--port", self.port], {}
+        server = [install.llama_server(self.scratch), "-m", self.weights(), *sizes, *once]
+        # Before the folder that the server itself names.
+        return [*server, "--host", "127.0.0.1", "--port", self.port], {"LD_LIBRARY_PATH": str(self.program())}
 
     def body(self, prompt, tokens):
         return {"prompt": prompt, "n_predict": tokens, "stream": True, "ignore_eos": True, "temperature": 0, "cache_prompt": True,

@@ -88,9 +88,14 @@ def tools(scratch):
     return python
 
 
-def llama_server(scratch, forced=None):
-    """Where llama.cpp's server is built: for this CPU, or for an instruction set in a folder of its own."""
-    return scratch / "llama.cpp" / (f"build-{forced.name}" if forced else "build") / "bin" / "llama-server"
+def llama_server(scratch):
+    """Where llama.cpp's server is built."""
+    return scratch / "llama.cpp" / "build" / "bin" / "llama-server"
+
+
+def llama_libraries(scratch, forced):
+    """Where the libraries are that compute: beside the server for this CPU, or in a folder of an instruction set."""
+    return scratch / "llama.cpp" / f"build-{forced.name}" / "bin" if forced else llama_server(scratch).parent
 
 
 def llama_source(scratch, python):
@@ -113,20 +118,21 @@ def llama_source(scratch, python):
 
 
 def llama_build(scratch, forced=None):
-    """Compiles the server, and the tool that quantises."""
-    server = llama_server(scratch, forced)
-    build = server.parents[1]
+    """Compiles the server and the tool that quantises, or only the libraries that compute, held to an instruction set: nothing
+    else of llama.cpp is compiled for a processor."""
+    out = llama_libraries(scratch, forced)
+    build = out.parent
     instructions = forced.llama_flags() if forced else ["-DGGML_NATIVE=ON"]
+    targets, last = (["ggml"], out / "libggml-cpu.so") if forced else (["llama-server", "llama-quantize"], out / "llama-quantize")
 
     def work():
         env = dict(os.environ, PATH=f"{scratch / 'venv' / 'bin'}:{os.environ['PATH']}")
         sh(scratch, build.name, ["cmake", "-S", scratch / "llama.cpp", "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *instructions,
                                  "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=ON",
                                  "-DLLAMA_BUILD_WEBUI=OFF", "-DLLAMA_BUILD_UI=OFF"], env=env)
-        sh(scratch, build.name, ["nice", "-n", "10", "cmake", "--build", build, "-j", "2", "--target", "llama-server", "llama-quantize"], env=env)
+        sh(scratch, build.name, ["nice", "-n", "10", "cmake", "--build", build, "-j", "2", "--target", *targets], env=env)
 
-    want = f"llama-cpp-python {LLAMA_CPP_PYTHON} with {' '.join(instructions)}"
-    step(scratch, f"llama-{build.name}", want, work, server.with_name("llama-quantize"))
+    step(scratch, f"llama-{build.name}", f"llama-cpp-python {LLAMA_CPP_PYTHON} with {' '.join(instructions)}", work, last)
 
 
 def vllm(scratch):
@@ -201,7 +207,7 @@ def gguf_file(scratch, model, kind):
     return scratch / "gguf" / f"{model}-{kind}.gguf"
 
 
-def gguf(scratch, names, kinds, forced):
+def gguf(scratch, names, kinds):
     """The models for llama.cpp: converted in bf16 with vLLM's environment, which has torch, and quantised by llama.cpp's own tool.
 
     The tool's reference quantisation is compiled for any x86-64, so its files are the same for every instruction set."""
@@ -214,7 +220,7 @@ def gguf(scratch, names, kinds, forced):
         step(scratch, f"gguf-{name}-bf16", f"llama-cpp-python {LLAMA_CPP_PYTHON}", lambda: sh(scratch, "gguf", convert, env=env), whole)
         for kind in quantised:
             out = gguf_file(scratch, name, kind)
-            quantise = [llama_server(scratch, forced).with_name("llama-quantize"), whole, out, kind.upper(), "2"]
+            quantise = [llama_server(scratch).with_name("llama-quantize"), whole, out, kind.upper(), "2"]
             step(scratch, f"gguf-{name}-{kind}", f"llama-quantize {LLAMA_CPP_PYTHON}", lambda: sh(scratch, "gguf", quantise), out)
 
 
@@ -242,13 +248,13 @@ def everything(scratch, names, engines, kinds, forced):
     """Engines, and models with weights of some kinds; returns why those engines that could not be had are missing."""
     python = tools(scratch)
     models(scratch, python, names)
-    files = [lambda: vllm(scratch), lambda: llama_source(scratch, python), lambda: llama_build(scratch, forced), lambda: gguf(scratch, names, kinds, forced)]
+    files = [lambda: vllm(scratch), lambda: llama_source(scratch, python), lambda: llama_build(scratch), lambda: gguf(scratch, names, kinds)]
     wants = {
         "vllm": [lambda: vllm(scratch), lambda: vllm_imports(scratch)],
         "openvino": [lambda: vllm(scratch), lambda: openvino(scratch), lambda: openvino_export(scratch), lambda: openvino_models(scratch, names, kinds)],
-        "llama.cpp": files,
+        "llama.cpp": [*files, lambda: llama_build(scratch, forced)],
         # The files that it shares with llama.cpp: without them its rows of files fail, and no others.
-        "souffleur": files if kinds & set(GGUF_KINDS) else [],
+        "souffleur": files if kinds & set(GGUF_KINDS) and "llama.cpp" not in engines else [],
     }
     missing = {}
     for engine in [engine for engine in wants if engine in engines]:

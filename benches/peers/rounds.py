@@ -169,7 +169,7 @@ class Session:
         engine = self.live[name, row.kind]
         # The same prompts for every engine.
         rng = engines.seeded(model, row.name, number)
-        limits = self.peak.measure()
+        limits = self.peak.measure(self.held_to)
         try:
             engine.resume(engines.seeded(model, row.name, number, "wake"))
             gc.collect()
