@@ -157,13 +157,14 @@ def memory_line(model, records, title, row, key="mib"):
     return made
 
 
-def lines(model, records, max_other, held_to):
-    """All lines of a model."""
+def lines(model, session, max_other):
+    """All lines of a model; those of which there are only failures where the command line asks for them."""
+    records, held_to = session.records, session.held_to
     made = [line(model, row, metric.on(held_to), records, max_other) for row in rows.ROWS for metric in row.metrics]
     made.append(start_line(model, records, max_other))
     made.append(memory_line(model, records, "peak resident memory, first start", rows.FIRST_START))
     made.append(memory_line(model, records, "peak resident memory, second start and all loads", rows.MEMORY))
-    return [one for one in made if one is not None]
+    return [one for one in made if one is not None and (one["medians"] or session.asked(one["row"]))]
 
 
 def cell(value):
@@ -248,10 +249,10 @@ def show(session, options, missing):
     for measure, (low, middle, high) in summary["limits"].items():
         print(f"{isa.TITLES[measure]}: {middle:.1f} {'GB' if measure == isa.READ else 'Gop'}/s [{low:.1f}, {high:.1f}]")
     for model in options.models:
-        made = lines(model, session.records, options.max_other, session.held_to)
+        made = lines(model, session, options.max_other)
         if made:
             print(f"\n### {model}\n\n{table(made)}")
-            print(failed_text(made))
+            print(f"\n{failed_text(made)}".rstrip())
             summary["lines"] += made
     path = session.results.with_suffix(".summary.json")
     path.write_text(json.dumps(summary, indent=1) + "\n")
