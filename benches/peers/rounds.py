@@ -189,8 +189,6 @@ class Session:
 
     def measure_alone(self, model, row, name, number):
         """A start with little room for KV and nothing prepared: until the first token, and the memory that it took."""
-        if (model, name, row.kind) in self.broken:
-            return
         engine = ENGINES[name](self.scratch, model, row.kind, self.options.forced, engines.SMALL)
         try:
             engine.forget()
@@ -200,7 +198,6 @@ class Session:
             more = {"file_mib": engine.weights().stat().st_size / 2**20, "other_cores": others.cores, "steal": others.steal}
             self.record(model, row.name, row.kind, name, number, metrics=metrics, **more)
         except (EngineFailed, OSError, ValueError) as error:
-            self.broken.add((model, name, row.kind))
             self.record(model, row.name, row.kind, name, number, error=str(error))
         finally:
             engine.stop()
