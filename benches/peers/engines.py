@@ -23,6 +23,18 @@ START_LIMIT_S, REQUEST_LIMIT_S, STOP_LIMIT_S = 400, 600, 20
 RETRY_S = 0.01
 
 
+@dataclass(frozen=True)
+class Room:
+    """What an engine has room for: tokens of KV, and streams at once."""
+
+    tokens: int = KV_TOKENS
+    streams: int = STREAMS
+
+
+# For starts that are measured alone: nearly all of the memory is the model's.
+SMALL = Room(tokens=256, streams=1)
+
+
 class EngineFailed(Exception):
     """An engine that did not start, or did not answer as asked; the text says why."""
 
@@ -63,8 +75,9 @@ class Engine:
     # Seconds from waking to the first request.
     settle_s = 0.0
 
-    def __init__(self, scratch, model, kind):
-        self.scratch, self.model, self.kind = scratch, model, kind
+    def __init__(self, scratch, model, kind, forced=None, room=Room()):
+        """`forced` is the instruction set to hold it to; without one it takes what the processor has."""
+        self.scratch, self.model, self.kind, self.forced, self.room = scratch, model, kind, forced, room
         self.process = None
 
     def command(self):
@@ -78,6 +91,9 @@ class Engine:
     def program(self):
         """The file or folder of the engine's own code."""
         raise NotImplementedError
+
+    def forget(self):
+        """Removes what earlier starts left for later ones."""
 
     def ask(self, prompts, tokens):
         """Sends all prompts at once; one `Stream` for each."""
@@ -167,8 +183,8 @@ class HttpEngine(Engine):
 
     path = "/v1/completions"
 
-    def __init__(self, scratch, model, kind):
-        super().__init__(scratch, model, kind)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         self.port = free_port()
 
     def body(self, prompt, tokens):
@@ -226,14 +242,18 @@ class LlamaCpp(HttpEngine):
     path = "/completion"
 
     def weights(self):
-        return self.scratch / "gguf" / f"{self.model}-{'q8_0' if self.kind == 'int8' else 'bf16'}.gguf"
+        return install.gguf_file(self.scratch, self.model, {"int8": "q8_0"}.get(self.kind, self.kind))
 
     def program(self):
-        return install.llama_server(self.scratch).parent
+        return install.llama_libraries(self.scratch, self.forced)
 
     def command(self):
-        sizes = ["-c", KV_TOKENS, "-np", STREAMS, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512]
-        return [install.llama_server(self.scratch), "-m", self.weights(), *sizes, "--host", "127.0.0.1", "--port", self.port], {}
+        sizes = ["-c", self.room.tokens, "-np", self.room.streams, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512]
+        # A start that is measured alone has one run of the model, not two.
+        once = ["--no-warmup"] if self.room == SMALL else []
+        server = [install.llama_server(self.scratch), "-m", self.weights(), *sizes, *once]
+        # Before the folder that the server itself names.
+        return [*server, "--host", "127.0.0.1", "--port", self.port], {"LD_LIBRARY_PATH": str(self.program())}
 
     def body(self, prompt, tokens):
         return {"prompt": prompt, "n_predict": tokens, "stream": True, "ignore_eos": True, "temperature": 0, "cache_prompt": True,
@@ -276,23 +296,31 @@ class Souffleur(HttpEngine):
     # actix-web reads the clock for its time limits every half second; right after a pause it takes every request for late.
     settle_s = 0.75
 
+    def folder(self):
+        """What it serves lies in a folder of its own, with what it writes beside."""
+        return self.scratch / "served" / (f"{self.model}-{self.kind}" if self.kind in install.GGUF_KINDS else self.model)
+
     def weights(self):
-        return self.scratch / "served" / self.model
+        return self.folder() / "model.gguf" if self.kind in install.GGUF_KINDS else self.folder()
 
     def program(self):
         return self.binary
 
     def forget(self):
         """A new folder of hard links to the model, with no cache beside the weights: what the next start is the first of."""
-        shutil.rmtree(self.weights(), ignore_errors=True)
-        self.weights().mkdir(parents=True)
+        shutil.rmtree(self.folder(), ignore_errors=True)
+        self.folder().mkdir(parents=True)
+        if self.kind in install.GGUF_KINDS:
+            os.link(install.gguf_file(self.scratch, self.model, self.kind), self.weights())
+            return
         for file in (self.scratch / "models" / self.model).iterdir():
-            os.link(file, self.weights() / file.name)
+            os.link(file, self.folder() / file.name)
 
     def command(self):
+        served = ["--model-path", self.weights(), "--served-model-name", "m", "--max-total-tokens", self.room.tokens, "--log-level", "warn"]
         flags = ["--quantization", "int8"] if self.kind == "int8" else []
-        served = ["--model-path", self.weights(), "--served-model-name", "m", "--max-total-tokens", KV_TOKENS, "--log-level", "warn"]
-        return [self.binary, "serve", *served, *flags, "--host", "127.0.0.1", "--port", self.port], {"XDG_CACHE_HOME": str(self.weights() / "xdg")}
+        env = {"XDG_CACHE_HOME": str(self.folder() / "xdg")} | ({"SOUFFLEUR_CPU_ISA": self.forced.name} if self.forced else {})
+        return [self.binary, "serve", *served, *flags, "--host", "127.0.0.1", "--port", self.port], env
 
 
 class OpenVino(Engine):
@@ -301,14 +329,15 @@ class OpenVino(Engine):
     name = "openvino"
 
     def weights(self):
-        return self.scratch / "ov" / f"{self.model}-{'int8' if self.kind == 'int8' else 'fp16'}"
+        return install.openvino_model(self.scratch, self.model, self.kind)
 
     def program(self):
         return self.scratch / "venv-openvino"
 
     def command(self):
         driver = [self.scratch / "venv-openvino" / "bin" / "python", install.HERE / "ov_driver.py"]
-        return [*driver, self.weights(), KV_GIB], {}
+        properties, env = (self.forced.openvino(), {"ONEDNN_MAX_CPU_ISA": self.forced.onednn}) if self.forced else ({}, {})
+        return [*driver, self.weights(), KV_GIB, json.dumps(properties)], env
 
     def stdout(self):
         return subprocess.PIPE

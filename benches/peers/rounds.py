@@ -6,13 +6,14 @@ import os
 import time
 
 import engines
+import isa
 import machine
 import rows
 from engines import ENGINES, EngineFailed, Souffleur
 from shapes import SHAPES
 
-KINDS = ["bf16", "int8"]
-# The peers whose start is measured each round; vLLM's takes minutes, so it starts once for a model.
+KINDS = ["bf16", "int8", "q4_k_m", "q8_0"]
+# The peers whose start is measured each round; vLLM's takes minutes, so it starts once for a model. GGUF files have rows for that.
 START_PEERS = {"bf16": ["llama.cpp", "openvino"], "int8": []}
 START_PEERS_QUICK = {"bf16": ["llama.cpp"], "int8": []}
 
@@ -33,11 +34,13 @@ class Session:
 
     def __init__(self, options, binary):
         self.options, self.scratch = options, options.scratch
-        digest = engines.take_souffleur(self.scratch, binary) if binary else "peers-only"
-        self.results = options.results or self.scratch / "results" / f"{digest}.jsonl"
+        self.digest = engines.take_souffleur(self.scratch, binary) if binary else "peers-only"
+        name = f"{self.digest}-{options.forced.name}" if options.forced else self.digest
+        self.results = options.results or self.scratch / "results" / f"{name}.jsonl"
         self.results.parent.mkdir(parents=True, exist_ok=True)
         self.records = load(self.results)
         self.peak = machine.Peak(self.scratch)
+        self.held_to = options.forced or isa.native(self.peak.has())
         self.int8 = binary is not None and engines.knows_int8(Souffleur.binary)
         self.live = {}
         self.broken = set()
@@ -47,7 +50,7 @@ class Session:
 
     def record(self, model, row, kind, engine, number, **more):
         """Appends a record and says so."""
-        made = {"model": model, "row": row, "kind": kind, "engine": engine, "round": number, "when": round(time.time(), 1)} | more
+        made = {"model": model, "row": row, "kind": kind, "engine": engine, "round": number, "isa": self.held_to.name, "when": round(time.time(), 1)} | more
         self.records.append(made)
         with open(self.results, "a") as file:
             file.write(json.dumps(made) + "\n")
@@ -65,9 +68,9 @@ class Session:
 
     def wanted(self, model, row):
         """The engines that a row is to have."""
-        peers = row.best[model] if self.options.quick else row.peers
+        peers = row.peers_of(model, self.options.quick, self.held_to)
         names = [peer for peer in peers if peer in self.options.engines]
-        if "souffleur" in self.options.engines and (row.kind == "bf16" or self.int8):
+        if "souffleur" in self.options.engines and (row.kind != "int8" or self.int8):
             names.append("souffleur")
         return names
 
@@ -85,7 +88,7 @@ class Session:
 
     def missing_starts(self, model, kind, number):
         """Engines whose start is not recorded yet."""
-        if not self.asked(rows.START):
+        if kind not in START_PEERS or not self.asked(rows.START):
             return []
         names = (START_PEERS_QUICK if self.options.quick else START_PEERS)[kind]
         names = [name for name in [*names, "souffleur"] if name in self.options.engines and (name != "souffleur" or kind == "bf16" or self.int8)]
@@ -105,6 +108,10 @@ class Session:
     def group(self, model, kind, number):
         """One round of the rows that share a kind of weights, and with it their engines."""
         todo = self.missing_rows(model, kind, number)
+        for row in [row for row in todo if row.alone]:
+            for name in rotated(self.wanted(model, row), number):
+                self.measure_alone(model, row, name, number)
+        todo = [row for row in todo if not row.alone]
         needed = {name for row in todo for name in self.wanted(model, row)} | set(self.missing_starts(model, kind, number))
         order = rotated([name for name in ENGINES if name in needed], number)
         for name in order:
@@ -125,7 +132,7 @@ class Session:
         """Starts an engine unless it lives, and leaves it paused."""
         if (name, kind) in self.live or (model, name, kind) in self.broken:
             return
-        engine = ENGINES[name](self.scratch, model, kind)
+        engine = ENGINES[name](self.scratch, model, kind, self.options.forced)
         rng = engines.seeded(model, name, kind, number, "start")
         try:
             if name == "souffleur":
@@ -147,7 +154,7 @@ class Session:
         fresh_folder = not engine.weights().exists()
         if self.has(engine.model, rows.FIRST_START, engine.kind, engine.name) and not fresh_folder:
             return
-        if fresh_folder or engine.kind == "bf16":
+        if fresh_folder or engine.kind != "int8":
             engine.forget()
         with machine.Others() as others:
             seconds = engine.start(rng)
@@ -162,7 +169,7 @@ class Session:
         engine = self.live[name, row.kind]
         # The same prompts for every engine.
         rng = engines.seeded(model, row.name, number)
-        limits = self.peak.measure()
+        limits = self.peak.measure(self.held_to)
         try:
             engine.resume(engines.seeded(model, row.name, number, "wake"))
             gc.collect()
@@ -176,9 +183,24 @@ class Session:
         finally:
             gc.enable()
         engine.pause()
-        floor = row.floor(SHAPES[model], limits)
-        measured = {"metrics": metrics, "floor": floor, "limits": vars(limits), "other_cores": others.cores, "steal": others.steal}
+        floor, limit = row.floor(SHAPES[model], limits)
+        measured = {"metrics": metrics, "floor": floor, "limit": limit, "limits": vars(limits), "other_cores": others.cores, "steal": others.steal}
         self.record(model, row.name, row.kind, name, number, **measured)
+
+    def measure_alone(self, model, row, name, number):
+        """A start with little room for KV and nothing prepared: until the first token, and the memory that it took."""
+        engine = ENGINES[name](self.scratch, model, row.kind, self.options.forced, engines.SMALL)
+        try:
+            engine.forget()
+            with machine.Others() as others:
+                seconds = engine.start(engines.seeded(model, row.name, number))
+            metrics = {"s": seconds, "mib": machine.peak_resident(engine.process.pid) / 2**20}
+            more = {"file_mib": engine.weights().stat().st_size / 2**20, "other_cores": others.cores, "steal": others.steal}
+            self.record(model, row.name, row.kind, name, number, metrics=metrics, **more)
+        except (EngineFailed, OSError, ValueError) as error:
+            self.record(model, row.name, row.kind, name, number, error=str(error))
+        finally:
+            engine.stop()
 
     def stop_all(self):
         """Ends every engine."""

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable
 
 import shapes
@@ -67,26 +67,36 @@ def shared(warm):
     return measure
 
 
-def prefill_floor(int8=False):
+def prefill_floor(kind="bf16"):
     """tok/s of the matrices' and the attention's operations at the peak."""
-    return lambda shape, limits: {"tok_s": PROMPT / shapes.prefill_seconds(shape, limits, PROMPT, int8=int8)}
+
+    def floor(shape, limits):
+        least = shapes.prefill(shape, limits, PROMPT, kind=kind)
+        return {"tok_s": PROMPT / least.seconds}, least.limit
+
+    return floor
 
 
-def step_floor(streams, context, int8=False):
+def step_floor(streams, context, kind="bf16"):
     """tok/s when each step reads weights and K/V at full bandwidth, or computes at the peak if that takes longer."""
-    return lambda shape, limits: {"tok_s": streams / shapes.step_seconds(shape, limits, streams, context, int8=int8)}
+
+    def floor(shape, limits):
+        least = shapes.step(shape, limits, streams, context, kind=kind)
+        return {"tok_s": streams / least.seconds}, least.limit
+
+    return floor
 
 
 def shared_floor(warm):
     """Seconds when the prefix is computed once, or not at all, and read once a step."""
 
     def floor(shape, limits):
-        first = shapes.prefill_seconds(shape, limits, STREAMS * SHARED_OWN, SHARED_PREFIX, STREAMS)
-        if not warm:
-            first += shapes.prefill_seconds(shape, limits, SHARED_PREFIX, rows=0)
+        own = shapes.prefill(shape, limits, STREAMS * SHARED_OWN, SHARED_PREFIX, STREAMS)
+        prefix = 0.0 if warm else shapes.prefill(shape, limits, SHARED_PREFIX, rows=0).seconds
         context = SHARED_PREFIX + SHARED_OWN + SHARED_DECODED // 2
-        step = shapes.step_seconds(shape, limits, STREAMS, context, SHARED_PREFIX)
-        return {"total_s": first + (SHARED_DECODED - 1) * step, "ttft_p99_s": first}
+        step = shapes.step(shape, limits, STREAMS, context, SHARED_PREFIX)
+        first = own.seconds + prefix
+        return {"total_s": first + (SHARED_DECODED - 1) * step.seconds, "ttft_p99_s": first}, own.limit
 
     return floor
 
@@ -103,6 +113,14 @@ class Metric:
     # The fraction of the floor that also counts as reached (`alternative`), or is needed as well (`needed`).
     alternative: float | None = None
     needed: float | None = None
+    # What differs on instruction sets of 256 bits and fewer.
+    narrow: dict | None = None
+    # The bar of a size instead of a ratio: so many times the model's file, beside the KV pool.
+    times_file: float | None = None
+
+    def on(self, held_to):
+        """The metric with the bars of an instruction set."""
+        return self if held_to.wide or not self.narrow else replace(self, **self.narrow)
 
 
 @dataclass(frozen=True)
@@ -114,9 +132,17 @@ class Row:
     metrics: tuple
     measure: Callable | None = None
     floor: Callable | None = None
-    # Engines that have the load in a full run, and the best of them, for each model, in a quick one.
+    # Engines that have the load in a full run, and the best of them on AVX-512, for each model, in a quick one.
     peers: tuple = ("llama.cpp", "vllm", "openvino")
     best: dict | None = None
+    # The one peer that the bar is about; the best one if there is none.
+    against: str | None = None
+    # Measured on a start of its own, with nothing else running.
+    alone: bool = False
+
+    def peers_of(self, model, quick, held_to):
+        """The peers that the row is measured on. Which are the best is known where there are 512 bits."""
+        return self.best.get(model, self.peers) if quick and held_to.wide else self.peers
 
 
 def best(qwen, llama):
@@ -124,32 +150,85 @@ def best(qwen, llama):
     return {"qwen3-0.6b": tuple(qwen.split()), "llama-160m": tuple(llama.split())}
 
 
+def best_peer(bar, alternative=None, needed=None):
+    """The bars of bf16 and int8: as said with 512 bits, and the best peer elsewhere."""
+    return {"bar": bar, "alternative": alternative, "needed": needed, "narrow": {"bar": 1.0, "alternative": None, "needed": None}}
+
+
+def seconds(key, title, bar):
+    """A time, of which less is better."""
+    return Metric(key, title, "s", more_is_better=False, **best_peer(bar))
+
+
+def rate(title, **bars):
+    """Tokens a second."""
+    return Metric("tok_s", title, "tok/s", **bars)
+
+
+def gguf_rows(short, kind, title, prefill_bars, decode_bars, batch_bars, peers):
+    """The rows of one GGUF file, which Souffleur and llama.cpp both read."""
+    quick = {model: ("llama.cpp",) for model in shapes.SHAPES}
+    common = {"kind": kind, "peers": peers, "best": quick, "against": "llama.cpp"}
+    load = (
+        Metric("s", f"{title}: load, first token of a 16-token prompt", "s", 2.0, False),
+        Metric("mib", f"{title}: load, peak resident memory", "MiB", 1.0, False, times_file=FILE_MEMORY),
+    )
+    return [
+        Row(f"{short}-prefill", metrics=(rate(f"{title}: prefill, 512 tokens", **prefill_bars),), measure=prefill, floor=prefill_floor(kind), **common),
+        Row(f"{short}-decode", metrics=(rate(f"{title}: decode, one stream, context 512", **decode_bars),), measure=decode,
+            floor=step_floor(1, PROMPT + DECODED // 2, kind), **common),
+        *(
+            Row(f"{short}-batch{streams}", metrics=(rate(f"{title}: {streams} streams, aggregate decode", **bars),), measure=batch(streams),
+                floor=step_floor(streams, BATCH_PROMPT + BATCH_DECODED // 2, kind), **common)
+            for streams, bars in batch_bars.items()
+        ),
+        Row(f"{short}-load", metrics=load, alone=True, **common | {"peers": ("llama.cpp",)}),
+    ]
+
+
+FILE_MEMORY = 1.1
 INT8_PEERS = ("llama.cpp", "openvino")
 ROWS = [
-    Row("prefill", "bf16", (Metric("tok_s", "prefill, 512 tokens", "tok/s", 1.0, needed=0.8),), prefill, prefill_floor(),
+    Row("prefill", "bf16", (rate("prefill, 512 tokens", **best_peer(1.0, needed=0.8)),), prefill, prefill_floor(),
         best=best("vllm", "openvino")),
-    Row("decode", "bf16", (Metric("tok_s", "decode, one stream, context 512", "tok/s", 1.3, alternative=0.88),), decode,
+    Row("decode", "bf16", (rate("decode, one stream, context 512", **best_peer(1.3, alternative=0.88)),), decode,
         step_floor(1, PROMPT + DECODED // 2), best=best("llama.cpp", "llama.cpp")),
-    Row("batch8", "bf16", (Metric("tok_s", "8 streams, aggregate decode", "tok/s", 1.6),), batch(8),
+    Row("batch8", "bf16", (rate("8 streams, aggregate decode", **best_peer(1.6)),), batch(8),
         step_floor(8, BATCH_PROMPT + BATCH_DECODED // 2), best=best("vllm", "openvino")),
-    Row("batch16", "bf16", (Metric("tok_s", "16 streams, aggregate decode", "tok/s", 1.5),), batch(16),
+    Row("batch16", "bf16", (rate("16 streams, aggregate decode", **best_peer(1.5)),), batch(16),
         step_floor(16, BATCH_PROMPT + BATCH_DECODED // 2), best=best("vllm", "openvino")),
     Row("shared-cold", "bf16", (
-        Metric("total_s", "16 users, shared prefix, cold: total", "s", 1 / 0.75, False),
-        Metric("ttft_p99_s", "16 users, shared prefix, cold: p99 TTFT", "s", 1 / 0.9, False),
+        seconds("total_s", "16 users, shared prefix, cold: total", 1 / 0.75),
+        seconds("ttft_p99_s", "16 users, shared prefix, cold: p99 TTFT", 1 / 0.9),
     ), shared(False), shared_floor(False), best=best("vllm", "vllm")),
     Row("shared-warm", "bf16", (
-        Metric("total_s", "16 users, shared prefix, warm: total", "s", 1 / 0.7, False),
-        Metric("ttft_p99_s", "16 users, shared prefix, warm: p99 TTFT", "s", 1 / 0.9, False),
+        seconds("total_s", "16 users, shared prefix, warm: total", 1 / 0.7),
+        seconds("ttft_p99_s", "16 users, shared prefix, warm: p99 TTFT", 1 / 0.9),
     ), shared(True), shared_floor(True), best=best("openvino", "openvino")),
-    Row("int8-prefill", "int8", (Metric("tok_s", "int8: prefill, 512 tokens", "tok/s", 1.1),), prefill, prefill_floor(True),
+    Row("int8-prefill", "int8", (rate("int8: prefill, 512 tokens", **best_peer(1.1)),), prefill, prefill_floor("int8"),
         INT8_PEERS, best("openvino", "openvino")),
-    Row("int8-decode", "int8", (Metric("tok_s", "int8: decode, one stream, context 512", "tok/s", 1.3),), decode,
-        step_floor(1, PROMPT + DECODED // 2, True), INT8_PEERS, best("openvino llama.cpp", "openvino llama.cpp")),
-    Row("int8-batch16", "int8", (Metric("tok_s", "int8: 16 streams, aggregate decode", "tok/s", 1.3),), batch(16),
-        step_floor(16, BATCH_PROMPT + BATCH_DECODED // 2, True), INT8_PEERS, best("openvino", "openvino")),
+    Row("int8-decode", "int8", (rate("int8: decode, one stream, context 512", **best_peer(1.3)),), decode,
+        step_floor(1, PROMPT + DECODED // 2, "int8"), INT8_PEERS, best("openvino llama.cpp", "openvino llama.cpp")),
+    Row("int8-batch16", "int8", (rate("int8: 16 streams, aggregate decode", **best_peer(1.3)),), batch(16),
+        step_floor(16, BATCH_PROMPT + BATCH_DECODED // 2, "int8"), INT8_PEERS, best("openvino", "openvino")),
+    *gguf_rows(
+        "q4", "q4_k_m", "Q4_K_M", peers=INT8_PEERS,
+        prefill_bars={"bar": 1.7, "narrow": {"bar": 1.8}},
+        decode_bars={"bar": 1.4, "needed": 0.8, "narrow": {"bar": 1.2, "needed": 0.75}},
+        batch_bars={8: {"bar": 1.9, "narrow": {"bar": 1.7}}, 16: {"bar": 2.0, "narrow": {"bar": 1.9}}},
+    ),
+    *gguf_rows(
+        "q8", "q8_0", "Q8_0", peers=("llama.cpp",),
+        prefill_bars={"bar": 1.3}, decode_bars={"bar": 1.5, "narrow": {"bar": 1.15}},
+        batch_bars={8: {"bar": 1.0}, 16: {"bar": 1.0}},
+    ),
 ]
 # Rows that come with the starts of the others' engines.
 START, FIRST_START, MEMORY = "start", "first-start", "memory"
 START_LIMIT_S = 2.0
 MEMORY_ALLOWANCE = 300e6
+
+
+def kinds(names):
+    """The kinds of weights of some rows, or of all."""
+    return {row.kind for row in ROWS if not names or row.name in names} | ({"bf16", "int8"} if not names or START in names else set())

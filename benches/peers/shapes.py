@@ -1,6 +1,14 @@
-"""The two models and what their work costs at least: bytes to read and operations to do."""
+"""The models and what their work costs at least: bytes to read and operations to do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from isa import READ, TITLES
+
+# Bytes of a weight. Q4_K_M has two sizes: `Shape.read_bytes`.
+BYTES = {"bf16": 2, "int8": 1, "q8_0": 34 / 32}
+Q4_K, Q6_K = 144 / 256, 210 / 256
+# The peak that the products with weights of a kind are held against.
+PEAK = {"bf16": "bf16", "int8": "int8", "q8_0": "int8", "q4_k_m": "int4"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,19 @@ class Shape:
         """Bytes of K and V of one token, in bf16."""
         return 2 * 2 * self.layers * self.kv_heads * self.head
 
+    def read_bytes(self, kind):
+        """Bytes of the matrices that a step reads."""
+        if kind in BYTES:
+            return (self.layer_weights + self.head_weights) * BYTES[kind]
+        # Q4_K_M: the logits' matrix, and in half of the layers V and the MLP's second one, are Q6_K.
+        finer = sum(map(self.finer, range(self.layers))) * self.hidden * (self.kv_heads * self.head + self.ffn)
+        return (self.layer_weights - finer) * Q4_K + (finer + self.head_weights) * Q6_K
+
+    def finer(self, layer):
+        """Whether Q4_K_M gives some of a layer's matrices more bits."""
+        eighth = self.layers // 8
+        return layer < eighth or layer >= 7 * self.layers // 8 or (layer - eighth) % 3 == 2
+
     def attention_ops(self, context):
         """Operations of one token's attention over `context` tokens."""
         return 4 * context * self.heads * self.head * self.layers
@@ -49,7 +70,10 @@ class Shape:
 SHAPES = {
     "qwen3-0.6b": Shape("qwen3", 151936, 1024, 28, 16, 8, 128, 3072, True, 1e6, 1e-6, 40960),
     "llama-160m": Shape("llama", 32000, 768, 12, 12, 4, 64, 3072, False, 5e5, 1e-5, 8192),
+    "qwen3-tiny": Shape("qwen3", 32000, 256, 4, 4, 2, 64, 768, True, 1e6, 1e-6, 8192),
 }
+# The last one only shows that everything runs.
+MEASURED = ["qwen3-0.6b", "llama-160m"]
 
 
 @dataclass(frozen=True)
@@ -59,21 +83,36 @@ class Limits:
     bandwidth: float
     bf16: float
     int8: float
+    int4: float
+    # Which of `peak.c`'s measures the last three are.
+    measures: dict = field(default_factory=dict)
+
+    def title(self, peak):
+        """What a row is held against."""
+        return TITLES[self.measures[peak]]
 
 
-def prefill_seconds(shape, limits, tokens, before=0, rows=1, int8=False):
-    """Least time to prefill `tokens` behind `before` cached ones, with logits for `rows` of them: bound by arithmetic.
+@dataclass(frozen=True)
+class Least:
+    """The least time of some work, and the limit that it comes from."""
+
+    seconds: float
+    limit: str
+
+
+def prefill(shape, limits, tokens, before=0, rows=1, kind="bf16"):
+    """Prefill of `tokens` behind `before` cached ones, with logits for `rows` of them: bound by arithmetic.
 
     All layers count for all tokens, though the last one needs to compute only keys and values where no logits are wanted."""
     matrices = 2 * (shape.layer_weights * tokens + shape.head_weights * rows)
     attention = tokens * shape.attention_ops(before + tokens / 2)
-    return matrices / (limits.int8 if int8 else limits.bf16) + attention / limits.bf16
+    return Least(matrices / getattr(limits, PEAK[kind]) + attention / limits.bf16, limits.title(PEAK[kind]))
 
 
-def step_seconds(shape, limits, streams, context, shared=0, int8=False):
-    """Least time of one decode step of `streams` with `context` tokens each, of which `shared` are the same for all."""
-    read = (shape.layer_weights + shape.head_weights) * (1 if int8 else 2)
-    read += (shared + streams * (context - shared)) * shape.kv_bytes
+def step(shape, limits, streams, context, shared=0, kind="bf16"):
+    """One decode step of `streams` with `context` tokens each, of which `shared` are the same for all."""
+    read = shape.read_bytes(kind) + (shared + streams * (context - shared)) * shape.kv_bytes
     matrices = 2 * streams * (shape.layer_weights + shape.head_weights)
-    compute = matrices / (limits.int8 if int8 else limits.bf16) + streams * shape.attention_ops(context) / limits.bf16
-    return max(read / limits.bandwidth, compute)
+    compute = matrices / getattr(limits, PEAK[kind]) + streams * shape.attention_ops(context) / limits.bf16
+    reading = read / limits.bandwidth
+    return Least(reading, TITLES[READ]) if reading > compute else Least(compute, limits.title(PEAK[kind]))

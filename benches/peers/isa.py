@@ -1,0 +1,81 @@
+"""The instruction sets that engines can be held to, and the peaks that their rows are held against."""
+
+from dataclasses import dataclass
+
+READ = "read"
+# What `peak.c`'s measures are, for people.
+TITLES = {
+    READ: "read bandwidth", "mulps_128": "mulps, addps (xmm)", "pmaddwd_128": "pmaddwd, paddd (xmm)", "fma_256": "vfmadd231ps (ymm)",
+    "maddwd_256": "vpmaddwd, vpaddd (ymm)", "maddubs_i32_256": "vpmaddubsw, vpmaddwd, vpaddd (ymm)",
+    "maddubs_i16_256": "vpmaddubsw, vpaddw (ymm)", "dpbusd_256": "vpdpbusd (ymm)", "fma_512": "vfmadd231ps (zmm)",
+    "maddwd_512": "vpmaddwd, vpaddd (zmm)", "maddubs_i32_512": "vpmaddubsw, vpmaddwd, vpaddd (zmm)",
+    "maddubs_i16_512": "vpmaddubsw, vpaddw (zmm)", "dpbusd_512": "vpdpbusd (zmm)", "dpbf16_512": "vdpbf16ps (zmm)",
+}
+# llama.cpp's options for instructions, all said, so that none comes from the machine that compiles.
+LLAMA_OPTIONS = [
+    "SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2", "AVX_VNNI", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16", "AMX_TILE", "AMX_INT8", "AMX_BF16",
+]
+LLAMA_AVX2 = frozenset(["SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"])
+
+
+@dataclass(frozen=True)
+class Isa:
+    """One instruction set, by the name that `SOUFFLEUR_CPU_ISA` has for it."""
+
+    name: str
+    # Measures of `peak.c` for products of bf16, of 8 bits and of 4 bits. Where there are two, the faster one counts.
+    bf16: tuple
+    int8: tuple
+    int4: tuple
+    # What llama.cpp is compiled with, and what oneDNN calls it, when engines are held to it.
+    llama: frozenset = frozenset()
+    onednn: str = ""
+
+    @property
+    def measures(self):
+        """All measures, each once."""
+        return list(dict.fromkeys(self.bf16 + self.int8 + self.int4))
+
+    @property
+    def wide(self):
+        """Whether its vectors have 512 bits."""
+        return self.name.startswith("avx512")
+
+    @property
+    def vnni(self):
+        """Whether it has `vpdpbusd`."""
+        return "dpbusd" in self.int8[0]
+
+    def openvino(self):
+        """Properties for OpenVINO. It asks the processor what to compute in, and then oneDNN refuses what it is held from: so it is told what it
+        chooses on a processor that has no more than this, f32 and, without VNNI, no 8-bit activations."""
+        return {"INFERENCE_PRECISION_HINT": "f32"} | ({} if self.vnni else {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0})
+
+    def llama_flags(self):
+        """For cmake."""
+        return ["-DGGML_NATIVE=OFF", *(f"-DGGML_{option}={'ON' if option in self.llama else 'OFF'}" for option in LLAMA_OPTIONS)]
+
+
+# Best first. Two products of bytes below 128 fit into 16 bits, so 8-bit weights can use `vpmaddubsw` with signs moved to one side; its 16-bit
+# sums must be widened at once, those of 4-bit weights only after some.
+ISAS = {
+    isa.name: isa
+    for isa in (
+        Isa("avx512_bf16", ("dpbf16_512",), ("dpbusd_512",), ("dpbusd_512",)),
+        Isa("avx512_vnni", ("fma_512",), ("dpbusd_512",), ("dpbusd_512",), LLAMA_AVX2 | {"AVX512", "AVX512_VNNI"}, "AVX512_CORE_VNNI"),
+        Isa("avx512", ("fma_512",), ("maddwd_512", "maddubs_i32_512"), ("maddubs_i16_512",), LLAMA_AVX2 | {"AVX512"}, "AVX512_CORE"),
+        Isa("avx2_vnni", ("fma_256",), ("dpbusd_256",), ("dpbusd_256",), LLAMA_AVX2 | {"AVX_VNNI"}, "AVX2_VNNI"),
+        Isa("avx2", ("fma_256",), ("maddwd_256", "maddubs_i32_256"), ("maddubs_i16_256",), LLAMA_AVX2, "AVX2"),
+        Isa("portable", ("mulps_128",), ("pmaddwd_128",), ("pmaddwd_128",)),
+    )
+}
+FORCED = [isa.name for isa in ISAS.values() if isa.onednn]
+# Peers without a way to hold them to an instruction set: what they would be measured with is more than Souffleur has.
+NOT_FORCED = {"vllm": "it chooses among its own kernels by the processor alone"}
+# What stays as it is in a peer that is held to an instruction set.
+REMAINS = {"openvino": "ONEDNN_MAX_CPU_ISA holds its matrix products; its kernels for attention and norms take what the processor has"}
+
+
+def native(has):
+    """The best instruction set of a processor that has these measures."""
+    return next(isa for isa in ISAS.values() if set(isa.measures) <= set(has))
