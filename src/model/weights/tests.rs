@@ -3,8 +3,10 @@ use std::fs;
 use half::{bf16, f16};
 use safetensors::tensor::TensorView as Stored;
 
+use super::folder::INDEX;
 use super::*;
 use crate::model::config::ModelConfig;
+use std::path::Path;
 
 const FILE: &str = "model.safetensors";
 
