@@ -6,7 +6,6 @@ use safetensors::tensor::TensorView as Stored;
 use super::folder::INDEX;
 use super::*;
 use crate::model::config::ModelConfig;
-use std::path::Path;
 
 const FILE: &str = "model.safetensors";
 
