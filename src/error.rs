@@ -255,7 +255,7 @@ pub enum LoadError {
         expected: Vec<usize>,
     },
     /// A tensor has another shape than the configuration says.
-    #[error("{}: tensor {tensor} has shape {got:?}, expected {expected:?} by config.json", file.display())]
+    #[error("{}: tensor {tensor} has shape {got:?}, expected {expected:?} by the configuration", file.display())]
     WrongShape {
         /// The file.
         file: PathBuf,

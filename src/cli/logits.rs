@@ -13,8 +13,8 @@ use super::failure::Failure;
 /// Flags of the command.
 #[derive(Args, Debug)]
 pub struct LogitsArgs {
-    /// Folder of a model in Hugging Face layout
-    #[arg(long, alias = "model", value_name = "DIR")]
+    /// GGUF file of a model, or folder of one in Hugging Face layout
+    #[arg(long, alias = "model", value_name = "PATH")]
     model_path: Option<PathBuf>,
     /// Data type in which weights and KV are stored
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float16", "bfloat16"])]

@@ -1,6 +1,10 @@
 //! `souffleur plan`: how memory would be divided, without loading the model.
 
+use souffleur::config::EngineConfig;
 use souffleur::engine::{EngineParts, ModelInfo, Progress};
+use souffleur::executor::memory_plan::Bytes;
+use souffleur::model::loader::Checkpoint;
+use souffleur::model::weights::TypeCount;
 
 use super::failure::Failure;
 use super::local;
@@ -10,10 +14,29 @@ use crate::cli::settings::Settings;
 /// Runs the command.
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let mut config = local::with_model(settings.engine)?;
-    // A folder of weights alone can be planned for.
+    // Weights alone can be planned for.
     config.skip_tokenizer_init = true;
     let parts = EngineParts::from_model(&config, Progress::silent())?;
     show(&parts.info);
+    show_types(&config)
+}
+
+/// Prints how many tensors of which element types the model's files hold.
+fn show_types(config: &EngineConfig) -> Result<(), Failure> {
+    let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
+    let checkpoint = opened.map_err(Failure::failed)?;
+    for (index, count) in checkpoint.types().iter().enumerate() {
+        let label = if index == 0 { "tensors" } else { "" };
+        let TypeCount {
+            name,
+            tensors,
+            bytes,
+        } = count;
+        say(format_args!(
+            "{label:<21} {tensors} of {name} ({})",
+            Bytes(*bytes)
+        ));
+    }
     Ok(())
 }
 

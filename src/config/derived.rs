@@ -6,6 +6,7 @@ use super::EngineConfig;
 use super::validate::MAX_REBUILD_BACKOFF_S;
 use crate::actors::rebuild::RebuildRules;
 use crate::error::ConfigError;
+use crate::model::gguf;
 use crate::request::RequestTimeouts;
 use crate::state::cache::eviction::{EvictionParameters, EvictionPolicy};
 use crate::state::plan::preemption::PriorityRules;
@@ -115,14 +116,13 @@ impl EngineConfig {
 
     /// The name that `/v1/models` lists.
     pub fn model_name(&self) -> String {
-        let folder = || {
-            self.model_path
-                .file_name()
-                .map(|name| name.to_string_lossy().into_owned())
+        let own = || {
+            let name = self.model_path.file_name()?.to_string_lossy();
+            Some(gguf::model_name(&name).to_owned())
         };
         self.served_model_name
             .clone()
-            .or_else(folder)
+            .or_else(own)
             .unwrap_or_else(|| "souffleur".to_owned())
     }
 }

@@ -31,10 +31,11 @@ const FAILURE: Flag = Flag::under("Failure").rare();
 keys::keys! {
     /// Everything that decides how an engine runs. `config/default.toml` says the same with reasons.
     pub struct EngineConfig {
-        /// Folder of a model in Hugging Face layout; without it the bundled model is served.
-        #[flag(MODEL.takes("DIR").alias("model"))]
+        /// GGUF file of a model (the first one if it is split), or folder of one in Hugging Face layout; without it the
+        /// bundled model is served.
+        #[flag(MODEL.takes("PATH").alias("model"))]
         model_path: PathBuf = PathBuf::new(),
-        /// Name that /v1/models lists; the folder's name if not given.
+        /// Name that /v1/models lists; the name of the folder or file if not given.
         #[flag(MODEL.takes("NAME"))]
         served_model_name: Option<String> = None,
         /// Data type in which weights and KV are stored; auto keeps the type of the weights.
@@ -44,8 +45,8 @@ keys::keys! {
         /// less precise.
         #[flag(MODEL)]
         quantization: Option<Quantization> = None,
-        /// Weights from the model's folder (auto), or random ones with the shapes in its config.json, for benchmarking
-        /// (dummy).
+        /// Weights from the model's files (auto), or random ones with the shapes in its config.json or GGUF file, for
+        /// benchmarking (dummy).
         #[flag(MODEL)]
         load_format: LoadFormat = LoadFormat::Auto,
         /// Format in which the model writes tool calls: qwen25, qwen, hermes, qwen3_coder, llama3, pythonic, mistral; auto

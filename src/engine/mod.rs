@@ -6,6 +6,7 @@
 mod gpu;
 mod handle;
 mod parts;
+mod text;
 
 use std::sync::{Arc, RwLock};
 use std::time::Instant;

@@ -10,6 +10,7 @@ use crate::actors::unit::Blueprint;
 use crate::admission::Admission;
 use crate::config::{Device, EngineConfig};
 use crate::engine::gpu::{self, Gpu};
+use crate::engine::text;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::Executor;
 use crate::executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
@@ -19,6 +20,7 @@ use crate::executor::memory_plan::{
 use crate::grammar::{GrammarCompiler, GrammarLimits};
 use crate::kernels::cpu::default_threads;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
+use crate::model::location::ModelLocation;
 use crate::model::text::TextModel;
 use crate::record::LogSink;
 use crate::state::cache::prefix_history::HistoryLimits;
@@ -56,7 +58,7 @@ impl Progress {
 pub struct ModelInfo {
     /// Name that `/v1/models` lists.
     pub served_model_name: String,
-    /// Folder it came from.
+    /// Folder or GGUF file that it came from.
     pub model_path: PathBuf,
     /// Longest sequence, in tokens.
     pub context_length: usize,
@@ -108,10 +110,11 @@ impl EngineParts {
             config.load_format,
         )?;
         let memory = memory_plan(config, &model, gpu.as_ref())?;
-        let generation = GenerationConfig::read(dir)?;
+        let location = ModelLocation::find(dir)?;
+        let generation = text::generation_config(&location)?;
         let text = match config.skip_tokenizer_init {
             true => None,
-            false => Some(Arc::new(TextModel::load(dir)?)),
+            false => Some(Arc::new(text::text_model(&location)?)),
         };
         let context_length = context_length(config, &model)?;
         let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);

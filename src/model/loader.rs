@@ -1,4 +1,4 @@
-//! From a model's folder to weights on a device.
+//! From a model's files to weights on a device.
 //!
 //! [`Checkpoint::open`] checks everything that can be known without taking memory; [`Loader`] then hands tensors to a
 //! backend one by one and reports progress.
@@ -13,25 +13,28 @@ use crate::kernels::random::RandomTensor;
 use crate::kernels::tensor_view::TensorView;
 use crate::kernels::{Backend, Linear};
 use crate::model::config::ModelConfig;
+use crate::model::gguf::Gguf;
+use crate::model::location::ModelLocation;
 use crate::model::random::random_vector;
-use crate::model::weights::{TensorSpec, Weights};
+use crate::model::weights::{TensorSpec, TypeCount, Weights};
 use crate::state::pool::kv_layout::MhaLayout;
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LoadFormat {
-    /// The safetensors in the model's folder.
+    /// The safetensors in the model's folder, or the GGUF file.
     #[default]
     Auto,
-    /// Made up: random, of the shapes in `config.json`, which is all that the folder needs to hold.
+    /// Made up: random, of the shapes in `config.json`, which is all that the folder needs to hold, or of those that a
+    /// GGUF file has.
     Dummy,
 }
 
 /// Is told how far loading is: bytes read, bytes in all.
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// A model's folder, opened and checked: every tensor is there, or will be made, in the shape that `config.json` asks
+/// A model's files, opened and checked: every tensor is there, or will be made, in the shape that the configuration asks
 /// for.
 pub struct Checkpoint {
     /// What the model is.
@@ -43,34 +46,30 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a folder. Without a `dtype` the model runs in that of its embedding; without weights in that which its
-    /// configuration names.
+    /// Opens a folder or a GGUF file. Without a `dtype` the model runs in that of its embedding, or as [`Gguf::dtype`]
+    /// says; without weights in that which its configuration names.
     ///
     /// # Errors
     /// Any [`LoadError`] but [`LoadError::Memory`].
     pub fn open(
-        dir: &Path,
+        path: &Path,
         dtype: Option<Dtype>,
         load_format: LoadFormat,
     ) -> Result<Self, LoadError> {
-        let config = ModelConfig::read(dir)?;
-        let weights = match load_format {
-            LoadFormat::Auto => Some(Weights::open(dir)?),
-            LoadFormat::Dummy => None,
+        let (config, suggested, weights) = match ModelLocation::find(path)? {
+            ModelLocation::Folder(dir) => open_folder(&dir, load_format)?,
+            ModelLocation::Gguf(file) => open_gguf(&file, load_format)?,
         };
-        let stored = match &weights {
-            Some(weights) => {
-                weights.check(&config.tensors())?;
-                weights.dtype("model.embed_tokens.weight")
-            }
-            None => config.dtype,
-        };
-        let dtype = dtype.or(stored).unwrap_or(Dtype::F32);
         Ok(Self {
             config,
-            dtype,
+            dtype: dtype.or(suggested).unwrap_or(Dtype::F32),
             weights,
         })
+    }
+
+    /// The element types in the files, those with the most bytes first; none if the weights are made.
+    pub fn types(&self) -> &[TypeCount] {
+        self.weights.as_ref().map_or(&[], Weights::types)
     }
 
     /// How K/V lies in the pool.
@@ -92,16 +91,39 @@ impl Checkpoint {
 
     /// Bytes of the model's tensors as stored, or as they are made.
     fn stored_bytes(&self) -> u64 {
-        let stored = |name: &str| match &self.weights {
-            Some(weights) => weights.dtype(name).map_or(0, Dtype::bytes) as u64,
-            None => self.dtype.bytes() as u64,
+        let stored = |spec: &TensorSpec| match &self.weights {
+            Some(weights) => weights.bytes_of(&spec.name).unwrap_or(0) as u64,
+            None => spec.elements() * self.dtype.bytes() as u64,
         };
-        self.config
-            .tensors()
-            .iter()
-            .map(|spec| spec.elements() * stored(&spec.name))
-            .sum()
+        self.config.tensors().iter().map(stored).sum()
     }
+}
+
+/// What a model is, the element type that its files suggest, and its weights if they are not made.
+type Opened = (ModelConfig, Option<Dtype>, Option<Weights>);
+
+fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError> {
+    let config = ModelConfig::read(dir)?;
+    let (dtype, weights) = match load_format {
+        LoadFormat::Auto => {
+            let weights = Weights::open(dir)?;
+            weights.check(&config.tensors())?;
+            (weights.dtype("model.embed_tokens.weight"), Some(weights))
+        }
+        LoadFormat::Dummy => (config.dtype, None),
+    };
+    Ok((config, dtype, weights))
+}
+
+fn open_gguf(file: &Path, load_format: LoadFormat) -> Result<Opened, LoadError> {
+    let gguf = Gguf::open(file)?;
+    let config = gguf.config()?;
+    let dtype = Some(gguf.dtype());
+    let weights = match load_format {
+        LoadFormat::Auto => Some(gguf.into_weights(&config)?),
+        LoadFormat::Dummy => None,
+    };
+    Ok((config, dtype, weights))
 }
 
 /// Hands the tensors of a checkpoint to a backend.

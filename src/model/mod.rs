@@ -1,4 +1,4 @@
-//! Models: configuration, weights, tokenizer, forward pass.
+//! Models: configuration, weights, tokenizer, forward pass. [`location`] says what a model's path names.
 //!
 //! One file for each family ([`llama`], [`mistral`], [`qwen2`], [`qwen3`]) says what its layers are made of; the parts
 //! that families share are in [`blocks`]. All of it is written against [`Backend`] and knows nothing of devices, requests
@@ -7,9 +7,11 @@
 pub mod blocks;
 pub mod config;
 pub mod generation;
+pub mod gguf;
 pub(crate) mod json_file;
 pub mod llama;
 pub mod loader;
+pub mod location;
 pub mod mistral;
 pub mod qwen2;
 pub mod qwen3;

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use super::SimulateError;
 use crate::model::config::ModelConfig;
+use crate::model::gguf::Gguf;
+use crate::model::location::ModelLocation;
 
 const KNOWN: [(&str, &str); 4] = [
     (
@@ -29,7 +31,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     KNOWN.iter().map(|(name, _)| *name)
 }
 
-/// A shape by its name, or from a `config.json` or the folder of one. Weights are not looked for.
+/// A shape by its name, or from a `config.json`, the folder of one, or a GGUF file. Weights are not looked for.
 ///
 /// # Errors
 /// An unknown name, with those there are; a configuration that the engine does not run.
@@ -39,18 +41,21 @@ pub fn load(name_or_path: &str) -> Result<ModelConfig, SimulateError> {
     }
     let path = Path::new(name_or_path);
     let dir = match path.is_file() && path.ends_with("config.json") {
-        true => path.parent().unwrap_or(Path::new("")),
-        false => path,
+        true => path.parent().unwrap_or(Path::new("")).to_owned(),
+        false => match ModelLocation::find(path)? {
+            ModelLocation::Folder(dir) => dir,
+            ModelLocation::Gguf(file) => return Ok(Gguf::open(&file)?.config()?),
+        },
     };
     if !dir.join("config.json").is_file() {
         let names: Vec<_> = names().collect();
         let reason = format!(
-            "is {name_or_path:?}, must be one of {}, a config.json or a folder that holds one",
+            "is {name_or_path:?}, must be one of {}, a config.json, a folder that holds one or a GGUF file",
             names.join(", ")
         );
         return Err(SimulateError::value("shape", reason));
     }
-    Ok(ModelConfig::read(dir)?)
+    Ok(ModelConfig::read(&dir)?)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use safetensors::SafeTensors;
 
-use super::{run, souffleur, stderr, stdout, tiny_model};
+use super::{gguf, run, souffleur, stderr, stdout, tiny_model};
 
 /// The command fails with `code` and one line that holds every part.
 fn check_failure(args: &[&str], code: i32, parts: &[&str]) {
@@ -29,6 +29,35 @@ fn a_missing_model_is_one_line_and_exit_code_1() {
         &["--model-path", "/nonexistent", "--port", "0"],
         1,
         &["/nonexistent"],
+    );
+}
+
+#[test]
+fn a_gguf_file_is_planned_by_its_name_and_types() {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let file = dir.path().join("tiny.F32.gguf");
+    let mut model = gguf::of_folder(&tiny_model());
+    std::fs::write(&file, model.bytes()).expect("writable");
+    let path = file.to_string_lossy();
+    let output = run(&["plan", "--model-path", &path]);
+    let text = stdout(&output);
+    assert!(text.contains("model                 tiny.F32 ("), "{text}");
+    let tensors = model.tensors.len();
+    let types = format!("tensors               {tensors} of F32 (");
+    assert!(text.contains(&types), "{text}");
+    check_failure(
+        &["--model-path", &path, "--port", "0"],
+        1,
+        &["tiny.F32.gguf", "--skip-tokenizer-init"],
+    );
+    model.tensors[1].type_id = 26;
+    let name = String::from_utf8_lossy(&model.tensors[1].name).into_owned();
+    std::fs::write(&file, model.bytes()).expect("writable");
+    let refusal = format!("tensor {name} has type I32, supported are F32");
+    check_failure(
+        &["plan", "--model-path", &path],
+        1,
+        &["tiny.F32.gguf", &refusal],
     );
 }
 

@@ -3,6 +3,9 @@
 mod bench;
 mod commands;
 mod docs;
+#[allow(dead_code, reason = "shared with the tests of models")]
+#[path = "../common/gguf.rs"]
+mod gguf;
 mod serving;
 
 use std::path::{Path, PathBuf};

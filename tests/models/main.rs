@@ -4,6 +4,10 @@
 
 mod common;
 mod errors;
+mod gguf;
+#[allow(dead_code, reason = "shared with the tests of the reader")]
+#[path = "../common/gguf.rs"]
+mod gguf_files;
 #[allow(dead_code, reason = "shared with the tests of the scheduler")]
 #[path = "../common/grammars.rs"]
 mod grammars;

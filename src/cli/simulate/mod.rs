@@ -47,7 +47,7 @@ pub struct SimulateArgs {
         help_heading = "Simulation"
     )]
     hardware: String,
-    /// Model: llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-8b, or a config.json; weights are not needed
+    /// Model: llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-8b, a config.json or a GGUF file; weights are not needed
     #[arg(long, value_name = "NAME|FILE", help_heading = "Simulation")]
     shape: Option<String>,
     /// Devices that share the model (tensor parallelism)

@@ -461,7 +461,7 @@ pub fn available_bytes() -> Result<u64, LoadError> {
 }
 
 /// A size for people.
-struct Bytes(u64);
+pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

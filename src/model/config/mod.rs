@@ -3,27 +3,22 @@
 //! Keys, and the values of absent ones, follow the classes of `transformers` 5. Whatever would change the result and
 //! is not implemented is refused; nothing is guessed.
 
-use std::ops::RangeInclusive;
+pub(crate) mod limits;
+
 use std::path::Path;
+
+use self::limits::{CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, LAYERS, VOCAB};
 
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
-use crate::model::rope::{MAX_POSITIONS, RopeConfig};
+use crate::model::rope::RopeConfig;
 use crate::model::weights::TensorSpec;
 use crate::state::pool::kv_layout::MhaLayout;
 
 /// Largest `config.json` read.
 const MAX_FILE_BYTES: u64 = 4 << 20;
-
-const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
-const HIDDEN: RangeInclusive<usize> = 1..=1 << 17;
-const INTERMEDIATE: RangeInclusive<usize> = 1..=1 << 20;
-const LAYERS: RangeInclusive<usize> = 1..=1 << 10;
-const HEADS: RangeInclusive<usize> = 1..=1 << 12;
-const HEAD_DIM: RangeInclusive<usize> = 2..=1 << 12;
-const CONTEXT: RangeInclusive<usize> = 1..=MAX_POSITIONS;
 
 /// The families that the forward pass knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,10 +331,8 @@ fn key_value_heads(
         _ => heads,
     };
     let kv_heads = json.size("num_key_value_heads", HEADS)?.unwrap_or(absent);
-    if !heads.is_multiple_of(kv_heads) {
-        let reason = format!("is {kv_heads} and does not divide num_attention_heads, {heads}");
-        return Err(json.error("num_key_value_heads", reason));
-    }
+    limits::check_kv_heads(kv_heads, ("num_attention_heads", heads))
+        .map_err(|reason| json.error("num_key_value_heads", reason))?;
     Ok(kv_heads)
 }
 
@@ -352,21 +345,10 @@ fn head_dim(
     let head_dim = match json.size("head_dim", HEAD_DIM)? {
         Some(head_dim) => head_dim,
         None if architecture == Architecture::Qwen3 && !json.has("head_dim") => 128,
-        None if hidden.is_multiple_of(heads) => hidden / heads,
-        None => {
-            let reason = format!(
-                "is {hidden} and not a multiple of num_attention_heads, {heads}: set head_dim"
-            );
-            return Err(json.error("hidden_size", reason));
-        }
+        None => limits::even_head_dim(hidden, ("num_attention_heads", heads))
+            .map_err(|reason| json.error("hidden_size", format!("{reason}: set head_dim")))?,
     };
-    if head_dim % 2 == 1 || !HEAD_DIM.contains(&head_dim) {
-        let reason = format!(
-            "is {head_dim}, expected an even number from 2 to {}",
-            HEAD_DIM.end()
-        );
-        return Err(json.error("head_dim", reason));
-    }
+    limits::check_head_dim(head_dim).map_err(|reason| json.error("head_dim", reason))?;
     Ok(head_dim)
 }
 

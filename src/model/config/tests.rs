@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::model::rope::RopeScaling;
+use crate::model::rope::{MAX_POSITIONS, RopeScaling};
 use crate::state::pool::kv_layout::KvLayout;
 
 fn base(architecture: &str) -> Value {

@@ -4,6 +4,7 @@
 //! sequence does later.
 
 use std::f64::consts::PI;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -17,7 +18,7 @@ pub(crate) const MAX_POSITIONS: usize = 1 << 27;
 const SUPPORTED: &str = "default, linear, llama3, yarn";
 
 /// How positions rotate q and k, as configured.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
     /// Base of the wavelengths.
     pub theta: f64,
@@ -26,7 +27,7 @@ pub struct RopeConfig {
 }
 
 /// What is done to the frequencies to reach a longer context.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Nothing.
     Default,
@@ -48,6 +49,8 @@ pub enum RopeScaling {
     },
     /// YaRN: blends by dimension, and scales the attention.
     Yarn(Yarn),
+    /// Each is divided by a number of its own, as many as there are pairs: the form in which GGUF files hold Llama 3.1's.
+    Divided(Arc<[f32]>),
 }
 
 /// The parameters of YaRN.
@@ -110,7 +113,7 @@ impl RopeConfig {
 
     /// Positions reached by stretching the original context, in tokens.
     pub fn extended_positions(&self) -> Option<usize> {
-        match self.scaling {
+        match &self.scaling {
             RopeScaling::Yarn(yarn) => {
                 let extended = yarn.original_max_position_embeddings as f64 * yarn.factor;
                 Some((extended as usize).min(MAX_POSITIONS))
@@ -120,22 +123,26 @@ impl RopeConfig {
     }
 
     /// Computes the frequencies for heads of `head_dim` elements.
+    ///
+    /// # Panics
+    /// If they are divided by fewer numbers than a head has pairs.
     pub fn frequencies(&self, head_dim: usize) -> Rope {
         let dim = head_dim as f64;
         let wanted = (0..head_dim / 2).map(|pair| {
             // Rounded to f32 where torch rounds: far positions multiply any difference.
             let exponent = (2 * pair) as f32 / head_dim as f32;
             let plain = f64::from((self.theta.powf(f64::from(exponent)) as f32).recip());
-            match self.scaling {
+            match &self.scaling {
                 RopeScaling::Default => plain,
                 RopeScaling::Linear { factor } => plain / factor,
+                RopeScaling::Divided(divisors) => plain / f64::from(divisors[pair]),
                 RopeScaling::Llama3 {
                     factor,
                     low_freq_factor,
                     high_freq_factor,
                     original_max_position_embeddings,
                 } => {
-                    let turns = original_max_position_embeddings as f64 * plain / (2.0 * PI);
+                    let turns = *original_max_position_embeddings as f64 * plain / (2.0 * PI);
                     let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
                     blend(plain / factor, plain, kept.clamp(0.0, 1.0))
                 }
@@ -147,7 +154,7 @@ impl RopeConfig {
         });
         Rope {
             inv_freq: wanted.map(|frequency| frequency as f32).collect(),
-            attention_scale: match self.scaling {
+            attention_scale: match &self.scaling {
                 RopeScaling::Yarn(yarn) => yarn.attention_scale() as f32,
                 _ => 1.0,
             },
@@ -269,7 +276,7 @@ impl Yarn {
         ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0)
     }
 
-    fn attention_scale(&self) -> f64 {
+    pub(crate) fn attention_scale(&self) -> f64 {
         let by = |weight: f64| match self.factor {
             factor if factor <= 1.0 => 1.0,
             factor => 0.1 * weight * factor.ln() + 1.0,

@@ -1,29 +1,23 @@
-//! Weights as they lie on disk: safetensors files, mapped and checked, never copied here.
+//! Weights as they lie on disk: files, mapped and checked, never copied here.
 //!
-//! A model's whole set of names, shapes and dtypes is checked against `config.json` before anything is allocated for
-//! it. Nothing here knows what a tensor is for.
+//! A model's whole set of names, shapes and element types is checked against its configuration before anything is
+//! allocated for it. Nothing here knows what a tensor is for. The files are safetensors ([`folder`]) or GGUF
+//! ([`crate::model::gguf`]); the names are those of Hugging Face's checkpoints.
 
-// The one `unsafe` of the weights: mapping a file.
-#![allow(unsafe_code)]
+pub(crate) mod folder;
+pub(crate) mod mapped;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::ops::Range;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
 use rustc_hash::FxHashMap;
-use safetensors::SafeTensors;
 
+use self::mapped::MappedFile;
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::TensorView;
-use crate::model::json_file::{JsonFile, format_error};
-
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
-/// Largest index file read.
-const MAX_INDEX_BYTES: u64 = 64 << 20;
+use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
+use crate::model::json_file::format_error;
 
 /// A tensor that a model needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,95 +43,57 @@ impl TensorSpec {
     }
 }
 
-struct Shard {
-    file: PathBuf,
-    map: Mmap,
+/// Where a tensor lies.
+pub(crate) struct Entry {
+    /// Which of the files.
+    pub file: usize,
+    /// Its element type, or the name of one that has no kernels.
+    pub stored: Result<Stored, String>,
+    /// Its shape, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// Bytes of the file.
+    pub range: Range<usize>,
+    /// The order of its rows there.
+    pub order: RowOrder,
 }
 
-struct Entry {
-    shard: usize,
-    dtype: safetensors::Dtype,
-    shape: Vec<usize>,
-    /// Bytes of the mapped file.
-    range: Range<usize>,
+/// How many tensors of the files have an element type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeCount {
+    /// The type's name in the files.
+    pub name: String,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Their size in the files.
+    pub bytes: u64,
 }
 
-/// All weights of a model's folder.
+/// All weights of a model.
 pub struct Weights {
-    dir: PathBuf,
-    shards: Vec<Shard>,
+    /// Where they were looked for, for errors.
+    searched: PathBuf,
+    files: Vec<MappedFile>,
     entries: FxHashMap<String, Entry>,
+    types: Vec<TypeCount>,
 }
 
 impl Weights {
-    /// Maps `model.safetensors`, or the shards that `model.safetensors.index.json` names, and reads their headers.
-    ///
-    /// # Errors
-    /// [`LoadError::Io`] and [`LoadError::Format`] naming the file: missing, truncated or corrupt.
-    pub fn open(dir: &Path) -> Result<Self, LoadError> {
-        let mut weights = Self {
-            dir: dir.to_owned(),
-            shards: Vec::new(),
-            entries: FxHashMap::default(),
-        };
-        let single = dir.join(SINGLE);
-        let index = dir.join(INDEX);
-        if single.exists() {
-            weights.map(single, |_| true)?;
-        } else if index.exists() {
-            for (shard, tensors) in shards_of(&index)? {
-                let file = dir.join(&shard);
-                if !file.exists() {
-                    let reason = format!("names {shard}, which is not there: download it too");
-                    return Err(format_error(&index, reason));
-                }
-                weights.map(file, |name| tensors.contains(name))?;
-            }
-        } else {
-            let reason = format!("holds neither {SINGLE} nor {INDEX}: only safetensors are read");
-            return Err(format_error(dir, reason));
+    /// Takes entries that were found in files. `types` names the element type and the bytes of each tensor there.
+    pub(crate) fn new<'a>(
+        searched: &Path,
+        files: Vec<MappedFile>,
+        entries: FxHashMap<String, Entry>,
+        types: impl IntoIterator<Item = (&'a str, usize)>,
+    ) -> Self {
+        Self {
+            searched: searched.to_owned(),
+            files,
+            entries,
+            types: count_types(types),
         }
-        Ok(weights)
     }
 
-    fn map(&mut self, file: PathBuf, wanted: impl Fn(&str) -> bool) -> Result<(), LoadError> {
-        let io = |source| LoadError::Io {
-            file: file.clone(),
-            source,
-        };
-        let opened = File::open(&file).map_err(io)?;
-        if !opened.metadata().map_err(io)?.is_file() {
-            return Err(format_error(&file, "is not a regular file"));
-        }
-        // SAFETY: the map is read-only and private to this type, which hands out shared byte slices bound to its own
-        // lifetime, and bytes have no invalid values. That nobody shortens the file meanwhile is asked of the user.
-        let map = unsafe { Mmap::map(&opened) }.map_err(io)?;
-        let (header_bytes, metadata) = SafeTensors::read_metadata(&map).map_err(|error| {
-            format_error(&file, format!("is not a whole safetensors file: {error}"))
-        })?;
-        // The format: 8 bytes of header length, the header, then the data that offsets count from.
-        let data_start = 8 + header_bytes;
-        let shard = self.shards.len();
-        for (name, info) in metadata.tensors() {
-            if !wanted(&name) {
-                tracing::debug!(file = %file.display(), tensor = name, "tensor is not in the index, ignored");
-                continue;
-            }
-            let (start, end) = info.data_offsets;
-            let range = data_start + start..data_start + end;
-            let entry = Entry {
-                shard,
-                dtype: info.dtype,
-                shape: info.shape.clone(),
-                range,
-            };
-            self.entries.insert(name, entry);
-        }
-        self.shards.push(Shard { file, map });
-        Ok(())
-    }
-
-    /// Checks that every expected tensor is there, in the expected shape and a known dtype.
+    /// Checks that every expected tensor is there, in the expected shape and a known element type.
     ///
     /// Other tensors are ignored.
     ///
@@ -160,7 +116,7 @@ impl Weights {
     /// Returns a tensor of the expected shape.
     ///
     /// # Errors
-    /// [`LoadError::MissingTensor`], [`LoadError::WrongShape`], [`LoadError::Format`] for an unknown dtype.
+    /// [`LoadError::MissingTensor`], [`LoadError::WrongShape`], [`LoadError::Format`] for an unknown element type.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<TensorView<'_>, LoadError> {
         let entry = self
             .entries
@@ -170,100 +126,88 @@ impl Weights {
                 tensor: name.to_owned(),
                 expected: expected.to_vec(),
             })?;
-        let shard = &self.shards[entry.shard];
+        let file = &self.files[entry.file];
         if entry.shape != expected {
             return Err(LoadError::WrongShape {
-                file: shard.file.clone(),
+                file: file.path().to_owned(),
                 tensor: name.to_owned(),
                 expected: expected.to_vec(),
                 got: entry.shape.clone(),
             });
         }
-        let dtype = stored_dtype(entry.dtype).ok_or_else(|| {
-            let got = entry.dtype;
-            let reason =
-                format!("tensor {name} has dtype {got:?}, supported are F32, F16 and BF16");
-            format_error(&shard.file, reason)
+        let stored = entry.stored.as_ref().map_err(|got| {
+            let reason = format!("tensor {name} has dtype {got}, supported are F32, F16 and BF16");
+            format_error(file.path(), reason)
         })?;
-        let bytes = &shard.map[entry.range.clone()];
-        Ok(TensorView::plain(dtype, &entry.shape, bytes))
+        Ok(TensorView {
+            stored: *stored,
+            shape: &entry.shape,
+            bytes: &file.bytes()[entry.range.clone()],
+            order: entry.order,
+        })
     }
 
     /// Gives the memory of a tensor's bytes back to the system, which reads them from the file if they are asked for
     /// again. Without this a model that is copied while it is loaded counts twice in the resident memory.
     pub fn release(&self, name: &str) {
-        #[cfg(unix)]
         if let Some(entry) = self.entries.get(name) {
-            let map = &self.shards[entry.shard].map;
-            let (start, len) = (entry.range.start, entry.range.len());
-            // SAFETY: the map is a read-only view of a file, so pages that are dropped come back with the same bytes.
-            let dropped = unsafe {
-                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len)
-            };
-            if let Err(error) = dropped {
-                tracing::debug!(tensor = name, %error, "pages of a loaded tensor stay in memory");
-            }
+            self.files[entry.file].release(entry.range.clone());
         }
     }
 
-    /// Dtype of a tensor as stored, if it is there and of a known dtype.
+    /// Element type of a tensor as stored, if it is there and of a known type.
+    pub fn stored(&self, name: &str) -> Option<Stored> {
+        self.entries.get(name)?.stored.as_ref().ok().copied()
+    }
+
+    /// Element type of a tensor as stored, if it is there and a plain one.
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
-        stored_dtype(self.entries.get(name)?.dtype)
+        match self.stored(name)? {
+            Stored::Plain(dtype) => Some(dtype),
+            Stored::Blocks(_) => None,
+        }
+    }
+
+    /// Bytes of a tensor as stored, if it is there.
+    pub fn bytes_of(&self, name: &str) -> Option<usize> {
+        Some(self.entries.get(name)?.range.len())
     }
 
     /// Size of all tensors as stored.
     pub fn stored_bytes(&self) -> u64 {
-        self.entries
-            .values()
-            .map(|entry| entry.range.len() as u64)
-            .sum()
+        self.types.iter().map(|count| count.bytes).sum()
+    }
+
+    /// The element types in the files, those with the most bytes first.
+    pub fn types(&self) -> &[TypeCount] {
+        &self.types
     }
 
     fn searched(&self) -> &Path {
-        match self.shards.as_slice() {
-            [only] => &only.file,
-            _ => &self.dir,
+        match self.files.as_slice() {
+            [only] => only.path(),
+            _ => &self.searched,
         }
     }
 }
 
-/// The element type of a tensor in a file; `None` for those that have no kernels.
-fn stored_dtype(dtype: safetensors::Dtype) -> Option<Dtype> {
-    match dtype {
-        safetensors::Dtype::F32 => Some(Dtype::F32),
-        safetensors::Dtype::F16 => Some(Dtype::F16),
-        safetensors::Dtype::BF16 => Some(Dtype::BF16),
-        _ => None,
+fn count_types<'a>(tensors: impl IntoIterator<Item = (&'a str, usize)>) -> Vec<TypeCount> {
+    let mut counts = BTreeMap::<&str, (usize, u64)>::new();
+    for (name, bytes) in tensors {
+        let count = counts.entry(name).or_default();
+        count.0 += 1;
+        count.1 += bytes as u64;
     }
-}
-
-/// Reads which tensors each shard holds.
-fn shards_of(index: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, LoadError> {
-    let json = JsonFile::read(index, MAX_INDEX_BYTES)?;
-    let map = json
-        .object("weight_map")?
-        .ok_or_else(|| json.error("weight_map", "is missing"))?;
-    let mut shards = BTreeMap::<String, BTreeSet<String>>::new();
-    for (tensor, file) in map.entries() {
-        let name = file
-            .as_str()
-            .filter(|name| is_plain_file_name(name))
-            .ok_or_else(|| map.expected(tensor, file, "the name of a file in the same folder"))?;
-        shards
-            .entry(name.to_owned())
-            .or_default()
-            .insert(tensor.clone());
-    }
-    Ok(shards)
-}
-
-fn is_plain_file_name(name: &str) -> bool {
-    let mut parts = Path::new(name).components();
-    let plain = matches!(
-        (parts.next(), parts.next()),
-        (Some(Component::Normal(_)), None)
-    );
-    plain && !name.contains(['/', '\\', '\0'])
+    let counts = counts
+        .into_iter()
+        .map(|(name, (tensors, bytes))| TypeCount {
+            name: name.to_owned(),
+            tensors,
+            bytes,
+        });
+    let mut counts: Vec<TypeCount> = counts.collect();
+    counts.sort_by_key(|count| std::cmp::Reverse(count.bytes));
+    counts
 }
 
 #[cfg(test)]

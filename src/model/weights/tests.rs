@@ -3,6 +3,7 @@ use std::fs;
 use half::{bf16, f16};
 use safetensors::tensor::TensorView as Stored;
 
+use super::folder::INDEX;
 use super::*;
 use crate::model::config::ModelConfig;
 

@@ -1,0 +1,51 @@
+//! How large the sizes of a model may be, whichever file they are read from, and what must hold between them.
+//!
+//! Errors are the end of a sentence that begins with the key's name.
+
+use std::ops::RangeInclusive;
+
+use crate::model::rope::MAX_POSITIONS;
+
+/// Token ids.
+pub(crate) const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
+/// Width of the residual stream.
+pub(crate) const HIDDEN: RangeInclusive<usize> = 1..=1 << 17;
+/// Width of an MLP.
+pub(crate) const INTERMEDIATE: RangeInclusive<usize> = 1..=1 << 20;
+/// Layers.
+pub(crate) const LAYERS: RangeInclusive<usize> = 1..=1 << 10;
+/// Heads of a layer.
+pub(crate) const HEADS: RangeInclusive<usize> = 1..=1 << 12;
+/// Elements of a head.
+pub(crate) const HEAD_DIM: RangeInclusive<usize> = 2..=1 << 12;
+/// Tokens of a context.
+pub(crate) const CONTEXT: RangeInclusive<usize> = 1..=MAX_POSITIONS;
+
+/// Key and value heads divide the query heads, given with their key.
+pub(crate) fn check_kv_heads(kv_heads: usize, heads: (&str, usize)) -> Result<(), String> {
+    let (key, heads) = heads;
+    match heads.is_multiple_of(kv_heads) {
+        true => Ok(()),
+        false => Err(format!("is {kv_heads} and does not divide {key}, {heads}")),
+    }
+}
+
+/// The size of a head where no key says it: the heads, given with their key, share the width evenly.
+pub(crate) fn even_head_dim(hidden: usize, heads: (&str, usize)) -> Result<usize, String> {
+    let (key, heads) = heads;
+    match hidden.is_multiple_of(heads) {
+        true => Ok(hidden / heads),
+        false => Err(format!("is {hidden} and not a multiple of {key}, {heads}")),
+    }
+}
+
+/// A head has an even number of elements: a rotation turns pairs.
+pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
+    match head_dim.is_multiple_of(2) && HEAD_DIM.contains(&head_dim) {
+        true => Ok(()),
+        false => Err(format!(
+            "is {head_dim}, expected an even number from 2 to {}",
+            HEAD_DIM.end()
+        )),
+    }
+}

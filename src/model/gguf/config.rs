@@ -1,0 +1,242 @@
+//! What a model is, from the metadata and the tensors of its file.
+//!
+//! The result is the same [`ModelConfig`] as that of a `config.json`. A file says less: biases, tied embeddings and the
+//! size of the vocabulary follow from which tensors there are. Whatever would change the result and is not implemented
+//! is refused.
+
+use std::ops::RangeInclusive;
+
+use super::Gguf;
+use super::ends::end_token_ids;
+use super::metadata::Metadata;
+use super::names::{self, EMBEDDING};
+use super::rope::rope;
+use crate::error::LoadError;
+use crate::model::config::limits::{
+    CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, LAYERS, VOCAB, check_head_dim, check_kv_heads,
+    even_head_dim,
+};
+use crate::model::config::{Architecture, BiasConfig, ModelConfig};
+
+/// Values of `general.architecture` and what they are here.
+const ARCHITECTURES: [(&str, Architecture); 3] = [
+    ("llama", Architecture::Llama),
+    ("qwen2", Architecture::Qwen2),
+    ("qwen3", Architecture::Qwen3),
+];
+/// Numbers that other models of these architectures scale by; with a value that is not neutral they are refused.
+const SCALES: [(&str, f64); 6] = [
+    ("attention.scale", 0.0),
+    ("attention.clamp_kqv", 0.0),
+    ("attn_logit_softcapping", 0.0),
+    ("final_logit_softcapping", 0.0),
+    ("logit_scale", 0.0),
+    ("residual_scale", 0.0),
+];
+
+/// The metadata of one architecture: keys that begin with its name.
+#[derive(Clone, Copy)]
+pub(super) struct Keys<'a> {
+    pub metadata: Metadata<'a>,
+    pub architecture: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    pub fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>, LoadError> {
+        self.metadata.text(&self.key(name))
+    }
+
+    pub fn number(
+        &self,
+        name: &str,
+        limits: RangeInclusive<f64>,
+    ) -> Result<Option<f64>, LoadError> {
+        self.metadata.number(&self.key(name), limits)
+    }
+
+    /// A size, given once or for each layer; all layers must have the same.
+    pub fn size(
+        &self,
+        name: &str,
+        limits: RangeInclusive<usize>,
+    ) -> Result<Option<usize>, LoadError> {
+        let key = self.key(name);
+        if !self.metadata.is_list(&key) {
+            return self.metadata.size(&key, limits);
+        }
+        let within = *limits.start() as i64..=*limits.end() as i64;
+        let sizes = self.metadata.integers(&key, within)?.unwrap_or_default();
+        match sizes.as_slice() {
+            [] => Err(self.error(name, "is an empty list, expected a number for each layer")),
+            [first, rest @ ..] => match rest.iter().find(|size| *size != first) {
+                None => Ok(Some(*first as usize)),
+                Some(other) => {
+                    let reason = format!(
+                        "is {first} in the first layer and {other} in another: all layers must have the same"
+                    );
+                    Err(self.error(name, reason))
+                }
+            },
+        }
+    }
+
+    pub fn required(&self, name: &str, limits: RangeInclusive<usize>) -> Result<usize, LoadError> {
+        self.size(name, limits)?
+            .ok_or_else(|| self.error(name, "is missing: convert the model again"))
+    }
+
+    pub fn error(&self, name: &str, reason: impl std::fmt::Display) -> LoadError {
+        self.metadata.error(&self.key(name), reason)
+    }
+}
+
+/// Reads the configuration of an opened model.
+pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
+    let metadata = gguf.metadata();
+    let (keys, architecture) = architecture(metadata)?;
+    refuse_unsupported(&keys)?;
+    let hidden_size = keys.required("embedding_length", HIDDEN)?;
+    let num_attention_heads = keys.required("attention.head_count", HEADS)?;
+    let num_key_value_heads = keys
+        .size("attention.head_count_kv", HEADS)?
+        .unwrap_or(num_attention_heads);
+    let heads_key = keys.key("attention.head_count");
+    check_kv_heads(num_key_value_heads, (&heads_key, num_attention_heads))
+        .map_err(|reason| keys.error("attention.head_count_kv", reason))?;
+    let head_dim = head_dim(&keys, hidden_size, num_attention_heads)?;
+    let max_position_embeddings = keys.required("context_length", CONTEXT)?;
+    let eps = keys.number("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
+    let missing = || {
+        keys.error(
+            "attention.layer_norm_rms_epsilon",
+            "is missing: convert the model again",
+        )
+    };
+    let num_hidden_layers = keys.required("block_count", LAYERS)?;
+    Ok(ModelConfig {
+        architecture,
+        vocab_size: vocab_size(gguf)?,
+        hidden_size,
+        intermediate_size: keys.required("feed_forward_length", INTERMEDIATE)?,
+        num_hidden_layers,
+        num_attention_heads,
+        num_key_value_heads,
+        head_dim,
+        rms_norm_eps: eps.ok_or_else(missing)? as f32,
+        tie_word_embeddings: gguf.tensor(names::OUTPUT).is_none(),
+        bias: bias(gguf, architecture),
+        qk_norm: architecture == Architecture::Qwen3,
+        windows: vec![None; num_hidden_layers],
+        max_position_embeddings,
+        rope: rope(gguf, &keys, head_dim, max_position_embeddings)?,
+        bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id")?,
+        eos_token_ids: end_token_ids(metadata)?,
+        dtype: Some(gguf.dtype()),
+    })
+}
+
+fn architecture(metadata: Metadata<'_>) -> Result<(Keys<'_>, Architecture), LoadError> {
+    const KEY: &str = "general.architecture";
+    let name = metadata.text(KEY)?.ok_or_else(|| {
+        metadata.error(
+            KEY,
+            "is missing: name a model file, not a vocabulary or an adapter",
+        )
+    })?;
+    if let Some(kind) = metadata
+        .text("general.type")?
+        .filter(|kind| *kind != "model")
+    {
+        let reason = format!("is {kind:?}, expected \"model\": name the file of the model itself");
+        return Err(metadata.error("general.type", reason));
+    }
+    let known = ARCHITECTURES.iter().find(|(known, _)| *known == name);
+    let (_, architecture) = known.ok_or_else(|| LoadError::UnknownArchitecture {
+        file: metadata.file().to_owned(),
+        found: name.chars().take(80).collect(),
+        supported: ARCHITECTURES.map(|(name, _)| name).join(", "),
+    })?;
+    let keys = Keys {
+        metadata,
+        architecture: name,
+    };
+    Ok((keys, *architecture))
+}
+
+fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
+    let experts = keys.size("expert_count", 0..=1 << 16)?.unwrap_or(0);
+    if experts > 0 {
+        let reason = format!(
+            "is {experts}: mixtures of experts (Mixtral among others) are not supported, use a model without them"
+        );
+        return Err(keys.error("expert_count", reason));
+    }
+    for (name, neutral) in SCALES {
+        let value = keys.number(name, f64::MIN..=f64::MAX)?;
+        if let Some(value) = value.filter(|value| *value != neutral && *value != 1.0) {
+            return Err(keys.error(
+                name,
+                format!("is {value}, which is not supported: use another model"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The size of a head, which is the same for keys and values and rotates as a whole.
+fn head_dim(keys: &Keys<'_>, hidden: usize, heads: usize) -> Result<usize, LoadError> {
+    let head_dim = match keys.size("attention.key_length", HEAD_DIM)? {
+        Some(head_dim) => head_dim,
+        None => even_head_dim(hidden, (&keys.key("attention.head_count"), heads))
+            .map_err(|reason| keys.error("embedding_length", reason))?,
+    };
+    check_head_dim(head_dim).map_err(|reason| keys.error("attention.key_length", reason))?;
+    for name in ["attention.value_length", "rope.dimension_count"] {
+        let size = keys.size(name, 0..=usize::MAX >> 1)?;
+        if let Some(size) = size.filter(|size| *size != head_dim) {
+            let reason = format!(
+                "is {size}, supported is {head_dim}, the size of a head: use another model"
+            );
+            return Err(keys.error(name, reason));
+        }
+    }
+    Ok(head_dim)
+}
+
+/// The rows of the embedding: `vocab_size` is often absent.
+fn vocab_size(gguf: &Gguf) -> Result<usize, LoadError> {
+    let metadata = gguf.metadata();
+    let missing = || {
+        let reason =
+            "is not in the file: name the file of a whole model, not of a vocabulary or an adapter";
+        metadata.error(EMBEDDING, reason)
+    };
+    let embedding = gguf.tensor(EMBEDDING).ok_or_else(missing)?;
+    let shape = &embedding.info.shape;
+    let rows: usize = shape[..shape.len() - 1].iter().product();
+    match VOCAB.contains(&rows) {
+        true => Ok(rows),
+        false => {
+            let reason = format!("has {rows} rows, expected 1 to {} tokens", VOCAB.end());
+            Err(metadata.error(EMBEDDING, reason))
+        }
+    }
+}
+
+/// Biases are where the first layer has one of them; the others must be there too.
+fn bias(gguf: &Gguf, architecture: Architecture) -> BiasConfig {
+    let any = |parts: &[&str]| {
+        let mut names = parts.iter().map(|part| format!("blk.0.{part}.bias"));
+        names.any(|name| gguf.tensor(&name).is_some())
+    };
+    BiasConfig {
+        qkv: architecture == Architecture::Qwen2
+            || any(&["attn_q", "attn_k", "attn_v", "attn_qkv"]),
+        o: any(&["attn_output"]),
+        mlp: any(&["ffn_gate", "ffn_up", "ffn_down"]),
+    }
+}

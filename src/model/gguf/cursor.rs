@@ -1,0 +1,100 @@
+//! Reading forward through hostile bytes.
+
+/// What of a file is metadata and names of tensors ends before this byte.
+pub(super) const MAX_HEADER_BYTES: usize = 512 << 20;
+
+/// Reads little-endian numbers and strings one after the other, and never beyond the bytes that there are. Errors are
+/// the end of a sentence that begins with the file's name.
+pub(super) struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// Begins at the start of a file.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// The byte that is read next.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Bytes that may still be read.
+    pub fn left(&self) -> usize {
+        self.bytes.len().min(MAX_HEADER_BYTES) - self.at
+    }
+
+    /// Takes bytes of `what`.
+    pub fn take(&mut self, count: u64, what: &str) -> Result<&'a [u8], String> {
+        let count = usize::try_from(count).ok();
+        match count.filter(|&count| count <= self.left()) {
+            Some(count) => {
+                let taken = &self.bytes[self.at..self.at + count];
+                self.at += count;
+                Ok(taken)
+            }
+            None => Err(self.short(what)),
+        }
+    }
+
+    /// Takes an array of bytes.
+    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], String> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N as u64, what)?);
+        Ok(array)
+    }
+
+    /// Takes a u32.
+    pub fn u32(&mut self, what: &str) -> Result<u32, String> {
+        Ok(u32::from_le_bytes(self.array(what)?))
+    }
+
+    /// Takes a u64.
+    pub fn u64(&mut self, what: &str) -> Result<u64, String> {
+        Ok(u64::from_le_bytes(self.array(what)?))
+    }
+
+    /// Takes the length of a string of at most `limit` bytes, and then the string.
+    pub fn string(&mut self, limit: u64, what: &str) -> Result<&'a [u8], String> {
+        let length = self.u64(what)?;
+        if length > limit {
+            return Err(format!(
+                "{what} has {length} bytes, the limit is {limit}: the file is broken, download it again"
+            ));
+        }
+        self.take(length, what)
+    }
+
+    /// Takes the number of things of at least `least_bytes` each, checked against what the file can hold.
+    pub fn count(&mut self, limit: u64, least_bytes: u64, what: &str) -> Result<usize, String> {
+        let count = self.u64(what)?;
+        if count > limit {
+            return Err(format!(
+                "{what} is {count}, the limit is {limit}: the file is broken, download it again"
+            ));
+        }
+        let left = self.left() as u64;
+        if count.saturating_mul(least_bytes) > left {
+            return Err(format!(
+                "{what} is {count}, and the {left} bytes that follow cannot hold as many: the file is not whole, \
+                 download it again"
+            ));
+        }
+        usize::try_from(count).map_err(|_| self.short(what))
+    }
+
+    fn short(&self, what: &str) -> String {
+        if self.bytes.len() > MAX_HEADER_BYTES {
+            return format!(
+                "{what} lies beyond byte {MAX_HEADER_BYTES}, the limit of metadata: the file is broken, download it \
+                 again"
+            );
+        }
+        format!(
+            "ends at byte {}, inside {what}: the file is not whole, download it again",
+            self.bytes.len()
+        )
+    }
+}

@@ -1,0 +1,111 @@
+//! Where the tensors of a model lie in a file: our names are those of Hugging Face's checkpoints.
+
+use std::ops::Range;
+
+use super::{Gguf, Tensor};
+use crate::model::config::{Architecture, ModelConfig};
+use crate::model::weights::TensorSpec;
+
+/// The embedding.
+pub(super) const EMBEDDING: &str = "token_embd.weight";
+/// The output projection, absent where the embedding is it.
+pub(super) const OUTPUT: &str = "output.weight";
+/// Divisors of the rotation's frequencies.
+pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+
+/// What is stacked in the tensor that a file may hold in place of three.
+const FUSED: &str = "attn_qkv";
+
+/// Names outside of layers: ours, the file's.
+const ENDS: [(&str, &str); 3] = [
+    ("model.embed_tokens", "token_embd"),
+    ("model.norm", "output_norm"),
+    ("lm_head", "output"),
+];
+
+/// Names within a layer: ours, the file's.
+const LAYER: [(&str, &str); 11] = [
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// The name in a file of one of our tensors.
+///
+/// # Panics
+/// If no configuration asks for a tensor of this name.
+pub(super) fn file_name(ours: &str) -> String {
+    let (module, suffix) = ours
+        .rsplit_once('.')
+        .expect("names end in .weight or .bias");
+    let find = |table: &[(&str, &'static str)], module: &str| {
+        let found = table.iter().find(|(known, _)| *known == module);
+        found
+            .expect("every tensor of a configuration has a name here")
+            .1
+    };
+    let within_layer = module
+        .strip_prefix("model.layers.")
+        .and_then(|rest| rest.split_once('.'));
+    match within_layer {
+        Some((layer, module)) => format!("blk.{layer}.{}.{suffix}", find(&LAYER, module)),
+        None => format!("{}.{suffix}", find(&ENDS, module)),
+    }
+}
+
+/// Some or all rows of a tensor in a file.
+pub(super) struct Place<'a> {
+    pub tensor: Tensor<'a>,
+    /// The shape that the whole tensor must have, outermost dimension first.
+    pub whole: Vec<usize>,
+    /// Which of its rows.
+    pub rows: Range<usize>,
+}
+
+/// Finds one of our tensors: alone, or as rows of a fused one.
+pub(super) fn find<'a>(
+    gguf: &'a Gguf,
+    config: &ModelConfig,
+    spec: &TensorSpec,
+) -> Option<Place<'a>> {
+    let name = file_name(&spec.name);
+    if let Some(tensor) = gguf.tensor(&name) {
+        return Some(Place {
+            tensor,
+            whole: spec.shape.clone(),
+            rows: 0..spec.shape[0],
+        });
+    }
+    let (q, kv) = (config.q_width(), config.kv_width());
+    let parts = [
+        ("attn_q", 0..q),
+        ("attn_k", q..q + kv),
+        ("attn_v", q + kv..q + 2 * kv),
+    ];
+    let mut words = name.split('.');
+    let (_, layer, part, suffix) = (words.next()?, words.next()?, words.next()?, words.next()?);
+    let (_, rows) = parts.into_iter().find(|(known, _)| *known == part)?;
+    let tensor = gguf.tensor(&format!("blk.{layer}.{FUSED}.{suffix}"))?;
+    let mut whole = spec.shape.clone();
+    whole[0] = q + 2 * kv;
+    Some(Place {
+        tensor,
+        whole,
+        rows,
+    })
+}
+
+/// Whether a file holds the rows of this tensor as pairs that are rotated together. Files of this architecture do, and
+/// ours keep the halves of a head apart.
+pub(super) fn is_paired(architecture: Architecture, ours: &str) -> bool {
+    let rotates = ["q_proj", "k_proj"].iter().any(|name| ours.contains(name));
+    architecture == Architecture::Llama && rotates
+}

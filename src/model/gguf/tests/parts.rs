@@ -1,0 +1,116 @@
+//! Models in several files, and folders with models in them.
+
+use super::*;
+use crate::model::location::ModelLocation;
+
+fn part(number: u16, count: u16, tensors: &[&str]) -> File {
+    let file = File::default()
+        .pair("split.no", Value::U16(number - 1))
+        .pair("split.count", Value::U16(count))
+        .pair("split.tensors.count", Value::I32(3));
+    tensors.iter().fold(file, |file, name| {
+        file.tensor(Tensor::f32(name, &[1], &[f32::from(number)]))
+    })
+}
+
+const FIRST: &str = "a-b-00001-of-00002.gguf";
+const SECOND: &str = "a-b-00002-of-00002.gguf";
+
+fn pair(first: &File, second: &File) -> tempfile::TempDir {
+    folder(&[(FIRST, &first.bytes()), (SECOND, &second.bytes())])
+}
+
+#[test]
+fn parts_are_one_model_named_by_its_first_file() {
+    let dir = pair(&part(1, 2, &["t"]), &part(2, 2, &["u", "v"]));
+    let gguf = Gguf::open(&dir.path().join(FIRST)).expect("both parts are there");
+    assert_eq!(gguf.tensors().count(), 3);
+    let v = gguf.tensor("v").expect("in the second part");
+    assert_eq!(
+        (v.file_index, v.bytes()),
+        (1, 2_f32.to_le_bytes().as_slice())
+    );
+    refused(
+        Gguf::open(&dir.path().join(SECOND)),
+        "is part 2 of 2: name the first, a-b-00001-of-00002.gguf",
+    );
+    assert_eq!(model_name(FIRST), "a-b");
+    assert_eq!(model_name("x.y.gguf"), "x.y");
+    assert_eq!(model_name("folder"), "folder");
+    assert_eq!(model_name("a-1-of-2.gguf"), "a-1-of-2");
+}
+
+#[test]
+fn wrong_parts_are_refused() {
+    let open = |dir: tempfile::TempDir| Gguf::open(&dir.path().join(FIRST));
+    let alone = folder(&[(FIRST, &part(1, 2, &["t"]).bytes())]);
+    refused(
+        open(alone),
+        "and a-b-00002-of-00002.gguf is not beside it: download it too",
+    );
+    refused(
+        open(pair(&part(1, 2, &["t"]), &part(1, 2, &["u", "v"]))),
+        "is part 1 of 2 by split.no and split.count, expected part 2 of 2",
+    );
+    refused(
+        open(pair(&part(1, 2, &["t"]), &part(2, 3, &["u", "v"]))),
+        "is part 2 of 3 by split.no and split.count, expected part 2 of 2",
+    );
+    refused(
+        open(pair(&part(1, 2, &["t", "u"]), &part(2, 2, &["u"]))),
+        "holds the tensor u, which an earlier part holds too",
+    );
+    refused(
+        open(pair(&part(1, 2, &["t"]), &part(2, 2, &["u"]))),
+        "split.tensors.count is 3, the parts hold 2 tensors",
+    );
+    refused(
+        open(pair(&part(1, 3, &["t"]), &part(2, 2, &["u"]))),
+        "is part 1 of 3 by split.no and split.count, and its name is not NAME-00001-of-00003.gguf",
+    );
+    let renamed = folder(&[("x.gguf", &part(1, 2, &["t"]).bytes())]);
+    refused(
+        Gguf::open(&renamed.path().join("x.gguf")),
+        "and its name is not NAME-00001-of-00002.gguf",
+    );
+    let many = File::default().pair("split.count", Value::U16(u16::MAX));
+    refused(
+        open(pair(&many, &part(2, 2, &["u"]))),
+        "split.count is 65535",
+    );
+    let unnumbered = File::default().pair("split.count", Value::U16(2));
+    refused(
+        open(pair(&unnumbered, &part(2, 2, &["u"]))),
+        "split.no is missing",
+    );
+}
+
+#[test]
+fn a_folder_of_one_model_is_that_model() {
+    let of = |dir: &tempfile::TempDir| ModelLocation::find(dir.path());
+    let one = folder(&[("m.gguf", b""), ("README.md", b"")]);
+    let found = of(&one).expect("one model");
+    assert_eq!(found, ModelLocation::Gguf(one.path().join("m.gguf")));
+    let split = folder(&[(FIRST, b""), (SECOND, b"")]);
+    let found = of(&split).expect("one model");
+    assert_eq!(found, ModelLocation::Gguf(split.path().join(FIRST)));
+    let beside = folder(&[("m.gguf", b""), ("config.json", b"")]);
+    let found = of(&beside).expect("the folder");
+    assert_eq!(found, ModelLocation::Folder(beside.path().to_owned()));
+    let two = folder(&[("m.gguf", b""), ("n.gguf", b"")]);
+    refused(
+        of(&two),
+        "holds 2 GGUF models, among them m.gguf, n.gguf: name the file of one",
+    );
+    let found = ModelLocation::find(&two.path().join("n.gguf")).expect("a file");
+    assert_eq!(found, ModelLocation::Gguf(two.path().join("n.gguf")));
+    let absent = two.path().join("absent.gguf");
+    assert_eq!(
+        ModelLocation::find(&absent).expect("not opened"),
+        ModelLocation::Gguf(absent.clone())
+    );
+    refused(Gguf::open(&absent), "absent.gguf: ");
+    let nothing = folder(&[]);
+    let found = of(&nothing).expect("opened later");
+    assert_eq!(found, ModelLocation::Folder(nothing.path().to_owned()));
+}

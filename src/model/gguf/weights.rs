@@ -1,0 +1,130 @@
+//! The tensors of a file under our names.
+
+use std::collections::BTreeSet;
+
+use super::Gguf;
+use super::names::{self, Place, ROPE_FREQS};
+use crate::error::LoadError;
+use crate::kernels::blocks::BlockType;
+use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::{RowOrder, Stored};
+use crate::model::config::ModelConfig;
+use crate::model::weights::{Entry, TensorSpec, Weights};
+
+/// Finds every tensor of the configuration, and nothing else.
+pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError> {
+    let mut entries = Vec::new();
+    let mut used = BTreeSet::from([ROPE_FREQS.to_owned()]);
+    for spec in config.tensors() {
+        let place = names::find(&gguf, config, &spec).ok_or_else(|| missing(&gguf, &spec))?;
+        used.insert(place.tensor.info.name.clone());
+        let entry = entry(&place, config, &spec)?;
+        entries.push((spec.name, entry));
+    }
+    refuse_others(&gguf, config, &used)?;
+    let types: Vec<(&str, usize)> = gguf
+        .tensors()
+        .map(|tensor| (tensor.element.name, tensor.bytes.len()))
+        .collect();
+    let searched = gguf.files[0].path().to_owned();
+    let files = gguf.files.into_iter().map(|file| file.mapped).collect();
+    Ok(Weights::new(
+        &searched,
+        files,
+        entries.into_iter().collect(),
+        types,
+    ))
+}
+
+fn missing(gguf: &Gguf, spec: &TensorSpec) -> LoadError {
+    LoadError::MissingTensor {
+        file: gguf.files[0].path().to_owned(),
+        tensor: names::file_name(&spec.name),
+        expected: spec.shape.clone(),
+    }
+}
+
+fn entry(place: &Place<'_>, config: &ModelConfig, spec: &TensorSpec) -> Result<Entry, LoadError> {
+    let info = place.tensor.info;
+    if !same_shape(&info.shape, &place.whole) {
+        return Err(LoadError::WrongShape {
+            file: place.tensor.file.path().to_owned(),
+            tensor: info.name.clone(),
+            expected: place.whole.clone(),
+            got: info.shape.clone(),
+        });
+    }
+    let stored = stored(info.element.id, spec).ok_or_else(|| {
+        let (name, supported) = (info.element.name, supported(spec));
+        let reason = format!(
+            "has type {name}, supported are {supported}: use a file of the same model in one of these"
+        );
+        place.tensor.error(reason)
+    })?;
+    let row_bytes = info.bytes.len() / place.whole[0];
+    let start = info.bytes.start;
+    Ok(Entry {
+        file: place.tensor.file_index,
+        stored: Ok(stored),
+        shape: spec.shape.clone(),
+        range: start + place.rows.start * row_bytes..start + place.rows.end * row_bytes,
+        order: match names::is_paired(config.architecture, &spec.name) {
+            true => RowOrder::Pairs {
+                head_dim: config.head_dim,
+            },
+            false => RowOrder::AsNumbered,
+        },
+    })
+}
+
+/// Whether shapes are the same but for dimensions of one outside.
+fn same_shape(got: &[usize], expected: &[usize]) -> bool {
+    let longer = got.len().max(expected.len());
+    let filled = |shape: &[usize]| {
+        let ones = std::iter::repeat_n(1, longer - shape.len());
+        ones.chain(shape.iter().copied()).collect::<Vec<_>>()
+    };
+    filled(got) == filled(expected)
+}
+
+/// Types whose elements stand one by one, by their number in a file.
+const PLAIN: [(u32, &str, Dtype); 3] = [
+    (0, "F32", Dtype::F32),
+    (1, "F16", Dtype::F16),
+    (30, "BF16", Dtype::BF16),
+];
+
+/// How elements of this type are stored; `None` for those that have no kernels. Only matrices have blocks.
+fn stored(id: u32, spec: &TensorSpec) -> Option<Stored> {
+    let plain = PLAIN.iter().find(|(known, ..)| *known == id);
+    match (plain, spec.shape.len()) {
+        (Some((.., dtype)), _) => Some(Stored::Plain(*dtype)),
+        (None, 1) => None,
+        (None, _) => BlockType::from_gguf_id(id).map(Stored::Blocks),
+    }
+}
+
+/// The names of the types that a tensor can have.
+fn supported(spec: &TensorSpec) -> String {
+    let plain = PLAIN.iter().map(|(_, name, _)| *name);
+    let blocks = BlockType::ALL.iter().map(|block| block.name());
+    let blocks = blocks.filter(|_| spec.shape.len() > 1);
+    plain.chain(blocks).collect::<Vec<_>>().join(", ")
+}
+
+/// A tensor that the configuration knows nothing of would change the result if it were used.
+fn refuse_others(
+    gguf: &Gguf,
+    config: &ModelConfig,
+    used: &BTreeSet<String>,
+) -> Result<(), LoadError> {
+    let other = gguf.tensors().find(|tensor| !used.contains(&tensor.name));
+    let Some(other) = other.and_then(|other| gguf.tensor(&other.name)) else {
+        return Ok(());
+    };
+    let reason = format!(
+        "is not part of a model of this architecture with {} layers as far as it is supported: use another model",
+        config.num_hidden_layers
+    );
+    Err(other.error(reason))
+}

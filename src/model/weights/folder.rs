@@ -1,0 +1,134 @@
+//! Weights in safetensors: one file, or the shards that an index names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+
+use rustc_hash::FxHashMap;
+use safetensors::SafeTensors;
+
+use super::mapped::MappedFile;
+use super::{Entry, Weights};
+use crate::error::LoadError;
+use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::{RowOrder, Stored};
+use crate::model::json_file::{JsonFile, format_error};
+
+/// The weights of a model that is not sharded.
+pub(crate) const SINGLE: &str = "model.safetensors";
+/// The list of the shards of one that is.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// Largest index file read.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
+
+#[derive(Default)]
+struct Shards {
+    files: Vec<MappedFile>,
+    entries: FxHashMap<String, Entry>,
+    types: Vec<(String, usize)>,
+}
+
+impl Weights {
+    /// Maps `model.safetensors`, or the shards that `model.safetensors.index.json` names, and reads their headers.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`] and [`LoadError::Format`] naming the file: missing, truncated or corrupt.
+    pub fn open(dir: &Path) -> Result<Self, LoadError> {
+        let mut shards = Shards::default();
+        let single = dir.join(SINGLE);
+        let index = dir.join(INDEX);
+        if single.exists() {
+            shards.map(single, |_| true)?;
+        } else if index.exists() {
+            for (shard, tensors) in shards_of(&index)? {
+                let file = dir.join(&shard);
+                if !file.exists() {
+                    let reason = format!("names {shard}, which is not there: download it too");
+                    return Err(format_error(&index, reason));
+                }
+                shards.map(file, |name| tensors.contains(name))?;
+            }
+        } else {
+            let reason = format!(
+                "holds neither {SINGLE} nor {INDEX} nor a GGUF file: only safetensors and GGUF are read"
+            );
+            return Err(format_error(dir, reason));
+        }
+        let types = shards
+            .types
+            .iter()
+            .map(|(name, bytes)| (name.as_str(), *bytes));
+        Ok(Self::new(dir, shards.files, shards.entries, types))
+    }
+}
+
+impl Shards {
+    fn map(&mut self, file: PathBuf, wanted: impl Fn(&str) -> bool) -> Result<(), LoadError> {
+        let mapped = MappedFile::open(file)?;
+        let (header_bytes, metadata) =
+            SafeTensors::read_metadata(mapped.bytes()).map_err(|error| {
+                let reason = format!("is not a whole safetensors file: {error}");
+                format_error(mapped.path(), reason)
+            })?;
+        // The format: 8 bytes of header length, the header, then the data that offsets count from.
+        let data_start = 8 + header_bytes;
+        for (name, info) in metadata.tensors() {
+            if !wanted(&name) {
+                let file = mapped.path().display();
+                tracing::debug!(%file, tensor = name, "tensor is not in the index, ignored");
+                continue;
+            }
+            let (start, end) = info.data_offsets;
+            let dtype = format!("{:?}", info.dtype);
+            self.types.push((dtype.clone(), end - start));
+            let entry = Entry {
+                file: self.files.len(),
+                stored: dtype_of(info.dtype).map(Stored::Plain).ok_or(dtype),
+                shape: info.shape.clone(),
+                range: data_start + start..data_start + end,
+                order: RowOrder::AsNumbered,
+            };
+            self.entries.insert(name, entry);
+        }
+        self.files.push(mapped);
+        Ok(())
+    }
+}
+
+/// The element type of a tensor in a file; `None` for those that have no kernels.
+fn dtype_of(dtype: safetensors::Dtype) -> Option<Dtype> {
+    match dtype {
+        safetensors::Dtype::F32 => Some(Dtype::F32),
+        safetensors::Dtype::F16 => Some(Dtype::F16),
+        safetensors::Dtype::BF16 => Some(Dtype::BF16),
+        _ => None,
+    }
+}
+
+/// Reads which tensors each shard holds.
+fn shards_of(index: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, LoadError> {
+    let json = JsonFile::read(index, MAX_INDEX_BYTES)?;
+    let map = json
+        .object("weight_map")?
+        .ok_or_else(|| json.error("weight_map", "is missing"))?;
+    let mut shards = BTreeMap::<String, BTreeSet<String>>::new();
+    for (tensor, file) in map.entries() {
+        let name = file
+            .as_str()
+            .filter(|name| is_plain_file_name(name))
+            .ok_or_else(|| map.expected(tensor, file, "the name of a file in the same folder"))?;
+        shards
+            .entry(name.to_owned())
+            .or_default()
+            .insert(tensor.clone());
+    }
+    Ok(shards)
+}
+
+fn is_plain_file_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    let plain = matches!(
+        (parts.next(), parts.next()),
+        (Some(Component::Normal(_)), None)
+    );
+    plain && !name.contains(['/', '\\', '\0'])
+}

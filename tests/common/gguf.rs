@@ -1,0 +1,204 @@
+//! The tiny models of the fixtures as GGUF files, as llama.cpp's converter would write them.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use safetensors::SafeTensors;
+use serde_json::Value as Json;
+
+#[path = "../../src/model/gguf/tests/writer.rs"]
+pub mod writer;
+
+use writer::{File, Tensor, Value};
+
+/// A model in a folder as a GGUF file of f32.
+pub fn of_folder(dir: &Path) -> File {
+    let config: Json =
+        serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
+    let model = Model::new(&config);
+    let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut file = model.metadata();
+    let mut names: Vec<&str> = tensors.names();
+    names.sort_unstable();
+    for name in names {
+        let view = tensors.tensor(name).unwrap();
+        let values = widened(view.dtype(), view.data());
+        let values = model.in_file_order(name, view.shape(), values);
+        file = file.tensor(Tensor::f32(&file_name(name), view.shape(), &values));
+    }
+    match model.divisors() {
+        Some(divisors) => file.tensor(Tensor::f32(
+            "rope_freqs.weight",
+            &[divisors.len()],
+            &divisors,
+        )),
+        None => file,
+    }
+}
+
+fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
+    let pairs = bytes
+        .chunks_exact(2)
+        .map(|b| u16::from_le_bytes([b[0], b[1]]));
+    match dtype {
+        safetensors::Dtype::F32 => bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .collect(),
+        safetensors::Dtype::BF16 => pairs.map(|x| half::bf16::from_bits(x).to_f32()).collect(),
+        safetensors::Dtype::F16 => pairs.map(|x| half::f16::from_bits(x).to_f32()).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The name that a tensor has in a GGUF file.
+fn file_name(ours: &str) -> String {
+    let names = [
+        ("model.embed_tokens", "token_embd"),
+        ("model.norm", "output_norm"),
+        ("lm_head", "output"),
+        ("model.layers.", "blk."),
+        ("input_layernorm", "attn_norm"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ];
+    let rename = |name: String, (from, to): (&str, &str)| name.replace(from, to);
+    names.into_iter().fold(ours.to_owned(), rename)
+}
+
+struct Model<'a> {
+    config: &'a Json,
+    architecture: &'static str,
+    rope: &'a Json,
+}
+
+impl<'a> Model<'a> {
+    fn new(config: &'a Json) -> Self {
+        let architecture = match config["architectures"][0].as_str().unwrap() {
+            "LlamaForCausalLM" | "MistralForCausalLM" => "llama",
+            "Qwen2ForCausalLM" => "qwen2",
+            "Qwen3ForCausalLM" => "qwen3",
+            other => panic!("{other}"),
+        };
+        let scaling = &config["rope_scaling"];
+        Self {
+            config,
+            architecture,
+            rope: if scaling.is_null() {
+                &config["rope_parameters"]
+            } else {
+                scaling
+            },
+        }
+    }
+
+    fn size(&self, key: &str) -> usize {
+        self.config[key].as_u64().unwrap() as usize
+    }
+
+    fn head_dim(&self) -> usize {
+        match self.config["head_dim"].as_u64() {
+            Some(size) => size as usize,
+            None => self.size("hidden_size") / self.size("num_attention_heads"),
+        }
+    }
+
+    fn theta(&self) -> f64 {
+        let own = self.rope["rope_theta"].as_f64();
+        own.or(self.config["rope_theta"].as_f64())
+            .unwrap_or(10_000.0)
+    }
+
+    fn metadata(&self) -> File {
+        let key = |name: &str| format!("{}.{name}", self.architecture);
+        let eps = self.config["rms_norm_eps"].as_f64().unwrap();
+        let eos = &self.config["eos_token_id"];
+        let eos = eos.as_u64().or(eos[0].as_u64()).unwrap();
+        let file = File::default()
+            .text("general.architecture", self.architecture)
+            .text("general.type", "model")
+            .size(&key("block_count"), self.size("num_hidden_layers"))
+            .size(&key("context_length"), self.size("max_position_embeddings"))
+            .size(&key("embedding_length"), self.size("hidden_size"))
+            .size(&key("feed_forward_length"), self.size("intermediate_size"))
+            .size(
+                &key("attention.head_count"),
+                self.size("num_attention_heads"),
+            )
+            .size(
+                &key("attention.head_count_kv"),
+                self.size("num_key_value_heads"),
+            )
+            .size(&key("attention.key_length"), self.head_dim())
+            .size(&key("attention.value_length"), self.head_dim())
+            .number(&key("attention.layer_norm_rms_epsilon"), eps as f32)
+            .number(&key("rope.freq_base"), self.theta() as f32)
+            .pair("tokenizer.ggml.eos_token_id", Value::U32(eos as u32));
+        let factor = self.rope["factor"].as_f64().unwrap_or(1.0) as f32;
+        match self.rope_type() {
+            "linear" => file
+                .text(&key("rope.scaling.type"), "linear")
+                .number(&key("rope.scaling.factor"), factor),
+            "yarn" => {
+                let original = self.rope["original_max_position_embeddings"]
+                    .as_u64()
+                    .unwrap();
+                file.text(&key("rope.scaling.type"), "yarn")
+                    .number(&key("rope.scaling.factor"), factor)
+                    .size(
+                        &key("rope.scaling.original_context_length"),
+                        original as usize,
+                    )
+            }
+            _ => file,
+        }
+    }
+
+    fn rope_type(&self) -> &str {
+        let rope_type = self.rope["rope_type"].as_str();
+        rope_type
+            .or(self.rope["type"].as_str())
+            .unwrap_or("default")
+    }
+
+    /// Files of arch llama hold the two halves of a head of q and k as pairs.
+    fn in_file_order(&self, name: &str, shape: &[usize], values: Vec<f32>) -> Vec<f32> {
+        if self.architecture != "llama" || !(name.contains("q_proj") || name.contains("k_proj")) {
+            return values;
+        }
+        let (head, width) = (self.head_dim(), values.len() / shape[0]);
+        let rows = (0..shape[0]).flat_map(|row| {
+            let (h, pair, half) = (row / head, row % head / 2, row % 2);
+            let from = h * head + half * head / 2 + pair;
+            &values[from * width..(from + 1) * width]
+        });
+        rows.copied().collect()
+    }
+
+    /// What the converter divides the frequencies of Llama 3.1 by.
+    fn divisors(&self) -> Option<Vec<f32>> {
+        if self.rope_type() != "llama3" {
+            return None;
+        }
+        let number = |key: &str| self.rope[key].as_f64().unwrap();
+        let original = number("original_max_position_embeddings");
+        let (low, high) = (number("low_freq_factor"), number("high_freq_factor"));
+        let divisor = |pair: usize| {
+            let exponent = (2 * pair) as f64 / self.head_dim() as f64;
+            let wavelength = std::f64::consts::TAU * self.theta().powf(exponent);
+            let smooth = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0);
+            (1.0 / ((1.0 - smooth) / number("factor") + smooth)) as f32
+        };
+        Some((0..self.head_dim() / 2).map(divisor).collect())
+    }
+}
