@@ -95,7 +95,10 @@ fn line(rng: &mut Rng, at: usize, markers: &[String]) -> String {
     for _ in 0..rng.usize(1..12) {
         match rng.u8(..20) {
             0..=11 => push_word(rng, script, &mut line),
-            12..=14 => push_word(rng, SCRIPTS[rng.usize(..SCRIPTS.len())], &mut line),
+            12..=14 => {
+                let other = SCRIPTS[rng.usize(..SCRIPTS.len())];
+                push_word(rng, other, &mut line);
+            }
             15..=17 => line.push_str(PIECES[rng.usize(..PIECES.len())]),
             _ => push_marker(rng, markers, &mut line),
         }
