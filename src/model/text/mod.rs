@@ -1,10 +1,12 @@
-//! The text side of a model: tokenizer and chat template, read from a directory in Hugging Face layout.
+//! The text side of a model: tokenizer and chat template, read from a directory in Hugging Face layout or from the
+//! metadata of a GGUF file.
 
 mod calls;
 mod chat;
 mod ending;
 mod files;
 mod formats;
+mod gguf;
 mod messages;
 mod python;
 mod template;
@@ -17,7 +19,8 @@ use tokenizers::Tokenizer;
 use crate::error::{LoadError, RequestError};
 use crate::state::detok::TokenText;
 pub use chat::ChatPrompt;
-use files::TokenizerConfig;
+use files::{TemplateSources, TokenizerConfig};
+pub use gguf::VocabularyFields;
 use template::ChatTemplate;
 use vocabulary::Spelling;
 pub use vocabulary::TokenPiece;
@@ -38,11 +41,25 @@ pub struct TextModel {
     /// Whether plain prompts start with the beginning-of-sequence token; `None` leaves it to tokenizer.json.
     adds_bos: Option<bool>,
     template: Option<ChatTemplate>,
+    /// What to do about a missing chat template.
+    without_template: &'static str,
     /// How the vocabulary spells bytes, if that is known.
     spelling: Option<Spelling>,
 }
 
-/// The special tokens that tokenizer_config.json names, as text. Templates see them as `bos_token` and so on.
+/// What the files of a model say of its text side, wherever they keep it.
+struct Parts {
+    tokenizer: Tokenizer,
+    /// Ids of the vocabulary without the added tokens: one more than the highest.
+    vocab_size: usize,
+    special: SpecialTokens,
+    adds_bos: Option<bool>,
+    templates: Option<TemplateSources>,
+    /// What to do about a missing chat template.
+    without_template: &'static str,
+}
+
+/// The special tokens that a model's files name, as text. Templates see them as `bos_token` and so on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     /// Begins a sequence.
@@ -79,18 +96,35 @@ impl TextModel {
                 reason: format!("truncation: {error}"),
             })?;
         let config = TokenizerConfig::load(dir)?;
-        let sources = files::template_sources(dir, &config)?;
+        let templates = files::template_sources(dir, &config)?;
+        let vocab_size = tokenizer.get_vocab_size(false);
+        Ok(Self::assemble(Parts {
+            tokenizer,
+            vocab_size,
+            special: config.special,
+            adds_bos: config.add_bos_token,
+            templates,
+            without_template: "add chat_template.jinja to the model's directory",
+        }))
+    }
+
+    fn assemble(parts: Parts) -> Self {
+        let Parts {
+            tokenizer, special, ..
+        } = parts;
         let added = tokenizer.get_added_tokens_decoder();
         let after_added = added.keys().max().map_or(0, |&id| id as usize + 1);
-        Ok(Self {
-            vocab_size: tokenizer.get_vocab_size(false).max(after_added),
+        let templates = parts.templates;
+        Self {
+            vocab_size: parts.vocab_size.max(after_added),
             max_token_bytes: longest(&tokenizer),
-            adds_bos: config.add_bos_token,
-            template: sources.map(|sources| ChatTemplate::compile(sources, &config.special)),
-            special: config.special,
+            adds_bos: parts.adds_bos,
+            template: templates.map(|sources| ChatTemplate::compile(sources, &special)),
+            without_template: parts.without_template,
+            special,
             spelling: Spelling::of(&tokenizer),
             tokenizer,
-        })
+        }
     }
 
     /// Returns the number of token ids: one more than the highest.
@@ -183,11 +217,10 @@ impl TextModel {
     pub fn render_chat(&self, prompt: &ChatPrompt<'_>) -> Result<String, RequestError> {
         match &self.template {
             Some(template) => template.render(prompt),
-            None => Err(RequestError::Invalid(
-                "the model has no chat template: send a plain prompt to /v1/completions or /generate, or add \
-                 chat_template.jinja to the model's directory"
-                    .to_owned(),
-            )),
+            None => Err(RequestError::Invalid(format!(
+                "the model has no chat template: send a plain prompt to /v1/completions or /generate, or {}",
+                self.without_template
+            ))),
         }
     }
 

@@ -1,0 +1,109 @@
+//! What a GGUF file's metadata says of the tokenizer, as plain data.
+
+/// The values under `tokenizer.` of a GGUF file, unchecked. An absent list is empty.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct VocabularyFields {
+    /// `tokenizer.ggml.model`: the kind of tokenizer.
+    pub model: String,
+    /// `tokenizer.ggml.pre`: how a byte-level tokenizer cuts texts into words.
+    pub pre: Option<String>,
+    /// `tokenizer.ggml.tokens`, by id.
+    pub tokens: Vec<String>,
+    /// `tokenizer.ggml.token_type`, by id.
+    pub token_types: Vec<i32>,
+    /// `tokenizer.ggml.scores`, by id; larger ones are merged first.
+    pub scores: Vec<f32>,
+    /// `tokenizer.ggml.merges`, best first: two tokens with a space between them.
+    pub merges: Vec<String>,
+    /// `tokenizer.ggml.bos_token_id`: begins a sequence.
+    pub bos_id: Option<u32>,
+    /// `tokenizer.ggml.eos_token_id`: ends a sequence.
+    pub eos_id: Option<u32>,
+    /// `tokenizer.ggml.eot_token_id`: ends a turn of a chat.
+    pub eot_id: Option<u32>,
+    /// `tokenizer.ggml.eom_token_id`: ends a message that waits for a tool.
+    pub eom_id: Option<u32>,
+    /// `tokenizer.ggml.unknown_token_id`: stands for what the vocabulary lacks.
+    pub unknown_id: Option<u32>,
+    /// `tokenizer.ggml.padding_token_id`: fills rows.
+    pub padding_id: Option<u32>,
+    /// `tokenizer.ggml.add_bos_token`: whether plain prompts start with the beginning-of-sequence token.
+    pub add_bos: Option<bool>,
+    /// `tokenizer.ggml.add_eos_token`: whether plain prompts end with the end-of-sequence token.
+    pub add_eos: Option<bool>,
+    /// `tokenizer.ggml.add_space_prefix`: whether SentencePiece puts a blank before a text.
+    pub add_space_prefix: Option<bool>,
+    /// `tokenizer.chat_template`.
+    pub chat_template: Option<String>,
+    /// `tokenizer.chat_template.tool_use`: the template to take when there are tools.
+    pub tool_use_template: Option<String>,
+}
+
+/// Tokens that end an output wherever a vocabulary has them as tokens of their own.
+const ENDS: [&str; 22] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<turn|>",
+    "<eos>",
+    "</s>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "[e~[",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// Ends a message, not an output, where the vocabulary has `<|return|>` and one for calls as well.
+const END_OF_MESSAGE: &str = "<|end|>";
+
+/// Types of tokens that are more than their letters.
+pub(super) const CONTROL: i32 = 3;
+pub(super) const USER: i32 = 4;
+
+impl VocabularyFields {
+    /// Returns the tokens that end an output, ascending: those that the file names as such, and control tokens that are
+    /// known to. Ids beyond the vocabulary are left out.
+    pub fn end_token_ids(&self) -> Vec<u32> {
+        let named = [self.eos_id, self.eot_id, self.eom_id]
+            .into_iter()
+            .flatten();
+        let mut ids: Vec<u32> = named
+            .filter(|id| (*id as usize) < self.tokens.len())
+            .collect();
+        let marks_messages = self.has_control("<|return|>")
+            && (self.has_control("<|call|>") || self.has_control("<|calls|>"));
+        let known = self.tokens.iter().zip(&self.token_types).zip(0..);
+        ids.extend(known.filter_map(|((token, &kind), id)| {
+            let ends = match kind {
+                CONTROL => ENDS.contains(&token.as_str()),
+                // Some converters typed these so; "</s>" is a tag of HTML there.
+                USER => token.starts_with("<|") && ENDS.contains(&token.as_str()),
+                _ => false,
+            };
+            ends.then_some(id)
+        }));
+        if marks_messages {
+            ids.retain(|&id| self.tokens[id as usize] != END_OF_MESSAGE);
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    fn has_control(&self, text: &str) -> bool {
+        let mut typed = self.tokens.iter().zip(&self.token_types);
+        typed.any(|(token, &kind)| kind == CONTROL && token == text)
+    }
+}

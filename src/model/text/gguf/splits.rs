@@ -1,0 +1,188 @@
+//! How byte-level tokenizers cut a text into words before they merge: `tokenizer.ggml.pre`.
+//!
+//! A file names the cuts and does not hold them. The patterns are those of the models' own `tokenizer.json`.
+
+/// Names that are known, as error texts list them.
+pub(super) const KNOWN: [&str; 37] = [
+    "chatglm-bpe",
+    "codeshell",
+    "command-r",
+    "dbrx",
+    "deepseek-coder",
+    "deepseek-llm",
+    "deepseek-r1-qwen",
+    "deepseek-v3",
+    "exaone",
+    "falcon-h1",
+    "falcon3",
+    "glm4",
+    "glm5",
+    "gpt-2",
+    "gpt-4o",
+    "kormo",
+    "lfm2",
+    "llama-bpe",
+    "llama-v3",
+    "llama3",
+    "llama4",
+    "megrez",
+    "midm-2.0",
+    "minerva-7b",
+    "mpt",
+    "olmo",
+    "phi-2",
+    "pixtral",
+    "qwen2",
+    "qwen35",
+    "refact",
+    "smaug-bpe",
+    "smollm",
+    "stablelm2",
+    "starcoder",
+    "tekken",
+    "trillion",
+];
+
+/// What goes on around the merges of a byte-level tokenizer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Splits {
+    /// Texts are cut at matches of each of these, one after the other; each match is a piece.
+    pub(super) patterns: Vec<String>,
+    /// GPT-2's words are cut last.
+    pub(super) words_of_gpt2: bool,
+    /// A word that is a token stays whole, whatever the merges say.
+    pub(super) ignores_merges: bool,
+    /// Prompts start with the beginning-of-sequence token where the file does not say.
+    pub(super) adds_bos: bool,
+    /// Texts are composed (NFC) first.
+    pub(super) composes: bool,
+}
+
+const LETTERS: &str = r"\p{L}";
+const LETTERS_AND_MARKS: &str = r"\p{L}\p{M}";
+const DIGIT: &str = r"\p{N}";
+const UP_TO_3_DIGITS: &str = r"\p{N}{1,3}";
+const CONTRACTIONS: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
+const BLANKS: &str = r"\s*[\r\n]+|\s+(?!\S)|\s+";
+
+impl Splits {
+    /// Returns the cuts with this name, or `None` if it is not known.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        let with = |pattern: String| Self {
+            patterns: vec![pattern],
+            ..Self::default()
+        };
+        Some(match name {
+            "llama-bpe" | "llama3" | "llama-v3" | "lfm2" | "falcon3" | "falcon-h1" | "pixtral"
+            | "midm-2.0" => Self {
+                ignores_merges: true,
+                adds_bos: true,
+                ..with(regular(LETTERS, UP_TO_3_DIGITS))
+            },
+            "glm4" | "glm5" => Self {
+                ignores_merges: true,
+                ..with(regular(LETTERS, UP_TO_3_DIGITS))
+            },
+            "smaug-bpe" | "dbrx" | "chatglm-bpe" => with(regular(LETTERS, UP_TO_3_DIGITS)),
+            "qwen2" | "deepseek-r1-qwen" | "kormo" => Self {
+                composes: true,
+                ..with(regular(LETTERS, DIGIT))
+            },
+            "stablelm2" | "megrez" => with(regular(LETTERS, DIGIT)),
+            "qwen35" => Self {
+                composes: true,
+                ..with(regular(LETTERS_AND_MARKS, DIGIT))
+            },
+            "tekken" => Self {
+                ignores_merges: true,
+                adds_bos: true,
+                ..with(by_case("", DIGIT))
+            },
+            "gpt-4o" | "llama4" => with(by_case(&format!("{CONTRACTIONS}?"), UP_TO_3_DIGITS)),
+            "gpt-2" | "mpt" | "olmo" | "phi-2" | "trillion" => Self {
+                words_of_gpt2: true,
+                composes: matches!(name, "mpt" | "olmo"),
+                ..Self::default()
+            },
+            "smollm" | "starcoder" | "command-r" | "refact" | "codeshell" | "exaone"
+            | "minerva-7b" => Self {
+                words_of_gpt2: true,
+                composes: name == "command-r",
+                ..with(DIGIT.to_owned())
+            },
+            "deepseek-v3" => Self::of(&[
+                UP_TO_3_DIGITS,
+                "[一-龥\u{3040}-ゟ゠-ヿ]+",
+                &format!(
+                    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{BLANKS}"##
+                ),
+            ]),
+            "deepseek-coder" => Self::of(&[
+                r"[\r\n]",
+                r"\s?\p{L}+",
+                r"\s?\p{P}+",
+                HAN_KANA_HANGUL,
+                DIGIT,
+            ]),
+            "deepseek-llm" => Self::of(&[
+                r"[\r\n]",
+                r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+                r"\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+",
+                r"\s+$",
+                HAN_KANA_HANGUL,
+                DIGIT,
+            ]),
+            _ => return None,
+        })
+    }
+
+    fn of(patterns: &[&str]) -> Self {
+        Self {
+            patterns: patterns.iter().copied().map(str::to_owned).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+const HAN_KANA_HANGUL: &str = "[一-龥\u{800}-一가-\u{d7ff}]+";
+
+/// Words of letters with at most one other character before them, numbers, punctuation, blanks.
+fn regular(letters: &str, numbers: &str) -> String {
+    format!(
+        r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{numbers}| ?[^\s{letters}\p{{N}}]+[\r\n]*|{BLANKS}"
+    )
+}
+
+/// As `regular`, but a word ends before a capital that follows a small letter.
+fn by_case(suffix: &str, numbers: &str) -> String {
+    let before = r"[^\r\n\p{L}\p{N}]?";
+    let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
+    let lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]";
+    format!(
+        r"{before}{upper}*{lower}+{suffix}|{before}{upper}+{lower}*{suffix}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{BLANKS}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_in_the_list_is_known_and_its_patterns_compile() {
+        assert!(KNOWN.is_sorted());
+        for name in KNOWN {
+            let splits = Splits::named(name).unwrap_or_else(|| panic!("{name} is listed"));
+            for pattern in &splits.patterns {
+                let compiled = tokenizers::utils::SysRegex::new(pattern);
+                assert!(compiled.is_ok(), "{name}: {pattern}");
+            }
+        }
+    }
+
+    #[test]
+    fn guesses_are_not_known() {
+        for name in ["", "default", "gpt2", "QWEN2"] {
+            assert_eq!(Splits::named(name), None, "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Files that are refused, each with a sentence.
+
+use super::*;
+
+fn check(change: impl FnOnce(&mut VocabularyFields), expect: &str) {
+    let mut fields = byte_level(&[("<|end|>", CONTROL)]);
+    change(&mut fields);
+    let error = refused(fields);
+    assert!(error.contains("model.gguf"), "{error}");
+    assert!(error.contains(expect), "{error}");
+}
+
+#[test]
+fn tokenizers_that_are_not_known_are_named() {
+    check(
+        |fields| fields.model = "bert".to_owned(),
+        "tokenizer.ggml.model is \"bert\"",
+    );
+    check(|fields| fields.pre = None, "tokenizer.ggml.pre is \"\"");
+    let default = |fields: &mut VocabularyFields| fields.pre = Some("default".to_owned());
+    check(
+        default,
+        "is \"default\", supported are chatglm-bpe, codeshell",
+    );
+}
+
+#[test]
+fn lists_must_belong_together() {
+    check(
+        |fields| fields.tokens.clear(),
+        "tokenizer.ggml.tokens is missing or empty",
+    );
+    check(
+        |fields| fields.merges.clear(),
+        "tokenizer.ggml.merges is missing or empty",
+    );
+    check(
+        |fields| fields.token_types.truncate(9),
+        "token_type has 9 entries, but there are 259 tokens",
+    );
+    check(
+        |fields| fields.scores = vec![0.0; 3],
+        "scores has 3 entries, but there are 259 tokens",
+    );
+    check(
+        |fields| fields.token_types[7] = 12,
+        "token_type[7] is 12, expected 0 to 6",
+    );
+    check(
+        |fields| fields.token_types[7] = -1,
+        "token_type[7] is -1, expected 0 to 6",
+    );
+}
+
+#[test]
+fn a_token_twice_is_refused() {
+    check(
+        |fields| fields.tokens[257] = "th".to_owned(),
+        "holds \"th\" twice, as 256 and as 257",
+    );
+}
+
+#[test]
+fn merges_must_make_a_token_of_two() {
+    let merge = |text: &'static str, expect: &str| {
+        check(|fields| fields.merges[1] = text.to_owned(), expect);
+    };
+    merge(
+        "the",
+        "merges[1] is \"the\", expected two tokens with a space",
+    );
+    merge("", "expected two tokens with a space");
+    merge("é", "expected two tokens with a space");
+    merge(" x", "expected two tokens with a space");
+    merge("th ", "but \"\" is no token");
+    merge("é é", "but \"éé\" is no token");
+    merge("th o", "but \"tho\" is no token");
+    merge("zz e", "but \"zz\" is no token");
+    let long = "long ".repeat(9);
+    check(
+        |fields| fields.merges[1] = long,
+        "\"long long long long long long long long \"...",
+    );
+}
+
+#[test]
+fn ids_must_lie_in_the_vocabulary() {
+    check(
+        |fields| fields.eos_id = Some(259),
+        "eos_token_id is 259, but there are 259 tokens",
+    );
+    check(
+        |fields| fields.padding_id = Some(u32::MAX),
+        "padding_token_id is 4294967295, but",
+    );
+}
+
+#[test]
+fn absurd_sizes_are_refused() {
+    check(
+        |fields| fields.tokens[0] = "x".repeat((1 << 16) + 1),
+        "tokens[0] has 65537 bytes, the limit is 65536",
+    );
+    check(
+        |fields| fields.tokens.resize((1 << 21) + 1, String::new()),
+        "tokenizer.ggml.tokens has 2097153 entries, the limit is 2097152",
+    );
+    check(
+        |fields| fields.chat_template = Some("x".repeat((4 << 20) + 1)),
+        "chat_template has 4194305 bytes",
+    );
+}
+
+#[test]
+fn scores_must_be_there_and_the_work_on_them_bounded() {
+    let pieces = |n: usize| {
+        let tokens: Vec<String> = (1..=n).map(|length| "a".repeat(length)).collect();
+        VocabularyFields {
+            model: "llama".to_owned(),
+            token_types: vec![1; n],
+            scores: vec![0.0; n],
+            tokens,
+            ..VocabularyFields::default()
+        }
+    };
+    load(pieces(100));
+    let error = refused(pieces(1500));
+    assert!(
+        error.contains("cutting every token in two would copy"),
+        "{error}"
+    );
+    let error = refused(VocabularyFields {
+        scores: Vec::new(),
+        ..pieces(3)
+    });
+    assert!(
+        error.contains("tokenizer.ggml.scores is missing"),
+        "{error}"
+    );
+    let nan = VocabularyFields {
+        scores: vec![f32::NAN; 3],
+        ..pieces(3)
+    };
+    load(nan);
+}

@@ -1,0 +1,287 @@
+//! The `tokenizers` object that a file's vocabulary describes.
+
+use std::collections::HashSet;
+
+use tokenizers::decoders::DecoderWrapper;
+use tokenizers::decoders::byte_fallback::ByteFallback;
+use tokenizers::decoders::fuse::Fuse;
+use tokenizers::decoders::sequence::Sequence as DecoderSequence;
+use tokenizers::decoders::strip::Strip;
+use tokenizers::models::bpe::{BPE, BpeBuilder};
+use tokenizers::normalizers::replace::Replace;
+use tokenizers::normalizers::{NFC, NormalizerWrapper, Prepend, Sequence as NormalizerSequence};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::sequence::Sequence as PreTokenizerSequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::processors::template::{SpecialToken, Template, TemplateProcessing};
+use tokenizers::tokenizer::SplitDelimiterBehavior;
+use tokenizers::{AddedToken, Tokenizer};
+
+use super::entries::{BLANK, Entry, Kind, Source, entries, is_blank, shown, vocabulary};
+use super::fields::VocabularyFields;
+use super::merges;
+use super::splits::{KNOWN, Splits};
+use crate::error::LoadError;
+
+/// A tokenizer, and how many tokens it has.
+#[derive(Debug)]
+pub(super) struct Built {
+    pub(super) tokenizer: Tokenizer,
+    /// Ids that are no fillers: one more than the highest.
+    pub(super) vocab_size: usize,
+}
+
+/// Builds the tokenizer.
+///
+/// # Errors
+/// [`LoadError::Format`], naming the key.
+pub(super) fn build(source: Source<'_>, fields: &VocabularyFields) -> Result<Built, LoadError> {
+    let entries = entries(source, fields)?;
+    match fields.model.as_str() {
+        "gpt2" => byte_level(source, fields, &entries),
+        "llama" => sentence_piece(source, fields, entries),
+        "gemma4" => gemma4(source, fields, entries),
+        other => Err(source.refuse(format!(
+            "tokenizer.ggml.model is {}, supported are gpt2, llama and gemma4: take a model with one of these",
+            shown(other)
+        ))),
+    }
+}
+
+fn byte_level(
+    source: Source<'_>,
+    fields: &VocabularyFields,
+    entries: &[Entry],
+) -> Result<Built, LoadError> {
+    let name = fields.pre.as_deref().unwrap_or_default();
+    let Some(splits) = Splits::named(name) else {
+        return Err(source.refuse(format!(
+            "tokenizer.ggml.pre is {}, supported are {}: convert the model again with a converter that knows its \
+             tokenizer",
+            shown(name),
+            KNOWN.join(", ")
+        )));
+    };
+    let vocabulary = vocabulary(source, entries)?;
+    let merges = merges::listed(source, &fields.merges, &vocabulary)?;
+    let model = BpeBuilder::new()
+        .vocab_and_merges(vocabulary, merges)
+        .ignore_merges(splits.ignores_merges);
+    let mut tokenizer = Tokenizer::new(finish(source, model)?);
+    if splits.composes {
+        set_normalizer(source, &mut tokenizer, NFC.into())?;
+    }
+    let words = pre_tokenizers(&splits).map_err(|error| internal(source, &error))?;
+    tokenizer.with_pre_tokenizer(Some(PreTokenizerSequence::new(words)));
+    tokenizer.with_decoder(Some(ByteLevel::default()));
+    add_tokens(source, &mut tokenizer, entries)?;
+    let ends = Ends::of(fields, splits.adds_bos);
+    add_ends(source, &mut tokenizer, fields, ends)?;
+    Ok(Built {
+        tokenizer,
+        vocab_size: vocab_size(entries),
+    })
+}
+
+fn pre_tokenizers(splits: &Splits) -> tokenizers::Result<Vec<PreTokenizerWrapper>> {
+    let mut words = Vec::new();
+    for pattern in &splits.patterns {
+        let pattern = SplitPattern::Regex(pattern.clone());
+        words.push(Split::new(pattern, SplitDelimiterBehavior::Isolated, false)?.into());
+    }
+    words.push(ByteLevel::new(false, true, splits.words_of_gpt2).into());
+    Ok(words)
+}
+
+/// SentencePiece's merges by score, as Hugging Face converts them.
+fn sentence_piece(
+    source: Source<'_>,
+    fields: &VocabularyFields,
+    mut entries: Vec<Entry>,
+) -> Result<Built, LoadError> {
+    restore_blanks(&mut entries);
+    let vocabulary = vocabulary(source, &entries)?;
+    let merges = merges::from_scores(source, &entries, &fields.scores, &vocabulary)?;
+    let model = BpeBuilder::new().vocab_and_merges(vocabulary, merges);
+    let prefix = match fields.add_space_prefix.unwrap_or(true) {
+        true => Prefix::Blank,
+        false => Prefix::None,
+    };
+    let mut tokenizer = with_blanks(source, fields, &entries, model, prefix)?;
+    add_ends(source, &mut tokenizer, fields, Ends::of(fields, true))?;
+    Ok(Built {
+        tokenizer,
+        vocab_size: vocab_size(&entries),
+    })
+}
+
+/// Merges from the file over plain text; prompts begin with the beginning-of-sequence token whatever the file says.
+fn gemma4(
+    source: Source<'_>,
+    fields: &VocabularyFields,
+    mut entries: Vec<Entry>,
+) -> Result<Built, LoadError> {
+    restore_blanks(&mut entries);
+    let vocabulary = vocabulary(source, &entries)?;
+    let merges = merges::listed(source, &fields.merges, &vocabulary)?;
+    let model = BpeBuilder::new().vocab_and_merges(vocabulary, merges);
+    let mut tokenizer = with_blanks(source, fields, &entries, model, Prefix::None)?;
+    let ends = Ends {
+        bos: true,
+        ..Ends::of(fields, true)
+    };
+    add_ends(source, &mut tokenizer, fields, ends)?;
+    Ok(Built {
+        tokenizer,
+        vocab_size: vocab_size(&entries),
+    })
+}
+
+/// What is put before a text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Prefix {
+    Blank,
+    None,
+}
+
+fn with_blanks(
+    source: Source<'_>,
+    fields: &VocabularyFields,
+    entries: &[Entry],
+    model: BpeBuilder,
+    prefix: Prefix,
+) -> Result<Tokenizer, LoadError> {
+    let unknown = fields.unknown_id.map(|id| &entries[id as usize]);
+    let model = match unknown.filter(|entry| !entry.is_filler) {
+        Some(entry) => model.unk_token(entry.text.clone()),
+        None => model,
+    };
+    let mut tokenizer = Tokenizer::new(finish(source, model.byte_fallback(true).fuse_unk(true))?);
+    let replace = |from: &str, to: &str| {
+        let replace = Replace::new(from, to);
+        replace.map_err(|error| internal(source, &error))
+    };
+    let mut normalizers: Vec<NormalizerWrapper> = vec![replace(" ", BLANK)?.into()];
+    let mut decoders: Vec<DecoderWrapper> = vec![
+        replace(BLANK, " ")?.into(),
+        ByteFallback::new().into(),
+        Fuse::new().into(),
+    ];
+    if prefix == Prefix::Blank {
+        normalizers.insert(0, Prepend::new(BLANK.to_owned()).into());
+        decoders.push(Strip::new(' ', 1, 0).into());
+    }
+    let normalizer = NormalizerSequence::new(normalizers);
+    set_normalizer(source, &mut tokenizer, normalizer.into())?;
+    tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
+    add_tokens(source, &mut tokenizer, entries)?;
+    Ok(tokenizer)
+}
+
+/// Converters write user tokens with spaces for U+2581. Runs of blanks get it back, so that merges can make them, unless
+/// the vocabulary has such a token besides.
+fn restore_blanks(entries: &mut [Entry]) {
+    let runs = entries.iter().map(|entry| &entry.text);
+    let runs = runs.filter(|text| text.starts_with(BLANK) && is_blank(text));
+    let taken: HashSet<String> = runs.cloned().collect();
+    for entry in entries {
+        if entry.kind == Kind::User && is_blank(&entry.text) {
+            let restored = entry.text.replace(' ', BLANK);
+            if !taken.contains(&restored) {
+                entry.text = restored;
+            }
+        }
+    }
+}
+
+/// Tokens that are found in a text before anything else.
+fn add_tokens(
+    source: Source<'_>,
+    tokenizer: &mut Tokenizer,
+    entries: &[Entry],
+) -> Result<(), LoadError> {
+    let mut added = Vec::new();
+    for entry in entries.iter().filter(|entry| !entry.is_filler) {
+        let is_special = match entry.kind {
+            Kind::Control | Kind::Unknown => true,
+            Kind::User => false,
+            Kind::Normal | Kind::Unused | Kind::Byte => continue,
+        };
+        added.push(AddedToken::from(entry.text.clone(), is_special).normalized(false));
+    }
+    let all = tokenizer.add_tokens(added);
+    all.map_err(|error| internal(source, &error))?;
+    Ok(())
+}
+
+/// What is put around plain prompts, as `tokenizer.json` says it: even where a prompt begins so already.
+fn add_ends(
+    source: Source<'_>,
+    tokenizer: &mut Tokenizer,
+    fields: &VocabularyFields,
+    ends: Ends,
+) -> Result<(), LoadError> {
+    let bos = fields.bos_id.filter(|_| ends.bos).map(|id| ("bos", id));
+    let eos = fields.eos_id.filter(|_| ends.eos).map(|id| ("eos", id));
+    if bos.is_none() && eos.is_none() {
+        return Ok(());
+    }
+    let template = || -> Result<_, Box<dyn std::error::Error + Send + Sync>> {
+        let mut pieces = vec!["$A"];
+        let mut tokens = Vec::new();
+        for (name, id) in bos.into_iter().chain(eos) {
+            let place = if name == "bos" { 0 } else { pieces.len() };
+            pieces.insert(place, name);
+            let text = fields.tokens[id as usize].clone();
+            tokens.push(SpecialToken::new(name.to_owned(), vec![id], vec![text])?);
+        }
+        let template = TemplateProcessing::builder()
+            .single(Template::try_from(pieces)?)
+            .special_tokens(tokens)
+            .build()?;
+        Ok(template)
+    };
+    let template = template().map_err(|error| internal(source, &error))?;
+    tokenizer.with_post_processor(Some(template));
+    Ok(())
+}
+
+/// Which special tokens are put around a plain prompt.
+#[derive(Clone, Copy)]
+struct Ends {
+    bos: bool,
+    eos: bool,
+}
+
+impl Ends {
+    fn of(fields: &VocabularyFields, bos_by_default: bool) -> Self {
+        Self {
+            bos: fields.add_bos.unwrap_or(bos_by_default),
+            eos: fields.add_eos.unwrap_or(false),
+        }
+    }
+}
+
+fn vocab_size(entries: &[Entry]) -> usize {
+    let last = entries.iter().rposition(|entry| !entry.is_filler);
+    last.map_or(0, |last| last + 1)
+}
+
+fn finish(source: Source<'_>, model: BpeBuilder) -> Result<BPE, LoadError> {
+    model.build().map_err(|error| internal(source, &error))
+}
+
+fn set_normalizer(
+    source: Source<'_>,
+    tokenizer: &mut Tokenizer,
+    normalizer: NormalizerWrapper,
+) -> Result<(), LoadError> {
+    let set = tokenizer.with_normalizer(Some(normalizer));
+    set.map_err(|error| internal(source, &error))?;
+    Ok(())
+}
+
+fn internal(source: Source<'_>, error: &dyn std::fmt::Display) -> LoadError {
+    source.refuse(format!("no tokenizer: {error}"))
+}
