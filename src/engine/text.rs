@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::error::LoadError;
 use crate::model::generation::GenerationConfig;
+use crate::model::gguf::Gguf;
 use crate::model::location::ModelLocation;
 use crate::model::text::TextModel;
 
@@ -18,17 +19,28 @@ pub(super) fn text_model(location: &ModelLocation) -> Result<TextModel, LoadErro
     }
 }
 
-/// The tokenizer files beside a GGUF file.
+/// The vocabulary and the chat template of a GGUF file. A `tokenizer.json` beside it stands in where it has none, or one that
+/// is not supported.
 fn text_model_of_gguf(file: &Path) -> Result<TextModel, LoadError> {
+    let own = Gguf::open(file)?.vocabulary()?;
+    let own = own.map(|fields| TextModel::from_vocabulary(file, fields));
     let dir = file.parent().unwrap_or(Path::new(""));
-    if dir.join("tokenizer.json").is_file() {
-        return TextModel::load(dir);
+    match own {
+        Some(Ok(text)) => Ok(text),
+        unusable if dir.join("tokenizer.json").is_file() => {
+            if let Some(Err(error)) = unusable {
+                tracing::warn!(%error, "the tokenizer.json beside the file is used");
+            }
+            TextModel::load(dir)
+        }
+        Some(Err(error)) => Err(error),
+        None => Err(LoadError::Format {
+            file: file.to_owned(),
+            reason: "has no vocabulary: put the model's tokenizer.json beside it, or send token ids with \
+                     --skip-tokenizer-init"
+                .to_owned(),
+        }),
     }
-    Err(LoadError::Format {
-        file: file.to_owned(),
-        reason: "has no tokenizer.json beside it: put the model's there, or send token ids with --skip-tokenizer-init"
-            .to_owned(),
-    })
 }
 
 /// The sampling defaults of a model; GGUF files have none.

@@ -7,10 +7,10 @@
 use std::ops::RangeInclusive;
 
 use super::Gguf;
-use super::ends::end_token_ids;
 use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
 use super::rope::rope;
+use super::vocabulary;
 use crate::error::LoadError;
 use crate::model::config::limits::{
     CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, LAYERS, VOCAB, check_head_dim, check_kv_heads,
@@ -134,7 +134,9 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         max_position_embeddings,
         rope: rope(gguf, &keys, head_dim, max_position_embeddings)?,
         bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id")?,
-        eos_token_ids: end_token_ids(metadata)?,
+        eos_token_ids: vocabulary::fields(metadata)?
+            .map(|fields| fields.end_token_ids())
+            .unwrap_or_default(),
         dtype: Some(gguf.dtype()),
     })
 }

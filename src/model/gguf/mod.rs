@@ -5,19 +5,18 @@
 //! and what to do. Nothing is copied: strings, lists and tensors stay in the mapped file.
 //!
 //! [`Gguf::config`] makes the configuration that a `config.json` would give, [`Gguf::into_weights`] the weights under the
-//! names that Hugging Face's checkpoints use. Nothing here knows of tokenizers beyond the ids at which texts end: their
-//! lists are handed out by [`Metadata`].
+//! names that Hugging Face's checkpoints use, [`Gguf::vocabulary`] what a tokenizer and a chat template are made of.
 
 mod config;
 mod cursor;
 mod element;
-mod ends;
 mod file;
 mod metadata;
 mod names;
 mod rope;
 mod split;
 mod tensors;
+mod vocabulary;
 mod weights;
 
 use std::fmt::Display;
@@ -29,6 +28,7 @@ use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::model::config::ModelConfig;
 use crate::model::json_file::format_error;
+use crate::model::text::VocabularyFields;
 use crate::model::weights::Weights;
 
 pub use element::ElementType;
@@ -78,6 +78,14 @@ impl Gguf {
     /// All tensors, in their order.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.files.iter().flat_map(GgufFile::tensors)
+    }
+
+    /// Reads what a tokenizer and a chat template are made of; `None` if the file has no vocabulary.
+    ///
+    /// # Errors
+    /// [`LoadError::Format`] naming key, value and limit.
+    pub fn vocabulary(&self) -> Result<Option<VocabularyFields>, LoadError> {
+        vocabulary::fields(self.metadata())
     }
 
     /// Reads what the model is.

@@ -379,6 +379,7 @@ fn rotations_are_scaled_by_keys_or_by_a_tensor() {
 fn ends_are_named_by_keys_and_by_control_tokens() {
     let tokens = ["<s>", "</s>", "<|im_end|>", "<|eot_id|>", "x"].map(str::to_owned);
     let file = with_tensors(with_tensors(described("llama"), &COMMON), &QKV)
+        .pair("tokenizer.ggml.model", Value::Text("llama".to_owned()))
         .pair("tokenizer.ggml.tokens", Value::Texts(tokens.to_vec()))
         .pair(
             "tokenizer.ggml.token_type",

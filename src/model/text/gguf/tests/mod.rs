@@ -3,7 +3,6 @@ use crate::state::detok::TokenText;
 
 mod equality;
 mod fields;
-mod files;
 mod lines;
 mod refused;
 mod sentence_piece;

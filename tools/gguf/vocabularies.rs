@@ -1,0 +1,109 @@
+//! Compares the tokenizers that are made of GGUF files with the expected ids beside llama.cpp's vocabulary files:
+//!
+//!     cargo run --locked --example gguf_vocabularies -- PATH_TO_LLAMA_CPP/models [NAME...]
+//!
+//! The folder holds `ggml-vocab-NAME.gguf`, and for some `.gguf.inp` (texts) and `.gguf.out` (their ids). Every text with other
+//! ids is printed; the program fails if one of them is not explained by a composition (NFC) that the files do not mention.
+#![allow(clippy::print_stdout)]
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use souffleur::model::gguf::Gguf;
+use souffleur::model::text::TextModel;
+use tokenizers::NormalizedString;
+use tokenizers::normalizers::NFC;
+use tokenizers::tokenizer::Normalizer;
+
+const SEPARATOR: &str = "\n__ggml_vocab_test__\n";
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let folder = arguments.next().ok_or("name the folder of the files")?;
+    let names: Vec<String> = arguments.collect();
+    let mut wrong = 0;
+    let mut files: Vec<PathBuf> = fs::read_dir(&folder)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_, std::io::Error>>()?;
+    files.sort();
+    for file in files {
+        let name = file.file_name().map(|name| name.to_string_lossy());
+        let name = name.as_deref().and_then(|name| {
+            let name = name.strip_prefix("ggml-vocab-")?.strip_suffix(".gguf")?;
+            Some(name.to_owned())
+        });
+        let Some(name) = name.filter(|name| names.is_empty() || names.contains(name)) else {
+            continue;
+        };
+        match compare(&file) {
+            Ok(told) => {
+                wrong += told.wrong;
+                println!(
+                    "{name}: {} texts, {} wrong, {} composed first; built in {} ms; ends {:?}",
+                    told.texts, told.wrong, told.composed, told.took_ms, told.ends
+                );
+            }
+            Err(error) => println!("{name}: refused: {error}"),
+        }
+    }
+    Ok(ExitCode::from(u8::from(wrong > 0)))
+}
+
+#[derive(Default)]
+struct Told {
+    texts: usize,
+    wrong: usize,
+    /// Texts whose ids differ because they are composed first.
+    composed: usize,
+    took_ms: u128,
+    ends: Vec<Option<String>>,
+}
+
+fn compare(file: &Path) -> Result<Told, Box<dyn Error>> {
+    let fields = Gguf::open(file)?.vocabulary()?.ok_or("has no vocabulary")?;
+    let (ends, composes) = (fields.end_token_ids(), composes(fields.pre.as_deref()));
+    let began = Instant::now();
+    let model = TextModel::from_vocabulary(file, fields)?;
+    let mut told = Told {
+        took_ms: began.elapsed().as_millis(),
+        ends: ends.iter().map(|&id| model.token(id)).collect(),
+        ..Told::default()
+    };
+    let beside = |suffix: &str| PathBuf::from(format!("{}{suffix}", file.display()));
+    let (Ok(texts), Ok(ids)) = (
+        fs::read_to_string(beside(".inp")),
+        fs::read_to_string(beside(".out")),
+    ) else {
+        return Ok(told);
+    };
+    for (text, ids) in texts.split(SEPARATOR).zip(ids.lines()) {
+        let expected: Vec<u32> = ids
+            .split_whitespace()
+            .map(str::parse)
+            .collect::<Result<_, _>>()?;
+        let found = model.encode_chat(text)?;
+        told.texts += 1;
+        if found == expected {
+            continue;
+        }
+        match composes && !is_composed(text) {
+            true => told.composed += 1,
+            false => told.wrong += 1,
+        }
+        println!("{text:?}\n  expected {expected:?}\n  found    {found:?}");
+    }
+    Ok(told)
+}
+
+/// Whether models with these splits compose their texts.
+fn composes(pre: Option<&str>) -> bool {
+    pre.is_some_and(|pre| ["qwen2", "qwen35"].contains(&pre))
+}
+
+fn is_composed(text: &str) -> bool {
+    let mut composed = NormalizedString::from(text);
+    NFC.normalize(&mut composed).is_ok() && composed.get() == text
+}
