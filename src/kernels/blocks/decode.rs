@@ -55,6 +55,36 @@ pub(super) fn decode(block_type: BlockType, block: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Writes the codes of a block of 32 inputs that stand for themselves times the scale.
+///
+/// # Panics
+/// If the type's codes are not like that.
+pub(super) fn signed_codes(block_type: BlockType, block: &[u8], out: &mut [i8; 32]) {
+    match block_type {
+        BlockType::Q8_0 => {
+            let codes = out.iter_mut().zip(&block[2..]);
+            codes.for_each(|(out, code)| *out = *code as i8);
+        }
+        BlockType::Q4_0 => each_half(&block[2..], out, |q| q as i8 - 8),
+        BlockType::Iq4Nl => each_half(&block[2..], out, |q| IQ4_VALUES[q as usize]),
+        BlockType::Q5_0 => {
+            let upper = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
+            each_half(&block[6..], out, |q| q as i8 - 16);
+            for (input, out) in out.iter_mut().enumerate() {
+                *out += ((upper >> input & 1) << 4) as i8;
+            }
+        }
+        other => unreachable!("{} has no signed codes", other.name()),
+    }
+}
+
+fn each_half(codes: &[u8], out: &mut [i8; 32], value: impl Fn(u8) -> i8) {
+    for (l, code) in codes[..16].iter().enumerate() {
+        out[l] = value(code & 15);
+        out[l + 16] = value(code >> 4);
+    }
+}
+
 /// The f16 at a byte.
 fn half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()

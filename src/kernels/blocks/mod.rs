@@ -20,6 +20,7 @@
 mod decode;
 
 use self::decode::decode;
+pub use self::decode::scale_and_min;
 
 /// A type of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -156,6 +157,14 @@ impl BlockType {
             self.name()
         );
         inputs / self.inputs() * self.bytes()
+    }
+
+    /// Writes the codes of a block whose values are its f16 scale times a signed byte each.
+    ///
+    /// # Panics
+    /// If the type is none of Q8_0, Q4_0, Q5_0 and IQ4_NL, or the block too short.
+    pub fn signed_codes(self, block: &[u8], out: &mut [i8; 32]) {
+        decode::signed_codes(self, block, out);
     }
 
     /// Writes the values of whole blocks.

@@ -173,6 +173,99 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn and(a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { (_mm256_and_si256(a.0, b.0), _mm256_and_si256(a.1, b.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { (_mm256_or_si256(a.0, b.0), _mm256_or_si256(a.1, b.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_left(words: Self::W, n: u32) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            let n = _mm_cvtsi32_si128(n as i32);
+            (_mm256_sll_epi32(words.0, n), _mm256_sll_epi32(words.1, n))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right(words: Self::W, n: u32) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            let n = _mm_cvtsi32_si128(n as i32);
+            (_mm256_srl_epi32(words.0, n), _mm256_srl_epi32(words.1, n))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn extend_bytes(words: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            let extend = |w| _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(w));
+            (extend(words.0), extend(words.1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sub_words(a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { (_mm256_sub_epi32(a.0, b.0), _mm256_sub_epi32(a.1, b.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            (
+                _mm256_add_epi32(acc.0, _mm256_madd_epi16(a.0, b.0)),
+                _mm256_add_epi32(acc.1, _mm256_madd_epi16(a.1, b.1)),
+            )
+        }
+    }
+
+    const NARROW_SUMS: bool = true;
+
+    #[inline(always)]
+    unsafe fn dot_codes(sums: Self::W, row: Self::W, codes: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            (
+                _mm256_add_epi16(sums.0, _mm256_maddubs_epi16(codes.0, row.0)),
+                _mm256_add_epi16(sums.1, _mm256_maddubs_epi16(codes.1, row.1)),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_scaled(acc: Self::W, sums: Self::W, scales: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { Self::dot_shorts(acc, sums, scales) }
+    }
+
+    #[inline(always)]
+    unsafe fn low_scales(pairs: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            let low = Self::and(pairs, Self::splat_word(0xffff));
+            Self::or(low, Self::shift_left(low, 16))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn high_scales(pairs: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            let high = Self::shift_right(pairs, 16);
+            Self::or(high, Self::shift_left(high, 16))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn words_to_f32(words: Self::W) -> Self::V {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_cvtepi32_ps(words.0), _mm256_cvtepi32_ps(words.1)) }

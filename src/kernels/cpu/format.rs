@@ -11,11 +11,16 @@
 //! | f16 | 1 | 16 x f16 | f32 |
 //! | bf16 | 2 | 16 x (bf16, bf16) | (bf16, bf16) |
 //! | int8 | 4 | 16 x (u8 = q + 128) x 4 | 4 x i8 |
+//! | blocks of 32 | 4 | see [`block32`](super::block32) | 4 x i8 |
+//! | K-quants | 4 | see [`k_quants`](super::k_quants) | 4 x i8 |
 //!
 //! int8 has a header before each [`INT8_GROUP`] inputs: a panel's is sixteen f32 scales, a row group's is each row's
 //! f32 scale, then each row's i32 correction, -128 times the sum of its quantised activations.
 //! Inputs are padded with zeros to whole steps (int8: whole groups), outputs to whole panels.
 
+use super::block32::{self, TWO_BLOCKS};
+use super::k_quants::{self, SUPER_BLOCK};
+use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::kernels::tensor_view::Stored;
 
@@ -35,6 +40,10 @@ pub enum Encoding {
     Bf16,
     /// Signed bytes with a scale for each row and `INT8_GROUP` inputs.
     Int8,
+    /// Signed bytes with a scale for each row and 32 inputs.
+    A32,
+    /// Signed bytes with a scale for each row and 256 inputs.
+    A256,
 }
 
 impl Encoding {
@@ -44,6 +53,8 @@ impl Encoding {
             Self::F32 => inputs,
             Self::Bf16 => inputs.div_ceil(2),
             Self::Int8 => inputs.div_ceil(INT8_GROUP) * (INT8_STEPS + 2),
+            Self::A32 => 2 * inputs.div_ceil(TWO_BLOCKS) * block32::ROW_WORDS,
+            Self::A256 => inputs.div_ceil(SUPER_BLOCK) * k_quants::ROW_WORDS,
         }
     }
 }
@@ -53,6 +64,8 @@ impl Encoding {
 pub struct FormatRule {
     /// The format of weights that are stored one by one.
     plain: Format,
+    /// Weights in blocks become the same.
+    is_for_all: bool,
 }
 
 impl FormatRule {
@@ -60,18 +73,25 @@ impl FormatRule {
     pub fn new(dtype: Dtype, quantization: Option<Quantization>) -> Self {
         Self {
             plain: Format::new(dtype, quantization),
+            is_for_all: quantization.is_some(),
         }
     }
 
     /// One format for all.
     #[cfg(test)]
     pub fn all(format: Format) -> Self {
-        Self { plain: format }
+        Self {
+            plain: format,
+            is_for_all: false,
+        }
     }
 
     /// The format of weights that are stored so.
     pub fn format(self, stored: Stored) -> Format {
         match stored {
+            Stored::Blocks(block) if !self.is_for_all => {
+                Format::of_blocks(block).unwrap_or(self.plain)
+            }
             Stored::Plain(_) | Stored::Blocks(_) => self.plain,
         }
     }
@@ -88,6 +108,10 @@ pub enum Format {
     Bf16,
     /// Signed bytes with a scale for each output and `INT8_GROUP` inputs, activations quantised likewise.
     Int8,
+    /// Signed bytes with an f16 scale for each output and 32 inputs; see [`block32`].
+    Block32(BlockType),
+    /// Superblocks of 256 inputs; see [`k_quants`].
+    KQuant(BlockType),
 }
 
 impl Format {
@@ -101,22 +125,31 @@ impl Format {
         }
     }
 
-    /// Steps over `inputs` inputs, headers not counted.
-    pub fn steps(self, inputs: usize) -> usize {
-        match self {
-            Self::F32 | Self::F16 => inputs,
-            Self::Bf16 => inputs.div_ceil(2),
-            Self::Int8 => inputs.div_ceil(INT8_GROUP) * INT8_STEPS,
+    /// The format of weights that are stored in such blocks, if they are multiplied as they are.
+    pub fn of_blocks(block: BlockType) -> Option<Self> {
+        match block {
+            BlockType::Q8_0 | BlockType::Q4_0 | BlockType::Q5_0 | BlockType::Iq4Nl => {
+                Some(Self::Block32(block))
+            }
+            BlockType::Q4K | BlockType::Q5K | BlockType::Q6K => Some(Self::KQuant(block)),
+            BlockType::Q4_1
+            | BlockType::Q5_1
+            | BlockType::Q2K
+            | BlockType::Q3K
+            | BlockType::Iq4Xs
+            | BlockType::Mxfp4 => None,
         }
     }
 
     /// Words of a panel.
     pub fn panel_words(self, inputs: usize) -> usize {
-        let steps = self.steps(inputs);
         match self {
-            Self::F32 | Self::Bf16 => steps * PANEL,
-            Self::F16 => steps * PANEL / 2,
-            Self::Int8 => steps * PANEL + steps / INT8_STEPS * PANEL,
+            Self::F32 => inputs * PANEL,
+            Self::F16 => inputs * PANEL / 2,
+            Self::Bf16 => inputs.div_ceil(2) * PANEL,
+            Self::Int8 => inputs.div_ceil(INT8_GROUP) * (INT8_STEPS + 1) * PANEL,
+            Self::Block32(_) => inputs.div_ceil(TWO_BLOCKS) * block32::LINES * PANEL,
+            Self::KQuant(block) => inputs.div_ceil(SUPER_BLOCK) * k_quants::lines(block) * PANEL,
         }
     }
 
@@ -126,6 +159,8 @@ impl Format {
             Self::F32 | Self::F16 => Encoding::F32,
             Self::Bf16 => Encoding::Bf16,
             Self::Int8 => Encoding::Int8,
+            Self::Block32(_) => Encoding::A32,
+            Self::KQuant(_) => Encoding::A256,
         }
     }
 }

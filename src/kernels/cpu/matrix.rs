@@ -2,9 +2,11 @@
 
 use half::{bf16, f16};
 
-use super::activations::quantise;
+use super::activations::{INT8_VECTORS, INT8_WORDS, quantise};
+use super::block32;
 use super::element::Element;
 use super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL};
+use super::k_quants::{self, SUPER_BLOCK};
 use super::memory::{WeightArena, WeightWords};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
@@ -166,6 +168,13 @@ impl Matrix {
                     }
                 }
             }
+            Format::Block32(_) => block32::unpack(panel, lane, out),
+            Format::KQuant(block) => {
+                let lines = panel.chunks_exact(k_quants::lines(block) * PANEL);
+                for (out, lines) in out.chunks_mut(SUPER_BLOCK).zip(lines) {
+                    k_quants::pack::unpack(block, lines, lane, out);
+                }
+            }
             Format::Int8 => {
                 let groups = panel.chunks_exact((INT8_STEPS + 1) * PANEL);
                 for (out, group) in out.chunks_mut(INT8_GROUP).zip(groups) {
@@ -232,6 +241,16 @@ impl Kernel for PackPanel<'_> {
         match (self.format, self.source.tensor.stored) {
             (Format::F32, Stored::Plain(Dtype::F32)) => self.transpose_words(),
             (Format::Bf16, Stored::Plain(Dtype::BF16)) if even => self.transpose_words(),
+            (Format::Block32(_), Stored::Blocks(block)) => self.blocks(|row, lane, panel| {
+                block32::pack(block, row, lane, panel);
+            }),
+            (Format::KQuant(_), Stored::Blocks(block)) => self.blocks(|row, lane, panel| {
+                let lines = k_quants::lines(block) * PANEL;
+                let blocks = row.chunks_exact(block.bytes());
+                for (block_bytes, lines) in blocks.zip(panel.chunks_exact_mut(lines)) {
+                    k_quants::pack::pack(block, block_bytes, lane, lines);
+                }
+            }),
             (_, Stored::Plain(dtype)) => self.convert::<S>(dtype),
             (_, Stored::Blocks(_)) => self.decode::<S>(),
         }
@@ -250,6 +269,14 @@ impl PackPanel<'_> {
                     out[lane] = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
                 }
             }
+        }
+    }
+
+    /// Keeps the blocks of each row.
+    #[inline(always)]
+    fn blocks(self, pack: impl Fn(&[u8], usize, &mut [u32])) {
+        for (lane, row) in self.source.rows().enumerate() {
+            pack(row, lane, self.out);
         }
     }
 
@@ -308,12 +335,14 @@ fn encode<S: Lanes>(format: Format, chunk: &[f32; CHUNK], lane: usize, out: &mut
                 out[lane] = u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
             }
         }
+        Format::Block32(_) | Format::KQuant(_) => unreachable!("blocks are kept"),
         Format::Int8 => {
             let mut words = [0u32; INT8_STEPS];
             // SAFETY: both arrays hold what is read and written; `dispatch` detected the instruction set.
             let scale = unsafe {
                 let load = |i| S::load(chunk.as_ptr().wrapping_add(i * LANES));
-                let (scale, quads) = quantise::<S>(std::array::from_fn(load));
+                let (scale, quads): (f32, [S::W; INT8_WORDS]) =
+                    quantise::<S, INT8_VECTORS, INT8_WORDS>(std::array::from_fn(load));
                 for (i, quads) in quads.into_iter().enumerate() {
                     S::store_words(words.as_mut_ptr().wrapping_add(i * LANES), quads);
                 }

@@ -12,9 +12,11 @@ mod activations;
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+mod block32;
 mod cores;
 mod element;
 mod format;
+mod k_quants;
 pub(crate) mod kv;
 mod matmul;
 mod matrix;

@@ -166,6 +166,70 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn and(a: Self::W, b: Self::W) -> Self::W {
+        std::array::from_fn(|i| a[i] & b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: Self::W, b: Self::W) -> Self::W {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn shift_left(words: Self::W, n: u32) -> Self::W {
+        words.map(|word| word << n)
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right(words: Self::W, n: u32) -> Self::W {
+        words.map(|word| word >> n)
+    }
+
+    #[inline(always)]
+    unsafe fn extend_bytes(words: Self::W) -> Self::W {
+        let extend = |byte: u32| u32::from(i16::from(byte as u8 as i8) as u16);
+        words.map(|word| extend(word) | extend(word >> 16) << 16)
+    }
+
+    #[inline(always)]
+    unsafe fn sub_words(a: Self::W, b: Self::W) -> Self::W {
+        std::array::from_fn(|i| a[i].wrapping_sub(b[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
+        let low = |word: u32| i32::from(word as i16);
+        let high = |word: u32| word as i32 >> 16;
+        std::array::from_fn(|i| {
+            let sum = low(a[i]) * low(b[i]) + high(a[i]) * high(b[i]);
+            acc[i].wrapping_add(sum as u32)
+        })
+    }
+
+    const NARROW_SUMS: bool = false;
+
+    #[inline(always)]
+    unsafe fn dot_codes(sums: Self::W, row: Self::W, codes: Self::W) -> Self::W {
+        // SAFETY: nothing is asked for on this path.
+        unsafe { Self::dot_quads(sums, row, codes) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_scaled(acc: Self::W, sums: Self::W, scales: Self::W) -> Self::W {
+        std::array::from_fn(|i| acc[i].wrapping_add(sums[i].wrapping_mul(scales[i])))
+    }
+
+    #[inline(always)]
+    unsafe fn low_scales(pairs: Self::W) -> Self::W {
+        pairs.map(|pair| i32::from(pair as i16) as u32)
+    }
+
+    #[inline(always)]
+    unsafe fn high_scales(pairs: Self::W) -> Self::W {
+        pairs.map(|pair| (pair as i32 >> 16) as u32)
+    }
+
+    #[inline(always)]
     unsafe fn words_to_f32(words: Self::W) -> Self::V {
         words.map(|word| word as i32 as f32)
     }

@@ -132,7 +132,7 @@ pub enum Ahead {
 impl Ahead {
     /// To ask for all of it in a tile of so many steps, evenly.
     #[inline(always)]
-    fn over(self, steps: usize) -> Pace {
+    pub(super) fn over(self, steps: usize) -> Pace {
         let (next, words) = match self {
             Self::Words(start, words) => (start, words),
             Self::Nothing | Self::Stream => (std::ptr::null(), 0),
@@ -157,24 +157,37 @@ impl Ahead {
 }
 
 /// See [`Ahead::over`].
-struct Pace {
+pub(super) struct Pace {
     next: *const u32,
     lines_left: usize,
     /// Steps from a fetch to the next.
-    every: usize,
+    pub(super) every: usize,
     at_once: usize,
     is_stream: bool,
 }
 
 impl Pace {
     #[inline(always)]
-    fn fetch<S: Lanes>(&mut self) {
+    pub(super) fn fetch<S: Lanes>(&mut self) {
         let lines = self.at_once.min(self.lines_left);
         self.lines_left -= lines;
         for _ in 0..lines {
             // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
             unsafe { S::prefetch(self.next) };
             self.next = self.next.wrapping_add(LINE_WORDS);
+        }
+    }
+
+    /// Asks for lines that are needed later, a share of a block of `lines` lines that is read in eight parts or two.
+    #[inline(always)]
+    pub(super) fn follow_lines<S: Lanes>(&self, block: *const u32, part: usize, lines: usize) {
+        if self.is_stream {
+            let each = lines.div_ceil(if lines > 32 { 8 } else { 2 });
+            let first = block.wrapping_add((STREAM_STEPS + part * each) * LINE_WORDS);
+            for line in 0..each {
+                // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
+                unsafe { S::prefetch(first.wrapping_add(line * LINE_WORDS)) };
+            }
         }
     }
 

@@ -240,6 +240,101 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     }
 
     #[inline(always)]
+    unsafe fn and(a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { _mm512_and_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_left(words: Self::W, n: u32) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { _mm512_sll_epi32(words, _mm_cvtsi32_si128(n as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right(words: Self::W, n: u32) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { _mm512_srl_epi32(words, _mm_cvtsi32_si128(n as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn extend_bytes(words: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(words)) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub_words(a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { _mm512_sub_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            if DOT {
+                return _mm512_dpwssd_epi32(acc, a, b);
+            }
+            _mm512_add_epi32(acc, _mm512_madd_epi16(a, b))
+        }
+    }
+
+    const NARROW_SUMS: bool = !DOT;
+
+    #[inline(always)]
+    unsafe fn dot_codes(sums: Self::W, row: Self::W, codes: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            if DOT {
+                return _mm512_dpbusd_epi32(sums, codes, row);
+            }
+            _mm512_add_epi16(sums, _mm512_maddubs_epi16(codes, row))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_scaled(acc: Self::W, sums: Self::W, scales: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            if DOT {
+                return _mm512_add_epi32(acc, _mm512_mullo_epi32(sums, scales));
+            }
+            _mm512_add_epi32(acc, _mm512_madd_epi16(sums, scales))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn low_scales(pairs: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            if DOT {
+                return _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pairs));
+            }
+            let low = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff));
+            _mm512_or_si512(low, _mm512_slli_epi32::<16>(low))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn high_scales(pairs: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            if DOT {
+                return _mm512_srai_epi32::<16>(pairs);
+            }
+            let high = _mm512_srli_epi32::<16>(pairs);
+            _mm512_or_si512(high, _mm512_slli_epi32::<16>(high))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn words_to_f32(words: Self::W) -> Self::V {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_cvtepi32_ps(words) }

@@ -10,13 +10,16 @@ use smallvec::SmallVec;
 pub use self::output::Write;
 use self::output::{Output, Panels};
 use super::activations::PackedRows;
+use super::block32;
 use super::format::{Encoding, Format, group_rows};
+use super::k_quants::{self, KQuant, Q4K, Q5K, Q6K};
 use super::matrix::Matrix;
 use super::simd::{Isa, Kernel, Lanes, dispatch};
 use super::stack::Stack;
 use super::tensor::Shared;
 use super::threads::ThreadPool;
 use super::tile::{self, Ahead, MAX_PANELS, Plain, Sums};
+use crate::kernels::blocks::BlockType;
 
 /// Bytes of weights in an item when one group of rows is multiplied: long enough a stream, short enough to balance threads.
 const STREAM_BYTES: usize = 128 << 10;
@@ -205,7 +208,9 @@ impl Kernel for Item<'_> {
     #[inline(always)]
     fn run<S: Lanes>(self) {
         // One group waits for memory, which one stream reads faster than three.
-        let many = S::REGISTERS == 1 && self.packed.n_groups() > 1;
+        let many = S::REGISTERS == 1
+            && self.packed.n_groups() > 1
+            && !matches!(self.weight.format, Format::KQuant(_));
         let mut panel = self.panels.start;
         while panel < self.panels.end {
             let n = match many && self.panels.end - panel >= MAX_PANELS {
@@ -291,6 +296,10 @@ impl Item<'_> {
             Format::F16 => operands.by_rows::<S, PlainTile<tile::F16>>(m, n, sums),
             Format::Bf16 => operands.by_rows::<S, PlainTile<tile::Bf16>>(m, n, sums),
             Format::Int8 => operands.by_rows::<S, Int8Tile>(m, n, sums),
+            Format::Block32(_) => operands.by_rows::<S, Block32Tile>(m, n, sums),
+            Format::KQuant(BlockType::Q4K) => operands.by_rows::<S, KQuantTile<Q4K>>(m, n, sums),
+            Format::KQuant(BlockType::Q5K) => operands.by_rows::<S, KQuantTile<Q5K>>(m, n, sums),
+            Format::KQuant(_) => operands.by_rows::<S, KQuantTile<Q6K>>(m, n, sums),
         }
     }
 }
@@ -330,7 +339,9 @@ impl Operands {
         unsafe {
             match n {
                 1 => T::run::<S, M, 1>(self, sums),
-                MAX_PANELS if S::REGISTERS == 1 => T::run::<S, M, MAX_PANELS>(self, sums),
+                MAX_PANELS if S::REGISTERS == 1 && T::MAX_PANELS > 1 => {
+                    T::run::<S, M, MAX_PANELS>(self, sums)
+                }
                 _ => unreachable!("tiles have one panel or {MAX_PANELS}"),
             }
         }
@@ -344,6 +355,9 @@ impl Operands {
 
 /// An inner loop, for any number of rows and panels.
 trait Tile {
+    /// Most panels at once.
+    const MAX_PANELS: usize = MAX_PANELS;
+
     /// # Safety
     /// The operands are valid for M rows and N panels; the instruction set of `S` was detected.
     unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums);
@@ -360,7 +374,7 @@ impl<F: FormatOf> Tile for PlainTile<F> {
             ahead,
             ..
         } = *operands;
-        let steps = F::FORMAT.steps(inputs);
+        let steps = F::FORMAT.encoding().row_words(inputs);
         // SAFETY: the caller's promise.
         unsafe { tile::plain::<S, F, M, N>(rows, operands.panels(), steps, ahead, sums) };
     }
@@ -380,6 +394,43 @@ impl Tile for Int8Tile {
         let groups = inputs.div_ceil(super::format::INT8_GROUP);
         // SAFETY: the caller's promise.
         unsafe { tile::int8::<S, M, N>(rows, operands.panels(), groups, ahead, sums) };
+    }
+}
+
+struct Block32Tile;
+
+impl Tile for Block32Tile {
+    #[inline(always)]
+    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
+        let Operands {
+            rows,
+            inputs,
+            ahead,
+            ..
+        } = *operands;
+        let twos = inputs.div_ceil(block32::TWO_BLOCKS);
+        // SAFETY: the caller's promise.
+        unsafe { block32::tile::<S, M, N>(rows, operands.panels(), twos, ahead, sums) };
+    }
+}
+
+struct KQuantTile<F>(std::marker::PhantomData<F>);
+
+impl<F: KQuant> Tile for KQuantTile<F> {
+    const MAX_PANELS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
+        let Operands {
+            rows,
+            panels,
+            inputs,
+            ahead,
+            ..
+        } = *operands;
+        let blocks = inputs.div_ceil(k_quants::SUPER_BLOCK);
+        // SAFETY: the caller's promise.
+        unsafe { k_quants::tile::<S, F, M>(rows, panels, blocks, ahead, sums) };
     }
 }
 

@@ -244,6 +244,33 @@ pub trait Lanes: Copy + 'static {
     unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V;
     /// Adds to each word, an i32, the four products of the signed bytes of `a` with the unsigned bytes of `b`.
     unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
+    /// Bits in both words.
+    unsafe fn and(a: Self::W, b: Self::W) -> Self::W;
+    /// Bits in either word.
+    unsafe fn or(a: Self::W, b: Self::W) -> Self::W;
+    /// Each word shifted to higher bits by `n`, below 32.
+    unsafe fn shift_left(words: Self::W, n: u32) -> Self::W;
+    /// Each word shifted to lower bits by `n`, below 32; zeros follow.
+    unsafe fn shift_right(words: Self::W, n: u32) -> Self::W;
+    /// The lowest bytes of the i16 halves, which are zero beyond them, as signed numbers.
+    unsafe fn extend_bytes(words: Self::W) -> Self::W;
+    /// `a - b` of i32.
+    unsafe fn sub_words(a: Self::W, b: Self::W) -> Self::W;
+    /// Adds to each word, an i32, the products of the i16 halves of `a` and `b`.
+    unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
+
+    /// Sums of codes are kept in 16 bits until they are scaled, so only so many fit.
+    const NARROW_SUMS: bool;
+    /// Adds to sums of codes the four products of each word's signed bytes in `row` with the unsigned bytes in `codes`. With
+    /// [`Self::NARROW_SUMS`], the halves of a word are sums of two products, which must not leave i16.
+    unsafe fn dot_codes(sums: Self::W, row: Self::W, codes: Self::W) -> Self::W;
+    /// Adds sums of codes, multiplied by scales, to words of i32.
+    unsafe fn add_scaled(acc: Self::W, sums: Self::W, scales: Self::W) -> Self::W;
+    /// The low i16 of each word, as [`Self::add_scaled`] takes scales.
+    unsafe fn low_scales(pairs: Self::W) -> Self::W;
+    /// The high i16 of each word, as [`Self::add_scaled`] takes scales.
+    unsafe fn high_scales(pairs: Self::W) -> Self::W;
+
     /// Words as i32, converted.
     unsafe fn words_to_f32(words: Self::W) -> Self::V;
     /// The bits of the values.

@@ -1,3 +1,5 @@
+mod blocks;
+
 use half::{bf16, f16};
 
 use super::super::activations::{Activations, quantise};
@@ -84,7 +86,9 @@ impl Kernel for Quantise<'_> {
         // SAFETY: both arrays hold what is read and written; `dispatch` detected the instruction set.
         unsafe {
             let load = |i| S::load(self.0[i * LANES..].as_ptr());
-            let (scale, quads) = quantise::<S>(std::array::from_fn(load));
+            let (scale, quads) = quantise::<S, { INT8_GROUP / LANES }, { INT8_STEPS / LANES }>(
+                std::array::from_fn(load),
+            );
             for (words, quads) in words.chunks_exact_mut(LANES).zip(quads) {
                 S::store_words(words.as_mut_ptr(), quads);
             }
@@ -110,6 +114,7 @@ fn as_packed(format: Format, x: &[f32]) -> Vec<f32> {
                     .map(move |q| scale * f32::from(q as i8))
             })
             .collect(),
+        Format::Block32(_) | Format::KQuant(_) => unreachable!("see `blocks`"),
     }
 }
 
@@ -274,6 +279,7 @@ fn packed_weights_are_the_stored_ones_as_the_format_rounds_them() {
                     Format::F16 => *got == f16::from_f32(*stored).to_f32(),
                     Format::Bf16 => *got == bf16::from_f32(*stored).to_f32(),
                     Format::Int8 => (got - stored).abs() <= 0.5 / 127.0 + 1e-6,
+                    Format::Block32(_) | Format::KQuant(_) => unreachable!("see `blocks`"),
                 };
                 assert!(right, "{isa:?} {format:?}: {got} for {stored}");
             }

@@ -1,0 +1,122 @@
+//! Products with blocks of 32 signed bytes that share a scale: Q8_0, and the types whose codes are bytes as well when they are
+//! looked up or shifted (Q4_0, Q5_0, IQ4_NL).
+//!
+//! A panel has for each two blocks a line of scales, f16 of all outputs for the first and then for the second, and sixteen
+//! lines of codes, four inputs of an output in a word, each 128 larger than it is. Activations are signed bytes with a scale for
+//! each row and 32 inputs; what the 128 add is in a correction beside the scale. The sum of a block is an exact integer, then
+//! `acc = fma(sum, d dx, acc)`, in ascending blocks.
+
+use half::f16;
+
+use super::format::PANEL;
+use super::simd::{Lanes, read};
+use super::tile::{Ahead, SUMS, Sums};
+use crate::kernels::blocks::BlockType;
+
+/// Inputs of a block.
+pub const BLOCK: usize = 32;
+/// Steps of a block.
+pub const BLOCK_STEPS: usize = BLOCK / 4;
+/// Inputs of two blocks, which share a line of scales.
+pub const TWO_BLOCKS: usize = 2 * BLOCK;
+/// Lines of two blocks.
+pub const LINES: usize = 1 + 2 * BLOCK_STEPS;
+/// Words of a row of activations for a block: scale, correction, bytes.
+pub const ROW_WORDS: usize = 2 + BLOCK_STEPS;
+
+/// Multiplies `M` rows with `N` panels into the first `N * PANEL` values of `M` rows of `sums`; the panels have `twos` times two
+/// blocks.
+///
+/// # Safety
+/// `rows` is valid for `2 * twos * ROW_WORDS * M` words, each panel for `twos * LINES` lines; the instruction set of `S` was
+/// detected.
+#[inline(always)]
+pub unsafe fn tile<S: Lanes, const M: usize, const N: usize>(
+    rows: *const u32,
+    panels: [*const u32; N],
+    twos: usize,
+    ahead: Ahead,
+    sums: &mut Sums,
+) {
+    let mut ahead = ahead.over(2 * twos);
+    let mut until_fetch = 0;
+    let sums = sums.as_mut_ptr().cast::<f32>();
+    // SAFETY: all offsets stay within what the caller promised.
+    unsafe {
+        let mut acc = [[S::splat(0.0); N]; M];
+        for block in 0..2 * twos {
+            if until_fetch == 0 {
+                ahead.fetch::<S>();
+                until_fetch = ahead.every;
+            }
+            until_fetch -= 1;
+            let row = rows.wrapping_add(block * ROW_WORDS * M);
+            let (corrections, words) = (row.wrapping_add(M), row.wrapping_add(2 * M));
+            let half = block % 2;
+            let lines: [*const u32; N] =
+                std::array::from_fn(|n| panels[n].wrapping_add(block / 2 * LINES * PANEL));
+            if N == 1 {
+                ahead.follow_lines::<S>(lines[0], half, LINES);
+            }
+            let mut dot: [[S::W; N]; M] = std::array::from_fn(|m| {
+                [S::splat_word(read::<u32, u32>(corrections.wrapping_add(m))); N]
+            });
+            for step in 0..BLOCK_STEPS {
+                let codes: [S::W; N] = std::array::from_fn(|n| {
+                    S::load_words(lines[n].wrapping_add((1 + half * BLOCK_STEPS + step) * PANEL))
+                });
+                for m in 0..M {
+                    let word = read::<u32, u32>(words.wrapping_add(step * M + m));
+                    for n in 0..N {
+                        dot[m][n] = S::dot_quads(dot[m][n], S::splat_word(word), codes[n]);
+                    }
+                }
+            }
+            for n in 0..N {
+                let d = S::load_f16(lines[n].cast::<f16>().wrapping_add(half * PANEL));
+                for m in 0..M {
+                    let dx = S::splat(f32::from_bits(read(row.wrapping_add(m))));
+                    let sum = S::words_to_f32(dot[m][n]);
+                    acc[m][n] = S::mul_add(sum, S::mul(d, dx), acc[m][n]);
+                }
+            }
+        }
+        for m in 0..M {
+            for n in 0..N {
+                S::store(sums.wrapping_add(m * SUMS + n * PANEL), acc[m][n]);
+            }
+        }
+    }
+}
+
+/// Writes the blocks of a row into a lane of its panel, which is zero there.
+pub fn pack(block_type: BlockType, row: &[u8], lane: usize, panel: &mut [u32]) {
+    let blocks = row.chunks_exact(block_type.bytes()).enumerate();
+    for (index, block) in blocks {
+        let lines = &mut panel[index / 2 * LINES * PANEL..];
+        let half = index % 2;
+        let d = u32::from(u16::from_le_bytes([block[0], block[1]]));
+        let place = half * PANEL + lane;
+        lines[place / 2] |= d << (16 * (place % 2));
+        let mut codes = [0i8; BLOCK];
+        block_type.signed_codes(block, &mut codes);
+        for (step, code) in codes.as_chunks::<4>().0.iter().enumerate() {
+            let word = u32::from_le_bytes(code.map(|code| code as u8)) ^ 0x8080_8080;
+            lines[(1 + half * BLOCK_STEPS + step) * PANEL + lane] = word;
+        }
+    }
+}
+
+/// Reads the values of a lane.
+pub fn unpack(panel: &[u32], lane: usize, out: &mut [f32]) {
+    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+        let lines = &panel[index / 2 * LINES * PANEL..];
+        let half = index % 2;
+        let place = half * PANEL + lane;
+        let d = f16::from_bits((lines[place / 2] >> (16 * (place % 2))) as u16).to_f32();
+        for (i, out) in out.iter_mut().enumerate() {
+            let word = lines[(1 + half * BLOCK_STEPS + i / 4) * PANEL + lane];
+            *out = d * (f32::from(word.to_le_bytes()[i % 4]) - 128.0);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Products with K-quants: superblocks of 256 inputs whose codes have 4, 5 or 6 bits, scales in integers and a scale over them.
+//!
+//! **A panel** of sixteen outputs has for each superblock lines of 64 bytes, one word an output:
+//!
+//! | format | lines | header | a sub-block of 32 inputs |
+//! |---|---|---|---|
+//! | Q4_K | 36 | d and dmin (f16) of all outputs; three lines of 6-bit scales and minima, as in the file | 4 lines of codes |
+//! | Q5_K | 44 | the same | 4 lines of codes, one of fifth bits |
+//! | Q6_K | 53 | a line whose first half is d (f16); four lines of signed scales, see [`pack`] | 4 lines of codes, two of upper bits |
+//!
+//! A line of codes holds two steps of four inputs: step u in the low halves of its bytes, step u + 4 in the high ones.
+//! A line of fifth bits has step t of a byte in bit t; a line of upper bits has four steps, two bits each.
+//!
+//! **Activations** ([`Encoding::A256`](super::format::Encoding)) are signed bytes with one f32 scale for each row and superblock,
+//! and the sums of each sixteen of them in pairs of i16.
+//!
+//! **Sums**: all sums inside a superblock are exact integers: S of scale x code x activation, M of minimum x activation. Then
+//! `acc = fma(S, d dx, acc)` and `acc = fma(M, -(dmin dx), acc)`, in ascending superblocks: the same bits for any number of
+//! rows and on every instruction set with a fused multiply-add. Q6_K has no minima: its codes are 32 too large, which M, the sum of
+//! scale x activation, takes away from S.
+
+mod formats;
+pub mod pack;
+
+use super::format::PANEL;
+use super::simd::{Lanes, read};
+use super::tile::{Ahead, SUMS, Sums};
+use crate::kernels::blocks::BlockType;
+
+pub use formats::{Q4K, Q5K, Q6K};
+
+/// Inputs of a superblock.
+pub const SUPER_BLOCK: usize = 256;
+/// Sub-blocks of 32 inputs in a superblock.
+pub const SUB_BLOCKS: usize = 8;
+/// Steps of four inputs in a sub-block.
+pub const SUB_STEPS: usize = 8;
+/// Words of a row of activations for a superblock: the scale, sums in pairs, bytes.
+pub const ROW_WORDS: usize = 1 + SUB_BLOCKS + SUPER_BLOCK / 4;
+
+/// Lines of a superblock of a type.
+///
+/// # Panics
+/// If it is none of Q4_K, Q5_K and Q6_K.
+pub fn lines(block: BlockType) -> usize {
+    match block {
+        BlockType::Q4K => Q4K::LINES,
+        BlockType::Q5K => Q5K::LINES,
+        BlockType::Q6K => Q6K::LINES,
+        other => unreachable!("{} is multiplied otherwise", other.name()),
+    }
+}
+
+/// A format of superblocks.
+pub trait KQuant: 'static {
+    /// Lines of a superblock.
+    const LINES: usize;
+    /// Steps that share a scale: eight for 32 inputs, four for sixteen.
+    const SCALED_STEPS: usize;
+    /// Steps whose products stay within i16 when they are summed by twos.
+    const NARROW_STEPS: usize;
+    /// The header of a superblock in registers.
+    type Header<S: Lanes>: Copy;
+
+    /// Reads the header.
+    ///
+    /// # Safety
+    /// `block` is valid for a superblock; the instruction set of `S` was detected.
+    unsafe fn header<S: Lanes>(block: *const u32) -> Self::Header<S>;
+
+    /// The scales of a sub-block in pairs of i16: of its first and of its second sixteen inputs; then the factors of M.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    unsafe fn scales<S: Lanes>(header: &Self::Header<S>, sub_block: usize) -> (S::W, S::W);
+
+    /// The codes of a sub-block, step by step.
+    ///
+    /// # Safety
+    /// `block` is valid for a superblock; the instruction set of `S` was detected.
+    unsafe fn codes<S: Lanes>(block: *const u32, sub_block: usize) -> [S::W; SUB_STEPS];
+
+    /// Adds a superblock with the sums S and M and the row's scale `dx` to `acc`.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    unsafe fn add<S: Lanes>(
+        header: &Self::Header<S>,
+        sums: (S::W, S::W),
+        dx: S::V,
+        acc: S::V,
+    ) -> S::V;
+}
+
+/// Multiplies `M` rows with a panel into the first sixteen values of `M` rows of `sums`.
+///
+/// # Safety
+/// `rows` is valid for `blocks * ROW_WORDS * M` words, `panel` for `blocks` superblocks; the instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
+    rows: *const u32,
+    panel: *const u32,
+    blocks: usize,
+    ahead: Ahead,
+    sums: &mut Sums,
+) {
+    let mut ahead = ahead.over(blocks * SUB_BLOCKS);
+    let mut until_fetch = 0;
+    let narrow = if S::NARROW_SUMS {
+        F::NARROW_STEPS
+    } else {
+        F::SCALED_STEPS
+    };
+    let sums = sums.as_mut_ptr().cast::<f32>();
+    // SAFETY: all offsets stay within what the caller promised.
+    unsafe {
+        let zero = S::splat_word(0);
+        let mut acc = [S::splat(0.0); M];
+        for block in 0..blocks {
+            let row = rows.wrapping_add(block * ROW_WORDS * M);
+            let words = row.wrapping_add((1 + SUB_BLOCKS) * M);
+            let panel = panel.wrapping_add(block * F::LINES * PANEL);
+            let header = F::header::<S>(panel);
+            let (mut scaled, mut minima) = ([zero; M], [zero; M]);
+            for sub_block in 0..SUB_BLOCKS {
+                if until_fetch == 0 {
+                    ahead.fetch::<S>();
+                    until_fetch = ahead.every;
+                }
+                until_fetch -= 1;
+                ahead.follow_lines::<S>(panel, sub_block, F::LINES);
+                let (scales, factors) = F::scales::<S>(&header, sub_block);
+                let halves = [S::low_scales(scales), S::high_scales(scales)];
+                let codes = F::codes::<S>(panel, sub_block);
+                for m in 0..M {
+                    let pair = read::<u32, u32>(row.wrapping_add((1 + sub_block) * M + m));
+                    minima[m] = S::dot_shorts(minima[m], S::splat_word(pair), factors);
+                    for first in (0..SUB_STEPS).step_by(narrow) {
+                        let mut sum = zero;
+                        for step in first..first + narrow {
+                            let word = (sub_block * SUB_STEPS + step) * M + m;
+                            let word = read::<u32, u32>(words.wrapping_add(word));
+                            sum = S::dot_codes(sum, S::splat_word(word), codes[step]);
+                        }
+                        scaled[m] = S::add_scaled(scaled[m], sum, halves[first / (SUB_STEPS / 2)]);
+                    }
+                }
+            }
+            for m in 0..M {
+                let dx = S::splat(f32::from_bits(read(row.wrapping_add(m))));
+                acc[m] = F::add::<S>(&header, (scaled[m], minima[m]), dx, acc[m]);
+            }
+        }
+        for m in 0..M {
+            S::store(sums.wrapping_add(m * SUMS), acc[m]);
+        }
+    }
+}
