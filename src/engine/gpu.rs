@@ -91,7 +91,7 @@ impl Gpu {
         Ok(MemoryBudget {
             place: Place::Gpu(info.ordinal),
             free_before_bytes: self.free_bytes,
-            weights_bytes: model.weights_bytes,
+            weights_bytes: model.decoded_weights_bytes,
             reserve_bytes: activations
                 .saturating_add(page_table_bytes)
                 .saturating_add(Products::workspace_bytes(info.multiprocessors))

@@ -8,9 +8,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::LoadError;
+use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::kernels::random::RandomTensor;
-use crate::kernels::tensor_view::TensorView;
+use crate::kernels::tensor_view::{Stored, TensorView};
 use crate::kernels::{Backend, Linear};
 use crate::model::config::ModelConfig;
 use crate::model::gguf::Gguf;
@@ -77,16 +78,30 @@ impl Checkpoint {
         self.config.kv_layout(self.dtype)
     }
 
-    /// What the loaded weights take, in bytes: matrices in `dtype` or quantised, norms and biases in f32.
-    pub fn weights_bytes(&self, quantization: Option<Quantization>) -> u64 {
+    /// The size of the loaded weights, in bytes: matrices in `dtype` or quantised, norms and biases in f32. `kept` tells the
+    /// size of a matrix `[outputs, inputs]` that stays in the blocks in which it is stored.
+    pub fn weights_bytes(
+        &self,
+        quantization: Option<Quantization>,
+        kept: impl Fn(BlockType, [usize; 2]) -> Option<u64>,
+    ) -> u64 {
+        let in_blocks = |spec: &TensorSpec, shape: [usize; 2]| match self.stored(&spec.name)? {
+            Stored::Blocks(block) => kept(block, shape),
+            Stored::Plain(_) => None,
+        };
         let bytes = |spec: &TensorSpec| match (spec.shape.as_slice(), quantization) {
             (&[outputs, inputs], Some(quantization)) => {
                 quantization.bytes(outputs as u64, inputs as u64)
             }
-            (&[_, _], None) => spec.elements() * self.dtype.bytes() as u64,
+            (&[outputs, inputs], None) => in_blocks(spec, [outputs, inputs])
+                .unwrap_or(spec.elements() * self.dtype.bytes() as u64),
             _ => spec.elements() * 4,
         };
         self.config.tensors().iter().map(bytes).sum()
+    }
+
+    fn stored(&self, name: &str) -> Option<Stored> {
+        self.weights.as_ref()?.stored(name)
     }
 
     /// Bytes of the model's tensors as stored, or as they are made.

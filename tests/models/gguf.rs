@@ -1,4 +1,4 @@
-//! A GGUF file of f32 gives the logits of the safetensors that it was made from.
+//! A GGUF file of f32 gives the logits of the safetensors that it was made from; one of blocks those of their values.
 
 use std::path::{Path, PathBuf};
 
@@ -8,6 +8,7 @@ use souffleur::model::loader::LoadFormat;
 
 use crate::common::{fixture, load_from, options};
 use crate::gguf_files::of_folder;
+use crate::gguf_files::writer::Tensor;
 
 /// Longer than the fixtures' original contexts.
 fn prompt() -> Vec<u32> {
@@ -15,13 +16,19 @@ fn prompt() -> Vec<u32> {
 }
 
 fn logits(path: &Path) -> Vec<Vec<f32>> {
+    logits_in_chunks(path, 64)
+}
+
+fn logits_in_chunks(path: &Path, chunk: usize) -> Vec<Vec<f32>> {
     let options = CpuOptions {
         dtype: Some(Dtype::F32),
         ..options()
     };
     let mut seen = Vec::new();
     load_from(path, &options)
-        .score(&prompt(), 64, &mut |_, logits| seen.push(logits.to_vec()))
+        .score(&prompt(), chunk, &mut |_, logits| {
+            seen.push(logits.to_vec())
+        })
         .unwrap();
     seen
 }
@@ -75,4 +82,60 @@ fn a_file_is_described_as_its_folder_is() {
     assert_eq!(own.dtype, Dtype::F32);
     let made = describe(&file, None, None, LoadFormat::Dummy).unwrap();
     assert_eq!(made.weights_bytes, own.weights_bytes);
+}
+
+/// A matrix in Q8_0 as far as its rows are whole blocks, and the f32 matrix with the same values.
+fn in_blocks(tensor: Tensor) -> (Tensor, Tensor) {
+    let whole = tensor.sizes.len() == 2 && tensor.sizes[0].is_multiple_of(32);
+    if !whole {
+        return (tensor.clone(), tensor);
+    }
+    let (mut blocks, mut values) = (Vec::new(), Vec::new());
+    for block in tensor.data.chunks_exact(4 * 32) {
+        let block: Vec<f32> = block
+            .chunks_exact(4)
+            .map(|x| f32::from_le_bytes(x.try_into().unwrap()))
+            .collect();
+        let max = block.iter().fold(0f32, |max, x| max.max(x.abs()));
+        let scale = half::f16::from_f32(max / 127.0);
+        blocks.extend(scale.to_le_bytes());
+        for x in block {
+            let code = (x / scale.to_f32().max(1e-9)).round().clamp(-127.0, 127.0) as i8;
+            blocks.push(code as u8);
+            values.extend((scale.to_f32() * f32::from(code)).to_le_bytes());
+        }
+    }
+    let stored = Tensor {
+        type_id: 8,
+        data: blocks,
+        ..tensor.clone()
+    };
+    let plain = Tensor {
+        data: values,
+        ..tensor
+    };
+    (stored, plain)
+}
+
+#[test]
+fn blocks_have_the_logits_of_their_values_in_any_chunks() {
+    for name in ["llama", "qwen2", "qwen3"] {
+        let dir = folder(name);
+        let (mut stored, mut plain) = (of_folder(dir.path()), of_folder(dir.path()));
+        let tensors = std::mem::take(&mut stored.tensors).into_iter();
+        (stored.tensors, plain.tensors) = tensors.map(in_blocks).unzip();
+        let paths = ["stored", "plain"].map(|name| dir.path().join(format!("{name}.gguf")));
+        std::fs::write(&paths[0], stored.bytes()).unwrap();
+        std::fs::write(&paths[1], plain.bytes()).unwrap();
+        let (got, expected) = (logits(&paths[0]), logits(&paths[1]));
+        let square = |x: f32| f64::from(x).powi(2);
+        let pairs = || got.iter().flatten().zip(expected.iter().flatten());
+        let off: f64 = pairs().map(|(got, right)| square(got - right)).sum();
+        let size: f64 = pairs().map(|(_, right)| square(*right)).sum();
+        let error = (off / size).sqrt();
+        assert!(error > 0.0 && error < 0.03, "{name}: {error}");
+        for chunk in [1, 7] {
+            assert_eq!(logits_in_chunks(&paths[0], chunk), got, "{name} by {chunk}");
+        }
+    }
 }

@@ -15,7 +15,7 @@ use crate::executor::rows::Rows;
 use crate::ids::{PageId, RowId, SeqId, StepId};
 use crate::kernels::cpu::Isa;
 use crate::kernels::cpu::tensor::Tensor;
-use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes};
+use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Format};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
@@ -62,6 +62,8 @@ pub struct CpuDescription {
     pub dtype: Dtype,
     /// What the loaded weights take, in bytes.
     pub weights_bytes: u64,
+    /// The same on a device that has no kernels for blocks.
+    pub decoded_weights_bytes: u64,
     /// How K/V lies in the pool.
     pub kv_layout: MhaLayout,
 }
@@ -79,7 +81,8 @@ pub fn describe(
     let checkpoint = Checkpoint::open(dir, dtype, load_format)?;
     Ok(CpuDescription {
         dtype: checkpoint.dtype,
-        weights_bytes: checkpoint.weights_bytes(quantization),
+        weights_bytes: checkpoint.weights_bytes(quantization, Format::bytes_of_blocks),
+        decoded_weights_bytes: checkpoint.weights_bytes(quantization, |_, _| None),
         kv_layout: checkpoint.kv_layout(),
         config: checkpoint.config,
     })

@@ -215,7 +215,7 @@ impl CudaExecutor {
             logit_rows: options.logit_rows(),
             gemm: options.gemm,
             weights: (
-                checkpoint.weights_bytes(None) as usize,
+                checkpoint.weights_bytes(None, |_, _| None) as usize,
                 config.tensors().len() + 1,
             ),
         };

@@ -141,6 +141,12 @@ impl Format {
         }
     }
 
+    /// Bytes of a matrix `[outputs, inputs]` whose weights stay in their blocks; `None` if they do not.
+    pub fn bytes_of_blocks(block: BlockType, [outputs, inputs]: [usize; 2]) -> Option<u64> {
+        let panel_words = Self::of_blocks(block)?.panel_words(inputs);
+        Some((outputs.div_ceil(PANEL) * panel_words * 4) as u64)
+    }
+
     /// Words of a panel.
     pub fn panel_words(self, inputs: usize) -> usize {
         match self {

@@ -5,6 +5,8 @@
 
 mod output;
 
+use std::marker::PhantomData;
+
 use smallvec::SmallVec;
 
 pub use self::output::Write;
@@ -102,7 +104,7 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
         for section in &sections {
             let end = before + section.n_items();
             if index < end {
-                dispatch(isa, section.item(index - before));
+                section.item(index - before).run(isa);
                 return;
             }
             before = end;
@@ -202,23 +204,49 @@ struct Item<'a> {
     groups: std::ops::Range<usize>,
 }
 
-impl Kernel for Item<'_> {
+impl Item<'_> {
+    /// Runs it, compiled for each format by itself: all in one function takes a compiler many minutes.
+    fn run(self, isa: Isa) {
+        match self.weight.format {
+            Format::F32 => self.run_with::<PlainTile<tile::F32>>(isa),
+            Format::F16 => self.run_with::<PlainTile<tile::F16>>(isa),
+            Format::Bf16 => self.run_with::<PlainTile<tile::Bf16>>(isa),
+            Format::Int8 => self.run_with::<Int8Tile>(isa),
+            Format::Block32(_) => self.run_with::<Block32Tile>(isa),
+            Format::KQuant(BlockType::Q4K) => self.run_with::<KQuantTile<Q4K>>(isa),
+            Format::KQuant(BlockType::Q5K) => self.run_with::<KQuantTile<Q5K>>(isa),
+            Format::KQuant(_) => self.run_with::<KQuantTile<Q6K>>(isa),
+        }
+    }
+
+    fn run_with<T: Tile>(self, isa: Isa) {
+        let (item, tile) = (self, PhantomData::<T>);
+        dispatch(isa, TileItem { item, tile });
+    }
+}
+
+/// An item and its inner loop.
+struct TileItem<'a, T> {
+    item: Item<'a>,
+    tile: PhantomData<T>,
+}
+
+impl<T: Tile> Kernel for TileItem<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
+        let item = self.item;
         // One group waits for memory, which one stream reads faster than three.
-        let many = S::REGISTERS == 1
-            && self.packed.n_groups() > 1
-            && !matches!(self.weight.format, Format::KQuant(_));
-        let mut panel = self.panels.start;
-        while panel < self.panels.end {
-            let n = match many && self.panels.end - panel >= MAX_PANELS {
+        let many = S::REGISTERS == 1 && item.packed.n_groups() > 1 && T::MAX_PANELS > 1;
+        let mut panel = item.panels.start;
+        while panel < item.panels.end {
+            let n = match many && item.panels.end - panel >= MAX_PANELS {
                 true => MAX_PANELS,
                 false => 1,
             };
-            for group in self.groups.clone() {
-                self.group::<S>(group, panel, n);
+            for group in item.groups.clone() {
+                item.group::<S, T>(group, panel, n);
             }
             panel += n;
         }
@@ -227,26 +255,24 @@ impl Kernel for Item<'_> {
 
 impl Item<'_> {
     #[inline(always)]
-    fn group<S: Lanes>(&self, group: usize, panel: usize, n: usize) {
+    fn group<S: Lanes, T: Tile>(&self, group: usize, panel: usize, n: usize) {
         let (rows, words) = self.packed.group(group);
         let output = &self.output;
-        let mut sums = Sums::uninit();
-        match output.write {
-            Write::Store | Write::Add => {
-                let panels = Panels::side_by_side(panel, n);
-                output.fetch::<S>(rows.clone(), panels);
-                self.tile::<S>(rows.len(), words, (group, panel + n), panels, &mut sums);
-                output.put::<S>(rows, panels, &sums);
-            }
-            Write::GatedSilu | Write::GatedPairs => {
-                let mut ups = Sums::uninit();
-                let (gate, up) = Panels::alternating(panel, n);
-                let next = 2 * (panel + n);
-                output.fetch::<S>(rows.clone(), gate);
-                self.tile::<S>(rows.len(), words, (group, next), gate, &mut sums);
-                self.tile::<S>(rows.len(), words, (group, next + n), up, &mut ups);
-                output.put_gated::<S>(rows, (gate, &sums), (up, &ups));
-            }
+        let is_gated = matches!(output.write, Write::GatedSilu | Write::GatedPairs);
+        let (panels, n_panels, next) = match is_gated {
+            true => (Panels::alternating(panel, n).into(), 2, 2 * (panel + n)),
+            false => ([Panels::side_by_side(panel, n); 2], 1, panel + n),
+        };
+        output.fetch::<S>(rows.clone(), panels[0]);
+        let mut sums = [Sums::uninit(), Sums::uninit()];
+        // A loop, so that the tiles are in the program once.
+        for (i, sums) in sums[..n_panels].iter_mut().enumerate() {
+            let ahead = self.ahead(group, next + i * n, n);
+            self.tile::<S, T>(rows.len(), words, ahead, panels[i], sums);
+        }
+        match is_gated {
+            true => output.put_gated::<S>(rows, (panels[0], &sums[0]), (panels[1], &sums[1])),
+            false => output.put::<S>(rows, panels[0], &sums[0]),
         }
     }
 
@@ -266,22 +292,20 @@ impl Item<'_> {
         Ahead::Words(self.weight.words().as_ptr().wrapping_add(start), part)
     }
 
-    /// Multiplies `m` rows, of a group, with a tile's panels; the tile after it begins at panel `next`.
+    /// Multiplies `m` rows, of a group, with a tile's panels.
     #[inline(always)]
-    fn tile<S: Lanes>(
+    fn tile<S: Lanes, T: Tile>(
         &self,
         m: usize,
         words: &[u32],
-        (group, next): (usize, usize),
+        ahead: Ahead,
         panels: Panels,
         sums: &mut Sums,
     ) {
         let size = self.weight.panel_words();
         let inputs = self.weight.inputs;
-        assert_eq!(
-            words.len(),
-            m * self.weight.format.encoding().row_words(inputs)
-        );
+        let encoding = self.weight.format.encoding();
+        assert_eq!(words.len(), m * encoding.row_words(inputs));
         let n = panels.n;
         let all = panels.first * size..(panels.index(n - 1) + 1) * size;
         let operands = Operands {
@@ -289,18 +313,9 @@ impl Item<'_> {
             panels: self.weight.words()[all].as_ptr(),
             panel_stride: panels.step * size,
             inputs,
-            ahead: self.ahead(group, next, n),
+            ahead,
         };
-        match self.weight.format {
-            Format::F32 => operands.by_rows::<S, PlainTile<tile::F32>>(m, n, sums),
-            Format::F16 => operands.by_rows::<S, PlainTile<tile::F16>>(m, n, sums),
-            Format::Bf16 => operands.by_rows::<S, PlainTile<tile::Bf16>>(m, n, sums),
-            Format::Int8 => operands.by_rows::<S, Int8Tile>(m, n, sums),
-            Format::Block32(_) => operands.by_rows::<S, Block32Tile>(m, n, sums),
-            Format::KQuant(BlockType::Q4K) => operands.by_rows::<S, KQuantTile<Q4K>>(m, n, sums),
-            Format::KQuant(BlockType::Q5K) => operands.by_rows::<S, KQuantTile<Q5K>>(m, n, sums),
-            Format::KQuant(_) => operands.by_rows::<S, KQuantTile<Q6K>>(m, n, sums),
-        }
+        operands.by_rows::<S, T>(m, n, sums);
     }
 }
 
@@ -354,7 +369,7 @@ impl Operands {
 }
 
 /// An inner loop, for any number of rows and panels.
-trait Tile {
+trait Tile: 'static {
     /// Most panels at once.
     const MAX_PANELS: usize = MAX_PANELS;
 
@@ -363,7 +378,7 @@ trait Tile {
     unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums);
 }
 
-struct PlainTile<F>(std::marker::PhantomData<F>);
+struct PlainTile<F>(PhantomData<F>);
 
 impl<F: FormatOf> Tile for PlainTile<F> {
     #[inline(always)]
@@ -414,7 +429,7 @@ impl Tile for Block32Tile {
     }
 }
 
-struct KQuantTile<F>(std::marker::PhantomData<F>);
+struct KQuantTile<F>(PhantomData<F>);
 
 impl<F: KQuant> Tile for KQuantTile<F> {
     const MAX_PANELS: usize = 1;
