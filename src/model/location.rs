@@ -16,8 +16,8 @@ pub enum ModelLocation {
 }
 
 impl ModelLocation {
-    /// Finds out what a path names. A file is a GGUF file; a folder without `config.json` and safetensors stands for the
-    /// one GGUF model in it.
+    /// Finds out what a path names. A file is a GGUF file; a folder without safetensors stands for the one GGUF model in it,
+    /// if it has one.
     ///
     /// # Errors
     /// The folder holds several GGUF models, or cannot be read.
@@ -26,7 +26,7 @@ impl ModelLocation {
             return Ok(Self::Gguf(path.to_owned()));
         }
         let has = |name| path.join(name).exists();
-        if !path.is_dir() || ["config.json", SINGLE, INDEX].into_iter().any(has) {
+        if !path.is_dir() || [SINGLE, INDEX].into_iter().any(has) {
             return Ok(Self::Folder(path.to_owned()));
         }
         Ok(match gguf::only_model_in(path)? {

@@ -100,7 +100,18 @@ fn compare(file: &Path) -> Result<Told, Box<dyn Error>> {
 
 /// Whether models with these splits compose their texts.
 fn composes(pre: Option<&str>) -> bool {
-    pre.is_some_and(|pre| ["qwen2", "qwen35"].contains(&pre))
+    pre.is_some_and(|pre| {
+        [
+            "qwen2",
+            "qwen35",
+            "mpt",
+            "olmo",
+            "command-r",
+            "deepseek-r1-qwen",
+            "kormo",
+        ]
+        .contains(&pre)
+    })
 }
 
 fn is_composed(text: &str) -> bool {

@@ -24,14 +24,16 @@ const ARCHITECTURES: [(&str, Architecture); 3] = [
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
 ];
-/// Numbers that other models of these architectures scale by; with a value that is not neutral they are refused.
-const SCALES: [(&str, f64); 6] = [
-    ("attention.scale", 0.0),
-    ("attention.clamp_kqv", 0.0),
-    ("attn_logit_softcapping", 0.0),
-    ("final_logit_softcapping", 0.0),
-    ("logit_scale", 0.0),
-    ("residual_scale", 0.0),
+/// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
+const NEUTRAL: [(&str, &[f64]); 7] = [
+    ("attention.scale", &[0.0]),
+    ("attention.clamp_kqv", &[0.0]),
+    ("attn_logit_softcapping", &[0.0]),
+    ("final_logit_softcapping", &[0.0]),
+    ("logit_scale", &[0.0, 1.0]),
+    ("residual_scale", &[0.0, 1.0]),
+    // Embedding models pool their outputs.
+    ("pooling_type", &[0.0]),
 ];
 
 /// The metadata of one architecture: keys that begin with its name.
@@ -177,9 +179,9 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
         );
         return Err(keys.error("expert_count", reason));
     }
-    for (name, neutral) in SCALES {
+    for (name, neutral) in NEUTRAL {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
-        if let Some(value) = value.filter(|value| *value != neutral && *value != 1.0) {
+        if let Some(value) = value.filter(|value| !neutral.contains(value)) {
             return Err(keys.error(
                 name,
                 format!("is {value}, which is not supported: use another model"),

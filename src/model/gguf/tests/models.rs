@@ -244,6 +244,16 @@ fn other_models_are_refused_by_name() {
             "is 30, which is not supported",
         ),
         (
+            "attention.scale",
+            Value::F32(1.0),
+            "llama.attention.scale is 1, which is not supported",
+        ),
+        (
+            "pooling_type",
+            Value::U32(3),
+            "llama.pooling_type is 3, which is not supported",
+        ),
+        (
             "rope.dimension_count",
             Value::U32(1),
             "llama.rope.dimension_count is 1, supported is 2",

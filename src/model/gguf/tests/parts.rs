@@ -95,6 +95,9 @@ fn a_folder_of_one_model_is_that_model() {
     let found = of(&split).expect("one model");
     assert_eq!(found, ModelLocation::Gguf(split.path().join(FIRST)));
     let beside = folder(&[("m.gguf", b""), ("config.json", b"")]);
+    let found = of(&beside).expect("one model");
+    assert_eq!(found, ModelLocation::Gguf(beside.path().join("m.gguf")));
+    let beside = folder(&[("m.gguf", b""), ("model.safetensors", b"")]);
     let found = of(&beside).expect("the folder");
     assert_eq!(found, ModelLocation::Folder(beside.path().to_owned()));
     let two = folder(&[("m.gguf", b""), ("n.gguf", b"")]);
