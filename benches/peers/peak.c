@@ -1,4 +1,4 @@
-// What the processor can do: read bandwidth, and the rate of the instructions that matrix products are made of.
+// The limits of the processor: read bandwidth, and the rate of the instructions that matrix products are made of.
 //
 //   peak list                              the measures that this processor has, one a line
 //   peak MEASURE THREADS [KIB PASSES]      one number in units of 1e9 a second; KIB and PASSES are for `read`

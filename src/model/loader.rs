@@ -114,7 +114,7 @@ impl Checkpoint {
     }
 }
 
-/// What a model is, the element type that its files suggest, and its weights if they are not made.
+/// The configuration of a model, the element type that its files suggest, and its weights if they are not made.
 type Opened = (ModelConfig, Option<Dtype>, Option<Weights>);
 
 fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError> {

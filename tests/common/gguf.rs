@@ -185,7 +185,7 @@ impl<'a> Model<'a> {
         rows.copied().collect()
     }
 
-    /// What the converter divides the frequencies of Llama 3.1 by.
+    /// The numbers by which the converter divides the frequencies of Llama 3.1.
     fn divisors(&self) -> Option<Vec<f32>> {
         if self.rope_type() != "llama3" {
             return None;

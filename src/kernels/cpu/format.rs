@@ -11,8 +11,8 @@
 //! | f16 | 1 | 16 x f16 | f32 |
 //! | bf16 | 2 | 16 x (bf16, bf16) | (bf16, bf16) |
 //! | int8 | 4 | 16 x (u8 = q + 128) x 4 | 4 x i8 |
-//! | blocks of 32 | 4 | see [`block32`](super::block32) | 4 x i8 |
-//! | K-quants | 4 | see [`k_quants`](super::k_quants) | 4 x i8 |
+//! | blocks of 32 | 4 | see `block32` | 4 x i8 |
+//! | K-quants | 4 | see `k_quants` | 4 x i8 |
 //!
 //! int8 has a header before each [`INT8_GROUP`] inputs: a panel's is sixteen f32 scales, a row group's is each row's
 //! f32 scale, then each row's i32 correction, -128 times the sum of its quantised activations.
@@ -108,9 +108,9 @@ pub enum Format {
     Bf16,
     /// Signed bytes with a scale for each output and `INT8_GROUP` inputs, activations quantised likewise.
     Int8,
-    /// Signed bytes with an f16 scale for each output and 32 inputs; see [`block32`].
+    /// Signed bytes with an f16 scale for each output and 32 inputs; see `block32`.
     Block32(BlockType),
-    /// Superblocks of 256 inputs; see [`k_quants`].
+    /// Superblocks of 256 inputs; see `k_quants`.
     KQuant(BlockType),
 }
 

@@ -2,12 +2,12 @@
 
 use half::{bf16, f16};
 
-use super::activations::{INT8_VECTORS, INT8_WORDS, quantise};
 use super::block32;
 use super::element::Element;
 use super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL};
 use super::k_quants::{self, SUPER_BLOCK};
 use super::memory::{WeightArena, WeightWords};
+use super::quantise::{INT8_VECTORS, INT8_WORDS, quantise};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;

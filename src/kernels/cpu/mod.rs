@@ -23,6 +23,7 @@ mod matrix;
 mod memory;
 mod portable;
 pub mod probe;
+mod quantise;
 pub(crate) mod readout;
 mod rowwise;
 mod simd;

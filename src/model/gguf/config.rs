@@ -1,4 +1,4 @@
-//! What a model is, from the metadata and the tensors of its file.
+//! The description of a model, from the metadata and the tensors of its file.
 //!
 //! The result is the same [`ModelConfig`] as that of a `config.json`. A file says less: biases, tied embeddings and the
 //! size of the vocabulary follow from which tensors there are. Whatever would change the result and is not implemented

@@ -1,6 +1,6 @@
 //! Reading forward through hostile bytes.
 
-/// What of a file is metadata and names of tensors ends before this byte.
+/// Metadata and names of tensors end before this byte.
 pub(super) const MAX_HEADER_BYTES: usize = 512 << 20;
 
 /// Reads little-endian numbers and strings one after the other, and never beyond the bytes that there are. Errors are

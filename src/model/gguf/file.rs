@@ -15,7 +15,7 @@ const DEFAULT_ALIGNMENT: usize = 32;
 /// Largest padding between tensors.
 const MAX_ALIGNMENT: usize = 1 << 20;
 
-/// What a file says before its data.
+/// The part of a file before its data.
 #[derive(Debug)]
 pub(super) struct Header {
     pub pairs: Pairs,

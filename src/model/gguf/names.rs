@@ -13,7 +13,7 @@ pub(super) const OUTPUT: &str = "output.weight";
 /// Divisors of the rotation's frequencies.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// What is stacked in the tensor that a file may hold in place of three.
+/// The tensors that a file may hold stacked in one.
 const FUSED: &str = "attn_qkv";
 
 /// Names outside of layers: ours, the file's.

@@ -11,7 +11,7 @@ use crate::kernels::tensor_view::TensorView;
 use crate::model::config::limits::CONTEXT;
 use crate::model::rope::{RopeConfig, RopeScaling, Yarn};
 
-/// What a frequency may be divided by; a very large number means that the pair does not turn.
+/// The numbers that a frequency may be divided by; a very large one means that the pair does not turn.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 
 /// Reads the rotation of heads of `head_dim` elements.

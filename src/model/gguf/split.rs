@@ -20,7 +20,7 @@ const MAX_PARTS: usize = 1000;
 /// The name of a part of a split model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PartName {
-    /// What stands before the numbers.
+    /// The text before the numbers.
     pub stem: String,
     /// Which part it is, from 1 on.
     pub number: usize,

@@ -30,7 +30,7 @@ pub struct TensorInfo {
     pub bytes: Range<usize>,
 }
 
-/// What the header says of a tensor.
+/// A tensor as the header describes it.
 struct Declared {
     name: String,
     shape: Vec<usize>,

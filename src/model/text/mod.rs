@@ -41,13 +41,13 @@ pub struct TextModel {
     /// Whether plain prompts start with the beginning-of-sequence token; `None` leaves it to tokenizer.json.
     adds_bos: Option<bool>,
     template: Option<ChatTemplate>,
-    /// What to do about a missing chat template.
+    /// The advice about a missing chat template.
     without_template: &'static str,
     /// How the vocabulary spells bytes, if that is known.
     spelling: Option<Spelling>,
 }
 
-/// What the files of a model say of its text side, wherever they keep it.
+/// The text side of a model as its files describe it, wherever they keep it.
 struct Parts {
     tokenizer: Tokenizer,
     /// Ids of the vocabulary without the added tokens: one more than the highest.
@@ -55,7 +55,7 @@ struct Parts {
     special: SpecialTokens,
     adds_bos: Option<bool>,
     templates: Option<TemplateSources>,
-    /// What to do about a missing chat template.
+    /// The advice about a missing chat template.
     without_template: &'static str,
 }
 

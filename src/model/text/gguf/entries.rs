@@ -18,10 +18,10 @@ const MAX_TEMPLATE_BYTES: usize = 4 << 20;
 /// Characters of a token that an error shows.
 const SHOWN: usize = 40;
 
-/// What SentencePiece writes for a blank.
+/// The character that SentencePiece writes for a blank.
 pub(super) const BLANK: &str = "\u{2581}";
 
-/// What a file says that a token is.
+/// The type that a file gives a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Normal,
@@ -194,7 +194,7 @@ fn kind_of(source: Source<'_>, fields: &VocabularyFields, id: usize) -> Result<K
     })
 }
 
-/// What a token is in a file without types.
+/// The type of a token in a file without types.
 fn kind_by_role(fields: &VocabularyFields, id: usize) -> Kind {
     let roles = [fields.bos_id, fields.eos_id, fields.eot_id, fields.eom_id];
     let is_named = roles.into_iter().flatten().any(|role| role as usize == id);

@@ -1,4 +1,4 @@
-//! What a GGUF file's metadata says of the tokenizer, as plain data.
+//! The tokenizer's part of a GGUF file's metadata, as plain data.
 
 /// The values under `tokenizer.` of a GGUF file, unchecked. An absent list is empty.
 #[derive(Clone, Debug, Default, PartialEq)]

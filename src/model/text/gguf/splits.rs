@@ -43,7 +43,7 @@ pub(super) const KNOWN: [&str; 37] = [
     "trillion",
 ];
 
-/// What goes on around the merges of a byte-level tokenizer.
+/// The steps around the merges of a byte-level tokenizer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Splits {
     /// Texts are cut at matches of each of these, one after the other; each match is a piece.

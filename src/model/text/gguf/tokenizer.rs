@@ -138,7 +138,7 @@ fn gemma4(
     })
 }
 
-/// What is put before a text.
+/// The text that is put before another.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Prefix {
     Blank,
@@ -215,7 +215,7 @@ fn add_tokens(
     Ok(())
 }
 
-/// What is put around plain prompts, as `tokenizer.json` says it: even where a prompt begins so already.
+/// The tokens that are put around plain prompts, as `tokenizer.json` says it: even where a prompt begins so already.
 fn add_ends(
     source: Source<'_>,
     tokenizer: &mut Tokenizer,

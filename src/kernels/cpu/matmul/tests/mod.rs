@@ -2,9 +2,10 @@ mod blocks;
 
 use half::{bf16, f16};
 
-use super::super::activations::{Activations, quantise};
+use super::super::activations::Activations;
 use super::super::format::{FormatRule, INT8_GROUP, INT8_STEPS};
 use super::super::memory::WeightArena;
+use super::super::quantise::quantise;
 use super::super::simd::LANES;
 use super::super::tensor::Scratch;
 use super::*;

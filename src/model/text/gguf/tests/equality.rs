@@ -16,7 +16,7 @@ fn json(dir: &Path, name: &str) -> Value {
     serde_json::from_slice(&text).expect("JSON")
 }
 
-/// What a converter writes for a byte-level `tokenizer.json`.
+/// The fields that a converter writes for a byte-level `tokenizer.json`.
 fn converted(dir: &Path) -> VocabularyFields {
     let tokenizer = json(dir, "tokenizer.json");
     let config = json(dir, "tokenizer_config.json");

@@ -1,4 +1,4 @@
-//! What the fields of a file do.
+//! The effects of a file's fields.
 
 use serde_json::json;
 
