@@ -192,7 +192,7 @@ async fn constrained_outputs_are_those_of_the_cpu() {
     for setup in [F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16] {
         let roomy = config(&setup);
         let tight = EngineConfig {
-            max_total_tokens: Some(208),
+            max_total_tokens: Some(128),
             schedule_conservativeness: 0.01,
             ..config(&setup)
         };
