@@ -43,7 +43,7 @@ fn text_model_of_gguf(file: &Path) -> Result<TextModel, LoadError> {
     }
 }
 
-/// The sampling defaults of a model; GGUF files have none.
+/// The sampling defaults of a model. Those that a GGUF file may hold (`general.sampling`) are not read.
 pub(super) fn generation_config(location: &ModelLocation) -> Result<GenerationConfig, LoadError> {
     match location {
         ModelLocation::Folder(dir) => GenerationConfig::read(dir),

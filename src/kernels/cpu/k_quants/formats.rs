@@ -228,8 +228,7 @@ impl KQuant for Q6K {
         // SAFETY: the caller's promise.
         unsafe {
             let word = header.scales[sub_block / 2];
-            // Bytes 0 and 2 are the pair of the even sub-block, 1 and 3 that of the odd one; adding and taking away 128
-            // extends the sign.
+            // Bytes 0 and 2 are the pair of the even sub-block, 1 and 3 that of the odd one.
             let bytes = S::and(
                 S::shift_right(word, 8 * (sub_block % 2) as u32),
                 S::splat_word(EVEN_BYTES),
