@@ -65,23 +65,17 @@ pub(super) fn signed_codes(block_type: BlockType, block: &[u8], out: &mut [i8; 3
             let codes = out.iter_mut().zip(&block[2..]);
             codes.for_each(|(out, code)| *out = *code as i8);
         }
-        BlockType::Q4_0 => each_half(&block[2..], out, |q| q as i8 - 8),
-        BlockType::Iq4Nl => each_half(&block[2..], out, |q| IQ4_VALUES[q as usize]),
         BlockType::Q5_0 => {
             let upper = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
-            each_half(&block[6..], out, |q| q as i8 - 16);
+            for (l, code) in block[6..22].iter().enumerate() {
+                out[l] = (code & 15) as i8 - 16;
+                out[l + 16] = (code >> 4) as i8 - 16;
+            }
             for (input, out) in out.iter_mut().enumerate() {
                 *out += ((upper >> input & 1) << 4) as i8;
             }
         }
         other => unreachable!("{} has no signed codes", other.name()),
-    }
-}
-
-fn each_half(codes: &[u8], out: &mut [i8; 32], value: impl Fn(u8) -> i8) {
-    for (l, code) in codes[..16].iter().enumerate() {
-        out[l] = value(code & 15);
-        out[l + 16] = value(code >> 4);
     }
 }
 

@@ -20,7 +20,7 @@
 mod decode;
 
 use self::decode::decode;
-pub use self::decode::scale_and_min;
+pub use self::decode::{IQ4_VALUES, MXFP4_VALUES, half_power, scale_and_min};
 
 /// A type of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -162,7 +162,7 @@ impl BlockType {
     /// Writes the codes of a block whose values are its f16 scale times a signed byte each.
     ///
     /// # Panics
-    /// If the type is none of Q8_0, Q4_0, Q5_0 and IQ4_NL, or the block too short.
+    /// If the type is neither Q8_0 nor Q5_0, or the block too short.
     pub fn signed_codes(self, block: &[u8], out: &mut [i8; 32]) {
         decode::signed_codes(self, block, out);
     }

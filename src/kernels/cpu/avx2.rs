@@ -203,6 +203,18 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn look_up(values: &[u8; 16], bytes: Self::W) -> Self::W {
+        // SAFETY: only registers, and the values are sixteen bytes; the caller detected the instruction set.
+        unsafe {
+            let values = _mm256_broadcastsi128_si256(read(values.as_ptr()));
+            (
+                _mm256_shuffle_epi8(values, bytes.0),
+                _mm256_shuffle_epi8(values, bytes.1),
+            )
+        }
+    }
+
+    #[inline(always)]
     unsafe fn extend_bytes(words: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {

@@ -1,5 +1,4 @@
-//! Products with blocks of 32 signed bytes that share a scale: Q8_0, and the types whose codes are bytes as well when they are
-//! looked up or shifted (Q4_0, Q5_0, IQ4_NL).
+//! Products with blocks of 32 signed bytes that share a scale: Q8_0, and Q5_0, whose codes become bytes.
 //!
 //! A panel has for each two blocks a line of scales, f16 of all outputs for the first and then for the second, and sixteen
 //! lines of codes, four inputs of an output in a word, each 128 larger than it is. Activations are signed bytes with a scale for

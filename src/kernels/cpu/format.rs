@@ -11,7 +11,7 @@
 //! | f16 | 1 | 16 x f16 | f32 |
 //! | bf16 | 2 | 16 x (bf16, bf16) | (bf16, bf16) |
 //! | int8 | 4 | 16 x (u8 = q + 128) x 4 | 4 x i8 |
-//! | blocks of 32 | 4 | see `block32` | 4 x i8 |
+//! | blocks of 32 | 4 | see `block32`, `nibbles` | 4 x i8 |
 //! | K-quants | 4 | see `k_quants` | 4 x i8 |
 //!
 //! int8 has a header before each [`INT8_GROUP`] inputs: a panel's is sixteen f32 scales, a row group's is each row's
@@ -20,6 +20,7 @@
 
 use super::block32::{self, TWO_BLOCKS};
 use super::k_quants::{self, SUPER_BLOCK};
+use super::nibbles::Header;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::kernels::tensor_view::Stored;
@@ -110,6 +111,8 @@ pub enum Format {
     Int8,
     /// Signed bytes with an f16 scale for each output and 32 inputs; see `block32`.
     Block32(BlockType),
+    /// Four bits with a scale for each output and 32 inputs; see `nibbles`.
+    Nibbles(Header),
     /// Superblocks of 256 inputs; see `k_quants`.
     KQuant(BlockType),
 }
@@ -128,16 +131,9 @@ impl Format {
     /// The format of weights that are stored in such blocks, if they are multiplied as they are.
     pub fn of_blocks(block: BlockType) -> Option<Self> {
         match block {
-            BlockType::Q8_0 | BlockType::Q4_0 | BlockType::Q5_0 | BlockType::Iq4Nl => {
-                Some(Self::Block32(block))
-            }
+            BlockType::Q8_0 | BlockType::Q5_0 => Some(Self::Block32(block)),
             BlockType::Q4K | BlockType::Q5K | BlockType::Q6K => Some(Self::KQuant(block)),
-            BlockType::Q4_1
-            | BlockType::Q5_1
-            | BlockType::Q2K
-            | BlockType::Q3K
-            | BlockType::Iq4Xs
-            | BlockType::Mxfp4 => None,
+            other => Header::of(other).map(Self::Nibbles),
         }
     }
 
@@ -155,6 +151,7 @@ impl Format {
             Self::Bf16 => inputs.div_ceil(2) * PANEL,
             Self::Int8 => inputs.div_ceil(INT8_GROUP) * (INT8_STEPS + 1) * PANEL,
             Self::Block32(_) => inputs.div_ceil(TWO_BLOCKS) * block32::LINES * PANEL,
+            Self::Nibbles(header) => inputs.div_ceil(TWO_BLOCKS) * header.lines() * PANEL,
             Self::KQuant(block) => inputs.div_ceil(SUPER_BLOCK) * k_quants::lines(block) * PANEL,
         }
     }
@@ -165,7 +162,7 @@ impl Format {
             Self::F32 | Self::F16 => Encoding::F32,
             Self::Bf16 => Encoding::Bf16,
             Self::Int8 => Encoding::Int8,
-            Self::Block32(_) => Encoding::A32,
+            Self::Block32(_) | Self::Nibbles(_) => Encoding::A32,
             Self::KQuant(_) => Encoding::A256,
         }
     }

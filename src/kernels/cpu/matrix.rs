@@ -7,6 +7,7 @@ use super::element::Element;
 use super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL};
 use super::k_quants::{self, SUPER_BLOCK};
 use super::memory::{WeightArena, WeightWords};
+use super::nibbles;
 use super::quantise::{INT8_VECTORS, INT8_WORDS, quantise};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
@@ -169,6 +170,7 @@ impl Matrix {
                 }
             }
             Format::Block32(_) => block32::unpack(panel, lane, out),
+            Format::Nibbles(header) => nibbles::unpack(header, panel, lane, out),
             Format::KQuant(block) => {
                 let lines = panel.chunks_exact(k_quants::lines(block) * PANEL);
                 for (out, lines) in out.chunks_mut(SUPER_BLOCK).zip(lines) {
@@ -243,6 +245,9 @@ impl Kernel for PackPanel<'_> {
             (Format::Bf16, Stored::Plain(Dtype::BF16)) if even => self.transpose_words(),
             (Format::Block32(_), Stored::Blocks(block)) => self.blocks(|row, lane, panel| {
                 block32::pack(block, row, lane, panel);
+            }),
+            (Format::Nibbles(header), Stored::Blocks(_)) => self.blocks(|row, lane, panel| {
+                nibbles::pack(header, row, lane, panel);
             }),
             (Format::KQuant(_), Stored::Blocks(block)) => self.blocks(|row, lane, panel| {
                 let lines = k_quants::lines(block) * PANEL;
@@ -335,7 +340,9 @@ fn encode<S: Lanes>(format: Format, chunk: &[f32; CHUNK], lane: usize, out: &mut
                 out[lane] = u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
             }
         }
-        Format::Block32(_) | Format::KQuant(_) => unreachable!("blocks are kept"),
+        Format::Block32(_) | Format::Nibbles(_) | Format::KQuant(_) => {
+            unreachable!("blocks are kept")
+        }
         Format::Int8 => {
             let mut words = [0u32; INT8_STEPS];
             // SAFETY: both arrays hold what is read and written; `dispatch` detected the instruction set.

@@ -21,6 +21,7 @@ pub(crate) mod kv;
 mod matmul;
 mod matrix;
 mod memory;
+mod nibbles;
 mod portable;
 pub mod probe;
 mod quantise;

@@ -186,6 +186,12 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn look_up(values: &[u8; 16], bytes: Self::W) -> Self::W {
+        let value = |byte: u8| values[usize::from(byte & 15)];
+        bytes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(value)))
+    }
+
+    #[inline(always)]
     unsafe fn extend_bytes(words: Self::W) -> Self::W {
         let extend = |byte: u32| u32::from(i16::from(byte as u8 as i8) as u16);
         words.map(|word| extend(word) | extend(word >> 16) << 16)

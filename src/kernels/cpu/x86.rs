@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::avx2::{Avx2, max8, sum8};
-use super::simd::{EIGHT, Kernel, LANES, Lanes};
+use super::simd::{EIGHT, Kernel, LANES, Lanes, read};
 
 /// Runs a kernel compiled for AVX2, FMA and F16C.
 ///
@@ -261,6 +261,15 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     unsafe fn shift_right(words: Self::W, n: u32) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_srl_epi32(words, _mm_cvtsi32_si128(n as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(values: &[u8; 16], bytes: Self::W) -> Self::W {
+        // SAFETY: only registers, and the values are sixteen bytes; the caller detected the instruction set.
+        unsafe {
+            let values = _mm512_broadcast_i32x4(read(values.as_ptr()));
+            _mm512_shuffle_epi8(values, bytes)
+        }
     }
 
     #[inline(always)]

@@ -16,6 +16,7 @@ use super::block32;
 use super::format::{Encoding, Format, group_rows};
 use super::k_quants::{self, KQuant, Q4K, Q5K, Q6K};
 use super::matrix::Matrix;
+use super::nibbles::{self, Codes};
 use super::simd::{Isa, Kernel, Lanes, dispatch};
 use super::stack::Stack;
 use super::tensor::Shared;
@@ -213,6 +214,10 @@ impl Item<'_> {
             Format::Bf16 => self.run_with::<PlainTile<tile::Bf16>>(isa),
             Format::Int8 => self.run_with::<Int8Tile>(isa),
             Format::Block32(_) => self.run_with::<Block32Tile>(isa),
+            Format::Nibbles(header) if header.is_table() => {
+                self.run_with::<NibbleTile<nibbles::Looked>>(isa);
+            }
+            Format::Nibbles(_) => self.run_with::<NibbleTile<nibbles::Plain>>(isa),
             Format::KQuant(BlockType::Q4K) => self.run_with::<KQuantTile<Q4K>>(isa),
             Format::KQuant(BlockType::Q5K) => self.run_with::<KQuantTile<Q5K>>(isa),
             Format::KQuant(_) => self.run_with::<KQuantTile<Q6K>>(isa),
@@ -312,6 +317,7 @@ impl Item<'_> {
             rows: words.as_ptr(),
             panels: self.weight.words()[all].as_ptr(),
             panel_stride: panels.step * size,
+            format: self.weight.format,
             inputs,
             ahead,
         };
@@ -326,6 +332,7 @@ struct Operands {
     panels: *const u32,
     /// Words from a panel to the next.
     panel_stride: usize,
+    format: Format,
     inputs: usize,
     ahead: Ahead,
 }
@@ -426,6 +433,30 @@ impl Tile for Block32Tile {
         let twos = inputs.div_ceil(block32::TWO_BLOCKS);
         // SAFETY: the caller's promise.
         unsafe { block32::tile::<S, M, N>(rows, operands.panels(), twos, ahead, sums) };
+    }
+}
+
+struct NibbleTile<C>(PhantomData<C>);
+
+impl<C: Codes> Tile for NibbleTile<C> {
+    const MAX_PANELS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
+        let Operands {
+            rows,
+            panels,
+            format,
+            inputs,
+            ahead,
+            ..
+        } = *operands;
+        let Format::Nibbles(header) = format else {
+            unreachable!("{format:?} has another tile");
+        };
+        let twos = inputs.div_ceil(block32::TWO_BLOCKS);
+        // SAFETY: the caller's promise.
+        unsafe { nibbles::tile::<S, C, M>(rows, panels, (twos, header), ahead, sums) };
     }
 }
 

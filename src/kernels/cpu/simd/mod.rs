@@ -252,6 +252,8 @@ pub trait Lanes: Copy + 'static {
     unsafe fn shift_left(words: Self::W, n: u32) -> Self::W;
     /// Each word shifted to lower bits by `n`, below 32; zeros follow.
     unsafe fn shift_right(words: Self::W, n: u32) -> Self::W;
+    /// The value of each byte, which is below 16.
+    unsafe fn look_up(values: &[u8; 16], bytes: Self::W) -> Self::W;
     /// The lowest bytes of the i16 halves, which are zero beyond them, as signed numbers.
     unsafe fn extend_bytes(words: Self::W) -> Self::W;
     /// `a - b` of i32.

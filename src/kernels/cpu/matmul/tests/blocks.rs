@@ -10,11 +10,14 @@ use super::{Activations, values};
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 
-const TYPES: [BlockType; 7] = [
+const TYPES: [BlockType; 10] = [
     BlockType::Q8_0,
     BlockType::Q4_0,
+    BlockType::Q4_1,
     BlockType::Q5_0,
     BlockType::Iq4Nl,
+    BlockType::Iq4Xs,
+    BlockType::Mxfp4,
     BlockType::Q4K,
     BlockType::Q5K,
     BlockType::Q6K,
@@ -29,14 +32,18 @@ fn random_rows(block: BlockType, outputs: usize, inputs: usize, seed: u32) -> Ve
         })
         .collect();
     let halves: &[usize] = match block {
-        BlockType::Q4K | BlockType::Q5K => &[0, 2],
+        BlockType::Q4K | BlockType::Q5K | BlockType::Q4_1 => &[0, 2],
         BlockType::Q6K => &[208],
+        BlockType::Mxfp4 => &[],
         _ => &[0],
     };
     for (index, block) in bytes.chunks_exact_mut(block.bytes()).enumerate() {
         for (i, at) in halves.iter().enumerate() {
             let scale = ((index * 7 + i * 3) % 11) as f32 / 64.0 - 0.05;
             block[*at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+        }
+        if halves.is_empty() {
+            block[0] = 120 + (index * 7 % 11) as u8;
         }
     }
     bytes
@@ -103,7 +110,10 @@ fn quantised(x: &[f32], group: usize) -> Vec<f32> {
 }
 
 fn naive(x: &[f32], inputs: usize, block: BlockType, weights: &[f32]) -> Vec<(f64, f64)> {
-    let group = if block.inputs() == 32 { 32 } else { 256 };
+    let group = match block {
+        BlockType::Q4K | BlockType::Q5K | BlockType::Q6K => 256,
+        _ => 32,
+    };
     let mut out = Vec::new();
     for row in x.chunks_exact(inputs) {
         let row = quantised(row, group);
@@ -191,7 +201,7 @@ fn parts_of_a_stack_may_differ_in_their_blocks() {
         for parts in [
             parts,
             [parts[0], (BlockType::Q8_0, 24), parts[2]],
-            [parts[0], (BlockType::Q4_1, 24), parts[2]],
+            [parts[0], (BlockType::Q5_1, 24), parts[2]],
         ] {
             let (weight, _) = stack(isa, &parts, 512);
             let got = product(isa, 2, &x, &weight);

@@ -115,7 +115,7 @@ fn as_packed(format: Format, x: &[f32]) -> Vec<f32> {
                     .map(move |q| scale * f32::from(q as i8))
             })
             .collect(),
-        Format::Block32(_) | Format::KQuant(_) => unreachable!("see `blocks`"),
+        Format::Block32(_) | Format::Nibbles(_) | Format::KQuant(_) => unreachable!("see `blocks`"),
     }
 }
 
@@ -280,7 +280,9 @@ fn packed_weights_are_the_stored_ones_as_the_format_rounds_them() {
                     Format::F16 => *got == f16::from_f32(*stored).to_f32(),
                     Format::Bf16 => *got == bf16::from_f32(*stored).to_f32(),
                     Format::Int8 => (got - stored).abs() <= 0.5 / 127.0 + 1e-6,
-                    Format::Block32(_) | Format::KQuant(_) => unreachable!("see `blocks`"),
+                    Format::Block32(_) | Format::Nibbles(_) | Format::KQuant(_) => {
+                        unreachable!("see `blocks`")
+                    }
                 };
                 assert!(right, "{isa:?} {format:?}: {got} for {stored}");
             }

@@ -1,0 +1,152 @@
+//! The scales of two blocks of sixteen outputs.
+
+use half::{bf16, f16};
+
+use super::super::format::PANEL;
+use super::super::simd::Lanes;
+use super::CODE_LINES;
+use crate::kernels::blocks::{BlockType, IQ4_VALUES, MXFP4_VALUES};
+
+/// What stands before the codes of two blocks.
+///
+/// | type | lines | content |
+/// |---|---|---|
+/// | Q4_0, IQ4_NL | 1 | d (f16) of all outputs for the first block, then for the second |
+/// | Q4_1 | 2 | d likewise; the minima likewise |
+/// | IQ4_XS | 1 | d (f16) of all outputs; for each output two bytes: the scales s of both blocks |
+/// | MXFP4 | 1 | a word an output: two bytes of exponents as f32 has them, of half the scale and 0 at least; the two bytes of the file |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    /// Of Q4_0.
+    Around8,
+    /// Of Q4_1.
+    Minima,
+    /// Of IQ4_NL.
+    Table,
+    /// Of IQ4_XS.
+    ScaledTable,
+    /// Of MXFP4.
+    Powers,
+}
+
+/// What is added to values of [`IQ4_VALUES`] and [`MXFP4_VALUES`], so that they have no sign.
+const IQ4_OFFSET: u8 = 128;
+const MXFP4_OFFSET: u8 = 12;
+static IQ4_CODES: [u8; 16] = without_sign(IQ4_VALUES, IQ4_OFFSET);
+static MXFP4_CODES: [u8; 16] = without_sign(MXFP4_VALUES, MXFP4_OFFSET);
+static THEMSELVES: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+const fn without_sign(values: [i8; 16], offset: u8) -> [u8; 16] {
+    let mut out = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        out[i] = (values[i] as i16 + offset as i16) as u8;
+        i += 1;
+    }
+    out
+}
+
+impl Header {
+    /// The header of a type, if its codes have four bits and stand alone.
+    pub fn of(block: BlockType) -> Option<Self> {
+        match block {
+            BlockType::Q4_0 => Some(Self::Around8),
+            BlockType::Q4_1 => Some(Self::Minima),
+            BlockType::Iq4Nl => Some(Self::Table),
+            BlockType::Iq4Xs => Some(Self::ScaledTable),
+            BlockType::Mxfp4 => Some(Self::Powers),
+            _ => None,
+        }
+    }
+
+    /// Whether codes are looked up in [`Header::values`].
+    pub fn is_table(self) -> bool {
+        matches!(self, Self::Table | Self::ScaledTable | Self::Powers)
+    }
+
+    /// Lines before the codes.
+    #[inline(always)]
+    pub fn header_lines(self) -> usize {
+        match self {
+            Self::Minima => 2,
+            Self::Around8 | Self::Table | Self::ScaledTable | Self::Powers => 1,
+        }
+    }
+
+    /// Lines of two blocks.
+    #[inline(always)]
+    pub fn lines(self) -> usize {
+        self.header_lines() + 2 * CODE_LINES
+    }
+
+    /// The value of each code, without a sign.
+    #[inline(always)]
+    pub fn values(self) -> &'static [u8; 16] {
+        match self {
+            Self::Around8 | Self::Minima => &THEMSELVES,
+            Self::Table | Self::ScaledTable => &IQ4_CODES,
+            Self::Powers => &MXFP4_CODES,
+        }
+    }
+
+    /// How much larger the values are for it.
+    #[inline(always)]
+    pub fn value_offset(self) -> u8 {
+        match self {
+            Self::Around8 => 8,
+            Self::Minima => 0,
+            Self::Table | Self::ScaledTable => IQ4_OFFSET,
+            Self::Powers => MXFP4_OFFSET,
+        }
+    }
+
+    /// [`Header::value_offset`] in the low half of each word.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    #[inline(always)]
+    pub unsafe fn offset<S: Lanes>(self) -> S::W {
+        // SAFETY: only registers; the instruction set is the caller's promise.
+        unsafe { S::splat_word(u32::from(self.value_offset())) }
+    }
+
+    /// The scales of the first block (`half` 0) or the second (1).
+    ///
+    /// # Safety
+    /// `two` is valid for two blocks; the instruction set of `S` was detected.
+    #[inline(always)]
+    pub unsafe fn scale<S: Lanes>(self, two: *const u32, half: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let halves = two.cast::<f16>();
+            match self {
+                Self::Around8 | Self::Minima | Self::Table => {
+                    S::load_f16(halves.wrapping_add(half * PANEL))
+                }
+                Self::ScaledTable => {
+                    // The upper halves of words.
+                    let pairs = S::load_bf16(halves.wrapping_add(PANEL).cast::<bf16>());
+                    let words = S::shift_right(S::to_words(pairs), 16 + 8 * half as u32);
+                    let s = S::words_to_f32(S::and(words, S::splat_word(0xff)));
+                    S::mul(S::load_f16(halves), S::sub(s, S::splat(32.0)))
+                }
+                Self::Powers => {
+                    let exponents = S::shift_right(S::load_words(two), 8 * half as u32);
+                    let exponents = S::and(exponents, S::splat_word(0xff));
+                    S::from_words(S::shift_left(exponents, 23))
+                }
+            }
+        }
+    }
+
+    /// The minima of a block.
+    ///
+    /// # Safety
+    /// `two` is valid for two blocks; the instruction set of `S` was detected.
+    #[inline(always)]
+    pub unsafe fn min<S: Lanes>(self, two: *const u32, half: usize) -> Option<S::V> {
+        let minima = two.wrapping_add(PANEL).cast::<f16>();
+        // SAFETY: the caller's promise.
+        (self == Self::Minima).then(|| unsafe { S::load_f16(minima.wrapping_add(half * PANEL)) })
+    }
+}

@@ -1,0 +1,179 @@
+//! Products with blocks of 32 codes of four bits: Q4_0, Q4_1, IQ4_NL, IQ4_XS, MXFP4.
+//!
+//! A panel has for each two blocks one or two lines of headers ([`Header`]) and eight lines of codes, four a block: line u holds
+//! the inputs 4u to 4u + 3 of an output in the low halves of its bytes, and the inputs 16 + 4u to 16 + 4u + 3 in the high ones,
+//! which is how files have them. Activations are those of [`block32`](super::block32): signed bytes with a scale for each row and
+//! 32 inputs.
+//!
+//! A code stands for itself or for a value of a table, less an offset: the sum of a block, of (value - offset) x activation, is
+//! an exact integer. Then `acc = fma(sum, scale dx, acc)`, with a minimum also `acc = fma(sum of activations, min dx, acc)`, in
+//! ascending blocks.
+
+mod header;
+mod pack;
+
+pub use self::header::Header;
+pub use self::pack::{pack, unpack};
+use super::block32::{BLOCK_STEPS, ROW_WORDS};
+use super::format::PANEL;
+use super::simd::{Lanes, read};
+use super::tile::{Ahead, SUMS, Sums};
+
+/// Lines of codes of a block.
+const CODE_LINES: usize = BLOCK_STEPS / 2;
+/// Low halves of bytes.
+const LOW_HALVES: u32 = 0x0f0f_0f0f;
+/// Twice the number one, as [`Lanes::low_scales`] takes it.
+const ONES: u32 = 0x0001_0001;
+
+/// How a panel's codes are multiplied.
+pub trait Codes: 'static {
+    /// The four products of each step, added to the sums of a block.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    unsafe fn dot<S: Lanes>(
+        sums: S::W,
+        row: [S::W; BLOCK_STEPS],
+        codes: &[S::W; BLOCK_STEPS],
+    ) -> S::W;
+
+    /// The values of codes in the low halves of bytes, without a sign.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    unsafe fn values<S: Lanes>(header: Header, codes: S::W) -> S::W;
+}
+
+/// Codes that stand for themselves: 8 x 2 x 15 x 127 = 30,480 fits 16 bits.
+pub struct Plain;
+
+impl Codes for Plain {
+    #[inline(always)]
+    unsafe fn dot<S: Lanes>(
+        sums: S::W,
+        row: [S::W; BLOCK_STEPS],
+        codes: &[S::W; BLOCK_STEPS],
+    ) -> S::W {
+        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        unsafe {
+            let mut narrow = S::splat_word(0);
+            for step in 0..BLOCK_STEPS {
+                narrow = S::dot_codes(narrow, row[step], codes[step]);
+            }
+            S::add_scaled(sums, narrow, S::low_scales(S::splat_word(ONES)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn values<S: Lanes>(_: Header, codes: S::W) -> S::W {
+        codes
+    }
+}
+
+/// Codes that are looked up.
+pub struct Looked;
+
+impl Codes for Looked {
+    #[inline(always)]
+    unsafe fn dot<S: Lanes>(
+        sums: S::W,
+        row: [S::W; BLOCK_STEPS],
+        codes: &[S::W; BLOCK_STEPS],
+    ) -> S::W {
+        let mut sums = sums;
+        for step in 0..BLOCK_STEPS {
+            // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+            sums = unsafe { S::dot_quads(sums, row[step], codes[step]) };
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn values<S: Lanes>(header: Header, codes: S::W) -> S::W {
+        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        unsafe { S::look_up(header.values(), codes) }
+    }
+}
+
+/// Multiplies `M` rows with a panel into the first sixteen values of `M` rows of `sums`; the panel has `twos` times two blocks.
+///
+/// # Safety
+/// `rows` is valid for `2 * twos * ROW_WORDS * M` words, `panel` for `twos * header.lines()` lines; the instruction set of `S`
+/// was detected.
+#[inline(always)]
+pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
+    rows: *const u32,
+    panel: *const u32,
+    (twos, header): (usize, Header),
+    ahead: Ahead,
+    sums: &mut Sums,
+) {
+    let mut ahead = ahead.over(2 * twos);
+    let mut until_fetch = 0;
+    let sums = sums.as_mut_ptr().cast::<f32>();
+    let lines = header.lines();
+    // SAFETY: all offsets stay within what the caller promised.
+    unsafe {
+        let zero = S::splat_word(0);
+        let mut acc = [S::splat(0.0); M];
+        for block in 0..2 * twos {
+            if until_fetch == 0 {
+                ahead.fetch::<S>();
+                until_fetch = ahead.every;
+            }
+            until_fetch -= 1;
+            let scales = rows.wrapping_add(block * ROW_WORDS * M);
+            let (corrections, words) = (scales.wrapping_add(M), scales.wrapping_add(2 * M));
+            let two = panel.wrapping_add(block / 2 * lines * PANEL);
+            let half = block % 2;
+            ahead.follow_lines::<S>(two, half, lines);
+            let codes = codes::<S, C>(header, two, half);
+            let scale = header.scale::<S>(two, half);
+            let offset = header.offset::<S>();
+            for m in 0..M {
+                // The sum of the row's activations, times -128, of which a pair of 16 bits keeps the sum.
+                let correction: u32 = read(corrections.wrapping_add(m));
+                let less = correction as i32 >> 7;
+                let less = S::splat_word(u32::from(less as u16));
+                let row: [S::W; BLOCK_STEPS] = std::array::from_fn(|step| {
+                    S::splat_word(read::<u32, u32>(words.wrapping_add(step * M + m)))
+                });
+                let sum = C::dot::<S>(S::dot_shorts(zero, less, offset), row, &codes);
+                let dx = S::splat(f32::from_bits(read(scales.wrapping_add(m))));
+                acc[m] = S::mul_add(S::words_to_f32(sum), S::mul(scale, dx), acc[m]);
+                if let Some(min) = header.min::<S>(two, half) {
+                    let total = S::splat((-(correction as i32 >> 7)) as f32);
+                    acc[m] = S::mul_add(total, S::mul(min, dx), acc[m]);
+                }
+            }
+        }
+        for m in 0..M {
+            S::store(sums.wrapping_add(m * SUMS), acc[m]);
+        }
+    }
+}
+
+/// The values of a block's codes, step by step.
+///
+/// # Safety
+/// `two` is valid for two blocks; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn codes<S: Lanes, C: Codes>(
+    header: Header,
+    two: *const u32,
+    half: usize,
+) -> [S::W; BLOCK_STEPS] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let low = S::splat_word(LOW_HALVES);
+        let mut codes = [S::splat_word(0); BLOCK_STEPS];
+        for u in 0..CODE_LINES {
+            let line = header.header_lines() + half * CODE_LINES + u;
+            let line = S::load_words(two.wrapping_add(line * PANEL));
+            codes[u] = C::values::<S>(header, S::and(line, low));
+            codes[u + CODE_LINES] = C::values::<S>(header, S::and(S::shift_right(line, 4), low));
+        }
+        codes
+    }
+}

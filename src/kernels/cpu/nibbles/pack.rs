@@ -1,0 +1,119 @@
+//! Between blocks as files have them and the lines of a panel.
+
+use half::f16;
+
+use super::super::block32::BLOCK;
+use super::super::format::PANEL;
+use super::{CODE_LINES, Header};
+
+/// Bytes of a superblock of IQ4_XS before its codes, and its blocks.
+const XS_HEADER: usize = 8;
+const XS_BLOCKS: usize = 8;
+/// Bytes of a block's codes.
+const CODE_BYTES: usize = BLOCK / 2;
+
+/// Writes the blocks of a row into a lane of its panel, which is zero there.
+pub fn pack(header: Header, row: &[u8], lane: usize, panel: &mut [u32]) {
+    match header {
+        Header::ScaledTable => {
+            let bytes = XS_HEADER + XS_BLOCKS * CODE_BYTES;
+            for (index, block) in row.chunks_exact(bytes).enumerate() {
+                for j in 0..XS_BLOCKS {
+                    let two = two_mut(header, panel, index * XS_BLOCKS + j);
+                    put_half(two, lane, [block[0], block[1]]);
+                    two[PANEL / 2 + lane / 2] |=
+                        u32::from(xs_scale(block, j)) << (16 * (lane % 2) + 8 * (j % 2));
+                    let codes = &block[XS_HEADER + j * CODE_BYTES..][..CODE_BYTES];
+                    put_codes(header, codes, (lane, j % 2), two);
+                }
+            }
+        }
+        Header::Around8 | Header::Table => each(header, 2, row, panel, |block, half, two| {
+            put_half(two, half * PANEL + lane, [block[0], block[1]]);
+            put_codes(header, &block[2..], (lane, half), two);
+        }),
+        Header::Minima => each(header, 4, row, panel, |block, half, two| {
+            put_half(two, half * PANEL + lane, [block[0], block[1]]);
+            put_half(&mut two[PANEL..], half * PANEL + lane, [block[2], block[3]]);
+            put_codes(header, &block[4..], (lane, half), two);
+        }),
+        Header::Powers => each(header, 1, row, panel, |block, half, two| {
+            let exponent = u32::from(block[0].saturating_sub(1));
+            two[lane] |= (exponent | u32::from(block[0]) << 16) << (8 * half);
+            put_codes(header, &block[1..], (lane, half), two);
+        }),
+    }
+}
+
+/// Each block of a row, with its place in two blocks and their lines.
+fn each(
+    header: Header,
+    scale_bytes: usize,
+    row: &[u8],
+    panel: &mut [u32],
+    mut put: impl FnMut(&[u8], usize, &mut [u32]),
+) {
+    for (index, block) in row.chunks_exact(scale_bytes + CODE_BYTES).enumerate() {
+        put(block, index % 2, two_mut(header, panel, index));
+    }
+}
+
+/// The lines of two blocks, one of which is `block`.
+fn two_mut(header: Header, panel: &mut [u32], block: usize) -> &mut [u32] {
+    let words = header.lines() * PANEL;
+    &mut panel[block / 2 * words..][..words]
+}
+
+/// Puts a half word into its place of a line of twice sixteen.
+fn put_half(line: &mut [u32], index: usize, bits: [u8; 2]) {
+    line[index / 2] |= u32::from(u16::from_le_bytes(bits)) << (16 * (index % 2));
+}
+
+fn half_at(line: &[u32], index: usize) -> f32 {
+    f16::from_bits((line[index / 2] >> (16 * (index % 2))) as u16).to_f32()
+}
+
+fn put_codes(header: Header, codes: &[u8], (lane, half): (usize, usize), two: &mut [u32]) {
+    let lines = &mut two[(header.header_lines() + half * CODE_LINES) * PANEL..];
+    for (line, codes) in lines.chunks_exact_mut(PANEL).zip(codes.as_chunks().0) {
+        line[lane] = u32::from_le_bytes(*codes);
+    }
+}
+
+/// The six bits of the scale of a block in a superblock of IQ4_XS.
+fn xs_scale(block: &[u8], j: usize) -> u8 {
+    let high = u16::from_le_bytes([block[2], block[3]]) >> (2 * j) & 3;
+    let low = block[4 + j / 2] >> (4 * (j % 2)) & 15;
+    low | (high as u8) << 4
+}
+
+/// Reads the values of a lane, as [`BlockType::decode`](crate::kernels::blocks::BlockType::decode) gives them.
+pub fn unpack(header: Header, panel: &[u32], lane: usize, out: &mut [f32]) {
+    let twos = panel.chunks_exact(header.lines() * PANEL);
+    for (two, out) in twos.zip(out.chunks_mut(2 * BLOCK)) {
+        for (half, out) in out.chunks_mut(BLOCK).enumerate() {
+            let scale = scale(header, two, (lane, half));
+            let lines = &two[(header.header_lines() + half * CODE_LINES) * PANEL..];
+            for (i, out) in out.iter_mut().enumerate() {
+                let byte = lines[i % CODE_BYTES / 4 * PANEL + lane].to_le_bytes()[i % 4];
+                let code = byte >> (4 * (i / CODE_BYTES)) & 15;
+                let value = i16::from(header.values()[usize::from(code)]);
+                *out = scale * f32::from(value - i16::from(header.value_offset()));
+                if header == Header::Minima {
+                    *out += half_at(&two[PANEL..], half * PANEL + lane);
+                }
+            }
+        }
+    }
+}
+
+fn scale(header: Header, two: &[u32], (lane, half): (usize, usize)) -> f32 {
+    match header {
+        Header::Around8 | Header::Minima | Header::Table => half_at(two, half * PANEL + lane),
+        Header::ScaledTable => {
+            let s = two[PANEL / 2 + lane / 2] >> (16 * (lane % 2) + 8 * half) & 0xff;
+            half_at(two, lane) * (s as f32 - 32.0)
+        }
+        Header::Powers => crate::kernels::blocks::half_power(two[lane].to_le_bytes()[2 + half]),
+    }
+}
