@@ -181,7 +181,7 @@ fn q2_k(block: &[u8], out: &mut [f32]) {
 }
 
 /// The 6-bit scale of sixteen inputs of Q3_K.
-fn q3_k_scale(packed: &[u8], index: usize) -> u8 {
+pub fn q3_k_scale(packed: &[u8], index: usize) -> u8 {
     let low = packed[index % 8] >> (4 * (index / 8)) & 15;
     let upper = packed[8 + index % 4] >> (2 * (index / 4)) & 3;
     low | upper << 4

@@ -20,7 +20,9 @@
 mod decode;
 
 use self::decode::decode;
-pub use self::decode::{IQ4_VALUES, MXFP4_VALUES, half_power, scale_and_min};
+pub use self::decode::{
+    IQ4_VALUES, MXFP4_VALUES, half_power, iq4_xs_scale, q3_k_scale, scale_and_min,
+};
 
 /// A type of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

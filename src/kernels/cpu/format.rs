@@ -132,7 +132,9 @@ impl Format {
     pub fn of_blocks(block: BlockType) -> Option<Self> {
         match block {
             BlockType::Q8_0 | BlockType::Q5_0 => Some(Self::Block32(block)),
-            BlockType::Q4K | BlockType::Q5K | BlockType::Q6K => Some(Self::KQuant(block)),
+            BlockType::Q2K | BlockType::Q3K | BlockType::Q4K | BlockType::Q5K | BlockType::Q6K => {
+                Some(Self::KQuant(block))
+            }
             other => Header::of(other).map(Self::Nibbles),
         }
     }

@@ -1,25 +1,29 @@
-//! Products with K-quants: superblocks of 256 inputs whose codes have 4, 5 or 6 bits, scales in integers and a scale over them.
+//! Products with K-quants: superblocks of 256 inputs whose codes have 2 to 6 bits, scales in integers and a scale over them.
 //!
 //! **A panel** of sixteen outputs has for each superblock lines of 64 bytes, one word an output:
 //!
 //! | format | lines | header | a sub-block of 32 inputs |
 //! |---|---|---|---|
+//! | Q2_K | 21 | d and dmin (f16) of all outputs; four lines of scales and minima of sixteen inputs, see [`pack`] | 2 lines of codes |
+//! | Q3_K | 29 | a line whose first half is d (f16); four lines of signed scales | 2 lines of lower bits, one of third bits |
 //! | Q4_K | 36 | d and dmin (f16) of all outputs; three lines of 6-bit scales and minima, as in the file | 4 lines of codes |
 //! | Q5_K | 44 | the same | 4 lines of codes, one of fifth bits |
 //! | Q6_K | 53 | a line whose first half is d (f16); four lines of signed scales, see [`pack`] | 4 lines of codes, two of upper bits |
 //!
 //! A line of codes holds two steps of four inputs: step u in the low halves of its bytes, step u + 4 in the high ones.
-//! A line of fifth bits has step t of a byte in bit t; a line of upper bits has four steps, two bits each.
+//! A line of third or fifth bits has step t of a byte in bit t; other lines of lower or upper bits, and the codes of Q2_K, have four
+//! steps, two bits each.
 //!
 //! **Activations** ([`Encoding::A256`](super::format::Encoding)) are signed bytes with one f32 scale for each row and superblock,
 //! and the sums of each sixteen of them in pairs of i16.
 //!
 //! **Sums**: all sums inside a superblock are exact integers: S of scale x code x activation, M of minimum x activation. Then
 //! `acc = fma(S, d dx, acc)` and `acc = fma(M, -(dmin dx), acc)`, in ascending superblocks: the same bits for any number of
-//! rows and on every instruction set with a fused multiply-add. Q6_K has no minima: its codes are 32 too large, which M, the sum of
-//! scale x activation, takes away from S.
+//! rows and on every instruction set with a fused multiply-add. Q3_K and Q6_K have no minima: their codes are 4 and 32 too large,
+//! which M, the sum of scale x activation, takes away from S.
 
 mod formats;
+mod headers;
 pub mod pack;
 
 use super::format::PANEL;
@@ -27,7 +31,7 @@ use super::simd::{Lanes, read};
 use super::tile::{Ahead, SUMS, Sums};
 use crate::kernels::blocks::BlockType;
 
-pub use formats::{Q4K, Q5K, Q6K};
+pub use formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
 
 /// Inputs of a superblock.
 pub const SUPER_BLOCK: usize = 256;
@@ -41,9 +45,11 @@ pub const ROW_WORDS: usize = 1 + SUB_BLOCKS + SUPER_BLOCK / 4;
 /// Lines of a superblock of a type.
 ///
 /// # Panics
-/// If it is none of Q4_K, Q5_K and Q6_K.
+/// If it is no K-quant.
 pub fn lines(block: BlockType) -> usize {
     match block {
+        BlockType::Q2K => Q2K::LINES,
+        BlockType::Q3K => Q3K::LINES,
         BlockType::Q4K => Q4K::LINES,
         BlockType::Q5K => Q5K::LINES,
         BlockType::Q6K => Q6K::LINES,
@@ -60,36 +66,34 @@ pub trait KQuant: 'static {
     /// Steps whose products stay within i16 when they are summed by twos.
     const NARROW_STEPS: usize;
     /// The header of a superblock in registers.
-    type Header<S: Lanes>: Copy;
-
-    /// Reads the header.
-    ///
-    /// # Safety
-    /// `block` is valid for a superblock; the instruction set of `S` was detected.
-    unsafe fn header<S: Lanes>(block: *const u32) -> Self::Header<S>;
-
-    /// The scales of a sub-block in pairs of i16: of its first and of its second sixteen inputs; then the factors of M.
-    ///
-    /// # Safety
-    /// The instruction set of `S` was detected.
-    unsafe fn scales<S: Lanes>(header: &Self::Header<S>, sub_block: usize) -> (S::W, S::W);
+    type Header<S: Lanes>: Header<S>;
 
     /// The codes of a sub-block, step by step.
     ///
     /// # Safety
     /// `block` is valid for a superblock; the instruction set of `S` was detected.
     unsafe fn codes<S: Lanes>(block: *const u32, sub_block: usize) -> [S::W; SUB_STEPS];
+}
+
+/// The scales of a superblock.
+pub trait Header<S: Lanes>: Copy {
+    /// Reads them.
+    ///
+    /// # Safety
+    /// `block` is valid for a superblock; the instruction set of `S` was detected.
+    unsafe fn load(block: *const u32) -> Self;
+
+    /// The scales of a sub-block in pairs of i16: of its first and of its second sixteen inputs; then the factors of M.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    unsafe fn scales(&self, sub_block: usize) -> (S::W, S::W);
 
     /// Adds a superblock with the sums S and M and the row's scale `dx` to `acc`.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
-    unsafe fn add<S: Lanes>(
-        header: &Self::Header<S>,
-        sums: (S::W, S::W),
-        dx: S::V,
-        acc: S::V,
-    ) -> S::V;
+    unsafe fn add(&self, sums: (S::W, S::W), dx: S::V, acc: S::V) -> S::V;
 }
 
 /// Multiplies `M` rows with a panel into the first sixteen values of `M` rows of `sums`.
@@ -120,7 +124,7 @@ pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
             let row = rows.wrapping_add(block * ROW_WORDS * M);
             let words = row.wrapping_add((1 + SUB_BLOCKS) * M);
             let panel = panel.wrapping_add(block * F::LINES * PANEL);
-            let header = F::header::<S>(panel);
+            let header = F::Header::<S>::load(panel);
             let (mut scaled, mut minima) = ([zero; M], [zero; M]);
             for sub_block in 0..SUB_BLOCKS {
                 if until_fetch == 0 {
@@ -129,7 +133,7 @@ pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
                 }
                 until_fetch -= 1;
                 ahead.follow_lines::<S>(panel, sub_block, F::LINES);
-                let (scales, factors) = F::scales::<S>(&header, sub_block);
+                let (scales, factors) = header.scales(sub_block);
                 let halves = [S::low_scales(scales), S::high_scales(scales)];
                 let codes = F::codes::<S>(panel, sub_block);
                 for m in 0..M {
@@ -148,7 +152,7 @@ pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
             }
             for m in 0..M {
                 let dx = S::splat(f32::from_bits(read(row.wrapping_add(m))));
-                acc[m] = F::add::<S>(&header, (scaled[m], minima[m]), dx, acc[m]);
+                acc[m] = header.add((scaled[m], minima[m]), dx, acc[m]);
             }
         }
         for m in 0..M {

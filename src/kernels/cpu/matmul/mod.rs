@@ -14,7 +14,7 @@ use self::output::{Output, Panels};
 use super::activations::PackedRows;
 use super::block32;
 use super::format::{Encoding, Format, group_rows};
-use super::k_quants::{self, KQuant, Q4K, Q5K, Q6K};
+use super::k_quants::{self, KQuant, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::matrix::Matrix;
 use super::nibbles::{self, Codes};
 use super::simd::{Isa, Kernel, Lanes, dispatch};
@@ -218,6 +218,8 @@ impl Item<'_> {
                 self.run_with::<NibbleTile<nibbles::Looked>>(isa);
             }
             Format::Nibbles(_) => self.run_with::<NibbleTile<nibbles::Plain>>(isa),
+            Format::KQuant(BlockType::Q2K) => self.run_with::<KQuantTile<Q2K>>(isa),
+            Format::KQuant(BlockType::Q3K) => self.run_with::<KQuantTile<Q3K>>(isa),
             Format::KQuant(BlockType::Q4K) => self.run_with::<KQuantTile<Q4K>>(isa),
             Format::KQuant(BlockType::Q5K) => self.run_with::<KQuantTile<Q5K>>(isa),
             Format::KQuant(_) => self.run_with::<KQuantTile<Q6K>>(isa),

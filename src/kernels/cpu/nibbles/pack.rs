@@ -5,6 +5,7 @@ use half::f16;
 use super::super::block32::BLOCK;
 use super::super::format::PANEL;
 use super::{CODE_LINES, Header};
+use crate::kernels::blocks::{half_power, iq4_xs_scale};
 
 /// Bytes of a superblock of IQ4_XS before its codes, and its blocks.
 const XS_HEADER: usize = 8;
@@ -22,7 +23,7 @@ pub fn pack(header: Header, row: &[u8], lane: usize, panel: &mut [u32]) {
                     let two = two_mut(header, panel, index * XS_BLOCKS + j);
                     put_half(two, lane, [block[0], block[1]]);
                     two[PANEL / 2 + lane / 2] |=
-                        u32::from(xs_scale(block, j)) << (16 * (lane % 2) + 8 * (j % 2));
+                        u32::from(iq4_xs_scale(block, j)) << (16 * (lane % 2) + 8 * (j % 2));
                     let codes = &block[XS_HEADER + j * CODE_BYTES..][..CODE_BYTES];
                     put_codes(header, codes, (lane, j % 2), two);
                 }
@@ -80,13 +81,6 @@ fn put_codes(header: Header, codes: &[u8], (lane, half): (usize, usize), two: &m
     }
 }
 
-/// The six bits of the scale of a block in a superblock of IQ4_XS.
-fn xs_scale(block: &[u8], j: usize) -> u8 {
-    let high = u16::from_le_bytes([block[2], block[3]]) >> (2 * j) & 3;
-    let low = block[4 + j / 2] >> (4 * (j % 2)) & 15;
-    low | (high as u8) << 4
-}
-
 /// Reads the values of a lane, as [`BlockType::decode`](crate::kernels::blocks::BlockType::decode) gives them.
 pub fn unpack(header: Header, panel: &[u32], lane: usize, out: &mut [f32]) {
     let twos = panel.chunks_exact(header.lines() * PANEL);
@@ -114,6 +108,6 @@ fn scale(header: Header, two: &[u32], (lane, half): (usize, usize)) -> f32 {
             let s = two[PANEL / 2 + lane / 2] >> (16 * (lane % 2) + 8 * half) & 0xff;
             half_at(two, lane) * (s as f32 - 32.0)
         }
-        Header::Powers => crate::kernels::blocks::half_power(two[lane].to_le_bytes()[2 + half]),
+        Header::Powers => half_power(two[lane].to_le_bytes()[2 + half]),
     }
 }

@@ -10,7 +10,7 @@ use super::{Activations, values};
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 
-const TYPES: [BlockType; 10] = [
+const TYPES: [BlockType; 12] = [
     BlockType::Q8_0,
     BlockType::Q4_0,
     BlockType::Q4_1,
@@ -18,6 +18,8 @@ const TYPES: [BlockType; 10] = [
     BlockType::Iq4Nl,
     BlockType::Iq4Xs,
     BlockType::Mxfp4,
+    BlockType::Q2K,
+    BlockType::Q3K,
     BlockType::Q4K,
     BlockType::Q5K,
     BlockType::Q6K,
@@ -33,6 +35,8 @@ fn random_rows(block: BlockType, outputs: usize, inputs: usize, seed: u32) -> Ve
         .collect();
     let halves: &[usize] = match block {
         BlockType::Q4K | BlockType::Q5K | BlockType::Q4_1 => &[0, 2],
+        BlockType::Q2K => &[80, 82],
+        BlockType::Q3K => &[108],
         BlockType::Q6K => &[208],
         BlockType::Mxfp4 => &[],
         _ => &[0],
@@ -110,8 +114,8 @@ fn quantised(x: &[f32], group: usize) -> Vec<f32> {
 }
 
 fn naive(x: &[f32], inputs: usize, block: BlockType, weights: &[f32]) -> Vec<(f64, f64)> {
-    let group = match block {
-        BlockType::Q4K | BlockType::Q5K | BlockType::Q6K => 256,
+    let group = match Format::of_blocks(block) {
+        Some(Format::KQuant(_)) => 256,
         _ => 32,
     };
     let mut out = Vec::new();

@@ -1,0 +1,196 @@
+//! The scales of a superblock in registers.
+
+use half::f16;
+
+use super::super::format::PANEL;
+use super::super::simd::Lanes;
+use super::Header;
+
+/// Bytes without their two highest bits.
+const SIX_BITS: u32 = 0x3f3f_3f3f;
+/// Low halves of bytes.
+const LOW_HALVES: u32 = 0x0f0f_0f0f;
+/// The fifth and sixth bits of bytes.
+const UPPER_TWO: u32 = 0x3030_3030;
+/// The bytes 0 and 2 of words.
+const EVEN_BYTES: u32 = 0x00ff_00ff;
+/// Their low halves.
+const EVEN_LOW_HALVES: u32 = 0x000f_000f;
+
+/// Lines of scales of sixteen inputs, four a word: the bytes 0 and 2 are the pair of an even sub-block, 1 and 3 that of an odd one.
+const PAIR_LINES: usize = 4;
+
+/// `acc + scaled (d dx) - minima (dmin dx)`.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn add_with_minima<S: Lanes>(
+    (d, dmin): (S::V, S::V),
+    (scaled, minima): (S::W, S::W),
+    dx: S::V,
+    acc: S::V,
+) -> S::V {
+    // SAFETY: only registers; the instruction set is the caller's promise.
+    unsafe {
+        let acc = S::mul_add(S::words_to_f32(scaled), S::mul(d, dx), acc);
+        let min = S::sub(S::splat(0.0), S::mul(dmin, dx));
+        S::mul_add(S::words_to_f32(minima), min, acc)
+    }
+}
+
+/// The bytes of a sub-block's pair.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn pair<S: Lanes>(lines: &[S::W; PAIR_LINES], sub_block: usize) -> S::W {
+    // SAFETY: only registers; the instruction set is the caller's promise.
+    unsafe {
+        let word = S::shift_right(lines[sub_block / 2], 8 * (sub_block % 2) as u32);
+        S::and(word, S::splat_word(EVEN_BYTES))
+    }
+}
+
+/// Reads the lines of [`PAIR_LINES`].
+///
+/// # Safety
+/// `lines` is valid for so many lines; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn load_pairs<S: Lanes>(lines: *const u32) -> [S::W; PAIR_LINES] {
+    // SAFETY: the caller's promise.
+    std::array::from_fn(|i| unsafe { S::load_words(lines.wrapping_add(i * PANEL)) })
+}
+
+/// The header of Q4_K and Q5_K: d, dmin; scales and minima of the sub-blocks, a byte each, of 0 to 3 and of 4 to 7.
+#[derive(Clone, Copy)]
+pub struct MinHeader<S: Lanes> {
+    d: S::V,
+    dmin: S::V,
+    scales: [S::W; 2],
+    minima: [S::W; 2],
+}
+
+impl<S: Lanes> Header<S> for MinHeader<S> {
+    #[inline(always)]
+    unsafe fn load(block: *const u32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let halves = block.cast::<f16>();
+            let word = |i: usize| S::load_words(block.wrapping_add((1 + i) * PANEL));
+            let [w0, w1, w2] = [word(0), word(1), word(2)];
+            let six = S::splat_word(SIX_BITS);
+            let low = S::splat_word(LOW_HALVES);
+            let upper = S::splat_word(UPPER_TWO);
+            let upper_of = |word| S::and(S::shift_right(word, 2), upper);
+            Self {
+                d: S::load_f16(halves),
+                dmin: S::load_f16(halves.wrapping_add(PANEL)),
+                scales: [S::and(w0, six), S::or(S::and(w2, low), upper_of(w0))],
+                minima: [
+                    S::and(w1, six),
+                    S::or(S::and(S::shift_right(w2, 4), low), upper_of(w1)),
+                ],
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(&self, sub_block: usize) -> (S::W, S::W) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let twice = |bytes: S::W| {
+                let byte = S::shift_right(bytes, 8 * (sub_block % 4) as u32);
+                let byte = S::and(byte, S::splat_word(0xff));
+                S::or(byte, S::shift_left(byte, 16))
+            };
+            (
+                twice(self.scales[sub_block / 4]),
+                twice(self.minima[sub_block / 4]),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(&self, sums: (S::W, S::W), dx: S::V, acc: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { add_with_minima::<S>((self.d, self.dmin), sums, dx, acc) }
+    }
+}
+
+/// The header of Q2_K: d, dmin; of each sixteen inputs a byte, the scale in its low half and the minimum in its high one.
+#[derive(Clone, Copy)]
+pub struct HalvesHeader<S: Lanes> {
+    d: S::V,
+    dmin: S::V,
+    pairs: [S::W; PAIR_LINES],
+}
+
+impl<S: Lanes> Header<S> for HalvesHeader<S> {
+    #[inline(always)]
+    unsafe fn load(block: *const u32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let halves = block.cast::<f16>();
+            Self {
+                d: S::load_f16(halves),
+                dmin: S::load_f16(halves.wrapping_add(PANEL)),
+                pairs: load_pairs::<S>(block.wrapping_add(PANEL)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(&self, sub_block: usize) -> (S::W, S::W) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let pair = pair::<S>(&self.pairs, sub_block);
+            let low = S::splat_word(EVEN_LOW_HALVES);
+            (S::and(pair, low), S::and(S::shift_right(pair, 4), low))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(&self, sums: (S::W, S::W), dx: S::V, acc: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { add_with_minima::<S>((self.d, self.dmin), sums, dx, acc) }
+    }
+}
+
+/// The header of Q3_K and Q6_K: d; of each sixteen inputs a signed byte. Codes are `1 << OFFSET_BITS` too large.
+#[derive(Clone, Copy)]
+pub struct SignedHeader<S: Lanes, const OFFSET_BITS: u32> {
+    d: S::V,
+    pairs: [S::W; PAIR_LINES],
+}
+
+impl<S: Lanes, const OFFSET_BITS: u32> Header<S> for SignedHeader<S, OFFSET_BITS> {
+    #[inline(always)]
+    unsafe fn load(block: *const u32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                d: S::load_f16(block.cast::<f16>()),
+                pairs: load_pairs::<S>(block.wrapping_add(PANEL)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(&self, sub_block: usize) -> (S::W, S::W) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let pair = S::extend_bytes(pair::<S>(&self.pairs, sub_block));
+            (pair, pair)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(&self, (scaled, minima): (S::W, S::W), dx: S::V, acc: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let exact = S::sub_words(scaled, S::shift_left(minima, OFFSET_BITS));
+            S::mul_add(S::words_to_f32(exact), S::mul(self.d, dx), acc)
+        }
+    }
+}
