@@ -38,6 +38,11 @@ pub fn of_folder(dir: &Path) -> File {
     }
 }
 
+/// A file of a model without its tensors.
+pub fn of_config(config: &Json) -> File {
+    Model::new(config).metadata()
+}
+
 fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
     let pairs = bytes
         .chunks_exact(2)

@@ -18,12 +18,12 @@ use crate::common::{
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
 /// Longer than the tiny models' windows and than one block of keys.
-const PROMPT_TOKENS: u32 = 75;
-const VOCAB: u32 = 288;
+pub const PROMPT_TOKENS: u32 = 75;
+pub const VOCAB: u32 = 288;
 const ROW: u32 = 7;
 
 /// The bits of the logits at each position of one sequence.
-type Bits = BTreeMap<u32, Vec<u32>>;
+pub type Bits = BTreeMap<u32, Vec<u32>>;
 
 /// Runs a step and keeps the bits of the sequence in [`ROW`].
 fn observe(executor: &mut CpuExecutor, plan: &StepPlan, bits: &mut Bits) {
@@ -58,14 +58,14 @@ fn chunk(range: Range<u32>) -> souffleur::state::step::StepRow {
 }
 
 /// The prompt alone, `chunk_tokens` at a time.
-fn alone(executor: &mut CpuExecutor, page_size: u32, chunk_tokens: u32) -> Bits {
+pub fn alone(executor: &mut CpuExecutor, page_size: u32, chunk_tokens: u32) -> Bits {
     let bits = alone_read_from(executor, page_size, chunk_tokens, 0);
     assert_eq!(bits.len(), PROMPT_TOKENS as usize);
     bits
 }
 
 /// The same with logits from position `first_read` on only, and those of the end: the last layer leaves out the rest.
-fn alone_read_from(
+pub fn alone_read_from(
     executor: &mut CpuExecutor,
     page_size: u32,
     chunk_tokens: u32,
@@ -93,7 +93,7 @@ fn alone_read_from(
 }
 
 /// The prompt in chunks of 16, among fifteen others: some decode, some prefill chunks of other sizes.
-fn among_others(executor: &mut CpuExecutor) -> Bits {
+pub fn among_others(executor: &mut CpuExecutor) -> Bits {
     let mut bits = Bits::new();
     let others: Vec<u32> = (1..=16).filter(|row| *row != ROW).collect();
     let mut opening = plan(0);
@@ -158,7 +158,7 @@ fn behind_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bit
     bits
 }
 
-fn assert_same(got: &Bits, expected: &Bits, what: &str) {
+pub fn assert_same(got: &Bits, expected: &Bits, what: &str) {
     for (position, bits) in got {
         assert!(
             bits == &expected[position],

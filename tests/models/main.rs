@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod block_formats;
 mod common;
 mod errors;
 mod gguf;

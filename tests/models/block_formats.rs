@@ -1,0 +1,173 @@
+//! Files in which all matrices have one type of blocks, or a mix of them as people have: the logits of a sequence are the same
+//! bits whatever happens beside it and however it is cut.
+
+use std::path::Path;
+
+use half::f16;
+use serde_json::json;
+use souffleur::kernels::blocks::BlockType;
+
+use crate::common::{load_from, options};
+use crate::gguf_files::of_config;
+use crate::gguf_files::writer::Tensor;
+use crate::invariance::{PROMPT_TOKENS, VOCAB, alone, alone_read_from, among_others, assert_same};
+
+/// Whole superblocks.
+const HIDDEN: usize = 256;
+const INNER: usize = 512;
+const HEAD: usize = 32;
+const HEADS: usize = 8;
+const KV_HEADS: usize = 2;
+const LAYERS: usize = 2;
+
+/// The type of each matrix, by its name.
+type Mix<'a> = &'a dyn Fn(&str) -> BlockType;
+
+/// Q4_K_M: more bits for values, what goes down and the output.
+fn medium(name: &str) -> BlockType {
+    match name {
+        "attn_v" | "ffn_down" | "token_embd" => BlockType::Q6K,
+        _ => BlockType::Q4K,
+    }
+}
+
+/// What wide and narrow rows become in one file.
+fn fallen_back(name: &str) -> BlockType {
+    match name {
+        "attn_q" => BlockType::Q5_0,
+        "attn_k" => BlockType::Q8_0,
+        "attn_v" => BlockType::Q5_1,
+        "ffn_gate" => BlockType::Iq4Xs,
+        "ffn_up" => BlockType::Iq4Nl,
+        _ => BlockType::Q4K,
+    }
+}
+
+/// Where a block has scales in f16, and what all of its values are about.
+fn scales(block: BlockType) -> (&'static [usize], f32) {
+    match block {
+        BlockType::Q4_0 => (&[0], 8.0),
+        BlockType::Q4_1 => (&[0, 2], 8.0),
+        BlockType::Q5_0 => (&[0], 16.0),
+        BlockType::Q5_1 => (&[0, 2], 16.0),
+        BlockType::Q8_0 | BlockType::Iq4Nl => (&[0], 100.0),
+        BlockType::Q2K => (&[80, 82], 24.0),
+        BlockType::Q3K => (&[108], 64.0),
+        BlockType::Q4K => (&[0, 2], 240.0),
+        BlockType::Q5K => (&[0, 2], 480.0),
+        BlockType::Q6K => (&[208], 2000.0),
+        BlockType::Iq4Xs => (&[0], 2000.0),
+        BlockType::Mxfp4 => (&[], 1.0),
+    }
+}
+
+/// Blocks of any bytes but for their scales.
+fn random_blocks(block: BlockType, [outputs, inputs]: [usize; 2], seed: u32) -> Vec<u8> {
+    let byte = |i: usize| {
+        let hash = (i as u32 ^ seed.wrapping_mul(0x85eb_ca6b)).wrapping_mul(0x9e37_79b9);
+        (hash ^ hash >> 13) as u8
+    };
+    let mut bytes: Vec<u8> = (0..outputs * block.row_bytes(inputs)).map(byte).collect();
+    let (halves, range) = scales(block);
+    for block in bytes.chunks_exact_mut(block.bytes()) {
+        for (i, at) in halves.iter().enumerate() {
+            let turned = if i == 0 { 0.06 } else { -0.06 };
+            block[*at..at + 2].copy_from_slice(&f16::from_f32(turned / range).to_le_bytes());
+        }
+        if halves.is_empty() {
+            block[0] = 121 + block[0] % 4;
+        }
+    }
+    bytes
+}
+
+fn write(path: &Path, mix: Mix<'_>) {
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": LAYERS, "hidden_size": HIDDEN,
+        "intermediate_size": INNER, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "eos_token_id": 0,
+    });
+    let mut file = of_config(&config);
+    let mut seed = 0;
+    let mut matrix = |layer: &str, name: &str, shape: [usize; 2]| {
+        seed += 1;
+        let block = mix(name);
+        let data = random_blocks(block, shape, seed);
+        Tensor::new(
+            &format!("{layer}{name}.weight"),
+            block.gguf_id(),
+            &shape,
+            data,
+        )
+    };
+    let ones = |name: String, size: usize| Tensor::f32(&name, &[size], &vec![1.0; size]);
+    let mut tensors = vec![
+        matrix("", "token_embd", [VOCAB as usize, HIDDEN]),
+        ones("output_norm.weight".to_owned(), HIDDEN),
+    ];
+    for layer in 0..LAYERS {
+        let layer = format!("blk.{layer}.");
+        for (name, size) in [
+            ("attn_norm", HIDDEN),
+            ("ffn_norm", HIDDEN),
+            ("attn_q_norm", HEAD),
+            ("attn_k_norm", HEAD),
+        ] {
+            tensors.push(ones(format!("{layer}{name}.weight"), size));
+        }
+        for (name, shape) in [
+            ("attn_q", [HEADS * HEAD, HIDDEN]),
+            ("attn_k", [KV_HEADS * HEAD, HIDDEN]),
+            ("attn_v", [KV_HEADS * HEAD, HIDDEN]),
+            ("attn_output", [HIDDEN, HEADS * HEAD]),
+            ("ffn_gate", [INNER, HIDDEN]),
+            ("ffn_up", [INNER, HIDDEN]),
+            ("ffn_down", [HIDDEN, INNER]),
+        ] {
+            tensors.push(matrix(&layer, name, shape));
+        }
+    }
+    for tensor in tensors {
+        file = file.tensor(tensor);
+    }
+    std::fs::write(path, file.bytes()).unwrap();
+}
+
+fn check(path: &Path, what: &str) {
+    let expected = alone(&mut load_from(path, &options()), 1, PROMPT_TOKENS);
+    let differ = expected.values().any(|logits| logits != &expected[&0]);
+    let finite = |bits: &u32| f32::from_bits(*bits).is_finite();
+    assert!(differ && expected.values().flatten().all(finite), "{what}");
+    for chunk in [1, 7] {
+        let got = alone(&mut load_from(path, &options()), 1, chunk);
+        assert_same(&got, &expected, &format!("{what}, chunks of {chunk}"));
+    }
+    let got = among_others(&mut load_from(path, &options()));
+    assert_same(&got, &expected, &format!("{what}, among others"));
+    let got = alone_read_from(&mut load_from(path, &options()), 1, 20, 70);
+    assert_same(&got, &expected, &format!("{what}, read from 70"));
+}
+
+#[test]
+fn every_type_of_blocks_is_invariant() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.gguf");
+    for block in BlockType::ALL {
+        write(&path, &|_| block);
+        check(&path, block.name());
+    }
+}
+
+#[test]
+fn mixes_of_types_are_invariant() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.gguf");
+    let mixes: [(&str, Mix<'_>); 2] = [
+        ("Q4_K_M", &medium),
+        ("types that rows fall back to", &fallen_back),
+    ];
+    for (what, mix) in mixes {
+        write(&path, mix);
+        check(&path, what);
+    }
+}
