@@ -97,8 +97,12 @@ unsafe fn shifted<S: Lanes>(bits: S::W, from: u32, to: u32) -> S::W {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn both<S: Lanes>(low: [S::W; SUB_STEPS], high: [S::W; SUB_STEPS]) -> [S::W; SUB_STEPS] {
-    // SAFETY: only registers; the instruction set is the caller's promise.
-    std::array::from_fn(|step| unsafe { S::or(low[step], high[step]) })
+    let mut codes = low;
+    for step in 0..SUB_STEPS {
+        // SAFETY: only registers; the instruction set is the caller's promise.
+        codes[step] = unsafe { S::or(low[step], high[step]) };
+    }
+    codes
 }
 
 impl KQuant for Q2K {

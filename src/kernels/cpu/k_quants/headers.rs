@@ -59,7 +59,37 @@ unsafe fn pair<S: Lanes>(lines: &[S::W; PAIR_LINES], sub_block: usize) -> S::W {
 #[inline(always)]
 unsafe fn load_pairs<S: Lanes>(lines: *const u32) -> [S::W; PAIR_LINES] {
     // SAFETY: the caller's promise.
-    std::array::from_fn(|i| unsafe { S::load_words(lines.wrapping_add(i * PANEL)) })
+    unsafe {
+        let mut pairs = [S::splat_word(0); PAIR_LINES];
+        for (i, pair) in pairs.iter_mut().enumerate() {
+            *pair = S::load_words(lines.wrapping_add(i * PANEL));
+        }
+        pairs
+    }
+}
+
+/// A byte of each word, twice as i16.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn twice<S: Lanes>(words: S::W, byte: usize) -> S::W {
+    // SAFETY: only registers; the instruction set is the caller's promise.
+    unsafe {
+        let byte = S::shift_right(words, 8 * byte as u32);
+        let byte = S::and(byte, S::splat_word(0xff));
+        S::or(byte, S::shift_left(byte, 16))
+    }
+}
+
+/// The upper two bits of the scales 4 to 7 of Q4_K, from the bytes of 0 to 3.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn upper_two<S: Lanes>(words: S::W) -> S::W {
+    // SAFETY: only registers; the instruction set is the caller's promise.
+    unsafe { S::and(S::shift_right(words, 2), S::splat_word(UPPER_TWO)) }
 }
 
 /// The header of Q4_K and Q5_K: d, dmin; scales and minima of the sub-blocks, a byte each, of 0 to 3 and of 4 to 7.
@@ -77,19 +107,18 @@ impl<S: Lanes> Header<S> for MinHeader<S> {
         // SAFETY: the caller's promise.
         unsafe {
             let halves = block.cast::<f16>();
-            let word = |i: usize| S::load_words(block.wrapping_add((1 + i) * PANEL));
-            let [w0, w1, w2] = [word(0), word(1), word(2)];
+            let w0 = S::load_words(block.wrapping_add(PANEL));
+            let w1 = S::load_words(block.wrapping_add(2 * PANEL));
+            let w2 = S::load_words(block.wrapping_add(3 * PANEL));
             let six = S::splat_word(SIX_BITS);
             let low = S::splat_word(LOW_HALVES);
-            let upper = S::splat_word(UPPER_TWO);
-            let upper_of = |word| S::and(S::shift_right(word, 2), upper);
             Self {
                 d: S::load_f16(halves),
                 dmin: S::load_f16(halves.wrapping_add(PANEL)),
-                scales: [S::and(w0, six), S::or(S::and(w2, low), upper_of(w0))],
+                scales: [S::and(w0, six), S::or(S::and(w2, low), upper_two::<S>(w0))],
                 minima: [
                     S::and(w1, six),
-                    S::or(S::and(S::shift_right(w2, 4), low), upper_of(w1)),
+                    S::or(S::and(S::shift_right(w2, 4), low), upper_two::<S>(w1)),
                 ],
             }
         }
@@ -99,14 +128,10 @@ impl<S: Lanes> Header<S> for MinHeader<S> {
     unsafe fn scales(&self, sub_block: usize) -> (S::W, S::W) {
         // SAFETY: the caller's promise.
         unsafe {
-            let twice = |bytes: S::W| {
-                let byte = S::shift_right(bytes, 8 * (sub_block % 4) as u32);
-                let byte = S::and(byte, S::splat_word(0xff));
-                S::or(byte, S::shift_left(byte, 16))
-            };
+            let (word, byte) = (sub_block / 4, sub_block % 4);
             (
-                twice(self.scales[sub_block / 4]),
-                twice(self.minima[sub_block / 4]),
+                twice::<S>(self.scales[word], byte),
+                twice::<S>(self.minima[word], byte),
             )
         }
     }

@@ -139,14 +139,19 @@ pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
                 for m in 0..M {
                     let pair = read::<u32, u32>(row.wrapping_add((1 + sub_block) * M + m));
                     minima[m] = S::dot_shorts(minima[m], S::splat_word(pair), factors);
-                    for first in (0..SUB_STEPS).step_by(narrow) {
-                        let mut sum = zero;
-                        for step in first..first + narrow {
-                            let word = (sub_block * SUB_STEPS + step) * M + m;
-                            let word = read::<u32, u32>(words.wrapping_add(word));
-                            sum = S::dot_codes(sum, S::splat_word(word), codes[step]);
+                }
+                let words = words.wrapping_add(sub_block * SUB_STEPS * M);
+                for first in (0..SUB_STEPS).step_by(narrow) {
+                    let mut sums = [zero; M];
+                    for step in first..first + narrow {
+                        for m in 0..M {
+                            let word = read::<u32, u32>(words.wrapping_add(step * M + m));
+                            sums[m] = S::dot_codes(sums[m], S::splat_word(word), codes[step]);
                         }
-                        scaled[m] = S::add_scaled(scaled[m], sum, halves[first / (SUB_STEPS / 2)]);
+                    }
+                    let scales = halves[first / (SUB_STEPS / 2)];
+                    for m in 0..M {
+                        scaled[m] = S::add_scaled(scaled[m], sums[m], scales);
                     }
                 }
             }

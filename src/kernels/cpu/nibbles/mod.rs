@@ -28,15 +28,15 @@ const ONES: u32 = 0x0001_0001;
 
 /// How a panel's codes are multiplied.
 pub trait Codes: 'static {
-    /// The four products of each step, added to the sums of a block.
+    /// The products of a block's steps, added to the sums of the rows.
     ///
     /// # Safety
-    /// The instruction set of `S` was detected.
-    unsafe fn dot<S: Lanes>(
-        sums: S::W,
-        row: [S::W; BLOCK_STEPS],
+    /// `words` is valid for [`BLOCK_STEPS`] words of `M` rows; the instruction set of `S` was detected.
+    unsafe fn dot<S: Lanes, const M: usize>(
+        sums: &mut [S::W; M],
+        words: *const u32,
         codes: &[S::W; BLOCK_STEPS],
-    ) -> S::W;
+    );
 
     /// The values of codes in the low halves of bytes, without a sign.
     ///
@@ -50,18 +50,24 @@ pub struct Plain;
 
 impl Codes for Plain {
     #[inline(always)]
-    unsafe fn dot<S: Lanes>(
-        sums: S::W,
-        row: [S::W; BLOCK_STEPS],
+    unsafe fn dot<S: Lanes, const M: usize>(
+        sums: &mut [S::W; M],
+        words: *const u32,
         codes: &[S::W; BLOCK_STEPS],
-    ) -> S::W {
-        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+    ) {
+        // SAFETY: the caller's promise.
         unsafe {
-            let mut narrow = S::splat_word(0);
+            let mut narrow = [S::splat_word(0); M];
             for step in 0..BLOCK_STEPS {
-                narrow = S::dot_codes(narrow, row[step], codes[step]);
+                for m in 0..M {
+                    let word = read::<u32, u32>(words.wrapping_add(step * M + m));
+                    narrow[m] = S::dot_codes(narrow[m], S::splat_word(word), codes[step]);
+                }
             }
-            S::add_scaled(sums, narrow, S::low_scales(S::splat_word(ONES)))
+            let one = S::low_scales(S::splat_word(ONES));
+            for m in 0..M {
+                sums[m] = S::add_scaled(sums[m], narrow[m], one);
+            }
         }
     }
 
@@ -76,17 +82,20 @@ pub struct Looked;
 
 impl Codes for Looked {
     #[inline(always)]
-    unsafe fn dot<S: Lanes>(
-        sums: S::W,
-        row: [S::W; BLOCK_STEPS],
+    unsafe fn dot<S: Lanes, const M: usize>(
+        sums: &mut [S::W; M],
+        words: *const u32,
         codes: &[S::W; BLOCK_STEPS],
-    ) -> S::W {
-        let mut sums = sums;
+    ) {
         for step in 0..BLOCK_STEPS {
-            // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
-            sums = unsafe { S::dot_quads(sums, row[step], codes[step]) };
+            for m in 0..M {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let word = read::<u32, u32>(words.wrapping_add(step * M + m));
+                    sums[m] = S::dot_quads(sums[m], S::splat_word(word), codes[step]);
+                }
+            }
         }
-        sums
     }
 
     #[inline(always)]
@@ -131,19 +140,20 @@ pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
             let codes = codes::<S, C>(header, two, half);
             let scale = header.scale::<S>(two, half);
             let offset = header.offset::<S>();
+            let mut dots = [zero; M];
             for m in 0..M {
                 // The sum of the row's activations, times -128, of which a pair of 16 bits keeps the sum.
-                let correction: u32 = read(corrections.wrapping_add(m));
-                let less = correction as i32 >> 7;
+                let less = read::<u32, u32>(corrections.wrapping_add(m)) as i32 >> 7;
                 let less = S::splat_word(u32::from(less as u16));
-                let row: [S::W; BLOCK_STEPS] = std::array::from_fn(|step| {
-                    S::splat_word(read::<u32, u32>(words.wrapping_add(step * M + m)))
-                });
-                let sum = C::dot::<S>(S::dot_shorts(zero, less, offset), row, &codes);
+                dots[m] = S::dot_shorts(zero, less, offset);
+            }
+            C::dot::<S, M>(&mut dots, words, &codes);
+            for m in 0..M {
                 let dx = S::splat(f32::from_bits(read(scales.wrapping_add(m))));
-                acc[m] = S::mul_add(S::words_to_f32(sum), S::mul(scale, dx), acc[m]);
+                acc[m] = S::mul_add(S::words_to_f32(dots[m]), S::mul(scale, dx), acc[m]);
                 if let Some(min) = header.min::<S>(two, half) {
-                    let total = S::splat((-(correction as i32 >> 7)) as f32);
+                    let total = -(read::<u32, u32>(corrections.wrapping_add(m)) as i32 >> 7);
+                    let total = S::splat(total as f32);
                     acc[m] = S::mul_add(total, S::mul(min, dx), acc[m]);
                 }
             }
