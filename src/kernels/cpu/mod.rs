@@ -10,8 +10,6 @@
 
 mod activations;
 mod attention;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
 mod block32;
 mod cores;
 mod element;

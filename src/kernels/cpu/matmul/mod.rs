@@ -16,7 +16,7 @@ use super::block32;
 use super::format::{Encoding, Format, group_rows};
 use super::k_quants::{self, KQuant, Q4K, Q5K, Q6K};
 use super::matrix::Matrix;
-use super::simd::{Isa, Kernel, Lanes, dispatch};
+use super::simd::{Isa, Kernel, Lanes, dispatch, dispatch_integers};
 use super::stack::Stack;
 use super::tensor::Shared;
 use super::threads::ThreadPool;
@@ -221,7 +221,7 @@ impl Item<'_> {
 
     fn run_with<T: Tile>(self, isa: Isa) {
         let (item, tile) = (self, PhantomData::<T>);
-        dispatch(isa, TileItem { item, tile });
+        T::run_item(isa, TileItem { item, tile });
     }
 }
 
@@ -369,9 +369,14 @@ impl Operands {
 }
 
 /// An inner loop, for any number of rows and panels.
-trait Tile: 'static {
+trait Tile: Sized + 'static {
     /// Most panels at once.
     const MAX_PANELS: usize = MAX_PANELS;
+
+    /// Runs an item, compiled for what its time goes into.
+    fn run_item(isa: Isa, item: TileItem<'_, Self>) {
+        dispatch_integers(isa, item);
+    }
 
     /// # Safety
     /// The operands are valid for M rows and N panels; the instruction set of `S` was detected.
@@ -381,6 +386,10 @@ trait Tile: 'static {
 struct PlainTile<F>(PhantomData<F>);
 
 impl<F: FormatOf> Tile for PlainTile<F> {
+    fn run_item(isa: Isa, item: TileItem<'_, Self>) {
+        dispatch(isa, item);
+    }
+
     #[inline(always)]
     unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
         let Operands {
