@@ -100,6 +100,10 @@ pub trait Lanes: Copy + 'static {
 
     /// Machine registers that sixteen values take; there are 32 on AVX-512, 16 elsewhere.
     const REGISTERS: usize;
+    /// Whether [`Self::dot_pairs`] takes rows of bf16 in pairs as they are. Else they are better widened once, when they are packed.
+    const BF16_PAIRS: bool;
+    /// Whether [`Self::dot_quads`] takes rows of bytes as they are. Else they are better widened once, when they are packed.
+    const BYTE_QUADS: bool;
 
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self::V;
@@ -130,6 +134,17 @@ pub trait Lanes: Copy + 'static {
 
     /// Writes sixteen values rounded to the nearest bf16, ties to even.
     unsafe fn store_bf16(p: *mut bf16, v: Self::V);
+
+    /// Values rounded as [`Self::store_bf16`] does.
+    #[inline(always)]
+    unsafe fn round_bf16(v: Self::V) -> Self::V {
+        let mut narrow = [bf16::ZERO; LANES];
+        // SAFETY: `narrow` holds sixteen values; the instruction set is the caller's promise.
+        unsafe {
+            Self::store_bf16(narrow.as_mut_ptr(), v);
+            Self::load_bf16(narrow.as_ptr())
+        }
+    }
 
     /// Two times sixteen values rounded to bf16 in this order, two to a word. They are for [`Lanes::dot_pairs`]: what it
     /// takes for zero may be zero.

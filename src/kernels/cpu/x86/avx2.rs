@@ -22,6 +22,8 @@ impl<D: Dots> Lanes for Avx2<D> {
     type W = (__m256i, __m256i);
 
     const REGISTERS: usize = 2;
+    const BF16_PAIRS: bool = false;
+    const BYTE_QUADS: bool = D::VNNI;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
@@ -136,6 +138,15 @@ impl<D: Dots> Lanes for Avx2<D> {
     }
 
     #[inline(always)]
+    unsafe fn round_bf16(v: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            let narrow = (rounded_bf16(v.0), rounded_bf16(v.1));
+            Self::from_words(Self::shift_left(narrow, 16))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn splat_word(word: u32) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
@@ -246,11 +257,9 @@ impl<D: Dots> Lanes for Avx2<D> {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             if D::VNNI {
-                let scaled =
-                    |acc, sums, scales| _mm256_add_epi32(acc, _mm256_mullo_epi32(sums, scales));
                 return (
-                    scaled(acc.0, sums.0, scales.0),
-                    scaled(acc.1, sums.1, scales.1),
+                    _mm256_add_epi32(acc.0, _mm256_mullo_epi32(sums.0, scales.0)),
+                    _mm256_add_epi32(acc.1, _mm256_mullo_epi32(sums.1, scales.1)),
                 );
             }
             Self::dot_shorts(acc, sums, scales)
@@ -262,8 +271,7 @@ impl<D: Dots> Lanes for Avx2<D> {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
             if D::VNNI {
-                let low = |pairs| _mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(pairs));
-                return (low(pairs.0), low(pairs.1));
+                return Self::high_scales(Self::shift_left(pairs, 16));
             }
             let low = Self::and(pairs, Self::splat_word(0xffff));
             Self::or(low, Self::shift_left(low, 16))

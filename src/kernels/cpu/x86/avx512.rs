@@ -25,6 +25,8 @@ impl<E: Extensions> Lanes for Avx512<E> {
     type W = __m512i;
 
     const REGISTERS: usize = 1;
+    const BF16_PAIRS: bool = E::BF16;
+    const BYTE_QUADS: bool = E::VNNI;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
@@ -116,6 +118,12 @@ impl<E: Extensions> Lanes for Avx512<E> {
         unsafe {
             _mm256_mask_storeu_epi16(p.cast(), ALL, _mm512_cvtepi32_epi16(rounded_bf16(v)));
         }
+    }
+
+    #[inline(always)]
+    unsafe fn round_bf16(v: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(rounded_bf16(v))) }
     }
 
     #[inline(always)]
