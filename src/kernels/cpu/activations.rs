@@ -1,8 +1,8 @@
 //! Activations laid out for a product: groups of rows, in the words of the weights' format.
 
 use super::element::load_up_to;
-use super::format::{Encoding, group_rows, n_groups};
-use super::quantise::{pack_blocks, pack_quads, pack_super_blocks};
+use super::format::{Arithmetic, Encoding, group_rows, n_groups};
+use super::quantise::{pack_blocks, pack_quads, pack_shorts, pack_super_blocks};
 use super::rowwise::norm_scale;
 use super::simd::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Scratch, Shared, Tensor};
@@ -75,7 +75,7 @@ impl PackedRows {
             words: scratch.tensor(rows, encoding.row_words(inputs)),
             inputs,
             encoding,
-            n_groups: n_groups(rows, dispatch(isa, GroupRows)),
+            n_groups: n_groups(rows, dispatch(isa, GroupRows(encoding.arithmetic()))),
         }
     }
 
@@ -165,10 +165,10 @@ impl PackedRows {
                 let out = &mut values[row * self.inputs..][..self.inputs];
                 for (i, out) in out.iter_mut().enumerate() {
                     *out = f32::from_bits(match self.encoding {
-                        Encoding::F32 => words[i * n + m],
+                        Encoding::F32 | Encoding::WideBf16 => words[i * n + m],
                         Encoding::Bf16 if i % 2 == 0 => words[i / 2 * n + m] << 16,
                         Encoding::Bf16 => words[i / 2 * n + m] & 0xffff_0000,
-                        Encoding::Int8 | Encoding::A32 | Encoding::A256 => {
+                        Encoding::Int8 | Encoding::WideInt8 | Encoding::A32 | Encoding::A256 => {
                             unreachable!("not asked for")
                         }
                     });
@@ -179,14 +179,14 @@ impl PackedRows {
     }
 }
 
-struct GroupRows;
+struct GroupRows(Arithmetic);
 
 impl Kernel for GroupRows {
     type Output = usize;
 
     #[inline(always)]
     fn run<S: Lanes>(self) -> usize {
-        max_rows::<S>()
+        max_rows::<S>(self.0)
     }
 }
 
@@ -212,9 +212,11 @@ impl Kernel for PackGroup<'_> {
         // SAFETY: `dispatch` detected the instruction set.
         unsafe {
             match self.encoding {
-                Encoding::F32 => pack_values::<S>(rows, inputs, self.out),
+                Encoding::F32 => pack_values::<S>(rows, inputs, self.out, Round::Not),
                 Encoding::Bf16 => pack_pairs::<S>(rows, inputs, self.out),
+                Encoding::WideBf16 => pack_values::<S>(rows, inputs, self.out, Round::ToBf16),
                 Encoding::Int8 => pack_quads::<S>(rows, inputs, self.out),
+                Encoding::WideInt8 => pack_shorts::<S>(rows, inputs, self.out),
                 Encoding::A32 => pack_blocks::<S>(rows, inputs, self.out),
                 Encoding::A256 => pack_super_blocks::<S>(rows, inputs, self.out),
             }
@@ -312,18 +314,34 @@ pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u3
     }
 }
 
-/// Packs values as they are: value `i` of row `m` goes to `out[i * rows + m]`.
+/// How values that stay in f32 are rounded.
+#[derive(Clone, Copy)]
+enum Round {
+    Not,
+    ToBf16,
+}
+
+/// Packs values in f32: value `i` of row `m` goes to `out[i * rows + m]`.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn pack_values<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &mut [u32]) {
+unsafe fn pack_values<S: Lanes>(
+    rows: &[RowSource<'_>],
+    inputs: usize,
+    out: &mut [u32],
+    round: Round,
+) {
     for first in (0..inputs).step_by(LANES) {
         // SAFETY: the caller's promise.
         unsafe {
             let mut words = [S::splat_word(0); LANES];
             for (words, row) in words.iter_mut().zip(rows) {
-                *words = S::to_words(row.load::<S>(first));
+                let x = row.load::<S>(first);
+                *words = S::to_words(match round {
+                    Round::Not => x,
+                    Round::ToBf16 => S::round_bf16(x),
+                });
             }
             scatter::<S>(words, rows.len(), &mut out[first * rows.len()..]);
         }

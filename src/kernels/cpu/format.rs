@@ -9,8 +9,8 @@
 //! |---|---|---|---|
 //! | f32 | 1 | 16 x f32 | f32 |
 //! | f16 | 1 | 16 x f16 | f32 |
-//! | bf16 | 2 | 16 x (bf16, bf16) | (bf16, bf16) |
-//! | int8 | 4 | 16 x (u8 = q + 128) x 4 | 4 x i8 |
+//! | bf16 | 2 | 16 x (bf16, bf16) | (bf16, bf16), or two words: f32, f32 |
+//! | int8 | 4 | 16 x (u8 = q + 128) x 4 | 4 x i8, or two words: see [`Encoding::WideInt8`] |
 //! | blocks of 32 | 4 | see `block32`, `nibbles` | 4 x i8 |
 //! | K-quants | 4 | see `k_quants` | 4 x i8 |
 //!
@@ -21,6 +21,7 @@
 use super::block32::{self, TWO_BLOCKS};
 use super::k_quants::{self, SUPER_BLOCK};
 use super::nibbles::Header;
+use super::simd::{Isa, Kernel, Lanes, dispatch, dispatch_integers};
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::kernels::tensor_view::Stored;
@@ -32,6 +33,15 @@ pub const INT8_GROUP: usize = 128;
 /// Steps of such a group.
 pub const INT8_STEPS: usize = INT8_GROUP / 4;
 
+/// What the time of a product goes into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Products of floats.
+    Float,
+    /// Products of integers.
+    Integer,
+}
+
 /// An encoding of activations, which products with several formats may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
@@ -39,8 +49,12 @@ pub enum Encoding {
     F32,
     /// Pairs of 16-bit brain floats.
     Bf16,
+    /// The same values as 32-bit floats.
+    WideBf16,
     /// Signed bytes with a scale for each row and `INT8_GROUP` inputs.
     Int8,
+    /// The same as i16: after a group's header the bytes 0 and 2 of each word, then the bytes 1 and 3.
+    WideInt8,
     /// Signed bytes with a scale for each row and 32 inputs.
     A32,
     /// Signed bytes with a scale for each row and 256 inputs.
@@ -53,9 +67,19 @@ impl Encoding {
         match self {
             Self::F32 => inputs,
             Self::Bf16 => inputs.div_ceil(2),
+            Self::WideBf16 => inputs.next_multiple_of(2),
             Self::Int8 => inputs.div_ceil(INT8_GROUP) * (INT8_STEPS + 2),
+            Self::WideInt8 => inputs.div_ceil(INT8_GROUP) * (2 * INT8_STEPS + 2),
             Self::A32 => 2 * inputs.div_ceil(TWO_BLOCKS) * block32::ROW_WORDS,
             Self::A256 => inputs.div_ceil(SUPER_BLOCK) * k_quants::ROW_WORDS,
+        }
+    }
+
+    /// What its products are made of.
+    pub fn arithmetic(self) -> Arithmetic {
+        match self {
+            Self::F32 | Self::Bf16 | Self::WideBf16 => Arithmetic::Float,
+            Self::Int8 | Self::WideInt8 | Self::A32 | Self::A256 => Arithmetic::Integer,
         }
     }
 }
@@ -158,15 +182,39 @@ impl Format {
         }
     }
 
-    /// The encoding of activations that its products read.
-    pub fn encoding(self) -> Encoding {
+    /// The encoding of activations that its products read on an instruction set.
+    pub fn encoding(self, isa: Isa) -> Encoding {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => dispatch(isa, EncodingOf(self)),
+            Self::Int8 | Self::Block32(_) | Self::Nibbles(_) | Self::KQuant(_) => {
+                dispatch_integers(isa, EncodingOf(self))
+            }
+        }
+    }
+
+    /// The same, with the lanes of that instruction set.
+    pub fn encoding_with<S: Lanes>(self) -> Encoding {
         match self {
             Self::F32 | Self::F16 => Encoding::F32,
-            Self::Bf16 => Encoding::Bf16,
-            Self::Int8 => Encoding::Int8,
+            Self::Bf16 if S::BF16_PAIRS => Encoding::Bf16,
+            Self::Bf16 => Encoding::WideBf16,
+            Self::Int8 if S::BYTE_QUADS => Encoding::Int8,
+            Self::Int8 => Encoding::WideInt8,
             Self::Block32(_) | Self::Nibbles(_) => Encoding::A32,
             Self::KQuant(_) => Encoding::A256,
         }
+    }
+}
+
+/// See [`Format::encoding`].
+struct EncodingOf(Format);
+
+impl Kernel for EncodingOf {
+    type Output = Encoding;
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Encoding {
+        self.0.encoding_with::<S>()
     }
 }
 

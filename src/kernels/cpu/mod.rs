@@ -10,8 +10,6 @@
 
 mod activations;
 mod attention;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
 mod block32;
 mod cores;
 mod element;
@@ -405,10 +403,15 @@ impl Backend for CpuBackend {
             let out = rowwise::gated_silu(&mut self.pool, self.isa, &both, out);
             return self.pack(Activations::plain(out.values(), width), reader);
         }
-        if reader.encodings() == [Encoding::Bf16] {
-            let (isa, encoding) = (self.isa, Encoding::Bf16);
-            let mut out = PackedRows::uninit(&self.scratch, isa, encoding, x.rows(), width);
-            self.product(x, gate_up, out.words_mut(), Write::GatedPairs);
+        let packed = match reader.encodings() {
+            [Encoding::Bf16] => Some((Encoding::Bf16, Write::GatedPairs)),
+            [Encoding::WideBf16] => Some((Encoding::WideBf16, Write::GatedRounded)),
+            _ => None,
+        };
+        if let Some((encoding, write)) = packed {
+            let (scratch, isa) = (&self.scratch, self.isa);
+            let mut out = PackedRows::uninit(scratch, isa, encoding, x.rows(), width);
+            self.product(x, gate_up, out.words_mut(), write);
             return Operand([out].into_iter().collect());
         }
         let mut out = self.scratch.tensor(x.rows(), width);

@@ -31,6 +31,8 @@ impl Lanes for Portable {
     type W = [u32; LANES];
 
     const REGISTERS: usize = 4;
+    const BF16_PAIRS: bool = true;
+    const BYTE_QUADS: bool = true;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {

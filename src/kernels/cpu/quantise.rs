@@ -5,6 +5,7 @@ use super::block32::{self, BLOCK, TWO_BLOCKS};
 use super::format::{INT8_GROUP, INT8_STEPS};
 use super::k_quants::{self, SUPER_BLOCK};
 use super::simd::{LANES, Lanes};
+use super::tile::shorts;
 
 /// Vectors of values that share a scale in int8.
 pub const INT8_VECTORS: usize = INT8_GROUP / LANES;
@@ -22,27 +23,70 @@ pub unsafe fn pack_quads<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &
         let out = &mut out[group * (INT8_STEPS + 2) * n..];
         // SAFETY: the caller's promise.
         unsafe {
-            let mut words = [[S::splat_word(0); LANES]; INT8_WORDS];
-            for (m, row) in rows.iter().enumerate() {
-                let first = group * INT8_GROUP;
-                let mut x = [S::splat(0.0); INT8_VECTORS];
-                for (i, x) in x.iter_mut().enumerate() {
-                    *x = row.load::<S>(first + i * LANES);
-                }
-                let (scale, quads) = quantise::<S, INT8_VECTORS, INT8_WORDS>(x);
-                let mut sums = S::splat_word(0);
-                for i in 0..INT8_WORDS {
-                    words[i][m] = quads[i];
-                    sums = S::dot_quads(sums, quads[i], S::splat_word(0x0101_0101));
-                }
-                out[m] = scale.to_bits();
-                // At most 128 * 128 * 127: exact in f32.
-                out[n + m] = (-128.0 * S::sum(S::words_to_f32(sums))) as i32 as u32;
-            }
+            let words = quantise_group::<S>(rows, group, out);
             for (i, words) in words.into_iter().enumerate() {
                 scatter::<S>(words, n, &mut out[(2 + i * LANES) * n..]);
             }
         }
+    }
+}
+
+/// The same, widened to i16.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn pack_shorts<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &mut [u32]) {
+    let n = rows.len();
+    for group in 0..inputs.div_ceil(INT8_GROUP) {
+        let out = &mut out[group * (2 * INT8_STEPS + 2) * n..];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let words = quantise_group::<S>(rows, group, out);
+            for odd in 0..2 {
+                for (i, mut words) in words.into_iter().enumerate() {
+                    for words in &mut words[..n] {
+                        *words = S::extend_bytes(shorts::<S>(*words, odd));
+                    }
+                    let first = 2 + odd * INT8_STEPS + i * LANES;
+                    scatter::<S>(words, n, &mut out[first * n..]);
+                }
+            }
+        }
+    }
+}
+
+/// Quantises a group of inputs and writes its header; returns the quads of each row.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn quantise_group<S: Lanes>(
+    rows: &[RowSource<'_>],
+    group: usize,
+    out: &mut [u32],
+) -> [[S::W; LANES]; INT8_WORDS] {
+    let n = rows.len();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut words = [[S::splat_word(0); LANES]; INT8_WORDS];
+        for (m, row) in rows.iter().enumerate() {
+            let first = group * INT8_GROUP;
+            let mut x = [S::splat(0.0); INT8_VECTORS];
+            for (i, x) in x.iter_mut().enumerate() {
+                *x = row.load::<S>(first + i * LANES);
+            }
+            let (scale, quads) = quantise::<S, INT8_VECTORS, INT8_WORDS>(x);
+            let mut sums = S::splat_word(0);
+            for i in 0..INT8_WORDS {
+                words[i][m] = quads[i];
+                sums = S::dot_quads(sums, quads[i], S::splat_word(0x0101_0101));
+            }
+            out[m] = scale.to_bits();
+            // At most 128 * 128 * 127: exact in f32.
+            out[n + m] = (-128.0 * S::sum(S::words_to_f32(sums))) as i32 as u32;
+        }
+        words
     }
 }
 

@@ -42,8 +42,9 @@ impl Stack {
         let mut encodings = Encodings::new();
         for same in parts.chunk_by(|a, b| rule.format(a.stored) == rule.format(b.stored)) {
             let format = rule.format(same[0].stored);
-            if !encodings.contains(&format.encoding()) {
-                encodings.push(format.encoding());
+            let encoding = format.encoding(isa);
+            if !encodings.contains(&encoding) {
+                encodings.push(encoding);
             }
             let same = Parts {
                 tensors: same,

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 
 use half::f16;
 
-use super::format::{INT8_STEPS, PANEL};
+use super::format::{Arithmetic, INT8_STEPS, PANEL};
 use super::simd::Lanes;
 
 /// Most rows in a tile.
@@ -21,11 +21,12 @@ pub const SUMS: usize = MAX_PANELS * PANEL;
 /// Sums of a tile. Clearing them would cost about as much as writing them.
 pub type Sums = MaybeUninit<[f32; SUMS * MAX_ROWS]>;
 
-/// Most rows of a group with the registers of `S`.
-pub fn max_rows<S: Lanes>() -> usize {
-    match S::REGISTERS {
-        1 => MAX_ROWS,
-        2 => 4,
+/// Most rows of a group with the registers of `S`. Products of integers need some registers besides the sums.
+pub const fn max_rows<S: Lanes>(arithmetic: Arithmetic) -> usize {
+    match (S::REGISTERS, arithmetic) {
+        (1, _) => MAX_ROWS,
+        (2, Arithmetic::Float) => 6,
+        (2, Arithmetic::Integer) => 4,
         _ => 2,
     }
 }
@@ -34,8 +35,12 @@ pub fn max_rows<S: Lanes>() -> usize {
 pub trait Plain: 'static {
     /// Words of a panel's step.
     const STEP_WORDS: usize;
+    /// Words of a row's step.
+    const ROW_WORDS: usize = 1;
     /// A panel's step in registers.
     type Step<S: Lanes>: Copy;
+    /// What a word of a row is multiplied with.
+    type Factor<S: Lanes>: Copy;
 
     /// Reads a step.
     ///
@@ -43,11 +48,17 @@ pub trait Plain: 'static {
     /// `p` is valid for a step; the instruction set of `S` was detected.
     unsafe fn load<S: Lanes>(p: *const u32) -> Self::Step<S>;
 
-    /// Adds the products of a row's word with a step.
+    /// The factor in a step for a word of a row's step.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
-    unsafe fn product<S: Lanes>(acc: S::V, row: u32, step: Self::Step<S>) -> S::V;
+    unsafe fn factor<S: Lanes>(step: Self::Step<S>, word: usize) -> Self::Factor<S>;
+
+    /// Adds the products of a row's word with its factor.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: Self::Factor<S>) -> S::V;
 }
 
 /// f32 weights and activations.
@@ -56,10 +67,13 @@ pub struct F32;
 pub struct F16;
 /// bf16 weights and activations, in pairs.
 pub struct Bf16;
+/// The same with activations widened to f32.
+pub struct WideBf16;
 
 impl Plain for F32 {
     const STEP_WORDS: usize = PANEL;
     type Step<S: Lanes> = S::V;
+    type Factor<S: Lanes> = S::V;
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(p: *const u32) -> S::V {
@@ -68,15 +82,21 @@ impl Plain for F32 {
     }
 
     #[inline(always)]
-    unsafe fn product<S: Lanes>(acc: S::V, row: u32, step: S::V) -> S::V {
+    unsafe fn factor<S: Lanes>(step: S::V, _word: usize) -> S::V {
+        step
+    }
+
+    #[inline(always)]
+    unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: S::V) -> S::V {
         // SAFETY: the caller's promise.
-        unsafe { S::mul_add(S::splat(f32::from_bits(row)), step, acc) }
+        unsafe { S::mul_add(S::splat(f32::from_bits(row)), factor, acc) }
     }
 }
 
 impl Plain for F16 {
     const STEP_WORDS: usize = PANEL / 2;
     type Step<S: Lanes> = S::V;
+    type Factor<S: Lanes> = S::V;
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(p: *const u32) -> S::V {
@@ -85,15 +105,22 @@ impl Plain for F16 {
     }
 
     #[inline(always)]
-    unsafe fn product<S: Lanes>(acc: S::V, row: u32, step: S::V) -> S::V {
+    unsafe fn factor<S: Lanes>(step: S::V, _word: usize) -> S::V {
+        step
+    }
+
+    #[inline(always)]
+    unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: S::V) -> S::V {
         // SAFETY: the caller's promise.
-        unsafe { S::mul_add(S::splat(f32::from_bits(row)), step, acc) }
+        unsafe { S::mul_add(S::splat(f32::from_bits(row)), factor, acc) }
     }
 }
 
-impl Plain for Bf16 {
+impl Plain for WideBf16 {
     const STEP_WORDS: usize = PANEL;
+    const ROW_WORDS: usize = 2;
     type Step<S: Lanes> = S::W;
+    type Factor<S: Lanes> = S::V;
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(p: *const u32) -> S::W {
@@ -102,9 +129,43 @@ impl Plain for Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn product<S: Lanes>(acc: S::V, row: u32, step: S::W) -> S::V {
+    unsafe fn factor<S: Lanes>(step: S::W, word: usize) -> S::V {
         // SAFETY: the caller's promise.
-        unsafe { S::dot_pairs(acc, S::splat_word(row), step) }
+        unsafe {
+            S::from_words(match word {
+                0 => S::shift_left(step, 16),
+                _ => S::and(step, S::splat_word(0xffff_0000)),
+            })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::mul_add(S::splat(f32::from_bits(row)), factor, acc) }
+    }
+}
+
+impl Plain for Bf16 {
+    const STEP_WORDS: usize = PANEL;
+    type Step<S: Lanes> = S::W;
+    type Factor<S: Lanes> = S::W;
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(p: *const u32) -> S::W {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_words(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn factor<S: Lanes>(step: S::W, _word: usize) -> S::W {
+        step
+    }
+
+    #[inline(always)]
+    unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: S::W) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::dot_pairs(acc, S::splat_word(row), factor) }
     }
 }
 
@@ -205,7 +266,7 @@ impl Pace {
 /// Multiplies `M` rows with `N` panels into the first `N * PANEL` values of `M` rows of `sums`.
 ///
 /// # Safety
-/// `rows` is valid for `steps * M` words, each panel for `steps` steps; the instruction set of `S` was detected.
+/// `rows` is valid for `steps * M * F::ROW_WORDS` words, each panel for `steps` steps; the instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn plain<S: Lanes, F: Plain, const M: usize, const N: usize>(
     rows: *const u32,
@@ -227,14 +288,22 @@ pub unsafe fn plain<S: Lanes, F: Plain, const M: usize, const N: usize>(
                 if N == 1 {
                     ahead.follow::<S>(panels[0], step, F::STEP_WORDS);
                 }
-                let row = rows.wrapping_add(step * M);
+                let row = rows.wrapping_add(step * M * F::ROW_WORDS);
                 let weights: [F::Step<S>; N] = std::array::from_fn(|n| {
                     F::load::<S>(panels[n].wrapping_add(step * F::STEP_WORDS))
                 });
-                for m in 0..M {
-                    let word = super::simd::read::<u32, u32>(row.wrapping_add(m));
-                    for n in 0..N {
-                        acc[m][n] = F::product::<S>(acc[m][n], word, weights[n]);
+                for word in 0..F::ROW_WORDS {
+                    let row = row.wrapping_add(word * M);
+                    // No closure: that would be compiled without the instruction set.
+                    let mut factors = [F::factor::<S>(weights[0], word); N];
+                    for n in 1..N {
+                        factors[n] = F::factor::<S>(weights[n], word);
+                    }
+                    for m in 0..M {
+                        let x = super::simd::read::<u32, u32>(row.wrapping_add(m));
+                        for n in 0..N {
+                            acc[m][n] = F::product::<S>(acc[m][n], x, factors[n]);
+                        }
                     }
                 }
             }
@@ -263,6 +332,7 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
 ) {
     let mut ahead = ahead.over(groups * INT8_STEPS);
     let every = ahead.every.min(INT8_STEPS);
+    let row_words = if S::BYTE_QUADS { 1 } else { 2 } * INT8_STEPS;
     let sums = sums.as_mut_ptr().cast::<f32>();
     let read = |p: *const u32| -> u32 {
         // SAFETY: within what the caller promised.
@@ -276,7 +346,7 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
             }
         }
         for group in 0..groups {
-            let scales = rows.wrapping_add(group * (INT8_STEPS + 2) * M);
+            let scales = rows.wrapping_add(group * (row_words + 2) * M);
             let corrections = scales.wrapping_add(M);
             let words = corrections.wrapping_add(M);
             let panel: [*const u32; N] =
@@ -292,10 +362,26 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
                     let weights: [S::W; N] = std::array::from_fn(|n| {
                         S::load_words(panel[n].wrapping_add((step + 1) * PANEL))
                     });
-                    for m in 0..M {
-                        let word = S::splat_word(read(words.wrapping_add(step * M + m)));
+                    if S::BYTE_QUADS {
+                        for m in 0..M {
+                            let word = S::splat_word(read(words.wrapping_add(step * M + m)));
+                            for n in 0..N {
+                                acc[m][n] = S::dot_quads(acc[m][n], word, weights[n]);
+                            }
+                        }
+                        continue;
+                    }
+                    for odd in 0..2 {
+                        let words = words.wrapping_add((odd * INT8_STEPS + step) * M);
+                        let mut factors = weights;
                         for n in 0..N {
-                            acc[m][n] = S::dot_quads(acc[m][n], word, weights[n]);
+                            factors[n] = shorts::<S>(weights[n], odd);
+                        }
+                        for m in 0..M {
+                            let word = S::splat_word(read(words.wrapping_add(m)));
+                            for n in 0..N {
+                                acc[m][n] = S::dot_shorts(acc[m][n], word, factors[n]);
+                            }
                         }
                     }
                 }
@@ -312,5 +398,20 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
                 }
             }
         }
+    }
+}
+
+/// The bytes 0 and 2 of each word in 16 bits each, or the odd ones.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn shorts<S: Lanes>(words: S::W, odd: usize) -> S::W {
+    // SAFETY: the caller's promise.
+    unsafe {
+        S::and(
+            S::shift_right(words, 8 * odd as u32),
+            S::splat_word(0x00ff_00ff),
+        )
     }
 }

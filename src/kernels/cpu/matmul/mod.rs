@@ -13,11 +13,11 @@ pub use self::output::Write;
 use self::output::{Output, Panels};
 use super::activations::PackedRows;
 use super::block32;
-use super::format::{Encoding, Format, group_rows};
+use super::format::{Arithmetic, Format, group_rows};
 use super::k_quants::{self, KQuant, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::matrix::Matrix;
 use super::nibbles::{self, Codes};
-use super::simd::{Isa, Kernel, Lanes, dispatch};
+use super::simd::{Isa, Kernel, Lanes, dispatch, dispatch_integers};
 use super::stack::Stack;
 use super::tensor::Shared;
 use super::threads::ThreadPool;
@@ -68,15 +68,9 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     if rows == 0 {
         return;
     }
-    let half = weight.outputs / 2;
-    let columns = match write {
-        Write::Store | Write::Add => weight.outputs,
-        Write::GatedSilu => half,
-        Write::GatedPairs => Encoding::Bf16.row_words(half),
-    };
-    let is_gated = matches!(write, Write::GatedSilu | Write::GatedPairs);
+    let columns = write.columns(weight.outputs);
     assert!(
-        !is_gated || weight.alternates(),
+        !write.is_gated() || weight.alternates(),
         "gates beside what they let through"
     );
     assert_eq!(out.len(), rows * columns, "{rows} rows of {columns}");
@@ -95,7 +89,7 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
             columns,
             write,
         };
-        Section::new(rows_for(x, section), section, output, n_threads)
+        Section::new(rows_for(x, section, isa), section, output, n_threads)
     });
     let sections: SmallVec<[Section<'_>; 3]> = sections.collect();
     let n_items = sections.iter().map(Section::n_items).sum();
@@ -114,8 +108,8 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
 }
 
 /// The rows in the encoding that a matrix reads.
-fn rows_for<'a>(x: &'a [PackedRows], weight: &Matrix) -> &'a PackedRows {
-    let wanted = (weight.inputs, weight.format.encoding());
+fn rows_for<'a>(x: &'a [PackedRows], weight: &Matrix, isa: Isa) -> &'a PackedRows {
+    let wanted = (weight.inputs, weight.format.encoding(isa));
     let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
     found.expect("activations as the weights")
 }
@@ -141,9 +135,9 @@ impl<'a> Section<'a> {
         n_threads: usize,
     ) -> Self {
         let n_panels = weight.panels().len();
-        let panels = match output.write {
-            Write::Store | Write::Add => n_panels,
-            Write::GatedSilu | Write::GatedPairs => n_panels / 2,
+        let panels = match output.write.is_gated() {
+            true => n_panels / 2,
+            false => n_panels,
         };
         let n_groups = packed.n_groups();
         let stride = item_panels(weight, panels, n_groups, n_threads);
@@ -228,7 +222,7 @@ impl Item<'_> {
 
     fn run_with<T: Tile>(self, isa: Isa) {
         let (item, tile) = (self, PhantomData::<T>);
-        dispatch(isa, TileItem { item, tile });
+        T::run_item(isa, TileItem { item, tile });
     }
 }
 
@@ -265,7 +259,7 @@ impl Item<'_> {
     fn group<S: Lanes, T: Tile>(&self, group: usize, panel: usize, n: usize) {
         let (rows, words) = self.packed.group(group);
         let output = &self.output;
-        let is_gated = matches!(output.write, Write::GatedSilu | Write::GatedPairs);
+        let is_gated = output.write.is_gated();
         let (panels, n_panels, next) = match is_gated {
             true => (Panels::alternating(panel, n).into(), 2, 2 * (panel + n)),
             false => ([Panels::side_by_side(panel, n); 2], 1, panel + n),
@@ -311,7 +305,8 @@ impl Item<'_> {
     ) {
         let size = self.weight.panel_words();
         let inputs = self.weight.inputs;
-        let encoding = self.weight.format.encoding();
+        let encoding = self.weight.format.encoding_with::<S>();
+        assert_eq!(self.packed.encoding(), encoding);
         assert_eq!(words.len(), m * encoding.row_words(inputs));
         let n = panels.n;
         let all = panels.first * size..(panels.index(n - 1) + 1) * size;
@@ -342,7 +337,7 @@ struct Operands {
 impl Operands {
     #[inline(always)]
     fn by_rows<S: Lanes, T: Tile>(&self, m: usize, n: usize, sums: &mut Sums) {
-        let max = tile::max_rows::<S>();
+        let max = tile::max_rows::<S>(T::ARITHMETIC);
         match m {
             1 => self.by_panels::<S, T, 1>(n, sums),
             2 => self.by_panels::<S, T, 2>(n, sums),
@@ -378,9 +373,16 @@ impl Operands {
 }
 
 /// An inner loop, for any number of rows and panels.
-trait Tile: 'static {
+trait Tile: Sized + 'static {
     /// Most panels at once.
     const MAX_PANELS: usize = MAX_PANELS;
+    /// What its time goes into.
+    const ARITHMETIC: Arithmetic = Arithmetic::Integer;
+
+    /// Runs an item, compiled as its arithmetic asks for. No function of [`Self::ARITHMETIC`]: that would compile both ways.
+    fn run_item(isa: Isa, item: TileItem<'_, Self>) {
+        dispatch_integers(isa, item);
+    }
 
     /// # Safety
     /// The operands are valid for M rows and N panels; the instruction set of `S` was detected.
@@ -390,6 +392,12 @@ trait Tile: 'static {
 struct PlainTile<F>(PhantomData<F>);
 
 impl<F: FormatOf> Tile for PlainTile<F> {
+    const ARITHMETIC: Arithmetic = Arithmetic::Float;
+
+    fn run_item(isa: Isa, item: TileItem<'_, Self>) {
+        dispatch(isa, item);
+    }
+
     #[inline(always)]
     unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
         let Operands {
@@ -398,9 +406,16 @@ impl<F: FormatOf> Tile for PlainTile<F> {
             ahead,
             ..
         } = *operands;
-        let steps = F::FORMAT.encoding().row_words(inputs);
-        // SAFETY: the caller's promise.
-        unsafe { tile::plain::<S, F, M, N>(rows, operands.panels(), steps, ahead, sums) };
+        let row_words = F::FORMAT.encoding_with::<S>().row_words(inputs);
+        let panels = operands.panels();
+        // SAFETY: the caller's promise; a step of wide rows is two words.
+        unsafe {
+            if F::FORMAT == Format::Bf16 && !S::BF16_PAIRS {
+                tile::plain::<S, tile::WideBf16, M, N>(rows, panels, row_words / 2, ahead, sums);
+                return;
+            }
+            tile::plain::<S, F, M, N>(rows, panels, row_words, ahead, sums);
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::activations::scatter;
 use super::super::element::load_up_to;
-use super::super::format::PANEL;
+use super::super::format::{Encoding, PANEL};
 use super::super::matrix::Panel;
 use super::super::rowwise::silu;
 use super::super::simd::{LANES, Lanes};
@@ -20,8 +20,34 @@ pub enum Write {
     Add,
     /// The first half of the outputs are gates, the second half what they let through: `silu(gate) * up`.
     GatedSilu,
-    /// The same, and the output is the words of [`PackedRows`] in bf16.
+    /// The same, and the output is the words of `PackedRows` as [`Encoding::Bf16`].
     GatedPairs,
+    /// The same as [`Encoding::WideBf16`].
+    GatedRounded,
+}
+
+impl Write {
+    /// Whether the first half of the outputs are gates.
+    pub fn is_gated(self) -> bool {
+        !matches!(self, Self::Store | Self::Add)
+    }
+
+    /// Values of a group's row that outputs take, if they are the words of `PackedRows`.
+    fn packed_words(self, outputs: usize) -> Option<usize> {
+        match self {
+            Self::GatedPairs => Some(Encoding::Bf16.row_words(outputs)),
+            Self::GatedRounded => Some(Encoding::WideBf16.row_words(outputs)),
+            Self::Store | Self::Add | Self::GatedSilu => None,
+        }
+    }
+
+    /// Values of a row of the output of a product with so many outputs.
+    pub fn columns(self, outputs: usize) -> usize {
+        match self {
+            Self::Store | Self::Add => outputs,
+            _ => self.packed_words(outputs / 2).unwrap_or(outputs / 2),
+        }
+    }
 }
 
 /// The panels of a tile.
@@ -76,10 +102,10 @@ impl Output<'_> {
             let first = self.panels[panels.index(n)].first as usize;
             // SAFETY: only hints; `dispatch` detected the instruction set.
             unsafe {
-                if self.write == Write::GatedPairs {
-                    let words = rows.len() * PANEL / 2;
-                    let start = rows.start * self.columns + first / 2 * rows.len();
-                    for word in (0..words).step_by(LANES) {
+                if let Some(words) = self.write.packed_words(PANEL) {
+                    let before = first / PANEL * words;
+                    let start = rows.start * self.columns + before * rows.len();
+                    for word in (0..words * rows.len()).step_by(LANES) {
                         S::prefetch_write(self.out.at(start + word));
                     }
                     continue;
@@ -138,7 +164,7 @@ impl Output<'_> {
         let n_rows = rows.len();
         // SAFETY: no other item writes these columns; lane arithmetic, `dispatch` detected the instruction set.
         unsafe {
-            let mut pairs = [S::splat_word(0); LANES];
+            let mut words = [S::splat_word(0); LANES];
             for n in 0..gate_panels.n {
                 let panel = self.panels[gate_panels.index(n)];
                 let up_panel = self.panels[up_panels.index(n)];
@@ -147,15 +173,17 @@ impl Output<'_> {
                     let up = self.biased::<S>(ups, m, n, up_panel);
                     let gated = S::mul(silu::<S>(gate), up);
                     match self.write {
-                        Write::GatedPairs => pairs[m] = S::pair_bf16(gated, S::splat(0.0)),
+                        Write::GatedPairs => words[m] = S::pair_bf16(gated, S::splat(0.0)),
+                        Write::GatedRounded => words[m] = S::to_words(S::round_bf16(gated)),
                         _ => self.put_part::<S>(row, panel, gated),
                     }
                 }
-                if self.write == Write::GatedPairs {
-                    let first = rows.start * self.columns + panel.first as usize / 2 * n_rows;
-                    let len = panel.len.div_ceil(2) as usize * n_rows;
-                    let out = self.out.part(first, len);
-                    scatter::<S>(pairs, n_rows, bytemuck::cast_slice_mut(out));
+                let before = self.write.packed_words(panel.first as usize);
+                let len = self.write.packed_words(panel.len as usize);
+                if let (Some(before), Some(len)) = (before, len) {
+                    let first = rows.start * self.columns + before * n_rows;
+                    let out = self.out.part(first, len * n_rows);
+                    scatter::<S>(words, n_rows, bytemuck::cast_slice_mut(out));
                 }
             }
         }
@@ -196,8 +224,8 @@ impl Output<'_> {
         // SAFETY: `out` and `padded` hold the values that are read and written; `dispatch` detected the instruction set.
         unsafe {
             let value = match self.write {
-                Write::Store | Write::GatedSilu | Write::GatedPairs => value,
                 Write::Add => S::add(load_up_to::<S>(out), value),
+                _ => value,
             };
             if out.len() == LANES {
                 S::store(out.as_mut_ptr(), value);

@@ -1,13 +1,18 @@
 //! Sixteen f32 lanes with one meaning on every instruction set.
 //!
-//! Kernels are written once against [`Lanes`] and compiled for each instruction set by [`dispatch`]. The lane
-//! structure, and with it the order of every sum, is the same everywhere; instruction sets differ in whether
+//! Kernels are written once against [`Lanes`] and compiled for each instruction set by [`dispatch`] or
+//! [`dispatch_integers`]. The lane structure, and with it the order of every sum, is the same everywhere; instruction sets differ in whether
 //! `mul_add` rounds once (AVX2 and AVX-512, which agree bit for bit) or twice (portable), and in how the two products
 //! of a bf16 pair are rounded (`dot_pairs`).
 
+mod isa;
+
 use half::{bf16, f16};
 
+pub use self::isa::{ISA_VARIABLE, Isa};
 use super::portable::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::x86;
 
 /// Number of f32 lanes of every vector.
 pub const LANES: usize = 16;
@@ -16,104 +21,8 @@ pub const EIGHT: usize = LANES / 2;
 /// Bytes of a cache line.
 pub const LINE_BYTES: usize = 64;
 
-/// Environment variable that forces an instruction set, to test or to compare; no key of the configuration.
-pub const ISA_VARIABLE: &str = "SOUFFLEUR_CPU_ISA";
-
 /// 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
 const MAGIC: f32 = 12_582_912.0;
-
-/// An instruction set that kernels are compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Isa {
-    /// What the compilation target guarantees.
-    Portable,
-    /// AVX2 with FMA and F16C.
-    Avx2,
-    /// AVX-512 F, BW, DQ and VL.
-    Avx512,
-    /// AVX-512 as above, with BF16 dot products and VNNI.
-    Avx512Bf16,
-}
-
-impl Isa {
-    /// Every instruction set that kernels are compiled for, slowest first.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
-
-    /// Returns the best instruction set of this machine.
-    pub fn detect() -> Self {
-        *Self::available()
-            .last()
-            .expect("the portable path is always there")
-    }
-
-    /// Returns the instruction set that the variable [`ISA_VARIABLE`] names, or the best of this machine without it.
-    ///
-    /// # Errors
-    /// When the name is unknown or the machine lacks what it names.
-    pub fn chosen() -> Result<Self, String> {
-        let Some(name) = std::env::var_os(ISA_VARIABLE) else {
-            return Ok(Self::detect());
-        };
-        let available = Self::available();
-        let found = available.iter().find(|isa| name == isa.name());
-        found.copied().ok_or_else(|| {
-            let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
-            format!(
-                "{ISA_VARIABLE} is {name:?}, this machine has {}",
-                names.join(", ")
-            )
-        })
-    }
-
-    /// Returns what this machine can run, slowest first.
-    pub fn available() -> Vec<Self> {
-        Self::ALL
-            .into_iter()
-            .filter(|isa| isa.is_present())
-            .collect()
-    }
-
-    /// The name in logs and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-            Self::Avx512Bf16 => "avx512_bf16",
-        }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    fn is_present(self) -> bool {
-        let avx2 = || {
-            is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c")
-        };
-        let avx512 = || {
-            is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-        };
-        match self {
-            Self::Portable => true,
-            Self::Avx2 => avx2(),
-            Self::Avx512 => avx2() && avx512(),
-            Self::Avx512Bf16 => {
-                avx2()
-                    && avx512()
-                    && is_x86_feature_detected!("avx512bf16")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
-        }
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn is_present(self) -> bool {
-        self == Self::Portable
-    }
-}
 
 /// Work that is compiled once for each instruction set. `run` must be `#[inline(always)]`.
 pub trait Kernel {
@@ -124,35 +33,57 @@ pub trait Kernel {
     fn run<S: Lanes>(self) -> Self::Output;
 }
 
-/// Runs a kernel with the lanes of `isa`.
+/// Runs a kernel with the lanes of `isa`. VNNI makes no difference to it; see [`dispatch_integers`].
 ///
 /// # Panics
 /// If this machine lacks `isa`.
 pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    isa.assert_present();
     match isa {
         Isa::Portable => kernel.run::<Portable>(),
+        // SAFETY: the features of each were detected above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => {
-            assert!(isa.is_present(), "avx2 is missing on this machine");
-            // SAFETY: the features were detected on the line above.
-            unsafe { super::x86::run_avx2(kernel) }
-        }
+        Isa::Avx2 | Isa::Avx2Vnni => unsafe { x86::run_avx2(kernel) },
+        // SAFETY: as before.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => {
-            assert!(isa.is_present(), "avx512 is missing on this machine");
-            // SAFETY: the features were detected on the line above.
-            unsafe { super::x86::run_avx512(kernel) }
-        }
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { x86::run_avx512(kernel) },
+        // SAFETY: as before.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 => {
-            assert!(isa.is_present(), "avx512_bf16 is missing on this machine");
-            // SAFETY: the features were detected on the line above.
-            unsafe { super::x86::run_avx512_bf16(kernel) }
-        }
+        Isa::Avx512Bf16 => unsafe { x86::run_avx512_bf16(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => {
-            panic!("{} is missing on this machine", isa.name())
-        }
+        _ => unreachable!("{} is missing on this machine", isa.name()),
+    }
+}
+
+/// Runs a kernel whose time goes into products of integers, with the lanes of `isa`. Kernels are compiled for VNNI only through
+/// this, and only through [`dispatch`] for products of bf16: both for all would make a long build longer.
+///
+/// # Panics
+/// If this machine lacks `isa`.
+pub fn dispatch_integers<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    isa.assert_present();
+    match isa {
+        Isa::Portable => kernel.run::<Portable>(),
+        // SAFETY: the features of each were detected above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { x86::run_avx2(kernel) },
+        // SAFETY: as before; tests may have the same instructions in another encoding.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2Vnni => unsafe {
+            #[cfg(test)]
+            if !is_x86_feature_detected!("avxvnni") {
+                return x86::run_avx2_evex_vnni(kernel);
+            }
+            x86::run_avx2_vnni(kernel)
+        },
+        // SAFETY: as before.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { x86::run_avx512(kernel) },
+        // SAFETY: as before.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512_vnni(kernel) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("{} is missing on this machine", isa.name()),
     }
 }
 
@@ -169,6 +100,10 @@ pub trait Lanes: Copy + 'static {
 
     /// Machine registers that sixteen values take; there are 32 on AVX-512, 16 elsewhere.
     const REGISTERS: usize;
+    /// Whether [`Self::dot_pairs`] takes rows of bf16 in pairs as they are. Else they are better widened once, when they are packed.
+    const BF16_PAIRS: bool;
+    /// Whether [`Self::dot_quads`] takes rows of bytes as they are. Else they are better widened once, when they are packed.
+    const BYTE_QUADS: bool;
 
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self::V;
@@ -199,6 +134,17 @@ pub trait Lanes: Copy + 'static {
 
     /// Writes sixteen values rounded to the nearest bf16, ties to even.
     unsafe fn store_bf16(p: *mut bf16, v: Self::V);
+
+    /// Values rounded as [`Self::store_bf16`] does.
+    #[inline(always)]
+    unsafe fn round_bf16(v: Self::V) -> Self::V {
+        let mut narrow = [bf16::ZERO; LANES];
+        // SAFETY: `narrow` holds sixteen values; the instruction set is the caller's promise.
+        unsafe {
+            Self::store_bf16(narrow.as_mut_ptr(), v);
+            Self::load_bf16(narrow.as_ptr())
+        }
+    }
 
     /// Two times sixteen values rounded to bf16 in this order, two to a word. They are for [`Lanes::dot_pairs`]: what it
     /// takes for zero may be zero.

@@ -1,6 +1,6 @@
 //! The lanes of every instruction set that this machine has, against plain arithmetic.
 
-use super::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
+use super::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch, dispatch_integers};
 
 struct Exp([f32; LANES]);
 
@@ -209,5 +209,96 @@ fn quarters_are_taken_by_turns() {
             .iter()
             .flat_map(|first| (0..4).map(move |i| (first + i) as f32));
         assert!(first.into_iter().chain(second).eq(expected), "{isa:?}");
+    }
+}
+
+/// Sums, signed bytes or pairs of i16, unsigned bytes or pairs of i16.
+#[derive(Clone, Copy)]
+struct Dots([[u32; LANES]; 3]);
+
+impl Kernel for Dots {
+    type Output = [[u32; LANES]; 4];
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Self::Output {
+        let mut out = [[0; LANES]; 4];
+        // SAFETY: every array holds sixteen words; `dispatch_integers` detected the instruction set.
+        unsafe {
+            let [acc, a, b] = self.0.map(|words| S::load_words(words.as_ptr()));
+            // Two products of seven bits and eight stay within i16.
+            let small = S::and(b, S::splat_word(0x7f7f_7f7f));
+            let codes = S::dot_codes(S::splat_word(0), a, small);
+            let results = [
+                S::dot_quads(acc, a, b),
+                S::dot_shorts(acc, a, b),
+                S::add_scaled(acc, codes, S::low_scales(b)),
+                S::add_scaled(acc, codes, S::high_scales(b)),
+            ];
+            for (out, result) in out.iter_mut().zip(results) {
+                S::store_words(out.as_mut_ptr(), result);
+            }
+        }
+        out
+    }
+}
+
+#[test]
+fn integer_dots_are_exact() {
+    let dot = |signed: u32, unsigned: u32| -> i32 {
+        let bytes = signed.to_le_bytes().into_iter().zip(unsigned.to_le_bytes());
+        bytes.map(|(a, b)| i32::from(a as i8) * i32::from(b)).sum()
+    };
+    let shorts = |word: u32| [i32::from(word as i16), i32::from((word >> 16) as i16)];
+    for isa in Isa::available() {
+        for seed in 0..200 {
+            let random = |i: usize| ((seed * 64 + i) as u32 + 1).wrapping_mul(0x9e37_79b1);
+            let mut given: [[u32; LANES]; 3] =
+                std::array::from_fn(|row| std::array::from_fn(|i| random(row * LANES + i)));
+            given[0] = given[0].map(|word| word >> 8);
+            // The extremes: -128 by 255 in all bytes, and by the largest code.
+            (given[1][0], given[2][0]) = (0x8080_8080, 0xffff_ffff);
+            (given[1][1], given[2][1]) = (0x7f7f_7f7f, 0xffff_ffff);
+            let got = dispatch_integers(isa, Dots(given));
+            for lane in 0..LANES {
+                let [acc, a, b] = given.map(|words| words[lane]);
+                let (sa, sb) = (shorts(a), shorts(b));
+                let codes = dot(a, b & 0x7f7f_7f7f);
+                let expected = [
+                    dot(a, b),
+                    (sa[0] * sb[0]).wrapping_add(sa[1] * sb[1]),
+                    codes.wrapping_mul(sb[0]),
+                    codes.wrapping_mul(sb[1]),
+                ];
+                let expected = expected.map(|sum| acc.wrapping_add(sum as u32));
+                assert_eq!(
+                    got.map(|words| words[lane]),
+                    expected,
+                    "{isa:?}: lane {lane}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_has_a_name_of_its_own_and_what_is_missing_is_said() {
+    let names = Isa::ALL.map(Isa::name);
+    let expected = [
+        "portable",
+        "avx2",
+        "avx2_vnni",
+        "avx512",
+        "avx512_vnni",
+        "avx512_bf16",
+    ];
+    assert_eq!(names, expected);
+    let available = Isa::available();
+    assert_eq!(Isa::detect(), *available.last().expect("one is there"));
+    for isa in Isa::ALL.iter().filter(|isa| !available.contains(isa)) {
+        eprintln!("kernel path {}: not present on this machine", isa.name());
+    }
+    #[cfg(target_arch = "x86_64")]
+    if available.contains(&Isa::Avx2Vnni) && !is_x86_feature_detected!("avxvnni") {
+        eprintln!("kernel path avx2_vnni: AVX-512 VNNI stands in for AVX-VNNI in these tests");
     }
 }

@@ -1,55 +1,32 @@
-//! The lanes of AVX-512, and kernels compiled for each instruction set.
+//! The lanes of AVX-512.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::avx2::{Avx2, max8, sum8};
-use super::simd::{EIGHT, Kernel, LANES, Lanes, read};
-
-/// Runs a kernel compiled for AVX2, FMA and F16C.
-///
-/// # Safety
-/// The machine must have them.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx2>()
-}
-
-/// Runs a kernel compiled for AVX-512 F, BW, DQ and VL.
-///
-/// # Safety
-/// The machine must have them.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx512<false>>()
-}
-
-/// Runs a kernel compiled for AVX-512 F, BW, DQ, VL, BF16 and VNNI.
-///
-/// # Safety
-/// The machine must have them.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
-pub unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx512<true>>()
-}
+use super::super::simd::{EIGHT, LANES, Lanes, read};
+use super::dots::Extensions;
+use super::moves::{exchange_quarters, max8, sum8, transpose_quarters};
 
 /// All sixteen lanes. Masked loads and stores of all lanes compile to plain unaligned ones, in debug builds too, where
 /// others carry a check of the pointer that keeps tiles out of registers.
 const ALL: u16 = !0;
 
-/// One register of sixteen lanes; with or without the dot products of BF16 and VNNI.
+/// One register of sixteen lanes, with the dot products that `E` names.
 #[derive(Clone, Copy)]
-pub struct Avx512<const DOT: bool>;
+pub struct Avx512<E>(PhantomData<E>);
 
 /// The high halves of words.
 const HIGH: i32 = 0xffff_0000u32 as i32;
 
-impl<const DOT: bool> Lanes for Avx512<DOT> {
+impl<E: Extensions> Lanes for Avx512<E> {
     type V = __m512;
     type W = __m512i;
 
     const REGISTERS: usize = 1;
+    const BF16_PAIRS: bool = E::BF16;
+    const BYTE_QUADS: bool = E::VNNI;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
@@ -139,21 +116,21 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
         // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
         unsafe {
-            let bits = _mm512_castps_si512(v);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-            let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
-            let rounded = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
-            _mm256_mask_storeu_epi16(p.cast(), ALL, _mm512_cvtepi32_epi16(rounded));
+            _mm256_mask_storeu_epi16(p.cast(), ALL, _mm512_cvtepi32_epi16(rounded_bf16(v)));
         }
+    }
+
+    #[inline(always)]
+    unsafe fn round_bf16(v: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(rounded_bf16(v))) }
     }
 
     #[inline(always)]
     unsafe fn store_bf16_normal(p: *mut bf16, v: Self::V) {
         // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
         unsafe {
-            if !DOT {
+            if !E::BF16 {
                 return Self::store_bf16(p, v);
             }
             let narrow = bf16_bits(_mm512_cvtneps_pbh(v));
@@ -165,7 +142,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::W {
         // SAFETY: `narrow` holds 32 bf16, which are sixteen words; the caller detected the instruction set.
         unsafe {
-            if DOT {
+            if E::BF16 {
                 return word_bits(_mm512_cvtne2ps_pbh(high, low));
             }
             let mut narrow = [bf16::ZERO; 2 * LANES];
@@ -213,7 +190,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
-            if DOT {
+            if E::BF16 {
                 return _mm512_dpbf16_ps(acc, bf16_lanes(a), bf16_lanes(b));
             }
             let low = |w| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(w));
@@ -227,7 +204,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
-            if DOT {
+            if E::VNNI {
                 return _mm512_dpbusd_epi32(acc, b, a);
             }
             let even = _mm512_madd_epi16(
@@ -288,20 +265,20 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
-            if DOT {
+            if E::VNNI {
                 return _mm512_dpwssd_epi32(acc, a, b);
             }
             _mm512_add_epi32(acc, _mm512_madd_epi16(a, b))
         }
     }
 
-    const NARROW_SUMS: bool = !DOT;
+    const NARROW_SUMS: bool = !E::VNNI;
 
     #[inline(always)]
     unsafe fn dot_codes(sums: Self::W, row: Self::W, codes: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
-            if DOT {
+            if E::VNNI {
                 return _mm512_dpbusd_epi32(sums, codes, row);
             }
             _mm512_add_epi16(sums, _mm512_maddubs_epi16(codes, row))
@@ -312,7 +289,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     unsafe fn add_scaled(acc: Self::W, sums: Self::W, scales: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
-            if DOT {
+            if E::VNNI {
                 return _mm512_add_epi32(acc, _mm512_mullo_epi32(sums, scales));
             }
             _mm512_add_epi32(acc, _mm512_madd_epi16(sums, scales))
@@ -323,7 +300,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     unsafe fn low_scales(pairs: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
-            if DOT {
+            if E::VNNI {
                 return _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pairs));
             }
             let low = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff));
@@ -335,7 +312,7 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     unsafe fn high_scales(pairs: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
-            if DOT {
+            if E::VNNI {
                 return _mm512_srai_epi32::<16>(pairs);
             }
             let high = _mm512_srli_epi32::<16>(pairs);
@@ -469,6 +446,20 @@ impl<const DOT: bool> Lanes for Avx512<DOT> {
     }
 }
 
+/// Rounds to the nearest bf16, ties to even; the result stands in the low half of each word.
+#[inline(always)]
+unsafe fn rounded_bf16(v: __m512) -> __m512i {
+    // SAFETY: only registers; the caller detected the instruction set.
+    unsafe {
+        let bits = _mm512_castps_si512(v);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+        let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+        _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0))
+    }
+}
+
 /// Sixteen bf16 as plain bits.
 #[inline(always)]
 unsafe fn bf16_bits(narrow: __m256bh) -> __m256i {
@@ -488,45 +479,4 @@ unsafe fn bf16_lanes(words: __m512i) -> __m512bh {
 unsafe fn word_bits(pairs: __m512bh) -> __m512i {
     // SAFETY: both are 512 plain bits.
     unsafe { std::mem::transmute(pairs) }
-}
-
-/// Exchanges four rows and lanes inside each quarter of 128 bits: word i of row j becomes word j of row i.
-#[inline(always)]
-unsafe fn transpose_quarters(rows: &[__m512i]) -> [__m512i; 4] {
-    // SAFETY: the caller detected the instruction set.
-    unsafe {
-        let (a, b, c, d) = (rows[0], rows[1], rows[2], rows[3]);
-        let (low_ab, low_cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-        let (high_ab, high_cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
-        [
-            _mm512_unpacklo_epi64(low_ab, low_cd),
-            _mm512_unpackhi_epi64(low_ab, low_cd),
-            _mm512_unpacklo_epi64(high_ab, high_cd),
-            _mm512_unpackhi_epi64(high_ab, high_cd),
-        ]
-    }
-}
-
-/// Exchanges vectors and quarters: quarter i of vector j becomes quarter j of vector i.
-#[inline(always)]
-unsafe fn exchange_quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
-    const EVEN: i32 = 0b10_00_10_00;
-    const ODD: i32 = 0b11_01_11_01;
-    // SAFETY: the caller detected the instruction set.
-    unsafe {
-        let (even_ab, even_cd) = (
-            _mm512_shuffle_i32x4::<EVEN>(a, b),
-            _mm512_shuffle_i32x4::<EVEN>(c, d),
-        );
-        let (odd_ab, odd_cd) = (
-            _mm512_shuffle_i32x4::<ODD>(a, b),
-            _mm512_shuffle_i32x4::<ODD>(c, d),
-        );
-        [
-            _mm512_shuffle_i32x4::<EVEN>(even_ab, even_cd),
-            _mm512_shuffle_i32x4::<EVEN>(odd_ab, odd_cd),
-            _mm512_shuffle_i32x4::<ODD>(even_ab, even_cd),
-            _mm512_shuffle_i32x4::<ODD>(odd_ab, odd_cd),
-        ]
-    }
 }

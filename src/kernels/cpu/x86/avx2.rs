@@ -1,24 +1,29 @@
 //! The lanes of AVX2.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::simd::{LANES, Lanes, read, write};
+use super::super::simd::{LANES, Lanes, read, write};
+use super::dots::Dots;
+use super::moves::{max8, sum8, transpose8};
 
 /// The high halves of words.
 const HIGH: i32 = 0xffff_0000u32 as i32;
 
-/// Two registers of eight lanes.
+/// Two registers of eight lanes, with the dot products of `D`.
 #[derive(Clone, Copy)]
-pub struct Avx2;
+pub struct Avx2<D>(PhantomData<D>);
 
 // Loads and stores take any alignment, as the trait says.
-impl Lanes for Avx2 {
+impl<D: Dots> Lanes for Avx2<D> {
     type V = (__m256, __m256);
     type W = (__m256i, __m256i);
 
     const REGISTERS: usize = 2;
+    const BF16_PAIRS: bool = false;
+    const BYTE_QUADS: bool = D::VNNI;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
@@ -125,11 +130,19 @@ impl Lanes for Avx2 {
     unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
         // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
         unsafe {
-            let low = round_bf16(_mm256_castps_si256(v.0), v.0);
-            let high = round_bf16(_mm256_castps_si256(v.1), v.1);
+            let (low, high) = (rounded_bf16(v.0), rounded_bf16(v.1));
             // Packing works inside 128-bit halves: the permutation puts the quarters back in order.
             let packed = _mm256_packus_epi32(low, high);
             write(p, _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn round_bf16(v: Self::V) -> Self::V {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            let narrow = (rounded_bf16(v.0), rounded_bf16(v.1));
+            Self::from_words(Self::shift_left(narrow, 16))
         }
     }
 
@@ -169,7 +182,7 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
-        unsafe { (dot_quads8(acc.0, a.0, b.0), dot_quads8(acc.1, a.1, b.1)) }
+        unsafe { (D::quads(acc.0, b.0, a.0), D::quads(acc.1, b.1, a.1)) }
     }
 
     #[inline(always)]
@@ -232,20 +245,18 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
-        unsafe {
-            (
-                _mm256_add_epi32(acc.0, _mm256_madd_epi16(a.0, b.0)),
-                _mm256_add_epi32(acc.1, _mm256_madd_epi16(a.1, b.1)),
-            )
-        }
+        unsafe { (D::shorts(acc.0, a.0, b.0), D::shorts(acc.1, a.1, b.1)) }
     }
 
-    const NARROW_SUMS: bool = true;
+    const NARROW_SUMS: bool = !D::VNNI;
 
     #[inline(always)]
     unsafe fn dot_codes(sums: Self::W, row: Self::W, codes: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
+            if D::VNNI {
+                return Self::dot_quads(sums, row, codes);
+            }
             (
                 _mm256_add_epi16(sums.0, _mm256_maddubs_epi16(codes.0, row.0)),
                 _mm256_add_epi16(sums.1, _mm256_maddubs_epi16(codes.1, row.1)),
@@ -256,13 +267,24 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn add_scaled(acc: Self::W, sums: Self::W, scales: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
-        unsafe { Self::dot_shorts(acc, sums, scales) }
+        unsafe {
+            if D::VNNI {
+                return (
+                    _mm256_add_epi32(acc.0, _mm256_mullo_epi32(sums.0, scales.0)),
+                    _mm256_add_epi32(acc.1, _mm256_mullo_epi32(sums.1, scales.1)),
+                );
+            }
+            Self::dot_shorts(acc, sums, scales)
+        }
     }
 
     #[inline(always)]
     unsafe fn low_scales(pairs: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
+            if D::VNNI {
+                return Self::high_scales(Self::shift_left(pairs, 16));
+            }
             let low = Self::and(pairs, Self::splat_word(0xffff));
             Self::or(low, Self::shift_left(low, 16))
         }
@@ -272,6 +294,12 @@ impl Lanes for Avx2 {
     unsafe fn high_scales(pairs: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
+            if D::VNNI {
+                return (
+                    _mm256_srai_epi32::<16>(pairs.0),
+                    _mm256_srai_epi32::<16>(pairs.1),
+                );
+            }
             let high = Self::shift_right(pairs, 16);
             Self::or(high, Self::shift_left(high, 16))
         }
@@ -378,60 +406,12 @@ impl Lanes for Avx2 {
     }
 }
 
-/// Lane i with i+4, i+2, i+1.
-#[inline(always)]
-pub(super) unsafe fn sum8(v: __m256) -> f32 {
-    // SAFETY: only registers; the caller detected the instruction set.
-    unsafe {
-        let v4 = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-        let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
-        let v1 = _mm_add_ss(v2, _mm_shuffle_ps::<1>(v2, v2));
-        _mm_cvtss_f32(v1)
-    }
-}
-
-/// Largest lane.
-#[inline(always)]
-pub(super) unsafe fn max8(v: __m256) -> f32 {
-    // SAFETY: only registers; the caller detected the instruction set.
-    unsafe {
-        let v4 = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-        let v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
-        let v1 = _mm_max_ss(v2, _mm_shuffle_ps::<1>(v2, v2));
-        _mm_cvtss_f32(v1)
-    }
-}
-
-/// Exchanges rows and lanes of eight by eight words.
-#[inline(always)]
-unsafe fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8] {
-    // SAFETY: only registers; the caller detected the instruction set.
-    unsafe {
-        let zero = _mm256_setzero_si256();
-        let mut quads = [zero; 8];
-        for i in [0, 4] {
-            let (a, b, c, d) = (rows[i], rows[i + 1], rows[i + 2], rows[i + 3]);
-            let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
-            quads[i] = _mm256_unpacklo_epi64(ab, cd);
-            quads[i + 1] = _mm256_unpackhi_epi64(ab, cd);
-            let (ab, cd) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
-            quads[i + 2] = _mm256_unpacklo_epi64(ab, cd);
-            quads[i + 3] = _mm256_unpackhi_epi64(ab, cd);
-        }
-        let mut out = [zero; 8];
-        for i in 0..4 {
-            out[i] = _mm256_permute2x128_si256::<0x20>(quads[i], quads[i + 4]);
-            out[i + 4] = _mm256_permute2x128_si256::<0x31>(quads[i], quads[i + 4]);
-        }
-        out
-    }
-}
-
 /// Rounds to the nearest bf16, ties to even; the result stands in the low half of each word.
 #[inline(always)]
-unsafe fn round_bf16(bits: __m256i, v: __m256) -> __m256i {
+unsafe fn rounded_bf16(v: __m256) -> __m256i {
     // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
+        let bits = _mm256_castps_si256(v);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
         let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
         let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
@@ -448,19 +428,5 @@ unsafe fn dot_pairs8(acc: __m256, a: __m256i, b: __m256i) -> __m256 {
         let high = |w| _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(HIGH)));
         let first = _mm256_fmadd_ps(low(a), low(b), acc);
         _mm256_fmadd_ps(high(a), high(b), first)
-    }
-}
-
-/// Products of bytes in 16 bits, where they never saturate.
-#[inline(always)]
-unsafe fn dot_quads8(acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: only registers; the caller detected the instruction set.
-    unsafe {
-        let even = _mm256_madd_epi16(
-            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)),
-            _mm256_and_si256(b, _mm256_set1_epi16(0xff)),
-        );
-        let odd = _mm256_madd_epi16(_mm256_srai_epi16::<8>(a), _mm256_srli_epi16::<8>(b));
-        _mm256_add_epi32(acc, _mm256_add_epi32(even, odd))
     }
 }

@@ -1,0 +1,133 @@
+//! The instruction sets that kernels are compiled for, and which of them this machine has.
+
+/// Environment variable that forces an instruction set, to test or to compare; no key of the configuration.
+pub const ISA_VARIABLE: &str = "SOUFFLEUR_CPU_ISA";
+
+/// An instruction set that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// What the compilation target guarantees.
+    Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX2 as above, with AVX-VNNI.
+    Avx2Vnni,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 as above, with VNNI.
+    Avx512Vnni,
+    /// AVX-512 as above, with VNNI and BF16 dot products.
+    Avx512Bf16,
+}
+
+impl Isa {
+    /// Every instruction set that kernels are compiled for, slowest first.
+    pub const ALL: [Self; 6] = [
+        Self::Portable,
+        Self::Avx2,
+        Self::Avx2Vnni,
+        Self::Avx512,
+        Self::Avx512Vnni,
+        Self::Avx512Bf16,
+    ];
+
+    /// Returns the best instruction set of this machine.
+    pub fn detect() -> Self {
+        *Self::available()
+            .last()
+            .expect("the portable path is always there")
+    }
+
+    /// Returns the instruction set that the variable [`ISA_VARIABLE`] names, or the best of this machine without it.
+    ///
+    /// # Errors
+    /// When the name is unknown or the machine lacks what it names.
+    pub fn chosen() -> Result<Self, String> {
+        let Some(name) = std::env::var_os(ISA_VARIABLE) else {
+            return Ok(Self::detect());
+        };
+        let available = Self::available();
+        let found = available.iter().find(|isa| name == isa.name());
+        found.copied().ok_or_else(|| {
+            let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+            format!(
+                "{ISA_VARIABLE} is {name:?}, this machine has {}",
+                names.join(", ")
+            )
+        })
+    }
+
+    /// Returns what this machine can run, slowest first.
+    pub fn available() -> Vec<Self> {
+        Self::ALL
+            .into_iter()
+            .filter(|isa| isa.is_present())
+            .collect()
+    }
+
+    /// The name in logs and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx2Vnni => "avx2_vnni",
+            Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512_vnni",
+            Self::Avx512Bf16 => "avx512_bf16",
+        }
+    }
+
+    /// # Panics
+    /// If this machine lacks it.
+    pub(super) fn assert_present(self) {
+        assert!(
+            self.is_present(),
+            "{} is missing on this machine",
+            self.name()
+        );
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_present(self) -> bool {
+        match self {
+            Self::Portable => true,
+            Self::Avx2 => has_avx2(),
+            Self::Avx2Vnni => has_avx2() && has_avx_vnni(),
+            Self::Avx512 => has_avx512(),
+            Self::Avx512Vnni => has_avx512() && is_x86_feature_detected!("avx512vnni"),
+            Self::Avx512Bf16 => {
+                has_avx512()
+                    && is_x86_feature_detected!("avx512vnni")
+                    && is_x86_feature_detected!("avx512bf16")
+            }
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_present(self) -> bool {
+        self == Self::Portable
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+/// In unit tests the same instructions in the encoding of AVX-512 will do, so that the path is tested on more machines.
+#[cfg(target_arch = "x86_64")]
+fn has_avx_vnni() -> bool {
+    let stands_in = cfg!(test) && has_avx512() && is_x86_feature_detected!("avx512vnni");
+    is_x86_feature_detected!("avxvnni") || stands_in
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}

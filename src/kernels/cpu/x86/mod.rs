@@ -1,0 +1,68 @@
+//! Kernels compiled for each instruction set of x86.
+
+mod avx2;
+mod avx512;
+mod dots;
+mod moves;
+
+use self::avx2::Avx2;
+use self::avx512::Avx512;
+#[cfg(test)]
+use self::dots::EvexVnni;
+use self::dots::{AvxVnni, Multiplied, Plain, Vnni, VnniAndBf16};
+use super::simd::Kernel;
+
+/// Runs a kernel compiled for AVX2, FMA and F16C.
+///
+/// # Safety
+/// The machine must have them.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2<Multiplied>>()
+}
+
+/// Runs a kernel compiled for AVX2, FMA, F16C and AVX-VNNI.
+///
+/// # Safety
+/// The machine must have them.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub unsafe fn run_avx2_vnni<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2<AvxVnni>>()
+}
+
+/// Runs a kernel as [`run_avx2_vnni`] does, with the instructions of AVX-VNNI in the encoding of AVX-512.
+///
+/// # Safety
+/// The machine must have AVX-512 F, VL and VNNI beside AVX2, FMA and F16C.
+#[cfg(test)]
+#[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub unsafe fn run_avx2_evex_vnni<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2<EvexVnni>>()
+}
+
+/// Runs a kernel compiled for AVX-512 F, BW, DQ and VL.
+///
+/// # Safety
+/// The machine must have them.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512<Plain>>()
+}
+
+/// Runs a kernel compiled for AVX-512 F, BW, DQ, VL and VNNI.
+///
+/// # Safety
+/// The machine must have them.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub unsafe fn run_avx512_vnni<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512<Vnni>>()
+}
+
+/// Runs a kernel compiled for AVX-512 F, BW, DQ, VL, VNNI and BF16.
+///
+/// # Safety
+/// The machine must have them.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512<VnniAndBf16>>()
+}
