@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::random::RandomTensor;
 use crate::kernels::tensor_view::{Stored, TensorView};
 use crate::kernels::{Backend, Linear};
@@ -89,11 +89,16 @@ impl Checkpoint {
             Stored::Blocks(block) => kept(block, shape),
             Stored::Plain(_) => None,
         };
+        let stays = |spec: &TensorSpec, quantization: Quantization| {
+            let in_blocks = matches!(self.stored(&spec.name), Some(Stored::Blocks(_)));
+            in_blocks && quantization.keeps_blocks()
+        };
         let bytes = |spec: &TensorSpec| match (spec.shape.as_slice(), quantization) {
-            (&[outputs, inputs], Some(quantization)) => {
-                quantization.bytes(outputs as u64, inputs as u64)
+            (&[outputs, inputs], Some(quantization)) if !stays(spec, quantization) => {
+                let role = self.config.role(&spec.name);
+                quantization.bytes(role, [outputs as u64, inputs as u64])
             }
-            (&[outputs, inputs], None) => in_blocks(spec, [outputs, inputs])
+            (&[outputs, inputs], _) => in_blocks(spec, [outputs, inputs])
                 .unwrap_or(spec.elements() * self.dtype.bytes() as u64),
             _ => spec.elements() * 4,
         };
@@ -181,10 +186,17 @@ impl<'a, B: Backend> Loader<'a, B> {
             .iter()
             .map(|&(name, outputs)| weights.tensor(name, &[outputs, inputs]));
         let views = views.collect::<Result<Vec<_>, _>>()?;
-        let matrix = self.backend.matrix(&views);
+        let role = self.role(parts);
+        let matrix = self.backend.matrix(&views, role);
         parts.iter().for_each(|(name, _)| weights.release(name));
         self.report(bytes_of(&views));
         Ok(matrix)
+    }
+
+    /// What a stack is for: what its first part is for.
+    fn role(&self, parts: &[(&str, usize)]) -> MatrixRole {
+        let first = parts.first().map_or("", |(name, _)| *name);
+        self.config().role(first)
     }
 
     fn random_matrix(&mut self, parts: &[(&str, usize)], inputs: usize) -> B::Matrix {
@@ -193,7 +205,8 @@ impl<'a, B: Backend> Loader<'a, B> {
             |&(name, outputs): &(&str, usize)| RandomTensor::new(name, &[outputs, inputs], dtype);
         let tensors: Vec<RandomTensor> = parts.iter().map(tensor).collect();
         let elements: usize = tensors.iter().map(RandomTensor::elements).sum();
-        let matrix = self.backend.random_matrix(&tensors);
+        let role = self.role(parts);
+        let matrix = self.backend.random_matrix(&tensors, role);
         self.report(elements * dtype.bytes());
         matrix
     }

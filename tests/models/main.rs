@@ -11,6 +11,7 @@ mod gguf_files;
 #[allow(dead_code, reason = "shared with the tests of the scheduler")]
 #[path = "../common/grammars.rs"]
 mod grammars;
+mod int4;
 mod invariance;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
@@ -18,6 +19,8 @@ mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]
 mod plans;
+#[path = "../common/random_models.rs"]
+mod random_models;
 mod steps;
 
 #[test]

@@ -18,6 +18,7 @@
 //! | MXFP4 | e (power of two), 16 bytes as Q4_0 | 2^(e - 128) F\[q\] |
 
 mod decode;
+pub mod encode;
 
 use self::decode::decode;
 pub use self::decode::scale_and_min;

@@ -10,7 +10,7 @@ use std::path::Path;
 use self::limits::{CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, LAYERS, VOCAB};
 
 use crate::error::LoadError;
-use crate::kernels::dtype::Dtype;
+use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
 use crate::model::rope::RopeConfig;
@@ -280,6 +280,18 @@ impl ModelConfig {
             ));
         }
         specs
+    }
+
+    /// What a matrix is for.
+    pub fn role(&self, tensor: &str) -> MatrixRole {
+        let gives_logits = match self.tie_word_embeddings {
+            true => "model.embed_tokens.weight",
+            false => "lm_head.weight",
+        };
+        match tensor == gives_logits {
+            true => MatrixRole::Logits,
+            false => MatrixRole::Inner,
+        }
     }
 
     /// Number of weights.
