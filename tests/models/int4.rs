@@ -73,7 +73,7 @@ fn in_superblocks(mut file: File) -> File {
             encode(block, values, out);
         }
         Tensor {
-            type_id: block.gguf_id(),
+            type_id: block.gguf_id().unwrap(),
             data,
             ..tensor
         }

@@ -170,7 +170,8 @@ impl Format {
             | BlockType::Q2K
             | BlockType::Q3K
             | BlockType::Iq4Xs
-            | BlockType::Mxfp4 => None,
+            | BlockType::Mxfp4
+            | BlockType::Affine4 => None,
         }
     }
 
