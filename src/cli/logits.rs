@@ -20,7 +20,7 @@ pub struct LogitsArgs {
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float16", "bfloat16"])]
     dtype: String,
     /// Quantises matrices when they are loaded
-    #[arg(long, value_parser = ["int8"])]
+    #[arg(long, value_parser = ["int8", "int4"])]
     quantization: Option<String>,
     /// Compute threads; 0 means one per physical core
     #[arg(long, value_name = "N", default_value_t = 0)]

@@ -91,7 +91,7 @@ impl KeyType for DtypeChoice {
 }
 
 impl KeyType for Quantization {
-    const FORM: Form = Form::Name(&["int8"]);
+    const FORM: Form = Form::Name(&["int8", "int4"]);
 }
 
 impl KeyType for LoadFormat {

@@ -41,7 +41,7 @@ keys::keys! {
         /// Data type in which weights and KV are stored; auto keeps the type of the weights.
         #[flag(MODEL)]
         dtype: DtypeChoice = DtypeChoice::Auto,
-        /// Quantises matrices when they are loaded: takes a quarter of the memory of f32, half that of bfloat16, but is
+        /// Quantises matrices when they are loaded: int8 takes half the memory of bfloat16, int4 three tenths, but they are
         /// less precise.
         #[flag(MODEL)]
         quantization: Option<Quantization> = None,

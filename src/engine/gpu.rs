@@ -34,11 +34,13 @@ impl Gpu {
     /// # Errors
     /// It cannot be used, or not with this configuration.
     pub(super) fn open(ordinal: usize, config: &EngineConfig) -> Result<Self, StartError> {
-        if config.quantization.is_some() {
+        if let Some(quantization) = config.quantization {
             let error = ConfigError {
                 key: "quantization".to_owned(),
-                reason: "is int8, which has no CUDA kernels: leave it out, or use --device cpu"
-                    .to_owned(),
+                reason: format!(
+                    "is {}, which has no CUDA kernels: leave it out, or use --device cpu",
+                    quantization.name()
+                ),
             };
             return Err(error.into());
         }

@@ -1,5 +1,7 @@
 //! Element types of weights and of the KV pool, and what matrices are quantised to.
 
+use super::blocks::BlockType;
+
 /// Element types of weights and of the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
@@ -43,6 +45,17 @@ impl Dtype {
 pub enum Quantization {
     /// Signed bytes, with an f32 scale for each output and 128 inputs.
     Int8,
+    /// Superblocks of 256 inputs as GGUF files have them: Q6_K where logits come from, Q4_K elsewhere.
+    Int4,
+}
+
+/// What a matrix is for, as far as its format depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MatrixRole {
+    /// A product inside the model, or an embedding that is only looked up.
+    Inner,
+    /// The product that gives the logits. A tied embedding is this as well.
+    Logits,
 }
 
 impl Quantization {
@@ -50,18 +63,41 @@ impl Quantization {
     pub fn name(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
+            Self::Int4 => "int4",
         }
     }
 
     /// Finds the quantization of a name.
     pub fn from_name(name: &str) -> Option<Self> {
-        (name == Self::Int8.name()).then_some(Self::Int8)
+        [Self::Int8, Self::Int4]
+            .into_iter()
+            .find(|quantization| quantization.name() == name)
+    }
+
+    /// Whether matrices that are stored in blocks, which have at most 8 bits already, stay as they are.
+    pub fn keeps_blocks(self) -> bool {
+        match self {
+            Self::Int8 => false,
+            Self::Int4 => true,
+        }
+    }
+
+    /// The superblocks of a matrix.
+    pub fn superblocks(role: MatrixRole) -> BlockType {
+        match role {
+            MatrixRole::Inner => BlockType::Q4K,
+            MatrixRole::Logits => BlockType::Q6K,
+        }
     }
 
     /// Bytes of a matrix `[outputs, inputs]`, scales included.
-    pub fn bytes(self, outputs: u64, inputs: u64) -> u64 {
+    pub fn bytes(self, role: MatrixRole, [outputs, inputs]: [u64; 2]) -> u64 {
         match self {
             Self::Int8 => outputs * (inputs + 4 * inputs.div_ceil(128)),
+            Self::Int4 => {
+                let block = Self::superblocks(role);
+                outputs * inputs.div_ceil(block.inputs() as u64) * block.bytes() as u64
+            }
         }
     }
 }

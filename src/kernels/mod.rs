@@ -13,6 +13,7 @@ pub mod rope;
 pub mod shape;
 pub mod tensor_view;
 
+use self::dtype::MatrixRole;
 use self::random::RandomTensor;
 use self::rope::Rope;
 use self::tensor_view::TensorView;
@@ -45,14 +46,14 @@ pub trait Backend {
     ///
     /// # Shapes
     /// Each part `[outputs_i, inputs]`; the result is `[sum of outputs_i, inputs]`.
-    fn matrix(&mut self, parts: &[TensorView<'_>]) -> Self::Matrix;
+    fn matrix(&mut self, parts: &[TensorView<'_>], role: MatrixRole) -> Self::Matrix;
 
     /// Makes the parts' random elements, then does as [`Self::matrix`]. The elements are the same on every device.
-    fn random_matrix(&mut self, parts: &[RandomTensor]) -> Self::Matrix {
+    fn random_matrix(&mut self, parts: &[RandomTensor], role: MatrixRole) -> Self::Matrix {
         let bytes: Vec<Vec<u8>> = parts.iter().map(RandomTensor::bytes).collect();
         let views = parts.iter().zip(&bytes);
         let views: Vec<TensorView<'_>> = views.map(|(part, bytes)| part.view(bytes)).collect();
-        self.matrix(&views)
+        self.matrix(&views, role)
     }
 
     /// Takes vectors over from the host, joined in order.

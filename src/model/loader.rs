@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::random::RandomTensor;
 use crate::kernels::tensor_view::{Stored, TensorView};
 use crate::kernels::{Backend, Linear};
@@ -17,7 +17,7 @@ use crate::model::config::ModelConfig;
 use crate::model::gguf::Gguf;
 use crate::model::location::ModelLocation;
 use crate::model::random::random_vector;
-use crate::model::weights::{TensorSpec, TypeCount, Weights};
+use crate::model::weights::{Converted, MatrixSource, Scheme, TensorSpec, TypeCount, Weights};
 use crate::state::pool::kv_layout::MhaLayout;
 
 /// Where weights come from.
@@ -73,6 +73,11 @@ impl Checkpoint {
         self.weights.as_ref().map_or(&[], Weights::types)
     }
 
+    /// How the matrices in the files are quantised, where they are not plain and not in blocks.
+    pub fn scheme(&self) -> Option<Scheme> {
+        self.weights.as_ref()?.scheme()
+    }
+
     /// How K/V lies in the pool.
     pub fn kv_layout(&self) -> MhaLayout {
         self.config.kv_layout(self.dtype)
@@ -89,11 +94,21 @@ impl Checkpoint {
             Stored::Blocks(block) => kept(block, shape),
             Stored::Plain(_) => None,
         };
+        let stays = |spec: &TensorSpec, quantization: Quantization| {
+            let in_blocks = matches!(self.stored(&spec.name), Some(Stored::Blocks(_)));
+            in_blocks && quantization.keeps_blocks()
+        };
         let bytes = |spec: &TensorSpec| match (spec.shape.as_slice(), quantization) {
-            (&[outputs, inputs], Some(quantization)) => {
-                quantization.bytes(outputs as u64, inputs as u64)
+            (&[outputs, inputs], Some(quantization)) if !stays(spec, quantization) => {
+                let role = self.config.role(&spec.name);
+                let in_panels = match quantization {
+                    Quantization::Int4 => kept(Quantization::superblocks(role), [outputs, inputs]),
+                    Quantization::Int8 => None,
+                };
+                let exact = || quantization.bytes(role, [outputs as u64, inputs as u64]);
+                in_panels.unwrap_or_else(exact)
             }
-            (&[outputs, inputs], None) => in_blocks(spec, [outputs, inputs])
+            (&[outputs, inputs], _) => in_blocks(spec, [outputs, inputs])
                 .unwrap_or(spec.elements() * self.dtype.bytes() as u64),
             _ => spec.elements() * 4,
         };
@@ -121,7 +136,7 @@ fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError>
     let config = ModelConfig::read(dir)?;
     let (dtype, weights) = match load_format {
         LoadFormat::Auto => {
-            let weights = Weights::open(dir)?;
+            let weights = Weights::open(dir)?.quantised(Scheme::read(dir)?);
             weights.check(&config.tensors())?;
             (weights.dtype("model.embed_tokens.weight"), Some(weights))
         }
@@ -177,14 +192,32 @@ impl<'a, B: Backend> Loader<'a, B> {
         let Some(weights) = &self.checkpoint.weights else {
             return Ok(self.random_matrix(parts, inputs));
         };
-        let views = parts
-            .iter()
-            .map(|&(name, outputs)| weights.tensor(name, &[outputs, inputs]));
-        let views = views.collect::<Result<Vec<_>, _>>()?;
-        let matrix = self.backend.matrix(&views);
+        let shapes: Vec<[usize; 2]> = parts.iter().map(|part| [part.1, inputs]).collect();
+        let sources = parts.iter().zip(&shapes);
+        let sources = sources.map(|((name, _), shape)| weights.matrix(name, shape));
+        let sources = sources.collect::<Result<Vec<_>, _>>()?;
+        let dtype = self.checkpoint.dtype;
+        let converted = sources.iter().map(|source| source.converted(dtype));
+        let converted: Vec<Option<Converted<'_>>> = converted.collect();
+        let views = sources.iter().zip(&converted);
+        let views: Vec<TensorView<'_>> = views
+            .map(|(source, converted)| match (source, converted) {
+                (MatrixSource::Plain(view), _) => *view,
+                (_, Some(converted)) => converted.view(),
+                (MatrixSource::Quantised(_), None) => unreachable!("all of them are converted"),
+            })
+            .collect();
+        let role = self.role(parts);
+        let matrix = self.backend.matrix(&views, role);
         parts.iter().for_each(|(name, _)| weights.release(name));
-        self.report(bytes_of(&views));
+        self.report(sources.iter().map(MatrixSource::file_bytes).sum());
         Ok(matrix)
+    }
+
+    /// What a stack is for: what its first part is for.
+    fn role(&self, parts: &[(&str, usize)]) -> MatrixRole {
+        let first = parts.first().map_or("", |(name, _)| *name);
+        self.config().role(first)
     }
 
     fn random_matrix(&mut self, parts: &[(&str, usize)], inputs: usize) -> B::Matrix {
@@ -193,7 +226,8 @@ impl<'a, B: Backend> Loader<'a, B> {
             |&(name, outputs): &(&str, usize)| RandomTensor::new(name, &[outputs, inputs], dtype);
         let tensors: Vec<RandomTensor> = parts.iter().map(tensor).collect();
         let elements: usize = tensors.iter().map(RandomTensor::elements).sum();
-        let matrix = self.backend.random_matrix(&tensors);
+        let role = self.role(parts);
+        let matrix = self.backend.random_matrix(&tensors, role);
         self.report(elements * dtype.bytes());
         matrix
     }

@@ -6,7 +6,7 @@
 //! - attention: a row's K/V is read once and the new one written; four operations a head element, query and key.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
 
-use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::model::config::ModelConfig;
 use crate::state::pool::kv_layout::KvLayout;
 use crate::state::step::{RowWork, StepPlan};
@@ -67,7 +67,8 @@ impl Roofline {
     pub fn new(hardware: &Hardware, model: &ModelConfig, storage: Storage, devices: u32) -> Self {
         let n = f64::from(devices);
         let peak = match storage.quantization {
-            Some(Quantization::Int8) => hardware.tflops.int8 * 1e12,
+            // Four-bit codes are multiplied as bytes.
+            Some(Quantization::Int8 | Quantization::Int4) => hardware.tflops.int8 * 1e12,
             None => hardware.peak_flops(storage.dtype),
         };
         let table = (model.vocab_size * model.hidden_size) as f64;
@@ -75,7 +76,12 @@ impl Roofline {
         let body_weights = model.parameters() as f64 - n_tables * table;
         let all_bytes = weights_bytes(model, storage) as f64;
         let table_bytes =
-            matrix_bytes(storage, model.vocab_size as u64, model.hidden_size as u64) as f64;
+            |role| matrix_bytes(storage, role, [model.vocab_size, model.hidden_size]) as f64;
+        let head_bytes = table_bytes(MatrixRole::Logits);
+        let looked_up_bytes = match model.tie_word_embeddings {
+            true => 0.0,
+            false => table_bytes(MatrixRole::Inner),
+        };
         let kv_bytes = model.kv_layout(storage.dtype).bytes_per_token() as f64
             / model.num_hidden_layers as f64;
         let mut windows = model.windows.clone();
@@ -90,9 +96,9 @@ impl Roofline {
             bytes_per_s: n * hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency,
             overhead_s: hardware.step_overhead_us * 1e-6,
             body_weights,
-            body_bytes: all_bytes - n_tables * table_bytes,
+            body_bytes: all_bytes - head_bytes - looked_up_bytes,
             head_weights: table,
-            head_bytes: table_bytes,
+            head_bytes,
             layers: layers.collect(),
             exchange_s: exchange_s(hardware, model, storage, n),
         }
@@ -143,15 +149,16 @@ impl Roofline {
 pub fn weights_bytes(model: &ModelConfig, storage: Storage) -> u64 {
     let tensors = model.tensors();
     let bytes = tensors.iter().map(|tensor| match tensor.shape[..] {
-        [outputs, inputs] => matrix_bytes(storage, outputs as u64, inputs as u64),
+        [outputs, inputs] => matrix_bytes(storage, model.role(&tensor.name), [outputs, inputs]),
         _ => tensor.elements() * storage.dtype.bytes() as u64,
     });
     bytes.sum()
 }
 
-fn matrix_bytes(storage: Storage, outputs: u64, inputs: u64) -> u64 {
+fn matrix_bytes(storage: Storage, role: MatrixRole, shape: [usize; 2]) -> u64 {
+    let [outputs, inputs] = shape.map(|size| size as u64);
     match storage.quantization {
-        Some(quantization) => quantization.bytes(outputs, inputs),
+        Some(quantization) => quantization.bytes(role, [outputs, inputs]),
         None => outputs * inputs * storage.dtype.bytes() as u64,
     }
 }

@@ -209,12 +209,14 @@ fn a_checkpoint_in_float16_is_said_to_run_in_bfloat16() {
 
 #[test]
 fn what_a_gpu_cannot_do_is_refused_before_it_is_opened() {
-    let cuda = ["--device", "cuda", "--quantization", "int8"];
-    check_refused(
-        &plan(&cuda, Some(&emulated()), &[]),
-        2,
-        &["int8", "--device cpu"],
-    );
+    for quantization in ["int8", "int4"] {
+        let cuda = ["--device", "cuda", "--quantization", quantization];
+        check_refused(
+            &plan(&cuda, Some(&emulated()), &[]),
+            2,
+            &[quantization, "--device cpu"],
+        );
+    }
     for device in [
         "tpu",
         "cuda:",

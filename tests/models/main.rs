@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod block_formats;
+mod checkpoints;
 mod common;
 mod errors;
 mod gguf;
@@ -12,6 +13,7 @@ mod gguf_files;
 #[allow(dead_code, reason = "shared with the tests of the scheduler")]
 #[path = "../common/grammars.rs"]
 mod grammars;
+mod int4;
 mod invariance;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
@@ -19,6 +21,8 @@ mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]
 mod plans;
+#[path = "../common/random_models.rs"]
+mod random_models;
 mod steps;
 
 #[test]

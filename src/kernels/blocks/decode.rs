@@ -52,6 +52,10 @@ pub(super) fn decode(block_type: BlockType, block: &[u8], out: &mut [f32]) {
             let value = |q: u8| d * f32::from(MXFP4_VALUES[q as usize]);
             halves(&block[1..], out, value);
         }
+        BlockType::Affine4 => {
+            let (s, z) = (half(block, 0), f32::from(block[2]));
+            halves(&block[3..], out, |q| s * (f32::from(q) - z));
+        }
     }
 }
 

@@ -16,8 +16,10 @@
 //! | IQ4_NL | as Q4_0 | d T\[q\] |
 //! | IQ4_XS | f16 d, 2 + 4 bytes of 6-bit scales, 128 bytes as eight of IQ4_NL | (d (s - 32)) T\[q\] |
 //! | MXFP4 | e (power of two), 16 bytes as Q4_0 | 2^(e - 128) F\[q\] |
+//! | Affine4 | f16 s, u8 z, 16 bytes as Q4_0; no type of GGUF, but of AWQ, GPTQ and compressed-tensors | s (q - z) |
 
 mod decode;
+pub mod encode;
 
 use self::decode::decode;
 pub use self::decode::{
@@ -53,10 +55,12 @@ pub enum BlockType {
     Iq4Xs,
     /// 4-bit floats, 32 inputs a power of two.
     Mxfp4,
+    /// 4 bits around a zero point, 32 inputs a scale: other programs' groups, in no GGUF file.
+    Affine4,
 }
 
 impl BlockType {
-    /// Every type, in the order of their numbers in files.
+    /// Every type of GGUF files, in the order of their numbers there.
     pub const ALL: [Self; 13] = [
         Self::Q4_0,
         Self::Q4_1,
@@ -73,9 +77,9 @@ impl BlockType {
         Self::Mxfp4,
     ];
 
-    /// The number of the type in GGUF files.
-    pub fn gguf_id(self) -> u32 {
-        match self {
+    /// The number of the type in GGUF files, if they have it.
+    pub fn gguf_id(self) -> Option<u32> {
+        Some(match self {
             Self::Q4_0 => 2,
             Self::Q4_1 => 3,
             Self::Q5_0 => 6,
@@ -89,15 +93,18 @@ impl BlockType {
             Self::Iq4Nl => 20,
             Self::Iq4Xs => 23,
             Self::Mxfp4 => 39,
-        }
+            Self::Affine4 => return None,
+        })
     }
 
     /// Finds the type with a number in GGUF files.
     pub fn from_gguf_id(id: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|block| block.gguf_id() == id)
+        Self::ALL
+            .into_iter()
+            .find(|block| block.gguf_id() == Some(id))
     }
 
-    /// The name that llama.cpp gives it.
+    /// The name that llama.cpp gives it; Affine4 is a name of its own.
     pub fn name(self) -> &'static str {
         match self {
             Self::Q4_0 => "Q4_0",
@@ -113,6 +120,7 @@ impl BlockType {
             Self::Iq4Nl => "IQ4_NL",
             Self::Iq4Xs => "IQ4_XS",
             Self::Mxfp4 => "MXFP4",
+            Self::Affine4 => "Affine4",
         }
     }
 
@@ -126,7 +134,8 @@ impl BlockType {
             | Self::Q5_1
             | Self::Q8_0
             | Self::Iq4Nl
-            | Self::Mxfp4 => 32,
+            | Self::Mxfp4
+            | Self::Affine4 => 32,
         }
     }
 
@@ -145,6 +154,7 @@ impl BlockType {
             Self::Q6K => 210,
             Self::Iq4Xs => 136,
             Self::Mxfp4 => 17,
+            Self::Affine4 => 19,
         }
     }
 
@@ -196,11 +206,28 @@ mod tests {
     #[test]
     fn numbers_and_names_are_unique() {
         for block in BlockType::ALL {
-            assert_eq!(BlockType::from_gguf_id(block.gguf_id()), Some(block));
+            assert_eq!(
+                block.gguf_id().and_then(BlockType::from_gguf_id),
+                Some(block)
+            );
             let same_name = |other: &&BlockType| other.name() == block.name();
             assert_eq!(BlockType::ALL.iter().filter(same_name).count(), 1);
         }
         assert_eq!(BlockType::from_gguf_id(4), None);
+        assert_eq!(BlockType::Affine4.gguf_id(), None);
+    }
+
+    #[test]
+    fn affine_blocks_are_scales_times_codes_from_the_zero_point() {
+        let mut block = half::f16::from_f32(0.25).to_le_bytes().to_vec();
+        block.push(16);
+        block.extend((0..16).map(|l| l | (15 - l) << 4));
+        let mut out = [0.0; 32];
+        BlockType::Affine4.decode(&block, &mut out);
+        for l in 0..16 {
+            assert_eq!(out[l], 0.25 * (l as f32 - 16.0));
+            assert_eq!(out[l + 16], 0.25 * (-1.0 - l as f32));
+        }
     }
 
     #[test]

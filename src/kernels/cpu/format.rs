@@ -23,7 +23,7 @@ use super::k_quants::{self, SUPER_BLOCK};
 use super::nibbles::Header;
 use super::simd::{Isa, Kernel, Lanes, dispatch, dispatch_integers};
 use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::tensor_view::Stored;
 
 /// Outputs in a panel.
@@ -89,35 +89,69 @@ impl Encoding {
 pub struct FormatRule {
     /// The format of weights that are stored one by one.
     plain: Format,
-    /// Weights in blocks become the same.
-    is_for_all: bool,
+    /// The same where they give the logits.
+    logits: Format,
+    blocks: BlockRule,
+}
+
+/// The format of weights in blocks.
+#[derive(Clone, Copy, Debug)]
+enum BlockRule {
+    /// Their own, or this where those blocks are not multiplied as they are.
+    KeptOr(Format),
+    /// This one.
+    All(Format),
 }
 
 impl FormatRule {
     /// The formats of a model that runs in `dtype`.
     pub fn new(dtype: Dtype, quantization: Option<Quantization>) -> Self {
+        let float = Format::of_dtype(dtype);
+        let [plain, logits] = [MatrixRole::Inner, MatrixRole::Logits].map(|role| {
+            quantization.map_or(float, |quantization| match quantization {
+                Quantization::Int8 => Format::Int8,
+                Quantization::Int4 => Format::KQuant(Quantization::superblocks(role)),
+            })
+        });
         Self {
-            plain: Format::new(dtype, quantization),
-            is_for_all: quantization.is_some(),
+            plain,
+            logits,
+            blocks: match quantization {
+                Some(quantization) if !quantization.keeps_blocks() => BlockRule::All(plain),
+                _ => BlockRule::KeptOr(float),
+            },
         }
     }
 
-    /// One format for all.
+    /// One format for all weights that are stored one by one.
     #[cfg(test)]
     pub fn all(format: Format) -> Self {
         Self {
             plain: format,
-            is_for_all: false,
+            logits: format,
+            blocks: BlockRule::KeptOr(format),
+        }
+    }
+
+    /// The formats of a matrix that is for this.
+    pub fn of(self, role: MatrixRole) -> Self {
+        match role {
+            MatrixRole::Inner => self,
+            MatrixRole::Logits => Self {
+                plain: self.logits,
+                ..self
+            },
         }
     }
 
     /// The format of weights that are stored so.
     pub fn format(self, stored: Stored) -> Format {
-        match stored {
-            Stored::Blocks(block) if !self.is_for_all => {
-                Format::of_blocks(block).unwrap_or(self.plain)
+        match (stored, self.blocks) {
+            (Stored::Plain(_), _) => self.plain,
+            (Stored::Blocks(_), BlockRule::All(format)) => format,
+            (Stored::Blocks(block), BlockRule::KeptOr(other)) => {
+                Format::of_blocks(block).unwrap_or(other)
             }
-            Stored::Plain(_) | Stored::Blocks(_) => self.plain,
         }
     }
 }
@@ -142,13 +176,12 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format of a model's matrices.
-    pub fn new(dtype: Dtype, quantization: Option<Quantization>) -> Self {
-        match (quantization, dtype) {
-            (Some(Quantization::Int8), _) => Self::Int8,
-            (None, Dtype::F32) => Self::F32,
-            (None, Dtype::F16) => Self::F16,
-            (None, Dtype::BF16) => Self::Bf16,
+    /// The format of matrices that are not quantised.
+    fn of_dtype(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::BF16 => Self::Bf16,
         }
     }
 

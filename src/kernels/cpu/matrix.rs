@@ -12,6 +12,7 @@ use super::quantise::{INT8_VECTORS, INT8_WORDS, quantise};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
+use crate::kernels::blocks::{BlockType, encode};
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{Stored, TensorView, widen};
 
@@ -256,6 +257,7 @@ impl Kernel for PackPanel<'_> {
                     k_quants::pack::pack(block, block_bytes, lane, lines);
                 }
             }),
+            (Format::KQuant(block), Stored::Plain(_)) => self.superblocks(block),
             (_, Stored::Plain(dtype)) => self.convert::<S>(dtype),
             (_, Stored::Blocks(_)) => self.decode::<S>(),
         }
@@ -282,6 +284,24 @@ impl PackPanel<'_> {
     fn blocks(self, pack: impl Fn(&[u8], usize, &mut [u32])) {
         for (lane, row) in self.source.rows().enumerate() {
             pack(row, lane, self.out);
+        }
+    }
+
+    /// Encodes each row in superblocks.
+    #[inline(always)]
+    fn superblocks(self, block: BlockType) {
+        let inputs = self.source.inputs();
+        let lines = k_quants::lines(block) * PANEL;
+        let mut values = vec![0f32; inputs.next_multiple_of(SUPER_BLOCK)];
+        let mut bytes = vec![0u8; block.bytes()];
+        for lane in 0..self.source.n_rows {
+            let row = self.source.first + lane;
+            self.source.tensor.read_row(row, &mut values[..inputs]);
+            let superblocks = values.as_chunks::<SUPER_BLOCK>().0.iter();
+            for (values, lines) in superblocks.zip(self.out.chunks_exact_mut(lines)) {
+                encode::encode(block, values, &mut bytes);
+                k_quants::pack::pack(block, &bytes, lane, lines);
+            }
         }
     }
 

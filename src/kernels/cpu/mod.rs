@@ -51,7 +51,7 @@ use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::{Backend, HeadShape, Linear, QkvWeights};
 use crate::ids::RowId;
-use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
 
@@ -321,9 +321,9 @@ impl Backend for CpuBackend {
     type Batch = CpuBatch;
     type TokenList = [u32];
 
-    fn matrix(&mut self, parts: &[TensorView<'_>]) -> Stack {
+    fn matrix(&mut self, parts: &[TensorView<'_>], role: MatrixRole) -> Stack {
         let threads = (&mut self.pool, self.isa);
-        Stack::pack(threads, &mut self.weights, self.rule, parts)
+        Stack::pack(threads, &mut self.weights, self.rule.of(role), parts)
     }
 
     fn vector(&mut self, parts: &[TensorView<'_>]) -> Vec<f32> {

@@ -10,7 +10,7 @@ use std::path::Path;
 use self::limits::{CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, LAYERS, VOCAB};
 
 use crate::error::LoadError;
-use crate::kernels::dtype::Dtype;
+use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
 use crate::model::rope::RopeConfig;
@@ -282,6 +282,18 @@ impl ModelConfig {
         specs
     }
 
+    /// What a matrix is for.
+    pub fn role(&self, tensor: &str) -> MatrixRole {
+        let gives_logits = match self.tie_word_embeddings {
+            true => "model.embed_tokens.weight",
+            false => "lm_head.weight",
+        };
+        match tensor == gives_logits {
+            true => MatrixRole::Logits,
+            false => MatrixRole::Inner,
+        }
+    }
+
     /// Number of weights.
     pub fn parameters(&self) -> u64 {
         self.tensors().iter().map(TensorSpec::elements).sum()
@@ -308,10 +320,6 @@ fn architecture(json: &JsonFile) -> Result<Architecture, LoadError> {
 }
 
 fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
-    if let Some(quantization) = json.value("quantization_config") {
-        let wish = "none: quantized weights are not supported, use the float16 or bfloat16 model";
-        return Err(json.expected("quantization_config", quantization, wish));
-    }
     match json.text("hidden_act")? {
         None | Some("silu" | "swish") => Ok(()),
         Some(other) => {

@@ -28,10 +28,6 @@ impl Subject {
         })
     }
 
-    fn is_int8(&self) -> bool {
-        self.quantization == Some(Quantization::Int8)
-    }
-
     /// The least that its steps cost.
     pub fn cost(&self) -> ModelCost {
         let CpuDescription { config, dtype, .. } = &self.description;
@@ -41,6 +37,7 @@ impl Subject {
     /// The peak for this model's types.
     pub fn peak(&self, rates: &MachineRates, read_bytes_per_s: f64) -> Peak {
         let dtype = self.description.dtype;
-        rates.peak(dtype, self.is_int8(), read_bytes_per_s)
+        // Four-bit codes are multiplied as bytes.
+        rates.peak(dtype, self.quantization.is_some(), read_bytes_per_s)
     }
 }

@@ -13,6 +13,7 @@ use crate::kernels::blocks::{BlockType, IQ4_VALUES, MXFP4_VALUES};
 /// |---|---|---|
 /// | Q4_0, IQ4_NL | 1 | d (f16) of all outputs for the first block, then for the second |
 /// | Q4_1 | 2 | d likewise; the minima likewise |
+/// | Affine4 | 2 | d likewise; a word an output: the zero points of both blocks, 16 bits each |
 /// | IQ4_XS | 1 | d (f16) of all outputs; for each output two bytes: the scales s of both blocks |
 /// | MXFP4 | 1 | a word an output: two bytes of exponents as f32 has them, of half the scale and 0 at least; the two bytes of the file |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub enum Header {
     Around8,
     /// Of Q4_1.
     Minima,
+    /// Of [`BlockType::Affine4`].
+    Zeros,
     /// Of IQ4_NL.
     Table,
     /// Of IQ4_XS.
@@ -52,6 +55,7 @@ impl Header {
         match block {
             BlockType::Q4_0 => Some(Self::Around8),
             BlockType::Q4_1 => Some(Self::Minima),
+            BlockType::Affine4 => Some(Self::Zeros),
             BlockType::Iq4Nl => Some(Self::Table),
             BlockType::Iq4Xs => Some(Self::ScaledTable),
             BlockType::Mxfp4 => Some(Self::Powers),
@@ -68,7 +72,7 @@ impl Header {
     #[inline(always)]
     pub fn header_lines(self) -> usize {
         match self {
-            Self::Minima => 2,
+            Self::Minima | Self::Zeros => 2,
             Self::Around8 | Self::Table | Self::ScaledTable | Self::Powers => 1,
         }
     }
@@ -83,31 +87,40 @@ impl Header {
     #[inline(always)]
     pub fn values(self) -> &'static [u8; 16] {
         match self {
-            Self::Around8 | Self::Minima => &THEMSELVES,
+            Self::Around8 | Self::Minima | Self::Zeros => &THEMSELVES,
             Self::Table | Self::ScaledTable => &IQ4_CODES,
             Self::Powers => &MXFP4_CODES,
         }
     }
 
-    /// How much larger the values are for it.
+    /// How much larger the values are for it, or for zero points of 0.
     #[inline(always)]
     pub fn value_offset(self) -> u8 {
         match self {
             Self::Around8 => 8,
-            Self::Minima => 0,
+            Self::Minima | Self::Zeros => 0,
             Self::Table | Self::ScaledTable => IQ4_OFFSET,
             Self::Powers => MXFP4_OFFSET,
         }
     }
 
-    /// [`Header::value_offset`] in the low half of each word.
+    /// How much larger the values of the first block (`half` 0) or the second (1) are, in the low half of each word.
     ///
     /// # Safety
-    /// The instruction set of `S` was detected.
+    /// `two` is valid for two blocks; the instruction set of `S` was detected.
     #[inline(always)]
-    pub unsafe fn offset<S: Lanes>(self) -> S::W {
-        // SAFETY: only registers; the instruction set is the caller's promise.
-        unsafe { S::splat_word(u32::from(self.value_offset())) }
+    pub unsafe fn offset<S: Lanes>(self, two: *const u32, half: usize) -> S::W {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self != Self::Zeros {
+                return S::splat_word(u32::from(self.value_offset()));
+            }
+            let zeros = S::load_words(two.wrapping_add(PANEL));
+            S::and(
+                S::shift_right(zeros, 16 * half as u32),
+                S::splat_word(0xffff),
+            )
+        }
     }
 
     /// The scales of the first block (`half` 0) or the second (1).
@@ -120,7 +133,7 @@ impl Header {
         unsafe {
             let halves = two.cast::<f16>();
             match self {
-                Self::Around8 | Self::Minima | Self::Table => {
+                Self::Around8 | Self::Minima | Self::Zeros | Self::Table => {
                     S::load_f16(halves.wrapping_add(half * PANEL))
                 }
                 Self::ScaledTable => {

@@ -1,4 +1,4 @@
-//! Products with blocks of 32 codes of four bits: Q4_0, Q4_1, IQ4_NL, IQ4_XS, MXFP4.
+//! Products with blocks of 32 codes of four bits: Q4_0, Q4_1, IQ4_NL, IQ4_XS, MXFP4, and those of checkpoints with zero points.
 //!
 //! A panel has for each two blocks one or two lines of headers ([`Header`]) and eight lines of codes, four a block: line u holds
 //! the inputs 4u to 4u + 3 of an output in the low halves of its bytes, and the inputs 16 + 4u to 16 + 4u + 3 in the high ones,
@@ -139,7 +139,7 @@ pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
             ahead.follow_lines::<S>(two, half, lines);
             let codes = codes::<S, C>(header, two, half);
             let scale = header.scale::<S>(two, half);
-            let offset = header.offset::<S>();
+            let offset = header.offset::<S>(two, half);
             let mut dots = [zero; M];
             for m in 0..M {
                 // The sum of the row's activations, times -128, of which a pair of 16 bits keeps the sum.

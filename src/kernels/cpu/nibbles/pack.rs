@@ -38,6 +38,11 @@ pub fn pack(header: Header, row: &[u8], lane: usize, panel: &mut [u32]) {
             put_half(&mut two[PANEL..], half * PANEL + lane, [block[2], block[3]]);
             put_codes(header, &block[4..], (lane, half), two);
         }),
+        Header::Zeros => each(header, 3, row, panel, |block, half, two| {
+            put_half(two, half * PANEL + lane, [block[0], block[1]]);
+            two[PANEL + lane] |= u32::from(block[2]) << (16 * half);
+            put_codes(header, &block[3..], (lane, half), two);
+        }),
         Header::Powers => each(header, 1, row, panel, |block, half, two| {
             let exponent = u32::from(block[0].saturating_sub(1));
             two[lane] |= (exponent | u32::from(block[0]) << 16) << (8 * half);
@@ -87,12 +92,16 @@ pub fn unpack(header: Header, panel: &[u32], lane: usize, out: &mut [f32]) {
     for (two, out) in twos.zip(out.chunks_mut(2 * BLOCK)) {
         for (half, out) in out.chunks_mut(BLOCK).enumerate() {
             let scale = scale(header, two, (lane, half));
+            let offset = match header {
+                Header::Zeros => (two[PANEL + lane] >> (16 * half)) as i16,
+                _ => i16::from(header.value_offset()),
+            };
             let lines = &two[(header.header_lines() + half * CODE_LINES) * PANEL..];
             for (i, out) in out.iter_mut().enumerate() {
                 let byte = lines[i % CODE_BYTES / 4 * PANEL + lane].to_le_bytes()[i % 4];
                 let code = byte >> (4 * (i / CODE_BYTES)) & 15;
                 let value = i16::from(header.values()[usize::from(code)]);
-                *out = scale * f32::from(value - i16::from(header.value_offset()));
+                *out = scale * f32::from(value - offset);
                 if header == Header::Minima {
                     *out += half_at(&two[PANEL..], half * PANEL + lane);
                 }
@@ -103,7 +112,9 @@ pub fn unpack(header: Header, panel: &[u32], lane: usize, out: &mut [f32]) {
 
 fn scale(header: Header, two: &[u32], (lane, half): (usize, usize)) -> f32 {
     match header {
-        Header::Around8 | Header::Minima | Header::Table => half_at(two, half * PANEL + lane),
+        Header::Around8 | Header::Minima | Header::Zeros | Header::Table => {
+            half_at(two, half * PANEL + lane)
+        }
         Header::ScaledTable => {
             let s = two[PANEL / 2 + lane / 2] >> (16 * (lane % 2) + 8 * half) & 0xff;
             half_at(two, lane) * (s as f32 - 32.0)

@@ -6,6 +6,7 @@ use super::{CudaBackend, CudaBatch, Tensor, TokenList};
 use crate::kernels::cuda::driver::DevicePtr;
 use crate::kernels::cuda::params::{AttendParams, Element, GemmParams, GemmWrite, RopeStoreParams};
 use crate::kernels::cuda::weights::Weights;
+use crate::kernels::dtype::MatrixRole;
 use crate::kernels::random::RandomTensor;
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
@@ -107,7 +108,7 @@ impl Backend for CudaBackend {
     type Batch = CudaBatch;
     type TokenList = TokenList;
 
-    fn matrix(&mut self, parts: &[TensorView<'_>]) -> Matrix {
+    fn matrix(&mut self, parts: &[TensorView<'_>], _: MatrixRole) -> Matrix {
         let element = self.element;
         Matrix {
             elements: self.upload(|loader| loader.elements(parts, element)),
@@ -116,7 +117,7 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn random_matrix(&mut self, parts: &[RandomTensor]) -> Matrix {
+    fn random_matrix(&mut self, parts: &[RandomTensor], _: MatrixRole) -> Matrix {
         let element = self.element;
         let sizes = parts.iter().map(RandomTensor::elements);
         let elements = self.upload(|loader| loader.room(sizes.clone().sum(), element));

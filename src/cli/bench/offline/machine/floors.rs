@@ -4,7 +4,7 @@
 //! and the reading of cached K/V. Norms, activations, sampling and the embedding's rows are left out: a floor may be
 //! too low, never too high.
 
-use souffleur::kernels::dtype::{Dtype, Quantization};
+use souffleur::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use souffleur::model::config::ModelConfig;
 use souffleur::state::pool::kv_layout::KvLayout;
 
@@ -51,20 +51,20 @@ pub struct Peak {
 impl ModelCost {
     /// Counts a model's matrices, with K/V and unquantised weights in `dtype`.
     pub fn new(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> Self {
-        let bytes = |outputs: u64, inputs: u64| match quantization {
-            Some(quantization) => quantization.bytes(outputs, inputs),
+        let bytes = |role: MatrixRole, [outputs, inputs]: [u64; 2]| match quantization {
+            Some(quantization) => quantization.bytes(role, [outputs, inputs]),
             None => outputs * inputs * dtype.bytes() as u64,
         };
         let (vocab, hidden) = (config.vocab_size as u64, config.hidden_size as u64);
         let mut layer_elements = 0;
-        let mut matrix_bytes = bytes(vocab, hidden);
+        let mut matrix_bytes = bytes(MatrixRole::Logits, [vocab, hidden]);
         for tensor in config.tensors() {
             if let (true, &[outputs, inputs]) = (
                 tensor.name.starts_with("model.layers."),
                 tensor.shape.as_slice(),
             ) {
                 layer_elements += tensor.elements();
-                matrix_bytes += bytes(outputs as u64, inputs as u64);
+                matrix_bytes += bytes(MatrixRole::Inner, [outputs as u64, inputs as u64]);
             }
         }
         let layers = config.num_hidden_layers as u64;

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::{Case, VOCAB};
-use crate::kernels::dtype::Dtype;
+use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
 use crate::kernels::{Backend, Linear, QkvWeights};
@@ -57,12 +57,12 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
     let mut bias = |index: usize| case.bias.then(|| backend.vector(&biases[index..=index]));
     let (qkv_bias, o_bias, gate_bias) = (bias(0), bias(1), bias(2));
     Model {
-        embedding: backend.matrix(&[embedding]),
+        embedding: backend.matrix(&[embedding], MatrixRole::Logits),
         rope: backend.rope(&rope(head_dim)),
         norm: backend.vector(&[norm]),
         qkv: QkvWeights {
             projection: Linear {
-                weight: backend.matrix(&[q_proj, kv_proj]),
+                weight: backend.matrix(&[q_proj, kv_proj], MatrixRole::Inner),
                 bias: qkv_bias,
             },
             head_norms: case
@@ -71,15 +71,15 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
             eps: 1e-5,
         },
         o: Linear {
-            weight: backend.matrix(&[o_proj]),
+            weight: backend.matrix(&[o_proj], MatrixRole::Inner),
             bias: o_bias,
         },
         gate_up: Linear {
-            weight: backend.matrix(&gate_up),
+            weight: backend.matrix(&gate_up, MatrixRole::Inner),
             bias: gate_bias,
         },
         down: Linear {
-            weight: backend.matrix(&[down]),
+            weight: backend.matrix(&[down], MatrixRole::Inner),
             bias: None,
         },
     }

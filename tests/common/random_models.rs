@@ -1,0 +1,72 @@
+//! Models of the fixtures' families in other sizes, with the weights that `--load-format dummy` makes.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use souffleur::kernels::dtype::Dtype;
+use souffleur::kernels::random::RandomTensor;
+use souffleur::model::config::ModelConfig;
+use souffleur::model::random::random_vector;
+
+/// A model of the family of a fixture, its weights in bf16.
+pub fn random_folder(name: &str, sizes: &[(&str, usize)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let config = std::fs::read(fixture.join(name).join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    for (key, size) in sizes {
+        config[*key] = json!(size);
+    }
+    config["dtype"] = json!("bfloat16");
+    let file = dir.path().join("config.json");
+    std::fs::write(file, config.to_string()).unwrap();
+    let tensors = random_tensors(dir.path());
+    write_tensors(dir.path(), &tensors);
+    dir
+}
+
+/// A tensor of a safetensors file.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    /// Element type.
+    pub dtype: safetensors::Dtype,
+    /// Shape, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// Elements.
+    pub data: Vec<u8>,
+}
+
+/// The tensors of the configuration in a folder.
+pub fn random_tensors(dir: &Path) -> BTreeMap<String, Stored> {
+    let config = ModelConfig::read(dir).unwrap();
+    let tensors = config.tensors().into_iter().map(|spec| {
+        let data = match spec.shape.len() {
+            1 => random_vector(&spec.name, spec.shape[0])
+                .into_iter()
+                .flat_map(|x| half::bf16::from_f32(x).to_le_bytes())
+                .collect(),
+            _ => RandomTensor::new(&spec.name, &spec.shape, Dtype::BF16).bytes(),
+        };
+        let stored = Stored {
+            dtype: safetensors::Dtype::BF16,
+            shape: spec.shape,
+            data,
+        };
+        (spec.name, stored)
+    });
+    tensors.collect()
+}
+
+/// Writes `model.safetensors`.
+pub fn write_tensors(dir: &Path, tensors: &BTreeMap<String, Stored>) {
+    let views = tensors.iter().map(|(name, stored)| {
+        let view = TensorView::new(stored.dtype, stored.shape.clone(), &stored.data);
+        (name.clone(), view.unwrap())
+    });
+    let views: Vec<_> = views.collect();
+    safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
+}
