@@ -37,6 +37,9 @@ fn show_types(config: &EngineConfig) -> Result<(), Failure> {
             Bytes(*bytes)
         ));
     }
+    if let Some(scheme) = checkpoint.scheme() {
+        say(format_args!("quantised             {scheme}"));
+    }
     Ok(())
 }
 

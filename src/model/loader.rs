@@ -17,7 +17,7 @@ use crate::model::config::ModelConfig;
 use crate::model::gguf::Gguf;
 use crate::model::location::ModelLocation;
 use crate::model::random::random_vector;
-use crate::model::weights::{TensorSpec, TypeCount, Weights};
+use crate::model::weights::{Converted, MatrixSource, Scheme, TensorSpec, TypeCount, Weights};
 use crate::state::pool::kv_layout::MhaLayout;
 
 /// Where weights come from.
@@ -73,6 +73,11 @@ impl Checkpoint {
         self.weights.as_ref().map_or(&[], Weights::types)
     }
 
+    /// How the matrices in the files are quantised, where they are not plain and not in blocks.
+    pub fn scheme(&self) -> Option<Scheme> {
+        self.weights.as_ref()?.scheme()
+    }
+
     /// How K/V lies in the pool.
     pub fn kv_layout(&self) -> MhaLayout {
         self.config.kv_layout(self.dtype)
@@ -96,7 +101,12 @@ impl Checkpoint {
         let bytes = |spec: &TensorSpec| match (spec.shape.as_slice(), quantization) {
             (&[outputs, inputs], Some(quantization)) if !stays(spec, quantization) => {
                 let role = self.config.role(&spec.name);
-                quantization.bytes(role, [outputs as u64, inputs as u64])
+                let in_panels = match quantization {
+                    Quantization::Int4 => kept(Quantization::superblocks(role), [outputs, inputs]),
+                    Quantization::Int8 => None,
+                };
+                let exact = || quantization.bytes(role, [outputs as u64, inputs as u64]);
+                in_panels.unwrap_or_else(exact)
             }
             (&[outputs, inputs], _) => in_blocks(spec, [outputs, inputs])
                 .unwrap_or(spec.elements() * self.dtype.bytes() as u64),
@@ -126,7 +136,7 @@ fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError>
     let config = ModelConfig::read(dir)?;
     let (dtype, weights) = match load_format {
         LoadFormat::Auto => {
-            let weights = Weights::open(dir)?;
+            let weights = Weights::open(dir)?.quantised(Scheme::read(dir)?);
             weights.check(&config.tensors())?;
             (weights.dtype("model.embed_tokens.weight"), Some(weights))
         }
@@ -182,14 +192,25 @@ impl<'a, B: Backend> Loader<'a, B> {
         let Some(weights) = &self.checkpoint.weights else {
             return Ok(self.random_matrix(parts, inputs));
         };
-        let views = parts
-            .iter()
-            .map(|&(name, outputs)| weights.tensor(name, &[outputs, inputs]));
-        let views = views.collect::<Result<Vec<_>, _>>()?;
+        let shapes: Vec<[usize; 2]> = parts.iter().map(|part| [part.1, inputs]).collect();
+        let sources = parts.iter().zip(&shapes);
+        let sources = sources.map(|((name, _), shape)| weights.matrix(name, shape));
+        let sources = sources.collect::<Result<Vec<_>, _>>()?;
+        let dtype = self.checkpoint.dtype;
+        let converted = sources.iter().map(|source| source.converted(dtype));
+        let converted: Vec<Option<Converted<'_>>> = converted.collect();
+        let views = sources.iter().zip(&converted);
+        let views: Vec<TensorView<'_>> = views
+            .map(|(source, converted)| match (source, converted) {
+                (MatrixSource::Plain(view), _) => *view,
+                (_, Some(converted)) => converted.view(),
+                (MatrixSource::Quantised(_), None) => unreachable!("all of them are converted"),
+            })
+            .collect();
         let role = self.role(parts);
         let matrix = self.backend.matrix(&views, role);
         parts.iter().for_each(|(name, _)| weights.release(name));
-        self.report(bytes_of(&views));
+        self.report(sources.iter().map(MatrixSource::file_bytes).sum());
         Ok(matrix)
     }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod checkpoints;
 mod common;
 mod errors;
 mod gguf;

@@ -320,10 +320,6 @@ fn architecture(json: &JsonFile) -> Result<Architecture, LoadError> {
 }
 
 fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
-    if let Some(quantization) = json.value("quantization_config") {
-        let wish = "none: quantized weights are not supported, use the float16 or bfloat16 model";
-        return Err(json.expected("quantization_config", quantization, wish));
-    }
     match json.text("hidden_act")? {
         None | Some("silu" | "swish") => Ok(()),
         Some(other) => {

@@ -220,10 +220,6 @@ fn what_is_not_supported_is_refused_with_key_value_and_limit() {
             "hidden_act is \"gelu\", supported is \"silu\"",
         ),
         (
-            json!({"quantization_config": {"quant_method": "gptq"}}),
-            "quantized weights are not supported",
-        ),
-        (
             json!({"dtype": "float8_e4m3fn"}),
             "supported are float32, float16 and bfloat16",
         ),

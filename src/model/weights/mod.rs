@@ -6,6 +6,7 @@
 
 pub(crate) mod folder;
 pub(crate) mod mapped;
+mod quantised;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use rustc_hash::FxHashMap;
 
 use self::mapped::MappedFile;
+pub use self::quantised::{Converted, MatrixSource, QuantisedMatrix, Scheme};
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
@@ -75,6 +77,7 @@ pub struct Weights {
     files: Vec<MappedFile>,
     entries: FxHashMap<String, Entry>,
     types: Vec<TypeCount>,
+    scheme: Option<Scheme>,
 }
 
 impl Weights {
@@ -90,7 +93,18 @@ impl Weights {
             files,
             entries,
             types: count_types(types),
+            scheme: None,
         }
+    }
+
+    /// Takes matrices to be quantised so, where they are not plain.
+    pub fn quantised(self, scheme: Option<Scheme>) -> Self {
+        Self { scheme, ..self }
+    }
+
+    /// How matrices are quantised, where they are not plain.
+    pub fn scheme(&self) -> Option<Scheme> {
+        self.scheme
     }
 
     /// Checks that every expected tensor is there, in the expected shape and a known element type.
@@ -101,9 +115,13 @@ impl Weights {
     /// The first thing wrong, as [`Self::tensor`] would report it.
     pub fn check(&self, expected: &[TensorSpec]) -> Result<(), LoadError> {
         for spec in expected {
-            self.tensor(&spec.name, &spec.shape)?;
+            match <&[usize; 2]>::try_from(spec.shape.as_slice()) {
+                Ok(shape) => drop(self.matrix(&spec.name, shape)?),
+                Err(_) => drop(self.tensor(&spec.name, &spec.shape)?),
+            }
         }
-        let known: BTreeSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
+        let names = expected.iter().map(|spec| spec.name.as_str());
+        let known: BTreeSet<&str> = names.flat_map(|name| self.names_of(name)).collect();
         for name in self.entries.keys() {
             // Old checkpoints store the rotation, which is computed from the configuration.
             if !known.contains(name.as_str()) && !name.ends_with("rotary_emb.inv_freq") {
@@ -150,14 +168,28 @@ impl Weights {
     /// Gives the memory of a tensor's bytes back to the system, which reads them from the file if they are asked for
     /// again. Without this a model that is copied while it is loaded counts twice in the resident memory.
     pub fn release(&self, name: &str) {
-        if let Some(entry) = self.entries.get(name) {
+        for name in self.names_of(name) {
+            let entry = &self.entries[name];
             self.files[entry.file].release(entry.range.clone());
         }
     }
 
-    /// Element type of a tensor as stored, if it is there and of a known type.
+    /// The tensors in the files that make up a tensor of the model.
+    fn names_of(&self, name: &str) -> Vec<&str> {
+        let parts = quantised::part_names(name).filter(|_| self.scheme.is_some());
+        let found = std::iter::once(name.to_owned())
+            .chain(parts)
+            .filter_map(|name| self.entries.get_key_value(&name));
+        found.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// Element type of a tensor as stored, or as it becomes where it is quantised to blocks, if it is there and of a known
+    /// type.
     pub fn stored(&self, name: &str) -> Option<Stored> {
-        self.entries.get(name)?.stored.as_ref().ok().copied()
+        match self.entries.get(name) {
+            Some(entry) => entry.stored.as_ref().ok().copied(),
+            None => self.quantised_blocks(name).map(Stored::Blocks),
+        }
     }
 
     /// Element type of a tensor as stored, if it is there and a plain one.
@@ -170,7 +202,9 @@ impl Weights {
 
     /// Bytes of a tensor as stored, if it is there.
     pub fn bytes_of(&self, name: &str) -> Option<usize> {
-        Some(self.entries.get(name)?.range.len())
+        let names = self.names_of(name);
+        let bytes = names.iter().map(|name| self.entries[*name].range.len());
+        (!names.is_empty()).then(|| bytes.sum())
     }
 
     /// Size of all tensors as stored.

@@ -1,0 +1,279 @@
+//! Codes of four bits with a scale and a zero point for groups of inputs, converted to rows of Affine4.
+
+use half::f16;
+
+use super::scheme::{Group, Packing};
+use super::tensors::{Module, Part};
+use crate::error::LoadError;
+use crate::kernels::blocks::BlockType;
+use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::widen;
+
+/// Outputs that are converted together: those of a word.
+pub const TILE: usize = 8;
+/// Inputs of a block.
+const BLOCK: usize = 32;
+/// Codes of a word.
+const CODES: usize = 8;
+/// The nibble of each output in a word of AWQ.
+const AWQ_NIBBLES: [usize; TILE] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// A matrix of 4-bit codes.
+pub struct Affine<'a> {
+    packing: Packing,
+    codes: Words<'a>,
+    scales: (Dtype, &'a [u8]),
+    zeros: Option<Words<'a>>,
+    outputs: usize,
+    inputs: usize,
+    group: usize,
+}
+
+/// Little-endian words, at any alignment.
+#[derive(Clone, Copy)]
+struct Words<'a>(&'a [[u8; 4]]);
+
+impl<'a> Words<'a> {
+    fn of(part: Part<'a>) -> Self {
+        Self(part.bytes().as_chunks().0)
+    }
+
+    fn get(self, index: usize) -> u32 {
+        u32::from_le_bytes(self.0[index])
+    }
+
+    fn nibble(self, index: usize, nibble: usize) -> u8 {
+        (self.get(index) >> (4 * nibble) & 15) as u8
+    }
+}
+
+impl<'a> Affine<'a> {
+    /// Finds the tensors of a module.
+    pub fn find(
+        module: &Module<'a>,
+        packing: Packing,
+        group: Group,
+        [outputs, inputs]: [usize; 2],
+    ) -> Result<Self, LoadError> {
+        let group = group.size(inputs);
+        let (codes, scales, zeros) = match packing {
+            Packing::Gptq { .. } | Packing::Awq => ("qweight", "scales", "qzeros"),
+            Packing::CompressedTensors { .. } => {
+                ("weight_packed", "weight_scale", "weight_zero_point")
+            }
+        };
+        let word_outputs = outputs.div_ceil(CODES);
+        let codes = module.required(codes, &[outputs, inputs / CODES])?;
+        check_width(codes, group, [outputs, inputs], packing)?;
+        let groups = inputs / group;
+        let (code_shape, scale_shape, zero_shape) = match packing {
+            Packing::Gptq { .. } => (
+                [inputs / CODES, outputs],
+                [groups, outputs],
+                [groups, word_outputs],
+            ),
+            Packing::Awq => (
+                [inputs, word_outputs],
+                [groups, outputs],
+                [groups, word_outputs],
+            ),
+            Packing::CompressedTensors { .. } => (
+                [outputs, inputs / CODES],
+                [outputs, groups],
+                [word_outputs, groups],
+            ),
+        };
+        if codes.shape() != code_shape {
+            return Err(codes.wrong_shape(&code_shape));
+        }
+        let codes = codes.of_dtype("I32")?;
+        let scales = module.required(scales, &scale_shape)?;
+        if scales.shape() != scale_shape {
+            return Err(scales.wrong_shape(&scale_shape));
+        }
+        let zeros = match packing {
+            Packing::CompressedTensors { has_zeros: false } => None,
+            _ => Some(module.exact(zeros, &zero_shape, "I32")?),
+        };
+        check_order(module, inputs, group)?;
+        check_stated_shape(module, [outputs, inputs])?;
+        Ok(Self {
+            packing,
+            codes: Words::of(codes),
+            scales: (scales.float()?, scales.bytes()),
+            zeros: zeros.map(Words::of),
+            outputs,
+            inputs,
+            group,
+        })
+    }
+
+    /// Writes rows of blocks from `first` on, as many as `out` takes; `first` is the first of a tile.
+    pub fn convert(&self, first: usize, out: &mut [u8]) {
+        let block_bytes = BlockType::Affine4.bytes();
+        let row_bytes = BlockType::Affine4.row_bytes(self.inputs);
+        let tiles = out.chunks_mut(TILE * row_bytes).enumerate();
+        for (tile, out) in tiles {
+            let first = first + tile * TILE;
+            let rows = out.len() / row_bytes;
+            let mut heads = [[0u8; 3]; TILE];
+            for block in 0..self.inputs / BLOCK {
+                let input = block * BLOCK;
+                if input.is_multiple_of(self.group) {
+                    for (row, head) in heads[..rows].iter_mut().enumerate() {
+                        *head = self.head(first + row, input / self.group);
+                    }
+                }
+                let codes = self.codes(first, rows, block);
+                for (row, codes) in codes[..rows].iter().enumerate() {
+                    let out = &mut out[row * row_bytes + block * block_bytes..][..block_bytes];
+                    out[..3].copy_from_slice(&heads[row]);
+                    out[3..].copy_from_slice(codes);
+                }
+            }
+        }
+    }
+
+    /// Scale and zero point of a group of an output.
+    fn head(&self, output: usize, group: usize) -> [u8; 3] {
+        let groups = self.inputs / self.group;
+        let by_group = group * self.outputs + output;
+        let (word, column) = (output / CODES, output % CODES);
+        let word_outputs = self.outputs.div_ceil(CODES);
+        let (scale, zero_at) = match self.packing {
+            Packing::Gptq { .. } | Packing::Awq => (by_group, group * word_outputs + word),
+            Packing::CompressedTensors { .. } => (output * groups + group, word * groups + group),
+        };
+        let nibble = match self.packing {
+            Packing::Awq => AWQ_NIBBLES[column],
+            Packing::Gptq { .. } | Packing::CompressedTensors { .. } => column,
+        };
+        let offset = match self.packing {
+            Packing::Gptq { zero_offset } => zero_offset,
+            Packing::Awq | Packing::CompressedTensors { .. } => 0,
+        };
+        let zero = self
+            .zeros
+            .map_or(8, |zeros| zeros.nibble(zero_at, nibble) + offset);
+        let (dtype, bytes) = self.scales;
+        let mut value = [0.0];
+        widen(
+            dtype,
+            &bytes[scale * dtype.bytes()..][..dtype.bytes()],
+            &mut value,
+        );
+        let [low, high] = f16::from_f32(value[0]).to_le_bytes();
+        [low, high, zero]
+    }
+
+    /// The codes of a block of each row of a tile: low halves are the first sixteen inputs.
+    fn codes(&self, first: usize, rows: usize, block: usize) -> [[u8; BLOCK / 2]; TILE] {
+        const WORDS: usize = BLOCK / CODES;
+        let mut out = [[0; BLOCK / 2]; TILE];
+        let word_outputs = self.outputs.div_ceil(CODES);
+        match self.packing {
+            Packing::Awq => {
+                let word = |input: usize| {
+                    let input = block * BLOCK + input;
+                    self.codes.get(input * word_outputs + first / CODES)
+                };
+                let words: [u32; BLOCK] = std::array::from_fn(word);
+                let (low, high) = words.split_at(BLOCK / 2);
+                for (out, nibble) in out.iter_mut().zip(AWQ_NIBBLES) {
+                    let shift = 4 * nibble;
+                    for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
+                        *out = (low >> shift & 15 | (high >> shift & 15) << 4) as u8;
+                    }
+                }
+            }
+            Packing::Gptq { .. } | Packing::CompressedTensors { .. } => {
+                for (row, out) in out[..rows].iter_mut().enumerate() {
+                    let output = first + row;
+                    let words: [u64; WORDS] = std::array::from_fn(|word| {
+                        let word = block * WORDS + word;
+                        spread(self.codes.get(match self.packing {
+                            Packing::CompressedTensors { .. } => {
+                                output * (self.inputs / CODES) + word
+                            }
+                            Packing::Gptq { .. } | Packing::Awq => word * self.outputs + output,
+                        }))
+                    });
+                    let (low, high) = out.split_at_mut(CODES);
+                    low.copy_from_slice(&(words[0] | words[2] << 4).to_le_bytes());
+                    high.copy_from_slice(&(words[1] | words[3] << 4).to_le_bytes());
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Each of eight nibbles in a byte of its own.
+fn spread(nibbles: u32) -> u64 {
+    let x = u64::from(nibbles);
+    let x = (x | x << 16) & 0x0000_ffff_0000_ffff;
+    let x = (x | x << 8) & 0x00ff_00ff_00ff_00ff;
+    (x | x << 4) & 0x0f0f_0f0f_0f0f_0f0f
+}
+
+/// Groups must divide the inputs, and words the outputs where they hold those.
+fn check_width(
+    codes: Part<'_>,
+    group: usize,
+    [outputs, inputs]: [usize; 2],
+    packing: Packing,
+) -> Result<(), LoadError> {
+    if group == 0 || !group.is_multiple_of(BLOCK) || !inputs.is_multiple_of(group) {
+        let reason = format!(
+            "has {inputs} inputs in groups of {group}, supported are groups of whole {BLOCK}s that divide the inputs: \
+             use the float16 or bfloat16 model"
+        );
+        return Err(codes.error(reason));
+    }
+    let needs_words = !matches!(packing, Packing::CompressedTensors { .. });
+    if needs_words && !outputs.is_multiple_of(CODES) {
+        let reason = format!(
+            "has {outputs} outputs, supported are multiples of {CODES}: use the float16 or bfloat16 model"
+        );
+        return Err(codes.error(reason));
+    }
+    Ok(())
+}
+
+/// Inputs must stand in the order of their groups.
+fn check_order(module: &Module<'_>, inputs: usize, group: usize) -> Result<(), LoadError> {
+    for name in ["g_idx", "weight_g_idx"] {
+        let Some(order) = module.part(name) else {
+            continue;
+        };
+        if order.shape() != [inputs] {
+            return Err(order.wrong_shape(&[inputs]));
+        }
+        let groups = order.integers()?;
+        let other = groups
+            .iter()
+            .enumerate()
+            .find(|(input, found)| **found != (input / group) as i64);
+        if let Some((input, found)) = other {
+            let reason = format!(
+                "puts input {input} into group {found}, supported is group {} (inputs in ascending groups of {group}): \
+                 use a model quantised without reordering (desc_act or actorder)",
+                input / group
+            );
+            return Err(order.error(reason));
+        }
+    }
+    Ok(())
+}
+
+/// compressed-tensors states the shape again.
+fn check_stated_shape(module: &Module<'_>, shape: [usize; 2]) -> Result<(), LoadError> {
+    let Some(stated) = module.part("weight_shape") else {
+        return Ok(());
+    };
+    let sizes = stated.integers()?;
+    if sizes != shape.map(|size| size as i64) {
+        return Err(stated.error(format!("says {sizes:?}, expected {shape:?}")));
+    }
+    Ok(())
+}

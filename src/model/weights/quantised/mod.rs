@@ -1,0 +1,175 @@
+//! Quantised matrices of safetensors: found and checked under a module's name, converted when they are loaded.
+//!
+//! | scheme | tensors of a module | value |
+//! |---|---|---|
+//! | fp8, float-quantized | `weight` E4M3; `weight_scale_inv` or `weight_scale` for blocks, rows or the matrix | code x scale |
+//! | int-quantized | `weight` I8, `weight_scale` for rows, groups of inputs or the matrix | code x scale |
+//! | gptq | `qweight` I32 \[in/8, out\], `qzeros` I32 \[groups, out/8\], `scales` \[groups, out\], `g_idx` \[in\] | s (q - z - 1), gptq_v2: s (q - z) |
+//! | awq | `qweight` I32 \[in, out/8\], `qzeros` I32 \[groups, out/8\], `scales` \[groups, out\] | s (q - z) |
+//! | pack-quantized | `weight_packed` I32 \[out, in/8\], `weight_scale` \[out, groups\], `weight_zero_point` I32 \[out/8, groups\] | s (q - z), without zero points s (q - 8) |
+//!
+//! The first two become floats, the others blocks of [`BlockType::Affine4`]. A module whose `weight` is plain stays plain,
+//! whatever the configuration says.
+
+mod affine;
+mod scaled;
+mod scheme;
+mod tensors;
+
+use std::num::NonZero;
+use std::thread;
+
+use self::affine::Affine;
+use self::scaled::Scaled;
+pub use self::scheme::Scheme;
+use self::tensors::Module;
+use super::Weights;
+use crate::error::LoadError;
+use crate::kernels::blocks::BlockType;
+use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
+
+/// Rows that a thread converts at least.
+const LEAST_ROWS: usize = 64;
+
+/// A matrix as a checkpoint has it.
+pub enum MatrixSource<'a> {
+    /// As a backend takes it.
+    Plain(TensorView<'a>),
+    /// To be converted first.
+    Quantised(QuantisedMatrix<'a>),
+}
+
+/// A matrix in codes that no backend knows.
+pub struct QuantisedMatrix<'a> {
+    codes: Codes<'a>,
+    shape: &'a [usize; 2],
+    /// Bytes of all its tensors.
+    file_bytes: usize,
+}
+
+enum Codes<'a> {
+    Scaled(Scaled<'a>),
+    Affine(Affine<'a>),
+}
+
+/// Rows that a backend takes.
+pub struct Converted<'a> {
+    stored: Stored,
+    shape: &'a [usize; 2],
+    rows: Vec<u8>,
+}
+
+/// Names that the tensors of a quantised matrix may have.
+pub(super) fn part_names(name: &str) -> impl Iterator<Item = String> {
+    tensors::PARTS
+        .into_iter()
+        .filter_map(|part| Some(format!("{}.{part}", name.strip_suffix(".weight")?)))
+}
+
+impl Weights {
+    /// The blocks that a quantised matrix becomes, if it is there and becomes some.
+    pub(super) fn quantised_blocks(&self, name: &str) -> Option<BlockType> {
+        match Module::find(self, name)? {
+            (_, Scheme::Int4(..)) => Some(BlockType::Affine4),
+            (_, Scheme::Fp8 { .. } | Scheme::Int8) => None,
+        }
+    }
+
+    /// Finds a matrix, quantised or not, and checks all that belongs to it.
+    ///
+    /// # Errors
+    /// [`LoadError::MissingTensor`], [`LoadError::WrongShape`] or [`LoadError::Format`] that names the tensor.
+    pub fn matrix<'a>(
+        &'a self,
+        name: &str,
+        shape: &'a [usize; 2],
+    ) -> Result<MatrixSource<'a>, LoadError> {
+        match Module::find(self, name) {
+            None => Ok(MatrixSource::Plain(self.tensor(name, shape)?)),
+            Some((module, scheme)) => {
+                let codes = match scheme {
+                    Scheme::Fp8 { .. } | Scheme::Int8 => {
+                        Codes::Scaled(Scaled::find(&module, scheme, *shape)?)
+                    }
+                    Scheme::Int4(packing, group) => {
+                        Codes::Affine(Affine::find(&module, packing, group, *shape)?)
+                    }
+                };
+                Ok(MatrixSource::Quantised(QuantisedMatrix {
+                    codes,
+                    shape,
+                    file_bytes: self.bytes_of(name).unwrap_or(0),
+                }))
+            }
+        }
+    }
+}
+
+impl<'a> MatrixSource<'a> {
+    /// Bytes of the files.
+    pub fn file_bytes(&self) -> usize {
+        match self {
+            Self::Plain(view) => view.bytes.len(),
+            Self::Quantised(matrix) => matrix.file_bytes,
+        }
+    }
+
+    /// Converts what no backend knows, on all cores: to blocks, or to `dtype`.
+    pub fn converted(&self, dtype: Dtype) -> Option<Converted<'a>> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Quantised(matrix) => Some(matrix.converted(dtype)),
+        }
+    }
+}
+
+impl<'a> QuantisedMatrix<'a> {
+    fn converted(&self, dtype: Dtype) -> Converted<'a> {
+        let stored = match self.codes {
+            Codes::Scaled(_) => Stored::Plain(dtype),
+            Codes::Affine(_) => Stored::Blocks(BlockType::Affine4),
+        };
+        let &[outputs, inputs] = self.shape;
+        let row_bytes = stored.row_bytes(inputs);
+        let mut rows = vec![0; outputs * row_bytes];
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        // Whole tiles of rows, for each core the same number.
+        let per_core = outputs.div_ceil(cores).max(LEAST_ROWS);
+        let per_core = per_core.next_multiple_of(affine::TILE);
+        thread::scope(|scope| {
+            let mut parts = rows.chunks_mut(per_core * row_bytes).enumerate();
+            let own = parts.next();
+            let convert = |index: usize, out: &mut [u8]| {
+                let first = index * per_core;
+                match &self.codes {
+                    Codes::Scaled(scaled) => scaled.convert(first, dtype, out),
+                    Codes::Affine(affine) => affine.convert(first, out),
+                }
+            };
+            for (index, out) in parts {
+                scope.spawn(move || convert(index, out));
+            }
+            if let Some((index, out)) = own {
+                convert(index, out);
+            }
+        });
+        Converted {
+            stored,
+            shape: self.shape,
+            rows,
+        }
+    }
+}
+
+impl Converted<'_> {
+    /// The rows.
+    pub fn view(&self) -> TensorView<'_> {
+        TensorView {
+            stored: self.stored,
+            shape: self.shape,
+            bytes: &self.rows,
+            order: RowOrder::AsNumbered,
+        }
+    }
+}
