@@ -120,7 +120,7 @@ fn rows_of_any_width_are_padded() {
     let off: f64 = pairs().map(|(got, right)| square(got - right)).sum();
     let size: f64 = pairs().map(|(_, right)| square(*right)).sum();
     let error = (off / size).sqrt();
-    assert!(error > 0.01 && error < 0.2, "{error}");
+    assert!(error > 0.01 && error < 0.4, "{error}");
 }
 
 #[test]

@@ -1,0 +1,313 @@
+//! What `quantization_config` of a checkpoint says.
+
+use std::fmt;
+use std::path::Path;
+
+use crate::error::LoadError;
+use crate::model::json_file::JsonFile;
+
+/// Largest `config.json` read.
+const MAX_CONFIG_BYTES: u64 = 4 << 20;
+/// Inputs of a block of Affine4, of which groups must be multiples.
+const BLOCK: usize = 32;
+/// Most inputs or outputs that share a scale.
+const MAX_GROUP: usize = 1 << 20;
+/// The keys under which configurations have it.
+const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
+
+/// How a checkpoint's matrices are quantised. Any of them may be plain all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// 8-bit floats (E4M3).
+    Fp8 {
+        /// Outputs and inputs that share a scale; `None`: a row or the whole matrix does.
+        block: Option<[usize; 2]>,
+    },
+    /// Signed bytes; a row, a group of inputs or the whole matrix shares a scale.
+    Int8,
+    /// 4 bits.
+    Int4(Packing, Group),
+}
+
+/// How 4-bit codes lie in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// Of GPTQ: eight inputs in a word.
+    Gptq {
+        /// What is added to a stored zero point.
+        zero_offset: u8,
+    },
+    /// Of AWQ's products: eight outputs in a word, even ones first.
+    Awq,
+    /// Of compressed-tensors: eight inputs in a word, outputs outermost.
+    CompressedTensors {
+        /// Zero points are stored; without them they are 8.
+        has_zeros: bool,
+    },
+}
+
+/// Inputs of an output that share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// So many.
+    Inputs(usize),
+    /// All of them.
+    Row,
+}
+
+impl Group {
+    /// Its size in a row of `inputs`.
+    pub fn size(self, inputs: usize) -> usize {
+        match self {
+            Self::Inputs(size) => size,
+            Self::Row => inputs,
+        }
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fp8 { block: None } => f.write_str("fp8 (E4M3), a scale for each row or matrix"),
+            Self::Fp8 {
+                block: Some([outputs, inputs]),
+            } => write!(f, "fp8 (E4M3), a scale for {outputs} x {inputs} weights"),
+            Self::Int8 => f.write_str("compressed-tensors, 8 bits"),
+            Self::Int4(packing, group) => {
+                let name = match packing {
+                    Packing::Gptq { .. } => "gptq",
+                    Packing::Awq => "awq",
+                    Packing::CompressedTensors { .. } => "compressed-tensors",
+                };
+                match group {
+                    Group::Inputs(size) => write!(f, "{name}, 4 bits, groups of {size}"),
+                    Group::Row => write!(f, "{name}, 4 bits, a scale for each row"),
+                }
+            }
+        }
+    }
+}
+
+impl Scheme {
+    /// Reads the scheme of the model in a folder; `None` if its weights are plain.
+    ///
+    /// # Errors
+    /// [`LoadError::Format`] that names the key of what is not supported.
+    pub fn read(dir: &Path) -> Result<Option<Self>, LoadError> {
+        Self::parse(&JsonFile::read(&dir.join("config.json"), MAX_CONFIG_BYTES)?)
+    }
+
+    fn parse(config: &JsonFile) -> Result<Option<Self>, LoadError> {
+        let Some(key) = KEYS.into_iter().find(|key| config.value(key).is_some()) else {
+            return Ok(None);
+        };
+        let Some(json) = config.object(key)? else {
+            return Ok(None);
+        };
+        let supported = "\"fp8\", \"compressed-tensors\", \"gptq\" or \"awq\"";
+        let scheme = match json.text("quant_method")? {
+            Some("fp8") => fp8(&json),
+            Some("compressed-tensors") => compressed_tensors(&json),
+            Some("gptq") => gptq(&json),
+            Some("awq") => awq(&json),
+            Some(_) => Err(unsupported(&json, "quant_method", supported)),
+            None => Err(json.error(
+                "quant_method",
+                format!("is missing, supported are {supported}"),
+            )),
+        };
+        scheme.map(Some)
+    }
+}
+
+/// What is in a key is not what it has to be.
+fn unsupported(json: &JsonFile, key: &str, supported: &str) -> LoadError {
+    let remedy = "use the model in a supported quantisation, or the float16 or bfloat16 model";
+    match json.value(key) {
+        Some(value) => json.expected(key, value, format!("{supported}: {remedy}")),
+        None => json.error(key, format!("is missing, expected {supported}: {remedy}")),
+    }
+}
+
+/// Refuses a text other than these. A missing one is one of them.
+fn one_of(json: &JsonFile, key: &str, texts: &[&str]) -> Result<(), LoadError> {
+    let matches = |text: &str| texts.iter().any(|known| text.eq_ignore_ascii_case(known));
+    match json.text(key)? {
+        Some(text) if !matches(text) => Err(unsupported(json, key, &texts.join(" or "))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a flag other than this. A missing one is this.
+fn flag_is(json: &JsonFile, key: &str, wish: bool) -> Result<(), LoadError> {
+    match json.flag(key)? {
+        Some(flag) if flag != wish => Err(unsupported(json, key, &wish.to_string())),
+        _ => Ok(()),
+    }
+}
+
+fn four_bits(json: &JsonFile, key: &str) -> Result<(), LoadError> {
+    match json.size(key, 0..=usize::MAX)? {
+        Some(4) => Ok(()),
+        _ => Err(unsupported(json, key, "4")),
+    }
+}
+
+/// A group of a whole number of blocks; -1 stands for a row.
+fn group(json: &JsonFile, key: &str) -> Result<Group, LoadError> {
+    let supported = format!("-1 or a multiple of {BLOCK} up to {MAX_GROUP}");
+    let number = json.value(key).and_then(serde_json::Value::as_i64);
+    match number {
+        Some(-1) => Ok(Group::Row),
+        Some(size) => usize::try_from(size)
+            .ok()
+            .filter(|size| (1..=MAX_GROUP).contains(size) && size.is_multiple_of(BLOCK))
+            .map(Group::Inputs)
+            .ok_or_else(|| unsupported(json, key, &supported)),
+        None => Err(unsupported(json, key, &supported)),
+    }
+}
+
+/// Outputs and inputs that share a scale.
+fn block(json: &JsonFile, key: &str) -> Result<Option<[usize; 2]>, LoadError> {
+    let Some(value) = json.value(key) else {
+        return Ok(None);
+    };
+    let sizes: Option<Vec<usize>> = value.as_array().and_then(|sizes| {
+        let sizes = sizes
+            .iter()
+            .map(|size| usize::try_from(size.as_u64()?).ok());
+        sizes.collect()
+    });
+    match sizes.as_deref() {
+        Some(&[outputs, inputs])
+            if [outputs, inputs]
+                .iter()
+                .all(|n| (1..=MAX_GROUP).contains(n)) =>
+        {
+            Ok(Some([outputs, inputs]))
+        }
+        _ => Err(json.expected(
+            key,
+            value,
+            format!("two whole numbers from 1 to {MAX_GROUP}"),
+        )),
+    }
+}
+
+fn fp8(json: &JsonFile) -> Result<Scheme, LoadError> {
+    one_of(json, "fmt", &["e4m3"])?;
+    Ok(Scheme::Fp8 {
+        block: block(json, "weight_block_size")?,
+    })
+}
+
+fn gptq(json: &JsonFile) -> Result<Scheme, LoadError> {
+    four_bits(json, "bits")?;
+    one_of(json, "checkpoint_format", &["gptq", "gptq_v2"])?;
+    one_of(json, "pack_dtype", &["int32"])?;
+    let zero_offset = match json.text("checkpoint_format")? {
+        Some(format) if format.eq_ignore_ascii_case("gptq_v2") => 0,
+        _ => 1,
+    };
+    let packing = Packing::Gptq { zero_offset };
+    Ok(Scheme::Int4(packing, group(json, "group_size")?))
+}
+
+fn awq(json: &JsonFile) -> Result<Scheme, LoadError> {
+    four_bits(json, "bits")?;
+    one_of(json, "version", &["gemm"])?;
+    flag_is(json, "zero_point", true)?;
+    Ok(Scheme::Int4(Packing::Awq, group(json, "group_size")?))
+}
+
+fn compressed_tensors(json: &JsonFile) -> Result<Scheme, LoadError> {
+    if let Some(sparsity) = json.object("sparsity_config")? {
+        one_of(&sparsity, "format", &["dense"])?;
+    }
+    if let Some(transforms) = json.object("transform_config")?
+        && transforms
+            .object("config_groups")?
+            .is_some_and(|groups| !groups.entries().is_empty())
+    {
+        return Err(unsupported(json, "transform_config", "none"));
+    }
+    let groups = json
+        .object("config_groups")?
+        .ok_or_else(|| json.error("config_groups", "is missing"))?;
+    let mut found = None;
+    for key in groups.entries().keys() {
+        let Some(group) = groups.object(key)? else {
+            continue;
+        };
+        let Some(weights) = group.object("weights")? else {
+            continue;
+        };
+        // A group may have its own format.
+        let of = if group.value("format").is_some() {
+            &group
+        } else {
+            json
+        };
+        let scheme = weights_scheme(of, &weights)?;
+        if found.is_some_and(|found| found != scheme) {
+            let reason = "quantises weights otherwise than the groups before it, supported is one way for all: use \
+                the model in a supported quantisation, or the float16 or bfloat16 model";
+            return Err(groups.error(key, reason));
+        }
+        found = Some(scheme);
+    }
+    found.ok_or_else(|| json.error("config_groups", "has no group with weights"))
+}
+
+/// The scheme of the weights of a group, whose format is in `json`.
+fn weights_scheme(json: &JsonFile, weights: &JsonFile) -> Result<Scheme, LoadError> {
+    const FLOATS: [&str; 2] = ["float-quantized", "naive-quantized"];
+    const INTEGERS: [&str; 2] = ["int-quantized", "naive-quantized"];
+    const PACKED: &str = "pack-quantized";
+    let format = json.text("format")?.unwrap_or("");
+    let is_float = match weights.text("type")? {
+        None | Some("int") => false,
+        Some("float") => true,
+        Some(_) => return Err(unsupported(weights, "type", "\"int\" or \"float\"")),
+    };
+    let known = FLOATS.contains(&format) || INTEGERS.contains(&format) || format == PACKED;
+    let fits = match is_float {
+        true => FLOATS.contains(&format),
+        false => !FLOATS[..1].contains(&format),
+    };
+    if !known || !fits {
+        let supported = "\"float-quantized\" (of type float), \"int-quantized\" or \"pack-quantized\" (of type int)";
+        return Err(unsupported(json, "format", supported));
+    }
+    if format == PACKED {
+        four_bits(weights, "num_bits")?;
+        let packing = Packing::CompressedTensors {
+            has_zeros: !weights.flag("symmetric")?.unwrap_or(true),
+        };
+        let group = match weights.text("strategy")? {
+            Some("channel") => Group::Row,
+            Some("group") => group(weights, "group_size")?,
+            _ => return Err(unsupported(weights, "strategy", "\"group\" or \"channel\"")),
+        };
+        return Ok(Scheme::Int4(packing, group));
+    }
+    if weights.size("num_bits", 0..=usize::MAX)? != Some(8) {
+        return Err(unsupported(weights, "num_bits", "8"));
+    }
+    flag_is(weights, "symmetric", true)?;
+    one_of(
+        weights,
+        "strategy",
+        &["channel", "tensor", "block", "group"],
+    )?;
+    Ok(match is_float {
+        true => Scheme::Fp8 {
+            block: block(weights, "block_structure")?,
+        },
+        false => Scheme::Int8,
+    })
+}
+
+#[cfg(test)]
+mod tests;

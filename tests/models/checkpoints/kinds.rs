@@ -1,0 +1,328 @@
+//! Modules of each kind of checkpoint, made of known codes.
+
+use half::{bf16, f16};
+use safetensors::Dtype as Element;
+use serde_json::{Value, json};
+
+use crate::random_models::Stored;
+
+/// A tensor's name behind its module's.
+pub type Parts = Vec<(&'static str, Stored)>;
+/// Makes the tensors of a module `[outputs, inputs]`, and its values.
+pub type Quantise = fn([usize; 2]) -> (Parts, Vec<f32>);
+
+/// A tensor.
+pub fn stored(dtype: Element, shape: &[usize], data: Vec<u8>) -> Stored {
+    Stored {
+        dtype,
+        shape: shape.to_vec(),
+        data,
+    }
+}
+
+fn hash(x: usize) -> usize {
+    let x = (x as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (x ^ x >> 29) as usize >> 7
+}
+
+fn f32s(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// Elements of bf16.
+pub fn bf16s(values: &[f32]) -> Vec<u8> {
+    let values = values.iter().map(|x| bf16::from_f32(*x));
+    values.flat_map(bf16::to_le_bytes).collect()
+}
+
+fn f16s(values: &[f32]) -> Vec<u8> {
+    let values = values.iter().map(|x| f16::from_f32(*x));
+    values.flat_map(f16::to_le_bytes).collect()
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Scales that f16 and bf16 have exactly.
+fn scale(index: usize) -> f32 {
+    (1 + hash(index) % 7) as f32 / 4096.0
+}
+
+fn scales(n: usize) -> Vec<f32> {
+    (0..n).map(scale).collect()
+}
+
+/// The value of a byte of E4M3 by way of f16, which has one bit more of exponent.
+fn e4m3(code: u8) -> f32 {
+    let bits = u16::from(code & 128) << 8 | u16::from(code & 127) << 7;
+    f16::from_bits(bits).to_f32() * 256.0
+}
+
+fn bytes(n: usize, largest: usize) -> Vec<u8> {
+    // Both signs, no NaN.
+    let byte = |i| (hash(i) % largest) as u8 | (hash(i + n) as u8 & 128);
+    (0..n).map(byte).collect()
+}
+
+const HIGH: usize = 48;
+const WIDE: usize = 40;
+
+fn fp8_blocks([outputs, inputs]: [usize; 2]) -> (Parts, Vec<f32>) {
+    let codes = bytes(outputs * inputs, 0x48);
+    let shape = [outputs.div_ceil(HIGH), inputs.div_ceil(WIDE)];
+    let scales: Vec<f32> = scales(shape[0] * shape[1])
+        .iter()
+        .map(|s| s * 1.37)
+        .collect();
+    let value = |i: usize| {
+        let (row, column) = (i / inputs, i % inputs);
+        e4m3(codes[i]) * scales[row / HIGH * shape[1] + column / WIDE]
+    };
+    let values = (0..codes.len()).map(value).collect();
+    let parts = vec![
+        (
+            "weight",
+            stored(Element::F8_E4M3, &[outputs, inputs], codes),
+        ),
+        (
+            "weight_scale_inv",
+            stored(Element::F32, &shape, f32s(&scales)),
+        ),
+    ];
+    (parts, values)
+}
+
+fn fp8_rows([outputs, inputs]: [usize; 2]) -> (Parts, Vec<f32>) {
+    let codes = bytes(outputs * inputs, 0x48);
+    let scales = scales(outputs);
+    let value = |i: usize| e4m3(codes[i]) * scales[i / inputs];
+    let values = (0..codes.len()).map(value).collect();
+    let parts = vec![
+        (
+            "weight",
+            stored(Element::F8_E4M3, &[outputs, inputs], codes),
+        ),
+        (
+            "weight_scale",
+            stored(Element::BF16, &[outputs, 1], bf16s(&scales)),
+        ),
+    ];
+    (parts, values)
+}
+
+fn fp8_tensor([outputs, inputs]: [usize; 2]) -> (Parts, Vec<f32>) {
+    let codes = bytes(outputs * inputs, 0x48);
+    let values = codes.iter().map(|code| e4m3(*code) * 0.01).collect();
+    let parts = vec![
+        (
+            "weight",
+            stored(Element::F8_E4M3, &[outputs, inputs], codes),
+        ),
+        ("weight_scale", stored(Element::F32, &[1], f32s(&[0.01]))),
+    ];
+    (parts, values)
+}
+
+fn int8_rows([outputs, inputs]: [usize; 2]) -> (Parts, Vec<f32>) {
+    let codes = bytes(outputs * inputs, 128);
+    let scales: Vec<f32> = scales(outputs).iter().map(|s| s / 16.0).collect();
+    let value = |i: usize| f32::from(codes[i] as i8) * scales[i / inputs];
+    let values = (0..codes.len()).map(value).collect();
+    let parts = vec![
+        ("weight", stored(Element::I8, &[outputs, inputs], codes)),
+        (
+            "weight_scale",
+            stored(Element::BF16, &[outputs, 1], bf16s(&scales)),
+        ),
+    ];
+    (parts, values)
+}
+
+/// A module in 4 bits before it is packed.
+struct FourBits {
+    outputs: usize,
+    inputs: usize,
+    groups: usize,
+}
+
+impl FourBits {
+    fn new([outputs, inputs]: [usize; 2], group: usize) -> Self {
+        Self {
+            outputs,
+            inputs,
+            groups: inputs / group,
+        }
+    }
+
+    fn code(&self, output: usize, input: usize) -> u32 {
+        (hash(output * self.inputs + input) % 16) as u32
+    }
+
+    fn zero(&self, output: usize, group: usize) -> u32 {
+        (hash(output * 31 + group * 7) % 16) as u32
+    }
+
+    fn scale(&self, output: usize, group: usize) -> f32 {
+        scale(output * self.groups + group)
+    }
+
+    fn values(&self, zero: impl Fn(usize, usize) -> u32) -> Vec<f32> {
+        let indices = 0..self.outputs * self.inputs;
+        let value = |i: usize| {
+            let (output, input) = (i / self.inputs, i % self.inputs);
+            let group = input * self.groups / self.inputs;
+            let code = self.code(output, input) as f32 - zero(output, group) as f32;
+            self.scale(output, group) * code
+        };
+        indices.map(value).collect()
+    }
+
+    /// Words `[rows, columns]`, of eight numbers each.
+    fn packed(rows: usize, columns: usize, nibble: impl Fn(usize, usize, usize) -> u32) -> Stored {
+        let word = |i: usize| {
+            let nibbles = (0..8).map(|k| nibble(i / columns, i % columns, k) << (4 * k));
+            nibbles.fold(0, |word, nibble| word | nibble)
+        };
+        let all: Vec<u32> = (0..rows * columns).map(word).collect();
+        stored(Element::I32, &[rows, columns], words(&all))
+    }
+
+    fn scales_by_group(&self) -> Stored {
+        let scales =
+            (0..self.groups * self.outputs).map(|i| self.scale(i % self.outputs, i / self.outputs));
+        let scales: Vec<f32> = scales.collect();
+        stored(Element::F16, &[self.groups, self.outputs], f16s(&scales))
+    }
+
+    fn gptq(&self, offset: u32) -> (Parts, Vec<f32>) {
+        let zeros = Self::packed(self.groups, self.outputs / 8, |g, c, k| {
+            self.zero(8 * c + k, g)
+        });
+        let order: Vec<u32> = (0..self.inputs)
+            .map(|input| (input * self.groups / self.inputs) as u32)
+            .collect();
+        let codes = Self::packed(self.inputs / 8, self.outputs, |r, o, k| {
+            self.code(o, 8 * r + k)
+        });
+        let parts = vec![
+            ("qweight", codes),
+            ("qzeros", zeros),
+            ("scales", self.scales_by_group()),
+            ("g_idx", stored(Element::I32, &[self.inputs], words(&order))),
+        ];
+        (
+            parts,
+            self.values(|output, group| self.zero(output, group) + offset),
+        )
+    }
+
+    fn awq(&self) -> (Parts, Vec<f32>) {
+        const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+        let zeros = Self::packed(self.groups, self.outputs / 8, |g, c, k| {
+            self.zero(8 * c + ORDER[k], g)
+        });
+        let codes = Self::packed(self.inputs, self.outputs / 8, |i, c, k| {
+            self.code(8 * c + ORDER[k], i)
+        });
+        let parts = vec![
+            ("qweight", codes),
+            ("qzeros", zeros),
+            ("scales", self.scales_by_group()),
+        ];
+        (parts, self.values(|output, group| self.zero(output, group)))
+    }
+
+    fn compressed(&self, has_zeros: bool) -> (Parts, Vec<f32>) {
+        let codes = Self::packed(self.outputs, self.inputs / 8, |o, c, k| {
+            self.code(o, 8 * c + k)
+        });
+        let scales =
+            (0..self.groups * self.outputs).map(|i| self.scale(i / self.groups, i % self.groups));
+        let scales: Vec<f32> = scales.collect();
+        let shape = [self.outputs as i64, self.inputs as i64];
+        let shape = shape.iter().flat_map(|size| size.to_le_bytes()).collect();
+        let mut parts = vec![
+            ("weight_packed", codes),
+            (
+                "weight_scale",
+                stored(Element::BF16, &[self.outputs, self.groups], bf16s(&scales)),
+            ),
+            ("weight_shape", stored(Element::I64, &[2], shape)),
+        ];
+        if !has_zeros {
+            return (parts, self.values(|_, _| 8));
+        }
+        let zeros = Self::packed(self.outputs.div_ceil(8), self.groups, |c, g, k| {
+            self.zero(8 * c + k, g)
+        });
+        parts.push(("weight_zero_point", zeros));
+        (parts, self.values(|output, group| self.zero(output, group)))
+    }
+}
+
+fn compressed(format: &str, weights: Value) -> Value {
+    json!({
+        "quant_method": "compressed-tensors", "format": format, "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    })
+}
+
+/// The configuration of GPTQ, with some keys of its own.
+pub fn gptq(more: Value) -> Value {
+    let mut config =
+        json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": false});
+    let more = more.as_object().unwrap().clone();
+    config.as_object_mut().unwrap().extend(more);
+    config
+}
+
+fn awq() -> Value {
+    json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": true})
+}
+
+/// Each kind by name, with its configuration.
+pub fn kinds() -> Vec<(&'static str, Value, Quantise)> {
+    let int4 = |symmetric: bool, group: usize| json!({"num_bits": 4, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group});
+    let eight = |kind: &str, strategy: &str| json!({"num_bits": 8, "type": kind, "symmetric": true, "strategy": strategy});
+    vec![
+        (
+            "fp8, blocks",
+            json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [HIGH, WIDE]}),
+            fp8_blocks,
+        ),
+        ("fp8, tensor", json!({"quant_method": "fp8"}), fp8_tensor),
+        (
+            "fp8, rows",
+            compressed("float-quantized", eight("float", "channel")),
+            fp8_rows,
+        ),
+        (
+            "int8, rows",
+            compressed("int-quantized", eight("int", "channel")),
+            int8_rows,
+        ),
+        ("gptq", gptq(json!({})), |shape| {
+            FourBits::new(shape, 32).gptq(1)
+        }),
+        (
+            "gptq_v2",
+            gptq(json!({"checkpoint_format": "gptq_v2", "group_size": 64})),
+            |shape| FourBits::new(shape, 64).gptq(0),
+        ),
+        ("gptq, rows", gptq(json!({"group_size": -1})), |shape| {
+            FourBits::new(shape, shape[1]).gptq(1)
+        }),
+        ("awq", awq(), |shape| FourBits::new(shape, 64).awq()),
+        (
+            "packed",
+            compressed("pack-quantized", int4(true, 32)),
+            |shape| FourBits::new(shape, 32).compressed(false),
+        ),
+        (
+            "packed, zeros",
+            compressed("pack-quantized", int4(false, 128)),
+            |shape| FourBits::new(shape, 128).compressed(true),
+        ),
+    ]
+}

@@ -1,0 +1,235 @@
+//! Quantised safetensors have the logits of the same model written out in bf16.
+
+mod kinds;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::Dtype as Element;
+use serde_json::{Value, json};
+use souffleur::error::LoadError;
+use souffleur::executor::cpu::{CpuExecutor, CpuOptions, describe};
+use souffleur::kernels::dtype::{Dtype, Quantization};
+use souffleur::model::loader::{Checkpoint, LoadFormat};
+
+use self::kinds::{Quantise, bf16s, gptq, kinds, stored};
+use crate::common::{load_from, options};
+use crate::random_models::{Stored, random_folder, random_tensors, write_tensors};
+
+const SIZES: &[(&str, usize)] = &[
+    ("hidden_size", 128),
+    ("intermediate_size", 256),
+    ("head_dim", 32),
+];
+
+struct Folders {
+    quantised: tempfile::TempDir,
+    /// The same in bf16.
+    plain: tempfile::TempDir,
+}
+
+/// A model whose linear modules are quantised but for one.
+fn folders(name: &str, config: &Value, quantise: Quantise) -> Folders {
+    let [quantised, plain] = [(); 2].map(|()| random_folder(name, SIZES));
+    let mut tensors = random_tensors(plain.path());
+    let mut coded = BTreeMap::new();
+    for (name, tensor) in &mut tensors {
+        let is_linear = name.contains("_proj.weight") && !name.contains("layers.1.mlp.down");
+        if !is_linear {
+            coded.insert(name.clone(), tensor.clone());
+            continue;
+        }
+        let (parts, values) = quantise([tensor.shape[0], tensor.shape[1]]);
+        let module = name.strip_suffix("weight").unwrap();
+        coded.extend(
+            parts
+                .into_iter()
+                .map(|(part, of)| (format!("{module}{part}"), of)),
+        );
+        tensor.data = bf16s(&values);
+    }
+    write_tensors(plain.path(), &tensors);
+    write_tensors(quantised.path(), &coded);
+    edit_config(quantised.path(), |json| {
+        json["quantization_config"] = config.clone()
+    });
+    Folders { quantised, plain }
+}
+
+fn edit_config(dir: &Path, edit: impl Fn(&mut Value)) {
+    let file = dir.join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    edit(&mut json);
+    std::fs::write(file, json.to_string()).unwrap();
+}
+
+fn logits(path: &Path, dtype: Dtype, quantization: Option<Quantization>) -> Vec<Vec<f32>> {
+    let options = CpuOptions {
+        dtype: Some(dtype),
+        quantization,
+        ..options()
+    };
+    let prompt: Vec<u32> = (0..30_u32).map(|n| (n * 37 + 11) % 288).collect();
+    let mut seen = Vec::new();
+    load_from(path, &options)
+        .score(&prompt, 16, &mut |_, logits| seen.push(logits.to_vec()))
+        .unwrap();
+    seen
+}
+
+fn relative_error(got: &[Vec<f32>], right: &[Vec<f32>]) -> f64 {
+    let square = |x: f32| f64::from(x).powi(2);
+    let pairs = || got.iter().flatten().zip(right.iter().flatten());
+    let off: f64 = pairs().map(|(got, right)| square(got - right)).sum();
+    let size: f64 = pairs().map(|(_, right)| square(*right)).sum();
+    (off / size).sqrt()
+}
+
+#[test]
+fn every_kind_has_the_logits_of_its_values() {
+    for (kind, config, quantise) in kinds() {
+        for name in ["llama", "qwen3"] {
+            let folders = folders(name, &config, quantise);
+            let (quantised, plain) = (folders.quantised.path(), folders.plain.path());
+            let expected = logits(plain, Dtype::BF16, None);
+            assert!(expected.iter().flatten().all(|x| x.is_finite()), "{kind}");
+            let error = relative_error(&logits(quantised, Dtype::BF16, None), &expected);
+            // Blocks may be multiplied as they are, with activations in bytes.
+            let limit = if kind.contains("8") { 0.0 } else { 0.03 };
+            assert!(error <= limit, "{kind}, {name}: {error}");
+            let checkpoint = Checkpoint::open(quantised, None, LoadFormat::Auto).unwrap();
+            assert_eq!(checkpoint.dtype, Dtype::BF16);
+            assert!(checkpoint.scheme().is_some());
+        }
+    }
+}
+
+#[test]
+fn values_are_quantised_again_where_that_is_asked_for() {
+    for (kind, config, quantise) in kinds() {
+        let folders = folders("qwen3", &config, quantise);
+        let (quantised, plain) = (folders.quantised.path(), folders.plain.path());
+        let int8 = Some(Quantization::Int8);
+        let expected = logits(plain, Dtype::BF16, int8);
+        let got = logits(quantised, Dtype::BF16, int8);
+        // Blocks are not rounded to bf16 before.
+        let error = relative_error(&got, &expected);
+        assert!(error < 0.01, "{kind}: {error}");
+    }
+}
+
+#[test]
+fn sizes_are_known_before_anything_is_loaded() {
+    for (kind, config, quantise) in kinds() {
+        let folders = folders("qwen3", &config, quantise);
+        let of = |dir: &Path| describe(dir, None, None, LoadFormat::Auto).unwrap();
+        let (quantised, plain) = (of(folders.quantised.path()), of(folders.plain.path()));
+        assert_eq!(
+            quantised.decoded_weights_bytes, plain.decoded_weights_bytes,
+            "{kind}"
+        );
+        assert!(quantised.weights_bytes <= plain.weights_bytes, "{kind}");
+    }
+}
+
+fn refused(dir: &Path) -> String {
+    let described = describe(dir, None, None, LoadFormat::Auto).expect_err("describe fails");
+    let loaded = CpuExecutor::load(dir, &options(), &mut |_, _| {});
+    let loaded: LoadError = loaded.err().expect("load fails");
+    assert_eq!(described.to_string(), loaded.to_string());
+    loaded.to_string()
+}
+
+/// Changes a tensor of a module of a quantised model, and returns why the model is refused.
+fn broken(kind: &str, part: &str, change: fn(&mut Option<Stored>)) -> String {
+    let (_, config, quantise) = kinds()
+        .into_iter()
+        .find(|(name, ..)| *name == kind)
+        .unwrap();
+    let folders = folders("llama", &config, quantise);
+    let dir = folders.quantised.path();
+    let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = file.tensors().into_iter().map(|(name, view)| {
+        let tensor = stored(view.dtype(), view.shape(), view.data().to_vec());
+        (name, tensor)
+    });
+    let mut tensors: BTreeMap<String, Stored> = tensors.collect();
+    let name = format!("model.layers.0.mlp.down_proj.{part}");
+    let mut tensor = tensors.remove(&name);
+    change(&mut tensor);
+    tensors.extend(tensor.map(|tensor| (name, tensor)));
+    write_tensors(dir, &tensors);
+    refused(dir)
+}
+
+fn reshaped(tensor: &mut Option<Stored>) {
+    let tensor = tensor.as_mut().unwrap();
+    tensor.shape.push(1);
+}
+
+fn of_bytes(tensor: &mut Option<Stored>) {
+    let tensor = tensor.as_mut().unwrap();
+    let size = tensor.data.len() / tensor.shape.iter().product::<usize>();
+    tensor.dtype = match size {
+        1 => Element::U8,
+        2 => Element::I16,
+        _ => Element::U32,
+    };
+}
+
+#[test]
+fn broken_tensors_are_named_before_anything_is_loaded() {
+    let parts = [
+        ("fp8, blocks", "weight", "weight_scale_inv"),
+        ("fp8, rows", "weight", "weight_scale"),
+        ("int8, rows", "weight", "weight_scale"),
+        ("gptq", "qweight", "scales"),
+        ("awq", "qweight", "qzeros"),
+        ("packed", "weight_packed", "weight_scale"),
+        ("packed, zeros", "weight_packed", "weight_zero_point"),
+    ];
+    for (kind, codes, other) in parts {
+        let name = |part| format!("model.layers.0.mlp.down_proj.{part}");
+        // fp8 may have either name of scales.
+        let missing = broken(kind, other, |tensor| *tensor = None);
+        assert!(missing.contains("down_proj"), "{kind}: {missing}");
+        for part in [codes, other] {
+            for change in [reshaped, of_bytes] {
+                let error = broken(kind, part, change);
+                assert!(error.contains(&name(part)), "{kind}, {part}: {error}");
+            }
+        }
+        let error = broken(kind, codes, |tensor| *tensor = None);
+        assert!(error.contains(&name("weight")), "{kind}: {error}");
+    }
+}
+
+#[test]
+fn reordered_inputs_and_other_shapes_are_refused() {
+    let error = broken("gptq", "g_idx", |tensor| {
+        tensor.as_mut().unwrap().data[..4].copy_from_slice(&3_u32.to_le_bytes());
+    });
+    for text in ["down_proj.g_idx", "input 0", "group 3", "desc_act"] {
+        assert!(error.contains(text), "{text}: {error}");
+    }
+    let error = broken("packed", "weight_shape", |tensor| {
+        tensor.as_mut().unwrap().data[0] ^= 1;
+    });
+    assert!(error.contains("down_proj.weight_shape"), "{error}");
+}
+
+#[test]
+fn groups_that_do_not_divide_are_refused() {
+    let (_, _, quantise) = kinds().remove(4);
+    let folders = folders("llama", &gptq(json!({"group_size": 96})), quantise);
+    let error = refused(folders.quantised.path());
+    for text in ["qweight", "128 inputs in groups of 96"] {
+        assert!(error.contains(text), "{text}: {error}");
+    }
+    edit_config(folders.quantised.path(), |json| {
+        json["quantization_config"]["bits"] = json!(3);
+    });
+    let error = refused(folders.quantised.path());
+    assert!(error.contains("quantization_config.bits is 3"), "{error}");
+}
