@@ -1,6 +1,7 @@
 //! Weight matrices, packed into panels when they are loaded.
 
 use half::{bf16, f16};
+use smallvec::SmallVec;
 
 use super::block32;
 use super::element::Element;
@@ -94,7 +95,9 @@ impl Matrix {
         let panel_words = format.panel_words(inputs);
         let mut words = arena.zeroed(panels.len() * panel_words);
         let shared = Shared::new(words.as_mut_slice());
-        pool.for_each(panels.len(), outputs * inputs * WEIGHT_COST, &|index| {
+        // In runs: two threads side by side would fault the same pages in.
+        let cost = outputs * inputs * WEIGHT_COST;
+        pool.for_each_in_runs(panels.len(), cost, &|index| {
             // SAFETY: each panel is written by one item.
             let out = unsafe { shared.part(index * panel_words, panel_words) };
             let source = panels[index].source();
@@ -241,16 +244,14 @@ impl Kernel for PackPanel<'_> {
         match (self.format, self.source.tensor.stored) {
             (Format::F32, Stored::Plain(Dtype::F32)) => self.transpose_words(),
             (Format::Bf16, Stored::Plain(Dtype::BF16)) if even => self.transpose_words(),
-            (Format::Block32(_), Stored::Blocks(block)) => self.blocks(|row, lane, panel| {
-                block32::pack(block, row, lane, panel);
-            }),
-            (Format::KQuant(_), Stored::Blocks(block)) => self.blocks(|row, lane, panel| {
-                let lines = k_quants::lines(block) * PANEL;
-                let blocks = row.chunks_exact(block.bytes());
-                for (block_bytes, lines) in blocks.zip(panel.chunks_exact_mut(lines)) {
-                    k_quants::pack::pack(block, block_bytes, lane, lines);
-                }
-            }),
+            (Format::Block32(_), Stored::Blocks(block)) => {
+                let rows: SmallVec<[&[u8]; PANEL]> = self.source.rows().collect();
+                block32::pack(block, &rows, self.out);
+            }
+            (Format::KQuant(_), Stored::Blocks(block)) => {
+                let rows: SmallVec<[&[u8]; PANEL]> = self.source.rows().collect();
+                k_quants::pack::pack(block, &rows, self.out);
+            }
             (_, Stored::Plain(dtype)) => self.convert::<S>(dtype),
             (_, Stored::Blocks(_)) => self.decode::<S>(),
         }
@@ -269,14 +270,6 @@ impl PackPanel<'_> {
                     out[lane] = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
                 }
             }
-        }
-    }
-
-    /// Keeps the blocks of each row.
-    #[inline(always)]
-    fn blocks(self, pack: impl Fn(&[u8], usize, &mut [u32])) {
-        for (lane, row) in self.source.rows().enumerate() {
-            pack(row, lane, self.out);
         }
     }
 

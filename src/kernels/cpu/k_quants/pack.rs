@@ -6,90 +6,166 @@
 use half::f16;
 
 use super::super::format::PANEL;
-use super::{SUB_BLOCKS, SUB_STEPS, SUPER_BLOCK};
+use super::formats::{Q4K, Q5K, Q6K};
+use super::{KQuant, SUB_BLOCKS, SUB_STEPS, SUPER_BLOCK};
 use crate::kernels::blocks::BlockType;
 
 const LOW_HALVES: u32 = 0x0f0f_0f0f;
 const LOW_TWO: u32 = 0x0303_0303;
 const LOW_ONE: u32 = 0x0101_0101;
+const Q4K_LINES: usize = Q4K::LINES;
+const Q5K_LINES: usize = Q5K::LINES;
+const Q6K_LINES: usize = Q6K::LINES;
 /// Header lines of Q4_K and Q5_K, and of Q6_K.
 const MIN_HEADER: usize = 4;
 const SIGNED_HEADER: usize = 5;
 
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
+/// A line: a word of each output.
+type Line = [u32; PANEL];
 
-/// Puts a half word into its lane of a line of twice sixteen.
-fn put_half(line: &mut [u32], index: usize, bits: [u8; 2]) {
-    line[index / 2] |= u32::from(u16::from_le_bytes(bits)) << (16 * (index % 2));
-}
+/// A superblock of each output of a panel.
+type Superblocks<'a, const BYTES: usize> = [&'a [u8; BYTES]; PANEL];
 
 fn half_at(line: &[u32], index: usize) -> f32 {
     f16::from_bits((line[index / 2] >> (16 * (index % 2))) as u16).to_f32()
 }
 
-/// Writes a superblock of Q4_K, Q5_K or Q6_K into a lane of its lines, which are zero there.
-pub fn pack(block_type: BlockType, block: &[u8], lane: usize, lines: &mut [u32]) {
+/// Writes the superblocks of rows of Q4_K, Q5_K or Q6_K, at most sixteen, into the lines of a panel. Lanes without a row become
+/// those of a row of zeros.
+#[inline(always)]
+pub fn pack(block_type: BlockType, rows: &[&[u8]], panel: &mut [u32]) {
     match block_type {
-        BlockType::Q4K => {
-            pack_min_header(block, lane, lines);
-            for j in 0..SUB_BLOCKS {
-                let codes = low_codes(&block[16 + j / 2 * 32..], j % 2);
-                put_lines(&codes, lane, &mut lines[(MIN_HEADER + 4 * j) * PANEL..]);
-            }
-        }
-        BlockType::Q5K => {
-            pack_min_header(block, lane, lines);
-            for j in 0..SUB_BLOCKS {
-                let codes = low_codes(&block[48 + j / 2 * 32..], j % 2);
-                let lines = &mut lines[(MIN_HEADER + 5 * j) * PANEL..];
-                put_lines(&codes, lane, lines);
-                let steps = (0..SUB_STEPS).map(|t| (word(block, 16 + 4 * t) >> j & LOW_ONE) << t);
-                lines[4 * PANEL + lane] = steps.fold(0, |bits, step| bits | step);
-            }
-        }
-        BlockType::Q6K => {
-            put_half(lines, lane, [block[208], block[209]]);
-            for i in 0..4 {
-                let s = &block[192 + 4 * i..];
-                let scales = u32::from_le_bytes([s[0], s[2], s[1], s[3]]);
-                lines[(1 + i) * PANEL + lane] = scales;
-            }
-            for j in 0..SUB_BLOCKS {
-                let (n, k) = (j / 4, j % 4);
-                let codes = low_codes(&block[64 * n + 32 * (k & 1)..], k >> 1);
-                let lines = &mut lines[(SIGNED_HEADER + 6 * j) * PANEL..];
-                put_lines(&codes, lane, lines);
-                let upper = |t: usize| word(block, 128 + 32 * n + 4 * t) >> (2 * k) & LOW_TWO;
-                for half in 0..2 {
-                    let steps = (0..4).map(|u| upper(4 * half + u) << (2 * u));
-                    lines[(4 + half) * PANEL + lane] = steps.fold(0, |bits, step| bits | step);
-                }
-            }
-        }
+        BlockType::Q4K => pack_rows(rows, panel, Q4K_LINES, pack_q4k),
+        BlockType::Q5K => pack_rows(rows, panel, Q5K_LINES, pack_q5k),
+        BlockType::Q6K => pack_rows(rows, panel, Q6K_LINES, pack_q6k),
         other => unreachable!("{} is packed elsewhere", other.name()),
     }
 }
 
-fn pack_min_header(block: &[u8], lane: usize, lines: &mut [u32]) {
-    put_half(lines, lane, [block[0], block[1]]);
-    put_half(lines, PANEL + lane, [block[2], block[3]]);
+#[inline(always)]
+fn pack_rows<const BYTES: usize>(
+    rows: &[&[u8]],
+    panel: &mut [u32],
+    lines: usize,
+    pack: impl Fn(&Superblocks<'_, BYTES>, &mut [Line]),
+) {
+    let zeros = [0; BYTES];
+    let (panel, _) = panel.as_chunks_mut::<PANEL>();
+    for (index, lines) in panel.chunks_exact_mut(lines).enumerate() {
+        let blocks = std::array::from_fn(|lane| match rows.get(lane) {
+            Some(row) => &row.as_chunks::<BYTES>().0[index],
+            None => &zeros,
+        });
+        pack(&blocks, lines);
+    }
+}
+
+#[inline(always)]
+fn pack_q4k(blocks: &Superblocks<'_, 144>, lines: &mut [Line]) {
+    pack_min_header(blocks, lines);
+    for pair in 0..SUB_BLOCKS / 2 {
+        let (low, high) = lines[MIN_HEADER + 8 * pair..].split_at_mut(4);
+        put_codes(blocks, 16 + 32 * pair, low, high);
+    }
+}
+
+#[inline(always)]
+fn pack_q5k(blocks: &Superblocks<'_, 176>, lines: &mut [Line]) {
+    pack_min_header(blocks, lines);
+    for pair in 0..SUB_BLOCKS / 2 {
+        let (low, high) = lines[MIN_HEADER + 10 * pair..].split_at_mut(5);
+        put_codes(blocks, 48 + 32 * pair, low, high);
+    }
+    let upper: [Line; SUB_STEPS] = std::array::from_fn(|t| words(blocks, 16 + 4 * t));
+    for j in 0..SUB_BLOCKS {
+        lines[MIN_HEADER + 5 * j + 4] = gathered(&upper, LOW_ONE, j, 1);
+    }
+}
+
+#[inline(always)]
+fn pack_q6k(blocks: &Superblocks<'_, 210>, lines: &mut [Line]) {
+    put_halves(blocks, 208, &mut lines[0][..PANEL / 2]);
+    for i in 0..4 {
+        // The bytes 1 and 2 change places.
+        lines[1 + i] = words(blocks, 192 + 4 * i)
+            .map(|w| w & 0xff00_00ff | w >> 8 & 0xff00 | (w & 0xff00) << 8);
+    }
+    for n in 0..2 {
+        let lines = &mut lines[SIGNED_HEADER + 24 * n..];
+        for part in 0..2 {
+            let (low, high) = lines[6 * part..].split_at_mut(12);
+            put_codes(blocks, 64 * n + 32 * part, low, high);
+        }
+        for half in 0..2 {
+            let upper: [Line; 4] =
+                std::array::from_fn(|u| words(blocks, 128 + 32 * n + 4 * (4 * half + u)));
+            for k in 0..4 {
+                lines[6 * k + 4 + half] = gathered(&upper, LOW_TWO, 2 * k, 2);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn pack_min_header<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, lines: &mut [Line]) {
+    let (d, dmin) = lines[0].split_at_mut(PANEL / 2);
+    put_halves(blocks, 0, d);
+    put_halves(blocks, 2, dmin);
     for i in 0..3 {
-        lines[(1 + i) * PANEL + lane] = word(block, 4 + 4 * i);
+        lines[1 + i] = words(blocks, 4 + 4 * i);
     }
 }
 
-/// Four-bit codes of 32 inputs, a word a step, from one half of 32 bytes.
-fn low_codes(bytes: &[u8], half: usize) -> [u32; SUB_STEPS] {
-    std::array::from_fn(|t| word(bytes, 4 * t) >> (4 * half) & LOW_HALVES)
+/// The word at a byte of each superblock.
+#[inline(always)]
+fn words<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, at: usize) -> Line {
+    std::array::from_fn(|lane| {
+        let bytes = &blocks[lane][at..at + 4];
+        u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    })
 }
 
-/// Writes the codes of eight steps into four lines.
-fn put_lines(codes: &[u32; SUB_STEPS], lane: usize, lines: &mut [u32]) {
+/// Puts the half word at a byte of each superblock side by side.
+#[inline(always)]
+fn put_halves<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, at: usize, out: &mut [u32]) {
+    for (pair, out) in out.iter_mut().enumerate() {
+        let half = |lane: usize| u16::from_le_bytes([blocks[lane][at], blocks[lane][at + 1]]);
+        *out = u32::from(half(2 * pair)) | u32::from(half(2 * pair + 1)) << 16;
+    }
+}
+
+/// Writes the four-bit codes of 32 bytes: those in the low halves are the steps of one sub-block, those in the high halves of
+/// another. Four lines hold the eight steps of a sub-block.
+#[inline(always)]
+fn put_codes<const BYTES: usize>(
+    blocks: &Superblocks<'_, BYTES>,
+    at: usize,
+    low: &mut [Line],
+    high: &mut [Line],
+) {
     for u in 0..SUB_STEPS / 2 {
-        lines[u * PANEL + lane] = codes[u] | codes[u + SUB_STEPS / 2] << 4;
+        let first = words(blocks, at + 4 * u);
+        let second = words(blocks, at + 4 * (u + SUB_STEPS / 2));
+        for lane in 0..PANEL {
+            let (first, second) = (first[lane], second[lane]);
+            low[u][lane] = first & LOW_HALVES | (second & LOW_HALVES) << 4;
+            high[u][lane] = first >> 4 & LOW_HALVES | second & !LOW_HALVES;
+        }
     }
+}
+
+/// The bits of `mask`, shifted down by `from`, of each step, side by side with `width` between them.
+#[inline(always)]
+fn gathered<const STEPS: usize>(
+    steps: &[Line; STEPS],
+    mask: u32,
+    from: usize,
+    width: usize,
+) -> Line {
+    std::array::from_fn(|lane| {
+        let bits = |t: usize| (steps[t][lane] >> from & mask) << (width * t);
+        (0..STEPS).fold(0, |all, t| all | bits(t))
+    })
 }
 
 /// Reads the values of a lane of a superblock's lines, as [`BlockType::decode`] gives them.
