@@ -148,8 +148,8 @@ impl EngineParts {
         })
     }
 
-    /// Reads a model's tokenizer and chat template as [`Self::from_model`] does, which is asked for by whoever wants nothing
-    /// else of the model; `None` where the configuration goes without.
+    /// Reads a model's tokenizer and chat template as [`Self::from_model`] does, and nothing else; `None` where the
+    /// configuration goes without.
     ///
     /// # Errors
     /// [`LoadError::Io`] and [`LoadError::Format`], naming the file.
