@@ -13,12 +13,26 @@ use crate::cli::settings::Settings;
 
 /// Runs the command.
 pub fn run(settings: Settings) -> Result<(), Failure> {
-    let mut config = local::with_model(settings.engine)?;
+    let config = local::with_model(settings.engine)?;
     // Weights alone can be planned for.
-    config.skip_tokenizer_init = true;
-    let parts = EngineParts::from_model(&config, Progress::silent())?;
+    let weights = EngineConfig {
+        skip_tokenizer_init: true,
+        ..config.clone()
+    };
+    let parts = EngineParts::from_model(&weights, Progress::silent())?;
     show(&parts.info);
-    show_types(&config)
+    show_types(&config)?;
+    show_tokenizer(&config);
+    Ok(())
+}
+
+/// Prints what would keep the server from starting although the memory suffices.
+fn show_tokenizer(config: &EngineConfig) {
+    if let Err(error) = EngineParts::text_of(config) {
+        say(format_args!(
+            "tokenizer             none, no server starts: {error}"
+        ));
+    }
 }
 
 /// Prints how many tensors of which element types the model's files hold.

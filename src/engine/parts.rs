@@ -10,7 +10,7 @@ use crate::actors::unit::Blueprint;
 use crate::admission::Admission;
 use crate::config::{Device, EngineConfig};
 use crate::engine::gpu::{self, Gpu};
-use crate::engine::text;
+use crate::engine::text::TextSide;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::Executor;
 use crate::executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
@@ -20,7 +20,6 @@ use crate::executor::memory_plan::{
 use crate::grammar::{GrammarCompiler, GrammarLimits};
 use crate::kernels::cpu::default_threads;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
-use crate::model::location::ModelLocation;
 use crate::model::text::TextModel;
 use crate::record::LogSink;
 use crate::state::cache::prefix_history::HistoryLimits;
@@ -110,12 +109,8 @@ impl EngineParts {
             config.load_format,
         )?;
         let memory = memory_plan(config, &model, gpu.as_ref())?;
-        let location = ModelLocation::find(dir)?;
-        let generation = text::generation_config(&location)?;
-        let text = match config.skip_tokenizer_init {
-            true => None,
-            false => Some(Arc::new(text::text_model(&location)?)),
-        };
+        let TextSide { text, generation } = TextSide::read(config)?;
+        let text = text.map(Arc::new);
         let context_length = context_length(config, &model)?;
         let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);
         let eos_token_ids = eos_token_ids(&model.config, &generation, of_tokenizer);
@@ -151,6 +146,15 @@ impl EngineParts {
             text,
             executor,
         })
+    }
+
+    /// Reads a model's tokenizer and chat template as [`Self::from_model`] does, and nothing else; `None` where the
+    /// configuration goes without.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file.
+    pub fn text_of(config: &EngineConfig) -> Result<Option<TextModel>, LoadError> {
+        Ok(TextSide::read(config)?.text)
     }
 
     /// What bounds the scheduler of an engine with this model.

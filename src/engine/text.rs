@@ -2,27 +2,49 @@
 
 use std::path::Path;
 
+use crate::config::EngineConfig;
 use crate::error::LoadError;
 use crate::model::generation::GenerationConfig;
 use crate::model::gguf::Gguf;
 use crate::model::location::ModelLocation;
 use crate::model::text::TextModel;
 
-/// Makes the tokenizer and the chat template of a model.
-///
-/// # Errors
-/// [`LoadError::Io`] and [`LoadError::Format`], naming the file.
-pub(super) fn text_model(location: &ModelLocation) -> Result<TextModel, LoadError> {
-    match location {
-        ModelLocation::Folder(dir) => TextModel::load(dir),
-        ModelLocation::Gguf(file) => text_model_of_gguf(file),
+/// All that a model's files say of texts.
+pub(super) struct TextSide {
+    /// Its tokenizer and chat template, unless the configuration goes without.
+    pub text: Option<TextModel>,
+    /// Its sampling defaults.
+    pub generation: GenerationConfig,
+}
+
+impl TextSide {
+    /// Reads the files of the configuration's model.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file.
+    pub fn read(config: &EngineConfig) -> Result<Self, LoadError> {
+        let with_text = !config.skip_tokenizer_init;
+        match ModelLocation::find(&config.model_path)? {
+            ModelLocation::Folder(dir) => Ok(Self {
+                generation: GenerationConfig::read(&dir)?,
+                text: with_text.then(|| TextModel::load(&dir)).transpose()?,
+            }),
+            ModelLocation::Gguf(file) => {
+                let gguf = Gguf::open(&file)?;
+                let text = with_text.then(|| text_of_gguf(&file, &gguf));
+                Ok(Self {
+                    generation: gguf.generation_config()?,
+                    text: text.transpose()?,
+                })
+            }
+        }
     }
 }
 
 /// The vocabulary and the chat template of a GGUF file. A `tokenizer.json` beside it stands in where it has none, or one that
 /// is not supported.
-fn text_model_of_gguf(file: &Path) -> Result<TextModel, LoadError> {
-    let own = Gguf::open(file)?.vocabulary()?;
+fn text_of_gguf(file: &Path, gguf: &Gguf) -> Result<TextModel, LoadError> {
+    let own = gguf.vocabulary()?;
     let own = own.map(|fields| TextModel::from_vocabulary(file, fields));
     let dir = file.parent().unwrap_or(Path::new(""));
     match own {
@@ -40,13 +62,5 @@ fn text_model_of_gguf(file: &Path) -> Result<TextModel, LoadError> {
                      --skip-tokenizer-init"
                 .to_owned(),
         }),
-    }
-}
-
-/// The sampling defaults of a model. Those that a GGUF file may hold (`general.sampling`) are not read.
-pub(super) fn generation_config(location: &ModelLocation) -> Result<GenerationConfig, LoadError> {
-    match location {
-        ModelLocation::Folder(dir) => GenerationConfig::read(dir),
-        ModelLocation::Gguf(_) => Ok(GenerationConfig::default()),
     }
 }

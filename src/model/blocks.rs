@@ -18,13 +18,16 @@ impl<B: Backend> Decoder<B> {
         loader: &mut Loader<'_, B>,
         spec: fn(&ModelConfig, usize) -> LayerSpec,
     ) -> Result<Self, LoadError> {
+        // First: the embedding's bytes in the file, often the most of all tensors, are in memory until it is packed, and
+        // there is little beside them yet.
+        let ends = Ends::load(loader)?;
         let layers = (0..loader.config().num_hidden_layers).map(|layer| {
             let spec = spec(loader.config(), layer);
             Layer::load(loader, layer, spec)
         });
         Ok(Self {
             layers: layers.collect::<Result<_, LoadError>>()?,
-            ends: Ends::load(loader)?,
+            ends,
         })
     }
 }

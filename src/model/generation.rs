@@ -1,5 +1,6 @@
 //! A model's own sampling defaults and end tokens, from its optional `generation_config.json`.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use crate::error::LoadError;
@@ -9,6 +10,15 @@ use crate::model::json_file::JsonFile;
 const FILE: &str = "generation_config.json";
 /// Largest `generation_config.json` read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Limits of [`GenerationConfig::temperature`], whichever file it is read from.
+pub(crate) const TEMPERATURE: RangeInclusive<f64> = 0.0..=100.0;
+/// Limits of [`GenerationConfig::top_p`].
+pub(crate) const TOP_P: RangeInclusive<f64> = f64::MIN_POSITIVE..=1.0;
+/// Limits of [`GenerationConfig::min_p`].
+pub(crate) const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
+/// Limits of [`GenerationConfig::repetition_penalty`].
+pub(crate) const PENALTY: RangeInclusive<f64> = f64::MIN_POSITIVE..=2.0;
 
 /// What the file says; `None` where it says nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,18 +53,22 @@ impl GenerationConfig {
     fn from_json(json: &JsonFile) -> Result<Self, LoadError> {
         let number = |key, limits| Ok(json.number(key, limits)?.map(|number| number as f32));
         let greedy = json.flag("do_sample")? == Some(false);
-        let temperature = number("temperature", 0.0..=100.0)?;
+        let temperature = number("temperature", TEMPERATURE)?;
         let top_k = json.number("top_k", -1.0..=f64::from(i32::MAX))?;
         Ok(Self {
             eos_token_ids: json.token_ids("eos_token_id")?,
             temperature: if greedy { Some(0.0) } else { temperature },
-            top_p: number("top_p", f64::MIN_POSITIVE..=1.0)?,
-            // transformers writes 0 for all tokens, others write -1.
-            top_k: top_k.map(|top_k| if top_k < 1.0 { -1 } else { top_k as i32 }),
-            min_p: number("min_p", 0.0..=1.0)?,
-            repetition_penalty: number("repetition_penalty", f64::MIN_POSITIVE..=2.0)?,
+            top_p: number("top_p", TOP_P)?,
+            top_k: top_k.map(every_token_below_one),
+            min_p: number("min_p", MIN_P)?,
+            repetition_penalty: number("repetition_penalty", PENALTY)?,
         })
     }
+}
+
+/// A `top_k` of a file: transformers writes 0 for all tokens, others write -1.
+pub(crate) fn every_token_below_one(top_k: f64) -> i32 {
+    if top_k < 1.0 { -1 } else { top_k as i32 }
 }
 
 /// Tokens that end an output, ascending: those that `config.json` and `generation_config.json` name; the tokenizer's if

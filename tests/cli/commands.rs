@@ -45,6 +45,10 @@ fn a_gguf_file_is_planned_by_its_name_and_types() {
     let tensors = model.tensors.len();
     let types = format!("tensors               {tensors} of F32 (");
     assert!(text.contains(&types), "{text}");
+    let refused = "tokenizer             none, no server starts: ";
+    assert!(text.contains(refused), "{text}");
+    let without = run(&["plan", "--model-path", &path, "--skip-tokenizer-init"]);
+    assert!(!stdout(&without).contains(refused));
     check_failure(
         &["--model-path", &path, "--port", "0"],
         1,

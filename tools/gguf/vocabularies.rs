@@ -63,7 +63,8 @@ struct Told {
 }
 
 fn compare(file: &Path) -> Result<Told, Box<dyn Error>> {
-    let fields = Gguf::open(file)?.vocabulary()?.ok_or("has no vocabulary")?;
+    let gguf = Gguf::open(file)?;
+    let fields = gguf.vocabulary()?.ok_or("has no vocabulary")?;
     let (ends, composes) = (fields.end_token_ids(), composes(fields.pre.as_deref()));
     let began = Instant::now();
     let model = TextModel::from_vocabulary(file, fields)?;

@@ -88,22 +88,41 @@ pub unsafe fn tile<S: Lanes, const M: usize, const N: usize>(
     }
 }
 
-/// Writes the blocks of a row into a lane of its panel, which is zero there.
-pub fn pack(block_type: BlockType, row: &[u8], lane: usize, panel: &mut [u32]) {
-    let blocks = row.chunks_exact(block_type.bytes()).enumerate();
-    for (index, block) in blocks {
-        let lines = &mut panel[index / 2 * LINES * PANEL..];
+/// Writes the blocks of rows, at most sixteen, into the lanes of their panel, which is zero.
+#[inline(always)]
+pub fn pack(block_type: BlockType, rows: &[&[u8]], panel: &mut [u32]) {
+    let size = block_type.bytes();
+    let n_blocks = rows.first().map_or(0, |row| row.len() / size);
+    let (panel, _) = panel.as_chunks_mut::<PANEL>();
+    for index in 0..n_blocks {
+        let lines = &mut panel[index / 2 * LINES..][..LINES];
         let half = index % 2;
-        let d = u32::from(u16::from_le_bytes([block[0], block[1]]));
-        let place = half * PANEL + lane;
-        lines[place / 2] |= d << (16 * (place % 2));
-        let mut codes = [0i8; BLOCK];
-        block_type.signed_codes(block, &mut codes);
-        for (step, code) in codes.as_chunks::<4>().0.iter().enumerate() {
-            let word = u32::from_le_bytes(code.map(|code| code as u8)) ^ 0x8080_8080;
-            lines[(1 + half * BLOCK_STEPS + step) * PANEL + lane] = word;
+        for (lane, row) in rows.iter().enumerate() {
+            let block = &row[index * size..][..size];
+            let d = u32::from(u16::from_le_bytes([block[0], block[1]]));
+            let place = half * PANEL + lane;
+            lines[0][place / 2] |= d << (16 * (place % 2));
+            let first = 1 + half * BLOCK_STEPS;
+            let steps = lines[first..first + BLOCK_STEPS].iter_mut();
+            for (line, word) in steps.zip(quads(block_type, block)) {
+                line[lane] = word;
+            }
         }
     }
+}
+
+/// The codes of a block as panels have them, four in a word.
+#[inline(always)]
+fn quads(block_type: BlockType, block: &[u8]) -> [u32; BLOCK_STEPS] {
+    let word = |bytes: [u8; 4]| u32::from_le_bytes(bytes) ^ 0x8080_8080;
+    if block_type == BlockType::Q8_0 {
+        let (bytes, _) = block[2..2 + BLOCK].as_chunks::<4>();
+        return std::array::from_fn(|step| word(bytes[step]));
+    }
+    let mut codes = [0i8; BLOCK];
+    block_type.signed_codes(block, &mut codes);
+    let (codes, _) = codes.as_chunks::<4>();
+    std::array::from_fn(|step| word(codes[step].map(|code| code as u8)))
 }
 
 /// Reads the values of a lane.

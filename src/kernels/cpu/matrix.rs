@@ -1,6 +1,7 @@
 //! Weight matrices, packed into panels when they are loaded.
 
 use half::{bf16, f16};
+use smallvec::SmallVec;
 
 use super::block32;
 use super::element::Element;
@@ -96,7 +97,9 @@ impl Matrix {
         let panel_words = format.panel_words(inputs);
         let mut words = arena.zeroed(panels.len() * panel_words);
         let shared = Shared::new(words.as_mut_slice());
-        pool.for_each(panels.len(), outputs * inputs * WEIGHT_COST, &|index| {
+        // In runs: two threads side by side would fault the same pages in.
+        let cost = outputs * inputs * WEIGHT_COST;
+        pool.for_each_in_runs(panels.len(), cost, &|index| {
             // SAFETY: each panel is written by one item.
             let out = unsafe { shared.part(index * panel_words, panel_words) };
             let source = panels[index].source();
@@ -175,7 +178,7 @@ impl Matrix {
             Format::KQuant(block) => {
                 let lines = panel.chunks_exact(k_quants::lines(block) * PANEL);
                 for (out, lines) in out.chunks_mut(SUPER_BLOCK).zip(lines) {
-                    k_quants::pack::unpack(block, lines, lane, out);
+                    k_quants::unpack(block, lines, lane, out);
                 }
             }
             Format::Int8 => {
@@ -244,19 +247,19 @@ impl Kernel for PackPanel<'_> {
         match (self.format, self.source.tensor.stored) {
             (Format::F32, Stored::Plain(Dtype::F32)) => self.transpose_words(),
             (Format::Bf16, Stored::Plain(Dtype::BF16)) if even => self.transpose_words(),
-            (Format::Block32(_), Stored::Blocks(block)) => self.blocks(|row, lane, panel| {
-                block32::pack(block, row, lane, panel);
-            }),
-            (Format::Nibbles(header), Stored::Blocks(_)) => self.blocks(|row, lane, panel| {
-                nibbles::pack(header, row, lane, panel);
-            }),
-            (Format::KQuant(_), Stored::Blocks(block)) => self.blocks(|row, lane, panel| {
-                let lines = k_quants::lines(block) * PANEL;
-                let blocks = row.chunks_exact(block.bytes());
-                for (block_bytes, lines) in blocks.zip(panel.chunks_exact_mut(lines)) {
-                    k_quants::pack::pack(block, block_bytes, lane, lines);
+            (Format::Block32(_), Stored::Blocks(block)) => {
+                let rows: SmallVec<[&[u8]; PANEL]> = self.source.rows().collect();
+                block32::pack(block, &rows, self.out);
+            }
+            (Format::Nibbles(header), Stored::Blocks(_)) => {
+                for (lane, row) in self.source.rows().enumerate() {
+                    nibbles::pack(header, row, lane, self.out);
                 }
-            }),
+            }
+            (Format::KQuant(_), Stored::Blocks(block)) => {
+                let rows: SmallVec<[&[u8]; PANEL]> = self.source.rows().collect();
+                k_quants::pack(block, &rows, self.out);
+            }
             (Format::KQuant(block), Stored::Plain(_)) => self.superblocks(block),
             (_, Stored::Plain(dtype)) => self.convert::<S>(dtype),
             (_, Stored::Blocks(_)) => self.decode::<S>(),
@@ -279,30 +282,23 @@ impl PackPanel<'_> {
         }
     }
 
-    /// Keeps the blocks of each row.
-    #[inline(always)]
-    fn blocks(self, pack: impl Fn(&[u8], usize, &mut [u32])) {
-        for (lane, row) in self.source.rows().enumerate() {
-            pack(row, lane, self.out);
-        }
-    }
-
     /// Encodes each row in superblocks.
     #[inline(always)]
     fn superblocks(self, block: BlockType) {
         let inputs = self.source.inputs();
-        let lines = k_quants::lines(block) * PANEL;
+        let row_bytes = inputs.div_ceil(SUPER_BLOCK) * block.bytes();
         let mut values = vec![0f32; inputs.next_multiple_of(SUPER_BLOCK)];
-        let mut bytes = vec![0u8; block.bytes()];
-        for lane in 0..self.source.n_rows {
-            let row = self.source.first + lane;
-            self.source.tensor.read_row(row, &mut values[..inputs]);
+        let mut bytes = vec![0u8; self.source.n_rows * row_bytes];
+        for (lane, row) in bytes.chunks_exact_mut(row_bytes).enumerate() {
+            let from = self.source.first + lane;
+            self.source.tensor.read_row(from, &mut values[..inputs]);
             let superblocks = values.as_chunks::<SUPER_BLOCK>().0.iter();
-            for (values, lines) in superblocks.zip(self.out.chunks_exact_mut(lines)) {
-                encode::encode(block, values, &mut bytes);
-                k_quants::pack::pack(block, &bytes, lane, lines);
+            for (values, bytes) in superblocks.zip(row.chunks_exact_mut(block.bytes())) {
+                encode::encode(block, values, bytes);
             }
         }
+        let rows: SmallVec<[&[u8]; PANEL]> = bytes.chunks_exact(row_bytes).collect();
+        k_quants::pack(block, &rows, self.out);
     }
 
     /// Goes through f32.

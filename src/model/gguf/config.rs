@@ -25,16 +25,25 @@ const ARCHITECTURES: [(&str, Architecture); 3] = [
     ("qwen3", Architecture::Qwen3),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
-const NEUTRAL: [(&str, &[f64]); 7] = [
+const NEUTRAL: [(&str, &[f64]); 13] = [
     ("attention.scale", &[0.0]),
+    ("attention.output_scale", &[0.0, 1.0]),
+    ("attention.value_scale", &[0.0, 1.0]),
+    ("attention.temperature_scale", &[0.0]),
+    ("attention.max_alibi_bias", &[0.0]),
     ("attention.clamp_kqv", &[0.0]),
     ("attn_logit_softcapping", &[0.0]),
     ("final_logit_softcapping", &[0.0]),
+    ("router_logit_softcapping", &[0.0]),
+    ("embedding_scale", &[0.0, 1.0]),
     ("logit_scale", &[0.0, 1.0]),
     ("residual_scale", &[0.0, 1.0]),
     // Embedding models pool their outputs.
     ("pooling_type", &[0.0]),
 ];
+
+/// Choices of other models of these architectures, and what they must be where they are named.
+const CHOICES: [(&str, bool); 2] = [("attention.causal", true), ("use_parallel_residual", false)];
 
 /// The metadata of one architecture: keys that begin with its name.
 #[derive(Clone, Copy)]
@@ -136,9 +145,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         max_position_embeddings,
         rope: rope(gguf, &keys, head_dim, max_position_embeddings)?,
         bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id")?,
-        eos_token_ids: vocabulary::fields(metadata)?
-            .map(|fields| fields.end_token_ids())
-            .unwrap_or_default(),
+        eos_token_ids: vocabulary::end_token_ids(metadata)?,
         dtype: Some(gguf.dtype()),
     })
 }
@@ -179,6 +186,14 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
         );
         return Err(keys.error("expert_count", reason));
     }
+    refuse_windows(keys)?;
+    for (name, supported) in CHOICES {
+        let choice = keys.metadata.flag(&keys.key(name))?;
+        if let Some(choice) = choice.filter(|choice| *choice != supported) {
+            let reason = format!("is {choice}, supported is {supported}: use another model");
+            return Err(keys.error(name, reason));
+        }
+    }
     for (name, neutral) in NEUTRAL {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| !neutral.contains(value)) {
@@ -189,6 +204,22 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
         }
     }
     Ok(())
+}
+
+/// A window says nothing of the layers that have it. One that no context is longer than changes nothing.
+fn refuse_windows(keys: &Keys<'_>) -> Result<(), LoadError> {
+    const NAME: &str = "attention.sliding_window";
+    let context = keys.required("context_length", CONTEXT)?;
+    match keys.size(NAME, 0..=usize::MAX >> 1)? {
+        Some(window) if (1..context).contains(&window) => {
+            let reason = format!(
+                "is {window} in a model of {context} tokens of context: sliding windows are read from safetensors only, \
+                 use the model's folder"
+            );
+            Err(keys.error(NAME, reason))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The size of a head, which is the same for keys and values and rotates as a whole.

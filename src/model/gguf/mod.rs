@@ -14,6 +14,7 @@ mod file;
 mod metadata;
 mod names;
 mod rope;
+mod sampling;
 mod split;
 mod tensors;
 mod vocabulary;
@@ -27,6 +28,7 @@ use rustc_hash::FxHashMap;
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::model::config::ModelConfig;
+use crate::model::generation::GenerationConfig;
 use crate::model::json_file::format_error;
 use crate::model::text::VocabularyFields;
 use crate::model::weights::Weights;
@@ -84,8 +86,16 @@ impl Gguf {
     ///
     /// # Errors
     /// [`LoadError::Format`] naming key, value and limit.
-    pub fn vocabulary(&self) -> Result<Option<VocabularyFields>, LoadError> {
+    pub fn vocabulary(&self) -> Result<Option<VocabularyFields<'_>>, LoadError> {
         vocabulary::fields(self.metadata())
+    }
+
+    /// Reads the model's own sampling defaults.
+    ///
+    /// # Errors
+    /// [`LoadError::Format`] naming key, value and limit.
+    pub fn generation_config(&self) -> Result<GenerationConfig, LoadError> {
+        sampling::defaults(self.metadata())
     }
 
     /// Reads what the model is.

@@ -95,6 +95,7 @@ pub(crate) fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
 
 /// Opens all files of the model whose only or first file is `file`.
 pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
+    refuse_missing_first(file)?;
     let first = GgufFile::open(file.to_owned())?;
     let count = part_count(&first)?;
     if count <= 1 {
@@ -117,6 +118,35 @@ pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
     }
     check_tensors(&files)?;
     Ok(files)
+}
+
+/// Where a part that is named or stands for its folder is missing, the others beside it say what to download.
+fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
+    let file_name = file.file_name().and_then(|name| name.to_str());
+    let Some(name) = file_name
+        .and_then(PartName::parse)
+        .filter(|_| !file.exists())
+    else {
+        return Ok(());
+    };
+    let there = (1..=name.count.min(MAX_PARTS)).filter(|number| {
+        let part = file.with_file_name(name.of(*number));
+        part.is_file()
+    });
+    let there: Vec<String> = there.map(|number| number.to_string()).collect();
+    let (number, count) = (name.number, name.count);
+    let reason = match there.as_slice() {
+        // An error of the system's says it.
+        [] => return Ok(()),
+        [only] => {
+            format!("part {number} of {count} is not there, only part {only} is: download it too")
+        }
+        [begin @ .., last] => format!(
+            "part {number} of {count} is not there, the parts {} and {last} are: download it too",
+            begin.join(", ")
+        ),
+    };
+    Err(format_error(file, reason))
 }
 
 fn part_count(file: &GgufFile) -> Result<usize, LoadError> {

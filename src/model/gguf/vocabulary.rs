@@ -1,46 +1,86 @@
 //! The part of a file's metadata that a text side is made of.
 
+use std::borrow::Cow;
+
 use super::Metadata;
 use crate::error::LoadError;
 use crate::model::text::VocabularyFields;
 
+/// The keys of a tokenizer.
+#[derive(Clone, Copy)]
+struct Keys<'a>(Metadata<'a>);
+
+impl<'a> Keys<'a> {
+    fn text(self, name: &str) -> Result<Option<&'a str>, LoadError> {
+        self.0.text(&key(name))
+    }
+
+    fn texts(self, name: &str) -> Result<Vec<Cow<'a, str>>, LoadError> {
+        let texts = self.0.texts(&key(name))?.unwrap_or_default();
+        Ok(texts.into_iter().map(Cow::Borrowed).collect())
+    }
+
+    fn id(self, name: &str) -> Result<Option<u32>, LoadError> {
+        self.0.token_id(&key(&format!("{name}_token_id")))
+    }
+
+    fn flag(self, name: &str) -> Result<Option<bool>, LoadError> {
+        self.0.flag(&key(name))
+    }
+
+    fn token_types(self) -> Result<Vec<i32>, LoadError> {
+        let within = i64::from(i32::MIN)..=i64::from(i32::MAX);
+        let types = self.0.integers(&key("token_type"), within)?;
+        let types = types.unwrap_or_default().into_iter();
+        Ok(types.map(|kind| kind as i32).collect())
+    }
+}
+
+fn key(name: &str) -> String {
+    format!("tokenizer.ggml.{name}")
+}
+
 /// Reads what a tokenizer and a chat template are made of; `None` if the file has no vocabulary.
-pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields>, LoadError> {
-    let key = |name: &str| format!("tokenizer.ggml.{name}");
-    let Some(model) = metadata.text(&key("model"))? else {
+pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields<'_>>, LoadError> {
+    let keys = Keys(metadata);
+    let owned = |text: Option<&str>| text.map(str::to_owned);
+    let Some(model) = keys.text("model")? else {
         return Ok(None);
     };
-    let owned = |text: Option<&str>| text.map(str::to_owned);
-    let texts = |name: &str| -> Result<Vec<String>, LoadError> {
-        let texts = metadata.texts(&key(name))?.unwrap_or_default();
-        Ok(texts.into_iter().map(str::to_owned).collect())
-    };
-    let types = metadata.integers(
-        &key("token_type"),
-        i64::from(i32::MIN)..=i64::from(i32::MAX),
-    )?;
-    let id = |name: &str| metadata.token_id(&key(&format!("{name}_token_id")));
     Ok(Some(VocabularyFields {
         model: model.to_owned(),
-        pre: owned(metadata.text(&key("pre"))?),
-        tokens: texts("tokens")?,
-        token_types: types
-            .unwrap_or_default()
-            .into_iter()
-            .map(|kind| kind as i32)
-            .collect(),
+        pre: owned(keys.text("pre")?),
         scores: metadata.numbers(&key("scores"))?.unwrap_or_default(),
-        merges: texts("merges")?,
-        bos_id: id("bos")?,
-        eos_id: id("eos")?,
-        eot_id: id("eot")?,
-        eom_id: id("eom")?,
-        unknown_id: id("unknown")?,
-        padding_id: id("padding")?,
-        add_bos: metadata.flag(&key("add_bos_token"))?,
-        add_eos: metadata.flag(&key("add_eos_token"))?,
-        add_space_prefix: metadata.flag(&key("add_space_prefix"))?,
+        merges: keys.texts("merges")?,
+        bos_id: keys.id("bos")?,
+        unknown_id: keys.id("unknown")?,
+        padding_id: keys.id("padding")?,
+        add_bos: keys.flag("add_bos_token")?,
+        add_eos: keys.flag("add_eos_token")?,
+        add_space_prefix: keys.flag("add_space_prefix")?,
         chat_template: owned(metadata.text("tokenizer.chat_template")?),
         tool_use_template: owned(metadata.text("tokenizer.chat_template.tool_use")?),
+        ..ends(keys)?
     }))
+}
+
+/// Reads which tokens end an output; none if the file has no vocabulary.
+pub(super) fn end_token_ids(metadata: Metadata<'_>) -> Result<Vec<u32>, LoadError> {
+    let keys = Keys(metadata);
+    match keys.text("model")? {
+        Some(_) => Ok(ends(keys)?.end_token_ids()),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// Reads only what the ends of outputs are made of.
+fn ends(keys: Keys<'_>) -> Result<VocabularyFields<'_>, LoadError> {
+    Ok(VocabularyFields {
+        tokens: keys.texts("tokens")?,
+        token_types: keys.token_types()?,
+        eos_id: keys.id("eos")?,
+        eot_id: keys.id("eot")?,
+        eom_id: keys.id("eom")?,
+        ..VocabularyFields::default()
+    })
 }

@@ -52,6 +52,8 @@ struct Parts {
     tokenizer: Tokenizer,
     /// Ids of the vocabulary without the added tokens: one more than the highest.
     vocab_size: usize,
+    /// Bytes of the longest token.
+    max_token_bytes: usize,
     special: SpecialTokens,
     adds_bos: Option<bool>,
     templates: Option<TemplateSources>,
@@ -99,6 +101,7 @@ impl TextModel {
         let templates = files::template_sources(dir, &config)?;
         let vocab_size = tokenizer.get_vocab_size(false);
         Ok(Self::assemble(Parts {
+            max_token_bytes: longest(&tokenizer),
             tokenizer,
             vocab_size,
             special: config.special,
@@ -117,7 +120,7 @@ impl TextModel {
         let templates = parts.templates;
         Self {
             vocab_size: parts.vocab_size.max(after_added),
-            max_token_bytes: longest(&tokenizer),
+            max_token_bytes: parts.max_token_bytes.max(1),
             adds_bos: parts.adds_bos,
             template: templates.map(|sources| ChatTemplate::compile(sources, &special)),
             without_template: parts.without_template,
@@ -306,9 +309,13 @@ impl TokenText for TextModel {
     }
 }
 
+/// Bytes of the longest token. Asked id by id: a copy of the vocabulary would take several times as long.
 fn longest(tokenizer: &Tokenizer) -> usize {
-    let vocabulary = tokenizer.get_vocab(true);
-    vocabulary.keys().map(String::len).max().unwrap_or(1).max(1)
+    let ids = 0..tokenizer.get_vocab_size(false) as u32;
+    let tokens = ids.filter_map(|id| tokenizer.id_to_token(id));
+    let added = tokenizer.get_added_vocabulary().get_vocab().keys();
+    let longest = tokens.map(|token| token.len()).max().unwrap_or(0);
+    added.map(String::len).fold(longest, usize::max)
 }
 
 #[cfg(test)]

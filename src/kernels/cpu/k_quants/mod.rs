@@ -24,7 +24,8 @@
 
 mod formats;
 mod headers;
-pub mod pack;
+mod pack;
+mod unpack;
 
 use super::format::PANEL;
 use super::simd::{Lanes, read};
@@ -32,6 +33,8 @@ use super::tile::{Ahead, SUMS, Sums};
 use crate::kernels::blocks::BlockType;
 
 pub use formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
+pub use pack::pack;
+pub use unpack::unpack;
 
 /// Inputs of a superblock.
 pub const SUPER_BLOCK: usize = 256;

@@ -48,6 +48,26 @@ fn wrong_parts_are_refused() {
         open(alone),
         "and a-b-00002-of-00002.gguf is not beside it: download it too",
     );
+    let second = folder(&[(SECOND, &part(2, 2, &["u", "v"]).bytes())]);
+    let ModelLocation::Gguf(found) = ModelLocation::find(second.path()).expect("one model") else {
+        panic!("a GGUF model");
+    };
+    refused(
+        Gguf::open(&found),
+        "a-b-00001-of-00002.gguf: part 1 of 2 is not there, only part 2 is: download it too",
+    );
+    let name = |number: usize| format!("c-{number:05}-of-00004.gguf");
+    let others = [3, 2, 4].map(|number| (name(number), part(number as u16, 4, &["u"]).bytes()));
+    let others: Vec<(&str, &[u8])> = others
+        .iter()
+        .map(|(n, b)| (n.as_str(), b.as_slice()))
+        .collect();
+    let others = folder(&others);
+    refused(
+        Gguf::open(&others.path().join(name(1))),
+        "part 1 of 4 is not there, the parts 2, 3 and 4 are: download it too",
+    );
+    refused(Gguf::open(&folder(&[]).path().join(FIRST)), "No such file");
     refused(
         open(pair(&part(1, 2, &["t"]), &part(1, 2, &["u", "v"]))),
         "is part 1 of 2 by split.no and split.count, expected part 2 of 2",

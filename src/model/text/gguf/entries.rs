@@ -1,5 +1,6 @@
 //! The tokens of a file, checked.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use tokenizers::models::bpe::Vocab;
@@ -33,8 +34,8 @@ pub(super) enum Kind {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) text: String,
+pub(super) struct Entry<'a> {
+    pub(super) text: Cow<'a, str>,
     pub(super) kind: Kind,
     /// Fills a row of the embedding, and no text means it.
     pub(super) is_filler: bool,
@@ -57,10 +58,10 @@ impl Source<'_> {
 ///
 /// # Errors
 /// [`LoadError::Format`] where sizes, lengths, types or ids cannot be.
-pub(super) fn entries(
+pub(super) fn entries<'a>(
     source: Source<'_>,
-    fields: &VocabularyFields,
-) -> Result<Vec<Entry>, LoadError> {
+    fields: &'a VocabularyFields<'_>,
+) -> Result<Vec<Entry<'a>>, LoadError> {
     check_sizes(source, fields)?;
     check_ids(source, fields)?;
     let mut entries = Vec::with_capacity(fields.tokens.len());
@@ -73,7 +74,7 @@ pub(super) fn entries(
             )));
         }
         entries.push(Entry {
-            text: text.clone(),
+            text: Cow::Borrowed(text),
             kind,
             is_filler: is_filler(text, id, kind),
         });
@@ -85,13 +86,13 @@ pub(super) fn entries(
 ///
 /// # Errors
 /// [`LoadError::Format`] when two tokens have the same text.
-pub(super) fn vocabulary(source: Source<'_>, entries: &[Entry]) -> Result<Vocab, LoadError> {
+pub(super) fn vocabulary(source: Source<'_>, entries: &[Entry<'_>]) -> Result<Vocab, LoadError> {
     let mut vocabulary = Vocab::with_capacity(entries.len());
     for (entry, id) in entries.iter().zip(0_u32..) {
         if entry.is_filler {
             continue;
         }
-        if let Some(other) = vocabulary.insert(entry.text.clone(), id) {
+        if let Some(other) = vocabulary.insert(entry.text.clone().into_owned(), id) {
             return Err(source.refuse(format!(
                 "tokenizer.ggml.tokens holds {} twice, as {other} and as {id}: convert the model again",
                 shown(&entry.text)
@@ -99,6 +100,12 @@ pub(super) fn vocabulary(source: Source<'_>, entries: &[Entry]) -> Result<Vocab,
         }
     }
     Ok(vocabulary)
+}
+
+/// Returns the bytes of the longest token that is no filler.
+pub(super) fn longest(entries: &[Entry<'_>]) -> usize {
+    let tokens = entries.iter().filter(|entry| !entry.is_filler);
+    tokens.map(|entry| entry.text.len()).max().unwrap_or(0)
 }
 
 /// Returns whether a token is nothing but blanks, in either spelling.
@@ -114,7 +121,7 @@ pub(super) fn shown(text: &str) -> String {
     }
 }
 
-fn check_sizes(source: Source<'_>, fields: &VocabularyFields) -> Result<(), LoadError> {
+fn check_sizes(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<(), LoadError> {
     let n_tokens = fields.tokens.len();
     if n_tokens == 0 {
         return Err(source.refuse(
@@ -156,7 +163,7 @@ fn check_sizes(source: Source<'_>, fields: &VocabularyFields) -> Result<(), Load
     Ok(())
 }
 
-fn check_ids(source: Source<'_>, fields: &VocabularyFields) -> Result<(), LoadError> {
+fn check_ids(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<(), LoadError> {
     let n_tokens = fields.tokens.len();
     for (key, id) in [
         ("bos", fields.bos_id),
@@ -175,7 +182,11 @@ fn check_ids(source: Source<'_>, fields: &VocabularyFields) -> Result<(), LoadEr
     Ok(())
 }
 
-fn kind_of(source: Source<'_>, fields: &VocabularyFields, id: usize) -> Result<Kind, LoadError> {
+fn kind_of(
+    source: Source<'_>,
+    fields: &VocabularyFields<'_>,
+    id: usize,
+) -> Result<Kind, LoadError> {
     let Some(&kind) = fields.token_types.get(id) else {
         return Ok(kind_by_role(fields, id));
     };
@@ -195,7 +206,7 @@ fn kind_of(source: Source<'_>, fields: &VocabularyFields, id: usize) -> Result<K
 }
 
 /// The type of a token in a file without types.
-fn kind_by_role(fields: &VocabularyFields, id: usize) -> Kind {
+fn kind_by_role(fields: &VocabularyFields<'_>, id: usize) -> Kind {
     let roles = [fields.bos_id, fields.eos_id, fields.eot_id, fields.eom_id];
     let is_named = roles.into_iter().flatten().any(|role| role as usize == id);
     match is_named {

@@ -1,20 +1,23 @@
 //! The tokenizer's part of a GGUF file's metadata, as plain data.
 
-/// The values under `tokenizer.` of a GGUF file, unchecked. An absent list is empty.
+use std::borrow::Cow;
+
+/// The values under `tokenizer.` of a GGUF file, unchecked. An absent list is empty. Texts of long lists are borrowed from the
+/// file.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct VocabularyFields {
+pub struct VocabularyFields<'a> {
     /// `tokenizer.ggml.model`: the kind of tokenizer.
     pub model: String,
     /// `tokenizer.ggml.pre`: how a byte-level tokenizer cuts texts into words.
     pub pre: Option<String>,
     /// `tokenizer.ggml.tokens`, by id.
-    pub tokens: Vec<String>,
+    pub tokens: Vec<Cow<'a, str>>,
     /// `tokenizer.ggml.token_type`, by id.
     pub token_types: Vec<i32>,
     /// `tokenizer.ggml.scores`, by id; larger ones are merged first.
     pub scores: Vec<f32>,
     /// `tokenizer.ggml.merges`, best first: two tokens with a space between them.
-    pub merges: Vec<String>,
+    pub merges: Vec<Cow<'a, str>>,
     /// `tokenizer.ggml.bos_token_id`: begins a sequence.
     pub bos_id: Option<u32>,
     /// `tokenizer.ggml.eos_token_id`: ends a sequence.
@@ -72,7 +75,7 @@ const END_OF_MESSAGE: &str = "<|end|>";
 pub(super) const CONTROL: i32 = 3;
 pub(super) const USER: i32 = 4;
 
-impl VocabularyFields {
+impl VocabularyFields<'_> {
     /// Returns the tokens that end an output, ascending: those that the file names as such, and control tokens that are
     /// known to. Ids beyond the vocabulary are left out.
     pub fn end_token_ids(&self) -> Vec<u32> {
@@ -87,9 +90,9 @@ impl VocabularyFields {
         let known = self.tokens.iter().zip(&self.token_types).zip(0..);
         ids.extend(known.filter_map(|((token, &kind), id)| {
             let ends = match kind {
-                CONTROL => ENDS.contains(&token.as_str()),
+                CONTROL => ENDS.contains(&token.as_ref()),
                 // Some converters typed these so; "</s>" is a tag of HTML there.
-                USER => token.starts_with("<|") && ENDS.contains(&token.as_str()),
+                USER => token.starts_with("<|") && ENDS.contains(&token.as_ref()),
                 _ => false,
             };
             ends.then_some(id)

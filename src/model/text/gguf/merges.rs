@@ -1,21 +1,25 @@
 //! Merges, best first: read from the file, or made from the scores of SentencePiece.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
+
 use tokenizers::models::bpe::{Merges, Vocab};
 
-use super::entries::{Entry, Kind, Source, is_blank, shown};
+use super::entries::{Entry, Kind, Source, is_blank, longest, shown};
 use crate::error::LoadError;
 
 /// Work that all cuts of all tokens may cost: characters times bytes, summed over the tokens.
 const MAX_CUT_BYTES: usize = 1 << 30;
 
-/// Splits the file's merges into their two tokens.
+/// Splits the file's merges into their two tokens. Whether these and what they make are tokens is found out where the merges
+/// are put to use; see [`unknown`].
 ///
 /// # Errors
-/// [`LoadError::Format`] when a merge does not hold two tokens, or makes none.
+/// [`LoadError::Format`] when a merge does not hold two tokens, or would make a longer one than there is.
 pub(super) fn listed(
     source: Source<'_>,
-    lines: &[String],
-    vocabulary: &Vocab,
+    lines: &[Cow<'_, str>],
+    entries: &[Entry<'_>],
 ) -> Result<Merges, LoadError> {
     if lines.is_empty() {
         return Err(source.refuse(
@@ -23,33 +27,58 @@ pub(super) fn listed(
                 .to_owned(),
         ));
     }
-    let mut made = String::new();
+    let longest = longest(entries);
     let mut merges = Merges::with_capacity(lines.len());
     for (place, line) in lines.iter().enumerate() {
-        let refuse = |reason: &str| {
-            source.refuse(format!(
-                "tokenizer.ggml.merges[{place}] is {}, {reason}: convert the model again",
-                shown(line)
-            ))
+        let Some((left, right)) = two(line) else {
+            return Err(refuse(
+                source,
+                (place, line),
+                "expected two tokens with a space between them",
+            ));
         };
-        // The left token may itself be a space.
-        let bytes = line.as_bytes().iter().skip(1);
-        let space = bytes.into_iter().position(|&byte| byte == b' ');
-        let Some((left, right)) = space.map(|space| (&line[..space + 1], &line[space + 2..]))
-        else {
-            return Err(refuse("expected two tokens with a space between them"));
-        };
-        made.clear();
-        made.push_str(left);
-        made.push_str(right);
-        for part in [left, right, &made] {
-            if !vocabulary.contains_key(part) {
-                return Err(refuse(&format!("but {} is no token", shown(part))));
-            }
+        if left.len() + right.len() > longest {
+            return Err(unknown(source, lines, entries));
         }
         merges.push((left.to_owned(), right.to_owned()));
     }
     Ok(merges)
+}
+
+/// The tokens of a merge. The left one may itself be a space.
+fn two(line: &str) -> Option<(&str, &str)> {
+    let mut bytes = line.as_bytes().iter().skip(1);
+    let space = 1 + bytes.position(|&byte| byte == b' ')?;
+    Some((&line[..space], &line[space + 1..]))
+}
+
+/// The complaint about merges that are not all of two tokens that make a third.
+pub(super) fn unknown(
+    source: Source<'_>,
+    lines: &[Cow<'_, str>],
+    entries: &[Entry<'_>],
+) -> LoadError {
+    let tokens = entries.iter().filter(|entry| !entry.is_filler);
+    let tokens: HashSet<&str> = tokens.map(|entry| entry.text.as_ref()).collect();
+    for (place, line) in lines.iter().enumerate() {
+        let Some((left, right)) = two(line) else {
+            continue;
+        };
+        let made = [left, right].concat();
+        let parts = [left, right, made.as_str()];
+        if let Some(part) = parts.into_iter().find(|part| !tokens.contains(part)) {
+            let reason = format!("but {} is no token", shown(part));
+            return refuse(source, (place, line), &reason);
+        }
+    }
+    source.refuse("tokenizer.ggml.merges do not fit the tokens: convert the model again".to_owned())
+}
+
+fn refuse(source: Source<'_>, (place, line): (usize, &str), reason: &str) -> LoadError {
+    source.refuse(format!(
+        "tokenizer.ggml.merges[{place}] is {}, {reason}: convert the model again",
+        shown(line)
+    ))
 }
 
 /// Makes merges such that they choose as the scores do: every way to make a token of two others, by falling score of what
@@ -59,7 +88,7 @@ pub(super) fn listed(
 /// [`LoadError::Format`] when there are no scores, or the tokens are so long that this would never end.
 pub(super) fn from_scores(
     source: Source<'_>,
-    entries: &[Entry],
+    entries: &[Entry<'_>],
     scores: &[f32],
     vocabulary: &Vocab,
 ) -> Result<Merges, LoadError> {
@@ -103,14 +132,14 @@ struct Cut {
 }
 
 fn cuts_of(
-    entry: &Entry,
+    entry: &Entry<'_>,
     score: f32,
     made: usize,
-    entries: &[Entry],
+    entries: &[Entry<'_>],
     vocabulary: &Vocab,
     cuts: &mut Vec<Cut>,
 ) {
-    let text = entry.text.as_str();
+    let text = entry.text.as_ref();
     let id_of = |part: &str| {
         let id = *vocabulary.get(part)?;
         takes_part(&entries[id as usize]).then_some(id)
@@ -134,7 +163,7 @@ fn cuts_of(
 }
 
 /// Markers are found before any merge; runs of blanks that the vocabulary's author added are merged like others.
-fn takes_part(entry: &Entry) -> bool {
+fn takes_part(entry: &Entry<'_>) -> bool {
     match entry.kind {
         Kind::Normal => !entry.is_filler,
         Kind::User => !entry.is_filler && is_blank(&entry.text),
@@ -142,7 +171,7 @@ fn takes_part(entry: &Entry) -> bool {
     }
 }
 
-fn check_work(source: Source<'_>, entries: &[Entry]) -> Result<(), LoadError> {
+fn check_work(source: Source<'_>, entries: &[Entry<'_>]) -> Result<(), LoadError> {
     let mut work = 0_usize;
     for entry in entries.iter().filter(|entry| takes_part(entry)) {
         work = work.saturating_add(entry.text.len().saturating_mul(entry.text.chars().count()));

@@ -27,9 +27,9 @@ impl TextModel {
     /// # Errors
     /// [`LoadError::Format`], naming the file and the key: a kind of tokenizer that is not supported, lists that do not
     /// belong together, a token twice, a merge without its result, ids out of range, absurd sizes.
-    pub fn from_vocabulary(file: &Path, fields: VocabularyFields) -> Result<Self, LoadError> {
+    pub fn from_vocabulary(file: &Path, fields: VocabularyFields<'_>) -> Result<Self, LoadError> {
         let built = tokenizer::build(Source(file), &fields)?;
-        let text_of = |id: Option<u32>| id.map(|id| fields.tokens[id as usize].clone());
+        let text_of = |id: Option<u32>| id.map(|id| fields.tokens[id as usize].to_string());
         let special = SpecialTokens {
             bos: text_of(fields.bos_id),
             eos: text_of(fields.eos_id),
@@ -41,6 +41,7 @@ impl TextModel {
         Ok(Self::assemble(Parts {
             tokenizer: built.tokenizer,
             vocab_size: built.vocab_size,
+            max_token_bytes: built.max_token_bytes,
             special,
             // Its post-processor puts tokens around prompts.
             adds_bos: None,

@@ -7,7 +7,7 @@ use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
 use tokenizers::decoders::sequence::Sequence as DecoderSequence;
 use tokenizers::decoders::strip::Strip;
-use tokenizers::models::bpe::{BPE, BpeBuilder};
+use tokenizers::models::bpe::{BPE, BpeBuilder, Error as BpeError};
 use tokenizers::normalizers::replace::Replace;
 use tokenizers::normalizers::{NFC, NormalizerWrapper, Prepend, Sequence as NormalizerSequence};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -18,7 +18,7 @@ use tokenizers::processors::template::{SpecialToken, Template, TemplateProcessin
 use tokenizers::tokenizer::SplitDelimiterBehavior;
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::entries::{BLANK, Entry, Kind, Source, entries, is_blank, shown, vocabulary};
+use super::entries::{BLANK, Entry, Kind, Source, entries, is_blank, longest, shown, vocabulary};
 use super::fields::VocabularyFields;
 use super::merges;
 use super::splits::{KNOWN, Splits};
@@ -30,13 +30,26 @@ pub(super) struct Built {
     pub(super) tokenizer: Tokenizer,
     /// Ids that are no fillers: one more than the highest.
     pub(super) vocab_size: usize,
+    /// Bytes of the longest token.
+    pub(super) max_token_bytes: usize,
+}
+
+impl Built {
+    fn new(tokenizer: Tokenizer, entries: &[Entry<'_>]) -> Self {
+        let last = entries.iter().rposition(|entry| !entry.is_filler);
+        Self {
+            tokenizer,
+            vocab_size: last.map_or(0, |last| last + 1),
+            max_token_bytes: longest(entries),
+        }
+    }
 }
 
 /// Builds the tokenizer.
 ///
 /// # Errors
 /// [`LoadError::Format`], naming the key.
-pub(super) fn build(source: Source<'_>, fields: &VocabularyFields) -> Result<Built, LoadError> {
+pub(super) fn build(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<Built, LoadError> {
     let entries = entries(source, fields)?;
     match fields.model.as_str() {
         "gpt2" => byte_level(source, fields, &entries),
@@ -51,24 +64,12 @@ pub(super) fn build(source: Source<'_>, fields: &VocabularyFields) -> Result<Bui
 
 fn byte_level(
     source: Source<'_>,
-    fields: &VocabularyFields,
-    entries: &[Entry],
+    fields: &VocabularyFields<'_>,
+    entries: &[Entry<'_>],
 ) -> Result<Built, LoadError> {
-    let name = fields.pre.as_deref().unwrap_or_default();
-    let Some(splits) = Splits::named(name) else {
-        return Err(source.refuse(format!(
-            "tokenizer.ggml.pre is {}, supported are {}: convert the model again with a converter that knows its \
-             tokenizer",
-            shown(name),
-            KNOWN.join(", ")
-        )));
-    };
-    let vocabulary = vocabulary(source, entries)?;
-    let merges = merges::listed(source, &fields.merges, &vocabulary)?;
-    let model = BpeBuilder::new()
-        .vocab_and_merges(vocabulary, merges)
-        .ignore_merges(splits.ignores_merges);
-    let mut tokenizer = Tokenizer::new(finish(source, model)?);
+    let splits = splits(source, fields.pre.as_deref())?;
+    let model = with_listed_merges(source, fields, entries)?.ignore_merges(splits.ignores_merges);
+    let mut tokenizer = Tokenizer::new(finish(source, fields, entries, model)?);
     if splits.composes {
         set_normalizer(source, &mut tokenizer, NFC.into())?;
     }
@@ -78,10 +79,30 @@ fn byte_level(
     add_tokens(source, &mut tokenizer, entries)?;
     let ends = Ends::of(fields, splits.adds_bos);
     add_ends(source, &mut tokenizer, fields, ends)?;
-    Ok(Built {
-        tokenizer,
-        vocab_size: vocab_size(entries),
+    Ok(Built::new(tokenizer, entries))
+}
+
+/// The cuts that the file names.
+fn splits(source: Source<'_>, name: Option<&str>) -> Result<Splits, LoadError> {
+    name.and_then(Splits::named).ok_or_else(|| {
+        source.refuse(format!(
+            "tokenizer.ggml.pre is {}, supported are {}: convert the model again with a converter that knows its \
+             tokenizer",
+            name.map_or_else(|| "missing".to_owned(), shown),
+            KNOWN.join(", ")
+        ))
     })
+}
+
+/// A model of the file's tokens and merges.
+fn with_listed_merges(
+    source: Source<'_>,
+    fields: &VocabularyFields<'_>,
+    entries: &[Entry<'_>],
+) -> Result<BpeBuilder, LoadError> {
+    let merges = merges::listed(source, &fields.merges, entries)?;
+    let vocabulary = vocabulary(source, entries)?;
+    Ok(BpeBuilder::new().vocab_and_merges(vocabulary, merges))
 }
 
 fn pre_tokenizers(splits: &Splits) -> tokenizers::Result<Vec<PreTokenizerWrapper>> {
@@ -97,8 +118,8 @@ fn pre_tokenizers(splits: &Splits) -> tokenizers::Result<Vec<PreTokenizerWrapper
 /// SentencePiece's merges by score, as Hugging Face converts them.
 fn sentence_piece(
     source: Source<'_>,
-    fields: &VocabularyFields,
-    mut entries: Vec<Entry>,
+    fields: &VocabularyFields<'_>,
+    mut entries: Vec<Entry<'_>>,
 ) -> Result<Built, LoadError> {
     restore_blanks(&mut entries);
     let vocabulary = vocabulary(source, &entries)?;
@@ -110,32 +131,24 @@ fn sentence_piece(
     };
     let mut tokenizer = with_blanks(source, fields, &entries, model, prefix)?;
     add_ends(source, &mut tokenizer, fields, Ends::of(fields, true))?;
-    Ok(Built {
-        tokenizer,
-        vocab_size: vocab_size(&entries),
-    })
+    Ok(Built::new(tokenizer, &entries))
 }
 
 /// Merges from the file over plain text; prompts begin with the beginning-of-sequence token whatever the file says.
 fn gemma4(
     source: Source<'_>,
-    fields: &VocabularyFields,
-    mut entries: Vec<Entry>,
+    fields: &VocabularyFields<'_>,
+    mut entries: Vec<Entry<'_>>,
 ) -> Result<Built, LoadError> {
     restore_blanks(&mut entries);
-    let vocabulary = vocabulary(source, &entries)?;
-    let merges = merges::listed(source, &fields.merges, &vocabulary)?;
-    let model = BpeBuilder::new().vocab_and_merges(vocabulary, merges);
+    let model = with_listed_merges(source, fields, &entries)?;
     let mut tokenizer = with_blanks(source, fields, &entries, model, Prefix::None)?;
     let ends = Ends {
         bos: true,
         ..Ends::of(fields, true)
     };
     add_ends(source, &mut tokenizer, fields, ends)?;
-    Ok(Built {
-        tokenizer,
-        vocab_size: vocab_size(&entries),
-    })
+    Ok(Built::new(tokenizer, &entries))
 }
 
 /// The text that is put before another.
@@ -147,17 +160,18 @@ enum Prefix {
 
 fn with_blanks(
     source: Source<'_>,
-    fields: &VocabularyFields,
-    entries: &[Entry],
+    fields: &VocabularyFields<'_>,
+    entries: &[Entry<'_>],
     model: BpeBuilder,
     prefix: Prefix,
 ) -> Result<Tokenizer, LoadError> {
     let unknown = fields.unknown_id.map(|id| &entries[id as usize]);
     let model = match unknown.filter(|entry| !entry.is_filler) {
-        Some(entry) => model.unk_token(entry.text.clone()),
+        Some(entry) => model.unk_token(entry.text.to_string()),
         None => model,
     };
-    let mut tokenizer = Tokenizer::new(finish(source, model.byte_fallback(true).fuse_unk(true))?);
+    let model = model.byte_fallback(true).fuse_unk(true);
+    let mut tokenizer = Tokenizer::new(finish(source, fields, entries, model)?);
     let replace = |from: &str, to: &str| {
         let replace = Replace::new(from, to);
         replace.map_err(|error| internal(source, &error))
@@ -181,15 +195,15 @@ fn with_blanks(
 
 /// Converters write user tokens with spaces for U+2581. Runs of blanks get it back, so that merges can make them, unless
 /// the vocabulary has such a token besides.
-fn restore_blanks(entries: &mut [Entry]) {
+fn restore_blanks(entries: &mut [Entry<'_>]) {
     let runs = entries.iter().map(|entry| &entry.text);
     let runs = runs.filter(|text| text.starts_with(BLANK) && is_blank(text));
-    let taken: HashSet<String> = runs.cloned().collect();
+    let taken: HashSet<String> = runs.map(|text| text.to_string()).collect();
     for entry in entries {
         if entry.kind == Kind::User && is_blank(&entry.text) {
             let restored = entry.text.replace(' ', BLANK);
             if !taken.contains(&restored) {
-                entry.text = restored;
+                entry.text = restored.into();
             }
         }
     }
@@ -199,7 +213,7 @@ fn restore_blanks(entries: &mut [Entry]) {
 fn add_tokens(
     source: Source<'_>,
     tokenizer: &mut Tokenizer,
-    entries: &[Entry],
+    entries: &[Entry<'_>],
 ) -> Result<(), LoadError> {
     let mut added = Vec::new();
     for entry in entries.iter().filter(|entry| !entry.is_filler) {
@@ -208,7 +222,7 @@ fn add_tokens(
             Kind::User => false,
             Kind::Normal | Kind::Unused | Kind::Byte => continue,
         };
-        added.push(AddedToken::from(entry.text.clone(), is_special).normalized(false));
+        added.push(AddedToken::from(entry.text.to_string(), is_special).normalized(false));
     }
     let all = tokenizer.add_tokens(added);
     all.map_err(|error| internal(source, &error))?;
@@ -219,7 +233,7 @@ fn add_tokens(
 fn add_ends(
     source: Source<'_>,
     tokenizer: &mut Tokenizer,
-    fields: &VocabularyFields,
+    fields: &VocabularyFields<'_>,
     ends: Ends,
 ) -> Result<(), LoadError> {
     let bos = fields.bos_id.filter(|_| ends.bos).map(|id| ("bos", id));
@@ -233,7 +247,7 @@ fn add_ends(
         for (name, id) in bos.into_iter().chain(eos) {
             let place = if name == "bos" { 0 } else { pieces.len() };
             pieces.insert(place, name);
-            let text = fields.tokens[id as usize].clone();
+            let text = fields.tokens[id as usize].to_string();
             tokens.push(SpecialToken::new(name.to_owned(), vec![id], vec![text])?);
         }
         let template = TemplateProcessing::builder()
@@ -255,7 +269,7 @@ struct Ends {
 }
 
 impl Ends {
-    fn of(fields: &VocabularyFields, bos_by_default: bool) -> Self {
+    fn of(fields: &VocabularyFields<'_>, bos_by_default: bool) -> Self {
         Self {
             bos: fields.add_bos.unwrap_or(bos_by_default),
             eos: fields.add_eos.unwrap_or(false),
@@ -263,13 +277,24 @@ impl Ends {
     }
 }
 
-fn vocab_size(entries: &[Entry]) -> usize {
-    let last = entries.iter().rposition(|entry| !entry.is_filler);
-    last.map_or(0, |last| last + 1)
-}
-
-fn finish(source: Source<'_>, model: BpeBuilder) -> Result<BPE, LoadError> {
-    model.build().map_err(|error| internal(source, &error))
+fn finish(
+    source: Source<'_>,
+    fields: &VocabularyFields<'_>,
+    entries: &[Entry<'_>],
+    model: BpeBuilder,
+) -> Result<BPE, LoadError> {
+    let out_of_vocabulary = |error: &(dyn std::error::Error + Send + Sync + 'static)| {
+        matches!(
+            error.downcast_ref(),
+            Some(BpeError::MergeTokenOutOfVocabulary(_))
+        )
+    };
+    model
+        .build()
+        .map_err(|error| match out_of_vocabulary(&*error) {
+            true => merges::unknown(source, &fields.merges, entries),
+            false => internal(source, &error),
+        })
 }
 
 fn set_normalizer(

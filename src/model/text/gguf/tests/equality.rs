@@ -17,7 +17,7 @@ fn json(dir: &Path, name: &str) -> Value {
 }
 
 /// The fields that a converter writes for a byte-level `tokenizer.json`.
-fn converted(dir: &Path) -> VocabularyFields {
+fn converted(dir: &Path) -> VocabularyFields<'static> {
     let tokenizer = json(dir, "tokenizer.json");
     let config = json(dir, "tokenizer_config.json");
     let n_rows = json(dir, "config.json")["vocab_size"]
@@ -64,14 +64,14 @@ fn converted(dir: &Path) -> VocabularyFields {
             }
             .to_owned(),
         ),
-        merges: merges.iter().map(merge).collect(),
+        merges: owned(merges.iter().map(merge)),
         bos_id: id_of("bos_token"),
         eos_id: id_of("eos_token"),
         unknown_id: id_of("unk_token"),
         padding_id: id_of("pad_token"),
         add_bos: config["add_bos_token"].as_bool(),
         chat_template: template.or_else(|| Some(config["chat_template"].as_str()?.to_owned())),
-        tokens,
+        tokens: owned(tokens),
         token_types,
         ..VocabularyFields::default()
     }

@@ -8,7 +8,7 @@ use crate::model::text::ChatPrompt;
 const BEGIN: u32 = 258;
 const END: u32 = 259;
 
-fn with_ends() -> VocabularyFields {
+fn with_ends() -> VocabularyFields<'static> {
     VocabularyFields {
         bos_id: Some(BEGIN),
         eos_id: Some(END),
@@ -16,7 +16,7 @@ fn with_ends() -> VocabularyFields {
     }
 }
 
-fn check_prompt(fields: VocabularyFields, expect: &[u32]) {
+fn check_prompt(fields: VocabularyFields<'_>, expect: &[u32]) {
     let model = load(fields);
     assert_eq!(model.encode("the").expect("covered"), expect);
     assert_eq!(model.encode_chat("the").expect("covered"), [257]);
@@ -96,7 +96,7 @@ fn qwen_composes_and_others_do_not() {
 
 #[test]
 fn outputs_end_at_named_ids_and_at_control_tokens_that_are_known_to() {
-    let check = |fields: &VocabularyFields, expect: &[u32]| {
+    let check = |fields: &VocabularyFields<'_>, expect: &[u32]| {
         assert_eq!(fields.end_token_ids(), expect);
     };
     check(&with_ends(), &[END]);

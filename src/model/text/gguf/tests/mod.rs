@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+
 use super::*;
 use crate::state::detok::TokenText;
 
@@ -11,18 +13,23 @@ const CONTROL: i32 = 3;
 const USER: i32 = 4;
 const UNUSED: i32 = 5;
 
-fn load(fields: VocabularyFields) -> TextModel {
+fn load(fields: VocabularyFields<'_>) -> TextModel {
     TextModel::from_vocabulary(Path::new("model.gguf"), fields).expect("a valid vocabulary")
 }
 
-fn refused(fields: VocabularyFields) -> String {
+fn refused(fields: VocabularyFields<'_>) -> String {
     TextModel::from_vocabulary(Path::new("model.gguf"), fields)
         .expect_err("an invalid vocabulary")
         .to_string()
 }
 
+/// Texts of a list.
+fn owned(texts: impl IntoIterator<Item = String>) -> Vec<Cow<'static, str>> {
+    texts.into_iter().map(Cow::Owned).collect()
+}
+
 /// Bytes spelled by GPT-2's table, `th`, `the`, and what `added` has with its types.
-fn byte_level(added: &[(&str, i32)]) -> VocabularyFields {
+fn byte_level(added: &[(&str, i32)]) -> VocabularyFields<'static> {
     let printable = |byte: &u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut next = 256;
     let mut spelled = |byte: u32| match printable(&byte) {
@@ -43,9 +50,9 @@ fn byte_level(added: &[(&str, i32)]) -> VocabularyFields {
     VocabularyFields {
         model: "gpt2".to_owned(),
         pre: Some("gpt-2".to_owned()),
-        tokens,
+        tokens: owned(tokens),
         token_types,
-        merges: vec!["t h".to_owned(), "th e".to_owned()],
+        merges: owned(["t h", "th e"].map(str::to_owned)),
         ..VocabularyFields::default()
     }
 }

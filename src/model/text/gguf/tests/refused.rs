@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn check(change: impl FnOnce(&mut VocabularyFields), expect: &str) {
+fn check(change: impl FnOnce(&mut VocabularyFields<'static>), expect: &str) {
     let mut fields = byte_level(&[("<|end|>", CONTROL)]);
     change(&mut fields);
     let error = refused(fields);
@@ -16,8 +16,15 @@ fn tokenizers_that_are_not_known_are_named() {
         |fields| fields.model = "bert".to_owned(),
         "tokenizer.ggml.model is \"bert\"",
     );
-    check(|fields| fields.pre = None, "tokenizer.ggml.pre is \"\"");
-    let default = |fields: &mut VocabularyFields| fields.pre = Some("default".to_owned());
+    check(
+        |fields| fields.pre = None,
+        "tokenizer.ggml.pre is missing, supported are chatglm-bpe",
+    );
+    check(
+        |fields| fields.pre = Some(String::new()),
+        "tokenizer.ggml.pre is \"\", supported are chatglm-bpe",
+    );
+    let default = |fields: &mut VocabularyFields<'static>| fields.pre = Some("default".to_owned());
     check(
         default,
         "is \"default\", supported are chatglm-bpe, codeshell",
@@ -55,7 +62,7 @@ fn lists_must_belong_together() {
 #[test]
 fn a_token_twice_is_refused() {
     check(
-        |fields| fields.tokens[257] = "th".to_owned(),
+        |fields| fields.tokens[257] = "th".into(),
         "holds \"th\" twice, as 256 and as 257",
     );
 }
@@ -63,7 +70,7 @@ fn a_token_twice_is_refused() {
 #[test]
 fn merges_must_make_a_token_of_two() {
     let merge = |text: &'static str, expect: &str| {
-        check(|fields| fields.merges[1] = text.to_owned(), expect);
+        check(|fields| fields.merges[1] = text.into(), expect);
     };
     merge(
         "the",
@@ -76,9 +83,10 @@ fn merges_must_make_a_token_of_two() {
     merge("é é", "but \"éé\" is no token");
     merge("th o", "but \"tho\" is no token");
     merge("zz e", "but \"zz\" is no token");
+    merge("the the", "but \"thethe\" is no token");
     let long = "long ".repeat(9);
     check(
-        |fields| fields.merges[1] = long,
+        |fields| fields.merges[1] = long.into(),
         "\"long long long long long long long long \"...",
     );
 }
@@ -98,11 +106,11 @@ fn ids_must_lie_in_the_vocabulary() {
 #[test]
 fn absurd_sizes_are_refused() {
     check(
-        |fields| fields.tokens[0] = "x".repeat((1 << 16) + 1),
+        |fields| fields.tokens[0] = "x".repeat((1 << 16) + 1).into(),
         "tokens[0] has 65537 bytes, the limit is 65536",
     );
     check(
-        |fields| fields.tokens.resize((1 << 21) + 1, String::new()),
+        |fields| fields.tokens.resize((1 << 21) + 1, "".into()),
         "tokenizer.ggml.tokens has 2097153 entries, the limit is 2097152",
     );
     check(
@@ -119,7 +127,7 @@ fn scores_must_be_there_and_the_work_on_them_bounded() {
             model: "llama".to_owned(),
             token_types: vec![1; n],
             scores: vec![0.0; n],
-            tokens,
+            tokens: owned(tokens),
             ..VocabularyFields::default()
         }
     };

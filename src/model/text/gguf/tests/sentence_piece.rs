@@ -9,7 +9,7 @@ use super::*;
 use crate::model::text::TokenPiece;
 
 /// Special tokens, bytes, characters, and the words of the bundled model that are whole characters.
-fn vocabulary() -> VocabularyFields {
+fn vocabulary() -> VocabularyFields<'static> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/souffleur-tiny");
     let bundled = TextModel::load(&dir).expect("it is whole");
     let mut tokens = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
@@ -33,7 +33,7 @@ fn vocabulary() -> VocabularyFields {
         model: "llama".to_owned(),
         pre: Some("default".to_owned()),
         scores: scores.collect(),
-        tokens,
+        tokens: owned(tokens),
         token_types,
         bos_id: Some(1),
         eos_id: Some(2),
@@ -43,7 +43,7 @@ fn vocabulary() -> VocabularyFields {
 }
 
 /// Hugging Face's file for the same vocabulary.
-fn tokenizer_json(fields: &VocabularyFields, prefix: bool) -> Value {
+fn tokenizer_json(fields: &VocabularyFields<'_>, prefix: bool) -> Value {
     let in_file = |text: &str| match text.trim().is_empty() {
         true => text.replace(' ', "\u{2581}"),
         false => text.to_owned(),
@@ -86,7 +86,7 @@ fn tokenizer_json(fields: &VocabularyFields, prefix: bool) -> Value {
 }
 
 /// Every cut of a word into two words: best score of the whole first, then the longer left one, then the order of ids.
-fn ranked(fields: &VocabularyFields) -> Vec<[String; 2]> {
+fn ranked(fields: &VocabularyFields<'_>) -> Vec<[String; 2]> {
     let words = fields.tokens.iter().zip(&fields.token_types).enumerate();
     let ids: HashMap<Vec<char>, usize> = words
         .filter(|(_, (text, kind))| **kind == 1 || (**kind == USER && text.trim().is_empty()))
@@ -140,11 +140,7 @@ fn gemma_4_merges_plain_text_and_always_begins_with_its_token() {
     let fields = VocabularyFields {
         model: "gemma4".to_owned(),
         pre: None,
-        merges: vec![
-            "\u{2581} a".to_owned(),
-            "a b".to_owned(),
-            "\n \n".to_owned(),
-        ],
+        merges: ["\u{2581} a", "a b", "\n \n"].map(Cow::from).to_vec(),
         tokens: [
             "<bos>",
             "<unk>",
@@ -158,7 +154,7 @@ fn gemma_4_merges_plain_text_and_always_begins_with_its_token() {
             "<0xC3>",
             "<0xA9>",
         ]
-        .map(str::to_owned)
+        .map(Cow::from)
         .to_vec(),
         token_types: vec![3, 3, 1, 1, 1, 1, 1, 1, 1, 6, 6],
         bos_id: Some(0),

@@ -1,0 +1,33 @@
+//! The sampling defaults of a file, which a folder has in `generation_config.json`.
+
+use std::ops::RangeInclusive;
+
+use super::Metadata;
+use crate::error::LoadError;
+use crate::model::generation::{
+    GenerationConfig, MIN_P, PENALTY, TEMPERATURE, TOP_P, every_token_below_one,
+};
+
+/// Reads the keys under `general.sampling.` that converters make of a model's `generation_config.json`. Samplers that this engine
+/// does not have (XTC, Mirostat, an order of samplers) are left out: they are wishes, not part of the model.
+pub(super) fn defaults(metadata: Metadata<'_>) -> Result<GenerationConfig, LoadError> {
+    let read = |name: &str, limits: RangeInclusive<f64>| {
+        metadata.number(&format!("general.sampling.{name}"), limits)
+    };
+    let number = |name: &str, limits: RangeInclusive<f64>| -> Result<Option<f32>, LoadError> {
+        Ok(read(name, limits)?.map(|number| number as f32))
+    };
+    let top_k = read("top_k", f64::from(i32::MIN)..=f64::from(i32::MAX))?;
+    let penalized = read("penalty_last_n", f64::from(i32::MIN)..=f64::from(i32::MAX))?;
+    let penalty = number("penalty_repeat", PENALTY)?;
+    Ok(GenerationConfig {
+        // These are with the tokenizer.
+        eos_token_ids: None,
+        temperature: number("temp", TEMPERATURE)?,
+        top_p: number("top_p", TOP_P)?,
+        top_k: top_k.map(every_token_below_one),
+        min_p: number("min_p", MIN_P)?,
+        // Zero tokens back means none.
+        repetition_penalty: penalty.filter(|_| penalized != Some(0.0)),
+    })
+}
