@@ -177,8 +177,10 @@ impl Matrix {
             Format::Nibbles(header) => nibbles::unpack(header, panel, lane, out),
             Format::KQuant(block) => {
                 let lines = panel.chunks_exact(k_quants::lines(block) * PANEL);
+                let mut values = [0.0; SUPER_BLOCK];
                 for (out, lines) in out.chunks_mut(SUPER_BLOCK).zip(lines) {
-                    k_quants::unpack(block, lines, lane, out);
+                    k_quants::unpack(block, lines, lane, &mut values);
+                    out.copy_from_slice(&values[..out.len()]);
                 }
             }
             Format::Int8 => {
