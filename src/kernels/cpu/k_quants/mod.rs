@@ -99,6 +99,12 @@ pub trait Header<S: Lanes>: Copy {
     unsafe fn add(&self, sums: (S::W, S::W), dx: S::V, acc: S::V) -> S::V;
 }
 
+/// The steps of a sub-block in an order in which those of the same line of codes follow each other.
+#[inline(always)]
+pub fn by_lines(index: usize) -> usize {
+    index / 2 + SUB_STEPS / 2 * (index % 2)
+}
+
 /// Multiplies `M` rows with a panel into the first sixteen values of `M` rows of `sums`.
 ///
 /// # Safety
@@ -146,7 +152,11 @@ pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
                 let words = words.wrapping_add(sub_block * SUB_STEPS * M);
                 for first in (0..SUB_STEPS).step_by(narrow) {
                     let mut sums = [zero; M];
-                    for step in first..first + narrow {
+                    for i in 0..narrow {
+                        let step = match narrow {
+                            SUB_STEPS => by_lines(i),
+                            _ => first + i,
+                        };
                         for m in 0..M {
                             let word = read::<u32, u32>(words.wrapping_add(step * M + m));
                             sums[m] = S::dot_codes(sums[m], S::splat_word(word), codes[step]);

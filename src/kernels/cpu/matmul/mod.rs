@@ -4,6 +4,7 @@
 //! goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and the order of the sums.
 
 mod output;
+mod tiles;
 
 use std::marker::PhantomData;
 
@@ -11,17 +12,17 @@ use smallvec::SmallVec;
 
 pub use self::output::Write;
 use self::output::{Output, Panels};
+use self::tiles::{Block32Tile, Int8Tile, KQuantTile, NibbleTile, Operands, PlainTile, Tile};
 use super::activations::PackedRows;
-use super::block32;
-use super::format::{Arithmetic, Format, group_rows};
-use super::k_quants::{self, KQuant, Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::format::{Format, group_rows};
+use super::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::matrix::Matrix;
-use super::nibbles::{self, Codes};
-use super::simd::{Isa, Kernel, Lanes, dispatch, dispatch_integers};
+use super::nibbles;
+use super::simd::{Isa, Kernel, Lanes};
 use super::stack::Stack;
 use super::tensor::Shared;
 use super::threads::ThreadPool;
-use super::tile::{self, Ahead, MAX_PANELS, Plain, Sums};
+use super::tile::{self, Ahead, MAX_PANELS, Sums};
 use crate::kernels::blocks::BlockType;
 
 /// Bytes of weights in an item when one group of rows is multiplied: long enough a stream, short enough to balance threads.
@@ -320,197 +321,6 @@ impl Item<'_> {
         };
         operands.by_rows::<S, T>(m, n, sums);
     }
-}
-
-/// What a tile multiplies: some rows, and panels at equal distances.
-#[derive(Clone, Copy)]
-struct Operands {
-    rows: *const u32,
-    panels: *const u32,
-    /// Words from a panel to the next.
-    panel_stride: usize,
-    format: Format,
-    inputs: usize,
-    ahead: Ahead,
-}
-
-impl Operands {
-    #[inline(always)]
-    fn by_rows<S: Lanes, T: Tile>(&self, m: usize, n: usize, sums: &mut Sums) {
-        let max = tile::max_rows::<S>(T::ARITHMETIC);
-        match m {
-            1 => self.by_panels::<S, T, 1>(n, sums),
-            2 => self.by_panels::<S, T, 2>(n, sums),
-            3 if max >= 3 => self.by_panels::<S, T, 3>(n, sums),
-            4 if max >= 4 => self.by_panels::<S, T, 4>(n, sums),
-            5 if max >= 5 => self.by_panels::<S, T, 5>(n, sums),
-            6 if max >= 6 => self.by_panels::<S, T, 6>(n, sums),
-            7 if max >= 7 => self.by_panels::<S, T, 7>(n, sums),
-            8 if max >= 8 => self.by_panels::<S, T, 8>(n, sums),
-            _ => unreachable!("a group has 1 to {max} rows, not {m}"),
-        }
-    }
-
-    #[inline(always)]
-    fn by_panels<S: Lanes, T: Tile, const M: usize>(&self, n: usize, sums: &mut Sums) {
-        // SAFETY: whoever made this took the pointers from slices of M rows and n panels of `inputs` inputs;
-        // `dispatch` detected the instruction set.
-        unsafe {
-            match n {
-                1 => T::run::<S, M, 1>(self, sums),
-                MAX_PANELS if S::REGISTERS == 1 && T::MAX_PANELS > 1 => {
-                    T::run::<S, M, MAX_PANELS>(self, sums)
-                }
-                _ => unreachable!("tiles have one panel or {MAX_PANELS}"),
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn panels<const N: usize>(&self) -> [*const u32; N] {
-        std::array::from_fn(|n| self.panels.wrapping_add(n * self.panel_stride))
-    }
-}
-
-/// An inner loop, for any number of rows and panels.
-trait Tile: Sized + 'static {
-    /// Most panels at once.
-    const MAX_PANELS: usize = MAX_PANELS;
-    /// What its time goes into.
-    const ARITHMETIC: Arithmetic = Arithmetic::Integer;
-
-    /// Runs an item, compiled as its arithmetic asks for. No function of [`Self::ARITHMETIC`]: that would compile both ways.
-    fn run_item(isa: Isa, item: TileItem<'_, Self>) {
-        dispatch_integers(isa, item);
-    }
-
-    /// # Safety
-    /// The operands are valid for M rows and N panels; the instruction set of `S` was detected.
-    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums);
-}
-
-struct PlainTile<F>(PhantomData<F>);
-
-impl<F: FormatOf> Tile for PlainTile<F> {
-    const ARITHMETIC: Arithmetic = Arithmetic::Float;
-
-    fn run_item(isa: Isa, item: TileItem<'_, Self>) {
-        dispatch(isa, item);
-    }
-
-    #[inline(always)]
-    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
-        let Operands {
-            rows,
-            inputs,
-            ahead,
-            ..
-        } = *operands;
-        let row_words = F::FORMAT.encoding_with::<S>().row_words(inputs);
-        let panels = operands.panels();
-        // SAFETY: the caller's promise; a step of wide rows is two words.
-        unsafe {
-            if F::FORMAT == Format::Bf16 && !S::BF16_PAIRS {
-                tile::plain::<S, tile::WideBf16, M, N>(rows, panels, row_words / 2, ahead, sums);
-                return;
-            }
-            tile::plain::<S, F, M, N>(rows, panels, row_words, ahead, sums);
-        }
-    }
-}
-
-struct Int8Tile;
-
-impl Tile for Int8Tile {
-    #[inline(always)]
-    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
-        let Operands {
-            rows,
-            inputs,
-            ahead,
-            ..
-        } = *operands;
-        let groups = inputs.div_ceil(super::format::INT8_GROUP);
-        // SAFETY: the caller's promise.
-        unsafe { tile::int8::<S, M, N>(rows, operands.panels(), groups, ahead, sums) };
-    }
-}
-
-struct Block32Tile;
-
-impl Tile for Block32Tile {
-    #[inline(always)]
-    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
-        let Operands {
-            rows,
-            inputs,
-            ahead,
-            ..
-        } = *operands;
-        let twos = inputs.div_ceil(block32::TWO_BLOCKS);
-        // SAFETY: the caller's promise.
-        unsafe { block32::tile::<S, M, N>(rows, operands.panels(), twos, ahead, sums) };
-    }
-}
-
-struct NibbleTile<C>(PhantomData<C>);
-
-impl<C: Codes> Tile for NibbleTile<C> {
-    const MAX_PANELS: usize = 1;
-
-    #[inline(always)]
-    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
-        let Operands {
-            rows,
-            panels,
-            format,
-            inputs,
-            ahead,
-            ..
-        } = *operands;
-        let Format::Nibbles(header) = format else {
-            unreachable!("{format:?} has another tile");
-        };
-        let twos = inputs.div_ceil(block32::TWO_BLOCKS);
-        // SAFETY: the caller's promise.
-        unsafe { nibbles::tile::<S, C, M>(rows, panels, (twos, header), ahead, sums) };
-    }
-}
-
-struct KQuantTile<F>(PhantomData<F>);
-
-impl<F: KQuant> Tile for KQuantTile<F> {
-    const MAX_PANELS: usize = 1;
-
-    #[inline(always)]
-    unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums) {
-        let Operands {
-            rows,
-            panels,
-            inputs,
-            ahead,
-            ..
-        } = *operands;
-        let blocks = inputs.div_ceil(k_quants::SUPER_BLOCK);
-        // SAFETY: the caller's promise.
-        unsafe { k_quants::tile::<S, F, M>(rows, panels, blocks, ahead, sums) };
-    }
-}
-
-trait FormatOf: Plain {
-    const FORMAT: Format;
-}
-
-impl FormatOf for tile::F32 {
-    const FORMAT: Format = Format::F32;
-}
-
-impl FormatOf for tile::F16 {
-    const FORMAT: Format = Format::F16;
-}
-
-impl FormatOf for tile::Bf16 {
-    const FORMAT: Format = Format::Bf16;
 }
 
 #[cfg(test)]

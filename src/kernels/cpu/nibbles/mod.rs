@@ -16,6 +16,7 @@ pub use self::header::Header;
 pub use self::pack::{pack, unpack};
 use super::block32::{BLOCK_STEPS, ROW_WORDS};
 use super::format::PANEL;
+use super::k_quants::by_lines;
 use super::simd::{Lanes, read};
 use super::tile::{Ahead, SUMS, Sums};
 
@@ -58,7 +59,8 @@ impl Codes for Plain {
         // SAFETY: the caller's promise.
         unsafe {
             let mut narrow = [S::splat_word(0); M];
-            for step in 0..BLOCK_STEPS {
+            for i in 0..BLOCK_STEPS {
+                let step = by_lines(i);
                 for m in 0..M {
                     let word = read::<u32, u32>(words.wrapping_add(step * M + m));
                     narrow[m] = S::dot_codes(narrow[m], S::splat_word(word), codes[step]);

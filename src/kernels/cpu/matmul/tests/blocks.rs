@@ -10,7 +10,8 @@ use super::{Activations, values};
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 
-const TYPES: [BlockType; 12] = [
+const TYPES: [BlockType; 13] = [
+    BlockType::Affine4,
     BlockType::Q8_0,
     BlockType::Q4_0,
     BlockType::Q4_1,

@@ -6,7 +6,7 @@ use super::super::activations::Activations;
 use super::super::format::{Encoding, FormatRule, INT8_GROUP, INT8_STEPS};
 use super::super::memory::WeightArena;
 use super::super::quantise::quantise;
-use super::super::simd::LANES;
+use super::super::simd::{LANES, dispatch};
 use super::super::tensor::Scratch;
 use super::*;
 use crate::kernels::dtype::Dtype;
