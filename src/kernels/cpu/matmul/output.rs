@@ -32,13 +32,19 @@ impl Write {
         !matches!(self, Self::Store | Self::Add)
     }
 
-    /// Values of a group's row that outputs take, if they are the words of `PackedRows`.
-    fn packed_words(self, outputs: usize) -> Option<usize> {
+    /// The encoding that the output has, if it is the words of `PackedRows`. The product must be of rows in groups of the same
+    /// size, so of the same [`Encoding::arithmetic`].
+    pub fn encoding(self) -> Option<Encoding> {
         match self {
-            Self::GatedPairs => Some(Encoding::Bf16.row_words(outputs)),
-            Self::GatedRounded => Some(Encoding::WideBf16.row_words(outputs)),
+            Self::GatedPairs => Some(Encoding::Bf16),
+            Self::GatedRounded => Some(Encoding::WideBf16),
             Self::Store | Self::Add | Self::GatedSilu => None,
         }
+    }
+
+    /// Values of a group's row that outputs take, if they are the words of `PackedRows`.
+    fn packed_words(self, outputs: usize) -> Option<usize> {
+        Some(self.encoding()?.row_words(outputs))
     }
 
     /// Values of a row of the output of a product with so many outputs.
