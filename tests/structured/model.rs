@@ -10,7 +10,15 @@ use souffleur::model::text::{TextModel, TokenPiece};
 use souffleur::request::{Event, FinishReason, GenerateRequest, Prompt};
 use souffleur::state::grammar::{Constraint, JsonWhitespace};
 
-use crate::world::{World, within};
+use crate::world::{Gated, World, within};
+
+/// A grammar that any text follows.
+pub const EVERY_TEXT: &str = "(?s:.*)";
+/// Tokens of two requests that come first and grow longer than the others: the second is let in when the first has begun,
+/// whose growth is reserved no longer.
+pub const GROWING_TOKENS: u32 = 100;
+/// Tokens of a pool that either of those fits into, and in which they cannot both end.
+pub const TIGHT_POOL_TOKENS: usize = 144;
 
 /// Texts whose tokens bring an output nearer to its end: of values, and of strings that follow patterns.
 const CLOSERS: [&str; 3] = ["\"", "}", "]"];
@@ -100,6 +108,28 @@ impl Model {
 
     pub fn ask(&self, request: GenerateRequest) -> impl Future<Output = Said> + use<> {
         said(self.world.generate(request))
+    }
+
+    /// An engine that makes no step before the sender is dropped.
+    pub fn start_behind(config: EngineConfig) -> (Self, crossbeam_channel::Sender<()>) {
+        let (open, gate) = crossbeam_channel::bounded(0);
+        let model = Self::start_with(config, |mut parts: EngineParts| {
+            let make = parts.executor.clone();
+            parts.executor = Arc::new(move || {
+                Ok(Box::new(Gated {
+                    inner: make()?,
+                    gate: Some(gate.clone()),
+                }))
+            });
+            parts
+        });
+        (model, open)
+    }
+
+    /// Waits until so many requests are inside and the first is in a step.
+    pub async fn until_begun(&self, requests: usize) {
+        self.world.until(|stats| stats.running_requests > 0).await;
+        self.world.until_inside(requests).await;
     }
 
     /// Waits until all is over, and stops the engine.

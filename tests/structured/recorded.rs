@@ -8,19 +8,22 @@ use souffleur::record::file::LogEnd;
 use souffleur::record::replay::replay;
 use souffleur::request::FinishReason;
 use souffleur::state::control::ControlSetup;
+use souffleur::state::grammar::Constraint;
 
-use crate::model::{Model, agents, schema};
+use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, said, schema};
 use crate::schemas::schemas;
 
 const REQUESTS: usize = 48;
+/// Requests that come first, may say anything and grow as [`GROWING_TOKENS`] says.
+const GROWING: std::ops::Range<usize> = 0..2;
 
 #[tokio::test]
 async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
     let dir = tempfile::tempdir().expect("a folder can be made");
     let file = dir.path().join("control.log");
-    let model = Model::start(EngineConfig {
+    let (model, open) = Model::start_behind(EngineConfig {
         record: Some(file.clone()),
-        max_total_tokens: Some(420),
+        max_total_tokens: Some(TIGHT_POOL_TOKENS),
         schedule_conservativeness: 0.01,
         context_length: Some(256),
         chunked_prefill_size: 48,
@@ -32,11 +35,21 @@ async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
             (!number.is_multiple_of(4)).then(|| schema(&schemas[number % schemas.len()]));
         let mut request = model.request(number as u64, number as u64, constraint);
         request.sampling.max_new_tokens = 60;
-        // Long ones, so that they run into each other.
+        if GROWING.contains(&number) {
+            request.constraint = Some(Arc::new(Constraint::Regex(EVERY_TEXT.into())));
+            request.sampling.max_new_tokens = GROWING_TOKENS;
+            request.sampling.min_new_tokens = GROWING_TOKENS;
+        }
         request.sampling.logit_bias = Arc::default();
-        model.ask(request)
+        model.world.generate(request)
     };
-    let said = join_all((0..REQUESTS).map(ask)).await;
+    let mut sent = Vec::new();
+    for number in 0..REQUESTS {
+        sent.push(ask(number));
+        model.until_begun(sent.len()).await;
+    }
+    drop(open);
+    let said = join_all(sent.into_iter().map(said)).await;
     assert!(said.iter().any(|said| said.end == FinishReason::Grammar));
     assert!(said.iter().any(|said| said.num_retractions > 0));
     model.stop().await;

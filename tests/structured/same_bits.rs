@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use serde_json::json;
 use souffleur::config::EngineConfig;
-use souffleur::engine::{EngineParts, Generation};
+use souffleur::engine::Generation;
 use souffleur::error::StepError;
 use souffleur::executor::Executor;
 use souffleur::model::text::TokenPiece;
@@ -15,12 +15,13 @@ use souffleur::state::grammar::Constraint;
 use souffleur::state::sampling::LogprobWish;
 use souffleur::state::step::{StepOutput, StepPlan};
 
-use crate::model::{Model, agents, said, schema};
-use crate::world::Gated;
+use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, said, schema};
 
 const REQUESTS: u64 = 16;
 /// Requests that run at once where others take their places.
 const RUNNING: u64 = 4;
+/// Requests that may say anything and grow as `GROWING_TOKENS` says.
+const GROWING: [u64; 2] = [6, 14];
 /// Steps that are lost: not more than a request survives.
 const LOST: [u64; 2] = [10, 30];
 
@@ -59,14 +60,15 @@ fn constraint(number: u64) -> Option<Constraint> {
     }
 }
 
-const EVERY_TEXT: &str = "(?s:.*)";
-
 /// A long request; the scheduler must not reserve its length in full.
 fn request(model: &Model, number: u64) -> GenerateRequest {
     let mut request = model.request(number, number, constraint(number));
     request.logprobs = Some(LogprobWish::default());
     let sampling = &mut request.sampling;
     sampling.max_new_tokens = 40 + 5 * (number % 8) as u32;
+    if GROWING.contains(&number) {
+        sampling.max_new_tokens = GROWING_TOKENS;
+    }
     sampling.min_new_tokens = sampling.max_new_tokens;
     sampling.logit_bias = Arc::default();
     if number % 4 >= 2 {
@@ -102,37 +104,37 @@ fn assert_same(got: &[Bits], expected: &[Bits], how: &str) {
     }
 }
 
-/// An engine that makes no step before the sender is dropped.
-fn start_behind(config: EngineConfig) -> (Model, crossbeam_channel::Sender<()>) {
-    let (open, gate) = crossbeam_channel::bounded(0);
-    let model = Model::start_with(config, |mut parts: EngineParts| {
-        let make = parts.executor.clone();
-        parts.executor = Arc::new(move || {
-            Ok(Box::new(Gated {
-                inner: make()?,
-                gate: Some(gate.clone()),
-            }))
-        });
-        parts
-    });
-    (model, open)
+/// The order in which requests come.
+#[derive(Clone, Copy, PartialEq)]
+enum Arrival {
+    /// All at once, but those of the lowest priority are in the first step.
+    WorstFirst,
+    /// One by one, [`GROWING`] before the others.
+    GrowingFirst,
 }
 
-/// All at once, those of the lowest priority in the first step.
-async fn crowd(model: &Model, open: crossbeam_channel::Sender<()>) -> Vec<Bits> {
+async fn crowd(model: &Model, arrival: Arrival, open: crossbeam_channel::Sender<()>) -> Vec<Bits> {
+    let mut order: Vec<u64> = (0..REQUESTS).collect();
+    if arrival == Arrival::GrowingFirst {
+        order.sort_by_key(|number| !GROWING.contains(number));
+    }
     let mut sent = Vec::new();
-    for number in 0..REQUESTS {
-        if number == RUNNING {
+    for number in order {
+        if sent.len() == RUNNING as usize {
             // All at once, the best would be the first.
             model.world.until(|stats| stats.running_requests > 0).await;
         }
         let mut request = request(model, number);
         request.priority = Some((number / RUNNING) as i64 * 100);
-        sent.push(model.world.generate(request));
+        sent.push((number, model.world.generate(request)));
+        if arrival == Arrival::GrowingFirst {
+            model.until_begun(sent.len()).await;
+        }
     }
     model.world.until_inside(sent.len()).await;
     drop(open);
-    join_all(sent.into_iter().map(bits)).await
+    sent.sort_by_key(|(number, _)| *number);
+    join_all(sent.into_iter().map(|(_, generation)| bits(generation))).await
 }
 
 #[tokio::test]
@@ -164,7 +166,7 @@ async fn schedules_change_no_bit() {
         (
             "retracted",
             EngineConfig {
-                max_total_tokens: Some(260),
+                max_total_tokens: Some(TIGHT_POOL_TOKENS),
                 schedule_conservativeness: 0.01,
                 ..config()
             },
@@ -179,8 +181,12 @@ async fn schedules_change_no_bit() {
         ),
     ];
     for (how, config) in configs {
-        let (model, open) = start_behind(config);
-        let got = crowd(&model, open).await;
+        let (model, open) = Model::start_behind(config);
+        let arrival = match how {
+            "retracted" => Arrival::GrowingFirst,
+            _ => Arrival::WorstFirst,
+        };
+        let got = crowd(&model, arrival, open).await;
         let stats = model.world.assert_whole().await;
         match how {
             "retracted" => assert!(stats.retractions > 0, "{stats:?}"),
