@@ -1,7 +1,7 @@
 //! Activations laid out for a product: groups of rows, in the words of the weights' format.
 
 use super::element::load_up_to;
-use super::format::{Arithmetic, Encoding, group_rows, n_groups};
+use super::format::{Encoding, group_rows, n_groups};
 use super::quantise::{pack_blocks, pack_quads, pack_shorts, pack_super_blocks};
 use super::rowwise::norm_scale;
 use super::simd::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
@@ -75,7 +75,7 @@ impl PackedRows {
             words: scratch.tensor(rows, encoding.row_words(inputs)),
             inputs,
             encoding,
-            n_groups: n_groups(rows, dispatch(isa, GroupRows(encoding.arithmetic()))),
+            n_groups: n_groups(rows, dispatch(isa, GroupRows)),
         }
     }
 
@@ -179,14 +179,14 @@ impl PackedRows {
     }
 }
 
-struct GroupRows(Arithmetic);
+struct GroupRows;
 
 impl Kernel for GroupRows {
     type Output = usize;
 
     #[inline(always)]
     fn run<S: Lanes>(self) -> usize {
-        max_rows::<S>(self.0)
+        max_rows::<S>()
     }
 }
 

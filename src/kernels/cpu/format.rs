@@ -33,15 +33,6 @@ pub const INT8_GROUP: usize = 128;
 /// Steps of such a group.
 pub const INT8_STEPS: usize = INT8_GROUP / 4;
 
-/// What the time of a product goes into.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arithmetic {
-    /// Products of floats.
-    Float,
-    /// Products of integers.
-    Integer,
-}
-
 /// An encoding of activations, which products with several formats may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
@@ -72,14 +63,6 @@ impl Encoding {
             Self::WideInt8 => inputs.div_ceil(INT8_GROUP) * (2 * INT8_STEPS + 2),
             Self::A32 => 2 * inputs.div_ceil(TWO_BLOCKS) * block32::ROW_WORDS,
             Self::A256 => inputs.div_ceil(SUPER_BLOCK) * k_quants::ROW_WORDS,
-        }
-    }
-
-    /// What its products are made of.
-    pub fn arithmetic(self) -> Arithmetic {
-        match self {
-            Self::F32 | Self::Bf16 | Self::WideBf16 => Arithmetic::Float,
-            Self::Int8 | Self::WideInt8 | Self::A32 | Self::A256 => Arithmetic::Integer,
         }
     }
 }

@@ -408,7 +408,6 @@ impl Backend for CpuBackend {
             [Encoding::WideBf16] => Some((Encoding::WideBf16, Write::GatedRounded)),
             _ => None,
         };
-        let packed = packed.filter(|(encoding, _)| gate_up.weight.reads_groups_of(*encoding));
         if let Some((encoding, write)) = packed {
             let (scratch, isa) = (&self.scratch, self.isa);
             let mut out = PackedRows::uninit(scratch, isa, encoding, x.rows(), width);

@@ -76,12 +76,6 @@ impl Stack {
         &self.encodings
     }
 
-    /// Whether its products are of rows in groups of the same size as rows of this encoding are.
-    pub fn reads_groups_of(&self, encoding: Encoding) -> bool {
-        let same = |own: &Encoding| own.arithmetic() == encoding.arithmetic();
-        self.encodings.iter().all(same)
-    }
-
     /// Whether the first half of the outputs and the second alternate, panel by panel.
     pub fn alternates(&self) -> bool {
         matches!(self.sections.as_slice(), [only] if only.alternates())

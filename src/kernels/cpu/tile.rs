@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 
 use half::f16;
 
-use super::format::{Arithmetic, INT8_STEPS, PANEL};
+use super::format::{INT8_STEPS, PANEL};
 use super::simd::Lanes;
 
 /// Most rows in a tile.
@@ -21,12 +21,11 @@ pub const SUMS: usize = MAX_PANELS * PANEL;
 /// Sums of a tile. Clearing them would cost about as much as writing them.
 pub type Sums = MaybeUninit<[f32; SUMS * MAX_ROWS]>;
 
-/// Most rows of a group with the registers of `S`. Products of integers need some registers besides the sums.
-pub const fn max_rows<S: Lanes>(arithmetic: Arithmetic) -> usize {
-    match (S::REGISTERS, arithmetic) {
-        (1, _) => MAX_ROWS,
-        (2, Arithmetic::Float) => 6,
-        (2, Arithmetic::Integer) => 4,
+/// Most rows of a group with the registers of `S`, which hold some operands besides the sums.
+pub const fn max_rows<S: Lanes>() -> usize {
+    match S::REGISTERS {
+        1 => MAX_ROWS,
+        2 => 4,
         _ => 2,
     }
 }

@@ -76,11 +76,6 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     );
     assert_eq!(out.len(), rows * columns, "{rows} rows of {columns}");
     assert!(
-        (write.encoding()).is_none_or(|out| weight.reads_groups_of(out)),
-        "rows in the groups of {:?}",
-        write.encoding()
-    );
-    assert!(
         bias.is_none_or(|b| b.len() == weight.outputs),
         "bias of {} outputs",
         weight.outputs

@@ -32,9 +32,8 @@ impl Write {
         !matches!(self, Self::Store | Self::Add)
     }
 
-    /// The encoding that the output has, if it is the words of `PackedRows`. The product must be of rows in groups of the same
-    /// size, so of the same [`Encoding::arithmetic`].
-    pub fn encoding(self) -> Option<Encoding> {
+    /// The encoding that the output has, if it is the words of `PackedRows`: rows of all encodings are in groups of the same size.
+    fn encoding(self) -> Option<Encoding> {
         match self {
             Self::GatedPairs => Some(Encoding::Bf16),
             Self::GatedRounded => Some(Encoding::WideBf16),

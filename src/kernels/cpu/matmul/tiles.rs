@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::super::block32;
-use super::super::format::{Arithmetic, Format, INT8_GROUP};
+use super::super::format::{Format, INT8_GROUP};
 use super::super::k_quants::{self, KQuant};
 use super::super::nibbles::{self, Codes};
 use super::super::simd::{Isa, Lanes, dispatch, dispatch_integers};
@@ -25,7 +25,7 @@ pub(super) struct Operands {
 impl Operands {
     #[inline(always)]
     pub fn by_rows<S: Lanes, T: Tile>(&self, m: usize, n: usize, sums: &mut Sums) {
-        let max = tile::max_rows::<S>(T::ARITHMETIC);
+        let max = tile::max_rows::<S>();
         match m {
             1 => self.by_panels::<S, T, 1>(n, sums),
             2 => self.by_panels::<S, T, 2>(n, sums),
@@ -64,10 +64,8 @@ impl Operands {
 pub(super) trait Tile: Sized + 'static {
     /// Most panels at once.
     const MAX_PANELS: usize = MAX_PANELS;
-    /// What its time goes into.
-    const ARITHMETIC: Arithmetic = Arithmetic::Integer;
 
-    /// Runs an item, compiled as its arithmetic asks for. No function of [`Self::ARITHMETIC`]: that would compile both ways.
+    /// Runs an item, compiled for products of integers unless its time goes into others.
     fn run_item(isa: Isa, item: TileItem<'_, Self>) {
         dispatch_integers(isa, item);
     }
@@ -80,8 +78,6 @@ pub(super) trait Tile: Sized + 'static {
 pub(super) struct PlainTile<F>(PhantomData<F>);
 
 impl<F: FormatOf> Tile for PlainTile<F> {
-    const ARITHMETIC: Arithmetic = Arithmetic::Float;
-
     fn run_item(isa: Isa, item: TileItem<'_, Self>) {
         dispatch(isa, item);
     }

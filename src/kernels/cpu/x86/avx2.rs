@@ -22,7 +22,8 @@ impl<D: Dots> Lanes for Avx2<D> {
     type W = (__m256i, __m256i);
 
     const REGISTERS: usize = 2;
-    const BF16_PAIRS: bool = false;
+    // Rows of f32 make tiles a tenth faster, but double what is read of the rows: prefills of whole models are slower.
+    const BF16_PAIRS: bool = true;
     const BYTE_QUADS: bool = D::VNNI;
 
     #[inline(always)]
