@@ -49,7 +49,7 @@ pub enum Quantization {
     Int4,
 }
 
-/// What a matrix is for, as far as its format depends on it.
+/// The use of a matrix, as far as its format depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MatrixRole {
     /// A product inside the model, or an embedding that is only looked up.

@@ -191,7 +191,7 @@ fn fit_ranges(x: &Transposed<32, 8>) -> Ranges {
                 true => (fitted, lowest),
                 false => (step[j], low[j]),
             };
-            // What the squared error is less than the sum of squares.
+            // The amount by which the squared error is less than the sum of squares.
             let gain = fitted * (2.0 * products[j] - fitted * squares[j])
                 + lowest * (2.0 * (sum[j] - fitted * codes[j]) - INPUTS * lowest);
             let is_better = gain > best[j];

@@ -38,7 +38,7 @@ pub trait Plain: 'static {
     const ROW_WORDS: usize = 1;
     /// A panel's step in registers.
     type Step<S: Lanes>: Copy;
-    /// What a word of a row is multiplied with.
+    /// The operand that a word of a row is multiplied with.
     type Factor<S: Lanes>: Copy;
 
     /// Reads a step.

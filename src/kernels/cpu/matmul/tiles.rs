@@ -10,7 +10,7 @@ use super::super::simd::{Isa, Lanes, dispatch, dispatch_integers};
 use super::super::tile::{self, Ahead, MAX_PANELS, Plain, Sums};
 use super::TileItem;
 
-/// What a tile multiplies: some rows, and panels at equal distances.
+/// The operands of a tile: some rows, and panels at equal distances.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub rows: *const u32,

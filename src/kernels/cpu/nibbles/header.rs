@@ -7,7 +7,7 @@ use super::super::simd::Lanes;
 use super::CODE_LINES;
 use crate::kernels::blocks::{BlockType, IQ4_VALUES, MXFP4_VALUES};
 
-/// What stands before the codes of two blocks.
+/// The lines before the codes of two blocks.
 ///
 /// | type | lines | content |
 /// |---|---|---|
@@ -32,7 +32,7 @@ pub enum Header {
     Powers,
 }
 
-/// What is added to values of [`IQ4_VALUES`] and [`MXFP4_VALUES`], so that they have no sign.
+/// Numbers added to values of [`IQ4_VALUES`] and [`MXFP4_VALUES`], so that they have no sign.
 const IQ4_OFFSET: u8 = 128;
 const MXFP4_OFFSET: u8 = 12;
 static IQ4_CODES: [u8; 16] = without_sign(IQ4_VALUES, IQ4_OFFSET);

@@ -6,7 +6,7 @@ pub const ISA_VARIABLE: &str = "SOUFFLEUR_CPU_ISA";
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// What the compilation target guarantees.
+    /// The instructions that the compilation target guarantees.
     Portable,
     /// AVX2 with FMA and F16C.
     Avx2,

@@ -1,4 +1,4 @@
-//! What moves lanes: transpositions, and sums over a register.
+//! Movements of lanes: transpositions, and sums over a register.
 
 use std::arch::x86_64::*;
 
