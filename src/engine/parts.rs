@@ -25,7 +25,6 @@ use crate::record::LogSink;
 use crate::state::cache::prefix_history::HistoryLimits;
 use crate::state::control::ControlSetup;
 use crate::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
-use crate::state::pool::kv_layout::KvLayout;
 use crate::state::pool::pages::PageSize;
 use crate::state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 

@@ -9,7 +9,6 @@ use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, 
 use crate::kernels::dtype::Dtype;
 use crate::model::config::ModelConfig;
 use crate::model::generation::GenerationConfig;
-use crate::state::pool::kv_layout::KvLayout;
 use crate::state::pool::pages::PageSize;
 
 use super::SimulateError;
