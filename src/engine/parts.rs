@@ -333,6 +333,7 @@ fn memory_plan(
     };
     let wish = MemoryWish {
         kv_bytes_per_token: model.kv_layout.bytes_per_token(),
+        state_bytes: model.kv_layout.state_bytes(),
         page_size: config.page_size,
         context_tokens: context_tokens as u64,
         mem_fraction_static: config.mem_fraction_static,
