@@ -21,7 +21,7 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     };
     let parts = EngineParts::from_model(&weights, Progress::silent())?;
     show(&parts.info);
-    show_types(&config)?;
+    show_files(&config)?;
     show_tokenizer(&config);
     Ok(())
 }
@@ -35,10 +35,14 @@ fn show_tokenizer(config: &EngineConfig) {
     }
 }
 
-/// Prints how many tensors of which element types the model's files hold.
-fn show_types(config: &EngineConfig) -> Result<(), Failure> {
+/// Prints what the model's layers keep, and how many tensors of which element types its files hold.
+fn show_files(config: &EngineConfig) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;
+    for (index, (count, kind)) in checkpoint.kv_layout().kinds().iter().enumerate() {
+        let label = if index == 0 { "KV layers" } else { "" };
+        say(format_args!("{label:<21} {count} with {kind}"));
+    }
     for (index, count) in checkpoint.types().iter().enumerate() {
         let label = if index == 0 { "tensors" } else { "" };
         let TypeCount {

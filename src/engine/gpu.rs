@@ -11,7 +11,7 @@ use crate::executor::cpu::CpuDescription;
 use crate::executor::cuda::{CudaExecutor, CudaOptions, DtypeOrigin, element_of};
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
 use crate::executor::{Executor, Placement};
-use crate::kernels::cuda::backend::{CudaSizes, activation_bytes};
+use crate::kernels::cuda::backend::{CudaSizes, activation_bytes, check_layout};
 use crate::kernels::cuda::driver::{self, Device};
 use crate::kernels::cuda::gemm::Products;
 use crate::kernels::dtype::Dtype as Stored;
@@ -60,13 +60,14 @@ impl Gpu {
     /// What there is to divide.
     ///
     /// # Errors
-    /// The model's elements have no kernels.
+    /// The model's elements or layers have no kernels.
     pub(super) fn budget(
         &self,
         config: &EngineConfig,
         model: &CpuDescription,
         context_tokens: usize,
     ) -> Result<MemoryBudget, LoadError> {
+        check_layout(&model.kv_layout).map_err(refused)?;
         let info = self.device.info();
         let rows = config.max_running_requests.unwrap_or(MOST_REQUESTS);
         let options = options(config, model, context_tokens, (0, rows))?;

@@ -25,7 +25,6 @@ use crate::record::LogSink;
 use crate::state::cache::prefix_history::HistoryLimits;
 use crate::state::control::ControlSetup;
 use crate::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
-use crate::state::pool::kv_layout::KvLayout;
 use crate::state::pool::pages::PageSize;
 use crate::state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
@@ -334,6 +333,7 @@ fn memory_plan(
     };
     let wish = MemoryWish {
         kv_bytes_per_token: model.kv_layout.bytes_per_token(),
+        state_bytes: model.kv_layout.state_bytes(),
         page_size: config.page_size,
         context_tokens: context_tokens as u64,
         mem_fraction_static: config.mem_fraction_static,

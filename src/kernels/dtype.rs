@@ -1,6 +1,7 @@
 //! Element types of weights and of the KV pool, and what matrices are quantised to.
 
 use super::blocks::BlockType;
+use crate::state::pool::kv_layout::KvDtype;
 
 /// Element types of weights and of the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +37,26 @@ impl Dtype {
         [Self::F32, Self::F16, Self::BF16]
             .into_iter()
             .find(|dtype| dtype.name() == name)
+    }
+}
+
+impl From<KvDtype> for Dtype {
+    fn from(dtype: KvDtype) -> Self {
+        match dtype {
+            KvDtype::F32 => Self::F32,
+            KvDtype::F16 => Self::F16,
+            KvDtype::BF16 => Self::BF16,
+        }
+    }
+}
+
+impl From<Dtype> for KvDtype {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::BF16 => Self::BF16,
+        }
     }
 }
 

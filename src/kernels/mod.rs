@@ -17,6 +17,7 @@ use self::dtype::MatrixRole;
 use self::random::RandomTensor;
 use self::rope::Rope;
 use self::tensor_view::TensorView;
+use crate::state::pool::kv_layout::Values;
 
 /// The operations of a decoder, on one device.
 ///
@@ -87,7 +88,7 @@ pub trait Backend {
     /// stores keys and values of `layer` at the step's slots.
     ///
     /// # Shapes
-    /// `x: [n_tokens, hidden]`; result: the rotated queries, `[n_tokens, n_heads * head_dim]`.
+    /// `x: [n_tokens, hidden]`; result: the rotated queries, `[n_tokens, n_heads * key_dim]`.
     fn project_qkv(
         &mut self,
         x: &Self::Operand,
@@ -104,7 +105,7 @@ pub trait Backend {
     /// multiplied with the result.
     ///
     /// # Shapes
-    /// `q` and the result: `[n_tokens, n_heads * head_dim]`.
+    /// `q: [n_tokens, n_heads * key_dim]`; result `[n_tokens, n_heads * values.dim()]`.
     fn attend(
         &mut self,
         q: &Self::Tensor,
@@ -166,9 +167,9 @@ pub struct Linear<B: Backend> {
 
 /// What [`Backend::project_qkv`] multiplies and norms with.
 pub struct QkvWeights<B: Backend> {
-    /// Queries, keys and values stacked: `[(n_heads + 2 * n_kv_heads) * head_dim, hidden]`.
+    /// Queries, keys and values stacked: `[(n_heads + n_kv_heads) * key_dim + n_kv_heads * values.dim(), hidden]`.
     pub projection: Linear<B>,
-    /// Weight of the norm of each query head, `[head_dim]`, and of each key head.
+    /// Weight of the norm of each query head, `[key_dim]`, and of each key head.
     pub head_norms: Option<(B::Vector, B::Vector)>,
     /// Added to the mean square in the head norms.
     pub eps: f32,
@@ -181,10 +182,29 @@ pub struct HeadShape {
     pub n_heads: usize,
     /// Key and value heads; query head `h` reads key head `h / (n_heads / n_kv_heads)`.
     pub n_kv_heads: usize,
-    /// Elements in a head.
-    pub head_dim: usize,
+    /// Elements of a query head and of a key head.
+    pub key_dim: usize,
+    /// The values of a key head.
+    pub values: Values,
     /// Factor on the scores.
     pub scale: f32,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
+}
+
+impl HeadShape {
+    /// Query heads of a key head.
+    pub fn group(&self) -> usize {
+        self.n_heads / self.n_kv_heads
+    }
+
+    /// Width of all query heads of a token, in elements.
+    pub fn q_width(&self) -> usize {
+        self.n_heads * self.key_dim
+    }
+
+    /// Width of what all query heads of a token attend to, in elements.
+    pub fn attended_width(&self) -> usize {
+        self.n_heads * self.values.dim()
+    }
 }

@@ -1,10 +1,8 @@
 //! Sizes of a decoder, as far as a backend makes room for them.
 
-/// Sizes of a decoder: what weights, KV and activations take follows from them.
+/// Sizes of a decoder: what activations take follows from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecoderShape {
-    /// Number of layers, each with KV.
-    pub n_layers: usize,
     /// Width of the residual stream, in elements.
     pub hidden: usize,
     /// Width of the MLP, in elements.

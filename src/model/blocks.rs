@@ -5,6 +5,7 @@ use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
 use crate::model::config::ModelConfig;
 use crate::model::loader::Loader;
 use crate::model::{Model, Reads};
+use crate::state::pool::kv_layout::Values;
 
 /// A decoder whose layers norm what they read: attention, then a gated MLP.
 pub struct Decoder<B: Backend> {
@@ -206,7 +207,8 @@ impl<B: Backend> Attention<B> {
         let heads = HeadShape {
             n_heads: config.num_attention_heads,
             n_kv_heads: config.num_key_value_heads,
-            head_dim,
+            key_dim: head_dim,
+            values: Values::Own { dim: head_dim },
             scale: config.attention_scale(),
             window: spec.window,
         };

@@ -18,7 +18,7 @@ use crate::model::gguf::Gguf;
 use crate::model::location::ModelLocation;
 use crate::model::random::random_vector;
 use crate::model::weights::{Converted, MatrixSource, Scheme, TensorSpec, TypeCount, Weights};
-use crate::state::pool::kv_layout::MhaLayout;
+use crate::state::pool::kv_layout::KvLayout;
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,8 +78,8 @@ impl Checkpoint {
         self.weights.as_ref()?.scheme()
     }
 
-    /// How K/V lies in the pool.
-    pub fn kv_layout(&self) -> MhaLayout {
+    /// What each layer keeps of a sequence.
+    pub fn kv_layout(&self) -> KvLayout {
         self.config.kv_layout(self.dtype)
     }
 

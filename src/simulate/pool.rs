@@ -9,7 +9,6 @@ use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, 
 use crate::kernels::dtype::Dtype;
 use crate::model::config::ModelConfig;
 use crate::model::generation::GenerationConfig;
-use crate::state::pool::kv_layout::KvLayout;
 use crate::state::pool::pages::PageSize;
 
 use super::SimulateError;
@@ -38,6 +37,7 @@ pub fn model_info(
     kv_tokens: Option<usize>,
 ) -> Result<ModelInfo, SimulateError> {
     let storage = storage(config, model);
+    let layout = model.kv_layout(storage.dtype);
     let context_length = config
         .context_length
         .unwrap_or_else(|| model.context_tokens());
@@ -46,7 +46,8 @@ pub fn model_info(
         .or(config.max_total_tokens)
         .map(|tokens| tokens as u64);
     let mut wish = MemoryWish {
-        kv_bytes_per_token: model.kv_layout(storage.dtype).bytes_per_token(),
+        kv_bytes_per_token: layout.bytes_per_token(),
+        state_bytes: layout.state_bytes(),
         page_size: config.page_size,
         context_tokens: context_length as u64,
         mem_fraction_static: config.mem_fraction_static.or(hardware.mem_fraction_static),

@@ -3,12 +3,13 @@
 //!
 //! - weights: every matrix is read once a step (the output head only if a row samples); two operations a weight and
 //!   token. Looking an embedding up costs nothing.
-//! - attention: a row's K/V is read once and the new one written; four operations a head element, query and key.
+//! - attention: a row's K/V is read once and the new one written; two operations a key's element and query, and two a
+//!   value's. A layer that keeps a state reads and writes it once for each row, and its operations are left out.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
 
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::model::config::ModelConfig;
-use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv};
 use crate::state::step::{RowWork, StepPlan};
 
 use super::hardware::Hardware;
@@ -34,17 +35,49 @@ pub struct Roofline {
     /// Weights of the output head, and their bytes.
     head_weights: f64,
     head_bytes: f64,
-    /// Layers by window, with the operations of one query and key and the bytes of one token's K/V in them.
+    /// Attention layers, those with equal windows and K/V together.
     layers: Vec<Layers>,
+    /// States of one sequence, in all layers.
+    state_bytes: f64,
     /// Seconds that the all-reduces of one token take.
     exchange_s: f64,
 }
 
-#[derive(Clone, Debug)]
+/// Layers with one window and the same K/V: the operations of one query and key, and the bytes of one token's K/V, in
+/// all of them.
+#[derive(Clone, Debug, PartialEq)]
 struct Layers {
     window: Option<usize>,
     flops_per_pair: f64,
     bytes_per_token: f64,
+}
+
+impl Layers {
+    /// The layers of a model that have K/V.
+    fn of(model: &ModelConfig, layout: &KvLayout) -> Vec<Self> {
+        let mut kinds: Vec<(Option<usize>, PagedKv, f64)> = Vec::new();
+        for (layer, window) in layout.layers().iter().zip(&model.windows) {
+            let LayerKv::Pages(pages) = layer else {
+                continue;
+            };
+            match kinds
+                .iter_mut()
+                .find(|kind| (kind.0, kind.1) == (*window, *pages))
+            {
+                Some((.., count)) => *count += 1.0,
+                None => kinds.push((*window, *pages, 1.0)),
+            }
+        }
+        let layers = kinds.into_iter().map(|(window, pages, count)| {
+            let pair_elements = model.num_attention_heads * (pages.key_dim + pages.values.dim());
+            Self {
+                window,
+                flops_per_pair: 2.0 * pair_elements as f64 * count,
+                bytes_per_token: pages.bytes_per_token() as f64 * count,
+            }
+        });
+        layers.collect()
+    }
 }
 
 /// What a step is made of.
@@ -58,7 +91,7 @@ pub struct StepCost {
     pub weight_bytes: f64,
     /// Operations of attention.
     pub attention_flops: f64,
-    /// Bytes of K/V read and written.
+    /// Bytes of K/V and states read and written.
     pub kv_bytes: f64,
 }
 
@@ -82,15 +115,7 @@ impl Roofline {
             true => 0.0,
             false => table_bytes(MatrixRole::Inner),
         };
-        let kv_bytes = model.kv_layout(storage.dtype).bytes_per_token() as f64
-            / model.num_hidden_layers as f64;
-        let mut windows = model.windows.clone();
-        windows.sort_unstable();
-        let layers = windows.chunk_by(|a, b| a == b).map(|same| Layers {
-            window: same[0],
-            flops_per_pair: 4.0 * model.q_width() as f64 * same.len() as f64,
-            bytes_per_token: kv_bytes * same.len() as f64,
-        });
+        let layout = model.kv_layout(storage.dtype);
         Self {
             flops_per_s: n * peak * hardware.flops_efficiency,
             bytes_per_s: n * hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency,
@@ -99,7 +124,8 @@ impl Roofline {
             body_bytes: all_bytes - head_bytes - looked_up_bytes,
             head_weights: table,
             head_bytes,
-            layers: layers.collect(),
+            layers: Layers::of(model, &layout),
+            state_bytes: layout.state_bytes() as f64,
             exchange_s: exchange_s(hardware, model, storage, n),
         }
     }
@@ -119,6 +145,7 @@ impl Roofline {
             let (start, end) = (f64::from(positions.start), f64::from(positions.end));
             cost.tokens += positions.len() as u64;
             sampled += u64::from(row.sample);
+            cost.kv_bytes += 2.0 * self.state_bytes;
             for layers in &self.layers {
                 let window = layers.window.map_or(f64::INFINITY, |window| window as f64);
                 cost.attention_flops += layers.flops_per_pair * pairs(start, end, window);
@@ -190,6 +217,7 @@ mod tests {
     use super::*;
     use crate::ids::{RowId, SeqId, StepId};
     use crate::simulate::shape;
+    use crate::state::pool::kv_layout::{KvDtype, Values};
     use crate::state::step::StepRow;
 
     fn plan(works: &[(std::ops::Range<u32>, bool)]) -> StepPlan {
@@ -233,6 +261,46 @@ mod tests {
         let bandwidth = 3350e9 * 0.85;
         let expected = 150e-6 + cost.weight_bytes / bandwidth + cost.kv_bytes / bandwidth;
         assert!((h100(1).seconds(&cost) / expected - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn layers_count_with_their_own_widths_and_states() {
+        let mut model = shape::load("llama-3.1-8b").expect("it is compiled in");
+        model.windows[3] = Some(64);
+        let pages = |key_dim, values| {
+            LayerKv::Pages(PagedKv {
+                heads: 2,
+                key_dim,
+                values,
+                dtype: KvDtype::BF16,
+            })
+        };
+        let (own, latent) = (Values::Own { dim: 16 }, Values::InKeys { dim: 16 });
+        let layout = KvLayout::new(vec![
+            pages(16, own),
+            LayerKv::State { bytes: 1000 },
+            pages(24, latent),
+            pages(16, own),
+            pages(16, own),
+        ]);
+        let layers = |window, dims, bytes_per_token| Layers {
+            window,
+            flops_per_pair: 2.0 * 32.0 * dims,
+            bytes_per_token,
+        };
+        assert_eq!(
+            Layers::of(&model, &layout),
+            [
+                layers(None, 2.0 * 32.0, 2.0 * 128.0),
+                layers(None, 40.0, 96.0),
+                layers(Some(64), 32.0, 128.0),
+            ]
+        );
+        let mut roofline = h100(1);
+        let plan = plan(&[(999..1000, true), (0..7, false)]);
+        let without = roofline.cost(&plan).kv_bytes;
+        roofline.state_bytes = 1000.0;
+        assert_eq!(roofline.cost(&plan).kv_bytes, without + 2.0 * 2.0 * 1000.0);
     }
 
     #[test]

@@ -139,6 +139,8 @@ fn the_plan_says_what_fits_and_why() {
     assert!(output.status.success(), "{}", stderr(&output));
     for part in [
         "KV bytes per token",
+        "KV layers  ",
+        "heads, keys of",
         "because",
         "largest safe --mem-fraction-static",
         "pages of 16",

@@ -21,7 +21,7 @@ use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
-use crate::state::pool::kv_layout::{KvLayout, MhaLayout};
+use crate::state::pool::kv_layout::{KvLayout, LayerKv};
 use crate::state::pool::pages::PageRun;
 use crate::state::sampling::{RowSampler, SamplingParams};
 use crate::state::step::{RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta};
@@ -64,8 +64,8 @@ pub struct CpuDescription {
     pub weights_bytes: u64,
     /// The same on a device that has no kernels for blocks.
     pub decoded_weights_bytes: u64,
-    /// How K/V lies in the pool.
-    pub kv_layout: MhaLayout,
+    /// What each layer keeps of a sequence.
+    pub kv_layout: KvLayout,
 }
 
 /// Describes the model in a folder for the memory plan; every tensor's name, shape and dtype is checked.
@@ -132,7 +132,8 @@ impl CpuExecutor {
     ) -> Result<Self, LoadError> {
         let checkpoint = Checkpoint::open(dir, options.dtype, options.load_format)?;
         let config = &checkpoint.config;
-        check_pool(options, &checkpoint.kv_layout())?;
+        let kv = checkpoint.kv_layout();
+        check_pool(options, &kv)?;
         let sizes = CpuSizes {
             dtype: checkpoint.dtype,
             quantization: options.quantization,
@@ -142,8 +143,7 @@ impl CpuExecutor {
                 .isa
                 .map_or_else(Isa::chosen, Ok)
                 .map_err(LoadError::Memory)?,
-            n_layers: config.num_hidden_layers,
-            kv_width: config.kv_width(),
+            kv,
             n_pages: options.n_pages,
             page_size: options.page_size,
             n_rows: options.max_rows + 1,
@@ -346,7 +346,19 @@ impl Executor for CpuExecutor {
     }
 }
 
-fn check_pool(options: &CpuOptions, layout: &MhaLayout) -> Result<(), LoadError> {
+/// Refuses layers that keep what this executor has no memory for.
+fn check_layout(layout: &KvLayout) -> Result<(), LoadError> {
+    let mut layers = layout.layers().iter().enumerate();
+    match layers.find(|(_, layer)| matches!(layer, LayerKv::State { .. })) {
+        None => Ok(()),
+        Some((index, layer)) => Err(LoadError::Device(format!(
+            "layer {index} keeps {layer}: there is no memory for states yet, use a model whose layers all have K/V"
+        ))),
+    }
+}
+
+fn check_pool(options: &CpuOptions, layout: &KvLayout) -> Result<(), LoadError> {
+    check_layout(layout)?;
     let CpuOptions {
         n_pages,
         page_size,
@@ -375,5 +387,30 @@ fn check_pool(options: &CpuOptions, layout: &MhaLayout) -> Result<(), LoadError>
             "a pool of {n_pages} pages of {page_size} tokens is too large: at most {} slots can be named",
             u32::MAX
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::pool::kv_layout::{KvDtype, PagedKv, Values};
+
+    #[test]
+    fn a_layer_with_a_state_is_refused_by_name() {
+        let latent = LayerKv::Pages(PagedKv {
+            heads: 1,
+            key_dim: 576,
+            values: Values::InKeys { dim: 512 },
+            dtype: KvDtype::BF16,
+        });
+        assert!(check_layout(&KvLayout::new(vec![latent; 2])).is_ok());
+        let state = LayerKv::State { bytes: 4096 };
+        let error = check_layout(&KvLayout::new(vec![latent, state]))
+            .expect_err("nothing holds it")
+            .to_string();
+        assert!(
+            error.starts_with("layer 1 keeps a state of 4096 bytes a sequence: "),
+            "{error}"
+        );
     }
 }

@@ -37,7 +37,7 @@ use crate::executor::results::SpentResults;
 use crate::executor::rows::Rows;
 use crate::executor::{Executor, Launch, Placement};
 use crate::ids::StepId;
-use crate::kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes};
+use crate::kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes, check_layout};
 use crate::kernels::cuda::driver::{Device, DriverError, Launched, Priority, Stream};
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::cuda::pack::Modules;
@@ -205,6 +205,8 @@ impl CudaExecutor {
         let checkpoint = Checkpoint::open(dir, Some(dtype), options.load_format)?;
         let config = &checkpoint.config;
         check_options(options, config.vocab_size)?;
+        let kv = checkpoint.kv_layout();
+        check_layout(&kv).map_err(to_load_error)?;
         let sizes = CudaSizes {
             element: options.element,
             n_pages: options.n_pages,
@@ -228,7 +230,9 @@ impl CudaExecutor {
         if let Some(plan) = &options.plan {
             plan.check_loaded(free_bytes)?;
         }
-        backend.take_memory(&shape, &sizes).map_err(to_load_error)?;
+        backend
+            .take_memory(&shape, &kv, &sizes)
+            .map_err(to_load_error)?;
         let vocab_size = config.vocab_size;
         let parts = (model, backend, compute);
         Self::new(device, modules, options, vocab_size, parts).map_err(to_load_error)

@@ -2,8 +2,11 @@
 //!
 //! Arithmetic on values; only [`available_bytes`] looks at the machine.
 
-use std::fmt;
+mod explain;
+mod slots;
 
+pub use self::explain::Bytes;
+use self::slots::StateSlots;
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
 
@@ -51,6 +54,8 @@ pub struct MemoryBudget {
 pub struct MemoryWish {
     /// K/V of one token in all layers, in bytes (the seeds' cell size).
     pub kv_bytes_per_token: u64,
+    /// States of one sequence in all layers, in bytes; 0 where no layer has one.
+    pub state_bytes: u64,
     /// Tokens in a page.
     pub page_size: u32,
     /// Longest sequence of the model, in tokens.
@@ -93,7 +98,9 @@ pub struct MemoryPlan {
     pub max_total_tokens: u64,
     /// Pages that can be granted: one fewer than the pool has, for the dummy page.
     pub n_pages: u32,
-    /// Size of the KV pool with its dummy page, in bytes.
+    /// States of sequences that the KV pool holds, a dummy among them; 0 where no layer has one.
+    pub state_slots: u64,
+    /// Size of the KV pool with its dummy page and its states, in bytes.
     pub kv_bytes: u64,
     /// What decided `max_total_tokens`.
     pub limit: PoolLimit,
@@ -145,6 +152,7 @@ impl MemoryPlan {
             wish,
             max_total_tokens: tokens,
             n_pages: (tokens / u64::from(wish.page_size)) as u32,
+            state_slots: wish.state_slots(tokens),
             kv_bytes: wish.pool_bytes(tokens),
             limit,
             largest_safe_fraction: largest_safe_fraction(&budget),
@@ -195,111 +203,32 @@ impl MemoryPlan {
         let asked = self.wish.max_total_tokens?;
         (self.wish.whole_pages(asked) > self.max_total_tokens).then_some(asked)
     }
-
-    /// Says what was decided and why, one line each.
-    pub fn explain(&self) -> Vec<String> {
-        let Self { budget, wish, .. } = self;
-        let free_before = budget.free_before_bytes;
-        let left = free_before
-            - budget
-                .weights_bytes
-                .saturating_add(self.kv_bytes)
-                .min(free_before);
-        let mut lines = vec![
-            match budget.place {
-                Place::Host => format!("memory available      {}", Bytes(free_before)),
-                Place::Gpu(n) => format!("free on GPU {n:<9} {}", Bytes(free_before)),
-            },
-            format!("weights               {}", Bytes(budget.weights_bytes)),
-            format!(
-                "KV bytes per token    {} ({})",
-                wish.kv_bytes_per_token,
-                Bytes(wish.kv_bytes_per_token)
-            ),
-            format!(
-                "KV pool               {}: {} tokens in {} pages of {}, and one dummy page",
-                Bytes(self.kv_bytes),
-                self.max_total_tokens,
-                self.n_pages,
-                wish.page_size
-            ),
-            format!("  because             {}", self.why()),
-            format!("left over             {}", Bytes(left)),
-            format!(
-                "largest safe --mem-fraction-static is {:.3}: it leaves {} for activations and headroom",
-                self.largest_safe_fraction,
-                Bytes(budget.reserve_bytes)
-            ),
-        ];
-        if budget.page_table_bytes > 0 {
-            let table = Bytes(budget.page_table_bytes);
-            lines.push(format!("  of that             {table} for the page table"));
-        }
-        lines.push(format!(
-            "requests at once      {}",
-            self.max_running_requests
-        ));
-        if let Some(asked) = self.asked_in_vain() {
-            lines.push(format!(
-                "warning: --max-total-tokens {asked} would take {}, what fits is used",
-                Bytes(wish.pool_bytes(wish.whole_pages(asked)))
-            ));
-        }
-        if let Some(fraction) = wish
-            .mem_fraction_static
-            .filter(|f| *f > self.largest_safe_fraction)
-        {
-            lines.push(format!(
-                "warning: --mem-fraction-static {fraction} is above the largest safe one, a large step may run out of memory"
-            ));
-        }
-        lines
-    }
-
-    fn why(&self) -> String {
-        let wish = &self.wish;
-        match self.limit {
-            PoolLimit::Fraction => format!(
-                "--mem-fraction-static {} of {} less the weights",
-                wish.mem_fraction_static.unwrap_or_default(),
-                Bytes(self.budget.free_before_bytes)
-            ),
-            PoolLimit::DefaultFraction => format!(
-                "--mem-fraction-static {DEFAULT_GPU_FRACTION} (the default on a GPU) of {} less the weights",
-                Bytes(self.budget.free_before_bytes)
-            ),
-            PoolLimit::MaxTotalTokens => "--max-total-tokens".to_owned(),
-            PoolLimit::DefaultShare => format!(
-                "{DEFAULT_SHARE_PERCENT} % of the available memory (the default on a CPU), less than \
-                 {DEFAULT_CONTEXTS} contexts of {} tokens",
-                wish.context_tokens
-            ),
-            PoolLimit::DefaultContexts => format!(
-                "{DEFAULT_CONTEXTS} contexts of {} tokens (the default on a CPU), less than \
-                 {DEFAULT_SHARE_PERCENT} % of the available memory",
-                wish.context_tokens
-            ),
-            PoolLimit::Room => {
-                format!(
-                    "all that the weights and a reserve of {} leave",
-                    Bytes(self.budget.reserve_bytes)
-                )
-            }
-            PoolLimit::PageIds => format!("page ids end at {}", u32::MAX),
-        }
-    }
 }
 
 impl MemoryWish {
-    /// Size of a pool for `tokens` tokens: the dummy page comes on top.
+    /// Size of a pool for `tokens` tokens: the dummy page and the states come on top.
     fn pool_bytes(&self, tokens: u64) -> u64 {
+        let page_bytes = self.page_bytes(tokens);
+        let states = StateSlots::of(self).map_or(0, |states| states.bytes_beside(page_bytes));
+        page_bytes.saturating_add(states)
+    }
+
+    /// Size of the pages for `tokens` tokens, with the dummy page.
+    fn page_bytes(&self, tokens: u64) -> u64 {
         tokens
             .saturating_add(u64::from(self.page_size))
             .saturating_mul(self.kv_bytes_per_token)
     }
 
+    /// States beside the pages for `tokens` tokens.
+    fn state_slots(&self, tokens: u64) -> u64 {
+        StateSlots::of(self).map_or(0, |states| states.beside(self.page_bytes(tokens)))
+    }
+
     /// Tokens, in whole pages, of a pool of `bytes` bytes.
     fn tokens_in(&self, bytes: u64) -> u64 {
+        let states = StateSlots::of(self);
+        let bytes = states.map_or(bytes, |states| states.page_bytes_in(bytes));
         let slots = bytes / self.kv_bytes_per_token.max(1);
         self.whole_pages(slots.saturating_sub(u64::from(self.page_size)))
     }
@@ -310,6 +239,17 @@ impl MemoryWish {
 
     fn smallest_pool_bytes(&self) -> u64 {
         self.pool_bytes(u64::from(self.page_size))
+    }
+
+    /// The smallest pool, for people.
+    fn smallest_pool(&self) -> String {
+        let bytes = Bytes(self.smallest_pool_bytes());
+        match self.state_slots(u64::from(self.page_size)) {
+            0 => format!("one page of K/V with the dummy page {bytes}"),
+            states => format!(
+                "one page of K/V with the dummy page and {states} states {bytes}, less with a smaller max_running_requests"
+            ),
+        }
     }
 }
 
@@ -337,12 +277,11 @@ fn fraction_tokens(
         false => "no fraction works: use a smaller model, page_size or dtype".to_owned(),
     };
     Err(LoadError::Memory(format!(
-        "mem_fraction_static {fraction} of {} is {}; the weights take {} and one page of K/V with the \
-         dummy page {}: {advice}",
+        "mem_fraction_static {fraction} of {} is {}; the weights take {} and {}: {advice}",
         Bytes(budget.free_before_bytes),
         Bytes((free_before * fraction) as u64),
         Bytes(budget.weights_bytes),
-        Bytes(wish.smallest_pool_bytes()),
+        wish.smallest_pool(),
     )))
 }
 
@@ -363,12 +302,11 @@ fn free_choice(
             ),
         };
         return Err(LoadError::Memory(format!(
-            "{} are available; weights take {}, activations and headroom {}, one page of K/V with the dummy \
-             page {}: {advice}",
+            "{} are available; weights take {}, activations and headroom {}, {}: {advice}",
             Bytes(budget.free_before_bytes),
             Bytes(budget.weights_bytes),
             Bytes(budget.reserve_bytes),
-            Bytes(wish.smallest_pool_bytes()),
+            wish.smallest_pool(),
         )));
     }
     let mut candidates = vec![(wish.tokens_in(room), PoolLimit::Room)];
@@ -412,10 +350,16 @@ fn largest_safe_fraction(budget: &MemoryBudget) -> f64 {
     ((safe * FRACTION_STEPS).floor() / FRACTION_STEPS).max(0.0)
 }
 
-/// SGLang's default: between 2,048 and 4,096 by contexts in the pool, and two tokens for each at least.
+/// SGLang's default: between 2,048 and 4,096 by contexts in the pool, and two tokens for each at least. Fewer where each
+/// has a state.
 fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
     let by_contexts = tokens.saturating_mul(512) / wish.context_tokens.max(1);
-    let default = by_contexts.clamp(2048, 4096).min(tokens / 2).max(1) as u32;
+    let most = match wish.state_bytes {
+        0 => by_contexts.clamp(2048, 4096),
+        // A step reads and writes the state of each of its rows.
+        _ => u64::from(slots::rows(None)),
+    };
+    let default = most.min(tokens / 2).max(1) as u32;
     match wish.max_running_requests {
         Some(asked) => asked.clamp(1, u32::try_from(tokens).unwrap_or(u32::MAX)),
         None => default,
@@ -458,21 +402,6 @@ pub fn available_bytes() -> Result<u64, LoadError> {
     // memory, and a build or one reading of the weights leaves little else.
     let left_in_groups = groups.map(|group| group.total_memory.saturating_sub(group.rss));
     Ok(left_in_groups.fold(system.available_memory(), u64::min))
-}
-
-/// A size for people.
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-        match units.into_iter().find(|(shift, _)| self.0 >> shift > 0) {
-            Some((shift, unit)) => {
-                write!(f, "{:.1} {unit}", self.0 as f64 / (1_u64 << shift) as f64)
-            }
-            None => write!(f, "{} B", self.0),
-        }
-    }
 }
 
 #[cfg(test)]

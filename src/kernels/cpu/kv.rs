@@ -6,21 +6,24 @@ use std::ops::Range;
 
 use super::element::Storage;
 use crate::ids::{PageId, RowId};
+use crate::kernels::HeadShape;
 use crate::kernels::dtype::Dtype;
+use crate::state::pool::kv_layout::{KvLayout, LayerKv, Values};
 
-/// Keys and values of all layers, for each layer `[2, n_kv_heads, n_slots, head_dim]`: a head's keys of neighbouring
-/// slots lie side by side, so that reading a sequence is one stream for each head. Slot 0, of the dummy page, stays zero.
+/// Keys and values of all layers, each as [`Planes`] says. Slot 0, of the dummy page, stays zero.
 pub struct KvPool {
     layers: Vec<Storage>,
 }
 
 impl KvPool {
-    /// Allocates the pool for `kv_width` elements of keys in a slot; the system commits memory on first use.
-    pub fn new(dtype: Dtype, n_layers: usize, n_slots: usize, kv_width: usize) -> Self {
+    /// Allocates what the layers keep of `n_slots` tokens; the system commits memory on first use.
+    pub fn new(layout: &KvLayout, n_slots: usize) -> Self {
+        let storage = |layer: &LayerKv| match layer.pages() {
+            Some(pages) => Storage::zeros(pages.dtype.into(), n_slots * pages.elements_per_token()),
+            None => Storage::zeros(Dtype::F32, 0),
+        };
         Self {
-            layers: (0..n_layers)
-                .map(|_| Storage::zeros(dtype, n_slots * 2 * kv_width))
-                .collect(),
+            layers: layout.layers().iter().map(storage).collect(),
         }
     }
 
@@ -32,6 +35,83 @@ impl KvPool {
     /// Keys and values of a layer, to write.
     pub fn layer_mut(&mut self, layer: usize) -> &mut Storage {
         &mut self.layers[layer]
+    }
+}
+
+/// Where the keys and values of a layer lie, in elements.
+///
+/// A head's keys of neighbouring slots lie side by side, so that reading a sequence is one stream for each head:
+/// `[n_kv_heads, n_slots, key_dim]`, and the values behind them likewise if they are as wide as the keys. Values of
+/// another width lie with their keys, `[n_kv_heads, n_slots, key_dim + value_dim]`. Values in keys take no room.
+#[derive(Clone, Copy, Debug)]
+pub struct Planes {
+    n_slots: usize,
+    /// From a slot of a head to the next slot.
+    slot: usize,
+    /// From the keys of a head to those of the next head, and to its values.
+    head: usize,
+    to_values: usize,
+    /// What a slot of a head takes.
+    head_elements: usize,
+}
+
+impl Planes {
+    /// The planes of a layer with these heads whose storage has `len` elements.
+    ///
+    /// # Panics
+    /// If values in keys are longer than the keys.
+    pub fn of(heads: &HeadShape, len: usize) -> Self {
+        let HeadShape {
+            n_kv_heads,
+            key_dim,
+            values,
+            ..
+        } = *heads;
+        let head_elements = key_dim + values.stored_dim();
+        let n_slots = len / (n_kv_heads * head_elements);
+        let (slot, to_values) = match values {
+            Values::InKeys { dim } => {
+                assert!(dim <= key_dim, "values of {dim} in keys of {key_dim}");
+                (key_dim, 0)
+            }
+            Values::Own { dim } if dim == key_dim => (key_dim, n_kv_heads * n_slots * key_dim),
+            Values::Own { .. } => (head_elements, key_dim),
+        };
+        Self {
+            n_slots,
+            slot,
+            head: n_slots * slot,
+            to_values,
+            head_elements,
+        }
+    }
+
+    /// Number of slots.
+    pub fn n_slots(&self) -> usize {
+        self.n_slots
+    }
+
+    /// What a slot of a head takes, keys and values together.
+    pub fn head_elements(&self) -> usize {
+        self.head_elements
+    }
+
+    /// How far a slot lies after the first one.
+    #[inline(always)]
+    pub fn slot(&self, slot: usize) -> usize {
+        slot * self.slot
+    }
+
+    /// Where the keys of a head begin.
+    #[inline(always)]
+    pub fn keys(&self, head: usize) -> usize {
+        head * self.head
+    }
+
+    /// Where the values of a head begin.
+    #[inline(always)]
+    pub fn values(&self, head: usize) -> usize {
+        head * self.head + self.to_values
     }
 }
 

@@ -54,6 +54,7 @@ use crate::ids::RowId;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
+use crate::state::pool::kv_layout::KvLayout;
 
 /// The query tokens of one row in a step; they stand side by side, in ascending position.
 #[derive(Clone, Copy, Debug)]
@@ -172,9 +173,9 @@ impl CpuBatch {
 }
 
 /// Sizes of a [`CpuBackend`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CpuSizes {
-    /// Element type of matrices and KV.
+    /// Element type of matrices.
     pub dtype: Dtype,
     /// The type that matrices are quantised to when they are loaded.
     pub quantization: Option<Quantization>,
@@ -184,10 +185,8 @@ pub struct CpuSizes {
     pub pin_threads: bool,
     /// Instruction set.
     pub isa: Isa,
-    /// Layers with KV.
-    pub n_layers: usize,
-    /// Elements of a token's keys in one layer.
-    pub kv_width: usize,
+    /// What each layer keeps.
+    pub kv: KvLayout,
     /// Pages that can be granted; the pool has one more, the dummy.
     pub n_pages: usize,
     /// Tokens in a page.
@@ -252,7 +251,7 @@ impl CpuBackend {
             rule: FormatRule::new(sizes.dtype, sizes.quantization),
             weights: WeightArena::default(),
             scratch: Scratch::default(),
-            kv: KvPool::new(sizes.dtype, sizes.n_layers, n_slots, sizes.kv_width),
+            kv: KvPool::new(&sizes.kv, n_slots),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),
         })
@@ -364,9 +363,7 @@ impl Backend for CpuBackend {
         let width = weights.projection.weight.outputs;
         let mut qkv = self.scratch.tensor(x.rows(), width);
         self.product(x, &weights.projection, &mut qkv, Write::Store);
-        let q = self
-            .scratch
-            .tensor(x.rows(), heads.n_heads * heads.head_dim);
+        let q = self.scratch.tensor(x.rows(), heads.q_width());
         let norms = weights.head_norms.as_ref();
         let norms = norms.map(|(q, k)| (q.as_slice(), k.as_slice(), weights.eps));
         let rotation = rowwise::Rotation {
@@ -386,7 +383,7 @@ impl Backend for CpuBackend {
         batch: &CpuBatch,
         reader: &Stack,
     ) -> Operand {
-        let out = self.scratch.tensor(q.rows(), q.width());
+        let out = self.scratch.tensor(q.rows(), heads.attended_width());
         let history = (&self.kv, layer, &self.table);
         let threads = (&mut self.pool, self.isa);
         let attention = &mut self.attention;

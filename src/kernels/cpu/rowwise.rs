@@ -1,12 +1,14 @@
 //! Kernels that treat each token's row by itself: embedding, norms, rotation, KV store, activation.
 
 use super::element::{Element, Storage, load_up_to, with_elements};
+use super::kv::Planes;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::stack::Stack;
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 use crate::kernels::HeadShape;
 use crate::kernels::rope::Rope;
+use crate::state::pool::kv_layout::Values;
 
 /// Rows in an item: a barrier costs about as much as a few rows.
 const ITEM_ROWS: usize = 4;
@@ -148,7 +150,7 @@ pub struct Rotation<'a> {
     pub heads: &'a HeadShape,
     /// Weights of the norms of query and key heads, and eps.
     pub norms: Option<(&'a [f32], &'a [f32], f32)>,
-    /// Cos and sin, `[n_tokens, head_dim]`.
+    /// Cos and sin, `[n_tokens, key_dim]`.
     pub rotations: &'a Tensor,
 }
 
@@ -156,8 +158,11 @@ pub struct Rotation<'a> {
 /// slots of their tokens.
 ///
 /// # Shapes
-/// `qkv: [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]`, `q: [n_tokens, n_heads * head_dim]`,
-/// `kv: [2, n_kv_heads, n_slots, head_dim]`; no two tokens have the same slot.
+/// `qkv: [n_tokens, (n_heads + n_kv_heads) * key_dim + n_kv_heads * value_dim]`, `q: [n_tokens, n_heads * key_dim]`,
+/// `kv` as [`Planes`] says; no two tokens have the same slot.
+///
+/// # Panics
+/// If a row of `qkv` is of another width, or values are parts of keys.
 pub fn rotate_and_store(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -166,18 +171,17 @@ pub fn rotate_and_store(
     mut q: Tensor,
     (kv, slots): (&mut Storage, &[u32]),
 ) -> Tensor {
-    let HeadShape {
-        n_kv_heads,
-        head_dim,
-        ..
-    } = *rotation.heads;
+    let heads = rotation.heads;
     let (rows, width, q_width) = (qkv.rows(), qkv.width(), q.width());
-    let kv_width = n_kv_heads * head_dim;
-    assert_eq!(width, q_width + 2 * kv_width, "queries, keys and values");
+    let Values::Own { dim } = heads.values else {
+        panic!("no projection gives values that are parts of keys");
+    };
+    let kv_width = heads.n_kv_heads * (heads.key_dim + dim);
+    assert_eq!(width, q_width + kv_width, "queries, keys and values");
     let qkv = Shared::new(qkv.values_mut());
     let q_out = Shared::new(q.values_mut());
     with_elements!(kv, kv => {
-        let n_slots = kv.len() / (2 * kv_width);
+        let planes = Planes::of(heads, kv.len());
         let kv = Shared::new(kv);
         for_rows(pool, rows, width * ELEMENT_COST, |row| {
             // SAFETY: each row is read and written by one item.
@@ -187,8 +191,8 @@ pub fn rotate_and_store(
                     q_out.part(row * q_width, q_width),
                 )
             };
-            let slot = (slots[row] as usize, n_slots);
-            dispatch(isa, RotateRow { input, q, kv, slot, rotation, turn: rotation.rotations.row(row) });
+            let slot = planes.slot(slots[row] as usize);
+            dispatch(isa, RotateRow { input, q, kv, planes, slot, rotation, turn: rotation.rotations.row(row) });
         });
     });
     q
@@ -198,8 +202,9 @@ struct RotateRow<'a, E> {
     input: &'a mut [f32],
     q: &'a mut [f32],
     kv: Shared<'a, E>,
-    /// The token's slot, and how many there are.
-    slot: (usize, usize),
+    planes: Planes,
+    /// How far the token's slot lies after the first one.
+    slot: usize,
     rotation: &'a Rotation<'a>,
     /// Cos and sin of the token's position.
     turn: &'a [f32],
@@ -210,31 +215,42 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        let head_dim = self.rotation.heads.head_dim;
-        let norms = self.rotation.norms;
+        let Self {
+            planes,
+            slot,
+            rotation,
+            ..
+        } = self;
+        let (key_dim, value_dim) = (rotation.heads.key_dim, rotation.heads.values.dim());
+        let norms = rotation.norms;
         let (queries, kv) = self.input.split_at_mut(self.q.len());
-        let width = kv.len() / 2;
-        let (slot, n_slots) = self.slot;
+        let (keys, values) = kv.split_at_mut(rotation.heads.n_kv_heads * key_dim);
         // SAFETY: only hints; `dispatch` detected the instruction set.
         unsafe {
-            for head in 0..kv.len() / head_dim {
-                let out = self.kv.at((head * n_slots + slot) * head_dim);
-                S::prefetch_all_to_write(out, head_dim);
+            for head in 0..rotation.heads.n_kv_heads {
+                S::prefetch_all_to_write(self.kv.at(planes.keys(head) + slot), key_dim);
+            }
+            for head in 0..rotation.heads.n_kv_heads {
+                S::prefetch_all_to_write(self.kv.at(planes.values(head) + slot), value_dim);
             }
         }
-        let heads = queries.chunks_exact_mut(head_dim);
-        for (head, q) in heads.zip(self.q.chunks_exact_mut(head_dim)) {
+        let heads = queries.chunks_exact_mut(key_dim);
+        for (head, q) in heads.zip(self.q.chunks_exact_mut(key_dim)) {
             turn_head::<S>(head, norms.map(|n| (n.0, n.2)), self.turn);
             q.copy_from_slice(head);
         }
-        for (i, head) in kv.chunks_exact_mut(head_dim).enumerate() {
-            if i * head_dim < width {
-                turn_head::<S>(head, norms.map(|n| (n.1, n.2)), self.turn);
-            }
-            // SAFETY: each slot is written by one item, as no two tokens of a step have the same: a page that a row
-            // writes to is that row's alone, see `state::pool::page_pool`.
-            let out = unsafe { self.kv.part((i * n_slots + slot) * head_dim, head_dim) };
-            narrow_into::<E, S>(head, out);
+        // Each slot is written by one item, as no two tokens of a step have the same: a page that a row writes to is
+        // that row's alone, see `state::pool::page_pool`.
+        for (i, key) in keys.chunks_exact_mut(key_dim).enumerate() {
+            turn_head::<S>(key, norms.map(|n| (n.1, n.2)), self.turn);
+            // SAFETY: the slot is this item's.
+            let out = unsafe { self.kv.part(planes.keys(i) + slot, key_dim) };
+            narrow_into::<E, S>(key, out);
+        }
+        for (i, value) in values.chunks_exact(value_dim).enumerate() {
+            // SAFETY: the slot is this item's.
+            let out = unsafe { self.kv.part(planes.values(i) + slot, value_dim) };
+            narrow_into::<E, S>(value, out);
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
 use crate::model::rope::RopeConfig;
 use crate::model::weights::TensorSpec;
-use crate::state::pool::kv_layout::MhaLayout;
+use crate::state::pool::kv_layout::{KvLayout, PagedKv, Values};
 
 /// Largest `config.json` read.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -208,7 +208,6 @@ impl ModelConfig {
     /// The sizes that a backend makes room for.
     pub fn shape(&self) -> DecoderShape {
         DecoderShape {
-            n_layers: self.num_hidden_layers,
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
             vocab: self.vocab_size,
@@ -220,14 +219,15 @@ impl ModelConfig {
         }
     }
 
-    /// The KV pool's layout with elements of `dtype`.
-    pub fn kv_layout(&self, dtype: Dtype) -> MhaLayout {
-        MhaLayout {
-            layers: self.num_hidden_layers,
-            kv_heads: self.num_key_value_heads,
-            head_dim: self.head_dim,
-            element_bytes: dtype.bytes(),
-        }
+    /// What each layer keeps of a sequence, with elements of `dtype`.
+    pub fn kv_layout(&self, dtype: Dtype) -> KvLayout {
+        let pages = PagedKv {
+            heads: self.num_key_value_heads,
+            key_dim: self.head_dim,
+            values: Values::Own { dim: self.head_dim },
+            dtype: dtype.into(),
+        };
+        KvLayout::uniform(self.num_hidden_layers, pages)
     }
 
     /// Every tensor of the model with its shape, in the order of the forward pass.

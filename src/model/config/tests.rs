@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::rope::{MAX_POSITIONS, RopeScaling};
-use crate::state::pool::kv_layout::KvLayout;
 
 fn base(architecture: &str) -> Value {
     json!({

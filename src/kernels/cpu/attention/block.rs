@@ -55,7 +55,7 @@ impl<F: KvElement> Work<'_, F> {
         place: usize,
         loaded: Seen,
     ) {
-        let words = sizes.width / F::PER_WORD;
+        let words = sizes.query_words;
         let masks_values = !self.is_plain(sizes, place, loaded);
         let keys = self.space.blocks.keys(sizes, place).as_ptr();
         let values = self.space.blocks.values::<F>(sizes, place).as_ptr();

@@ -102,13 +102,15 @@ mod tests {
 
     use super::*;
     use crate::kernels::HeadShape;
+    use crate::state::pool::kv_layout::Values;
 
     #[test]
     fn a_block_is_found_by_who_sees_the_same_slots_of_its_head() {
         let heads = HeadShape {
             n_heads: 2,
             n_kv_heads: 2,
-            head_dim: 64,
+            key_dim: 64,
+            values: Values::Own { dim: 64 },
             scale: 1.0,
             window: None,
         };

@@ -15,13 +15,14 @@ pub struct Direct<'a, F> {
     pub slots: &'a [*const F; BLOCK],
     /// How many of them count.
     pub n_keys: usize,
-    /// Elements of a head, whole vectors of words.
-    pub head_dim: usize,
+    /// Elements of a key and of a value, whole vectors of words.
+    pub key_dim: usize,
+    pub value_dim: usize,
     /// Number of queries.
     pub rows: usize,
     /// Elements from the first head's plane to the one that is read.
     pub plane: usize,
-    /// `[rows, head_dim / PER_WORD]` words.
+    /// `[rows, key_dim / PER_WORD]` words.
     pub queries: *const u32,
     /// `[rows, BLOCK]`.
     pub scores: *mut f32,
@@ -41,8 +42,8 @@ pub struct Fetch<'a, F> {
     pub slots: &'a [*const F],
     /// Elements from the first head's plane to theirs.
     pub plane: usize,
-    /// Elements of a slot in a plane.
-    pub head_dim: usize,
+    /// Elements of a slot in the plane that are read.
+    pub dim: usize,
 }
 
 impl<F> Fetch<'_, F> {
@@ -53,7 +54,7 @@ impl<F> Fetch<'_, F> {
         let (now, later) = self.slots.split_at(n_slots.min(self.slots.len()));
         for slot in now {
             let start = slot.wrapping_add(self.plane).cast::<u8>();
-            for at in (0..self.head_dim * size_of::<F>()).step_by(LINE_BYTES) {
+            for at in (0..self.dim * size_of::<F>()).step_by(LINE_BYTES) {
                 // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
                 unsafe { S::prefetch(start.wrapping_add(at)) };
             }
@@ -82,11 +83,11 @@ impl<F: KvElement> Direct<'_, F> {
 
     #[inline(always)]
     unsafe fn score_rows<S: Lanes, const M: usize>(&self, fetch: &mut Fetch<'_, F>) {
-        let words = self.head_dim / F::PER_WORD;
+        let words = self.key_dim / F::PER_WORD;
         let n_pieces = self.n_keys.div_ceil(LANES) * words / LANES;
         let share = fetch.slots.len().div_ceil(n_pieces.max(1));
         for group in (0..self.n_keys).step_by(LANES) {
-            // SAFETY: the slots hold `head_dim` elements in the plane.
+            // SAFETY: the slots hold `key_dim` elements in the plane.
             unsafe {
                 let mut sums = [S::splat(0.0); M];
                 for first in (0..words).step_by(LANES) {
@@ -140,7 +141,7 @@ impl<F: KvElement> Direct<'_, F> {
         row: usize,
         fetch: &mut Fetch<'_, F>,
     ) {
-        let vectors = self.head_dim / LANES;
+        let vectors = self.value_dim / LANES;
         let mut vector = 0;
         while vector < vectors {
             // SAFETY: vectors below `vectors`.
@@ -163,7 +164,7 @@ impl<F: KvElement> Direct<'_, F> {
         let n_words = self.n_keys.div_ceil(F::PER_WORD);
         let share = fetch.slots.len().div_ceil(n_words.max(1));
         let at = self.plane + vector * LANES;
-        // SAFETY: the slots hold `head_dim` elements in the plane, the sums `record` values a row.
+        // SAFETY: the slots hold `value_dim` elements in the plane, the sums `record` values a row.
         unsafe {
             let mut sums = [[S::splat(0.0); N]; M];
             for i in 0..n_words {

@@ -33,7 +33,7 @@ use self::state::{finish, merge, record_len};
 use self::tile::{Step, Work};
 use super::CpuBatch;
 use super::element::with_elements;
-use super::kv::{KvPool, PageTable};
+use super::kv::{KvPool, PageTable, Planes};
 use super::memory::Lines;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
@@ -106,7 +106,7 @@ impl Attention {
     /// Attends each query of the step to its row's keys in `layer`.
     ///
     /// # Shapes
-    /// `q` and `out`: `[n_tokens, n_heads * head_dim]`.
+    /// `q: [n_tokens, n_heads * key_dim]`, `out: [n_tokens, n_heads * values.dim()]`.
     pub fn attend(
         &mut self,
         (pool, isa): (&mut ThreadPool, Isa),
@@ -120,10 +120,11 @@ impl Attention {
         let plan = &self.plans[plan].1;
         let shared = Shared::new(out.values_mut());
         with_elements!(kv.layer(layer), kv => {
-            let record = record_len(width(heads.head_dim));
+            let record = record_len(padded(heads.values.dim()));
             self.states.make_room(plan.n_records * record);
             let states = Shared::new(&mut self.states);
-            let step = Step { heads, q, kv, table, plan, states, out: shared };
+            let planes = Planes::of(heads, kv.len());
+            let step = Step { heads, planes, q, kv, table, plan, states, out: shared };
             let (n_tokens, n_records) = plan.largest_item;
             self.spaces.resize_with(pool.n_threads(), Workspace::default);
             self.spaces.iter_mut().for_each(|space| fit(kv, space, heads, n_tokens, n_records));
@@ -176,9 +177,9 @@ impl Attention {
     }
 }
 
-/// Elements of a head in a record: whole pairs of vectors.
-const fn width(head_dim: usize) -> usize {
-    head_dim.next_multiple_of(2 * LANES)
+/// Elements of a head in whole pairs of vectors.
+const fn padded(dim: usize) -> usize {
+    dim.next_multiple_of(2 * LANES)
 }
 
 fn fit<F: KvElement>(
@@ -218,7 +219,7 @@ impl<F: KvElement> Kernel for Merge<'_, F> {
         let len = self.record;
         let tokens = plan.tokens_of(self.tile);
         let per_span = tokens.len() * heads.n_heads;
-        let group = heads.n_heads / heads.n_kv_heads;
+        let (group, dim) = (heads.group(), heads.values.dim());
         for (i, token) in tokens.iter().enumerate() {
             for head in self.kv_head * group..(self.kv_head + 1) * group {
                 let at = token.index as usize * heads.n_heads + head;
@@ -235,7 +236,7 @@ impl<F: KvElement> Kernel for Merge<'_, F> {
                     for span in 1..self.tile.spans.len() {
                         merge::<S>(total, states.part((first + span * per_span) * len, len));
                     }
-                    finish::<F, S>(total, out.part(at * heads.head_dim, heads.head_dim));
+                    finish::<F, S>(total, out.part(at * dim, dim));
                 }
             }
         }

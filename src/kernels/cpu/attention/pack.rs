@@ -2,7 +2,7 @@
 
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::{KvElement, across_part, words_part};
-use super::{BLOCK, width};
+use super::{BLOCK, padded};
 
 /// Cache lines of keys and values to ask for before they are needed, some at a time: many at once would only stand in
 /// the way of what is needed now.
@@ -10,10 +10,12 @@ pub struct Ahead<'s, F> {
     pub slots: &'s [*const F],
     /// Next byte of the first slot: of its keys, then of its values.
     pub byte: usize,
-    /// Where the head's keys begin, what a slot takes of them, and how far the values are behind the keys, in bytes.
+    /// Where the head's keys begin, and how far its values are after them, in bytes.
     pub start: usize,
-    pub half: usize,
     pub to_values: usize,
+    /// What a slot takes of its keys, and of values that are not among those, in bytes.
+    pub key_bytes: usize,
+    pub value_bytes: usize,
 }
 
 impl<F> Ahead<'_, F> {
@@ -24,14 +26,14 @@ impl<F> Ahead<'_, F> {
             let Some(slot) = self.slots.first() else {
                 return;
             };
-            let at = match self.byte < self.half {
+            let at = match self.byte < self.key_bytes {
                 true => self.byte,
-                false => self.byte - self.half + self.to_values,
+                false => self.byte - self.key_bytes + self.to_values,
             };
             // SAFETY: only a hint.
             unsafe { S::prefetch(slot.cast::<u8>().wrapping_add(self.start + at)) };
             self.byte += 64;
-            if self.byte >= 2 * self.half {
+            if self.byte >= self.key_bytes + self.value_bytes {
                 (self.byte, self.slots) = (0, &self.slots[1..]);
             }
         }
@@ -41,24 +43,24 @@ impl<F> Ahead<'_, F> {
 /// Packs sixteen keys so that each lane is a key.
 ///
 /// # Safety
-/// The slots hold `head_dim` elements at `at`, `to` has room for them; the instruction set of `S` was detected.
+/// The slots hold `key_dim` elements at `at`, `to` has room for them; the instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn pack_keys<F: KvElement, S: Lanes>(
     slots: &[*const F; LANES],
     at: usize,
-    head_dim: usize,
+    key_dim: usize,
     to: *mut u32,
     ahead: &mut Ahead<'_, F>,
 ) {
     let step = LANES * F::PER_WORD;
-    for first in (0..head_dim).step_by(step) {
-        // SAFETY: the caller's slots hold `head_dim` elements at `at`.
+    for first in (0..key_dim).step_by(step) {
+        // SAFETY: the caller's slots hold `key_dim` elements at `at`.
         unsafe {
             let mut rows = [S::splat_word(0); LANES];
-            if head_dim - first < step {
+            if key_dim - first < step {
                 for i in 0..LANES {
                     let key = slots[i].wrapping_add(at + first);
-                    rows[i] = words_part::<F, S>(key, head_dim - first);
+                    rows[i] = words_part::<F, S>(key, key_dim - first);
                 }
             } else {
                 for i in 0..LANES {
@@ -78,26 +80,26 @@ pub unsafe fn pack_keys<F: KvElement, S: Lanes>(
 /// Packs sixteen rows of values, `PER_WORD` of them in a word, as [`KvElement::across`] reads them.
 ///
 /// # Safety
-/// As for keys.
+/// As for keys, with `value_dim` elements.
 #[inline(always)]
 pub unsafe fn pack_values<F: KvElement, S: Lanes>(
     slots: &[*const F; LANES],
     at: usize,
-    head_dim: usize,
+    value_dim: usize,
     to: *mut u32,
     ahead: &mut Ahead<'_, F>,
 ) {
     const WHOLE: usize = 2 * LANES;
-    let width = width(head_dim);
+    let width = padded(value_dim);
     for i in 0..LANES / F::PER_WORD {
         let first = slots[i * F::PER_WORD].wrapping_add(at);
         let second = slots[i * F::PER_WORD + F::PER_WORD - 1].wrapping_add(at);
         let to = to.wrapping_add(i * width);
         for element in (0..width).step_by(2 * LANES) {
             let rows = [first.wrapping_add(element), second.wrapping_add(element)];
-            // SAFETY: the caller's slots hold `head_dim` elements at `at`.
+            // SAFETY: the caller's slots hold `value_dim` elements at `at`.
             unsafe {
-                let words = match head_dim - element {
+                let words = match value_dim - element {
                     WHOLE.. => F::across::<S>(rows[0], rows[1]),
                     len => across_part::<F, S>(rows, len),
                 };

@@ -222,7 +222,7 @@ impl AttentionPlan {
         let cost = |tile: &Tile, spans: &Range<usize>| {
             let end = tile.keys.end.min(spans.end * SPAN);
             let keys = end.saturating_sub(tile.keys.start.max(spans.start * SPAN));
-            2 * tile.n_tokens * group * heads.head_dim * keys.max(BLOCK)
+            tile.n_tokens * group * (heads.key_dim + heads.values.dim()) * keys.max(BLOCK)
         };
         let n_rounds = self.tiles.last().map_or(0, |tile| tile.round + 1);
         for round in 0..n_rounds {
@@ -244,7 +244,7 @@ impl AttentionPlan {
                     let n_records = tile.spans.len() * tile.n_tokens * heads.n_heads;
                     self.n_records += n_records;
                     self.merges.0.push(i as u32);
-                    self.merges.1 += n_records * heads.head_dim;
+                    self.merges.1 += n_records * heads.values.dim();
                 }
                 let step = heads.n_kv_heads / head_parts;
                 let (tokens, records) = &mut self.largest_item;

@@ -7,7 +7,6 @@ use super::plan::{QueryToken, Target};
 use super::space::Sizes;
 use super::state::{finish, merge};
 use super::tile::{Step, Work};
-use crate::kernels::HeadShape;
 
 impl<F: KvElement> Work<'_, F> {
     /// Number of records of the item.
@@ -29,8 +28,8 @@ impl<F: KvElement> Work<'_, F> {
     pub fn load_queries<S: Lanes>(&mut self, sizes: Sizes) {
         const TOKENS_AHEAD: usize = 6;
         let Step { heads, q, .. } = self.step;
-        let words = sizes.width / F::PER_WORD;
-        let part = sizes.group * heads.head_dim;
+        let words = sizes.query_words;
+        let part = sizes.group * heads.key_dim;
         let mut to = self.space.queries.as_mut_ptr();
         for head in self.item.heads.clone() {
             let tokens = self.tokens();
@@ -44,7 +43,7 @@ impl<F: KvElement> Work<'_, F> {
                         unsafe { S::prefetch(line.as_ptr()) };
                     }
                 }
-                for row in of_group(*token).chunks_exact(heads.head_dim) {
+                for row in of_group(*token).chunks_exact(heads.key_dim) {
                     for (i, values) in row.chunks(LANES).enumerate() {
                         // SAFETY: `fit` made room for `words` words per query; `dispatch` detected the instruction
                         // set.
@@ -114,9 +113,7 @@ impl<F: KvElement> Work<'_, F> {
     #[inline(always)]
     pub fn close_totals<S: Lanes>(&mut self, sizes: Sizes) {
         const RESULTS_AHEAD: usize = 12;
-        let HeadShape {
-            n_heads, head_dim, ..
-        } = *self.step.heads;
+        let (n_heads, dim) = (self.step.heads.n_heads, self.step.heads.values.dim());
         let len = self.n_records(sizes) * sizes.record;
         let totals = self.space.total[..len].chunks_exact(sizes.record);
         let result = self.tile().result;
@@ -128,12 +125,12 @@ impl<F: KvElement> Work<'_, F> {
                 match result {
                     Target::Out => {
                         if let Some((token, head)) = ahead.next() {
-                            let at = (token.index as usize * n_heads + head) * head_dim;
-                            for line in (at..at + head_dim).step_by(LANES) {
+                            let at = (token.index as usize * n_heads + head) * dim;
+                            for line in (at..at + dim).step_by(LANES) {
                                 S::prefetch(self.step.out.at(line));
                             }
                         }
-                        finish::<F, S>(total, self.step.out.part(at * head_dim, head_dim))
+                        finish::<F, S>(total, self.step.out.part(at * dim, dim))
                     }
                     Target::State => self
                         .step

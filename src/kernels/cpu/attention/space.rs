@@ -5,13 +5,13 @@ use super::block::CHUNK_ROWS;
 use super::block_cache::BlockCache;
 use super::kv_element::KvElement;
 use super::state::record_len;
-use super::{BLOCK, Seen, width};
+use super::{BLOCK, Seen, padded};
 use crate::kernels::HeadShape;
 
 /// Buffers of one item at a time; they only grow.
 #[derive(Default)]
 pub struct Workspace {
-    /// Queries as words, `[heads, rows, q_words]`.
+    /// Queries as words, `[heads, rows, query_words]`.
     pub queries: Lines<u32>,
     /// Keys and values of blocks.
     pub blocks: BlockCache,
@@ -34,8 +34,7 @@ impl Workspace {
     /// Makes room for items with up to so many query tokens and records.
     pub fn fit<F: KvElement>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
         let sizes = Sizes::of::<F>(heads, n_tokens);
-        self.queries
-            .make_room(n_records * sizes.width / F::PER_WORD);
+        self.queries.make_room(n_records * sizes.query_words);
         self.blocks.fit::<F>(sizes);
         if self.seen.len() < sizes.rows {
             self.seen.resize(sizes.rows, Seen::default());
@@ -55,23 +54,26 @@ pub struct Sizes {
     pub rows: usize,
     /// Query heads of a key head.
     pub group: usize,
-    /// Elements of a head, padded to whole pairs of vectors.
-    pub width: usize,
-    /// Words of a head that count.
+    /// Words of a query, padded to whole pairs of vectors.
+    pub query_words: usize,
+    /// Words of a query and of a key that count.
     pub depth: usize,
+    /// Elements of a value, padded to whole pairs of vectors.
+    pub width: usize,
     pub record: usize,
 }
 
 impl Sizes {
     /// Sizes of an item of so many query tokens.
     pub fn of<F: KvElement>(heads: &HeadShape, n_tokens: usize) -> Self {
-        let group = heads.n_heads / heads.n_kv_heads;
-        let width = width(heads.head_dim);
+        let group = heads.group();
+        let width = padded(heads.values.dim());
         Self {
             rows: n_tokens * group,
             group,
+            query_words: padded(heads.key_dim) / F::PER_WORD,
+            depth: heads.key_dim.div_ceil(F::PER_WORD),
             width,
-            depth: heads.head_dim.div_ceil(F::PER_WORD),
             record: record_len(width),
         }
     }

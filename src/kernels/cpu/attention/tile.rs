@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::kv::PageTable;
+use super::super::kv::{PageTable, Planes};
 use super::super::simd::{Kernel, LANES, Lanes};
 use super::super::tensor::{Shared, Tensor};
 use super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
@@ -18,8 +18,9 @@ use crate::kernels::HeadShape;
 #[derive(Clone, Copy)]
 pub struct Step<'a, F> {
     pub heads: &'a HeadShape,
+    pub planes: Planes,
     pub q: &'a Tensor,
-    /// `[2, n_kv_heads, n_slots, head_dim]`.
+    /// As `planes` says.
     pub kv: &'a [F],
     pub table: &'a PageTable,
     pub plan: &'a AttentionPlan,
@@ -41,8 +42,8 @@ const MIN_KEEPING_ROWS: usize = 96;
 /// Where the keys of a block lie in the keys of the first head; the dummy slot stands for what the tile does not see.
 type Slots<F> = [*const F; BLOCK];
 
-fn is_stream<F>(slots: &Slots<F>, head_dim: usize) -> bool {
-    slots[BLOCK - 1] == slots[0].wrapping_add((BLOCK - 1) * head_dim)
+fn is_stream<F>(slots: &Slots<F>, planes: Planes) -> bool {
+    slots[BLOCK - 1] == slots[0].wrapping_add(planes.slot(BLOCK - 1))
 }
 
 impl<F: KvElement> Kernel for Work<'_, F> {
@@ -74,7 +75,7 @@ impl<F: KvElement> Kernel for Work<'_, F> {
             let loaded = Seen::new(keys.clone(), start);
             self.look(sizes, start);
             // Slots in a row are a stream, which the processor fetches ahead by itself.
-            let scattered = match is_last || is_stream(&next, self.step.heads.head_dim) {
+            let scattered = match is_last || is_stream(&next, self.step.planes) {
                 true => &next[..0],
                 false => &next[..],
             };
@@ -97,7 +98,7 @@ impl<F: KvElement> Kernel for Work<'_, F> {
             slots = next;
         }
         self.close_totals::<S>(sizes);
-        keys.len() * self.item.heads.len() * 2 * self.step.heads.head_dim * size_of::<F>()
+        keys.len() * self.item.heads.len() * self.step.planes.head_elements() * size_of::<F>()
     }
 }
 
@@ -120,8 +121,8 @@ impl<F: KvElement> Work<'_, F> {
 
     fn slots(&self, block: usize) -> Slots<F> {
         let keys = self.keys();
-        let heads = self.step.heads;
-        let n_slots = self.n_slots();
+        let planes = self.step.planes;
+        let n_slots = planes.n_slots();
         let mut slots = [self.step.kv.as_ptr(); BLOCK];
         let start = block * BLOCK;
         let seen = keys.start.max(start)..keys.end.min(start + BLOCK);
@@ -130,7 +131,7 @@ impl<F: KvElement> Work<'_, F> {
             .table
             .for_slots(self.tile().row, seen, |position, slot| {
                 assert!(slot < n_slots, "slot {slot} of {n_slots}");
-                slots[position - start] = kv.wrapping_add(slot * heads.head_dim);
+                slots[position - start] = kv.wrapping_add(planes.slot(slot));
             });
         slots
     }
@@ -138,24 +139,21 @@ impl<F: KvElement> Work<'_, F> {
     /// What is to be asked for of slots ahead of their use.
     fn ahead<'s>(&self, slots: &'s [*const F], head: usize) -> Ahead<'s, F> {
         let (key, value) = self.planes(head);
+        let heads = self.step.heads;
         Ahead {
             slots,
             byte: 0,
             start: key * size_of::<F>(),
-            half: self.step.heads.head_dim * size_of::<F>(),
             to_values: (value - key) * size_of::<F>(),
+            key_bytes: heads.key_dim * size_of::<F>(),
+            value_bytes: heads.values.stored_dim() * size_of::<F>(),
         }
     }
 
-    fn n_slots(&self) -> usize {
-        self.step.kv.len() / (2 * self.step.heads.n_kv_heads * self.step.heads.head_dim)
-    }
-
-    /// How far the keys and the values of a head lie behind the keys of the first one.
+    /// How far the keys and the values of a head of the item lie after the keys of the first head of all.
     fn planes(&self, head: usize) -> (usize, usize) {
         let head = self.item.heads.start as usize + head;
-        let plane = self.n_slots() * self.step.heads.head_dim;
-        (head * plane, (self.step.heads.n_kv_heads + head) * plane)
+        (self.step.planes.keys(head), self.step.planes.values(head))
     }
 
     /// Packs the keys and values of a head, unless an earlier tile did; returns where they are.
@@ -177,7 +175,7 @@ impl<F: KvElement> Work<'_, F> {
             }
         }
         let mut ahead = self.ahead(next, head);
-        let head_dim = self.step.heads.head_dim;
+        let (key_dim, value_dim) = (self.step.heads.key_dim, self.step.heads.values.dim());
         let (key, value) = self.planes(head);
         let keys = self.space.blocks.keys(sizes, place).as_mut_ptr();
         let values = self.space.blocks.values::<F>(sizes, place).as_mut_ptr();
@@ -190,8 +188,8 @@ impl<F: KvElement> Work<'_, F> {
             // SAFETY: every slot holds keys and values of all heads, the dummy too; `fit` made room; `dispatch`
             // detected the instruction set.
             unsafe {
-                pack_keys::<F, S>(sixteen, key, head_dim, keys, &mut ahead);
-                pack_values::<F, S>(sixteen, value, head_dim, values, &mut ahead);
+                pack_keys::<F, S>(sixteen, key, key_dim, keys, &mut ahead);
+                pack_values::<F, S>(sixteen, value, value_dim, values, &mut ahead);
             }
         }
         ahead.fetch::<S>(usize::MAX);
@@ -200,9 +198,11 @@ impl<F: KvElement> Work<'_, F> {
 
     /// A decode of few heads a key head: packing a block would cost more than using it.
     fn is_direct(&self, sizes: Sizes) -> bool {
+        let heads = self.step.heads;
         self.tokens().len() == 1
             && sizes.rows <= MAX_DIRECT_ROWS
-            && self.step.heads.head_dim.is_multiple_of(2 * LANES)
+            && heads.key_dim.is_multiple_of(2 * LANES)
+            && heads.values.dim().is_multiple_of(2 * LANES)
     }
 
     /// Takes a block into the records of a head, from the pool.
@@ -214,26 +214,27 @@ impl<F: KvElement> Work<'_, F> {
         loaded: Seen,
         (next_slots, next_head): (&[*const F], usize),
     ) {
-        let head_dim = self.step.heads.head_dim;
+        let (key_dim, value_dim) = (self.step.heads.key_dim, self.step.heads.values.dim());
         let (key, value) = self.planes(head);
         let mut values = Fetch {
             slots: &slots[..loaded.end as usize],
             plane: value,
-            head_dim,
+            dim: self.step.heads.values.stored_dim(),
         };
         let mut keys = Fetch {
             slots: next_slots,
             plane: self.planes(next_head).0,
-            head_dim,
+            dim: key_dim,
         };
-        let words = sizes.width / F::PER_WORD;
+        let words = sizes.query_words;
         let first = head * sizes.rows * sizes.record;
         let space = &mut *self.space;
         let queries = space.queries.as_ptr();
         let mut direct = Direct {
             slots,
             n_keys: loaded.end as usize,
-            head_dim,
+            key_dim,
+            value_dim,
             rows: sizes.rows,
             plane: key,
             queries: queries.wrapping_add(head * sizes.rows * words),

@@ -4,6 +4,7 @@ use super::{Arena, CudaSizes, Device, DeviceBuffer, DevicePtr, DriverError};
 use crate::kernels::cuda::params::Element;
 use crate::kernels::cuda::sampling::SamplingShape;
 use crate::kernels::shape::DecoderShape;
+use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv, Values};
 
 /// Pools begin at multiples of this.
 const ALIGNMENT: usize = 256;
@@ -45,31 +46,106 @@ pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocesso
     (in_use + in_use / GAPS_DIVISOR + SMALL_PARTS_BYTES).next_multiple_of(ALIGNMENT)
 }
 
-/// Keys and values of all layers: for each layer `[n_slots, kv_width]` keys, then as many values.
+/// Refuses layers that the kernels cannot serve: they attend with one shape of heads, whose values are as wide as the
+/// keys.
+///
+/// # Errors
+/// A layer of another kind, by its number and what it keeps.
+pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
+    let is_served =
+        |pages: &PagedKv| matches!(pages.values, Values::Own { dim } if dim == pages.key_dim);
+    let first = layout.layers().first();
+    for (index, layer) in layout.layers().iter().enumerate() {
+        let needed = match layer {
+            LayerKv::State { .. } => "there are no CUDA kernels for states",
+            LayerKv::Pages(pages) if !is_served(pages) => {
+                "the CUDA kernels need values of their own, as wide as the keys"
+            }
+            LayerKv::Pages(_) if Some(layer) != first => {
+                "the CUDA kernels need the same heads in every layer"
+            }
+            LayerKv::Pages(_) => continue,
+        };
+        return Err(DriverError::unsupported(format!(
+            "layer {index} keeps {layer}: {needed}; use --device cpu"
+        )));
+    }
+    Ok(())
+}
+
+/// Keys and values of all layers, each buffer of a layer `[n_slots, elements]`.
 pub(super) struct KvPool {
     memory: DeviceBuffer<u8>,
-    plane_bytes: usize,
+    /// Where each layer's keys and values begin, in bytes.
+    layers: Vec<[usize; 2]>,
 }
 
 impl KvPool {
-    /// A pool of layers whose keys take `plane_bytes`, and their values as much.
+    /// A pool of what the layers keep of `n_slots` tokens.
     pub(super) fn new(
         device: &Device,
-        plane_bytes: usize,
-        n_layers: usize,
+        layout: &KvLayout,
+        n_slots: usize,
     ) -> Result<Self, DriverError> {
-        let plane_bytes = plane_bytes.next_multiple_of(ALIGNMENT);
+        let mut bytes = 0;
+        let layer = |layer: &LayerKv| {
+            let mut starts = [bytes; 2];
+            let buffers = layer.pages().into_iter().flat_map(PagedKv::buffers);
+            for (start, buffer) in starts.iter_mut().zip(buffers) {
+                *start = bytes;
+                let plane_bytes = n_slots * buffer.bytes_per_token() as usize;
+                bytes += plane_bytes.next_multiple_of(ALIGNMENT);
+            }
+            starts
+        };
+        let layers = layout.layers().iter().map(layer).collect();
         Ok(Self {
-            memory: device.alloc(plane_bytes * 2 * n_layers)?,
-            plane_bytes,
+            memory: device.alloc(bytes)?,
+            layers,
         })
     }
 
     pub(super) fn keys(&self, layer: usize) -> DevicePtr<Element> {
-        self.memory.at(2 * layer * self.plane_bytes).cast()
+        self.memory.at(self.layers[layer][0]).cast()
     }
 
     pub(super) fn values(&self, layer: usize) -> DevicePtr<Element> {
-        self.memory.at((2 * layer + 1) * self.plane_bytes).cast()
+        self.memory.at(self.layers[layer][1]).cast()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::pool::kv_layout::KvDtype;
+
+    fn pages(key_dim: usize, values: Values) -> LayerKv {
+        LayerKv::Pages(PagedKv {
+            heads: 2,
+            key_dim,
+            values,
+            dtype: KvDtype::BF16,
+        })
+    }
+
+    #[test]
+    fn layers_without_kernels_are_refused_by_name() {
+        let plain = pages(64, Values::Own { dim: 64 });
+        let refused = |other| {
+            let error = check_layout(&KvLayout::new(vec![plain, other]));
+            error.expect_err("no kernel serves it").to_string()
+        };
+        assert!(check_layout(&KvLayout::new(vec![plain; 3])).is_ok());
+        for (other, reason) in [
+            (pages(96, Values::InKeys { dim: 64 }), "values of their own"),
+            (pages(96, Values::Own { dim: 64 }), "as wide as the keys"),
+            (pages(96, Values::Own { dim: 96 }), "the same heads"),
+            (LayerKv::State { bytes: 8 }, "no CUDA kernels for states"),
+        ] {
+            let error = refused(other);
+            assert!(error.contains(reason), "{error}");
+            assert!(error.contains(&format!("layer 1 keeps {other}")), "{error}");
+            assert!(error.ends_with("use --device cpu"), "{error}");
+        }
     }
 }

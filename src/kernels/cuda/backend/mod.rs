@@ -14,12 +14,13 @@ use super::pack::Modules;
 use super::params::{Element, ElementType, Segment, Tile};
 use super::weights::WeightLoader;
 use crate::kernels::shape::DecoderShape;
+use crate::state::pool::kv_layout::KvLayout;
 
 mod memory;
 mod operations;
 
 use memory::KvPool;
-pub use memory::activation_bytes;
+pub use memory::{activation_bytes, check_layout};
 
 /// Why an operation was not carried out.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -188,7 +189,7 @@ impl CudaBackend {
         };
         let (bytes, n_tensors) = sizes.weights;
         Ok(Self {
-            kv: KvPool::new(device, 0, 0)?,
+            kv: KvPool::new(device, &KvLayout::new(Vec::new()), 0)?,
             page_table: device.alloc(0)?,
             table_stride: sizes.context_tokens.div_ceil(sizes.page_size).max(1),
             page_size: sizes.page_size,
@@ -223,12 +224,12 @@ impl CudaBackend {
     pub fn take_memory(
         &mut self,
         shape: &DecoderShape,
+        kv: &KvLayout,
         sizes: &CudaSizes,
     ) -> Result<(), DriverError> {
         let device = &self.device;
         let n_slots = (sizes.n_pages + 1) * sizes.page_size;
-        let plane_bytes = n_slots * shape.attention.kv_width() * self.element.bytes();
-        self.kv = KvPool::new(device, plane_bytes, shape.n_layers)?;
+        self.kv = KvPool::new(device, kv, n_slots)?;
         self.page_table = device.alloc(sizes.n_rows * self.table_stride)?;
         // The padding's row has the dummy page everywhere.
         let whole = 0..self.page_table.len();

@@ -202,7 +202,7 @@ impl Backend for CudaBackend {
             &qkv,
             GemmWrite::Store,
         );
-        let q = self.elements(x.rows, heads.n_heads * heads.head_dim);
+        let q = self.elements(x.rows, heads.q_width());
         let norms = weights.head_norms.as_ref();
         let params = RopeStoreParams {
             q: q.elements(),
@@ -215,7 +215,7 @@ impl Backend for CudaBackend {
             slots: batch.slots,
             n_heads: heads.n_heads as u32,
             n_kv_heads: heads.n_kv_heads as u32,
-            head_dim: heads.head_dim as u32,
+            head_dim: heads.key_dim as u32,
             eps: weights.eps,
         };
         let n_tokens = x.rows as u32;
@@ -248,7 +248,7 @@ impl Backend for CudaBackend {
             page_size: self.page_size as u32,
             n_heads: heads.n_heads as u32,
             n_kv_heads: heads.n_kv_heads as u32,
-            head_dim: heads.head_dim as u32,
+            head_dim: heads.key_dim as u32,
             window: heads.window.map_or(0, |window| window as u32),
             n_splits: 1,
             scale_log2: heads.scale * LOG2_E,

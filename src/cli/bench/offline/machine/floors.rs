@@ -6,7 +6,7 @@
 
 use souffleur::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use souffleur::model::config::ModelConfig;
-use souffleur::state::pool::kv_layout::KvLayout;
+use souffleur::state::pool::kv_layout::PagedKv;
 
 /// Multiply and add.
 const OPS_PER_ELEMENT: u64 = 2;
@@ -20,12 +20,29 @@ pub struct ModelCost {
     head_elements: u64,
     /// All these matrices, with their scales if they are quantised.
     matrix_bytes: u64,
-    /// K/V of one token in one layer, in bytes.
-    layer_kv_bytes: u64,
-    /// Width of all query heads, in elements.
-    q_width: u64,
-    /// For each layer: how many tokens a query sees, itself included.
-    windows: Vec<Option<u64>>,
+    /// The attention layers.
+    attention: Vec<AttentionCost>,
+}
+
+/// What decides the cost of a layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct AttentionCost {
+    /// K/V of one token, in bytes.
+    kv_bytes: u64,
+    /// Elements that a token's query heads multiply with one key and its value.
+    pair_elements: u64,
+    /// How many tokens a query sees, itself included.
+    window: Option<u64>,
+}
+
+impl AttentionCost {
+    fn new(pages: &PagedKv, n_heads: usize, window: Option<usize>) -> Self {
+        Self {
+            kv_bytes: pages.bytes_per_token(),
+            pair_elements: (n_heads * (pages.key_dim + pages.values.dim())) as u64,
+            window: window.map(|tokens| tokens as u64),
+        }
+    }
 }
 
 /// The tokens of one sequence in a step; the last one is sampled from.
@@ -67,17 +84,21 @@ impl ModelCost {
                 matrix_bytes += bytes(MatrixRole::Inner, [outputs as u64, inputs as u64]);
             }
         }
-        let layers = config.num_hidden_layers as u64;
-        let windows = config.windows.iter();
+        let layout = config.kv_layout(dtype);
+        let layers = layout.layers().iter().zip(&config.windows);
+        let attention = layers.filter_map(|(layer, window)| {
+            let pages = layer.pages()?;
+            Some(AttentionCost::new(
+                pages,
+                config.num_attention_heads,
+                *window,
+            ))
+        });
         Self {
             layer_elements,
             head_elements: vocab * hidden,
             matrix_bytes,
-            layer_kv_bytes: config.kv_layout(dtype).bytes_per_token() / layers.max(1),
-            q_width: config.q_width() as u64,
-            windows: windows
-                .map(|window| window.map(|tokens| tokens as u64))
-                .collect(),
+            attention: attention.collect(),
         }
     }
 
@@ -89,22 +110,25 @@ impl ModelCost {
 
     /// Operations of the step's products with K and V.
     pub fn attention_ops(&self, step: &[Extent]) -> u64 {
-        let seen = |extent: &Extent| -> u64 {
-            let layers = self.windows.iter();
-            layers.map(|window| seen_tokens(*extent, *window)).sum()
+        let ops = |extent: &Extent| -> u64 {
+            let layers = self.attention.iter();
+            layers
+                .map(|layer| layer.pair_elements * seen_tokens(*extent, layer.window))
+                .sum()
         };
-        2 * OPS_PER_ELEMENT * self.q_width * step.iter().map(seen).sum::<u64>()
+        OPS_PER_ELEMENT * step.iter().map(ops).sum::<u64>()
     }
 
     /// Bytes of weights and cached K/V that the step reads; K/V that sequences share counts for each of them.
     pub fn bytes(&self, step: &[Extent]) -> u64 {
         let kv = |extent: &Extent| -> u64 {
-            let layers = self.windows.iter();
-            let read = layers.map(|window| {
+            let layers = self.attention.iter();
+            let read = layers.map(|layer| {
+                let window = layer.window;
                 let reach = window.map_or(u64::MAX, |window| window.saturating_sub(1));
-                extent.cached_tokens.min(reach)
+                extent.cached_tokens.min(reach) * layer.kv_bytes
             });
-            read.sum::<u64>() * self.layer_kv_bytes
+            read.sum::<u64>()
         };
         self.matrix_bytes + step.iter().map(kv).sum::<u64>()
     }
@@ -160,6 +184,7 @@ mod tests {
     use std::path::Path;
 
     use serde_json::json;
+    use souffleur::state::pool::kv_layout::{KvDtype, Values};
 
     use super::*;
 
@@ -170,9 +195,14 @@ mod tests {
             layer_elements: 2 * 768,
             head_elements: 100 * 8,
             matrix_bytes: (2 * 768 + 100 * 8) * 2,
-            layer_kv_bytes: 2 * 8 * 2,
-            q_width: 16,
-            windows: vec![window; 2],
+            attention: vec![
+                AttentionCost {
+                    kv_bytes: 2 * 8 * 2,
+                    pair_elements: 2 * 16,
+                    window,
+                };
+                2
+            ],
         }
     }
 
@@ -194,7 +224,8 @@ mod tests {
         let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
         let config = config.expect("it can be parsed");
         assert_eq!(ModelCost::new(&config, Dtype::BF16, None), cost(None));
-        assert_eq!(ModelCost::new(&config, Dtype::F32, None).layer_kv_bytes, 64);
+        let wide = ModelCost::new(&config, Dtype::F32, None);
+        assert!(wide.attention.iter().all(|layer| layer.kv_bytes == 64));
         let int8 = ModelCost::new(&config, Dtype::BF16, Some(Quantization::Int8));
         // A byte an element, and a scale of 4 bytes for each output: of q, k, v, o, gate, up and down, and the head.
         let scales = 2 * (16 + 8 + 8 + 8 + 16 + 16 + 8) + 100;
@@ -238,6 +269,21 @@ mod tests {
     }
 
     #[test]
+    fn keys_and_values_of_other_widths_count_with_their_own() {
+        let pages = PagedKv {
+            heads: 1,
+            key_dim: 6,
+            values: Values::InKeys { dim: 4 },
+            dtype: KvDtype::BF16,
+        };
+        let mut cost = cost(None);
+        cost.attention[1] = AttentionCost::new(&pages, 4, Some(8));
+        let step = [extent(10, 1)];
+        assert_eq!(cost.bytes(&step), (1536 + 800) * 2 + 10 * 32 + 7 * 12);
+        assert_eq!(cost.attention_ops(&step), 2 * (11 * 32 + 8 * 40));
+    }
+
+    #[test]
     fn the_larger_of_reading_and_computing_decides() {
         let step = [extent(0, 3)];
         let peak = |read_bytes_per_s, weight_ops_per_s| Peak {
@@ -256,9 +302,14 @@ mod tests {
             layer_elements: 28 * 15_728_640,
             head_elements: 151_936 * 1024,
             matrix_bytes: 2 * (28 * 15_728_640 + 151_936 * 1024),
-            layer_kv_bytes: 2 * 1024 * 2,
-            q_width: 2048,
-            windows: vec![None; 28],
+            attention: vec![
+                AttentionCost {
+                    kv_bytes: 2 * 1024 * 2,
+                    pair_elements: 2 * 2048,
+                    window: None,
+                };
+                28
+            ],
         };
         let peak = Peak {
             read_bytes_per_s: 47e9,

@@ -12,7 +12,6 @@ use actix_web::rt::System;
 use serde::{Deserialize, Serialize};
 use souffleur::config::EngineConfig;
 use souffleur::executor::cpu::CpuDescription;
-use souffleur::state::pool::kv_layout::KvLayout;
 
 use super::streams;
 use crate::cli::bench::offline::load::longest_prompt;

@@ -13,6 +13,7 @@ use crate::kernels::cuda::driver::Priority;
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::shape::AttentionShape;
+use crate::state::pool::kv_layout::{PagedKv, Values};
 
 const VOCAB: usize = 70;
 const PAGES: usize = 1000;
@@ -37,7 +38,6 @@ impl Case {
     fn decoder(&self) -> DecoderShape {
         let (n_heads, n_kv_heads, head_dim) = self.heads;
         DecoderShape {
-            n_layers: 1,
             hidden: self.hidden,
             intermediate: self.mlp,
             vocab: VOCAB,
@@ -49,12 +49,24 @@ impl Case {
         }
     }
 
+    fn kv(&self) -> KvLayout {
+        let (_, heads, key_dim) = self.heads;
+        let pages = PagedKv {
+            heads,
+            key_dim,
+            values: Values::Own { dim: key_dim },
+            dtype: self.dtype().into(),
+        };
+        KvLayout::uniform(1, pages)
+    }
+
     fn layer_heads(&self) -> HeadShape {
         let (n_heads, n_kv_heads, head_dim) = self.heads;
         HeadShape {
             n_heads,
             n_kv_heads,
-            head_dim,
+            key_dim: head_dim,
+            values: Values::Own { dim: head_dim },
             scale: (head_dim as f32).powf(-0.5),
             window: self.window,
         }
@@ -153,7 +165,9 @@ impl Gpu {
     fn end_loading(&mut self, case: &Case) {
         self.backend.end_loading().unwrap();
         let (decoder, sizes) = (case.decoder(), &self.sizes);
-        self.backend.take_memory(&decoder, sizes).unwrap();
+        self.backend
+            .take_memory(&decoder, &case.kv(), sizes)
+            .unwrap();
         let stride = self.backend.table_stride;
         for row in 1..ROWS as u32 {
             let pages: Vec<u32> = (0..stride).map(|index| page(row, index)).collect();
@@ -289,8 +303,7 @@ fn cpu(case: &Case) -> CpuBackend {
         threads: 1,
         pin_threads: false,
         isa: Isa::chosen().unwrap(),
-        n_layers: 1,
-        kv_width: case.heads.1 * case.heads.2,
+        kv: case.kv(),
         n_pages: PAGES,
         page_size: case.page_size,
         n_rows: ROWS,

@@ -1,5 +1,7 @@
 //! Attention against a plain double-precision one, and against itself cut otherwise.
 
+mod widths;
+
 use half::bf16;
 
 use super::*;
@@ -7,6 +9,7 @@ use crate::ids::{PageId, RowId};
 use crate::kernels::cpu::element::Element;
 use crate::kernels::cpu::tensor::Scratch;
 use crate::kernels::dtype::Dtype;
+use crate::state::pool::kv_layout::{KvLayout, PagedKv, Values};
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
 
@@ -51,7 +54,8 @@ struct Setup {
 const HEADS: HeadShape = HeadShape {
     n_heads: 4,
     n_kv_heads: 2,
-    head_dim: 24,
+    key_dim: 24,
+    values: Values::Own { dim: 24 },
     scale: 0.4,
     window: None,
 };
@@ -72,12 +76,17 @@ const SLOTS: usize = 16 << 10;
 
 impl World {
     fn new(setup: Setup) -> Self {
-        let width = setup.heads.n_kv_heads * setup.heads.head_dim;
+        let pages = PagedKv {
+            heads: setup.heads.n_kv_heads,
+            key_dim: setup.heads.key_dim,
+            values: setup.heads.values,
+            dtype: setup.dtype.into(),
+        };
         Self {
             pool: ThreadPool::new(setup.threads).expect("threads start"),
             isa: setup.isa,
             heads: setup.heads,
-            kv: KvPool::new(setup.dtype, 1, SLOTS, width),
+            kv: KvPool::new(&KvLayout::uniform(1, pages), SLOTS),
             table: PageTable::new(40, setup.page_size),
             attention: Attention::new(setup.shares),
             contents: vec![Vec::new(); 40],
@@ -108,13 +117,12 @@ impl World {
     }
 
     fn write(&mut self, row: u32) {
-        let width = 2 * self.heads.n_kv_heads * self.heads.head_dim;
         let contents = &self.contents[row as usize];
         for (position, &content) in contents.iter().enumerate() {
             let slot = self.table.slot(RowId::new(row), position);
             with_elements!(self.kv.layer_mut(0), kv => {
-                for i in 0..width {
-                    kv[at(&self.heads, slot, i)] = Element::narrow(noise(1, content, i));
+                for (i, at) in places(&self.heads, slot).enumerate() {
+                    kv[at] = Element::narrow(noise(1, content, i));
                 }
             });
         }
@@ -122,12 +130,11 @@ impl World {
 
     /// The bits of each token's result.
     fn attend(&mut self, parts: &[Part]) -> Vec<Vec<u32>> {
-        let width = self.heads.n_heads * self.heads.head_dim;
         let n_tokens = parts.iter().map(|part| part.n_tokens).sum();
         let scratch = Scratch::default();
         let (mut q, out) = (
-            scratch.tensor(n_tokens, width),
-            scratch.tensor(n_tokens, width),
+            scratch.tensor(n_tokens, self.heads.q_width()),
+            scratch.tensor(n_tokens, self.heads.attended_width()),
         );
         let mut batch = CpuBatch::default();
         let mut index = 0;
@@ -161,7 +168,8 @@ impl World {
         let HeadShape {
             n_heads,
             n_kv_heads,
-            head_dim,
+            key_dim,
+            values,
             scale,
             window,
         } = self.heads;
@@ -175,24 +183,28 @@ impl World {
         let mut out = Vec::new();
         for head in 0..n_heads {
             let kv_head = head / (n_heads / n_kv_heads);
-            let q: Vec<f64> = (0..head_dim)
-                .map(|i| f64::from(noise(2, contents[position], head * head_dim + i) * 3.0))
+            let q: Vec<f64> = (0..key_dim)
+                .map(|i| f64::from(noise(2, contents[position], head * key_dim + i) * 3.0))
                 .collect();
-            let at = |key: usize, half: usize, i: usize| {
-                let at = (half * n_kv_heads + kv_head) * head_dim + i;
-                round(noise(1, contents[key], at))
+            let of_values = match values {
+                Values::Own { dim } => n_kv_heads * key_dim + kv_head * dim,
+                Values::InKeys { .. } => kv_head * key_dim,
             };
+            let at =
+                |token: usize, first: usize, i: usize| round(noise(1, contents[token], first + i));
             let weights: Vec<f64> = (first..=position)
                 .map(|key| {
-                    let score: f64 = (0..head_dim).map(|i| q[i] * at(key, 0, i)).sum();
+                    let score: f64 = (0..key_dim)
+                        .map(|i| q[i] * at(key, kv_head * key_dim, i))
+                        .sum();
                     (score * f64::from(scale)).exp()
                 })
                 .collect();
             let sum: f64 = weights.iter().sum();
-            out.extend((0..head_dim).map(|i| {
+            out.extend((0..values.dim()).map(|i| {
                 let values = (first..=position)
                     .zip(&weights)
-                    .map(|(key, weight)| weight * at(key, 1, i));
+                    .map(|(key, weight)| weight * at(key, of_values, i));
                 values.sum::<f64>() / sum
             }));
         }
@@ -215,46 +227,56 @@ fn attention_is_right_on_every_instruction_set() {
         HeadShape {
             n_heads: 8,
             n_kv_heads: 1,
-            head_dim: 64,
+            key_dim: 64,
+            values: Values::Own { dim: 64 },
             scale: 0.125,
             window: Some(100),
         },
         HeadShape {
             n_heads: 3,
             n_kv_heads: 3,
-            head_dim: 42,
+            key_dim: 42,
+            values: Values::Own { dim: 42 },
             scale: 0.2,
             window: Some(1),
         },
         HeadShape {
             n_heads: 2,
             n_kv_heads: 1,
-            head_dim: 128,
+            key_dim: 128,
+            values: Values::Own { dim: 128 },
             scale: 0.1,
             window: None,
         },
     ];
+    for heads in shapes {
+        check_right(heads, &[0, 1, 15, 16, 63, 64, 100, 255, 256, 400, 529]);
+    }
+}
+
+/// Compares the results at some positions with those by the book.
+fn check_right(heads: HeadShape, positions: &[usize]) {
+    let len = positions.iter().max().map_or(0, |last| last + 1);
     for isa in Isa::available() {
         for dtype in DTYPES {
-            for heads in shapes {
-                let mut world = World::new(Setup {
-                    isa,
-                    dtype,
-                    heads,
-                    ..setup()
-                });
-                world.grow(1, (1, 0), 530);
-                let got = world.attend(&[part(1, 0, 530)]);
-                for position in [0, 1, 15, 16, 63, 64, 100, 255, 256, 400, 529] {
-                    let expected = world.naive(dtype, 1, position);
-                    for (got, expected) in got[position].iter().zip(expected) {
-                        let error = (f64::from(f32::from_bits(*got)) - expected).abs();
-                        let limit = if dtype == Dtype::BF16 { 2e-2 } else { 2e-5 };
-                        assert!(
-                            error < limit,
-                            "{isa:?}, {dtype:?}, {heads:?}, position {position}: error {error}"
-                        );
-                    }
+            let mut world = World::new(Setup {
+                isa,
+                dtype,
+                heads,
+                ..setup()
+            });
+            world.grow(1, (1, 0), len);
+            let got = world.attend(&[part(1, 0, len)]);
+            for &position in positions {
+                let expected = world.naive(dtype, 1, position);
+                assert_eq!(got[position].len(), expected.len(), "{heads:?}");
+                for (got, expected) in got[position].iter().zip(expected) {
+                    let error = (f64::from(f32::from_bits(*got)) - expected).abs();
+                    let limit = if dtype == Dtype::BF16 { 2e-2 } else { 2e-5 };
+                    assert!(
+                        error < limit,
+                        "{isa:?}, {dtype:?}, {heads:?}, position {position}: error {error}"
+                    );
                 }
             }
         }
@@ -263,45 +285,49 @@ fn attention_is_right_on_every_instruction_set() {
 
 #[test]
 fn neither_chunks_nor_pages_nor_threads_change_a_bit() {
+    for (dtype, window) in [
+        (Dtype::BF16, None),
+        (Dtype::BF16, Some(90)),
+        (Dtype::F32, None),
+        (Dtype::F16, Some(300)),
+    ] {
+        check_cuts(dtype, HeadShape { window, ..HEADS });
+    }
+}
+
+/// Compares the bits of a prompt that is computed at once with those of its chunks, in other pages, on more threads.
+fn check_cuts(dtype: Dtype, heads: HeadShape) {
     const LEN: usize = 700;
     for isa in Isa::available() {
-        for (dtype, window) in [
-            (Dtype::BF16, None),
-            (Dtype::BF16, Some(90)),
-            (Dtype::F32, None),
-            (Dtype::F16, Some(300)),
+        let base = Setup {
+            isa,
+            dtype,
+            heads,
+            ..setup()
+        };
+        let mut world = World::new(base);
+        world.grow(1, (1, 0), LEN);
+        let expected = world.attend(&[part(1, 0, LEN)]);
+        for (chunk, page_size, threads) in [
+            (1, 1, 1),
+            (1, 16, 3),
+            (7, 48, 2),
+            (100, 512, 2),
+            (LEN, 1, 3),
         ] {
-            let heads = HeadShape { window, ..HEADS };
-            let base = Setup {
-                isa,
-                dtype,
-                heads,
-                ..setup()
-            };
-            let mut world = World::new(base);
+            let mut world = World::new(Setup {
+                page_size,
+                threads,
+                ..base
+            });
             world.grow(1, (1, 0), LEN);
-            let expected = world.attend(&[part(1, 0, LEN)]);
-            for (chunk, page_size, threads) in [
-                (1, 1, 1),
-                (1, 16, 3),
-                (7, 48, 2),
-                (100, 512, 2),
-                (LEN, 1, 3),
-            ] {
-                let mut world = World::new(Setup {
-                    page_size,
-                    threads,
-                    ..base
-                });
-                world.grow(1, (1, 0), LEN);
-                for first in (0..LEN).step_by(chunk) {
-                    let n_tokens = chunk.min(LEN - first);
-                    let got = world.attend(&[part(1, first, n_tokens)]);
-                    assert!(
-                        got == expected[first..first + n_tokens],
-                        "{isa:?}, {dtype:?}, window {window:?}: {n_tokens} tokens from {first}, pages of {page_size}, {threads} threads"
-                    );
-                }
+            for first in (0..LEN).step_by(chunk) {
+                let n_tokens = chunk.min(LEN - first);
+                let got = world.attend(&[part(1, first, n_tokens)]);
+                assert!(
+                    got == expected[first..first + n_tokens],
+                    "{isa:?}, {dtype:?}, {heads:?}: {n_tokens} tokens from {first}, pages of {page_size}, {threads} threads"
+                );
             }
         }
     }
@@ -329,43 +355,50 @@ fn family(setup: Setup) -> (World, Vec<Part>) {
 
 #[test]
 fn shared_prefixes_do_not_change_a_bit() {
-    for isa in Isa::available() {
-        for dtype in DTYPES {
-            for (page_size, window) in [(1, None), (16, None), (1, Some(600)), (1, Some(5000))] {
-                let heads = HeadShape { window, ..HEADS };
-                let base = Setup {
-                    isa,
-                    dtype,
-                    heads,
-                    page_size,
-                    ..setup()
-                };
-                let (mut alone, parts) = family(Setup {
-                    shares: false,
-                    ..base
-                });
-                let expected = alone.attend(&parts);
-                for threads in [1, 2] {
-                    let (mut together, parts) = family(Setup { threads, ..base });
-                    let got = together.attend(&parts);
-                    assert!(
-                        got == expected,
-                        "{isa:?}, {dtype:?}, pages of {page_size}, window {window:?}"
-                    );
-                }
-                let mut row = Vec::new();
-                for part in &parts {
-                    row.extend(alone.attend(&[*part]));
-                }
-                assert!(row == expected, "{isa:?}, {dtype:?}: rows one by one");
-            }
+    for dtype in DTYPES {
+        for (page_size, window) in [(1, None), (16, None), (1, Some(600)), (1, Some(5000))] {
+            check_shared(dtype, HeadShape { window, ..HEADS }, page_size);
         }
+    }
+}
+
+/// Compares the bits of rows that have their prefixes computed together with those of the same rows one by one.
+fn check_shared(dtype: Dtype, heads: HeadShape, page_size: usize) {
+    for isa in Isa::available() {
+        let base = Setup {
+            isa,
+            dtype,
+            heads,
+            page_size,
+            ..setup()
+        };
+        let (mut alone, parts) = family(Setup {
+            shares: false,
+            ..base
+        });
+        let expected = alone.attend(&parts);
+        for threads in [1, 2] {
+            let (mut together, parts) = family(Setup { threads, ..base });
+            let got = together.attend(&parts);
+            assert!(
+                got == expected,
+                "{isa:?}, {dtype:?}, {heads:?}, pages of {page_size}"
+            );
+        }
+        let mut row = Vec::new();
+        for part in &parts {
+            row.extend(alone.attend(&[*part]));
+        }
+        assert!(
+            row == expected,
+            "{isa:?}, {dtype:?}, {heads:?}: rows one by one"
+        );
     }
 }
 
 #[test]
 fn shared_prefix_is_read_once() {
-    let bytes_per_key = 2 * HEADS.n_kv_heads * HEADS.head_dim * 2;
+    let bytes_per_key = 2 * HEADS.n_kv_heads * HEADS.key_dim * 2;
     let read = |shares| {
         let mut world = World::new(Setup { shares, ..setup() });
         world.grow(1, (1, 0), 600);
@@ -401,30 +434,41 @@ fn pages_that_only_look_shared_are_told_apart() {
 #[test]
 fn what_a_query_does_not_see_cannot_reach_it() {
     for dtype in DTYPES {
-        let mut world = World::new(Setup { dtype, ..setup() });
-        world.grow(1, (1, 0), 300);
-        let expected = world.attend(&[part(1, 0, 300)]);
-        let slot = world.table.slot(RowId::new(1), 280);
-        let width = 2 * HEADS.n_kv_heads * HEADS.head_dim;
-        with_elements!(world.kv.layer_mut(0), kv => {
-            for i in 0..width {
-                let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][i % 3];
-                kv[at(&HEADS, slot, i)] = Element::narrow(odd);
-            }
-        });
-        let got = world.attend(&[part(1, 0, 300)]);
-        assert!(got[..280] == expected[..280], "{dtype:?}");
-        for (position, got) in got.iter().enumerate().skip(280) {
-            assert!(
-                got.iter().all(|bits| f32::from_bits(*bits).is_nan()),
-                "{dtype:?}, position {position}"
-            );
-        }
-        let decoded: Vec<_> = (256..290)
-            .map(|position| world.attend(&[part(1, position, 1)]).remove(0))
-            .collect();
-        assert!(decoded[..24] == got[256..280], "{dtype:?}: decoded");
+        check_unseen(dtype, HEADS);
     }
+}
+
+/// Puts what is not a number into a slot and looks for it in the results.
+fn check_unseen(dtype: Dtype, heads: HeadShape) {
+    let mut world = World::new(Setup {
+        dtype,
+        heads,
+        ..setup()
+    });
+    world.grow(1, (1, 0), 300);
+    let expected = world.attend(&[part(1, 0, 300)]);
+    let slot = world.table.slot(RowId::new(1), 280);
+    with_elements!(world.kv.layer_mut(0), kv => {
+        for (i, at) in places(&heads, slot).enumerate() {
+            let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][i % 3];
+            kv[at] = Element::narrow(odd);
+        }
+    });
+    let got = world.attend(&[part(1, 0, 300)]);
+    assert!(got[..280] == expected[..280], "{dtype:?}, {heads:?}");
+    for (position, got) in got.iter().enumerate().skip(280) {
+        assert!(
+            got.iter().all(|bits| f32::from_bits(*bits).is_nan()),
+            "{dtype:?}, position {position}"
+        );
+    }
+    let decoded: Vec<_> = (256..290)
+        .map(|position| world.attend(&[part(1, position, 1)]).remove(0))
+        .collect();
+    assert!(
+        decoded[..24] == got[256..280],
+        "{dtype:?}, {heads:?}: decoded"
+    );
 }
 
 #[test]
@@ -441,7 +485,24 @@ fn plans_and_buffers_are_kept() {
     assert_eq!(world.attention.plans.len(), plans);
 }
 
-/// Index of element `i` of a slot's keys and values in the pool.
-fn at(heads: &HeadShape, slot: usize, i: usize) -> usize {
-    (i / heads.head_dim * SLOTS + slot) * heads.head_dim + i % heads.head_dim
+/// Where the elements of a slot lie in the pool: the keys of all heads, then the values that are not among them.
+fn places(heads: &HeadShape, slot: usize) -> impl Iterator<Item = usize> + use<> {
+    let HeadShape {
+        n_kv_heads,
+        key_dim,
+        values,
+        ..
+    } = *heads;
+    let value_dim = values.stored_dim();
+    let planes = Planes::of(heads, SLOTS * n_kv_heads * (key_dim + value_dim));
+    let slot = planes.slot(slot);
+    let keys = (0..n_kv_heads).flat_map(move |head| {
+        let start = planes.keys(head) + slot;
+        start..start + key_dim
+    });
+    let values = (0..n_kv_heads).flat_map(move |head| {
+        let start = planes.values(head) + slot;
+        start..start + value_dim
+    });
+    keys.chain(values)
 }

@@ -1,0 +1,129 @@
+//! The memory plan in words.
+
+use std::fmt;
+
+use super::{
+    DEFAULT_CONTEXTS, DEFAULT_GPU_FRACTION, DEFAULT_SHARE_PERCENT, MemoryPlan, Place, PoolLimit,
+};
+
+impl MemoryPlan {
+    /// Says what was decided and why, one line each.
+    pub fn explain(&self) -> Vec<String> {
+        let Self { budget, wish, .. } = self;
+        let free_before = budget.free_before_bytes;
+        let left = free_before
+            - budget
+                .weights_bytes
+                .saturating_add(self.kv_bytes)
+                .min(free_before);
+        let states = (self.state_slots > 0).then(|| {
+            let bytes = self.state_slots.saturating_mul(wish.state_bytes);
+            format!(
+                "  of that             {} in {} states of {}, of sequences and of cached prefixes",
+                Bytes(bytes),
+                self.state_slots,
+                Bytes(wish.state_bytes)
+            )
+        });
+        let mut lines = vec![
+            match budget.place {
+                Place::Host => format!("memory available      {}", Bytes(free_before)),
+                Place::Gpu(n) => format!("free on GPU {n:<9} {}", Bytes(free_before)),
+            },
+            format!("weights               {}", Bytes(budget.weights_bytes)),
+            format!(
+                "KV bytes per token    {} ({})",
+                wish.kv_bytes_per_token,
+                Bytes(wish.kv_bytes_per_token)
+            ),
+            format!(
+                "KV pool               {}: {} tokens in {} pages of {}, and one dummy page",
+                Bytes(self.kv_bytes),
+                self.max_total_tokens,
+                self.n_pages,
+                wish.page_size
+            ),
+        ];
+        lines.extend(states);
+        lines.extend([
+            format!("  because             {}", self.why()),
+            format!("left over             {}", Bytes(left)),
+            format!(
+                "largest safe --mem-fraction-static is {:.3}: it leaves {} for activations and headroom",
+                self.largest_safe_fraction,
+                Bytes(budget.reserve_bytes)
+            ),
+        ]);
+        if budget.page_table_bytes > 0 {
+            let table = Bytes(budget.page_table_bytes);
+            lines.push(format!("  of that             {table} for the page table"));
+        }
+        lines.push(format!(
+            "requests at once      {}",
+            self.max_running_requests
+        ));
+        if let Some(asked) = self.asked_in_vain() {
+            lines.push(format!(
+                "warning: --max-total-tokens {asked} would take {}, what fits is used",
+                Bytes(wish.pool_bytes(wish.whole_pages(asked)))
+            ));
+        }
+        if let Some(fraction) = wish
+            .mem_fraction_static
+            .filter(|f| *f > self.largest_safe_fraction)
+        {
+            lines.push(format!(
+                "warning: --mem-fraction-static {fraction} is above the largest safe one, a large step may run out of memory"
+            ));
+        }
+        lines
+    }
+
+    fn why(&self) -> String {
+        let wish = &self.wish;
+        match self.limit {
+            PoolLimit::Fraction => format!(
+                "--mem-fraction-static {} of {} less the weights",
+                wish.mem_fraction_static.unwrap_or_default(),
+                Bytes(self.budget.free_before_bytes)
+            ),
+            PoolLimit::DefaultFraction => format!(
+                "--mem-fraction-static {DEFAULT_GPU_FRACTION} (the default on a GPU) of {} less the weights",
+                Bytes(self.budget.free_before_bytes)
+            ),
+            PoolLimit::MaxTotalTokens => "--max-total-tokens".to_owned(),
+            PoolLimit::DefaultShare => format!(
+                "{DEFAULT_SHARE_PERCENT} % of the available memory (the default on a CPU), less than \
+                 {DEFAULT_CONTEXTS} contexts of {} tokens",
+                wish.context_tokens
+            ),
+            PoolLimit::DefaultContexts => format!(
+                "{DEFAULT_CONTEXTS} contexts of {} tokens (the default on a CPU), less than \
+                 {DEFAULT_SHARE_PERCENT} % of the available memory",
+                wish.context_tokens
+            ),
+            PoolLimit::Room => {
+                format!(
+                    "all that the weights and a reserve of {} leave",
+                    Bytes(self.budget.reserve_bytes)
+                )
+            }
+            PoolLimit::PageIds => format!("page ids end at {}", u32::MAX),
+        }
+    }
+}
+
+/// A size for people.
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+        match units.into_iter().find(|(shift, _)| self.0 >> shift > 0) {
+            Some((shift, unit)) => {
+                write!(f, "{:.1} {unit}", self.0 as f64 / (1_u64 << shift) as f64)
+            }
+            None => write!(f, "{} B", self.0),
+        }
+    }
+}

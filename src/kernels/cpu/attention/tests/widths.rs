@@ -1,0 +1,101 @@
+//! Heads whose values are of another width than the keys, or a part of them.
+
+use super::*;
+
+/// Heads for the direct path and the packed one, of whole vectors and of less.
+const SHAPES: [HeadShape; 6] = [
+    // In groups of three and whole pairs of vectors: a decode reads from the pool.
+    shape((6, 2), 96, Values::Own { dim: 64 }),
+    shape((3, 1), 64, Values::InKeys { dim: 32 }),
+    shape((4, 4), 32, Values::Own { dim: 96 }),
+    shape((3, 3), 42, Values::Own { dim: 30 }),
+    // In groups too large for that, and of less than whole vectors.
+    shape((10, 2), 40, Values::InKeys { dim: 24 }),
+    shape((7, 1), 19, Values::InKeys { dim: 19 }),
+];
+
+const fn shape((n_heads, n_kv_heads): (usize, usize), key_dim: usize, values: Values) -> HeadShape {
+    HeadShape {
+        n_heads,
+        n_kv_heads,
+        key_dim,
+        values,
+        scale: 0.2,
+        window: None,
+    }
+}
+
+#[test]
+fn keys_and_values_of_other_widths_are_right_on_every_instruction_set() {
+    for heads in SHAPES {
+        check_right(heads, &[0, 1, 31, 64, 255, 256, 300]);
+    }
+    let windowed = HeadShape {
+        window: Some(100),
+        ..SHAPES[1]
+    };
+    check_right(windowed, &[0, 99, 100, 270]);
+}
+
+#[test]
+fn a_latent_vector_serves_as_key_and_value() {
+    // DeepSeek's widths, with groups for both paths.
+    for n_heads in [1, 5] {
+        let heads = shape((n_heads, 1), 576, Values::InKeys { dim: 512 });
+        check_right(
+            HeadShape {
+                scale: 0.07,
+                ..heads
+            },
+            &[0, 130, 259],
+        );
+    }
+}
+
+#[test]
+fn neither_chunks_nor_pages_nor_threads_change_a_bit_of_other_widths() {
+    for (i, heads) in SHAPES.into_iter().enumerate() {
+        check_cuts(DTYPES[i % DTYPES.len()], heads);
+        check_cuts(Dtype::BF16, heads);
+    }
+}
+
+#[test]
+fn shared_prefixes_do_not_change_a_bit_of_other_widths() {
+    for (heads, page_size) in SHAPES.into_iter().zip([1, 16, 1, 16, 1, 16]) {
+        check_shared(Dtype::BF16, heads, page_size);
+    }
+    check_shared(Dtype::F32, SHAPES[1], 1);
+}
+
+#[test]
+fn what_a_query_does_not_see_cannot_reach_it_in_other_widths() {
+    for dtype in DTYPES {
+        for heads in SHAPES {
+            check_unseen(dtype, heads);
+        }
+    }
+}
+
+#[test]
+fn values_in_keys_are_read_once() {
+    let heads = SHAPES[1];
+    let mut world = World::new(Setup { heads, ..setup() });
+    world.grow(1, (1, 0), 300);
+    world.attend(&[part(1, 299, 1)]);
+    assert_eq!(world.attention.kv_bytes(), 300 * 64 * 2);
+}
+
+#[test]
+fn every_element_of_a_slot_has_a_place_of_its_own() {
+    for heads in SHAPES.into_iter().chain([HEADS]) {
+        let elements = heads.n_kv_heads * (heads.key_dim + heads.values.stored_dim());
+        let mut taken = vec![false; SLOTS * elements];
+        for slot in [0, 1, 2, SLOTS - 1] {
+            for place in places(&heads, slot) {
+                assert!(!std::mem::replace(&mut taken[place], true), "{heads:?}");
+            }
+        }
+        assert_eq!(taken.iter().filter(|taken| **taken).count(), 4 * elements);
+    }
+}
