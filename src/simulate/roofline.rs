@@ -2,12 +2,14 @@
 //! weights and once for attention, and an overhead.
 //!
 //! - weights: every matrix is read once a step (the output head only if a row samples); two operations a weight and
-//!   token. Looking an embedding up costs nothing.
+//!   token. Looking an embedding up costs nothing. A token computes with its own experts only, and a step reads as many of
+//!   them as its tokens would choose if all were as likely.
 //! - attention: a row's K/V is read once and the new one written; four operations a head element, query and key.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
 
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::model::config::ModelConfig;
+use crate::model::config::experts::ExpertsConfig;
 use crate::state::pool::kv_layout::KvLayout;
 use crate::state::step::{RowWork, StepPlan};
 
@@ -31,6 +33,10 @@ pub struct Roofline {
     /// Weights that every token goes through, and their bytes.
     body_weights: f64,
     body_bytes: f64,
+    /// Weights of the experts that a token goes through, and the bytes of all.
+    expert_weights: f64,
+    expert_bytes: f64,
+    experts: Option<ExpertsConfig>,
     /// Weights of the output head, and their bytes.
     head_weights: f64,
     head_bytes: f64,
@@ -73,7 +79,11 @@ impl Roofline {
         };
         let table = (model.vocab_size * model.hidden_size) as f64;
         let n_tables = if model.tie_word_embeddings { 1.0 } else { 2.0 };
-        let body_weights = model.parameters() as f64 - n_tables * table;
+        let (all_experts, expert_bytes) = expert_totals(model, storage);
+        let used = model.experts.as_ref().map_or(0.0, |experts| {
+            experts.routing.n_used as f64 / experts.count() as f64
+        });
+        let body_weights = model.parameters() as f64 - n_tables * table - all_experts;
         let all_bytes = weights_bytes(model, storage) as f64;
         let table_bytes =
             |role| matrix_bytes(storage, role, [model.vocab_size, model.hidden_size]) as f64;
@@ -96,7 +106,10 @@ impl Roofline {
             bytes_per_s: n * hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency,
             overhead_s: hardware.step_overhead_us * 1e-6,
             body_weights,
-            body_bytes: all_bytes - head_bytes - looked_up_bytes,
+            body_bytes: all_bytes - head_bytes - looked_up_bytes - expert_bytes,
+            expert_weights: all_experts * used,
+            expert_bytes,
+            experts: model.experts.clone(),
             head_weights: table,
             head_bytes,
             layers: layers.collect(),
@@ -127,7 +140,12 @@ impl Roofline {
             }
         }
         let tokens = cost.tokens as f64;
-        cost.linear_flops = 2.0 * (self.body_weights * tokens + self.head_weights * sampled as f64);
+        let weights = self.body_weights + self.expert_weights;
+        cost.linear_flops = 2.0 * (weights * tokens + self.head_weights * sampled as f64);
+        if let Some(experts) = &self.experts {
+            let share = experts.expected(tokens) / experts.count() as f64;
+            cost.weight_bytes += self.expert_bytes * share;
+        }
         if sampled > 0 {
             cost.weight_bytes += self.head_bytes;
         }
@@ -155,12 +173,27 @@ pub fn weights_bytes(model: &ModelConfig, storage: Storage) -> u64 {
     bytes.sum()
 }
 
+/// Weights and bytes of all experts.
+fn expert_totals(model: &ModelConfig, storage: Storage) -> (f64, f64) {
+    let Some(experts) = &model.experts else {
+        return (0.0, 0.0);
+    };
+    let tensors = model.tensors();
+    let own = tensors
+        .iter()
+        .filter(|tensor| experts.has_tensor(&tensor.name));
+    own.fold((0.0, 0.0), |(weights, bytes), tensor| {
+        let size = match tensor.shape[..] {
+            [outputs, inputs] => matrix_bytes(storage, MatrixRole::Inner, [outputs, inputs]),
+            _ => 0,
+        };
+        (weights + tensor.elements() as f64, bytes + size as f64)
+    })
+}
+
 fn matrix_bytes(storage: Storage, role: MatrixRole, shape: [usize; 2]) -> u64 {
-    let [outputs, inputs] = shape.map(|size| size as u64);
-    match storage.quantization {
-        Some(quantization) => quantization.bytes(role, [outputs, inputs]),
-        None => outputs * inputs * storage.dtype.bytes() as u64,
-    }
+    let shape = shape.map(|size| size as u64);
+    role.bytes(storage.dtype, storage.quantization, shape)
 }
 
 /// A ring moves each result twice, all but one device's part of it; two results a layer and token.

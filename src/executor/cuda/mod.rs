@@ -45,6 +45,7 @@ use crate::kernels::cuda::params::ElementType;
 use crate::kernels::cuda::sampling::{MAX_TOP, MAX_VOCAB, Sampled, SamplingKernels, TokenLogprob};
 use crate::kernels::dtype::Dtype;
 use crate::model::Model;
+use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::state::sampling::TokenLogprobs;
 use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
@@ -126,6 +127,20 @@ pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, Load
     }
 }
 
+/// Refuses a model that there are no kernels for.
+///
+/// # Errors
+/// [`LoadError::Device`] for a family with experts.
+pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
+    match config.experts {
+        None => Ok(()),
+        Some(_) => Err(LoadError::Device(format!(
+            "{} runs on the CPU only so far, as there are no CUDA kernels for experts: start with --device cpu",
+            config.architecture.name()
+        ))),
+    }
+}
+
 /// Runs steps on a GPU.
 pub struct CudaExecutor {
     /// First: graphs name buffers of all the others.
@@ -204,6 +219,7 @@ impl CudaExecutor {
         };
         let checkpoint = Checkpoint::open(dir, Some(dtype), options.load_format)?;
         let config = &checkpoint.config;
+        check_model(config)?;
         check_options(options, config.vocab_size)?;
         let sizes = CudaSizes {
             element: options.element,

@@ -102,6 +102,47 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out:
     out
 }
 
+/// Norms each row with a weight and what is added to the mean square.
+pub fn norm(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    x: &Tensor,
+    (weight, eps): (&[f32], f32),
+    mut out: Tensor,
+) -> Tensor {
+    let width = x.width();
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, x.rows(), width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(row * width, width) };
+        out.copy_from_slice(x.row(row));
+        dispatch(
+            isa,
+            NormRow {
+                row: out,
+                weight,
+                eps,
+            },
+        );
+    });
+    out
+}
+
+struct NormRow<'a> {
+    row: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for NormRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        norm_in_place::<S>(self.row, self.weight, self.eps);
+    }
+}
+
 /// `x / sqrt(mean(x^2) + eps) * weight`.
 #[inline(always)]
 fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
