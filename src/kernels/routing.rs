@@ -151,9 +151,9 @@ mod tests {
     #[test]
     fn every_choice_is_a_sort_by_logit_and_id() {
         for seed in 0..200_u32 {
-            let logit = |i: u32| {
-                ((seed * 31 + i * 17) * 2_654_435_761_u32.wrapping_mul(1 + i) >> 28) as f32
-            };
+            let hash = |i: u32| (seed * 31 + i * 17).wrapping_mul(2_654_435_761_u32);
+            // Few values, so that some are equal.
+            let logit = |i: u32| (hash(i) >> 29) as f32;
             let logits: Vec<f32> = (0..13).map(logit).collect();
             for used in [1, 3, 12, 13] {
                 let mut experts = vec![0; used];

@@ -295,6 +295,29 @@ mod tests {
     }
 
     #[test]
+    fn a_token_computes_with_its_experts_and_a_step_reads_those_of_all_its_tokens() {
+        let text = r#"{"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "hidden_size": 8,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}"#;
+        let model = ModelConfig::parse(std::path::Path::new("config.json"), text.as_bytes());
+        let model = model.expect("it can be parsed");
+        let storage = Storage {
+            dtype: Dtype::BF16,
+            quantization: None,
+        };
+        let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
+        let roofline = Roofline::new(&hardware, &model, storage, 1);
+        let of = |tokens: u32| roofline.cost(&plan(&[(0..tokens, false)]));
+        let expert = 2.0 * 3.0 * 8.0 * 16.0;
+        let all = weights_bytes(&model, storage) as f64 - 2.0 * 2.0 * 800.0;
+        assert_eq!(of(200).weight_bytes, all);
+        assert_eq!(of(1).weight_bytes, all - 2.0 * 2.0 * expert);
+        assert_eq!(of(2).weight_bytes, all - 2.0 * expert);
+        let weights = model.parameters() as f64 - 2.0 * 800.0 - 2.0 * expert;
+        assert_eq!(of(3).linear_flops, 2.0 * 3.0 * weights);
+    }
+
+    #[test]
     fn windows_bound_the_keys_of_a_query() {
         let counted = |start: usize, end: usize, window: usize| {
             (start..end)

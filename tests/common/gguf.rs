@@ -43,6 +43,10 @@ pub fn of_folder(dir: &Path) -> File {
             }
             continue;
         }
+        if name.ends_with("experts.down_proj") {
+            file = file.tensor(Tensor::f32(&stack_name(name), &shape, &values));
+            continue;
+        }
         let values = model.in_file_order(name, view.shape(), values);
         file = file.tensor(Tensor::f32(&file_name(name), view.shape(), &values));
     }

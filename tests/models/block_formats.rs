@@ -90,8 +90,10 @@ enum FeedForward {
 }
 
 /// Experts of a layer, and those that a token goes through.
-const EXPERTS: usize = 5;
+const EXPERTS: usize = 4;
 const USED: usize = 2;
+/// Width of an expert.
+const EXPERT: usize = 256;
 
 fn config_of(feed_forward: FeedForward) -> serde_json::Value {
     let mut config = json!({
@@ -103,7 +105,7 @@ fn config_of(feed_forward: FeedForward) -> serde_json::Value {
         config["architectures"] = json!(["Qwen3MoeForCausalLM"]);
         config["num_experts"] = json!(EXPERTS);
         config["num_experts_per_tok"] = json!(USED);
-        config["moe_intermediate_size"] = json!(INNER);
+        config["moe_intermediate_size"] = json!(EXPERT);
     }
     config
 }
@@ -147,10 +149,14 @@ fn write(path: &Path, mix: Mix<'_>, feed_forward: FeedForward) {
         ] {
             tensors.push(matrix(&layer, name, &shape));
         }
+        let inner = match feed_forward {
+            FeedForward::Mlp => INNER,
+            FeedForward::Experts => EXPERT,
+        };
         let parts = [
-            ("ffn_gate", [INNER, HIDDEN]),
-            ("ffn_up", [INNER, HIDDEN]),
-            ("ffn_down", [HIDDEN, INNER]),
+            ("ffn_gate", [inner, HIDDEN]),
+            ("ffn_up", [inner, HIDDEN]),
+            ("ffn_down", [HIDDEN, inner]),
         ];
         for (name, [outputs, inputs]) in parts {
             tensors.push(match feed_forward {

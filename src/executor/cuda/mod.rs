@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 mod clock;
+mod families;
 mod graphs;
 mod layout;
 mod list_buffer;
@@ -24,6 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::clock::StepClock;
+pub use self::families::check_model;
 use self::graphs::Graphs;
 use self::layout::{Layout, Logprobs, Reading, StepShape};
 use self::masks::RowGrammars;
@@ -45,7 +47,6 @@ use crate::kernels::cuda::params::ElementType;
 use crate::kernels::cuda::sampling::{MAX_TOP, MAX_VOCAB, Sampled, SamplingKernels, TokenLogprob};
 use crate::kernels::dtype::Dtype;
 use crate::model::Model;
-use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::state::sampling::TokenLogprobs;
 use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
@@ -124,20 +125,6 @@ pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, Load
             "there are no float16 kernels for CUDA: use --dtype bfloat16 or float32".to_owned(),
         )),
         Dtype::F16 => Ok(ElementType::Bf16),
-    }
-}
-
-/// Refuses a model that there are no kernels for.
-///
-/// # Errors
-/// [`LoadError::Device`] for a family with experts.
-pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
-    match config.experts {
-        None => Ok(()),
-        Some(_) => Err(LoadError::Device(format!(
-            "{} runs on the CPU only so far, as there are no CUDA kernels for experts: start with --device cpu",
-            config.architecture.name()
-        ))),
     }
 }
 

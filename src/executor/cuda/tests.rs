@@ -248,17 +248,3 @@ fn float16_runs_in_bfloat16_unless_it_was_asked_for() {
         assert_eq!(found.ok(), expected, "{dtype:?}, {origin:?}");
     }
 }
-
-#[test]
-fn families_with_experts_are_refused_by_name() {
-    for (name, architecture) in [
-        ("qwen3-moe", "Qwen3MoeForCausalLM"),
-        ("mixtral", "MixtralForCausalLM"),
-    ] {
-        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
-        let config = ModelConfig::read(&models.join(name)).expect("it is read");
-        let error = check_model(&config).expect_err("it is refused").to_string();
-        assert!(error.starts_with(architecture), "{error}");
-        assert!(error.ends_with("start with --device cpu"), "{error}");
-    }
-}

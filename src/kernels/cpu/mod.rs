@@ -41,7 +41,7 @@ use smallvec::SmallVec;
 use self::activations::{Activations, PackedRows};
 use self::attention::Attention;
 pub use self::cores::{allowed_cores, default_threads};
-use self::experts::{Experts, Mixing, Routes};
+use self::experts::{Experts, Routes};
 pub use self::format::Format;
 use self::format::{Encoding, FormatRule};
 use self::kv::{KvPool, PageTable};
@@ -442,30 +442,11 @@ impl Backend for CpuBackend {
     }
 
     fn route(&mut self, x: &Tensor, router: &Router<Self>) -> Routes {
-        let weight = &router.logits.weight;
-        let packed = self.pack(Activations::plain(x.values(), x.width()), weight);
-        let mut logits = self.scratch.tensor(x.rows(), weight.outputs);
-        self.product(&packed, &router.logits, &mut logits, Write::Store);
-        let mut routes = std::mem::take(&mut self.routes);
-        routes.choose((&mut self.pool, self.isa), &router.routing, &logits);
-        routes
+        experts::route(self, x, router)
     }
 
-    fn add_experts(
-        &mut self,
-        residual: &mut Tensor,
-        x: &Tensor,
-        routes: Routes,
-        experts: &Experts,
-    ) {
-        let mut mixing = Mixing {
-            pool: &mut self.pool,
-            isa: self.isa,
-            scratch: &self.scratch,
-            routes: &routes,
-            runs: &mut self.expert_items,
-        };
-        mixing.add(experts, x, residual);
+    fn add_experts(&mut self, to: &mut Tensor, x: &Tensor, routes: Routes, experts: &Experts) {
+        experts::add(self, to, x, &routes, experts);
         self.routes = routes;
     }
 

@@ -21,7 +21,7 @@ use super::stack::{Encodings, Stack};
 use super::tensor::{Scratch, Tensor};
 use super::threads::ThreadPool;
 use super::{CpuBackend, Linear};
-use crate::kernels::Expert;
+use crate::kernels::{Expert, Router};
 
 type Packed = SmallVec<[ExpertRows; 1]>;
 
@@ -85,23 +85,53 @@ fn encodings(all: &[Linear<CpuBackend>]) -> Encodings {
     found
 }
 
+/// Chooses the experts of each row of `x`.
+pub fn route(backend: &mut CpuBackend, x: &Tensor, router: &Router<CpuBackend>) -> Routes {
+    let weight = &router.logits.weight;
+    let packed = backend.pack(Activations::plain(x.values(), x.width()), weight);
+    let mut logits = backend.scratch.tensor(x.rows(), weight.outputs);
+    backend.product(&packed, &router.logits, &mut logits, Write::Store);
+    let mut routes = std::mem::take(&mut backend.routes);
+    let threads = (&mut backend.pool, backend.isa);
+    routes.choose(threads, &router.routing, &logits);
+    routes
+}
+
+/// Adds to each row of `residual` what its experts make of the same row of `x`.
+pub fn add(
+    backend: &mut CpuBackend,
+    residual: &mut Tensor,
+    x: &Tensor,
+    routes: &Routes,
+    experts: &Experts,
+) {
+    let mut mixing = Mixing {
+        pool: &mut backend.pool,
+        isa: backend.isa,
+        scratch: &backend.scratch,
+        routes,
+        runs: &mut backend.expert_items,
+    };
+    mixing.add(experts, x, residual);
+}
+
 /// A step's way through the experts of a layer.
-pub struct Mixing<'a> {
+struct Mixing<'a> {
     /// The threads.
-    pub pool: &'a mut ThreadPool,
+    pool: &'a mut ThreadPool,
     /// Their instruction set.
-    pub isa: Isa,
+    isa: Isa,
     /// Where activations come from.
-    pub scratch: &'a Scratch,
+    scratch: &'a Scratch,
     /// Which rows each expert has.
-    pub routes: &'a Routes,
+    routes: &'a Routes,
     /// Kept for its memory.
-    pub runs: &'a mut Vec<ItemRun>,
+    runs: &'a mut Vec<ItemRun>,
 }
 
 impl Mixing<'_> {
     /// Adds to each row of `residual` what its experts make of the same row of `x`.
-    pub fn add(&mut self, experts: &Experts, x: &Tensor, residual: &mut Tensor) {
+    fn add(&mut self, experts: &Experts, x: &Tensor, residual: &mut Tensor) {
         if self.routes.rows() == 0 {
             return;
         }

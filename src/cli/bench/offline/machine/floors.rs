@@ -238,6 +238,30 @@ mod tests {
     }
 
     #[test]
+    fn experts_count_as_far_as_they_are_chosen() {
+        let config = json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "hidden_size": 8,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+            "tie_word_embeddings": true, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        });
+        let text = config.to_string();
+        let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
+        let cost = ModelCost::new(&config.expect("it can be parsed"), Dtype::BF16, None);
+        // Each expert is as large as the MLP of `cost`; the router's 4x8 elements are f32.
+        let (attention, router, expert) = (384, 32, 384);
+        assert_eq!(cost.layer_elements, 2 * (attention + router + 2 * expert));
+        assert_eq!(
+            cost.matrix_bytes,
+            2 * (2 * attention + 4 * router) + 2 * 800
+        );
+        assert_eq!(cost.expert_bytes, 2 * 4 * 2 * expert);
+        // One token reads half of the experts, two read three quarters of them, many all.
+        let read = |tokens| cost.bytes(&[extent(0, tokens)]) - cost.matrix_bytes;
+        let all = cost.expert_bytes;
+        assert_eq!([read(1), read(2), read(200)], [all / 2, all * 3 / 4, all]);
+    }
+
+    #[test]
     fn a_prefill_computes_every_layer_for_each_token_and_the_head_for_one() {
         let step = [extent(0, 3)];
         assert_eq!(cost(None).weight_ops(&step), 2 * (3 * 1536 + 800));
