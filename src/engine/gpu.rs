@@ -8,7 +8,7 @@ use crate::config::{DtypeChoice, EngineConfig};
 use crate::engine::Progress;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
-use crate::executor::cuda::{CudaExecutor, CudaOptions, DtypeOrigin, element_of};
+use crate::executor::cuda::{CudaExecutor, CudaOptions, DtypeOrigin, check_model, element_of};
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
 use crate::executor::{Executor, Placement};
 use crate::kernels::cuda::backend::{CudaSizes, activation_bytes, check_layout};
@@ -67,6 +67,7 @@ impl Gpu {
         model: &CpuDescription,
         context_tokens: usize,
     ) -> Result<MemoryBudget, LoadError> {
+        check_model(&model.config)?;
         check_layout(&model.kv_layout).map_err(refused)?;
         let info = self.device.info();
         let rows = config.max_running_requests.unwrap_or(MOST_REQUESTS);

@@ -77,6 +77,24 @@ pub enum MatrixRole {
     Inner,
     /// The product that gives the logits. A tied embedding is this as well.
     Logits,
+    /// The product that chooses experts: always in f32, as a small error would choose others.
+    Router,
+}
+
+impl MatrixRole {
+    /// Bytes of a matrix `[outputs, inputs]` that is loaded in `dtype` or quantised, scales included.
+    pub fn bytes(
+        self,
+        dtype: Dtype,
+        quantization: Option<Quantization>,
+        [outputs, inputs]: [u64; 2],
+    ) -> u64 {
+        match (self, quantization) {
+            (Self::Router, _) => outputs * inputs * Dtype::F32.bytes() as u64,
+            (_, Some(quantization)) => quantization.bytes(self, [outputs, inputs]),
+            (_, None) => outputs * inputs * dtype.bytes() as u64,
+        }
+    }
 }
 
 impl Quantization {
@@ -106,13 +124,13 @@ impl Quantization {
     /// The superblocks of a matrix.
     pub fn superblocks(role: MatrixRole) -> BlockType {
         match role {
-            MatrixRole::Inner => BlockType::Q4K,
             MatrixRole::Logits => BlockType::Q6K,
+            MatrixRole::Inner | MatrixRole::Router => BlockType::Q4K,
         }
     }
 
     /// Bytes of a matrix `[outputs, inputs]`, scales included.
-    pub fn bytes(self, role: MatrixRole, [outputs, inputs]: [u64; 2]) -> u64 {
+    fn bytes(self, role: MatrixRole, [outputs, inputs]: [u64; 2]) -> u64 {
         match self {
             Self::Int8 => outputs * (inputs + 4 * inputs.div_ceil(128)),
             Self::Int4 => {

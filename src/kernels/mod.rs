@@ -10,12 +10,14 @@ pub mod cuda;
 pub mod dtype;
 pub mod random;
 pub mod rope;
+pub mod routing;
 pub mod shape;
 pub mod tensor_view;
 
 use self::dtype::MatrixRole;
 use self::random::RandomTensor;
 use self::rope::Rope;
+use self::routing::Routing;
 use self::tensor_view::TensorView;
 use crate::state::pool::kv_layout::Values;
 
@@ -38,6 +40,10 @@ pub trait Backend {
     type Vector: Send;
     /// The frequencies of a rotary embedding.
     type Rope: Send;
+    /// The experts of a layer.
+    type Experts: Send;
+    /// Which experts the tokens of a step go through.
+    type Routes;
     /// What a step is about: tokens, positions, KV slots, rows and their pages.
     type Batch;
     /// Indices of tokens of the step.
@@ -63,6 +69,11 @@ pub trait Backend {
     /// Takes the frequencies over from the host.
     fn rope(&mut self, rope: &Rope) -> Self::Rope;
 
+    /// Takes the experts of a layer, all of equal shapes, by id.
+    fn experts(&mut self, experts: Vec<Expert<Self>>) -> Self::Experts
+    where
+        Self: Sized;
+
     /// Looks up the embedding of each token of the step.
     ///
     /// # Shapes
@@ -83,6 +94,9 @@ pub trait Backend {
         eps: f32,
         reader: &Self::Matrix,
     ) -> Self::Operand;
+
+    /// Does as [`Self::rms_norm`], for readers of any number.
+    fn norm_rows(&mut self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Self::Tensor;
 
     /// Projects to queries, keys and values, norms the heads where the model does, rotates queries and keys, and
     /// stores keys and values of `layer` at the step's slots.
@@ -137,6 +151,24 @@ pub trait Backend {
     ) where
         Self: Sized;
 
+    /// Chooses the experts of each token by the logits `x weight^T + bias`, in f32.
+    ///
+    /// # Shapes
+    /// `x: [n_tokens, hidden]`; the router's weight is `[n_experts, hidden]`.
+    fn route(&mut self, x: &Self::Tensor, router: &Router<Self>) -> Self::Routes
+    where
+        Self: Sized;
+
+    /// Adds to each token's row of the residual stream what its experts make of its row of `x`, each times its weight,
+    /// by ascending id: `down(silu(gate(x)) * up(x))`.
+    fn add_experts(
+        &mut self,
+        residual: &mut Self::Tensor,
+        x: &Self::Tensor,
+        routes: Self::Routes,
+        experts: &Self::Experts,
+    );
+
     /// Takes rows of a tensor.
     ///
     /// # Shapes
@@ -163,6 +195,22 @@ pub struct Linear<B: Backend> {
     pub weight: B::Matrix,
     /// `[outputs]`.
     pub bias: Option<B::Vector>,
+}
+
+/// A feed-forward block that only some tokens go through.
+pub struct Expert<B: Backend> {
+    /// Gate and what it lets through, stacked: `[2 * width, hidden]`.
+    pub gate_up: Linear<B>,
+    /// `[hidden, width]`.
+    pub down: Linear<B>,
+}
+
+/// What [`Backend::route`] chooses experts with.
+pub struct Router<B: Backend> {
+    /// `[n_experts, hidden]`, in f32.
+    pub logits: Linear<B>,
+    /// What it does with the logits.
+    pub routing: Routing,
 }
 
 /// What [`Backend::project_qkv`] multiplies and norms with.

@@ -1,8 +1,9 @@
 //! The parts that decoder families share.
 
 use crate::error::LoadError;
-use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
+use crate::kernels::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
 use crate::model::config::ModelConfig;
+use crate::model::config::experts::ExpertsConfig;
 use crate::model::loader::Loader;
 use crate::model::{Model, Reads};
 use crate::state::pool::kv_layout::Values;
@@ -66,15 +67,63 @@ impl<B: Backend> Model<B> for Decoder<B> {
 pub struct LayerSpec {
     /// Its attention.
     pub attention: AttentionSpec,
-    /// The MLP's projections add a bias.
-    pub mlp_bias: bool,
+    /// What comes after it.
+    pub feed_forward: FeedForwardSpec,
+}
+
+/// What a layer has after its attention.
+#[derive(Clone, Copy, Debug)]
+pub enum FeedForwardSpec {
+    /// A gated MLP.
+    Mlp {
+        /// Its projections add a bias.
+        bias: bool,
+    },
+    /// Experts, as the configuration has them in some or all layers; a gated MLP in the others.
+    Experts,
 }
 
 struct Layer<B: Backend> {
     input_norm: Norm<B>,
     attention: Attention<B>,
     post_attention_norm: Norm<B>,
-    mlp: Mlp<B>,
+    feed_forward: FeedForward<B>,
+}
+
+enum FeedForward<B: Backend> {
+    Mlp(Mlp<B>),
+    Experts(Mixture<B>),
+}
+
+impl<B: Backend> FeedForward<B> {
+    fn load(
+        loader: &mut Loader<'_, B>,
+        layer: usize,
+        spec: FeedForwardSpec,
+    ) -> Result<Self, LoadError> {
+        let experts = loader.config().experts.as_ref();
+        Ok(match spec {
+            FeedForwardSpec::Mlp { bias } => Self::Mlp(Mlp::load(loader, layer, bias)?),
+            FeedForwardSpec::Experts => match experts.filter(|all| all.are_in(layer)) {
+                Some(experts) => Self::Experts(Mixture::load(loader, layer, experts)?),
+                None => Self::Mlp(Mlp::load(loader, layer, false)?),
+            },
+        })
+    }
+
+    /// Adds what becomes of `x`, normed, to it.
+    fn add(&self, backend: &mut B, norm: &Norm<B>, x: &mut B::Tensor) {
+        match self {
+            Self::Mlp(mlp) => {
+                let normed = norm.forward(backend, x, &mlp.gate_up.weight);
+                mlp.add(backend, x, &normed);
+            }
+            Self::Experts(mixture) => {
+                let normed = norm.rows(backend, x);
+                mixture.add(backend, x, &normed);
+            }
+        }
+    }
 }
 
 impl<B: Backend> Layer<B> {
@@ -85,7 +134,7 @@ impl<B: Backend> Layer<B> {
             input_norm: Norm::load(loader, &norm("input_layernorm"), hidden)?,
             attention: Attention::load(loader, layer, spec.attention)?,
             post_attention_norm: Norm::load(loader, &norm("post_attention_layernorm"), hidden)?,
-            mlp: Mlp::load(loader, layer, spec.mlp_bias)?,
+            feed_forward: FeedForward::load(loader, layer, spec.feed_forward)?,
         })
     }
 
@@ -105,9 +154,7 @@ impl<B: Backend> Layer<B> {
     /// Adds the rest of the layer to `x`, whose queries are `q`.
     fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
         self.attention.add(backend, x, q, batch);
-        let reader = &self.mlp.gate_up.weight;
-        let normed = self.post_attention_norm.forward(backend, x, reader);
-        self.mlp.add(backend, x, &normed);
+        self.feed_forward.add(backend, &self.post_attention_norm, x);
     }
 }
 
@@ -170,6 +217,11 @@ impl<B: Backend> Norm<B> {
     /// Norms each row, for products with `reader`.
     pub fn forward(&self, backend: &mut B, x: &B::Tensor, reader: &B::Matrix) -> B::Operand {
         backend.rms_norm(x, &self.weight, self.eps, reader)
+    }
+
+    /// Norms each row.
+    pub fn rows(&self, backend: &mut B, x: &B::Tensor) -> B::Tensor {
+        backend.norm_rows(x, &self.weight, self.eps)
     }
 }
 
@@ -281,5 +333,46 @@ impl<B: Backend> Mlp<B> {
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Operand) {
         let gated = backend.gated_silu(normed, &self.gate_up, &self.down.weight);
         backend.project_add(x, &gated, &self.down);
+    }
+}
+
+/// A router and its experts, each a gated MLP: `sum of weight * down(silu(gate(x)) * up(x))` over those that it chooses.
+pub struct Mixture<B: Backend> {
+    router: Router<B>,
+    experts: B::Experts,
+}
+
+impl<B: Backend> Mixture<B> {
+    /// Loads the router and the experts of a layer, one after the other.
+    pub fn load(
+        loader: &mut Loader<'_, B>,
+        layer: usize,
+        config: &ExpertsConfig,
+    ) -> Result<Self, LoadError> {
+        let hidden = loader.config().hidden_size;
+        let router = [(config.names.router(layer), config.count())];
+        let router = Router {
+            logits: loader.linear(&router, hidden, false)?,
+            routing: config.routing,
+        };
+        let experts = (0..config.count()).map(|expert| {
+            let [gate, up, down] = config.names.projections(layer, expert);
+            let gate_up = [(gate, config.width), (up, config.width)];
+            Ok(Expert {
+                gate_up: loader.linear(&gate_up, hidden, false)?,
+                down: loader.linear(&[(down, hidden)], config.width, false)?,
+            })
+        });
+        let experts = experts.collect::<Result<Vec<_>, LoadError>>()?;
+        Ok(Self {
+            router,
+            experts: loader.experts(experts),
+        })
+    }
+
+    /// Adds the experts' part of `normed` to the residual stream `x`.
+    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Tensor) {
+        let routes = backend.route(normed, &self.router);
+        backend.add_experts(x, normed, routes, &self.experts);
     }
 }

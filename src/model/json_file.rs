@@ -186,6 +186,20 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, "a token id or a list of token ids"))
     }
 
+    /// A list of whole numbers from 0 on, for a complaint called `what`.
+    pub fn numbers(&self, key: &str, what: &str) -> Result<Option<Vec<usize>>, LoadError> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        let one = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
+        let numbers = value
+            .as_array()
+            .and_then(|items| items.iter().map(one).collect());
+        numbers
+            .map(Some)
+            .ok_or_else(|| self.expected(key, value, format!("a list of {what}")))
+    }
+
     /// The complaint that `key` holds something else than `wish`.
     pub fn expected(&self, key: &str, got: &Value, wish: impl Display) -> LoadError {
         self.error(key, format!("is {}, expected {wish}", quote(got)))

@@ -3,7 +3,7 @@
 //! Biases as configured, on attention and MLP separately. Llama 3.1's longer context is in the rotation's frequencies
 //! ([`crate::model::rope`]), not here.
 
-use crate::model::blocks::{AttentionSpec, LayerSpec};
+use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec};
 use crate::model::config::ModelConfig;
 
 /// What a layer of Llama is made of.
@@ -15,6 +15,8 @@ pub fn layer(config: &ModelConfig, _layer: usize) -> LayerSpec {
             qk_norm: false,
             window: None,
         },
-        mlp_bias: config.bias.mlp,
+        feed_forward: FeedForwardSpec::Mlp {
+            bias: config.bias.mlp,
+        },
     }
 }

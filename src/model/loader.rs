@@ -12,7 +12,7 @@ use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::random::RandomTensor;
 use crate::kernels::tensor_view::{Stored, TensorView};
-use crate::kernels::{Backend, Linear};
+use crate::kernels::{Backend, Expert, Linear};
 use crate::model::config::ModelConfig;
 use crate::model::gguf::Gguf;
 use crate::model::location::ModelLocation;
@@ -98,19 +98,21 @@ impl Checkpoint {
             let in_blocks = matches!(self.stored(&spec.name), Some(Stored::Blocks(_)));
             in_blocks && quantization.keeps_blocks()
         };
-        let bytes = |spec: &TensorSpec| match (spec.shape.as_slice(), quantization) {
-            (&[outputs, inputs], Some(quantization)) if !stays(spec, quantization) => {
-                let role = self.config.role(&spec.name);
-                let in_panels = match quantization {
-                    Quantization::Int4 => kept(Quantization::superblocks(role), [outputs, inputs]),
-                    Quantization::Int8 => None,
-                };
-                let exact = || quantization.bytes(role, [outputs as u64, inputs as u64]);
-                in_panels.unwrap_or_else(exact)
-            }
-            (&[outputs, inputs], _) => in_blocks(spec, [outputs, inputs])
-                .unwrap_or(spec.elements() * self.dtype.bytes() as u64),
-            _ => spec.elements() * 4,
+        let bytes = |spec: &TensorSpec| {
+            let &[outputs, inputs] = spec.shape.as_slice() else {
+                return spec.elements() * 4;
+            };
+            let role = self.config.role(&spec.name);
+            let quantization = quantization.filter(|quantization| !stays(spec, *quantization));
+            let in_panels = match (role, quantization) {
+                (MatrixRole::Router, _) | (_, Some(Quantization::Int8)) => None,
+                (_, Some(Quantization::Int4)) => {
+                    kept(Quantization::superblocks(role), [outputs, inputs])
+                }
+                (_, None) => in_blocks(spec, [outputs, inputs]),
+            };
+            let exact = || role.bytes(self.dtype, quantization, [outputs as u64, inputs as u64]);
+            in_panels.unwrap_or_else(exact)
         };
         self.config.tensors().iter().map(bytes).sum()
     }
@@ -136,7 +138,10 @@ fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError>
     let config = ModelConfig::read(dir)?;
     let (dtype, weights) = match load_format {
         LoadFormat::Auto => {
-            let weights = Weights::open(dir)?.quantised(Scheme::read(dir)?);
+            let mut weights = Weights::open(dir)?.quantised(Scheme::read(dir)?);
+            if let Some(experts) = &config.experts {
+                weights.name_experts(experts, config.hidden_size)?;
+            }
             weights.check(&config.tensors())?;
             (weights.dtype("model.embed_tokens.weight"), Some(weights))
         }
@@ -279,6 +284,11 @@ impl<'a, B: Backend> Loader<'a, B> {
                 false => None,
             },
         })
+    }
+
+    /// Hands over the experts of a layer.
+    pub fn experts(&mut self, experts: Vec<Expert<B>>) -> B::Experts {
+        self.backend.experts(experts)
     }
 
     /// Makes the rotation that the configuration asks for.

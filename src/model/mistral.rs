@@ -3,7 +3,7 @@
 //! The window is a mask: a query at position p sees the keys at positions above `p - window`. Keys that left the window
 //! keep their pages.
 
-use crate::model::blocks::{AttentionSpec, LayerSpec};
+use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec};
 use crate::model::config::ModelConfig;
 
 /// What a layer of Mistral is made of.
@@ -15,6 +15,6 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
             qk_norm: false,
             window: config.windows[layer],
         },
-        mlp_bias: false,
+        feed_forward: FeedForwardSpec::Mlp { bias: false },
     }
 }

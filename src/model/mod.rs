@@ -1,6 +1,6 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] says what a model's path names.
 //!
-//! One file for each family ([`llama`], [`mistral`], [`qwen2`], [`qwen3`]) says what its layers are made of; the parts
+//! One file for each family ([`llama`], [`mistral`], [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_moe`]) says what its layers are made of; the parts
 //! that families share are in [`blocks`]. All of it is written against [`Backend`] and knows nothing of devices, requests
 //! or steps.
 
@@ -13,8 +13,10 @@ pub mod llama;
 pub mod loader;
 pub mod location;
 pub mod mistral;
+pub mod mixtral;
 pub mod qwen2;
 pub mod qwen3;
+pub mod qwen3_moe;
 pub mod random;
 pub mod rope;
 pub mod text;
@@ -60,7 +62,9 @@ pub fn load<B: Backend + 'static>(
     Ok(match loader.config().architecture {
         Architecture::Llama => Box::new(blocks::Decoder::load(loader, llama::layer)?),
         Architecture::Mistral => Box::new(blocks::Decoder::load(loader, mistral::layer)?),
+        Architecture::Mixtral => Box::new(blocks::Decoder::load(loader, mixtral::layer)?),
         Architecture::Qwen2 => Box::new(blocks::Decoder::load(loader, qwen2::layer)?),
         Architecture::Qwen3 => Box::new(blocks::Decoder::load(loader, qwen3::layer)?),
+        Architecture::Qwen3Moe => Box::new(blocks::Decoder::load(loader, qwen3_moe::layer)?),
     })
 }

@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5: bias on q, k and v only; from some layer on a sliding window, if switched on.
 
-use crate::model::blocks::{AttentionSpec, LayerSpec};
+use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec};
 use crate::model::config::ModelConfig;
 
 /// What a layer of Qwen2 is made of.
@@ -12,6 +12,6 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
             qk_norm: false,
             window: config.windows[layer],
         },
-        mlp_bias: false,
+        feed_forward: FeedForwardSpec::Mlp { bias: false },
     }
 }

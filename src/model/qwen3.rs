@@ -1,6 +1,6 @@
 //! Qwen3: every head of q and k is normed before the rotation; attention biases as configured, rarely there.
 
-use crate::model::blocks::{AttentionSpec, LayerSpec};
+use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec};
 use crate::model::config::ModelConfig;
 
 /// What a layer of Qwen3 is made of.
@@ -12,6 +12,6 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
             qk_norm: true,
             window: config.windows[layer],
         },
-        mlp_bias: false,
+        feed_forward: FeedForwardSpec::Mlp { bias: false },
     }
 }

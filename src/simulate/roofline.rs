@@ -2,13 +2,15 @@
 //! weights and once for attention, and an overhead.
 //!
 //! - weights: every matrix is read once a step (the output head only if a row samples); two operations a weight and
-//!   token. Looking an embedding up costs nothing.
+//!   token. Looking an embedding up costs nothing. A token computes with its own experts only, and a step reads as many of
+//!   them as its tokens would choose if all were as likely.
 //! - attention: a row's K/V is read once and the new one written; two operations a key's element and query, and two a
 //!   value's. A layer that keeps a state reads and writes it once for each row, and its operations are left out.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
 
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::model::config::ModelConfig;
+use crate::model::config::experts::ExpertsConfig;
 use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv};
 use crate::state::step::{RowWork, StepPlan};
 
@@ -32,6 +34,10 @@ pub struct Roofline {
     /// Weights that every token goes through, and their bytes.
     body_weights: f64,
     body_bytes: f64,
+    /// Weights of the experts that a token goes through, and the bytes of all.
+    expert_weights: f64,
+    expert_bytes: f64,
+    experts: Option<ExpertsConfig>,
     /// Weights of the output head, and their bytes.
     head_weights: f64,
     head_bytes: f64,
@@ -106,7 +112,11 @@ impl Roofline {
         };
         let table = (model.vocab_size * model.hidden_size) as f64;
         let n_tables = if model.tie_word_embeddings { 1.0 } else { 2.0 };
-        let body_weights = model.parameters() as f64 - n_tables * table;
+        let (all_experts, expert_bytes) = expert_totals(model, storage);
+        let used = model.experts.as_ref().map_or(0.0, |experts| {
+            experts.routing.n_used as f64 / experts.count() as f64
+        });
+        let body_weights = model.parameters() as f64 - n_tables * table - all_experts;
         let all_bytes = weights_bytes(model, storage) as f64;
         let table_bytes =
             |role| matrix_bytes(storage, role, [model.vocab_size, model.hidden_size]) as f64;
@@ -121,7 +131,10 @@ impl Roofline {
             bytes_per_s: n * hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency,
             overhead_s: hardware.step_overhead_us * 1e-6,
             body_weights,
-            body_bytes: all_bytes - head_bytes - looked_up_bytes,
+            body_bytes: all_bytes - head_bytes - looked_up_bytes - expert_bytes,
+            expert_weights: all_experts * used,
+            expert_bytes,
+            experts: model.experts.clone(),
             head_weights: table,
             head_bytes,
             layers: Layers::of(model, &layout),
@@ -154,7 +167,12 @@ impl Roofline {
             }
         }
         let tokens = cost.tokens as f64;
-        cost.linear_flops = 2.0 * (self.body_weights * tokens + self.head_weights * sampled as f64);
+        let weights = self.body_weights + self.expert_weights;
+        cost.linear_flops = 2.0 * (weights * tokens + self.head_weights * sampled as f64);
+        if let Some(experts) = &self.experts {
+            let share = experts.expected(tokens) / experts.count() as f64;
+            cost.weight_bytes += self.expert_bytes * share;
+        }
         if sampled > 0 {
             cost.weight_bytes += self.head_bytes;
         }
@@ -182,12 +200,27 @@ pub fn weights_bytes(model: &ModelConfig, storage: Storage) -> u64 {
     bytes.sum()
 }
 
+/// Weights and bytes of all experts.
+fn expert_totals(model: &ModelConfig, storage: Storage) -> (f64, f64) {
+    let Some(experts) = &model.experts else {
+        return (0.0, 0.0);
+    };
+    let tensors = model.tensors();
+    let own = tensors
+        .iter()
+        .filter(|tensor| experts.has_tensor(&tensor.name));
+    own.fold((0.0, 0.0), |(weights, bytes), tensor| {
+        let size = match tensor.shape[..] {
+            [outputs, inputs] => matrix_bytes(storage, MatrixRole::Inner, [outputs, inputs]),
+            _ => 0,
+        };
+        (weights + tensor.elements() as f64, bytes + size as f64)
+    })
+}
+
 fn matrix_bytes(storage: Storage, role: MatrixRole, shape: [usize; 2]) -> u64 {
-    let [outputs, inputs] = shape.map(|size| size as u64);
-    match storage.quantization {
-        Some(quantization) => quantization.bytes(role, [outputs, inputs]),
-        None => outputs * inputs * storage.dtype.bytes() as u64,
-    }
+    let shape = shape.map(|size| size as u64);
+    role.bytes(storage.dtype, storage.quantization, shape)
 }
 
 /// A ring moves each result twice, all but one device's part of it; two results a layer and token.
@@ -327,6 +360,29 @@ mod tests {
         let cost = h100(1).cost(&plan(&[(0..4000, true)]));
         let (one, two) = (h100(1).seconds(&cost), h100(2).seconds(&cost));
         assert!(two > one / 2.0 && two < one, "{one} {two}");
+    }
+
+    #[test]
+    fn a_token_computes_with_its_experts_and_a_step_reads_those_of_all_its_tokens() {
+        let text = r#"{"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "hidden_size": 8,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}"#;
+        let model = ModelConfig::parse(std::path::Path::new("config.json"), text.as_bytes());
+        let model = model.expect("it can be parsed");
+        let storage = Storage {
+            dtype: Dtype::BF16,
+            quantization: None,
+        };
+        let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
+        let roofline = Roofline::new(&hardware, &model, storage, 1);
+        let of = |tokens: u32| roofline.cost(&plan(&[(0..tokens, false)]));
+        let expert = 2.0 * 3.0 * 8.0 * 16.0;
+        let all = weights_bytes(&model, storage) as f64 - 2.0 * 2.0 * 800.0;
+        assert_eq!(of(200).weight_bytes, all);
+        assert_eq!(of(1).weight_bytes, all - 2.0 * 2.0 * expert);
+        assert_eq!(of(2).weight_bytes, all - 2.0 * expert);
+        let weights = model.parameters() as f64 - 2.0 * 800.0 - 2.0 * expert;
+        assert_eq!(of(3).linear_flops, 2.0 * 3.0 * weights);
     }
 
     #[test]

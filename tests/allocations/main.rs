@@ -256,6 +256,8 @@ fn warm_decode_steps_allocate_nothing() {
     for (model, n_rows) in [
         (format!("{fixtures}/llama"), few),
         (format!("{fixtures}/qwen3"), few),
+        (format!("{fixtures}/qwen3-moe"), few),
+        (format!("{fixtures}/qwen3-moe"), SHARED_ROWS),
         ("models/souffleur-tiny".to_owned(), SHARED_ROWS),
     ] {
         for threads in [1, 2, 3] {

@@ -25,6 +25,28 @@ pub fn of_folder(dir: &Path) -> File {
     for name in names {
         let view = tensors.tensor(name).unwrap();
         let values = widened(view.dtype(), view.data());
+        let mut shape = view.shape().to_vec();
+        if name.ends_with("experts.gate_up_proj") {
+            for (part, values) in halves(&shape, &values) {
+                shape[1] = view.shape()[1] / 2;
+                let name = name.replace("gate_up_proj", part);
+                file = file.tensor(Tensor::f32(&stack_name(&name), &shape, &values));
+            }
+            continue;
+        }
+        if let Some((stack, expert)) = expert_of(name) {
+            // All experts' at the place of the first one's.
+            if expert == 0 {
+                let values = stacked(&tensors, &stack);
+                shape.insert(0, values.len() / shape.iter().product::<usize>());
+                file = file.tensor(Tensor::f32(&stack_name(&stack), &shape, &values));
+            }
+            continue;
+        }
+        if name.ends_with("experts.down_proj") {
+            file = file.tensor(Tensor::f32(&stack_name(name), &shape, &values));
+            continue;
+        }
         let values = model.in_file_order(name, view.shape(), values);
         file = file.tensor(Tensor::f32(&file_name(name), view.shape(), &values));
     }
@@ -36,6 +58,40 @@ pub fn of_folder(dir: &Path) -> File {
         )),
         None => file,
     }
+}
+
+/// The name of a stack of experts' matrices: those have no `.weight` in some checkpoints.
+fn stack_name(ours: &str) -> String {
+    let bare = ours.strip_suffix(".weight").unwrap_or(ours);
+    file_name(&format!("{bare}.weight"))
+}
+
+/// Gates, and what they let through.
+fn halves(shape: &[usize], values: &[f32]) -> [(&'static str, Vec<f32>); 2] {
+    let half = shape[1] / 2 * shape[2];
+    let of = |skipped: usize| {
+        let experts = values.chunks_exact(2 * half);
+        let own = experts.flat_map(|expert| &expert[skipped * half..][..half]);
+        own.copied().collect()
+    };
+    [("gate_proj", of(0)), ("up_proj", of(1))]
+}
+
+/// Of a matrix of an expert: its name without the expert, and the expert.
+fn expert_of(name: &str) -> Option<(String, usize)> {
+    let (module, rest) = name.split_once(".experts.")?;
+    let (expert, rest) = rest.split_once('.')?;
+    Some((format!("{module}.experts.{rest}"), expert.parse().ok()?))
+}
+
+/// The matrices of all experts.
+fn stacked(tensors: &SafeTensors<'_>, stack: &str) -> Vec<f32> {
+    let experts = (0..).map_while(|expert| {
+        let name = stack.replace(".experts.", &format!(".experts.{expert}."));
+        let view = tensors.tensor(&name).ok()?;
+        Some(widened(view.dtype(), view.data()))
+    });
+    experts.flatten().collect()
 }
 
 /// A file of a model without its tensors.
@@ -76,6 +132,14 @@ fn file_name(ours: &str) -> String {
         ("mlp.gate_proj", "ffn_gate"),
         ("mlp.up_proj", "ffn_up"),
         ("mlp.down_proj", "ffn_down"),
+        ("mlp.gate.", "ffn_gate_inp."),
+        ("block_sparse_moe.gate.", "ffn_gate_inp."),
+        ("mlp.experts.gate_proj", "ffn_gate_exps"),
+        ("mlp.experts.up_proj", "ffn_up_exps"),
+        ("mlp.experts.down_proj", "ffn_down_exps"),
+        ("block_sparse_moe.experts.w1", "ffn_gate_exps"),
+        ("block_sparse_moe.experts.w3", "ffn_up_exps"),
+        ("block_sparse_moe.experts.w2", "ffn_down_exps"),
     ];
     let rename = |name: String, (from, to): (&str, &str)| name.replace(from, to);
     names.into_iter().fold(ours.to_owned(), rename)
@@ -90,9 +154,10 @@ struct Model<'a> {
 impl<'a> Model<'a> {
     fn new(config: &'a Json) -> Self {
         let architecture = match config["architectures"][0].as_str().unwrap() {
-            "LlamaForCausalLM" | "MistralForCausalLM" => "llama",
+            "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM" => "llama",
             "Qwen2ForCausalLM" => "qwen2",
             "Qwen3ForCausalLM" => "qwen3",
+            "Qwen3MoeForCausalLM" => "qwen3moe",
             other => panic!("{other}"),
         };
         let scaling = &config["rope_scaling"];
@@ -111,6 +176,22 @@ impl<'a> Model<'a> {
         self.config[key].as_u64().unwrap() as usize
     }
 
+    fn experts(&self) -> Option<usize> {
+        let keys = ["num_experts", "num_local_experts"];
+        let count = keys.iter().find_map(|key| self.config[*key].as_u64())?;
+        Some(count as usize)
+    }
+
+    fn renormalises(&self) -> bool {
+        let own = self.config["norm_topk_prob"].as_bool();
+        own.unwrap_or(self.config["model_type"] == "mixtral")
+    }
+
+    fn expert_width(&self) -> usize {
+        let own = self.config["moe_intermediate_size"].as_u64();
+        own.map_or(self.size("intermediate_size"), |width| width as usize)
+    }
+
     fn head_dim(&self) -> usize {
         match self.config["head_dim"].as_u64() {
             Some(size) => size as usize,
@@ -120,8 +201,12 @@ impl<'a> Model<'a> {
 
     fn theta(&self) -> f64 {
         let own = self.rope["rope_theta"].as_f64();
+        let default = match self.config["model_type"].as_str() {
+            Some("mixtral") => 1e6,
+            _ => 1e4,
+        };
         own.or(self.config["rope_theta"].as_f64())
-            .unwrap_or(10_000.0)
+            .unwrap_or(default)
     }
 
     fn metadata(&self) -> File {
@@ -149,6 +234,17 @@ impl<'a> Model<'a> {
             .number(&key("attention.layer_norm_rms_epsilon"), eps as f32)
             .number(&key("rope.freq_base"), self.theta() as f32)
             .pair("tokenizer.ggml.eos_token_id", Value::U32(eos as u32));
+        let file = match self.experts() {
+            None => file,
+            Some(count) => file
+                .size(&key("expert_count"), count)
+                .size(&key("expert_used_count"), self.size("num_experts_per_tok"))
+                .size(&key("expert_feed_forward_length"), self.expert_width())
+                .pair(
+                    &key("expert_weights_norm"),
+                    Value::Flag(self.renormalises()),
+                ),
+        };
         let factor = self.rope["factor"].as_f64().unwrap_or(1.0) as f32;
         match self.rope_type() {
             "linear" => file

@@ -22,12 +22,13 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 5] = [
+const MODELS: [&str; 6] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
     "tests/fixtures/models/qwen2",
     "tests/fixtures/models/qwen3",
+    "tests/fixtures/models/qwen3-moe",
 ];
 
 /// Requests that run at once where others take their places.

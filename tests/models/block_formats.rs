@@ -82,28 +82,53 @@ fn random_blocks(block: BlockType, [outputs, inputs]: [usize; 2], seed: u32) -> 
     bytes
 }
 
-fn write(path: &Path, mix: Mix<'_>) {
-    let config = json!({
+/// The feed-forward block of a layer.
+#[derive(Clone, Copy)]
+enum FeedForward {
+    Mlp,
+    Experts,
+}
+
+/// Experts of a layer, and those that a token goes through.
+const EXPERTS: usize = 4;
+const USED: usize = 2;
+/// Width of an expert.
+const EXPERT: usize = 256;
+
+fn config_of(feed_forward: FeedForward) -> serde_json::Value {
+    let mut config = json!({
         "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": LAYERS, "hidden_size": HIDDEN,
         "intermediate_size": INNER, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD,
         "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "eos_token_id": 0,
     });
+    if let FeedForward::Experts = feed_forward {
+        config["architectures"] = json!(["Qwen3MoeForCausalLM"]);
+        config["num_experts"] = json!(EXPERTS);
+        config["num_experts_per_tok"] = json!(USED);
+        config["moe_intermediate_size"] = json!(EXPERT);
+    }
+    config
+}
+
+fn write(path: &Path, mix: Mix<'_>, feed_forward: FeedForward) {
+    let config = config_of(feed_forward);
     let mut file = of_config(&config);
     let mut seed = 0;
-    let mut matrix = |layer: &str, name: &str, shape: [usize; 2]| {
+    let mut matrix = |layer: &str, name: &str, shape: &[usize]| {
         seed += 1;
         let block = mix(name);
-        let data = random_blocks(block, shape, seed);
+        let (inputs, outside) = shape.split_last().unwrap();
+        let data = random_blocks(block, [outside.iter().product(), *inputs], seed);
         Tensor::new(
             &format!("{layer}{name}.weight"),
             block.gguf_id().unwrap(),
-            &shape,
+            shape,
             data,
         )
     };
     let ones = |name: String, size: usize| Tensor::f32(&name, &[size], &vec![1.0; size]);
     let mut tensors = vec![
-        matrix("", "token_embd", [VOCAB as usize, HIDDEN]),
+        matrix("", "token_embd", &[VOCAB as usize, HIDDEN]),
         ones("output_norm.weight".to_owned(), HIDDEN),
     ];
     for layer in 0..LAYERS {
@@ -121,11 +146,32 @@ fn write(path: &Path, mix: Mix<'_>) {
             ("attn_k", [KV_HEADS * HEAD, HIDDEN]),
             ("attn_v", [KV_HEADS * HEAD, HIDDEN]),
             ("attn_output", [HIDDEN, HEADS * HEAD]),
-            ("ffn_gate", [INNER, HIDDEN]),
-            ("ffn_up", [INNER, HIDDEN]),
-            ("ffn_down", [HIDDEN, INNER]),
         ] {
-            tensors.push(matrix(&layer, name, shape));
+            tensors.push(matrix(&layer, name, &shape));
+        }
+        let inner = match feed_forward {
+            FeedForward::Mlp => INNER,
+            FeedForward::Experts => EXPERT,
+        };
+        let parts = [
+            ("ffn_gate", [inner, HIDDEN]),
+            ("ffn_up", [inner, HIDDEN]),
+            ("ffn_down", [HIDDEN, inner]),
+        ];
+        for (name, [outputs, inputs]) in parts {
+            tensors.push(match feed_forward {
+                FeedForward::Mlp => matrix(&layer, name, &[outputs, inputs]),
+                FeedForward::Experts => {
+                    matrix(&layer, &format!("{name}_exps"), &[EXPERTS, outputs, inputs])
+                }
+            });
+        }
+        if let FeedForward::Experts = feed_forward {
+            let router: Vec<f32> = (0..EXPERTS * HIDDEN)
+                .map(|i| ((i * 7919) % 201) as f32 / 500.0 - 0.2)
+                .collect();
+            let name = format!("{layer}ffn_gate_inp.weight");
+            tensors.push(Tensor::f32(&name, &[EXPERTS, HIDDEN], &router));
         }
     }
     for tensor in tensors {
@@ -154,8 +200,18 @@ fn every_type_of_blocks_is_invariant() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tiny.gguf");
     for block in BlockType::ALL {
-        write(&path, &|_| block);
+        write(&path, &|_| block, FeedForward::Mlp);
         check(&path, block.name());
+    }
+}
+
+#[test]
+fn experts_are_invariant_in_every_type_of_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.gguf");
+    for block in BlockType::ALL {
+        write(&path, &|_| block, FeedForward::Experts);
+        check(&path, &format!("experts in {}", block.name()));
     }
 }
 
@@ -168,7 +224,10 @@ fn mixes_of_types_are_invariant() {
         ("types that rows fall back to", &fallen_back),
     ];
     for (what, mix) in mixes {
-        write(&path, mix);
+        write(&path, mix, FeedForward::Mlp);
         check(&path, what);
+        let of_experts = |name: &str| mix(name.strip_suffix("_exps").unwrap_or(name));
+        write(&path, &of_experts, FeedForward::Experts);
+        check(&path, &format!("experts in {what}"));
     }
 }

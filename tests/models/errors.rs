@@ -88,8 +88,10 @@ fn unknown_architecture_lists_the_known_ones() {
             for known in [
                 "LlamaForCausalLM",
                 "MistralForCausalLM",
+                "MixtralForCausalLM",
                 "Qwen2ForCausalLM",
                 "Qwen3ForCausalLM",
+                "Qwen3MoeForCausalLM",
             ] {
                 assert!(supported.contains(known), "{supported}");
             }

@@ -52,8 +52,11 @@ fn f32_files_have_the_logits_of_their_safetensors() {
         "llama-rope-llama3",
         "llama-rope-yarn",
         "mistral",
+        "mixtral",
         "qwen2",
         "qwen3",
+        "qwen3-moe",
+        "qwen3-moe-sparse",
     ] {
         let dir = folder(name);
         let expected = logits(dir.path());

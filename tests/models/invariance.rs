@@ -304,8 +304,10 @@ fn decoding_gives_the_bits_of_prefilling_the_same_tokens() {
 #[test]
 fn every_instruction_set_is_invariant() {
     for isa in Isa::available() {
-        let variants = [None, Some(Quantization::Int8), Some(Quantization::Int4)]
-            .map(|quantization| ["llama", "qwen3", "mistral"].map(|name| (name, quantization)));
+        let variants =
+            [None, Some(Quantization::Int8), Some(Quantization::Int4)].map(|quantization| {
+                ["llama", "qwen3", "mistral", "qwen3-moe"].map(|name| (name, quantization))
+            });
         for (name, quantization) in variants.into_iter().flatten() {
             let options = CpuOptions {
                 dtype: Some(Dtype::BF16),

@@ -6,6 +6,7 @@ mod block_formats;
 mod checkpoints;
 mod common;
 mod errors;
+mod experts;
 mod gguf;
 #[allow(dead_code, reason = "shared with the tests of the reader")]
 #[path = "../common/gguf.rs"]

@@ -23,6 +23,38 @@ struct Prompt {
     bf16_max_abs_error: f32,
     greedy: Vec<u32>,
     margins: Vec<f32>,
+    router_margins: Option<Vec<f32>>,
+    router_rounding: Option<f32>,
+}
+
+impl Prompt {
+    /// The positions at which rounding cannot change which experts are chosen; all of them without experts.
+    fn has_clear_experts(&self, position: usize) -> bool {
+        match (&self.router_margins, self.router_rounding) {
+            (Some(margins), Some(rounding)) => margins[position] > rounding,
+            _ => true,
+        }
+    }
+
+    /// The largest error where the experts are clear.
+    fn rounded_error(&self, ours: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+        let clear: Vec<usize> = (0..self.tokens.len())
+            .filter(|position| self.has_clear_experts(*position))
+            .collect();
+        assert!(
+            5 * clear.len() >= 4 * self.tokens.len(),
+            "{} of {} tokens have clear experts",
+            clear.len(),
+            self.tokens.len()
+        );
+        let at = |rows: &[Vec<f32>]| -> Vec<Vec<f32>> {
+            clear
+                .iter()
+                .map(|position| rows[*position].clone())
+                .collect()
+        };
+        max_abs_error(&at(ours), &at(expected))
+    }
 }
 
 /// Prompts with the oracle's f32 logits, `[position][vocab]`.
@@ -123,7 +155,7 @@ fn bf16_logits_err_at_most_twice_as_much_as_transformers() {
         let (oracle, expected) = oracle(&name);
         let ours = ours(&name, Dtype::BF16, &oracle);
         for (index, prompt) in oracle.prompts.iter().enumerate() {
-            let error = max_abs_error(&ours[index], &expected[index]);
+            let error = prompt.rounded_error(&ours[index], &expected[index]);
             let limit = 2.0 * prompt.bf16_max_abs_error;
             assert!(
                 error <= limit,
@@ -204,7 +236,7 @@ fn f16_logits_err_at_most_twice_as_much_as_transformers_in_bf16() {
         let (oracle, expected) = oracle(&name);
         let ours = ours(&name, Dtype::F16, &oracle);
         for (index, prompt) in oracle.prompts.iter().enumerate() {
-            let error = max_abs_error(&ours[index], &expected[index]);
+            let error = prompt.rounded_error(&ours[index], &expected[index]);
             assert!(
                 error <= 2.0 * prompt.bf16_max_abs_error,
                 "{name}, prompt {index}: {error}"

@@ -30,8 +30,11 @@ MODELS = [
     "llama-rope-llama3",
     "llama-rope-yarn",
     "mistral",
+    "mixtral",
     "qwen2",
     "qwen3",
+    "qwen3-moe",
+    "qwen3-moe-sparse",
 ]
 NAMES = [
     ("model.embed_tokens", "token_embd"),
@@ -49,7 +52,35 @@ NAMES = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate.", "ffn_gate_inp."),
+    ("block_sparse_moe.gate.", "ffn_gate_inp."),
 ]
+# The stacks of experts, whose matrices have these names in checkpoints.
+EXPERTS = {
+    "ffn_gate_exps": ("gate_proj", "w1"),
+    "ffn_up_exps": ("up_proj", "w3"),
+    "ffn_down_exps": ("down_proj", "w2"),
+}
+
+
+def stacked(tensors):
+    """The tensors with the matrices of a layer's experts in one, under the names that files have."""
+    result, experts = {}, {}
+    for name, values in tensors.items():
+        layer, is_expert, rest = name.partition(".experts.")
+        layer = re.match(r"(model\.layers\.\d+\.)?", layer)[0]
+        if not is_expert:
+            result[name] = values
+        elif rest == "gate_up_proj":
+            for half, part in zip(np.split(values, 2, axis=1), ("ffn_gate_exps", "ffn_up_exps")):
+                result[f"{layer}{part}.weight"] = half
+        elif rest == "down_proj":
+            result[f"{layer}ffn_down_exps.weight"] = values
+        else:
+            expert, projection, _ = rest.split(".")
+            part = next(part for part, names in EXPERTS.items() if projection in names)
+            experts.setdefault(f"{layer}{part}.weight", {})[int(expert)] = values
+    return result | {name: np.stack([own[i] for i in range(len(own))]) for name, own in experts.items()}
 
 
 def safetensors(file):
@@ -80,12 +111,13 @@ class Model:
     def __init__(self, name):
         self.folder = FIXTURES / name
         self.config = json.loads((self.folder / "config.json").read_text())
-        self.tensors = safetensors(self.folder / "model.safetensors")
+        self.tensors = stacked(safetensors(self.folder / "model.safetensors"))
         kind = self.config["model_type"]
-        self.arch = "llama" if kind == "mistral" else kind
+        self.arch = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}.get(kind, kind)
         self.rope = self.config.get("rope_scaling") or self.config.get("rope_parameters") or {}
         self.rope_type = self.rope.get("rope_type") or self.rope.get("type") or "default"
-        self.theta = self.rope.get("rope_theta") or self.config.get("rope_theta") or 10000.0
+        default_theta = 1e6 if kind == "mixtral" else 1e4
+        self.theta = self.rope.get("rope_theta") or self.config.get("rope_theta") or default_theta
         heads = self.config["num_attention_heads"]
         self.head_dim = self.config.get("head_dim") or self.config["hidden_size"] // heads
 
@@ -135,6 +167,11 @@ class Model:
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(self.rope["factor"])
             writer.add_rope_scaling_orig_ctx_len(self.rope["original_max_position_embeddings"])
+        if experts := config.get("num_experts") or config.get("num_local_experts"):
+            writer.add_expert_count(experts)
+            writer.add_expert_used_count(config["num_experts_per_tok"])
+            writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
+            writer.add_expert_weights_norm(config.get("norm_topk_prob", config["model_type"] == "mixtral"))
         writer.add_tokenizer_model("gpt2")
         writer.add_token_list([f"t{token}" for token in range(config["vocab_size"])])
         writer.add_token_types([gguf.TokenType.NORMAL] * config["vocab_size"])

@@ -51,6 +51,11 @@ LLAMA = BASE | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 QWEN2 = BASE | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 QWEN3 = BASE | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 MISTRAL = BASE | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN3_MOE = BASE | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+MIXTRAL = BASE | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+
+# How far the logits of a router spread.
+ROUTER_GAIN = 6.0
 
 # name: (config.json, stored dtype, number of shards)
 MODELS = {
@@ -162,11 +167,64 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "qwen3-moe": (
+        QWEN3_MOE
+        | {
+            "head_dim": 32,
+            "num_experts": 11,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "qwen3-moe-sparse": (
+        QWEN3_MOE
+        | {
+            "num_hidden_layers": 5,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 16,
+            "intermediate_size": 48,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "mixtral": (
+        MIXTRAL
+        | {
+            "intermediate_size": 56,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "mistral": (
         MISTRAL | {"rope_theta": 10000.0, "sliding_window": WINDOW, "torch_dtype": "bfloat16"},
         torch.bfloat16,
         1,
     ),
+}
+
+
+# How the tensors of experts are named where they are not stacked.
+EXPERT_NAMES = {
+    "qwen3-moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
 }
 
 
@@ -199,8 +257,32 @@ def fill(name, tensor, config, generator):
         return normal(2 / math.sqrt(HIDDEN) if config.tie_word_embeddings else 0.5)
     if "lm_head" in name:
         return normal(2 / math.sqrt(HIDDEN))
+    if name.endswith("mlp.gate.weight"):
+        return normal(ROUTER_GAIN / math.sqrt(HIDDEN))
     gain = 1.4 if "q_proj" in name or "k_proj" in name else 1.0
-    return normal(gain / math.sqrt(tensor.shape[1]))
+    # The inputs stand last, also where experts are stacked.
+    return normal(gain / math.sqrt(tensor.shape[-1]))
+
+
+def unstacked(weights, expert_names):
+    """The tensors of experts one by one, as most checkpoints have them."""
+    module, (gate, up, down) = expert_names
+    result = {}
+    for name, tensor in weights.items():
+        layer, _, rest = name.partition(".mlp.")
+        match rest:
+            case "experts.gate_up_proj":
+                for i, expert in enumerate(tensor):
+                    halves = zip((gate, up), expert.chunk(2))
+                    result |= {f"{layer}.{module}.experts.{i}.{part}.weight": half.clone() for part, half in halves}
+            case "experts.down_proj":
+                experts = enumerate(tensor)
+                result |= {f"{layer}.{module}.experts.{i}.{down}.weight": expert.clone() for i, expert in experts}
+            case "gate.weight":
+                result[f"{layer}.{module}.gate.weight"] = tensor
+            case _:
+                result[name] = tensor
+    return result
 
 
 def save_weights(directory, weights, n_shards):
@@ -242,6 +324,8 @@ def make(name, directory):
         if tensor_name == "lm_head.weight" and read_back.tie_word_embeddings:
             continue
         weights[tensor_name] = fill(tensor_name, tensor, read_back, generator).to(dtype).contiguous()
+    if name in EXPERT_NAMES:
+        weights = unstacked(weights, EXPERT_NAMES[name])
     save_weights(directory, weights, n_shards)
     size = sum(file.stat().st_size for file in directory.iterdir())
     print(f"{name}: {sum(tensor.numel() for tensor in weights.values())} weights, {size} bytes")

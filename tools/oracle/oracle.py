@@ -32,11 +32,42 @@ class Answer:
     bf16_max_abs_error: float
     greedy: list[int]
     margins: list[float]
+    # Of models with experts: see tools/README.md.
+    router_margins: list[float] | None
+    router_rounding: float | None
+
+    def clear_experts(self):
+        """For each token whether rounding to bf16 cannot change its experts."""
+        if self.router_margins is None:
+            return [True] * len(self.tokens)
+        return [margin > self.router_rounding for margin in self.router_margins]
+
+
+class RouterProbe:
+    """Keeps what the routers of a model said of the last prompt."""
+
+    def __init__(self, model):
+        self.logits = []
+        self.n_used = getattr(model.config, "num_experts_per_tok", None)
+        for module in model.modules():
+            if type(module).__name__.endswith("TopKRouter"):
+                module.register_forward_hook(lambda _module, _inputs, output: self.logits.append(output[0].float()))
+
+    def take(self):
+        """Returns the logits of each layer's router, [layers, tokens, experts]; None if there are no experts."""
+        logits, self.logits = self.logits, []
+        return torch.stack(logits) if logits else None
+
+    def margins(self, logits):
+        """How far the least chosen logit is ahead of the best of the others, in the layer where that is least."""
+        ranked = logits.sort(dim=-1, descending=True).values
+        return (ranked[..., self.n_used - 1] - ranked[..., self.n_used]).amin(dim=0).tolist()
 
 
 def load(directory, dtype):
     # Eager attention: plain matrix products and a softmax, no fused kernel with numerics of its own.
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **eager)
     return model.eval()
 
 
@@ -67,15 +98,23 @@ def greedy(model, tokens, n_tokens):
 def answer(directory, prompts, n_greedy=GREEDY_TOKENS):
     """Runs a model in f32 and in bf16 on every prompt."""
     model = load(directory, torch.float32)
-    logits = [prompt_logits(model, tokens) for tokens in prompts]
+    probe = RouterProbe(model)
+    logits, routed = zip(*((prompt_logits(model, tokens), probe.take()) for tokens in prompts))
+    router_margins = [None if router is None else probe.margins(router) for router in routed]
     continuations = [greedy(model, tokens, n_greedy) for tokens in prompts]
     # Two copies of a large model might not fit.
     del model
     model = load(directory, torch.bfloat16)
+    probe = RouterProbe(model)
     answers = []
-    for tokens, expected, (chosen, margins) in zip(prompts, logits, continuations):
-        error = (prompt_logits(model, tokens) - expected).abs().max().item()
-        answers.append(Answer(tokens, expected, error, chosen, margins))
+    for tokens, expected, (chosen, margins), router, ahead in zip(prompts, logits, continuations, routed, router_margins):
+        errors = (prompt_logits(model, tokens) - expected).abs().amax(dim=-1)
+        # In the first of the routers nothing but rounding moves a logit; below, tokens that chose others do.
+        rounding = None if router is None else (probe.take() - router)[0].abs().max().item()
+        answer = Answer(tokens, expected, 0.0, chosen, margins, ahead, rounding)
+        clear = errors[answer.clear_experts()]
+        answer.bf16_max_abs_error = clear.max().item() if len(clear) else 0.0
+        answers.append(answer)
     return answers
 
 
@@ -103,6 +142,10 @@ def write(folder, answers):
         }
         for answer in answers
     ]
+    for prompt, answer in zip(prompts, answers):
+        if answer.router_margins is not None:
+            prompt["router_margins"] = [round(margin, 6) for margin in answer.router_margins]
+            prompt["router_rounding"] = answer.router_rounding
     lines = [json.dumps(prompt) for prompt in prompts]
     head = json.dumps(provenance("python tools/oracle/oracle.py"))
     text = '{"provenance": ' + head + ',\n"prompts": [\n' + ",\n".join(lines) + "\n]}\n"

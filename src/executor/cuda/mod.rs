@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 mod clock;
+mod families;
 mod graphs;
 mod layout;
 mod list_buffer;
@@ -24,6 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::clock::StepClock;
+pub use self::families::check_model;
 use self::graphs::Graphs;
 use self::layout::{Layout, Logprobs, Reading, StepShape};
 use self::masks::RowGrammars;
@@ -204,6 +206,7 @@ impl CudaExecutor {
         };
         let checkpoint = Checkpoint::open(dir, Some(dtype), options.load_format)?;
         let config = &checkpoint.config;
+        check_model(config)?;
         check_options(options, config.vocab_size)?;
         let kv = checkpoint.kv_layout();
         check_layout(&kv).map_err(to_load_error)?;

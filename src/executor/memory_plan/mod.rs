@@ -375,13 +375,24 @@ pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) ->
     // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product.
     let widths = 3 * config.hidden_size
         + 2 * (config.q_width() + config.kv_width())
-        + 3 * config.intermediate_size;
+        + feed_forward_width(config);
     let elements = step_tokens
         .saturating_mul(widths as u64)
         .saturating_add(logit_rows.saturating_mul(config.vocab_size as u64));
     elements
         .saturating_mul(ACTIVATION_BYTES)
         .saturating_add(HEADROOM_BYTES)
+}
+
+/// The widths of what a token has in use in a feed-forward block: gate, up and their product; with experts those of each
+/// that it goes through, what they read, the normed input that they share, and the router's logits.
+fn feed_forward_width(config: &ModelConfig) -> usize {
+    let mlp = 3 * config.intermediate_size;
+    let experts = config.experts.as_ref().map_or(0, |experts| {
+        let each = config.hidden_size + 3 * experts.width;
+        config.hidden_size + experts.count() + experts.routing.n_used * each
+    });
+    mlp.max(experts)
 }
 
 /// Memory that this process may still take, in bytes: the machine's, within the limit of its cgroup.

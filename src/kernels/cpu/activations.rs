@@ -75,7 +75,7 @@ impl PackedRows {
             words: scratch.tensor(rows, encoding.row_words(inputs)),
             inputs,
             encoding,
-            n_groups: n_groups(rows, dispatch(isa, GroupRows)),
+            n_groups: n_groups(rows, most_group_rows(isa)),
         }
     }
 
@@ -102,15 +102,7 @@ impl PackedRows {
             let rows = group_rows(group, n_groups, rows);
             // SAFETY: each group is written by one item.
             let out = unsafe { words.part(rows.start * row_words, rows.len() * row_words) };
-            dispatch(
-                isa,
-                PackGroup {
-                    encoding,
-                    source,
-                    rows,
-                    out,
-                },
-            );
+            pack_group(isa, encoding, source, rows, out);
         });
         packed
     }
@@ -135,16 +127,16 @@ impl PackedRows {
         self.words.width()
     }
 
-    /// Number of groups.
-    pub fn n_groups(&self) -> usize {
-        self.n_groups
-    }
-
-    /// The rows of a group, and their words.
-    pub fn group(&self, group: usize) -> (std::ops::Range<usize>, &[u32]) {
-        let rows = group_rows(group, self.n_groups, self.rows());
-        let words = rows.start * self.row_words()..rows.end * self.row_words();
-        (rows, &bytemuck::cast_slice(self.words.values())[words])
+    /// All of them, as a product takes them.
+    pub fn groups(&self) -> RowGroups<'_> {
+        RowGroups {
+            words: bytemuck::cast_slice(self.words.values()),
+            first: 0,
+            rows: self.rows(),
+            row_words: self.row_words(),
+            encoding: self.encoding,
+            n_groups: self.n_groups,
+        }
     }
 
     /// The words of all groups, as bits, to write.
@@ -153,13 +145,63 @@ impl PackedRows {
     }
 }
 
+/// Rows that are multiplied with the same weights, in groups: all of [`PackedRows`], or those of an expert.
+#[derive(Clone, Copy)]
+pub struct RowGroups<'a> {
+    /// Of these rows.
+    pub words: &'a [u32],
+    /// The number of the first one.
+    pub first: usize,
+    /// How many there are.
+    pub rows: usize,
+    /// Words of a row.
+    pub row_words: usize,
+    /// How they are encoded.
+    pub encoding: Encoding,
+    /// In how many groups they stand.
+    pub n_groups: usize,
+}
+
+impl<'a> RowGroups<'a> {
+    /// The rows of a group by their numbers, and their words.
+    pub fn group(&self, group: usize) -> (std::ops::Range<usize>, &'a [u32]) {
+        let rows = group_rows(group, self.n_groups, self.rows);
+        let words = &self.words[rows.start * self.row_words..rows.end * self.row_words];
+        (self.first + rows.start..self.first + rows.end, words)
+    }
+}
+
+/// Encodes rows as one group.
+pub fn pack_group(
+    isa: Isa,
+    encoding: Encoding,
+    source: Activations<'_>,
+    rows: std::ops::Range<usize>,
+    out: &mut [u32],
+) {
+    dispatch(
+        isa,
+        PackGroup {
+            encoding,
+            source,
+            rows,
+            out,
+        },
+    );
+}
+
+/// Most rows in a group on an instruction set.
+pub fn most_group_rows(isa: Isa) -> usize {
+    dispatch(isa, GroupRows)
+}
+
 #[cfg(test)]
 impl PackedRows {
     /// The values of all rows as they are encoded, which int8 does not say without its weights.
     pub fn values(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.rows() * self.inputs];
         for group in 0..self.n_groups {
-            let (rows, words) = self.group(group);
+            let (rows, words) = self.groups().group(group);
             let n = rows.len();
             for (m, row) in rows.enumerate() {
                 let out = &mut values[row * self.inputs..][..self.inputs];

@@ -120,6 +120,11 @@ impl FormatRule {
     pub fn of(self, role: MatrixRole) -> Self {
         match role {
             MatrixRole::Inner => self,
+            MatrixRole::Router => Self {
+                plain: Format::F32,
+                blocks: BlockRule::All(Format::F32),
+                ..self
+            },
             MatrixRole::Logits => Self {
                 plain: self.logits,
                 ..self

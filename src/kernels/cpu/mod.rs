@@ -13,6 +13,7 @@ mod attention;
 mod block32;
 mod cores;
 mod element;
+mod experts;
 mod format;
 mod k_quants;
 pub(crate) mod kv;
@@ -40,16 +41,17 @@ use smallvec::SmallVec;
 use self::activations::{Activations, PackedRows};
 use self::attention::Attention;
 pub use self::cores::{allowed_cores, default_threads};
+use self::experts::{Experts, Routes};
 pub use self::format::Format;
 use self::format::{Encoding, FormatRule};
 use self::kv::{KvPool, PageTable};
-use self::matmul::{Product, Write, matmul};
+use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
 pub use self::simd::{ISA_VARIABLE, Isa};
 use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
-use super::{Backend, HeadShape, Linear, QkvWeights};
+use super::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
 use crate::ids::RowId;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::rope::Rope;
@@ -224,6 +226,9 @@ pub struct CpuBackend {
     kv: KvPool,
     table: PageTable,
     attention: Attention,
+    /// Empty, kept for their memory.
+    routes: Routes,
+    expert_items: Vec<ItemRun>,
 }
 
 impl CpuBackend {
@@ -254,6 +259,8 @@ impl CpuBackend {
             kv: KvPool::new(&sizes.kv, n_slots),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),
+            routes: Routes::default(),
+            expert_items: Vec::new(),
         })
     }
 
@@ -319,6 +326,8 @@ impl Backend for CpuBackend {
     type Rope = Rope;
     type Batch = CpuBatch;
     type TokenList = [u32];
+    type Experts = Experts;
+    type Routes = Routes;
 
     fn matrix(&mut self, parts: &[TensorView<'_>], role: MatrixRole) -> Stack {
         let threads = (&mut self.pool, self.isa);
@@ -331,6 +340,10 @@ impl Backend for CpuBackend {
 
     fn rope(&mut self, rope: &Rope) -> Rope {
         rope.clone()
+    }
+
+    fn experts(&mut self, experts: Vec<Expert<Self>>) -> Experts {
+        Experts::new(experts)
     }
 
     fn embed(&mut self, table: &Stack, batch: &CpuBatch) -> Tensor {
@@ -349,6 +362,11 @@ impl Backend for CpuBackend {
         let norm = Some((weight.as_slice(), eps));
         let rows = Activations::plain(x.values(), x.width());
         self.pack(Activations { norm, ..rows }, reader)
+    }
+
+    fn norm_rows(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
+        let out = self.scratch.tensor(x.rows(), x.width());
+        rowwise::norm(&mut self.pool, self.isa, x, (weight, eps), out)
     }
 
     fn project_qkv(
@@ -418,6 +436,15 @@ impl Backend for CpuBackend {
 
     fn project_add(&mut self, residual: &mut Tensor, x: &Operand, linear: &Linear<Self>) {
         self.product(x, linear, residual, Write::Add);
+    }
+
+    fn route(&mut self, x: &Tensor, router: &Router<Self>) -> Routes {
+        experts::route(self, x, router)
+    }
+
+    fn add_experts(&mut self, to: &mut Tensor, x: &Tensor, routes: Routes, experts: &Experts) {
+        experts::add(self, to, x, &routes, experts);
+        self.routes = routes;
     }
 
     fn pick(&mut self, x: &Tensor, tokens: &[u32]) -> Tensor {

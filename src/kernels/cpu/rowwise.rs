@@ -104,6 +104,47 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out:
     out
 }
 
+/// Norms each row with a weight and what is added to the mean square.
+pub fn norm(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    x: &Tensor,
+    (weight, eps): (&[f32], f32),
+    mut out: Tensor,
+) -> Tensor {
+    let width = x.width();
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, x.rows(), width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(row * width, width) };
+        out.copy_from_slice(x.row(row));
+        dispatch(
+            isa,
+            NormRow {
+                row: out,
+                weight,
+                eps,
+            },
+        );
+    });
+    out
+}
+
+struct NormRow<'a> {
+    row: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for NormRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        norm_in_place::<S>(self.row, self.weight, self.eps);
+    }
+}
+
 /// `x / sqrt(mean(x^2) + eps) * weight`.
 #[inline(always)]
 fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
@@ -292,5 +333,63 @@ fn turn_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, turn: &[f3
         let (a, b) = (low[i], high[i]);
         low[i] = a * cos[i] - b * sin[i];
         high[i] = b * cos[i] + a * sin[i];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::cpu::element::Borrowed;
+    use crate::kernels::cpu::tensor::Scratch;
+    use crate::kernels::dtype::Dtype;
+
+    #[test]
+    fn keys_and_values_of_other_widths_go_to_their_own_places() {
+        const SLOTS: usize = 5;
+        let heads = HeadShape {
+            n_heads: 2,
+            n_kv_heads: 2,
+            key_dim: 4,
+            values: Values::Own { dim: 3 },
+            scale: 1.0,
+            window: None,
+        };
+        let (q_width, width) = (8, 8 + 8 + 6);
+        let scratch = Scratch::default();
+        let (mut qkv, q) = (scratch.tensor(2, width), scratch.tensor(2, q_width));
+        // A quarter of a turn: (a, b) becomes (-b, a).
+        let mut rotations = scratch.tensor(2, 4);
+        for token in 0..2 {
+            let row = qkv.row_mut(token).iter_mut().enumerate();
+            row.for_each(|(i, value)| *value = (100 * token + i) as f32);
+            rotations
+                .row_mut(token)
+                .copy_from_slice(&[0.0, 0.0, 1.0, 1.0]);
+        }
+        let mut pool = ThreadPool::new(1).expect("threads start");
+        let mut storage = Storage::zeros(Dtype::F32, SLOTS * 14);
+        let rotation = Rotation {
+            heads: &heads,
+            norms: None,
+            rotations: &rotations,
+        };
+        let store = (&mut storage, &[3, 1][..]);
+        let q = rotate_and_store(&mut pool, Isa::detect(), &mut qkv, &rotation, q, store);
+        assert_eq!(
+            q.row(1),
+            [-102.0, -103.0, 100.0, 101.0, -106.0, -107.0, 104.0, 105.0]
+        );
+        let Storage::F32(elements) = &storage else {
+            panic!("it was made of f32");
+        };
+        let kv: &[f32] = elements.slice();
+        let planes = Planes::of(&heads, kv.len());
+        for (first, slot) in [(0.0_f32, 3), (100.0, 1)] {
+            let part = |start: usize, len: usize| &kv[start + planes.slot(slot)..][..len];
+            let at = |i: usize| first + i as f32;
+            assert_eq!(part(planes.keys(1), 4), [-at(14), -at(15), at(12), at(13)]);
+            assert_eq!(part(planes.values(0), 3), [at(16), at(17), at(18)]);
+            assert_eq!(part(planes.values(1), 3), [at(19), at(20), at(21)]);
+        }
     }
 }

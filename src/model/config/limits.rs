@@ -12,6 +12,10 @@ pub(crate) const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
 pub(crate) const HIDDEN: RangeInclusive<usize> = 1..=1 << 17;
 /// Width of an MLP.
 pub(crate) const INTERMEDIATE: RangeInclusive<usize> = 1..=1 << 20;
+/// Experts of a layer.
+pub(crate) const EXPERTS: RangeInclusive<usize> = 1..=1 << 10;
+/// Experts of all layers.
+const MAX_EXPERTS: usize = 1 << 16;
 /// Layers.
 pub(crate) const LAYERS: RangeInclusive<usize> = 1..=1 << 10;
 /// Heads of a layer.
@@ -46,6 +50,25 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
         false => Err(format!(
             "is {head_dim}, expected an even number from 2 to {}",
             HEAD_DIM.end()
+        )),
+    }
+}
+
+/// The experts that a token goes through are among those of a layer, given with their key; and those of all layers
+/// together can be counted.
+pub(crate) fn check_experts(
+    used: usize,
+    experts: (&str, usize),
+    layers: usize,
+) -> Result<(), String> {
+    let (key, experts) = experts;
+    if used > experts {
+        return Err(format!("is {used} and more than {key}, {experts}"));
+    }
+    match layers * experts <= MAX_EXPERTS {
+        true => Ok(()),
+        false => Err(format!(
+            "chooses among {experts} ({key}) in each of {layers} layers, supported are {MAX_EXPERTS} in all"
         )),
     }
 }

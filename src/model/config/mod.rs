@@ -3,10 +3,13 @@
 //! Keys, and the values of absent ones, follow the classes of `transformers` 5. Whatever would change the result and
 //! is not implemented is refused; nothing is guessed.
 
+pub mod experts;
 pub(crate) mod limits;
+mod windows;
 
 use std::path::Path;
 
+use self::experts::ExpertsConfig;
 use self::limits::{CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, LAYERS, VOCAB};
 
 use crate::error::LoadError;
@@ -27,37 +30,51 @@ pub enum Architecture {
     Llama,
     /// Mistral: sliding window in every layer, or in none.
     Mistral,
+    /// Mixtral: Mistral with experts in every layer.
+    Mixtral,
     /// Qwen2 and Qwen2.5: bias on q, k and v.
     Qwen2,
     /// Qwen3: norm on each head of q and k.
     Qwen3,
+    /// Qwen3 with experts.
+    Qwen3Moe,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+    pub const ALL: [Self; 6] = [
+        Self::Llama,
+        Self::Mistral,
+        Self::Mixtral,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Qwen3Moe,
+    ];
 
     /// The name under `architectures` in `config.json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
+            Self::Mixtral => "MixtralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
         }
     }
 
     fn is_qwen(self) -> bool {
         match self {
-            Self::Llama | Self::Mistral => false,
-            Self::Qwen2 | Self::Qwen3 => true,
+            Self::Llama | Self::Mistral | Self::Mixtral => false,
+            Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => true,
         }
     }
 
-    fn has_qk_norm(self) -> bool {
+    /// Whether every head of q and k is normed before the rotation.
+    pub fn has_qk_norm(self) -> bool {
         match self {
-            Self::Llama | Self::Mistral | Self::Qwen2 => false,
-            Self::Qwen3 => true,
+            Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => false,
+            Self::Qwen3 | Self::Qwen3Moe => true,
         }
     }
 }
@@ -82,8 +99,10 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Width of the residual stream, in elements.
     pub hidden_size: usize,
-    /// Width of the MLP, in elements.
+    /// Width of the MLP of layers without experts, in elements.
     pub intermediate_size: usize,
+    /// The experts of the other layers.
+    pub experts: Option<ExpertsConfig>,
     /// Number of layers.
     pub num_hidden_layers: usize,
     /// Query heads in each layer.
@@ -141,8 +160,12 @@ impl ModelConfig {
         let head_dim = head_dim(json, architecture, hidden_size, num_attention_heads)?;
         let default_context = match architecture {
             Architecture::Llama => 2048,
-            Architecture::Qwen2 | Architecture::Qwen3 => 32_768,
-            Architecture::Mistral => 131_072,
+            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => 32_768,
+            Architecture::Mistral | Architecture::Mixtral => 131_072,
+        };
+        let (default_eps, default_theta) = match architecture {
+            Architecture::Mixtral => (1e-5, 1e6),
+            _ => (1e-6, 1e4),
         };
         let max_position_embeddings = json
             .size("max_position_embeddings", CONTEXT)?
@@ -156,18 +179,21 @@ impl ModelConfig {
             architecture,
             vocab_size: json.required_size("vocab_size", VOCAB)?,
             hidden_size,
-            intermediate_size: json.required_size("intermediate_size", INTERMEDIATE)?,
+            intermediate_size: intermediate_size(json, architecture)?,
+            experts: ExpertsConfig::from_json(json, architecture, num_hidden_layers)?,
             num_hidden_layers,
             num_attention_heads,
             num_key_value_heads,
             head_dim,
-            rms_norm_eps: json.number("rms_norm_eps", 0.0..=1.0)?.unwrap_or(1e-6) as f32,
+            rms_norm_eps: json
+                .number("rms_norm_eps", 0.0..=1.0)?
+                .unwrap_or(default_eps) as f32,
             tie_word_embeddings: json.flag("tie_word_embeddings")?.unwrap_or(false),
             bias: bias(json, architecture)?,
             qk_norm: architecture.has_qk_norm(),
-            windows: windows(json, architecture, num_hidden_layers)?,
+            windows: windows::read(json, architecture, num_hidden_layers)?,
             max_position_embeddings,
-            rope: RopeConfig::from_json(json, max_position_embeddings)?,
+            rope: RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
             bos_token_id: if json.has("bos_token_id") {
                 bos
             } else {
@@ -261,6 +287,10 @@ impl ModelConfig {
                 push("self_attn.o_proj.bias", &[hidden]);
             }
             push("post_attention_layernorm.weight", &[hidden]);
+            if let Some(experts) = self.experts.as_ref().filter(|all| all.are_in(layer)) {
+                specs.extend(experts.tensors(layer, hidden));
+                continue;
+            }
             for (name, out, input) in [
                 ("gate_proj", mlp, hidden),
                 ("up_proj", mlp, hidden),
@@ -288,8 +318,11 @@ impl ModelConfig {
             true => "model.embed_tokens.weight",
             false => "lm_head.weight",
         };
-        match tensor == gives_logits {
-            true => MatrixRole::Logits,
+        if tensor == gives_logits {
+            return MatrixRole::Logits;
+        }
+        match self.experts.is_some() && tensor.ends_with(".gate.weight") {
+            true => MatrixRole::Router,
             false => MatrixRole::Inner,
         }
     }
@@ -328,14 +361,26 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
     }
 }
 
+/// Only layers without experts have this width, so that models may not say it.
+fn intermediate_size(json: &JsonFile, architecture: Architecture) -> Result<usize, LoadError> {
+    match architecture {
+        Architecture::Qwen3Moe => {
+            let given = json.size("intermediate_size", INTERMEDIATE)?;
+            Ok(given.unwrap_or(6144))
+        }
+        _ => json.required_size("intermediate_size", INTERMEDIATE),
+    }
+}
+
 fn key_value_heads(
     json: &JsonFile,
     architecture: Architecture,
     heads: usize,
 ) -> Result<usize, LoadError> {
     let absent = match architecture {
-        Architecture::Mistral if !json.has("num_key_value_heads") => 8,
+        Architecture::Mistral | Architecture::Mixtral if !json.has("num_key_value_heads") => 8,
         Architecture::Qwen2 | Architecture::Qwen3 if !json.has("num_key_value_heads") => 32,
+        Architecture::Qwen3Moe if !json.has("num_key_value_heads") => 4,
         _ => heads,
     };
     let kv_heads = json.size("num_key_value_heads", HEADS)?.unwrap_or(absent);
@@ -369,7 +414,7 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
             o: attention,
             mlp,
         },
-        Architecture::Mistral => BiasConfig {
+        Architecture::Mistral | Architecture::Mixtral => BiasConfig {
             qkv: false,
             o: false,
             mlp: false,
@@ -379,76 +424,12 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
             o: false,
             mlp: false,
         },
-        Architecture::Qwen3 => BiasConfig {
+        Architecture::Qwen3 | Architecture::Qwen3Moe => BiasConfig {
             qkv: attention,
             o: attention,
             mlp: false,
         },
     })
-}
-
-fn windows(
-    json: &JsonFile,
-    architecture: Architecture,
-    layers: usize,
-) -> Result<Vec<Option<usize>>, LoadError> {
-    let slides = match architecture {
-        Architecture::Llama => false,
-        Architecture::Mistral => true,
-        Architecture::Qwen2 | Architecture::Qwen3 => {
-            json.flag("use_sliding_window")?.unwrap_or(false)
-        }
-    };
-    let given = json.size("sliding_window", CONTEXT)?;
-    let window = match given {
-        _ if !slides => None,
-        None if !json.has("sliding_window") => Some(4096),
-        given => given,
-    };
-    if !architecture.is_qwen() {
-        return Ok(vec![window; layers]);
-    }
-    let Some(kinds) = json.texts("layer_types")? else {
-        let first = json
-            .size("max_window_layers", 0..=usize::MAX)?
-            .unwrap_or(28);
-        return Ok((0..layers)
-            .map(|layer| window.filter(|_| layer >= first))
-            .collect());
-    };
-    if kinds.len() != layers {
-        let reason = format!(
-            "has {} entries, expected num_hidden_layers, {layers}",
-            kinds.len()
-        );
-        return Err(json.error("layer_types", reason));
-    }
-    kinds
-        .into_iter()
-        .map(|kind| layer_window(json, kind, window))
-        .collect()
-}
-
-fn layer_window(
-    json: &JsonFile,
-    kind: &str,
-    window: Option<usize>,
-) -> Result<Option<usize>, LoadError> {
-    match (kind, window) {
-        ("full_attention", _) => Ok(None),
-        ("sliding_attention", Some(window)) => Ok(Some(window)),
-        ("sliding_attention", None) => {
-            let reason =
-                "names \"sliding_attention\" but use_sliding_window or sliding_window is off";
-            Err(json.error("layer_types", reason))
-        }
-        (other, _) => {
-            let reason = format!(
-                "names {other:?}, supported are \"full_attention\" and \"sliding_attention\""
-            );
-            Err(json.error("layer_types", reason))
-        }
-    }
 }
 
 fn dtype(json: &JsonFile) -> Result<Option<Dtype>, LoadError> {

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::kernels::routing::Routing;
 use crate::model::rope::{MAX_POSITIONS, RopeScaling};
 
 fn base(architecture: &str) -> Value {
@@ -88,6 +89,18 @@ fn fixtures_are_read_as_transformers_reads_them() {
 
     let qwen3 = fixture("qwen3");
     assert!(qwen3.qk_norm && !qwen3.bias.qkv && qwen3.head_dim == 32);
+    let experts = |name: &str| fixture(name).experts.expect("it has experts");
+    let moe = experts("qwen3-moe");
+    assert_eq!(moe.routing, Routing::softmax(11, 3, true));
+    assert_eq!((moe.width, moe.layers), (40, vec![true; 2]));
+    let sparse = experts("qwen3-moe-sparse");
+    assert_eq!(sparse.routing, Routing::softmax(6, 4, false));
+    assert_eq!(sparse.layers, [false, true, false, false, false]);
+    assert_eq!(fixture("qwen3-moe-sparse").windows, [Some(24); 5]);
+    let mixtral = experts("mixtral");
+    assert_eq!(mixtral.routing, Routing::softmax(5, 2, true));
+    assert_eq!((mixtral.width, mixtral.layers), (56, vec![true; 2]));
+    assert_eq!(fixture("mixtral").rope.theta, 1e6);
     let mistral = fixture("mistral");
     assert_eq!(mistral.windows, [Some(24), Some(24)]);
     assert_eq!((mistral.rms_norm_eps, mistral.rope.theta), (1e-5, 10_000.0));
@@ -335,4 +348,65 @@ fn a_file_that_is_missing_or_endless_is_an_error() {
         .expect_err("too long")
         .to_string();
     assert!(error.contains("more than 4194304 bytes"), "{error}");
+}
+
+#[test]
+fn experts_take_the_defaults_of_their_class() {
+    let experts = |config: &Value| parse(config).expect("supported").experts;
+    let qwen = base("Qwen3MoeForCausalLM");
+    let read = parse(&qwen).expect("supported");
+    assert_eq!((read.head_dim, read.num_key_value_heads), (16, 2));
+    let own = read.experts.expect("it has experts");
+    assert_eq!(own.routing, Routing::softmax(128, 8, false));
+    assert_eq!((own.width, own.layers), (768, vec![true; 3]));
+    for (edits, layers) in [
+        (
+            json!({"decoder_sparse_step": 2}),
+            Some([false, true, false]),
+        ),
+        (
+            json!({"mlp_only_layers": [0, 7]}),
+            Some([false, true, true]),
+        ),
+        (
+            json!({"decoder_sparse_step": 2, "mlp_only_layers": [1]}),
+            None,
+        ),
+        (json!({"num_experts": 0}), None),
+        (json!({"mlp_only_layers": null}), Some([true; 3])),
+    ] {
+        let got = experts(&with(qwen.clone(), edits.clone()));
+        let got = got.map(|experts| experts.layers);
+        assert_eq!(got, layers.map(Vec::from), "{edits}");
+    }
+    let mixtral = base("MixtralForCausalLM");
+    let read = parse(&mixtral).expect("supported");
+    assert_eq!((read.rope.theta, read.rms_norm_eps), (1e6, 1e-5));
+    assert_eq!(read.windows, [None; 3]);
+    let own = read.experts.expect("it has experts");
+    assert_eq!(own.routing, Routing::softmax(8, 2, true));
+    assert_eq!(own.width, read.intermediate_size);
+    for (edits, complaint) in [
+        (
+            json!({"num_experts_per_tok": 9}),
+            "num_experts_per_tok is 9 and more than num_experts, 8",
+        ),
+        (
+            json!({"num_local_experts": 0}),
+            "num_local_experts is 0, expected a whole number from 1 to 1024",
+        ),
+        (
+            json!({"num_local_experts": 1024, "num_hidden_layers": 65}),
+            "in each of 65 layers, supported are 65536 in all",
+        ),
+    ] {
+        let error = parse(&with(mixtral.clone(), edits)).expect_err("it is refused");
+        assert!(error.to_string().contains(complaint), "{error}");
+    }
+    let wrong = with(qwen, json!({"mlp_only_layers": [-1]}));
+    let error = parse(&wrong).expect_err("it is refused").to_string();
+    assert!(
+        error.contains("mlp_only_layers is [-1], expected a list of layers"),
+        "{error}"
+    );
 }

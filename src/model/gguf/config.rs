@@ -7,6 +7,7 @@
 use std::ops::RangeInclusive;
 
 use super::Gguf;
+use super::experts::experts;
 use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
 use super::rope::rope;
@@ -19,10 +20,11 @@ use crate::model::config::limits::{
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
 /// Values of `general.architecture` and what they are here.
-const ARCHITECTURES: [(&str, Architecture); 3] = [
+const ARCHITECTURES: [(&str, Architecture); 4] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
+    ("qwen3moe", Architecture::Qwen3Moe),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
@@ -110,6 +112,13 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     let metadata = gguf.metadata();
     let (keys, architecture) = architecture(metadata)?;
     refuse_unsupported(&keys)?;
+    let num_hidden_layers = keys.required("block_count", LAYERS)?;
+    let experts = experts(gguf, &keys, architecture, num_hidden_layers)?;
+    // Mixtral's files differ from Llama's in having experts.
+    let architecture = match (architecture, &experts) {
+        (Architecture::Llama, Some(_)) => Architecture::Mixtral,
+        (architecture, _) => architecture,
+    };
     let hidden_size = keys.required("embedding_length", HIDDEN)?;
     let num_attention_heads = keys.required("attention.head_count", HEADS)?;
     let num_key_value_heads = keys
@@ -127,12 +136,12 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
             "is missing: convert the model again",
         )
     };
-    let num_hidden_layers = keys.required("block_count", LAYERS)?;
     Ok(ModelConfig {
         architecture,
         vocab_size: vocab_size(gguf)?,
         hidden_size,
         intermediate_size: keys.required("feed_forward_length", INTERMEDIATE)?,
+        experts,
         num_hidden_layers,
         num_attention_heads,
         num_key_value_heads,
@@ -140,7 +149,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         rms_norm_eps: eps.ok_or_else(missing)? as f32,
         tie_word_embeddings: gguf.tensor(names::OUTPUT).is_none(),
         bias: bias(gguf, architecture),
-        qk_norm: architecture == Architecture::Qwen3,
+        qk_norm: architecture.has_qk_norm(),
         windows: vec![None; num_hidden_layers],
         max_position_embeddings,
         rope: rope(gguf, &keys, head_dim, max_position_embeddings)?,
@@ -179,13 +188,6 @@ fn architecture(metadata: Metadata<'_>) -> Result<(Keys<'_>, Architecture), Load
 }
 
 fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
-    let experts = keys.size("expert_count", 0..=1 << 16)?.unwrap_or(0);
-    if experts > 0 {
-        let reason = format!(
-            "is {experts}: mixtures of experts (Mixtral among others) are not supported, use a model without them"
-        );
-        return Err(keys.error("expert_count", reason));
-    }
     refuse_windows(keys)?;
     for (name, supported) in CHOICES {
         let choice = keys.metadata.flag(&keys.key(name))?;

@@ -10,6 +10,7 @@
 mod config;
 mod cursor;
 mod element;
+mod experts;
 mod file;
 mod metadata;
 mod names;

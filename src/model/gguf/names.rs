@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{Gguf, Tensor};
+use crate::model::config::experts::ExpertNames;
 use crate::model::config::{Architecture, ModelConfig};
 use crate::model::weights::TensorSpec;
 
@@ -16,6 +17,13 @@ pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 /// The tensors that a file may hold stacked in one.
 const FUSED: &str = "attn_qkv";
 
+/// The experts of a layer, stacked: gate, up, down.
+const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+/// Gates and what they let through, in one stack.
+const FUSED_EXPERTS: &str = "ffn_gate_up_exps";
+/// Their router.
+pub(super) const ROUTER: &str = "ffn_gate_inp";
+
 /// Names outside of layers: ours, the file's.
 const ENDS: [(&str, &str); 3] = [
     ("model.embed_tokens", "token_embd"),
@@ -24,7 +32,7 @@ const ENDS: [(&str, &str); 3] = [
 ];
 
 /// Names within a layer: ours, the file's.
-const LAYER: [(&str, &str); 11] = [
+const LAYER: [(&str, &str); 13] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -36,13 +44,78 @@ const LAYER: [(&str, &str); 11] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", ROUTER),
+    ("block_sparse_moe.gate", ROUTER),
 ];
+
+/// A matrix of an expert.
+struct ExpertPart<'a> {
+    layer: &'a str,
+    expert: usize,
+    /// Gate, up or down.
+    projection: usize,
+}
+
+impl<'s> ExpertPart<'s> {
+    /// Finds out whether one of our tensors is a matrix of an expert.
+    fn of(ours: &'s str) -> Option<Self> {
+        let mut words = ours.strip_prefix("model.layers.")?.split('.');
+        let (layer, module) = (words.next()?, words.next()?);
+        let names = ExpertNames::ALL
+            .into_iter()
+            .find(|names| names.module == module)?;
+        let ("experts", expert, projection) = (words.next()?, words.next()?, words.next()?) else {
+            return None;
+        };
+        Some(Self {
+            layer,
+            expert: expert.parse().ok()?,
+            projection: names
+                .projections
+                .iter()
+                .position(|own| *own == projection)?,
+        })
+    }
+
+    /// The name of the stack that it is in.
+    fn file_name(&self) -> String {
+        format!("blk.{}.{}.weight", self.layer, EXPERTS[self.projection])
+    }
+
+    fn find<'a>(
+        &self,
+        gguf: &'a Gguf,
+        count: usize,
+        [outputs, inputs]: [usize; 2],
+    ) -> Option<Place<'a>> {
+        if let Some(tensor) = gguf.tensor(&self.file_name()) {
+            let first = self.expert * outputs;
+            return Some(Place {
+                tensor,
+                whole: vec![count, outputs, inputs],
+                rows: first..first + outputs,
+            });
+        }
+        if self.projection == 2 {
+            return None;
+        }
+        let first = (2 * self.expert + self.projection) * outputs;
+        Some(Place {
+            tensor: gguf.tensor(&format!("blk.{}.{FUSED_EXPERTS}.weight", self.layer))?,
+            whole: vec![count, 2 * outputs, inputs],
+            rows: first..first + outputs,
+        })
+    }
+}
 
 /// The name in a file of one of our tensors.
 ///
 /// # Panics
 /// If no configuration asks for a tensor of this name.
 pub(super) fn file_name(ours: &str) -> String {
+    if let Some(part) = ExpertPart::of(ours) {
+        return part.file_name();
+    }
     let (module, suffix) = ours
         .rsplit_once('.')
         .expect("names end in .weight or .bias");
@@ -66,7 +139,7 @@ pub(super) struct Place<'a> {
     pub tensor: Tensor<'a>,
     /// The shape that the whole tensor must have, outermost dimension first.
     pub whole: Vec<usize>,
-    /// Which of its rows.
+    /// Which of its rows, those of all matrices counted where it holds several.
     pub rows: Range<usize>,
 }
 
@@ -76,6 +149,13 @@ pub(super) fn find<'a>(
     config: &ModelConfig,
     spec: &TensorSpec,
 ) -> Option<Place<'a>> {
+    if let (Some(part), Some(experts), &[outputs, inputs]) = (
+        ExpertPart::of(&spec.name),
+        &config.experts,
+        spec.shape.as_slice(),
+    ) {
+        return part.find(gguf, experts.count(), [outputs, inputs]);
+    }
     let name = file_name(&spec.name);
     if let Some(tensor) = gguf.tensor(&name) {
         return Some(Place {
@@ -107,5 +187,5 @@ pub(super) fn find<'a>(
 /// ours keep the halves of a head apart.
 pub(super) fn is_paired(architecture: Architecture, ours: &str) -> bool {
     let rotates = ["q_proj", "k_proj"].iter().any(|name| ours.contains(name));
-    architecture == Architecture::Llama && rotates
+    matches!(architecture, Architecture::Llama | Architecture::Mixtral) && rotates
 }

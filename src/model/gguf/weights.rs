@@ -61,7 +61,12 @@ fn entry(place: &Place<'_>, config: &ModelConfig, spec: &TensorSpec) -> Result<E
         );
         place.tensor.error(reason)
     })?;
-    let row_bytes = info.bytes.len() / place.whole[0];
+    let n_rows: usize = match place.whole.as_slice() {
+        [elements] => *elements,
+        [outside @ .., _] => outside.iter().product(),
+        [] => 1,
+    };
+    let row_bytes = info.bytes.len() / n_rows;
     let start = info.bytes.start;
     Ok(Entry {
         file: place.tensor.file_index,

@@ -76,7 +76,11 @@ pub struct Yarn {
 
 impl RopeConfig {
     /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone.
-    pub(crate) fn from_json(json: &JsonFile, max_positions: usize) -> Result<Self, LoadError> {
+    pub(crate) fn from_json(
+        json: &JsonFile,
+        default_theta: f64,
+        max_positions: usize,
+    ) -> Result<Self, LoadError> {
         let filled = |key| {
             Ok(json
                 .object(key)?
@@ -90,7 +94,7 @@ impl RopeConfig {
         refuse_partial(json)?;
         let Some(own) = own else {
             return Ok(Self {
-                theta: outer_theta.unwrap_or(10_000.0),
+                theta: outer_theta.unwrap_or(default_theta),
                 scaling: RopeScaling::Default,
             });
         };
@@ -106,7 +110,7 @@ impl RopeConfig {
         }
         refuse_partial(&own)?;
         Ok(Self {
-            theta: theta(&own)?.or(outer_theta).unwrap_or(10_000.0),
+            theta: theta(&own)?.or(outer_theta).unwrap_or(default_theta),
             scaling: RopeScaling::from_json(json, &own, max_positions)?,
         })
     }

@@ -4,7 +4,7 @@ use super::*;
 
 fn parse(keys: &str) -> Result<RopeConfig, LoadError> {
     let json = JsonFile::parse(Path::new("config.json"), keys.as_bytes())?;
-    RopeConfig::from_json(&json, 131_072)
+    RopeConfig::from_json(&json, 10_000.0, 131_072)
 }
 
 /// Expected values: transformers 5.23.0, `LlamaRotaryEmbedding`, head_dim 16, max_position_embeddings 131072.

@@ -4,6 +4,7 @@
 //! allocated for it. Nothing here knows what a tensor is for. The files are safetensors (`folder`) or GGUF
 //! ([`crate::model::gguf`]); the names are those of Hugging Face's checkpoints.
 
+mod experts;
 pub(crate) mod folder;
 pub(crate) mod mapped;
 mod quantised;

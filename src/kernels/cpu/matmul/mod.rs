@@ -3,6 +3,7 @@
 //! The weights' panels are divided among the threads; each thread multiplies a few panels with all rows before it
 //! goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and the order of the sums.
 
+mod experts;
 mod output;
 mod tiles;
 
@@ -10,10 +11,11 @@ use std::marker::PhantomData;
 
 use smallvec::SmallVec;
 
-pub use self::output::Write;
+pub use self::experts::{ExpertProduct, ItemRun, add_experts, multiply_experts};
 use self::output::{Output, Panels};
+pub use self::output::{Weighted, Write};
 use self::tiles::{Block32Tile, Int8Tile, KQuantTile, NibbleTile, Operands, PlainTile, Tile};
-use super::activations::PackedRows;
+use super::activations::{PackedRows, RowGroups};
 use super::format::{Format, group_rows};
 use super::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::matrix::Matrix;
@@ -89,8 +91,10 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
             out,
             columns,
             write,
+            weighted: None,
         };
-        Section::new(rows_for(x, section, isa), section, output, n_threads)
+        let rows = rows_for(x, section, isa).groups();
+        Section::new(rows, section, output, n_threads)
     });
     let sections: SmallVec<[Section<'_>; 3]> = sections.collect();
     let n_items = sections.iter().map(Section::n_items).sum();
@@ -117,7 +121,7 @@ fn rows_for<'a>(x: &'a [PackedRows], weight: &Matrix, isa: Isa) -> &'a PackedRow
 
 /// The product with one matrix of a stack, cut into items.
 struct Section<'a> {
-    packed: &'a PackedRows,
+    packed: RowGroups<'a>,
     weight: &'a Matrix,
     output: Output<'a>,
     /// Panels; gated, pairs of them.
@@ -130,18 +134,24 @@ struct Section<'a> {
 
 impl<'a> Section<'a> {
     fn new(
-        packed: &'a PackedRows,
+        packed: RowGroups<'a>,
         weight: &'a Matrix,
         output: Output<'a>,
         n_threads: usize,
     ) -> Self {
-        let n_panels = weight.panels().len();
-        let panels = match output.write.is_gated() {
-            true => n_panels / 2,
-            false => n_panels,
-        };
-        let n_groups = packed.n_groups();
-        let stride = item_panels(weight, panels, n_groups, n_threads);
+        let panels = panels_of(weight, output.write);
+        let stride = item_panels(weight, panels, packed.n_groups, n_threads);
+        Self::with_stride(packed, weight, output, stride)
+    }
+
+    /// Cut into items of `stride` panels.
+    fn with_stride(
+        packed: RowGroups<'a>,
+        weight: &'a Matrix,
+        output: Output<'a>,
+        stride: usize,
+    ) -> Self {
+        let panels = panels_of(weight, output.write);
         Self {
             packed,
             weight,
@@ -149,7 +159,7 @@ impl<'a> Section<'a> {
             panels,
             stride,
             n_spans: panels.div_ceil(stride),
-            n_blocks: n_groups.div_ceil(block_groups(packed)),
+            n_blocks: packed.n_groups.div_ceil(block_groups(packed)),
         }
     }
 
@@ -157,8 +167,19 @@ impl<'a> Section<'a> {
         self.n_spans * self.n_blocks
     }
 
+    /// All rows of some panels.
+    fn span(&self, panels: std::ops::Range<usize>) -> Item<'a> {
+        Item {
+            packed: self.packed,
+            weight: self.weight,
+            output: self.output,
+            panels,
+            groups: 0..self.packed.n_groups,
+        }
+    }
+
     fn item(&self, index: usize) -> Item<'a> {
-        let n_groups = self.packed.n_groups();
+        let n_groups = self.packed.n_groups;
         let (block, span) = (index / self.n_spans, index % self.n_spans);
         let panels = match n_groups {
             1 => group_rows(span, self.n_spans, self.panels),
@@ -175,9 +196,17 @@ impl<'a> Section<'a> {
     }
 }
 
+/// Panels of a matrix; gated, pairs of them.
+fn panels_of(weight: &Matrix, write: Write) -> usize {
+    match write.is_gated() {
+        true => weight.panels().len() / 2,
+        false => weight.panels().len(),
+    }
+}
+
 /// Groups of rows in a block: enough to multiply with weights faster than they come from memory.
-fn block_groups(packed: &PackedRows) -> usize {
-    let group_bytes = tile::MAX_ROWS * packed.row_words() * size_of::<u32>();
+fn block_groups(packed: RowGroups<'_>) -> usize {
+    let group_bytes = tile::MAX_ROWS * packed.row_words * size_of::<u32>();
     (BLOCK_BYTES / group_bytes).clamp(MAX_FETCH_GROUPS, BLOCK_GROUPS)
 }
 
@@ -192,7 +221,7 @@ fn item_panels(weight: &Matrix, panels: usize, n_groups: usize, threads: usize) 
 
 /// Some rows of some panels of a product.
 struct Item<'a> {
-    packed: &'a PackedRows,
+    packed: RowGroups<'a>,
     weight: &'a Matrix,
     output: Output<'a>,
     panels: std::ops::Range<usize>,
@@ -240,7 +269,7 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
     fn run<S: Lanes>(self) {
         let item = self.item;
         // One group waits for memory, which one stream reads faster than three.
-        let many = S::REGISTERS == 1 && item.packed.n_groups() > 1 && T::MAX_PANELS > 1;
+        let many = S::REGISTERS == 1 && item.packed.n_groups > 1 && T::MAX_PANELS > 1;
         let mut panel = item.panels.start;
         while panel < item.panels.end {
             let n = match many && item.panels.end - panel >= MAX_PANELS {
@@ -281,7 +310,7 @@ impl Item<'_> {
     /// What this thread multiplies next, `n` panels from `panel` on: the part that belongs to `group`. Many rows give the
     /// processor time enough to fetch by itself.
     fn ahead(&self, group: usize, panel: usize, n: usize) -> Ahead {
-        let n_groups = self.packed.n_groups();
+        let n_groups = self.packed.n_groups;
         if n_groups == 1 {
             return Ahead::Stream;
         }
@@ -307,7 +336,7 @@ impl Item<'_> {
         let size = self.weight.panel_words();
         let inputs = self.weight.inputs;
         let encoding = self.weight.format.encoding_with::<S>();
-        assert_eq!(self.packed.encoding(), encoding);
+        assert_eq!(self.packed.encoding, encoding);
         assert_eq!(words.len(), m * encoding.row_words(inputs));
         let n = panels.n;
         let all = panels.first * size..(panels.index(n - 1) + 1) * size;
@@ -324,4 +353,4 @@ impl Item<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

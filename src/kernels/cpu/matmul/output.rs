@@ -18,6 +18,8 @@ pub enum Write {
     Store,
     /// It is added to the output.
     Add,
+    /// Each row, times its weight, is added to the row of the output that [`Output::weighted`] names.
+    AddWeighted,
     /// The first half of the outputs are gates, the second half what they let through: `silu(gate) * up`.
     GatedSilu,
     /// The same, and the output is the words of `PackedRows` as [`Encoding::Bf16`].
@@ -29,7 +31,7 @@ pub enum Write {
 impl Write {
     /// Whether the first half of the outputs are gates.
     pub fn is_gated(self) -> bool {
-        !matches!(self, Self::Store | Self::Add)
+        !matches!(self, Self::Store | Self::Add | Self::AddWeighted)
     }
 
     /// The encoding that the output has, if it is the words of `PackedRows`: rows of all encodings are in groups of the same size.
@@ -37,7 +39,7 @@ impl Write {
         match self {
             Self::GatedPairs => Some(Encoding::Bf16),
             Self::GatedRounded => Some(Encoding::WideBf16),
-            Self::Store | Self::Add | Self::GatedSilu => None,
+            Self::Store | Self::Add | Self::AddWeighted | Self::GatedSilu => None,
         }
     }
 
@@ -49,7 +51,7 @@ impl Write {
     /// Values of a row of the output of a product with so many outputs.
     pub fn columns(self, outputs: usize) -> usize {
         match self {
-            Self::Store | Self::Add => outputs,
+            Self::Store | Self::Add | Self::AddWeighted => outputs,
             _ => self.packed_words(outputs / 2).unwrap_or(outputs / 2),
         }
     }
@@ -97,9 +99,47 @@ pub struct Output<'a> {
     pub columns: usize,
     /// What happens to the sums.
     pub write: Write,
+    /// Where rows go that are added with weights.
+    pub weighted: Option<Weighted<'a>>,
+}
+
+/// Rows of an output that the rows of a product are added to.
+#[derive(Clone, Copy)]
+pub struct Weighted<'a> {
+    /// Of each row of the product, that of the output.
+    pub rows: &'a [u32],
+    /// What each row is multiplied with on the way.
+    pub weights: &'a [f32],
 }
 
 impl Output<'_> {
+    /// The row of the output that a row of the product goes to.
+    #[inline(always)]
+    fn target(&self, row: usize) -> usize {
+        match self.weighted {
+            Some(to) => to.rows[row] as usize,
+            None => row,
+        }
+    }
+
+    /// What becomes of an output: `value` is the product's, `before` reads what is there.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    #[inline(always)]
+    unsafe fn merged<S: Lanes>(&self, row: usize, value: S::V, before: &[f32]) -> S::V {
+        // SAFETY: the caller's promise; `load_up_to` reads what is there.
+        unsafe {
+            match (self.write, self.weighted) {
+                (Write::Add, _) => S::add(load_up_to::<S>(before), value),
+                (_, Some(to)) => {
+                    S::mul_add(S::splat(to.weights[row]), value, load_up_to::<S>(before))
+                }
+                _ => value,
+            }
+        }
+    }
+
     /// Asks for what a tile will write: other threads have had it, and it is far away.
     #[inline(always)]
     pub fn fetch<S: Lanes>(&self, rows: Range<usize>, panels: Panels) {
@@ -116,6 +156,7 @@ impl Output<'_> {
                     continue;
                 }
                 for row in rows.clone() {
+                    let row = self.target(row);
                     S::prefetch_write(self.out.at(row * self.columns + first));
                 }
             }
@@ -139,20 +180,17 @@ impl Output<'_> {
             // SAFETY: no other item writes these columns; the tile has written these sums; `dispatch` detected the
             // instruction set.
             unsafe {
-                let out = self
-                    .out
-                    .part(row * self.columns + first as usize, panels.n * PANEL);
+                let start = self.target(row) * self.columns + first as usize;
+                let out = self.out.part(start, panels.n * PANEL);
                 for n in 0..panels.n {
-                    let out = out.as_mut_ptr().wrapping_add(n * PANEL);
+                    let out = &mut out[n * PANEL..][..PANEL];
                     let panel = Panel {
                         first: first + (n * PANEL) as u32,
                         len: PANEL as u32,
                     };
                     let value = self.biased::<S>(sums, m, n, panel);
-                    match self.write {
-                        Write::Add => S::store(out, S::add(S::load(out), value)),
-                        _ => S::store(out, value),
-                    }
+                    let merged = self.merged::<S>(row, value, out);
+                    S::store(out.as_mut_ptr(), merged);
                 }
             }
         }
@@ -221,17 +259,12 @@ impl Output<'_> {
     fn put_part<S: Lanes>(&self, row: usize, panel: Panel, value: S::V) {
         // SAFETY: no other item writes these columns.
         let out = unsafe {
-            self.out.part(
-                row * self.columns + panel.first as usize,
-                panel.len as usize,
-            )
+            let start = self.target(row) * self.columns + panel.first as usize;
+            self.out.part(start, panel.len as usize)
         };
         // SAFETY: `out` and `padded` hold the values that are read and written; `dispatch` detected the instruction set.
         unsafe {
-            let value = match self.write {
-                Write::Add => S::add(load_up_to::<S>(out), value),
-                _ => value,
-            };
+            let value = self.merged::<S>(row, value, out);
             if out.len() == LANES {
                 S::store(out.as_mut_ptr(), value);
                 return;

@@ -10,7 +10,7 @@ use crate::kernels::dtype::MatrixRole;
 use crate::kernels::random::RandomTensor;
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
-use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
+use crate::kernels::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
 
 /// A weight matrix.
 pub struct Matrix {
@@ -34,6 +34,9 @@ impl Vector {
         self.0.as_ref().map_or(DevicePtr::NULL, Weights::ptr)
     }
 }
+
+/// Experts have no kernels here: models that have some are refused before they are loaded.
+pub enum NoExperts {}
 
 /// Frequencies of a rotary embedding.
 pub struct DeviceRope {
@@ -107,6 +110,8 @@ impl Backend for CudaBackend {
     type Rope = DeviceRope;
     type Batch = CudaBatch;
     type TokenList = TokenList;
+    type Experts = NoExperts;
+    type Routes = NoExperts;
 
     fn matrix(&mut self, parts: &[TensorView<'_>], _: MatrixRole) -> Matrix {
         let element = self.element;
@@ -136,6 +141,26 @@ impl Backend for CudaBackend {
             outputs: parts.iter().map(|part| part.shape[0]).sum(),
             inputs: parts.first().map_or(0, |part| part.shape[1]),
         }
+    }
+
+    fn experts(&mut self, _: Vec<Expert<Self>>) -> NoExperts {
+        unreachable!("models with experts are refused")
+    }
+
+    fn norm_rows(&mut self, x: &Tensor, weight: &Vector, eps: f32) -> Tensor {
+        let all = TokenList {
+            tokens: DevicePtr::NULL,
+            len: x.rows,
+        };
+        self.norm(x, all, weight, eps)
+    }
+
+    fn route(&mut self, _: &Tensor, _: &Router<Self>) -> NoExperts {
+        unreachable!("models with experts are refused")
+    }
+
+    fn add_experts(&mut self, _: &mut Tensor, _: &Tensor, routes: NoExperts, _: &NoExperts) {
+        match routes {}
     }
 
     fn vector(&mut self, parts: &[TensorView<'_>]) -> Vector {
@@ -177,11 +202,7 @@ impl Backend for CudaBackend {
     }
 
     fn rms_norm(&mut self, x: &Tensor, weight: &Vector, eps: f32, _: &Matrix) -> Tensor {
-        let all = TokenList {
-            tokens: DevicePtr::NULL,
-            len: x.rows,
-        };
-        self.norm(x, all, weight, eps)
+        self.norm_rows(x, weight, eps)
     }
 
     fn project_qkv(

@@ -7,7 +7,7 @@ use super::*;
 fn other_models_are_refused_by_name() {
     refused(
         config(&described("gemma3")),
-        "architecture \"gemma3\" is not supported, supported are llama, qwen2, qwen3",
+        "architecture \"gemma3\" is not supported, supported are llama, qwen2, qwen3, qwen3moe",
     );
     refused(config(&File::default()), "general.architecture is missing");
     refused(
@@ -18,7 +18,7 @@ fn other_models_are_refused_by_name() {
         (
             "expert_count",
             Value::U32(8),
-            "llama.expert_count is 8: mixtures of experts",
+            "llama.expert_used_count is missing",
         ),
         (
             "final_logit_softcapping",

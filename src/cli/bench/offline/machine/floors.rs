@@ -1,11 +1,13 @@
 //! The least time that a step can take on a machine: every weight is read once, every product computed once.
 //!
 //! Counted are the matrices of the layers, the output projection (for sampled tokens only), attention's two products
-//! and the reading of cached K/V. Norms, activations, sampling and the embedding's rows are left out: a floor may be
+//! and the reading of cached K/V. Of experts those count that are chosen: a token computes with its own, and a step reads
+//! as many as so many tokens would choose if all experts were as likely. Norms, activations, sampling and the embedding's rows are left out: a floor may be
 //! too low, never too high.
 
 use souffleur::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use souffleur::model::config::ModelConfig;
+use souffleur::model::config::experts::ExpertsConfig;
 use souffleur::state::pool::kv_layout::PagedKv;
 
 /// Multiply and add.
@@ -14,12 +16,15 @@ const OPS_PER_ELEMENT: u64 = 2;
 /// What decides the cost of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelCost {
-    /// Elements of all layers' matrices.
+    /// Elements of all layers' matrices, of experts those that a token goes through.
     layer_elements: u64,
     /// Elements of the output projection.
     head_elements: u64,
-    /// All these matrices, with their scales if they are quantised.
+    /// All these matrices but experts, with their scales if they are quantised.
     matrix_bytes: u64,
+    /// The same of all experts.
+    expert_bytes: u64,
+    experts: Option<ExpertsConfig>,
     /// The attention layers.
     attention: Vec<AttentionCost>,
 }
@@ -68,21 +73,39 @@ pub struct Peak {
 impl ModelCost {
     /// Counts a model's matrices, with K/V and unquantised weights in `dtype`.
     pub fn new(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> Self {
-        let bytes = |role: MatrixRole, [outputs, inputs]: [u64; 2]| match quantization {
-            Some(quantization) => quantization.bytes(role, [outputs, inputs]),
-            None => outputs * inputs * dtype.bytes() as u64,
-        };
+        let bytes = |role: MatrixRole, shape| role.bytes(dtype, quantization, shape);
         let (vocab, hidden) = (config.vocab_size as u64, config.hidden_size as u64);
         let mut layer_elements = 0;
         let mut matrix_bytes = bytes(MatrixRole::Logits, [vocab, hidden]);
+        let (mut expert_elements, mut expert_bytes) = (0, 0);
+        let is_expert = |name: &str| {
+            config
+                .experts
+                .as_ref()
+                .is_some_and(|all| all.has_tensor(name))
+        };
         for tensor in config.tensors() {
-            if let (true, &[outputs, inputs]) = (
+            let (true, &[outputs, inputs]) = (
                 tensor.name.starts_with("model.layers."),
                 tensor.shape.as_slice(),
-            ) {
-                layer_elements += tensor.elements();
-                matrix_bytes += bytes(MatrixRole::Inner, [outputs as u64, inputs as u64]);
+            ) else {
+                continue;
+            };
+            let own = bytes(config.role(&tensor.name), [outputs as u64, inputs as u64]);
+            match is_expert(&tensor.name) {
+                true => {
+                    (expert_elements, expert_bytes) =
+                        (expert_elements + tensor.elements(), expert_bytes + own)
+                }
+                false => {
+                    (layer_elements, matrix_bytes) =
+                        (layer_elements + tensor.elements(), matrix_bytes + own)
+                }
             }
+        }
+        if let Some(experts) = &config.experts {
+            layer_elements +=
+                expert_elements / experts.count() as u64 * experts.routing.n_used as u64;
         }
         let layout = config.kv_layout(dtype);
         let layers = layout.layers().iter().zip(&config.windows);
@@ -98,6 +121,8 @@ impl ModelCost {
             layer_elements,
             head_elements: vocab * hidden,
             matrix_bytes,
+            expert_bytes,
+            experts: config.experts.clone(),
             attention: attention.collect(),
         }
     }
@@ -130,7 +155,16 @@ impl ModelCost {
             });
             read.sum::<u64>()
         };
-        self.matrix_bytes + step.iter().map(kv).sum::<u64>()
+        let tokens: u64 = step.iter().map(|extent| extent.new_tokens).sum();
+        self.matrix_bytes + self.chosen_bytes(tokens) + step.iter().map(kv).sum::<u64>()
+    }
+
+    /// Bytes of the experts that so many tokens choose.
+    fn chosen_bytes(&self, tokens: u64) -> u64 {
+        let share = self.experts.as_ref().map_or(0.0, |experts| {
+            experts.expected(tokens as f64) / experts.count() as f64
+        });
+        (self.expert_bytes as f64 * share) as u64
     }
 
     /// The least seconds that the step can take: reading or computing, whichever takes longer.
@@ -195,6 +229,8 @@ mod tests {
             layer_elements: 2 * 768,
             head_elements: 100 * 8,
             matrix_bytes: (2 * 768 + 100 * 8) * 2,
+            expert_bytes: 0,
+            experts: None,
             attention: vec![
                 AttentionCost {
                     kv_bytes: 2 * 8 * 2,
@@ -230,6 +266,30 @@ mod tests {
         // A byte an element, and a scale of 4 bytes for each output: of q, k, v, o, gate, up and down, and the head.
         let scales = 2 * (16 + 8 + 8 + 8 + 16 + 16 + 8) + 100;
         assert_eq!(int8.matrix_bytes, 2 * 768 + 100 * 8 + 4 * scales);
+    }
+
+    #[test]
+    fn experts_count_as_far_as_they_are_chosen() {
+        let config = json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "hidden_size": 8,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+            "tie_word_embeddings": true, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        });
+        let text = config.to_string();
+        let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
+        let cost = ModelCost::new(&config.expect("it can be parsed"), Dtype::BF16, None);
+        // Each expert is as large as the MLP of `cost`; the router's 4x8 elements are f32.
+        let (attention, router, expert) = (384, 32, 384);
+        assert_eq!(cost.layer_elements, 2 * (attention + router + 2 * expert));
+        assert_eq!(
+            cost.matrix_bytes,
+            2 * (2 * attention + 4 * router) + 2 * 800
+        );
+        assert_eq!(cost.expert_bytes, 2 * 4 * 2 * expert);
+        // One token reads half of the experts, two read three quarters of them, many all.
+        let read = |tokens| cost.bytes(&[extent(0, tokens)]) - cost.matrix_bytes;
+        let all = cost.expert_bytes;
+        assert_eq!([read(1), read(2), read(200)], [all / 2, all * 3 / 4, all]);
     }
 
     #[test]
@@ -302,6 +362,8 @@ mod tests {
             layer_elements: 28 * 15_728_640,
             head_elements: 151_936 * 1024,
             matrix_bytes: 2 * (28 * 15_728_640 + 151_936 * 1024),
+            expert_bytes: 0,
+            experts: None,
             attention: vec![
                 AttentionCost {
                     kv_bytes: 2 * 1024 * 2,

@@ -10,7 +10,8 @@ use super::{Activations, values};
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 
-const TYPES: [BlockType; 13] = [
+/// Those that are multiplied as they are.
+pub const TYPES: [BlockType; 13] = [
     BlockType::Affine4,
     BlockType::Q8_0,
     BlockType::Q4_0,
@@ -55,10 +56,19 @@ fn random_rows(block: BlockType, outputs: usize, inputs: usize, seed: u32) -> Ve
 }
 
 fn stack(isa: Isa, parts: &[(BlockType, usize)], inputs: usize) -> (Stack, Vec<Vec<f32>>) {
+    seeded_stack((isa, 0), parts, inputs)
+}
+
+/// Blocks of a seed, and their values.
+pub fn seeded_stack(
+    (isa, seed): (Isa, u32),
+    parts: &[(BlockType, usize)],
+    inputs: usize,
+) -> (Stack, Vec<Vec<f32>>) {
     let rows: Vec<Vec<u8>> = parts
         .iter()
         .enumerate()
-        .map(|(i, (block, outputs))| random_rows(*block, *outputs, inputs, i as u32))
+        .map(|(i, (block, outputs))| random_rows(*block, *outputs, inputs, seed + i as u32))
         .collect();
     let shapes: Vec<[usize; 2]> = parts.iter().map(|part| [part.1, inputs]).collect();
     let views: Vec<TensorView<'_>> = parts
@@ -79,7 +89,8 @@ fn stack(isa: Isa, parts: &[(BlockType, usize)], inputs: usize) -> (Stack, Vec<V
     (stack, views.iter().map(TensorView::to_f32).collect())
 }
 
-fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack) -> Vec<f32> {
+/// `x weight^T`.
+pub fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack) -> Vec<f32> {
     let mut pool = ThreadPool::new(threads).expect("threads start");
     let mut out = vec![0.0; x.len() / weight.inputs * weight.outputs];
     let rows: Vec<PackedRows> = weight

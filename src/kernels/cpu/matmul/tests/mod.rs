@@ -1,4 +1,4 @@
-mod blocks;
+pub mod blocks;
 
 use half::{bf16, f16};
 
@@ -12,28 +12,48 @@ use super::*;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::TensorView;
 
-const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Int8];
+pub const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Int8];
 
-fn values(seed: u32, len: usize) -> Vec<f32> {
+/// Numbers from -1 to 1.
+pub fn values(seed: u32, len: usize) -> Vec<f32> {
     let hash = |i: usize| (i as u32 ^ seed).wrapping_mul(0x9e37_79b9) >> 20;
     (0..len).map(|i| hash(i) as f32 / 2048.0 - 1.0).collect()
 }
 
 fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Stack {
     let mut pool = ThreadPool::new(2).expect("threads start");
-    let values: Vec<_> = parts.iter().map(|n| values(5, n * inputs)).collect();
-    let shapes: Vec<_> = parts.iter().map(|n| [*n, inputs]).collect();
-    let views = values
+    let all = parts.iter().map(|n| values(5, n * inputs));
+    packed_weight((&mut pool, isa), format, all.collect(), inputs)
+}
+
+/// Weights of a seed, in parts that follow each other.
+pub fn seeded_weight(isa: Isa, format: Format, seed: u32, parts: &[usize], inputs: usize) -> Stack {
+    let mut pool = ThreadPool::new(2).expect("threads start");
+    let all = values(seed, parts.iter().sum::<usize>() * inputs);
+    let mut rest = all.as_slice();
+    let cut = parts.iter().map(|n| {
+        let (part, others) = rest.split_at(n * inputs);
+        rest = others;
+        part.to_vec()
+    });
+    packed_weight((&mut pool, isa), format, cut.collect(), inputs)
+}
+
+fn packed_weight(
+    threads: (&mut ThreadPool, Isa),
+    format: Format,
+    parts: Vec<Vec<f32>>,
+    inputs: usize,
+) -> Stack {
+    let shapes = parts.iter().map(|part| [part.len() / inputs, inputs]);
+    let shapes: Vec<_> = shapes.collect();
+    let views = parts
         .iter()
         .zip(&shapes)
         .map(|(values, shape)| TensorView::plain(Dtype::F32, shape, bytemuck::cast_slice(values)));
     let views: Vec<_> = views.collect();
-    Stack::pack(
-        (&mut pool, isa),
-        &mut WeightArena::default(),
-        FormatRule::all(format),
-        &views,
-    )
+    let rule = FormatRule::all(format);
+    Stack::pack(threads, &mut WeightArena::default(), rule, &views)
 }
 
 fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack, write: Write) -> Vec<f32> {
@@ -197,7 +217,8 @@ fn gated_rows_are_what_packing_the_gated_values_gives() {
             };
             let words = product(isa, 2, &x, &weight, write);
             let words: Vec<u32> = words.into_iter().map(f32::to_bits).collect();
-            let groups = (0..expected.n_groups()).flat_map(|group| expected.group(group).1);
+            let all = expected.groups();
+            let groups = (0..all.n_groups).flat_map(|group| all.group(group).1);
             assert!(words.iter().eq(groups), "{isa:?} {rows}x{width}x{inputs}");
         }
     }

@@ -1,0 +1,39 @@
+//! Which models a GPU can run.
+
+use crate::error::LoadError;
+use crate::model::config::ModelConfig;
+
+/// Refuses a model that there are no kernels for.
+///
+/// # Errors
+/// [`LoadError::Device`] for a family with experts.
+pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
+    match config.experts {
+        None => Ok(()),
+        Some(_) => Err(LoadError::Device(format!(
+            "{} runs on the CPU only so far, as there are no CUDA kernels for experts: start with --device cpu",
+            config.architecture.name()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn families_with_experts_are_refused_by_name() {
+        for (name, architecture) in [
+            ("qwen3-moe", "Qwen3MoeForCausalLM"),
+            ("mixtral", "MixtralForCausalLM"),
+        ] {
+            let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+            let config = ModelConfig::read(&models.join(name)).expect("it is read");
+            let error = check_model(&config).expect_err("it is refused").to_string();
+            assert!(error.starts_with(architecture), "{error}");
+            assert!(error.ends_with("start with --device cpu"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Experts: feed-forward blocks of which each token goes through a few.
+//!
+//! Tokens are sorted by expert once. Then all experts' gates and what they let through are one kernel, and all their
+//! ways down another, whose items each own some outputs of every token and go through the experts by ascending id.
+
+mod routes;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use smallvec::SmallVec;
+
+pub use self::routes::{ActiveExpert, Routes};
+pub use self::rows::ExpertRows;
+use super::activations::Activations;
+use super::format::Encoding;
+use super::matmul::{self, ExpertProduct, ItemRun, Weighted, Write};
+use super::rowwise;
+use super::simd::Isa;
+use super::stack::{Encodings, Stack};
+use super::tensor::{Scratch, Tensor};
+use super::threads::ThreadPool;
+use super::{CpuBackend, Linear};
+use crate::kernels::{Expert, Router};
+
+type Packed = SmallVec<[ExpertRows; 1]>;
+
+/// The experts of a layer.
+pub struct Experts {
+    gate_up: Vec<Linear<CpuBackend>>,
+    down: Vec<Linear<CpuBackend>>,
+    /// The encodings that any of their products read.
+    gate_up_encodings: Encodings,
+    down_encodings: Encodings,
+    /// In all experts, gates stand beside what they let through.
+    alternates: bool,
+    /// Width of an expert.
+    width: usize,
+}
+
+impl Experts {
+    /// Takes experts of equal shapes.
+    ///
+    /// # Panics
+    /// If there is none, or their shapes differ.
+    pub fn new(experts: Vec<Expert<CpuBackend>>) -> Self {
+        let (gate_up, down): (Vec<_>, Vec<_>) = experts
+            .into_iter()
+            .map(|expert| (expert.gate_up, expert.down))
+            .unzip();
+        let shapes = |all: &[Linear<CpuBackend>]| -> [usize; 2] {
+            let shape = |linear: &Linear<CpuBackend>| [linear.weight.outputs, linear.weight.inputs];
+            let first = shape(&all[0]);
+            assert!(
+                all.iter().all(|other| shape(other) == first),
+                "experts of equal shapes"
+            );
+            first
+        };
+        let ([both, hidden], [outputs, width]) = (shapes(&gate_up), shapes(&down));
+        assert_eq!(
+            [both, hidden],
+            [2 * width, outputs],
+            "gates and ways down that fit"
+        );
+        Self {
+            gate_up_encodings: encodings(&gate_up),
+            down_encodings: encodings(&down),
+            alternates: gate_up.iter().all(|linear| linear.weight.alternates()),
+            gate_up,
+            down,
+            width,
+        }
+    }
+}
+
+fn encodings(all: &[Linear<CpuBackend>]) -> Encodings {
+    let mut found = Encodings::new();
+    let each = all.iter().flat_map(|linear| linear.weight.encodings());
+    for encoding in each {
+        if !found.contains(encoding) {
+            found.push(*encoding);
+        }
+    }
+    found
+}
+
+/// Chooses the experts of each row of `x`.
+pub fn route(backend: &mut CpuBackend, x: &Tensor, router: &Router<CpuBackend>) -> Routes {
+    let weight = &router.logits.weight;
+    let packed = backend.pack(Activations::plain(x.values(), x.width()), weight);
+    let mut logits = backend.scratch.tensor(x.rows(), weight.outputs);
+    backend.product(&packed, &router.logits, &mut logits, Write::Store);
+    let mut routes = std::mem::take(&mut backend.routes);
+    let threads = (&mut backend.pool, backend.isa);
+    routes.choose(threads, &router.routing, &logits);
+    routes
+}
+
+/// Adds to each row of `residual` what its experts make of the same row of `x`.
+pub fn add(
+    backend: &mut CpuBackend,
+    residual: &mut Tensor,
+    x: &Tensor,
+    routes: &Routes,
+    experts: &Experts,
+) {
+    let mut mixing = Mixing {
+        pool: &mut backend.pool,
+        isa: backend.isa,
+        scratch: &backend.scratch,
+        routes,
+        runs: &mut backend.expert_items,
+    };
+    mixing.add(experts, x, residual);
+}
+
+/// A step's way through the experts of a layer.
+struct Mixing<'a> {
+    /// The threads.
+    pool: &'a mut ThreadPool,
+    /// Their instruction set.
+    isa: Isa,
+    /// Where activations come from.
+    scratch: &'a Scratch,
+    /// Which rows each expert has.
+    routes: &'a Routes,
+    /// Kept for its memory.
+    runs: &'a mut Vec<ItemRun>,
+}
+
+impl Mixing<'_> {
+    /// Adds to each row of `residual` what its experts make of the same row of `x`.
+    fn add(&mut self, experts: &Experts, x: &Tensor, residual: &mut Tensor) {
+        if self.routes.rows() == 0 {
+            return;
+        }
+        let source = Activations {
+            picked: Some(&self.routes.tokens),
+            ..Activations::plain(x.values(), x.width())
+        };
+        let packed = self.pack(source, &experts.gate_up_encodings);
+        let gated = self.gate(experts, &packed);
+        let product = ExpertProduct {
+            x: &gated,
+            experts: &experts.down,
+            active: &self.routes.active,
+            out: residual.values_mut(),
+            write: Write::AddWeighted,
+        };
+        let weighted = Weighted {
+            rows: &self.routes.tokens,
+            weights: &self.routes.weights,
+        };
+        matmul::add_experts(self.pool, self.isa, product, weighted);
+    }
+
+    /// Computes `silu(gate) * up` of all rows, for the products with the ways down.
+    fn gate(&mut self, experts: &Experts, packed: &[ExpertRows]) -> Packed {
+        let (rows, width) = (self.routes.rows(), experts.width);
+        if !experts.alternates {
+            let mut both = self.scratch.tensor(rows, 2 * width);
+            self.multiply(experts, packed, &mut both, Write::Store);
+            let out = self.scratch.tensor(rows, width);
+            let out = rowwise::gated_silu(self.pool, self.isa, &both, out);
+            return self.pack_gated(experts, &out);
+        }
+        let words = match experts.down_encodings.as_slice() {
+            [Encoding::Bf16] => Some((Encoding::Bf16, Write::GatedPairs)),
+            [Encoding::WideBf16] => Some((Encoding::WideBf16, Write::GatedRounded)),
+            _ => None,
+        };
+        if let Some((encoding, write)) = words {
+            let mut out = ExpertRows::uninit(self.scratch, self.isa, encoding, rows, width);
+            self.multiply(experts, packed, out.words_mut(), write);
+            return [out].into_iter().collect();
+        }
+        let mut out = self.scratch.tensor(rows, width);
+        self.multiply(experts, packed, &mut out, Write::GatedSilu);
+        self.pack_gated(experts, &out)
+    }
+
+    fn multiply(&mut self, experts: &Experts, x: &[ExpertRows], out: &mut Tensor, write: Write) {
+        let product = ExpertProduct {
+            x,
+            experts: &experts.gate_up,
+            active: &self.routes.active,
+            out: out.values_mut(),
+            write,
+        };
+        matmul::multiply_experts(self.pool, self.isa, product, self.runs);
+    }
+
+    fn pack_gated(&mut self, experts: &Experts, gated: &Tensor) -> Packed {
+        let source = Activations::plain(gated.values(), gated.width());
+        self.pack(source, &experts.down_encodings)
+    }
+
+    fn pack(&mut self, source: Activations<'_>, encodings: &[Encoding]) -> Packed {
+        let packed = encodings.iter().map(|encoding| {
+            let threads = (&mut *self.pool, self.isa);
+            ExpertRows::pack(
+                threads,
+                self.scratch,
+                *encoding,
+                source,
+                &self.routes.groups,
+            )
+        });
+        packed.collect()
+    }
+}
+
+/// The weights of an expert's product.
+pub fn weight_of(linear: &Linear<CpuBackend>) -> (&Stack, Option<&[f32]>) {
+    (&linear.weight, linear.bias.as_deref())
+}

@@ -1,0 +1,147 @@
+//! The experts of a step's tokens, and the tokens of each expert.
+
+use super::super::activations::most_group_rows;
+use super::super::format::{group_rows, n_groups};
+use super::super::simd::Isa;
+use super::super::tensor::{Shared, Tensor};
+use super::super::threads::ThreadPool;
+use crate::kernels::routing::Routing;
+
+/// Multiply-adds that choosing costs about, for each logit.
+const LOGIT_COST: usize = 32;
+/// Tokens whose experts are chosen together.
+const ITEM_TOKENS: usize = 16;
+
+/// Which experts the tokens of a step go through.
+///
+/// A *row* is a token at one of its experts. Rows stand by expert, those of an expert in the order of their tokens.
+#[derive(Default)]
+pub struct Routes {
+    /// Of each token in turn, `n_used` of them.
+    experts: Vec<u32>,
+    /// How much each of them counts.
+    scores: Vec<f32>,
+    /// The token of each row.
+    pub tokens: Vec<u32>,
+    /// How much each row counts.
+    pub weights: Vec<f32>,
+    /// Experts with rows, ascending.
+    pub active: Vec<ActiveExpert>,
+    /// The first row and the end of each group of rows that are multiplied together.
+    pub groups: Vec<(u32, u32)>,
+    /// For each expert the row that comes next.
+    next: Vec<u32>,
+}
+
+/// An expert and its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActiveExpert {
+    /// Its id.
+    pub expert: usize,
+    /// Its first row.
+    pub first: usize,
+    /// How many it has.
+    pub rows: usize,
+}
+
+impl Routes {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Chooses experts by the logits of each token, and sorts the tokens by them.
+    pub fn choose(
+        &mut self,
+        (pool, isa): (&mut ThreadPool, Isa),
+        routing: &Routing,
+        logits: &Tensor,
+    ) {
+        let n_rows = logits.rows() * routing.n_used;
+        resize(&mut self.experts, n_rows);
+        resize(&mut self.scores, n_rows);
+        choose_all(pool, routing, logits, &mut self.experts, &mut self.scores);
+        self.group(routing, most_group_rows(isa));
+    }
+
+    /// Sorts by counting.
+    fn group(&mut self, routing: &Routing, most_group_rows: usize) {
+        let (n_rows, used) = (self.experts.len(), routing.n_used);
+        self.count(routing.n_experts);
+        // What a step may need, so that no later one of the same size has to make room.
+        let most_active = n_rows.min(routing.n_experts);
+        self.active.clear();
+        self.active.reserve(most_active);
+        self.groups.clear();
+        self.groups.reserve(n_rows);
+        let mut first = 0;
+        for (expert, next) in self.next.iter_mut().enumerate() {
+            let rows = *next as usize;
+            *next = first as u32;
+            if rows > 0 {
+                let active = ActiveExpert {
+                    expert,
+                    first,
+                    rows,
+                };
+                self.groups.extend(groups_of(active, most_group_rows));
+                self.active.push(active);
+            }
+            first += rows;
+        }
+        resize(&mut self.tokens, n_rows);
+        resize(&mut self.weights, n_rows);
+        for (index, (expert, score)) in self.experts.iter().zip(&self.scores).enumerate() {
+            let next = &mut self.next[*expert as usize];
+            self.tokens[*next as usize] = (index / used) as u32;
+            self.weights[*next as usize] = *score;
+            *next += 1;
+        }
+    }
+
+    /// Counts the rows of each expert.
+    fn count(&mut self, n_experts: usize) {
+        resize(&mut self.next, n_experts);
+        self.next.fill(0);
+        for expert in &self.experts {
+            self.next[*expert as usize] += 1;
+        }
+    }
+}
+
+fn groups_of(active: ActiveExpert, most: usize) -> impl Iterator<Item = (u32, u32)> {
+    let ActiveExpert { first, rows, .. } = active;
+    let n = n_groups(rows, most);
+    (0..n).map(move |group| {
+        let rows = group_rows(group, n, rows);
+        ((first + rows.start) as u32, (first + rows.end) as u32)
+    })
+}
+
+fn choose_all(
+    pool: &mut ThreadPool,
+    routing: &Routing,
+    logits: &Tensor,
+    experts: &mut [u32],
+    scores: &mut [f32],
+) {
+    let (n_tokens, used) = (logits.rows(), routing.n_used);
+    let (experts, scores) = (Shared::new(experts), Shared::new(scores));
+    let cost = n_tokens * routing.n_experts * LOGIT_COST;
+    pool.for_each_in_runs(n_tokens.div_ceil(ITEM_TOKENS), cost, &|item| {
+        for token in item * ITEM_TOKENS..n_tokens.min((item + 1) * ITEM_TOKENS) {
+            // SAFETY: each token belongs to one item.
+            let (experts, scores) = unsafe {
+                (
+                    experts.part(token * used, used),
+                    scores.part(token * used, used),
+                )
+            };
+            routing.choose(logits.row(token), experts, scores);
+        }
+    });
+}
+
+fn resize<T: Clone + Default>(values: &mut Vec<T>, len: usize) {
+    values.resize(len, T::default());
+}

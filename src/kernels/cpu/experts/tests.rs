@@ -1,0 +1,306 @@
+//! Experts against the products of dense layers, bit by bit, and against sums in f64, in every format.
+
+use super::super::format::{Format, PANEL};
+use super::super::matmul::tests::blocks::{TYPES, product, seeded_stack};
+use super::super::matmul::tests::{FORMATS, seeded_weight, values};
+use super::*;
+use crate::kernels::blocks::BlockType;
+use crate::kernels::routing::Routing;
+
+const EXPERTS: usize = 6;
+const USED: usize = 3;
+/// How many tokens are compared with sums in f64.
+const CHECKED: usize = 5;
+/// Whole superblocks.
+const HIDDEN: usize = 256;
+const WIDTH: usize = 256;
+
+/// Weights of one expert in some format: gate and up, then down.
+struct Weights {
+    stacks: [Stack; 2],
+    /// Their values.
+    values: [Vec<f32>; 2],
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Plain(Format),
+    Blocks(BlockType),
+    /// Gates in other blocks than what they let through.
+    Mixed(BlockType, BlockType),
+}
+
+fn kinds() -> Vec<Kind> {
+    let plain = FORMATS.map(Kind::Plain).into_iter();
+    let mixed = [
+        Kind::Mixed(BlockType::Q4K, BlockType::Q6K),
+        Kind::Mixed(BlockType::Q4K, BlockType::Q8_0),
+    ];
+    plain.chain(TYPES.map(Kind::Blocks)).chain(mixed).collect()
+}
+
+fn all_values(stack: &Stack) -> Vec<f32> {
+    let mut values = vec![0.0; stack.outputs * stack.inputs];
+    let rows = values.chunks_exact_mut(stack.inputs).enumerate();
+    rows.for_each(|(row, out)| stack.read_row(row, out));
+    values
+}
+
+fn weights(isa: Isa, kind: Kind, expert: usize) -> Weights {
+    let seed = 100 * expert as u32;
+    match kind {
+        Kind::Plain(format) => {
+            let gate_up = |parts: &[usize]| seeded_weight(isa, format, seed, parts, HIDDEN);
+            let down = seeded_weight(isa, format, seed + 1, &[HIDDEN], WIDTH);
+            let halves = gate_up(&[2 * WIDTH]);
+            Weights {
+                values: [all_values(&halves), all_values(&down)],
+                stacks: [gate_up(&[WIDTH; 2]), down],
+            }
+        }
+        Kind::Blocks(block) => in_blocks(isa, [block; 3], seed),
+        Kind::Mixed(gate, up) => in_blocks(isa, [gate, up, gate], seed),
+    }
+}
+
+fn in_blocks(isa: Isa, [gate, up, down]: [BlockType; 3], seed: u32) -> Weights {
+    let (gate_up, first) = seeded_stack((isa, seed), &[(gate, WIDTH), (up, WIDTH)], HIDDEN);
+    let (down, second) = seeded_stack((isa, seed + 7), &[(down, HIDDEN)], WIDTH);
+    Weights {
+        stacks: [gate_up, down],
+        values: [first.concat(), second.concat()],
+    }
+}
+
+fn linear(weight: Stack) -> Linear<CpuBackend> {
+    Linear { weight, bias: None }
+}
+
+/// The routes of tokens with random logits.
+fn routes(isa: Isa, pool: &mut ThreadPool, n_tokens: usize, seed: u32) -> Routes {
+    let routing = Routing::softmax(EXPERTS, USED, true);
+    let mut logits = Scratch::default().tensor(n_tokens, EXPERTS);
+    let random = values(seed, n_tokens * EXPERTS);
+    logits.values_mut().copy_from_slice(&random);
+    let mut routes = Routes::default();
+    routes.choose((pool, isa), &routing, &logits);
+    routes
+}
+
+fn mixed(isa: Isa, threads: usize, experts: &Experts, x: &[f32], first: u32) -> (Vec<f32>, Routes) {
+    let mut pool = ThreadPool::new(threads).expect("threads start");
+    let scratch = Scratch::default();
+    let n_tokens = x.len() / HIDDEN;
+    let tensor = |values: &[f32]| {
+        let mut tensor = scratch.tensor(n_tokens, HIDDEN);
+        tensor.values_mut().copy_from_slice(values);
+        tensor
+    };
+    let mut residual = tensor(&residual(n_tokens));
+    let routes = routes(isa, &mut pool, n_tokens, first);
+    let mut mixing = Mixing {
+        pool: &mut pool,
+        isa,
+        scratch: &scratch,
+        routes: &routes,
+        runs: &mut Vec::new(),
+    };
+    mixing.add(experts, &tensor(x), &mut residual);
+    (residual.values().to_vec(), routes)
+}
+
+fn residual(n_tokens: usize) -> Vec<f32> {
+    values(77, n_tokens * HIDDEN)
+}
+
+/// The rows of each token: expert and weight, by ascending expert.
+fn rows_of(routes: &Routes, token: usize) -> Vec<(usize, f32)> {
+    let experts = routes.active.iter().flat_map(|active| {
+        let rows = active.first..active.first + active.rows;
+        rows.map(|row| (active.expert, row))
+    });
+    let own = experts.filter(|(_, row)| routes.tokens[*row] as usize == token);
+    own.map(|(expert, row)| (expert, routes.weights[row]))
+        .collect()
+}
+
+/// What dense layers make of a row.
+fn dense(isa: Isa, weights: &Weights, x: &[f32]) -> Vec<f32> {
+    let [gate_up, down] = &weights.stacks;
+    let scratch = Scratch::default();
+    let mut both = scratch.tensor(1, 2 * WIDTH);
+    both.values_mut()
+        .copy_from_slice(&product(isa, 1, x, gate_up));
+    let mut pool = ThreadPool::new(1).expect("threads start");
+    let gated = rowwise::gated_silu(&mut pool, isa, &both, scratch.tensor(1, WIDTH));
+    product(isa, 1, gated.values(), down)
+}
+
+fn in_f64(weights: &Weights, x: &[f32]) -> Vec<f64> {
+    let times = |x: &[f64], matrix: &[f32]| -> Vec<f64> {
+        let rows = matrix.chunks_exact(x.len());
+        let dot = |row: &[f32]| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+        rows.map(dot).collect()
+    };
+    let x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+    let both = times(&x, &weights.values[0]);
+    let (gates, ups) = both.split_at(WIDTH);
+    let gated = gates.iter().zip(ups);
+    let gated: Vec<f64> = gated
+        .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
+        .collect();
+    times(&gated, &weights.values[1])
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// The root of the mean squares of the errors, relative to that of the values.
+fn relative_error(got: &[f32], before: &[f32], expected: &[f64]) -> f64 {
+    let (mut off, mut size) = (0.0, 0.0);
+    for ((got, before), expected) in got.iter().zip(before).zip(expected) {
+        off += (f64::from(*got) - f64::from(*before) - expected).powi(2);
+        size += expected * expected;
+    }
+    (off / size).sqrt()
+}
+
+/// What activations are rounded to bounds the error.
+fn bound(kind: Kind) -> f64 {
+    match kind {
+        Kind::Plain(Format::F32 | Format::F16) => 3e-6,
+        Kind::Plain(Format::Bf16) => 5e-3,
+        _ => 0.04,
+    }
+}
+
+#[test]
+fn experts_compute_what_dense_layers_do_in_every_format_and_number_of_tokens() {
+    for isa in Isa::available() {
+        for kind in kinds() {
+            let all: Vec<Weights> = (0..EXPERTS)
+                .map(|expert| weights(isa, kind, expert))
+                .collect();
+            let experts = Experts::new(
+                (0..EXPERTS)
+                    .map(|expert| {
+                        let [gate_up, down] = weights(isa, kind, expert).stacks.map(linear);
+                        Expert { gate_up, down }
+                    })
+                    .collect(),
+            );
+            let x = values(3, 30 * HIDDEN);
+            for n_tokens in [1, 5, 30] {
+                let x = &x[..n_tokens * HIDDEN];
+                let (got, routes) = mixed(isa, 3, &experts, x, 11);
+                let (alone, _) = mixed(isa, 1, &experts, x, 11);
+                assert_eq!(bits(&got), bits(&alone), "{isa:?} {kind:?}: threads");
+                let before = residual(n_tokens);
+                let (mut right, mut sums) = (before.clone(), vec![0f64; before.len()]);
+                for (token, x) in x.chunks_exact(HIDDEN).enumerate() {
+                    let rows = rows_of(&routes, token);
+                    assert_eq!(rows.len(), USED);
+                    let own = token * HIDDEN..(token + 1) * HIDDEN;
+                    for (expert, weight) in rows {
+                        let y = dense(isa, &all[expert], x);
+                        for (out, y) in right[own.clone()].iter_mut().zip(y) {
+                            *out = match isa {
+                                Isa::Portable if !cfg!(target_arch = "aarch64") => {
+                                    weight * y + *out
+                                }
+                                _ => weight.mul_add(y, *out),
+                            };
+                        }
+                        if n_tokens == CHECKED {
+                            let y = in_f64(&all[expert], x);
+                            for (sum, y) in sums[own.clone()].iter_mut().zip(y) {
+                                *sum += f64::from(weight) * y;
+                            }
+                        }
+                    }
+                }
+                assert_eq!(
+                    bits(&got),
+                    bits(&right),
+                    "{isa:?} {kind:?} {n_tokens} tokens"
+                );
+                if n_tokens == CHECKED {
+                    let error = relative_error(&got, &before, &sums);
+                    assert!(error <= bound(kind), "{isa:?} {kind:?}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_stand_by_expert_in_their_order_and_groups_fill_the_experts() {
+    let isa = Isa::detect();
+    let mut pool = ThreadPool::new(2).expect("threads start");
+    let most = super::super::activations::most_group_rows(isa);
+    for n_tokens in [0, 1, 2, 33, 300] {
+        let routes = routes(isa, &mut pool, n_tokens, 5);
+        assert_eq!(routes.rows(), n_tokens * USED);
+        let mut first = 0;
+        for active in &routes.active {
+            assert_eq!(active.first, first);
+            assert!(active.rows > 0);
+            let tokens = &routes.tokens[first..first + active.rows];
+            assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+            first += active.rows;
+        }
+        assert_eq!(first, routes.rows());
+        assert!(routes.active.is_sorted_by(|a, b| a.expert < b.expert));
+        let mut groups = routes.groups.iter();
+        for active in &routes.active {
+            let (mut at, end) = (active.first, active.first + active.rows);
+            while at < end {
+                let (start, end) = *groups.next().expect("groups as rows");
+                assert_eq!(start as usize, at);
+                assert!((1..=most).contains(&((end - start) as usize)));
+                at = end as usize;
+            }
+            assert_eq!(at, end);
+        }
+        assert!(groups.next().is_none());
+    }
+}
+
+#[test]
+fn widths_that_fill_no_panel_are_padded() {
+    let isa = Isa::detect();
+    assert!(!40usize.is_multiple_of(PANEL));
+    for format in FORMATS {
+        let (hidden, width) = (52, 40);
+        let experts = (0..EXPERTS as u32).map(|seed| Expert {
+            gate_up: linear(seeded_weight(isa, format, seed, &[width; 2], hidden)),
+            down: linear(seeded_weight(isa, format, seed + 50, &[hidden], width)),
+        });
+        let experts = Experts::new(experts.collect());
+        let mut pool = ThreadPool::new(2).expect("threads start");
+        let scratch = Scratch::default();
+        let mut seen: Vec<Vec<f32>> = Vec::new();
+        for n_tokens in [1, 20] {
+            let routes = routes(isa, &mut pool, n_tokens, 9);
+            let tensor = |seed| {
+                let mut tensor = scratch.tensor(n_tokens, hidden);
+                tensor
+                    .values_mut()
+                    .copy_from_slice(&values(seed, n_tokens * hidden));
+                tensor
+            };
+            let mut residual = tensor(1);
+            let mut mixing = Mixing {
+                pool: &mut pool,
+                isa,
+                scratch: &scratch,
+                routes: &routes,
+                runs: &mut Vec::new(),
+            };
+            mixing.add(&experts, &tensor(2), &mut residual);
+            seen.push(residual.values()[..hidden].to_vec());
+        }
+        assert_eq!(bits(&seen[0]), bits(&seen[1]), "{format:?}");
+    }
+}

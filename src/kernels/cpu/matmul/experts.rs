@@ -1,0 +1,186 @@
+//! Products of experts' rows: each expert multiplies its own with its own weights.
+
+use super::super::activations::RowGroups;
+use super::super::experts::{ActiveExpert, ExpertRows, weight_of};
+use super::super::format::{PANEL, group_rows};
+use super::super::matrix::Matrix;
+use super::super::simd::Isa;
+use super::super::stack::Stack;
+use super::super::tensor::Shared;
+use super::super::threads::ThreadPool;
+use super::super::tile::MAX_PANELS;
+use super::super::{CpuBackend, Linear};
+use super::output::{Output, Weighted, Write};
+use super::{STREAM_BYTES, Section};
+
+/// Panels of an item with several groups of rows, so that the rows stay near while weights pass by.
+const ITEM_PANELS: usize = 4 * MAX_PANELS;
+
+/// A product of each expert's rows with its weights.
+///
+/// # Shapes
+/// `x: [rows, inputs]`, `out: [rows, outputs]`; gated half as many outputs.
+pub struct ExpertProduct<'a> {
+    /// The rows of all experts, in each encoding that the weights need.
+    pub x: &'a [ExpertRows],
+    /// The weights of all experts, by id.
+    pub experts: &'a [Linear<CpuBackend>],
+    /// The experts that have rows.
+    pub active: &'a [ActiveExpert],
+    /// Where it goes.
+    pub out: &'a mut [f32],
+    /// How it goes there.
+    pub write: Write,
+}
+
+/// Items of a matrix of an expert, from the first one on.
+#[derive(Clone, Copy)]
+pub struct ItemRun {
+    first_item: usize,
+    /// Which of the active experts.
+    active: usize,
+    /// Which matrix of its stack.
+    section: usize,
+}
+
+/// Multiplies in one kernel. `runs` is kept for its memory.
+///
+/// # Panics
+/// If the shapes or encodings do not fit each other.
+pub fn multiply_experts(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    product: ExpertProduct<'_>,
+    runs: &mut Vec<ItemRun>,
+) {
+    let sections = ExpertSections::new(product, isa, None);
+    runs.clear();
+    runs.reserve(sections.most_sections());
+    let mut n_items = 0;
+    for (index, active) in sections.active.iter().enumerate() {
+        for section in 0..sections.weight(active).sections().len() {
+            runs.push(ItemRun {
+                first_item: n_items,
+                active: index,
+                section,
+            });
+            n_items += sections.section(index, section).n_items();
+        }
+    }
+    pool.for_each_in_runs(n_items, sections.cost(), &|item| {
+        let run = runs[runs.partition_point(|run| run.first_item <= item) - 1];
+        let section = sections.section(run.active, run.section);
+        section.item(item - run.first_item).run(isa);
+    });
+}
+
+/// Adds each row, times its weight, to a row of the output, by ascending expert: an item owns some outputs of all of them.
+///
+/// # Panics
+/// As [`multiply_experts`].
+pub fn add_experts(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    product: ExpertProduct<'_>,
+    weighted: Weighted<'_>,
+) {
+    let sections = ExpertSections::new(product, isa, Some(weighted));
+    let n_panels = sections.columns.div_ceil(PANEL);
+    let stride = n_panels.div_ceil(4 * pool.n_threads());
+    let n_spans = n_panels.div_ceil(stride.max(MAX_PANELS));
+    pool.for_each_in_runs(n_spans, sections.cost(), &|span| {
+        for index in 0..sections.active.len() {
+            let section = sections.section(index, 0);
+            section.span(group_rows(span, n_spans, n_panels)).run(isa);
+        }
+    });
+}
+
+/// The matrices of the active experts, each with its rows.
+struct ExpertSections<'a> {
+    x: &'a [ExpertRows],
+    experts: &'a [Linear<CpuBackend>],
+    active: &'a [ActiveExpert],
+    out: Shared<'a, f32>,
+    write: Write,
+    weighted: Option<Weighted<'a>>,
+    /// Values of a row of the output.
+    columns: usize,
+    isa: Isa,
+}
+
+impl<'a> ExpertSections<'a> {
+    fn new(product: ExpertProduct<'a>, isa: Isa, weighted: Option<Weighted<'a>>) -> Self {
+        let ExpertProduct {
+            x,
+            experts,
+            active,
+            out,
+            write,
+        } = product;
+        let columns = write.columns(experts[0].weight.outputs);
+        let rows = active.last().map_or(0, |last| last.first + last.rows);
+        match weighted {
+            None => assert_eq!(out.len(), rows * columns, "{rows} rows of {columns}"),
+            Some(to) => {
+                assert!(out.len().is_multiple_of(columns), "rows of {columns}");
+                assert_eq!([to.rows.len(), to.weights.len()], [rows; 2]);
+            }
+        }
+        Self {
+            x,
+            experts,
+            active,
+            out: Shared::new(out),
+            write,
+            weighted,
+            columns,
+            isa,
+        }
+    }
+
+    fn weight(&self, active: &ActiveExpert) -> &'a Stack {
+        weight_of(&self.experts[active.expert]).0
+    }
+
+    /// What a step of so many rows may need, whichever experts they go to.
+    fn most_sections(&self) -> usize {
+        let rows = self.active.last().map_or(0, |last| last.first + last.rows);
+        let sections = |linear: &Linear<CpuBackend>| linear.weight.sections().len();
+        rows.min(self.experts.len()) * self.experts.iter().map(sections).max().unwrap_or(0)
+    }
+
+    fn cost(&self) -> usize {
+        let rows: usize = self.active.iter().map(|active| active.rows).sum();
+        let weight = &self.experts[0].weight;
+        rows * weight.inputs * weight.outputs
+    }
+
+    fn section(&self, active: usize, section: usize) -> Section<'a> {
+        let active = &self.active[active];
+        let (stack, bias) = weight_of(&self.experts[active.expert]);
+        let weight = &stack.sections()[section];
+        let output = Output {
+            panels: weight.panels(),
+            bias,
+            out: self.out,
+            columns: self.columns,
+            write: self.write,
+            weighted: self.weighted,
+        };
+        let rows = self.rows_for(weight, active);
+        // Experts are many, so their items need not be small to be balanced.
+        let stride = match rows.n_groups {
+            1 => (STREAM_BYTES / (4 * weight.panel_words())).max(1),
+            _ => ITEM_PANELS,
+        };
+        Section::with_stride(rows, weight, output, stride)
+    }
+
+    /// The rows of an expert in the encoding that its weights read.
+    fn rows_for(&self, weight: &Matrix, active: &ActiveExpert) -> RowGroups<'a> {
+        let wanted = (weight.inputs, weight.format.encoding(self.isa));
+        let found = self.x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
+        found.expect("activations as the weights").of(active)
+    }
+}

@@ -1,0 +1,195 @@
+//! The experts of a model: how many, of which width, in which layers, and what their tensors are called.
+
+use super::Architecture;
+use super::limits::{EXPERTS, INTERMEDIATE, check_experts};
+use crate::error::LoadError;
+use crate::kernels::routing::Routing;
+use crate::model::json_file::JsonFile;
+use crate::model::weights::TensorSpec;
+
+/// The experts of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsConfig {
+    /// How the router of each layer chooses them.
+    pub routing: Routing,
+    /// Width of an expert, in elements.
+    pub width: usize,
+    /// For each layer whether it has experts, which stand where others have an MLP.
+    pub layers: Vec<bool>,
+    /// What their tensors are called.
+    pub names: ExpertNames,
+}
+
+impl ExpertsConfig {
+    /// Reads what a `config.json` says of experts.
+    pub(super) fn from_json(
+        json: &JsonFile,
+        architecture: Architecture,
+        layers: usize,
+    ) -> Result<Option<Self>, LoadError> {
+        let read = match architecture {
+            Architecture::Qwen3Moe => qwen3_moe(json, layers)?,
+            Architecture::Mixtral => mixtral(json, layers)?,
+            Architecture::Llama
+            | Architecture::Mistral
+            | Architecture::Qwen2
+            | Architecture::Qwen3 => return Ok(None),
+        };
+        let Some(experts) = read.filter(|experts| experts.layers.contains(&true)) else {
+            return Ok(None);
+        };
+        let Routing {
+            n_experts, n_used, ..
+        } = experts.routing;
+        check_experts(n_used, (count_key(json), n_experts), layers)
+            .map_err(|reason| json.error("num_experts_per_tok", reason))?;
+        Ok(Some(experts))
+    }
+
+    /// Whether a layer has experts.
+    pub fn are_in(&self, layer: usize) -> bool {
+        self.layers.get(layer).copied().unwrap_or(false)
+    }
+
+    /// Number of experts in a layer.
+    pub fn count(&self) -> usize {
+        self.routing.n_experts
+    }
+
+    /// How many experts of a layer some tokens go through together, if all are chosen alike and each token's apart from
+    /// the others'.
+    pub fn expected(&self, tokens: f64) -> f64 {
+        let Routing {
+            n_experts, n_used, ..
+        } = self.routing;
+        let (all, used) = (n_experts as f64, n_used as f64);
+        all * (1.0 - (1.0 - used / all).powf(tokens))
+    }
+
+    /// Whether a tensor of the model is a matrix of an expert.
+    pub fn has_tensor(&self, name: &str) -> bool {
+        let within_layer = name.strip_prefix("model.layers.");
+        let module = within_layer.and_then(|rest| rest.split_once('.'));
+        let inside = module.and_then(|(_, rest)| rest.strip_prefix(self.names.module));
+        inside.is_some_and(|rest| rest.starts_with(".experts."))
+    }
+
+    /// The tensors of a layer's router and experts.
+    pub(super) fn tensors(&self, layer: usize, hidden: usize) -> Vec<TensorSpec> {
+        let names = self.names;
+        let router = format!("{}.weight", names.router(layer));
+        let mut specs = vec![TensorSpec::new(router, &[self.count(), hidden])];
+        for expert in 0..self.count() {
+            let shapes = [
+                [self.width, hidden],
+                [self.width, hidden],
+                [hidden, self.width],
+            ];
+            for (name, shape) in names.projections(layer, expert).into_iter().zip(shapes) {
+                specs.push(TensorSpec::new(format!("{name}.weight"), &shape));
+            }
+        }
+        specs
+    }
+}
+
+/// What the tensors of experts are called in a family's checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertNames {
+    /// The module within a layer that router and experts belong to.
+    pub module: &'static str,
+    /// Its projections: gate, up, down.
+    pub projections: [&'static str; 3],
+}
+
+impl ExpertNames {
+    /// As in Qwen's.
+    pub const QWEN: Self = Self {
+        module: "mlp",
+        projections: ["gate_proj", "up_proj", "down_proj"],
+    };
+    /// As in Mixtral's.
+    pub const MIXTRAL: Self = Self {
+        module: "block_sparse_moe",
+        projections: ["w1", "w3", "w2"],
+    };
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::QWEN, Self::MIXTRAL];
+
+    /// The module of a layer.
+    pub fn module(self, layer: usize) -> String {
+        format!("model.layers.{layer}.{}", self.module)
+    }
+
+    /// The router of a layer.
+    pub fn router(self, layer: usize) -> String {
+        format!("{}.gate", self.module(layer))
+    }
+
+    /// Gate, up and down of an expert.
+    pub fn projections(self, layer: usize, expert: usize) -> [String; 3] {
+        let module = self.module(layer);
+        self.projections
+            .map(|projection| format!("{module}.experts.{expert}.{projection}"))
+    }
+}
+
+/// Softmax over all experts; the weights of the chosen are divided by their sum if `norm_topk_prob`. Every
+/// `decoder_sparse_step`-th layer has experts, but for those that are listed.
+fn qwen3_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let count = json
+        .size(count_key(json), 0..=*EXPERTS.end())?
+        .unwrap_or(128);
+    if count == 0 {
+        return Ok(None);
+    }
+    let step = json
+        .size("decoder_sparse_step", 1..=usize::MAX)?
+        .unwrap_or(1);
+    let dense = json
+        .numbers("mlp_only_layers", "layers")?
+        .unwrap_or_default();
+    let has_experts = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
+    let renormalised = json.flag("norm_topk_prob")?.unwrap_or(false);
+    Ok(Some(ExpertsConfig {
+        routing: softmax(json, count, 8, renormalised)?,
+        width: json
+            .size("moe_intermediate_size", INTERMEDIATE)?
+            .unwrap_or(768),
+        layers: (0..layers).map(has_experts).collect(),
+        names: ExpertNames::QWEN,
+    }))
+}
+
+/// Softmax over all experts; the weights of the chosen are divided by their sum.
+fn mixtral(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let count = json.size(count_key(json), EXPERTS)?.unwrap_or(8);
+    Ok(Some(ExpertsConfig {
+        routing: softmax(json, count, 2, true)?,
+        width: json.required_size("intermediate_size", INTERMEDIATE)?,
+        layers: vec![true; layers],
+        names: ExpertNames::MIXTRAL,
+    }))
+}
+
+fn softmax(
+    json: &JsonFile,
+    n_experts: usize,
+    default_used: usize,
+    renormalised: bool,
+) -> Result<Routing, LoadError> {
+    let n_used = json.size("num_experts_per_tok", EXPERTS)?;
+    Ok(Routing::softmax(
+        n_experts,
+        n_used.unwrap_or(default_used),
+        renormalised,
+    ))
+}
+
+/// Both names mean the same in these families.
+fn count_key(json: &JsonFile) -> &'static str {
+    match json.has("num_local_experts") {
+        true => "num_local_experts",
+        false => "num_experts",
+    }
+}

@@ -1,0 +1,72 @@
+//! The sliding windows of a model's layers.
+
+use super::Architecture;
+use super::limits::CONTEXT;
+use crate::error::LoadError;
+use crate::model::json_file::JsonFile;
+
+/// Reads for each layer how many tokens a query sees, itself included; `None` for all of them.
+pub(super) fn read(
+    json: &JsonFile,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Vec<Option<usize>>, LoadError> {
+    let slides = match architecture {
+        Architecture::Llama => false,
+        Architecture::Mistral | Architecture::Mixtral => true,
+        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
+            json.flag("use_sliding_window")?.unwrap_or(false)
+        }
+    };
+    let given = json.size("sliding_window", CONTEXT)?;
+    let window = match given {
+        _ if !slides => None,
+        None if architecture == Architecture::Mixtral => None,
+        None if !json.has("sliding_window") => Some(4096),
+        given => given,
+    };
+    if !matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3) {
+        return Ok(vec![window; layers]);
+    }
+    let Some(kinds) = json.texts("layer_types")? else {
+        let first = json
+            .size("max_window_layers", 0..=usize::MAX)?
+            .unwrap_or(28);
+        return Ok((0..layers)
+            .map(|layer| window.filter(|_| layer >= first))
+            .collect());
+    };
+    if kinds.len() != layers {
+        let reason = format!(
+            "has {} entries, expected num_hidden_layers, {layers}",
+            kinds.len()
+        );
+        return Err(json.error("layer_types", reason));
+    }
+    kinds
+        .into_iter()
+        .map(|kind| layer_window(json, kind, window))
+        .collect()
+}
+
+fn layer_window(
+    json: &JsonFile,
+    kind: &str,
+    window: Option<usize>,
+) -> Result<Option<usize>, LoadError> {
+    match (kind, window) {
+        ("full_attention", _) => Ok(None),
+        ("sliding_attention", Some(window)) => Ok(Some(window)),
+        ("sliding_attention", None) => {
+            let reason =
+                "names \"sliding_attention\" but use_sliding_window or sliding_window is off";
+            Err(json.error("layer_types", reason))
+        }
+        (other, _) => {
+            let reason = format!(
+                "names {other:?}, supported are \"full_attention\" and \"sliding_attention\""
+            );
+            Err(json.error("layer_types", reason))
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Mixtral: Mistral's attention, then a router that sends each token through some MLPs of full width.
+//!
+//! The router's softmax is over all experts, and the weights of the chosen are divided by their sum.
+
+use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec};
+use crate::model::config::ModelConfig;
+
+/// What a layer of Mixtral is made of.
+pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
+    LayerSpec {
+        attention: AttentionSpec {
+            qkv_bias: false,
+            o_bias: false,
+            qk_norm: false,
+            window: config.windows[layer],
+        },
+        feed_forward: FeedForwardSpec::Experts,
+    }
+}

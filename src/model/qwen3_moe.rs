@@ -1,0 +1,20 @@
+//! Qwen3 with experts: its attention, then a router that sends each token through some of many narrow MLPs.
+//!
+//! The router's softmax is over all experts. Whether the weights of the chosen are divided by their sum, and which layers
+//! have a plain MLP instead, is configured.
+
+use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec};
+use crate::model::config::ModelConfig;
+
+/// What a layer of Qwen3-MoE is made of.
+pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
+    LayerSpec {
+        attention: AttentionSpec {
+            qkv_bias: config.bias.qkv,
+            o_bias: config.bias.o,
+            qk_norm: true,
+            window: config.windows[layer],
+        },
+        feed_forward: FeedForwardSpec::Experts,
+    }
+}

@@ -1,0 +1,198 @@
+//! Checkpoints of experts in all ways of naming them, and what they take.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::SafeTensors;
+use souffleur::error::LoadError;
+use souffleur::executor::cpu::describe;
+use souffleur::kernels::dtype::{Dtype, Quantization};
+use souffleur::model::loader::LoadFormat;
+
+use crate::common::{fixture, load_from, options};
+use crate::random_models::{Stored, write_tensors};
+
+type Tensors = BTreeMap<String, Stored>;
+
+fn tensors_of(name: &str) -> Tensors {
+    let bytes = std::fs::read(fixture(name).join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let stored = tensors.iter().map(|(name, view)| {
+        let stored = Stored {
+            dtype: view.dtype(),
+            shape: view.shape().to_vec(),
+            data: view.data().to_vec(),
+        };
+        (name.to_owned(), stored)
+    });
+    stored.collect()
+}
+
+/// The model of a fixture with other tensors.
+fn folder(name: &str, tensors: &Tensors) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "config.json";
+    std::fs::copy(fixture(name).join(config), dir.path().join(config)).unwrap();
+    write_tensors(dir.path(), tensors);
+    dir
+}
+
+fn logits(dir: &Path) -> Vec<Vec<f32>> {
+    let prompt: Vec<u32> = (0..40_u32).map(|n| (n * 37 + 11) % 288).collect();
+    let mut seen = Vec::new();
+    load_from(dir, &options())
+        .score(&prompt, 16, &mut |_, logits| seen.push(logits.to_vec()))
+        .unwrap();
+    seen
+}
+
+fn renamed(tensors: &Tensors, pairs: &[(&str, &str)]) -> Tensors {
+    let rename = |name: &String| {
+        let pairs = pairs.iter();
+        pairs.fold(name.clone(), |name, (from, to)| name.replace(from, to))
+    };
+    let renamed = tensors
+        .iter()
+        .map(|(name, stored)| (rename(name), stored.clone()));
+    renamed.collect()
+}
+
+const QWEN_TO_MIXTRAL: [(&str, &str); 5] = [
+    (".mlp.gate.", ".block_sparse_moe.gate."),
+    (".mlp.experts.", ".block_sparse_moe.experts."),
+    (".gate_proj.", ".w1."),
+    (".up_proj.", ".w3."),
+    (".down_proj.", ".w2."),
+];
+
+/// Experts in two tensors a layer.
+fn stacked(tensors: &Tensors) -> Tensors {
+    let mut result = Tensors::new();
+    for (name, stored) in tensors {
+        let Some((module, rest)) = name.split_once(".experts.") else {
+            result.insert(name.clone(), stored.clone());
+            continue;
+        };
+        let (_, projection) = rest.split_once('.').unwrap();
+        let stack = match projection {
+            "down_proj.weight" => "down_proj",
+            _ => "gate_up_proj",
+        };
+        let experts = tensors
+            .keys()
+            .filter(|name| name.starts_with(&format!("{module}.experts.")))
+            .count()
+            / 3;
+        let parts: &[&str] = match stack {
+            "down_proj" => &["down_proj"],
+            _ => &["gate_proj", "up_proj"],
+        };
+        let data = (0..experts).flat_map(|expert| {
+            parts.iter().flat_map(move |part| {
+                let name = format!("{module}.experts.{expert}.{part}.weight");
+                tensors[&name].data.clone()
+            })
+        });
+        let shape = vec![experts, parts.len() * stored.shape[0], stored.shape[1]];
+        let whole = Stored {
+            dtype: stored.dtype,
+            shape,
+            data: data.collect(),
+        };
+        result.insert(format!("{module}.experts.{stack}"), whole);
+    }
+    result
+}
+
+#[test]
+fn experts_may_be_named_and_stacked_as_any_family_does() {
+    let own = tensors_of("qwen3-moe");
+    let expected = logits(&fixture("qwen3-moe"));
+    let in_stacks = stacked(&own);
+    assert!(in_stacks.len() < own.len() / 2);
+    for (what, tensors) in [
+        ("stacked", in_stacks.clone()),
+        ("as Mixtral's", renamed(&own, &QWEN_TO_MIXTRAL)),
+        (
+            "stacked as Mixtral's",
+            renamed(&in_stacks, &QWEN_TO_MIXTRAL),
+        ),
+    ] {
+        let dir = folder("qwen3-moe", &tensors);
+        assert_eq!(logits(dir.path()), expected, "{what}");
+    }
+    let back = QWEN_TO_MIXTRAL.map(|(from, to)| (to, from));
+    let mixtral = renamed(&tensors_of("mixtral"), &back);
+    assert!(mixtral.contains_key("model.layers.0.mlp.experts.0.gate_proj.weight"));
+    let dir = folder("mixtral", &mixtral);
+    assert_eq!(logits(dir.path()), logits(&fixture("mixtral")));
+}
+
+#[test]
+fn what_is_wrong_with_experts_is_named() {
+    let own = tensors_of("qwen3-moe");
+    let refused = |tensors: &Tensors| {
+        let dir = folder("qwen3-moe", tensors);
+        describe(dir.path(), None, None, LoadFormat::Auto)
+            .err()
+            .unwrap()
+    };
+    let mut missing = own.clone();
+    missing.remove("model.layers.1.mlp.experts.7.up_proj.weight");
+    match refused(&missing) {
+        LoadError::MissingTensor {
+            tensor, expected, ..
+        } => {
+            assert_eq!(tensor, "model.layers.1.mlp.experts.7.up_proj.weight");
+            assert_eq!(expected, [40, 64]);
+        }
+        other => panic!("{other}"),
+    }
+    let mut turned = stacked(&own);
+    let stack = "model.layers.0.mlp.experts.gate_up_proj";
+    turned.get_mut(stack).unwrap().shape = vec![11, 64, 80];
+    match refused(&turned) {
+        LoadError::WrongShape {
+            tensor,
+            expected,
+            got,
+            ..
+        } => {
+            assert_eq!(tensor, stack);
+            assert_eq!((expected, got), (vec![11, 80, 64], vec![11, 64, 80]));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn experts_count_in_the_size_of_the_weights_and_routers_stay_in_f32() {
+    let of = |dtype, quantization| {
+        let described = describe(
+            &fixture("qwen3-moe"),
+            Some(dtype),
+            quantization,
+            LoadFormat::Auto,
+        );
+        let described = described.unwrap();
+        (described.weights_bytes, described.config)
+    };
+    let (f32_bytes, config) = of(Dtype::F32, None);
+    assert_eq!(f32_bytes, 4 * config.parameters());
+    let in_f32: u64 = config
+        .tensors()
+        .iter()
+        .filter(|tensor| tensor.shape.len() == 1 || tensor.name.ends_with("mlp.gate.weight"))
+        .map(|tensor| tensor.elements())
+        .sum();
+    assert_eq!(
+        of(Dtype::BF16, None).0,
+        2 * config.parameters() + 2 * in_f32
+    );
+    let experts = 2 * 11 * (2 * 40 * (64 + 4) + 64 * (40 + 4));
+    let int8 = of(Dtype::BF16, Some(Quantization::Int8)).0;
+    assert!(
+        int8 > experts + 4 * in_f32 && int8 < config.parameters() * 5 / 4,
+        "{int8}"
+    );
+}
