@@ -209,7 +209,7 @@ pub struct Expert<B: Backend> {
 pub struct Router<B: Backend> {
     /// `[n_experts, hidden]`, in f32.
     pub logits: Linear<B>,
-    /// What it does with the logits.
+    /// The formula for the logits.
     pub routing: Routing,
 }
 

@@ -1,13 +1,13 @@
 //! From a router's logits to the experts of a token, and how much each of them counts.
 
-/// What a router does with its logits.
+/// The formula by which a router's logits become experts and weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
     /// Experts that there are.
     pub n_experts: usize,
     /// Experts that a token goes through, at least one and at most all.
     pub n_used: usize,
-    /// What the weights are made of.
+    /// The score that weights are made of.
     pub score: Score,
     /// Whether the weights of the chosen are divided by their sum.
     pub sum: WeightSum,
@@ -26,10 +26,10 @@ pub enum Score {
     Sigmoid,
 }
 
-/// What the weights of a token's experts add up to.
+/// The sum of the weights of a token's experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WeightSum {
-    /// Whatever the scores do.
+    /// The sum of the scores.
     AsScored,
     /// One: they are divided by their sum and this small number.
     One {

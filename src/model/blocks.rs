@@ -67,11 +67,11 @@ impl<B: Backend> Model<B> for Decoder<B> {
 pub struct LayerSpec {
     /// Its attention.
     pub attention: AttentionSpec,
-    /// What comes after it.
+    /// The block after it.
     pub feed_forward: FeedForwardSpec,
 }
 
-/// What a layer has after its attention.
+/// The block of a layer after its attention.
 #[derive(Clone, Copy, Debug)]
 pub enum FeedForwardSpec {
     /// A gated MLP.

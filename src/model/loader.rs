@@ -78,7 +78,7 @@ impl Checkpoint {
         self.weights.as_ref()?.scheme()
     }
 
-    /// What each layer keeps of a sequence.
+    /// The memory that each layer keeps of a sequence.
     pub fn kv_layout(&self) -> KvLayout {
         self.config.kv_layout(self.dtype)
     }

@@ -5,7 +5,7 @@
 use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec};
 use crate::model::config::ModelConfig;
 
-/// What a layer of Mixtral is made of.
+/// The parts of a layer of Mixtral.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         attention: AttentionSpec {

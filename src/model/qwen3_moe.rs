@@ -6,7 +6,7 @@
 use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec};
 use crate::model::config::ModelConfig;
 
-/// What a layer of Qwen3-MoE is made of.
+/// The parts of a layer of Qwen3-MoE.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         attention: AttentionSpec {

@@ -64,7 +64,7 @@ pub struct CpuDescription {
     pub weights_bytes: u64,
     /// The same on a device that has no kernels for blocks.
     pub decoded_weights_bytes: u64,
-    /// What each layer keeps of a sequence.
+    /// The memory that each layer keeps of a sequence.
     pub kv_layout: KvLayout,
 }
 

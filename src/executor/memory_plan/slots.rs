@@ -8,7 +8,7 @@ const DEFAULT_ROWS: u32 = 16;
 const SLOTS_PER_ROW: u64 = 3;
 /// The share of the pool that cached states take where that is more: one part beside this many of pages.
 const PAGE_PARTS: u64 = 4;
-/// What stands for the states of rows that belong to no sequence.
+/// Slots for the states of rows that belong to no sequence.
 const DUMMY_SLOTS: u64 = 1;
 
 /// The states of an engine: those of its rows and those that the cache keeps.
@@ -37,7 +37,7 @@ impl StateSlots {
         self.least().max(with_share).saturating_add(DUMMY_SLOTS)
     }
 
-    /// What they take beside `page_bytes` of pages.
+    /// Their bytes beside `page_bytes` of pages.
     pub(super) fn bytes_beside(self, page_bytes: u64) -> u64 {
         self.beside(page_bytes).saturating_mul(self.slot_bytes)
     }

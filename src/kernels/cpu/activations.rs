@@ -148,7 +148,7 @@ impl PackedRows {
 /// Rows that are multiplied with the same weights, in groups: all of [`PackedRows`], or those of an expert.
 #[derive(Clone, Copy)]
 pub struct RowGroups<'a> {
-    /// Of these rows.
+    /// The words of these rows.
     pub words: &'a [u32],
     /// The number of the first one.
     pub first: usize,

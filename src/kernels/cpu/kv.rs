@@ -51,7 +51,7 @@ pub struct Planes {
     /// From the keys of a head to those of the next head, and to its values.
     head: usize,
     to_values: usize,
-    /// What a slot of a head takes.
+    /// Elements of a slot of a head.
     head_elements: usize,
 }
 
@@ -91,7 +91,7 @@ impl Planes {
         self.n_slots
     }
 
-    /// What a slot of a head takes, keys and values together.
+    /// Elements of a slot of a head, keys and values together.
     pub fn head_elements(&self) -> usize {
         self.head_elements
     }

@@ -187,7 +187,7 @@ pub struct CpuSizes {
     pub pin_threads: bool,
     /// Instruction set.
     pub isa: Isa,
-    /// What each layer keeps.
+    /// The memory that each layer keeps.
     pub kv: KvLayout,
     /// Pages that can be granted; the pool has one more, the dummy.
     pub n_pages: usize,

@@ -16,7 +16,7 @@ pub struct ExpertsConfig {
     pub width: usize,
     /// For each layer whether it has experts, which stand where others have an MLP.
     pub layers: Vec<bool>,
-    /// What their tensors are called.
+    /// The names of their tensors.
     pub names: ExpertNames,
 }
 
@@ -93,7 +93,7 @@ impl ExpertsConfig {
     }
 }
 
-/// What the tensors of experts are called in a family's checkpoints.
+/// The names of experts' tensors in a family's checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertNames {
     /// The module within a layer that router and experts belong to.

@@ -245,7 +245,7 @@ impl ModelConfig {
         }
     }
 
-    /// What each layer keeps of a sequence, with elements of `dtype`.
+    /// The memory that each layer keeps of a sequence, with elements of `dtype`.
     pub fn kv_layout(&self, dtype: Dtype) -> KvLayout {
         let pages = PagedKv {
             heads: self.num_key_value_heads,

@@ -1,4 +1,4 @@
-//! What each layer keeps of a sequence: the pages and the tree never ask what a page holds.
+//! The memory that each layer keeps of a sequence: the pages and the tree never ask what a page holds.
 //!
 //! Sizes follow from a [`KvLayout`], layer by layer: those of the pools, the memory plan, the simulation's traffic.
 
@@ -80,12 +80,12 @@ pub struct PagedKv {
 }
 
 impl PagedKv {
-    /// What a token takes, in elements.
+    /// Elements of a token.
     pub fn elements_per_token(&self) -> usize {
         self.buffers().map(|buffer| buffer.elements_per_token).sum()
     }
 
-    /// What a token takes, in bytes.
+    /// Bytes of a token.
     pub fn bytes_per_token(&self) -> u64 {
         self.buffers().map(|buffer| buffer.bytes_per_token()).sum()
     }
@@ -116,7 +116,7 @@ impl fmt::Display for PagedKv {
     }
 }
 
-/// What a layer keeps.
+/// The memory that a layer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayerKv {
     /// Keys and values of every token, in pages.
@@ -129,7 +129,7 @@ pub enum LayerKv {
 }
 
 impl LayerKv {
-    /// What it keeps in pages.
+    /// The part of it in pages.
     pub fn pages(&self) -> Option<&PagedKv> {
         match self {
             Self::Pages(pages) => Some(pages),
@@ -164,7 +164,7 @@ impl fmt::Display for LayerKv {
 /// token stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBuffer {
-    /// What it holds: `k` or `v`.
+    /// Its content: `k` or `v`.
     pub name: &'static str,
     /// Elements that one token takes.
     pub elements_per_token: usize,
@@ -179,14 +179,14 @@ impl KvBuffer {
     }
 }
 
-/// What all layers keep.
+/// The memory that all layers keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     layers: Vec<LayerKv>,
 }
 
 impl KvLayout {
-    /// What each layer keeps, in order.
+    /// The memory that each layer keeps, in order.
     pub fn new(layers: Vec<LayerKv>) -> Self {
         Self { layers }
     }
@@ -196,7 +196,7 @@ impl KvLayout {
         Self::new(vec![LayerKv::Pages(pages); n_layers])
     }
 
-    /// What each layer keeps, in order.
+    /// The memory that each layer keeps, in order.
     pub fn layers(&self) -> &[LayerKv] {
         &self.layers
     }

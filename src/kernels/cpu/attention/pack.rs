@@ -13,7 +13,7 @@ pub struct Ahead<'s, F> {
     /// Where the head's keys begin, and how far its values are after them, in bytes.
     pub start: usize,
     pub to_values: usize,
-    /// What a slot takes of its keys, and of values that are not among those, in bytes.
+    /// The bytes of a slot's keys, and of values that are not among those.
     pub key_bytes: usize,
     pub value_bytes: usize,
 }

@@ -17,7 +17,7 @@ const ITEM_TOKENS: usize = 16;
 /// A *row* is a token at one of its experts. Rows stand by expert, those of an expert in the order of their tokens.
 #[derive(Default)]
 pub struct Routes {
-    /// Of each token in turn, `n_used` of them.
+    /// The experts of each token in turn, `n_used` of them.
     experts: Vec<u32>,
     /// How much each of them counts.
     scores: Vec<f32>,
@@ -68,7 +68,7 @@ impl Routes {
     fn group(&mut self, routing: &Routing, most_group_rows: usize) {
         let (n_rows, used) = (self.experts.len(), routing.n_used);
         self.count(routing.n_experts);
-        // What a step may need, so that no later one of the same size has to make room.
+        // Room for all that a step may need, so that no later one of the same size has to make it.
         let most_active = n_rows.min(routing.n_experts);
         self.active.clear();
         self.active.reserve(most_active);

@@ -124,7 +124,7 @@ fn rows_of(routes: &Routes, token: usize) -> Vec<(usize, f32)> {
         .collect()
 }
 
-/// What dense layers make of a row.
+/// The output of dense layers for a row.
 fn dense(isa: Isa, weights: &Weights, x: &[f32]) -> Vec<f32> {
     let [gate_up, down] = &weights.stacks;
     let scratch = Scratch::default();

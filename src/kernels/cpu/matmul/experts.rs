@@ -143,7 +143,7 @@ impl<'a> ExpertSections<'a> {
         weight_of(&self.experts[active.expert]).0
     }
 
-    /// What a step of so many rows may need, whichever experts they go to.
+    /// Sections that a step of so many rows may need, whichever experts they go to.
     fn most_sections(&self) -> usize {
         let rows = self.active.last().map_or(0, |last| last.first + last.rows);
         let sections = |linear: &Linear<CpuBackend>| linear.weight.sections().len();

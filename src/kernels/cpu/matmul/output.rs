@@ -106,9 +106,9 @@ pub struct Output<'a> {
 /// Rows of an output that the rows of a product are added to.
 #[derive(Clone, Copy)]
 pub struct Weighted<'a> {
-    /// Of each row of the product, that of the output.
+    /// The output's row for each row of the product.
     pub rows: &'a [u32],
-    /// What each row is multiplied with on the way.
+    /// The factor of each row on the way.
     pub weights: &'a [f32],
 }
 
@@ -122,7 +122,7 @@ impl Output<'_> {
         }
     }
 
-    /// What becomes of an output: `value` is the product's, `before` reads what is there.
+    /// The new value of an output: `value` is the product's, `before` reads what is there.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.

@@ -29,7 +29,7 @@ pub struct ModelCost {
     attention: Vec<AttentionCost>,
 }
 
-/// What decides the cost of a layer's attention.
+/// The sizes that decide the cost of a layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct AttentionCost {
     /// K/V of one token, in bytes.
