@@ -61,6 +61,11 @@ numeric_id! {
     RowId(u32)
 }
 
+numeric_id! {
+    /// One state of a sequence, in all layers that keep one. Slot 0 is the dummy of padded rows and is never granted.
+    StateSlot(u32)
+}
+
 impl IntakeId {
     /// Set in the numbers of probes. The number is what the scheduler and its log have of a request from its intake on:
     /// a log is replayed with it.

@@ -116,6 +116,7 @@ mod tests {
             sampling: Arc::new(SamplingParams::default()),
             grammar: None,
             prefix: PageRun::default(),
+            state: None,
         };
         let pages = (1..=n_tokens).map(PageId::new).collect();
         let work = RowWork::Prefill {
@@ -150,6 +151,7 @@ mod tests {
                 work,
                 sample: true,
                 logprobs: Some(Arc::new(wish)),
+                saves: smallvec![],
             }],
         }
     }

@@ -262,6 +262,7 @@ mod tests {
             },
             sample: *sample,
             logprobs: None,
+            saves: Default::default(),
         };
         StepPlan {
             step: StepId::new(1),

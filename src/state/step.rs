@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::ids::{PageId, RowId, SeqId, StepId};
+use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::state::grammar::{Grammar, GrammarFailure, GrammarProgress, RowGrammar};
 use crate::state::pool::pages::PageRun;
 use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
@@ -43,6 +43,18 @@ pub struct RowStart {
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
     pub prefix: PageRun,
+    /// The state that goes on after `prefix`; `None` where no layer keeps one.
+    pub state: Option<StateStart>,
+}
+
+/// The state of a row from its start on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateStart {
+    /// The slot that the row's steps read and write.
+    pub live: StateSlot,
+    /// The state after the prefix, which is copied to `live` before anything is computed; `None` for a row without a
+    /// prefix, whose slot is zeroed: what it held is another sequence's.
+    pub from: Option<StateSlot>,
 }
 
 /// One edit of the page table.
@@ -88,6 +100,17 @@ pub struct StepRow {
     pub sample: bool,
     /// Which log probabilities to return.
     pub logprobs: Option<Arc<LogprobWish>>,
+    /// Copies of the row's state on the way through `work`, by position.
+    pub saves: SmallVec<[StateSave; 1]>,
+}
+
+/// A copy of a row's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSave {
+    /// How many tokens the state has seen: more than before the row's work, at most as many as after it.
+    pub position: u32,
+    /// The slot that is overwritten.
+    pub slot: StateSlot,
 }
 
 /// The query tokens of one row.

@@ -132,6 +132,7 @@ fn opening(n_rows: usize) -> StepPlan {
             grammar: None,
             sampling: Arc::new(sampling.clone()),
             prefix: PageRun::empty(),
+            state: None,
         });
         plan.table.push(TableDelta::Append {
             row,
@@ -145,6 +146,7 @@ fn opening(n_rows: usize) -> StepPlan {
             },
             sample: true,
             logprobs: None,
+            saves: Default::default(),
         });
     }
     plan

@@ -60,6 +60,7 @@ pub fn start(
         grammar: None,
         sampling: sampling.clone(),
         prefix: PageRun::empty(),
+        state: None,
     }
 }
 
@@ -89,6 +90,7 @@ fn work(row: u32, work: RowWork, sample: bool) -> StepRow {
         work,
         sample,
         logprobs: None,
+        saves: Default::default(),
     }
 }
 

@@ -58,6 +58,7 @@ impl Does {
             work,
             sample,
             logprobs: None,
+            saves: Default::default(),
         }
     }
 
@@ -70,6 +71,7 @@ impl Does {
             grammar: None,
             sampling: Arc::new(SamplingParams::default()),
             prefix: PageRun::empty(),
+            state: None,
         })
     }
 }

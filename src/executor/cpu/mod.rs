@@ -238,6 +238,7 @@ impl CpuExecutor {
             sampling: greedy.into(),
             grammar: None,
             prefix: PageRun::empty(),
+            state: None,
         };
         let pages = (1..=n_pages as u32).map(PageId::new).collect();
         let mut plan = StepPlan {
@@ -261,6 +262,7 @@ impl CpuExecutor {
                 },
                 sample: end == prompt.len(),
                 logprobs: Some(wish.clone()),
+                saves: Default::default(),
             }];
             self.run_observed(&plan, &mut |_, position, logits| {
                 on_logits(position as usize, logits);

@@ -69,6 +69,7 @@ fn plan(step: u64) -> StepPlan {
             work,
             sample: true,
             logprobs: None,
+            saves: Default::default(),
         });
         if step > 0 {
             continue;
@@ -87,6 +88,7 @@ fn plan(step: u64) -> StepPlan {
                 ..SamplingParams::default()
             }),
             prefix: PageRun::empty(),
+            state: None,
         });
         plan.table.push(TableDelta::Append {
             row: id,

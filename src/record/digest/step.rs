@@ -95,6 +95,7 @@ impl From<&RowStart> for StartDigest {
             // Not in the log: see `SubmitEntry`.
             grammar: _,
             prefix,
+            state: _,
         } = start;
         Self {
             row: *row,
@@ -138,6 +139,7 @@ impl From<&StepRow> for RowDigest {
             work,
             sample,
             logprobs,
+            saves: _,
         } = row;
         let work = match work {
             RowWork::Prefill { positions } => WorkDigest::Prefill {

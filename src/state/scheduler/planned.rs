@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::ids::{SeqId, StepId};
 use crate::state::plan::prefill_adder::Budget;
 use crate::state::plan::{
@@ -207,6 +209,7 @@ impl Scheduler {
             sampling: sequence.request.sampling.clone(),
             grammar: sequence.request.grammar.clone(),
             prefix,
+            state: None,
         };
         self.append_pages(seq, grant.pages);
         start
@@ -233,6 +236,7 @@ impl Scheduler {
             },
             sample,
             logprobs,
+            saves: SmallVec::new(),
         }
     }
 
@@ -300,6 +304,7 @@ impl Scheduler {
                 work,
                 sample: true,
                 logprobs,
+                saves: SmallVec::new(),
             }
         });
         rows.collect()

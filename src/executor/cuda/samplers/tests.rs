@@ -64,6 +64,7 @@ fn start(row: u32, random: &mut fastrand::Rng) -> RowStart {
         grammar: None,
         sampling: params(random).into(),
         prefix: PageRun::empty(),
+        state: None,
     }
 }
 
