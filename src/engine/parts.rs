@@ -192,6 +192,7 @@ impl EngineParts {
                 eviction_policy: config.eviction_policy()?,
             },
             eos_token_ids: info.eos_token_ids.clone().into(),
+            states: None,
         })
     }
 

@@ -29,6 +29,7 @@ mod scheduler_script;
 mod scheduler_waits;
 mod scheduler_watch;
 mod scheduler_world;
+mod states;
 mod tlru;
 mod warm_up;
 
@@ -132,6 +133,7 @@ impl Memory {
             lock: held.lock,
             inserted_tokens: held.inserted_tokens,
             priority: 0,
+            states: Vec::new(),
         });
         self.check();
         done
