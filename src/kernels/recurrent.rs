@@ -138,11 +138,17 @@ mod tests {
         };
         assert_eq!(shape.channels(), 8192);
         assert_eq!(4 * shape.state_elements(), 4 * (32 * 128 * 128 + 3 * 8192));
-        assert_eq!([0, 1, 2, 31].map(|head| shape.key_head(head)), [0, 0, 1, 15]);
+        assert_eq!(
+            [0, 1, 2, 31].map(|head| shape.key_head(head)),
+            [0, 0, 1, 15]
+        );
         let tiled = DeltaNetShape {
             order: HeadOrder::Tiled,
             ..shape
         };
-        assert_eq!([0, 1, 16, 31].map(|head| tiled.key_head(head)), [0, 1, 0, 15]);
+        assert_eq!(
+            [0, 1, 16, 31].map(|head| tiled.key_head(head)),
+            [0, 1, 0, 15]
+        );
     }
 }

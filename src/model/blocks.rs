@@ -354,14 +354,7 @@ impl<B: Backend> Attention<B> {
         batch: &B::Batch,
     ) -> Mixed<B> {
         Mixed {
-            rows: backend.project_qkv(
-                normed,
-                &self.qkv,
-                &self.heads,
-                rotations,
-                self.layer,
-                batch,
-            ),
+            rows: backend.project_qkv(normed, &self.qkv, &self.heads, rotations, self.layer, batch),
             gate: self.gate.as_ref().map(|gate| backend.project(normed, gate)),
         }
     }
@@ -371,9 +364,7 @@ impl<B: Backend> Attention<B> {
         let (q, reader) = (&queries.rows, &self.o.weight);
         let attended = match &queries.gate {
             None => backend.attend(q, &self.heads, self.layer, batch, reader),
-            Some(gate) => {
-                backend.attend_gated((q, gate), &self.heads, self.layer, batch, reader)
-            }
+            Some(gate) => backend.attend_gated((q, gate), &self.heads, self.layer, batch, reader),
         };
         backend.project_add(x, &attended, &self.o);
     }

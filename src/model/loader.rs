@@ -267,7 +267,12 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     /// Loads the factors of a convolution, `[channels, 1, n_taps]` in files, as `[n_taps, channels]`.
-    pub fn taps(&mut self, name: &str, channels: usize, n_taps: usize) -> Result<B::Vector, LoadError> {
+    pub fn taps(
+        &mut self,
+        name: &str,
+        channels: usize,
+        n_taps: usize,
+    ) -> Result<B::Vector, LoadError> {
         self.mapped_vector(name, &[channels, 1, n_taps], |values| {
             let taps = |tap: usize| (0..channels).map(move |channel| channel * n_taps + tap);
             let order = (0..n_taps).flat_map(taps);

@@ -4,8 +4,8 @@ mod states;
 
 use rustc_hash::FxHashMap;
 
-use crate::executor::rows::Row;
 use crate::executor::check::states::Slots;
+use crate::executor::rows::Row;
 use crate::ids::{PageId, RowId, SeqId, StateSlot};
 use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
@@ -216,9 +216,12 @@ impl Check<'_> {
                     ));
                 }
                 let starts = row.starts;
-                self.slots.work(work, (live, starts), self.limits.n_state_slots)?;
+                self.slots
+                    .work(work, (live, starts), self.limits.n_state_slots)?;
             }
-            None if !work.saves.is_empty() => return Err("copies of a state that it has not".to_owned()),
+            None if !work.saves.is_empty() => {
+                return Err("copies of a state that it has not".to_owned());
+            }
             None => {}
         }
         let row = self.outlook(work.row)?;

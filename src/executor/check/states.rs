@@ -25,13 +25,20 @@ impl Slots {
         let state = match (start.state, n_slots) {
             (None, None) => return Ok(()),
             (Some(state), Some(_)) => state,
-            (None, Some(_)) => return Err("without a state, which layers of the model keep".to_owned()),
+            (None, Some(_)) => {
+                return Err("without a state, which layers of the model keep".to_owned());
+            }
             (Some(state), None) => {
-                return Err(format!("with state {}, which no layer of the model keeps", state.live));
+                return Err(format!(
+                    "with state {}, which no layer of the model keeps",
+                    state.live
+                ));
             }
         };
         match (state.from, start.prefix.is_empty()) {
-            (None, false) => return Err("behind cached pages without the state after them".to_owned()),
+            (None, false) => {
+                return Err("behind cached pages without the state after them".to_owned());
+            }
             (Some(from), true) => return Err(format!("from state {from} without cached pages")),
             _ => {}
         }

@@ -223,6 +223,11 @@ impl CpuExecutor {
         })
     }
 
+    /// Whether rows have states.
+    pub fn keeps_states(&self) -> bool {
+        self.rows.keep_states()
+    }
+
     /// Runs a prompt alone, `chunk` tokens in a step, and shows the logits of every position in order.
     ///
     /// Overwrites the K/V of the first pages, the first row and the first state: for comparing models, not for an engine at work.
@@ -249,7 +254,7 @@ impl CpuExecutor {
             sampling: greedy.into(),
             grammar: None,
             prefix: PageRun::empty(),
-            state: self.rows.keep_states().then_some(StateStart {
+            state: self.keeps_states().then_some(StateStart {
                 live: StateSlot::new(1),
                 from: None,
             }),

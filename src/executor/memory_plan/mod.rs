@@ -373,9 +373,7 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
 /// whose logits are held at once.
 pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
     // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product.
-    let widths = 3 * config.hidden_size
-        + mixer_width(config)
-        + feed_forward_width(config);
+    let widths = 3 * config.hidden_size + mixer_width(config) + feed_forward_width(config);
     let elements = step_tokens
         .saturating_mul(widths as u64)
         .saturating_add(logit_rows.saturating_mul(config.vocab_size as u64));

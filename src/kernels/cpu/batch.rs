@@ -102,9 +102,7 @@ impl CpuBatch {
     ///
     /// # Panics
     /// If a row has no state.
-    pub(super) fn with_states(
-        &self,
-    ) -> impl Iterator<Item = (&Segment, StateSlot, &[StateSave])> {
+    pub(super) fn with_states(&self) -> impl Iterator<Item = (&Segment, StateSlot, &[StateSave])> {
         assert_eq!(
             self.segments.len(),
             self.states.len(),

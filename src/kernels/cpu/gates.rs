@@ -15,7 +15,10 @@ const ELEMENT_COST: usize = 64;
 /// If the rows of `gate` are of another width than those of `x`, and not of one element.
 pub fn multiply(pool: &mut ThreadPool, isa: Isa, x: &mut Tensor, gate: &Tensor) {
     let (rows, width) = (x.rows(), x.width());
-    assert!([1, width].contains(&gate.width()), "gates for each element, or one");
+    assert!(
+        [1, width].contains(&gate.width()),
+        "gates for each element, or one"
+    );
     let shared = Shared::new(x.values_mut());
     for_rows(pool, rows, width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.

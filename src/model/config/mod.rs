@@ -517,7 +517,9 @@ fn rotary_dim(
             match dim.is_multiple_of(2) {
                 true => Ok(dim),
                 false => {
-                    let reason = format!("is {part}: {dim} elements of a head of {head_dim}, expected an even number");
+                    let reason = format!(
+                        "is {part}: {dim} elements of a head of {head_dim}, expected an even number"
+                    );
                     Err(json.error("partial_rotary_factor", reason))
                 }
             }
@@ -563,7 +565,11 @@ fn head_dim(
 }
 
 fn has_wide_heads(architecture: Architecture) -> bool {
-    let wide = [Architecture::Qwen35, Architecture::Qwen35Moe, Architecture::Qwen3Next];
+    let wide = [
+        Architecture::Qwen35,
+        Architecture::Qwen35Moe,
+        Architecture::Qwen3Next,
+    ];
     wide.contains(&architecture)
 }
 

@@ -104,7 +104,10 @@ impl RecurrentConfig {
                 let mut push = |part: &str, shape: &[usize]| {
                     specs.push(TensorSpec::new(name(&format!("conv.{part}.weight")), shape));
                     if bias {
-                        specs.push(TensorSpec::new(name(&format!("conv.{part}.bias")), &shape[..1]));
+                        specs.push(TensorSpec::new(
+                            name(&format!("conv.{part}.bias")),
+                            &shape[..1],
+                        ));
                     }
                 };
                 push("in_proj", &[3 * hidden, hidden]);
@@ -144,7 +147,11 @@ pub fn delta_inputs(shape: &DeltaNetShape, fused: bool) -> Vec<(&'static str, us
             ("in_proj_v", values),
         ],
     };
-    parts.extend([("in_proj_z", values), ("in_proj_b", heads), ("in_proj_a", heads)]);
+    parts.extend([
+        ("in_proj_z", values),
+        ("in_proj_b", heads),
+        ("in_proj_a", heads),
+    ]);
     parts
 }
 
@@ -176,7 +183,8 @@ fn delta_net(
     let interval = json.size("full_attention_interval", 1..=usize::MAX)?;
     let interval = interval.unwrap_or(4);
     let by_interval = || (1..=layers).map(|n| !n.is_multiple_of(interval)).collect();
-    let size = |key, default, limits| Ok::<usize, LoadError>(json.size(key, limits)?.unwrap_or(default));
+    let size =
+        |key, default, limits| Ok::<usize, LoadError>(json.size(key, limits)?.unwrap_or(default));
     let shape = DeltaNetShape {
         key_heads: size("linear_num_key_heads", 16, HEADS)?,
         value_heads: size("linear_num_value_heads", 32, HEADS)?,
@@ -231,5 +239,9 @@ fn layer_kinds(
             Err(json.error("layer_types", reason))
         }
     };
-    kinds.into_iter().map(of).collect::<Result<_, _>>().map(Some)
+    kinds
+        .into_iter()
+        .map(of)
+        .collect::<Result<_, _>>()
+        .map(Some)
 }

@@ -251,7 +251,12 @@ fn theta(json: &JsonFile) -> Result<Option<f64>, LoadError> {
 pub(crate) fn rotary_part(json: &JsonFile) -> Result<Option<f64>, LoadError> {
     let part = |json: &JsonFile| json.number("partial_rotary_factor", 0.0..=1.0);
     for key in ["rope_scaling", "rope_parameters"] {
-        if let Some(part) = json.object(key)?.map(|own| part(&own)).transpose()?.flatten() {
+        if let Some(part) = json
+            .object(key)?
+            .map(|own| part(&own))
+            .transpose()?
+            .flatten()
+        {
             return Ok(Some(part));
         }
     }

@@ -108,7 +108,11 @@ impl Weights {
         name: impl Fn(&str) -> String,
     ) -> Result<(), LoadError> {
         let period: usize = parts.iter().map(|(.., rows)| rows).sum();
-        let shape = |rows| std::iter::once(groups * rows).chain(width).collect::<Vec<_>>();
+        let shape = |rows| {
+            std::iter::once(groups * rows)
+                .chain(width)
+                .collect::<Vec<_>>()
+        };
         if self.entries.contains_key(fused) {
             self.tensor(fused, &shape(period))?;
         }

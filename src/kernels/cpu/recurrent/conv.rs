@@ -145,13 +145,7 @@ impl Histories<'_> {
     }
 
     /// Writes the histories that are saved, then that of the segment's end.
-    fn keep(
-        &self,
-        input: &ConvInput<'_>,
-        segment: &Segment,
-        live: StateSlot,
-        saves: &[StateSave],
-    ) {
+    fn keep(&self, input: &ConvInput<'_>, segment: &Segment, live: StateSlot, saves: &[StateSave]) {
         for save in saves {
             let seen = save.position as usize - segment.first_position;
             self.write(input, segment, live, (save.slot, seen));
@@ -172,7 +166,9 @@ impl Histories<'_> {
             // stood, which was moved before it; `seen` is not 0, so that the two do not overlap.
             unsafe {
                 let from = self.input(input, segment, live, kept + seen);
-                let to = self.states.part(slot, self.first + kept * self.channels, self.channels);
+                let to = self
+                    .states
+                    .part(slot, self.first + kept * self.channels, self.channels);
                 to.copy_from_slice(from);
             }
         }

@@ -190,7 +190,11 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
 /// # Safety
 /// `state` holds `N` blocks, each with as many rows as `k` has elements. The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn columns<S: Lanes, const N: usize>(state: *const f32, block: usize, k: &[f32]) -> [S::V; N] {
+unsafe fn columns<S: Lanes, const N: usize>(
+    state: *const f32,
+    block: usize,
+    k: &[f32],
+) -> [S::V; N] {
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [[S::splat(0.0); 2]; N];

@@ -66,8 +66,22 @@ pub fn delta_net(
     let (pool, isa, states) = (&mut backend.pool, backend.isa, &mut backend.states);
     let store = (&mut *states, layer, shape.matrix_elements());
     let mut mixed = convolve((&mut *pool, isa), &input, store, batch, mixed);
-    let rates = gates::prepare((&mut *pool, isa), &shape, weights, &projected, &mut mixed, rates);
-    let mut out = delta::run((&mut *pool, isa), &shape, (&mixed, &rates), (states, layer), batch, out);
+    let rates = gates::prepare(
+        (&mut *pool, isa),
+        &shape,
+        weights,
+        &projected,
+        &mut mixed,
+        rates,
+    );
+    let mut out = delta::run(
+        (&mut *pool, isa),
+        &shape,
+        (&mixed, &rates),
+        (states, layer),
+        batch,
+        out,
+    );
     gates::finish((pool, isa), &shape, weights, &projected, &mut out);
     out
 }

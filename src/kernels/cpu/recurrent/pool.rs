@@ -123,7 +123,10 @@ impl<'a> States<'a> {
     /// If the part reaches beyond the states.
     pub unsafe fn read(&self, slot: StateSlot, first: usize, len: usize) -> &'a [f32] {
         let start = slot.index() * self.stride + first;
-        assert!(start + len <= self.elements.len(), "part {start}+{len} of the states");
+        assert!(
+            start + len <= self.elements.len(),
+            "part {start}+{len} of the states"
+        );
         // SAFETY: in bounds by the line above; not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.elements.at(start), len) }
     }

@@ -175,13 +175,7 @@ impl Backend for CudaBackend {
         unreachable!("models with states are refused")
     }
 
-    fn add_gated_expert(
-        &mut self,
-        _: &mut Tensor,
-        _: &Tensor,
-        _: &Linear<Self>,
-        _: &Expert<Self>,
-    ) {
+    fn add_gated_expert(&mut self, _: &mut Tensor, _: &Tensor, _: &Linear<Self>, _: &Expert<Self>) {
         unreachable!("models with experts are refused")
     }
 
