@@ -285,11 +285,11 @@ MODELS = {
     "qwen3-5-interval": (
         QWEN3_5
         | {
-            "num_hidden_layers": 4,
-            "full_attention_interval": 3,
+            "num_hidden_layers": 3,
+            "full_attention_interval": 2,
             "attention_bias": True,
             "linear_conv_kernel_dim": 3,
-            "linear_key_head_dim": 13,
+            "linear_key_head_dim": 21,
             "partial_rotary_factor": 0.5,
             "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
@@ -324,7 +324,7 @@ MODELS = {
             "moe_intermediate_size": 16,
             "shared_expert_intermediate_size": 32,
             "norm_topk_prob": False,
-            "mlp_only_layers": [1],
+            "mlp_only_layers": [0],
             "torch_dtype": "bfloat16",
         },
         torch.bfloat16,
