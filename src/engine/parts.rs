@@ -278,6 +278,8 @@ fn cpu_executor(
         threads: threads(config.threads),
         pin_threads: config.pin_threads,
         max_rows: memory.max_running_requests as usize,
+        // One of the plan's is the dummy, which the pool adds.
+        n_state_slots: memory.state_slots.saturating_sub(1) as usize,
         isa: None,
         shared_prefix: true,
         eos_token_ids: eos_token_ids.into(),

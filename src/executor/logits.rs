@@ -84,6 +84,7 @@ pub fn logits(
         n_pages: longest.max(1),
         page_size: 1,
         max_rows: 1,
+        n_state_slots: 1,
         isa: None,
         shared_prefix: true,
         eos_token_ids: [].into(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::error::StepError;
 use crate::executor::check::{self, Limits};
-use crate::ids::{RowId, SeqId};
+use crate::ids::{RowId, SeqId, StateSlot};
 use crate::state::step::{RowStart, StepPlan, StepRow, TableDelta};
 
 /// One row of the page table in use.
@@ -22,6 +22,8 @@ pub(super) struct Row {
     pub(super) sampled_tokens: usize,
     /// Positions whose K/V is stored once the steps launched so far have run: all below this.
     pub(super) computed: usize,
+    /// The state that its layers go on with, where some keep one.
+    pub(super) live: Option<StateSlot>,
 }
 
 /// The rows of an executor, by row id; row 0 is padding and stays empty.
@@ -55,6 +57,7 @@ impl Rows {
             n_pages: start.prefix.len(),
             sampled_tokens: 0,
             computed: start.prefix.len() * self.limits.page_size,
+            live: start.state.map(|state| state.live),
         });
     }
 
@@ -75,6 +78,11 @@ impl Rows {
         let row = self.row_mut(work.row);
         row.computed = row.computed.max(work.work.positions().end as usize);
         row.sampled_tokens += usize::from(work.sample);
+    }
+
+    /// Whether rows have states.
+    pub(super) fn keep_states(&self) -> bool {
+        self.limits.n_state_slots.is_some()
     }
 
     /// A row in use.

@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod dtype;
 pub mod random;
+pub mod recurrent;
 pub mod rope;
 pub mod routing;
 pub mod shape;
@@ -16,6 +17,7 @@ pub mod tensor_view;
 
 use self::dtype::MatrixRole;
 use self::random::RandomTensor;
+use self::recurrent::{DeltaNetWeights, GatedConvWeights};
 use self::rope::Rope;
 use self::routing::Routing;
 use self::tensor_view::TensorView;
@@ -83,7 +85,8 @@ pub trait Backend {
     /// Computes cos and sin of each token's position, once for all layers.
     ///
     /// # Shapes
-    /// Result `[n_tokens, head_dim]`: `head_dim / 2` cosines, then as many sines, both times the attention scale.
+    /// Result `[n_tokens, width]`: `width / 2` cosines, then as many sines, both times the attention scale. The width is
+    /// that of a head, or of its first elements, where only these rotate.
     fn rotations(&mut self, rope: &Self::Rope, batch: &Self::Batch) -> Self::Tensor;
 
     /// Divides each row by its root mean square and multiplies it by `weight`. `reader` is multiplied with the result.
@@ -129,6 +132,24 @@ pub trait Backend {
         reader: &Self::Matrix,
     ) -> Self::Operand;
 
+    /// Does as [`Self::attend`], and multiplies the result with `1 / (1 + e^-gate)`.
+    ///
+    /// # Shapes
+    /// `gate` as the result: `[n_tokens, n_heads * values.dim()]`.
+    fn attend_gated(
+        &mut self,
+        queries_and_gate: (&Self::Tensor, &Self::Tensor),
+        heads: &HeadShape,
+        layer: usize,
+        batch: &Self::Batch,
+        reader: &Self::Matrix,
+    ) -> Self::Operand;
+
+    /// Computes `x weight^T + bias`.
+    fn project(&mut self, x: &Self::Operand, linear: &Linear<Self>) -> Self::Tensor
+    where
+        Self: Sized;
+
     /// Computes `silu(x gate^T + bias) * (x up^T + bias)`. `reader` is multiplied with the result.
     ///
     /// # Shapes
@@ -151,6 +172,40 @@ pub trait Backend {
     ) where
         Self: Sized;
 
+    /// Encodes activations for products with `reader`.
+    fn operand(&mut self, x: &Self::Tensor, reader: &Self::Matrix) -> Self::Operand;
+
+    /// Projects to two gates and an input, `[b, c, x]`, and mixes each channel of `b * x` with the tokens before it:
+    /// `c * (sum of taps[j] * (b * x)[t - n_taps + 1 + j] + bias)`. Goes on with the state of `layer` of each row, which
+    /// is `b * x` of its last `n_taps - 1` tokens, and leaves its own there.
+    ///
+    /// # Shapes
+    /// `x: [n_tokens, hidden]`; result `[n_tokens, channels]`.
+    fn gated_conv(
+        &mut self,
+        x: &Self::Operand,
+        weights: &GatedConvWeights<Self>,
+        layer: usize,
+        batch: &Self::Batch,
+    ) -> Self::Tensor
+    where
+        Self: Sized;
+
+    /// Does the gated delta rule of [`DeltaNetWeights`], token by token, then norms and gates each head. Goes on with the
+    /// state of `layer` of each row and leaves its own there.
+    ///
+    /// # Shapes
+    /// `x: [n_tokens, hidden]`; result `[n_tokens, value_heads * value_dim]`.
+    fn delta_net(
+        &mut self,
+        x: &Self::Operand,
+        weights: &DeltaNetWeights<Self>,
+        layer: usize,
+        batch: &Self::Batch,
+    ) -> Self::Tensor
+    where
+        Self: Sized;
+
     /// Chooses the experts of each token by the logits `x weight^T + bias`, in f32.
     ///
     /// # Shapes
@@ -168,6 +223,20 @@ pub trait Backend {
         routes: Self::Routes,
         experts: &Self::Experts,
     );
+
+    /// Adds to each token's row of the residual stream what an expert that all tokens go through makes of its row of `x`,
+    /// times the sigmoid of `x gate^T`.
+    ///
+    /// # Shapes
+    /// `gate: [1, hidden]`.
+    fn add_gated_expert(
+        &mut self,
+        residual: &mut Self::Tensor,
+        x: &Self::Tensor,
+        gate: &Linear<Self>,
+        expert: &Expert<Self>,
+    ) where
+        Self: Sized;
 
     /// Takes rows of a tensor.
     ///

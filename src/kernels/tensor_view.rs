@@ -39,6 +39,16 @@ pub enum RowOrder {
         /// Rows in a head, even.
         head_dim: usize,
     },
+    /// Some rows of each group: of `period` rows in the file those from `first` on, `len` of them, where the model numbers
+    /// only these.
+    Within {
+        /// Rows of a group in the file.
+        period: usize,
+        /// The first one of a group.
+        first: usize,
+        /// How many of a group.
+        len: usize,
+    },
 }
 
 impl RowOrder {
@@ -51,6 +61,7 @@ impl RowOrder {
                 let half = head_dim / 2;
                 head * head_dim + 2 * (within % half) + within / half
             }
+            Self::Within { period, first, len } => row / len * period + first + row % len,
         }
     }
 }
@@ -93,7 +104,7 @@ impl<'a> TensorView<'a> {
     pub fn plain_dtype(&self) -> Option<Dtype> {
         match (self.stored, self.order) {
             (Stored::Plain(dtype), RowOrder::AsNumbered) => Some(dtype),
-            (Stored::Plain(_), RowOrder::Pairs { .. }) | (Stored::Blocks(_), _) => None,
+            (Stored::Plain(_), _) | (Stored::Blocks(_), _) => None,
         }
     }
 
@@ -182,6 +193,20 @@ mod tests {
         let mut row = [0.0; 2];
         view.read_row(10, &mut row);
         assert_eq!(row, [10.0, -10.0]);
+    }
+
+    #[test]
+    fn rows_of_groups_are_read_apart() {
+        let file: Vec<f32> = (0..12).map(|row| row as f32).collect();
+        let view = TensorView {
+            order: RowOrder::Within {
+                period: 6,
+                first: 1,
+                len: 2,
+            },
+            ..TensorView::plain(Dtype::F32, &[4], bytemuck::cast_slice(&file))
+        };
+        assert_eq!(view.to_f32(), [1.0, 2.0, 7.0, 8.0]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::kernels::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::loader::Loader;
+use crate::model::state_mixer::{StateMixer, load_gated_expert};
 use crate::model::{Model, Reads};
 use crate::state::pool::kv_layout::Values;
 
@@ -41,18 +42,18 @@ impl<B: Backend> Model<B> for Decoder<B> {
             return x;
         };
         for layer in layers {
-            let q = layer.queries(backend, &x, &rotations, batch);
-            layer.add(backend, &mut x, &q, batch);
+            let mixed = layer.mix(backend, &x, &rotations, batch);
+            layer.add(backend, &mut x, &mixed, batch);
         }
-        let mut q = last.queries(backend, &x, &rotations, batch);
+        let mixed = last.mix(backend, &x, &rotations, batch);
         let Some(reads) = reads else {
-            last.add(backend, &mut x, &q, batch);
+            last.add(backend, &mut x, &mixed, batch);
             return x;
         };
         x = backend.pick(&x, reads.tokens);
         if reads.n_tokens > 0 {
-            q = backend.pick(&q, reads.tokens);
-            last.add(backend, &mut x, &q, reads.batch);
+            let mixed = mixed.pick(backend, reads.tokens);
+            last.add(backend, &mut x, &mixed, reads.batch);
         }
         x
     }
@@ -85,7 +86,7 @@ pub enum FeedForwardSpec {
 
 struct Layer<B: Backend> {
     input_norm: Norm<B>,
-    attention: Attention<B>,
+    mixer: Mixer<B>,
     post_attention_norm: Norm<B>,
     feed_forward: FeedForward<B>,
 }
@@ -126,34 +127,81 @@ impl<B: Backend> FeedForward<B> {
     }
 }
 
+/// The part of a layer that looks at other tokens.
+enum Mixer<B: Backend> {
+    Attention(Attention<B>),
+    /// In layers that keep a state, as the configuration has them in some models.
+    State(StateMixer<B>),
+}
+
+impl<B: Backend> Mixer<B> {
+    /// The projection of its input.
+    fn reader(&self) -> &B::Matrix {
+        match self {
+            Self::Attention(attention) => &attention.qkv.projection.weight,
+            Self::State(state) => state.reader(),
+        }
+    }
+}
+
+/// What a layer has made of its input when all that it keeps is stored.
+pub struct Mixed<B: Backend> {
+    /// Queries, or what a state gave.
+    rows: B::Tensor,
+    /// Gates on attention's result.
+    gate: Option<B::Tensor>,
+}
+
+impl<B: Backend> Mixed<B> {
+    fn plain(rows: B::Tensor) -> Self {
+        Self { rows, gate: None }
+    }
+
+    /// That of some tokens.
+    fn pick(&self, backend: &mut B, tokens: &B::TokenList) -> Self {
+        Self {
+            rows: backend.pick(&self.rows, tokens),
+            gate: self.gate.as_ref().map(|gate| backend.pick(gate, tokens)),
+        }
+    }
+}
+
 impl<B: Backend> Layer<B> {
     fn load(loader: &mut Loader<'_, B>, layer: usize, spec: LayerSpec) -> Result<Self, LoadError> {
         let norm = |name: &str| format!("model.layers.{layer}.{name}");
         let hidden = loader.config().hidden_size;
         Ok(Self {
             input_norm: Norm::load(loader, &norm("input_layernorm"), hidden)?,
-            attention: Attention::load(loader, layer, spec.attention)?,
+            mixer: match loader.config().states_in(layer) {
+                Some(_) => Mixer::State(StateMixer::load(loader, layer)?),
+                None => Mixer::Attention(Attention::load(loader, layer, spec.attention)?),
+            },
             post_attention_norm: Norm::load(loader, &norm("post_attention_layernorm"), hidden)?,
             feed_forward: FeedForward::load(loader, layer, spec.feed_forward)?,
         })
     }
 
-    /// Stores keys and values of the residual stream `x` and returns the queries.
-    fn queries(
+    /// Stores what the layer keeps of the residual stream `x`, and returns what goes on from there.
+    fn mix(
         &self,
         backend: &mut B,
         x: &B::Tensor,
         rotations: &B::Tensor,
         batch: &B::Batch,
-    ) -> B::Tensor {
-        let reader = &self.attention.qkv.projection.weight;
-        let normed = self.input_norm.forward(backend, x, reader);
-        self.attention.queries(backend, &normed, rotations, batch)
+    ) -> Mixed<B> {
+        let normed = self.input_norm.forward(backend, x, self.mixer.reader());
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.queries(backend, &normed, rotations, batch),
+            Mixer::State(state) => Mixed::plain(state.mix(backend, &normed, batch)),
+        }
     }
 
-    /// Adds the rest of the layer to `x`, whose queries are `q`.
-    fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
-        self.attention.add(backend, x, q, batch);
+    /// Adds the rest of the layer to `x`.
+    fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &Mixed<B>, batch: &B::Batch) {
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.add(backend, x, mixed, batch),
+            Mixer::State(state) => state.add(backend, x, &mixed.rows),
+        }
         self.feed_forward.add(backend, &self.post_attention_norm, x);
     }
 }
@@ -209,7 +257,7 @@ impl<B: Backend> Norm<B> {
     pub fn load(loader: &mut Loader<'_, B>, name: &str, width: usize) -> Result<Self, LoadError> {
         let eps = loader.config().rms_norm_eps;
         Ok(Self {
-            weight: loader.vector(&[(&format!("{name}.weight"), width)])?,
+            weight: loader.norm(&format!("{name}.weight"), width)?,
             eps,
         })
     }
@@ -243,6 +291,8 @@ pub struct Attention<B: Backend> {
     layer: usize,
     heads: HeadShape,
     qkv: QkvWeights<B>,
+    /// The projection to gates on the result.
+    gate: Option<Linear<B>>,
     o: Linear<B>,
 }
 
@@ -274,36 +324,48 @@ impl<B: Backend> Attention<B> {
             projection: loader.linear(&names, hidden, spec.qkv_bias)?,
             head_norms: match spec.qk_norm {
                 true => Some((
-                    loader.vector(&[(&name("q_norm.weight"), head_dim)])?,
-                    loader.vector(&[(&name("k_norm.weight"), head_dim)])?,
+                    loader.norm(&name("q_norm.weight"), head_dim)?,
+                    loader.norm(&name("k_norm.weight"), head_dim)?,
                 )),
                 false => None,
             },
             eps,
+        };
+        let gate = match loader.config().gates_attention() {
+            true => Some(loader.linear(&[(name("gate_proj"), q)], hidden, spec.qkv_bias)?),
+            false => None,
         };
         let o = loader.linear(&[(name("o_proj"), hidden)], q, spec.o_bias)?;
         Ok(Self {
             layer,
             heads,
             qkv,
+            gate,
             o,
         })
     }
 
-    /// Stores the keys and values of `normed` and returns its queries.
+    /// Stores the keys and values of `normed` and returns its queries, and its gates if there are some.
     pub fn queries(
         &self,
         backend: &mut B,
         normed: &B::Operand,
         rotations: &B::Tensor,
         batch: &B::Batch,
-    ) -> B::Tensor {
-        backend.project_qkv(normed, &self.qkv, &self.heads, rotations, self.layer, batch)
+    ) -> Mixed<B> {
+        Mixed {
+            rows: backend.project_qkv(normed, &self.qkv, &self.heads, rotations, self.layer, batch),
+            gate: self.gate.as_ref().map(|gate| backend.project(normed, gate)),
+        }
     }
 
-    /// Adds the attention of the queries `q` to the residual stream `x`.
-    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
-        let attended = backend.attend(q, &self.heads, self.layer, batch, &self.o.weight);
+    /// Adds the attention of queries to the residual stream `x`.
+    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, queries: &Mixed<B>, batch: &B::Batch) {
+        let (q, reader) = (&queries.rows, &self.o.weight);
+        let attended = match &queries.gate {
+            None => backend.attend(q, &self.heads, self.layer, batch, reader),
+            Some(gate) => backend.attend_gated((q, gate), &self.heads, self.layer, batch, reader),
+        };
         backend.project_add(x, &attended, &self.o);
     }
 }
@@ -340,6 +402,8 @@ impl<B: Backend> Mlp<B> {
 pub struct Mixture<B: Backend> {
     router: Router<B>,
     experts: B::Experts,
+    /// An expert that all tokens go through, and its gate.
+    shared: Option<(Linear<B>, Expert<B>)>,
 }
 
 impl<B: Backend> Mixture<B> {
@@ -367,6 +431,7 @@ impl<B: Backend> Mixture<B> {
         Ok(Self {
             router,
             experts: loader.experts(experts),
+            shared: load_gated_expert(loader, layer)?,
         })
     }
 
@@ -374,5 +439,8 @@ impl<B: Backend> Mixture<B> {
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Tensor) {
         let routes = backend.route(normed, &self.router);
         backend.add_experts(x, normed, routes, &self.experts);
+        if let Some((gate, expert)) = &self.shared {
+            backend.add_gated_expert(x, normed, gate, expert);
+        }
     }
 }

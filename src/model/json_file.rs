@@ -92,6 +92,19 @@ impl JsonFile {
         }
     }
 
+    /// This object with the entries of the one under a key in front of its own.
+    pub fn with_nested(&self, key: &str) -> Result<Self, LoadError> {
+        let mut object = self.object.clone();
+        if let Some(nested) = self.object(key)? {
+            object.extend(nested.object);
+        }
+        Ok(Self {
+            file: self.file.clone(),
+            within: self.within.clone(),
+            object,
+        })
+    }
+
     /// A whole number within `limits`.
     pub fn size(
         &self,

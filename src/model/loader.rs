@@ -14,6 +14,7 @@ use crate::kernels::random::RandomTensor;
 use crate::kernels::tensor_view::{Stored, TensorView};
 use crate::kernels::{Backend, Expert, Linear};
 use crate::model::config::ModelConfig;
+use crate::model::config::recurrent::Written;
 use crate::model::gguf::Gguf;
 use crate::model::location::ModelLocation;
 use crate::model::random::random_vector;
@@ -139,6 +140,7 @@ fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError>
     let (dtype, weights) = match load_format {
         LoadFormat::Auto => {
             let mut weights = Weights::open(dir)?.quantised(Scheme::read(dir)?);
+            weights.name_for(&config)?;
             if let Some(experts) = &config.experts {
                 weights.name_experts(experts, config.hidden_size)?;
             }
@@ -251,6 +253,72 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(vector)
     }
 
+    /// Loads a norm's factors. Some families write how far they are from one.
+    pub fn norm(&mut self, name: &str, width: usize) -> Result<B::Vector, LoadError> {
+        let recurrent = self.config().recurrent.as_ref();
+        match recurrent.map(|recurrent| recurrent.written) {
+            Some(Written::FromOne) if self.checkpoint.weights.is_some() => {
+                self.mapped_vector(name, &[width], |values| {
+                    values.iter_mut().for_each(|value| *value += 1.0);
+                })
+            }
+            _ => self.vector(&[(name, width)]),
+        }
+    }
+
+    /// Loads the factors of a convolution, `[channels, 1, n_taps]` in files, as `[n_taps, channels]`.
+    pub fn taps(
+        &mut self,
+        name: &str,
+        channels: usize,
+        n_taps: usize,
+    ) -> Result<B::Vector, LoadError> {
+        self.mapped_vector(name, &[channels, 1, n_taps], |values| {
+            let taps = |tap: usize| (0..channels).map(move |channel| channel * n_taps + tap);
+            let order = (0..n_taps).flat_map(taps);
+            *values = order.map(|from| values[from]).collect();
+        })
+    }
+
+    /// Loads the decays of heads: the negative power of e of what is published.
+    pub fn decays(&mut self, name: &str, heads: usize) -> Result<B::Vector, LoadError> {
+        let recurrent = self.config().recurrent.as_ref();
+        match recurrent.map(|recurrent| recurrent.written) {
+            Some(Written::Applied) if self.checkpoint.weights.is_some() => {
+                self.vector(&[(name, heads)])
+            }
+            _ => self.mapped_vector(name, &[heads], |values| {
+                values.iter_mut().for_each(|value| *value = -value.exp());
+            }),
+        }
+    }
+
+    /// Loads a tensor and changes its elements on the way.
+    fn mapped_vector(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        map: impl FnOnce(&mut Vec<f32>),
+    ) -> Result<B::Vector, LoadError> {
+        let (mut values, bytes) = match &self.checkpoint.weights {
+            Some(weights) => {
+                let view = weights.tensor(name, shape)?;
+                (view.to_f32(), view.bytes.len())
+            }
+            None => {
+                let values = random_vector(name, shape.iter().product());
+                let bytes = values.len() * self.checkpoint.dtype.bytes();
+                (values, bytes)
+            }
+        };
+        map(&mut values);
+        let shape = [values.len()];
+        let view = TensorView::plain(Dtype::F32, &shape, bytemuck::cast_slice(&values));
+        let vector = self.backend.vector(&[view]);
+        self.report(bytes);
+        Ok(vector)
+    }
+
     fn random_vector(&mut self, parts: &[(&str, usize)]) -> B::Vector {
         let values = parts
             .iter()
@@ -294,7 +362,8 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// Makes the rotation that the configuration asks for.
     pub fn rope(&mut self) -> B::Rope {
         let config = self.config();
-        self.backend.rope(&config.rope.frequencies(config.head_dim))
+        self.backend
+            .rope(&config.rope.frequencies(config.rotary_dim))
     }
 
     fn report(&mut self, bytes: usize) {

@@ -1,7 +1,8 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] says what a model's path names.
 //!
-//! One file for each family ([`llama`], [`mistral`], [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_moe`]) says what its layers are made of; the parts
-//! that families share are in [`blocks`]. All of it is written against [`Backend`] and knows nothing of devices, requests
+//! One file for each family ([`lfm2`], [`llama`], [`mistral`], [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_5`],
+//! [`qwen3_moe`]) says what its layers are made of; the parts that families share are in [`blocks`], those of layers with
+//! states in [`state_mixer`]. All of it is written against [`Backend`] and knows nothing of devices, requests
 //! or steps.
 
 pub mod blocks;
@@ -9,6 +10,7 @@ pub mod config;
 pub mod generation;
 pub mod gguf;
 pub(crate) mod json_file;
+pub mod lfm2;
 pub mod llama;
 pub mod loader;
 pub mod location;
@@ -16,9 +18,11 @@ pub mod mistral;
 pub mod mixtral;
 pub mod qwen2;
 pub mod qwen3;
+pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod random;
 pub mod rope;
+pub mod state_mixer;
 pub mod text;
 pub mod weights;
 
@@ -66,5 +70,9 @@ pub fn load<B: Backend + 'static>(
         Architecture::Qwen2 => Box::new(blocks::Decoder::load(loader, qwen2::layer)?),
         Architecture::Qwen3 => Box::new(blocks::Decoder::load(loader, qwen3::layer)?),
         Architecture::Qwen3Moe => Box::new(blocks::Decoder::load(loader, qwen3_moe::layer)?),
+        Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => {
+            Box::new(blocks::Decoder::load(loader, qwen3_5::layer)?)
+        }
+        Architecture::Lfm2 => Box::new(blocks::Decoder::load(loader, lfm2::layer)?),
     })
 }

@@ -1,14 +1,20 @@
-//! Vectors of a model without a checkpoint: norms' weights are 1, biases are random as matrices are.
+//! Vectors of a model without a checkpoint: norms' weights are 1, biases and convolutions are random as matrices are.
 
 use crate::kernels::dtype::Dtype;
 use crate::kernels::random::RandomTensor;
 
-/// What a norm's weight or a bias of this name is made of, in f32.
+/// Logarithm of how fast the states of such a model decay, which halves them in some tens of tokens.
+const A_LOG: f32 = -3.5;
+
+/// What a norm's weight, a bias or a convolution of this name is made of, in f32.
 pub fn random_vector(name: &str, width: usize) -> Vec<f32> {
-    match name.ends_with(".bias") {
-        true => RandomTensor::new(name, &[width], Dtype::F32)
-            .values()
-            .collect(),
+    let random = [".bias", "dt_bias", "conv1d.weight", "conv.weight"];
+    if random.iter().any(|end| name.ends_with(end)) {
+        let tensor = RandomTensor::new(name, &[width], Dtype::F32);
+        return tensor.values().collect();
+    }
+    match name.ends_with("A_log") {
+        true => vec![A_LOG; width],
         false => vec![1.0; width],
     }
 }

@@ -181,6 +181,7 @@ fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
         threads,
         pin_threads: false,
         max_rows: SHARED_ROWS,
+        n_state_slots: 2 * SHARED_ROWS,
         isa: None,
         shared_prefix: true,
         eos_token_ids: [1].into(),

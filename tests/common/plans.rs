@@ -21,6 +21,7 @@ pub fn cpu_options() -> CpuOptions {
         threads: 1,
         pin_threads: false,
         max_rows: 32,
+        n_state_slots: 64,
         isa: None,
         shared_prefix: true,
         eos_token_ids: [].into(),

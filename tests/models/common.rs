@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur::ids::StateSlot;
+use souffleur::state::step::{StateStart, StepPlan};
 
 pub use crate::plans::{cpu_options as options, *};
 
@@ -28,6 +30,19 @@ pub fn fixtures() -> Vec<String> {
         "one model of each family at least, found {names:?}"
     );
     names
+}
+
+/// The plan with a state for each row that starts without a prefix, in the slot of the row's number, if the model keeps
+/// states.
+pub fn with_states(executor: &CpuExecutor, plan: &StepPlan) -> StepPlan {
+    let mut plan = plan.clone();
+    if executor.keeps_states() {
+        for start in &mut plan.starts {
+            let live = StateSlot::new(start.row.index() as u32);
+            start.state.get_or_insert(StateStart { live, from: None });
+        }
+    }
+    plan
 }
 
 /// Loads a tiny model.

@@ -5,15 +5,16 @@ use std::ops::Range;
 
 use souffleur::executor::Executor;
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::ids::{PageId, SeqId};
+use souffleur::ids::{PageId, SeqId, StateSlot};
 use souffleur::kernels::cpu::Isa;
 use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::LogprobWish;
-use souffleur::state::step::StepPlan;
+use souffleur::state::step::{StateSave, StateStart, StepPlan};
 
 use crate::common::{
     all_positions, append, decode, fixtures, greedy, load, options, plan, prefill, start, tokens,
+    with_states,
 };
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
@@ -36,7 +37,8 @@ fn observe(executor: &mut CpuExecutor, plan: &StepPlan, bits: &mut Bits) {
         }
     };
     let mut keep = keep;
-    executor.run_observed(plan, &mut keep).unwrap();
+    let plan = with_states(executor, plan);
+    executor.run_observed(&plan, &mut keep).unwrap();
 }
 
 /// Pages for a whole prompt, in an order that depends on `seed`.
@@ -112,7 +114,7 @@ pub fn among_others(executor: &mut CpuExecutor) -> Bits {
             prefill(row, 0..3, false)
         });
     }
-    executor.run(&opening).unwrap();
+    executor.run(&with_states(executor, &opening)).unwrap();
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     for (turn, first) in (0..PROMPT_TOKENS).step_by(16).enumerate() {
         let mut step = plan(turn as u64 + 1);
@@ -143,13 +145,24 @@ fn behind_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bit
     step.starts = vec![start(2, &prompt, prompt.len(), &greedy())];
     step.table = vec![append(2, own.iter().copied())];
     step.rows = vec![prefill(2, 0..PROMPT_TOKENS, true)];
-    executor.run(&step).unwrap();
+    let saved = StateSlot::new(40);
+    if executor.keeps_states() {
+        step.rows[0].saves.push(StateSave {
+            position: cached,
+            slot: saved,
+        });
+    }
+    executor.run(&with_states(executor, &step)).unwrap();
     let mut step = plan(1);
     let mut started = start(ROW, &prompt, prompt.len(), &greedy());
     let prefix: std::sync::Arc<[PageId]> = own.iter().copied().map(PageId::new).collect();
     let mut run = PageRun::empty();
     run.push(&prefix, 0..cached / page_size);
     started.prefix = run;
+    started.state = executor.keeps_states().then_some(StateStart {
+        live: StateSlot::new(41),
+        from: Some(saved),
+    });
     step.starts = vec![started];
     step.table = vec![append(ROW, pages(9, page_size))];
     step.rows = vec![chunk(cached..PROMPT_TOKENS)];
@@ -262,7 +275,8 @@ fn decoding_gives_the_bits_of_prefilling_the_same_tokens() {
                         logits.iter().map(|logit| logit.to_bits()).collect(),
                     );
                 };
-                let output = executor.run_observed(&step, &mut keep).unwrap();
+                let stated = with_states(&executor, &step);
+                let output = executor.run_observed(&stated, &mut keep).unwrap();
                 sequence.extend(&output.rows[0].tokens);
                 step = plan(n + 1);
                 step.rows = vec![decode(ROW, 20 + n as u32)];
@@ -306,7 +320,8 @@ fn every_instruction_set_is_invariant() {
     for isa in Isa::available() {
         let variants =
             [None, Some(Quantization::Int8), Some(Quantization::Int4)].map(|quantization| {
-                ["llama", "qwen3", "mistral", "qwen3-moe"].map(|name| (name, quantization))
+                ["llama", "qwen3", "mistral", "qwen3-moe", "lfm2", "qwen3-5"]
+                    .map(|name| (name, quantization))
             });
         for (name, quantization) in variants.into_iter().flatten() {
             let options = CpuOptions {

@@ -83,7 +83,7 @@ def check_int8(bf16, int8):
 def choose_prompts(directory, text):
     if text is None:
         config = transformers.AutoConfig.from_pretrained(directory)
-        return oracle.random_prompts(config.vocab_size)
+        return oracle.random_prompts(config.get_text_config().vocab_size)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     ids = tokenizer.encode(text.read_text()).ids
     return [ids[:n] for n in oracle.PROMPT_LENGTHS if n <= len(ids)]

@@ -53,6 +53,24 @@ QWEN3 = BASE | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 MISTRAL = BASE | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 QWEN3_MOE = BASE | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
 MIXTRAL = BASE | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+LFM2 = {name: value for name, value in BASE.items() if name != "rms_norm_eps"} | {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "norm_eps": 1e-5,
+}
+# No two sizes of the heads are equal.
+DELTA_NET = BASE | {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 20,
+}
+QWEN3_5 = DELTA_NET | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"}
+QWEN3_5_MOE = DELTA_NET | {"model_type": "qwen3_5_moe_text"}
+QWEN3_NEXT = DELTA_NET | {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
+# Families whose norms are written as what is added to one.
+NORMS_FROM_ONE = ("qwen3_5", "qwen3_next")
 
 # How far the logits of a router spread.
 ROUTER_GAIN = 6.0
@@ -213,6 +231,105 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "lfm2": (
+        LFM2
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"],
+            "block_ffn_dim_multiplier": 1.3,
+            "block_multiple_of": 16,
+            "block_auto_adjust_ff_dim": True,
+            "rope_theta": 1000000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "lfm2-bias": (
+        LFM2
+        | {
+            "num_hidden_layers": 4,
+            "full_attn_idxs": [0, 2],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_ff_dim": 80,
+            "block_auto_adjust_ff_dim": False,
+            "tie_embedding": False,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "qwen3-5": (
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "tie_word_embeddings": False,
+            "text_config": QWEN3_5
+            | {
+                "num_hidden_layers": 4,
+                "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.25,
+                    "mrope_section": [2, 1, 1],
+                    "mrope_interleaved": True,
+                },
+                "dtype": "bfloat16",
+            },
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "qwen3-5-interval": (
+        QWEN3_5
+        | {
+            "num_hidden_layers": 3,
+            "full_attention_interval": 2,
+            "attention_bias": True,
+            "linear_conv_kernel_dim": 3,
+            "linear_key_head_dim": 21,
+            "partial_rotary_factor": 0.5,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "qwen3-5-moe": (
+        {
+            "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+            "model_type": "qwen3_5_moe",
+            "text_config": QWEN3_5_MOE
+            | {
+                "layer_types": ["full_attention", "linear_attention"],
+                "num_experts": 5,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "shared_expert_intermediate_size": 40,
+                "dtype": "bfloat16",
+            },
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "qwen3-next": (
+        QWEN3_NEXT
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 32,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [0],
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "mistral": (
         MISTRAL | {"rope_theta": 10000.0, "sliding_window": WINDOW, "torch_dtype": "bfloat16"},
         torch.bfloat16,
@@ -225,6 +342,7 @@ MODELS = {
 EXPERT_NAMES = {
     "qwen3-moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen3-next": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 
 
@@ -249,6 +367,18 @@ def fill(name, tensor, config, generator):
     def normal(std):
         return torch.randn(tensor.shape, generator=generator) * std
 
+    def between(low, high):
+        return low + torch.rand(tensor.shape, generator=generator) * (high - low)
+
+    if name.endswith("A_log"):
+        # Decays of .9 to .999 a token: of a state that is forgotten at once nothing would be seen.
+        return between(math.log(0.0015), math.log(0.15))
+    if name.endswith("dt_bias"):
+        return between(-1.0, 1.0)
+    if name.endswith(("in_proj_b.weight", "in_proj_ba.weight", "shared_expert_gate.weight")):
+        return normal(2 / math.sqrt(HIDDEN))
+    if "norm" in name and config.model_type.startswith(NORMS_FROM_ONE) and "linear_attn" not in name:
+        return between(-0.5, 0.5)
     if "norm" in name:
         return 0.5 + torch.rand(tensor.shape, generator=generator)
     if name.endswith(".bias"):
@@ -311,12 +441,13 @@ def make(name, directory):
         shutil.rmtree(directory)
     directory.mkdir(parents=True)
     write_json(directory / "config.json", config)
-    write_json(directory / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": config["eos_token_id"]})
+    write_json(directory / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": config.get("eos_token_id", EOS)})
     make_tokenizer().save(str(directory / "tokenizer.json"))
     tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     write_json(directory / "tokenizer_config.json", tokenizer_config)
 
-    read_back = AutoConfig.from_pretrained(directory)
+    whole = AutoConfig.from_pretrained(directory)
+    read_back = whole.get_text_config()
     model = AutoModelForCausalLM.from_config(read_back)
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     weights = {}
@@ -324,6 +455,9 @@ def make(name, directory):
         if tensor_name == "lm_head.weight" and read_back.tie_word_embeddings:
             continue
         weights[tensor_name] = fill(tensor_name, tensor, read_back, generator).to(dtype).contiguous()
+    if whole is not read_back:
+        # As in models that also see.
+        weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights.items()}
     if name in EXPERT_NAMES:
         weights = unstacked(weights, EXPERT_NAMES[name])
     save_weights(directory, weights, n_shards)

@@ -48,7 +48,7 @@ class RouterProbe:
 
     def __init__(self, model):
         self.logits = []
-        self.n_used = getattr(model.config, "num_experts_per_tok", None)
+        self.n_used = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
         for module in model.modules():
             if type(module).__name__.endswith("TopKRouter"):
                 module.register_forward_hook(lambda _module, _inputs, output: self.logits.append(output[0].float()))
@@ -159,7 +159,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     for directory in args.directories:
-        vocab_size = transformers.AutoConfig.from_pretrained(directory).vocab_size
+        vocab_size = transformers.AutoConfig.from_pretrained(directory).get_text_config().vocab_size
         answers = answer(directory, random_prompts(vocab_size))
         write(args.out / directory.name if args.out else directory, answers)
         spread = torch.cat([answer.logits for answer in answers]).std().item()

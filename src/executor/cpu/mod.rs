@@ -1,6 +1,7 @@
 //! The CPU executor: weights, KV pool, page table and samplers on one thread's side of the channel.
 
 mod masks;
+mod pool;
 mod readout;
 
 use std::path::Path;
@@ -12,7 +13,7 @@ use crate::executor::Executor;
 use crate::executor::check::Limits;
 use crate::executor::results::SpentResults;
 use crate::executor::rows::Rows;
-use crate::ids::{PageId, RowId, SeqId, StepId};
+use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::kernels::cpu::Isa;
 use crate::kernels::cpu::tensor::Tensor;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Format};
@@ -21,10 +22,12 @@ use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
-use crate::state::pool::kv_layout::{KvLayout, LayerKv};
+use crate::state::pool::kv_layout::KvLayout;
 use crate::state::pool::pages::PageRun;
 use crate::state::sampling::{RowSampler, SamplingParams};
-use crate::state::step::{RowResult, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta};
+use crate::state::step::{
+    RowResult, RowStart, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
+};
 
 /// How a [`CpuExecutor`] is set up.
 #[derive(Clone, Debug)]
@@ -45,6 +48,9 @@ pub struct CpuOptions {
     pub pin_threads: bool,
     /// Rows that can be granted, ids `1..=max_rows`.
     pub max_rows: usize,
+    /// States of sequences that can be granted, ids `1..=n_state_slots`; 0 where no layer keeps one. The pool has one more,
+    /// the dummy.
+    pub n_state_slots: usize,
     /// Instruction set; `None` for [`Isa::chosen`].
     pub isa: Option<Isa>,
     /// Whether pages that rows of a step have in common are read once for all of them; the results are the same.
@@ -133,7 +139,8 @@ impl CpuExecutor {
         let checkpoint = Checkpoint::open(dir, options.dtype, options.load_format)?;
         let config = &checkpoint.config;
         let kv = checkpoint.kv_layout();
-        check_pool(options, &kv)?;
+        pool::check(options, &kv)?;
+        let keeps_states = kv.state_bytes() > 0;
         let sizes = CpuSizes {
             dtype: checkpoint.dtype,
             quantization: options.quantization,
@@ -147,6 +154,7 @@ impl CpuExecutor {
             n_pages: options.n_pages,
             page_size: options.page_size,
             n_rows: options.max_rows + 1,
+            n_state_slots: options.n_state_slots,
             shared_prefix: options.shared_prefix,
         };
         let mut backend = CpuBackend::new(&sizes)
@@ -157,6 +165,7 @@ impl CpuExecutor {
             page_size: options.page_size,
             row_pages: usize::MAX,
             vocab_size: config.vocab_size,
+            n_state_slots: keeps_states.then_some(options.n_state_slots),
         };
         // Last: threads that loading starts would inherit it.
         backend.pin_caller();
@@ -195,6 +204,8 @@ impl CpuExecutor {
             self.rows.edit(delta);
             self.edit_table(delta);
         }
+        let states = plan.starts.iter().filter_map(|start| start.state);
+        self.backend.begin_states(states);
         self.batch.clear();
         for work in &plan.rows {
             self.push_work(work);
@@ -212,9 +223,14 @@ impl CpuExecutor {
         })
     }
 
+    /// Whether rows have states.
+    pub fn keeps_states(&self) -> bool {
+        self.rows.keep_states()
+    }
+
     /// Runs a prompt alone, `chunk` tokens in a step, and shows the logits of every position in order.
     ///
-    /// Overwrites the K/V of the first pages and the first row: for comparing models, not for an engine at work.
+    /// Overwrites the K/V of the first pages, the first row and the first state: for comparing models, not for an engine at work.
     ///
     /// # Errors
     /// [`StepError::Rejected`] when the prompt is empty, does not fit, or holds a token beyond the vocabulary.
@@ -238,7 +254,10 @@ impl CpuExecutor {
             sampling: greedy.into(),
             grammar: None,
             prefix: PageRun::empty(),
-            state: None,
+            state: self.keeps_states().then_some(StateStart {
+                live: StateSlot::new(1),
+                from: None,
+            }),
         };
         let pages = (1..=n_pages as u32).map(PageId::new).collect();
         let mut plan = StepPlan {
@@ -334,6 +353,9 @@ impl CpuExecutor {
         };
         self.batch
             .push(work.row, first, tokens, self.backend.table());
+        if let Some(live) = self.rows.row(work.row).live {
+            self.batch.keep_state(live, &work.saves);
+        }
         self.rows.advance(work);
     }
 }
@@ -345,74 +367,5 @@ impl Executor for CpuExecutor {
 
     fn recycle(&mut self, rows: Vec<RowResult>) {
         self.results.recycle(rows);
-    }
-}
-
-/// Refuses layers that keep what this executor has no memory for.
-fn check_layout(layout: &KvLayout) -> Result<(), LoadError> {
-    let mut layers = layout.layers().iter().enumerate();
-    match layers.find(|(_, layer)| matches!(layer, LayerKv::State { .. })) {
-        None => Ok(()),
-        Some((index, layer)) => Err(LoadError::Device(format!(
-            "layer {index} keeps {layer}: there is no memory for states yet, use a model whose layers all have K/V"
-        ))),
-    }
-}
-
-fn check_pool(options: &CpuOptions, layout: &KvLayout) -> Result<(), LoadError> {
-    check_layout(layout)?;
-    let CpuOptions {
-        n_pages,
-        page_size,
-        max_rows,
-        ..
-    } = *options;
-    for (name, value) in [
-        ("n_pages", n_pages),
-        ("page_size", page_size),
-        ("max_rows", max_rows),
-    ] {
-        if value == 0 {
-            return Err(LoadError::Memory(format!(
-                "{name} is 0, expected at least 1"
-            )));
-        }
-    }
-    let slots = (n_pages as u64)
-        .checked_add(1)
-        .and_then(|pages| pages.checked_mul(page_size as u64));
-    let slots = slots.filter(|slots| *slots <= u64::from(u32::MAX));
-    let bytes = slots.and_then(|slots| slots.checked_mul(layout.bytes_per_token()));
-    match bytes.filter(|bytes| *bytes <= isize::MAX as u64) {
-        Some(_) => Ok(()),
-        None => Err(LoadError::Memory(format!(
-            "a pool of {n_pages} pages of {page_size} tokens is too large: at most {} slots can be named",
-            u32::MAX
-        ))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::state::pool::kv_layout::{KvDtype, PagedKv, Values};
-
-    #[test]
-    fn a_layer_with_a_state_is_refused_by_name() {
-        let latent = LayerKv::Pages(PagedKv {
-            heads: 1,
-            key_dim: 576,
-            values: Values::InKeys { dim: 512 },
-            dtype: KvDtype::BF16,
-        });
-        assert!(check_layout(&KvLayout::new(vec![latent; 2])).is_ok());
-        let state = LayerKv::State { bytes: 4096 };
-        let error = check_layout(&KvLayout::new(vec![latent, state]))
-            .expect_err("nothing holds it")
-            .to_string();
-        assert!(
-            error.starts_with("layer 1 keeps a state of 4096 bytes a sequence: "),
-            "{error}"
-        );
     }
 }

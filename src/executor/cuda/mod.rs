@@ -253,6 +253,7 @@ impl CudaExecutor {
             page_size: options.page_size,
             row_pages: backend.table_stride(),
             vocab_size,
+            n_state_slots: None,
         };
         let n_rows = options.max_rows + 1;
         let readback_words = SAMPLED_WORDS * options.logit_rows();

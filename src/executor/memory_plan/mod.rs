@@ -373,15 +373,24 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
 /// whose logits are held at once.
 pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
     // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product.
-    let widths = 3 * config.hidden_size
-        + 2 * (config.q_width() + config.kv_width())
-        + feed_forward_width(config);
+    let widths = 3 * config.hidden_size + mixer_width(config) + feed_forward_width(config);
     let elements = step_tokens
         .saturating_mul(widths as u64)
         .saturating_add(logit_rows.saturating_mul(config.vocab_size as u64));
     elements
         .saturating_mul(ACTIVATION_BYTES)
         .saturating_add(HEADROOM_BYTES)
+}
+
+/// The widths of what a token has in use in attention, or in a layer with a state.
+fn mixer_width(config: &ModelConfig) -> usize {
+    let gates = match config.gates_attention() {
+        true => config.q_width(),
+        false => 0,
+    };
+    let attention = 2 * (config.q_width() + config.kv_width()) + gates;
+    let states = config.recurrent.as_ref();
+    attention.max(states.map_or(0, |states| states.activations(config.hidden_size)))
 }
 
 /// The widths of what a token has in use in a feed-forward block: gate, up and their product; with experts those of each

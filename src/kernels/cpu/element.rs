@@ -102,7 +102,11 @@ pub struct Elements<T> {
 }
 
 impl<T: Element> Elements<T> {
-    fn zeros(len: usize) -> Self {
+    /// Returns zeros, as [`Storage::zeros`] does.
+    ///
+    /// # Panics
+    /// When the system has no address space left, as any allocation does.
+    pub fn zeros(len: usize) -> Self {
         let bytes = len * size_of::<T>();
         Self {
             map: MmapMut::map_anon(bytes.max(1)).expect("address space for elements"),

@@ -10,11 +10,13 @@
 
 mod activations;
 mod attention;
+mod batch;
 mod block32;
 mod cores;
 mod element;
 mod experts;
 mod format;
+mod gates;
 mod k_quants;
 pub(crate) mod kv;
 mod matmul;
@@ -25,6 +27,7 @@ mod portable;
 pub mod probe;
 mod quantise;
 pub(crate) mod readout;
+mod recurrent;
 mod rowwise;
 mod simd;
 mod stack;
@@ -34,12 +37,11 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use smallvec::SmallVec;
 
 use self::activations::{Activations, PackedRows};
 use self::attention::Attention;
+pub use self::batch::{CpuBatch, Segment};
 pub use self::cores::{allowed_cores, default_threads};
 use self::experts::{Experts, Routes};
 pub use self::format::Format;
@@ -47,132 +49,18 @@ use self::format::{Encoding, FormatRule};
 use self::kv::{KvPool, PageTable};
 use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
+use self::recurrent::StatePool;
 pub use self::simd::{ISA_VARIABLE, Isa};
 use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
-use crate::ids::RowId;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
+use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
 use crate::state::pool::kv_layout::KvLayout;
-
-/// The query tokens of one row in a step; they stand side by side, in ascending position.
-#[derive(Clone, Copy, Debug)]
-pub struct Segment {
-    /// The row of the page table.
-    pub row: RowId,
-    /// Index of its first token in the step.
-    pub first_token: usize,
-    /// Number of tokens.
-    pub n_tokens: usize,
-    /// Position of its first token in the sequence.
-    pub first_position: usize,
-}
-
-impl Segment {
-    fn end_token(&self) -> usize {
-        self.first_token + self.n_tokens
-    }
-
-    fn end_position(&self) -> usize {
-        self.first_position + self.n_tokens
-    }
-}
-
-fn next_serial() -> u64 {
-    static SERIAL: AtomicU64 = AtomicU64::new(1);
-    SERIAL.fetch_add(1, Ordering::Relaxed)
-}
-
-/// The tokens of a step.
-#[derive(Default)]
-pub struct CpuBatch {
-    tokens: Vec<u32>,
-    positions: Vec<u32>,
-    slots: Vec<u32>,
-    segments: Vec<Segment>,
-    /// Tells this content from that of every other batch.
-    serial: u64,
-}
-
-impl CpuBatch {
-    /// Forgets everything and keeps the memory.
-    pub fn clear(&mut self) {
-        self.tokens.clear();
-        self.positions.clear();
-        self.slots.clear();
-        self.segments.clear();
-    }
-
-    /// Adds the query tokens of a row, the first one at `first_position`.
-    ///
-    /// # Panics
-    /// If the row's pages do not reach that far.
-    pub fn push(&mut self, row: RowId, first_position: usize, tokens: &[u32], table: &PageTable) {
-        self.serial = next_serial();
-        let n_tokens = tokens.len();
-        self.segments.push(Segment {
-            row,
-            first_token: self.tokens.len(),
-            n_tokens,
-            first_position,
-        });
-        self.tokens.extend_from_slice(tokens);
-        for position in first_position..first_position + n_tokens {
-            self.positions.push(position as u32);
-            self.slots.push(table.slot(row, position) as u32);
-        }
-    }
-
-    /// Number of tokens.
-    pub fn n_tokens(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Becomes a batch of tokens of `step`, whose indices ascend.
-    ///
-    /// # Panics
-    /// If `step` has fewer tokens.
-    pub fn pick(&mut self, step: &Self, tokens: &[u32]) {
-        self.clear();
-        self.serial = next_serial();
-        let mut segments = step.segments.iter();
-        let mut segment = segments.next();
-        for &token in tokens {
-            let index = token as usize;
-            while segment.is_some_and(|segment| segment.end_token() <= index) {
-                segment = segments.next();
-            }
-            let whole = segment.expect("the step has the tokens that are picked of it");
-            let position = step.positions[index];
-            match self.segments.last_mut() {
-                Some(last) if last.row == whole.row && last.end_position() == position as usize => {
-                    last.n_tokens += 1;
-                }
-                _ => self.segments.push(Segment {
-                    row: whole.row,
-                    first_token: self.tokens.len(),
-                    n_tokens: 1,
-                    first_position: position as usize,
-                }),
-            }
-            self.tokens.push(step.tokens[index]);
-            self.positions.push(position);
-            self.slots.push(step.slots[index]);
-        }
-    }
-
-    fn serial(&self) -> u64 {
-        self.serial
-    }
-
-    /// The rows' parts.
-    pub fn segments(&self) -> &[Segment] {
-        &self.segments
-    }
-}
+use crate::state::step::StateStart;
 
 /// Sizes of a [`CpuBackend`].
 #[derive(Clone, Debug)]
@@ -195,6 +83,8 @@ pub struct CpuSizes {
     pub page_size: usize,
     /// Rows of the page table, row 0 among them.
     pub n_rows: usize,
+    /// States that can be granted; the pool has one more, the dummy.
+    pub n_state_slots: usize,
     /// Whether attention reads pages that rows of a step have in common once for all of them.
     pub shared_prefix: bool,
 }
@@ -224,6 +114,7 @@ pub struct CpuBackend {
     weights: WeightArena,
     scratch: Scratch,
     kv: KvPool,
+    states: StatePool,
     table: PageTable,
     attention: Attention,
     /// Empty, kept for their memory.
@@ -257,6 +148,7 @@ impl CpuBackend {
             weights: WeightArena::default(),
             scratch: Scratch::default(),
             kv: KvPool::new(&sizes.kv, n_slots),
+            states: StatePool::new(&sizes.kv, sizes.n_state_slots),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),
             routes: Routes::default(),
@@ -296,6 +188,15 @@ impl CpuBackend {
         &mut self.table
     }
 
+    /// Begins the states of rows, each as another one is or zero. No slot is both read and written, and none is written
+    /// twice.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn begin_states(&mut self, starts: impl Iterator<Item = StateStart>) {
+        self.states.begin(&mut self.pool, starts);
+    }
+
     /// Encodes activations as the products with `reader` read them.
     fn pack(&mut self, source: Activations<'_>, reader: &Stack) -> Operand {
         let encodings = reader.encodings().iter();
@@ -304,6 +205,20 @@ impl CpuBackend {
             PackedRows::pack(threads, &self.scratch, *encoding, source)
         });
         Operand(packed.collect())
+    }
+
+    fn attended(
+        &mut self,
+        q: &Tensor,
+        heads: &HeadShape,
+        layer: usize,
+        batch: &CpuBatch,
+    ) -> Tensor {
+        let out = self.scratch.tensor(q.rows(), heads.attended_width());
+        let history = (&self.kv, layer, &self.table);
+        let threads = (&mut self.pool, self.isa);
+        self.attention
+            .attend(threads, q, heads, history, batch, out)
     }
 
     fn product(&mut self, x: &Operand, linear: &Linear<Self>, out: &mut Tensor, write: Write) {
@@ -401,12 +316,27 @@ impl Backend for CpuBackend {
         batch: &CpuBatch,
         reader: &Stack,
     ) -> Operand {
-        let out = self.scratch.tensor(q.rows(), heads.attended_width());
-        let history = (&self.kv, layer, &self.table);
-        let threads = (&mut self.pool, self.isa);
-        let attention = &mut self.attention;
-        let out = attention.attend(threads, q, heads, history, batch, out);
+        let out = self.attended(q, heads, layer, batch);
         self.pack(Activations::plain(out.values(), out.width()), reader)
+    }
+
+    fn attend_gated(
+        &mut self,
+        (q, gate): (&Tensor, &Tensor),
+        heads: &HeadShape,
+        layer: usize,
+        batch: &CpuBatch,
+        reader: &Stack,
+    ) -> Operand {
+        let mut out = self.attended(q, heads, layer, batch);
+        gates::multiply(&mut self.pool, self.isa, &mut out, gate);
+        self.pack(Activations::plain(out.values(), out.width()), reader)
+    }
+
+    fn project(&mut self, x: &Operand, linear: &Linear<Self>) -> Tensor {
+        let mut out = self.scratch.tensor(x.rows(), linear.weight.outputs);
+        self.product(x, linear, &mut out, Write::Store);
+        out
     }
 
     fn gated_silu(&mut self, x: &Operand, gate_up: &Linear<Self>, reader: &Stack) -> Operand {
@@ -438,6 +368,30 @@ impl Backend for CpuBackend {
         self.product(x, linear, residual, Write::Add);
     }
 
+    fn operand(&mut self, x: &Tensor, reader: &Stack) -> Operand {
+        self.pack(Activations::plain(x.values(), x.width()), reader)
+    }
+
+    fn gated_conv(
+        &mut self,
+        x: &Operand,
+        weights: &GatedConvWeights<Self>,
+        layer: usize,
+        batch: &CpuBatch,
+    ) -> Tensor {
+        recurrent::gated_conv(self, x, weights, layer, batch)
+    }
+
+    fn delta_net(
+        &mut self,
+        x: &Operand,
+        weights: &DeltaNetWeights<Self>,
+        layer: usize,
+        batch: &CpuBatch,
+    ) -> Tensor {
+        recurrent::delta_net(self, x, weights, layer, batch)
+    }
+
     fn route(&mut self, x: &Tensor, router: &Router<Self>) -> Routes {
         experts::route(self, x, router)
     }
@@ -445,6 +399,24 @@ impl Backend for CpuBackend {
     fn add_experts(&mut self, to: &mut Tensor, x: &Tensor, routes: Routes, experts: &Experts) {
         experts::add(self, to, x, &routes, experts);
         self.routes = routes;
+    }
+
+    fn add_gated_expert(
+        &mut self,
+        residual: &mut Tensor,
+        x: &Tensor,
+        gate: &Linear<Self>,
+        expert: &Expert<Self>,
+    ) {
+        let rows = self.operand(x, &gate.weight);
+        let gate = self.project(&rows, gate);
+        let rows = self.operand(x, &expert.gate_up.weight);
+        let both = self.project(&rows, &expert.gate_up);
+        let out = self.scratch.tensor(both.rows(), both.width() / 2);
+        let mut gated = rowwise::gated_silu(&mut self.pool, self.isa, &both, out);
+        gates::multiply(&mut self.pool, self.isa, &mut gated, &gate);
+        let down = self.operand(&gated, &expert.down.weight);
+        self.project_add(residual, &down, &expert.down);
     }
 
     fn pick(&mut self, x: &Tensor, tokens: &[u32]) -> Tensor {

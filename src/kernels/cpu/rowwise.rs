@@ -19,7 +19,7 @@ const ELEMENT_COST: usize = 64;
 const ANGLE_COST: usize = 1024;
 
 /// Calls `row` for each row, which costs about `cost` multiply-adds.
-fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(usize) + Sync) {
+pub fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(usize) + Sync) {
     pool.for_each_in_runs(rows.div_ceil(ITEM_ROWS), rows * cost, &|item| {
         (item * ITEM_ROWS..rows.min((item + 1) * ITEM_ROWS)).for_each(&row);
     });
@@ -72,6 +72,23 @@ impl Kernel for GatedSilu<'_> {
                 out.copy_from_slice(&padded[..out.len()]);
             }
         }
+    }
+}
+
+/// Writes as many lanes as `out` has elements, at most sixteen.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn store_up_to<S: Lanes>(v: S::V, out: &mut [f32]) {
+    // SAFETY: both hold sixteen values.
+    unsafe {
+        if out.len() == LANES {
+            return S::store(out.as_mut_ptr(), v);
+        }
+        let mut padded = [0f32; LANES];
+        S::store(padded.as_mut_ptr(), v);
+        out.copy_from_slice(&padded[..out.len()]);
     }
 }
 
@@ -191,7 +208,7 @@ pub struct Rotation<'a> {
     pub heads: &'a HeadShape,
     /// Weights of the norms of query and key heads, and eps.
     pub norms: Option<(&'a [f32], &'a [f32], f32)>,
-    /// Cos and sin, `[n_tokens, key_dim]`.
+    /// Cos and sin, `[n_tokens, rotary width]`, which is at most `key_dim`.
     pub rotations: &'a Tensor,
 }
 
@@ -308,14 +325,14 @@ fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
     }
 }
 
-/// Norms a head, if the model does, and rotates it.
+/// Norms a head, if the model does, and rotates its first elements, as many as there are cosines and sines.
 #[inline(always)]
 fn turn_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, turn: &[f32]) {
     if let Some((weight, eps)) = norm {
         norm_in_place::<S>(head, weight, eps);
     }
-    let half = head.len() / 2;
-    let (low, high) = head.split_at_mut(half);
+    let half = turn.len() / 2;
+    let (low, high) = head[..turn.len()].split_at_mut(half);
     let (cos, sin) = turn.split_at(half);
     let whole = half / LANES * LANES;
     for at in (0..whole).step_by(LANES) {

@@ -108,6 +108,11 @@ impl<'a, T> Shared<'a, T> {
         }
     }
 
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// Where an element is; to ask for it ahead of its use.
     #[inline(always)]
     pub fn at(&self, index: usize) -> *const T {

@@ -30,7 +30,11 @@ impl ExpertsConfig {
         let read = match architecture {
             Architecture::Qwen3Moe => qwen3_moe(json, layers)?,
             Architecture::Mixtral => mixtral(json, layers)?,
-            Architecture::Llama
+            Architecture::Qwen35Moe => qwen35_moe(json, layers)?,
+            Architecture::Qwen3Next => qwen3_next(json, layers)?,
+            Architecture::Qwen35
+            | Architecture::Lfm2
+            | Architecture::Llama
             | Architecture::Mistral
             | Architecture::Qwen2
             | Architecture::Qwen3 => return Ok(None),
@@ -157,6 +161,35 @@ fn qwen3_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Lo
             .size("moe_intermediate_size", INTERMEDIATE)?
             .unwrap_or(768),
         layers: (0..layers).map(has_experts).collect(),
+        names: ExpertNames::QWEN,
+    }))
+}
+
+/// As Qwen3-MoE has them, with other defaults.
+fn qwen3_next(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let Some(experts) = qwen3_moe(json, layers)? else {
+        return Ok(None);
+    };
+    let count = json.size(count_key(json), EXPERTS)?.unwrap_or(512);
+    let renormalised = json.flag("norm_topk_prob")?.unwrap_or(true);
+    Ok(Some(ExpertsConfig {
+        routing: softmax(json, count, 10, renormalised)?,
+        width: json
+            .size("moe_intermediate_size", INTERMEDIATE)?
+            .unwrap_or(512),
+        ..experts
+    }))
+}
+
+/// Softmax over all experts; the weights of the chosen are divided by their sum.
+fn qwen35_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let count = json.size(count_key(json), EXPERTS)?.unwrap_or(256);
+    Ok(Some(ExpertsConfig {
+        routing: softmax(json, count, 8, true)?,
+        width: json
+            .size("moe_intermediate_size", INTERMEDIATE)?
+            .unwrap_or(512),
+        layers: vec![true; layers],
         names: ExpertNames::QWEN,
     }))
 }

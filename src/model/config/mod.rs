@@ -5,20 +5,22 @@
 
 pub mod experts;
 pub(crate) mod limits;
+pub mod recurrent;
 mod windows;
 
 use std::path::Path;
 
 use self::experts::ExpertsConfig;
 use self::limits::{CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, LAYERS, VOCAB};
+use self::recurrent::RecurrentConfig;
 
 use crate::error::LoadError;
 use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
-use crate::model::rope::RopeConfig;
+use crate::model::rope::{RopeConfig, refuse_partial, rotary_part};
 use crate::model::weights::TensorSpec;
-use crate::state::pool::kv_layout::{KvLayout, PagedKv, Values};
+use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv, Values};
 
 /// Largest `config.json` read.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -38,17 +40,29 @@ pub enum Architecture {
     Qwen3,
     /// Qwen3 with experts.
     Qwen3Moe,
+    /// Qwen3.5: gated delta nets, and attention in every fourth layer.
+    Qwen35,
+    /// Qwen3.5 with experts.
+    Qwen35Moe,
+    /// Qwen3-Next: what became Qwen3.5, with its inputs fused.
+    Qwen3Next,
+    /// LFM2: short convolutions, and attention in some layers.
+    Lfm2,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 10] = [
         Self::Llama,
         Self::Mistral,
         Self::Mixtral,
         Self::Qwen2,
         Self::Qwen3,
         Self::Qwen3Moe,
+        Self::Qwen35,
+        Self::Qwen35Moe,
+        Self::Qwen3Next,
+        Self::Lfm2,
     ];
 
     /// The name under `architectures` in `config.json`.
@@ -60,13 +74,28 @@ impl Architecture {
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::Qwen35 => "Qwen3_5ForConditionalGeneration",
+            Self::Qwen35Moe => "Qwen3_5MoeForConditionalGeneration",
+            Self::Qwen3Next => "Qwen3NextForCausalLM",
+            Self::Lfm2 => "Lfm2ForCausalLM",
         }
+    }
+
+    /// The family of a name. Models that also see are run on text, and named as those that do not.
+    fn named(name: &str) -> Option<Self> {
+        let on_text = |known: Self| {
+            let family = known.name().strip_suffix("ForConditionalGeneration");
+            family.is_some_and(|family| name.strip_suffix("ForCausalLM") == Some(family))
+        };
+        let mut all = Self::ALL.into_iter();
+        all.find(|known| known.name() == name || on_text(*known))
     }
 
     fn is_qwen(self) -> bool {
         match self {
-            Self::Llama | Self::Mistral | Self::Mixtral => false,
+            Self::Llama | Self::Mistral | Self::Mixtral | Self::Lfm2 => false,
             Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => true,
+            Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
     }
 
@@ -74,7 +103,8 @@ impl Architecture {
     pub fn has_qk_norm(self) -> bool {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => false,
-            Self::Qwen3 | Self::Qwen3Moe => true,
+            Self::Qwen3 | Self::Qwen3Moe | Self::Lfm2 => true,
+            Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
     }
 }
@@ -119,6 +149,10 @@ pub struct ModelConfig {
     pub bias: BiasConfig,
     /// Every head of q and k is normed before the rotation.
     pub qk_norm: bool,
+    /// The layers that keep a state instead of keys and values.
+    pub recurrent: Option<RecurrentConfig>,
+    /// The first elements of a head, which rotate; even.
+    pub rotary_dim: usize,
     /// For each layer: how many tokens a query sees, itself included; `None` for all of them.
     pub windows: Vec<Option<usize>>,
     /// Positions that the file claims, in tokens; see [`Self::context_tokens`].
@@ -152,6 +186,8 @@ impl ModelConfig {
 
     fn from_json(json: &JsonFile) -> Result<Self, LoadError> {
         let architecture = architecture(json)?;
+        // Models that also see describe their decoder apart.
+        let json = &json.with_nested("text_config")?;
         refuse_unsupported(json)?;
         let hidden_size = json.required_size("hidden_size", HIDDEN)?;
         let num_hidden_layers = json.required_size("num_hidden_layers", LAYERS)?;
@@ -161,10 +197,12 @@ impl ModelConfig {
         let default_context = match architecture {
             Architecture::Llama => 2048,
             Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => 32_768,
+            Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => 32_768,
+            Architecture::Lfm2 => 128_000,
             Architecture::Mistral | Architecture::Mixtral => 131_072,
         };
         let (default_eps, default_theta) = match architecture {
-            Architecture::Mixtral => (1e-5, 1e6),
+            Architecture::Mixtral | Architecture::Lfm2 => (1e-5, 1e6),
             _ => (1e-6, 1e4),
         };
         let max_position_embeddings = json
@@ -186,11 +224,13 @@ impl ModelConfig {
             num_key_value_heads,
             head_dim,
             rms_norm_eps: json
-                .number("rms_norm_eps", 0.0..=1.0)?
+                .number(eps_key(architecture), 0.0..=1.0)?
                 .unwrap_or(default_eps) as f32,
-            tie_word_embeddings: json.flag("tie_word_embeddings")?.unwrap_or(false),
+            tie_word_embeddings: ties_embeddings(json, architecture)?,
             bias: bias(json, architecture)?,
             qk_norm: architecture.has_qk_norm(),
+            recurrent: RecurrentConfig::from_json(json, architecture, num_hidden_layers)?,
+            rotary_dim: rotary_dim(json, architecture, head_dim)?,
             windows: windows::read(json, architecture, num_hidden_layers)?,
             max_position_embeddings,
             rope: RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
@@ -253,12 +293,30 @@ impl ModelConfig {
             values: Values::Own { dim: self.head_dim },
             dtype: dtype.into(),
         };
-        KvLayout::uniform(self.num_hidden_layers, pages)
+        let layer = |layer| match self.states_in(layer) {
+            Some(states) => LayerKv::State {
+                bytes: states.state_bytes(self.hidden_size),
+            },
+            None => LayerKv::Pages(pages),
+        };
+        KvLayout::new((0..self.num_hidden_layers).map(layer).collect())
+    }
+
+    /// What a layer computes that keeps a state.
+    pub fn states_in(&self, layer: usize) -> Option<&RecurrentConfig> {
+        self.recurrent.as_ref().filter(|states| states.is_in(layer))
+    }
+
+    /// Whether attention's result goes through a gate.
+    pub fn gates_attention(&self) -> bool {
+        self.recurrent
+            .as_ref()
+            .is_some_and(|config| config.gated_attention)
     }
 
     /// Every tensor of the model with its shape, in the order of the forward pass.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let (hidden, mlp) = (self.hidden_size, self.intermediate_size);
+        let hidden = self.hidden_size;
         let (q, kv) = (self.q_width(), self.kv_width());
         let mut specs = vec![TensorSpec::new(
             "model.embed_tokens.weight",
@@ -272,6 +330,17 @@ impl ModelConfig {
                 ));
             };
             push("input_layernorm.weight", &[hidden]);
+            if let Some(states) = self.states_in(layer) {
+                specs.extend(states.tensors(layer, hidden));
+                self.push_feed_forward(layer, &mut specs);
+                continue;
+            }
+            if self.gates_attention() {
+                push("self_attn.gate_proj.weight", &[q, hidden]);
+                if self.bias.qkv {
+                    push("self_attn.gate_proj.bias", &[q]);
+                }
+            }
             for (name, width) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
                 push(&format!("self_attn.{name}.weight"), &[width, hidden]);
                 if self.bias.qkv {
@@ -286,21 +355,7 @@ impl ModelConfig {
             if self.bias.o {
                 push("self_attn.o_proj.bias", &[hidden]);
             }
-            push("post_attention_layernorm.weight", &[hidden]);
-            if let Some(experts) = self.experts.as_ref().filter(|all| all.are_in(layer)) {
-                specs.extend(experts.tensors(layer, hidden));
-                continue;
-            }
-            for (name, out, input) in [
-                ("gate_proj", mlp, hidden),
-                ("up_proj", mlp, hidden),
-                ("down_proj", hidden, mlp),
-            ] {
-                push(&format!("mlp.{name}.weight"), &[out, input]);
-                if self.bias.mlp {
-                    push(&format!("mlp.{name}.bias"), &[out]);
-                }
-            }
+            self.push_feed_forward(layer, &mut specs);
         }
         specs.push(TensorSpec::new("model.norm.weight", &[hidden]));
         if !self.tie_word_embeddings {
@@ -312,6 +367,35 @@ impl ModelConfig {
         specs
     }
 
+    /// The tensors of a layer after its attention.
+    fn push_feed_forward(&self, layer: usize, specs: &mut Vec<TensorSpec>) {
+        let (hidden, mlp) = (self.hidden_size, self.intermediate_size);
+        let named = |name: &str, shape: &[usize]| {
+            TensorSpec::new(format!("model.layers.{layer}.{name}"), shape)
+        };
+        specs.push(named("post_attention_layernorm.weight", &[hidden]));
+        let shared = self.recurrent.as_ref().and_then(|own| own.shared_expert);
+        let (module, width) = match self.experts.as_ref().filter(|all| all.are_in(layer)) {
+            None => ("mlp", mlp),
+            Some(experts) => {
+                specs.extend(experts.tensors(layer, hidden));
+                let Some(width) = shared else { return };
+                specs.push(named("mlp.shared_expert_gate.weight", &[1, hidden]));
+                ("mlp.shared_expert", width)
+            }
+        };
+        for (name, out, input) in [
+            ("gate_proj", width, hidden),
+            ("up_proj", width, hidden),
+            ("down_proj", hidden, width),
+        ] {
+            specs.push(named(&format!("{module}.{name}.weight"), &[out, input]));
+            if self.bias.mlp {
+                specs.push(named(&format!("{module}.{name}.bias"), &[out]));
+            }
+        }
+    }
+
     /// What a matrix is for.
     pub fn role(&self, tensor: &str) -> MatrixRole {
         let gives_logits = match self.tie_word_embeddings {
@@ -321,7 +405,8 @@ impl ModelConfig {
         if tensor == gives_logits {
             return MatrixRole::Logits;
         }
-        match self.experts.is_some() && tensor.ends_with(".gate.weight") {
+        let chooses = [".gate.weight", ".shared_expert_gate.weight"];
+        match self.experts.is_some() && chooses.iter().any(|name| tensor.ends_with(name)) {
             true => MatrixRole::Router,
             false => MatrixRole::Inner,
         }
@@ -337,14 +422,9 @@ fn architecture(json: &JsonFile) -> Result<Architecture, LoadError> {
     let names = json
         .texts("architectures")?
         .ok_or_else(|| json.error("architectures", "is missing, it names the model's class"))?;
-    let known = |name: &&str| {
-        Architecture::ALL
-            .into_iter()
-            .find(|known| known.name() == *name)
-    };
     names
         .iter()
-        .find_map(known)
+        .find_map(|name| Architecture::named(name))
         .ok_or_else(|| LoadError::UnknownArchitecture {
             file: json.file().to_owned(),
             found: names.join(", "),
@@ -368,7 +448,83 @@ fn intermediate_size(json: &JsonFile, architecture: Architecture) -> Result<usiz
             let given = json.size("intermediate_size", INTERMEDIATE)?;
             Ok(given.unwrap_or(6144))
         }
+        Architecture::Qwen3Next => {
+            let given = json.size("intermediate_size", INTERMEDIATE)?;
+            Ok(given.unwrap_or(5632))
+        }
+        Architecture::Qwen35Moe => Ok(json.size("intermediate_size", INTERMEDIATE)?.unwrap_or(0)),
+        Architecture::Lfm2 => adjusted_width(json),
         _ => json.required_size("intermediate_size", INTERMEDIATE),
+    }
+}
+
+/// LFM2 gives the width of an MLP without gates: two thirds of it, stretched and rounded up.
+fn adjusted_width(json: &JsonFile) -> Result<usize, LoadError> {
+    let given = match json.size("block_ff_dim", INTERMEDIATE)? {
+        None => json.required_size("intermediate_size", INTERMEDIATE)?,
+        Some(width) => width,
+    };
+    if !json.flag("block_auto_adjust_ff_dim")?.unwrap_or(true) {
+        return Ok(given);
+    }
+    let thirds = 2 * given / 3;
+    let key = "block_ffn_dim_multiplier";
+    let width = match json.has(key) && json.value(key).is_none() {
+        true => thirds,
+        false => {
+            let factor = json.number(key, 0.0..=1024.0)?.unwrap_or(1.0);
+            let multiple = json.size("block_multiple_of", INTERMEDIATE)?.unwrap_or(256);
+            ((factor * thirds as f64) as usize).next_multiple_of(multiple)
+        }
+    };
+    match INTERMEDIATE.contains(&width) {
+        true => Ok(width),
+        false => {
+            let reason = format!(
+                "makes an MLP of width {width}, expected 1 to {}",
+                INTERMEDIATE.end()
+            );
+            Err(json.error("intermediate_size", reason))
+        }
+    }
+}
+
+fn eps_key(architecture: Architecture) -> &'static str {
+    match architecture {
+        Architecture::Lfm2 => "norm_eps",
+        _ => "rms_norm_eps",
+    }
+}
+
+fn ties_embeddings(json: &JsonFile, architecture: Architecture) -> Result<bool, LoadError> {
+    let is_lfm2 = architecture == Architecture::Lfm2;
+    if let Some(ties) = json.flag("tie_embedding")?.filter(|_| is_lfm2) {
+        return Ok(ties);
+    }
+    Ok(json.flag("tie_word_embeddings")?.unwrap_or(is_lfm2))
+}
+
+/// The whole head, or in the families of Qwen3.5 the part that is configured, rounded down.
+fn rotary_dim(
+    json: &JsonFile,
+    architecture: Architecture,
+    head_dim: usize,
+) -> Result<usize, LoadError> {
+    match architecture {
+        Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => {
+            let part = rotary_part(json)?.unwrap_or(0.25);
+            let dim = (head_dim as f64 * part) as usize;
+            match dim.is_multiple_of(2) {
+                true => Ok(dim),
+                false => {
+                    let reason = format!(
+                        "is {part}: {dim} elements of a head of {head_dim}, expected an even number"
+                    );
+                    Err(json.error("partial_rotary_factor", reason))
+                }
+            }
+        }
+        _ => refuse_partial(json).map(|()| head_dim),
     }
 }
 
@@ -380,7 +536,9 @@ fn key_value_heads(
     let absent = match architecture {
         Architecture::Mistral | Architecture::Mixtral if !json.has("num_key_value_heads") => 8,
         Architecture::Qwen2 | Architecture::Qwen3 if !json.has("num_key_value_heads") => 32,
-        Architecture::Qwen3Moe if !json.has("num_key_value_heads") => 4,
+        Architecture::Qwen3Moe | Architecture::Qwen35 if !json.has("num_key_value_heads") => 4,
+        Architecture::Qwen35Moe | Architecture::Qwen3Next if !json.has("num_key_value_heads") => 2,
+        Architecture::Lfm2 if !json.has("num_key_value_heads") => 8,
         _ => heads,
     };
     let kv_heads = json.size("num_key_value_heads", HEADS)?.unwrap_or(absent);
@@ -398,11 +556,21 @@ fn head_dim(
     let head_dim = match json.size("head_dim", HEAD_DIM)? {
         Some(head_dim) => head_dim,
         None if architecture == Architecture::Qwen3 && !json.has("head_dim") => 128,
+        None if has_wide_heads(architecture) && !json.has("head_dim") => 256,
         None => limits::even_head_dim(hidden, ("num_attention_heads", heads))
             .map_err(|reason| json.error("hidden_size", format!("{reason}: set head_dim")))?,
     };
     limits::check_head_dim(head_dim).map_err(|reason| json.error("head_dim", reason))?;
     Ok(head_dim)
+}
+
+fn has_wide_heads(architecture: Architecture) -> bool {
+    let wide = [
+        Architecture::Qwen35,
+        Architecture::Qwen35Moe,
+        Architecture::Qwen3Next,
+    ];
+    wide.contains(&architecture)
 }
 
 fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadError> {
@@ -414,7 +582,7 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
             o: attention,
             mlp,
         },
-        Architecture::Mistral | Architecture::Mixtral => BiasConfig {
+        Architecture::Mistral | Architecture::Mixtral | Architecture::Lfm2 => BiasConfig {
             qkv: false,
             o: false,
             mlp: false,
@@ -424,7 +592,11 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
             o: false,
             mlp: false,
         },
-        Architecture::Qwen3 | Architecture::Qwen3Moe => BiasConfig {
+        Architecture::Qwen3
+        | Architecture::Qwen3Moe
+        | Architecture::Qwen35
+        | Architecture::Qwen35Moe
+        | Architecture::Qwen3Next => BiasConfig {
             qkv: attention,
             o: attention,
             mlp: false,

@@ -12,7 +12,11 @@ pub(super) fn read(
     layers: usize,
 ) -> Result<Vec<Option<usize>>, LoadError> {
     let slides = match architecture {
-        Architecture::Llama => false,
+        Architecture::Llama
+        | Architecture::Qwen35
+        | Architecture::Qwen35Moe
+        | Architecture::Qwen3Next
+        | Architecture::Lfm2 => false,
         Architecture::Mistral | Architecture::Mixtral => true,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
             json.flag("use_sliding_window")?.unwrap_or(false)

@@ -91,7 +91,6 @@ impl RopeConfig {
             some => some,
         };
         let outer_theta = theta(json)?;
-        refuse_partial(json)?;
         let Some(own) = own else {
             return Ok(Self {
                 theta: outer_theta.unwrap_or(default_theta),
@@ -108,7 +107,6 @@ impl RopeConfig {
                 "sets rope for one layer type: all layers must share one rope",
             ));
         }
-        refuse_partial(&own)?;
         Ok(Self {
             theta: theta(&own)?.or(outer_theta).unwrap_or(default_theta),
             scaling: RopeScaling::from_json(json, &own, max_positions)?,
@@ -249,8 +247,25 @@ fn theta(json: &JsonFile) -> Result<Option<f64>, LoadError> {
     json.number("rope_theta", 1.000_001..=1e15)
 }
 
-fn refuse_partial(json: &JsonFile) -> Result<(), LoadError> {
-    match json.number("partial_rotary_factor", 0.0..=1.0)? {
+/// The part of a head that rotates, if it is configured.
+pub(crate) fn rotary_part(json: &JsonFile) -> Result<Option<f64>, LoadError> {
+    let part = |json: &JsonFile| json.number("partial_rotary_factor", 0.0..=1.0);
+    for key in ["rope_scaling", "rope_parameters"] {
+        if let Some(part) = json
+            .object(key)?
+            .map(|own| part(&own))
+            .transpose()?
+            .flatten()
+        {
+            return Ok(Some(part));
+        }
+    }
+    part(json)
+}
+
+/// Refuses heads of which only a part rotates.
+pub(crate) fn refuse_partial(json: &JsonFile) -> Result<(), LoadError> {
+    match rotary_part(json)? {
         None | Some(1.0) => Ok(()),
         Some(part) => Err(json.error(
             "partial_rotary_factor",

@@ -7,6 +7,7 @@
 mod experts;
 pub(crate) mod folder;
 pub(crate) mod mapped;
+mod names;
 mod quantised;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,6 +48,7 @@ impl TensorSpec {
 }
 
 /// Where a tensor lies.
+#[derive(Clone)]
 pub(crate) struct Entry {
     /// Which of the files.
     pub file: usize,

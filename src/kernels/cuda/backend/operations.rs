@@ -8,6 +8,7 @@ use crate::kernels::cuda::params::{AttendParams, Element, GemmParams, GemmWrite,
 use crate::kernels::cuda::weights::Weights;
 use crate::kernels::dtype::MatrixRole;
 use crate::kernels::random::RandomTensor;
+use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
 use crate::kernels::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
@@ -153,6 +154,49 @@ impl Backend for CudaBackend {
             len: x.rows,
         };
         self.norm(x, all, weight, eps)
+    }
+
+    fn operand(&mut self, _: &Tensor, _: &Matrix) -> Tensor {
+        unreachable!("models with states are refused")
+    }
+
+    fn attend_gated(
+        &mut self,
+        _: (&Tensor, &Tensor),
+        _: &HeadShape,
+        _: usize,
+        _: &CudaBatch,
+        _: &Matrix,
+    ) -> Tensor {
+        unreachable!("models with states are refused")
+    }
+
+    fn project(&mut self, _: &Tensor, _: &Linear<Self>) -> Tensor {
+        unreachable!("models with states are refused")
+    }
+
+    fn add_gated_expert(&mut self, _: &mut Tensor, _: &Tensor, _: &Linear<Self>, _: &Expert<Self>) {
+        unreachable!("models with experts are refused")
+    }
+
+    fn gated_conv(
+        &mut self,
+        _: &Tensor,
+        _: &GatedConvWeights<Self>,
+        _: usize,
+        _: &CudaBatch,
+    ) -> Tensor {
+        unreachable!("models with states are refused")
+    }
+
+    fn delta_net(
+        &mut self,
+        _: &Tensor,
+        _: &DeltaNetWeights<Self>,
+        _: usize,
+        _: &CudaBatch,
+    ) -> Tensor {
+        unreachable!("models with states are refused")
     }
 
     fn route(&mut self, _: &Tensor, _: &Router<Self>) -> NoExperts {

@@ -307,6 +307,7 @@ fn cpu(case: &Case) -> CpuBackend {
         n_pages: PAGES,
         page_size: case.page_size,
         n_rows: ROWS,
+        n_state_slots: 0,
         shared_prefix: false,
     })
     .unwrap();

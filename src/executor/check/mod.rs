@@ -1,9 +1,12 @@
 //! Refuses a plan that contradicts itself or the rows, before anything is written.
 
+mod states;
+
 use rustc_hash::FxHashMap;
 
+use crate::executor::check::states::Slots;
 use crate::executor::rows::Row;
-use crate::ids::{PageId, RowId, SeqId};
+use crate::ids::{PageId, RowId, SeqId, StateSlot};
 use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 /// What ids and tokens a plan may name.
@@ -13,6 +16,8 @@ pub(super) struct Limits {
     /// Pages that a row of the page table holds.
     pub(super) row_pages: usize,
     pub(super) vocab_size: usize,
+    /// States that can be granted; `None` where no layer keeps one.
+    pub(super) n_state_slots: Option<usize>,
 }
 
 /// What a row will be once the plan's starts and table edits are applied.
@@ -23,6 +28,8 @@ struct Outlook {
     n_tokens: usize,
     sampled_tokens: usize,
     computed: usize,
+    live: Option<StateSlot>,
+    starts: bool,
     has_work: bool,
 }
 
@@ -30,12 +37,14 @@ struct Outlook {
 #[derive(Default)]
 pub(super) struct Scratch {
     touched: FxHashMap<RowId, Outlook>,
+    slots: Slots,
 }
 
 struct Check<'a> {
     rows: &'a [Option<Row>],
     limits: &'a Limits,
     touched: &'a mut FxHashMap<RowId, Outlook>,
+    slots: &'a mut Slots,
 }
 
 /// Checks a plan; the error says what is wrong with which row.
@@ -46,10 +55,12 @@ pub(super) fn check(
     scratch: &mut Scratch,
 ) -> Result<(), String> {
     scratch.touched.clear();
+    scratch.slots.clear();
     let mut check = Check {
         rows,
         limits,
         touched: &mut scratch.touched,
+        slots: &mut scratch.slots,
     };
     for start in &plan.starts {
         check
@@ -64,7 +75,7 @@ pub(super) fn check(
             .work(work)
             .map_err(|reason| format!("row {}, sequence {}: {reason}", work.row, work.seq))?;
     }
-    Ok(())
+    scratch.slots.check_sources()
 }
 
 impl Check<'_> {
@@ -79,6 +90,8 @@ impl Check<'_> {
                 n_tokens: known.tokens.len(),
                 sampled_tokens: known.sampled_tokens,
                 computed: known.computed,
+                live: known.live,
+                starts: false,
                 has_work: false,
             });
         match (self.touched.entry(row), known) {
@@ -115,12 +128,15 @@ impl Check<'_> {
         }
         self.pages(start.prefix.iter())?;
         self.fits(start.prefix.len())?;
+        self.slots.start(start, self.limits.n_state_slots)?;
         let outlook = Outlook {
             seq: start.seq,
             n_pages: start.prefix.len(),
             n_tokens,
             sampled_tokens: 0,
             computed,
+            live: start.state.map(|state| state.live),
+            starts: true,
             has_work: false,
         };
         match self.touched.insert(start.row, outlook) {
@@ -191,6 +207,24 @@ impl Check<'_> {
                 row.n_pages
             ));
         }
+        match row.live {
+            Some(live) => {
+                if first != row.computed {
+                    return Err(format!(
+                        "position {first} with a state after {} ones: a row with a state computes each position once",
+                        row.computed
+                    ));
+                }
+                let starts = row.starts;
+                self.slots
+                    .work(work, (live, starts), self.limits.n_state_slots)?;
+            }
+            None if !work.saves.is_empty() => {
+                return Err("copies of a state that it has not".to_owned());
+            }
+            None => {}
+        }
+        let row = self.outlook(work.row)?;
         if first > row.computed {
             return Err(format!(
                 "position {first} follows {} computed ones",

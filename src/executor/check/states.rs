@@ -1,0 +1,102 @@
+//! The states that a plan reads and writes: none of them twice written, none both.
+
+use rustc_hash::FxHashSet;
+
+use crate::ids::StateSlot;
+use crate::state::step::{RowStart, StepRow};
+
+/// The slots that a plan names; kept for its memory.
+#[derive(Default)]
+pub(super) struct Slots {
+    /// Those that rows begin with.
+    read: FxHashSet<StateSlot>,
+    /// Those of rows, and those that are saved to.
+    written: FxHashSet<StateSlot>,
+}
+
+impl Slots {
+    pub(super) fn clear(&mut self) {
+        self.read.clear();
+        self.written.clear();
+    }
+
+    /// Takes the state of a row that starts. The error is the end of a sentence about the row.
+    pub(super) fn start(&mut self, start: &RowStart, n_slots: Option<usize>) -> Result<(), String> {
+        let state = match (start.state, n_slots) {
+            (None, None) => return Ok(()),
+            (Some(state), Some(_)) => state,
+            (None, Some(_)) => {
+                return Err("without a state, which layers of the model keep".to_owned());
+            }
+            (Some(state), None) => {
+                return Err(format!(
+                    "with state {}, which no layer of the model keeps",
+                    state.live
+                ));
+            }
+        };
+        match (state.from, start.prefix.is_empty()) {
+            (None, false) => {
+                return Err("behind cached pages without the state after them".to_owned());
+            }
+            (Some(from), true) => return Err(format!("from state {from} without cached pages")),
+            _ => {}
+        }
+        self.write(state.live, n_slots)?;
+        if let Some(from) = state.from {
+            granted(from, n_slots)?;
+            self.read.insert(from);
+        }
+        Ok(())
+    }
+
+    /// Takes the state of a row at work, and its copies.
+    pub(super) fn work(
+        &mut self,
+        work: &StepRow,
+        (live, starts): (StateSlot, bool),
+        n_slots: Option<usize>,
+    ) -> Result<(), String> {
+        if !starts {
+            self.write(live, n_slots)?;
+        }
+        let positions = work.work.positions();
+        let mut last = positions.start;
+        for save in &work.saves {
+            if save.position <= last || save.position > positions.end {
+                return Err(format!(
+                    "a copy of the state at {}, expected more than {last} and at most {}",
+                    save.position, positions.end
+                ));
+            }
+            last = save.position;
+            self.write(save.slot, n_slots)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that no slot is both read and written.
+    pub(super) fn check_sources(&self) -> Result<(), String> {
+        // The least, so that the error does not depend on an order of hashes.
+        match self.read.intersection(&self.written).min() {
+            None => Ok(()),
+            Some(slot) => Err(format!("state {slot} is read and written in one step")),
+        }
+    }
+
+    fn write(&mut self, slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
+        granted(slot, n_slots)?;
+        match self.written.insert(slot) {
+            true => Ok(()),
+            false => Err(format!("state {slot} is written twice in one step")),
+        }
+    }
+}
+
+fn granted(slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
+    let n_slots = n_slots.unwrap_or(0);
+    match (1..=n_slots).contains(&slot.index()) {
+        true => Ok(()),
+        false => Err(format!("state {slot}, states are 1 to {n_slots}")),
+    }
+}

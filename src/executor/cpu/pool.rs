@@ -1,0 +1,86 @@
+//! Pools that cannot be: refused before memory is taken.
+
+use super::CpuOptions;
+use crate::error::LoadError;
+use crate::state::pool::kv_layout::KvLayout;
+
+/// Refuses sizes that leave nothing to grant, or ask for more than can be named.
+pub(super) fn check(options: &CpuOptions, layout: &KvLayout) -> Result<(), LoadError> {
+    let CpuOptions {
+        n_pages,
+        page_size,
+        max_rows,
+        n_state_slots,
+        ..
+    } = *options;
+    for (name, value) in [
+        ("n_pages", n_pages),
+        ("page_size", page_size),
+        ("max_rows", max_rows),
+    ] {
+        if value == 0 {
+            return Err(LoadError::Memory(format!(
+                "{name} is 0, expected at least 1"
+            )));
+        }
+    }
+    let slots = (n_pages as u64)
+        .checked_add(1)
+        .and_then(|pages| pages.checked_mul(page_size as u64));
+    let slots = slots.filter(|slots| *slots <= u64::from(u32::MAX));
+    let bytes = slots.and_then(|slots| slots.checked_mul(layout.bytes_per_token()));
+    if bytes.filter(|bytes| *bytes <= isize::MAX as u64).is_none() {
+        return Err(LoadError::Memory(format!(
+            "a pool of {n_pages} pages of {page_size} tokens is too large: at most {} slots can be named",
+            u32::MAX
+        )));
+    }
+    check_states(n_state_slots, layout)
+}
+
+fn check_states(n_slots: usize, layout: &KvLayout) -> Result<(), LoadError> {
+    let mut layers = layout.layers().iter().enumerate();
+    let Some((index, layer)) = layers.find(|(_, layer)| layer.state_bytes() > 0) else {
+        return Ok(());
+    };
+    if n_slots == 0 {
+        return Err(LoadError::Memory(format!(
+            "n_state_slots is 0, expected at least 1: layer {index} keeps {layer}"
+        )));
+    }
+    let slots = (n_slots as u64).checked_add(1);
+    let slots = slots.filter(|slots| *slots <= u64::from(u32::MAX));
+    let bytes = slots.and_then(|slots| slots.checked_mul(layout.state_bytes()));
+    match bytes.filter(|bytes| *bytes <= isize::MAX as u64) {
+        Some(_) => Ok(()),
+        None => Err(LoadError::Memory(format!(
+            "a pool of {n_slots} states of {} bytes is too large: at most {} can be named",
+            layout.state_bytes(),
+            u32::MAX
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::pool::kv_layout::LayerKv;
+
+    #[test]
+    fn states_have_slots_that_can_be_named() {
+        let layout = |bytes| KvLayout::new(vec![LayerKv::State { bytes }; 2]);
+        assert!(check_states(0, &KvLayout::new(Vec::new())).is_ok());
+        assert!(check_states(3, &layout(4096)).is_ok());
+        let error = |n_slots, bytes| {
+            let error = check_states(n_slots, &layout(bytes)).expect_err("it is refused");
+            error.to_string()
+        };
+        let none = error(0, 4096);
+        assert!(
+            none.contains("layer 0 keeps a state of 4096 bytes a sequence"),
+            "{none}"
+        );
+        assert!(error(usize::MAX, 8).contains("too large"));
+        assert!(error(1 << 30, 1 << 40).contains("too large"));
+    }
+}

@@ -1,0 +1,164 @@
+//! The tokens of a step, row by row.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::kv::PageTable;
+use crate::ids::{RowId, StateSlot};
+use crate::state::step::StateSave;
+
+/// The query tokens of one row in a step; they stand side by side, in ascending position.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// The row of the page table.
+    pub row: RowId,
+    /// Index of its first token in the step.
+    pub first_token: usize,
+    /// Number of tokens.
+    pub n_tokens: usize,
+    /// Position of its first token in the sequence.
+    pub first_position: usize,
+}
+
+impl Segment {
+    pub(super) fn end_token(&self) -> usize {
+        self.first_token + self.n_tokens
+    }
+
+    pub(super) fn end_position(&self) -> usize {
+        self.first_position + self.n_tokens
+    }
+}
+
+/// The state of a segment's row.
+#[derive(Clone, Copy, Debug)]
+struct SegmentState {
+    live: StateSlot,
+    first_save: usize,
+    n_saves: usize,
+}
+
+fn next_serial() -> u64 {
+    static SERIAL: AtomicU64 = AtomicU64::new(1);
+    SERIAL.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The tokens of a step.
+#[derive(Default)]
+pub struct CpuBatch {
+    pub(super) tokens: Vec<u32>,
+    pub(super) positions: Vec<u32>,
+    pub(super) slots: Vec<u32>,
+    segments: Vec<Segment>,
+    /// The states of the segments, in their order; none where no layer keeps a state.
+    states: Vec<SegmentState>,
+    saves: Vec<StateSave>,
+    /// Tells this content from that of every other batch.
+    serial: u64,
+}
+
+impl CpuBatch {
+    /// Forgets everything and keeps the memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.slots.clear();
+        self.segments.clear();
+        self.states.clear();
+        self.saves.clear();
+    }
+
+    /// Adds the query tokens of a row, the first one at `first_position`.
+    ///
+    /// # Panics
+    /// If the row's pages do not reach that far.
+    pub fn push(&mut self, row: RowId, first_position: usize, tokens: &[u32], table: &PageTable) {
+        self.serial = next_serial();
+        let n_tokens = tokens.len();
+        self.segments.push(Segment {
+            row,
+            first_token: self.tokens.len(),
+            n_tokens,
+            first_position,
+        });
+        self.tokens.extend_from_slice(tokens);
+        for position in first_position..first_position + n_tokens {
+            self.positions.push(position as u32);
+            self.slots.push(table.slot(row, position) as u32);
+        }
+    }
+
+    /// Gives the row that was added last the state that its layers go on with, and copies of it on the way, by position.
+    pub fn keep_state(&mut self, live: StateSlot, saves: &[StateSave]) {
+        let first_save = self.saves.len();
+        self.saves.extend_from_slice(saves);
+        self.states.push(SegmentState {
+            live,
+            first_save,
+            n_saves: saves.len(),
+        });
+    }
+
+    /// The rows' parts with their states, and the copies of each.
+    ///
+    /// # Panics
+    /// If a row has no state.
+    pub(super) fn with_states(&self) -> impl Iterator<Item = (&Segment, StateSlot, &[StateSave])> {
+        assert_eq!(
+            self.segments.len(),
+            self.states.len(),
+            "every row of a model with states has one"
+        );
+        let segments = self.segments.iter().zip(&self.states);
+        segments.map(|(segment, state)| {
+            let saves = &self.saves[state.first_save..][..state.n_saves];
+            (segment, state.live, saves)
+        })
+    }
+
+    /// Number of tokens.
+    pub fn n_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Becomes a batch of tokens of `step`, whose indices ascend.
+    ///
+    /// # Panics
+    /// If `step` has fewer tokens.
+    pub fn pick(&mut self, step: &Self, tokens: &[u32]) {
+        self.clear();
+        self.serial = next_serial();
+        let mut segments = step.segments.iter();
+        let mut segment = segments.next();
+        for &token in tokens {
+            let index = token as usize;
+            while segment.is_some_and(|segment| segment.end_token() <= index) {
+                segment = segments.next();
+            }
+            let whole = segment.expect("the step has the tokens that are picked of it");
+            let position = step.positions[index];
+            match self.segments.last_mut() {
+                Some(last) if last.row == whole.row && last.end_position() == position as usize => {
+                    last.n_tokens += 1;
+                }
+                _ => self.segments.push(Segment {
+                    row: whole.row,
+                    first_token: self.tokens.len(),
+                    n_tokens: 1,
+                    first_position: position as usize,
+                }),
+            }
+            self.tokens.push(step.tokens[index]);
+            self.positions.push(position);
+            self.slots.push(step.slots[index]);
+        }
+    }
+
+    pub(super) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// The rows' parts.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+}

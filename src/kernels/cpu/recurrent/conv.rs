@@ -1,0 +1,215 @@
+//! Short convolutions: each channel of a token is mixed with the same channel of the tokens before it.
+
+use super::pool::{StatePool, States};
+use crate::ids::StateSlot;
+use crate::kernels::cpu::batch::{CpuBatch, Segment};
+use crate::kernels::cpu::element::load_up_to;
+use crate::kernels::cpu::rowwise::{for_rows, silu, store_up_to};
+use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use crate::kernels::cpu::tensor::{Shared, Tensor};
+use crate::kernels::cpu::threads::ThreadPool;
+use crate::kernels::recurrent::MAX_TAPS;
+use crate::state::step::StateSave;
+
+/// Multiply-adds that an element costs about: most of it is waiting for memory.
+const ELEMENT_COST: usize = 64;
+
+/// What is convolved.
+pub struct ConvInput<'a> {
+    /// Rows of tokens, whose first elements are the channels.
+    pub x: &'a Tensor,
+    /// Number of channels.
+    pub channels: usize,
+    /// `[n_taps, channels]`, the oldest token's first.
+    pub taps: &'a [f32],
+    /// Tokens that are mixed, at most [`MAX_TAPS`].
+    pub n_taps: usize,
+    /// Added to the sums.
+    pub bias: Option<&'a [f32]>,
+    /// Follows the sums.
+    pub after: After,
+}
+
+/// What is done with the sums.
+#[derive(Clone, Copy)]
+pub enum After {
+    /// `s / (1 + e^-s)`.
+    Silu,
+    /// They are multiplied with elements of the token's row, from `first` on.
+    Times {
+        /// Index in the row.
+        first: usize,
+    },
+}
+
+/// Multiplies the first third of each row with its last third, in place.
+pub fn gate_inputs(pool: &mut ThreadPool, projected: &mut Tensor, channels: usize) {
+    let (rows, width) = (projected.rows(), projected.width());
+    let shared = Shared::new(projected.values_mut());
+    for_rows(pool, rows, channels * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let row = unsafe { shared.part(row * width, width) };
+        let (gates, rest) = row.split_at_mut(channels);
+        let inputs = &rest[channels..];
+        for (gate, input) in gates.iter_mut().zip(inputs) {
+            *gate *= input;
+        }
+    });
+}
+
+/// Convolves the rows of all segments, and leaves the inputs of the last `n_taps - 1` tokens in the states of `layer`, from
+/// element `first` of each state on.
+pub fn convolve(
+    (pool, isa): (&mut ThreadPool, Isa),
+    input: &ConvInput<'_>,
+    (states, layer, first): (&mut StatePool, usize, usize),
+    batch: &CpuBatch,
+    mut out: Tensor,
+) -> Tensor {
+    let store = Histories {
+        states: states.layer(layer),
+        first,
+        n_kept: input.n_taps - 1,
+        channels: input.channels,
+    };
+    let channels = input.channels;
+    let shared = Shared::new(out.values_mut());
+    for (segment, live, saves) in batch.with_states() {
+        let cost = channels * ELEMENT_COST;
+        for_rows(pool, segment.n_tokens, cost, |token| {
+            let at = segment.first_token + token;
+            let row = ConvRow {
+                input,
+                // SAFETY: histories are written after all rows are computed.
+                inputs: unsafe { store.window(input, segment, live, token) },
+                factors: input.x.row(at),
+                // SAFETY: each row is written by one item.
+                out: unsafe { shared.part(at * channels, channels) },
+            };
+            dispatch(isa, row);
+        });
+        store.keep(input, segment, live, saves);
+    }
+    out
+}
+
+/// The inputs of the last tokens of each sequence, the oldest first.
+struct Histories<'a> {
+    states: States<'a>,
+    /// Where they begin in a state.
+    first: usize,
+    /// Tokens that are kept.
+    n_kept: usize,
+    channels: usize,
+}
+
+impl Histories<'_> {
+    /// The inputs of `token` of a segment and of those before it, the oldest first.
+    ///
+    /// # Safety
+    /// Nobody writes the history of `live`.
+    unsafe fn window<'x>(
+        &'x self,
+        input: &'x ConvInput<'_>,
+        segment: &Segment,
+        live: StateSlot,
+        token: usize,
+    ) -> [&'x [f32]; MAX_TAPS] {
+        let mut inputs: [&[f32]; MAX_TAPS] = [&[]; MAX_TAPS];
+        for (j, inputs) in inputs[..=self.n_kept].iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *inputs = unsafe { self.input(input, segment, live, token + j) };
+        }
+        inputs
+    }
+
+    /// The input that stands `back` tokens after the oldest one that is kept.
+    ///
+    /// # Safety
+    /// Nobody writes the history of `live`.
+    unsafe fn input<'x>(
+        &'x self,
+        input: &'x ConvInput<'_>,
+        segment: &Segment,
+        live: StateSlot,
+        after_oldest: usize,
+    ) -> &'x [f32] {
+        match after_oldest.checked_sub(self.n_kept) {
+            Some(token) => &input.x.row(segment.first_token + token)[..self.channels],
+            None => {
+                let first = self.first + after_oldest * self.channels;
+                // SAFETY: the caller's promise.
+                unsafe { self.states.read(live, first, self.channels) }
+            }
+        }
+    }
+
+    /// Writes the histories that are saved, then that of the segment's end.
+    fn keep(&self, input: &ConvInput<'_>, segment: &Segment, live: StateSlot, saves: &[StateSave]) {
+        for save in saves {
+            let seen = save.position as usize - segment.first_position;
+            self.write(input, segment, live, (save.slot, seen));
+        }
+        self.write(input, segment, live, (live, segment.n_tokens));
+    }
+
+    /// Writes to a slot the inputs before the token numbered `seen` of the segment.
+    fn write(
+        &self,
+        input: &ConvInput<'_>,
+        segment: &Segment,
+        live: StateSlot,
+        (slot, seen): (StateSlot, usize),
+    ) {
+        for kept in 0..self.n_kept {
+            // SAFETY: the calling thread alone uses histories now. In the live slot an input moves to where an older one
+            // stood, which was moved before it; `seen` is not 0, so that the two do not overlap.
+            unsafe {
+                let from = self.input(input, segment, live, kept + seen);
+                let to = self
+                    .states
+                    .part(slot, self.first + kept * self.channels, self.channels);
+                to.copy_from_slice(from);
+            }
+        }
+    }
+}
+
+struct ConvRow<'a> {
+    input: &'a ConvInput<'a>,
+    inputs: [&'a [f32]; MAX_TAPS],
+    factors: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for ConvRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let Self { input, .. } = self;
+        let channels = input.channels;
+        for at in (0..channels).step_by(LANES) {
+            let here = at..channels.min(at + LANES);
+            // SAFETY: `load_up_to` and `store_up_to` stay within their slices; `dispatch` detected the instruction set.
+            unsafe {
+                let load = load_up_to::<S>;
+                let mut sum = match input.bias {
+                    Some(bias) => load(&bias[here.clone()]),
+                    None => S::splat(0.0),
+                };
+                for j in 0..input.n_taps {
+                    let taps = &input.taps[j * channels..][here.clone()];
+                    sum = S::mul_add(load(taps), load(&self.inputs[j][here.clone()]), sum);
+                }
+                let out = match input.after {
+                    After::Silu => silu::<S>(sum),
+                    After::Times { first } => {
+                        S::mul(sum, load(&self.factors[first..][here.clone()]))
+                    }
+                };
+                store_up_to::<S>(out, &mut self.out[here]);
+            }
+        }
+    }
+}

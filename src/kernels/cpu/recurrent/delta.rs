@@ -1,0 +1,260 @@
+//! The delta rule: a head's matrix forgets, and learns what the token's key stands for.
+
+use std::ops::Range;
+
+use super::pool::{StatePool, States};
+use crate::ids::StateSlot;
+use crate::kernels::cpu::batch::{CpuBatch, Segment};
+use crate::kernels::cpu::element::load_up_to;
+use crate::kernels::cpu::rowwise::store_up_to;
+use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use crate::kernels::cpu::tensor::{Shared, Tensor};
+use crate::kernels::cpu::threads::ThreadPool;
+use crate::kernels::recurrent::DeltaNetShape;
+use crate::state::step::StateSave;
+
+/// Blocks of columns that an item has: the keys and queries are read once for all of them, and what they are summed into
+/// does not wait for itself. They stay in the first cache for the whole extent.
+const ITEM_BLOCKS: usize = 2;
+/// Multiply-adds that an element of a matrix costs about in a token.
+const ELEMENT_COST: usize = 5;
+
+const _: () = assert!(DeltaNetShape::COLUMNS == LANES);
+
+/// Takes the matrices of all rows through their tokens. `mixed` holds queries, keys and values, `rates` decays and betas.
+pub fn run(
+    (pool, isa): (&mut ThreadPool, Isa),
+    shape: &DeltaNetShape,
+    (mixed, rates): (&Tensor, &Tensor),
+    (states, layer): (&mut StatePool, usize),
+    batch: &CpuBatch,
+    mut out: Tensor,
+) -> Tensor {
+    let states = states.layer(layer);
+    let rule = DeltaRule {
+        shape,
+        mixed,
+        rates,
+        out: Shared::new(out.values_mut()),
+    };
+    let n_runs = shape.blocks().div_ceil(ITEM_BLOCKS);
+    let items = shape.value_heads * n_runs;
+    for rows in Rows::of(batch) {
+        let cost = rows.n_tokens * shape.matrix_elements() * ELEMENT_COST;
+        pool.for_each_in_runs(rows.rows.len() * items, cost, &|index| {
+            let (segment, live, saves) = rows.rows[index / items];
+            let (head, run) = (index % items / n_runs, index % n_runs);
+            let first = run * ITEM_BLOCKS;
+            let blocks = first..shape.blocks().min(first + ITEM_BLOCKS);
+            rule.item(isa, states, (segment, live, saves), head, blocks);
+        });
+    }
+    out
+}
+
+/// Rows that share the threads.
+struct Rows<'a> {
+    rows: smallvec::SmallVec<[(&'a Segment, StateSlot, &'a [StateSave]); 64]>,
+    n_tokens: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// All rows of a batch, no more at once than stay out of the heap.
+    fn of(batch: &'a CpuBatch) -> impl Iterator<Item = Self> {
+        let mut rows = batch.with_states();
+        std::iter::from_fn(move || {
+            let rows: smallvec::SmallVec<_> = rows.by_ref().take(64).collect();
+            let n_tokens = rows
+                .iter()
+                .map(|row: &(&Segment, StateSlot, &[StateSave])| row.0.n_tokens)
+                .sum();
+            (!rows.is_empty()).then_some(Self { rows, n_tokens })
+        })
+    }
+}
+
+struct DeltaRule<'a> {
+    shape: &'a DeltaNetShape,
+    mixed: &'a Tensor,
+    rates: &'a Tensor,
+    out: Shared<'a, f32>,
+}
+
+impl DeltaRule<'_> {
+    /// Takes some blocks of a head's matrix through the tokens of a row, and copies them where they are saved.
+    fn item(
+        &self,
+        isa: Isa,
+        states: States<'_>,
+        (segment, live, saves): (&Segment, StateSlot, &[StateSave]),
+        head: usize,
+        blocks: Range<usize>,
+    ) {
+        let block = self.shape.block_elements();
+        let first = (head * self.shape.blocks() + blocks.start) * block;
+        let len = blocks.len() * block;
+        // SAFETY: each row has a live slot of its own, and each item blocks of its own.
+        let state = unsafe { states.part(live, first, len) };
+        let mut done = 0;
+        let ends = saves.iter().map(|save| {
+            let seen = save.position as usize - segment.first_position;
+            (seen, Some(save.slot))
+        });
+        for (end, slot) in ends.chain([(segment.n_tokens, None)]) {
+            let tokens = segment.first_token + done..segment.first_token + end;
+            let extent = Extent {
+                rule: self,
+                state: &mut *state,
+                head,
+                first_column: blocks.start * LANES,
+                tokens,
+            };
+            match blocks.len() {
+                ITEM_BLOCKS => dispatch(isa, Blocks::<ITEM_BLOCKS>(extent)),
+                _ => dispatch(isa, Blocks::<1>(extent)),
+            }
+            if let Some(slot) = slot {
+                // SAFETY: no slot is saved to twice, or is another row's.
+                unsafe { states.part(slot, first, len) }.copy_from_slice(state);
+            }
+            done = end;
+        }
+    }
+}
+
+/// Tokens that blocks of a head's matrix go through.
+struct Extent<'a> {
+    rule: &'a DeltaRule<'a>,
+    /// The blocks, each `[key_dim, 16]`.
+    state: &'a mut [f32],
+    head: usize,
+    first_column: usize,
+    /// In the step.
+    tokens: Range<usize>,
+}
+
+/// That many blocks.
+struct Blocks<'a, const N: usize>(Extent<'a>);
+
+impl<const N: usize> Kernel for Blocks<'_, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let Extent {
+            rule,
+            state,
+            head,
+            first_column,
+            tokens,
+        } = self.0;
+        let shape = rule.shape;
+        let (dim, block) = (shape.key_dim, shape.block_elements());
+        assert_eq!(state.len(), N * block, "{N} blocks");
+        let key = shape.keys() + shape.key_head(head) * dim;
+        let query = shape.key_head(head) * dim;
+        let value = 2 * shape.keys() + head * shape.value_dim;
+        let end_column = shape.value_dim.min(first_column + N * LANES);
+        let n_columns = end_column - first_column;
+        let state = state.as_mut_ptr();
+        for token in tokens {
+            let row = rule.mixed.row(token);
+            let (q, k) = (&row[query..][..dim], &row[key..][..dim]);
+            let v = &row[value + first_column..][..n_columns];
+            let rates = rule.rates.row(token);
+            let (decay, beta) = (rates[head], rates[shape.value_heads + head]);
+            let out = token * shape.values() + head * shape.value_dim + first_column;
+            // SAFETY: each item has tokens' columns of its own.
+            let out = unsafe { rule.out.part(out, n_columns) };
+            // SAFETY: `state` holds `N` blocks of `dim` rows, `q` and `k` have `dim` elements, `load_up_to` and
+            // `store_up_to` stay within their slices; `dispatch` detected the instruction set.
+            unsafe {
+                let known = columns::<S, N>(state, block, k);
+                let decay = S::splat(decay);
+                let mut change = [S::splat(0.0); N];
+                for (n, (change, v)) in change.iter_mut().zip(v.chunks(LANES)).enumerate() {
+                    let missing = S::sub(load_up_to::<S>(v), S::mul(known[n], decay));
+                    *change = S::mul(missing, S::splat(beta));
+                }
+                let read = learn::<S, N>(state, block, (k, q), (decay, change));
+                for (n, out) in out.chunks_mut(LANES).enumerate() {
+                    store_up_to::<S>(read[n], out);
+                }
+            }
+        }
+    }
+}
+
+/// The products of each column with `k`: those of even and of odd elements are summed apart, by ascending number.
+///
+/// # Safety
+/// `state` holds `N` blocks, each with as many rows as `k` has elements. The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn columns<S: Lanes, const N: usize>(
+    state: *const f32,
+    block: usize,
+    k: &[f32],
+) -> [S::V; N] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [[S::splat(0.0); 2]; N];
+        let pairs = k.len() / 2;
+        for i in 0..pairs {
+            let k = [S::splat_at(&k[2 * i]), S::splat_at(&k[2 * i + 1])];
+            for (n, sums) in sums.iter_mut().enumerate() {
+                let rows = state.wrapping_add(n * block + 2 * i * LANES);
+                sums[0] = S::mul_add(S::load(rows), k[0], sums[0]);
+                sums[1] = S::mul_add(S::load(rows.wrapping_add(LANES)), k[1], sums[1]);
+            }
+        }
+        if let Some(last) = k.get(2 * pairs) {
+            for (n, sums) in sums.iter_mut().enumerate() {
+                let row = state.wrapping_add(n * block + 2 * pairs * LANES);
+                sums[0] = S::mul_add(S::load(row), S::splat(*last), sums[0]);
+            }
+        }
+        even_and_odd::<S, N>(sums)
+    }
+}
+
+/// Lets each block decay, adds `k` times the change, and returns the products of its columns with `q`, summed as those of
+/// [`columns`] are.
+///
+/// # Safety
+/// As [`columns`].
+#[inline(always)]
+unsafe fn learn<S: Lanes, const N: usize>(
+    state: *mut f32,
+    block: usize,
+    (k, q): (&[f32], &[f32]),
+    (decay, change): (S::V, [S::V; N]),
+) -> [S::V; N] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [[S::splat(0.0); 2]; N];
+        for i in 0..k.len() {
+            let (k, q) = (S::splat_at(&k[i]), S::splat_at(&q[i]));
+            for n in 0..N {
+                let row = state.wrapping_add(n * block + i * LANES);
+                let next = S::mul_add(k, change[n], S::mul(S::load(row), decay));
+                S::store(row, next);
+                sums[n][i % 2] = S::mul_add(next, q, sums[n][i % 2]);
+            }
+        }
+        even_and_odd::<S, N>(sums)
+    }
+}
+
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn even_and_odd<S: Lanes, const N: usize>(sums: [[S::V; 2]; N]) -> [S::V; N] {
+    // SAFETY: the caller's promise. A closure would be compiled without the instruction set.
+    unsafe {
+        let mut whole = [S::splat(0.0); N];
+        for n in 0..N {
+            whole[n] = S::add(sums[n][0], sums[n][1]);
+        }
+        whole
+    }
+}

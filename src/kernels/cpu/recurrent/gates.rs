@@ -1,0 +1,149 @@
+//! What stands before and after the delta rule: heads of length one, decays and rates, the gated norm.
+
+use crate::kernels::cpu::CpuBackend;
+use crate::kernels::cpu::element::load_up_to;
+use crate::kernels::cpu::rowwise::{for_rows, norm_scale, silu, store_up_to};
+use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use crate::kernels::cpu::tensor::{Shared, Tensor};
+use crate::kernels::cpu::threads::ThreadPool;
+use crate::kernels::recurrent::{DeltaNetShape, DeltaNetWeights};
+
+/// Multiply-adds that an element costs about: most of it is waiting for memory.
+const ELEMENT_COST: usize = 64;
+/// Multiply-adds that a decay and a rate cost about.
+const RATES_COST: usize = 512;
+/// Added to the sum of squares of a head of q or k.
+const LENGTH_EPS: f32 = 1e-6;
+/// From here on softplus is the identity.
+const SOFTPLUS_LINEAR: f32 = 20.0;
+/// Decays smaller than this one's power of e are zero: their products would be subnormal.
+const LEAST_LOG_DECAY: f32 = -80.0;
+
+/// Divides the heads of q and k in `mixed` by their lengths, and computes the decay of each value head, then the rate of
+/// each: `rates [n_tokens, 2 * value_heads]`.
+pub fn prepare(
+    (pool, isa): (&mut ThreadPool, Isa),
+    shape: &DeltaNetShape,
+    weights: &DeltaNetWeights<CpuBackend>,
+    projected: &Tensor,
+    mixed: &mut Tensor,
+    mut rates: Tensor,
+) -> Tensor {
+    let (rows, channels, heads) = (mixed.rows(), shape.channels(), shape.value_heads);
+    let cost = 2 * shape.keys() * ELEMENT_COST + heads * RATES_COST;
+    let mixed = Shared::new(mixed.values_mut());
+    let out = Shared::new(rates.values_mut());
+    for_rows(pool, rows, cost, |row| {
+        // SAFETY: each row is written by one item.
+        let (qk, rates) = unsafe {
+            (
+                mixed.part(row * channels, 2 * shape.keys()),
+                out.part(row * 2 * heads, 2 * heads),
+            )
+        };
+        let (q, k) = qk.split_at_mut(shape.keys());
+        let query_scale = (shape.key_dim as f32).sqrt().recip();
+        for (part, scale) in [(q, query_scale), (k, 1.0)] {
+            for head in part.chunks_exact_mut(shape.key_dim) {
+                dispatch(isa, Shorten { head, scale });
+            }
+        }
+        let after = &projected.row(row)[channels + shape.values()..];
+        let (b, a) = after.split_at(heads);
+        let (decays, betas) = rates.split_at_mut(heads);
+        for head in 0..heads {
+            let log = weights.decay[head] * softplus(a[head] + weights.dt_bias[head]);
+            decays[head] = match log < LEAST_LOG_DECAY {
+                true => 0.0,
+                false => log.exp(),
+            };
+            betas[head] = 1.0 / (1.0 + (-b[head]).exp());
+        }
+    });
+    rates
+}
+
+fn softplus(x: f32) -> f32 {
+    match x > SOFTPLUS_LINEAR {
+        true => x,
+        false => x.exp().ln_1p(),
+    }
+}
+
+struct Shorten<'a> {
+    head: &'a mut [f32],
+    scale: f32,
+}
+
+impl Kernel for Shorten<'_> {
+    type Output = ();
+
+    /// `x / sqrt(sum(x^2) + eps) * scale`: the norm's sum, not its mean.
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let n = self.head.len() as f32;
+        let scale = norm_scale::<S>(self.head, LENGTH_EPS / n) / n.sqrt() * self.scale;
+        for part in self.head.chunks_mut(LANES) {
+            // SAFETY: both stay within `part`; `dispatch` detected the instruction set.
+            unsafe {
+                let scaled = S::mul(load_up_to::<S>(part), S::splat(scale));
+                store_up_to::<S>(scaled, part);
+            }
+        }
+    }
+}
+
+/// Norms each head of `out` and multiplies it with its gate.
+pub fn finish(
+    (pool, isa): (&mut ThreadPool, Isa),
+    shape: &DeltaNetShape,
+    weights: &DeltaNetWeights<CpuBackend>,
+    projected: &Tensor,
+    out: &mut Tensor,
+) {
+    let (rows, width) = (out.rows(), out.width());
+    let out = Shared::new(out.values_mut());
+    for_rows(pool, rows, width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let heads = unsafe { out.part(row * width, width) };
+        let gates = &projected.row(row)[shape.channels()..][..width];
+        let dim = shape.value_dim;
+        for (head, gates) in heads.chunks_exact_mut(dim).zip(gates.chunks_exact(dim)) {
+            dispatch(
+                isa,
+                GatedNorm {
+                    head,
+                    gates,
+                    weight: &weights.norm,
+                    eps: weights.eps,
+                },
+            );
+        }
+    });
+}
+
+struct GatedNorm<'a> {
+    head: &'a mut [f32],
+    gates: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for GatedNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let scale = norm_scale::<S>(self.head, self.eps);
+        let parts = self.head.chunks_mut(LANES).zip(self.gates.chunks(LANES));
+        for ((head, gates), weight) in parts.zip(self.weight.chunks(LANES)) {
+            // SAFETY: all stay within their slices; `dispatch` detected the instruction set.
+            unsafe {
+                let normed = S::mul(load_up_to::<S>(head), S::splat(scale));
+                let weighted = S::mul(normed, load_up_to::<S>(weight));
+                let gated = S::mul(weighted, silu::<S>(load_up_to::<S>(gates)));
+                store_up_to::<S>(gated, head);
+            }
+        }
+    }
+}

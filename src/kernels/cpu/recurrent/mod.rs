@@ -1,0 +1,87 @@
+//! Layers that keep a state of fixed size: short convolutions and gated delta nets, token by token.
+//!
+//! A chunked form of the delta rule would be other sums, and its bits would depend on where an extent begins. Here each
+//! column of a head's matrix is a lane; its sums are over the keys in an order that depends on nothing else, and threads
+//! share heads and columns, never sums.
+
+mod conv;
+mod delta;
+mod gates;
+mod pool;
+
+use self::conv::{After, ConvInput, convolve};
+pub use self::pool::StatePool;
+use super::matmul::Write;
+use super::tensor::Tensor;
+use super::{CpuBackend, CpuBatch, Operand};
+use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
+
+/// Does [`Backend::gated_conv`](crate::kernels::Backend::gated_conv).
+pub fn gated_conv(
+    backend: &mut CpuBackend,
+    x: &Operand,
+    weights: &GatedConvWeights<CpuBackend>,
+    layer: usize,
+    batch: &CpuBatch,
+) -> Tensor {
+    let channels = weights.input.weight.outputs / 3;
+    let mut projected = backend.scratch.tensor(x.rows(), 3 * channels);
+    backend.product(x, &weights.input, &mut projected, Write::Store);
+    conv::gate_inputs(&mut backend.pool, &mut projected, channels);
+    let input = ConvInput {
+        x: &projected,
+        channels,
+        taps: &weights.taps,
+        n_taps: weights.n_taps,
+        bias: weights.bias.as_deref(),
+        after: After::Times { first: channels },
+    };
+    let out = backend.scratch.tensor(x.rows(), channels);
+    let threads = (&mut backend.pool, backend.isa);
+    convolve(threads, &input, (&mut backend.states, layer, 0), batch, out)
+}
+
+/// Does [`Backend::delta_net`](crate::kernels::Backend::delta_net).
+pub fn delta_net(
+    backend: &mut CpuBackend,
+    x: &Operand,
+    weights: &DeltaNetWeights<CpuBackend>,
+    layer: usize,
+    batch: &CpuBatch,
+) -> Tensor {
+    let shape = weights.shape;
+    let mut projected = backend.scratch.tensor(x.rows(), shape.projected());
+    backend.product(x, &weights.input, &mut projected, Write::Store);
+    let input = ConvInput {
+        x: &projected,
+        channels: shape.channels(),
+        taps: &weights.taps,
+        n_taps: shape.n_taps,
+        bias: None,
+        after: After::Silu,
+    };
+    let mixed = backend.scratch.tensor(x.rows(), shape.channels());
+    let rates = backend.scratch.tensor(x.rows(), 2 * shape.value_heads);
+    let out = backend.scratch.tensor(x.rows(), shape.values());
+    let (pool, isa, states) = (&mut backend.pool, backend.isa, &mut backend.states);
+    let store = (&mut *states, layer, shape.matrix_elements());
+    let mut mixed = convolve((&mut *pool, isa), &input, store, batch, mixed);
+    let rates = gates::prepare(
+        (&mut *pool, isa),
+        &shape,
+        weights,
+        &projected,
+        &mut mixed,
+        rates,
+    );
+    let mut out = delta::run(
+        (&mut *pool, isa),
+        &shape,
+        (&mixed, &rates),
+        (states, layer),
+        batch,
+        out,
+    );
+    gates::finish((pool, isa), &shape, weights, &projected, &mut out);
+    out
+}

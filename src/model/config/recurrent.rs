@@ -1,0 +1,247 @@
+//! Hybrids: models some of whose layers keep a state of fixed size instead of keys and values.
+
+use super::Architecture;
+use super::limits::{HEADS, INTERMEDIATE, check_kv_heads};
+use crate::error::LoadError;
+use crate::kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
+use crate::model::json_file::JsonFile;
+use crate::model::weights::TensorSpec;
+
+/// Elements of a head of a delta net.
+const DELTA_DIM: std::ops::RangeInclusive<usize> = 1..=1 << 10;
+
+/// The layers that keep states, and what else is particular to models that have such.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecurrentConfig {
+    /// For each layer whether it keeps a state, where others have attention.
+    pub layers: Vec<bool>,
+    /// What these layers compute.
+    pub recurrence: Recurrence,
+    /// How weights are written.
+    pub written: Written,
+    /// Attention's result is multiplied with the sigmoid of a gate, which the query projection gives as well.
+    pub gated_attention: bool,
+    /// The width of an expert that all tokens go through, behind a gate of its own, in layers with experts.
+    pub shared_expert: Option<usize>,
+}
+
+/// What a layer with a state computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recurrence {
+    /// A gated short convolution.
+    GatedConv {
+        /// Tokens that are mixed.
+        n_taps: usize,
+        /// The projections and the convolution add biases.
+        bias: bool,
+    },
+    /// A gated delta net.
+    DeltaNet {
+        /// Its heads.
+        shape: DeltaNetShape,
+        /// Its inputs are projected by two matrices, which hold the rows of each key head together.
+        fused: bool,
+    },
+}
+
+/// How weights that are not plain factors are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// A norm's weight is its factor; a decay's logarithm is published.
+    AsFactors,
+    /// A norm's weight and 1 are its factor, but for the norm of a delta net.
+    FromOne,
+    /// All are factors, a decay's too: as in GGUF files.
+    Applied,
+}
+
+impl RecurrentConfig {
+    /// Reads what a `config.json` says of layers with states.
+    pub(super) fn from_json(
+        json: &JsonFile,
+        architecture: Architecture,
+        layers: usize,
+    ) -> Result<Option<Self>, LoadError> {
+        match architecture {
+            Architecture::Lfm2 => lfm2(json, layers).map(Some),
+            Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => {
+                delta_net(json, architecture, layers).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether a layer keeps a state.
+    pub fn is_in(&self, layer: usize) -> bool {
+        self.layers.get(layer).copied().unwrap_or(false)
+    }
+
+    /// Bytes of the state of a layer, for a model of this width.
+    pub fn state_bytes(&self, hidden: usize) -> u64 {
+        let elements = match self.recurrence {
+            Recurrence::GatedConv { n_taps, .. } => (n_taps - 1) * hidden,
+            Recurrence::DeltaNet { shape, .. } => shape.state_elements(),
+        };
+        (elements * size_of::<f32>()) as u64
+    }
+
+    /// Elements that a token has in use in a layer with a state.
+    pub fn activations(&self, hidden: usize) -> usize {
+        match self.recurrence {
+            Recurrence::GatedConv { .. } => 4 * hidden,
+            Recurrence::DeltaNet { shape, .. } => {
+                shape.projected() + shape.channels() + 2 * shape.value_heads + 2 * shape.values()
+            }
+        }
+    }
+
+    /// The tensors of a layer with a state.
+    pub(super) fn tensors(&self, layer: usize, hidden: usize) -> Vec<TensorSpec> {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        match self.recurrence {
+            Recurrence::GatedConv { n_taps, bias } => {
+                let mut specs = Vec::new();
+                let mut push = |part: &str, shape: &[usize]| {
+                    specs.push(TensorSpec::new(name(&format!("conv.{part}.weight")), shape));
+                    if bias {
+                        specs.push(TensorSpec::new(
+                            name(&format!("conv.{part}.bias")),
+                            &shape[..1],
+                        ));
+                    }
+                };
+                push("in_proj", &[3 * hidden, hidden]);
+                push("conv", &[hidden, 1, n_taps]);
+                push("out_proj", &[hidden, hidden]);
+                specs
+            }
+            Recurrence::DeltaNet { shape, fused } => {
+                let module = |part: &str| name(&format!("linear_attn.{part}"));
+                let inputs = delta_inputs(&shape, fused).into_iter();
+                let mut specs: Vec<TensorSpec> = inputs
+                    .map(|(part, rows)| {
+                        TensorSpec::new(module(&format!("{part}.weight")), &[rows, hidden])
+                    })
+                    .collect();
+                let taps = [shape.channels(), 1, shape.n_taps];
+                specs.push(TensorSpec::new(module("conv1d.weight"), &taps));
+                specs.push(TensorSpec::new(module("A_log"), &[shape.value_heads]));
+                specs.push(TensorSpec::new(module("dt_bias"), &[shape.value_heads]));
+                specs.push(TensorSpec::new(module("norm.weight"), &[shape.value_dim]));
+                let out = [hidden, shape.values()];
+                specs.push(TensorSpec::new(module("out_proj.weight"), &out));
+                specs
+            }
+        }
+    }
+}
+
+/// The input projections of a delta net in the order of its inputs, and the rows of each.
+pub fn delta_inputs(shape: &DeltaNetShape, fused: bool) -> Vec<(&'static str, usize)> {
+    let (keys, values, heads) = (shape.keys(), shape.values(), shape.value_heads);
+    let mut parts = match fused {
+        false => vec![("in_proj_qkv", shape.channels())],
+        true => vec![
+            ("in_proj_q", keys),
+            ("in_proj_k", keys),
+            ("in_proj_v", values),
+        ],
+    };
+    parts.extend([
+        ("in_proj_z", values),
+        ("in_proj_b", heads),
+        ("in_proj_a", heads),
+    ]);
+    parts
+}
+
+/// Layers by their types, or by the list of those that have attention.
+fn lfm2(json: &JsonFile, layers: usize) -> Result<RecurrentConfig, LoadError> {
+    let kinds = layer_kinds(json, layers, "conv")?;
+    let attention = json.numbers("full_attn_idxs", "layers")?;
+    let by_index = |attention: Vec<usize>| (0..layers).map(|i| !attention.contains(&i)).collect();
+    let layers = kinds
+        .or(attention.map(by_index))
+        .unwrap_or_else(|| vec![false; layers]);
+    Ok(RecurrentConfig {
+        layers,
+        recurrence: Recurrence::GatedConv {
+            n_taps: json.size("conv_L_cache", 2..=MAX_TAPS)?.unwrap_or(3),
+            bias: json.flag("conv_bias")?.unwrap_or(false),
+        },
+        written: Written::AsFactors,
+        gated_attention: false,
+        shared_expert: None,
+    })
+}
+
+fn delta_net(
+    json: &JsonFile,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<RecurrentConfig, LoadError> {
+    let interval = json.size("full_attention_interval", 1..=usize::MAX)?;
+    let interval = interval.unwrap_or(4);
+    let by_interval = || (1..=layers).map(|n| !n.is_multiple_of(interval)).collect();
+    let size =
+        |key, default, limits| Ok::<usize, LoadError>(json.size(key, limits)?.unwrap_or(default));
+    let shape = DeltaNetShape {
+        key_heads: size("linear_num_key_heads", 16, HEADS)?,
+        value_heads: size("linear_num_value_heads", 32, HEADS)?,
+        key_dim: size("linear_key_head_dim", 128, DELTA_DIM)?,
+        value_dim: size("linear_value_head_dim", 128, DELTA_DIM)?,
+        n_taps: size("linear_conv_kernel_dim", 4, 2..=MAX_TAPS)?,
+        order: HeadOrder::Grouped,
+    };
+    check_kv_heads(
+        shape.key_heads,
+        ("linear_num_value_heads", shape.value_heads),
+    )
+    .map_err(|reason| json.error("linear_num_key_heads", reason))?;
+    let shared = match architecture {
+        Architecture::Qwen35 => None,
+        _ => Some(size("shared_expert_intermediate_size", 512, INTERMEDIATE)?),
+    };
+    Ok(RecurrentConfig {
+        layers: layer_kinds(json, layers, "linear_attention")?.unwrap_or_else(by_interval),
+        recurrence: Recurrence::DeltaNet {
+            shape,
+            fused: architecture == Architecture::Qwen3Next,
+        },
+        written: Written::FromOne,
+        gated_attention: true,
+        shared_expert: shared,
+    })
+}
+
+/// For each layer of `layer_types` whether it is of the kind that keeps a state.
+fn layer_kinds(
+    json: &JsonFile,
+    layers: usize,
+    with_state: &str,
+) -> Result<Option<Vec<bool>>, LoadError> {
+    let Some(kinds) = json.texts("layer_types")? else {
+        return Ok(None);
+    };
+    if kinds.len() != layers {
+        let reason = format!(
+            "has {} entries, expected num_hidden_layers, {layers}",
+            kinds.len()
+        );
+        return Err(json.error("layer_types", reason));
+    }
+    let of = |kind: &str| match kind {
+        "full_attention" => Ok(false),
+        kind if kind == with_state => Ok(true),
+        other => {
+            let reason =
+                format!("names {other:?}, supported are \"full_attention\" and {with_state:?}");
+            Err(json.error("layer_types", reason))
+        }
+    };
+    kinds
+        .into_iter()
+        .map(of)
+        .collect::<Result<_, _>>()
+        .map(Some)
+}

@@ -1,0 +1,116 @@
+//! The parts of hybrids: layers that keep a state instead of keys and values, and the gated expert beside the others.
+
+use crate::error::LoadError;
+use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
+use crate::kernels::{Backend, Expert, Linear};
+use crate::model::config::recurrent::{Recurrence, delta_inputs};
+use crate::model::loader::Loader;
+
+/// A layer's way of looking at other tokens through a state.
+pub struct StateMixer<B: Backend> {
+    layer: usize,
+    weights: Weights<B>,
+    out: Linear<B>,
+}
+
+enum Weights<B: Backend> {
+    GatedConv(GatedConvWeights<B>),
+    DeltaNet(DeltaNetWeights<B>),
+}
+
+impl<B: Backend> StateMixer<B> {
+    /// Loads `model.layers.{layer}.conv` or `model.layers.{layer}.linear_attn`.
+    ///
+    /// # Panics
+    /// If no layer of the model keeps a state.
+    pub fn load(loader: &mut Loader<'_, B>, layer: usize) -> Result<Self, LoadError> {
+        let config = loader.config();
+        let recurrent = config.recurrent.as_ref();
+        let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
+        match recurrent.expect("some layers keep states").recurrence {
+            Recurrence::GatedConv { n_taps, bias } => {
+                let name = |part: &str| format!("model.layers.{layer}.conv.{part}");
+                let weights = GatedConvWeights {
+                    input: loader.linear(&[(name("in_proj"), 3 * hidden)], hidden, bias)?,
+                    taps: loader.taps(&name("conv.weight"), hidden, n_taps)?,
+                    n_taps,
+                    bias: match bias {
+                        true => Some(loader.vector(&[(&name("conv.bias"), hidden)])?),
+                        false => None,
+                    },
+                };
+                Ok(Self {
+                    layer,
+                    weights: Weights::GatedConv(weights),
+                    out: loader.linear(&[(name("out_proj"), hidden)], hidden, bias)?,
+                })
+            }
+            Recurrence::DeltaNet { shape, fused } => {
+                let name = |part: &str| format!("model.layers.{layer}.linear_attn.{part}");
+                let inputs = delta_inputs(&shape, fused).into_iter();
+                let inputs: Vec<(String, usize)> =
+                    inputs.map(|(part, rows)| (name(part), rows)).collect();
+                let weights = DeltaNetWeights {
+                    shape,
+                    input: loader.linear(&inputs, hidden, false)?,
+                    taps: loader.taps(&name("conv1d.weight"), shape.channels(), shape.n_taps)?,
+                    decay: loader.decays(&name("A_log"), shape.value_heads)?,
+                    dt_bias: loader.vector(&[(&name("dt_bias"), shape.value_heads)])?,
+                    norm: loader.vector(&[(&name("norm.weight"), shape.value_dim)])?,
+                    eps,
+                };
+                let out = [(name("out_proj"), hidden)];
+                Ok(Self {
+                    layer,
+                    weights: Weights::DeltaNet(weights),
+                    out: loader.linear(&out, shape.values(), false)?,
+                })
+            }
+        }
+    }
+
+    /// The projection of its input.
+    pub fn reader(&self) -> &B::Matrix {
+        match &self.weights {
+            Weights::GatedConv(conv) => &conv.input.weight,
+            Weights::DeltaNet(net) => &net.input.weight,
+        }
+    }
+
+    /// Takes the states of all rows through `normed`, and returns what they give.
+    pub fn mix(&self, backend: &mut B, normed: &B::Operand, batch: &B::Batch) -> B::Tensor {
+        match &self.weights {
+            Weights::GatedConv(conv) => backend.gated_conv(normed, conv, self.layer, batch),
+            Weights::DeltaNet(net) => backend.delta_net(normed, net, self.layer, batch),
+        }
+    }
+
+    /// Adds what the states gave to the residual stream `x`.
+    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &B::Tensor) {
+        let mixed = backend.operand(mixed, &self.out.weight);
+        backend.project_add(x, &mixed, &self.out);
+    }
+}
+
+/// Loads the expert of a layer that all tokens go through, and its gate, where the model has one.
+pub fn load_gated_expert<B: Backend>(
+    loader: &mut Loader<'_, B>,
+    layer: usize,
+) -> Result<Option<(Linear<B>, Expert<B>)>, LoadError> {
+    let recurrent = loader.config().recurrent.as_ref();
+    let Some(width) = recurrent.and_then(|recurrent| recurrent.shared_expert) else {
+        return Ok(None);
+    };
+    let hidden = loader.config().hidden_size;
+    let name = |part: &str| format!("model.layers.{layer}.mlp.{part}");
+    let gate = loader.linear(&[(name("shared_expert_gate"), 1)], hidden, false)?;
+    let gate_up = [
+        (name("shared_expert.gate_proj"), width),
+        (name("shared_expert.up_proj"), width),
+    ];
+    let expert = Expert {
+        gate_up: loader.linear(&gate_up, hidden, false)?,
+        down: loader.linear(&[(name("shared_expert.down_proj"), hidden)], width, false)?,
+    };
+    Ok(Some((gate, expert)))
+}

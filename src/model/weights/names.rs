@@ -1,0 +1,134 @@
+//! Tensors under the names that the model asks for, where a family's files have others, and parts of fused ones.
+
+use super::Weights;
+use crate::error::LoadError;
+use crate::kernels::tensor_view::RowOrder;
+use crate::model::config::recurrent::Recurrence;
+use crate::model::config::{Architecture, ModelConfig};
+
+/// Prefixes of the decoder in models that also see, and what they stand for.
+const PREFIXES: [(&str, &str); 3] = [
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+];
+
+/// Parts of LFM2's names, and those of the others.
+const LFM2: [(&str, &str); 9] = [
+    ("model.embedding_norm.", "model.norm."),
+    (".operator_norm.", ".input_layernorm."),
+    (".ffn_norm.", ".post_attention_layernorm."),
+    (".self_attn.out_proj.", ".self_attn.o_proj."),
+    (".self_attn.q_layernorm.", ".self_attn.q_norm."),
+    (".self_attn.k_layernorm.", ".self_attn.k_norm."),
+    (".feed_forward.w1.", ".mlp.gate_proj."),
+    (".feed_forward.w3.", ".mlp.up_proj."),
+    (".feed_forward.w2.", ".mlp.down_proj."),
+];
+
+/// A part of a tensor: its name, and the first row and the number of rows of each group.
+type Part<'a> = (&'a str, usize, usize);
+
+impl Weights {
+    /// Renames tensors, and takes apart those that hold rows of several.
+    ///
+    /// # Errors
+    /// [`LoadError::WrongShape`] for a fused tensor that is not as the configuration says.
+    pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
+        self.rename(|name| {
+            let mut prefixes = PREFIXES.iter();
+            prefixes.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
+        });
+        if config.architecture == Architecture::Lfm2 {
+            self.rename(|name| {
+                let (from, to) = LFM2.iter().find(|(from, _)| name.contains(from))?;
+                Some(name.replacen(from, to, 1))
+            });
+        }
+        for layer in 0..config.num_hidden_layers {
+            self.split_layer(config, layer)?;
+        }
+        Ok(())
+    }
+
+    /// Gives entries other names where `new` says one that is free.
+    fn rename(&mut self, new: impl Fn(&str) -> Option<String>) {
+        let renamed = self.entries.keys();
+        let renamed: Vec<(String, String)> = renamed
+            .filter_map(|name| Some((name.clone(), new(name)?)))
+            .collect();
+        for (old, new) in renamed {
+            if !self.entries.contains_key(&new) {
+                let entry = self.entries.remove(&old);
+                self.entries.extend(entry.map(|entry| (new, entry)));
+            }
+        }
+    }
+
+    fn split_layer(&mut self, config: &ModelConfig, layer: usize) -> Result<(), LoadError> {
+        let hidden = config.hidden_size;
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        match config.states_in(layer).map(|states| states.recurrence) {
+            Some(Recurrence::DeltaNet { shape, fused: true }) => {
+                let each = shape.value_heads / shape.key_heads;
+                let (key, values) = (shape.key_dim, each * shape.value_dim);
+                let wide = [
+                    ("in_proj_q", 0, key),
+                    ("in_proj_k", key, key),
+                    ("in_proj_v", 2 * key, values),
+                    ("in_proj_z", 2 * key + values, values),
+                ];
+                let narrow = [("in_proj_b", 0, each), ("in_proj_a", each, each)];
+                let module = |part: &str| name(&format!("linear_attn.{part}.weight"));
+                let groups = (shape.key_heads, Some(hidden));
+                self.split(&module("in_proj_qkvz"), groups, &wide, module)?;
+                self.split(&module("in_proj_ba"), groups, &narrow, module)
+            }
+            Some(_) => Ok(()),
+            None if config.gates_attention() => {
+                let (heads, dim) = (config.num_attention_heads, config.head_dim);
+                let parts = [("q_proj", 0, dim), ("gate_proj", dim, dim)];
+                for (suffix, width) in [("weight", Some(hidden)), ("bias", None)] {
+                    let module = |part: &str| name(&format!("self_attn.{part}.{suffix}"));
+                    self.split(&module("q_proj"), (heads, width), &parts, module)?;
+                }
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a tensor apart, which holds groups of rows that each have the rows of all parts. Without a width its rows are
+    /// elements.
+    fn split(
+        &mut self,
+        fused: &str,
+        (groups, width): (usize, Option<usize>),
+        parts: &[Part<'_>],
+        name: impl Fn(&str) -> String,
+    ) -> Result<(), LoadError> {
+        let period: usize = parts.iter().map(|(.., rows)| rows).sum();
+        let shape = |rows| {
+            std::iter::once(groups * rows)
+                .chain(width)
+                .collect::<Vec<_>>()
+        };
+        if self.entries.contains_key(fused) {
+            self.tensor(fused, &shape(period))?;
+        }
+        let Some(whole) = self.entries.remove(fused) else {
+            return Ok(());
+        };
+        for &(part, first, rows) in parts {
+            let mut entry = whole.clone();
+            entry.shape = shape(rows);
+            entry.order = RowOrder::Within {
+                period,
+                first,
+                len: rows,
+            };
+            self.entries.insert(name(part), entry);
+        }
+        Ok(())
+    }
+}
