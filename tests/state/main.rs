@@ -29,6 +29,7 @@ mod scheduler_script;
 mod scheduler_waits;
 mod scheduler_watch;
 mod scheduler_world;
+mod state_defects;
 mod states;
 mod tlru;
 mod warm_up;

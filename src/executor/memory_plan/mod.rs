@@ -9,6 +9,7 @@ pub use self::explain::Bytes;
 use self::slots::StateSlots;
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
+use crate::state::pool::state_pool::StateLimits;
 
 /// Share of the available memory that the KV pool takes by default on a CPU, in percent.
 const DEFAULT_SHARE_PERCENT: u64 = 25;
@@ -196,6 +197,17 @@ impl MemoryPlan {
             Bytes(self.kv_bytes),
             Bytes(budget.reserve_bytes),
         )))
+    }
+
+    /// The states that sequences and the cache share; `None` where no layer keeps any.
+    pub fn state_limits(&self) -> Option<StateLimits> {
+        let granted = self.state_slots.checked_sub(1)?;
+        Some(StateLimits::new(
+            usize::try_from(granted).unwrap_or(usize::MAX),
+            self.wish.state_bytes,
+            self.wish.kv_bytes_per_token,
+            self.wish.page_size as usize,
+        ))
     }
 
     /// The `max_total_tokens` that were asked for, if fewer fit.

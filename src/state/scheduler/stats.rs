@@ -78,6 +78,7 @@ impl EngineStats {
             && self.free_rows == self.total_rows
             && (self.pins > 0 || self.protected_tokens == 0)
             && self.free_tokens + self.evictable_tokens + self.protected_tokens == self.total_tokens
+            && self.free_states + self.cached_states == self.total_states
             && self.integrity_failures == 0
             && self.lost_pages == 0
     }
