@@ -4,6 +4,7 @@ use crate::error::LoadError;
 use crate::kernels::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
+use crate::model::latent::LatentAttention;
 use crate::model::loader::Loader;
 use crate::model::{Model, Reads};
 use crate::state::pool::kv_layout::Values;
@@ -65,10 +66,19 @@ impl<B: Backend> Model<B> for Decoder<B> {
 /// What a layer is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSpec {
-    /// Its attention.
-    pub attention: AttentionSpec,
+    /// The block that mixes tokens.
+    pub mixer: MixerSpec,
     /// The block after it.
     pub feed_forward: FeedForwardSpec,
+}
+
+/// The block of a layer that mixes tokens.
+#[derive(Clone, Copy, Debug)]
+pub enum MixerSpec {
+    /// Grouped-query attention.
+    Attention(AttentionSpec),
+    /// Latent attention, of the shape that the configuration has.
+    Latent,
 }
 
 /// The block of a layer after its attention.
@@ -85,9 +95,52 @@ pub enum FeedForwardSpec {
 
 struct Layer<B: Backend> {
     input_norm: Norm<B>,
-    attention: Attention<B>,
+    mixer: Mixer<B>,
     post_attention_norm: Norm<B>,
     feed_forward: FeedForward<B>,
+}
+
+enum Mixer<B: Backend> {
+    Attention(Attention<B>),
+    Latent(LatentAttention<B>),
+}
+
+impl<B: Backend> Mixer<B> {
+    fn load(loader: &mut Loader<'_, B>, layer: usize, spec: MixerSpec) -> Result<Self, LoadError> {
+        Ok(match spec {
+            MixerSpec::Attention(spec) => Self::Attention(Attention::load(loader, layer, spec)?),
+            MixerSpec::Latent => Self::Latent(LatentAttention::load(loader, layer)?),
+        })
+    }
+
+    /// Stores what later tokens read of the residual stream `x`, normed, and returns the queries.
+    fn queries(
+        &self,
+        backend: &mut B,
+        norm: &Norm<B>,
+        x: &B::Tensor,
+        rotations: &B::Tensor,
+        batch: &B::Batch,
+    ) -> B::Tensor {
+        match self {
+            Self::Attention(attention) => {
+                let normed = norm.forward(backend, x, &attention.qkv.projection.weight);
+                attention.queries(backend, &normed, rotations, batch)
+            }
+            Self::Latent(attention) => {
+                let normed = norm.forward(backend, x, attention.reader());
+                attention.queries(backend, &normed, rotations, batch)
+            }
+        }
+    }
+
+    /// Adds what it makes of the queries `q` to the residual stream `x`.
+    fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
+        match self {
+            Self::Attention(attention) => attention.add(backend, x, q, batch),
+            Self::Latent(attention) => attention.add(backend, x, q, batch),
+        }
+    }
 }
 
 enum FeedForward<B: Backend> {
@@ -106,7 +159,7 @@ impl<B: Backend> FeedForward<B> {
             FeedForwardSpec::Mlp { bias } => Self::Mlp(Mlp::load(loader, layer, bias)?),
             FeedForwardSpec::Experts => match experts.filter(|all| all.are_in(layer)) {
                 Some(experts) => Self::Experts(Mixture::load(loader, layer, experts)?),
-                None => Self::Mlp(Mlp::load(loader, layer, false)?),
+                None => Self::Mlp(Mlp::load(loader, layer, loader.config().bias.mlp)?),
             },
         })
     }
@@ -118,10 +171,7 @@ impl<B: Backend> FeedForward<B> {
                 let normed = norm.forward(backend, x, &mlp.gate_up.weight);
                 mlp.add(backend, x, &normed);
             }
-            Self::Experts(mixture) => {
-                let normed = norm.rows(backend, x);
-                mixture.add(backend, x, &normed);
-            }
+            Self::Experts(mixture) => mixture.add(backend, norm, x),
         }
     }
 }
@@ -132,7 +182,7 @@ impl<B: Backend> Layer<B> {
         let hidden = loader.config().hidden_size;
         Ok(Self {
             input_norm: Norm::load(loader, &norm("input_layernorm"), hidden)?,
-            attention: Attention::load(loader, layer, spec.attention)?,
+            mixer: Mixer::load(loader, layer, spec.mixer)?,
             post_attention_norm: Norm::load(loader, &norm("post_attention_layernorm"), hidden)?,
             feed_forward: FeedForward::load(loader, layer, spec.feed_forward)?,
         })
@@ -146,14 +196,13 @@ impl<B: Backend> Layer<B> {
         rotations: &B::Tensor,
         batch: &B::Batch,
     ) -> B::Tensor {
-        let reader = &self.attention.qkv.projection.weight;
-        let normed = self.input_norm.forward(backend, x, reader);
-        self.attention.queries(backend, &normed, rotations, batch)
+        self.mixer
+            .queries(backend, &self.input_norm, x, rotations, batch)
     }
 
     /// Adds the rest of the layer to `x`, whose queries are `q`.
     fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
-        self.attention.add(backend, x, q, batch);
+        self.mixer.add(backend, x, q, batch);
         self.feed_forward.add(backend, &self.post_attention_norm, x);
     }
 }
@@ -317,11 +366,19 @@ pub struct Mlp<B: Backend> {
 impl<B: Backend> Mlp<B> {
     /// Loads `model.layers.{layer}.mlp`.
     pub fn load(loader: &mut Loader<'_, B>, layer: usize, bias: bool) -> Result<Self, LoadError> {
-        let (hidden, width) = (
-            loader.config().hidden_size,
-            loader.config().intermediate_size,
-        );
-        let name = |part: &str| format!("model.layers.{layer}.mlp.{part}");
+        let width = loader.config().intermediate_size;
+        Self::of_module(loader, &format!("model.layers.{layer}.mlp"), width, bias)
+    }
+
+    /// Loads the projections of a module.
+    pub fn of_module(
+        loader: &mut Loader<'_, B>,
+        module: &str,
+        width: usize,
+        bias: bool,
+    ) -> Result<Self, LoadError> {
+        let hidden = loader.config().hidden_size;
+        let name = |part: &str| format!("{module}.{part}");
         let gate_up = [(name("gate_proj"), width), (name("up_proj"), width)];
         Ok(Self {
             gate_up: loader.linear(&gate_up, hidden, bias)?,
@@ -337,9 +394,11 @@ impl<B: Backend> Mlp<B> {
 }
 
 /// A router and its experts, each a gated MLP: `sum of weight * down(silu(gate(x)) * up(x))` over those that it chooses.
+/// Beside them there may be one that every token goes through.
 pub struct Mixture<B: Backend> {
     router: Router<B>,
     experts: B::Experts,
+    shared: Option<Mlp<B>>,
 }
 
 impl<B: Backend> Mixture<B> {
@@ -353,8 +412,17 @@ impl<B: Backend> Mixture<B> {
         let router = [(config.names.router(layer), config.count())];
         let router = Router {
             logits: loader.linear(&router, hidden, false)?,
+            correction: match config.corrected {
+                true => Some(loader.vector(&[(&config.names.correction(layer), config.count())])?),
+                false => None,
+            },
             routing: config.routing,
         };
+        let bias = loader.config().bias.mlp;
+        let shared = config
+            .shared_width
+            .map(|width| Mlp::of_module(loader, &config.names.shared(layer), width, bias))
+            .transpose()?;
         let experts = (0..config.count()).map(|expert| {
             let [gate, up, down] = config.names.projections(layer, expert);
             let gate_up = [(gate, config.width), (up, config.width)];
@@ -367,12 +435,21 @@ impl<B: Backend> Mixture<B> {
         Ok(Self {
             router,
             experts: loader.experts(experts),
+            shared,
         })
     }
 
-    /// Adds the experts' part of `normed` to the residual stream `x`.
-    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Tensor) {
-        let routes = backend.route(normed, &self.router);
-        backend.add_experts(x, normed, routes, &self.experts);
+    /// Adds what the experts make of the residual stream `x`, normed, to it.
+    pub fn add(&self, backend: &mut B, norm: &Norm<B>, x: &mut B::Tensor) {
+        let normed = norm.rows(backend, x);
+        let shared = self.shared.as_ref().map(|shared| {
+            let normed = norm.forward(backend, x, &shared.gate_up.weight);
+            backend.gated_silu(&normed, &shared.gate_up, &shared.down.weight)
+        });
+        let routes = backend.route(&normed, &self.router);
+        backend.add_experts(x, &normed, routes, &self.experts);
+        if let (Some(shared), Some(gated)) = (&self.shared, &shared) {
+            backend.project_add(x, gated, &shared.down);
+        }
     }
 }

@@ -6,15 +6,17 @@ use crate::model::config::ModelConfig;
 /// Refuses a model that there are no kernels for.
 ///
 /// # Errors
-/// [`LoadError::Device`] for a family with experts.
+/// [`LoadError::Device`] for a family with experts or latent attention.
 pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
-    match config.experts {
-        None => Ok(()),
-        Some(_) => Err(LoadError::Device(format!(
-            "{} runs on the CPU only so far, as there are no CUDA kernels for experts: start with --device cpu",
-            config.architecture.name()
-        ))),
-    }
+    let lacking = match (&config.latent, &config.experts) {
+        (Some(_), _) => "latent attention",
+        (None, Some(_)) => "experts",
+        (None, None) => return Ok(()),
+    };
+    Err(LoadError::Device(format!(
+        "{} runs on the CPU only so far, as there are no CUDA kernels for {lacking}: start with --device cpu",
+        config.architecture.name()
+    )))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ mod experts;
 mod format;
 mod k_quants;
 pub(crate) mod kv;
+mod latent;
 mod matmul;
 mod matrix;
 mod memory;
@@ -45,6 +46,7 @@ use self::experts::{Experts, Routes};
 pub use self::format::Format;
 use self::format::{Encoding, FormatRule};
 use self::kv::{KvPool, PageTable};
+use self::latent::HeadMatrices;
 use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
 pub use self::simd::{ISA_VARIABLE, Isa};
@@ -54,6 +56,7 @@ use self::threads::ThreadPool;
 use super::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
 use crate::ids::RowId;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
+use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
 use crate::state::pool::kv_layout::KvLayout;
@@ -306,6 +309,20 @@ impl CpuBackend {
         Operand(packed.collect())
     }
 
+    fn attend_heads(
+        &mut self,
+        q: &Tensor,
+        heads: &HeadShape,
+        layer: usize,
+        batch: &CpuBatch,
+    ) -> Tensor {
+        let out = self.scratch.tensor(q.rows(), heads.attended_width());
+        let history = (&self.kv, layer, &self.table);
+        let threads = (&mut self.pool, self.isa);
+        self.attention
+            .attend(threads, q, heads, history, batch, out)
+    }
+
     fn product(&mut self, x: &Operand, linear: &Linear<Self>, out: &mut Tensor, write: Write) {
         let product = Product {
             x: &x.0,
@@ -328,6 +345,7 @@ impl Backend for CpuBackend {
     type TokenList = [u32];
     type Experts = Experts;
     type Routes = Routes;
+    type HeadMatrices = HeadMatrices;
 
     fn matrix(&mut self, parts: &[TensorView<'_>], role: MatrixRole) -> Stack {
         let threads = (&mut self.pool, self.isa);
@@ -344,6 +362,10 @@ impl Backend for CpuBackend {
 
     fn experts(&mut self, experts: Vec<Expert<Self>>) -> Experts {
         Experts::new(experts)
+    }
+
+    fn head_matrices(&mut self, heads: Vec<Stack>) -> HeadMatrices {
+        HeadMatrices::new(heads)
     }
 
     fn embed(&mut self, table: &Stack, batch: &CpuBatch) -> Tensor {
@@ -401,11 +423,33 @@ impl Backend for CpuBackend {
         batch: &CpuBatch,
         reader: &Stack,
     ) -> Operand {
-        let out = self.scratch.tensor(q.rows(), heads.attended_width());
-        let history = (&self.kv, layer, &self.table);
-        let threads = (&mut self.pool, self.isa);
-        let attention = &mut self.attention;
-        let out = attention.attend(threads, q, heads, history, batch, out);
+        let out = self.attend_heads(q, heads, layer, batch);
+        self.pack(Activations::plain(out.values(), out.width()), reader)
+    }
+
+    fn project_latent(
+        &mut self,
+        x: &Operand,
+        weights: &LatentWeights<Self>,
+        shape: &LatentShape,
+        rotations: &Tensor,
+        layer: usize,
+        batch: &CpuBatch,
+    ) -> Tensor {
+        latent::project(self, x, (weights, shape), rotations, layer, &batch.slots)
+    }
+
+    fn attend_latent(
+        &mut self,
+        q: &Tensor,
+        values: &HeadMatrices,
+        shape: &LatentShape,
+        layer: usize,
+        batch: &CpuBatch,
+        reader: &Stack,
+    ) -> Operand {
+        let latents = self.attend_heads(q, &shape.heads(), layer, batch);
+        let out = latent::values(self, &latents, values, shape);
         self.pack(Activations::plain(out.values(), out.width()), reader)
     }
 
@@ -464,10 +508,9 @@ impl Backend for CpuBackend {
         vocab: &Stack,
     ) -> Tensor {
         let source = Activations {
-            x: x.values(),
-            inputs: x.width(),
             picked: Some(tokens),
             norm: Some((norm.as_slice(), eps)),
+            ..Activations::plain(x.values(), x.width())
         };
         let normed = self.pack(source, vocab);
         let mut out = self.scratch.tensor(tokens.len(), vocab.outputs);

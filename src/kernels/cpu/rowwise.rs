@@ -19,7 +19,7 @@ const ELEMENT_COST: usize = 64;
 const ANGLE_COST: usize = 1024;
 
 /// Calls `row` for each row, which costs about `cost` multiply-adds.
-fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(usize) + Sync) {
+pub fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(usize) + Sync) {
     pool.for_each_in_runs(rows.div_ceil(ITEM_ROWS), rows * cost, &|item| {
         (item * ITEM_ROWS..rows.min((item + 1) * ITEM_ROWS)).for_each(&row);
     });
@@ -147,7 +147,7 @@ impl Kernel for NormRow<'_> {
 
 /// `x / sqrt(mean(x^2) + eps) * weight`.
 #[inline(always)]
-fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
+pub fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
     let scale = norm_scale::<S>(x, eps);
     let whole = x.len() / LANES * LANES;
     let (vectors, rest) = x.split_at_mut(whole);
@@ -296,8 +296,9 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
     }
 }
 
+/// Narrows values into as many elements.
 #[inline(always)]
-fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
+pub fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
     let whole = values.len() / LANES * LANES;
     for (out, values) in out.chunks_exact_mut(LANES).zip(values.chunks_exact(LANES)) {
         // SAFETY: both hold sixteen values; `dispatch` detected the instruction set.
@@ -310,7 +311,7 @@ fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
 
 /// Norms a head, if the model does, and rotates it.
 #[inline(always)]
-fn turn_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, turn: &[f32]) {
+pub fn turn_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, turn: &[f32]) {
     if let Some((weight, eps)) = norm {
         norm_in_place::<S>(head, weight, eps);
     }

@@ -3,18 +3,22 @@
 //! Keys, and the values of absent ones, follow the classes of `transformers` 5. Whatever would change the result and
 //! is not implemented is refused; nothing is guessed.
 
+mod deepseek;
 pub mod experts;
+pub mod latent;
 pub(crate) mod limits;
 mod windows;
 
 use std::path::Path;
 
-use self::experts::ExpertsConfig;
+use self::experts::{ExpertsConfig, mlp_tensors};
+use self::latent::LatentConfig;
 use self::limits::{CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, LAYERS, VOCAB};
 
 use crate::error::LoadError;
 use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::shape::{AttentionShape, DecoderShape};
+use crate::kernels::tensor_view::RowOrder;
 use crate::model::json_file::JsonFile;
 use crate::model::rope::RopeConfig;
 use crate::model::weights::TensorSpec;
@@ -38,17 +42,26 @@ pub enum Architecture {
     Qwen3,
     /// Qwen3 with experts.
     Qwen3Moe,
+    /// DeepSeek-V2: latent attention and experts.
+    DeepseekV2,
+    /// DeepSeek-V3: the same, with a correction of the router's choice.
+    DeepseekV3,
+    /// GLM-4.7-Flash and its like: DeepSeek-V3's layers.
+    Glm4MoeLite,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::Llama,
         Self::Mistral,
         Self::Mixtral,
         Self::Qwen2,
         Self::Qwen3,
         Self::Qwen3Moe,
+        Self::DeepseekV2,
+        Self::DeepseekV3,
+        Self::Glm4MoeLite,
     ];
 
     /// The name under `architectures` in `config.json`.
@@ -60,12 +73,16 @@ impl Architecture {
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::DeepseekV2 => "DeepseekV2ForCausalLM",
+            Self::DeepseekV3 => "DeepseekV3ForCausalLM",
+            Self::Glm4MoeLite => "Glm4MoeLiteForCausalLM",
         }
     }
 
     fn is_qwen(self) -> bool {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral => false,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite => false,
             Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => true,
         }
     }
@@ -74,15 +91,24 @@ impl Architecture {
     pub fn has_qk_norm(self) -> bool {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => false,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite => false,
             Self::Qwen3 | Self::Qwen3Moe => true,
         }
+    }
+
+    /// Whether attention is latent.
+    pub fn is_latent(self) -> bool {
+        matches!(
+            self,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite
+        )
     }
 }
 
 /// Which projections add a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BiasConfig {
-    /// The q, k and v projections.
+    /// The q, k and v projections; with latent attention those to low ranks.
     pub qkv: bool,
     /// The attention's output projection.
     pub o: bool,
@@ -107,10 +133,12 @@ pub struct ModelConfig {
     pub num_hidden_layers: usize,
     /// Query heads in each layer.
     pub num_attention_heads: usize,
-    /// Key and value heads in each layer; divides `num_attention_heads`.
+    /// Key and value heads in each layer; divides `num_attention_heads`. One where attention is latent.
     pub num_key_value_heads: usize,
-    /// Elements in a head, even.
+    /// Elements in a head, even. Where attention is latent, only those that are rotated.
     pub head_dim: usize,
+    /// The shape of attention where that is latent.
+    pub latent: Option<LatentConfig>,
     /// Added to the mean square in every norm.
     pub rms_norm_eps: f32,
     /// The output projection is the embedding.
@@ -156,21 +184,34 @@ impl ModelConfig {
         let hidden_size = json.required_size("hidden_size", HIDDEN)?;
         let num_hidden_layers = json.required_size("num_hidden_layers", LAYERS)?;
         let num_attention_heads = json.required_size("num_attention_heads", HEADS)?;
-        let num_key_value_heads = key_value_heads(json, architecture, num_attention_heads)?;
-        let head_dim = head_dim(json, architecture, hidden_size, num_attention_heads)?;
+        let latent = LatentConfig::from_json(json, architecture)?;
+        let (num_key_value_heads, head_dim) = match &latent {
+            Some(latent) => (1, latent.rotary_dim),
+            None => (
+                key_value_heads(json, architecture, num_attention_heads)?,
+                head_dim(json, architecture, hidden_size, num_attention_heads)?,
+            ),
+        };
         let default_context = match architecture {
-            Architecture::Llama => 2048,
+            Architecture::Llama | Architecture::DeepseekV2 => 2048,
+            Architecture::DeepseekV3 => 4096,
+            Architecture::Glm4MoeLite => 202_752,
             Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => 32_768,
             Architecture::Mistral | Architecture::Mixtral => 131_072,
         };
         let (default_eps, default_theta) = match architecture {
             Architecture::Mixtral => (1e-5, 1e6),
+            Architecture::Glm4MoeLite => (1e-5, 1e4),
             _ => (1e-6, 1e4),
         };
         let max_position_embeddings = json
             .size("max_position_embeddings", CONTEXT)?
             .unwrap_or(default_context);
-        let default_special = |id| (!architecture.is_qwen()).then_some(id);
+        let default_special = |id| match architecture {
+            _ if architecture.is_qwen() => None,
+            Architecture::DeepseekV3 | Architecture::Glm4MoeLite => Some(id - 1),
+            _ => Some(id),
+        };
         let bos = json
             .token_ids("bos_token_id")?
             .and_then(|ids| ids.first().copied());
@@ -185,6 +226,7 @@ impl ModelConfig {
             num_attention_heads,
             num_key_value_heads,
             head_dim,
+            latent,
             rms_norm_eps: json
                 .number("rms_norm_eps", 0.0..=1.0)?
                 .unwrap_or(default_eps) as f32,
@@ -216,19 +258,34 @@ impl ModelConfig {
             .max(self.max_position_embeddings)
     }
 
-    /// Factor on every attention score: 1/sqrt(head_dim).
+    /// Factor on every attention score: 1/sqrt of a query's elements, and with latent attention what YaRN adds to it.
     pub fn attention_scale(&self) -> f32 {
-        (self.head_dim as f32).sqrt().recip()
+        let query = |dim: usize| (dim as f32).sqrt().recip();
+        match &self.latent {
+            Some(latent) => {
+                let by_yarn = self.rope.score_factor() as f32;
+                query(latent.plain_dim + latent.rotary_dim) * by_yarn
+            }
+            None => query(self.head_dim),
+        }
     }
 
-    /// Width of all query heads of a token, in elements.
+    /// Width of all query heads of a token as attention reads them, in elements.
     pub fn q_width(&self) -> usize {
-        self.num_attention_heads * self.head_dim
+        self.num_attention_heads
+            * self
+                .latent
+                .as_ref()
+                .map_or(self.head_dim, LatentConfig::key_dim)
     }
 
-    /// Width of all key heads of a token, in elements; the values are as wide.
+    /// Width of all key heads of a token, in elements; the values are as wide, or parts of the keys.
     pub fn kv_width(&self) -> usize {
-        self.num_key_value_heads * self.head_dim
+        self.num_key_value_heads
+            * self
+                .latent
+                .as_ref()
+                .map_or(self.head_dim, LatentConfig::key_dim)
     }
 
     /// The sizes that a backend makes room for.
@@ -247,10 +304,14 @@ impl ModelConfig {
 
     /// The memory that each layer keeps of a sequence, with elements of `dtype`.
     pub fn kv_layout(&self, dtype: Dtype) -> KvLayout {
+        let (key_dim, values) = match &self.latent {
+            Some(latent) => (latent.key_dim(), Values::InKeys { dim: latent.rank }),
+            None => (self.head_dim, Values::Own { dim: self.head_dim }),
+        };
         let pages = PagedKv {
             heads: self.num_key_value_heads,
-            key_dim: self.head_dim,
-            values: Values::Own { dim: self.head_dim },
+            key_dim,
+            values,
             dtype: dtype.into(),
         };
         KvLayout::uniform(self.num_hidden_layers, pages)
@@ -258,48 +319,32 @@ impl ModelConfig {
 
     /// Every tensor of the model with its shape, in the order of the forward pass.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let (hidden, mlp) = (self.hidden_size, self.intermediate_size);
-        let (q, kv) = (self.q_width(), self.kv_width());
+        let hidden = self.hidden_size;
         let mut specs = vec![TensorSpec::new(
             "model.embed_tokens.weight",
             &[self.vocab_size, hidden],
         )];
         for layer in 0..self.num_hidden_layers {
-            let mut push = |name: &str, shape: &[usize]| {
-                specs.push(TensorSpec::new(
-                    format!("model.layers.{layer}.{name}"),
-                    shape,
-                ));
+            let name = |name: &str| format!("model.layers.{layer}.{name}");
+            specs.push(TensorSpec::new(name("input_layernorm.weight"), &[hidden]));
+            let attention = match &self.latent {
+                Some(latent) => latent.tensors(self),
+                None => self.attention_tensors(),
             };
-            push("input_layernorm.weight", &[hidden]);
-            for (name, width) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
-                push(&format!("self_attn.{name}.weight"), &[width, hidden]);
-                if self.bias.qkv {
-                    push(&format!("self_attn.{name}.bias"), &[width]);
-                }
-            }
-            if self.qk_norm {
-                push("self_attn.q_norm.weight", &[self.head_dim]);
-                push("self_attn.k_norm.weight", &[self.head_dim]);
-            }
-            push("self_attn.o_proj.weight", &[hidden, q]);
-            if self.bias.o {
-                push("self_attn.o_proj.bias", &[hidden]);
-            }
-            push("post_attention_layernorm.weight", &[hidden]);
-            if let Some(experts) = self.experts.as_ref().filter(|all| all.are_in(layer)) {
-                specs.extend(experts.tensors(layer, hidden));
-                continue;
-            }
-            for (name, out, input) in [
-                ("gate_proj", mlp, hidden),
-                ("up_proj", mlp, hidden),
-                ("down_proj", hidden, mlp),
-            ] {
-                push(&format!("mlp.{name}.weight"), &[out, input]);
-                if self.bias.mlp {
-                    push(&format!("mlp.{name}.bias"), &[out]);
-                }
+            let attention = attention.into_iter();
+            specs.extend(
+                attention.map(|(part, shape)| {
+                    TensorSpec::new(name(&format!("self_attn.{part}")), &shape)
+                }),
+            );
+            specs.push(TensorSpec::new(
+                name("post_attention_layernorm.weight"),
+                &[hidden],
+            ));
+            let (width, bias) = (self.intermediate_size, self.bias.mlp);
+            match self.experts.as_ref().filter(|all| all.are_in(layer)) {
+                Some(experts) => specs.extend(experts.tensors(layer, hidden, bias)),
+                None => specs.extend(mlp_tensors(&name("mlp"), hidden, width, bias)),
             }
         }
         specs.push(TensorSpec::new("model.norm.weight", &[hidden]));
@@ -310,6 +355,36 @@ impl ModelConfig {
             ));
         }
         specs
+    }
+
+    /// The tensors of a layer's attention, by their names in it.
+    fn attention_tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, q, kv) = (self.hidden_size, self.q_width(), self.kv_width());
+        let mut specs = Vec::new();
+        let mut push = |name: String, shape: &[usize]| specs.push((name, shape.to_vec()));
+        for (name, width) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
+            push(format!("{name}.weight"), &[width, hidden]);
+            if self.bias.qkv {
+                push(format!("{name}.bias"), &[width]);
+            }
+        }
+        if self.qk_norm {
+            push("q_norm.weight".to_owned(), &[self.head_dim]);
+            push("k_norm.weight".to_owned(), &[self.head_dim]);
+        }
+        push("o_proj.weight".to_owned(), &[hidden, q]);
+        if self.bias.o {
+            push("o_proj.bias".to_owned(), &[hidden]);
+        }
+        specs
+    }
+
+    /// The order of a tensor's rows in checkpoints.
+    pub fn row_order(&self, tensor: &str) -> RowOrder {
+        match &self.latent {
+            Some(latent) => latent.row_order(tensor),
+            None => RowOrder::AsNumbered,
+        }
     }
 
     /// What a matrix is for.
@@ -409,7 +484,7 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
     let attention = json.flag("attention_bias")?.unwrap_or(false);
     let mlp = json.flag("mlp_bias")?.unwrap_or(false);
     Ok(match architecture {
-        Architecture::Llama => BiasConfig {
+        Architecture::Llama | Architecture::DeepseekV2 => BiasConfig {
             qkv: attention,
             o: attention,
             mlp,
@@ -424,7 +499,10 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
             o: false,
             mlp: false,
         },
-        Architecture::Qwen3 | Architecture::Qwen3Moe => BiasConfig {
+        Architecture::Qwen3
+        | Architecture::Qwen3Moe
+        | Architecture::DeepseekV3
+        | Architecture::Glm4MoeLite => BiasConfig {
             qkv: attention,
             o: attention,
             mlp: false,

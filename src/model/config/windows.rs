@@ -12,7 +12,10 @@ pub(super) fn read(
     layers: usize,
 ) -> Result<Vec<Option<usize>>, LoadError> {
     let slides = match architecture {
-        Architecture::Llama => false,
+        Architecture::Llama
+        | Architecture::DeepseekV2
+        | Architecture::DeepseekV3
+        | Architecture::Glm4MoeLite => false,
         Architecture::Mistral | Architecture::Mixtral => true,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
             json.flag("use_sliding_window")?.unwrap_or(false)
