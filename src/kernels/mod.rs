@@ -1,13 +1,14 @@
 //! Device kernels behind one trait.
 //!
 //! Models are written against [`Backend`]. It knows tensors, weights, layers and the rows of a step, and nothing of
-//! requests, sampling or scheduling. What a model hands to a backend is in [`dtype`], [`tensor_view`], [`random`],
-//! [`rope`] and [`shape`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
+//! requests, sampling or scheduling. What a model hands to a backend is in [`dtype`], [`latent`], [`tensor_view`],
+//! [`random`], [`rope`] and [`shape`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
 
 pub mod blocks;
 pub mod cpu;
 pub mod cuda;
 pub mod dtype;
+pub mod latent;
 pub mod random;
 pub mod recurrent;
 pub mod rope;
@@ -16,6 +17,7 @@ pub mod shape;
 pub mod tensor_view;
 
 use self::dtype::MatrixRole;
+use self::latent::{LatentShape, LatentWeights};
 use self::random::RandomTensor;
 use self::recurrent::{DeltaNetWeights, GatedConvWeights};
 use self::rope::Rope;
@@ -44,6 +46,8 @@ pub trait Backend {
     type Rope: Send;
     /// The experts of a layer.
     type Experts: Send;
+    /// A matrix for each head of a layer.
+    type HeadMatrices: Send;
     /// Which experts the tokens of a step go through.
     type Routes;
     /// What a step is about: tokens, positions, KV slots, rows and their pages.
@@ -75,6 +79,9 @@ pub trait Backend {
     fn experts(&mut self, experts: Vec<Expert<Self>>) -> Self::Experts
     where
         Self: Sized;
+
+    /// Takes the matrices of a layer's heads, all of equal shapes, by head.
+    fn head_matrices(&mut self, heads: Vec<Self::Matrix>) -> Self::HeadMatrices;
 
     /// Looks up the embedding of each token of the step.
     ///
@@ -140,6 +147,38 @@ pub trait Backend {
         &mut self,
         queries_and_gate: (&Self::Tensor, &Self::Tensor),
         heads: &HeadShape,
+        layer: usize,
+        batch: &Self::Batch,
+        reader: &Self::Matrix,
+    ) -> Self::Operand;
+
+    /// Projects to queries and latents, norms the latents, rotates what positions rotate, and stores latents and rotated
+    /// keys of `layer` at the step's slots.
+    ///
+    /// # Shapes
+    /// `x: [n_tokens, hidden]`; result: for each head the query as latents are multiplied with it, then its rotated part,
+    /// `[n_tokens, n_heads * (rank + rotary_dim)]`.
+    fn project_latent(
+        &mut self,
+        x: &Self::Operand,
+        weights: &LatentWeights<Self>,
+        shape: &LatentShape,
+        rotations: &Self::Tensor,
+        layer: usize,
+        batch: &Self::Batch,
+    ) -> Self::Tensor
+    where
+        Self: Sized;
+
+    /// Attends as [`Self::attend`] does, and takes each head's value of the latents' mean.
+    ///
+    /// # Shapes
+    /// `q`: as [`Self::project_latent`] returns it; result `[n_tokens, n_heads * value_dim]`.
+    fn attend_latent(
+        &mut self,
+        q: &Self::Tensor,
+        values: &Self::HeadMatrices,
+        shape: &LatentShape,
         layer: usize,
         batch: &Self::Batch,
         reader: &Self::Matrix,
@@ -278,6 +317,8 @@ pub struct Expert<B: Backend> {
 pub struct Router<B: Backend> {
     /// `[n_experts, hidden]`, in f32.
     pub logits: Linear<B>,
+    /// Added to each expert's score for the choice only, `[n_experts]`.
+    pub correction: Option<B::Vector>,
     /// The formula for the logits.
     pub routing: Routing,
 }

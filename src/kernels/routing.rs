@@ -9,10 +9,35 @@ pub struct Routing {
     pub n_used: usize,
     /// The score that weights are made of.
     pub score: Score,
+    /// The groups that experts are chosen within; `None` to choose among all.
+    pub groups: Option<Groups>,
     /// Whether the weights of the chosen are divided by their sum.
     pub sum: WeightSum,
     /// Factor on the weights.
     pub scale: f32,
+}
+
+/// Most groups of experts.
+pub const MAX_GROUPS: usize = 64;
+
+/// Groups of experts with neighbouring ids, of equal size: a token goes through experts of the best groups only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Groups that there are, at most [`MAX_GROUPS`].
+    pub n_groups: usize,
+    /// Groups that a token chooses among. They have as many experts as a token goes through, or more.
+    pub n_used: usize,
+    /// What makes a group the best.
+    pub score: GroupScore,
+}
+
+/// The score of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// That of its best expert.
+    Best,
+    /// The sum of those of its best two.
+    BestTwo,
 }
 
 /// How a logit becomes a weight.
@@ -45,6 +70,7 @@ impl Routing {
             n_experts,
             n_used,
             score: Score::Softmax,
+            groups: None,
             sum: match renormalised {
                 true => WeightSum::One { added: 0.0 },
                 false => WeightSum::AsScored,
@@ -56,17 +82,60 @@ impl Routing {
     /// Chooses the experts with the largest logits, the largest first and of equals the lower id, and their weights. A
     /// NaN counts as the least logit, and makes weights of NaN.
     ///
+    /// With a `correction` those are chosen whose score and correction are the largest in sum; weights know nothing of it.
+    ///
     /// # Shapes
-    /// `logits: [n_experts]`, `experts` and `weights: [n_used]`.
-    pub fn choose(&self, logits: &[f32], experts: &mut [u32], weights: &mut [f32]) {
-        choose_largest(logits, experts);
+    /// `logits` and `correction: [n_experts]`, `experts` and `weights: [n_used]`.
+    pub fn choose(
+        &self,
+        logits: &[f32],
+        correction: Option<&[f32]>,
+        experts: &mut [u32],
+        weights: &mut [f32],
+    ) {
+        let value = |expert: usize| match correction {
+            None => logits[expert],
+            Some(correction) => self.score_of(logits, expert) + correction[expert],
+        };
+        match self.groups {
+            None => choose_largest(0..self.n_experts, value, experts, weights),
+            Some(groups) => {
+                let (mut best, mut scores) = ([0; MAX_GROUPS], [0.0; MAX_GROUPS]);
+                let best = &mut best[..groups.n_used];
+                let size = self.n_experts / groups.n_groups;
+                let score = |group: usize| {
+                    groups
+                        .score
+                        .of((group * size..(group + 1) * size).map(value))
+                };
+                choose_largest(0..groups.n_groups, score, best, &mut scores);
+                best.sort_unstable();
+                let members = best.iter().flat_map(|group| {
+                    let first = *group as usize * size;
+                    first..first + size
+                });
+                choose_largest(members, value, experts, weights);
+            }
+        }
+        self.weigh(logits, experts, weights);
+    }
+
+    /// The score of an expert, where it is made of its own logit alone; others are chosen by their logits.
+    fn score_of(&self, logits: &[f32], expert: usize) -> f32 {
+        match self.score {
+            Score::Sigmoid => sigmoid(logits[expert]),
+            Score::Softmax | Score::SoftmaxOfChosen => logits[expert],
+        }
+    }
+
+    fn weigh(&self, logits: &[f32], experts: &[u32], weights: &mut [f32]) {
         let chosen = || experts.iter().map(|expert| logits[*expert as usize]);
         match self.score {
             Score::Softmax => softmax(logits.iter().copied(), chosen(), weights),
             Score::SoftmaxOfChosen => softmax(chosen(), chosen(), weights),
             Score::Sigmoid => {
                 for (weight, logit) in weights.iter_mut().zip(chosen()) {
-                    *weight = 1.0 / (1.0 + (-logit).exp());
+                    *weight = sigmoid(logit);
                 }
             }
         }
@@ -80,20 +149,46 @@ impl Routing {
     }
 }
 
-/// Finds the largest logits, in falling order, by insertion: few are chosen of many.
-fn choose_largest(logits: &[f32], experts: &mut [u32]) {
-    let at = |expert: u32| match logits[expert as usize] {
-        logit if logit.is_nan() => f32::NEG_INFINITY,
-        logit => logit,
-    };
-    for expert in 0..logits.len() {
-        let logit = at(expert as u32);
-        let n = expert.min(experts.len());
-        let place = experts[..n].partition_point(|other| at(*other) >= logit);
-        if place < experts.len() {
-            let end = experts.len().min(n + 1);
-            experts[place..end].rotate_right(1);
-            experts[place] = expert as u32;
+impl GroupScore {
+    fn of(self, values: impl Iterator<Item = f32>) -> f32 {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for value in values {
+            match value > first {
+                true => (first, second) = (value, first),
+                false => second = second.max(value),
+            }
+        }
+        match self {
+            Self::Best => first,
+            Self::BestTwo => first + second,
+        }
+    }
+}
+
+fn sigmoid(logit: f32) -> f32 {
+    1.0 / (1.0 + (-logit).exp())
+}
+
+/// Finds the candidates of the largest values, in falling order, by insertion: few are chosen of many. Candidates ascend,
+/// and of equals the first wins. `values` is for work.
+fn choose_largest(
+    candidates: impl Iterator<Item = usize>,
+    value: impl Fn(usize) -> f32,
+    chosen: &mut [u32],
+    values: &mut [f32],
+) {
+    for (n_before, candidate) in candidates.enumerate() {
+        let value = match value(candidate) {
+            value if value.is_nan() => f32::NEG_INFINITY,
+            value => value,
+        };
+        let n = n_before.min(chosen.len());
+        let place = values[..n].partition_point(|other| *other >= value);
+        if place < chosen.len() {
+            let end = chosen.len().min(n + 1);
+            chosen[place..end].rotate_right(1);
+            values[place..end].rotate_right(1);
+            (chosen[place], values[place]) = (candidate as u32, value);
         }
     }
 }
@@ -120,6 +215,7 @@ mod tests {
             n_experts: 5,
             n_used: 2,
             score,
+            groups: None,
             sum,
             scale: 1.0,
         }
@@ -127,7 +223,7 @@ mod tests {
 
     fn chosen(routing: Routing, logits: [f32; 5]) -> ([u32; 2], [f32; 2]) {
         let (mut experts, mut weights) = ([9; 2], [9.0; 2]);
-        routing.choose(&logits, &mut experts, &mut weights);
+        routing.choose(&logits, None, &mut experts, &mut weights);
         (experts, weights)
     }
 
@@ -156,8 +252,8 @@ mod tests {
             let logit = |i: u32| (hash(i) >> 29) as f32;
             let logits: Vec<f32> = (0..13).map(logit).collect();
             for used in [1, 3, 12, 13] {
-                let mut experts = vec![0; used];
-                choose_largest(&logits, &mut experts);
+                let (mut experts, mut values) = (vec![0; used], vec![0.0; used]);
+                choose_largest(0..13, |i| logits[i], &mut experts, &mut values);
                 let mut sorted: Vec<u32> = (0..13).collect();
                 sorted.sort_by(|a, b| {
                     let by_logit = logits[*b as usize].total_cmp(&logits[*a as usize]);
@@ -201,5 +297,55 @@ mod tests {
         let (experts, weights) =
             chosen(routing(Score::Softmax, one), [1e30, 0.0, 1e30, -1e30, 5.0]);
         assert_eq!((experts, weights), ([0, 2], [0.5, 0.5]));
+    }
+
+    fn grouped(score: GroupScore, n_used: usize) -> Routing {
+        Routing {
+            n_experts: 6,
+            groups: Some(Groups {
+                n_groups: 3,
+                n_used,
+                score,
+            }),
+            ..routing(Score::Sigmoid, WeightSum::AsScored)
+        }
+    }
+
+    #[test]
+    fn experts_are_of_the_best_groups() {
+        let of = |routing: Routing, logits: [f32; 6]| {
+            let (mut experts, mut weights) = ([9; 2], [9.0; 2]);
+            routing.choose(&logits, None, &mut experts, &mut weights);
+            experts
+        };
+        let logits = [3.0, -5.0, 2.0, 1.9, 2.5, -9.0];
+        assert_eq!(of(grouped(GroupScore::Best, 1), logits), [0, 1]);
+        assert_eq!(of(grouped(GroupScore::BestTwo, 1), logits), [2, 3]);
+        assert_eq!(of(grouped(GroupScore::Best, 2), logits), [0, 4]);
+        assert_eq!(of(grouped(GroupScore::BestTwo, 2), logits), [0, 2]);
+        assert_eq!(of(grouped(GroupScore::Best, 3), logits), [0, 4]);
+        // Of equal groups the first.
+        assert_eq!(of(grouped(GroupScore::Best, 1), [1.0; 6]), [0, 1]);
+        assert_eq!(of(grouped(GroupScore::Best, 1), [f32::NAN; 6]), [0, 1]);
+    }
+
+    #[test]
+    fn a_correction_chooses_and_does_not_weigh() {
+        let plain = routing(Score::Sigmoid, WeightSum::AsScored);
+        let logits = [0.5, -1.0, 2.0, 1.0, 0.0];
+        let correction = [0.0, 0.9, -0.7, 0.0, 0.0];
+        let (mut experts, mut weights) = ([9; 2], [9.0; 2]);
+        plain.choose(&logits, Some(&correction), &mut experts, &mut weights);
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        // Corrected they score .62, 1.17, .18, .73 and .5.
+        assert_eq!(experts, [1, 3]);
+        assert!(near(weights, [sigmoid(-1.0), sigmoid(1.0)]), "{weights:?}");
+        // The two of a group are summed with their corrections.
+        let (mut experts, mut weights) = ([9; 2], [9.0; 2]);
+        let routing = grouped(GroupScore::BestTwo, 1);
+        let correction = [0.0, 0.0, 0.0, 0.0, 0.0, 5.0];
+        let logits = [3.0, -5.0, 2.0, 1.9, 2.5, -9.0];
+        routing.choose(&logits, Some(&correction), &mut experts, &mut weights);
+        assert_eq!(experts, [5, 4]);
     }
 }

@@ -33,11 +33,13 @@ pub enum RowOrder {
     /// As the model numbers them.
     #[default]
     AsNumbered,
-    /// The rows of a head, as the rotation pairs them: a head of `head_dim` rows has rows i and i + head_dim / 2 side by
+    /// The last rows of a head, as the rotation pairs them: of `rotary_dim` rows i and i + rotary_dim / 2 stand side by
     /// side, where the model numbers the halves one after the other.
     Pairs {
-        /// Rows in a head, even.
+        /// Rows in a head.
         head_dim: usize,
+        /// Rows of them that are rotated, even.
+        rotary_dim: usize,
     },
     /// Some rows of each group: of `period` rows in the file those from `first` on, `len` of them, where the model numbers
     /// only these.
@@ -56,10 +58,16 @@ impl RowOrder {
     fn stored_row(self, row: usize) -> usize {
         match self {
             Self::AsNumbered => row,
-            Self::Pairs { head_dim } => {
-                let (head, within) = (row / head_dim, row % head_dim);
-                let half = head_dim / 2;
-                head * head_dim + 2 * (within % half) + within / half
+            Self::Pairs {
+                head_dim,
+                rotary_dim,
+            } => {
+                let first = row / head_dim * head_dim + head_dim - rotary_dim;
+                let half = rotary_dim / 2;
+                match row.checked_sub(first) {
+                    Some(within) => first + 2 * (within % half) + within / half,
+                    None => row,
+                }
             }
             Self::Within { period, first, len } => row / len * period + first + row % len,
         }

@@ -4,6 +4,7 @@ use crate::error::LoadError;
 use crate::kernels::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
+use crate::model::latent::LatentAttention;
 use crate::model::loader::Loader;
 use crate::model::state_mixer::{StateMixer, load_gated_expert};
 use crate::model::{Model, Reads};
@@ -66,10 +67,19 @@ impl<B: Backend> Model<B> for Decoder<B> {
 /// What a layer is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSpec {
-    /// Its attention.
-    pub attention: AttentionSpec,
+    /// The block that mixes tokens.
+    pub mixer: MixerSpec,
     /// The block after it.
     pub feed_forward: FeedForwardSpec,
+}
+
+/// The block of a layer that mixes tokens.
+#[derive(Clone, Copy, Debug)]
+pub enum MixerSpec {
+    /// Grouped-query attention.
+    Attention(AttentionSpec),
+    /// Latent attention, of the shape that the configuration has.
+    Latent,
 }
 
 /// The block of a layer after its attention.
@@ -91,6 +101,56 @@ struct Layer<B: Backend> {
     feed_forward: FeedForward<B>,
 }
 
+enum Mixer<B: Backend> {
+    Attention(Attention<B>),
+    Latent(LatentAttention<B>),
+    /// In layers that keep a state, as the configuration has them in some models.
+    State(StateMixer<B>),
+}
+
+impl<B: Backend> Mixer<B> {
+    fn load(loader: &mut Loader<'_, B>, layer: usize, spec: MixerSpec) -> Result<Self, LoadError> {
+        Ok(match spec {
+            MixerSpec::Attention(spec) => Self::Attention(Attention::load(loader, layer, spec)?),
+            MixerSpec::Latent => Self::Latent(LatentAttention::load(loader, layer)?),
+        })
+    }
+
+    /// Stores what later tokens read of the residual stream `x`, normed, and returns what goes on from there.
+    fn mix(
+        &self,
+        backend: &mut B,
+        norm: &Norm<B>,
+        x: &B::Tensor,
+        rotations: &B::Tensor,
+        batch: &B::Batch,
+    ) -> Mixed<B> {
+        match self {
+            Self::Attention(attention) => {
+                let normed = norm.forward(backend, x, &attention.qkv.projection.weight);
+                attention.queries(backend, &normed, rotations, batch)
+            }
+            Self::Latent(attention) => {
+                let normed = norm.forward(backend, x, attention.reader());
+                Mixed::plain(attention.queries(backend, &normed, rotations, batch))
+            }
+            Self::State(state) => {
+                let normed = norm.forward(backend, x, state.reader());
+                Mixed::plain(state.mix(backend, &normed, batch))
+            }
+        }
+    }
+
+    /// Adds the rest to the residual stream `x`.
+    fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &Mixed<B>, batch: &B::Batch) {
+        match self {
+            Self::Attention(attention) => attention.add(backend, x, mixed, batch),
+            Self::Latent(attention) => attention.add(backend, x, &mixed.rows, batch),
+            Self::State(state) => state.add(backend, x, &mixed.rows),
+        }
+    }
+}
+
 enum FeedForward<B: Backend> {
     Mlp(Mlp<B>),
     Experts(Mixture<B>),
@@ -107,7 +167,7 @@ impl<B: Backend> FeedForward<B> {
             FeedForwardSpec::Mlp { bias } => Self::Mlp(Mlp::load(loader, layer, bias)?),
             FeedForwardSpec::Experts => match experts.filter(|all| all.are_in(layer)) {
                 Some(experts) => Self::Experts(Mixture::load(loader, layer, experts)?),
-                None => Self::Mlp(Mlp::load(loader, layer, false)?),
+                None => Self::Mlp(Mlp::load(loader, layer, loader.config().bias.mlp)?),
             },
         })
     }
@@ -119,27 +179,7 @@ impl<B: Backend> FeedForward<B> {
                 let normed = norm.forward(backend, x, &mlp.gate_up.weight);
                 mlp.add(backend, x, &normed);
             }
-            Self::Experts(mixture) => {
-                let normed = norm.rows(backend, x);
-                mixture.add(backend, x, &normed);
-            }
-        }
-    }
-}
-
-/// The part of a layer that looks at other tokens.
-enum Mixer<B: Backend> {
-    Attention(Attention<B>),
-    /// In layers that keep a state, as the configuration has them in some models.
-    State(StateMixer<B>),
-}
-
-impl<B: Backend> Mixer<B> {
-    /// The projection of its input.
-    fn reader(&self) -> &B::Matrix {
-        match self {
-            Self::Attention(attention) => &attention.qkv.projection.weight,
-            Self::State(state) => state.reader(),
+            Self::Experts(mixture) => mixture.add(backend, norm, x),
         }
     }
 }
@@ -174,7 +214,7 @@ impl<B: Backend> Layer<B> {
             input_norm: Norm::load(loader, &norm("input_layernorm"), hidden)?,
             mixer: match loader.config().states_in(layer) {
                 Some(_) => Mixer::State(StateMixer::load(loader, layer)?),
-                None => Mixer::Attention(Attention::load(loader, layer, spec.attention)?),
+                None => Mixer::load(loader, layer, spec.mixer)?,
             },
             post_attention_norm: Norm::load(loader, &norm("post_attention_layernorm"), hidden)?,
             feed_forward: FeedForward::load(loader, layer, spec.feed_forward)?,
@@ -189,19 +229,13 @@ impl<B: Backend> Layer<B> {
         rotations: &B::Tensor,
         batch: &B::Batch,
     ) -> Mixed<B> {
-        let normed = self.input_norm.forward(backend, x, self.mixer.reader());
-        match &self.mixer {
-            Mixer::Attention(attention) => attention.queries(backend, &normed, rotations, batch),
-            Mixer::State(state) => Mixed::plain(state.mix(backend, &normed, batch)),
-        }
+        self.mixer
+            .mix(backend, &self.input_norm, x, rotations, batch)
     }
 
     /// Adds the rest of the layer to `x`.
     fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &Mixed<B>, batch: &B::Batch) {
-        match &self.mixer {
-            Mixer::Attention(attention) => attention.add(backend, x, mixed, batch),
-            Mixer::State(state) => state.add(backend, x, &mixed.rows),
-        }
+        self.mixer.add(backend, x, mixed, batch);
         self.feed_forward.add(backend, &self.post_attention_norm, x);
     }
 }
@@ -379,11 +413,19 @@ pub struct Mlp<B: Backend> {
 impl<B: Backend> Mlp<B> {
     /// Loads `model.layers.{layer}.mlp`.
     pub fn load(loader: &mut Loader<'_, B>, layer: usize, bias: bool) -> Result<Self, LoadError> {
-        let (hidden, width) = (
-            loader.config().hidden_size,
-            loader.config().intermediate_size,
-        );
-        let name = |part: &str| format!("model.layers.{layer}.mlp.{part}");
+        let width = loader.config().intermediate_size;
+        Self::of_module(loader, &format!("model.layers.{layer}.mlp"), width, bias)
+    }
+
+    /// Loads the projections of a module.
+    pub fn of_module(
+        loader: &mut Loader<'_, B>,
+        module: &str,
+        width: usize,
+        bias: bool,
+    ) -> Result<Self, LoadError> {
+        let hidden = loader.config().hidden_size;
+        let name = |part: &str| format!("{module}.{part}");
         let gate_up = [(name("gate_proj"), width), (name("up_proj"), width)];
         Ok(Self {
             gate_up: loader.linear(&gate_up, hidden, bias)?,
@@ -399,11 +441,14 @@ impl<B: Backend> Mlp<B> {
 }
 
 /// A router and its experts, each a gated MLP: `sum of weight * down(silu(gate(x)) * up(x))` over those that it chooses.
+/// Beside them there may be one that every token goes through.
 pub struct Mixture<B: Backend> {
     router: Router<B>,
     experts: B::Experts,
-    /// An expert that all tokens go through, and its gate.
-    shared: Option<(Linear<B>, Expert<B>)>,
+    /// One that all tokens go through.
+    shared: Option<Mlp<B>>,
+    /// The same behind a gate.
+    gated: Option<(Linear<B>, Expert<B>)>,
 }
 
 impl<B: Backend> Mixture<B> {
@@ -417,8 +462,17 @@ impl<B: Backend> Mixture<B> {
         let router = [(config.names.router(layer), config.count())];
         let router = Router {
             logits: loader.linear(&router, hidden, false)?,
+            correction: match config.corrected {
+                true => Some(loader.vector(&[(&config.names.correction(layer), config.count())])?),
+                false => None,
+            },
             routing: config.routing,
         };
+        let bias = loader.config().bias.mlp;
+        let shared = config
+            .shared_width
+            .map(|width| Mlp::of_module(loader, &config.names.shared(layer), width, bias))
+            .transpose()?;
         let experts = (0..config.count()).map(|expert| {
             let [gate, up, down] = config.names.projections(layer, expert);
             let gate_up = [(gate, config.width), (up, config.width)];
@@ -431,16 +485,25 @@ impl<B: Backend> Mixture<B> {
         Ok(Self {
             router,
             experts: loader.experts(experts),
-            shared: load_gated_expert(loader, layer)?,
+            shared,
+            gated: load_gated_expert(loader, layer)?,
         })
     }
 
-    /// Adds the experts' part of `normed` to the residual stream `x`.
-    pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Tensor) {
-        let routes = backend.route(normed, &self.router);
-        backend.add_experts(x, normed, routes, &self.experts);
-        if let Some((gate, expert)) = &self.shared {
-            backend.add_gated_expert(x, normed, gate, expert);
+    /// Adds what the experts make of the residual stream `x`, normed, to it.
+    pub fn add(&self, backend: &mut B, norm: &Norm<B>, x: &mut B::Tensor) {
+        let normed = norm.rows(backend, x);
+        let shared = self.shared.as_ref().map(|shared| {
+            let normed = norm.forward(backend, x, &shared.gate_up.weight);
+            backend.gated_silu(&normed, &shared.gate_up, &shared.down.weight)
+        });
+        let routes = backend.route(&normed, &self.router);
+        backend.add_experts(x, &normed, routes, &self.experts);
+        if let Some((gate, expert)) = &self.gated {
+            backend.add_gated_expert(x, &normed, gate, expert);
+        }
+        if let (Some(shared), Some(gated)) = (&self.shared, &shared) {
+            backend.project_add(x, gated, &shared.down);
         }
     }
 }

@@ -3,18 +3,18 @@
 //! The window is a mask: a query at position p sees the keys at positions above `p - window`. Keys that left the window
 //! keep their pages.
 
-use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec};
+use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
 
 /// What a layer of Mistral is made of.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
-        attention: AttentionSpec {
+        mixer: MixerSpec::Attention(AttentionSpec {
             qkv_bias: false,
             o_bias: false,
             qk_norm: false,
             window: config.windows[layer],
-        },
+        }),
         feed_forward: FeedForwardSpec::Mlp { bias: false },
     }
 }

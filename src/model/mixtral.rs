@@ -2,18 +2,18 @@
 //!
 //! The router's softmax is over all experts, and the weights of the chosen are divided by their sum.
 
-use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec};
+use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
 
 /// The parts of a layer of Mixtral.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
-        attention: AttentionSpec {
+        mixer: MixerSpec::Attention(AttentionSpec {
             qkv_bias: false,
             o_bias: false,
             qk_norm: false,
             window: config.windows[layer],
-        },
+        }),
         feed_forward: FeedForwardSpec::Experts,
     }
 }

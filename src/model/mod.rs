@@ -1,15 +1,19 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] says what a model's path names.
 //!
-//! One file for each family ([`lfm2`], [`llama`], [`mistral`], [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_5`],
-//! [`qwen3_moe`]) says what its layers are made of; the parts that families share are in [`blocks`], those of layers with
-//! states in [`state_mixer`]. All of it is written against [`Backend`] and knows nothing of devices, requests
-//! or steps.
+//! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`glm4_moe_lite`], [`lfm2`], [`llama`], [`mistral`],
+//! [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_5`], [`qwen3_moe`]) says what its layers are made of; the parts that families
+//! share are in [`blocks`], [`latent`] and [`state_mixer`]. All of it is written against [`Backend`] and knows nothing of
+//! devices, requests or steps.
 
 pub mod blocks;
 pub mod config;
+pub mod deepseek_v2;
+pub mod deepseek_v3;
 pub mod generation;
 pub mod gguf;
+pub mod glm4_moe_lite;
 pub(crate) mod json_file;
+pub mod latent;
 pub mod lfm2;
 pub mod llama;
 pub mod loader;
@@ -73,6 +77,11 @@ pub fn load<B: Backend + 'static>(
         Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => {
             Box::new(blocks::Decoder::load(loader, qwen3_5::layer)?)
         }
-        Architecture::Lfm2 => Box::new(blocks::Decoder::load(loader, lfm2::layer)?),
+        Architecture::Lfm2 | Architecture::Lfm2Moe => {
+            Box::new(blocks::Decoder::load(loader, lfm2::layer)?)
+        }
+        Architecture::DeepseekV2 => Box::new(blocks::Decoder::load(loader, deepseek_v2::layer)?),
+        Architecture::DeepseekV3 => Box::new(blocks::Decoder::load(loader, deepseek_v3::layer)?),
+        Architecture::Glm4MoeLite => Box::new(blocks::Decoder::load(loader, glm4_moe_lite::layer)?),
     })
 }

@@ -30,6 +30,8 @@ ABSOLUTE, RELATIVE = 1e-4, 1e-4
 DECISIVE_MARGIN = 1e-3
 BF16_RATIO = 2.0
 INT8_RELATIVE = 0.1
+# Rounding to int8 also makes some tokens choose other experts.
+INT8_RELATIVE_OF_EXPERTS = 0.2
 
 
 def engine_logits(engine, directory, dtype, inputs, *more):
@@ -72,12 +74,13 @@ def check_bf16(answer, rows):
     return report, error <= allowed
 
 
-def check_int8(bf16, int8):
+def check_int8(bf16, int8, has_experts):
     """Returns what to print, and whether the bar holds."""
     relative = ((int8 - bf16).norm() / bf16.norm()).item()
     same = (int8.argmax(dim=-1) == bf16.argmax(dim=-1)).float().mean().item()
     report = f"relative error {relative:.4f} against bfloat16, largest {(int8 - bf16).abs().max().item():.2e}, "
-    return report + f"the same token preferred at {same:.1%} of the positions", relative <= INT8_RELATIVE
+    most = INT8_RELATIVE_OF_EXPERTS if has_experts else INT8_RELATIVE
+    return report + f"the same token preferred at {same:.1%} of the positions", relative <= most
 
 
 def choose_prompts(directory, text):
@@ -115,8 +118,8 @@ def main():
         say("float32", answer.tokens, *check_f32(answer, rows))
     for answer, rows in zip(answers, bf16, strict=True):
         say("bfloat16", answer.tokens, *check_bf16(answer, rows))
-    for tokens, rows, quantised in zip(inputs, bf16, int8, strict=True):
-        say("int8", tokens, *check_int8(rows, quantised))
+    for answer, tokens, rows, quantised in zip(answers, inputs, bf16, int8, strict=True):
+        say("int8", tokens, *check_int8(rows, quantised, answer.router_margins is not None))
     sys.exit(failures > 0)
 
 

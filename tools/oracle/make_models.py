@@ -260,6 +260,25 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "lfm2-moe": (
+        LFM2
+        | {
+            "architectures": ["Lfm2MoeForCausalLM"],
+            "model_type": "lfm2_moe",
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+            "use_expert_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "qwen3-5": (
         {
             "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -343,6 +362,7 @@ EXPERT_NAMES = {
     "qwen3-moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen3-next": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "lfm2-moe": ("feed_forward", ("w1", "w3", "w2")),
 }
 
 
@@ -377,6 +397,8 @@ def fill(name, tensor, config, generator):
         return between(-1.0, 1.0)
     if name.endswith(("in_proj_b.weight", "in_proj_ba.weight", "shared_expert_gate.weight")):
         return normal(2 / math.sqrt(HIDDEN))
+    if name.endswith("expert_bias"):
+        return normal(0.3)
     if "norm" in name and config.model_type.startswith(NORMS_FROM_ONE) and "linear_attn" not in name:
         return between(-0.5, 0.5)
     if "norm" in name:
@@ -387,7 +409,7 @@ def fill(name, tensor, config, generator):
         return normal(2 / math.sqrt(HIDDEN) if config.tie_word_embeddings else 0.5)
     if "lm_head" in name:
         return normal(2 / math.sqrt(HIDDEN))
-    if name.endswith("mlp.gate.weight"):
+    if name.endswith(("mlp.gate.weight", "feed_forward.gate.weight")):
         return normal(ROUTER_GAIN / math.sqrt(HIDDEN))
     gain = 1.4 if "q_proj" in name or "k_proj" in name else 1.0
     # The inputs stand last, also where experts are stacked.
@@ -399,7 +421,7 @@ def unstacked(weights, expert_names):
     module, (gate, up, down) = expert_names
     result = {}
     for name, tensor in weights.items():
-        layer, _, rest = name.partition(".mlp.")
+        layer, _, rest = name.partition(".feed_forward." if ".feed_forward." in name else ".mlp.")
         match rest:
             case "experts.gate_up_proj":
                 for i, expert in enumerate(tensor):

@@ -43,6 +43,12 @@ class Answer:
         return [margin > self.router_rounding for margin in self.router_margins]
 
 
+def chosen_by(inputs, output):
+    """The numbers by which a router chooses: its logits, or their sigmoids and a correction."""
+    logits, correction = output[0].float(), inputs[1] if len(inputs) > 1 else None
+    return logits if correction is None else logits.sigmoid() + correction.float()
+
+
 class RouterProbe:
     """Keeps what the routers of a model said of the last prompt."""
 
@@ -51,7 +57,7 @@ class RouterProbe:
         self.n_used = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
         for module in model.modules():
             if type(module).__name__.endswith("TopKRouter"):
-                module.register_forward_hook(lambda _module, _inputs, output: self.logits.append(output[0].float()))
+                module.register_forward_hook(lambda _module, inputs, output: self.logits.append(chosen_by(inputs, output)))
 
     def take(self):
         """Returns the logits of each layer's router, [layers, tokens, experts]; None if there are no experts."""

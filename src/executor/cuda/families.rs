@@ -6,15 +6,16 @@ use crate::model::config::ModelConfig;
 /// Refuses a model that there are no kernels for.
 ///
 /// # Errors
-/// [`LoadError::Device`] for a family with experts, or whose layers keep states.
+/// [`LoadError::Device`] for a family with experts or latent attention, or whose layers keep states.
 pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
-    let missing = match (&config.recurrent, &config.experts) {
-        (Some(_), _) => "layers with states",
-        (None, Some(_)) => "experts",
-        (None, None) => return Ok(()),
+    let lacking = match (&config.recurrent, &config.latent, &config.experts) {
+        (Some(_), ..) => "layers with states",
+        (_, Some(_), _) => "latent attention",
+        (.., Some(_)) => "experts",
+        _ => return Ok(()),
     };
     Err(LoadError::Device(format!(
-        "{} runs on the CPU only so far, as there are no CUDA kernels for {missing}: start with --device cpu",
+        "{} runs on the CPU only so far, as there are no CUDA kernels for {lacking}: start with --device cpu",
         config.architecture.name()
     )))
 }

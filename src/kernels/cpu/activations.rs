@@ -19,6 +19,8 @@ pub struct Activations<'a> {
     pub x: &'a [f32],
     /// Values of a row.
     pub inputs: usize,
+    /// From the start of a row to that of the next one.
+    pub stride: usize,
     /// Which rows, in this order; `None` for all.
     pub picked: Option<&'a [u32]>,
     /// Norms each row on the way: the norm's weight, and what is added to the mean square.
@@ -31,16 +33,33 @@ impl<'a> Activations<'a> {
         Self {
             x,
             inputs,
+            stride: inputs,
             picked: None,
             norm: None,
         }
     }
 
+    /// The `inputs` values from `first` on of rows of `width` values.
+    ///
+    /// # Panics
+    /// If a row has not as many.
+    pub fn columns(x: &'a [f32], width: usize, first: usize, inputs: usize) -> Self {
+        assert!(
+            first + inputs <= width,
+            "{inputs} of {width} from {first} on"
+        );
+        Self {
+            stride: width,
+            ..Self::plain(x.get(first..).unwrap_or_default(), inputs)
+        }
+    }
+
     fn n_rows(&self) -> usize {
-        let all = self.x.len() / self.inputs;
-        assert_eq!(
-            self.x.len(),
-            all * self.inputs,
+        // The last row may have nothing after its own values.
+        let between = self.stride - self.inputs;
+        let all = (self.x.len() + between) / self.stride;
+        assert!(
+            (self.x.len() + between) % self.stride <= between,
             "activations of {} inputs",
             self.inputs
         );
@@ -49,7 +68,7 @@ impl<'a> Activations<'a> {
 
     fn row(&self, row: usize) -> &'a [f32] {
         let row = self.picked.map_or(row, |picked| picked[row] as usize);
-        &self.x[row * self.inputs..][..self.inputs]
+        &self.x[row * self.stride..][..self.inputs]
     }
 }
 

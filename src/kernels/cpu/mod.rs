@@ -19,6 +19,7 @@ mod format;
 mod gates;
 mod k_quants;
 pub(crate) mod kv;
+mod latent;
 mod matmul;
 mod matrix;
 mod memory;
@@ -47,6 +48,7 @@ use self::experts::{Experts, Routes};
 pub use self::format::Format;
 use self::format::{Encoding, FormatRule};
 use self::kv::{KvPool, PageTable};
+use self::latent::HeadMatrices;
 use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
 use self::recurrent::StatePool;
@@ -56,6 +58,7 @@ use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
+use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
@@ -207,7 +210,7 @@ impl CpuBackend {
         Operand(packed.collect())
     }
 
-    fn attended(
+    fn attend_heads(
         &mut self,
         q: &Tensor,
         heads: &HeadShape,
@@ -243,6 +246,7 @@ impl Backend for CpuBackend {
     type TokenList = [u32];
     type Experts = Experts;
     type Routes = Routes;
+    type HeadMatrices = HeadMatrices;
 
     fn matrix(&mut self, parts: &[TensorView<'_>], role: MatrixRole) -> Stack {
         let threads = (&mut self.pool, self.isa);
@@ -259,6 +263,10 @@ impl Backend for CpuBackend {
 
     fn experts(&mut self, experts: Vec<Expert<Self>>) -> Experts {
         Experts::new(experts)
+    }
+
+    fn head_matrices(&mut self, heads: Vec<Stack>) -> HeadMatrices {
+        HeadMatrices::new(heads)
     }
 
     fn embed(&mut self, table: &Stack, batch: &CpuBatch) -> Tensor {
@@ -316,7 +324,33 @@ impl Backend for CpuBackend {
         batch: &CpuBatch,
         reader: &Stack,
     ) -> Operand {
-        let out = self.attended(q, heads, layer, batch);
+        let out = self.attend_heads(q, heads, layer, batch);
+        self.pack(Activations::plain(out.values(), out.width()), reader)
+    }
+
+    fn project_latent(
+        &mut self,
+        x: &Operand,
+        weights: &LatentWeights<Self>,
+        shape: &LatentShape,
+        rotations: &Tensor,
+        layer: usize,
+        batch: &CpuBatch,
+    ) -> Tensor {
+        latent::project(self, x, (weights, shape), rotations, layer, &batch.slots)
+    }
+
+    fn attend_latent(
+        &mut self,
+        q: &Tensor,
+        values: &HeadMatrices,
+        shape: &LatentShape,
+        layer: usize,
+        batch: &CpuBatch,
+        reader: &Stack,
+    ) -> Operand {
+        let latents = self.attend_heads(q, &shape.heads(), layer, batch);
+        let out = latent::values(self, &latents, values, shape);
         self.pack(Activations::plain(out.values(), out.width()), reader)
     }
 
@@ -328,7 +362,7 @@ impl Backend for CpuBackend {
         batch: &CpuBatch,
         reader: &Stack,
     ) -> Operand {
-        let mut out = self.attended(q, heads, layer, batch);
+        let mut out = self.attend_heads(q, heads, layer, batch);
         gates::multiply(&mut self.pool, self.isa, &mut out, gate);
         self.pack(Activations::plain(out.values(), out.width()), reader)
     }
@@ -436,10 +470,9 @@ impl Backend for CpuBackend {
         vocab: &Stack,
     ) -> Tensor {
         let source = Activations {
-            x: x.values(),
-            inputs: x.width(),
             picked: Some(tokens),
             norm: Some((norm.as_slice(), eps)),
+            ..Activations::plain(x.values(), x.width())
         };
         let normed = self.pack(source, vocab);
         let mut out = self.scratch.tensor(tokens.len(), vocab.outputs);

@@ -164,7 +164,7 @@ impl Kernel for NormRow<'_> {
 
 /// `x / sqrt(mean(x^2) + eps) * weight`.
 #[inline(always)]
-fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
+pub fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
     let scale = norm_scale::<S>(x, eps);
     let whole = x.len() / LANES * LANES;
     let (vectors, rest) = x.split_at_mut(whole);
@@ -313,8 +313,9 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
     }
 }
 
+/// Narrows values into as many elements.
 #[inline(always)]
-fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
+pub fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
     let whole = values.len() / LANES * LANES;
     for (out, values) in out.chunks_exact_mut(LANES).zip(values.chunks_exact(LANES)) {
         // SAFETY: both hold sixteen values; `dispatch` detected the instruction set.
@@ -327,7 +328,7 @@ fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
 
 /// Norms a head, if the model does, and rotates its first elements, as many as there are cosines and sines.
 #[inline(always)]
-fn turn_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, turn: &[f32]) {
+pub fn turn_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, turn: &[f32]) {
     if let Some((weight, eps)) = norm {
         norm_in_place::<S>(head, weight, eps);
     }

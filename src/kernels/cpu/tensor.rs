@@ -113,6 +113,19 @@ impl<'a, T> Shared<'a, T> {
         self.len
     }
 
+    /// The elements from `start` on.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn after(self, start: usize) -> Self {
+        assert!(start <= self.len, "{start} of {} elements", self.len);
+        Self {
+            start: self.start.wrapping_add(start),
+            len: self.len - start,
+            ..self
+        }
+    }
+
     /// Where an element is; to ask for it ahead of its use.
     #[inline(always)]
     pub fn at(&self, index: usize) -> *const T {

@@ -1,9 +1,10 @@
 //! The experts of a model: how many, of which width, in which layers, and what their tensors are called.
 
 use super::Architecture;
+use super::deepseek;
 use super::limits::{EXPERTS, INTERMEDIATE, check_experts};
 use crate::error::LoadError;
-use crate::kernels::routing::Routing;
+use crate::kernels::routing::{Routing, Score, WeightSum};
 use crate::model::json_file::JsonFile;
 use crate::model::weights::TensorSpec;
 
@@ -18,6 +19,10 @@ pub struct ExpertsConfig {
     pub layers: Vec<bool>,
     /// The names of their tensors.
     pub names: ExpertNames,
+    /// Whether each has a number that is added to its score for the choice only.
+    pub corrected: bool,
+    /// Width of the MLP beside them that every token goes through.
+    pub shared_width: Option<usize>,
 }
 
 impl ExpertsConfig {
@@ -32,6 +37,10 @@ impl ExpertsConfig {
             Architecture::Mixtral => mixtral(json, layers)?,
             Architecture::Qwen35Moe => qwen35_moe(json, layers)?,
             Architecture::Qwen3Next => qwen3_next(json, layers)?,
+            Architecture::Lfm2Moe => lfm2_moe(json, layers)?,
+            Architecture::DeepseekV2 => deepseek::v2(json, layers)?,
+            Architecture::DeepseekV3 => deepseek::v3(json, layers)?,
+            Architecture::Glm4MoeLite => deepseek::glm4_moe_lite(json, layers)?,
             Architecture::Qwen35
             | Architecture::Lfm2
             | Architecture::Llama
@@ -45,7 +54,11 @@ impl ExpertsConfig {
         let Routing {
             n_experts, n_used, ..
         } = experts.routing;
-        check_experts(n_used, (count_key(json), n_experts), layers)
+        let count_key = match architecture.is_latent() {
+            true => deepseek::COUNT_KEY,
+            false => count_key(json),
+        };
+        check_experts(n_used, (count_key, n_experts), layers)
             .map_err(|reason| json.error("num_experts_per_tok", reason))?;
         Ok(Some(experts))
     }
@@ -78,11 +91,18 @@ impl ExpertsConfig {
         inside.is_some_and(|rest| rest.starts_with(".experts."))
     }
 
-    /// The tensors of a layer's router and experts.
-    pub(super) fn tensors(&self, layer: usize, hidden: usize) -> Vec<TensorSpec> {
+    /// The tensors of a layer's router and experts, and those of the MLP beside them, whose projections add a `bias` or
+    /// not.
+    pub(super) fn tensors(&self, layer: usize, hidden: usize, bias: bool) -> Vec<TensorSpec> {
         let names = self.names;
         let router = format!("{}.weight", names.router(layer));
         let mut specs = vec![TensorSpec::new(router, &[self.count(), hidden])];
+        if self.corrected {
+            specs.push(TensorSpec::new(names.correction(layer), &[self.count()]));
+        }
+        if let Some(width) = self.shared_width {
+            specs.extend(mlp_tensors(&names.shared(layer), hidden, width, bias));
+        }
         for expert in 0..self.count() {
             let shapes = [
                 [self.width, hidden],
@@ -130,12 +150,46 @@ impl ExpertNames {
         format!("{}.gate", self.module(layer))
     }
 
+    /// The tensor of numbers that are added to scores for the choice.
+    pub fn correction(self, layer: usize) -> String {
+        format!("{}.e_score_correction_bias", self.router(layer))
+    }
+
+    /// The MLP that every token goes through.
+    pub fn shared(self, layer: usize) -> String {
+        format!("{}.shared_experts", self.module(layer))
+    }
+
     /// Gate, up and down of an expert.
     pub fn projections(self, layer: usize, expert: usize) -> [String; 3] {
         let module = self.module(layer);
         self.projections
             .map(|projection| format!("{module}.experts.{expert}.{projection}"))
     }
+}
+
+/// The tensors of a gated MLP.
+pub(super) fn mlp_tensors(
+    module: &str,
+    hidden: usize,
+    width: usize,
+    bias: bool,
+) -> Vec<TensorSpec> {
+    let mut specs = Vec::new();
+    for (name, out, input) in [
+        ("gate_proj", width, hidden),
+        ("up_proj", width, hidden),
+        ("down_proj", hidden, width),
+    ] {
+        specs.push(TensorSpec::new(
+            format!("{module}.{name}.weight"),
+            &[out, input],
+        ));
+        if bias {
+            specs.push(TensorSpec::new(format!("{module}.{name}.bias"), &[out]));
+        }
+    }
+    specs
 }
 
 /// Softmax over all experts; the weights of the chosen are divided by their sum if `norm_topk_prob`. Every
@@ -162,6 +216,8 @@ fn qwen3_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Lo
             .unwrap_or(768),
         layers: (0..layers).map(has_experts).collect(),
         names: ExpertNames::QWEN,
+        corrected: false,
+        shared_width: None,
     }))
 }
 
@@ -191,6 +247,34 @@ fn qwen35_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, L
             .unwrap_or(512),
         layers: vec![true; layers],
         names: ExpertNames::QWEN,
+        corrected: false,
+        shared_width: None,
+    }))
+}
+
+/// Sigmoids, with a correction for the choice where it is used; the first layers have none.
+fn lfm2_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let count = json.size(count_key(json), EXPERTS)?.unwrap_or(32);
+    let n_used = json.size("num_experts_per_tok", EXPERTS)?.unwrap_or(4);
+    let dense = json.size("num_dense_layers", 0..=usize::MAX)?.unwrap_or(2);
+    let scale = json.number("routed_scaling_factor", 0.0..=1e6)?;
+    Ok(Some(ExpertsConfig {
+        routing: Routing {
+            score: Score::Sigmoid,
+            sum: match json.flag("norm_topk_prob")?.unwrap_or(true) {
+                true => WeightSum::One { added: 1e-6 },
+                false => WeightSum::AsScored,
+            },
+            scale: scale.unwrap_or(1.0) as f32,
+            ..Routing::softmax(count, n_used, false)
+        },
+        width: json
+            .size("moe_intermediate_size", INTERMEDIATE)?
+            .unwrap_or(1792),
+        layers: (0..layers).map(|layer| layer >= dense).collect(),
+        names: ExpertNames::QWEN,
+        corrected: json.flag("use_expert_bias")?.unwrap_or(true),
+        shared_width: None,
     }))
 }
 
@@ -202,6 +286,8 @@ fn mixtral(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Load
         width: json.required_size("intermediate_size", INTERMEDIATE)?,
         layers: vec![true; layers],
         names: ExpertNames::MIXTRAL,
+        corrected: false,
+        shared_width: None,
     }))
 }
 

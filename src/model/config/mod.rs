@@ -3,20 +3,24 @@
 //! Keys, and the values of absent ones, follow the classes of `transformers` 5. Whatever would change the result and
 //! is not implemented is refused; nothing is guessed.
 
+mod deepseek;
 pub mod experts;
+pub mod latent;
 pub(crate) mod limits;
 pub mod recurrent;
 mod windows;
 
 use std::path::Path;
 
-use self::experts::ExpertsConfig;
+use self::experts::{ExpertsConfig, mlp_tensors};
+use self::latent::LatentConfig;
 use self::limits::{CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, LAYERS, VOCAB};
 use self::recurrent::RecurrentConfig;
 
 use crate::error::LoadError;
 use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::shape::{AttentionShape, DecoderShape};
+use crate::kernels::tensor_view::RowOrder;
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{RopeConfig, refuse_partial, rotary_part};
 use crate::model::weights::TensorSpec;
@@ -48,11 +52,19 @@ pub enum Architecture {
     Qwen3Next,
     /// LFM2: short convolutions, and attention in some layers.
     Lfm2,
+    /// LFM2 with experts.
+    Lfm2Moe,
+    /// DeepSeek-V2: latent attention and experts.
+    DeepseekV2,
+    /// DeepSeek-V3: the same, with a correction of the router's choice.
+    DeepseekV3,
+    /// GLM-4.7-Flash and its like: DeepSeek-V3's layers.
+    Glm4MoeLite,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 14] = [
         Self::Llama,
         Self::Mistral,
         Self::Mixtral,
@@ -63,6 +75,10 @@ impl Architecture {
         Self::Qwen35Moe,
         Self::Qwen3Next,
         Self::Lfm2,
+        Self::Lfm2Moe,
+        Self::DeepseekV2,
+        Self::DeepseekV3,
+        Self::Glm4MoeLite,
     ];
 
     /// The name under `architectures` in `config.json`.
@@ -78,6 +94,10 @@ impl Architecture {
             Self::Qwen35Moe => "Qwen3_5MoeForConditionalGeneration",
             Self::Qwen3Next => "Qwen3NextForCausalLM",
             Self::Lfm2 => "Lfm2ForCausalLM",
+            Self::Lfm2Moe => "Lfm2MoeForCausalLM",
+            Self::DeepseekV2 => "DeepseekV2ForCausalLM",
+            Self::DeepseekV3 => "DeepseekV3ForCausalLM",
+            Self::Glm4MoeLite => "Glm4MoeLiteForCausalLM",
         }
     }
 
@@ -93,7 +113,8 @@ impl Architecture {
 
     fn is_qwen(self) -> bool {
         match self {
-            Self::Llama | Self::Mistral | Self::Mixtral | Self::Lfm2 => false,
+            Self::Llama | Self::Mistral | Self::Mixtral | Self::Lfm2 | Self::Lfm2Moe => false,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite => false,
             Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => true,
             Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
@@ -103,16 +124,25 @@ impl Architecture {
     pub fn has_qk_norm(self) -> bool {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => false,
-            Self::Qwen3 | Self::Qwen3Moe | Self::Lfm2 => true,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite => false,
+            Self::Qwen3 | Self::Qwen3Moe | Self::Lfm2 | Self::Lfm2Moe => true,
             Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
+    }
+
+    /// Whether attention is latent.
+    pub fn is_latent(self) -> bool {
+        matches!(
+            self,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite
+        )
     }
 }
 
 /// Which projections add a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BiasConfig {
-    /// The q, k and v projections.
+    /// The q, k and v projections; with latent attention those to low ranks.
     pub qkv: bool,
     /// The attention's output projection.
     pub o: bool,
@@ -137,10 +167,12 @@ pub struct ModelConfig {
     pub num_hidden_layers: usize,
     /// Query heads in each layer.
     pub num_attention_heads: usize,
-    /// Key and value heads in each layer; divides `num_attention_heads`.
+    /// Key and value heads in each layer; divides `num_attention_heads`. One where attention is latent.
     pub num_key_value_heads: usize,
-    /// Elements in a head, even.
+    /// Elements in a head, even. Where attention is latent, only those that are rotated.
     pub head_dim: usize,
+    /// The shape of attention where that is latent.
+    pub latent: Option<LatentConfig>,
     /// Added to the mean square in every norm.
     pub rms_norm_eps: f32,
     /// The output projection is the embedding.
@@ -192,23 +224,36 @@ impl ModelConfig {
         let hidden_size = json.required_size("hidden_size", HIDDEN)?;
         let num_hidden_layers = json.required_size("num_hidden_layers", LAYERS)?;
         let num_attention_heads = json.required_size("num_attention_heads", HEADS)?;
-        let num_key_value_heads = key_value_heads(json, architecture, num_attention_heads)?;
-        let head_dim = head_dim(json, architecture, hidden_size, num_attention_heads)?;
+        let latent = LatentConfig::from_json(json, architecture)?;
+        let (num_key_value_heads, head_dim) = match &latent {
+            Some(latent) => (1, latent.rotary_dim),
+            None => (
+                key_value_heads(json, architecture, num_attention_heads)?,
+                head_dim(json, architecture, hidden_size, num_attention_heads)?,
+            ),
+        };
         let default_context = match architecture {
-            Architecture::Llama => 2048,
+            Architecture::Llama | Architecture::DeepseekV2 => 2048,
+            Architecture::DeepseekV3 => 4096,
+            Architecture::Glm4MoeLite => 202_752,
             Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => 32_768,
             Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => 32_768,
-            Architecture::Lfm2 => 128_000,
+            Architecture::Lfm2 | Architecture::Lfm2Moe => 128_000,
             Architecture::Mistral | Architecture::Mixtral => 131_072,
         };
         let (default_eps, default_theta) = match architecture {
-            Architecture::Mixtral | Architecture::Lfm2 => (1e-5, 1e6),
+            Architecture::Mixtral | Architecture::Lfm2 | Architecture::Lfm2Moe => (1e-5, 1e6),
+            Architecture::Glm4MoeLite => (1e-5, 1e4),
             _ => (1e-6, 1e4),
         };
         let max_position_embeddings = json
             .size("max_position_embeddings", CONTEXT)?
             .unwrap_or(default_context);
-        let default_special = |id| (!architecture.is_qwen()).then_some(id);
+        let default_special = |id| match architecture {
+            _ if architecture.is_qwen() => None,
+            Architecture::DeepseekV3 | Architecture::Glm4MoeLite => Some(id - 1),
+            _ => Some(id),
+        };
         let bos = json
             .token_ids("bos_token_id")?
             .and_then(|ids| ids.first().copied());
@@ -223,6 +268,7 @@ impl ModelConfig {
             num_attention_heads,
             num_key_value_heads,
             head_dim,
+            latent,
             rms_norm_eps: json
                 .number(eps_key(architecture), 0.0..=1.0)?
                 .unwrap_or(default_eps) as f32,
@@ -256,19 +302,34 @@ impl ModelConfig {
             .max(self.max_position_embeddings)
     }
 
-    /// Factor on every attention score: 1/sqrt(head_dim).
+    /// Factor on every attention score: 1/sqrt of a query's elements, and with latent attention what YaRN adds to it.
     pub fn attention_scale(&self) -> f32 {
-        (self.head_dim as f32).sqrt().recip()
+        let query = |dim: usize| (dim as f32).sqrt().recip();
+        match &self.latent {
+            Some(latent) => {
+                let by_yarn = self.rope.score_factor() as f32;
+                query(latent.plain_dim + latent.rotary_dim) * by_yarn
+            }
+            None => query(self.head_dim),
+        }
     }
 
-    /// Width of all query heads of a token, in elements.
+    /// Width of all query heads of a token as attention reads them, in elements.
     pub fn q_width(&self) -> usize {
-        self.num_attention_heads * self.head_dim
+        self.num_attention_heads
+            * self
+                .latent
+                .as_ref()
+                .map_or(self.head_dim, LatentConfig::key_dim)
     }
 
-    /// Width of all key heads of a token, in elements; the values are as wide.
+    /// Width of all key heads of a token, in elements; the values are as wide, or parts of the keys.
     pub fn kv_width(&self) -> usize {
-        self.num_key_value_heads * self.head_dim
+        self.num_key_value_heads
+            * self
+                .latent
+                .as_ref()
+                .map_or(self.head_dim, LatentConfig::key_dim)
     }
 
     /// The sizes that a backend makes room for.
@@ -287,10 +348,14 @@ impl ModelConfig {
 
     /// The memory that each layer keeps of a sequence, with elements of `dtype`.
     pub fn kv_layout(&self, dtype: Dtype) -> KvLayout {
+        let (key_dim, values) = match &self.latent {
+            Some(latent) => (latent.key_dim(), Values::InKeys { dim: latent.rank }),
+            None => (self.head_dim, Values::Own { dim: self.head_dim }),
+        };
         let pages = PagedKv {
             heads: self.num_key_value_heads,
-            key_dim: self.head_dim,
-            values: Values::Own { dim: self.head_dim },
+            key_dim,
+            values,
             dtype: dtype.into(),
         };
         let layer = |layer| match self.states_in(layer) {
@@ -317,44 +382,28 @@ impl ModelConfig {
     /// Every tensor of the model with its shape, in the order of the forward pass.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let hidden = self.hidden_size;
-        let (q, kv) = (self.q_width(), self.kv_width());
         let mut specs = vec![TensorSpec::new(
             "model.embed_tokens.weight",
             &[self.vocab_size, hidden],
         )];
         for layer in 0..self.num_hidden_layers {
-            let mut push = |name: &str, shape: &[usize]| {
-                specs.push(TensorSpec::new(
-                    format!("model.layers.{layer}.{name}"),
-                    shape,
-                ));
-            };
-            push("input_layernorm.weight", &[hidden]);
+            let name = |name: &str| format!("model.layers.{layer}.{name}");
+            specs.push(TensorSpec::new(name("input_layernorm.weight"), &[hidden]));
             if let Some(states) = self.states_in(layer) {
                 specs.extend(states.tensors(layer, hidden));
                 self.push_feed_forward(layer, &mut specs);
                 continue;
             }
-            if self.gates_attention() {
-                push("self_attn.gate_proj.weight", &[q, hidden]);
-                if self.bias.qkv {
-                    push("self_attn.gate_proj.bias", &[q]);
-                }
-            }
-            for (name, width) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
-                push(&format!("self_attn.{name}.weight"), &[width, hidden]);
-                if self.bias.qkv {
-                    push(&format!("self_attn.{name}.bias"), &[width]);
-                }
-            }
-            if self.qk_norm {
-                push("self_attn.q_norm.weight", &[self.head_dim]);
-                push("self_attn.k_norm.weight", &[self.head_dim]);
-            }
-            push("self_attn.o_proj.weight", &[hidden, q]);
-            if self.bias.o {
-                push("self_attn.o_proj.bias", &[hidden]);
-            }
+            let attention = match &self.latent {
+                Some(latent) => latent.tensors(self),
+                None => self.attention_tensors(),
+            };
+            let attention = attention.into_iter();
+            specs.extend(
+                attention.map(|(part, shape)| {
+                    TensorSpec::new(name(&format!("self_attn.{part}")), &shape)
+                }),
+            );
             self.push_feed_forward(layer, &mut specs);
         }
         specs.push(TensorSpec::new("model.norm.weight", &[hidden]));
@@ -378,21 +427,51 @@ impl ModelConfig {
         let (module, width) = match self.experts.as_ref().filter(|all| all.are_in(layer)) {
             None => ("mlp", mlp),
             Some(experts) => {
-                specs.extend(experts.tensors(layer, hidden));
+                specs.extend(experts.tensors(layer, hidden, self.bias.mlp));
                 let Some(width) = shared else { return };
                 specs.push(named("mlp.shared_expert_gate.weight", &[1, hidden]));
                 ("mlp.shared_expert", width)
             }
         };
-        for (name, out, input) in [
-            ("gate_proj", width, hidden),
-            ("up_proj", width, hidden),
-            ("down_proj", hidden, width),
-        ] {
-            specs.push(named(&format!("{module}.{name}.weight"), &[out, input]));
-            if self.bias.mlp {
-                specs.push(named(&format!("{module}.{name}.bias"), &[out]));
+        let bias = self.bias.mlp;
+        specs.extend(mlp_tensors(
+            &format!("model.layers.{layer}.{module}"),
+            hidden,
+            width,
+            bias,
+        ));
+    }
+
+    /// The tensors of a layer's attention, by their names in it.
+    fn attention_tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, q, kv) = (self.hidden_size, self.q_width(), self.kv_width());
+        let mut specs = Vec::new();
+        let mut push = |name: String, shape: &[usize]| specs.push((name, shape.to_vec()));
+        let gate = ("gate_proj", q);
+        let gate = self.gates_attention().then_some(gate);
+        let parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        for (name, width) in parts.into_iter().chain(gate) {
+            push(format!("{name}.weight"), &[width, hidden]);
+            if self.bias.qkv {
+                push(format!("{name}.bias"), &[width]);
             }
+        }
+        if self.qk_norm {
+            push("q_norm.weight".to_owned(), &[self.head_dim]);
+            push("k_norm.weight".to_owned(), &[self.head_dim]);
+        }
+        push("o_proj.weight".to_owned(), &[hidden, q]);
+        if self.bias.o {
+            push("o_proj.bias".to_owned(), &[hidden]);
+        }
+        specs
+    }
+
+    /// The order of a tensor's rows in checkpoints.
+    pub fn row_order(&self, tensor: &str) -> RowOrder {
+        match &self.latent {
+            Some(latent) => latent.row_order(tensor),
+            None => RowOrder::AsNumbered,
         }
     }
 
@@ -454,6 +533,10 @@ fn intermediate_size(json: &JsonFile, architecture: Architecture) -> Result<usiz
         }
         Architecture::Qwen35Moe => Ok(json.size("intermediate_size", INTERMEDIATE)?.unwrap_or(0)),
         Architecture::Lfm2 => adjusted_width(json),
+        Architecture::Lfm2Moe => {
+            let given = json.size("intermediate_size", INTERMEDIATE)?;
+            Ok(given.unwrap_or(7168))
+        }
         _ => json.required_size("intermediate_size", INTERMEDIATE),
     }
 }
@@ -491,13 +574,13 @@ fn adjusted_width(json: &JsonFile) -> Result<usize, LoadError> {
 
 fn eps_key(architecture: Architecture) -> &'static str {
     match architecture {
-        Architecture::Lfm2 => "norm_eps",
+        Architecture::Lfm2 | Architecture::Lfm2Moe => "norm_eps",
         _ => "rms_norm_eps",
     }
 }
 
 fn ties_embeddings(json: &JsonFile, architecture: Architecture) -> Result<bool, LoadError> {
-    let is_lfm2 = architecture == Architecture::Lfm2;
+    let is_lfm2 = matches!(architecture, Architecture::Lfm2 | Architecture::Lfm2Moe);
     if let Some(ties) = json.flag("tie_embedding")?.filter(|_| is_lfm2) {
         return Ok(ties);
     }
@@ -538,7 +621,7 @@ fn key_value_heads(
         Architecture::Qwen2 | Architecture::Qwen3 if !json.has("num_key_value_heads") => 32,
         Architecture::Qwen3Moe | Architecture::Qwen35 if !json.has("num_key_value_heads") => 4,
         Architecture::Qwen35Moe | Architecture::Qwen3Next if !json.has("num_key_value_heads") => 2,
-        Architecture::Lfm2 if !json.has("num_key_value_heads") => 8,
+        Architecture::Lfm2 | Architecture::Lfm2Moe if !json.has("num_key_value_heads") => 8,
         _ => heads,
     };
     let kv_heads = json.size("num_key_value_heads", HEADS)?.unwrap_or(absent);
@@ -577,12 +660,15 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
     let attention = json.flag("attention_bias")?.unwrap_or(false);
     let mlp = json.flag("mlp_bias")?.unwrap_or(false);
     Ok(match architecture {
-        Architecture::Llama => BiasConfig {
+        Architecture::Llama | Architecture::DeepseekV2 => BiasConfig {
             qkv: attention,
             o: attention,
             mlp,
         },
-        Architecture::Mistral | Architecture::Mixtral | Architecture::Lfm2 => BiasConfig {
+        Architecture::Mistral
+        | Architecture::Mixtral
+        | Architecture::Lfm2
+        | Architecture::Lfm2Moe => BiasConfig {
             qkv: false,
             o: false,
             mlp: false,
@@ -596,7 +682,9 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
         | Architecture::Qwen3Moe
         | Architecture::Qwen35
         | Architecture::Qwen35Moe
-        | Architecture::Qwen3Next => BiasConfig {
+        | Architecture::Qwen3Next
+        | Architecture::DeepseekV3
+        | Architecture::Glm4MoeLite => BiasConfig {
             qkv: attention,
             o: attention,
             mlp: false,

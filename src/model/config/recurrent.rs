@@ -63,7 +63,7 @@ impl RecurrentConfig {
         layers: usize,
     ) -> Result<Option<Self>, LoadError> {
         match architecture {
-            Architecture::Lfm2 => lfm2(json, layers).map(Some),
+            Architecture::Lfm2 | Architecture::Lfm2Moe => lfm2(json, layers).map(Some),
             Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => {
                 delta_net(json, architecture, layers).map(Some)
             }

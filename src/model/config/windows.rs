@@ -16,7 +16,11 @@ pub(super) fn read(
         | Architecture::Qwen35
         | Architecture::Qwen35Moe
         | Architecture::Qwen3Next
-        | Architecture::Lfm2 => false,
+        | Architecture::Lfm2
+        | Architecture::Lfm2Moe
+        | Architecture::DeepseekV2
+        | Architecture::DeepseekV3
+        | Architecture::Glm4MoeLite => false,
         Architecture::Mistral | Architecture::Mixtral => true,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
             json.flag("use_sliding_window")?.unwrap_or(false)

@@ -137,6 +137,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         )
     };
     Ok(ModelConfig {
+        latent: None,
         architecture,
         vocab_size: vocab_size(gguf)?,
         hidden_size,

@@ -73,5 +73,7 @@ pub(super) fn experts(
         width,
         layers,
         names,
+        corrected: false,
+        shared_width: None,
     }))
 }

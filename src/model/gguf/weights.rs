@@ -76,6 +76,7 @@ fn entry(place: &Place<'_>, config: &ModelConfig, spec: &TensorSpec) -> Result<E
         order: match names::is_paired(config.architecture, &spec.name) {
             true => RowOrder::Pairs {
                 head_dim: config.head_dim,
+                rotary_dim: config.head_dim,
             },
             false => RowOrder::AsNumbered,
         },

@@ -124,6 +124,17 @@ impl RopeConfig {
         }
     }
 
+    /// Factor on the scores of latent attention, beside that on cos and sin.
+    pub fn score_factor(&self) -> f64 {
+        match &self.scaling {
+            RopeScaling::Yarn(yarn) => {
+                let scale = yarn.mscale_all_dim.map_or(1.0, |weight| yarn.by(weight));
+                scale * scale
+            }
+            _ => 1.0,
+        }
+    }
+
     /// Computes the frequencies for heads of `head_dim` elements.
     ///
     /// # Panics
@@ -295,11 +306,16 @@ impl Yarn {
         ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0)
     }
 
-    pub(crate) fn attention_scale(&self) -> f64 {
-        let by = |weight: f64| match self.factor {
+    /// How far attention is sharpened, by a weight.
+    fn by(&self, weight: f64) -> f64 {
+        match self.factor {
             factor if factor <= 1.0 => 1.0,
             factor => 0.1 * weight * factor.ln() + 1.0,
-        };
+        }
+    }
+
+    pub(crate) fn attention_scale(&self) -> f64 {
+        let by = |weight: f64| self.by(weight);
         match (self.attention_factor, self.mscale, self.mscale_all_dim) {
             (Some(given), _, _) => given,
             (None, Some(mscale), Some(all)) => by(mscale) / by(all),

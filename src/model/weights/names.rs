@@ -14,7 +14,7 @@ const PREFIXES: [(&str, &str); 3] = [
 ];
 
 /// Parts of LFM2's names, and those of the others.
-const LFM2: [(&str, &str); 9] = [
+const LFM2: [(&str, &str); 12] = [
     ("model.embedding_norm.", "model.norm."),
     (".operator_norm.", ".input_layernorm."),
     (".ffn_norm.", ".post_attention_layernorm."),
@@ -24,6 +24,12 @@ const LFM2: [(&str, &str); 9] = [
     (".feed_forward.w1.", ".mlp.gate_proj."),
     (".feed_forward.w3.", ".mlp.up_proj."),
     (".feed_forward.w2.", ".mlp.down_proj."),
+    (".feed_forward.gate.", ".mlp.gate."),
+    (
+        ".feed_forward.expert_bias",
+        ".mlp.gate.e_score_correction_bias",
+    ),
+    (".feed_forward.experts.", ".mlp.experts."),
 ];
 
 /// A part of a tensor: its name, and the first row and the number of rows of each group.
@@ -39,7 +45,10 @@ impl Weights {
             let mut prefixes = PREFIXES.iter();
             prefixes.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
         });
-        if config.architecture == Architecture::Lfm2 {
+        if matches!(
+            config.architecture,
+            Architecture::Lfm2 | Architecture::Lfm2Moe
+        ) {
             self.rename(|name| {
                 let (from, to) = LFM2.iter().find(|(from, _)| name.contains(from))?;
                 Some(name.replacen(from, to, 1))

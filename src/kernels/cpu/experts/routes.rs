@@ -54,13 +54,14 @@ impl Routes {
     pub fn choose(
         &mut self,
         (pool, isa): (&mut ThreadPool, Isa),
-        routing: &Routing,
+        (routing, correction): (&Routing, Option<&[f32]>),
         logits: &Tensor,
     ) {
         let n_rows = logits.rows() * routing.n_used;
         resize(&mut self.experts, n_rows);
         resize(&mut self.scores, n_rows);
-        choose_all(pool, routing, logits, &mut self.experts, &mut self.scores);
+        let formula = (routing, correction);
+        choose_all(pool, formula, logits, &mut self.experts, &mut self.scores);
         self.group(routing, most_group_rows(isa));
     }
 
@@ -120,7 +121,7 @@ fn groups_of(active: ActiveExpert, most: usize) -> impl Iterator<Item = (u32, u3
 
 fn choose_all(
     pool: &mut ThreadPool,
-    routing: &Routing,
+    (routing, correction): (&Routing, Option<&[f32]>),
     logits: &Tensor,
     experts: &mut [u32],
     scores: &mut [f32],
@@ -137,7 +138,7 @@ fn choose_all(
                     scores.part(token * used, used),
                 )
             };
-            routing.choose(logits.row(token), experts, scores);
+            routing.choose(logits.row(token), correction, experts, scores);
         }
     });
 }

@@ -4,6 +4,7 @@
 //! goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and the order of the sums.
 
 mod experts;
+mod heads;
 mod output;
 mod tiles;
 
@@ -12,6 +13,7 @@ use std::marker::PhantomData;
 use smallvec::SmallVec;
 
 pub use self::experts::{ExpertProduct, ItemRun, add_experts, multiply_experts};
+pub use self::heads::{HeadsProduct, multiply_heads};
 use self::output::{Output, Panels};
 pub use self::output::{Weighted, Write};
 use self::tiles::{Block32Tile, Int8Tile, KQuantTile, NibbleTile, Operands, PlainTile, Tile};

@@ -7,6 +7,7 @@ use crate::kernels::cuda::driver::DevicePtr;
 use crate::kernels::cuda::params::{AttendParams, Element, GemmParams, GemmWrite, RopeStoreParams};
 use crate::kernels::cuda::weights::Weights;
 use crate::kernels::dtype::MatrixRole;
+use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::random::RandomTensor;
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
 use crate::kernels::rope::Rope;
@@ -38,6 +39,9 @@ impl Vector {
 
 /// Experts have no kernels here: models that have some are refused before they are loaded.
 pub enum NoExperts {}
+
+/// Latent attention has none either.
+pub enum NoHeadMatrices {}
 
 /// Frequencies of a rotary embedding.
 pub struct DeviceRope {
@@ -113,6 +117,7 @@ impl Backend for CudaBackend {
     type TokenList = TokenList;
     type Experts = NoExperts;
     type Routes = NoExperts;
+    type HeadMatrices = NoHeadMatrices;
 
     fn matrix(&mut self, parts: &[TensorView<'_>], _: MatrixRole) -> Matrix {
         let element = self.element;
@@ -142,6 +147,10 @@ impl Backend for CudaBackend {
             outputs: parts.iter().map(|part| part.shape[0]).sum(),
             inputs: parts.first().map_or(0, |part| part.shape[1]),
         }
+    }
+
+    fn head_matrices(&mut self, _: Vec<Matrix>) -> NoHeadMatrices {
+        unreachable!("models with latent attention are refused")
     }
 
     fn experts(&mut self, _: Vec<Expert<Self>>) -> NoExperts {
@@ -197,6 +206,30 @@ impl Backend for CudaBackend {
         _: &CudaBatch,
     ) -> Tensor {
         unreachable!("models with states are refused")
+    }
+
+    fn project_latent(
+        &mut self,
+        _: &Tensor,
+        weights: &LatentWeights<Self>,
+        _: &LatentShape,
+        _: &Tensor,
+        _: usize,
+        _: &CudaBatch,
+    ) -> Tensor {
+        match weights.keys {}
+    }
+
+    fn attend_latent(
+        &mut self,
+        _: &Tensor,
+        values: &NoHeadMatrices,
+        _: &LatentShape,
+        _: usize,
+        _: &CudaBatch,
+        _: &Matrix,
+    ) -> Tensor {
+        match *values {}
     }
 
     fn route(&mut self, _: &Tensor, _: &Router<Self>) -> NoExperts {

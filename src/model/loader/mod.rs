@@ -3,6 +3,8 @@
 //! [`Checkpoint::open`] checks everything that can be known without taking memory; [`Loader`] then hands tensors to a
 //! backend one by one and reports progress.
 
+pub mod heads;
+
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +13,7 @@ use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::random::RandomTensor;
-use crate::kernels::tensor_view::{Stored, TensorView};
+use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 use crate::kernels::{Backend, Expert, Linear};
 use crate::model::config::ModelConfig;
 use crate::model::config::recurrent::Written;
@@ -208,17 +210,26 @@ impl<'a, B: Backend> Loader<'a, B> {
         let converted: Vec<Option<Converted<'_>>> = converted.collect();
         let views = sources.iter().zip(&converted);
         let views: Vec<TensorView<'_>> = views
-            .map(|(source, converted)| match (source, converted) {
-                (MatrixSource::Plain(view), _) => *view,
-                (_, Some(converted)) => converted.view(),
-                (MatrixSource::Quantised(_), None) => unreachable!("all of them are converted"),
-            })
+            .map(|(source, converted)| view_of(source, converted.as_ref()))
+            .zip(parts)
+            .map(|(view, (name, _))| self.ordered(view, name))
             .collect();
         let role = self.role(parts);
         let matrix = self.backend.matrix(&views, role);
         parts.iter().for_each(|(name, _)| weights.release(name));
         self.report(sources.iter().map(MatrixSource::file_bytes).sum());
         Ok(matrix)
+    }
+
+    /// A tensor in the order that checkpoints have its rows in, where its own file says none.
+    fn ordered<'v>(&self, view: TensorView<'v>, name: &str) -> TensorView<'v> {
+        match view.order {
+            RowOrder::AsNumbered => TensorView {
+                order: self.config().row_order(name),
+                ..view
+            },
+            RowOrder::Pairs { .. } | RowOrder::Within { .. } => view,
+        }
     }
 
     /// What a stack is for: what its first part is for.
@@ -244,10 +255,11 @@ impl<'a, B: Backend> Loader<'a, B> {
         let Some(weights) = &self.checkpoint.weights else {
             return Ok(self.random_vector(parts));
         };
-        let parts = parts
-            .iter()
-            .map(|&(name, width)| weights.tensor(name, &[width]));
-        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let parts = parts.iter().map(|&(name, width)| {
+            let view = weights.tensor(name, &[width])?;
+            Ok(self.ordered(view, name))
+        });
+        let parts = parts.collect::<Result<Vec<_>, LoadError>>()?;
         let vector = self.backend.vector(&parts);
         self.report(bytes_of(&parts));
         Ok(vector)
@@ -369,6 +381,15 @@ impl<'a, B: Backend> Loader<'a, B> {
     fn report(&mut self, bytes: usize) {
         self.done_bytes += bytes as u64;
         (self.progress)(self.done_bytes, self.total_bytes);
+    }
+}
+
+/// A matrix as a backend takes it.
+fn view_of<'a>(source: &MatrixSource<'a>, converted: Option<&'a Converted<'_>>) -> TensorView<'a> {
+    match (source, converted) {
+        (MatrixSource::Plain(view), _) => *view,
+        (_, Some(converted)) => converted.view(),
+        (MatrixSource::Quantised(_), None) => unreachable!("all of them are converted"),
     }
 }
 

@@ -1,0 +1,176 @@
+//! Latent attention around the attention itself: projections, latents into the pages, values out of their means.
+
+mod heads;
+
+use self::heads::HeadColumns;
+pub use self::heads::{HeadMatrices, HeadRows};
+use super::activations::Activations;
+use super::element::{Element, Storage, with_elements};
+use super::kv::Planes;
+use super::matmul::Write;
+use super::rowwise::{for_rows, narrow_into, norm_in_place, turn_head};
+use super::simd::{Isa, Kernel, Lanes, dispatch};
+use super::tensor::{Shared, Tensor};
+use super::threads::ThreadPool;
+use super::{CpuBackend, Operand};
+use crate::kernels::latent::{LatentShape, LatentWeights};
+
+/// Multiply-adds that an element costs about.
+const ELEMENT_COST: usize = 64;
+
+/// Stores the latents of a layer and returns the queries as attention over latents reads them.
+pub fn project(
+    backend: &mut CpuBackend,
+    x: &Operand,
+    (weights, shape): (&LatentWeights<CpuBackend>, &LatentShape),
+    rotations: &Tensor,
+    layer: usize,
+    slots: &[u32],
+) -> Tensor {
+    let width = weights.down.weight.outputs;
+    let mut down = backend.scratch.tensor(x.rows(), width);
+    backend.product(x, &weights.down, &mut down, Write::Store);
+    let threads = (&mut backend.pool, backend.isa);
+    let store = (backend.kv.layer_mut(layer), slots);
+    let norm = (weights.norm.as_slice(), weights.eps);
+    store_latents(threads, &mut down, (shape, norm), rotations, store);
+    let low_rank = weights.queries.as_ref().map(|queries| {
+        let rank = width - shape.rank - shape.rotary_dim;
+        let norm = Some((queries.norm.as_slice(), weights.eps));
+        let rows = Activations::columns(down.values(), width, 0, rank);
+        let normed = backend.pack(Activations { norm, ..rows }, &queries.up.weight);
+        let mut up = backend.scratch.tensor(x.rows(), shape.query_width());
+        backend.product(&normed, &queries.up, &mut up, Write::Store);
+        up
+    });
+    absorb(
+        backend,
+        low_rank.as_ref().unwrap_or(&down),
+        (weights, shape),
+        rotations,
+    )
+}
+
+/// Takes each head's value of a mean of latents.
+///
+/// # Shapes
+/// `latents: [n_tokens, n_heads * rank]`; result `[n_tokens, n_heads * value_dim]`.
+pub fn values(
+    backend: &mut CpuBackend,
+    latents: &Tensor,
+    matrices: &HeadMatrices,
+    shape: &LatentShape,
+) -> Tensor {
+    let mut out = backend.scratch.tensor(latents.rows(), shape.value_width());
+    let from = HeadColumns {
+        x: latents,
+        first: 0,
+        step: shape.rank,
+    };
+    let threads = (&mut backend.pool, backend.isa);
+    matrices.multiply(threads, &backend.scratch, from, &mut out);
+    out
+}
+
+/// Turns projected queries, the first columns of `projected`, into what is multiplied with latents and rotated keys.
+fn absorb(
+    backend: &mut CpuBackend,
+    projected: &Tensor,
+    (weights, shape): (&LatentWeights<CpuBackend>, &LatentShape),
+    rotations: &Tensor,
+) -> Tensor {
+    let rows = projected.rows();
+    let key_dim = shape.rank + shape.rotary_dim;
+    let mut out = backend.scratch.tensor(rows, shape.n_heads * key_dim);
+    let from = HeadColumns {
+        x: projected,
+        first: 0,
+        step: shape.query_dim(),
+    };
+    let threads = (&mut backend.pool, backend.isa);
+    weights
+        .keys
+        .multiply(threads, &backend.scratch, from, &mut out);
+    let width = out.width();
+    let shared = Shared::new(out.values_mut());
+    let cost = shape.n_heads * shape.rotary_dim * ELEMENT_COST;
+    let isa = backend.isa;
+    for_rows(&mut backend.pool, rows, cost, |row| {
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(row * width, width) };
+        let queries = projected.row(row).chunks_exact(shape.query_dim());
+        for (out, query) in out.chunks_exact_mut(key_dim).zip(queries) {
+            let head = &mut out[shape.rank..];
+            head.copy_from_slice(&query[shape.plain_dim..]);
+            let turn = rotations.row(row);
+            dispatch(isa, Turn { head, turn });
+        }
+    });
+    out
+}
+
+struct Turn<'a> {
+    head: &'a mut [f32],
+    turn: &'a [f32],
+}
+
+impl Kernel for Turn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        turn_head::<S>(self.head, None, self.turn);
+    }
+}
+
+/// Norms the latents and rotates the shared part of the keys, in place, and narrows both into the slots of their tokens.
+///
+/// # Shapes
+/// `down`: rows that end with a latent and a rotated part; no two tokens have the same slot.
+fn store_latents(
+    (pool, isa): (&mut ThreadPool, Isa),
+    down: &mut Tensor,
+    (shape, norm): (&LatentShape, (&[f32], f32)),
+    rotations: &Tensor,
+    (kv, slots): (&mut Storage, &[u32]),
+) {
+    let key_dim = shape.rank + shape.rotary_dim;
+    let (rows, width) = (down.rows(), down.width());
+    let down = Shared::new(down.values_mut());
+    with_elements!(kv, kv => {
+        let planes = Planes::of(&shape.heads(), kv.len());
+        let kv = Shared::new(kv);
+        for_rows(pool, rows, key_dim * ELEMENT_COST, |row| {
+            // SAFETY: each row, and each slot, as no two tokens of a step have the same, is written by one item.
+            let (key, out) = unsafe {
+                (
+                    down.part((row + 1) * width - key_dim, key_dim),
+                    kv.part(planes.slot(slots[row] as usize), key_dim),
+                )
+            };
+            dispatch(isa, StoreRow { key, rank: shape.rank, norm, turn: rotations.row(row), out });
+        });
+    });
+}
+
+struct StoreRow<'a, E> {
+    /// The latent, then the rotated part.
+    key: &'a mut [f32],
+    rank: usize,
+    norm: (&'a [f32], f32),
+    /// Cos and sin of the token's position.
+    turn: &'a [f32],
+    out: &'a mut [E],
+}
+
+impl<E: Element> Kernel for StoreRow<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let (latent, rotated) = self.key.split_at_mut(self.rank);
+        norm_in_place::<S>(latent, self.norm.0, self.norm.1);
+        turn_head::<S>(rotated, None, self.turn);
+        narrow_into::<E, S>(self.key, self.out);
+    }
+}

@@ -1,0 +1,73 @@
+//! Products of heads: each head multiplies its own part of every row with its own weights.
+
+use super::super::activations::RowGroups;
+use super::super::latent::HeadRows;
+use super::super::simd::Isa;
+use super::super::stack::Stack;
+use super::super::tensor::{Shared, Tensor};
+use super::super::threads::ThreadPool;
+use super::output::{Output, Write};
+use super::{MAX_PANELS, STREAM_BYTES, Section};
+
+/// Panels of an item with several groups of rows.
+const ITEM_PANELS: usize = 4 * MAX_PANELS;
+
+/// A product of each head's part of each row with the head's weights.
+///
+/// # Shapes
+/// `out: [rows, heads * width]`, of which a head writes the first `outputs` of its `width` values.
+pub struct HeadsProduct<'a> {
+    /// The parts of all heads, in each encoding that the weights need.
+    pub x: &'a [HeadRows],
+    /// The weights of each head, `[outputs, inputs]`, each one matrix.
+    pub heads: &'a [Stack],
+    /// Where it goes.
+    pub out: &'a mut Tensor,
+}
+
+/// Multiplies in one kernel.
+///
+/// # Panics
+/// If the shapes or encodings do not fit each other.
+pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>) {
+    let HeadsProduct { x, heads, out } = product;
+    let (rows, columns) = (out.rows(), out.width());
+    let width = columns / heads.len();
+    let [outputs, inputs] = [heads[0].outputs, heads[0].inputs];
+    assert!(outputs <= width, "{outputs} outputs in {width} values");
+    assert_eq!(columns, width * heads.len(), "heads of one width");
+    if rows == 0 {
+        return;
+    }
+    let out = Shared::new(out.values_mut());
+    let section = |head: usize| {
+        let weight = &heads[head].sections()[0];
+        let wanted = (weight.inputs, weight.format.encoding(isa));
+        let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
+        let rows: RowGroups<'_> = found.expect("activations as the weights").of(head);
+        let output = Output {
+            panels: weight.panels(),
+            bias: None,
+            out: out.after(head * width),
+            columns,
+            write: Write::Store,
+            weighted: None,
+        };
+        // Heads are many, so their items need not be small to be balanced.
+        let stride = match rows.n_groups {
+            1 => (STREAM_BYTES / (4 * weight.panel_words())).max(1),
+            _ => ITEM_PANELS,
+        };
+        Section::with_stride(rows, weight, output, stride)
+    };
+    // As many items as the head with the most has: formats may differ, and with them the size of a panel.
+    let most = (0..heads.len()).map(|head| section(head).n_items()).max();
+    let most = most.unwrap_or(0);
+    let cost = rows * inputs * outputs * heads.len();
+    pool.for_each_in_runs(heads.len() * most, cost, &|index| {
+        let section = section(index / most);
+        if index % most < section.n_items() {
+            section.item(index % most).run(isa);
+        }
+    });
+}

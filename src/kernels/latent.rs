@@ -1,0 +1,81 @@
+//! Multi-head latent attention, as kernels compute it: the heads of a token share one latent vector, which stands for
+//! their keys and their values both.
+//!
+//! A head's key is `keys^T latent` beside a rotated part that all heads share; its value is `values latent`. Neither is
+//! ever made of a latent (the *absorbed* form): what the keys would be multiplied with is multiplied with the latent, and
+//! what the heads attend to is a mean of latents, of which each head takes its value. So attention has one key head,
+//! `[latent, rotated part]`, whose first part is the value, and the same sums in a prefill as in a decode.
+
+use super::{Backend, HeadShape, Linear};
+use crate::state::pool::kv_layout::Values;
+
+/// The heads of a latent attention layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentShape {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Elements of a latent.
+    pub rank: usize,
+    /// Elements of a query and of a key that positions do not rotate.
+    pub plain_dim: usize,
+    /// Elements of them that are rotated, even.
+    pub rotary_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+}
+
+impl LatentShape {
+    /// Attention as the latents have it.
+    pub fn heads(&self) -> HeadShape {
+        HeadShape {
+            n_heads: self.n_heads,
+            n_kv_heads: 1,
+            key_dim: self.rank + self.rotary_dim,
+            values: Values::InKeys { dim: self.rank },
+            scale: self.scale,
+            window: None,
+        }
+    }
+
+    /// Elements of a head's query as it is projected.
+    pub fn query_dim(&self) -> usize {
+        self.plain_dim + self.rotary_dim
+    }
+
+    /// Width of all query heads of a token as they are projected, in elements.
+    pub fn query_width(&self) -> usize {
+        self.n_heads * self.query_dim()
+    }
+
+    /// Width of the values of all heads, in elements.
+    pub fn value_width(&self) -> usize {
+        self.n_heads * self.value_dim
+    }
+}
+
+/// What [`Backend::project_latent`] and [`Backend::attend_latent`] multiply and norm with.
+pub struct LatentWeights<B: Backend> {
+    /// The queries, or what they are made of, then latent and rotated part of the key, stacked:
+    /// `[queries + rank + rotary_dim, hidden]`.
+    pub down: Linear<B>,
+    /// Where queries are made of a vector of low rank.
+    pub queries: Option<LowRankQueries<B>>,
+    /// Weight of the latent's norm, `[rank]`.
+    pub norm: B::Vector,
+    /// Added to the mean square in this norm and that of the queries.
+    pub eps: f32,
+    /// For each head `[rank, plain_dim]`: from a query to what is multiplied with latents.
+    pub keys: B::HeadMatrices,
+    /// For each head `[value_dim, rank]`: from a mean of latents to the value.
+    pub values: B::HeadMatrices,
+}
+
+/// The way from a vector of low rank to the queries.
+pub struct LowRankQueries<B: Backend> {
+    /// Weight of the vector's norm, `[query_rank]`.
+    pub norm: B::Vector,
+    /// `[n_heads * (plain_dim + rotary_dim), query_rank]`.
+    pub up: Linear<B>,
+}

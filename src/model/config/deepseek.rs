@@ -1,0 +1,229 @@
+//! The experts of DeepSeek's families and of those that copy their router.
+
+use super::experts::{ExpertNames, ExpertsConfig};
+use super::limits::{EXPERTS, INTERMEDIATE};
+use crate::error::LoadError;
+use crate::kernels::routing::{GroupScore, Groups, MAX_GROUPS, Routing, Score, WeightSum};
+use crate::model::json_file::JsonFile;
+
+/// The key of the number of experts.
+pub(super) const COUNT_KEY: &str = "n_routed_experts";
+
+/// Numbers that a file may leave out.
+struct Defaults {
+    count: usize,
+    used: Option<usize>,
+    width: usize,
+    shared: usize,
+    /// The first layers, which have an MLP instead.
+    dense_layers: usize,
+    scale: f64,
+    groups: Option<[usize; 2]>,
+}
+
+/// Softmax over all experts, of the best groups or of all; the weights are never divided by their sum.
+pub(super) fn v2(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let grouped = match json.text("topk_method")? {
+        None | Some("greedy") => false,
+        Some("group_limited_greedy") => true,
+        Some(other) => {
+            let reason =
+                format!("is {other:?}, supported are \"greedy\" and \"group_limited_greedy\"");
+            return Err(json.error("topk_method", reason));
+        }
+    };
+    let defaults = Defaults {
+        count: 64,
+        used: None,
+        width: 1407,
+        shared: 2,
+        dense_layers: dense_layers(json, 0)?,
+        scale: 1.0,
+        groups: None,
+    };
+    read(json, layers, &defaults, |json, count, used| {
+        Ok(Routing {
+            groups: match grouped {
+                true => groups(json, &defaults, GroupScore::Best, count)?,
+                false => None,
+            },
+            ..Routing::softmax(count, used, false)
+        })
+    })
+}
+
+/// Sigmoids, corrected for the choice, of the best groups; the weights are divided by their sum if `norm_topk_prob`.
+pub(super) fn v3(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let defaults = Defaults {
+        count: 256,
+        used: Some(8),
+        width: 2048,
+        shared: 1,
+        dense_layers: dense_layers(json, 3)?,
+        scale: 2.5,
+        groups: Some([8, 4]),
+    };
+    corrected(json, layers, &defaults)
+}
+
+/// DeepSeek-V3's formulas; `mlp_layer_types` says which layers have experts.
+pub(super) fn glm4_moe_lite(
+    json: &JsonFile,
+    layers: usize,
+) -> Result<Option<ExpertsConfig>, LoadError> {
+    let defaults = Defaults {
+        count: 64,
+        used: Some(4),
+        width: 1536,
+        shared: 1,
+        dense_layers: 1,
+        scale: 1.8,
+        groups: Some([1, 1]),
+    };
+    let Some(kinds) = json.texts("mlp_layer_types")? else {
+        return corrected(json, layers, &defaults);
+    };
+    if kinds.len() != layers {
+        let reason = format!(
+            "has {} entries, expected {layers}: one for each layer",
+            kinds.len()
+        );
+        return Err(json.error("mlp_layer_types", reason));
+    }
+    let sparse = |kind: &&str| match *kind {
+        "sparse" => Ok(true),
+        "dense" => Ok(false),
+        other => {
+            let reason = format!("has {other:?}, supported are \"sparse\" and \"dense\"");
+            Err(json.error("mlp_layer_types", reason))
+        }
+    };
+    let layers_with = kinds.iter().map(sparse).collect::<Result<Vec<_>, _>>()?;
+    let read = corrected(json, layers, &defaults)?;
+    Ok(read.map(|experts| ExpertsConfig {
+        layers: layers_with,
+        ..experts
+    }))
+}
+
+fn dense_layers(json: &JsonFile, default: usize) -> Result<usize, LoadError> {
+    let given = json.size("first_k_dense_replace", 0..=usize::MAX)?;
+    Ok(given.unwrap_or(default))
+}
+
+fn corrected(
+    json: &JsonFile,
+    layers: usize,
+    defaults: &Defaults,
+) -> Result<Option<ExpertsConfig>, LoadError> {
+    let read = read(json, layers, defaults, |json, count, used| {
+        Ok(Routing {
+            score: Score::Sigmoid,
+            sum: match json.flag("norm_topk_prob")?.unwrap_or(true) {
+                true => WeightSum::One { added: 1e-20 },
+                false => WeightSum::AsScored,
+            },
+            groups: groups(json, defaults, GroupScore::BestTwo, count)?,
+            ..Routing::softmax(count, used, false)
+        })
+    })?;
+    Ok(read.map(|experts| ExpertsConfig {
+        corrected: true,
+        ..experts
+    }))
+}
+
+/// Reads all but the formula, which `routing` makes of the number of experts and of those that a token goes through.
+fn read(
+    json: &JsonFile,
+    layers: usize,
+    defaults: &Defaults,
+    routing: impl FnOnce(&JsonFile, usize, usize) -> Result<Routing, LoadError>,
+) -> Result<Option<ExpertsConfig>, LoadError> {
+    let count = json.size(COUNT_KEY, 0..=*EXPERTS.end())?;
+    let count = count.unwrap_or(defaults.count);
+    if count == 0 {
+        return Ok(None);
+    }
+    let used = match json.size("num_experts_per_tok", EXPERTS)? {
+        Some(used) => used,
+        None => defaults
+            .used
+            .ok_or_else(|| json.error("num_experts_per_tok", "is missing"))?,
+    };
+    let width = json.size("moe_intermediate_size", INTERMEDIATE)?;
+    let width = width.unwrap_or(defaults.width);
+    let shared = match json.size("n_shared_experts", 0..=*EXPERTS.end())? {
+        None if json.has("n_shared_experts") => 0,
+        given => given.unwrap_or(defaults.shared),
+    };
+    let scale = json.number("routed_scaling_factor", 0.0..=1e6)?;
+    let routing = routing(json, count, used)?;
+    check_groups(json, &routing)?;
+    Ok(Some(ExpertsConfig {
+        routing: Routing {
+            scale: scale.unwrap_or(defaults.scale) as f32,
+            ..routing
+        },
+        width,
+        layers: (0..layers)
+            .map(|layer| layer >= defaults.dense_layers)
+            .collect(),
+        names: ExpertNames::QWEN,
+        corrected: false,
+        shared_width: (shared > 0).then_some(shared * width),
+    }))
+}
+
+/// Reads the groups that experts are chosen within; `None` where all of them are chosen.
+fn groups(
+    json: &JsonFile,
+    defaults: &Defaults,
+    score: GroupScore,
+    count: usize,
+) -> Result<Option<Groups>, LoadError> {
+    let size = |key, index: usize| match json.size(key, 1..=count)? {
+        Some(size) => Ok(size),
+        None => defaults
+            .groups
+            .map(|sizes| sizes[index])
+            .ok_or_else(|| json.error(key, "is missing")),
+    };
+    let groups = Groups {
+        n_groups: size("n_group", 0)?,
+        n_used: size("topk_group", 1)?,
+        score,
+    };
+    Ok((groups.n_used < groups.n_groups).then_some(groups))
+}
+
+fn check_groups(json: &JsonFile, routing: &Routing) -> Result<(), LoadError> {
+    let Routing {
+        n_experts, n_used, ..
+    } = *routing;
+    let Some(groups) = routing.groups else {
+        return Ok(());
+    };
+    let Groups { n_groups, .. } = groups;
+    if n_groups > MAX_GROUPS || !n_experts.is_multiple_of(n_groups) {
+        let reason = format!(
+            "is {n_groups}, expected at most {MAX_GROUPS} and a divisor of {COUNT_KEY}, {n_experts}"
+        );
+        return Err(json.error("n_group", reason));
+    }
+    let size = n_experts / n_groups;
+    if groups.score == GroupScore::BestTwo && size < 2 {
+        let reason =
+            format!("is {n_groups}, which leaves one expert to a group, expected two or more");
+        return Err(json.error("n_group", reason));
+    }
+    if groups.n_used * size < n_used {
+        let reason = format!(
+            "is {n_used}, more than the {} experts of {} groups (topk_group)",
+            groups.n_used * size,
+            groups.n_used
+        );
+        return Err(json.error("num_experts_per_tok", reason));
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! Latent attention as configured.
+
+use super::limits::{HEAD_DIM, HIDDEN, check_head_dim};
+use super::{Architecture, ModelConfig};
+use crate::error::LoadError;
+use crate::kernels::latent::LatentShape;
+use crate::kernels::tensor_view::RowOrder;
+use crate::model::json_file::JsonFile;
+
+/// The shape of latent attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentConfig {
+    /// Elements of the vector that queries are made of; `None` where they are projected at once.
+    pub query_rank: Option<usize>,
+    /// Elements of a latent.
+    pub rank: usize,
+    /// Elements of a query and of a key that positions do not rotate.
+    pub plain_dim: usize,
+    /// Elements of them that are rotated, even.
+    pub rotary_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Added to the mean square in the norms of latents and low-rank queries.
+    pub eps: f32,
+    /// In checkpoints, rows that are rotated together stand side by side.
+    pub interleaved: bool,
+    /// Checkpoints hold the ways from latents to keys and to values apart, the former transposed.
+    pub split: bool,
+}
+
+impl LatentConfig {
+    /// Reads the shape for a family that has latent attention.
+    pub(super) fn from_json(
+        json: &JsonFile,
+        architecture: Architecture,
+    ) -> Result<Option<Self>, LoadError> {
+        let glm = architecture == Architecture::Glm4MoeLite;
+        if !architecture.is_latent() {
+            return Ok(None);
+        }
+        let size = |key, default: usize| Ok(json.size(key, HEAD_DIM)?.unwrap_or(default));
+        let query_rank = match (json.size("q_lora_rank", HIDDEN)?, glm) {
+            (None, _) if json.has("q_lora_rank") => None,
+            (None, true) => Some(768),
+            (None, false) => Some(1536),
+            (given, _) => given,
+        };
+        let latent = Self {
+            query_rank,
+            rank: size("kv_lora_rank", 512)?,
+            plain_dim: size("qk_nope_head_dim", if glm { 192 } else { 128 })?,
+            rotary_dim: size("qk_rope_head_dim", 64)?,
+            value_dim: size("v_head_dim", if glm { 256 } else { 128 })?,
+            // Whatever rms_norm_eps says.
+            eps: 1e-6,
+            interleaved: match architecture {
+                Architecture::DeepseekV2 => true,
+                _ => json.flag("rope_interleave")?.unwrap_or(true),
+            },
+            split: false,
+        };
+        check_head_dim(latent.rotary_dim)
+            .map_err(|reason| json.error("qk_rope_head_dim", reason))?;
+        Ok(Some(latent))
+    }
+
+    /// Elements of what is stored of a token: a latent and a rotated part.
+    pub fn key_dim(&self) -> usize {
+        self.rank + self.rotary_dim
+    }
+
+    /// Elements of a head's query as it is projected.
+    pub fn query_dim(&self) -> usize {
+        self.plain_dim + self.rotary_dim
+    }
+
+    /// The heads of a layer.
+    pub fn shape(&self, config: &ModelConfig) -> LatentShape {
+        LatentShape {
+            n_heads: config.num_attention_heads,
+            rank: self.rank,
+            plain_dim: self.plain_dim,
+            rotary_dim: self.rotary_dim,
+            value_dim: self.value_dim,
+            scale: config.attention_scale(),
+        }
+    }
+
+    /// The tensors of a layer's attention, by their names in it.
+    pub(super) fn tensors(&self, config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+        let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
+        let (q, v) = (heads * self.query_dim(), heads * self.value_dim);
+        let mut specs = Vec::new();
+        let mut push = |name: &str, shape: &[usize]| specs.push((name.to_owned(), shape.to_vec()));
+        match self.query_rank {
+            None => push("q_proj.weight", &[q, hidden]),
+            Some(rank) => {
+                push("q_a_proj.weight", &[rank, hidden]);
+                if config.bias.qkv {
+                    push("q_a_proj.bias", &[rank]);
+                }
+                push("q_a_layernorm.weight", &[rank]);
+                push("q_b_proj.weight", &[q, rank]);
+            }
+        }
+        push("kv_a_proj_with_mqa.weight", &[self.key_dim(), hidden]);
+        if config.bias.qkv {
+            push("kv_a_proj_with_mqa.bias", &[self.key_dim()]);
+        }
+        push("kv_a_layernorm.weight", &[self.rank]);
+        match self.split {
+            true => {
+                push("k_b_proj.weight", &[heads * self.rank, self.plain_dim]);
+                push("v_b_proj.weight", &[v, self.rank]);
+            }
+            false => push(
+                "kv_b_proj.weight",
+                &[heads * (self.plain_dim + self.value_dim), self.rank],
+            ),
+        }
+        push("o_proj.weight", &[hidden, v]);
+        if config.bias.o {
+            push("o_proj.bias", &[hidden]);
+        }
+        specs
+    }
+
+    /// The order of a tensor's rows in checkpoints.
+    pub(super) fn row_order(&self, tensor: &str) -> RowOrder {
+        let pairs = |head_dim| RowOrder::Pairs {
+            head_dim,
+            rotary_dim: self.rotary_dim,
+        };
+        let is = |part: &str| tensor.contains(&format!(".self_attn.{part}."));
+        match self.interleaved {
+            true if is("q_proj") || is("q_b_proj") => pairs(self.query_dim()),
+            true if is("kv_a_proj_with_mqa") => pairs(self.key_dim()),
+            _ => RowOrder::AsNumbered,
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! DeepSeek-V3: DeepSeek-V2's layers with another router.
+//!
+//! arXiv 2412.19437. Experts are scored by sigmoids. To choose, each score is corrected by a number of its expert, and
+//! groups count by the sum of their best two; what the chosen weigh is made of the plain scores.
+
+use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::config::ModelConfig;
+
+/// The parts of a layer of DeepSeek-V3.
+pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
+    LayerSpec {
+        mixer: MixerSpec::Latent,
+        feed_forward: FeedForwardSpec::Experts,
+    }
+}

@@ -1,0 +1,135 @@
+//! The matrices of heads: rows of a tensor that holds those of all heads, as they are or transposed.
+
+use super::{Loader, view_of};
+use crate::error::LoadError;
+use crate::kernels::Backend;
+use crate::kernels::dtype::{Dtype, MatrixRole};
+use crate::kernels::random::RandomTensor;
+use crate::kernels::tensor_view::TensorView;
+
+/// Where the matrices of heads are in a tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadRows<'a> {
+    /// The tensor.
+    pub name: &'a str,
+    /// Rows that it has for each head.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Which rows of a head are its matrix.
+    pub first: usize,
+    /// How many.
+    pub len: usize,
+    /// How they lie there.
+    pub turn: Turn,
+}
+
+/// How a matrix lies in its tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Outputs are rows.
+    AsStored,
+    /// Inputs are rows.
+    Transposed,
+}
+
+impl HeadRows<'_> {
+    /// Outputs and inputs of a head.
+    fn shape(&self) -> [usize; 2] {
+        match self.turn {
+            Turn::AsStored => [self.len, self.width],
+            Turn::Transposed => [self.width, self.len],
+        }
+    }
+}
+
+impl<B: Backend> Loader<'_, B> {
+    /// Loads a matrix for each of `n_heads` heads.
+    pub fn head_matrices(
+        &mut self,
+        n_heads: usize,
+        of: &HeadRows<'_>,
+    ) -> Result<B::HeadMatrices, LoadError> {
+        let Some(weights) = &self.checkpoint.weights else {
+            return Ok(self.random_heads(n_heads, of));
+        };
+        let shape = [n_heads * of.rows, of.width];
+        let source = weights.matrix(of.name, &shape)?;
+        let converted = source.converted(self.checkpoint.dtype);
+        let whole = view_of(&source, converted.as_ref());
+        let heads = (0..n_heads).map(|head| {
+            let row_bytes = whole.stored.row_bytes(of.width);
+            let first = (head * of.rows + of.first) * row_bytes;
+            let part = TensorView {
+                shape: &[of.len, of.width],
+                bytes: &whole.bytes[first..first + of.len * row_bytes],
+                ..whole
+            };
+            match of.turn {
+                Turn::AsStored => self.backend.matrix(&[part], MatrixRole::Inner),
+                Turn::Transposed => {
+                    let values = transposed(&part.to_f32(), of.width);
+                    let shape = of.shape();
+                    let bytes = bytemuck::cast_slice(&values);
+                    let view = TensorView::plain(Dtype::F32, &shape, bytes);
+                    self.backend.matrix(&[view], MatrixRole::Inner)
+                }
+            }
+        });
+        let heads = heads.collect();
+        let bytes = source.file_bytes() * of.len / of.rows;
+        if of.first + of.len == of.rows {
+            weights.release(of.name);
+        }
+        self.report(bytes);
+        Ok(self.backend.head_matrices(heads))
+    }
+
+    fn random_heads(&mut self, n_heads: usize, of: &HeadRows<'_>) -> B::HeadMatrices {
+        let dtype = self.checkpoint.dtype;
+        let heads = (0..n_heads).map(|head| {
+            let name = format!("{}.{}.{head}", of.name, of.first);
+            let part = RandomTensor::new(&name, &of.shape(), dtype);
+            self.backend.random_matrix(&[part], MatrixRole::Inner)
+        });
+        let heads = heads.collect();
+        self.report(n_heads * of.len * of.width * dtype.bytes());
+        self.backend.head_matrices(heads)
+    }
+
+    /// Loads a vector after `zeros` zeros.
+    pub fn vector_after_zeros(
+        &mut self,
+        zeros: usize,
+        (name, width): (&str, usize),
+    ) -> Result<B::Vector, LoadError> {
+        let Some(weights) = &self.checkpoint.weights else {
+            return Ok(self.random_vector(&[(name, zeros + width)]));
+        };
+        let own = self.ordered(weights.tensor(name, &[width])?, name);
+        let bytes = vec![0; zeros * Dtype::F32.bytes()];
+        let shape = [zeros];
+        let before = TensorView::plain(Dtype::F32, &shape, &bytes);
+        let vector = self.backend.vector(&[before, own]);
+        self.report(own.bytes.len());
+        Ok(vector)
+    }
+}
+
+/// The transposed matrix of one whose rows have `width` elements.
+fn transposed(values: &[f32], width: usize) -> Vec<f32> {
+    let column = |column| values.iter().skip(column).step_by(width).copied();
+    (0..width).flat_map(column).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::transposed;
+
+    #[test]
+    fn rows_become_columns() {
+        let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        assert_eq!(transposed(&values, 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        assert_eq!(transposed(&values, 1), values);
+    }
+}
