@@ -22,13 +22,15 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 6] = [
+const MODELS: [&str; 8] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
     "tests/fixtures/models/qwen2",
     "tests/fixtures/models/qwen3",
     "tests/fixtures/models/qwen3-moe",
+    "tests/fixtures/models/deepseek-v2",
+    "tests/fixtures/models/glm4-moe-lite",
 ];
 
 /// Requests that run at once where others take their places.
