@@ -41,6 +41,11 @@ pub enum RowOrder {
         /// Rows of them that are rotated, even.
         rotary_dim: usize,
     },
+    /// Some rows apart: those between belong to other tensors.
+    Every {
+        /// From one row to the next.
+        step: usize,
+    },
 }
 
 impl RowOrder {
@@ -48,6 +53,7 @@ impl RowOrder {
     fn stored_row(self, row: usize) -> usize {
         match self {
             Self::AsNumbered => row,
+            Self::Every { step } => row * step,
             Self::Pairs {
                 head_dim,
                 rotary_dim,
@@ -101,7 +107,7 @@ impl<'a> TensorView<'a> {
     pub fn plain_dtype(&self) -> Option<Dtype> {
         match (self.stored, self.order) {
             (Stored::Plain(dtype), RowOrder::AsNumbered) => Some(dtype),
-            (Stored::Plain(_), RowOrder::Pairs { .. }) | (Stored::Blocks(_), _) => None,
+            (Stored::Plain(_), _) | (Stored::Blocks(_), _) => None,
         }
     }
 

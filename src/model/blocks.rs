@@ -283,6 +283,8 @@ pub struct AttentionSpec {
     pub o_bias: bool,
     /// Every head of q and k is normed before the rotation.
     pub qk_norm: bool,
+    /// Every query head has a score without a value.
+    pub sinks: bool,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
 }
@@ -292,6 +294,7 @@ pub struct Attention<B: Backend> {
     layer: usize,
     heads: HeadShape,
     qkv: QkvWeights<B>,
+    sinks: Option<B::Vector>,
     o: Linear<B>,
 }
 
@@ -330,11 +333,17 @@ impl<B: Backend> Attention<B> {
             },
             eps,
         };
+        let n_heads = heads.n_heads;
+        let sinks = match spec.sinks {
+            true => Some(loader.vector(&[(&name("sinks"), n_heads)])?),
+            false => None,
+        };
         let o = loader.linear(&[(name("o_proj"), hidden)], q, spec.o_bias)?;
         Ok(Self {
             layer,
             heads,
             qkv,
+            sinks,
             o,
         })
     }
@@ -352,7 +361,8 @@ impl<B: Backend> Attention<B> {
 
     /// Adds the attention of the queries `q` to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
-        let attended = backend.attend(q, &self.heads, self.layer, batch, &self.o.weight);
+        let heads = (&self.heads, self.sinks.as_ref());
+        let attended = backend.attend(q, heads, self.layer, batch, &self.o.weight);
         backend.project_add(x, &attended, &self.o);
     }
 }
@@ -411,7 +421,7 @@ impl<B: Backend> Mixture<B> {
         let hidden = loader.config().hidden_size;
         let router = [(config.names.router(layer), config.count())];
         let router = Router {
-            logits: loader.linear(&router, hidden, false)?,
+            logits: loader.linear(&router, hidden, config.bias)?,
             correction: match config.corrected {
                 true => Some(loader.vector(&[(&config.names.correction(layer), config.count())])?),
                 false => None,
@@ -427,14 +437,14 @@ impl<B: Backend> Mixture<B> {
             let [gate, up, down] = config.names.projections(layer, expert);
             let gate_up = [(gate, config.width), (up, config.width)];
             Ok(Expert {
-                gate_up: loader.linear(&gate_up, hidden, false)?,
-                down: loader.linear(&[(down, hidden)], config.width, false)?,
+                gate_up: loader.linear(&gate_up, hidden, config.bias)?,
+                down: loader.linear(&[(down, hidden)], config.width, config.bias)?,
             })
         });
         let experts = experts.collect::<Result<Vec<_>, LoadError>>()?;
         Ok(Self {
             router,
-            experts: loader.experts(experts),
+            experts: loader.experts(experts, config.gate),
             shared,
         })
     }

@@ -22,7 +22,7 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 8] = [
+const MODELS: [&str; 9] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
@@ -31,6 +31,7 @@ const MODELS: [&str; 8] = [
     "tests/fixtures/models/qwen3-moe",
     "tests/fixtures/models/deepseek-v2",
     "tests/fixtures/models/glm4-moe-lite",
+    "tests/fixtures/models/gpt-oss",
 ];
 
 /// Requests that run at once where others take their places.

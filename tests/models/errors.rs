@@ -89,6 +89,7 @@ fn unknown_architecture_lists_the_known_ones() {
                 "DeepseekV2ForCausalLM",
                 "DeepseekV3ForCausalLM",
                 "Glm4MoeLiteForCausalLM",
+                "GptOssForCausalLM",
                 "LlamaForCausalLM",
                 "MistralForCausalLM",
                 "MixtralForCausalLM",

@@ -313,6 +313,7 @@ fn every_instruction_set_is_invariant() {
                     "qwen3-moe",
                     "deepseek-v2-grouped",
                     "deepseek-v3",
+                    "gpt-oss",
                 ]
                 .map(|name| (name, quantization))
             });

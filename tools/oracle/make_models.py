@@ -66,6 +66,26 @@ DEEPSEEK_V2 = BASE | {
 }
 DEEPSEEK_V3 = DEEPSEEK_V2 | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
 GLM4_MOE_LITE = DEEPSEEK_V2 | {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"}
+GPT_OSS = BASE | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "intermediate_size": 64,
+    "head_dim": 24,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": WINDOW,
+    "attention_bias": True,
+    "rope_theta": 5000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 4.0,
+        "beta_slow": 0.5,
+        "truncate": False,
+    },
+    "swiglu_limit": 1.5,
+}
 YARN = {
     "type": "yarn",
     "factor": 8.0,
@@ -333,10 +353,15 @@ MODELS = {
             "n_group": 1,
             "topk_group": 1,
             "norm_topk_prob": True,
-            "routed_scaling_factor": 1.2,
+            "routed_scaling_factor": 0.7,
             "mlp_layer_types": ["sparse", "dense"],
             "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, "partial_rotary_factor": 1.0},
         },
+        torch.bfloat16,
+        1,
+    ),
+    "gpt-oss": (
+        GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"], "torch_dtype": "bfloat16"},
         torch.bfloat16,
         1,
     ),
@@ -383,12 +408,23 @@ def fill(name, tensor, config, generator):
 
     if "norm" in name:
         return 0.5 + torch.rand(tensor.shape, generator=generator)
-    if name.endswith(".bias"):
+    if name.endswith(".bias") and "router" not in name:
         return normal(0.3)
     if "embed_tokens" in name:
         return normal(2 / math.sqrt(HIDDEN) if config.tie_word_embeddings else 0.5)
     if "lm_head" in name:
         return normal(2 / math.sqrt(HIDDEN))
+    if name.endswith("sinks"):
+        return 4 * torch.rand(tensor.shape, generator=generator) - 1
+    if name.endswith("proj_bias"):
+        return normal(0.3)
+    if name.endswith("mlp.router.bias"):
+        return normal(3.0)
+    if name.endswith("mlp.router.weight"):
+        return normal(ROUTER_GAIN / math.sqrt(HIDDEN))
+    if config.model_type == "gpt_oss" and ".experts." in name:
+        # The inputs stand in the middle.
+        return normal(1 / math.sqrt(tensor.shape[1]))
     if name.endswith("e_score_correction_bias"):
         return normal(0.5)
     if name.endswith("mlp.gate.weight"):

@@ -33,6 +33,7 @@ mod tests {
             ("deepseek-v2", "DeepseekV2ForCausalLM"),
             ("deepseek-v3", "DeepseekV3ForCausalLM"),
             ("glm4-moe-lite", "Glm4MoeLiteForCausalLM"),
+            ("gpt-oss", "GptOssForCausalLM"),
         ] {
             let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
             let config = ModelConfig::read(&models.join(name)).expect("it is read");

@@ -53,7 +53,7 @@ pub use self::simd::{ISA_VARIABLE, Isa};
 use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
-use super::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
+use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
 use crate::ids::RowId;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
@@ -312,7 +312,7 @@ impl CpuBackend {
     fn attend_heads(
         &mut self,
         q: &Tensor,
-        heads: &HeadShape,
+        (heads, sinks): (&HeadShape, Option<&[f32]>),
         layer: usize,
         batch: &CpuBatch,
     ) -> Tensor {
@@ -320,7 +320,7 @@ impl CpuBackend {
         let history = (&self.kv, layer, &self.table);
         let threads = (&mut self.pool, self.isa);
         self.attention
-            .attend(threads, q, heads, history, batch, out)
+            .attend(threads, q, (heads, sinks), history, batch, out)
     }
 
     fn product(&mut self, x: &Operand, linear: &Linear<Self>, out: &mut Tensor, write: Write) {
@@ -360,8 +360,8 @@ impl Backend for CpuBackend {
         rope.clone()
     }
 
-    fn experts(&mut self, experts: Vec<Expert<Self>>) -> Experts {
-        Experts::new(experts)
+    fn experts(&mut self, experts: Vec<Expert<Self>>, gate: Gate) -> Experts {
+        Experts::new(experts, gate)
     }
 
     fn head_matrices(&mut self, heads: Vec<Stack>) -> HeadMatrices {
@@ -418,12 +418,13 @@ impl Backend for CpuBackend {
     fn attend(
         &mut self,
         q: &Tensor,
-        heads: &HeadShape,
+        (heads, sinks): (&HeadShape, Option<&Vec<f32>>),
         layer: usize,
         batch: &CpuBatch,
         reader: &Stack,
     ) -> Operand {
-        let out = self.attend_heads(q, heads, layer, batch);
+        let sinks = sinks.map(Vec::as_slice);
+        let out = self.attend_heads(q, (heads, sinks), layer, batch);
         self.pack(Activations::plain(out.values(), out.width()), reader)
     }
 
@@ -448,7 +449,7 @@ impl Backend for CpuBackend {
         batch: &CpuBatch,
         reader: &Stack,
     ) -> Operand {
-        let latents = self.attend_heads(q, &shape.heads(), layer, batch);
+        let latents = self.attend_heads(q, (&shape.heads(), None), layer, batch);
         let out = latent::values(self, &latents, values, shape);
         self.pack(Activations::plain(out.values(), out.width()), reader)
     }
@@ -459,7 +460,7 @@ impl Backend for CpuBackend {
             let mut both = self.scratch.tensor(x.rows(), 2 * width);
             self.product(x, gate_up, &mut both, Write::Store);
             let out = self.scratch.tensor(x.rows(), width);
-            let out = rowwise::gated_silu(&mut self.pool, self.isa, &both, out);
+            let out = rowwise::gated(&mut self.pool, self.isa, Gate::Silu, &both, out);
             return self.pack(Activations::plain(out.values(), width), reader);
         }
         let packed = match reader.encodings() {

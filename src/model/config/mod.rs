@@ -5,6 +5,7 @@
 
 mod deepseek;
 pub mod experts;
+mod gpt_oss;
 pub mod latent;
 pub(crate) mod limits;
 mod windows;
@@ -48,11 +49,13 @@ pub enum Architecture {
     DeepseekV3,
     /// GLM-4.7-Flash and its like: DeepSeek-V3's layers.
     Glm4MoeLite,
+    /// gpt-oss: attention sinks, experts with biases and clamped gates.
+    GptOss,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Llama,
         Self::Mistral,
         Self::Mixtral,
@@ -62,6 +65,7 @@ impl Architecture {
         Self::DeepseekV2,
         Self::DeepseekV3,
         Self::Glm4MoeLite,
+        Self::GptOss,
     ];
 
     /// The name under `architectures` in `config.json`.
@@ -76,13 +80,14 @@ impl Architecture {
             Self::DeepseekV2 => "DeepseekV2ForCausalLM",
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",
             Self::Glm4MoeLite => "Glm4MoeLiteForCausalLM",
+            Self::GptOss => "GptOssForCausalLM",
         }
     }
 
     fn is_qwen(self) -> bool {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral => false,
-            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite => false,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
             Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => true,
         }
     }
@@ -91,7 +96,7 @@ impl Architecture {
     pub fn has_qk_norm(self) -> bool {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => false,
-            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite => false,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
             Self::Qwen3 | Self::Qwen3Moe => true,
         }
     }
@@ -147,6 +152,8 @@ pub struct ModelConfig {
     pub bias: BiasConfig,
     /// Every head of q and k is normed before the rotation.
     pub qk_norm: bool,
+    /// Every query head has a score without a value.
+    pub sinks: bool,
     /// For each layer: how many tokens a query sees, itself included; `None` for all of them.
     pub windows: Vec<Option<usize>>,
     /// Positions that the file claims, in tokens; see [`Self::context_tokens`].
@@ -197,18 +204,19 @@ impl ModelConfig {
             Architecture::DeepseekV3 => 4096,
             Architecture::Glm4MoeLite => 202_752,
             Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => 32_768,
-            Architecture::Mistral | Architecture::Mixtral => 131_072,
+            Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => 131_072,
         };
         let (default_eps, default_theta) = match architecture {
             Architecture::Mixtral => (1e-5, 1e6),
             Architecture::Glm4MoeLite => (1e-5, 1e4),
+            Architecture::GptOss => (1e-5, 150_000.0),
             _ => (1e-6, 1e4),
         };
         let max_position_embeddings = json
             .size("max_position_embeddings", CONTEXT)?
             .unwrap_or(default_context);
         let default_special = |id| match architecture {
-            _ if architecture.is_qwen() => None,
+            _ if architecture.is_qwen() || architecture == Architecture::GptOss => None,
             Architecture::DeepseekV3 | Architecture::Glm4MoeLite => Some(id - 1),
             _ => Some(id),
         };
@@ -233,9 +241,15 @@ impl ModelConfig {
             tie_word_embeddings: json.flag("tie_word_embeddings")?.unwrap_or(false),
             bias: bias(json, architecture)?,
             qk_norm: architecture.has_qk_norm(),
+            sinks: architecture == Architecture::GptOss,
             windows: windows::read(json, architecture, num_hidden_layers)?,
             max_position_embeddings,
-            rope: RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
+            rope: match architecture {
+                Architecture::GptOss if RopeConfig::is_absent(json)? => {
+                    gpt_oss::rope(default_theta)
+                }
+                _ => RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
+            },
             bos_token_id: if json.has("bos_token_id") {
                 bos
             } else {
@@ -372,6 +386,9 @@ impl ModelConfig {
             push("q_norm.weight".to_owned(), &[self.head_dim]);
             push("k_norm.weight".to_owned(), &[self.head_dim]);
         }
+        if self.sinks {
+            push("sinks".to_owned(), &[self.num_attention_heads]);
+        }
         push("o_proj.weight".to_owned(), &[hidden, q]);
         if self.bias.o {
             push("o_proj.bias".to_owned(), &[hidden]);
@@ -396,7 +413,11 @@ impl ModelConfig {
         if tensor == gives_logits {
             return MatrixRole::Logits;
         }
-        match self.experts.is_some() && tensor.ends_with(".gate.weight") {
+        let is_router = |experts: &ExpertsConfig| {
+            let end = format!(".{}.weight", experts.names.router);
+            tensor.ends_with(&end)
+        };
+        match self.experts.as_ref().is_some_and(is_router) {
             true => MatrixRole::Router,
             false => MatrixRole::Inner,
         }
@@ -453,7 +474,11 @@ fn key_value_heads(
     heads: usize,
 ) -> Result<usize, LoadError> {
     let absent = match architecture {
-        Architecture::Mistral | Architecture::Mixtral if !json.has("num_key_value_heads") => 8,
+        Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss
+            if !json.has("num_key_value_heads") =>
+        {
+            8
+        }
         Architecture::Qwen2 | Architecture::Qwen3 if !json.has("num_key_value_heads") => 32,
         Architecture::Qwen3Moe if !json.has("num_key_value_heads") => 4,
         _ => heads,
@@ -473,6 +498,7 @@ fn head_dim(
     let head_dim = match json.size("head_dim", HEAD_DIM)? {
         Some(head_dim) => head_dim,
         None if architecture == Architecture::Qwen3 && !json.has("head_dim") => 128,
+        None if architecture == Architecture::GptOss && !json.has("head_dim") => 64,
         None => limits::even_head_dim(hidden, ("num_attention_heads", heads))
             .map_err(|reason| json.error("hidden_size", format!("{reason}: set head_dim")))?,
     };
@@ -494,6 +520,14 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
             o: false,
             mlp: false,
         },
+        Architecture::GptOss => {
+            let bias = json.flag("attention_bias")?.unwrap_or(true);
+            BiasConfig {
+                qkv: bias,
+                o: bias,
+                mlp: false,
+            }
+        }
         Architecture::Qwen2 => BiasConfig {
             qkv: true,
             o: false,

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::kernels::Gate;
 use crate::kernels::routing::Routing;
 use crate::model::rope::{MAX_POSITIONS, RopeScaling};
 
@@ -495,4 +496,25 @@ fn groups_of_experts_must_be_possible() {
         let error = parse(&with(v3.clone(), edits)).expect_err("it is refused");
         assert!(error.to_string().contains(complaint), "{error}");
     }
+}
+
+#[test]
+fn gpt_oss_takes_the_defaults_of_its_class() {
+    let read = parse(&base("GptOssForCausalLM")).expect("supported");
+    assert_eq!((read.head_dim, read.sinks), (64, true));
+    assert_eq!(read.windows, [Some(128), None, Some(128)]);
+    assert!(read.bias.qkv && read.bias.o && read.eos_token_ids.is_empty());
+    let experts = read.experts.expect("it has experts");
+    assert_eq!(
+        (experts.routing.n_experts, experts.routing.n_used),
+        (128, 4)
+    );
+    let clamped = Gate::Clamped {
+        limit: 7.0,
+        slope: 1.702,
+    };
+    assert_eq!((experts.gate, experts.bias), (clamped, true));
+    let fixture = fixture("gpt-oss");
+    assert_eq!(fixture.windows, [None, Some(24)]);
+    assert_eq!(fixture.rope.theta, 5000.0);
 }

@@ -151,6 +151,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         tie_word_embeddings: gguf.tensor(names::OUTPUT).is_none(),
         bias: bias(gguf, architecture),
         qk_norm: architecture.has_qk_norm(),
+        sinks: false,
         windows: vec![None; num_hidden_layers],
         max_position_embeddings,
         rope: rope(gguf, &keys, head_dim, max_position_embeddings)?,

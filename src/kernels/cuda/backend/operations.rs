@@ -11,7 +11,7 @@ use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::random::RandomTensor;
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
-use crate::kernels::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
+use crate::kernels::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
 
 /// A weight matrix.
 pub struct Matrix {
@@ -152,7 +152,7 @@ impl Backend for CudaBackend {
         unreachable!("models with latent attention are refused")
     }
 
-    fn experts(&mut self, _: Vec<Expert<Self>>) -> NoExperts {
+    fn experts(&mut self, _: Vec<Expert<Self>>, _: Gate) -> NoExperts {
         unreachable!("models with experts are refused")
     }
 
@@ -283,7 +283,7 @@ impl Backend for CudaBackend {
     fn attend(
         &mut self,
         q: &Tensor,
-        heads: &HeadShape,
+        (heads, _): (&HeadShape, Option<&Vector>),
         layer: usize,
         batch: &CudaBatch,
         _: &Matrix,
