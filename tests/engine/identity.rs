@@ -22,7 +22,7 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 9] = [
+const MODELS: [&str; 12] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
@@ -32,6 +32,9 @@ const MODELS: [&str; 9] = [
     "tests/fixtures/models/lfm2",
     "tests/fixtures/models/qwen3-5",
     "tests/fixtures/models/qwen3-next",
+    "tests/fixtures/models/deepseek-v2",
+    "tests/fixtures/models/glm4-moe-lite",
+    "tests/fixtures/models/gpt-oss",
 ];
 
 /// Layers of these keep a state, and a prompt goes on only where one was saved.

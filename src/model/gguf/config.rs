@@ -153,6 +153,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         qk_norm: architecture.has_qk_norm(),
         recurrent: None,
         rotary_dim: head_dim,
+        sinks: false,
         windows: vec![None; num_hidden_layers],
         max_position_embeddings,
         rope: rope(gguf, &keys, head_dim, max_position_embeddings)?,

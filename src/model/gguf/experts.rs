@@ -68,12 +68,10 @@ pub(super) fn experts(
             format!("is {count} and no layer has a router, {ROUTER}: convert the model again");
         return Err(keys.error("expert_count", reason));
     }
+    let routing = Routing::softmax(count, used, renormalised.unwrap_or(true));
     Ok(Some(ExpertsConfig {
-        routing: Routing::softmax(count, used, renormalised.unwrap_or(true)),
         width,
         layers,
-        names,
-        corrected: false,
-        shared_width: None,
+        ..ExpertsConfig::plain(routing, names)
     }))
 }
