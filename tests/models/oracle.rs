@@ -157,7 +157,10 @@ fn bf16_logits_err_at_most_twice_as_much_as_transformers() {
         for (index, prompt) in oracle.prompts.iter().enumerate() {
             let error = prompt.rounded_error(&ours[index], &expected[index]);
             let limit = 2.0 * prompt.bf16_max_abs_error;
-            eprintln!("{name}, prompt {index}: error {error:.3}, transformers has {:.3}", limit / 2.0);
+            eprintln!(
+                "{name}, prompt {index}: error {error:.3}, transformers has {:.3}",
+                limit / 2.0
+            );
             assert!(
                 error <= limit,
                 "{name}, prompt {index}: {error} against {limit}"
