@@ -8,7 +8,7 @@ use crate::model::json_file::JsonFile;
 use crate::model::weights::TensorSpec;
 
 /// Elements of a head of a delta net.
-const DELTA_DIM: std::ops::RangeInclusive<usize> = 1..=1 << 10;
+pub(crate) const DELTA_DIM: std::ops::RangeInclusive<usize> = 1..=1 << 10;
 
 /// The layers that keep states, and what else is particular to models that have such.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,21 +10,27 @@ use super::Gguf;
 use super::experts::experts;
 use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
+use super::recurrent;
 use super::rope::rope;
 use super::vocabulary;
 use crate::error::LoadError;
 use crate::model::config::limits::{
-    CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, LAYERS, VOCAB, check_head_dim, check_kv_heads,
+    CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, VOCAB, check_head_dim, check_kv_heads,
     even_head_dim,
 };
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
 /// Values of `general.architecture` and what they are here.
-const ARCHITECTURES: [(&str, Architecture); 4] = [
+const ARCHITECTURES: [(&str, Architecture); 9] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
     ("qwen3moe", Architecture::Qwen3Moe),
+    ("qwen3next", Architecture::Qwen3Next),
+    ("qwen35", Architecture::Qwen35),
+    ("qwen35moe", Architecture::Qwen35Moe),
+    ("lfm2", Architecture::Lfm2),
+    ("lfm2moe", Architecture::Lfm2Moe),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
@@ -112,7 +118,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     let metadata = gguf.metadata();
     let (keys, architecture) = architecture(metadata)?;
     refuse_unsupported(&keys)?;
-    let num_hidden_layers = keys.required("block_count", LAYERS)?;
+    let num_hidden_layers = recurrent::layers(&keys)?;
     let experts = experts(gguf, &keys, architecture, num_hidden_layers)?;
     // Mixtral's files differ from Llama's in having experts.
     let architecture = match (architecture, &experts) {
@@ -121,13 +127,16 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     };
     let hidden_size = keys.required("embedding_length", HIDDEN)?;
     let num_attention_heads = keys.required("attention.head_count", HEADS)?;
-    let num_key_value_heads = keys
-        .size("attention.head_count_kv", HEADS)?
-        .unwrap_or(num_attention_heads);
+    let recurrent = recurrent::read(&keys, architecture, num_hidden_layers)?;
+    let num_key_value_heads = match &recurrent {
+        Some(_) => recurrent::kv_heads(&keys)?,
+        None => keys.size("attention.head_count_kv", HEADS)?,
+    }
+    .unwrap_or(num_attention_heads);
     let heads_key = keys.key("attention.head_count");
     check_kv_heads(num_key_value_heads, (&heads_key, num_attention_heads))
         .map_err(|reason| keys.error("attention.head_count_kv", reason))?;
-    let head_dim = head_dim(&keys, hidden_size, num_attention_heads)?;
+    let (head_dim, rotary_dim) = head_dims(&keys, architecture, hidden_size, num_attention_heads)?;
     let max_position_embeddings = keys.required("context_length", CONTEXT)?;
     let eps = keys.number("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
     let missing = || {
@@ -141,7 +150,11 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         architecture,
         vocab_size: vocab_size(gguf)?,
         hidden_size,
-        intermediate_size: keys.required("feed_forward_length", INTERMEDIATE)?,
+        intermediate_size: match architecture {
+            // All layers have experts.
+            Architecture::Qwen35Moe => 0,
+            _ => keys.required("feed_forward_length", INTERMEDIATE)?,
+        },
         experts,
         num_hidden_layers,
         num_attention_heads,
@@ -151,12 +164,12 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         tie_word_embeddings: gguf.tensor(names::OUTPUT).is_none(),
         bias: bias(gguf, architecture),
         qk_norm: architecture.has_qk_norm(),
-        recurrent: None,
-        rotary_dim: head_dim,
+        recurrent,
+        rotary_dim,
         sinks: false,
         windows: vec![None; num_hidden_layers],
         max_position_embeddings,
-        rope: rope(gguf, &keys, head_dim, max_position_embeddings)?,
+        rope: rope(gguf, &keys, rotary_dim, max_position_embeddings)?,
         bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id")?,
         eos_token_ids: vocabulary::end_token_ids(metadata)?,
         dtype: Some(gguf.dtype()),
@@ -228,15 +241,36 @@ fn refuse_windows(keys: &Keys<'_>) -> Result<(), LoadError> {
     }
 }
 
-/// The size of a head, which is the same for keys and values and rotates as a whole.
-fn head_dim(keys: &Keys<'_>, hidden: usize, heads: usize) -> Result<usize, LoadError> {
+/// The size of a head, which is the same for keys and values, and how much of it rotates: all, or in the families of
+/// Qwen3.5 the first elements.
+fn head_dims(
+    keys: &Keys<'_>,
+    architecture: Architecture,
+    hidden: usize,
+    heads: usize,
+) -> Result<(usize, usize), LoadError> {
     let head_dim = match keys.size("attention.key_length", HEAD_DIM)? {
         Some(head_dim) => head_dim,
         None => even_head_dim(hidden, (&keys.key("attention.head_count"), heads))
             .map_err(|reason| keys.error("embedding_length", reason))?,
     };
     check_head_dim(head_dim).map_err(|reason| keys.error("attention.key_length", reason))?;
-    for name in ["attention.value_length", "rope.dimension_count"] {
+    const ROTARY: &str = "rope.dimension_count";
+    let partial = matches!(
+        architecture,
+        Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next
+    );
+    let rotary_dim = match keys.size(ROTARY, 0..=head_dim)?.filter(|_| partial) {
+        None => head_dim,
+        Some(dim) if dim.is_multiple_of(2) => dim,
+        Some(dim) => {
+            return Err(keys.error(ROTARY, format!("is {dim}, expected an even number")));
+        }
+    };
+    for name in ["attention.value_length", ROTARY] {
+        if partial && name == ROTARY {
+            continue;
+        }
         let size = keys.size(name, 0..=usize::MAX >> 1)?;
         if let Some(size) = size.filter(|size| *size != head_dim) {
             let reason = format!(
@@ -245,7 +279,7 @@ fn head_dim(keys: &Keys<'_>, hidden: usize, heads: usize) -> Result<usize, LoadE
             return Err(keys.error(name, reason));
         }
     }
-    Ok(head_dim)
+    Ok((head_dim, rotary_dim))
 }
 
 /// The rows of the embedding: `vocab_size` is often absent.

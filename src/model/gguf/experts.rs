@@ -4,7 +4,7 @@ use super::Gguf;
 use super::config::Keys;
 use super::names::ROUTER;
 use crate::error::LoadError;
-use crate::kernels::routing::Routing;
+use crate::kernels::routing::{Routing, Score, WeightSum};
 use crate::model::config::Architecture;
 use crate::model::config::experts::{ExpertNames, ExpertsConfig};
 use crate::model::config::limits::{EXPERTS, INTERMEDIATE, check_experts};
@@ -33,7 +33,10 @@ pub(super) fn experts(
     }
     let names = match architecture {
         Architecture::Llama => ExpertNames::MIXTRAL,
-        Architecture::Qwen3Moe => ExpertNames::QWEN,
+        Architecture::Qwen3Moe
+        | Architecture::Qwen35Moe
+        | Architecture::Qwen3Next
+        | Architecture::Lfm2Moe => ExpertNames::QWEN,
         _ => {
             let reason = format!(
                 "is {count}: mixtures of experts of this architecture are not supported, use another model"
@@ -41,7 +44,20 @@ pub(super) fn experts(
             return Err(keys.error("expert_count", reason));
         }
     };
+    let is_lfm2 = architecture == Architecture::Lfm2Moe;
+    let has_shared = matches!(
+        architecture,
+        Architecture::Qwen35Moe | Architecture::Qwen3Next
+    );
     for (name, neutral) in NEUTRAL {
+        let known = match name {
+            "expert_gating_func" => is_lfm2,
+            "expert_weights_scale" => is_lfm2,
+            name => has_shared && name.starts_with("expert_shared"),
+        };
+        if known {
+            continue;
+        }
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| !neutral.contains(value)) {
             let reason = format!("is {value}, which is not supported: use another model");
@@ -72,6 +88,35 @@ pub(super) fn experts(
     Ok(Some(ExpertsConfig {
         width,
         layers,
-        ..ExpertsConfig::plain(routing, names)
+        corrected: is_lfm2,
+        ..ExpertsConfig::plain(
+            match is_lfm2 {
+                true => sigmoids(keys, routing)?,
+                false => routing,
+            },
+            names,
+        )
     }))
+}
+
+/// The formula of LFM2, whose files say that it goes by sigmoids.
+fn sigmoids(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadError> {
+    const NAME: &str = "expert_gating_func";
+    const SIGMOID: f64 = 2.0;
+    let function = keys.number(NAME, f64::MIN..=f64::MAX)?;
+    if let Some(function) = function.filter(|function| *function != SIGMOID) {
+        let reason = format!("is {function}, supported is {SIGMOID}: use another model");
+        return Err(keys.error(NAME, reason));
+    }
+    let scale = keys.number("expert_weights_scale", 0.0..=1e6)?;
+    Ok(Routing {
+        score: Score::Sigmoid,
+        sum: match routing.sum {
+            WeightSum::AsScored => WeightSum::AsScored,
+            WeightSum::One { .. } => WeightSum::One { added: 1e-6 },
+        },
+        // A scale of 0 means that there is none, as in llama.cpp.
+        scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0) as f32,
+        ..routing
+    })
 }

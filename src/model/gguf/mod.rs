@@ -14,6 +14,7 @@ mod experts;
 mod file;
 mod metadata;
 mod names;
+mod recurrent;
 mod rope;
 mod sampling;
 mod split;

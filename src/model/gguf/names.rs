@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use super::{Gguf, Tensor};
+use crate::kernels::tensor_view::RowOrder;
 use crate::model::config::experts::ExpertNames;
+use crate::model::config::recurrent::Recurrence;
 use crate::model::config::{Architecture, ModelConfig};
 use crate::model::weights::TensorSpec;
 
@@ -31,8 +33,22 @@ const ENDS: [(&str, &str); 3] = [
     ("lm_head", "output"),
 ];
 
+/// Names of tensors of hybrids that are not as the others: ours, the file's within a layer.
+const WHOLE: [(&str, &str); 3] = [
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.dt_bias", "ssm_dt.bias"),
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+];
+/// Where files of hybrids hold the norm before the feed-forward block, and the last one, if not as the others.
+const OTHER_NORMS: [(&str, &str); 2] = [
+    ("ffn_norm.weight", "post_attention_norm.weight"),
+    ("output_norm.weight", "token_embd_norm.weight"),
+];
+/// The rates of delta nets, in one tensor.
+const FUSED_RATES: &str = "ssm_ba";
+
 /// Names within a layer: ours, the file's.
-const LAYER: [(&str, &str); 13] = [
+const LAYER: [(&str, &str); 28] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -46,6 +62,21 @@ const LAYER: [(&str, &str); 13] = [
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", ROUTER),
     ("block_sparse_moe.gate", ROUTER),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("self_attn.gate_proj", "attn_q"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.out_proj", "shortconv.out_proj"),
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.out_proj", "ssm_out"),
 ];
 
 /// A matrix of an expert.
@@ -94,6 +125,7 @@ impl<'s> ExpertPart<'s> {
                 tensor,
                 whole: vec![count, outputs, inputs],
                 rows: first..first + outputs,
+                order: RowOrder::AsNumbered,
             });
         }
         if self.projection == 2 {
@@ -104,6 +136,7 @@ impl<'s> ExpertPart<'s> {
             tensor: gguf.tensor(&format!("blk.{}.{FUSED_EXPERTS}.weight", self.layer))?,
             whole: vec![count, 2 * outputs, inputs],
             rows: first..first + outputs,
+            order: RowOrder::AsNumbered,
         })
     }
 }
@@ -115,6 +148,13 @@ impl<'s> ExpertPart<'s> {
 pub(super) fn file_name(ours: &str) -> String {
     if let Some(part) = ExpertPart::of(ours) {
         return part.file_name();
+    }
+    if let Some((layer, own)) = ours
+        .strip_prefix("model.layers.")
+        .and_then(|rest| rest.split_once('.'))
+        && let Some((_, file)) = WHOLE.iter().find(|(known, _)| *known == own)
+    {
+        return format!("blk.{layer}.{file}");
     }
     let (module, suffix) = ours
         .rsplit_once('.')
@@ -141,6 +181,8 @@ pub(super) struct Place<'a> {
     pub whole: Vec<usize>,
     /// Which of its rows, those of all matrices counted where it holds several.
     pub rows: Range<usize>,
+    /// The order in which they stand there.
+    pub order: RowOrder,
 }
 
 /// Finds one of our tensors: alone, or as rows of a fused one.
@@ -157,11 +199,23 @@ pub(super) fn find<'a>(
         return part.find(gguf, experts.count(), [outputs, inputs]);
     }
     let name = file_name(&spec.name);
-    if let Some(tensor) = gguf.tensor(&name) {
+    if let Some(place) = part_of_hybrid(gguf, config, spec, &name) {
+        return Some(place);
+    }
+    if let Some(tensor) = gguf
+        .tensor(&name)
+        .or_else(|| other_norm(gguf, config, &name))
+    {
+        // Files hold the channels and taps of a convolution, and nothing between.
+        let whole: Vec<usize> = match spec.shape.as_slice() {
+            &[channels, 1, taps] => vec![channels, taps],
+            shape => shape.to_vec(),
+        };
         return Some(Place {
             tensor,
-            whole: spec.shape.clone(),
+            whole,
             rows: 0..spec.shape[0],
+            order: order(config, spec),
         });
     }
     let (q, kv) = (config.q_width(), config.kv_width());
@@ -180,12 +234,73 @@ pub(super) fn find<'a>(
         tensor,
         whole,
         rows,
+        order: order(config, spec),
     })
+}
+
+/// The norm under its other name.
+fn other_norm<'a>(gguf: &'a Gguf, config: &ModelConfig, name: &str) -> Option<Tensor<'a>> {
+    config.recurrent.as_ref()?;
+    let mut others = OTHER_NORMS.iter();
+    others.find_map(|(usual, other)| {
+        let before = name.strip_suffix(usual)?;
+        gguf.tensor(&format!("{before}{other}"))
+    })
+}
+
+/// Finds tensors of hybrids that are some rows of each group of a fused one: queries and gates of each head, the rates of
+/// each key head.
+fn part_of_hybrid<'a>(
+    gguf: &'a Gguf,
+    config: &ModelConfig,
+    spec: &TensorSpec,
+    name: &str,
+) -> Option<Place<'a>> {
+    let recurrent = config.recurrent.as_ref()?;
+    let place = |tensor, groups: usize, period: usize, first: usize, len: usize| {
+        let mut whole = spec.shape.clone();
+        whole[0] = groups * period;
+        Place {
+            tensor,
+            rows: 0..whole[0],
+            whole,
+            order: RowOrder::Within { period, first, len },
+        }
+    };
+    let (module, _) = spec.name.rsplit_once('.')?;
+    if recurrent.gated_attention
+        && let Some(first) = ["self_attn.q_proj", "self_attn.gate_proj"]
+            .iter()
+            .position(|part| module.ends_with(part))
+    {
+        let dim = config.head_dim;
+        let heads = config.num_attention_heads;
+        return Some(place(gguf.tensor(name)?, heads, 2 * dim, first * dim, dim));
+    }
+    let rate = ["linear_attn.in_proj_b", "linear_attn.in_proj_a"];
+    let first = rate.iter().position(|part| module.ends_with(part))?;
+    let Recurrence::DeltaNet { shape, .. } = recurrent.recurrence else {
+        return None;
+    };
+    let layer = name.split('.').nth(1)?;
+    let tensor = gguf.tensor(&format!("blk.{layer}.{FUSED_RATES}.weight"))?;
+    let each = shape.value_heads / shape.key_heads;
+    Some(place(tensor, shape.key_heads, 2 * each, first * each, each))
+}
+
+fn order(config: &ModelConfig, spec: &TensorSpec) -> RowOrder {
+    match is_paired(config.architecture, &spec.name) {
+        true => RowOrder::Pairs {
+            head_dim: config.head_dim,
+            rotary_dim: config.head_dim,
+        },
+        false => RowOrder::AsNumbered,
+    }
 }
 
 /// Whether a file holds the rows of this tensor as pairs that are rotated together. Files of this architecture do, and
 /// ours keep the halves of a head apart.
-pub(super) fn is_paired(architecture: Architecture, ours: &str) -> bool {
+fn is_paired(architecture: Architecture, ours: &str) -> bool {
     let rotates = ["q_proj", "k_proj"].iter().any(|name| ours.contains(name));
     matches!(architecture, Architecture::Llama | Architecture::Mixtral) && rotates
 }

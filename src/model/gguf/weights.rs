@@ -7,7 +7,7 @@ use super::names::{self, Place, ROPE_FREQS};
 use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::{RowOrder, Stored};
+use crate::kernels::tensor_view::Stored;
 use crate::model::config::ModelConfig;
 use crate::model::weights::{Entry, TensorSpec, Weights};
 
@@ -18,7 +18,7 @@ pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError>
     for spec in config.tensors() {
         let place = names::find(&gguf, config, &spec).ok_or_else(|| missing(&gguf, &spec))?;
         used.insert(place.tensor.info.name.clone());
-        let entry = entry(&place, config, &spec)?;
+        let entry = entry(&place, &spec)?;
         entries.push((spec.name, entry));
     }
     refuse_others(&gguf, config, &used)?;
@@ -44,7 +44,7 @@ fn missing(gguf: &Gguf, spec: &TensorSpec) -> LoadError {
     }
 }
 
-fn entry(place: &Place<'_>, config: &ModelConfig, spec: &TensorSpec) -> Result<Entry, LoadError> {
+fn entry(place: &Place<'_>, spec: &TensorSpec) -> Result<Entry, LoadError> {
     let info = place.tensor.info;
     if !same_shape(&info.shape, &place.whole) {
         return Err(LoadError::WrongShape {
@@ -73,13 +73,7 @@ fn entry(place: &Place<'_>, config: &ModelConfig, spec: &TensorSpec) -> Result<E
         stored: Ok(stored),
         shape: spec.shape.clone(),
         range: start + place.rows.start * row_bytes..start + place.rows.end * row_bytes,
-        order: match names::is_paired(config.architecture, &spec.name) {
-            true => RowOrder::Pairs {
-                head_dim: config.head_dim,
-                rotary_dim: config.head_dim,
-            },
-            false => RowOrder::AsNumbered,
-        },
+        order: place.order,
     })
 }
 
@@ -124,7 +118,17 @@ fn refuse_others(
     config: &ModelConfig,
     used: &BTreeSet<String>,
 ) -> Result<(), LoadError> {
-    let other = gguf.tensors().find(|tensor| !used.contains(&tensor.name));
+    // Layers after the last one predict more than one token.
+    let is_extra = |name: &str| {
+        let layer = name
+            .strip_prefix("blk.")
+            .and_then(|rest| rest.split_once('.'));
+        let layer = layer.and_then(|(layer, _)| layer.parse::<usize>().ok());
+        config.recurrent.is_some() && layer.is_some_and(|layer| layer >= config.num_hidden_layers)
+    };
+    let other = gguf
+        .tensors()
+        .find(|tensor| !used.contains(&tensor.name) && !is_extra(&tensor.name));
     let Some(other) = other.and_then(|other| gguf.tensor(&other.name)) else {
         return Ok(());
     };

@@ -27,6 +27,8 @@ pub struct ModelCost {
     experts: Option<ExpertsConfig>,
     /// The attention layers.
     attention: Vec<AttentionCost>,
+    /// The states of one sequence in the other layers, in bytes.
+    state_bytes: u64,
 }
 
 /// The sizes that decide the cost of a layer's attention.
@@ -124,6 +126,7 @@ impl ModelCost {
             expert_bytes,
             experts: config.experts.clone(),
             attention: attention.collect(),
+            state_bytes: layout.state_bytes(),
         }
     }
 
@@ -144,7 +147,8 @@ impl ModelCost {
         OPS_PER_ELEMENT * step.iter().map(ops).sum::<u64>()
     }
 
-    /// Bytes of weights and cached K/V that the step reads; K/V that sequences share counts for each of them.
+    /// Bytes of weights and cached K/V that the step reads, and those of states, which it reads and writes; K/V that
+    /// sequences share counts for each of them.
     pub fn bytes(&self, step: &[Extent]) -> u64 {
         let kv = |extent: &Extent| -> u64 {
             let layers = self.attention.iter();
@@ -156,7 +160,8 @@ impl ModelCost {
             read.sum::<u64>()
         };
         let tokens: u64 = step.iter().map(|extent| extent.new_tokens).sum();
-        self.matrix_bytes + self.chosen_bytes(tokens) + step.iter().map(kv).sum::<u64>()
+        let states = 2 * self.state_bytes * step.len() as u64;
+        self.matrix_bytes + self.chosen_bytes(tokens) + step.iter().map(kv).sum::<u64>() + states
     }
 
     /// Bytes of the experts that so many tokens choose.
@@ -239,6 +244,7 @@ mod tests {
                 };
                 2
             ],
+            state_bytes: 0,
         }
     }
 
@@ -341,6 +347,12 @@ mod tests {
         let step = [extent(10, 1)];
         assert_eq!(cost.bytes(&step), (1536 + 800) * 2 + 10 * 32 + 7 * 12);
         assert_eq!(cost.attention_ops(&step), 2 * (11 * 32 + 8 * 40));
+        cost.state_bytes = 1000;
+        let both = [extent(10, 1), extent(0, 5)];
+        assert_eq!(
+            cost.bytes(&both),
+            (1536 + 800) * 2 + 10 * 32 + 7 * 12 + 2 * 2 * 1000
+        );
     }
 
     #[test]
@@ -372,6 +384,7 @@ mod tests {
                 };
                 28
             ],
+            state_bytes: 0,
         };
         let peak = Peak {
             read_bytes_per_s: 47e9,

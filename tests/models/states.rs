@@ -1,0 +1,318 @@
+//! States of sequences: the same bits however a prompt is cut, saved or restored, and plans that contradict themselves.
+
+use std::sync::Arc;
+
+use souffleur::error::StepError;
+use souffleur::executor::Executor;
+use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur::ids::{PageId, StateSlot};
+use souffleur::kernels::dtype::Dtype;
+use souffleur::state::pool::pages::PageRun;
+use souffleur::state::step::{RowStart, StateSave, StateStart, StepPlan, StepRow};
+
+use crate::common::{append, decode, greedy, load, options, plan, prefill, start, tokens};
+
+const MODELS: [&str; 7] = [
+    "lfm2",
+    "lfm2-bias",
+    "lfm2-moe",
+    "qwen3-5",
+    "qwen3-5-interval",
+    "qwen3-5-moe",
+    "qwen3-next",
+];
+const TOKENS: u32 = 130;
+const ROW: u32 = 3;
+
+fn with(dtype: Dtype, threads: usize) -> CpuOptions {
+    CpuOptions {
+        dtype: Some(dtype),
+        threads,
+        n_state_slots: 200,
+        ..options()
+    }
+}
+
+fn prompt() -> Vec<u32> {
+    tokens(9, TOKENS as usize, 288)
+}
+
+fn slot(number: u32) -> StateSlot {
+    StateSlot::new(number)
+}
+
+fn begun(tokens: &[u32], live: u32, from: Option<(u32, u32)>) -> RowStart {
+    let mut begun = start(ROW, tokens, tokens.len(), &greedy());
+    begun.state = Some(StateStart {
+        live: slot(live),
+        from: from.map(|(_, from)| slot(from)),
+    });
+    if let Some((cached, _)) = from {
+        let pages: Arc<[PageId]> = (1..=cached).map(PageId::new).collect();
+        let mut run = PageRun::empty();
+        run.push(&pages, 0..cached);
+        begun.prefix = run;
+    }
+    begun
+}
+
+fn saves(work: &mut StepRow, saves: impl IntoIterator<Item = (u32, u32)>) {
+    let saves = saves.into_iter().map(|(position, number)| StateSave {
+        position,
+        slot: slot(number),
+    });
+    work.saves = saves.collect();
+}
+
+/// Runs a step and returns the logits of its last row, as bits.
+fn last(executor: &mut CpuExecutor, step: &StepPlan) -> Vec<u32> {
+    let mut bits = Vec::new();
+    let mut keep = |_, _, logits: &[f32]| bits = logits.iter().map(|x| x.to_bits()).collect();
+    executor.run_observed(step, &mut keep).unwrap();
+    bits
+}
+
+/// The end of the prompt, behind a step up to each of `cuts`, and eight tokens that are decoded after it.
+fn run(executor: &mut CpuExecutor, cuts: &[u32]) -> Vec<Vec<u32>> {
+    let prompt = prompt();
+    let mut step = plan(0);
+    step.starts = vec![begun(&prompt, 1, None)];
+    step.table = vec![append(ROW, 1..200)];
+    let ends = cuts.iter().copied().chain([TOKENS]);
+    let mut first = 0;
+    let mut bits = Vec::new();
+    for end in ends {
+        step.rows = vec![prefill(ROW, first..end, end == TOKENS)];
+        bits = last(executor, &step);
+        step.starts.clear();
+        step.table.clear();
+        first = end;
+    }
+    let mut all = vec![bits];
+    for n in 0..8 {
+        step.rows = vec![decode(ROW, TOKENS + n)];
+        all.push(last(executor, &step));
+    }
+    all
+}
+
+#[test]
+fn every_cut_in_two_gives_the_same_bits() {
+    for name in MODELS {
+        for dtype in [Dtype::F32, Dtype::BF16] {
+            let mut executor = load(name, &with(dtype, 2));
+            let whole = run(&mut executor, &[]);
+            for cut in 1..TOKENS {
+                let got = run(&mut executor, &[cut]);
+                assert!(got == whole, "{name}, {dtype:?}, cut at {cut}");
+            }
+            for size in [1, 7, 64] {
+                let cuts: Vec<u32> = (size..TOKENS).step_by(size as usize).collect();
+                let got = run(&mut executor, &cuts);
+                assert!(got == whole, "{name}, {dtype:?}, in chunks of {size}");
+            }
+        }
+    }
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    for name in MODELS {
+        let alone = run(&mut load(name, &with(Dtype::BF16, 1)), &[]);
+        for threads in 2..=8 {
+            let got = run(&mut load(name, &with(Dtype::BF16, threads)), &[50]);
+            assert!(got == alone, "{name}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_state_that_is_saved_on_the_way_goes_on_as_the_row_did() {
+    for name in MODELS {
+        let mut executor = load(name, &with(Dtype::BF16, 2));
+        let prompt = prompt();
+        let whole = run(&mut executor, &[]);
+        let mut step = plan(0);
+        step.starts = vec![begun(&prompt, 1, None)];
+        step.table = vec![append(ROW, 1..200)];
+        let mut work = prefill(ROW, 0..TOKENS, true);
+        saves(
+            &mut work,
+            (1..=TOKENS).map(|position| (position, 10 + position)),
+        );
+        step.rows = vec![work];
+        assert!(last(&mut executor, &step) == whole[0], "{name}, all saved");
+        for cached in 1..TOKENS {
+            let mut step = plan(0);
+            step.starts = vec![begun(&prompt, 2, Some((cached, 10 + cached)))];
+            step.table = vec![append(ROW, 300..500)];
+            step.rows = vec![prefill(ROW, cached..TOKENS, true)];
+            let got = last(&mut executor, &step);
+            assert!(got == whole[0], "{name}, from the state after {cached}");
+        }
+    }
+}
+
+#[test]
+fn a_decoded_token_is_saved_and_a_slot_that_is_used_again_begins_with_zeros() {
+    for name in MODELS {
+        let mut executor = load(name, &with(Dtype::F32, 1));
+        let prompt = prompt();
+        let mut step = plan(0);
+        step.starts = vec![begun(&prompt, 1, None)];
+        step.table = vec![append(ROW, 1..200)];
+        step.rows = vec![prefill(ROW, 0..TOKENS, true)];
+        let first = executor.run(&step).unwrap().rows[0].tokens[0];
+        let mut step = plan(1);
+        let mut work = decode(ROW, TOKENS);
+        saves(&mut work, [(TOKENS + 1, 20)]);
+        step.rows = vec![work];
+        let second = executor.run(&step).unwrap().rows[0].tokens[0];
+        step.rows = vec![decode(ROW, TOKENS + 1)];
+        let expected = last(&mut executor, &step);
+        let sequence: Vec<u32> = prompt.iter().copied().chain([first, second]).collect();
+        let mut step = plan(3);
+        step.starts = vec![begun(&sequence, 2, Some((TOKENS + 1, 20)))];
+        step.table = vec![append(ROW, 300..500)];
+        step.rows = vec![prefill(ROW, TOKENS + 1..TOKENS + 2, true)];
+        assert!(
+            last(&mut executor, &step) == expected,
+            "{name}, from the copy"
+        );
+        let again = run(&mut executor, &[]);
+        assert!(run(&mut executor, &[]) == again, "{name}, the slot again");
+    }
+}
+
+#[test]
+fn contradictions_are_refused_before_anything_is_written() {
+    let mut executor = load("lfm2", &with(Dtype::F32, 1));
+    let prompt = prompt();
+    let good = || {
+        let mut step = plan(0);
+        step.starts = vec![begun(&prompt, 1, None)];
+        step.table = vec![append(ROW, 1..200)];
+        let mut work = prefill(ROW, 0..100, false);
+        saves(&mut work, [(64, 4), (100, 5)]);
+        step.rows = vec![work];
+        step
+    };
+    let other = |row: u32, live: u32| {
+        let mut other = begun(&prompt, live, None);
+        other.row = souffleur::ids::RowId::new(row);
+        other
+    };
+    type Break<'a> = Box<dyn Fn(&mut StepPlan) + 'a>;
+    let cases: Vec<(&str, Break<'_>)> = vec![
+        (
+            "states are 1 to 200",
+            Box::new(|step| step.starts[0] = begun(&prompt, 201, None)),
+        ),
+        (
+            "states are 1 to 200",
+            Box::new(|step| step.starts[0] = begun(&prompt, 0, None)),
+        ),
+        (
+            "states are 1 to 200",
+            Box::new(|step| saves(&mut step.rows[0], [(64, 0)])),
+        ),
+        (
+            "without a state",
+            Box::new(|step| step.starts[0].state = None),
+        ),
+        (
+            "without cached pages",
+            Box::new(|step| {
+                step.starts[0].state = Some(StateStart {
+                    live: slot(1),
+                    from: Some(slot(2)),
+                });
+            }),
+        ),
+        (
+            "without the state after them",
+            Box::new(|step| {
+                step.starts[0] = begun(&prompt, 1, Some((10, 2)));
+                step.starts[0].state = Some(StateStart {
+                    live: slot(1),
+                    from: None,
+                });
+            }),
+        ),
+        (
+            "read and written",
+            Box::new(|step| {
+                step.starts[0] = begun(&prompt, 1, Some((10, 4)));
+                let mut work = prefill(ROW, 10..100, false);
+                saves(&mut work, [(64, 4)]);
+                step.rows = vec![work];
+            }),
+        ),
+        (
+            "read and written",
+            Box::new(|step| {
+                step.starts[0] = begun(&prompt, 1, Some((10, 1)));
+                step.rows = vec![prefill(ROW, 10..100, false)];
+            }),
+        ),
+        (
+            "written twice",
+            Box::new(|step| saves(&mut step.rows[0], [(64, 4), (65, 4)])),
+        ),
+        (
+            "written twice",
+            Box::new(|step| saves(&mut step.rows[0], [(64, 1)])),
+        ),
+        (
+            "written twice",
+            Box::new(|step| step.starts.push(other(9, 1))),
+        ),
+        (
+            "expected more than 0",
+            Box::new(|step| saves(&mut step.rows[0], [(0, 4)])),
+        ),
+        (
+            "at most 100",
+            Box::new(|step| saves(&mut step.rows[0], [(101, 4)])),
+        ),
+        (
+            "expected more than 64",
+            Box::new(|step| saves(&mut step.rows[0], [(64, 4), (64, 5)])),
+        ),
+        (
+            "computes each position once",
+            Box::new(|step| {
+                step.starts[0] = begun(&prompt, 1, Some((10, 2)));
+                step.rows = vec![prefill(ROW, 5..100, false)];
+            }),
+        ),
+    ];
+    for (reason, breaks) in cases {
+        let mut step = good();
+        breaks(&mut step);
+        match executor.run(&step) {
+            Err(StepError::Rejected(said)) => assert!(said.contains(reason), "{said}"),
+            other => panic!("{reason}: {other:?}"),
+        }
+    }
+    let mut shared = good();
+    shared.starts = vec![begun(&prompt, 1, Some((10, 2))), {
+        let mut other = begun(&prompt, 3, Some((10, 2)));
+        other.row = souffleur::ids::RowId::new(9);
+        other
+    }];
+    shared.rows = Vec::new();
+    executor.run(&shared).unwrap();
+    executor.run(&good()).unwrap();
+    // Again what is computed already.
+    let mut again = plan(2);
+    again.rows = vec![prefill(ROW, 99..130, true)];
+    assert!(matches!(executor.run(&again), Err(StepError::Rejected(_))));
+    again.rows = vec![prefill(ROW, 100..130, true)];
+    executor.run(&again).unwrap();
+    let mut dense = load("llama", &options());
+    let mut step = plan(0);
+    step.starts = vec![begun(&prompt, 1, None)];
+    let said = dense.run(&step).unwrap_err().to_string();
+    assert!(said.contains("no layer of the model keeps"), "{said}");
+}
