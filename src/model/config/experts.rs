@@ -5,7 +5,7 @@ use super::limits::{EXPERTS, INTERMEDIATE, check_experts};
 use super::{deepseek, gpt_oss};
 use crate::error::LoadError;
 use crate::kernels::Gate;
-use crate::kernels::routing::Routing;
+use crate::kernels::routing::{Routing, Score};
 use crate::model::json_file::JsonFile;
 use crate::model::weights::TensorSpec;
 
@@ -76,6 +76,11 @@ impl ExpertsConfig {
         check_experts(n_used, (count_key, n_experts), layers)
             .map_err(|reason| json.error("num_experts_per_tok", reason))?;
         Ok(Some(experts))
+    }
+
+    /// Whether experts are scored by sigmoids.
+    pub fn is_sigmoid(&self) -> bool {
+        self.routing.score == Score::Sigmoid
     }
 
     /// Whether a layer has experts.

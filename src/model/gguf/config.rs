@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 
 use super::Gguf;
 use super::experts::experts;
+use super::latent::latent;
 use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
 use super::rope::rope;
@@ -20,11 +21,12 @@ use crate::model::config::limits::{
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
 /// Values of `general.architecture` and what they are here.
-const ARCHITECTURES: [(&str, Architecture); 4] = [
+const ARCHITECTURES: [(&str, Architecture); 5] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
     ("qwen3moe", Architecture::Qwen3Moe),
+    ("deepseek2", Architecture::DeepseekV3),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
@@ -117,17 +119,30 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     // Mixtral's files differ from Llama's in having experts.
     let architecture = match (architecture, &experts) {
         (Architecture::Llama, Some(_)) => Architecture::Mixtral,
+        // DeepSeek-V3's differ from V2's in their router.
+        (Architecture::DeepseekV3, Some(experts)) if !experts.is_sigmoid() => {
+            Architecture::DeepseekV2
+        }
         (architecture, _) => architecture,
     };
     let hidden_size = keys.required("embedding_length", HIDDEN)?;
     let num_attention_heads = keys.required("attention.head_count", HEADS)?;
-    let num_key_value_heads = keys
-        .size("attention.head_count_kv", HEADS)?
-        .unwrap_or(num_attention_heads);
+    let latent = match architecture.is_latent() {
+        true => Some(latent(gguf, &keys)?),
+        false => None,
+    };
+    let num_key_value_heads = match latent {
+        Some(_) => Some(1),
+        None => keys.size("attention.head_count_kv", HEADS)?,
+    };
+    let num_key_value_heads = num_key_value_heads.unwrap_or(num_attention_heads);
     let heads_key = keys.key("attention.head_count");
     check_kv_heads(num_key_value_heads, (&heads_key, num_attention_heads))
         .map_err(|reason| keys.error("attention.head_count_kv", reason))?;
-    let head_dim = head_dim(&keys, hidden_size, num_attention_heads)?;
+    let head_dim = match &latent {
+        Some(latent) => latent.rotary_dim,
+        None => head_dim(&keys, hidden_size, num_attention_heads)?,
+    };
     let max_position_embeddings = keys.required("context_length", CONTEXT)?;
     let eps = keys.number("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
     let missing = || {
@@ -137,7 +152,6 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         )
     };
     Ok(ModelConfig {
-        latent: None,
         architecture,
         vocab_size: vocab_size(gguf)?,
         hidden_size,
@@ -147,6 +161,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         num_attention_heads,
         num_key_value_heads,
         head_dim,
+        latent,
         rms_norm_eps: eps.ok_or_else(missing)? as f32,
         tie_word_embeddings: gguf.tensor(names::OUTPUT).is_none(),
         bias: bias(gguf, architecture),

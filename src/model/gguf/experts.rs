@@ -2,10 +2,11 @@
 
 use super::Gguf;
 use super::config::Keys;
-use super::names::ROUTER;
+use super::names::{CORRECTION, ROUTER};
 use crate::error::LoadError;
-use crate::kernels::routing::Routing;
+use crate::kernels::routing::{GroupScore, Groups, Routing, Score, WeightSum};
 use crate::model::config::Architecture;
+use crate::model::config::deepseek::check_groups;
 use crate::model::config::experts::{ExpertNames, ExpertsConfig};
 use crate::model::config::limits::{EXPERTS, INTERMEDIATE, check_experts};
 
@@ -33,7 +34,7 @@ pub(super) fn experts(
     }
     let names = match architecture {
         Architecture::Llama => ExpertNames::MIXTRAL,
-        Architecture::Qwen3Moe => ExpertNames::QWEN,
+        Architecture::Qwen3Moe | Architecture::DeepseekV3 => ExpertNames::QWEN,
         _ => {
             let reason = format!(
                 "is {count}: mixtures of experts of this architecture are not supported, use another model"
@@ -41,7 +42,8 @@ pub(super) fn experts(
             return Err(keys.error("expert_count", reason));
         }
     };
-    for (name, neutral) in NEUTRAL {
+    let deepseek = architecture == Architecture::DeepseekV3;
+    for (name, neutral) in NEUTRAL.into_iter().filter(|_| !deepseek) {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| !neutral.contains(value)) {
             let reason = format!("is {value}, which is not supported: use another model");
@@ -68,10 +70,63 @@ pub(super) fn experts(
             format!("is {count} and no layer has a router, {ROUTER}: convert the model again");
         return Err(keys.error("expert_count", reason));
     }
-    let routing = Routing::softmax(count, used, renormalised.unwrap_or(true));
+    let plain = Routing::softmax(count, used, renormalised.unwrap_or(!deepseek));
+    let routing = match deepseek {
+        true => deepseek_routing(keys, plain)?,
+        false => plain,
+    };
+    let shared = keys.size("expert_shared_count", 0..=*EXPERTS.end())?;
+    let shared = shared.filter(|shared| *shared > 0);
+    let corrections = |layer: usize| gguf.tensor(&format!("blk.{layer}.{CORRECTION}")).is_some();
     Ok(Some(ExpertsConfig {
         width,
+        corrected: (0..layers.len()).any(corrections),
+        shared_width: shared.map(|shared| shared * width),
         layers,
         ..ExpertsConfig::plain(routing, names)
     }))
+}
+
+/// The formula of DeepSeek's routers.
+fn deepseek_routing(keys: &Keys<'_>, plain: Routing) -> Result<Routing, LoadError> {
+    let sigmoid = match keys.size("expert_gating_func", 0..=usize::MAX >> 1)? {
+        None | Some(0 | 1) => false,
+        Some(2) => true,
+        Some(other) => {
+            let reason = format!("is {other}, supported are 1 (softmax) and 2 (sigmoid)");
+            return Err(keys.error("expert_gating_func", reason));
+        }
+    };
+    let groups = |name| keys.size(name, 0..=*EXPERTS.end());
+    let (all, used) = (
+        groups("expert_group_count")?,
+        groups("expert_group_used_count")?,
+    );
+    let groups = Groups {
+        n_groups: all.unwrap_or(0),
+        n_used: used.unwrap_or(0),
+        score: match sigmoid {
+            true => GroupScore::BestTwo,
+            false => GroupScore::Best,
+        },
+    };
+    let limited = groups.n_used > 0 && groups.n_used < groups.n_groups;
+    let scale = keys.number("expert_weights_scale", 0.0..=1e6)?;
+    let routing = Routing {
+        score: match sigmoid {
+            true => Score::Sigmoid,
+            false => Score::Softmax,
+        },
+        sum: match plain.sum {
+            WeightSum::One { .. } => WeightSum::One { added: 1e-20 },
+            WeightSum::AsScored => WeightSum::AsScored,
+        },
+        groups: limited.then_some(groups),
+        // None is written where it is one.
+        scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0) as f32,
+        ..plain
+    };
+    check_groups(&routing, &keys.key("expert_count"))
+        .map_err(|reason| keys.error("expert_group_count", reason))?;
+    Ok(routing)
 }

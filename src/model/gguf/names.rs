@@ -32,8 +32,19 @@ const ENDS: [(&str, &str); 3] = [
 ];
 
 /// Names within a layer: ours, the file's.
-const LAYER: [(&str, &str); 13] = [
+const LAYER: [(&str, &str); 24] = [
     ("input_layernorm", "attn_norm"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("self_attn.k_b_proj", "attn_k_b"),
+    ("self_attn.v_b_proj", "attn_v_b"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
@@ -108,6 +119,9 @@ impl<'s> ExpertPart<'s> {
     }
 }
 
+/// What is added to the scores of a layer's experts for the choice.
+pub(super) const CORRECTION: &str = "exp_probs_b.bias";
+
 /// The name in a file of one of our tensors.
 ///
 /// # Panics
@@ -115,6 +129,9 @@ impl<'s> ExpertPart<'s> {
 pub(super) fn file_name(ours: &str) -> String {
     if let Some(part) = ExpertPart::of(ours) {
         return part.file_name();
+    }
+    if let Some(module) = ours.strip_suffix(".mlp.gate.e_score_correction_bias") {
+        return format!("{}.{CORRECTION}", module.replace("model.layers", "blk"));
     }
     let (module, suffix) = ours
         .rsplit_once('.')
@@ -158,9 +175,18 @@ pub(super) fn find<'a>(
     }
     let name = file_name(&spec.name);
     if let Some(tensor) = gguf.tensor(&name) {
+        let mut whole = spec.shape.clone();
+        if ["k_b_proj", "v_b_proj"]
+            .iter()
+            .any(|part| spec.name.contains(&format!(".{part}.")))
+        {
+            // By head.
+            let heads = config.num_attention_heads;
+            whole = vec![heads, whole[0] / heads, whole[1]];
+        }
         return Some(Place {
             tensor,
-            whole: spec.shape.clone(),
+            whole,
             rows: 0..spec.shape[0],
         });
     }
