@@ -47,6 +47,16 @@ pub fn of_folder(dir: &Path) -> File {
             file = file.tensor(Tensor::f32(&stack_name(name), &shape, &values));
             continue;
         }
+        if name.ends_with("kv_b_proj.weight") {
+            for (part, shape, values) in model.absorbed(&values) {
+                let name = format!(
+                    "{}.{part}.weight",
+                    file_name(name).split(".self").next().unwrap()
+                );
+                file = file.tensor(Tensor::f32(&name, &shape, &values));
+            }
+            continue;
+        }
         let values = model.in_file_order(name, view.shape(), values);
         file = file.tensor(Tensor::f32(&file_name(name), view.shape(), &values));
     }
@@ -122,6 +132,15 @@ fn file_name(ours: &str) -> String {
         ("lm_head", "output"),
         ("model.layers.", "blk."),
         ("input_layernorm", "attn_norm"),
+        ("self_attn.q_a_proj", "attn_q_a"),
+        ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+        ("self_attn.q_b_proj", "attn_q_b"),
+        ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+        ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+        ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+        ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+        ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+        ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
         ("self_attn.q_proj", "attn_q"),
         ("self_attn.k_proj", "attn_k"),
         ("self_attn.v_proj", "attn_v"),
@@ -158,6 +177,7 @@ impl<'a> Model<'a> {
             "Qwen2ForCausalLM" => "qwen2",
             "Qwen3ForCausalLM" => "qwen3",
             "Qwen3MoeForCausalLM" => "qwen3moe",
+            "Glm4MoeLiteForCausalLM" => "deepseek2",
             other => panic!("{other}"),
         };
         let scaling = &config["rope_scaling"];
@@ -177,7 +197,7 @@ impl<'a> Model<'a> {
     }
 
     fn experts(&self) -> Option<usize> {
-        let keys = ["num_experts", "num_local_experts"];
+        let keys = ["num_experts", "num_local_experts", "n_routed_experts"];
         let count = keys.iter().find_map(|key| self.config[*key].as_u64())?;
         Some(count as usize)
     }
@@ -246,6 +266,10 @@ impl<'a> Model<'a> {
                 ),
         };
         let factor = self.rope["factor"].as_f64().unwrap_or(1.0) as f32;
+        let file = match self.architecture {
+            "deepseek2" => self.latent(file),
+            _ => file,
+        };
         match self.rope_type() {
             "linear" => file
                 .text(&key("rope.scaling.type"), "linear")
@@ -263,6 +287,46 @@ impl<'a> Model<'a> {
             }
             _ => file,
         }
+    }
+
+    /// The keys of latent attention and of the experts beside it.
+    fn latent(&self, file: File) -> File {
+        let (rope, rank) = (self.size("qk_rope_head_dim"), self.size("kv_lora_rank"));
+        let query = self.size("qk_nope_head_dim") + rope;
+        let sizes = [
+            ("attention.q_lora_rank", self.size("q_lora_rank")),
+            ("attention.kv_lora_rank", rank),
+            ("attention.key_length_mla", query),
+            ("attention.value_length_mla", self.size("v_head_dim")),
+            ("rope.dimension_count", rope),
+            ("expert_shared_count", self.size("n_shared_experts")),
+            ("expert_gating_func", 2),
+            ("expert_group_count", 1),
+            ("expert_group_used_count", 1),
+        ];
+        let scale = self.config["routed_scaling_factor"].as_f64().unwrap();
+        let file = sizes.into_iter().fold(file, |file, (name, size)| {
+            file.size(&format!("deepseek2.{name}"), size)
+        });
+        file.number("deepseek2.expert_weights_scale", scale as f32)
+    }
+
+    /// The ways from latents to keys, transposed, and to values, by head.
+    fn absorbed(&self, kv_b: &[f32]) -> [(&'static str, Vec<usize>, Vec<f32>); 2] {
+        let (heads, rank) = (self.size("num_attention_heads"), self.size("kv_lora_rank"));
+        let (plain, value) = (self.size("qk_nope_head_dim"), self.size("v_head_dim"));
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for head in kv_b.chunks_exact((plain + value) * rank) {
+            let (own_keys, own_values) = head.split_at(plain * rank);
+            for i in 0..rank {
+                keys.extend(own_keys.iter().skip(i).step_by(rank));
+            }
+            values.extend_from_slice(own_values);
+        }
+        [
+            ("attn_k_b", vec![heads, rank, plain], keys),
+            ("attn_v_b", vec![heads, value, rank], values),
+        ]
     }
 
     fn rope_type(&self) -> &str {

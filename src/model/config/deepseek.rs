@@ -159,7 +159,7 @@ fn read(
     };
     let scale = json.number("routed_scaling_factor", 0.0..=1e6)?;
     let routing = routing(json, count, used)?;
-    check_groups(json, &routing)?;
+    check_groups(&routing, COUNT_KEY).map_err(|reason| json.error("n_group", reason))?;
     let routing = Routing {
         scale: scale.unwrap_or(defaults.scale) as f32,
         ..routing
@@ -196,7 +196,9 @@ fn groups(
     Ok((groups.n_used < groups.n_groups).then_some(groups))
 }
 
-fn check_groups(json: &JsonFile, routing: &Routing) -> Result<(), LoadError> {
+/// Groups have the same number of experts, and those that are used enough of them. The number of experts is called
+/// `count_key`; the error is the end of a sentence that begins with the name of the number of groups.
+pub(crate) fn check_groups(routing: &Routing, count_key: &str) -> Result<(), String> {
     let Routing {
         n_experts, n_used, ..
     } = *routing;
@@ -205,24 +207,22 @@ fn check_groups(json: &JsonFile, routing: &Routing) -> Result<(), LoadError> {
     };
     let Groups { n_groups, .. } = groups;
     if n_groups > MAX_GROUPS || !n_experts.is_multiple_of(n_groups) {
-        let reason = format!(
-            "is {n_groups}, expected at most {MAX_GROUPS} and a divisor of {COUNT_KEY}, {n_experts}"
-        );
-        return Err(json.error("n_group", reason));
+        return Err(format!(
+            "is {n_groups}, expected at most {MAX_GROUPS} and a divisor of {count_key}, {n_experts}"
+        ));
     }
     let size = n_experts / n_groups;
     if groups.score == GroupScore::BestTwo && size < 2 {
-        let reason =
-            format!("is {n_groups}, which leaves one expert to a group, expected two or more");
-        return Err(json.error("n_group", reason));
+        return Err(format!(
+            "is {n_groups}, which leaves one expert to a group, expected two or more"
+        ));
     }
     if groups.n_used * size < n_used {
-        let reason = format!(
-            "is {n_used}, more than the {} experts of {} groups (topk_group)",
+        return Err(format!(
+            "is {n_groups}, of which {} are used with {} experts, and a token goes through {n_used}",
+            groups.n_used,
             groups.n_used * size,
-            groups.n_used
-        );
-        return Err(json.error("num_experts_per_tok", reason));
+        ));
     }
     Ok(())
 }

@@ -83,6 +83,11 @@ impl ExpertsConfig {
         Ok(Some(experts))
     }
 
+    /// Whether experts are scored by sigmoids.
+    pub fn is_sigmoid(&self) -> bool {
+        self.routing.score == Score::Sigmoid
+    }
+
     /// Whether a layer has experts.
     pub fn are_in(&self, layer: usize) -> bool {
         self.layers.get(layer).copied().unwrap_or(false)

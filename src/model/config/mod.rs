@@ -3,7 +3,7 @@
 //! Keys, and the values of absent ones, follow the classes of `transformers` 5. Whatever would change the result and
 //! is not implemented is refused; nothing is guessed.
 
-mod deepseek;
+pub(crate) mod deepseek;
 pub mod experts;
 mod gpt_oss;
 pub mod latent;

@@ -478,7 +478,7 @@ fn groups_of_experts_must_be_possible() {
         ),
         (
             json!({"n_routed_experts": 16, "topk_group": 2}),
-            "num_experts_per_tok is 8, more than the 4 experts of 2 groups",
+            "of which 2 are used with 4 experts, and a token goes through 8",
         ),
         (
             json!({"mlp_layer_types": ["dense"], "architectures": ["Glm4MoeLiteForCausalLM"]}),

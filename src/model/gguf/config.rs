@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 
 use super::Gguf;
 use super::experts::experts;
+use super::latent::latent;
 use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
 use super::recurrent;
@@ -21,7 +22,7 @@ use crate::model::config::limits::{
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
 /// Values of `general.architecture` and what they are here.
-const ARCHITECTURES: [(&str, Architecture); 9] = [
+const ARCHITECTURES: [(&str, Architecture); 10] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
@@ -31,6 +32,7 @@ const ARCHITECTURES: [(&str, Architecture); 9] = [
     ("qwen35moe", Architecture::Qwen35Moe),
     ("lfm2", Architecture::Lfm2),
     ("lfm2moe", Architecture::Lfm2Moe),
+    ("deepseek2", Architecture::DeepseekV3),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
@@ -123,20 +125,32 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     // Mixtral's files differ from Llama's in having experts.
     let architecture = match (architecture, &experts) {
         (Architecture::Llama, Some(_)) => Architecture::Mixtral,
+        // DeepSeek-V3's differ from V2's in their router.
+        (Architecture::DeepseekV3, Some(experts)) if !experts.is_sigmoid() => {
+            Architecture::DeepseekV2
+        }
         (architecture, _) => architecture,
     };
     let hidden_size = keys.required("embedding_length", HIDDEN)?;
     let num_attention_heads = keys.required("attention.head_count", HEADS)?;
+    let latent = match architecture.is_latent() {
+        true => Some(latent(gguf, &keys)?),
+        false => None,
+    };
     let recurrent = recurrent::read(&keys, architecture, num_hidden_layers)?;
-    let num_key_value_heads = match &recurrent {
-        Some(_) => recurrent::kv_heads(&keys)?,
-        None => keys.size("attention.head_count_kv", HEADS)?,
-    }
-    .unwrap_or(num_attention_heads);
+    let num_key_value_heads = match (&latent, &recurrent) {
+        (Some(_), _) => Some(1),
+        (None, Some(_)) => recurrent::kv_heads(&keys)?,
+        (None, None) => keys.size("attention.head_count_kv", HEADS)?,
+    };
+    let num_key_value_heads = num_key_value_heads.unwrap_or(num_attention_heads);
     let heads_key = keys.key("attention.head_count");
     check_kv_heads(num_key_value_heads, (&heads_key, num_attention_heads))
         .map_err(|reason| keys.error("attention.head_count_kv", reason))?;
-    let (head_dim, rotary_dim) = head_dims(&keys, architecture, hidden_size, num_attention_heads)?;
+    let (head_dim, rotary_dim) = match &latent {
+        Some(latent) => (latent.rotary_dim, latent.rotary_dim),
+        None => head_dims(&keys, architecture, hidden_size, num_attention_heads)?,
+    };
     let max_position_embeddings = keys.required("context_length", CONTEXT)?;
     let eps = keys.number("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
     let missing = || {
@@ -146,7 +160,6 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         )
     };
     Ok(ModelConfig {
-        latent: None,
         architecture,
         vocab_size: vocab_size(gguf)?,
         hidden_size,
@@ -160,6 +173,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         num_attention_heads,
         num_key_value_heads,
         head_dim,
+        latent,
         rms_norm_eps: eps.ok_or_else(missing)? as f32,
         tie_word_embeddings: gguf.tensor(names::OUTPUT).is_none(),
         bias: bias(gguf, architecture),

@@ -2,10 +2,11 @@
 
 use super::Gguf;
 use super::config::Keys;
-use super::names::ROUTER;
+use super::names::{CORRECTION, ROUTER};
 use crate::error::LoadError;
-use crate::kernels::routing::{Routing, Score, WeightSum};
+use crate::kernels::routing::{GroupScore, Groups, Routing, Score, WeightSum};
 use crate::model::config::Architecture;
+use crate::model::config::deepseek::check_groups;
 use crate::model::config::experts::{ExpertNames, ExpertsConfig};
 use crate::model::config::limits::{EXPERTS, INTERMEDIATE, check_experts};
 
@@ -36,7 +37,8 @@ pub(super) fn experts(
         Architecture::Qwen3Moe
         | Architecture::Qwen35Moe
         | Architecture::Qwen3Next
-        | Architecture::Lfm2Moe => ExpertNames::QWEN,
+        | Architecture::Lfm2Moe
+        | Architecture::DeepseekV3 => ExpertNames::QWEN,
         _ => {
             let reason = format!(
                 "is {count}: mixtures of experts of this architecture are not supported, use another model"
@@ -44,12 +46,13 @@ pub(super) fn experts(
             return Err(keys.error("expert_count", reason));
         }
     };
+    let deepseek = architecture == Architecture::DeepseekV3;
     let is_lfm2 = architecture == Architecture::Lfm2Moe;
     let has_shared = matches!(
         architecture,
         Architecture::Qwen35Moe | Architecture::Qwen3Next
     );
-    for (name, neutral) in NEUTRAL {
+    for (name, neutral) in NEUTRAL.into_iter().filter(|_| !deepseek) {
         let known = match name {
             "expert_gating_func" => is_lfm2,
             "expert_weights_scale" => is_lfm2,
@@ -84,18 +87,22 @@ pub(super) fn experts(
             format!("is {count} and no layer has a router, {ROUTER}: convert the model again");
         return Err(keys.error("expert_count", reason));
     }
-    let routing = Routing::softmax(count, used, renormalised.unwrap_or(true));
+    let plain = Routing::softmax(count, used, renormalised.unwrap_or(!deepseek));
+    let routing = match architecture {
+        Architecture::DeepseekV3 => deepseek_routing(keys, plain)?,
+        Architecture::Lfm2Moe => sigmoids(keys, plain)?,
+        _ => plain,
+    };
+    // Qwen's have one of their own, with a gate.
+    let shared = keys.size("expert_shared_count", 0..=*EXPERTS.end())?;
+    let shared = shared.filter(|shared| *shared > 0 && deepseek);
+    let corrections = |layer: usize| gguf.tensor(&format!("blk.{layer}.{CORRECTION}")).is_some();
     Ok(Some(ExpertsConfig {
         width,
+        corrected: is_lfm2 || (0..layers.len()).any(corrections),
+        shared_width: shared.map(|shared| shared * width),
         layers,
-        corrected: is_lfm2,
-        ..ExpertsConfig::plain(
-            match is_lfm2 {
-                true => sigmoids(keys, routing)?,
-                false => routing,
-            },
-            names,
-        )
+        ..ExpertsConfig::plain(routing, names)
     }))
 }
 
@@ -119,4 +126,48 @@ fn sigmoids(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadError> {
         scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0) as f32,
         ..routing
     })
+}
+
+/// The formula of DeepSeek's routers.
+fn deepseek_routing(keys: &Keys<'_>, plain: Routing) -> Result<Routing, LoadError> {
+    let sigmoid = match keys.size("expert_gating_func", 0..=usize::MAX >> 1)? {
+        None | Some(0 | 1) => false,
+        Some(2) => true,
+        Some(other) => {
+            let reason = format!("is {other}, supported are 1 (softmax) and 2 (sigmoid)");
+            return Err(keys.error("expert_gating_func", reason));
+        }
+    };
+    let groups = |name| keys.size(name, 0..=*EXPERTS.end());
+    let (all, used) = (
+        groups("expert_group_count")?,
+        groups("expert_group_used_count")?,
+    );
+    let groups = Groups {
+        n_groups: all.unwrap_or(0),
+        n_used: used.unwrap_or(0),
+        score: match sigmoid {
+            true => GroupScore::BestTwo,
+            false => GroupScore::Best,
+        },
+    };
+    let limited = groups.n_used > 0 && groups.n_used < groups.n_groups;
+    let scale = keys.number("expert_weights_scale", 0.0..=1e6)?;
+    let routing = Routing {
+        score: match sigmoid {
+            true => Score::Sigmoid,
+            false => Score::Softmax,
+        },
+        sum: match plain.sum {
+            WeightSum::One { .. } => WeightSum::One { added: 1e-20 },
+            WeightSum::AsScored => WeightSum::AsScored,
+        },
+        groups: limited.then_some(groups),
+        // None is written where it is one.
+        scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0) as f32,
+        ..plain
+    };
+    check_groups(&routing, &keys.key("expert_count"))
+        .map_err(|reason| keys.error("expert_group_count", reason))?;
+    Ok(routing)
 }

@@ -12,6 +12,7 @@ mod cursor;
 mod element;
 mod experts;
 mod file;
+mod latent;
 mod metadata;
 mod names;
 mod recurrent;

@@ -37,7 +37,7 @@ const ENDS: [(&str, &str); 3] = [
 const WHOLE: [(&str, &str); 3] = [
     ("linear_attn.A_log", "ssm_a"),
     ("linear_attn.dt_bias", "ssm_dt.bias"),
-    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    ("mlp.gate.e_score_correction_bias", CORRECTION),
 ];
 /// Where files of hybrids hold the norm before the feed-forward block, and the last one, if not as the others.
 const OTHER_NORMS: [(&str, &str); 2] = [
@@ -48,8 +48,19 @@ const OTHER_NORMS: [(&str, &str); 2] = [
 const FUSED_RATES: &str = "ssm_ba";
 
 /// Names within a layer: ours, the file's.
-const LAYER: [(&str, &str); 28] = [
+const LAYER: [(&str, &str); 39] = [
     ("input_layernorm", "attn_norm"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("self_attn.k_b_proj", "attn_k_b"),
+    ("self_attn.v_b_proj", "attn_v_b"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
@@ -141,6 +152,9 @@ impl<'s> ExpertPart<'s> {
     }
 }
 
+/// What is added to the scores of a layer's experts for the choice.
+pub(super) const CORRECTION: &str = "exp_probs_b.bias";
+
 /// The name in a file of one of our tensors.
 ///
 /// # Panics
@@ -206,9 +220,16 @@ pub(super) fn find<'a>(
         .tensor(&name)
         .or_else(|| other_norm(gguf, config, &name))
     {
-        // Files hold the channels and taps of a convolution, and nothing between.
+        let by_head = ["k_b_proj", "v_b_proj"]
+            .iter()
+            .any(|part| spec.name.contains(&format!(".{part}.")));
         let whole: Vec<usize> = match spec.shape.as_slice() {
+            // Files hold the channels and taps of a convolution, and nothing between.
             &[channels, 1, taps] => vec![channels, taps],
+            &[outputs, inputs] if by_head => {
+                let heads = config.num_attention_heads;
+                vec![heads, outputs / heads, inputs]
+            }
             shape => shape.to_vec(),
         };
         return Some(Place {

@@ -14,6 +14,9 @@ use crate::model::rope::{RopeConfig, RopeScaling, Yarn};
 /// The numbers that a frequency may be divided by; a very large one means that the pair does not turn.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 
+/// A tenth of YaRN's `mscale_all_dim`.
+const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+
 /// Reads the rotation of heads of `head_dim` elements.
 pub(super) fn rope(
     gguf: &Gguf,
@@ -63,9 +66,11 @@ fn scaling(keys: &Keys<'_>, max_positions: usize) -> Result<RopeScaling, LoadErr
 }
 
 fn yarn(keys: &Keys<'_>, factor: Option<f64>, max_positions: usize) -> Result<Yarn, LoadError> {
+    let multiplier = keys.number(LOG_MULTIPLIER, 0.0..=1e6)?;
+    let sharpened = multiplier.filter(|_| keys.architecture == "deepseek2");
     for (name, neutral) in [
         ("rope.scaling.yarn_ext_factor", 1.0),
-        ("rope.scaling.yarn_log_multiplier", 0.0),
+        (LOG_MULTIPLIER, sharpened.unwrap_or(0.0)),
     ] {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| *value != neutral && *value >= 0.0) {
@@ -84,8 +89,9 @@ fn yarn(keys: &Keys<'_>, factor: Option<f64>, max_positions: usize) -> Result<Ya
         beta_fast: number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
         beta_slow: number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
         attention_factor: number("rope.scaling.yarn_attn_factor")?,
-        mscale: None,
-        mscale_all_dim: None,
+        // These files have scores sharpened and not cos and sin: both weights are the same.
+        mscale: sharpened.map(|multiplier| 10.0 * multiplier),
+        mscale_all_dim: sharpened.map(|multiplier| 10.0 * multiplier),
         truncate: true,
     };
     if let Some(times) = number("rope.scaling.attn_factor")?.filter(|times| *times != 1.0) {

@@ -281,7 +281,7 @@ mod tests {
         let codes: Vec<u8> = (0..=255)
             .chain(0..=255)
             .take(4 * 32)
-            .map(|i| i * 7)
+            .map(|i: u8| i.wrapping_mul(7))
             .collect();
         let scales = [127, 130, 0, 120, 127, 1, 126, 128];
         for first in [0, 1] {
