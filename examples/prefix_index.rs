@@ -156,11 +156,14 @@ impl WorkerIndex {
                 rank: Rank::default(),
                 wants_logprobs: false,
                 continues_at: None,
+                anchors: Arc::default(),
+                kv_tokens: 0,
             }],
             max_new_rows: self.free_rows,
             prefix_wait: false,
             mixes: false,
             preemption: None,
+            states: None,
         }
     }
 
@@ -181,6 +184,8 @@ impl WorkerIndex {
             protected_pages: admitted.prefix.len(),
             private: grant.pages,
             lock: admitted.lock.unwrap_or_default(),
+            states: Vec::new(),
+            returned_states: Vec::new(),
         }))
     }
 }

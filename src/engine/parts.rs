@@ -20,7 +20,7 @@ use crate::executor::memory_plan::{
 use crate::grammar::{GrammarCompiler, GrammarLimits};
 use crate::kernels::cpu::default_threads;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
-use crate::model::text::TextModel;
+use crate::model::text::{TextModel, TurnMarks};
 use crate::record::LogSink;
 use crate::state::cache::prefix_history::HistoryLimits;
 use crate::state::control::ControlSetup;
@@ -192,6 +192,7 @@ impl EngineParts {
                 eviction_policy: config.eviction_policy()?,
             },
             eos_token_ids: info.eos_token_ids.clone().into(),
+            states: info.memory.as_ref().and_then(MemoryPlan::state_limits),
         })
     }
 
@@ -209,6 +210,9 @@ impl EngineParts {
                 let (ends, limits) = (&info.eos_token_ids, GrammarLimits::default());
                 Arc::new(GrammarCompiler::new(text, ends, info.vocab_size, limits))
             }),
+            turns: limits
+                .states
+                .and_then(|_| Some(TurnMarks::learn(self.text.as_deref()?))),
             vocab_size: info.vocab_size,
             limits: IntakeLimits {
                 context_length: info.context_length,

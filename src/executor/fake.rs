@@ -2,7 +2,8 @@
 //!
 //! Its "K/V" of a position is a hash of all tokens up to it, read back through the page table, so a page that is
 //! freed too early, remapped wrongly or written twice changes the tokens that come out; with `verify` the whole
-//! context is checked at every step.
+//! context is checked at every step. A state, for engines whose model keeps some, is the same hash in a slot: one that is
+//! copied at another position, from another sequence or before anything wrote it ends the step.
 
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
@@ -10,11 +11,11 @@ use smallvec::smallvec;
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::executor::scripted::Script;
-use crate::ids::{PageId, RowId, SeqId, StepId};
+use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::state::grammar::RowGrammar;
 use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, TokenLogprobs, token_logprobs};
 use crate::state::step::{
-    RowResult, RowStart, RowVerdict, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
+    RowResult, RowStart, RowVerdict, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
 };
 
 /// By how much the logit of the token that is said lies above the highest of the others.
@@ -31,6 +32,8 @@ pub struct FakeOptions {
     pub vocab_size: u32,
     /// Checks every slot of the context at every step.
     pub verify: bool,
+    /// Slots for states of sequences; 0 for a model whose layers keep none.
+    pub n_states: usize,
     /// Steps that fail, and how.
     pub faults: Vec<(StepId, StepError)>,
 }
@@ -42,6 +45,8 @@ pub struct FakeExecutor {
     script: Option<Script>,
     /// One hash a slot.
     kv: Vec<u64>,
+    /// One hash a state; `None` before anything is written.
+    states: Vec<Option<u64>>,
     rows: FxHashMap<RowId, FakeRow>,
 }
 
@@ -54,6 +59,7 @@ struct FakeRow {
     /// The script's answer to the prompt.
     answer: Option<Vec<u32>>,
     pages: Vec<PageId>,
+    state: Option<StateSlot>,
 }
 
 impl FakeRow {
@@ -76,6 +82,7 @@ impl FakeExecutor {
     pub fn new(options: FakeOptions) -> Self {
         let slots = (options.n_pages + 1) * options.page_size;
         Self {
+            states: vec![None; options.n_states + 1],
             options,
             script: None,
             kv: vec![0; slots],
@@ -112,7 +119,8 @@ impl FakeExecutor {
         Ok(page.index() * page_size + position % page_size)
     }
 
-    fn start(&mut self, start: &RowStart) {
+    fn start(&mut self, start: &RowStart) -> Result<(), StepError> {
+        let state = self.begin_state(start)?;
         let prompt_tokens = start.prompt_tokens as usize;
         let vocab_size = self.options.vocab_size as usize;
         let grammar = start
@@ -128,8 +136,84 @@ impl FakeExecutor {
             prompt_tokens,
             answer: script.map(|script| script.answer(&start.tokens[..prompt_tokens])),
             pages: start.prefix.iter().collect(),
+            state,
         };
         self.rows.insert(start.row, row);
+        Ok(())
+    }
+
+    /// Copies or clears the state of a row that starts.
+    fn begin_state(&mut self, start: &RowStart) -> Result<Option<StateSlot>, StepError> {
+        let Some(StateStart { live, from }) = start.state else {
+            let keeps = self.options.n_states > 0;
+            return match keeps {
+                true => Err(rejected(start.seq, "starts without a state")),
+                false => Ok(None),
+            };
+        };
+        let state = match from {
+            Some(from) if from == live => {
+                return Err(rejected(start.seq, "starts from its own state"));
+            }
+            Some(from) => *self.state(start.seq, from)?,
+            None if !start.prefix.is_empty() => {
+                return Err(rejected(start.seq, "starts a prefix without its state"));
+            }
+            None => Some(0),
+        };
+        *self.state(start.seq, live)? = state;
+        Ok(Some(live))
+    }
+
+    fn state(&mut self, seq: SeqId, slot: StateSlot) -> Result<&mut Option<u64>, StepError> {
+        let state = self.states.get_mut(slot.index());
+        let state = state.filter(|_| slot.index() > 0);
+        state.ok_or_else(|| rejected(seq, "names a state that does not exist"))
+    }
+
+    /// Compares a row's state with the tokens that it must have seen.
+    fn verify_state(&mut self, row: &FakeRow, n_tokens: usize) -> Result<(), StepError> {
+        let Some(slot) = row.state else {
+            return Ok(());
+        };
+        let seen = row.tokens[..n_tokens].iter();
+        let expected = seen.fold(0, |hash, token| mix(hash, *token));
+        let found = *self.state(row.seq, slot)?;
+        match found == Some(expected) {
+            true => Ok(()),
+            false => Err(StepError::Lost(format!(
+                "state {slot} of {} is not that after {n_tokens} tokens",
+                row.seq
+            ))),
+        }
+    }
+
+    /// Feeds the tokens of a row's work to its state, and copies it on the way.
+    fn feed_state(&mut self, row: &FakeRow, work: &StepRow) -> Result<(), StepError> {
+        let Some(live) = row.state else {
+            return match work.saves.is_empty() {
+                true => Ok(()),
+                false => Err(rejected(row.seq, "saves a state that it does not have")),
+            };
+        };
+        let positions = work.work.positions();
+        let mut saves = work.saves.iter().peekable();
+        for position in positions {
+            let token = row.tokens[position as usize];
+            let state = self.state(row.seq, live)?;
+            *state = state.map(|hash| mix(hash, token));
+            let state = *state;
+            if let Some(save) = saves.next_if(|save| save.position == position + 1) {
+                if save.slot == live {
+                    return Err(rejected(row.seq, "saves its state over itself"));
+                }
+                *self.state(row.seq, save.slot)? = state;
+            }
+        }
+        match saves.next() {
+            None => Ok(()),
+            Some(_) => Err(rejected(row.seq, "saves a state outside of its work")),
+        }
     }
 
     fn edit(&mut self, delta: &TableDelta) -> Result<(), StepError> {
@@ -172,6 +256,8 @@ impl FakeExecutor {
             )));
         }
         self.verify(&row, positions.start as usize)?;
+        self.verify_state(&row, positions.start as usize)?;
+        self.feed_state(&row, work)?;
         let vocab_size = self.options.vocab_size;
         let mut logprobs = work
             .logprobs
@@ -249,7 +335,7 @@ impl Executor for FakeExecutor {
             return Err(fault);
         }
         for start in &plan.starts {
-            self.start(start);
+            self.start(start)?;
         }
         for delta in &plan.table {
             self.edit(delta)?;
@@ -264,6 +350,10 @@ impl Executor for FakeExecutor {
             rows,
         })
     }
+}
+
+fn rejected(seq: SeqId, why: &str) -> StepError {
+    StepError::Rejected(format!("{seq} {why}"))
 }
 
 /// The token, or if the row's grammar does not allow it the next one that it does, around the vocabulary.

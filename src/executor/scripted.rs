@@ -94,6 +94,7 @@ mod tests {
             n_pages: 32,
             vocab_size: 10,
             verify: true,
+            n_states: 0,
             faults: Vec::new(),
         };
         let answers = |prompt: &[u32]| prompt.iter().rev().copied().collect();

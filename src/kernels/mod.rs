@@ -76,7 +76,7 @@ pub trait Backend {
     fn rope(&mut self, rope: &Rope) -> Self::Rope;
 
     /// Takes the experts of a layer, all of equal shapes, by id.
-    fn experts(&mut self, experts: Vec<Expert<Self>>) -> Self::Experts
+    fn experts(&mut self, experts: Vec<Expert<Self>>, gate: Gate) -> Self::Experts
     where
         Self: Sized;
 
@@ -126,14 +126,14 @@ pub trait Backend {
         Self: Sized;
 
     /// Attends each query to the keys of its own row at positions up to its own, through the page table. `reader` is
-    /// multiplied with the result.
+    /// multiplied with the result. `sinks: [n_heads]` are scores that count in the softmax's sum and have no value.
     ///
     /// # Shapes
     /// `q: [n_tokens, n_heads * key_dim]`; result `[n_tokens, n_heads * values.dim()]`.
     fn attend(
         &mut self,
         q: &Self::Tensor,
-        heads: &HeadShape,
+        heads: (&HeadShape, Option<&Self::Vector>),
         layer: usize,
         batch: &Self::Batch,
         reader: &Self::Matrix,
@@ -254,7 +254,7 @@ pub trait Backend {
         Self: Sized;
 
     /// Adds to each token's row of the residual stream what its experts make of its row of `x`, each times its weight,
-    /// by ascending id: `down(silu(gate(x)) * up(x))`.
+    /// by ascending id: `down(g(gate(x), up(x)))`, where `g` is the experts' [`Gate`].
     fn add_experts(
         &mut self,
         residual: &mut Self::Tensor,
@@ -303,6 +303,20 @@ pub struct Linear<B: Backend> {
     pub weight: B::Matrix,
     /// `[outputs]`.
     pub bias: Option<B::Vector>,
+}
+
+/// What a gate makes of what it lets through.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gate {
+    /// `silu(gate) * up`.
+    Silu,
+    /// `g / (1 + e^(-slope g)) * (u + 1)`, where g is the gate and at most `limit`, u is up and from `-limit` to `limit`.
+    Clamped {
+        /// Bound of both.
+        limit: f32,
+        /// How steep the sigmoid is.
+        slope: f32,
+    },
 }
 
 /// A feed-forward block that only some tokens go through.

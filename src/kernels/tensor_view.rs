@@ -51,6 +51,11 @@ pub enum RowOrder {
         /// How many of a group.
         len: usize,
     },
+    /// Some rows apart: those between belong to other tensors.
+    Every {
+        /// From one row to the next.
+        step: usize,
+    },
 }
 
 impl RowOrder {
@@ -58,6 +63,7 @@ impl RowOrder {
     fn stored_row(self, row: usize) -> usize {
         match self {
             Self::AsNumbered => row,
+            Self::Every { step } => row * step,
             Self::Pairs {
                 head_dim,
                 rotary_dim,
@@ -187,7 +193,10 @@ mod tests {
             .map(|row| row as f32)
             .to_vec();
         let view = TensorView {
-            order: RowOrder::Pairs { head_dim: 6 },
+            order: RowOrder::Pairs {
+                head_dim: 6,
+                rotary_dim: 6,
+            },
             ..TensorView::plain(Dtype::F32, &[12], bytemuck::cast_slice(&file))
         };
         let expected: Vec<f32> = (0..12).map(|row| row as f32).collect();
@@ -201,6 +210,16 @@ mod tests {
         let mut row = [0.0; 2];
         view.read_row(10, &mut row);
         assert_eq!(row, [10.0, -10.0]);
+        // Of each head of six only the last four rows: the file has rows 0, 1, 2, 4, 3, 5 of each.
+        let file = [0, 1, 2, 4, 3, 5, 6, 7, 8, 10, 9, 11].map(|row| row as f32);
+        let view = TensorView {
+            order: RowOrder::Pairs {
+                head_dim: 6,
+                rotary_dim: 4,
+            },
+            ..TensorView::plain(Dtype::F32, &[12], bytemuck::cast_slice(&file))
+        };
+        assert_eq!(view.to_f32(), expected);
     }
 
     #[test]

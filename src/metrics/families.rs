@@ -86,7 +86,7 @@ pub fn families() -> impl Iterator<Item = Family> {
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 28] = [
+const GAUGES: [(&str, &str); 31] = [
     (
         "sglang:num_running_reqs",
         "Requests that prefill or decode.",
@@ -155,6 +155,15 @@ const GAUGES: [(&str, &str); 28] = [
     ),
     ("sglang:page_size", "Tokens a KV page."),
     ("sglang:num_pages", "Pages of the KV pool."),
+    (
+        "souffleur_states_used",
+        "States of layers without K/V that requests hold.",
+    ),
+    ("souffleur_states_cached", "States in the prefix cache."),
+    (
+        "souffleur_states_max",
+        "States that there is memory for; 0 where no layer keeps any.",
+    ),
     ("sglang:context_len", "Longest sequence in tokens."),
     (
         "sglang:weight_memory_usage_gb",

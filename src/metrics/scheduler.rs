@@ -153,6 +153,9 @@ struct PoolGauges {
     max_total: Gauge,
     page_size: Gauge,
     num_pages: Gauge,
+    used_states: Gauge,
+    cached_states: Gauge,
+    max_states: Gauge,
 }
 
 impl PoolGauges {
@@ -167,6 +170,9 @@ impl PoolGauges {
             max_total: gauge!("sglang:max_total_num_tokens", labels.to_vec()),
             page_size: gauge!("sglang:page_size", labels.to_vec()),
             num_pages: gauge!("sglang:num_pages", labels.to_vec()),
+            used_states: gauge!("souffleur_states_used"),
+            cached_states: gauge!("souffleur_states_cached"),
+            max_states: gauge!("souffleur_states_max"),
         }
     }
 
@@ -182,6 +188,11 @@ impl PoolGauges {
         self.page_size.set(stats.page_size as f64);
         self.num_pages
             .set((stats.total_tokens / stats.page_size.max(1)) as f64);
+        let idle = stats.free_states + stats.cached_states;
+        self.used_states
+            .set(stats.total_states.saturating_sub(idle) as f64);
+        self.cached_states.set(stats.cached_states as f64);
+        self.max_states.set(stats.total_states as f64);
     }
 }
 

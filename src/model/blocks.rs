@@ -6,7 +6,7 @@ use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::latent::LatentAttention;
 use crate::model::loader::Loader;
-use crate::model::state_mixer::{StateMixer, load_gated_expert};
+use crate::model::state_mixer::{GatedExpert, StateMixer, load_gated_expert};
 use crate::model::{Model, Reads};
 use crate::state::pool::kv_layout::Values;
 
@@ -316,6 +316,8 @@ pub struct AttentionSpec {
     pub o_bias: bool,
     /// Every head of q and k is normed before the rotation.
     pub qk_norm: bool,
+    /// Every query head has a score without a value.
+    pub sinks: bool,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
 }
@@ -327,6 +329,7 @@ pub struct Attention<B: Backend> {
     qkv: QkvWeights<B>,
     /// The projection to gates on the result.
     gate: Option<Linear<B>>,
+    sinks: Option<B::Vector>,
     o: Linear<B>,
 }
 
@@ -369,12 +372,18 @@ impl<B: Backend> Attention<B> {
             true => Some(loader.linear(&[(name("gate_proj"), q)], hidden, spec.qkv_bias)?),
             false => None,
         };
+        let n_heads = heads.n_heads;
+        let sinks = match spec.sinks {
+            true => Some(loader.vector(&[(&name("sinks"), n_heads)])?),
+            false => None,
+        };
         let o = loader.linear(&[(name("o_proj"), hidden)], q, spec.o_bias)?;
         Ok(Self {
             layer,
             heads,
             qkv,
             gate,
+            sinks,
             o,
         })
     }
@@ -397,7 +406,10 @@ impl<B: Backend> Attention<B> {
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, queries: &Mixed<B>, batch: &B::Batch) {
         let (q, reader) = (&queries.rows, &self.o.weight);
         let attended = match &queries.gate {
-            None => backend.attend(q, &self.heads, self.layer, batch, reader),
+            None => {
+                let heads = (&self.heads, self.sinks.as_ref());
+                backend.attend(q, heads, self.layer, batch, reader)
+            }
             Some(gate) => backend.attend_gated((q, gate), &self.heads, self.layer, batch, reader),
         };
         backend.project_add(x, &attended, &self.o);
@@ -448,7 +460,7 @@ pub struct Mixture<B: Backend> {
     /// One that all tokens go through.
     shared: Option<Mlp<B>>,
     /// The same behind a gate.
-    gated: Option<(Linear<B>, Expert<B>)>,
+    gated: Option<GatedExpert<B>>,
 }
 
 impl<B: Backend> Mixture<B> {
@@ -461,7 +473,7 @@ impl<B: Backend> Mixture<B> {
         let hidden = loader.config().hidden_size;
         let router = [(config.names.router(layer), config.count())];
         let router = Router {
-            logits: loader.linear(&router, hidden, false)?,
+            logits: loader.linear(&router, hidden, config.bias)?,
             correction: match config.corrected {
                 true => Some(loader.vector(&[(&config.names.correction(layer), config.count())])?),
                 false => None,
@@ -477,14 +489,14 @@ impl<B: Backend> Mixture<B> {
             let [gate, up, down] = config.names.projections(layer, expert);
             let gate_up = [(gate, config.width), (up, config.width)];
             Ok(Expert {
-                gate_up: loader.linear(&gate_up, hidden, false)?,
-                down: loader.linear(&[(down, hidden)], config.width, false)?,
+                gate_up: loader.linear(&gate_up, hidden, config.bias)?,
+                down: loader.linear(&[(down, hidden)], config.width, config.bias)?,
             })
         });
         let experts = experts.collect::<Result<Vec<_>, LoadError>>()?;
         Ok(Self {
             router,
-            experts: loader.experts(experts),
+            experts: loader.experts(experts, config.gate),
             shared,
             gated: load_gated_expert(loader, layer)?,
         })

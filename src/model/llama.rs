@@ -13,6 +13,7 @@ pub fn layer(config: &ModelConfig, _layer: usize) -> LayerSpec {
             qkv_bias: config.bias.qkv,
             o_bias: config.bias.o,
             qk_norm: false,
+            sinks: false,
             window: None,
         }),
         feed_forward: FeedForwardSpec::Mlp {

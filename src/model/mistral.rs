@@ -13,6 +13,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
             qkv_bias: false,
             o_bias: false,
             qk_norm: false,
+            sinks: false,
             window: config.windows[layer],
         }),
         feed_forward: FeedForwardSpec::Mlp { bias: false },

@@ -1,9 +1,9 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] says what a model's path names.
 //!
-//! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`glm4_moe_lite`], [`lfm2`], [`llama`], [`mistral`],
-//! [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_5`], [`qwen3_moe`]) says what its layers are made of; the parts that families
-//! share are in [`blocks`], [`latent`] and [`state_mixer`]. All of it is written against [`Backend`] and knows nothing of
-//! devices, requests or steps.
+//! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`glm4_moe_lite`], [`gpt_oss`], [`lfm2`], [`llama`],
+//! [`mistral`], [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_5`], [`qwen3_moe`]) says what its layers are made of; the parts
+//! that families share are in [`blocks`], [`latent`] and [`state_mixer`]. All of it is written against [`Backend`] and knows
+//! nothing of devices, requests or steps.
 
 pub mod blocks;
 pub mod config;
@@ -12,6 +12,7 @@ pub mod deepseek_v3;
 pub mod generation;
 pub mod gguf;
 pub mod glm4_moe_lite;
+pub mod gpt_oss;
 pub(crate) mod json_file;
 pub mod latent;
 pub mod lfm2;
@@ -82,6 +83,7 @@ pub fn load<B: Backend + 'static>(
         }
         Architecture::DeepseekV2 => Box::new(blocks::Decoder::load(loader, deepseek_v2::layer)?),
         Architecture::DeepseekV3 => Box::new(blocks::Decoder::load(loader, deepseek_v3::layer)?),
+        Architecture::GptOss => Box::new(blocks::Decoder::load(loader, gpt_oss::layer)?),
         Architecture::Glm4MoeLite => Box::new(blocks::Decoder::load(loader, glm4_moe_lite::layer)?),
     })
 }

@@ -10,6 +10,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
             qkv_bias: true,
             o_bias: false,
             qk_norm: false,
+            sinks: false,
             window: config.windows[layer],
         }),
         feed_forward: FeedForwardSpec::Mlp { bias: false },

@@ -10,6 +10,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
             qkv_bias: config.bias.qkv,
             o_bias: config.bias.o,
             qk_norm: true,
+            sinks: false,
             window: config.windows[layer],
         }),
         feed_forward: FeedForwardSpec::Mlp { bias: false },

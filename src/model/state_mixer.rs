@@ -92,11 +92,14 @@ impl<B: Backend> StateMixer<B> {
     }
 }
 
+/// The gate of an expert, and the expert.
+pub type GatedExpert<B> = (Linear<B>, Expert<B>);
+
 /// Loads the expert of a layer that all tokens go through, and its gate, where the model has one.
 pub fn load_gated_expert<B: Backend>(
     loader: &mut Loader<'_, B>,
     layer: usize,
-) -> Result<Option<(Linear<B>, Expert<B>)>, LoadError> {
+) -> Result<Option<GatedExpert<B>>, LoadError> {
     let recurrent = loader.config().recurrent.as_ref();
     let Some(width) = recurrent.and_then(|recurrent| recurrent.shared_expert) else {
         return Ok(None);

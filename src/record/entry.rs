@@ -103,12 +103,28 @@ pub enum Entry {
     FlushCache,
     /// A request came in whose output begins with these tokens.
     SubmitOpened(Box<SubmitEntry>, Arc<[u32]>),
+    /// A request came in to a model whose layers keep states.
+    SubmitAnchored {
+        /// The request.
+        request: Box<SubmitEntry>,
+        /// Its output begins with these tokens.
+        opening: Arc<[u32]>,
+        /// Other prompts are likely to leave its own at these positions.
+        anchors: Arc<[u32]>,
+    },
 }
 
 impl Entry {
     /// A request that comes in.
     pub(super) fn submit(request: &Submission) -> Self {
         let entry = Box::new(SubmitEntry::from(request));
+        if !request.anchors.is_empty() {
+            return Self::SubmitAnchored {
+                request: entry,
+                opening: request.opening.clone(),
+                anchors: request.anchors.clone(),
+            };
+        }
         match request.opening.is_empty() {
             true => Self::Submit(entry),
             false => Self::SubmitOpened(entry, request.opening.clone()),
@@ -119,7 +135,7 @@ impl Entry {
     pub fn message(&self) -> &'static str {
         match self {
             Self::Start { .. } => "start of a unit",
-            Self::Submit(_) | Self::SubmitOpened(..) => "Submit",
+            Self::Submit(_) | Self::SubmitOpened(..) | Self::SubmitAnchored { .. } => "Submit",
             Self::Cancel { .. } => "CancelRequest",
             Self::CancelAll => "CancelAll",
             Self::StopFound { .. } => "StopFound",
@@ -221,6 +237,7 @@ impl From<&Submission> for SubmitEntry {
             logprobs,
             // Replayed as an entry of its own.
             opening: _,
+            anchors: _,
             // Its effect shows in the tokens and verdicts of the steps.
             grammar: _,
             priority,
@@ -248,7 +265,12 @@ impl SubmitEntry {
     ///
     /// # Errors
     /// Says what cannot be in a log.
-    pub fn submission(self, opening: Arc<[u32]>, cancel: CancelFlag) -> Result<Submission, String> {
+    pub fn submission(
+        self,
+        opening: Arc<[u32]>,
+        anchors: Arc<[u32]>,
+        cancel: CancelFlag,
+    ) -> Result<Submission, String> {
         if self.prompt.is_empty() {
             return Err(format!("request {} has an empty prompt", self.rid));
         }
@@ -262,6 +284,7 @@ impl SubmitEntry {
             sampling: Arc::new(sampling),
             logprobs: self.logprobs.map(Arc::new),
             opening,
+            anchors,
             grammar: None,
             priority: self.priority,
             cancel,

@@ -209,6 +209,7 @@ impl<'a> VirtualEngine<'a> {
             sampling: Arc::new(sampling),
             logprobs: None,
             opening: Arc::default(),
+            anchors: Arc::default(),
             grammar: None,
             priority: None,
             cancel: CancelFlag::default(),

@@ -133,6 +133,7 @@ impl Replay {
             prompt_tokens: tokens.len(),
             protected_pages: cached.pages.len(),
             private,
+            states: Vec::new(),
             lock: cached.lock,
             inserted_tokens: 0,
             priority: 0,

@@ -233,7 +233,10 @@ impl ControlSetup {
         let ledger = Arc::new(PoolLedger::new(limits.page_size));
         let n_pages = id_count("total_pages", limits.total_pages)?;
         let n_rows = id_count("total_rows", limits.total_rows)?;
-        let pools = Pools::new(n_pages, n_rows, limits.page_size, ledger.clone());
+        let n_states = limits.states.map_or(0, |states| states.total_slots);
+        let n_states = id_count("total_slots", n_states)?;
+        let pools = Pools::new(n_pages, n_rows, limits.page_size, ledger.clone())
+            .with_states(n_states, ledger.clone());
         let cache = self.cache(&ledger);
         Ok(ControlStates {
             scheduler: Scheduler::new(limits.clone(), policy, ledger.clone()),
@@ -246,7 +249,13 @@ impl ControlSetup {
 
     fn cache(&self, ledger: &Arc<PoolLedger>) -> Box<dyn PrefixCache> {
         let page_size = self.limits.page_size;
-        let tree = |policy| RadixTree::new(page_size, policy, ledger.clone());
+        let tree = |policy| {
+            let tree = RadixTree::new(page_size, policy, ledger.clone());
+            match self.limits.states {
+                Some(_) => tree.with_states(),
+                None => tree,
+            }
+        };
         match (self.limits.queue.eviction_policy, self.diagnoses_misses) {
             (Some(policy), true) => Box::new(tree(policy).with_diagnostics()),
             (Some(policy), false) => Box::new(tree(policy)),

@@ -261,6 +261,9 @@ fn warm_decode_steps_allocate_nothing() {
         (format!("{fixtures}/qwen3"), few),
         (format!("{fixtures}/qwen3-moe"), few),
         (format!("{fixtures}/qwen3-moe"), SHARED_ROWS),
+        (format!("{fixtures}/deepseek-v2"), few),
+        (format!("{fixtures}/deepseek-v3"), SHARED_ROWS),
+        (format!("{fixtures}/gpt-oss"), few),
         ("models/souffleur-tiny".to_owned(), SHARED_ROWS),
     ] {
         for threads in [1, 2, 3] {

@@ -49,6 +49,7 @@ pub fn parts_saying(
         n_pages: parts.info.max_total_tokens / parts.info.page_size,
         vocab_size: parts.info.vocab_size as u32,
         verify: true,
+        n_states: 0,
         faults: Vec::new(),
     };
     parts.executor = Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {

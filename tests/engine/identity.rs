@@ -22,14 +22,23 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 6] = [
+const MODELS: [&str; 12] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
     "tests/fixtures/models/qwen2",
     "tests/fixtures/models/qwen3",
     "tests/fixtures/models/qwen3-moe",
+    "tests/fixtures/models/lfm2",
+    "tests/fixtures/models/qwen3-5",
+    "tests/fixtures/models/qwen3-next",
+    "tests/fixtures/models/deepseek-v2",
+    "tests/fixtures/models/glm4-moe-lite",
+    "tests/fixtures/models/gpt-oss",
 ];
+
+/// Layers of these keep a state, and a prompt goes on only where one was saved.
+const WITH_STATES: &str = "lfm2 qwen3-5 qwen3-next";
 
 /// Requests that run at once where others take their places.
 const RUNNING: u32 = 4;
@@ -97,13 +106,13 @@ async fn check(model: &str, dtype: DtypeChoice) {
 
     let world = start(config(model, dtype));
     let hit = one_after_another(&world).await;
-    assert!(hit[1..].iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
+    let has_states = model.rsplit('/').any(|name| WITH_STATES.contains(name));
+    // What the prompts share is too short to be worth a state.
+    assert!(has_states || hit[1..].iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
     assert_same(&hit, &expected, &what("with prefix hits"));
-    assert_same(
-        &at_once(&world).await,
-        &expected,
-        &what("in a batch, all cached"),
-    );
+    let again = at_once(&world).await;
+    assert!(again.iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
+    assert_same(&again, &expected, &what("in a batch, all cached"));
     world.assert_whole().await;
     world.stop().await;
 

@@ -69,6 +69,7 @@ impl Build {
             n_pages: self.n_pages,
             vocab_size: VOCAB,
             verify: true,
+            n_states: 0,
             faults: self.faults.clone(),
         };
         let (gate, ahead) = (self.gate.clone(), self.ahead.clone());

@@ -86,6 +86,10 @@ fn unknown_architecture_lists_the_known_ones() {
         } => {
             assert_eq!(found, "MambaForCausalLM");
             for known in [
+                "DeepseekV2ForCausalLM",
+                "DeepseekV3ForCausalLM",
+                "Glm4MoeLiteForCausalLM",
+                "GptOssForCausalLM",
                 "LlamaForCausalLM",
                 "MistralForCausalLM",
                 "MixtralForCausalLM",

@@ -196,3 +196,90 @@ fn experts_count_in_the_size_of_the_weights_and_routers_stay_in_f32() {
         "{int8}"
     );
 }
+
+/// The values of MXFP4's codes below 8; the others are the same, below zero.
+const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// A stack of gpt-oss as blocks of seeded codes and scales, and the same values one by one.
+fn in_blocks(name: &str, plain: &Stored) -> ([(String, Stored); 2], Stored) {
+    let &[experts, inputs, outputs] = plain.shape.as_slice() else {
+        panic!("{name} is a stack");
+    };
+    let n = inputs / 32;
+    let hash = |i: usize| (i as u32 + name.len() as u32).wrapping_mul(2_654_435_761) >> 11;
+    let codes: Vec<u8> = (0..experts * outputs * n * 16)
+        .map(|i| hash(i) as u8)
+        .collect();
+    let scales: Vec<u8> = (0..experts * outputs * n)
+        .map(|i| [121, 122, 123, 124, 122, 0][hash(i) as usize % 6])
+        .collect();
+    let mut data = vec![0; plain.data.len()];
+    for (block, codes) in codes.chunks_exact(16).enumerate() {
+        let (row, first) = (block / n, block % n * 32);
+        let (expert, output) = (row / outputs, row % outputs);
+        let scale = (f32::from(scales[block]) - 127.0).exp2();
+        for i in 0..32 {
+            let code = usize::from(codes[i / 2] >> (4 * (i % 2)) & 15);
+            let value = E2M1[code & 7] * scale * if code > 7 { -1.0 } else { 1.0 };
+            let at = (expert * inputs + first + i) * outputs + output;
+            data[2 * at..][..2].copy_from_slice(&half::bf16::from_f32(value).to_le_bytes());
+        }
+    }
+    let stored = |shape: &[usize], data| Stored {
+        dtype: safetensors::Dtype::U8,
+        shape: shape.to_vec(),
+        data,
+    };
+    let blocks = [
+        (
+            format!("{name}_blocks"),
+            stored(&[experts, outputs, n, 16], codes),
+        ),
+        (
+            format!("{name}_scales"),
+            stored(&[experts, outputs, n], scales),
+        ),
+    ];
+    let plain = Stored {
+        data,
+        ..plain.clone()
+    };
+    (blocks, plain)
+}
+
+#[test]
+fn experts_of_gpt_oss_may_be_in_blocks() {
+    let own = tensors_of("gpt-oss");
+    let (mut blocks, mut plain) = (own.clone(), own.clone());
+    for (name, stored) in &own {
+        if name.ends_with("_proj") {
+            let (parts, values) = in_blocks(name, stored);
+            blocks.remove(name);
+            blocks.extend(parts);
+            plain.insert(name.clone(), values);
+        }
+    }
+    let expected = logits(folder("gpt-oss", &plain).path());
+    let got = logits(folder("gpt-oss", &blocks).path());
+    assert_ne!(expected, logits(&fixture("gpt-oss")));
+    let pairs = || expected.iter().flatten().zip(got.iter().flatten());
+    let error: f32 = pairs().map(|(a, b)| (a - b).powi(2)).sum();
+    let size: f32 = pairs().map(|(a, _)| a.powi(2)).sum();
+    // Blocks are multiplied with activations of eight bits.
+    let relative = (error / size).sqrt();
+    assert!(relative < 0.08, "{relative}");
+
+    let name = "model.layers.0.mlp.experts.down_proj";
+    let mut without = blocks.clone();
+    without.remove(&format!("{name}_scales"));
+    let mut wrong = blocks;
+    let scales = wrong.get_mut(&format!("{name}_scales")).unwrap();
+    scales.shape.push(1);
+    for (tensors, complaint) in [(&without, "down_proj_scales"), (&wrong, "down_proj_scales")] {
+        let dir = folder("gpt-oss", tensors);
+        let error = describe(dir.path(), None, None, LoadFormat::Auto)
+            .err()
+            .unwrap();
+        assert!(error.to_string().contains(complaint), "{error}");
+    }
+}

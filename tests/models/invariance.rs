@@ -320,8 +320,18 @@ fn every_instruction_set_is_invariant() {
     for isa in Isa::available() {
         let variants =
             [None, Some(Quantization::Int8), Some(Quantization::Int4)].map(|quantization| {
-                ["llama", "qwen3", "mistral", "qwen3-moe", "lfm2", "qwen3-5"]
-                    .map(|name| (name, quantization))
+                [
+                    "llama",
+                    "qwen3",
+                    "mistral",
+                    "qwen3-moe",
+                    "deepseek-v2-grouped",
+                    "deepseek-v3",
+                    "gpt-oss",
+                    "lfm2",
+                    "qwen3-5",
+                ]
+                .map(|name| (name, quantization))
             });
         for (name, quantization) in variants.into_iter().flatten() {
             let options = CpuOptions {

@@ -3,6 +3,7 @@
 use souffleur::request::RequestTimeouts;
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::plan::preemption::PriorityRules;
+use souffleur::state::pool::state_pool::StateLimits;
 use souffleur::state::scheduler::BatchRules;
 use souffleur::state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
@@ -128,7 +129,8 @@ impl Chaos {
     pub fn new(mix: Mix, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let talks = random.percent(50);
-        let setup = setup(mix, talks, &mut random);
+        let mut setup = setup(mix, talks, &mut random);
+        setup.states = states(&setup, seed);
         let family = |random: &mut Random| -> Vec<u32> {
             let tokens = (0..FAMILY_TOKENS).map(|_| random.below(VOCAB as usize) as u32);
             tokens.collect()
@@ -359,6 +361,7 @@ impl Chaos {
                 waiting_s,
                 running_s,
             },
+            anchors: anchors(&prompt, self.world.lives.len()),
             prompt,
             grammar: self.grammar(),
         }
@@ -388,6 +391,27 @@ impl Chaos {
         longer.extend(&life.delivered);
         longer.extend_from_slice(&prompt[prompt.len().saturating_sub(20)..]);
         *prompt = longer;
+    }
+}
+
+/// Every second run is of a model whose layers keep states, some with hardly more than the rows need.
+fn states(setup: &Setup, seed: u64) -> Option<StateLimits> {
+    let rows = setup.n_rows as usize;
+    let total_slots = [rows + 1, 3 * rows, rows + 4][seed as usize / 2 % 3];
+    let grid_tokens = 64_usize.next_multiple_of(setup.page_size as usize);
+    seed.is_multiple_of(2).then_some(StateLimits {
+        total_slots,
+        grid_tokens,
+    })
+}
+
+/// Two thirds of the prompts have some; they draw on no random numbers.
+fn anchors(prompt: &[u32], number: usize) -> Vec<u32> {
+    let len = prompt.len() as u32;
+    match number % 3 {
+        0 => Vec::new(),
+        1 => vec![len.saturating_sub(3)],
+        _ => vec![len / 2, len.saturating_sub(1)],
     }
 }
 

@@ -392,6 +392,7 @@ fn plain_cache_keeps_nothing_and_gives_everything_back() {
         lock: locked.lock,
         inserted_tokens: 0,
         priority: 0,
+        states: Vec::new(),
     });
     assert!(plain.is_disabled() && !memory.tree.is_disabled());
     assert_eq!(

@@ -259,6 +259,7 @@ impl Engine {
             lock: std::mem::take(&mut sequence.lock),
             inserted_tokens: sequence.inserted_tokens,
             priority: 0,
+            states: Vec::new(),
         });
         let remapped: Vec<PageId> = done.remap.iter().collect();
         sequence.row[before..before + remapped.len()].copy_from_slice(&remapped);

@@ -29,6 +29,8 @@ mod scheduler_script;
 mod scheduler_waits;
 mod scheduler_watch;
 mod scheduler_world;
+mod state_defects;
+mod states;
 mod tlru;
 mod warm_up;
 
@@ -132,6 +134,7 @@ impl Memory {
             lock: held.lock,
             inserted_tokens: held.inserted_tokens,
             priority: 0,
+            states: Vec::new(),
         });
         self.check();
         done

@@ -315,6 +315,7 @@ fn left(rid: &str, prompt: &[u32], departure: Departure) -> PrefixEvent {
 fn nothing_of(prompt: &[u32]) -> Departure {
     Departure {
         matched_tokens: 0,
+        kv_tokens: 0,
         match_limit: prompt.len() - 1,
         is_cache_disabled: false,
         branch: None,
@@ -386,6 +387,7 @@ fn the_causes_have_an_order() {
     });
     let departure = |branch, elsewhere| Departure {
         matched_tokens: 3,
+        kv_tokens: 0,
         branch,
         elsewhere,
         ..nothing_of(&prompt)

@@ -117,9 +117,13 @@ impl Model {
         let namespace = namespace(space);
         let limit = tokens.len() - 1;
         let locked = self.tree.lock_prefix(&namespace, &tokens[..limit]);
-        let departure = self
-            .tree
-            .departure(&namespace, &locked.lock, tokens, locked.tokens, limit);
+        let departure = self.tree.departure(
+            &namespace,
+            &locked.lock,
+            tokens,
+            (locked.tokens, locked.kv_tokens),
+            limit,
+        );
         self.tree.unlock(locked.lock);
         let left = PrefixLeft {
             rid: RequestId::new("r"),

@@ -28,6 +28,8 @@ pub struct Ask {
     pub timeouts: RequestTimeouts,
     pub priority: Option<i64>,
     pub grammar: Option<HashedGrammar>,
+    /// Positions at which other prompts are likely to leave it.
+    pub anchors: Vec<u32>,
 }
 
 impl Ask {

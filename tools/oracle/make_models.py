@@ -72,8 +72,51 @@ QWEN3_NEXT = DELTA_NET | {"architectures": ["Qwen3NextForCausalLM"], "model_type
 # Families whose norms are written as what is added to one.
 NORMS_FROM_ONE = ("qwen3_5", "qwen3_next")
 
-# How far the logits of a router spread.
+DEEPSEEK_V2 = BASE | {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 28,
+    "moe_intermediate_size": 24,
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK_V3 = DEEPSEEK_V2 | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+GLM4_MOE_LITE = DEEPSEEK_V2 | {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"}
+GPT_OSS = BASE | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "intermediate_size": 64,
+    "head_dim": 24,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": WINDOW,
+    "attention_bias": True,
+    "rope_theta": 5000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 4.0,
+        "beta_slow": 0.5,
+        "truncate": False,
+    },
+    "swiglu_limit": 1.5,
+}
+YARN = {
+    "type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.6,
+}
+
+# How far the logits of a router spread. Sigmoids of far ones would all be nearly 0 or 1.
 ROUTER_GAIN = 6.0
+SIGMOID_ROUTER_GAIN = 1.5
 
 # name: (config.json, stored dtype, number of shards)
 MODELS = {
@@ -349,6 +392,115 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "deepseek-v2": (
+        DEEPSEEK_V2
+        | {
+            "q_lora_rank": None,
+            "kv_lora_rank": 48,
+            "rope_scaling": YARN,
+            "rope_theta": 10000.0,
+            "n_routed_experts": 9,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "topk_method": "greedy",
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.0,
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "deepseek-v2-grouped": (
+        DEEPSEEK_V2
+        | {
+            "q_lora_rank": 40,
+            "kv_lora_rank": 40,
+            "rms_norm_eps": 0.02,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "first_k_dense_replace": 1,
+            "rope_theta": 5000.0,
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "deepseek-v3": (
+        DEEPSEEK_V3
+        | {
+            "q_lora_rank": 36,
+            "kv_lora_rank": 64,
+            "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 24,
+            "rope_scaling": YARN | {"mscale": 0.7},
+            "n_routed_experts": 9,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "n_group": 3,
+            "topk_group": 2,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.6,
+            "first_k_dense_replace": 1,
+            "num_nextn_predict_layers": 1,
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "deepseek-v3-plain": (
+        DEEPSEEK_V3
+        | {
+            "q_lora_rank": None,
+            "kv_lora_rank": 40,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 0.6,
+            "first_k_dense_replace": 0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "glm4-moe-lite": (
+        GLM4_MOE_LITE
+        | {
+            "q_lora_rank": 24,
+            "kv_lora_rank": 32,
+            "v_head_dim": 36,
+            "n_routed_experts": 7,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 0.7,
+            "mlp_layer_types": ["sparse", "dense"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, "partial_rotary_factor": 1.0},
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gpt-oss": (
+        GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"], "torch_dtype": "bfloat16"},
+        torch.bfloat16,
+        1,
+    ),
     "mistral": (
         MISTRAL | {"rope_theta": 10000.0, "sliding_window": WINDOW, "torch_dtype": "bfloat16"},
         torch.bfloat16,
@@ -363,7 +515,12 @@ EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen3-next": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "lfm2-moe": ("feed_forward", ("w1", "w3", "w2")),
+    "deepseek-v2": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "deepseek-v3": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
+
+# Layers for speculative decoding that published checkpoints have beyond the last.
+EXTRA_LAYERS = {"deepseek-v3"}
 
 
 def make_tokenizer():
@@ -403,15 +560,30 @@ def fill(name, tensor, config, generator):
         return between(-0.5, 0.5)
     if "norm" in name:
         return 0.5 + torch.rand(tensor.shape, generator=generator)
-    if name.endswith(".bias"):
+    if name.endswith(".bias") and "router" not in name:
         return normal(0.3)
     if "embed_tokens" in name:
         return normal(2 / math.sqrt(HIDDEN) if config.tie_word_embeddings else 0.5)
     if "lm_head" in name:
         return normal(2 / math.sqrt(HIDDEN))
-    if name.endswith(("mlp.gate.weight", "feed_forward.gate.weight")):
+    if name.endswith("sinks"):
+        return 4 * torch.rand(tensor.shape, generator=generator) - 1
+    if name.endswith("proj_bias"):
+        return normal(0.3)
+    if name.endswith("mlp.router.bias"):
+        return normal(3.0)
+    if name.endswith(("mlp.gate.weight", "mlp.router.weight", "feed_forward.gate.weight")):
         return normal(ROUTER_GAIN / math.sqrt(HIDDEN))
-    gain = 1.4 if "q_proj" in name or "k_proj" in name else 1.0
+    if config.model_type == "gpt_oss" and ".experts." in name:
+        # The inputs stand in the middle.
+        return normal(1 / math.sqrt(tensor.shape[1]))
+    if name.endswith("e_score_correction_bias"):
+        return normal(0.5)
+    if name.endswith("mlp.gate.weight"):
+        sigmoid = config.model_type in ("deepseek_v3", "glm4_moe_lite")
+        return normal((SIGMOID_ROUTER_GAIN if sigmoid else ROUTER_GAIN) / math.sqrt(HIDDEN))
+    peaked = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
+    gain = 1.4 if any(part in name for part in peaked) else 1.0
     # The inputs stand last, also where experts are stacked.
     return normal(gain / math.sqrt(tensor.shape[-1]))
 
@@ -476,12 +648,18 @@ def make(name, directory):
     for tensor_name, tensor in sorted(model.state_dict().items()):
         if tensor_name == "lm_head.weight" and read_back.tie_word_embeddings:
             continue
-        weights[tensor_name] = fill(tensor_name, tensor, read_back, generator).to(dtype).contiguous()
+        # Corrections stay in f32, also in models of bf16.
+        stored = torch.float32 if "correction_bias" in tensor_name else dtype
+        weights[tensor_name] = fill(tensor_name, tensor, read_back, generator).to(stored).contiguous()
     if whole is not read_back:
         # As in models that also see.
         weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights.items()}
     if name in EXPERT_NAMES:
         weights = unstacked(weights, EXPERT_NAMES[name])
+    if name in EXTRA_LAYERS:
+        extra = f"model.layers.{read_back.num_hidden_layers}"
+        weights[f"{extra}.eh_proj.weight"] = torch.ones(HIDDEN, 2 * HIDDEN, dtype=dtype)
+        weights[f"{extra}.input_layernorm.weight"] = torch.ones(HIDDEN, dtype=dtype)
     save_weights(directory, weights, n_shards)
     size = sum(file.stat().st_size for file in directory.iterdir())
     print(f"{name}: {sum(tensor.numel() for tensor in weights.values())} weights, {size} bytes")

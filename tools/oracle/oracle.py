@@ -43,31 +43,53 @@ class Answer:
         return [margin > self.router_rounding for margin in self.router_margins]
 
 
-def chosen_by(inputs, output):
+class RouterProbe:
+    """Keeps the scores that the routers of a model chose experts by for the last prompt."""
+
+    def __init__(self, model):
+        self.scores, self.routers = [], []
+        self.n_used = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+        for module in model.modules():
+            if type(module).__name__.lower().endswith("topkrouter"):
+                self.routers.append(module)
+                module.register_forward_hook(lambda router, inputs, output: self.scores.append(choice(router, inputs, output)))
+
+    def take(self):
+        """Returns the scores of each layer's router, [layers, tokens, experts]; None if there are no experts."""
+        scores, self.scores = self.scores, []
+        return torch.stack(scores) if scores else None
+
+    def margins(self, scores):
+        """How far the least chosen score is ahead of the best of the others, in the layer where that is least."""
+        margins = []
+        for router, layer in zip(self.routers, scores):
+            by_group, allowed = group_margins(router, layer)
+            ranked = layer.masked_fill(~allowed, -torch.inf).sort(dim=-1, descending=True).values
+            by_expert = ranked[..., self.n_used - 1] - ranked[..., self.n_used]
+            margins.append(torch.minimum(by_group, by_expert))
+        return torch.stack(margins).amin(dim=0).tolist()
+
+
+def choice(router, inputs, output):
     """The numbers by which a router chooses: its logits, or their sigmoids and a correction."""
-    logits, correction = output[0].float(), inputs[1] if len(inputs) > 1 else None
+    logits, correction = output[0].float(), getattr(router, "e_score_correction_bias", None)
+    if correction is None and len(inputs) > 1:
+        correction = inputs[1]
     return logits if correction is None else logits.sigmoid() + correction.float()
 
 
-class RouterProbe:
-    """Keeps what the routers of a model said of the last prompt."""
-
-    def __init__(self, model):
-        self.logits = []
-        self.n_used = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
-        for module in model.modules():
-            if type(module).__name__.endswith("TopKRouter"):
-                module.register_forward_hook(lambda _module, inputs, output: self.logits.append(chosen_by(inputs, output)))
-
-    def take(self):
-        """Returns the logits of each layer's router, [layers, tokens, experts]; None if there are no experts."""
-        logits, self.logits = self.logits, []
-        return torch.stack(logits) if logits else None
-
-    def margins(self, logits):
-        """How far the least chosen logit is ahead of the best of the others, in the layer where that is least."""
-        ranked = logits.sort(dim=-1, descending=True).values
-        return (ranked[..., self.n_used - 1] - ranked[..., self.n_used]).amin(dim=0).tolist()
+def group_margins(router, scores):
+    """How far the least chosen group is ahead of the best of the others, per expert that counts, and its experts."""
+    n_groups = getattr(router, "num_group", None) or 1
+    n_used = getattr(router, "topk_group", None) or 1
+    if getattr(router, "topk_method", None) == "greedy" or n_used >= n_groups:
+        return torch.full(scores.shape[:-1], torch.inf), torch.ones_like(scores, dtype=torch.bool)
+    counted = 2 if hasattr(router, "e_score_correction_bias") else 1
+    groups = scores.unflatten(-1, (n_groups, -1)).topk(counted, dim=-1).values.sum(dim=-1)
+    ranked = groups.sort(dim=-1, descending=True)
+    chosen = torch.zeros_like(groups, dtype=torch.bool).scatter(-1, ranked.indices[..., :n_used], True)
+    allowed = chosen.unsqueeze(-1).expand(*groups.shape, scores.shape[-1] // n_groups).flatten(-2)
+    return (ranked.values[..., n_used - 1] - ranked.values[..., n_used]) / counted, allowed
 
 
 def load(directory, dtype):
@@ -115,7 +137,7 @@ def answer(directory, prompts, n_greedy=GREEDY_TOKENS):
     answers = []
     for tokens, expected, (chosen, margins), router, ahead in zip(prompts, logits, continuations, routed, router_margins):
         errors = (prompt_logits(model, tokens) - expected).abs().amax(dim=-1)
-        # In the first of the routers nothing but rounding moves a logit; below, tokens that chose others do.
+        # In the first of the routers nothing but rounding moves a score; below, tokens that chose others do.
         rounding = None if router is None else (probe.take() - router)[0].abs().max().item()
         answer = Answer(tokens, expected, 0.0, chosen, margins, ahead, rounding)
         clear = errors[answer.clear_experts()]

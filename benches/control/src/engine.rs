@@ -39,6 +39,7 @@ impl Shape {
             max_pins: 0,
             queue: QueueRules::default(),
             eos_token_ids: Arc::from([]),
+            states: None,
         };
         let setup = ControlSetup {
             limits,
@@ -65,6 +66,7 @@ pub fn request(number: u64, prompt: &[u32], max_new_tokens: u32) -> Submission {
         logprobs: None,
 opening: Arc::default(),
  grammar: None,
+ anchors: Default::default(),
         priority: None,
         cancel: CancelFlag::default(),
         submitted_s: 0.0,

@@ -350,6 +350,7 @@ impl Tokenizer {
             },
             prompt: prepared.tokens,
             opening: opening(prepared.grammar.as_deref(), &request, &sampling),
+            anchors: prepared.anchors,
             grammar: prepared.grammar,
             namespace: request.namespace,
             sampling: Arc::new(sampling),

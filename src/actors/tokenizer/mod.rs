@@ -23,7 +23,7 @@ use crate::admission::Admission;
 use crate::grammar::GrammarCompiler;
 use crate::ids::{IntakeId, RequestId};
 use crate::metrics::RequestMetrics;
-use crate::model::text::TextModel;
+use crate::model::text::{TextModel, TurnMarks};
 use crate::request::RequestTimeouts;
 use crate::state::cache::prefix_history::{HistoryLimits, PrefixReport};
 use crate::state::request_limits::RequestLimits;
@@ -44,6 +44,8 @@ pub struct TokenizerSettings {
     pub formats: AnswerFormats,
     /// Compiles the grammars of outputs that follow one; `None` without a tokenizer.
     pub grammars: Option<Arc<GrammarCompiler>>,
+    /// Where prompts of chats are likely to part; `None` where no layer keeps a state, and nobody asks.
+    pub turns: Option<TurnMarks>,
     /// Rows of the output head: larger ids are refused.
     pub vocab_size: usize,
     /// What can ever fit.

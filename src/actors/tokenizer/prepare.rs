@@ -44,6 +44,8 @@ pub(super) fn refuse_hopeless(
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) tokens: Arc<[u32]>,
+    /// Where other prompts are likely to part from it.
+    pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
     /// The prompt ends inside of reasoning.
     pub(super) starts_in_reasoning: bool,
@@ -87,7 +89,9 @@ pub(super) fn prepare(
             .map_err(|error| as_asked(error, is_chat))?,
         false => None,
     };
+    let turns = settings.turns.as_ref().filter(|_| is_chat);
     Ok(Prepared {
+        anchors: turns.map_or_else(Arc::default, |turns| turns.anchors(&tokens).into()),
         tokens,
         grammar,
         starts_in_reasoning: standing == Standing::InReasoning,

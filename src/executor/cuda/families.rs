@@ -27,10 +27,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_with_experts_are_refused_by_name() {
+    fn families_without_kernels_are_refused_by_name() {
         for (name, architecture) in [
             ("qwen3-moe", "Qwen3MoeForCausalLM"),
             ("mixtral", "MixtralForCausalLM"),
+            ("deepseek-v2", "DeepseekV2ForCausalLM"),
+            ("deepseek-v3", "DeepseekV3ForCausalLM"),
+            ("glm4-moe-lite", "Glm4MoeLiteForCausalLM"),
+            ("gpt-oss", "GptOssForCausalLM"),
         ] {
             let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
             let config = ModelConfig::read(&models.join(name)).expect("it is read");

@@ -9,6 +9,7 @@ pub use self::explain::Bytes;
 use self::slots::StateSlots;
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
+use crate::state::pool::state_pool::StateLimits;
 
 /// Share of the available memory that the KV pool takes by default on a CPU, in percent.
 const DEFAULT_SHARE_PERCENT: u64 = 25;
@@ -198,6 +199,17 @@ impl MemoryPlan {
         )))
     }
 
+    /// The states that sequences and the cache share; `None` where no layer keeps any.
+    pub fn state_limits(&self) -> Option<StateLimits> {
+        let granted = self.state_slots.checked_sub(1)?;
+        Some(StateLimits::new(
+            usize::try_from(granted).unwrap_or(usize::MAX),
+            self.wish.state_bytes,
+            self.wish.kv_bytes_per_token,
+            self.wish.page_size as usize,
+        ))
+    }
+
     /// The `max_total_tokens` that were asked for, if fewer fit.
     pub fn asked_in_vain(&self) -> Option<u64> {
         let asked = self.wish.max_total_tokens?;
@@ -373,7 +385,10 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
 /// whose logits are held at once.
 pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
     // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product.
-    let widths = 3 * config.hidden_size + mixer_width(config) + feed_forward_width(config);
+    let widths = 3 * config.hidden_size
+        + mixer_width(config)
+        + latent_width(config)
+        + feed_forward_width(config);
     let elements = step_tokens
         .saturating_mul(widths as u64)
         .saturating_add(logit_rows.saturating_mul(config.vocab_size as u64));
@@ -393,13 +408,24 @@ fn mixer_width(config: &ModelConfig) -> usize {
     attention.max(states.map_or(0, |states| states.activations(config.hidden_size)))
 }
 
+/// The widths of what a token has in use beside that where attention is latent: queries of low rank and as they are
+/// projected, the heads' parts of them, values.
+fn latent_width(config: &ModelConfig) -> usize {
+    config.latent.as_ref().map_or(0, |latent| {
+        let shape = latent.shape(config);
+        let queries = 2 * shape.query_width() + latent.query_rank.unwrap_or(0);
+        queries + shape.heads().attended_width() + shape.value_width()
+    })
+}
+
 /// The widths of what a token has in use in a feed-forward block: gate, up and their product; with experts those of each
 /// that it goes through, what they read, the normed input that they share, and the router's logits.
 fn feed_forward_width(config: &ModelConfig) -> usize {
     let mlp = 3 * config.intermediate_size;
     let experts = config.experts.as_ref().map_or(0, |experts| {
         let each = config.hidden_size + 3 * experts.width;
-        config.hidden_size + experts.count() + experts.routing.n_used * each
+        let shared = 3 * experts.shared_width.unwrap_or(0);
+        config.hidden_size + experts.count() + shared + experts.routing.n_used * each
     });
     mlp.max(experts)
 }

@@ -56,7 +56,7 @@ pub use self::simd::{ISA_VARIABLE, Isa};
 use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
-use super::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
+use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
@@ -213,7 +213,7 @@ impl CpuBackend {
     fn attend_heads(
         &mut self,
         q: &Tensor,
-        heads: &HeadShape,
+        (heads, sinks): (&HeadShape, Option<&[f32]>),
         layer: usize,
         batch: &CpuBatch,
     ) -> Tensor {
@@ -221,7 +221,7 @@ impl CpuBackend {
         let history = (&self.kv, layer, &self.table);
         let threads = (&mut self.pool, self.isa);
         self.attention
-            .attend(threads, q, heads, history, batch, out)
+            .attend(threads, q, (heads, sinks), history, batch, out)
     }
 
     fn product(&mut self, x: &Operand, linear: &Linear<Self>, out: &mut Tensor, write: Write) {
@@ -261,8 +261,8 @@ impl Backend for CpuBackend {
         rope.clone()
     }
 
-    fn experts(&mut self, experts: Vec<Expert<Self>>) -> Experts {
-        Experts::new(experts)
+    fn experts(&mut self, experts: Vec<Expert<Self>>, gate: Gate) -> Experts {
+        Experts::new(experts, gate)
     }
 
     fn head_matrices(&mut self, heads: Vec<Stack>) -> HeadMatrices {
@@ -319,12 +319,13 @@ impl Backend for CpuBackend {
     fn attend(
         &mut self,
         q: &Tensor,
-        heads: &HeadShape,
+        (heads, sinks): (&HeadShape, Option<&Vec<f32>>),
         layer: usize,
         batch: &CpuBatch,
         reader: &Stack,
     ) -> Operand {
-        let out = self.attend_heads(q, heads, layer, batch);
+        let sinks = sinks.map(Vec::as_slice);
+        let out = self.attend_heads(q, (heads, sinks), layer, batch);
         self.pack(Activations::plain(out.values(), out.width()), reader)
     }
 
@@ -349,7 +350,7 @@ impl Backend for CpuBackend {
         batch: &CpuBatch,
         reader: &Stack,
     ) -> Operand {
-        let latents = self.attend_heads(q, &shape.heads(), layer, batch);
+        let latents = self.attend_heads(q, (&shape.heads(), None), layer, batch);
         let out = latent::values(self, &latents, values, shape);
         self.pack(Activations::plain(out.values(), out.width()), reader)
     }
@@ -362,7 +363,7 @@ impl Backend for CpuBackend {
         batch: &CpuBatch,
         reader: &Stack,
     ) -> Operand {
-        let mut out = self.attend_heads(q, heads, layer, batch);
+        let mut out = self.attend_heads(q, (heads, None), layer, batch);
         gates::multiply(&mut self.pool, self.isa, &mut out, gate);
         self.pack(Activations::plain(out.values(), out.width()), reader)
     }
@@ -379,7 +380,7 @@ impl Backend for CpuBackend {
             let mut both = self.scratch.tensor(x.rows(), 2 * width);
             self.product(x, gate_up, &mut both, Write::Store);
             let out = self.scratch.tensor(x.rows(), width);
-            let out = rowwise::gated_silu(&mut self.pool, self.isa, &both, out);
+            let out = rowwise::gated(&mut self.pool, self.isa, Gate::Silu, &both, out);
             return self.pack(Activations::plain(out.values(), width), reader);
         }
         let packed = match reader.encodings() {
@@ -447,7 +448,7 @@ impl Backend for CpuBackend {
         let rows = self.operand(x, &expert.gate_up.weight);
         let both = self.project(&rows, &expert.gate_up);
         let out = self.scratch.tensor(both.rows(), both.width() / 2);
-        let mut gated = rowwise::gated_silu(&mut self.pool, self.isa, &both, out);
+        let mut gated = rowwise::gated(&mut self.pool, self.isa, Gate::Silu, &both, out);
         gates::multiply(&mut self.pool, self.isa, &mut gated, &gate);
         let down = self.operand(&gated, &expert.down.weight);
         self.project_add(residual, &down, &expert.down);

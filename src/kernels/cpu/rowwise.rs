@@ -6,8 +6,8 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::stack::Stack;
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
-use crate::kernels::HeadShape;
 use crate::kernels::rope::Rope;
+use crate::kernels::{Gate, HeadShape};
 use crate::state::pool::kv_layout::Values;
 
 /// Rows in an item: a barrier costs about as much as a few rows.
@@ -37,15 +37,35 @@ pub fn embed(pool: &mut ThreadPool, table: &Stack, tokens: &[u32], mut out: Tens
     out
 }
 
-/// `silu(gate) * up` of rows whose first half are gates and whose second half is what they let through.
-pub fn gated_silu(pool: &mut ThreadPool, isa: Isa, both: &Tensor, mut out: Tensor) -> Tensor {
+/// What gates let through, of rows whose first half are gates and whose second half is what they are for.
+pub fn gated(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    gate: Gate,
+    both: &Tensor,
+    mut out: Tensor,
+) -> Tensor {
     let width = out.width();
     let shared = Shared::new(out.values_mut());
     for_rows(pool, both.rows(), width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };
         let (gates, ups) = both.row(row).split_at(width);
-        dispatch(isa, GatedSilu { gates, ups, out });
+        match gate {
+            Gate::Silu => dispatch(isa, GatedSilu { gates, ups, out }),
+            Gate::Clamped { limit, slope } => {
+                let bounds = (limit, slope);
+                dispatch(
+                    isa,
+                    GatedClamped {
+                        gates,
+                        ups,
+                        bounds,
+                        out,
+                    },
+                );
+            }
+        }
     });
     out
 }
@@ -89,6 +109,40 @@ pub unsafe fn store_up_to<S: Lanes>(v: S::V, out: &mut [f32]) {
         let mut padded = [0f32; LANES];
         S::store(padded.as_mut_ptr(), v);
         out.copy_from_slice(&padded[..out.len()]);
+    }
+}
+
+struct GatedClamped<'a> {
+    gates: &'a [f32],
+    ups: &'a [f32],
+    /// Limit and slope.
+    bounds: (f32, f32),
+    out: &'a mut [f32],
+}
+
+impl Kernel for GatedClamped<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let (limit, slope) = self.bounds;
+        let vectors = self.gates.chunks(LANES).zip(self.ups.chunks(LANES));
+        for ((gate, up), out) in vectors.zip(self.out.chunks_mut(LANES)) {
+            // SAFETY: `load_up_to` reads what is there, `padded` holds sixteen values; `dispatch` detected the
+            // instruction set.
+            unsafe {
+                // Bounds first: then a NaN stays one.
+                let (least, most) = (S::splat(-limit), S::splat(limit));
+                let gate = S::min(most, load_up_to::<S>(gate));
+                let up = S::max(least, S::min(most, load_up_to::<S>(up)));
+                let e = S::exp(S::mul(gate, S::splat(-slope)));
+                let open = S::div(gate, S::add(S::splat(1.0), e));
+                let gated = S::mul(open, S::add(up, S::splat(1.0)));
+                let mut padded = [0f32; LANES];
+                S::store(padded.as_mut_ptr(), gated);
+                out.copy_from_slice(&padded[..out.len()]);
+            }
+        }
     }
 }
 

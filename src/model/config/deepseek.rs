@@ -160,18 +160,17 @@ fn read(
     let scale = json.number("routed_scaling_factor", 0.0..=1e6)?;
     let routing = routing(json, count, used)?;
     check_groups(json, &routing)?;
+    let routing = Routing {
+        scale: scale.unwrap_or(defaults.scale) as f32,
+        ..routing
+    };
     Ok(Some(ExpertsConfig {
-        routing: Routing {
-            scale: scale.unwrap_or(defaults.scale) as f32,
-            ..routing
-        },
         width,
         layers: (0..layers)
             .map(|layer| layer >= defaults.dense_layers)
             .collect(),
-        names: ExpertNames::QWEN,
-        corrected: false,
         shared_width: (shared > 0).then_some(shared * width),
+        ..ExpertsConfig::plain(routing, ExpertNames::QWEN)
     }))
 }
 

@@ -1,9 +1,10 @@
 //! The experts of a model: how many, of which width, in which layers, and what their tensors are called.
 
 use super::Architecture;
-use super::deepseek;
 use super::limits::{EXPERTS, INTERMEDIATE, check_experts};
+use super::{deepseek, gpt_oss};
 use crate::error::LoadError;
+use crate::kernels::Gate;
 use crate::kernels::routing::{Routing, Score, WeightSum};
 use crate::model::json_file::JsonFile;
 use crate::model::weights::TensorSpec;
@@ -23,9 +24,27 @@ pub struct ExpertsConfig {
     pub corrected: bool,
     /// Width of the MLP beside them that every token goes through.
     pub shared_width: Option<usize>,
+    /// Router and experts add biases.
+    pub bias: bool,
+    /// What their gates do.
+    pub gate: Gate,
 }
 
 impl ExpertsConfig {
+    /// Experts in no layer yet, of no width, without anything that only some families have.
+    pub(crate) fn plain(routing: Routing, names: ExpertNames) -> Self {
+        Self {
+            routing,
+            width: 0,
+            layers: Vec::new(),
+            names,
+            corrected: false,
+            shared_width: None,
+            bias: false,
+            gate: Gate::Silu,
+        }
+    }
+
     /// Reads what a `config.json` says of experts.
     pub(super) fn from_json(
         json: &JsonFile,
@@ -41,6 +60,7 @@ impl ExpertsConfig {
             Architecture::DeepseekV2 => deepseek::v2(json, layers)?,
             Architecture::DeepseekV3 => deepseek::v3(json, layers)?,
             Architecture::Glm4MoeLite => deepseek::glm4_moe_lite(json, layers)?,
+            Architecture::GptOss => gpt_oss::experts(json, layers)?,
             Architecture::Qwen35
             | Architecture::Lfm2
             | Architecture::Llama
@@ -97,6 +117,10 @@ impl ExpertsConfig {
         let names = self.names;
         let router = format!("{}.weight", names.router(layer));
         let mut specs = vec![TensorSpec::new(router, &[self.count(), hidden])];
+        if self.bias {
+            let router = format!("{}.bias", names.router(layer));
+            specs.push(TensorSpec::new(router, &[self.count()]));
+        }
         if self.corrected {
             specs.push(TensorSpec::new(names.correction(layer), &[self.count()]));
         }
@@ -111,6 +135,9 @@ impl ExpertsConfig {
             ];
             for (name, shape) in names.projections(layer, expert).into_iter().zip(shapes) {
                 specs.push(TensorSpec::new(format!("{name}.weight"), &shape));
+                if self.bias {
+                    specs.push(TensorSpec::new(format!("{name}.bias"), &shape[..1]));
+                }
             }
         }
         specs
@@ -122,6 +149,8 @@ impl ExpertsConfig {
 pub struct ExpertNames {
     /// The module within a layer that router and experts belong to.
     pub module: &'static str,
+    /// The router.
+    pub router: &'static str,
     /// Its projections: gate, up, down.
     pub projections: [&'static str; 3],
 }
@@ -130,14 +159,21 @@ impl ExpertNames {
     /// As in Qwen's.
     pub const QWEN: Self = Self {
         module: "mlp",
+        router: "gate",
         projections: ["gate_proj", "up_proj", "down_proj"],
     };
     /// As in Mixtral's.
     pub const MIXTRAL: Self = Self {
         module: "block_sparse_moe",
+        router: "gate",
         projections: ["w1", "w3", "w2"],
     };
-    /// All of them.
+    /// As we name those of gpt-oss, whose checkpoints have them in stacks only.
+    pub const GPT_OSS: Self = Self {
+        router: "router",
+        ..Self::QWEN
+    };
+    /// Those that checkpoints have.
     pub const ALL: [Self; 2] = [Self::QWEN, Self::MIXTRAL];
 
     /// The module of a layer.
@@ -147,7 +183,7 @@ impl ExpertNames {
 
     /// The router of a layer.
     pub fn router(self, layer: usize) -> String {
-        format!("{}.gate", self.module(layer))
+        format!("{}.{}", self.module(layer), self.router)
     }
 
     /// The tensor of numbers that are added to scores for the choice.
@@ -209,15 +245,13 @@ fn qwen3_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Lo
         .unwrap_or_default();
     let has_experts = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
     let renormalised = json.flag("norm_topk_prob")?.unwrap_or(false);
+    let routing = softmax(json, count, 8, renormalised)?;
     Ok(Some(ExpertsConfig {
-        routing: softmax(json, count, 8, renormalised)?,
         width: json
             .size("moe_intermediate_size", INTERMEDIATE)?
             .unwrap_or(768),
         layers: (0..layers).map(has_experts).collect(),
-        names: ExpertNames::QWEN,
-        corrected: false,
-        shared_width: None,
+        ..ExpertsConfig::plain(routing, ExpertNames::QWEN)
     }))
 }
 
@@ -249,6 +283,8 @@ fn qwen35_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, L
         names: ExpertNames::QWEN,
         corrected: false,
         shared_width: None,
+        bias: false,
+        gate: Gate::Silu,
     }))
 }
 
@@ -275,19 +311,19 @@ fn lfm2_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Loa
         names: ExpertNames::QWEN,
         corrected: json.flag("use_expert_bias")?.unwrap_or(true),
         shared_width: None,
+        bias: false,
+        gate: Gate::Silu,
     }))
 }
 
 /// Softmax over all experts; the weights of the chosen are divided by their sum.
 fn mixtral(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let count = json.size(count_key(json), EXPERTS)?.unwrap_or(8);
+    let routing = softmax(json, count, 2, true)?;
     Ok(Some(ExpertsConfig {
-        routing: softmax(json, count, 2, true)?,
         width: json.required_size("intermediate_size", INTERMEDIATE)?,
         layers: vec![true; layers],
-        names: ExpertNames::MIXTRAL,
-        corrected: false,
-        shared_width: None,
+        ..ExpertsConfig::plain(routing, ExpertNames::MIXTRAL)
     }))
 }
 

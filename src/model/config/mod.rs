@@ -5,6 +5,7 @@
 
 mod deepseek;
 pub mod experts;
+mod gpt_oss;
 pub mod latent;
 pub(crate) mod limits;
 pub mod recurrent;
@@ -60,11 +61,13 @@ pub enum Architecture {
     DeepseekV3,
     /// GLM-4.7-Flash and its like: DeepSeek-V3's layers.
     Glm4MoeLite,
+    /// gpt-oss: attention sinks, experts with biases and clamped gates.
+    GptOss,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Llama,
         Self::Mistral,
         Self::Mixtral,
@@ -79,6 +82,7 @@ impl Architecture {
         Self::DeepseekV2,
         Self::DeepseekV3,
         Self::Glm4MoeLite,
+        Self::GptOss,
     ];
 
     /// The name under `architectures` in `config.json`.
@@ -98,6 +102,7 @@ impl Architecture {
             Self::DeepseekV2 => "DeepseekV2ForCausalLM",
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",
             Self::Glm4MoeLite => "Glm4MoeLiteForCausalLM",
+            Self::GptOss => "GptOssForCausalLM",
         }
     }
 
@@ -114,7 +119,7 @@ impl Architecture {
     fn is_qwen(self) -> bool {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Lfm2 | Self::Lfm2Moe => false,
-            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite => false,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
             Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => true,
             Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
@@ -124,7 +129,7 @@ impl Architecture {
     pub fn has_qk_norm(self) -> bool {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => false,
-            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite => false,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
             Self::Qwen3 | Self::Qwen3Moe | Self::Lfm2 | Self::Lfm2Moe => true,
             Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
@@ -185,6 +190,8 @@ pub struct ModelConfig {
     pub recurrent: Option<RecurrentConfig>,
     /// The first elements of a head, which rotate; even.
     pub rotary_dim: usize,
+    /// Every query head has a score without a value.
+    pub sinks: bool,
     /// For each layer: how many tokens a query sees, itself included; `None` for all of them.
     pub windows: Vec<Option<usize>>,
     /// Positions that the file claims, in tokens; see [`Self::context_tokens`].
@@ -239,18 +246,19 @@ impl ModelConfig {
             Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => 32_768,
             Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => 32_768,
             Architecture::Lfm2 | Architecture::Lfm2Moe => 128_000,
-            Architecture::Mistral | Architecture::Mixtral => 131_072,
+            Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => 131_072,
         };
         let (default_eps, default_theta) = match architecture {
             Architecture::Mixtral | Architecture::Lfm2 | Architecture::Lfm2Moe => (1e-5, 1e6),
             Architecture::Glm4MoeLite => (1e-5, 1e4),
+            Architecture::GptOss => (1e-5, 150_000.0),
             _ => (1e-6, 1e4),
         };
         let max_position_embeddings = json
             .size("max_position_embeddings", CONTEXT)?
             .unwrap_or(default_context);
         let default_special = |id| match architecture {
-            _ if architecture.is_qwen() => None,
+            _ if architecture.is_qwen() || architecture == Architecture::GptOss => None,
             Architecture::DeepseekV3 | Architecture::Glm4MoeLite => Some(id - 1),
             _ => Some(id),
         };
@@ -277,9 +285,15 @@ impl ModelConfig {
             qk_norm: architecture.has_qk_norm(),
             recurrent: RecurrentConfig::from_json(json, architecture, num_hidden_layers)?,
             rotary_dim: rotary_dim(json, architecture, head_dim)?,
+            sinks: architecture == Architecture::GptOss,
             windows: windows::read(json, architecture, num_hidden_layers)?,
             max_position_embeddings,
-            rope: RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
+            rope: match architecture {
+                Architecture::GptOss if RopeConfig::is_absent(json)? => {
+                    gpt_oss::rope(default_theta)
+                }
+                _ => RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
+            },
             bos_token_id: if json.has("bos_token_id") {
                 bos
             } else {
@@ -460,6 +474,9 @@ impl ModelConfig {
             push("q_norm.weight".to_owned(), &[self.head_dim]);
             push("k_norm.weight".to_owned(), &[self.head_dim]);
         }
+        if self.sinks {
+            push("sinks".to_owned(), &[self.num_attention_heads]);
+        }
         push("o_proj.weight".to_owned(), &[hidden, q]);
         if self.bias.o {
             push("o_proj.bias".to_owned(), &[hidden]);
@@ -484,8 +501,11 @@ impl ModelConfig {
         if tensor == gives_logits {
             return MatrixRole::Logits;
         }
-        let chooses = [".gate.weight", ".shared_expert_gate.weight"];
-        match self.experts.is_some() && chooses.iter().any(|name| tensor.ends_with(name)) {
+        let is_router = |experts: &ExpertsConfig| {
+            let end = format!(".{}.weight", experts.names.router);
+            tensor.ends_with(&end) || tensor.ends_with(".shared_expert_gate.weight")
+        };
+        match self.experts.as_ref().is_some_and(is_router) {
             true => MatrixRole::Router,
             false => MatrixRole::Inner,
         }
@@ -617,7 +637,11 @@ fn key_value_heads(
     heads: usize,
 ) -> Result<usize, LoadError> {
     let absent = match architecture {
-        Architecture::Mistral | Architecture::Mixtral if !json.has("num_key_value_heads") => 8,
+        Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss
+            if !json.has("num_key_value_heads") =>
+        {
+            8
+        }
         Architecture::Qwen2 | Architecture::Qwen3 if !json.has("num_key_value_heads") => 32,
         Architecture::Qwen3Moe | Architecture::Qwen35 if !json.has("num_key_value_heads") => 4,
         Architecture::Qwen35Moe | Architecture::Qwen3Next if !json.has("num_key_value_heads") => 2,
@@ -640,6 +664,7 @@ fn head_dim(
         Some(head_dim) => head_dim,
         None if architecture == Architecture::Qwen3 && !json.has("head_dim") => 128,
         None if has_wide_heads(architecture) && !json.has("head_dim") => 256,
+        None if architecture == Architecture::GptOss && !json.has("head_dim") => 64,
         None => limits::even_head_dim(hidden, ("num_attention_heads", heads))
             .map_err(|reason| json.error("hidden_size", format!("{reason}: set head_dim")))?,
     };
@@ -673,6 +698,14 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
             o: false,
             mlp: false,
         },
+        Architecture::GptOss => {
+            let bias = json.flag("attention_bias")?.unwrap_or(true);
+            BiasConfig {
+                qkv: bias,
+                o: bias,
+                mlp: false,
+            }
+        }
         Architecture::Qwen2 => BiasConfig {
             qkv: true,
             o: false,

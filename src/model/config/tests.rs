@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::kernels::Gate;
 use crate::kernels::routing::Routing;
 use crate::model::rope::{MAX_POSITIONS, RopeScaling};
 
@@ -409,4 +410,111 @@ fn experts_take_the_defaults_of_their_class() {
         error.contains("mlp_only_layers is [-1], expected a list of layers"),
         "{error}"
     );
+}
+
+#[test]
+fn latent_attention_takes_the_defaults_of_its_class() {
+    let used = json!({"num_experts_per_tok": 6, "rms_norm_eps": null});
+    let v2 = parse(&with(base("DeepseekV2ForCausalLM"), used)).expect("supported");
+    let latent = v2.latent.expect("attention is latent");
+    assert_eq!((latent.query_rank, latent.rank), (Some(1536), 512));
+    assert_eq!((latent.plain_dim, latent.rotary_dim), (128, 64));
+    assert_eq!((latent.value_dim, latent.eps), (128, 1e-6));
+    assert!(latent.interleaved);
+    assert_eq!((v2.num_key_value_heads, v2.head_dim), (1, 64));
+    let experts = v2.experts.expect("it has experts");
+    assert_eq!(experts.routing, Routing::softmax(64, 6, false));
+    assert_eq!((experts.width, experts.shared_width), (1407, Some(2814)));
+    assert_eq!(experts.layers, [true; 3]);
+
+    let v3 = parse(&with(
+        base("DeepseekV3ForCausalLM"),
+        json!({"q_lora_rank": null}),
+    ));
+    let v3 = v3.expect("supported");
+    assert_eq!(v3.latent.expect("attention is latent").query_rank, None);
+    assert_eq!(v3.experts, None, "the first three layers have none");
+
+    let kinds = json!({"mlp_layer_types": ["sparse", "dense", "sparse"]});
+    let glm = parse(&with(base("Glm4MoeLiteForCausalLM"), kinds)).expect("supported");
+    let latent = glm.latent.as_ref().expect("attention is latent");
+    assert_eq!((latent.plain_dim, latent.value_dim), (192, 256));
+    assert_eq!(latent.query_rank, Some(768));
+    let experts = glm.experts.expect("it has experts");
+    assert_eq!(experts.layers, [true, false, true]);
+    assert_eq!(experts.routing.scale, 1.8);
+    assert!(experts.corrected && experts.routing.groups.is_none());
+    assert_eq!(glm.eos_token_ids, [1]);
+}
+
+#[test]
+fn yarn_sharpens_the_scores_of_latent_attention() {
+    let scale = fixture("deepseek-v2").attention_scale();
+    let by = 0.1 * 0.6 * 8_f64.ln() + 1.0;
+    let expected = by * by / f64::from(20 + 12).sqrt();
+    assert!((f64::from(scale) - expected).abs() < 1e-7, "{scale}");
+    let plain = fixture("deepseek-v3-plain").attention_scale();
+    assert_eq!(plain, 32_f32.sqrt().recip());
+}
+
+#[test]
+fn groups_of_experts_must_be_possible() {
+    let v3 = with(
+        base("DeepseekV3ForCausalLM"),
+        json!({"first_k_dense_replace": 0}),
+    );
+    for (edits, complaint) in [
+        (
+            json!({"n_routed_experts": 20}),
+            "n_group is 8, expected at most 64 and a divisor of n_routed_experts, 20",
+        ),
+        (
+            json!({"n_group": 256}),
+            "n_group is 256, expected at most 64",
+        ),
+        (
+            json!({"n_routed_experts": 8, "num_experts_per_tok": 4}),
+            "leaves one expert to a group",
+        ),
+        (
+            json!({"n_routed_experts": 16, "topk_group": 2}),
+            "num_experts_per_tok is 8, more than the 4 experts of 2 groups",
+        ),
+        (
+            json!({"mlp_layer_types": ["dense"], "architectures": ["Glm4MoeLiteForCausalLM"]}),
+            "mlp_layer_types has 1 entries, expected 3",
+        ),
+        (
+            json!({"topk_method": "noisy", "architectures": ["DeepseekV2ForCausalLM"]}),
+            "topk_method is \"noisy\"",
+        ),
+        (
+            json!({"qk_rope_head_dim": 7}),
+            "qk_rope_head_dim is 7, expected an even number",
+        ),
+    ] {
+        let error = parse(&with(v3.clone(), edits)).expect_err("it is refused");
+        assert!(error.to_string().contains(complaint), "{error}");
+    }
+}
+
+#[test]
+fn gpt_oss_takes_the_defaults_of_its_class() {
+    let read = parse(&base("GptOssForCausalLM")).expect("supported");
+    assert_eq!((read.head_dim, read.sinks), (64, true));
+    assert_eq!(read.windows, [Some(128), None, Some(128)]);
+    assert!(read.bias.qkv && read.bias.o && read.eos_token_ids.is_empty());
+    let experts = read.experts.expect("it has experts");
+    assert_eq!(
+        (experts.routing.n_experts, experts.routing.n_used),
+        (128, 4)
+    );
+    let clamped = Gate::Clamped {
+        limit: 7.0,
+        slope: 1.702,
+    };
+    assert_eq!((experts.gate, experts.bias), (clamped, true));
+    let fixture = fixture("gpt-oss");
+    assert_eq!(fixture.windows, [None, Some(24)]);
+    assert_eq!(fixture.rope.theta, 5000.0);
 }

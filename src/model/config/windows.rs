@@ -21,7 +21,7 @@ pub(super) fn read(
         | Architecture::DeepseekV2
         | Architecture::DeepseekV3
         | Architecture::Glm4MoeLite => false,
-        Architecture::Mistral | Architecture::Mixtral => true,
+        Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => true,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
             json.flag("use_sliding_window")?.unwrap_or(false)
         }
@@ -30,13 +30,23 @@ pub(super) fn read(
     let window = match given {
         _ if !slides => None,
         None if architecture == Architecture::Mixtral => None,
-        None if !json.has("sliding_window") => Some(4096),
+        None if !json.has("sliding_window") => match architecture {
+            Architecture::GptOss => Some(128),
+            _ => Some(4096),
+        },
         given => given,
     };
-    if !matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3) {
+    let alternates = architecture == Architecture::GptOss;
+    if !alternates && !matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3) {
         return Ok(vec![window; layers]);
     }
     let Some(kinds) = json.texts("layer_types")? else {
+        if alternates {
+            let slides = |layer: usize| layer.is_multiple_of(2);
+            return Ok((0..layers)
+                .map(|layer| window.filter(|_| slides(layer)))
+                .collect());
+        }
         let first = json
             .size("max_window_layers", 0..=usize::MAX)?
             .unwrap_or(28);

@@ -166,6 +166,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         qk_norm: architecture.has_qk_norm(),
         recurrent,
         rotary_dim,
+        sinks: false,
         windows: vec![None; num_hidden_layers],
         max_position_embeddings,
         rope: rope(gguf, &keys, rotary_dim, max_position_embeddings)?,

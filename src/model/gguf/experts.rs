@@ -86,15 +86,16 @@ pub(super) fn experts(
     }
     let routing = Routing::softmax(count, used, renormalised.unwrap_or(true));
     Ok(Some(ExpertsConfig {
-        routing: match is_lfm2 {
-            true => sigmoids(keys, routing)?,
-            false => routing,
-        },
         width,
         layers,
-        names,
         corrected: is_lfm2,
-        shared_width: None,
+        ..ExpertsConfig::plain(
+            match is_lfm2 {
+                true => sigmoids(keys, routing)?,
+                false => routing,
+            },
+            names,
+        )
     }))
 }
 

@@ -14,7 +14,7 @@ use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::random::RandomTensor;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
-use crate::kernels::{Backend, Expert, Linear};
+use crate::kernels::{Backend, Expert, Gate, Linear};
 use crate::model::config::ModelConfig;
 use crate::model::config::recurrent::Written;
 use crate::model::gguf::Gguf;
@@ -228,7 +228,7 @@ impl<'a, B: Backend> Loader<'a, B> {
                 order: self.config().row_order(name),
                 ..view
             },
-            RowOrder::Pairs { .. } | RowOrder::Within { .. } => view,
+            _ => view,
         }
     }
 
@@ -367,8 +367,8 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     /// Hands over the experts of a layer.
-    pub fn experts(&mut self, experts: Vec<Expert<B>>) -> B::Experts {
-        self.backend.experts(experts)
+    pub fn experts(&mut self, experts: Vec<Expert<B>>, gate: Gate) -> B::Experts {
+        self.backend.experts(experts, gate)
     }
 
     /// Makes the rotation that the configuration asks for.

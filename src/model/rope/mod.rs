@@ -113,6 +113,15 @@ impl RopeConfig {
         })
     }
 
+    /// Whether a configuration says nothing of the rotation, but for its base.
+    pub(crate) fn is_absent(json: &JsonFile) -> Result<bool, LoadError> {
+        let mut keys = ["rope_scaling", "rope_parameters"].into_iter();
+        keys.try_fold(true, |absent, key| {
+            let object = json.object(key)?;
+            Ok(absent && object.is_none_or(|object| object.entries().is_empty()))
+        })
+    }
+
     /// Positions reached by stretching the original context, in tokens.
     pub fn extended_positions(&self) -> Option<usize> {
         match &self.scaling {

@@ -10,6 +10,7 @@ mod gguf;
 mod messages;
 mod python;
 mod template;
+mod turns;
 mod vocabulary;
 
 use std::path::Path;
@@ -22,6 +23,7 @@ pub use chat::ChatPrompt;
 use files::{TemplateSources, TokenizerConfig};
 pub use gguf::VocabularyFields;
 use template::ChatTemplate;
+pub use turns::TurnMarks;
 use vocabulary::Spelling;
 pub use vocabulary::TokenPiece;
 

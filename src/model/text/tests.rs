@@ -293,3 +293,55 @@ proptest! {
         }
     }
 }
+
+/// Turns as ChatML has them; an answer without thoughts begins with empty ones.
+const TURNS: &str = "{%- if messages[0].role != 'system' %}<|im_start|>system\nHelp.<|im_end|>\n{% endif %}\
+    {%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+    {%- if add_generation_prompt %}<|im_start|>assistant\n\
+    {%- if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
+
+#[test]
+fn prompts_part_at_the_end_of_the_instructions_and_before_the_answer() {
+    let dir = ModelDir::new(&byte_level()).with("chat_template.jinja", TURNS);
+    let model = dir.load();
+    let turns = TurnMarks::learn(&model);
+    let say = |role: &str, content: &str| json!({"role": role, "content": content});
+    let parts = |messages: Value, kwargs: Option<&Map<String, Value>>| -> Vec<String> {
+        let prompt = ChatPrompt {
+            template_kwargs: kwargs,
+            ..ChatPrompt::new(&messages)
+        };
+        let rendered = model.render_chat(&prompt).expect("it renders");
+        let tokens = model
+            .encode_chat(&rendered)
+            .expect("bytes are in the vocabulary");
+        let anchors = turns.anchors(&tokens).into_iter();
+        let before = anchors.map(|anchor| model.decode(&tokens[..anchor as usize], false, true));
+        before.collect()
+    };
+    let system = "<|im_start|>system\nYou are terse.<|im_end|>\n";
+    let chat = json!([
+        say("system", "You are terse."),
+        say("user", "Hi"),
+        say("assistant", "Ho"),
+        say("user", "Bye")
+    ]);
+    let asked = format!(
+        "{system}<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
+    );
+    assert_eq!(
+        parts(chat.clone(), None),
+        [system.to_owned(), asked.clone()]
+    );
+    let silent = Map::from_iter([("enable_thinking".to_owned(), json!(false))]);
+    assert_eq!(parts(chat, Some(&silent)), [system.to_owned(), asked]);
+    let without = parts(json!([say("user", "Hi")]), None);
+    assert_eq!(without[0], "<|im_start|>system\nHelp.<|im_end|>\n");
+}
+
+#[test]
+fn a_model_without_a_template_has_no_turns() {
+    let model = ModelDir::new(&byte_level()).load();
+    assert_eq!(TurnMarks::learn(&model), TurnMarks::default());
+    assert_eq!(TurnMarks::default().anchors(&[1, 2, 3]), [] as [u32; 0]);
+}

@@ -21,6 +21,9 @@ impl Weights {
         experts: &ExpertsConfig,
         hidden: usize,
     ) -> Result<(), LoadError> {
+        if experts.names == ExpertNames::GPT_OSS {
+            return self.turn_experts(experts, hidden);
+        }
         self.rename_experts(experts.names);
         for layer in (0..experts.layers.len()).filter(|layer| experts.are_in(*layer)) {
             for (stack, parts) in STACKED {

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use rustc_hash::FxHashMap;
 
 use self::mapped::MappedFile;
+use self::quantised::Turned;
 pub use self::quantised::{Converted, MatrixSource, QuantisedMatrix, Scheme};
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
@@ -81,6 +82,8 @@ pub struct Weights {
     entries: FxHashMap<String, Entry>,
     types: Vec<TypeCount>,
     scheme: Option<Scheme>,
+    /// Matrices that are parts of others, in another order.
+    turned: FxHashMap<String, Turned>,
 }
 
 impl Weights {
@@ -97,6 +100,7 @@ impl Weights {
             entries,
             types: count_types(types),
             scheme: None,
+            turned: FxHashMap::default(),
         }
     }
 
@@ -171,6 +175,10 @@ impl Weights {
     /// Gives the memory of a tensor's bytes back to the system, which reads them from the file if they are asked for
     /// again. Without this a model that is copied while it is loaded counts twice in the resident memory.
     pub fn release(&self, name: &str) {
+        // Two matrices may share these bytes; what is given back too early is read again.
+        for (file, range) in self.turned.get(name).into_iter().flat_map(Turned::ranges) {
+            self.files[*file].release(range.clone());
+        }
         for name in self.names_of(name) {
             let entry = &self.entries[name];
             self.files[entry.file].release(entry.range.clone());
@@ -191,7 +199,10 @@ impl Weights {
     pub fn stored(&self, name: &str) -> Option<Stored> {
         match self.entries.get(name) {
             Some(entry) => entry.stored.as_ref().ok().copied(),
-            None => self.quantised_blocks(name).map(Stored::Blocks),
+            None => match self.turned.get(name) {
+                Some(turned) => Some(turned.stored()),
+                None => self.quantised_blocks(name).map(Stored::Blocks),
+            },
         }
     }
 
@@ -205,6 +216,9 @@ impl Weights {
 
     /// Bytes of a tensor as stored, if it is there.
     pub fn bytes_of(&self, name: &str) -> Option<usize> {
+        if let Some(turned) = self.turned.get(name) {
+            return Some(turned.file_bytes());
+        }
         let names = self.names_of(name);
         let bytes = names.iter().map(|name| self.entries[*name].range.len());
         (!names.is_empty()).then(|| bytes.sum())

@@ -71,6 +71,8 @@ impl From<&StepPlanned> for PlannedDigest {
             verdict,
             free_pages,
             free_rows,
+            // They show in what is granted later.
+            free_states: _,
         } = planned;
         let Verdict {
             checkpointed,
@@ -130,11 +132,20 @@ impl From<&StepPlanned> for PlannedDigest {
 
 fn sum_of(grants: &[Grant], growth: &Growth) -> Sum {
     let mut sum = Sum::default();
-    for Grant { seq, pages, row } in grants {
+    for Grant {
+        seq,
+        pages,
+        row,
+        states,
+    } in grants
+    {
         sum.add(seq.get());
         sum.add(row.map_or(0, |row| u64::from(row.get()) + 1));
         let ids = pages.ids().iter();
         ids.for_each(|page| sum.add(u64::from(page.get())));
+        for state in states {
+            sum.add(u64::from(state.slot().get()));
+        }
     }
     // As a grant of a page and no row.
     for (seq, page) in growth.seqs.iter().zip(growth.pages.ids()) {
@@ -177,6 +188,11 @@ impl From<&Admitted> for AdmittedDigest {
             extend_end,
             chunked,
             departure: _,
+            // The step says where its rows begin and what they save.
+            kv_tokens: _,
+            state: _,
+            saves: _,
+            keeps_tail: _,
         } = admitted;
         Self {
             seq: (*seq).into(),
@@ -212,6 +228,8 @@ impl From<&PrefixesProbed> for ProbedDigest {
             checkpointed,
             returned,
             returned_rows,
+            // They show in what is granted later.
+            returned_states: _,
             matches,
         } = reply;
         let matches = matches.iter().map(|(seq, matched)| {

@@ -9,6 +9,7 @@ use crate::state::plan::{
     AdmitRequest, Candidate, DecodeDemand, Demand, PinDemand, PlanStep, PublishKey, ReservePages,
     Settle, SettleCheckpoint, SettleRelease,
 };
+use crate::state::pool::state_pool::SavedState;
 
 /// Of a [`PlanStep`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +45,9 @@ impl From<&PlanStep> for PlanDigest {
             eviction_policy,
             returned,
             returned_rows,
+            // They show in what is granted, as the free ones do.
+            returned_states: _,
+            max_pinned_states: _,
             pins,
             touch,
             admit,
@@ -51,6 +55,7 @@ impl From<&PlanStep> for PlanDigest {
             evict_tokens,
             free_pages,
             free_rows,
+            free_states: _,
         } = request;
         let number_of = |demand: &PinDemand| demand.pin;
         let growing = |DecodeDemand { growing }: &DecodeDemand| seqs(growing);
@@ -138,6 +143,8 @@ impl From<&AdmitRequest> for AdmitDigest {
             mixes,
             // Who may give way shows in who does.
             preemption: _,
+            // The log's header has them.
+            states: _,
         } = request;
         let mut sum = Sum::default();
         for candidate in candidates {
@@ -152,6 +159,8 @@ impl From<&AdmitRequest> for AdmitDigest {
                 continues_at,
                 rank: _,
                 wants_logprobs,
+                anchors,
+                kv_tokens,
             } = candidate;
             sum.add(tokens.len() as u64);
             sum.add(*match_limit as u64);
@@ -159,6 +168,11 @@ impl From<&AdmitRequest> for AdmitDigest {
             let flags = u64::from(*ignore_eos) | u64::from(*wants_logprobs) << 1;
             sum.add(flags << 8 | u64::from(*waits));
             sum.add(continues_at.map_or(0, |at| at as u64 + 1));
+            // Nothing where no layer keeps a state.
+            anchors.iter().for_each(|at| sum.add(u64::from(*at)));
+            if *kv_tokens > 0 {
+                sum.add(*kv_tokens as u64);
+            }
         }
         Self {
             candidates: candidates
@@ -201,10 +215,11 @@ impl From<&Settle> for SettleDigest {
                     protected_pages,
                     private,
                     lock: _,
+                    states,
                 } = checkpoint.as_ref();
                 Self::Checkpoint {
                     seq: (*seq).into(),
-                    publish: key.into(),
+                    publish: PublishDigest::of(key, states),
                     protected_pages: *protected_pages as u64,
                     private: private.ids().iter().copied().collect(),
                 }
@@ -217,16 +232,18 @@ impl From<&Settle> for SettleDigest {
                     protected_pages,
                     private,
                     lock: _,
+                    states,
+                    returned_states: _,
                 } = release.as_ref();
                 Self::Release {
                     seq: (*seq).into(),
                     row: *row,
-                    publish: key.as_ref().map(PublishDigest::from),
+                    publish: key.as_ref().map(|key| PublishDigest::of(key, states)),
                     protected_pages: *protected_pages as u64,
                     private: private.ids().iter().copied().collect(),
                 }
             }
-            Settle::Unlock(_) => Self::Unlock,
+            Settle::Unlock(_) | Settle::Unpin(_) => Self::Unlock,
         }
     }
 }
@@ -241,8 +258,8 @@ struct PublishDigest {
     written_by: StepId,
 }
 
-impl From<&PublishKey> for PublishDigest {
-    fn from(key: &PublishKey) -> Self {
+impl PublishDigest {
+    fn of(key: &PublishKey, states: &[SavedState]) -> Self {
         let PublishKey {
             namespace: _,
             tokens,
@@ -252,9 +269,12 @@ impl From<&PublishKey> for PublishDigest {
             priority,
             written_by,
         } = key;
+        let saved = states
+            .iter()
+            .flat_map(|saved| [saved.position as u32, saved.state.slot().get()]);
         Self {
             len: *len as u64,
-            tokens_sum: Sum::of(tokens.iter().take(*len).copied()),
+            tokens_sum: Sum::of(tokens.iter().take(*len).copied().chain(saved)),
             prompt_len: *prompt_len as u64,
             inserted_tokens: *inserted_tokens as u64,
             priority: *priority,
@@ -285,13 +305,19 @@ impl From<&ReservePages> for ReserveDigest {
             returned: _,
             evicted: _,
             returned_rows: _,
+            returned_states: _,
             demands,
             growing,
             verdict: _,
         } = request;
         let mut sum = Sum::default();
         for demand in demands {
-            let Demand { seq, pages, row } = *demand;
+            let Demand {
+                seq,
+                pages,
+                row,
+                states: _,
+            } = *demand;
             sum.add(seq.get());
             sum.add(u64::from(pages) << 1 | u64::from(row));
         }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{PageRuns, Seq, Sum};
-use crate::ids::{PageId, RowId, StepId};
-use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use crate::ids::{PageId, RowId, StateSlot, StepId};
+use crate::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
 
 /// Of a [`StepPlan`]: all of it but the tokens and parameters, which the submissions decide.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,8 +56,23 @@ struct RowDigest {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum WorkDigest {
-    Prefill { start: u32, end: u32 },
-    Decode { position: u32 },
+    Prefill {
+        start: u32,
+        end: u32,
+    },
+    Decode {
+        position: u32,
+    },
+    /// With copies of the state: positions and slots.
+    SavingPrefill {
+        start: u32,
+        end: u32,
+        saves: Vec<(u32, StateSlot)>,
+    },
+    SavingDecode {
+        position: u32,
+        slot: StateSlot,
+    },
 }
 
 impl StepDigest {
@@ -95,13 +110,16 @@ impl From<&RowStart> for StartDigest {
             // Not in the log: see `SubmitEntry`.
             grammar: _,
             prefix,
-            state: _,
+            state,
         } = start;
+        let slots = state
+            .iter()
+            .flat_map(|StateStart { live, from }| [live.get(), from.map_or(0, |from| from.get())]);
         Self {
             row: *row,
             seq: (*seq).into(),
             tokens: tokens.len() as u64,
-            tokens_sum: Sum::of(tokens.iter().copied()),
+            tokens_sum: Sum::of(tokens.iter().copied().chain(slots)),
             prompt_tokens: *prompt_tokens,
             seed: sampling.sampling_seed,
             prefix: prefix.iter().collect(),
@@ -139,9 +157,19 @@ impl From<&StepRow> for RowDigest {
             work,
             sample,
             logprobs,
-            saves: _,
+            saves,
         } = row;
+        let saved = saves.iter().map(|save| (save.position, save.slot));
         let work = match work {
+            RowWork::Prefill { positions } if !saves.is_empty() => WorkDigest::SavingPrefill {
+                start: positions.start,
+                end: positions.end,
+                saves: saved.collect(),
+            },
+            RowWork::Decode { position } if !saves.is_empty() => WorkDigest::SavingDecode {
+                position: *position,
+                slot: saves[0].slot,
+            },
             RowWork::Prefill { positions } => WorkDigest::Prefill {
                 start: positions.start,
                 end: positions.end,

@@ -262,11 +262,19 @@ impl Replay<'_> {
             Entry::Probed(recorded) => return self.probed(&recorded),
             Entry::Submit(request) => {
                 self.counts.submitted(&request);
-                unit.submit(*request, Arc::default(), seen)?;
+                unit.submit(*request, Arc::default(), Arc::default(), seen)?;
             }
             Entry::SubmitOpened(request, opening) => {
                 self.counts.submitted(&request);
-                unit.submit(*request, opening, seen)?;
+                unit.submit(*request, opening, Arc::default(), seen)?;
+            }
+            Entry::SubmitAnchored {
+                request,
+                opening,
+                anchors,
+            } => {
+                self.counts.submitted(&request);
+                unit.submit(*request, opening, anchors, seen)?;
             }
             Entry::StepDone { step, result } => {
                 let output = match result {

@@ -63,6 +63,7 @@ impl Unit {
         &mut self,
         request: SubmitEntry,
         opening: Arc<[u32]>,
+        anchors: Arc<[u32]>,
         seen: &[IntakeId],
     ) -> Result<(), String> {
         let (flag, intake) = (CancelFlag::default(), request.intake);
@@ -81,7 +82,7 @@ impl Unit {
         self.raise(seen);
         self.states
             .scheduler
-            .submit(request.submission(opening, flag)?);
+            .submit(request.submission(opening, anchors, flag)?);
         Ok(())
     }
 

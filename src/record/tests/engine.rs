@@ -22,6 +22,7 @@ impl Engine {
             n_pages: states.pools.pages.total_pages(),
             vocab_size: VOCAB,
             verify: true,
+            n_states: 0,
             faults: Vec::new(),
         });
         Self {
@@ -65,6 +66,7 @@ impl Engine {
             logprobs: None,
             opening: Arc::default(),
             grammar: None,
+            anchors: Default::default(),
             priority: Some(2),
             cancel: flag.clone(),
             submitted_s: 0.5,

@@ -69,6 +69,7 @@ fn setup_with(policy: &str) -> ControlSetup {
             queue: QueueRules::default(),
             rules: BatchRules::default(),
             eos_token_ids: Arc::from([0]),
+            states: None,
         },
         schedule_policy: policy.to_owned(),
         diagnoses_misses: false,

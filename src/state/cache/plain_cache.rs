@@ -50,6 +50,7 @@ impl PrefixCache for PlainCache {
     }
 
     fn checkpoint(&mut self, checkpoint: Checkpoint<'_>) -> Checkpointed {
+        debug_assert!(checkpoint.states.is_empty(), "no state is saved for it");
         Checkpointed {
             lock: checkpoint.lock,
             private: checkpoint.private,
@@ -69,12 +70,13 @@ impl PrefixCache for PlainCache {
         _namespace: &Namespace,
         _lock: &NodeLock,
         _tokens: &[u32],
-        matched_tokens: usize,
+        (matched_tokens, kv_tokens): (usize, usize),
         match_limit: usize,
     ) -> Option<Box<Departure>> {
         self.has_diagnostics.then(|| {
             Box::new(Departure {
                 matched_tokens,
+                kv_tokens,
                 match_limit,
                 is_cache_disabled: true,
                 branch: None,

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::ids::PageId;
+use crate::ids::{PageId, StateSlot};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_history::{Departure, EvictedEdge};
 use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, PageSize, Pages};
+use crate::state::pool::state_pool::{OwnedState, SaveReason, SavedState};
 
 /// A cache of computed KV by token prefix.
 ///
@@ -65,18 +66,64 @@ pub trait PrefixCache: Send {
         Vec::new()
     }
 
-    /// Says for a prompt that was just matched and locked how the cache goes on where the prompt leaves it. `None`
-    /// from a cache that is not asked to diagnose misses. Mutates nothing.
+    /// Says for a prompt that was just matched and locked how the cache goes on where the prompt leaves it. `matched` is
+    /// how many of its tokens come from the cache, and how many have K/V there. `None` from a cache that is not asked to
+    /// diagnose misses. Mutates nothing.
     fn departure(
         &self,
         _namespace: &Namespace,
         _lock: &NodeLock,
         _tokens: &[u32],
-        _matched_tokens: usize,
+        _matched: (usize, usize),
         _match_limit: usize,
     ) -> Option<Box<Departure>> {
         None
     }
+
+    /// Whether prefixes are cached with the states of layers that keep some: a match then ends where there is one.
+    fn keeps_states(&self) -> bool {
+        false
+    }
+
+    /// The state at the end of a prefix that was just locked, for a row that begins with it.
+    ///
+    /// Mutates: the state is young now, and is not dropped before [`forget_used_states`](Self::forget_used_states).
+    fn use_state(&mut self, _lock: &NodeLock) -> Option<StateSlot> {
+        None
+    }
+
+    /// A row does not begin with the state at the end of this prefix after all.
+    fn forget_used_state(&mut self, _lock: &NodeLock) {}
+
+    /// The plan is made: states that rows begin with may be dropped, since a later step overwrites them later.
+    fn forget_used_states(&mut self) {}
+
+    /// Keeps the state at the end of a pinned prefix, if no more than `most` are kept for pins then.
+    fn pin_state(&mut self, _lock: &NodeLock, _most: usize) {}
+
+    /// Undoes [`pin_state`](Self::pin_state), before the lock is given back.
+    fn unpin_state(&mut self, _lock: &NodeLock) {}
+
+    /// How many states [`thin_states`](Self::thin_states) could drop.
+    fn droppable_states(&self, _thinning: Thinning) -> usize {
+        0
+    }
+
+    /// Drops `n` states, or as many as it can; their pages stay.
+    fn thin_states(&mut self, _n: usize, _thinning: Thinning) {}
+
+    /// States cached.
+    fn cached_states(&self) -> usize {
+        0
+    }
+
+    /// The states that left the cache since this was last asked.
+    fn take_freed_states(&mut self) -> Vec<OwnedState> {
+        Vec::new()
+    }
+
+    /// Calls `visit` with the slot of every cached state, in no order: for accounts in tests and dumps.
+    fn for_each_state(&self, _visit: &mut dyn FnMut(StateSlot)) {}
 
     /// Empties the cache and returns its pages. Locked paths stay: to flush everything, call it when
     /// [`protected_size`](Self::protected_size) is 0. [`take_evicted_edges`](Self::take_evicted_edges) then tells the first
@@ -125,6 +172,27 @@ pub struct LockedPrefix {
     pub pages: PageRun,
     /// Length of the prefix in tokens, a multiple of the page size.
     pub tokens: usize,
+    /// How many tokens have K/V in the cache: more than `tokens` where there is no state to go on with.
+    pub kv_tokens: usize,
+}
+
+/// The states that may be dropped for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thinning {
+    /// All that no pin and no plan keeps.
+    Any,
+    /// Of these, only those of the grid.
+    Grid,
+}
+
+impl Thinning {
+    /// Whether states that were saved for this reason are among them.
+    pub fn takes(self, reason: SaveReason) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Grid => reason == SaveReason::Grid,
+        }
+    }
 }
 
 /// What a sequence publishes.
@@ -148,6 +216,9 @@ pub struct Checkpoint<'a> {
     pub inserted_tokens: usize,
     /// The request's priority; the prompt is published one higher.
     pub priority: i64,
+    /// States of the sequence within `tokens`, for a cache that keeps them. Those that it does not take are
+    /// [freed](PrefixCache::take_freed_states).
+    pub states: Vec<SavedState>,
 }
 
 /// What a sequence holds after a [`Checkpoint`].

@@ -9,18 +9,23 @@ pub mod preemption;
 pub mod prefill_adder;
 pub mod probe;
 mod reservation;
+pub mod saves;
 pub mod token_ratio;
 
 use std::sync::Arc;
 
-use crate::ids::{RowId, SeqId, StepId};
+use smallvec::SmallVec;
+
+use crate::ids::{RowId, SeqId, StateSlot, StepId};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_history::{Departure, EvictedEdge};
 use crate::state::plan::preemption::{Preemption, Rank};
 use crate::state::plan::prefill_adder::{Budget, PrefillAdder};
 use crate::state::plan::probe::ProbeKey;
+use crate::state::plan::saves::{SaveAt, StateRules};
 use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, Pages};
+use crate::state::pool::state_pool::{OwnedState, SavedState};
 
 /// First leg: what the scheduler wants for one step.
 #[derive(Debug)]
@@ -38,8 +43,12 @@ pub struct PlanStep {
     pub returned: Pages,
     /// Rows likewise.
     pub returned_rows: Vec<RowId>,
+    /// States likewise.
+    pub returned_states: Vec<OwnedState>,
     /// Locks prefixes for hosts.
     pub pins: Vec<PinDemand>,
+    /// States that pins keep, at most.
+    pub max_pinned_states: usize,
     /// Prefixes to make young, the youngest last.
     pub touch: Vec<ProbeKey>,
     /// Candidates for a prefill, if any may be admitted.
@@ -52,6 +61,8 @@ pub struct PlanStep {
     pub free_pages: usize,
     /// Rows in the free list.
     pub free_rows: usize,
+    /// States in the free list; 0 where no layer keeps any.
+    pub free_states: usize,
 }
 
 impl PlanStep {
@@ -64,13 +75,16 @@ impl PlanStep {
             eviction_policy: None,
             returned: Pages::empty(),
             returned_rows: Vec::new(),
+            returned_states: Vec::new(),
             pins: Vec::new(),
+            max_pinned_states: 0,
             touch: Vec::new(),
             admit: None,
             else_decode: None,
             evict_tokens: 0,
             free_pages,
             free_rows,
+            free_states: 0,
         }
     }
 }
@@ -82,8 +96,10 @@ pub enum Settle {
     Checkpoint(Box<SettleCheckpoint>),
     /// Ends a sequence's hold on memory: finished, aborted or retracted.
     Release(Box<SettleRelease>),
-    /// Gives a lock back: a host's pin, or the prefix of an admission that was undone.
+    /// Gives a lock back: the prefix of an admission that was undone.
     Unlock(NodeLock),
+    /// Gives a host's pin back.
+    Unpin(NodeLock),
 }
 
 /// What the tree should keep of a sequence.
@@ -118,6 +134,8 @@ pub struct SettleCheckpoint {
     pub private: Pages,
     /// Its lock.
     pub lock: NodeLock,
+    /// Copies of its state that the steps so far make.
+    pub states: Vec<SavedState>,
 }
 
 /// The end of a sequence's hold on memory.
@@ -135,6 +153,10 @@ pub struct SettleRelease {
     pub private: Pages,
     /// Its lock.
     pub lock: NodeLock,
+    /// Its states within the key.
+    pub states: Vec<SavedState>,
+    /// Its states besides.
+    pub returned_states: Vec<OwnedState>,
 }
 
 /// A host asks to keep a prefix in memory.
@@ -175,6 +197,8 @@ pub struct AdmitRequest {
     pub mixes: bool,
     /// Who may give way to a candidate for which there is no row or no memory.
     pub preemption: Option<Preemption>,
+    /// Rows need a state each, and leave copies by these rules; `None` where no layer keeps any.
+    pub states: Option<StateRules>,
 }
 
 /// One waiting request, or the one whose prefill goes on.
@@ -200,6 +224,10 @@ pub struct Candidate {
     pub wants_logprobs: bool,
     /// For the chunked one: tokens whose K/V it has (cached, written or under way).
     pub continues_at: Option<usize>,
+    /// Positions that other prompts are likely to leave this one at, ascending: ends of turns.
+    pub anchors: Arc<[u32]>,
+    /// For the chunked one: tokens that had K/V in the cache when it was admitted.
+    pub kv_tokens: usize,
 }
 
 /// A decode of the running batch.
@@ -218,6 +246,8 @@ pub struct Demand {
     pub pages: u32,
     /// Needs a row as well.
     pub row: bool,
+    /// States: the row's own, if it begins, and copies.
+    pub states: u32,
 }
 
 /// Second leg: everything given back, everything asked for, and the tree's verdict to carry through.
@@ -231,6 +261,8 @@ pub struct ReservePages {
     pub evicted: EvictedPages,
     /// Rows given back.
     pub returned_rows: Vec<RowId>,
+    /// States given back or dropped from the cache.
+    pub returned_states: Vec<OwnedState>,
     /// What is asked for: all of it is granted, or nothing.
     pub demands: Vec<Demand>,
     /// Sequences that need one more page each, behind the demands.
@@ -286,6 +318,8 @@ pub struct CacheCounts {
     pub evictable_tokens: usize,
     /// Tokens that a lock protects.
     pub protected_tokens: usize,
+    /// States of sequences.
+    pub states: usize,
 }
 
 /// A sequence after its checkpoint.
@@ -324,6 +358,15 @@ pub struct Admitted {
     pub chunked: bool,
     /// What the tree saw where the prompt left it, if misses are diagnosed.
     pub departure: Option<Box<Departure>>,
+    /// Tokens that had K/V in the cache when it was admitted: more than `prefix_len` where there was no state to go on
+    /// with.
+    pub kv_tokens: usize,
+    /// The cached state that its row begins with.
+    pub state: Option<StateSlot>,
+    /// Where its extent leaves copies of its state.
+    pub saves: SmallVec<[SaveAt; 2]>,
+    /// A state is granted for copies at the ends of pages that its decode fills.
+    pub keeps_tail: bool,
 }
 
 /// Third leg: what the pools granted.
@@ -339,6 +382,8 @@ pub struct StepPlanned {
     pub free_pages: usize,
     /// Rows in the free list.
     pub free_rows: usize,
+    /// States in the free list.
+    pub free_states: usize,
 }
 
 /// Whether everything could be granted.
@@ -376,4 +421,6 @@ pub struct Grant {
     pub pages: Pages,
     /// Its row, if it asked for one.
     pub row: Option<RowId>,
+    /// Its states: the row's own first, if it begins.
+    pub states: Vec<OwnedState>,
 }

@@ -13,6 +13,7 @@ use crate::state::cache::prefix_cache::PrefixCache;
 use crate::state::plan::plan_step::plan_step;
 use crate::state::plan::{CheckpointedSeq, PlanStep, Settle};
 use crate::state::pool::pages::Pages;
+use crate::state::pool::state_pool::OwnedState;
 
 /// Requests of which the cache holds more than this are not compared with each other (SGLang's
 /// `IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`).
@@ -76,6 +77,8 @@ pub struct PrefixesProbed {
     pub returned: Pages,
     /// Rows given back.
     pub returned_rows: Vec<RowId>,
+    /// States given back.
+    pub returned_states: Vec<OwnedState>,
     /// One entry a key, in their order.
     pub matches: Vec<(SeqId, Matched)>,
 }
@@ -103,6 +106,7 @@ pub fn probe_prefixes(cache: &mut dyn PrefixCache, request: ProbePrefixes) -> Pr
         checkpointed: settled.verdict.checkpointed,
         returned: settled.returned,
         returned_rows: settled.returned_rows,
+        returned_states: settled.returned_states,
     }
 }
 

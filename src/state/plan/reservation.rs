@@ -12,9 +12,19 @@ impl Pools {
         }
         let demanded = request.demands.iter().map(|demand| demand.pages as usize);
         let wanted = demanded.sum::<usize>() + request.growing.len();
+        for state in request.returned_states {
+            self.states.free(state);
+        }
+        let states_wanted: usize = request
+            .demands
+            .iter()
+            .map(|demand| demand.states as usize)
+            .sum();
         let rows_wanted = request.demands.iter().filter(|demand| demand.row).count();
-        let reservation = if wanted > self.pages.free_pages() || rows_wanted > self.rows.free_rows()
-        {
+        let is_short = wanted > self.pages.free_pages()
+            || rows_wanted > self.rows.free_rows()
+            || states_wanted > self.states.free_slots();
+        let reservation = if is_short {
             let missing_pages = wanted.saturating_sub(self.pages.free_pages());
             Reservation::Short { missing_pages }
         } else {
@@ -30,6 +40,9 @@ impl Pools {
                         .alloc()
                         .expect("the rows asked for were compared with the free rows")
                 }),
+                states: (0..demand.states)
+                    .filter_map(|_| self.states.alloc())
+                    .collect(),
             });
             Reservation::Granted {
                 grants: grants.collect(),
@@ -45,6 +58,7 @@ impl Pools {
             verdict: request.verdict,
             free_pages: self.pages.free_pages(),
             free_rows: self.rows.free_rows(),
+            free_states: self.states.free_slots(),
         }
     }
 }

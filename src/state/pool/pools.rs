@@ -1,26 +1,38 @@
-//! The free pages and the free rows of one engine, together.
+//! The free pages, rows and states of one engine, together.
 
 use std::sync::Arc;
 
 use crate::state::pool::page_pool::PagePool;
 use crate::state::pool::pages::{PageSize, PoolLedger};
 use crate::state::pool::row_pool::RowPool;
+use crate::state::pool::state_pool::StatePool;
 
-/// Free pages and free rows.
+/// Free pages, rows and states.
 #[derive(Debug)]
 pub struct Pools {
     /// Free KV pages (the seeds' token_to_kv_pool_allocator).
     pub pages: PagePool,
     /// Free rows of the page table (the seeds' req_to_token_pool).
     pub rows: RowPool,
+    /// Free states; no slots where no layer keeps any.
+    pub states: StatePool,
 }
 
 impl Pools {
     /// Pools in which everything is free.
     pub fn new(n_pages: u32, n_rows: u32, page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
         Self {
-            pages: PagePool::new(n_pages, page_size, ledger),
+            pages: PagePool::new(n_pages, page_size, ledger.clone()),
             rows: RowPool::new(n_rows),
+            states: StatePool::new(0, ledger),
+        }
+    }
+
+    /// The same with free states.
+    pub fn with_states(self, n_slots: u32, ledger: Arc<PoolLedger>) -> Self {
+        Self {
+            states: StatePool::new(n_slots, ledger),
+            ..self
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::SchedulerLimits;
 use super::stats::EngineStats;
 use crate::state::plan::CacheCounts;
 use crate::state::pool::pages::{PageSize, PoolLedger};
@@ -13,6 +14,8 @@ pub(super) struct Memory {
     total_rows: usize,
     free_pages: usize,
     free_rows: usize,
+    total_states: usize,
+    free_states: usize,
     cache: CacheCounts,
     census: Census,
     ledger: Arc<PoolLedger>,
@@ -25,17 +28,22 @@ pub(super) struct Census {
     pub(super) private_tokens: usize,
     /// Tokens of those that run, prompt and output.
     pub(super) decode_tokens: usize,
+    /// States of sequences.
+    pub(super) states: usize,
 }
 
 impl Memory {
     /// Memory in which everything is free.
-    pub(super) fn new(total_pages: usize, total_rows: usize, ledger: Arc<PoolLedger>) -> Self {
+    pub(super) fn new(limits: &SchedulerLimits, ledger: Arc<PoolLedger>) -> Self {
+        let total_states = limits.states.map_or(0, |states| states.total_slots);
         Self {
             page_size: ledger.page_size(),
-            total_pages,
-            total_rows,
-            free_pages: total_pages,
-            free_rows: total_rows,
+            total_pages: limits.total_pages,
+            total_rows: limits.total_rows,
+            free_pages: limits.total_pages,
+            free_rows: limits.total_rows,
+            total_states,
+            free_states: total_states,
             cache: CacheCounts::default(),
             census: Census::default(),
             ledger,
@@ -60,9 +68,15 @@ impl Memory {
 
     /// The pools have told what is free.
     #[inline]
-    pub(super) fn take_free(&mut self, pages: usize, rows: usize) {
+    pub(super) fn take_free(&mut self, pages: usize, rows: usize, states: usize) {
         self.free_pages = pages;
         self.free_rows = rows;
+        self.free_states = states;
+    }
+
+    #[inline]
+    pub(super) fn free_states(&self) -> usize {
+        self.free_states
     }
 
     /// The tree has told what it holds.
@@ -72,7 +86,7 @@ impl Memory {
     }
 
     /// Takes the holdings of the sequences; true if every page is accounted for:
-    /// `free + evictable + protected + private == total`.
+    /// `free + evictable + protected + private == total`, and likewise every state: `free + cached + held == total`.
     #[inline]
     pub(super) fn take_census(&mut self, census: Census) -> bool {
         self.census = census;
@@ -80,7 +94,8 @@ impl Memory {
             + self.cache.evictable_tokens
             + self.cache.protected_tokens
             + census.private_tokens;
-        accounted == self.page_size.tokens_in(self.total_pages)
+        let states = self.free_states + self.cache.states + census.states;
+        accounted == self.page_size.tokens_in(self.total_pages) && states == self.total_states
     }
 
     /// `stats` with the counts of memory.
@@ -96,7 +111,12 @@ impl Memory {
             private_tokens: self.census.private_tokens,
             total_rows: self.total_rows,
             free_rows: self.free_rows,
-            lost_pages: self.ledger.lost_pages() + self.ledger.lost_locks(),
+            total_states: self.total_states,
+            free_states: self.free_states,
+            cached_states: self.cache.states,
+            lost_pages: self.ledger.lost_pages()
+                + self.ledger.lost_locks()
+                + self.ledger.lost_states(),
             ..stats
         }
     }

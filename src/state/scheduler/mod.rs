@@ -40,6 +40,7 @@ mod queue;
 mod requests;
 mod results;
 mod retraction;
+mod row_states;
 mod rules;
 pub mod sequence;
 pub mod stats;
@@ -50,12 +51,14 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::error::RequestError;
-use crate::ids::{PageId, SeqId};
+use crate::ids::{PageId, SeqId, StateSlot};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::plan::probe::ProbePrefixes;
+use crate::state::plan::saves::StateRules;
 use crate::state::plan::token_ratio::NewTokenRatio;
 use crate::state::plan::{PlanStep, ReservePages};
 use crate::state::pool::pages::{PageSize, PoolLedger};
+use crate::state::pool::state_pool::StateLimits;
 use crate::state::step::StepPlan;
 use batch::Batch;
 use hosts::Hosts;
@@ -100,6 +103,25 @@ pub struct SchedulerLimits {
     pub queue: QueueRules,
     /// Tokens that end an output.
     pub eos_token_ids: Arc<[u32]>,
+    /// The states of sequences; `None` where no layer keeps any.
+    #[serde(default)]
+    pub states: Option<StateLimits>,
+}
+
+impl SchedulerLimits {
+    /// The rules by which states are shared out.
+    fn state_rules(&self) -> Option<StateRules> {
+        self.states.map(|limits| StateRules {
+            limits,
+            page_size: self.page_size.get(),
+        })
+    }
+
+    /// States that pins keep at most: the rows can have theirs all the same.
+    fn max_pinned_states(&self) -> usize {
+        let total = self.states.map_or(0, |states| states.total_slots);
+        total.saturating_sub(self.total_rows) / 2
+    }
 }
 
 /// What to send next.
@@ -150,7 +172,7 @@ impl Scheduler {
             requests: Requests::default(),
             queue: Queue::new(QueueOrder::new(policy, limits.queue)),
             batch: Batch::new(ratio),
-            memory: Memory::new(limits.total_pages, limits.total_rows, ledger),
+            memory: Memory::new(&limits, ledger),
             pipeline: Pipeline::new(),
             hosts: Hosts::default(),
             outbox: Outbox::default(),
@@ -209,20 +231,31 @@ impl Scheduler {
         holds.flat_map(|kv| kv.private.ids().iter().copied())
     }
 
+    /// States that belong to single sequences: for slot-by-slot accounts in tests.
+    pub fn held_states(&self) -> impl Iterator<Item = StateSlot> + '_ {
+        let sequences = self.requests.iter();
+        let holds = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.states.as_ref());
+        holds.flat_map(|states| states.slots())
+    }
+
     /// Only those that run, are chunked or have just ended hold memory: the queue may be long.
     fn census(&self) -> Census {
-        let (mut private_pages, mut decode_tokens) = (0, 0);
+        let (mut private_pages, mut decode_tokens, mut states) = (0, 0, 0);
         for &seq in self.batch.running() {
             let sequence = &self.requests[seq];
             decode_tokens += sequence.request.prompt.len() + sequence.output.len();
             private_pages += sequence.private_pages();
+            states += sequence.states();
         }
         let others = self.batch.chunked().into_iter();
         let others = others.chain(self.batch.ended().iter().copied());
-        private_pages += others
-            .map(|seq| self.requests[seq].private_pages())
-            .sum::<usize>();
+        for seq in others {
+            let sequence = &self.requests[seq];
+            private_pages += sequence.private_pages();
+            states += sequence.states();
+        }
         Census {
+            states,
             private_tokens: self.limits.page_size.tokens_in(private_pages),
             decode_tokens,
         }

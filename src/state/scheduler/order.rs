@@ -13,7 +13,7 @@ use crate::ids::SeqId;
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::plan::probe::{PrefixesProbed, ProbeKey, ProbePrefixes};
 
-use super::pipeline::Found;
+use super::pipeline::{Found, Returned};
 
 /// Admissions after which the waiting requests' prefixes are touched once, so that they are not the oldest ones.
 const TOUCH_INTERVAL: u64 = 32;
@@ -177,8 +177,11 @@ impl Scheduler {
     pub fn prefixes_probed(&mut self, reply: PrefixesProbed) -> Next {
         self.pipeline.end_probe(Found {
             matches: reply.matches.into_iter().collect(),
-            pages: reply.returned,
-            rows: reply.returned_rows,
+            returned: Returned {
+                pages: reply.returned,
+                rows: reply.returned_rows,
+                states: reply.returned_states,
+            },
         });
         self.requests.begin_sweep();
         for checkpointed in reply.checkpointed {

@@ -16,7 +16,7 @@ pub(super) struct Pins {
     /// In order, so that locks go back in one order.
     held: BTreeMap<u64, Pin>,
     demands: Vec<PinDemand>,
-    released: Vec<NodeLock>,
+    released: Vec<Settle>,
     granted: Vec<(u64, usize)>,
     next_pin: u64,
 }
@@ -42,9 +42,7 @@ impl Pins {
     }
 
     pub(super) fn take_released(&mut self) -> impl Iterator<Item = Settle> + use<> {
-        std::mem::take(&mut self.released)
-            .into_iter()
-            .map(Settle::Unlock)
+        std::mem::take(&mut self.released).into_iter()
     }
 
     /// Keeps the granted locks; one that was unpinned meanwhile goes straight back. True if there was such a one.
@@ -55,23 +53,23 @@ impl Pins {
             self.granted.push((pin, if is_held { tokens } else { 0 }));
             match self.held.get_mut(&pin) {
                 Some(held) => held.lock = Some(lock),
-                None => self.release(lock),
+                None => self.released.push(Settle::Unpin(lock)),
             }
         }
         self.released.len() > before
     }
 
-    /// Gives a lock back with the next plan.
+    /// Gives a lock that is no pin's back with the next plan.
     pub(super) fn release(&mut self, lock: NodeLock) {
-        self.released.push(lock);
+        self.released.push(Settle::Unlock(lock));
     }
 
     /// Gives every lock back; false if the next plan has no lock to give back at all, also none that was released
     /// before: only then does memory depend on somebody else.
     pub(super) fn revoke_all(&mut self) -> bool {
         let held = std::mem::take(&mut self.held);
-        self.released
-            .extend(held.into_values().filter_map(|pin| pin.lock));
+        let locks = held.into_values().filter_map(|pin| pin.lock);
+        self.released.extend(locks.map(Settle::Unpin));
         !self.released.is_empty()
     }
 
@@ -99,7 +97,7 @@ impl Pins {
         let Some(removed) = self.held.remove(&pin) else {
             return false;
         };
-        self.released.extend(removed.lock);
+        self.released.extend(removed.lock.map(Settle::Unpin));
         true
     }
 }

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::ids::{PageId, RowId, SeqId, StepId};
 use crate::state::plan::probe::Matched;
 use crate::state::pool::pages::{PageRun, Pages};
+use crate::state::pool::state_pool::OwnedState;
 use crate::state::step::{PIPELINE_DEPTH, RowResult, TableDelta};
 
 /// At most one plan and [`PIPELINE_DEPTH`] steps.
@@ -44,10 +45,19 @@ enum PlanPhase {
 pub(super) struct Found {
     /// The matches of the queue.
     pub(super) matches: FxHashMap<SeqId, Matched>,
-    /// Pages that the probe's settling gave back, on their way to the pools.
+    /// What the probe's settling gave back, on its way to the pools.
+    pub(super) returned: Returned,
+}
+
+/// What a probe's settling gave back.
+#[derive(Debug, Default)]
+pub(super) struct Returned {
+    /// Pages.
     pub(super) pages: Pages,
-    /// Rows likewise.
+    /// Rows.
     pub(super) rows: Vec<RowId>,
+    /// States.
+    pub(super) states: Vec<OwnedState>,
 }
 
 /// The plan that is out.
@@ -137,17 +147,24 @@ impl Pipeline {
     #[inline]
     pub(super) fn has_returned(&self) -> bool {
         match &self.phase {
-            PlanPhase::Probed(found) => !found.pages.is_empty() || !found.rows.is_empty(),
+            PlanPhase::Probed(Found { returned, .. }) => {
+                let Returned {
+                    pages,
+                    rows,
+                    states,
+                } = returned;
+                !pages.is_empty() || !rows.is_empty() || !states.is_empty()
+            }
             _ => false,
         }
     }
 
-    /// Takes the pages and rows that a probe has left.
+    /// Takes what a probe has left.
     #[inline]
-    pub(super) fn take_returned(&mut self) -> (Pages, Vec<RowId>) {
+    pub(super) fn take_returned(&mut self) -> Returned {
         match &mut self.phase {
-            PlanPhase::Probed(found) => (found.pages.take(), std::mem::take(&mut found.rows)),
-            _ => (Pages::empty(), Vec::new()),
+            PlanPhase::Probed(found) => std::mem::take(&mut found.returned),
+            _ => Returned::default(),
         }
     }
 

@@ -7,13 +7,15 @@ use smallvec::SmallVec;
 
 use crate::ids::{SeqId, StepId};
 use crate::state::plan::prefill_adder::Budget;
+use crate::state::plan::saves::SaveAt;
 use crate::state::plan::{
     Admitted, CheckpointedSeq, Grant, Growth, Reservation, StepPlanned, Verdict,
 };
 use crate::state::pool::pages::Pages;
 use crate::state::sampling::LogprobWish;
+use crate::state::scheduler::row_states::RowStates;
 use crate::state::scheduler::sequence::{Phase, Sequence, SequenceKv};
-use crate::state::step::{RowStart, RowWork, StepPlan, StepRow};
+use crate::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow};
 
 use super::batch::Extent;
 use super::outbox::Counter;
@@ -29,10 +31,11 @@ impl Scheduler {
             mut verdict,
             free_pages,
             free_rows,
+            free_states,
         } = planned;
         let open = self.pipeline.close_answered();
         debug_assert_eq!(open.step, step);
-        self.memory.take_free(free_pages, free_rows);
+        self.memory.take_free(free_pages, free_rows, free_states);
         self.take_verdict(&mut verdict);
         self.take_flushed_pages(&open, verdict.flushed_pages);
         let admitted = std::mem::take(&mut verdict.admitted);
@@ -159,6 +162,7 @@ impl Scheduler {
                 true => Extent::Chunk,
                 false => Extent::Last,
             };
+            let saves = admitted.saves.clone();
             if is_start {
                 let row_start = self.start_row(admitted, grant);
                 if !self.requests[seq].has_ended {
@@ -166,9 +170,13 @@ impl Scheduler {
                 }
             } else {
                 self.append_pages(seq, grant.pages);
+                if let Some(states) = &mut self.requests[seq].held_kv_mut().states {
+                    states.take_granted(grant.states.into_iter());
+                }
             }
             if !self.requests[seq].has_ended {
-                rows.rows.push(self.extend_row(seq, positions, extent));
+                rows.rows
+                    .push(self.extend_row(seq, positions, extent, &saves));
             }
         }
         rows
@@ -181,6 +189,9 @@ impl Scheduler {
             prefix,
             prefix_len,
             departure,
+            kv_tokens,
+            state,
+            keeps_tail,
             ..
         } = admitted;
         self.note_departure(seq, departure);
@@ -193,7 +204,17 @@ impl Scheduler {
             outbox.count(Counter::PromptTokens, sequence.request.prompt.len());
             outbox.count(Counter::CachedTokens, prefix_len);
         }
+        let mut granted = grant.states.into_iter();
+        let mut states = RowStates::new(&mut granted, keeps_tail, kv_tokens);
+        if let Some(states) = &mut states {
+            states.take_granted(granted);
+        }
+        let state_start = states.as_ref().map(|states| StateStart {
+            live: states.live().slot(),
+            from: state,
+        });
         sequence.kv = Some(SequenceKv {
+            states: states.map(Box::new),
             row,
             lock: lock.unwrap_or_default(),
             protected_pages: prefix.len(),
@@ -209,15 +230,23 @@ impl Scheduler {
             sampling: sequence.request.sampling.clone(),
             grammar: sequence.request.grammar.clone(),
             prefix,
-            state: None,
+            state: state_start,
         };
         self.append_pages(seq, grant.pages);
         start
     }
 
-    fn extend_row(&mut self, seq: SeqId, positions: Range<usize>, extent: Extent) -> StepRow {
+    fn extend_row(
+        &mut self,
+        seq: SeqId,
+        positions: Range<usize>,
+        extent: Extent,
+        saves: &[SaveAt],
+    ) -> StepRow {
         self.batch.extend(seq, extent);
         let sequence = &mut self.requests[seq];
+        let states = sequence.held_kv_mut().states.as_mut();
+        let saves = states.map_or_else(SmallVec::new, |states| states.save(saves).collect());
         let is_last = extent == Extent::Last;
         sequence.phase = if is_last {
             Phase::Running
@@ -236,7 +265,7 @@ impl Scheduler {
             },
             sample,
             logprobs,
-            saves: SmallVec::new(),
+            saves,
         }
     }
 
@@ -289,9 +318,17 @@ impl Scheduler {
 
     fn decode_step_rows(&mut self, decode: &[SeqId]) -> Vec<StepRow> {
         let step = self.pipeline.next_step();
+        let page = self.limits.page_size;
         let rows = decode.iter().map(|&seq| {
             let sequence = &mut self.requests[seq];
-            let position = sequence.held_kv().committed;
+            let kv = sequence.held_kv_mut();
+            let position = kv.committed;
+            let saves = match &mut kv.states {
+                Some(states) if page.floor(position + 1) == position + 1 => {
+                    states.save_tail(position + 1).into_iter().collect()
+                }
+                _ => SmallVec::new(),
+            };
             sequence.planned_output += 1;
             let logprobs = sequence.request.logprobs.clone();
             let row = commit_row(sequence, step, position + 1);
@@ -304,7 +341,7 @@ impl Scheduler {
                 work,
                 sample: true,
                 logprobs,
-                saves: SmallVec::new(),
+                saves,
             }
         });
         rows.collect()

@@ -8,9 +8,10 @@ use crate::state::plan::{
     AdmitRequest, Candidate, DecodeDemand, PlanStep, PublishKey, ReservePages, Settle,
     SettleCheckpoint, SettleRelease, Verdict,
 };
-use crate::state::pool::pages::{EvictedPages, Pages};
+use crate::state::pool::pages::{EvictedPages, PageSize, Pages};
 use crate::state::scheduler::sequence::{Phase, Sequence, SequenceKv};
 
+use super::pipeline::Returned;
 use super::{Next, Scheduler};
 
 /// Candidates that one plan looks at: more are admitted by the plans after it.
@@ -91,11 +92,18 @@ impl Scheduler {
 
     /// A request with nothing but what a probe left to be carried on.
     pub(super) fn empty_request(&mut self) -> PlanStep {
-        let (returned, returned_rows) = self.pipeline.take_returned();
+        let Returned {
+            pages: returned,
+            rows: returned_rows,
+            states: returned_states,
+        } = self.pipeline.take_returned();
         let (free_pages, free_rows) = (self.memory.free_pages(), self.memory.free_rows());
         PlanStep {
             returned,
             returned_rows,
+            returned_states,
+            free_states: self.memory.free_states(),
+            max_pinned_states: self.limits.max_pinned_states(),
             eviction_policy: self.queue.order_mut().take_new_eviction_policy(),
             ..PlanStep::empty(self.pipeline.next_step(), free_pages, free_rows)
         }
@@ -126,6 +134,7 @@ impl Scheduler {
             returned: Pages::empty(),
             evicted: EvictedPages::empty(),
             returned_rows: Vec::new(),
+            returned_states: Vec::new(),
             demands: Vec::new(),
             growing,
             verdict: Box::new(Verdict::default()),
@@ -145,9 +154,10 @@ impl Scheduler {
         }
         for seq in self.batch.take_ended() {
             if let Some(sequence) = self.requests.remove(seq) {
+                let page = self.limits.page_size;
                 self.pipeline
                     .forget_edits(sequence.kv.as_ref().map(|kv| kv.row));
-                settle.extend(release_of(seq, sequence));
+                settle.extend(release_of(seq, sequence, page));
             }
         }
         settle.extend(self.hosts.pins_mut().take_released());
@@ -214,6 +224,7 @@ impl Scheduler {
             max_new_rows: self.memory.free_rows(),
             prefix_wait: self.limits.prefix_wait,
             mixes: mixed_rows > 0,
+            states: self.limits.state_rules(),
             preemption: self.preemptible(decode),
         })
     }
@@ -222,6 +233,8 @@ impl Scheduler {
         let rank = self.rank(seq);
         let tokens = self.fill_of(seq);
         let sequence = &self.requests[seq];
+        let states = sequence.kv.as_ref().and_then(|kv| kv.states.as_ref());
+        let kv_tokens = states.map(|states| states.kv_tokens);
         let continues_at = (sequence.phase == Phase::Chunked)
             .then(|| sequence.kv.as_ref().map(|kv| kv.committed))
             .flatten();
@@ -236,6 +249,8 @@ impl Scheduler {
             rank,
             wants_logprobs: sequence.request.logprobs.is_some(),
             continues_at,
+            anchors: sequence.request.anchors.clone(),
+            kv_tokens: kv_tokens.unwrap_or(0),
         }
     }
 }
@@ -275,12 +290,24 @@ fn checkpoint_of(seq: SeqId, sequence: &mut Sequence) -> Option<SettleCheckpoint
         protected_pages: kv.protected_pages,
         private: kv.private.take(),
         lock: std::mem::take(&mut kv.lock),
+        states: match &mut kv.states {
+            Some(states) => states.take_saved(),
+            None => Vec::new(),
+        },
     })
 }
 
-fn release_of(seq: SeqId, mut sequence: Sequence) -> Option<Settle> {
-    let kv = sequence.kv.take()?;
-    let key = sequence.publish.then(|| publish_key(&sequence, &kv));
+fn release_of(seq: SeqId, mut sequence: Sequence, page: PageSize) -> Option<Settle> {
+    let mut kv = sequence.kv.take()?;
+    let states = kv.states.take();
+    let key = sequence
+        .publish
+        .then(|| publish_key(&sequence, &kv, states.is_some()));
+    let (states, returned_states) = match (states, &key) {
+        (None, _) => (Vec::new(), Vec::new()),
+        (Some(states), None) => (Vec::new(), states.give_back()),
+        (Some(states), Some(key)) => states.publish(kv.committed, key.len, page.get()),
+    };
     let SequenceKv {
         row,
         lock,
@@ -295,15 +322,21 @@ fn release_of(seq: SeqId, mut sequence: Sequence) -> Option<Settle> {
         protected_pages,
         private,
         lock,
+        states,
+        returned_states,
     })))
 }
 
 /// What a finished sequence publishes: its last token was never fed, so its K/V does not exist; a step that was
-/// queued before the end was known may have written more, which does not count.
-fn publish_key(sequence: &Sequence, kv: &SequenceKv) -> PublishKey {
+/// queued before the end was known may have written more, which does not count. But a state cannot go back: where there
+/// is one, all known tokens are published that were fed.
+fn publish_key(sequence: &Sequence, kv: &SequenceKv, has_state: bool) -> PublishKey {
     let prompt_len = sequence.request.prompt.len();
-    let kept = sequence.kept_output;
-    let tokens: Arc<[u32]> = sequence.all_tokens(kept.saturating_sub(1));
+    let n_output = match has_state {
+        true => sequence.output.len(),
+        false => sequence.kept_output.saturating_sub(1),
+    };
+    let tokens: Arc<[u32]> = sequence.all_tokens(n_output);
     PublishKey {
         namespace: sequence.request.namespace.clone(),
         len: tokens.len().min(kv.committed),
@@ -324,6 +357,7 @@ pub(super) fn retract_of(seq: SeqId, sequence: &mut Sequence) -> Option<Settle> 
         lock,
         protected_pages,
         private,
+        states,
         ..
     } = kv;
     Some(Settle::Release(Box::new(SettleRelease {
@@ -333,5 +367,7 @@ pub(super) fn retract_of(seq: SeqId, sequence: &mut Sequence) -> Option<Settle> 
         protected_pages,
         private,
         lock,
+        states: Vec::new(),
+        returned_states: states.map_or_else(Vec::new, |states| states.give_back()),
     })))
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::ids::{RowId, SeqId, StepId};
 use crate::state::pool::pages::{NodeLock, Pages};
+use crate::state::scheduler::row_states::RowStates;
 use crate::state::scheduler::submission::Submission;
 
 /// Where a sequence stands.
@@ -39,6 +40,8 @@ pub struct SequenceKv {
     pub lock: NodeLock,
     /// Tokens of this request that counted as a cache hit.
     pub inserted_tokens: usize,
+    /// Its states, where layers keep any.
+    pub states: Option<Box<RowStates>>,
 }
 
 /// One request inside the engine. What every step touches comes first and close together: a large batch is walked through
@@ -161,6 +164,12 @@ impl Sequence {
     /// Pages that are its own.
     pub fn private_pages(&self) -> usize {
         self.kv.as_ref().map_or(0, |kv| kv.private.len())
+    }
+
+    /// States that it holds.
+    pub fn states(&self) -> usize {
+        let states = self.kv.as_ref().and_then(|kv| kv.states.as_ref());
+        states.map_or(0, |states| states.count())
     }
 
     /// Longest prefix of so many tokens that may come from the cache: one token at least is computed for its logits, and input log

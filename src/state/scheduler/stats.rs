@@ -33,6 +33,12 @@ pub struct EngineStats {
     pub total_rows: usize,
     /// Free rows.
     pub free_rows: usize,
+    /// States of sequences that the pool holds; 0 where no layer keeps any.
+    pub total_states: usize,
+    /// States that can be granted.
+    pub free_states: usize,
+    /// States in the cache.
+    pub cached_states: usize,
     /// Pins held for hosts.
     pub pins: usize,
     /// Part of the generation budget that running requests reserve.
@@ -72,6 +78,7 @@ impl EngineStats {
             && self.free_rows == self.total_rows
             && (self.pins > 0 || self.protected_tokens == 0)
             && self.free_tokens + self.evictable_tokens + self.protected_tokens == self.total_tokens
+            && self.free_states + self.cached_states == self.total_states
             && self.integrity_failures == 0
             && self.lost_pages == 0
     }

@@ -1,7 +1,7 @@
 //! What is written down while the engine runs, and what must hold of it.
 
 use souffleur::error::RequestError;
-use souffleur::ids::PageId;
+use souffleur::ids::{PageId, StateSlot};
 use souffleur::state::plan::{PlanStep, Reservation, Settle, StepPlanned};
 use souffleur::state::scheduler::Next;
 use souffleur::state::scheduler::news::{RequestEnd, RequestTokens};
@@ -155,6 +155,11 @@ impl World {
             self.states.pools.rows.free_rows() + held,
             self.setup.n_rows as usize
         );
+        let slots = self.setup.states.map_or(0, |states| states.total_slots);
+        let pools = &self.states.pools.states;
+        let free_and_cached = pools.free_slots() + self.states.cache.cached_states();
+        let of_rows = self.states.scheduler.held_states().count();
+        assert_eq!(free_and_cached + of_rows, slots);
     }
 
     /// Every page is free, cached or one sequence's own.
@@ -167,6 +172,19 @@ impl World {
         pages.sort_unstable();
         let all: Vec<PageId> = (1..=self.setup.n_pages).map(PageId::new).collect();
         assert_eq!(pages, all);
+    }
+
+    /// Every state is free, cached or one sequence's own.
+    pub(super) fn check_states(&self) {
+        let mut slots: Vec<StateSlot> = self.states.pools.states.iter().collect();
+        self.states
+            .cache
+            .for_each_state(&mut |slot| slots.push(slot));
+        slots.extend(self.states.scheduler.held_states());
+        slots.sort_unstable();
+        let total = self.setup.states.map_or(0, |states| states.total_slots);
+        let all: Vec<StateSlot> = (1..=total as u32).map(StateSlot::new).collect();
+        assert_eq!(slots, all);
     }
 
     pub fn assert_clean(&mut self) {
@@ -183,6 +201,7 @@ impl World {
         assert_eq!(stats.mixed_steps as usize, self.watch.mixed_steps);
         assert_eq!(self.states.cache.check_integrity(), Ok(()));
         self.check_pages();
+        self.check_states();
         self.lives.iter().for_each(Life::check_end);
         // One that was cancelled while its plan was open is admitted after its end.
         let is_natural = |life: &&Life| {
@@ -200,6 +219,11 @@ impl World {
         }
         assert!(self.lives.iter().all(|life| !life.holds_memory));
         self.states.pools.pages.free(self.states.cache.clear());
+        for state in self.states.cache.take_freed_states() {
+            self.states.pools.states.free(state);
+        }
+        let states = &self.states.pools.states;
+        assert_eq!(states.free_slots(), states.total_slots());
         assert_eq!(
             self.states.pools.pages.free_pages(),
             self.states.pools.pages.total_pages()
@@ -207,9 +231,10 @@ impl World {
         assert_eq!(
             (
                 self.states.ledger.lost_pages(),
-                self.states.ledger.lost_locks()
+                self.states.ledger.lost_locks(),
+                self.states.ledger.lost_states()
             ),
-            (0, 0)
+            (0, 0, 0)
         );
     }
 }

@@ -64,6 +64,7 @@ impl World {
                 .grammar
                 .clone()
                 .map(|grammar| Arc::new(grammar) as Arc<dyn Grammar>),
+            anchors: ask.anchors.as_slice().into(),
             priority: ask.priority,
             cancel: flag.clone(),
             submitted_s: self.now_s,

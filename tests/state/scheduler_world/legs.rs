@@ -50,6 +50,7 @@ impl World {
             Leg::PlanStep(plan) => {
                 assert_eq!(plan.free_pages, self.states.pools.pages.free_pages());
                 assert_eq!(plan.free_rows, self.states.pools.rows.free_rows());
+                assert_eq!(plan.free_states, self.states.pools.states.free_slots());
                 let is_flush = plan.flush;
                 Before::Plan { is_flush }
             }
@@ -91,6 +92,7 @@ impl World {
                 self.check_counters();
                 if self.looks_at_sets() {
                     self.check_pages();
+                    self.check_states();
                 }
             }
             self.plans += 1;

@@ -16,6 +16,7 @@ use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::cache::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
 use souffleur::state::control::{ControlSetup, ControlStates, Leg};
 use souffleur::state::pool::pages::PageSize;
+use souffleur::state::pool::state_pool::StateLimits;
 use souffleur::state::scheduler::policy::{PriorityOrder, SchedulePolicy, schedule_policy};
 use souffleur::state::scheduler::stats::EngineStats;
 use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
@@ -47,6 +48,8 @@ pub struct Setup {
     /// Without rules for priorities, which say that themselves.
     pub priority: PriorityOrder,
     pub eviction: &'static str,
+    /// Of a model whose layers keep states.
+    pub states: Option<StateLimits>,
     /// Plans between two looks at whole sets: each page, each node, the whole order of the queue.
     pub sets_every: usize,
 }
@@ -67,6 +70,7 @@ impl Default for Setup {
             policy: "fcfs",
             priority: PriorityOrder::Ignored,
             eviction: "lru",
+            states: None,
             sets_every: 1,
         }
     }
@@ -107,6 +111,7 @@ impl Setup {
                 eviction_policy: self.eviction_policy(),
             },
             eos_token_ids: Arc::from([EOS]),
+            states: self.states,
         }
     }
 
@@ -186,6 +191,7 @@ impl World {
             n_pages: setup.n_pages as usize,
             vocab_size: VOCAB,
             verify: true,
+            n_states: setup.states.map_or(0, |states| states.total_slots),
             faults: Vec::new(),
         });
         Self {

@@ -106,12 +106,12 @@ impl Attention {
     /// Attends each query of the step to its row's keys in `layer`.
     ///
     /// # Shapes
-    /// `q: [n_tokens, n_heads * key_dim]`, `out: [n_tokens, n_heads * values.dim()]`.
+    /// `q: [n_tokens, n_heads * key_dim]`, `sinks: [n_heads]`, `out: [n_tokens, n_heads * values.dim()]`.
     pub fn attend(
         &mut self,
         (pool, isa): (&mut ThreadPool, Isa),
         q: &Tensor,
-        heads: &HeadShape,
+        (heads, sinks): (&HeadShape, Option<&[f32]>),
         (kv, layer, table): (&KvPool, usize, &PageTable),
         batch: &CpuBatch,
         mut out: Tensor,
@@ -124,7 +124,7 @@ impl Attention {
             self.states.make_room(plan.n_records * record);
             let states = Shared::new(&mut self.states);
             let planes = Planes::of(heads, kv.len());
-            let step = Step { heads, planes, q, kv, table, plan, states, out: shared };
+            let step = Step { heads, sinks, planes, q, kv, table, plan, states, out: shared };
             let (n_tokens, n_records) = plan.largest_item;
             self.spaces.resize_with(pool.n_threads(), Workspace::default);
             self.spaces.iter_mut().for_each(|space| fit(kv, space, heads, n_tokens, n_records));
@@ -236,7 +236,8 @@ impl<F: KvElement> Kernel for Merge<'_, F> {
                     for span in 1..self.tile.spans.len() {
                         merge::<S>(total, states.part((first + span * per_span) * len, len));
                     }
-                    finish::<F, S>(total, out.part(at * dim, dim));
+                    let sink = self.step.sink(head);
+                    finish::<F, S>(total, sink, out.part(at * dim, dim));
                 }
             }
         }

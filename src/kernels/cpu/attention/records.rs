@@ -130,7 +130,8 @@ impl<F: KvElement> Work<'_, F> {
                                 S::prefetch(self.step.out.at(line));
                             }
                         }
-                        finish::<F, S>(total, self.step.out.part(at * dim, dim))
+                        let sink = self.step.sink(head);
+                        finish::<F, S>(total, sink, self.step.out.part(at * dim, dim))
                     }
                     Target::State => self
                         .step

@@ -221,18 +221,28 @@ pub unsafe fn merge<S: Lanes>(total: &mut [f32], span: &[f32]) {
     total[max_at] = max;
 }
 
-/// Writes the weighted mean of the values, in the order of their elements.
+/// Writes the weighted mean of the values, in the order of their elements. A sink is a score that weighs in and has no
+/// value.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn finish<F: KvElement, S: Lanes>(record: &[f32], out: &mut [f32]) {
+pub unsafe fn finish<F: KvElement, S: Lanes>(record: &[f32], sink: Option<f32>, out: &mut [f32]) {
     const PAIR: usize = 2 * LANES;
     let width = record.len() - 2 * LANES;
     // SAFETY: the record holds whole pairs of vectors and, behind them, sixteen lanes of sums; `mean` holds a pair.
     unsafe {
         let sum = S::sum(S::load(record.as_ptr().wrapping_add(width)));
-        let inverse = S::splat(1.0 / sum);
+        let inverse = match sink {
+            None => S::splat(1.0 / sum),
+            Some(sink) => {
+                let max = record[record.len() - LANES];
+                let both = max.max(sink);
+                let own = S::exp2(S::splat(max - both));
+                let sink = S::exp2(S::splat(sink - both));
+                S::div(own, S::add(S::mul(S::splat(sum), own), sink))
+            }
+        };
         for (pair, out) in out.chunks_mut(PAIR).enumerate() {
             let values = record.as_ptr().wrapping_add(pair * PAIR);
             let [first, second] =

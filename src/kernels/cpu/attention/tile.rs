@@ -1,5 +1,6 @@
 //! One item of work: the queries of a tile against some key heads and spans.
 
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use super::super::kv::{PageTable, Planes};
@@ -18,6 +19,8 @@ use crate::kernels::HeadShape;
 #[derive(Clone, Copy)]
 pub struct Step<'a, F> {
     pub heads: &'a HeadShape,
+    /// Scores of each query head that have no value.
+    pub sinks: Option<&'a [f32]>,
     pub planes: Planes,
     pub q: &'a Tensor,
     /// As `planes` says.
@@ -27,6 +30,13 @@ pub struct Step<'a, F> {
     /// Records that rounds hand on, and those of spans that are merged at the end.
     pub states: Shared<'a, f32>,
     pub out: Shared<'a, f32>,
+}
+
+impl<F> Step<'_, F> {
+    /// The sink of a query head, as a logarithm to base 2.
+    pub fn sink(&self, head: usize) -> Option<f32> {
+        self.sinks.map(|sinks| sinks[head] * LOG2_E)
+    }
 }
 
 /// An item at work.

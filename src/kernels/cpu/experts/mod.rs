@@ -21,7 +21,7 @@ use super::stack::{Encodings, Stack};
 use super::tensor::{Scratch, Tensor};
 use super::threads::ThreadPool;
 use super::{CpuBackend, Linear};
-use crate::kernels::{Expert, Router};
+use crate::kernels::{Expert, Gate, Router};
 
 type Packed = SmallVec<[ExpertRows; 1]>;
 
@@ -36,6 +36,8 @@ pub struct Experts {
     alternates: bool,
     /// Width of an expert.
     width: usize,
+    /// What their gates do.
+    gate: Gate,
 }
 
 impl Experts {
@@ -43,7 +45,7 @@ impl Experts {
     ///
     /// # Panics
     /// If there is none, or their shapes differ.
-    pub fn new(experts: Vec<Expert<CpuBackend>>) -> Self {
+    pub fn new(experts: Vec<Expert<CpuBackend>>, gate: Gate) -> Self {
         let (gate_up, down): (Vec<_>, Vec<_>) = experts
             .into_iter()
             .map(|expert| (expert.gate_up, expert.down))
@@ -70,6 +72,7 @@ impl Experts {
             gate_up,
             down,
             width,
+            gate,
         }
     }
 }
@@ -156,14 +159,14 @@ impl Mixing<'_> {
         matmul::add_experts(self.pool, self.isa, product, weighted);
     }
 
-    /// Computes `silu(gate) * up` of all rows, for the products with the ways down.
+    /// Computes what the gates let through of all rows, for the products with the ways down.
     fn gate(&mut self, experts: &Experts, packed: &[ExpertRows]) -> Packed {
         let (rows, width) = (self.routes.rows(), experts.width);
-        if !experts.alternates {
+        if !experts.alternates || experts.gate != Gate::Silu {
             let mut both = self.scratch.tensor(rows, 2 * width);
             self.multiply(experts, packed, &mut both, Write::Store);
             let out = self.scratch.tensor(rows, width);
-            let out = rowwise::gated_silu(self.pool, self.isa, &both, out);
+            let out = rowwise::gated(self.pool, self.isa, experts.gate, &both, out);
             return self.pack_gated(experts, &out);
         }
         let words = match experts.down_encodings.as_slice() {

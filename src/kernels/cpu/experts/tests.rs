@@ -4,6 +4,7 @@ use super::super::format::{Format, PANEL};
 use super::super::matmul::tests::blocks::{TYPES, product, seeded_stack};
 use super::super::matmul::tests::{FORMATS, seeded_weight, values};
 use super::*;
+use crate::kernels::Gate;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::routing::Routing;
 
@@ -132,7 +133,7 @@ fn dense(isa: Isa, weights: &Weights, x: &[f32]) -> Vec<f32> {
     both.values_mut()
         .copy_from_slice(&product(isa, 1, x, gate_up));
     let mut pool = ThreadPool::new(1).expect("threads start");
-    let gated = rowwise::gated_silu(&mut pool, isa, &both, scratch.tensor(1, WIDTH));
+    let gated = rowwise::gated(&mut pool, isa, Gate::Silu, &both, scratch.tensor(1, WIDTH));
     product(isa, 1, gated.values(), down)
 }
 
@@ -189,6 +190,7 @@ fn experts_compute_what_dense_layers_do_in_every_format_and_number_of_tokens() {
                         Expert { gate_up, down }
                     })
                     .collect(),
+                Gate::Silu,
             );
             let x = values(3, 30 * HIDDEN);
             for n_tokens in [1, 5, 30] {
@@ -277,7 +279,7 @@ fn widths_that_fill_no_panel_are_padded() {
             gate_up: linear(seeded_weight(isa, format, seed, &[width; 2], hidden)),
             down: linear(seeded_weight(isa, format, seed + 50, &[hidden], width)),
         });
-        let experts = Experts::new(experts.collect());
+        let experts = Experts::new(experts.collect(), Gate::Silu);
         let mut pool = ThreadPool::new(2).expect("threads start");
         let scratch = Scratch::default();
         let mut seen: Vec<Vec<f32>> = Vec::new();

@@ -12,7 +12,7 @@ use crate::kernels::random::RandomTensor;
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
-use crate::kernels::{Backend, Expert, HeadShape, Linear, QkvWeights, Router};
+use crate::kernels::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
 
 /// A weight matrix.
 pub struct Matrix {
@@ -153,7 +153,7 @@ impl Backend for CudaBackend {
         unreachable!("models with latent attention are refused")
     }
 
-    fn experts(&mut self, _: Vec<Expert<Self>>) -> NoExperts {
+    fn experts(&mut self, _: Vec<Expert<Self>>, _: Gate) -> NoExperts {
         unreachable!("models with experts are refused")
     }
 
@@ -327,7 +327,7 @@ impl Backend for CudaBackend {
     fn attend(
         &mut self,
         q: &Tensor,
-        heads: &HeadShape,
+        (heads, _): (&HeadShape, Option<&Vector>),
         layer: usize,
         batch: &CudaBatch,
         _: &Matrix,

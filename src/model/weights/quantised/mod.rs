@@ -15,6 +15,7 @@ mod affine;
 mod scaled;
 mod scheme;
 mod tensors;
+mod turned;
 
 use std::num::NonZero;
 use std::thread;
@@ -23,6 +24,8 @@ use self::affine::Affine;
 use self::scaled::Scaled;
 pub use self::scheme::Scheme;
 use self::tensors::Module;
+pub(super) use self::turned::Turned;
+use self::turned::TurnedBytes;
 use super::Weights;
 use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
@@ -51,6 +54,7 @@ pub struct QuantisedMatrix<'a> {
 enum Codes<'a> {
     Scaled(Scaled<'a>),
     Affine(Affine<'a>),
+    Turned(TurnedBytes<'a>),
 }
 
 /// Rows that a backend takes.
@@ -85,6 +89,13 @@ impl Weights {
         name: &str,
         shape: &'a [usize; 2],
     ) -> Result<MatrixSource<'a>, LoadError> {
+        if let Some(turned) = self.turned(name) {
+            return Ok(MatrixSource::Quantised(QuantisedMatrix {
+                codes: Codes::Turned(turned),
+                shape,
+                file_bytes: self.bytes_of(name).unwrap_or(0),
+            }));
+        }
         match Module::find(self, name) {
             None => Ok(MatrixSource::Plain(self.tensor(name, shape)?)),
             Some((module, scheme)) => {
@@ -126,9 +137,10 @@ impl<'a> MatrixSource<'a> {
 
 impl<'a> QuantisedMatrix<'a> {
     fn converted(&self, dtype: Dtype) -> Converted<'a> {
-        let stored = match self.codes {
+        let stored = match &self.codes {
             Codes::Scaled(_) => Stored::Plain(dtype),
             Codes::Affine(_) => Stored::Blocks(BlockType::Affine4),
+            Codes::Turned(turned) => turned.stored(),
         };
         let &[outputs, inputs] = self.shape;
         let row_bytes = stored.row_bytes(inputs);
@@ -145,6 +157,7 @@ impl<'a> QuantisedMatrix<'a> {
                 match &self.codes {
                     Codes::Scaled(scaled) => scaled.convert(first, dtype, out),
                     Codes::Affine(affine) => affine.convert(first, out),
+                    Codes::Turned(turned) => turned.convert(first, out),
                 }
             };
             for (index, out) in parts {

@@ -34,6 +34,8 @@ pub const WINDOW_TOKENS: usize = 24;
 pub struct Departure {
     /// Tokens of the prefix that came from the cache.
     pub matched_tokens: usize,
+    /// Tokens of the prompt whose K/V is cached: more than `matched_tokens` where no state was kept to go on with.
+    pub kv_tokens: usize,
     /// Longest prefix that could have: one token at least is computed.
     pub match_limit: usize,
     /// The cache keeps nothing at all.

@@ -28,11 +28,14 @@ pub enum Cause {
     CacheDisabled,
     /// It was cached, and the cache was emptied: for a host, or after a lost step.
     Flushed,
+    /// Its K/V is cached further on, but no state of the layers that keep one: none was saved there, or it was dropped for
+    /// another.
+    NoState,
 }
 
 impl Cause {
     /// Every cause.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::MatchLimit,
         Self::PageFloor,
         Self::TooShort,
@@ -42,6 +45,7 @@ impl Cause {
         Self::NeverCached,
         Self::CacheDisabled,
         Self::Flushed,
+        Self::NoState,
     ];
 
     /// Its name in JSON and metric labels.
@@ -56,6 +60,7 @@ impl Cause {
             Self::NeverCached => "never_cached",
             Self::CacheDisabled => "cache_disabled",
             Self::Flushed => "flushed",
+            Self::NoState => "no_state",
         }
     }
 }
@@ -71,6 +76,8 @@ pub struct PrefixReport {
     pub prompt_tokens: usize,
     /// Of those, tokens that came from the cache: whole pages.
     pub cached_tokens: usize,
+    /// Of those, tokens whose K/V was cached: more than `cached_tokens` where there was no state to go on with.
+    pub kv_tokens: usize,
     /// The first token that was not there: `cached_tokens`, or further on inside a page that differs later.
     pub position: usize,
     /// Tokens that may come from the cache at most.
@@ -189,6 +196,7 @@ impl PrefixReport {
             cause,
             prompt_tokens: prompt.len(),
             cached_tokens: matched,
+            kv_tokens: departure.kv_tokens.max(matched),
             position,
             match_limit: departure.match_limit,
             page_size: page_size.get(),
@@ -246,6 +254,8 @@ fn cause_of(
         Cause::MatchLimit
     } else if matched >= reachable {
         Cause::PageFloor
+    } else if departure.kv_tokens > matched {
+        Cause::NoState
     } else if let Some(lost) = lost {
         lost
     } else if departure.elsewhere.is_some() {

@@ -21,6 +21,7 @@ impl RadixTree {
             owner,
             protected_pages,
             lock,
+            states,
             ..
         } = checkpoint;
         debug_assert!(
@@ -41,6 +42,7 @@ impl RadixTree {
         };
         let (node, _) = self.insert_key(key, protected_pages, &mut given, key_use);
         self.publish_prompt(key, checkpoint.prompt_tokens, key_use);
+        self.keep_states(key, states, key_use);
         let inserted_tokens = checkpoint.inserted_tokens.max(key.tokens.len());
         if n_key_pages < protected_pages {
             // The output was cut back into what is locked: the sequence goes on under its deeper lock.

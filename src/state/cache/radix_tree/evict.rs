@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::hint::black_box;
 
+use super::states::rank;
 use super::{Edge, RadixTree};
 use crate::state::cache::eviction::{EvictionKey, KeyTrend, NodeUse};
 use crate::state::pool::pages::EvictedPages;
@@ -120,6 +121,9 @@ impl RadixTree {
             self.note_eviction(leaf);
         }
         let removed = self.arena.remove_leaf(leaf);
+        if let Some(states) = &mut self.states {
+            states.drop_of(leaf);
+        }
         self.evictable_tokens -= removed.edge.len();
         if removed.shares_buffer || removed.is_last {
             self.tidy_above(removed.parent, removed.shares_buffer);
@@ -139,7 +143,11 @@ impl RadixTree {
     pub(super) fn offer_new(&mut self, leaf: u32, usage: &NodeUse) {
         if self.policy.trend() == KeyTrend::Grows {
             self.arena[leaf].is_queued = true;
-            self.victims.push((self.policy.key(usage), leaf));
+            let key = match self.states {
+                None => self.policy.key(usage),
+                Some(_) => self.rank(leaf),
+            };
+            self.victims.push((key, leaf));
         }
     }
 
@@ -149,9 +157,15 @@ impl RadixTree {
         if node.is_evictable() && !node.is_queued {
             node.is_queued = true;
             node.is_used_since = false;
-            let key = self.policy.key(&self.arena.usage(index));
+            let key = self.rank(index);
             self.victims.push((key, index));
         }
+    }
+
+    /// The place of a node in the order.
+    #[inline(always)]
+    pub(super) fn rank(&self, index: u32) -> EvictionKey {
+        rank(&self.arena, self.states.as_deref(), &self.policy, index)
     }
 
     #[inline(never)]
@@ -170,11 +184,11 @@ impl RadixTree {
             self.fetch_ahead();
         }
         loop {
-            let (arena, policy) = (&self.arena, self.policy);
+            let (arena, states, policy) = (&self.arena, self.states.as_deref(), self.policy);
             let index = self.victims.pop(|index| {
                 let node = &arena[index];
                 let stays = node.is_evictable() && !node.is_used_since;
-                stays.then(|| policy.key(&arena.usage(index)))
+                stays.then(|| rank(arena, states, &policy, index))
             })?;
             let node = &mut self.arena[index];
             node.is_queued = false;

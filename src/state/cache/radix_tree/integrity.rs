@@ -49,6 +49,7 @@ impl RadixTree {
             self.roots.len(),
             self.root_names.len(),
         )?;
+        self.check_states()?;
         self.check_victims()
     }
 
@@ -120,13 +121,13 @@ impl RadixTree {
         let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
         let mut last = None;
         for index in queued {
-            let due = self.policy.key(&self.arena.usage(index));
+            let due = self.rank(index);
             let is_settled = !self.arena[index].is_used_since;
             self.check_entry(index, is_kept && is_settled && last > Some(due))?;
             last = if is_settled { Some(due) } else { last };
         }
         for (key, index) in others {
-            let due = self.policy.key(&self.arena.usage(index));
+            let due = self.rank(index);
             let is_used_since = self.arena[index].is_used_since;
             self.check_entry(index, is_kept && (key > due || key < due && !is_used_since))?;
         }

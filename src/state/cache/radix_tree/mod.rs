@@ -9,6 +9,7 @@
 //! - Time is a counter inside, so the same calls give the same tree and the same victims.
 
 mod arena;
+mod cache;
 mod checkpoint;
 mod children;
 mod compare;
@@ -16,6 +17,7 @@ mod evict;
 mod integrity;
 mod lock;
 mod notes;
+mod states;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,14 +27,12 @@ use rustc_hash::FxHashMap;
 use crate::ids::PageId;
 use crate::state::cache::eviction::{EvictionPolicy, NodeUse};
 use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_cache::{Checkpoint, Checkpointed, LockedPrefix, PrefixCache};
-use crate::state::cache::prefix_history::{Departure, EvictedEdge};
-use crate::state::pool::pages::{
-    Edge, EdgeTokens, EvictedPages, NodeLock, PageRun, PageSize, Pages, PoolLedger,
-};
+use crate::state::cache::prefix_cache::PrefixCache;
+use crate::state::pool::pages::{Edge, EdgeTokens, PageRun, PageSize, Pages, PoolLedger};
 use arena::{Arena, NO_NODE, Node, Past};
 use evict::Victims;
 use notes::Notes;
+use states::States;
 
 /// The radix cache of one KV pool.
 pub struct RadixTree {
@@ -52,6 +52,8 @@ pub struct RadixTree {
     protected_tokens: usize,
     /// For the diagnosis of misses, if that is on.
     notes: Option<Box<Notes>>,
+    /// Where layers keep states.
+    states: Option<Box<States>>,
 }
 
 /// The result of [`RadixTree::match_prefix`].
@@ -161,6 +163,7 @@ impl RadixTree {
             evictable_tokens: 0,
             protected_tokens: 0,
             notes: None,
+            states: None,
         }
     }
 
@@ -251,10 +254,10 @@ impl RadixTree {
 
     /// Cuts a node in two; the upper half is new.
     fn split(&mut self, lower: u32, at: usize, now: u64) -> u32 {
-        let before = self.policy.key(&self.arena.usage(lower));
+        let before = self.rank(lower);
         let upper = self.arena.split(lower, at, now);
         self.note_split(upper, lower);
-        let after = self.policy.key(&self.arena.usage(lower));
+        let after = self.rank(lower);
         self.order_is_stale |= self.arena[lower].is_queued && after < before;
         upper
     }
@@ -366,117 +369,6 @@ impl RadixTree {
             .remove(&root)
             .expect("every root has a namespace");
         self.roots.remove(&namespace);
-    }
-}
-
-impl PrefixCache for RadixTree {
-    fn lock_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> LockedPrefix {
-        let (node, tokens) = self.match_and_split(namespace, tokens);
-        LockedPrefix {
-            lock: self.lock_node(node),
-            pages: self.run_behind(node, 0),
-            tokens,
-        }
-    }
-
-    fn unlock(&mut self, lock: NodeLock) {
-        self.unlock_node(lock);
-    }
-
-    fn touch_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize {
-        self.match_and_split(namespace, tokens).1
-    }
-
-    fn touch_paths(
-        &mut self,
-        keys: &mut dyn Iterator<Item = (&Namespace, &[u32])>,
-    ) -> Vec<(usize, Vec<u32>)> {
-        let touched: Vec<(u32, usize)> = keys
-            .map(|(namespace, tokens)| self.match_and_split(namespace, tokens))
-            .collect();
-        let paths = touched.into_iter();
-        paths
-            .map(|(node, tokens)| (tokens, self.path_to(node)))
-            .collect()
-    }
-
-    fn set_eviction_policy(&mut self, policy: EvictionPolicy) {
-        self.policy = policy;
-        self.rebuild_victims();
-    }
-
-    fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
-        let Some(&root) = self.roots.get(namespace) else {
-            return 0;
-        };
-        self.peek_from(root, tokens)
-    }
-
-    fn checkpoint(&mut self, checkpoint: Checkpoint<'_>) -> Checkpointed {
-        self.publish(checkpoint)
-    }
-
-    fn evict(&mut self, tokens: usize) -> EvictedPages {
-        self.evict_leaves(tokens)
-    }
-
-    fn take_evicted_edges(&mut self) -> Vec<EvictedEdge> {
-        self.take_noted()
-    }
-
-    fn departure(
-        &self,
-        namespace: &Namespace,
-        lock: &NodeLock,
-        tokens: &[u32],
-        matched_tokens: usize,
-        match_limit: usize,
-    ) -> Option<Box<Departure>> {
-        self.departure_at(namespace, lock, tokens, matched_tokens, match_limit)
-    }
-
-    fn clear(&mut self) -> Pages {
-        self.note_flush();
-        if self.protected_tokens > 0 {
-            let noted = self.take_noted();
-            let evicted = self.evict_leaves(usize::MAX);
-            self.put_noted_back(noted);
-            return evicted.into();
-        }
-        let noted = self.take_noted();
-        let ids = self.iter_pages().collect();
-        self.arena = Arena::new(self.page_size);
-        self.roots = FxHashMap::default();
-        self.root_names = FxHashMap::default();
-        self.victims = Victims::default();
-        self.notes = self.notes.take().map(|_| Box::default());
-        self.put_noted_back(noted);
-        self.evictable_tokens = 0;
-        Pages::adopt(ids, &self.ledger)
-    }
-
-    fn evictable_size(&self) -> usize {
-        self.evictable_tokens
-    }
-
-    fn protected_size(&self) -> usize {
-        self.protected_tokens
-    }
-
-    fn n_nodes(&self) -> usize {
-        self.arena.n_live() - self.roots.len()
-    }
-
-    fn page_size(&self) -> PageSize {
-        self.page_size
-    }
-
-    fn for_each_page(&self, visit: &mut dyn FnMut(PageId)) {
-        self.iter_pages().for_each(visit);
-    }
-
-    fn check_integrity(&self) -> Result<(), String> {
-        self.check_all()
     }
 }
 

@@ -153,7 +153,7 @@ impl RadixTree {
         namespace: &Namespace,
         lock: &NodeLock,
         tokens: &[u32],
-        matched_tokens: usize,
+        (matched_tokens, kv_tokens): (usize, usize),
         match_limit: usize,
     ) -> Option<Box<Departure>> {
         let notes = self.notes.as_ref()?;
@@ -163,6 +163,7 @@ impl RadixTree {
         let node = node.filter(|_| is_missing);
         Some(Box::new(Departure {
             matched_tokens,
+            kv_tokens,
             match_limit: limit,
             is_cache_disabled: false,
             branch: node.and_then(|node| self.branch_below(notes, node)),
@@ -219,10 +220,10 @@ impl RadixTree {
         })
     }
 
-    /// Tokens of `key` that are cached below `root`.
+    /// Tokens of `key` that are cached below `root`, up to where a sequence can go on.
     pub(super) fn peek_from(&self, root: u32, key: &[u32]) -> usize {
         debug_assert!(root != NO_NODE);
-        let (mut node, mut matched) = (root, 0);
+        let (mut node, mut matched, mut usable) = (root, 0, 0);
         let mut tag = self.arena.tag_below(root, key);
         while let Some(step) = self.arena.step(node, tag, &key[matched..]) {
             matched += step.common;
@@ -230,7 +231,13 @@ impl RadixTree {
                 break;
             }
             (node, tag) = (step.child, step.tag);
+            if self.is_usable(node) {
+                usable = matched;
+            }
         }
-        matched
+        match self.states {
+            Some(_) => usable,
+            None => matched,
+        }
     }
 }

@@ -12,6 +12,7 @@ pub struct PoolLedger {
     page_size: PageSize,
     lost_pages: AtomicU64,
     lost_locks: AtomicU64,
+    lost_states: AtomicU64,
     closed: AtomicBool,
 }
 
@@ -22,6 +23,7 @@ impl PoolLedger {
             page_size,
             lost_pages: AtomicU64::new(0),
             lost_locks: AtomicU64::new(0),
+            lost_states: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
     }
@@ -41,6 +43,11 @@ impl PoolLedger {
         self.lost_locks.load(Ordering::Relaxed)
     }
 
+    /// Returns how many states were dropped while the pool lived.
+    pub fn lost_states(&self) -> u64 {
+        self.lost_states.load(Ordering::Relaxed)
+    }
+
     /// Declares the pool gone: from now on nothing counts as lost.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
@@ -54,6 +61,11 @@ impl PoolLedger {
     /// Counts a lock that was dropped.
     pub(super) fn lose_lock(&self) {
         self.record(&self.lost_locks, 1, "node locks");
+    }
+
+    /// Counts a state that was dropped.
+    pub(in crate::state::pool) fn lose_state(&self) {
+        self.record(&self.lost_states, 1, "states");
     }
 
     fn record(&self, counter: &AtomicU64, count: u64, what: &str) {

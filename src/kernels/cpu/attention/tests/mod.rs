@@ -157,7 +157,7 @@ impl World {
         let history = (&self.kv, 0, &self.table);
         let out = self
             .attention
-            .attend(threads, &q, &self.heads, history, &batch, out);
+            .attend(threads, &q, (&self.heads, None), history, &batch, out);
         (0..n_tokens)
             .map(|token| out.row(token).iter().map(|x| x.to_bits()).collect())
             .collect()

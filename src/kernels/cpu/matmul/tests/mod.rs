@@ -264,10 +264,9 @@ fn rows_are_normed_and_picked_on_the_way() {
             })
             .collect();
         let source = Activations {
-            x: &x,
-            inputs,
             picked: Some(&picked),
             norm: Some((&weight, eps as f32)),
+            ..Activations::plain(&x, inputs)
         };
         let x = packed(isa, 2, source, format);
         let ones = ones(isa, format, inputs);

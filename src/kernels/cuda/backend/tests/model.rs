@@ -125,7 +125,7 @@ pub(super) fn run<B: Backend>(
     look(backend, "project_qkv", Seen::Tensor(&q), false);
     let picked = backend.pick(&q, tokens);
     look(backend, "pick of queries", Seen::Tensor(&picked), false);
-    let attended = backend.attend(&q, &heads, 0, batch, &model.o.weight);
+    let attended = backend.attend(&q, (&heads, None), 0, batch, &model.o.weight);
     look(backend, "attend", Seen::Operand(&attended), false);
     backend.project_add(&mut x, &attended, &model.o);
     look(backend, "project_add", Seen::Tensor(&x), true);

@@ -106,6 +106,8 @@ impl Scheme {
         };
         let supported = "\"fp8\", \"compressed-tensors\", \"gptq\" or \"awq\"";
         let scheme = match json.text("quant_method")? {
+            // Experts in stacks of blocks, which are found by their names.
+            Some("mxfp4") => return Ok(None),
             Some("fp8") => fp8(&json),
             Some("compressed-tensors") => compressed_tensors(&json),
             Some("gptq") => gptq(&json),

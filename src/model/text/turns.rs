@@ -1,0 +1,94 @@
+//! Where the turns of a chat begin, as tokens: prompts of one conversation, and of others with the same instructions,
+//! part there.
+
+use serde_json::{Map, Value, json};
+
+use super::{ChatPrompt, TextModel};
+
+/// The tokens that open turns in a model's chat template, as far as they could be found out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TurnMarks {
+    /// What comes between the instructions and the first words of the user.
+    user: Vec<u32>,
+    /// What the answer follows.
+    reply: Vec<u32>,
+}
+
+impl TurnMarks {
+    /// Learns them by rendering short chats with and without each turn. A template that refuses one leaves its mark
+    /// unknown.
+    pub fn learn(text: &TextModel) -> Self {
+        let system = json!({"role": "system", "content": "Be brief."});
+        let asks = |words: &str| json!({"role": "user", "content": words});
+        let render = |messages: Vec<Value>, opens_reply: bool, thinks: Option<bool>| {
+            render(text, &Value::from(messages), opens_reply, thinks)
+        };
+        let user = || {
+            let before = render(vec![system.clone()], false, None)?;
+            let one = render(vec![system.clone(), asks("One")], false, None)?;
+            let two = render(vec![system.clone(), asks("Two")], false, None)?;
+            added(&before, &one[..common(&one, &two)])
+        };
+        let reply = || {
+            let before = render(vec![asks("One")], false, None)?;
+            let open = added(&before, &render(vec![asks("One")], true, None)?)?;
+            let plain = render(vec![asks("One")], true, Some(false));
+            let plain = plain.and_then(|plain| added(&before, &plain));
+            // Some write an empty thought for an answer without one.
+            let shared = plain.map_or(open.len(), |plain| common(&open, &plain));
+            Some(open[..shared].to_vec())
+        };
+        Self {
+            user: user().unwrap_or_default(),
+            reply: reply().unwrap_or_default(),
+        }
+    }
+
+    /// The positions of a prompt at which others are likely to part from it, ascending: the end of the instructions, and
+    /// of all turns before the answer.
+    pub fn anchors(&self, prompt: &[u32]) -> Vec<u32> {
+        let starts = |mark: &[u32]| match mark.is_empty() {
+            true => None,
+            false => Some(prompt.windows(mark.len())),
+        };
+        let first = starts(&self.user)
+            .and_then(|mut places| places.position(|place| place == self.user.as_slice()));
+        let last = starts(&self.reply)
+            .and_then(|mut places| places.rposition(|place| place == self.reply.as_slice()));
+        let mut anchors: Vec<u32> = [first, last]
+            .into_iter()
+            .flatten()
+            .filter(|place| *place > 0)
+            .map(|place| place as u32)
+            .collect();
+        anchors.sort_unstable();
+        anchors.dedup();
+        anchors
+    }
+}
+
+fn render(
+    text: &TextModel,
+    messages: &Value,
+    opens_reply: bool,
+    thinks: Option<bool>,
+) -> Option<Vec<u32>> {
+    let kwargs =
+        thinks.map(|thinks| Map::from_iter([("enable_thinking".to_owned(), json!(thinks))]));
+    let rendered = text.render_chat(&ChatPrompt {
+        add_generation_prompt: opens_reply,
+        template_kwargs: kwargs.as_ref(),
+        ..ChatPrompt::new(messages)
+    });
+    text.encode_chat(&rendered.ok()?).ok()
+}
+
+/// What a longer prompt has after the shorter one, if that is all that they differ in.
+fn added(before: &[u32], after: &[u32]) -> Option<Vec<u32>> {
+    let added = after.strip_prefix(before)?;
+    (!added.is_empty()).then(|| added.to_vec())
+}
+
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

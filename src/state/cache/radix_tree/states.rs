@@ -1,0 +1,298 @@
+//! The states that nodes keep, where layers have any: which prompt may go on from where, and which state goes first.
+//!
+//! A state is that after exactly its node's last token. A split leaves it with the lower half, which ends where the
+//! node did. Dropping a state keeps the node's pages: they still show where prompts part.
+
+use rustc_hash::FxHashMap;
+
+use super::arena::{Arena, NO_NODE};
+use super::{Key, KeyUse, RadixTree};
+use crate::ids::StateSlot;
+use crate::state::cache::eviction::EvictionKey;
+use crate::state::cache::prefix_cache::Thinning;
+use crate::state::pool::pages::{NodeLock, Pages};
+use crate::state::pool::state_pool::{OwnedState, SaveReason, SavedState};
+
+/// The states of a tree, by node.
+#[derive(Default)]
+pub(super) struct States {
+    nodes: FxHashMap<u32, NodeState>,
+    /// Nodes whose states pins keep, once for each pin.
+    pinned: FxHashMap<u32, u32>,
+    /// Nodes whose states the plan that is being made copies from: they stay until it is made.
+    sources: Vec<u32>,
+    /// States that their nodes have lost, until somebody takes them to the pool.
+    freed: Vec<OwnedState>,
+}
+
+struct NodeState {
+    state: OwnedState,
+    reason: SaveReason,
+    /// A reading of the tree's clock.
+    last_used: u64,
+}
+
+impl States {
+    pub(super) fn has(&self, node: u32) -> bool {
+        self.nodes.contains_key(&node)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    fn is_kept(&self, node: u32) -> bool {
+        self.sources.contains(&node) || self.pinned.contains_key(&node)
+    }
+
+    /// The node goes, or its state only.
+    pub(super) fn drop_of(&mut self, node: u32) {
+        if let Some(kept) = self.nodes.remove(&node) {
+            self.freed.push(kept.state);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        let freed = self.nodes.drain().map(|(_, kept)| kept.state);
+        let mut freed: Vec<OwnedState> = freed.collect();
+        // The map's order is nobody's business.
+        freed.sort_unstable_by_key(OwnedState::slot);
+        self.freed.append(&mut freed);
+        self.sources.clear();
+    }
+}
+
+impl RadixTree {
+    /// Makes the tree keep states: a prefix is then cached up to a node that has one.
+    pub fn with_states(mut self) -> Self {
+        self.states = Some(Box::default());
+        self
+    }
+
+    /// The deepest node on the path of a match of `tokens` tokens that a sequence can go on from, and where it ends.
+    pub(super) fn usable(&self, node: u32, tokens: usize) -> (u32, usize) {
+        let Some(states) = &self.states else {
+            return (node, tokens);
+        };
+        let mut at = node;
+        while at != NO_NODE && !self.arena[at].is_root() {
+            if states.has(at) {
+                return (at, self.end_of(at));
+            }
+            at = self.arena[at].parent;
+        }
+        (NO_NODE, 0)
+    }
+
+    /// Whether a sequence can go on from the end of a node.
+    pub(super) fn is_usable(&self, node: u32) -> bool {
+        self.states.as_ref().is_none_or(|states| states.has(node))
+    }
+
+    /// Gives the node at each saved position its state. Those that are beyond the key, or second ones, are freed.
+    pub(super) fn keep_states(&mut self, key: Key<'_>, saved: Vec<SavedState>, key_use: KeyUse) {
+        for SavedState {
+            position,
+            reason,
+            state,
+        } in saved
+        {
+            let is_reached = position > 0 && self.page_size.floor(position) == position;
+            let tokens = key.tokens.get(..position).filter(|_| is_reached);
+            let node = tokens.map(|tokens| {
+                // Makes the node end there; it counts as no further hit.
+                let uncounted = KeyUse {
+                    counted_tokens: usize::MAX,
+                    ..key_use
+                };
+                let key = Key { tokens, ..key };
+                self.insert_key(key, 0, &mut Pages::empty(), uncounted).0
+            });
+            self.keep_state(node, reason, state);
+        }
+    }
+
+    fn keep_state(&mut self, node: Option<u32>, reason: SaveReason, state: OwnedState) {
+        let now = self.clock;
+        let Some(states) = &mut self.states else {
+            debug_assert!(false, "only a tree with states is given any");
+            return drop(state);
+        };
+        let Some(node) = node else {
+            return states.freed.push(state);
+        };
+        match states.nodes.get_mut(&node) {
+            Some(kept) => {
+                kept.reason = kept.reason.min(reason);
+                states.freed.push(state);
+            }
+            None => {
+                let kept = NodeState {
+                    state,
+                    reason,
+                    last_used: now,
+                };
+                states.nodes.insert(node, kept);
+                // Its place in the order of eviction is a later one now.
+                self.arena[node].is_used_since = true;
+            }
+        }
+    }
+
+    /// The state of the node that a lock is on, which a row is to begin with: it is young now, and stays until the plan
+    /// is made.
+    pub(super) fn use_state_at(&mut self, lock: &NodeLock) -> Option<StateSlot> {
+        let node = lock.node()?;
+        let now = self.clock;
+        let states = self.states.as_deref_mut()?;
+        let kept = states.nodes.get_mut(&node)?;
+        kept.last_used = now;
+        states.sources.push(node);
+        Some(kept.state.slot())
+    }
+
+    /// One row fewer begins with the state of this node.
+    pub(super) fn forget_source(&mut self, lock: &NodeLock) {
+        if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
+            && let Some(at) = states.sources.iter().position(|source| *source == node)
+        {
+            states.sources.swap_remove(at);
+        }
+    }
+
+    /// Lets the states be dropped that rows of this plan were to begin with.
+    pub(super) fn forget_sources(&mut self) {
+        if let Some(states) = &mut self.states {
+            states.sources.clear();
+        }
+    }
+
+    /// Keeps the state of the node that a pin's lock is on, if no more than `most` are kept then.
+    pub(super) fn pin_state_at(&mut self, lock: &NodeLock, most: usize) {
+        if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
+            && states.has(node)
+            && (states.pinned.contains_key(&node) || states.pinned.len() < most)
+        {
+            *states.pinned.entry(node).or_default() += 1;
+        }
+    }
+
+    /// A pin's lock is given back.
+    pub(super) fn unpin_state_at(&mut self, lock: &NodeLock) {
+        let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node()) else {
+            return;
+        };
+        if let Some(pins) = states.pinned.get_mut(&node) {
+            *pins -= 1;
+            if *pins == 0 {
+                states.pinned.remove(&node);
+            }
+        }
+    }
+
+    /// States that [`thin_states`](Self::thin_states) could drop.
+    pub(super) fn droppable_states(&self, thinning: Thinning) -> usize {
+        let Some(states) = &self.states else {
+            return 0;
+        };
+        let matching = states.nodes.iter();
+        let matching = matching.filter(|(_, kept)| thinning.takes(kept.reason));
+        matching.filter(|(node, _)| !states.is_kept(**node)).count()
+    }
+
+    /// Drops one state after the other: of those that were not used for longest, by powers of two of the clock, those of
+    /// the grid first, and then those that are nearest to the state above them.
+    pub(super) fn thin_states(&mut self, n: usize, thinning: Thinning) {
+        for _ in 0..n {
+            let Some(node) = self.next_to_thin(thinning) else {
+                return;
+            };
+            if let Some(states) = &mut self.states {
+                states.drop_of(node);
+            }
+            // Without a state a leaf is one of the first to go.
+            self.order_is_stale |= self.arena[node].is_queued;
+        }
+    }
+
+    fn next_to_thin(&self, thinning: Thinning) -> Option<u32> {
+        let states = self.states.as_deref()?;
+        let droppable = || {
+            let matching = states.nodes.iter();
+            let matching = matching.filter(|(_, kept)| thinning.takes(kept.reason));
+            matching.filter(|(node, _)| !states.is_kept(**node))
+        };
+        let age = |kept: &NodeState| (self.clock.saturating_sub(kept.last_used) + 1).ilog2();
+        let oldest = droppable().map(|(_, kept)| age(kept)).max()?;
+        let oldest = droppable().filter(|(_, kept)| age(kept) == oldest);
+        let order = |(node, kept): &(&u32, &NodeState)| {
+            let is_grid = kept.reason == SaveReason::Grid;
+            (!is_grid, self.distance_to_state_above(**node), **node)
+        };
+        oldest.min_by_key(order).map(|(node, _)| *node)
+    }
+
+    /// Tokens that would be computed for what the state of a node saves.
+    fn distance_to_state_above(&self, node: u32) -> usize {
+        let (_, end) = self.usable(self.arena[node].parent, 0);
+        self.end_of(node) - end
+    }
+
+    /// Tokens of the path down to the end of a node.
+    pub(super) fn end_of(&self, node: u32) -> usize {
+        self.arena.usage(node).start_tokens as usize + self.arena[node].edge.len()
+    }
+
+    pub(super) fn take_freed(&mut self) -> Vec<OwnedState> {
+        let states = self.states.as_deref_mut();
+        states.map_or_else(Vec::new, |states| std::mem::take(&mut states.freed))
+    }
+
+    /// The slots that nodes hold.
+    pub(super) fn state_slots(&self) -> impl Iterator<Item = StateSlot> + '_ {
+        let states = self.states.iter().flat_map(|states| states.nodes.values());
+        states.map(|kept| kept.state.slot())
+    }
+
+    /// What is wrong with the states, if anything is.
+    pub(super) fn check_states(&self) -> Result<(), String> {
+        let Some(states) = self.states.as_deref() else {
+            return Ok(());
+        };
+        for (&node, kept) in &states.nodes {
+            let n_nodes = self.arena.indices().end;
+            let is_live = node < n_nodes && self.arena[node].is_live;
+            if !is_live || self.arena[node].is_root() {
+                return Err(format!("{:?} belongs to no node: {node}", kept.state));
+            }
+        }
+        for node in states.pinned.keys() {
+            if !states.has(*node) || self.arena[*node].lock_ref == 0 {
+                return Err(format!("node {node} is pinned without a state or a lock"));
+            }
+        }
+        let mut slots: Vec<StateSlot> = self.state_slots().collect();
+        slots.sort_unstable();
+        match slots.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(format!("state {} is cached twice", pair[0])),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The place of a leaf in the order of eviction: nothing goes on from one without a state, so it is one of the first.
+pub(super) fn rank(
+    arena: &Arena,
+    states: Option<&States>,
+    policy: &crate::state::cache::eviction::EvictionPolicy,
+    index: u32,
+) -> EvictionKey {
+    let usage = arena.usage(index);
+    match states {
+        Some(states) if !states.has(index) => (
+            i64::MIN,
+            i64::try_from(usage.last_access).unwrap_or(i64::MAX),
+        ),
+        _ => policy.key(&usage),
+    }
+}

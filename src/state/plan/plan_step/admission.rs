@@ -1,0 +1,330 @@
+//! The admission of a plan: candidates in order, each matched, locked and judged against live counters.
+
+use smallvec::SmallVec;
+
+use super::Planning;
+use crate::ids::StateSlot;
+use crate::state::cache::prefix_cache::{LockedPrefix, Thinning};
+use crate::state::plan::preemption::Preemption;
+use crate::state::plan::prefill_adder::{Budget, Decision, PrefillAdder};
+use crate::state::plan::saves::{Spare, StateRules, Wishes};
+use crate::state::plan::{AdmitRequest, Admitted, Candidate, Demand, Preempt};
+use crate::state::pool::pages::PageRun;
+
+/// Tokens that a candidate must share with a prefill in flight to be worth a wait.
+const MIN_SHARED_TOKENS: usize = 32;
+/// Plans that a candidate is held back at most.
+const MAX_WAITS: u8 = 2;
+
+impl Planning<'_> {
+    /// Admits candidates in order; returns the tokens that must be free for them (SGLang's conservative target:
+    /// a page more for each than its extent).
+    pub(super) fn admit(&mut self, request: AdmitRequest) -> usize {
+        let mut adder = request.adder;
+        let mut in_flight: Vec<&Candidate> = Vec::new();
+        let mut shared: Vec<(usize, usize)> = Vec::new();
+        let mut new_rows = 0;
+        let mut target_tokens = 0;
+        self.mixes = request.mixes;
+        for candidate in &request.candidates {
+            let wait = if request.prefix_wait {
+                in_flight.as_slice()
+            } else {
+                &[]
+            };
+            let has_row = new_rows < request.max_new_rows
+                && (request.states.is_none() || self.spare_states() > new_rows);
+            let admitted = match self.judge(&mut adder, candidate, wait, has_row) {
+                Ok(admitted) => admitted,
+                Err(NotNow::Held { by, at }) => {
+                    shared.push((by, at));
+                    self.verdict.held.push(candidate.seq);
+                    continue;
+                }
+                Err(NotNow::Refused(refusal)) => {
+                    self.refuse(candidate, refusal);
+                    let preempt = request.preemption.as_ref();
+                    let preempt =
+                        preempt.and_then(|who| self.preempt(&adder, candidate, refusal, who));
+                    if preempt.is_some() {
+                        self.undo();
+                        self.verdict.preempt = preempt;
+                        return 0;
+                    }
+                    break;
+                }
+            };
+            let needs_row = candidate.continues_at.is_none();
+            new_rows += usize::from(needs_row);
+            target_tokens += admitted.extend_end - admitted.prefix_len + self.page_size;
+            self.verdict.admitted.push(admitted);
+            self.mixes &= !candidate.wants_logprobs;
+            in_flight.push(candidate);
+        }
+        if let Some(rules) = &request.states {
+            self.grant_saves(rules, &in_flight, &shared, request.max_new_rows - new_rows);
+        }
+        for (index, candidate) in in_flight.iter().enumerate() {
+            self.demand(index, candidate, request.states.is_some());
+        }
+        target_tokens
+    }
+
+    /// States that rows could have now: free, given back, or dropped from the cache.
+    fn spare_states(&self) -> usize {
+        let free = self.free_states + self.returned_states.len();
+        free + self.cache.droppable_states(Thinning::Any)
+    }
+
+    /// Decides where the prefills of this plan leave copies of their states. `shared` are positions that candidates which
+    /// were held wait for, each with the index of the prefill.
+    fn grant_saves(
+        &mut self,
+        rules: &StateRules,
+        in_flight: &[&Candidate],
+        shared: &[(usize, usize)],
+        rows_to_come: usize,
+    ) {
+        self.take_freed_states();
+        let mut admitted = std::mem::take(&mut self.verdict.admitted);
+        let wishes = in_flight.iter().zip(&admitted).enumerate();
+        let wishes = wishes.map(|(index, (candidate, admitted))| {
+            let of_this = shared.iter().filter(|(by, _)| *by == index);
+            let shared: SmallVec<[usize; 4]> = of_this.map(|(_, at)| *at).collect();
+            Wishes {
+                boundaries: rules.boundaries(candidate, admitted, &shared),
+                tail: rules.page_size > 1 && candidate.continues_at.is_none(),
+            }
+        });
+        let wishes: Vec<Wishes> = wishes.collect();
+        let spare = Spare {
+            free: self.free_states + self.returned_states.len(),
+            live: in_flight
+                .iter()
+                .filter(|one| one.continues_at.is_none())
+                .count(),
+            rows_to_come,
+        };
+        spare.grant(self.cache, rules, &wishes, &mut admitted);
+        self.verdict.admitted = admitted;
+        self.take_freed_states();
+    }
+
+    fn judge(
+        &mut self,
+        adder: &mut PrefillAdder,
+        candidate: &Candidate,
+        in_flight: &[&Candidate],
+        has_row: bool,
+    ) -> Result<Admitted, NotNow> {
+        if !self.verdict.admitted.is_empty() {
+            let budget = adder.budget(self.available());
+            if budget != Budget::Continue {
+                return Err(NotNow::Refused(Refusal::Budget(budget)));
+            }
+        }
+        if let Some(prefix_len) = candidate.continues_at {
+            return Ok(self.continue_chunk(adder, candidate, prefix_len));
+        }
+        if !has_row {
+            return Err(NotNow::Refused(Refusal::NoRow));
+        }
+        self.admit_one(adder, candidate, in_flight)
+    }
+
+    fn refuse(&mut self, candidate: &Candidate, refusal: Refusal) {
+        self.verdict.refused = Some(candidate.seq);
+        self.verdict.budget = Some(match refusal {
+            Refusal::Budget(budget) => budget,
+            Refusal::NoRow => Budget::Other,
+        });
+    }
+
+    /// Who gives way to a candidate that was refused for want of a row or of memory.
+    fn preempt(
+        &self,
+        adder: &PrefillAdder,
+        candidate: &Candidate,
+        refusal: Refusal,
+        preemption: &Preemption,
+    ) -> Option<Preempt> {
+        if refusal == Refusal::Budget(Budget::Other) {
+            return None;
+        }
+        let limit = candidate.match_limit.min(candidate.tokens.len());
+        let cached = self
+            .cache
+            .peek(&candidate.namespace, &candidate.tokens[..limit]);
+        let extend = candidate.tokens.len() - cached;
+        let deficit = adder.deficit(extend, candidate.max_new_tokens, self.available());
+        let victims = preemption.choose(candidate.rank, deficit)?;
+        Some(Preempt {
+            seq: candidate.seq,
+            victims: victims.iter().map(|victim| victim.seq).collect(),
+        })
+    }
+
+    /// Takes back everything that this plan has admitted: it is planned again.
+    fn undo(&mut self) {
+        self.cache.forget_used_states();
+        for admitted in std::mem::take(&mut self.verdict.admitted) {
+            if let Some(lock) = admitted.lock {
+                self.cache.unlock(lock);
+            }
+        }
+        self.demands.clear();
+        self.verdict.held.clear();
+        self.verdict.budget = None;
+        self.verdict.refused = None;
+    }
+
+    fn continue_chunk(
+        &mut self,
+        adder: &mut PrefillAdder,
+        candidate: &Candidate,
+        prefix_len: usize,
+    ) -> Admitted {
+        let len = candidate.tokens.len();
+        let decision =
+            adder.add_chunked(len, prefix_len, candidate.max_new_tokens, self.available());
+        let Decision::Admit { end, chunked } = decision else {
+            unreachable!("a chunked request is never refused");
+        };
+        Admitted {
+            seq: candidate.seq,
+            lock: None,
+            prefix: PageRun::empty(),
+            prefix_len,
+            extend_end: end,
+            chunked,
+            departure: None,
+            kv_tokens: candidate.kv_tokens,
+            state: None,
+            saves: SmallVec::new(),
+            keeps_tail: false,
+        }
+    }
+
+    fn admit_one(
+        &mut self,
+        adder: &mut PrefillAdder,
+        candidate: &Candidate,
+        in_flight: &[&Candidate],
+    ) -> Result<Admitted, NotNow> {
+        let limit = candidate.match_limit.min(candidate.tokens.len());
+        let locked = self
+            .cache
+            .lock_prefix(&candidate.namespace, &candidate.tokens[..limit]);
+        let grows = |other: &&Candidate| shares_more(candidate, other, locked.tokens, limit);
+        let by = in_flight.iter().position(grows);
+        if let Some(by) = by.filter(|_| candidate.waits < MAX_WAITS) {
+            self.cache.unlock(locked.lock);
+            let at = shared_tokens(candidate, in_flight[by], limit);
+            return Err(NotNow::Held { by, at });
+        }
+        let (locked, state) = self.with_state(locked);
+        let (len, max_new) = (candidate.tokens.len(), candidate.max_new_tokens);
+        let decision = if candidate.ignore_eos && self.cache.is_disabled() {
+            adder.add_ignoring_eos(len, locked.tokens, max_new, self.available())
+        } else {
+            let is_first = self.verdict.admitted.is_empty();
+            adder.add(len, locked.tokens, max_new, self.available(), is_first)
+        };
+        match decision {
+            Decision::Refuse(budget) => {
+                self.cache.forget_used_state(&locked.lock);
+                self.cache.unlock(locked.lock);
+                Err(NotNow::Refused(Refusal::Budget(budget)))
+            }
+            Decision::Admit { end, chunked } => Ok(Admitted {
+                seq: candidate.seq,
+                departure: self.cache.departure(
+                    &candidate.namespace,
+                    &locked.lock,
+                    &candidate.tokens,
+                    (locked.tokens, locked.kv_tokens),
+                    limit,
+                ),
+                kv_tokens: locked.kv_tokens,
+                state,
+                saves: SmallVec::new(),
+                keeps_tail: false,
+                lock: Some(locked.lock),
+                prefix: locked.pages,
+                prefix_len: locked.tokens,
+                extend_end: end,
+                chunked,
+            }),
+        }
+    }
+
+    /// Keeps the state that a row is to begin with until the plan is made. Where this is the last state that the row
+    /// could have for its own, it begins without a prefix.
+    fn with_state(&mut self, locked: LockedPrefix) -> (LockedPrefix, Option<StateSlot>) {
+        let state = self.cache.use_state(&locked.lock);
+        if state.is_none() || self.spare_states() > self.n_starting() {
+            return (locked, state);
+        }
+        self.cache.forget_used_state(&locked.lock);
+        self.cache.unlock(locked.lock);
+        let without = LockedPrefix {
+            kv_tokens: locked.kv_tokens,
+            ..LockedPrefix::default()
+        };
+        (without, None)
+    }
+
+    /// Rows that begin with this plan, as far as it is made.
+    fn n_starting(&self) -> usize {
+        let admitted = self.verdict.admitted.iter();
+        admitted.filter(|admitted| admitted.lock.is_some()).count()
+    }
+
+    fn demand(&mut self, index: usize, candidate: &Candidate, has_state: bool) {
+        let admitted = &self.verdict.admitted[index];
+        let pages = admitted.extend_end.div_ceil(self.page_size)
+            - admitted.prefix_len.div_ceil(self.page_size);
+        let row = candidate.continues_at.is_none();
+        let copies = admitted.saves.len() + usize::from(admitted.keeps_tail);
+        self.demands.push(Demand {
+            seq: candidate.seq,
+            pages: pages as u32,
+            row,
+            states: (usize::from(row && has_state) + copies) as u32,
+        });
+    }
+}
+
+/// Why a candidate is not in this plan.
+enum NotNow {
+    /// It waits for a prefix that the admitted one of this index computes, up to this position.
+    Held {
+        by: usize,
+        at: usize,
+    },
+    Refused(Refusal),
+}
+
+/// What a candidate lacks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Refusal {
+    Budget(Budget),
+    NoRow,
+}
+
+/// True when `other`, whose prefill is under way, computes a good part of what the candidate still misses.
+fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: usize) -> bool {
+    let until = cached + MIN_SHARED_TOKENS;
+    // The uncached part first: behind a long cached prefix it is where requests differ.
+    until <= limit
+        && until <= other.tokens.len()
+        && candidate.tokens[cached..until] == other.tokens[cached..until]
+        && candidate.namespace == other.namespace
+        && candidate.tokens[..cached] == other.tokens[..cached]
+}
+
+/// Tokens that both have in common, as far as the candidate may begin with them.
+fn shared_tokens(candidate: &Candidate, other: &Candidate, limit: usize) -> usize {
+    let pairs = candidate.tokens[..limit].iter().zip(other.tokens.iter());
+    pairs.take_while(|(a, b)| a == b).count()
+}

@@ -1,0 +1,258 @@
+//! The tree's leg of a plan: one serial transaction, in a fixed order.
+//!
+//! Settle what ended or was written, then match, lock and judge the candidates one after the other against live
+//! counters, then evict what is missing. Locks are taken before anything is evicted, so an admitted prefix stays.
+
+mod admission;
+
+use crate::ids::SeqId;
+use crate::state::cache::prefix_cache::{Checkpoint, Checkpointed, PrefixCache};
+use crate::state::plan::{
+    CacheCounts, CheckpointedSeq, Demand, PinDemand, Pinned, PlanStep, PublishKey, ReservePages,
+    Settle, SettleCheckpoint, SettleRelease, Verdict,
+};
+use crate::state::pool::pages::{EvictedPages, PageRun, Pages};
+use crate::state::pool::state_pool::{OwnedState, SavedState};
+
+/// Runs a plan against the tree and returns what the pools are to do.
+pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages {
+    let mut plan = Planning {
+        page_size: cache.page_size().get(),
+        cache,
+        returned: request.returned,
+        returned_rows: request.returned_rows,
+        returned_states: request.returned_states,
+        max_pinned_states: request.max_pinned_states,
+        demands: Vec::new(),
+        growing: Vec::new(),
+        verdict: Box::default(),
+        free_pages: request.free_pages,
+        free_states: request.free_states,
+        mixes: false,
+    };
+    if let Some(policy) = request.eviction_policy {
+        plan.cache.set_eviction_policy(policy);
+    }
+    for settle in request.settle {
+        plan.settle(settle);
+    }
+    if request.flush {
+        plan.flush();
+    }
+    for demand in request.pins {
+        plan.pin(demand);
+    }
+    for key in &request.touch {
+        let limit = key.match_limit.min(key.tokens.len());
+        plan.cache
+            .touch_prefix(&key.namespace, &key.tokens[..limit]);
+    }
+    let mut target_tokens = request.evict_tokens;
+    if let Some(mut admit) = request.admit {
+        admit.max_new_rows += plan.returned_rows.len();
+        target_tokens = target_tokens.max(plan.admit(admit));
+    }
+    if let Some(decode) = request.else_decode {
+        target_tokens = target_tokens.max(plan.decode(decode.growing));
+    }
+    let evicted = plan.evict_up_to(target_tokens);
+    plan.verdict.cache = Some(CacheCounts {
+        evictable_tokens: plan.cache.evictable_size(),
+        protected_tokens: plan.cache.protected_size(),
+        states: plan.cache.cached_states(),
+    });
+    plan.cache.forget_used_states();
+    plan.take_freed_states();
+    ReservePages {
+        step: request.step,
+        returned: plan.returned,
+        evicted,
+        returned_rows: plan.returned_rows,
+        returned_states: plan.returned_states,
+        demands: plan.demands,
+        growing: plan.growing,
+        verdict: plan.verdict,
+    }
+}
+
+struct Planning<'a> {
+    cache: &'a mut dyn PrefixCache,
+    page_size: usize,
+    returned: Pages,
+    returned_rows: Vec<crate::ids::RowId>,
+    returned_states: Vec<OwnedState>,
+    max_pinned_states: usize,
+    demands: Vec<Demand>,
+    growing: Vec<SeqId>,
+    verdict: Box<Verdict>,
+    free_pages: usize,
+    free_states: usize,
+    /// The decode may ride along with what is admitted.
+    mixes: bool,
+}
+
+impl Planning<'_> {
+    fn settle(&mut self, settle: Settle) {
+        match settle {
+            Settle::Checkpoint(checkpoint) => self.checkpoint(*checkpoint),
+            Settle::Release(release) => self.release(*release),
+            Settle::Unlock(lock) => self.cache.unlock(lock),
+            Settle::Unpin(lock) => {
+                self.cache.unpin_state(&lock);
+                self.cache.unlock(lock);
+            }
+        }
+    }
+
+    fn checkpoint(&mut self, settle: SettleCheckpoint) {
+        let SettleCheckpoint {
+            seq,
+            key,
+            protected_pages,
+            private,
+            lock,
+            states,
+        } = settle;
+        let states = self.kept(states);
+        let mut done =
+            self.cache
+                .checkpoint(key.checkpoint(protected_pages, private, lock, states));
+        let remap = if done.duplicates.is_empty() {
+            PageRun::empty()
+        } else {
+            std::mem::take(&mut done.remap)
+        };
+        self.returned.append(done.duplicates);
+        self.verdict.checkpointed.push(CheckpointedSeq {
+            seq,
+            lock: done.lock,
+            private: done.private,
+            protected_pages: done.protected_pages,
+            remap_from: protected_pages,
+            remap,
+            inserted_tokens: done.inserted_tokens,
+        });
+    }
+
+    fn release(&mut self, release: SettleRelease) {
+        let SettleRelease {
+            seq: _,
+            row,
+            key,
+            protected_pages,
+            private,
+            lock,
+            states,
+            returned_states,
+        } = release;
+        self.returned_rows.extend(row);
+        self.returned_states.extend(returned_states);
+        let states = self.kept(states);
+        let Some(key) = key else {
+            debug_assert!(states.is_empty(), "a state without a key is given back");
+            self.cache.unlock(lock);
+            self.returned.append(private);
+            return;
+        };
+        let Checkpointed {
+            lock,
+            private,
+            duplicates,
+            ..
+        } = self
+            .cache
+            .checkpoint(key.checkpoint(protected_pages, private, lock, states));
+        self.cache.unlock(lock);
+        self.returned.append(duplicates);
+        self.returned.append(private);
+    }
+
+    fn flush(&mut self) {
+        let flushed = self.cache.clear();
+        self.verdict.flushed_pages = Some(flushed.len());
+        self.returned.append(flushed);
+    }
+
+    fn pin(&mut self, demand: PinDemand) {
+        let locked = self.cache.lock_prefix(&demand.namespace, &demand.tokens);
+        self.cache.pin_state(&locked.lock, self.max_pinned_states);
+        self.verdict.pinned.push(Pinned {
+            pin: demand.pin,
+            lock: locked.lock,
+            tokens: locked.tokens,
+        });
+    }
+
+    /// The states that the cache takes: none, if it keeps none.
+    fn kept(&mut self, states: Vec<SavedState>) -> Vec<SavedState> {
+        if self.cache.keeps_states() {
+            return states;
+        }
+        let given_back = states.into_iter().map(|saved| saved.state);
+        self.returned_states.extend(given_back);
+        Vec::new()
+    }
+
+    /// Takes the states that have left the cache.
+    fn take_freed_states(&mut self) {
+        self.returned_states.extend(self.cache.take_freed_states());
+    }
+
+    /// Free pages, returned ones and what could be evicted, in tokens.
+    fn available(&self) -> usize {
+        (self.free_pages + self.returned.len()) * self.page_size + self.cache.evictable_size()
+    }
+
+    /// The decode runs alone when nothing is admitted, rides along if it may and its pages are there besides the
+    /// prefill's, or sits this step out. Returns the tokens that must be free.
+    fn decode(&mut self, growing: Vec<SeqId>) -> usize {
+        let prefill_pages: usize = self
+            .demands
+            .iter()
+            .map(|demand| demand.pages as usize)
+            .sum();
+        let target_tokens = (prefill_pages + growing.len()) * self.page_size;
+        if !self.verdict.admitted.is_empty() {
+            self.verdict.mixed = self.mixes && target_tokens <= self.available();
+            if !self.verdict.mixed {
+                return 0;
+            }
+        } else if self.verdict.preempt.is_some() {
+            return 0;
+        }
+        self.growing = growing;
+        target_tokens
+    }
+
+    fn evict_up_to(&mut self, target_tokens: usize) -> EvictedPages {
+        let free_tokens = (self.free_pages + self.returned.len()) * self.page_size;
+        let evicted = self.cache.evict(target_tokens.saturating_sub(free_tokens));
+        self.verdict.evicted_tokens = evicted.n_tokens();
+        self.verdict.evicted_nodes = evicted.n_nodes();
+        self.verdict.evicted_edges = self.cache.take_evicted_edges();
+        evicted
+    }
+}
+
+impl PublishKey {
+    fn checkpoint(
+        &self,
+        protected_pages: usize,
+        private: Pages,
+        lock: crate::state::pool::pages::NodeLock,
+        states: Vec<SavedState>,
+    ) -> Checkpoint<'_> {
+        Checkpoint {
+            namespace: &self.namespace,
+            tokens: &self.tokens[..self.len],
+            owner: Some(&self.tokens),
+            prompt_tokens: self.prompt_len,
+            protected_pages,
+            private,
+            lock,
+            inserted_tokens: self.inserted_tokens,
+            priority: self.priority,
+            states,
+        }
+    }
+}

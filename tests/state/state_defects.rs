@@ -1,0 +1,198 @@
+//! Faults that users report of other engines' caches of states, as tests of this one. Names of issues are those of the
+//! engine's repository.
+
+use souffleur::state::pool::state_pool::StateLimits;
+
+use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
+
+fn world(page_size: u32, n_rows: u32, total_slots: usize, grid_tokens: usize) -> World {
+    World::new(Setup {
+        page_size,
+        n_pages: 65_536 / page_size,
+        n_rows,
+        chunk_tokens: Some(64),
+        states: Some(StateLimits {
+            total_slots,
+            grid_tokens,
+        }),
+        ..Setup::default()
+    })
+}
+
+fn tokens(seed: u32, n: usize) -> Vec<u32> {
+    let token = |at: u32| (seed * 7919 + at * 37 + at * at / 5) % VOCAB;
+    [seed % VOCAB]
+        .into_iter()
+        .chain((1..n as u32).map(token))
+        .collect()
+}
+
+fn ask(prompt: Vec<u32>, anchors: &[u32]) -> Ask {
+    Ask {
+        anchors: anchors.to_vec(),
+        ..Ask::exactly(prompt, 3)
+    }
+}
+
+/// Tokens of the prompt that come from the cache.
+fn cached(world: &mut World, prompt: Vec<u32>, anchors: &[u32]) -> usize {
+    let number = world.submit(ask(prompt, anchors)).expect("it fits");
+    world.drain();
+    world.lives[number].cached_tokens as usize
+}
+
+/// SGLang #36935: a state at the end of each chunk pushed out those of other prompts.
+#[test]
+fn chunks_of_a_long_prompt_leave_no_states_but_the_grid() {
+    let mut world = world(1, 2, 40, 512);
+    cached(&mut world, tokens(1, 2000), &[1990]);
+    // 512, 1024, 1536, the anchor, and the end.
+    assert_eq!(world.states.cache.cached_states(), 5);
+    world.assert_clean();
+}
+
+/// SGLang #31643, #31648: a hit made every state on its path young, also those that nobody goes on from.
+#[test]
+fn a_hit_makes_only_the_state_young_that_it_used() {
+    let mut world = world(1, 1, 5, 1 << 20);
+    let long = tokens(2, 300);
+    cached(&mut world, long.clone(), &[100, 200]);
+    for _ in 0..40 {
+        // Goes on from 200, below 100, and leaves one at its own end.
+        let prompt = [&long[..200], &tokens(4, 30)].concat();
+        cached(&mut world, prompt, &[200]);
+    }
+    let at = |world: &World, len: usize| {
+        let namespace = Default::default();
+        world.states.cache.peek(&namespace, &long[..len])
+    };
+    assert_eq!((at(&world, 150), at(&world, 250)), (0, 200));
+    world.assert_clean();
+}
+
+/// SGLang #35412, #34808, #29860, #34870: states beside the page grid, and boundaries off by a page.
+#[test]
+fn states_are_at_ends_of_whole_pages_and_the_match_ends_there() {
+    for page_size in [4, 16] {
+        let page = page_size as usize;
+        let mut world = world(page_size, 2, 64, 1 << 20);
+        for len in [page, page + 1, 4 * page - 1, 4 * page, 4 * page + 1, 100] {
+            let seed = 10 + len as u32;
+            let prompt = tokens(seed, len);
+            let anchor = len as u32 / 2;
+            assert_eq!(cached(&mut world, prompt.clone(), &[anchor]), 0);
+            let longer = [&prompt[..], &tokens(seed + 1000, 40)].concat();
+            let hit = cached(&mut world, longer, &[anchor]);
+            assert_eq!(hit % page, 0, "{len} tokens in pages of {page}");
+            assert!(hit >= anchor as usize / page * page, "{len}: {hit}");
+            let half = prompt[..anchor as usize].to_vec();
+            let half = [half, tokens(seed + 2000, 40)].concat();
+            let hit = cached(&mut world, half, &[anchor]);
+            assert_eq!(
+                hit,
+                anchor as usize / page * page,
+                "{len} in pages of {page}"
+            );
+        }
+        world.assert_clean();
+    }
+}
+
+/// SGLang #30862: a slot was restored that no step had written.
+#[test]
+fn a_request_that_goes_before_its_step_leaves_no_state() {
+    let prompt = tokens(20, 150);
+    for legs in 0..4 {
+        let mut world = world(1, 2, 16, 32);
+        let number = world
+            .submit(ask(prompt.clone(), &[70, 140]))
+            .expect("it fits");
+        for _ in 0..legs {
+            world.advance();
+        }
+        world.cancel(number);
+        world.drain();
+        // The executor compares the states of this one with its tokens.
+        cached(&mut world, prompt.clone(), &[70, 140]);
+        world.assert_clean();
+    }
+}
+
+/// SGLang #29792, #27586: books that were late under overlapping steps, slots that leaked.
+#[test]
+fn ends_of_every_kind_leave_every_state_accounted_for() {
+    for (number_of_steps, fate) in (0..6).zip([
+        Fate::Done,
+        Fate::Rejected,
+        Fate::LostBeforeItRan,
+        Fate::LostAfterItRan,
+        Fate::Done,
+        Fate::Done,
+    ]) {
+        for page_size in [1, 4] {
+            let mut world = world(page_size, 3, 10, 64);
+            let shared = tokens(30, 120);
+            let prompts = (0..5).map(|seed| [&shared[..], &tokens(31 + seed, 90)].concat());
+            for prompt in prompts.collect::<Vec<_>>() {
+                world.submit(ask(prompt, &[120, 200]));
+            }
+            for _ in 0..number_of_steps {
+                world.turn();
+            }
+            world.finish_plan();
+            world.end_step(fate);
+            world.stop_found(1, 1);
+            world.cancel(2);
+            world.assert_clean();
+        }
+    }
+}
+
+/// llama.cpp #28302: a short prompt erased the checkpoints of others.
+#[test]
+fn short_prompts_leave_the_states_of_long_ones() {
+    let mut world = world(1, 4, 24, 1 << 20);
+    let long = tokens(40, 1000);
+    cached(&mut world, long.clone(), &[900]);
+    for seed in 50..55 {
+        cached(&mut world, tokens(seed, 5), &[2]);
+    }
+    let again = [&long[..900], &tokens(60, 20)].concat();
+    assert_eq!(cached(&mut world, again, &[900]), 900);
+    world.assert_clean();
+}
+
+/// vLLM #45238, #51198: only the last state of a prompt was kept.
+#[test]
+fn a_fork_goes_on_from_an_earlier_turn() {
+    let mut world = world(16, 2, 32, 256);
+    let long = tokens(70, 1200);
+    cached(&mut world, long.clone(), &[320, 1184]);
+    for (kept, least) in [(330, 320), (600, 512), (1190, 1184)] {
+        let fork = [&long[..kept], &tokens(71 + kept as u32, 30)].concat();
+        let hit = cached(&mut world, fork, &[320]);
+        assert!(hit >= least, "{kept} tokens in common: {hit} cached");
+    }
+    world.assert_clean();
+}
+
+/// A pinned prefix stays usable, however many states others want.
+#[test]
+fn a_pin_keeps_the_state_at_its_end() {
+    let mut world = world(1, 2, 10, 1 << 20);
+    let prompt = tokens(80, 200);
+    cached(&mut world, prompt.clone(), &[150]);
+    world.pin(&prompt[..150], 1000);
+    world.finish_plan();
+    for seed in 81..99 {
+        cached(&mut world, tokens(seed, 90), &[30, 60]);
+    }
+    let again = [&prompt[..150], &tokens(99, 20)].concat();
+    assert_eq!(cached(&mut world, again, &[150]), 150);
+    world.expire_pins(2000);
+    world.finish_plan();
+    for seed in 100..118 {
+        cached(&mut world, tokens(seed, 90), &[30, 60]);
+    }
+    world.assert_clean();
+}

@@ -1,0 +1,263 @@
+//! Models whose layers keep a state: which prompts go on from the cache, what is computed for them, and that no state is
+//! lost, read before it is written or given to a prompt that it does not belong to. The fake executor compares every
+//! state with the tokens that it must have seen.
+
+use souffleur::state::cache::prefix_history::Cause;
+use souffleur::state::pool::state_pool::StateLimits;
+
+use crate::scheduler_world::{Ask, Setup, VOCAB, World};
+
+/// The distance of the grid in these tests.
+const GRID: usize = 256;
+
+fn setup(page_size: u32, n_rows: u32, total_slots: usize) -> Setup {
+    Setup {
+        page_size,
+        n_pages: 65_536 / page_size,
+        n_rows,
+        chunk_tokens: Some(512),
+        states: Some(StateLimits {
+            total_slots,
+            grid_tokens: GRID,
+        }),
+        ..Setup::default()
+    }
+}
+
+fn roomy(page_size: u32) -> Setup {
+    setup(page_size, 8, 64)
+}
+
+/// Tokens that no other seed begins with.
+fn tokens(seed: u32, n: usize) -> Vec<u32> {
+    let token = |at: u32| (seed * 7919 + at * 31 + at * at / 7 + at / 13 * seed) % VOCAB;
+    let head = [seed % VOCAB, seed / VOCAB % VOCAB];
+    head.into_iter()
+        .chain((2..n as u32).map(token))
+        .take(n)
+        .collect()
+}
+
+/// Runs one request alone: how many tokens of its prompt were computed, and what it said.
+fn run(world: &mut World, ask: Ask) -> (usize, Vec<u32>) {
+    let prompt = ask.prompt.len();
+    let number = world.submit(ask).expect("it fits");
+    world.drain();
+    let life = &world.lives[number];
+    (prompt - life.cached_tokens as usize, life.delivered.clone())
+}
+
+fn ask(prompt: &[u32], anchors: &[usize], n_output: usize) -> Ask {
+    Ask {
+        anchors: anchors.iter().map(|anchor| *anchor as u32).collect(),
+        ..Ask::exactly(prompt.to_vec(), n_output)
+    }
+}
+
+/// A conversation as a template renders it: whole turns, the last one followed by what opens the reply.
+#[derive(Clone)]
+struct Conversation {
+    system_tokens: usize,
+    turns: Vec<u32>,
+}
+
+/// What opens a reply, and the thinking in it that the template drops later.
+const OPEN: [u32; 3] = [5, 6, 7];
+
+impl Conversation {
+    fn new(system: &[u32]) -> Self {
+        Self {
+            system_tokens: system.len(),
+            turns: system.to_vec(),
+        }
+    }
+
+    fn say(&mut self, turn: &[u32]) {
+        self.turns.extend_from_slice(turn);
+    }
+
+    fn ask(&self, n_output: usize) -> Ask {
+        let prompt = [&self.turns[..], &OPEN].concat();
+        ask(&prompt, &[self.system_tokens, self.turns.len()], n_output)
+    }
+
+    /// One call, whose reply becomes part of the conversation as it was said.
+    fn turn(&mut self, world: &mut World, n_output: usize) -> usize {
+        let (computed, reply) = run(world, self.ask(n_output));
+        self.say(&OPEN);
+        self.say(&reply);
+        computed
+    }
+}
+
+/// System and tools, three conversations: a loop of eight tool calls whose thinking stays, a user's turn that drops it, a
+/// fork, an edit, the same prompt twice, and four samples of one prompt. Returns the computed tokens by turn.
+fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
+    let page = world.setup.page_size as usize;
+    let mut seen = Vec::new();
+    let system = tokens(1, 1500);
+    let mut first = Conversation::new(&system);
+    first.say(&tokens(2, 60));
+    let query_end = first.turns.len();
+    let cold = first.turn(world, 40);
+    seen.push(("first", cold, 1500 + 60 + OPEN.len()));
+    for call in 0..8 {
+        let result = tokens(10 + call, 70);
+        first.say(&result);
+        let new = result.len() + OPEN.len();
+        let computed = first.turn(world, 30);
+        // The reply's last token may not have been fed.
+        seen.push(("tool call", computed, new + 1 + page));
+    }
+    // The thinking of the whole loop goes: what is left of it was never computed in this place.
+    let answer = tokens(30, 200);
+    let mut second = Conversation {
+        turns: first.turns[..query_end].to_vec(),
+        ..first.clone()
+    };
+    second.say(&answer);
+    second.say(&tokens(31, 50));
+    let computed = second.clone().turn(world, 40);
+    seen.push(("stripped", computed, 250 + OPEN.len() + page));
+    let fork = {
+        let mut fork = second.clone();
+        fork.turns.truncate(query_end + 120);
+        fork.say(&tokens(32, 90));
+        fork
+    };
+    let computed = fork.clone().turn(world, 20);
+    seen.push(("fork", computed, 120 + 90 + OPEN.len() + GRID + 64));
+    let mut edit = second.clone();
+    edit.turns.truncate(query_end + 200);
+    edit.say(&tokens(33, 55));
+    let computed = edit.clone().turn(world, 20);
+    seen.push(("edit", computed, 200 + 55 + OPEN.len() + page));
+    let computed = edit.clone().turn(world, 20);
+    seen.push(("same again", computed, OPEN.len() + page));
+    for seed in [40, 41] {
+        let mut other = Conversation::new(&system);
+        other.say(&tokens(seed, 80));
+        let computed = other.turn(world, 30);
+        seen.push(("other conversation", computed, 80 + OPEN.len() + page));
+    }
+    let mut samples = Conversation::new(&system);
+    samples.say(&tokens(50, 300));
+    let mut sample = samples.ask(25);
+    sample.anchors.push(sample.prompt.len() as u32 - 1);
+    let before = world.lives.len();
+    let four = std::iter::repeat_n(sample, 4);
+    world.submit_all(&mut four.into_iter());
+    world.drain();
+    let computed = world.lives[before..].iter();
+    let computed = computed.map(|life| life.ask.prompt.len() - life.cached_tokens as usize);
+    let own = 300 + OPEN.len() + page;
+    seen.push(("four samples", computed.sum(), own + 3 * page));
+    seen
+}
+
+#[test]
+fn every_turn_of_an_agent_computes_only_what_is_new() {
+    for page_size in [1, 16] {
+        let mut world = World::new(roomy(page_size));
+        for (turn, computed, most) in agentic_trace(&mut world) {
+            assert!(
+                computed <= most,
+                "{turn} with pages of {page_size}: computed {computed}, at most {most}"
+            );
+        }
+        world.assert_clean();
+    }
+}
+
+#[test]
+fn an_agent_gets_the_same_words_with_hardly_any_states() {
+    let says = |setup: Setup| {
+        let mut world = World::new(setup);
+        agentic_trace(&mut world);
+        let said: Vec<Vec<u32>> = world
+            .lives
+            .iter()
+            .map(|life| life.delivered.clone())
+            .collect();
+        world.assert_clean();
+        said
+    };
+    for page_size in [1, 16] {
+        let expected = says(Setup {
+            states: None,
+            ..roomy(page_size)
+        });
+        for (rows, slots, n_pages) in [
+            (4, 5, 65_536),
+            (4, 8, 65_536),
+            (1, 2, 65_536),
+            (4, 12, 4096),
+        ] {
+            let setup = Setup {
+                n_pages: n_pages / page_size,
+                ..setup(page_size, rows, slots)
+            };
+            assert_eq!(says(setup), expected, "{rows} rows, {slots} slots");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_goes_on_where_a_state_is_and_says_so_where_none_is() {
+    let mut world = World::new(roomy(1));
+    let prompt = tokens(3, 200);
+    assert_eq!(run(&mut world, ask(&prompt, &[120], 4)).0, 200);
+    // Beyond the anchor there is K/V but no state.
+    let mut other = prompt.clone();
+    other.truncate(180);
+    other.extend(tokens(4, 30));
+    let number = world.submit(ask(&other, &[205], 4)).expect("it fits");
+    world.drain();
+    let report = world.report(number);
+    assert_eq!((report.cause, report.cached_tokens), (Cause::NoState, 120));
+    assert_eq!(report.kv_tokens, 180);
+    // The second that leaves it there saves a state for the third, without an anchor.
+    let mut third = prompt[..180].to_vec();
+    third.extend(tokens(5, 30));
+    let (computed, _) = run(&mut world, ask(&third, &[205], 4));
+    assert_eq!(computed, 90, "60 tokens are too few to be worth a state");
+    let mut far = tokens(6, 400);
+    run(&mut world, ask(&far, &[10], 4));
+    far.truncate(300);
+    for (seed, expected) in [(7, 300 - 256 + 30), (8, 300 - 256 + 30)] {
+        let prompt = [&far[..], &tokens(seed, 30)].concat();
+        assert_eq!(run(&mut world, ask(&prompt, &[10], 4)).0, expected);
+    }
+    world.assert_clean();
+}
+
+#[test]
+fn the_second_prompt_that_leaves_another_saves_a_state_for_the_third() {
+    for page_size in [1, 4, 16] {
+        let mut world = World::new(roomy(page_size));
+        let shared = tokens(9, 200);
+        let mut computed = Vec::new();
+        for seed in 60..63 {
+            let prompt = [&shared[..], &tokens(seed, 40)].concat();
+            computed.push(run(&mut world, ask(&prompt, &[239], 3)).0);
+        }
+        let page = page_size as usize;
+        assert_eq!(computed[..2], [240, 240], "pages of {page_size}");
+        assert_eq!(computed[2], 240 - 200 / page * page);
+        world.assert_clean();
+    }
+}
+
+#[test]
+fn a_repeated_prompt_and_a_longer_one_begin_at_the_end_of_the_shorter() {
+    let mut world = World::new(roomy(1));
+    let prompt = tokens(11, 100);
+    let (computed, said) = run(&mut world, ask(&prompt, &[], 10));
+    assert_eq!((computed, said.len()), (100, 10));
+    // A prompt without anchors leaves a state one token before its end.
+    assert_eq!(run(&mut world, ask(&prompt, &[], 10)).0, 1);
+    // The reply's last token was not fed: it ended by its length.
+    let longer = [&prompt[..], &said, &tokens(12, 5)].concat();
+    assert_eq!(run(&mut world, ask(&longer, &[], 3)).0, 1 + 5);
+    world.assert_clean();
+}
