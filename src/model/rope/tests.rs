@@ -4,6 +4,7 @@ use super::*;
 
 fn parse(keys: &str) -> Result<RopeConfig, LoadError> {
     let json = JsonFile::parse(Path::new("config.json"), keys.as_bytes())?;
+    super::refuse_partial(&json)?;
     RopeConfig::from_json(&json, 10_000.0, 131_072)
 }
 
@@ -192,7 +193,7 @@ fn what_is_not_supported_is_refused_with_the_reason() {
         ),
         (
             r#"{"rope_parameters": {"partial_rotary_factor": 0.5}}"#,
-            "rope_parameters.partial_rotary_factor",
+            "partial_rotary_factor is 0.5",
         ),
         (
             r#"{"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}"#,
