@@ -55,7 +55,7 @@ impl LatentShape {
     }
 }
 
-/// What [`Backend::project_latent`] and [`Backend::attend_latent`] multiply and norm with.
+/// The weights of [`Backend::project_latent`] and [`Backend::attend_latent`].
 pub struct LatentWeights<B: Backend> {
     /// The queries, or what they are made of, then latent and rotated part of the key, stacked:
     /// `[queries + rank + rotary_dim, hidden]`.

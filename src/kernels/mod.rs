@@ -305,7 +305,7 @@ pub struct Linear<B: Backend> {
     pub bias: Option<B::Vector>,
 }
 
-/// What a gate makes of what it lets through.
+/// The function of a gate and of what it lets through.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gate {
     /// `silu(gate) * up`.

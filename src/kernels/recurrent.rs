@@ -1,11 +1,11 @@
-//! What layers with a state of fixed size multiply and mix with.
+//! The weights of layers with a state of fixed size.
 
 use super::{Backend, Linear};
 
 /// Most tokens that a convolution mixes.
 pub const MAX_TAPS: usize = 8;
 
-/// What [`Backend::gated_conv`] works with.
+/// The weights of [`Backend::gated_conv`].
 pub struct GatedConvWeights<B: Backend> {
     /// Two gates and an input stacked: `[3 * channels, hidden]`.
     pub input: Linear<B>,
@@ -17,7 +17,7 @@ pub struct GatedConvWeights<B: Backend> {
     pub bias: Option<B::Vector>,
 }
 
-/// What [`Backend::delta_net`] works with.
+/// The weights of [`Backend::delta_net`].
 ///
 /// Per token: `[m, z, b, a]` is the projection of its input, and `[q, k, v] = silu(sum of taps[j] * m[t - n_taps + 1 + j])`.
 /// Heads of q and k are divided by their lengths (`eps` 1e-6 in the sum of squares), and q by the root of `key_dim`. A value

@@ -27,7 +27,7 @@ pub struct Groups {
     pub n_groups: usize,
     /// Groups that a token chooses among. They have as many experts as a token goes through, or more.
     pub n_used: usize,
-    /// What makes a group the best.
+    /// The score of a group.
     pub score: GroupScore,
 }
 

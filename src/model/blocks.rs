@@ -184,7 +184,7 @@ impl<B: Backend> FeedForward<B> {
     }
 }
 
-/// What a layer has made of its input when all that it keeps is stored.
+/// The input of the rest of a layer, once all that the layer keeps is stored.
 pub struct Mixed<B: Backend> {
     /// Queries, or what a state gave.
     rows: B::Tensor,

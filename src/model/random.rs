@@ -6,7 +6,7 @@ use crate::kernels::random::RandomTensor;
 /// Logarithm of how fast the states of such a model decay, which halves them in some tens of tokens.
 const A_LOG: f32 = -3.5;
 
-/// What a norm's weight, a bias or a convolution of this name is made of, in f32.
+/// The elements of a norm's weight, a bias or a convolution of this name, in f32.
 pub fn random_vector(name: &str, width: usize) -> Vec<f32> {
     let random = [".bias", "dt_bias", "conv1d.weight", "conv.weight"];
     if random.iter().any(|end| name.ends_with(end)) {

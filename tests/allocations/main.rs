@@ -15,7 +15,7 @@ use std::sync::{Arc, Barrier};
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
 use souffleur::executor::{Executor, Placement};
-use souffleur::ids::{PageId, RowId, SeqId, StepId};
+use souffleur::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use souffleur::kernels::cuda::driver::Device;
 use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::pack::Modules;
@@ -23,7 +23,7 @@ use souffleur::kernels::cuda::params::ElementType;
 use souffleur::model::loader::LoadFormat;
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
-use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use souffleur::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
 
 struct Counting;
 
@@ -214,8 +214,14 @@ fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
 }
 
 /// Allocations in decode steps of all rows together, once buffers have grown.
-fn allocations(mut executor: impl Executor, n_rows: usize) -> usize {
+fn allocations(mut executor: impl Executor, n_rows: usize, keeps_states: bool) -> usize {
     let mut plan = opening(n_rows);
+    for start in plan.starts.iter_mut().filter(|_| keeps_states) {
+        start.state = Some(StateStart {
+            live: StateSlot::new(start.row.get()),
+            from: None,
+        });
+    }
     let output = executor.run(&plan).unwrap();
     executor.recycle(output.rows);
     for step in 0..WARM_STEPS + STEPS {
@@ -264,15 +270,21 @@ fn warm_decode_steps_allocate_nothing() {
         (format!("{fixtures}/deepseek-v2"), few),
         (format!("{fixtures}/deepseek-v3"), SHARED_ROWS),
         (format!("{fixtures}/gpt-oss"), few),
+        (format!("{fixtures}/lfm2"), few),
+        (format!("{fixtures}/lfm2-moe"), SHARED_ROWS),
+        (format!("{fixtures}/qwen3-5"), SHARED_ROWS),
+        (format!("{fixtures}/qwen3-next"), few),
         ("models/souffleur-tiny".to_owned(), SHARED_ROWS),
     ] {
         for threads in [1, 2, 3] {
-            let allocations = allocations(on_cpu(&model, threads), n_rows);
+            let executor = on_cpu(&model, threads);
+            let keeps_states = executor.keeps_states();
+            let allocations = allocations(executor, n_rows, keeps_states);
             assert_eq!(allocations, 0, "{model}, {threads} threads, {STEPS} steps");
         }
     }
     for graph_rows in [0, 8] {
-        let allocations = allocations(on_gpu(&format!("{fixtures}/llama"), graph_rows), few);
+        let allocations = allocations(on_gpu(&format!("{fixtures}/llama"), graph_rows), few, false);
         assert_eq!(allocations, 0, "graphs of {graph_rows} rows, {STEPS} steps");
     }
 }

@@ -37,7 +37,7 @@ pub fn embed(pool: &mut ThreadPool, table: &Stack, tokens: &[u32], mut out: Tens
     out
 }
 
-/// What gates let through, of rows whose first half are gates and whose second half is what they are for.
+/// The products of gates and what they are for: rows hold the gates in their first half, the rest in the second.
 pub fn gated(
     pool: &mut ThreadPool,
     isa: Isa,

@@ -26,7 +26,7 @@ pub struct ExpertsConfig {
     pub shared_width: Option<usize>,
     /// Router and experts add biases.
     pub bias: bool,
-    /// What their gates do.
+    /// The function of their gates.
     pub gate: Gate,
 }
 

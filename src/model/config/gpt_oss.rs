@@ -1,4 +1,4 @@
-//! What gpt-oss is where its configuration does not say it.
+//! The defaults of gpt-oss, where its configuration does not say them.
 
 use super::experts::{ExpertNames, ExpertsConfig};
 use super::limits::{EXPERTS, INTERMEDIATE};

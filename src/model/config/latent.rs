@@ -51,7 +51,7 @@ impl LatentConfig {
             plain_dim: size("qk_nope_head_dim", if glm { 192 } else { 128 })?,
             rotary_dim: size("qk_rope_head_dim", 64)?,
             value_dim: size("v_head_dim", if glm { 256 } else { 128 })?,
-            // Whatever rms_norm_eps says.
+            // Not rms_norm_eps.
             eps: 1e-6,
             interleaved: match architecture {
                 Architecture::DeepseekV2 => true,

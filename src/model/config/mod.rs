@@ -381,7 +381,7 @@ impl ModelConfig {
         KvLayout::new((0..self.num_hidden_layers).map(layer).collect())
     }
 
-    /// What a layer computes that keeps a state.
+    /// The computation of a layer that keeps a state.
     pub fn states_in(&self, layer: usize) -> Option<&RecurrentConfig> {
         self.recurrent.as_ref().filter(|states| states.is_in(layer))
     }

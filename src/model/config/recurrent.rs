@@ -15,7 +15,7 @@ pub(crate) const DELTA_DIM: std::ops::RangeInclusive<usize> = 1..=1 << 10;
 pub struct RecurrentConfig {
     /// For each layer whether it keeps a state, where others have attention.
     pub layers: Vec<bool>,
-    /// What these layers compute.
+    /// The computation of these layers.
     pub recurrence: Recurrence,
     /// How weights are written.
     pub written: Written,
@@ -25,7 +25,7 @@ pub struct RecurrentConfig {
     pub shared_expert: Option<usize>,
 }
 
-/// What a layer with a state computes.
+/// The computation of a layer with a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recurrence {
     /// A gated short convolution.

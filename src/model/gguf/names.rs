@@ -152,7 +152,7 @@ impl<'s> ExpertPart<'s> {
     }
 }
 
-/// What is added to the scores of a layer's experts for the choice.
+/// The numbers that are added to the scores of a layer's experts for the choice.
 pub(super) const CORRECTION: &str = "exp_probs_b.bias";
 
 /// The name in a file of one of our tensors.

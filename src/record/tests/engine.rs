@@ -22,7 +22,7 @@ impl Engine {
             n_pages: states.pools.pages.total_pages(),
             vocab_size: VOCAB,
             verify: true,
-            n_states: 0,
+            n_states: states.pools.states.total_slots(),
             faults: Vec::new(),
         });
         Self {
@@ -66,7 +66,7 @@ impl Engine {
             logprobs: None,
             opening: Arc::default(),
             grammar: None,
-            anchors: Default::default(),
+            anchors: self.anchors(prompt),
             priority: Some(2),
             cancel: flag.clone(),
             submitted_s: 0.5,
@@ -76,6 +76,14 @@ impl Engine {
             },
         });
         self.drive();
+    }
+
+    /// Where prompts part; only models with states ask.
+    fn anchors(&self, prompt: &[u32]) -> Arc<[u32]> {
+        match self.states.pools.states.total_slots() {
+            0 => Arc::default(),
+            _ => [prompt.len() as u32 / 2, prompt.len() as u32].into(),
+        }
     }
 
     pub(super) fn drive(&mut self) {

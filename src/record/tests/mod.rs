@@ -25,6 +25,7 @@ use crate::state::cache::namespace::Namespace;
 use crate::state::control::{ControlSetup, ControlStates};
 use crate::state::plan::probe::ProbeKind;
 use crate::state::pool::pages::PageSize;
+use crate::state::pool::state_pool::StateLimits;
 use crate::state::sampling::SamplingParams;
 use crate::state::scheduler::policy::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
 use crate::state::scheduler::submission::Submission;
@@ -78,8 +79,12 @@ fn setup_with(policy: &str) -> ControlSetup {
 
 /// The log of a script.
 fn log_of(max_bytes: u64, script: impl FnOnce(&Arc<LogSink>)) -> Vec<u8> {
+    log_with(&setup(), max_bytes, script)
+}
+
+fn log_with(setup: &ControlSetup, max_bytes: u64, script: impl FnOnce(&Arc<LogSink>)) -> Vec<u8> {
     let disk = Disk::default();
-    let sink = LogSink::start(disk.clone(), max_bytes, &setup()).expect("memory can be written");
+    let sink = LogSink::start(disk.clone(), max_bytes, setup).expect("memory can be written");
     script(&sink);
     drop(sink);
     let bytes = disk.0.lock().expect("the writer has ended");
@@ -99,7 +104,10 @@ fn short(sink: &Arc<LogSink>) {
 }
 
 fn submit_rounds(sink: &Arc<LogSink>, n_rounds: u32) -> Engine {
-    let mut engine = Engine::new(sink, 1);
+    submit_rounds_to(Engine::new(sink, 1), n_rounds)
+}
+
+fn submit_rounds_to(mut engine: Engine, n_rounds: u32) -> Engine {
     let mut random = fastrand::Rng::with_seed(7);
     for round in 0..n_rounds {
         let shared = (0..30).map(|token| token % VOCAB + round % 3);
@@ -213,6 +221,37 @@ fn everything_that_enters_a_busy_scheduler_is_replayed_to_the_same_plans() {
         "TokensReady",
     ] {
         assert!(messages.contains(message), "no {message} in {messages:?}");
+    }
+}
+
+#[test]
+fn plans_with_states_are_replayed_to_the_same_slots() {
+    for total_slots in [7, 10, 20] {
+        let mut setup = setup();
+        setup.limits.states = Some(StateLimits {
+            total_slots,
+            grid_tokens: 16,
+        });
+        let log = log_with(&setup, NO_LIMIT, |sink| {
+            let engine = Engine::with(&setup, Some(sink.recorder(1)));
+            let engine = submit_rounds_to(engine, 120);
+            let stats = engine.states.scheduler.stats();
+            assert!(stats.cached_tokens > 0 && stats.integrity_failures == 0);
+        });
+        let replayed = replay_of(&log).expect("it can be replayed");
+        assert_eq!(replayed.difference, None);
+        assert!(replayed.counts.steps > 100 && replayed.counts.requests > 120);
+        // Another pool of states makes other plans, and the first step that shows it is named.
+        let fewer = |setup: &ControlSetup| {
+            let mut setup = setup.clone();
+            setup.limits.states = setup.limits.states.map(|states| StateLimits {
+                total_slots: 6,
+                ..states
+            });
+            setup.build()
+        };
+        let replayed = replay(log.as_slice(), &fewer).expect("it can be replayed");
+        assert!(replayed.difference.is_some(), "{total_slots} slots");
     }
 }
 

@@ -36,7 +36,7 @@ pub struct Experts {
     alternates: bool,
     /// Width of an expert.
     width: usize,
-    /// What their gates do.
+    /// The function of their gates.
     gate: Gate,
 }
 

@@ -14,7 +14,7 @@ use crate::state::step::StateSave;
 /// Multiply-adds that an element costs about: most of it is waiting for memory.
 const ELEMENT_COST: usize = 64;
 
-/// What is convolved.
+/// The convolution's input.
 pub struct ConvInput<'a> {
     /// Rows of tokens, whose first elements are the channels.
     pub x: &'a Tensor,
@@ -30,7 +30,7 @@ pub struct ConvInput<'a> {
     pub after: After,
 }
 
-/// What is done with the sums.
+/// The step after the sums.
 #[derive(Clone, Copy)]
 pub enum After {
     /// `s / (1 + e^-s)`.

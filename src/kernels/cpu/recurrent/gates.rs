@@ -1,4 +1,4 @@
-//! What stands before and after the delta rule: heads of length one, decays and rates, the gated norm.
+//! The steps before and after the delta rule: heads of length one, decays and rates, the gated norm.
 
 use crate::kernels::cpu::CpuBackend;
 use crate::kernels::cpu::element::load_up_to;
