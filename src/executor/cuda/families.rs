@@ -35,6 +35,8 @@ mod tests {
             ("deepseek-v3", "DeepseekV3ForCausalLM"),
             ("glm4-moe-lite", "Glm4MoeLiteForCausalLM"),
             ("gpt-oss", "GptOssForCausalLM"),
+            ("lfm2", "Lfm2ForCausalLM"),
+            ("qwen3-next", "Qwen3NextForCausalLM"),
         ] {
             let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
             let config = ModelConfig::read(&models.join(name)).expect("it is read");
