@@ -8,9 +8,9 @@ use super::{ChatPrompt, TextModel};
 /// The tokens that open turns in a model's chat template, as far as they could be found out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TurnMarks {
-    /// What comes between the instructions and the first words of the user.
+    /// The tokens between the instructions and the first words of the user.
     user: Vec<u32>,
-    /// What the answer follows.
+    /// The tokens that an answer follows.
     reply: Vec<u32>,
 }
 
@@ -83,7 +83,7 @@ fn render(
     text.encode_chat(&rendered.ok()?).ok()
 }
 
-/// What a longer prompt has after the shorter one, if that is all that they differ in.
+/// The end of a longer prompt after the shorter one, if that is all that they differ in.
 fn added(before: &[u32], after: &[u32]) -> Option<Vec<u32>> {
     let added = after.strip_prefix(before)?;
     (!added.is_empty()).then(|| added.to_vec())

@@ -143,7 +143,7 @@ fn grant_grid(rules: &StateRules, admitted: &mut [Admitted], most: usize) -> usi
     granted
 }
 
-/// What a candidate that is admitted wishes for.
+/// The wishes of a candidate that is admitted.
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
     /// Places for copies, the best first.

@@ -45,11 +45,11 @@ enum PlanPhase {
 pub(super) struct Found {
     /// The matches of the queue.
     pub(super) matches: FxHashMap<SeqId, Matched>,
-    /// What the probe's settling gave back, on its way to the pools.
+    /// Memory that the probe's settling gave back, on its way to the pools.
     pub(super) returned: Returned,
 }
 
-/// What a probe's settling gave back.
+/// Memory that a probe's settling gave back.
 #[derive(Debug, Default)]
 pub(super) struct Returned {
     /// Pages.

@@ -254,7 +254,7 @@ impl RadixTree {
         states.map(|kept| kept.state.slot())
     }
 
-    /// What is wrong with the states, if anything is.
+    /// Compares the states with the nodes, and names the first thing that is wrong.
     pub(super) fn check_states(&self) -> Result<(), String> {
         let Some(states) = self.states.as_deref() else {
             return Ok(());
