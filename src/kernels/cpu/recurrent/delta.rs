@@ -157,6 +157,7 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
         let end_column = shape.value_dim.min(first_column + N * LANES);
         let n_columns = end_column - first_column;
         let state = state.as_mut_ptr();
+        let mut due: Option<Lesson<'_, S, N>> = None;
         for token in tokens {
             let row = rule.mixed.row(token);
             let (q, k) = (&row[query..][..dim], &row[key..][..dim]);
@@ -169,92 +170,167 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
             // SAFETY: `state` holds `N` blocks of `dim` rows, `q` and `k` have `dim` elements, `load_up_to` and
             // `store_up_to` stay within their slices; `dispatch` detected the instruction set.
             unsafe {
-                let known = columns::<S, N>(state, block, k);
-                let decay = S::splat(decay);
+                let products = match &due {
+                    Some(due) => learn_and_read::<S, N>(state, block, due, (k, q)),
+                    None => read::<S, N>(state, block, (k, q)),
+                };
+                let (decay, beta) = (S::splat(decay), S::splat(beta));
+                let likeness = S::splat(product::<S>(k, q));
                 let mut change = [S::splat(0.0); N];
-                for (n, (change, v)) in change.iter_mut().zip(v.chunks(LANES)).enumerate() {
-                    let missing = S::sub(load_up_to::<S>(v), S::mul(known[n], decay));
-                    *change = S::mul(missing, S::splat(beta));
+                for (n, v) in v.chunks(LANES).enumerate() {
+                    let missing = S::sub(load_up_to::<S>(v), S::mul(products[n].known, decay));
+                    change[n] = S::mul(missing, beta);
                 }
-                let read = learn::<S, N>(state, block, (k, q), (decay, change));
                 for (n, out) in out.chunks_mut(LANES).enumerate() {
-                    store_up_to::<S>(read[n], out);
+                    let kept = S::mul(products[n].read, decay);
+                    store_up_to::<S>(S::mul_add(change[n], likeness, kept), out);
                 }
+                due = Some(Lesson { k, decay, change });
             }
+        }
+        if let Some(due) = due {
+            // SAFETY: as above.
+            unsafe { learn::<S, N>(state, block, &due) };
         }
     }
 }
 
-/// The products of each column with `k`: those of even and of odd elements are summed apart, by ascending number.
+/// A token's change of `N` blocks, still to be made. It is made where the next token reads the blocks, so that they go
+/// through the registers once a token.
+struct Lesson<'a, S: Lanes, const N: usize> {
+    k: &'a [f32],
+    decay: S::V,
+    change: [S::V; N],
+}
+
+impl<S: Lanes, const N: usize> Lesson<'_, S, N> {
+    /// Row `i` of block `n` after it, from the row before it.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    #[inline(always)]
+    unsafe fn applied(&self, n: usize, k: S::V, row: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::mul_add(k, self.change[n], S::mul(row, self.decay)) }
+    }
+}
+
+/// The products of the columns of a block with a key and with a query, both summed by ascending row. A token's output is
+/// made of them without its own change: `S^T q`, decayed, and the change times the product of key and query.
+#[derive(Clone, Copy)]
+struct Products<S: Lanes> {
+    known: S::V,
+    read: S::V,
+}
+
+impl<S: Lanes> Products<S> {
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    #[inline(always)]
+    unsafe fn none() -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                known: S::splat(0.0),
+                read: S::splat(0.0),
+            }
+        }
+    }
+
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    #[inline(always)]
+    unsafe fn add(&mut self, row: S::V, k: S::V, q: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.known = S::mul_add(row, k, self.known);
+            self.read = S::mul_add(row, q, self.read);
+        }
+    }
+}
+
+/// Reads the blocks.
 ///
 /// # Safety
-/// `state` holds `N` blocks, each with as many rows as `k` has elements. The instruction set of `S` was detected.
+/// `state` holds `N` blocks, each with as many rows as `k` and `q` have elements. The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn columns<S: Lanes, const N: usize>(
+unsafe fn read<S: Lanes, const N: usize>(
     state: *const f32,
     block: usize,
-    k: &[f32],
-) -> [S::V; N] {
+    (k, q): (&[f32], &[f32]),
+) -> [Products<S>; N] {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut sums = [[S::splat(0.0); 2]; N];
-        let pairs = k.len() / 2;
-        for i in 0..pairs {
-            let k = [S::splat_at(&k[2 * i]), S::splat_at(&k[2 * i + 1])];
-            for (n, sums) in sums.iter_mut().enumerate() {
-                let rows = state.wrapping_add(n * block + 2 * i * LANES);
-                sums[0] = S::mul_add(S::load(rows), k[0], sums[0]);
-                sums[1] = S::mul_add(S::load(rows.wrapping_add(LANES)), k[1], sums[1]);
+        let mut products = [Products::none(); N];
+        for (i, (k, q)) in k.iter().zip(q).enumerate() {
+            let (k, q) = (S::splat_at(k), S::splat_at(q));
+            for (n, products) in products.iter_mut().enumerate() {
+                let row = S::load(state.wrapping_add(n * block + i * LANES));
+                products.add(row, k, q);
             }
         }
-        if let Some(last) = k.get(2 * pairs) {
-            for (n, sums) in sums.iter_mut().enumerate() {
-                let row = state.wrapping_add(n * block + 2 * pairs * LANES);
-                sums[0] = S::mul_add(S::load(row), S::splat(*last), sums[0]);
-            }
-        }
-        even_and_odd::<S, N>(sums)
+        products
     }
 }
 
-/// Lets each block decay, adds `k` times the change, and returns the products of its columns with `q`, summed as those of
-/// [`columns`] are.
+/// Changes the blocks, and reads them as they are then.
 ///
 /// # Safety
-/// As [`columns`].
+/// As [`read`], and `due.k` has as many elements.
 #[inline(always)]
-unsafe fn learn<S: Lanes, const N: usize>(
+unsafe fn learn_and_read<S: Lanes, const N: usize>(
     state: *mut f32,
     block: usize,
+    due: &Lesson<'_, S, N>,
     (k, q): (&[f32], &[f32]),
-    (decay, change): (S::V, [S::V; N]),
-) -> [S::V; N] {
+) -> [Products<S>; N] {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut sums = [[S::splat(0.0); 2]; N];
-        for i in 0..k.len() {
-            let (k, q) = (S::splat_at(&k[i]), S::splat_at(&q[i]));
-            for n in 0..N {
-                let row = state.wrapping_add(n * block + i * LANES);
-                let next = S::mul_add(k, change[n], S::mul(S::load(row), decay));
-                S::store(row, next);
-                sums[n][i % 2] = S::mul_add(next, q, sums[n][i % 2]);
+        let mut products = [Products::none(); N];
+        for (i, (learned, (k, q))) in due.k.iter().zip(k.iter().zip(q)).enumerate() {
+            let learned = S::splat_at(learned);
+            let (k, q) = (S::splat_at(k), S::splat_at(q));
+            for (n, products) in products.iter_mut().enumerate() {
+                let at = state.wrapping_add(n * block + i * LANES);
+                let row = due.applied(n, learned, S::load(at));
+                S::store(at, row);
+                products.add(row, k, q);
             }
         }
-        even_and_odd::<S, N>(sums)
+        products
     }
 }
 
+/// Changes the blocks.
+///
+/// # Safety
+/// As [`learn_and_read`].
+#[inline(always)]
+unsafe fn learn<S: Lanes, const N: usize>(state: *mut f32, block: usize, due: &Lesson<'_, S, N>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for (i, k) in due.k.iter().enumerate() {
+            let k = S::splat_at(k);
+            for n in 0..N {
+                let at = state.wrapping_add(n * block + i * LANES);
+                S::store(at, due.applied(n, k, S::load(at)));
+            }
+        }
+    }
+}
+
+/// The product of two vectors of one length: lanes by ascending element, then the lanes.
+///
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn even_and_odd<S: Lanes, const N: usize>(sums: [[S::V; 2]; N]) -> [S::V; N] {
-    // SAFETY: the caller's promise. A closure would be compiled without the instruction set.
+unsafe fn product<S: Lanes>(a: &[f32], b: &[f32]) -> f32 {
+    // SAFETY: the caller's promise; `load_up_to` stays within its slice.
     unsafe {
-        let mut whole = [S::splat(0.0); N];
-        for n in 0..N {
-            whole[n] = S::add(sums[n][0], sums[n][1]);
+        let mut sum = S::splat(0.0);
+        for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
+            sum = S::mul_add(load_up_to::<S>(a), load_up_to::<S>(b), sum);
         }
-        whole
+        S::sum(sum)
     }
 }
