@@ -85,6 +85,18 @@ impl RecurrentConfig {
         (elements * size_of::<f32>()) as u64
     }
 
+    /// Multiplications and additions of a token with the state of a layer, in f32: of a delta net's matrix each element
+    /// decays, goes into two products and is added to; each channel of a convolution is mixed.
+    pub fn state_ops(&self, hidden: usize) -> u64 {
+        let ops = match self.recurrence {
+            Recurrence::GatedConv { n_taps, .. } => 2 * n_taps * hidden,
+            Recurrence::DeltaNet { shape, .. } => {
+                7 * shape.values() * shape.key_dim + 2 * shape.n_taps * shape.channels()
+            }
+        };
+        ops as u64
+    }
+
     /// Elements that a token has in use in a layer with a state.
     pub fn activations(&self, hidden: usize) -> usize {
         match self.recurrence {

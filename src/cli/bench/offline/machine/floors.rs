@@ -1,9 +1,10 @@
 //! The least time that a step can take on a machine: every weight is read once, every product computed once.
 //!
-//! Counted are the matrices of the layers, the output projection (for sampled tokens only), attention's two products
-//! and the reading of cached K/V. Of experts those count that are chosen: a token computes with its own, and a step reads
-//! as many as so many tokens would choose if all experts were as likely. Norms, activations, sampling and the embedding's rows are left out: a floor may be
-//! too low, never too high.
+//! Counted are the matrices of the layers, the output projection (for sampled tokens only), attention's two products,
+//! the products with states token by token, the reading of cached K/V, and the reading and writing of states. Of experts
+//! those count that are chosen: a token computes with its own, and a step reads as many as so many tokens would choose if
+//! all experts were as likely. Norms, activations, sampling and the embedding's rows are left out: a floor may be too low,
+//! never too high.
 
 use souffleur::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use souffleur::model::config::ModelConfig;
@@ -29,6 +30,8 @@ pub struct ModelCost {
     attention: Vec<AttentionCost>,
     /// The states of one sequence in the other layers, in bytes.
     state_bytes: u64,
+    /// Operations of a token with these states.
+    state_ops: u64,
 }
 
 /// The sizes that decide the cost of a layer's attention.
@@ -70,6 +73,8 @@ pub struct Peak {
     pub weight_ops_per_s: f64,
     /// Operations per second on the type that K/V is multiplied in.
     pub attention_ops_per_s: f64,
+    /// Operations per second on f32, which states are multiplied in.
+    pub state_ops_per_s: f64,
 }
 
 impl ModelCost {
@@ -127,12 +132,16 @@ impl ModelCost {
             experts: config.experts.clone(),
             attention: attention.collect(),
             state_bytes: layout.state_bytes(),
+            state_ops: config.recurrent.as_ref().map_or(0, |recurrent| {
+                let layers = recurrent.layers.iter().filter(|keeps| **keeps);
+                layers.count() as u64 * recurrent.state_ops(config.hidden_size)
+            }),
         }
     }
 
     /// Operations of the step's products with weights.
     pub fn weight_ops(&self, step: &[Extent]) -> u64 {
-        let tokens: u64 = step.iter().map(|extent| extent.new_tokens).sum();
+        let tokens = new_tokens(step);
         OPS_PER_ELEMENT * (self.layer_elements * tokens + self.head_elements * step.len() as u64)
     }
 
@@ -147,6 +156,11 @@ impl ModelCost {
         OPS_PER_ELEMENT * step.iter().map(ops).sum::<u64>()
     }
 
+    /// Operations of the step's products with states.
+    pub fn state_ops(&self, step: &[Extent]) -> u64 {
+        self.state_ops * new_tokens(step)
+    }
+
     /// Bytes of weights and cached K/V that the step reads, and those of states, which it reads and writes; K/V that
     /// sequences share counts for each of them.
     pub fn bytes(&self, step: &[Extent]) -> u64 {
@@ -159,7 +173,7 @@ impl ModelCost {
             });
             read.sum::<u64>()
         };
-        let tokens: u64 = step.iter().map(|extent| extent.new_tokens).sum();
+        let tokens = new_tokens(step);
         let states = 2 * self.state_bytes * step.len() as u64;
         self.matrix_bytes + self.chosen_bytes(tokens) + step.iter().map(kv).sum::<u64>() + states
     }
@@ -176,7 +190,8 @@ impl ModelCost {
     pub fn step_seconds(&self, step: &[Extent], peak: &Peak) -> f64 {
         let reading = self.bytes(step) as f64 / peak.read_bytes_per_s;
         let computing = self.weight_ops(step) as f64 / peak.weight_ops_per_s
-            + self.attention_ops(step) as f64 / peak.attention_ops_per_s;
+            + self.attention_ops(step) as f64 / peak.attention_ops_per_s
+            + self.state_ops(step) as f64 / peak.state_ops_per_s;
         reading.max(computing)
     }
 
@@ -198,6 +213,10 @@ impl ModelCost {
         };
         (0..output_tokens.saturating_sub(1)).map(step).sum()
     }
+}
+
+fn new_tokens(step: &[Extent]) -> u64 {
+    step.iter().map(|extent| extent.new_tokens).sum()
 }
 
 /// Keys that the extent's queries see together: a query sees itself and what is before it, at most `window` tokens.
@@ -245,6 +264,7 @@ mod tests {
                 2
             ],
             state_bytes: 0,
+            state_ops: 0,
         }
     }
 
@@ -356,12 +376,41 @@ mod tests {
     }
 
     #[test]
+    fn states_are_multiplied_once_a_token_and_moved_twice_a_step() {
+        let config = json!({
+            "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 100, "hidden_size": 8, "intermediate_size": 16,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+            "tie_word_embeddings": true, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+        });
+        let text = config.to_string();
+        let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
+        let cost = ModelCost::new(&config.expect("it can be parsed"), Dtype::BF16, None);
+        let (channels, matrices) = (2 * 2 * 8 + 4 * 16, 4 * 8 * 16);
+        assert_eq!(cost.state_bytes, 3 * 4 * (matrices + 3 * channels));
+        let step = [extent(10, 2), extent(0, 5)];
+        assert_eq!(
+            cost.state_ops(&step),
+            7 * 3 * (7 * matrices + 2 * 4 * channels)
+        );
+        let stateless = ModelCost {
+            state_bytes: 0,
+            ..cost.clone()
+        };
+        assert_eq!(
+            cost.bytes(&step) - stateless.bytes(&step),
+            2 * 2 * cost.state_bytes
+        );
+    }
+
+    #[test]
     fn the_larger_of_reading_and_computing_decides() {
         let step = [extent(0, 3)];
         let peak = |read_bytes_per_s, weight_ops_per_s| Peak {
             read_bytes_per_s,
             weight_ops_per_s,
             attention_ops_per_s: 768.0,
+            state_ops_per_s: 10.0,
         };
         let seconds = |peak| cost(None).step_seconds(&step, &peak);
         assert_eq!(seconds(peak(467.2, 1e12)), 10.0);
@@ -385,11 +434,13 @@ mod tests {
                 28
             ],
             state_bytes: 0,
+            state_ops: 0,
         };
         let peak = Peak {
             read_bytes_per_s: 47e9,
             weight_ops_per_s: 442e9,
             attention_ops_per_s: 442e9,
+            state_ops_per_s: 221e9,
         };
         let prefill = 512.0 / qwen.step_seconds(&[extent(0, 512)], &peak);
         assert_eq!(prefill.round(), 470.0);

@@ -180,6 +180,7 @@ impl MachineRates {
                 read_bytes_per_s,
                 weight_ops_per_s: rates.flop_per_s,
                 attention_ops_per_s: rates.flop_per_s,
+                state_ops_per_s: rates.flop_per_s,
             },
         }
     }
@@ -208,6 +209,7 @@ impl Rates {
             read_bytes_per_s,
             weight_ops_per_s: weights,
             attention_ops_per_s: float,
+            state_ops_per_s: self.f32_ops_per_s,
         }
     }
 }
