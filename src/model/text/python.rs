@@ -1,4 +1,4 @@
-//! What templates expect of Python: `json.dumps` and `strftime`.
+//! What templates expect of Python: `json.dumps`, `strftime` and what can be looped over.
 
 use std::fmt::Write as _;
 use std::io;
@@ -38,6 +38,11 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
         Some(true) => ascii(&text),
         _ => text,
     }))
+}
+
+/// Whether Python's Jinja can loop over a value: over what is undefined, but not over none.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 /// `strftime_now(format)`, in UTC.
