@@ -40,6 +40,16 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     }))
 }
 
+/// Writes JSON as `json.dumps` does without ASCII escapes.
+pub(super) fn dumps(json: &serde_json::Value) -> String {
+    let separators = Separators {
+        item: ", ",
+        key: ": ",
+    };
+    // A value in memory is always JSON.
+    dump(json, separators).unwrap_or_default()
+}
+
 /// Whether Python's Jinja can loop over a value: over what is undefined, but not over none.
 pub(super) fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
