@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use souffleur::executor::cpu::{CpuOptions, describe};
+use souffleur::executor::cpu::{CpuOptions, describe, widening_bytes};
 use souffleur::kernels::dtype::Dtype;
-use souffleur::model::loader::LoadFormat;
+use souffleur::model::loader::{Checkpoint, LoadFormat};
 
 use crate::common::{fixture, load_from, options};
 use crate::gguf_files::of_folder;
@@ -16,12 +16,12 @@ fn prompt() -> Vec<u32> {
 }
 
 fn logits(path: &Path) -> Vec<Vec<f32>> {
-    logits_in_chunks(path, 64)
+    logits_in(path, Dtype::F32, 64)
 }
 
-fn logits_in_chunks(path: &Path, chunk: usize) -> Vec<Vec<f32>> {
+fn logits_in(path: &Path, dtype: Dtype, chunk: usize) -> Vec<Vec<f32>> {
     let options = CpuOptions {
-        dtype: Some(Dtype::F32),
+        dtype: Some(dtype),
         ..options()
     };
     let mut seen = Vec::new();
@@ -131,7 +131,10 @@ fn blocks_have_the_logits_of_their_values_in_any_chunks() {
         let paths = ["stored", "plain"].map(|name| dir.path().join(format!("{name}.gguf")));
         std::fs::write(&paths[0], stored.bytes()).unwrap();
         std::fs::write(&paths[1], plain.bytes()).unwrap();
-        let (got, expected) = (logits(&paths[0]), logits(&paths[1]));
+        let expected = logits(&paths[1]);
+        assert_eq!(logits(&paths[0]), expected, "{name} in f32 is exact");
+        let rounded = |chunk| logits_in(&paths[0], Dtype::BF16, chunk);
+        let got = rounded(64);
         let square = |x: f32| f64::from(x).powi(2);
         let pairs = || got.iter().flatten().zip(expected.iter().flatten());
         let off: f64 = pairs().map(|(got, right)| square(got - right)).sum();
@@ -139,7 +142,27 @@ fn blocks_have_the_logits_of_their_values_in_any_chunks() {
         let error = (off / size).sqrt();
         assert!(error > 0.0 && error < 0.03, "{name}: {error}");
         for chunk in [1, 7] {
-            assert_eq!(logits_in_chunks(&paths[0], chunk), got, "{name} by {chunk}");
+            assert_eq!(rounded(chunk), got, "{name} by {chunk}");
         }
     }
+}
+
+#[test]
+fn float32_makes_blocks_wider_and_says_by_how_much() {
+    let dir = folder("qwen3");
+    let file = dir.path().join("tiny.gguf");
+    let mut stored = of_folder(dir.path());
+    let tensors = std::mem::take(&mut stored.tensors).into_iter();
+    stored.tensors = tensors.map(|tensor| in_blocks(tensor).0).collect();
+    std::fs::write(&file, stored.bytes()).unwrap();
+    let of = |dtype| {
+        let opened = Checkpoint::open(&file, Some(dtype), LoadFormat::Auto).unwrap();
+        let described = describe(&file, Some(dtype), None, LoadFormat::Auto).unwrap();
+        (described.weights_bytes, widening_bytes(&opened, None))
+    };
+    let ((kept, none), (wide, more)) = (of(Dtype::BF16), of(Dtype::F32));
+    assert_eq!(none, 0);
+    assert!(more > 0 && wide > kept);
+    let folder = describe(dir.path(), Some(Dtype::F32), None, LoadFormat::Auto).unwrap();
+    assert_eq!(wide, folder.weights_bytes);
 }
