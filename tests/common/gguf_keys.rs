@@ -44,15 +44,13 @@ impl Model<'_> {
         let file = match self.architecture {
             "deepseek2" => self.latent(file),
             architecture => {
-                let file = file
-                    .size(&key("attention.key_length"), self.head_dim())
-                    .size(&key("attention.value_length"), self.head_dim());
-                match architecture {
-                    "lfm2" | "lfm2moe" => self.short_conv(file),
-                    _ => file.size(
-                        &key("attention.head_count_kv"),
-                        self.size("num_key_value_heads"),
-                    ),
+                if architecture.starts_with("lfm2") {
+                    self.short_conv(file)
+                } else {
+                    let heads = self.size("num_key_value_heads");
+                    file.size(&key("attention.head_count_kv"), heads)
+                        .size(&key("attention.key_length"), self.head_dim())
+                        .size(&key("attention.value_length"), self.head_dim())
                 }
             }
         };
