@@ -166,8 +166,8 @@ fn messages_that_are_no_calls_are_text() {
         "‹<|channel|>analysis to=python code<|message|>1+1›",
     );
     check(
-        "<|start|>assistant to=assistant<|channel|>commentary<|message|>a",
-        "«<|start|>assistant to=assistant<|channel|>commentary<|message|>a»",
+        "<|start|>assistant to=user<|channel|>commentary<|message|>a",
+        "«a»",
     );
     let long = "x".repeat(600);
     check(
