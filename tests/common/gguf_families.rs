@@ -1,4 +1,4 @@
-//! What llama.cpp's converter does to the tensors of some families.
+//! Changes that llama.cpp's converter makes to the tensors of some families.
 
 use super::Model;
 use super::writer::Tensor;

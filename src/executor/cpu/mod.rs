@@ -94,7 +94,7 @@ pub fn describe(
     })
 }
 
-/// What loaded weights take with the formats of a model that runs in `dtype`.
+/// The bytes that loaded weights take with the formats of a model that runs in `dtype`.
 fn weights_bytes(checkpoint: &Checkpoint, dtype: Dtype, quantization: Option<Quantization>) -> u64 {
     let rule = FormatRule::new(dtype, quantization);
     let in_blocks = |block, shape| rule.bytes_of_blocks(block, shape);

@@ -40,7 +40,7 @@ const WHOLE: [(&str, &str); 4] = [
     ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.gate.e_score_correction_bias", CORRECTION),
 ];
-/// Where files of some families hold the norm before the feed-forward block, and the last one, if not as the others.
+/// The norm before the feed-forward block and the last one, in files of families that name them otherwise.
 const OTHER_NORMS: [(&str, &str); 2] = [
     ("ffn_norm.weight", "post_attention_norm.weight"),
     ("output_norm.weight", "token_embd_norm.weight"),
@@ -98,7 +98,7 @@ struct ExpertPart<'a> {
     expert: usize,
     /// Gate, up or down.
     projection: usize,
-    /// What the name ends in.
+    /// The end of the name.
     suffix: &'a str,
 }
 

@@ -1,4 +1,4 @@
-//! What templates expect of Python: `json.dumps`, `strftime` and what can be looped over.
+//! Parts of Python that templates expect: `json.dumps`, `strftime` and what can be looped over.
 
 use std::fmt::Write as _;
 use std::io;

@@ -121,7 +121,7 @@ impl ToolFormat {
             Self::Lfm2 => &syntax::LFM2,
             // Tags tell where a name ends, with or without lines.
             Self::Glm45 | Self::Glm47 => &syntax::GLM,
-            // What stands after the separator tells which of the two it is.
+            // The text after the separator tells which of the two it is.
             Self::DeepSeekV3 | Self::DeepSeekV31 => &syntax::DEEPSEEK,
             Self::GptOss => &syntax::HARMONY,
         }

@@ -1,4 +1,4 @@
-//! Where an output begins: what its prompt has opened already.
+//! The place that a prompt leaves its output at.
 
 /// The place at which an output begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use crate::state::output::syntax::Tag;
 
 /// A longer header is none.
 const MAX_CHARS: usize = 512;
-/// What stands before the name of a recipient.
+/// Stands before the name of a recipient.
 const TO: &str = "to=";
 /// The namespace of the tools of a request.
 const FUNCTIONS: &str = "functions.";

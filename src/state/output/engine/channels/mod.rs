@@ -217,7 +217,7 @@ impl ChannelEngine {
                 if ENDS.has(tag.tag) {
                     return Fate::Used;
                 }
-                // What turns out to be no header is content.
+                // Text that turns out to be no header is content.
                 self.begin_body(Part::Content);
                 self.begin_header(tag.tag, n_items)
             }
