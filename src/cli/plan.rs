@@ -2,6 +2,7 @@
 
 use souffleur::config::EngineConfig;
 use souffleur::engine::{EngineParts, ModelInfo, Progress};
+use souffleur::executor::cpu::widening_bytes;
 use souffleur::executor::memory_plan::Bytes;
 use souffleur::model::loader::Checkpoint;
 use souffleur::model::weights::TypeCount;
@@ -57,6 +58,13 @@ fn show_files(config: &EngineConfig) -> Result<(), Failure> {
     }
     if let Some(scheme) = checkpoint.scheme() {
         say(format_args!("quantised             {scheme}"));
+    }
+    let widening = widening_bytes(&checkpoint, config.quantization);
+    if widening > 0 {
+        say(format_args!(
+            "widened               {} more than in blocks, for the exact products of float32",
+            Bytes(widening)
+        ));
     }
     Ok(())
 }

@@ -36,4 +36,4 @@ mod writer;
 
 pub use compiler::{CompileNotes, GrammarCompiler};
 pub use limits::GrammarLimits;
-pub use wish::{GrammarWish, ReasoningGate};
+pub use wish::{AnswerFrame, GrammarWish, ReasoningGate};

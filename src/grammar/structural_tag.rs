@@ -150,7 +150,7 @@ impl Reader<'_> {
         let schema = object.get("json_schema").unwrap_or(&Value::Null);
         let field = format!("{FIELD}, in the schema at {place}/json_schema,");
         let parameters = schema::checked(&field, schema, Objects::AsWritten, self.limits)
-            .and_then(|schema| xml::parameters(&field, &schema));
+            .and_then(|schema| xml::parameters(&field, &schema, xml::Tags::QWEN));
         parameters.map_err(|error| error.within(FIELD))
     }
 

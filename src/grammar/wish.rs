@@ -12,11 +12,11 @@ use super::regex;
 use super::schema;
 use super::source::{Source, quoted};
 use super::structural_tag;
-use super::tools::{Arguments, Calls};
+use super::tools::{Arguments, Calls, messages};
 use super::writer;
 use crate::error::FieldError;
 use crate::state::grammar::{Constraint, JsonWhitespace};
-use crate::state::output::{ToolChoice, ToolFormat, ToolUse};
+use crate::state::output::{OutputStart, ToolChoice, ToolFormat, ToolUse};
 
 /// The form that the output of a request must have.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +29,18 @@ pub struct GrammarWish {
     pub tool_format: Option<ToolFormat>,
     /// Reasoning before the answer, which nothing constrains.
     pub reasoning: Option<ReasoningGate>,
+    /// The structure around the answer.
+    pub frame: AnswerFrame,
+}
+
+/// The structure around an answer and its calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AnswerFrame {
+    /// None.
+    #[default]
+    Bare,
+    /// Messages with headers, of which the prompt leaves the output at this place.
+    Messages(OutputStart),
 }
 
 /// The tags around a model's reasoning. The grammar begins after it.
@@ -53,7 +65,9 @@ pub(super) fn sources(
     let constraint = constraint.map(|constraint| of_constraint(constraint, limits));
     let constraint = constraint.transpose()?;
     let tools = wish.tools.as_deref().zip(wish.tool_format);
+    let framed = |part: Part| messages::framed(part, wish.frame);
     let Some((tools, format)) = tools else {
+        let constraint = constraint.map(|(field, part)| (field, framed(part)));
         let source = constraint.map(|(field, part)| writer::write(field, part, markers));
         return Ok(source.transpose()?.into_iter().collect());
     };
@@ -64,6 +78,10 @@ pub(super) fn sources(
         markers,
         limits,
     };
+    if format == ToolFormat::GptOss {
+        let constraint = constraint.map(|(_, part)| part);
+        return messages::sources(&calls, constraint, wish.frame, markers);
+    }
     let is_strict = tools.tools.iter().any(|tool| tool.strict);
     let parts = match (&tools.choice, constraint) {
         (ToolChoice::Auto | ToolChoice::Allowed, Some((_, part))) => {

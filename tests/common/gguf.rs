@@ -10,13 +10,36 @@ use serde_json::Value as Json;
 #[path = "../../src/model/gguf/tests/writer.rs"]
 pub mod writer;
 
-use writer::{File, Tensor, Value};
+#[path = "gguf_families.rs"]
+mod families;
+#[path = "gguf_keys.rs"]
+mod keys;
 
-/// A model in a folder as a GGUF file of f32.
+use families::Source;
+use writer::{File, Tensor};
+
+/// How files hold the ways from latents to keys and values.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Latents {
+    /// Apart, for products with latents.
+    Absorbed,
+    /// In one matrix, as checkpoints and older files do.
+    Whole,
+}
+
+/// A model in a folder as a GGUF file of f32, but for blocks of MXFP4.
 pub fn of_folder(dir: &Path) -> File {
+    of_folder_with(dir, Latents::Absorbed)
+}
+
+/// The same in either form of latent attention.
+pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
     let config: Json =
         serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
-    let model = Model::new(&config);
+    let model = Model {
+        latents,
+        ..Model::new(&config)
+    };
     let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let mut file = model.metadata();
@@ -24,13 +47,38 @@ pub fn of_folder(dir: &Path) -> File {
     names.sort_unstable();
     for name in names {
         let view = tensors.tensor(name).unwrap();
-        let values = widened(view.dtype(), view.data());
+        if let Some(stack) = name.strip_suffix("_blocks") {
+            let scales = tensors.tensor(&format!("{stack}_scales")).unwrap();
+            for tensor in families::mxfp4(name, view.shape(), view.data(), scales.data()) {
+                file = file.tensor(tensor);
+            }
+        }
+        let stored = name.replacen("model.language_model.", "model.", 1);
+        let name = stored.as_str();
+        if model.leaves_out(name) {
+            continue;
+        }
+        let values = model.applied(name, widened(view.dtype(), view.data()));
         let mut shape = view.shape().to_vec();
+        let source = Source {
+            name,
+            shape: view.shape(),
+            values: values.clone(),
+        };
+        let own = match model.architecture {
+            "gpt-oss" => families::gpt_oss(&source),
+            _ => families::delta_net(&model, &source),
+        };
+        if let Some(own) = own {
+            file = own.into_iter().fold(file, File::tensor);
+            continue;
+        }
+        shape.retain(|size| *size > 1);
         if name.ends_with("experts.gate_up_proj") {
             for (part, values) in halves(&shape, &values) {
                 shape[1] = view.shape()[1] / 2;
                 let name = name.replace("gate_up_proj", part);
-                file = file.tensor(Tensor::f32(&stack_name(&name), &shape, &values));
+                file = file.tensor(Tensor::f32(&model.stack_name(&name), &shape, &values));
             }
             continue;
         }
@@ -39,26 +87,26 @@ pub fn of_folder(dir: &Path) -> File {
             if expert == 0 {
                 let values = stacked(&tensors, &stack);
                 shape.insert(0, values.len() / shape.iter().product::<usize>());
-                file = file.tensor(Tensor::f32(&stack_name(&stack), &shape, &values));
+                file = file.tensor(Tensor::f32(&model.stack_name(&stack), &shape, &values));
             }
             continue;
         }
         if name.ends_with("experts.down_proj") {
-            file = file.tensor(Tensor::f32(&stack_name(name), &shape, &values));
+            file = file.tensor(Tensor::f32(&model.stack_name(name), &shape, &values));
             continue;
         }
-        if name.ends_with("kv_b_proj.weight") {
+        if name.ends_with("kv_b_proj.weight") && latents == Latents::Absorbed {
             for (part, shape, values) in model.absorbed(&values) {
                 let name = format!(
                     "{}.{part}.weight",
-                    file_name(name).split(".self").next().unwrap()
+                    model.file_name(name).split(".attn").next().unwrap()
                 );
                 file = file.tensor(Tensor::f32(&name, &shape, &values));
             }
             continue;
         }
         let values = model.in_file_order(name, view.shape(), values);
-        file = file.tensor(Tensor::f32(&file_name(name), view.shape(), &values));
+        file = file.tensor(Tensor::f32(&model.file_name(name), &shape, &values));
     }
     match model.divisors() {
         Some(divisors) => file.tensor(Tensor::f32(
@@ -68,12 +116,6 @@ pub fn of_folder(dir: &Path) -> File {
         )),
         None => file,
     }
-}
-
-/// The name of a stack of experts' matrices: those have no `.weight` in some checkpoints.
-fn stack_name(ours: &str) -> String {
-    let bare = ours.strip_suffix(".weight").unwrap_or(ours);
-    file_name(&format!("{bare}.weight"))
 }
 
 /// Gates, and what they let through.
@@ -124,50 +166,70 @@ fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// The name that a tensor has in a GGUF file.
-fn file_name(ours: &str) -> String {
-    let names = [
-        ("model.embed_tokens", "token_embd"),
-        ("model.norm", "output_norm"),
-        ("lm_head", "output"),
-        ("model.layers.", "blk."),
-        ("input_layernorm", "attn_norm"),
-        ("self_attn.q_a_proj", "attn_q_a"),
-        ("self_attn.q_a_layernorm", "attn_q_a_norm"),
-        ("self_attn.q_b_proj", "attn_q_b"),
-        ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
-        ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
-        ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
-        ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
-        ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
-        ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
-        ("self_attn.q_proj", "attn_q"),
-        ("self_attn.k_proj", "attn_k"),
-        ("self_attn.v_proj", "attn_v"),
-        ("self_attn.o_proj", "attn_output"),
-        ("self_attn.q_norm", "attn_q_norm"),
-        ("self_attn.k_norm", "attn_k_norm"),
-        ("post_attention_layernorm", "ffn_norm"),
-        ("mlp.gate_proj", "ffn_gate"),
-        ("mlp.up_proj", "ffn_up"),
-        ("mlp.down_proj", "ffn_down"),
-        ("mlp.gate.", "ffn_gate_inp."),
-        ("block_sparse_moe.gate.", "ffn_gate_inp."),
-        ("mlp.experts.gate_proj", "ffn_gate_exps"),
-        ("mlp.experts.up_proj", "ffn_up_exps"),
-        ("mlp.experts.down_proj", "ffn_down_exps"),
-        ("block_sparse_moe.experts.w1", "ffn_gate_exps"),
-        ("block_sparse_moe.experts.w3", "ffn_up_exps"),
-        ("block_sparse_moe.experts.w2", "ffn_down_exps"),
-    ];
-    let rename = |name: String, (from, to): (&str, &str)| name.replace(from, to);
-    names.into_iter().fold(ours.to_owned(), rename)
-}
+/// Parts of names in checkpoints and in files.
+const NAMES: [(&str, &str); 55] = [
+    ("model.embed_tokens", "token_embd"),
+    ("model.embedding_norm", "token_embd_norm"),
+    ("model.norm", "output_norm"),
+    ("lm_head", "output"),
+    ("model.layers.", "blk."),
+    ("input_layernorm", "attn_norm"),
+    ("operator_norm", "attn_norm"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    ("feed_forward.expert_bias", "exp_probs_b.bias"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.out_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
+    ("self_attn.sinks", "attn_sinks.weight"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.w2", "ffn_down"),
+    ("mlp.gate.", "ffn_gate_inp."),
+    ("mlp.router.", "ffn_gate_inp."),
+    ("feed_forward.gate.", "ffn_gate_inp."),
+    ("block_sparse_moe.gate.", "ffn_gate_inp."),
+    ("mlp.experts.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.up_proj", "ffn_up_exps"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("block_sparse_moe.experts.w1", "ffn_gate_exps"),
+    ("block_sparse_moe.experts.w3", "ffn_up_exps"),
+    ("block_sparse_moe.experts.w2", "ffn_down_exps"),
+    ("feed_forward.experts.w1", "ffn_gate_exps"),
+    ("feed_forward.experts.w3", "ffn_up_exps"),
+    ("feed_forward.experts.w2", "ffn_down_exps"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    (".conv.conv", ".shortconv.conv"),
+    ("conv.out_proj", "shortconv.out_proj"),
+];
 
 struct Model<'a> {
     config: &'a Json,
     architecture: &'static str,
     rope: &'a Json,
+    latents: Latents,
 }
 
 impl<'a> Model<'a> {
@@ -177,8 +239,20 @@ impl<'a> Model<'a> {
             "Qwen2ForCausalLM" => "qwen2",
             "Qwen3ForCausalLM" => "qwen3",
             "Qwen3MoeForCausalLM" => "qwen3moe",
-            "Glm4MoeLiteForCausalLM" => "deepseek2",
+            "DeepseekV2ForCausalLM" | "DeepseekV3ForCausalLM" | "Glm4MoeLiteForCausalLM" => {
+                "deepseek2"
+            }
+            "Qwen3_5ForCausalLM" | "Qwen3_5ForConditionalGeneration" => "qwen35",
+            "Qwen3_5MoeForConditionalGeneration" => "qwen35moe",
+            "Qwen3NextForCausalLM" => "qwen3next",
+            "Lfm2ForCausalLM" => "lfm2",
+            "Lfm2MoeForCausalLM" => "lfm2moe",
+            "GptOssForCausalLM" => "gpt-oss",
             other => panic!("{other}"),
+        };
+        let config = match &config["text_config"] {
+            Json::Null => config,
+            inner => inner,
         };
         let scaling = &config["rope_scaling"];
         Self {
@@ -189,7 +263,49 @@ impl<'a> Model<'a> {
             } else {
                 scaling
             },
+            latents: Latents::Absorbed,
         }
+    }
+
+    /// The name that a tensor has in a GGUF file.
+    fn file_name(&self, ours: &str) -> String {
+        let rename = |name: String, (from, to): (&str, &str)| name.replace(from, to);
+        let name = NAMES.into_iter().fold(ours.to_owned(), rename);
+        match self.has_delta_nets() || self.architecture == "gpt-oss" {
+            true => name.replace("ffn_norm", "post_attention_norm"),
+            false => name,
+        }
+    }
+
+    /// The name of a stack of experts' matrices: those have no `.weight` in some checkpoints.
+    fn stack_name(&self, ours: &str) -> String {
+        let bare = ours.strip_suffix(".weight").unwrap_or(ours);
+        self.file_name(&format!("{bare}.weight"))
+    }
+
+    fn has_delta_nets(&self) -> bool {
+        ["qwen35", "qwen35moe", "qwen3next"].contains(&self.architecture)
+    }
+
+    /// Whether a tensor is left out: blocks are written apart, later layers predict more than one token, and no files of
+    /// these architectures have biases.
+    fn leaves_out(&self, name: &str) -> bool {
+        let layer = name.strip_prefix("model.layers.");
+        let layer = layer.and_then(|rest| rest.split('.').next()?.parse().ok());
+        let has_no_biases = self.has_delta_nets() || self.architecture == "deepseek2";
+        layer.is_some_and(|layer: usize| layer >= self.size("num_hidden_layers"))
+            || name.ends_with("_blocks")
+            || name.ends_with("_scales")
+            || (has_no_biases && name.ends_with(".bias"))
+    }
+
+    /// Norms of these families are written as what is added to one.
+    fn applied(&self, name: &str, mut values: Vec<f32>) -> Vec<f32> {
+        let is_norm = name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight");
+        if self.has_delta_nets() && is_norm {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        values
     }
 
     fn size(&self, key: &str) -> usize {
@@ -222,93 +338,11 @@ impl<'a> Model<'a> {
     fn theta(&self) -> f64 {
         let own = self.rope["rope_theta"].as_f64();
         let default = match self.config["model_type"].as_str() {
-            Some("mixtral") => 1e6,
+            Some("mixtral" | "lfm2" | "lfm2_moe") => 1e6,
             _ => 1e4,
         };
         own.or(self.config["rope_theta"].as_f64())
             .unwrap_or(default)
-    }
-
-    fn metadata(&self) -> File {
-        let key = |name: &str| format!("{}.{name}", self.architecture);
-        let eps = self.config["rms_norm_eps"].as_f64().unwrap();
-        let eos = &self.config["eos_token_id"];
-        let eos = eos.as_u64().or(eos[0].as_u64()).unwrap();
-        let file = File::default()
-            .text("general.architecture", self.architecture)
-            .text("general.type", "model")
-            .size(&key("block_count"), self.size("num_hidden_layers"))
-            .size(&key("context_length"), self.size("max_position_embeddings"))
-            .size(&key("embedding_length"), self.size("hidden_size"))
-            .size(&key("feed_forward_length"), self.size("intermediate_size"))
-            .size(
-                &key("attention.head_count"),
-                self.size("num_attention_heads"),
-            )
-            .size(
-                &key("attention.head_count_kv"),
-                self.size("num_key_value_heads"),
-            )
-            .size(&key("attention.key_length"), self.head_dim())
-            .size(&key("attention.value_length"), self.head_dim())
-            .number(&key("attention.layer_norm_rms_epsilon"), eps as f32)
-            .number(&key("rope.freq_base"), self.theta() as f32)
-            .pair("tokenizer.ggml.eos_token_id", Value::U32(eos as u32));
-        let file = match self.experts() {
-            None => file,
-            Some(count) => file
-                .size(&key("expert_count"), count)
-                .size(&key("expert_used_count"), self.size("num_experts_per_tok"))
-                .size(&key("expert_feed_forward_length"), self.expert_width())
-                .pair(
-                    &key("expert_weights_norm"),
-                    Value::Flag(self.renormalises()),
-                ),
-        };
-        let factor = self.rope["factor"].as_f64().unwrap_or(1.0) as f32;
-        let file = match self.architecture {
-            "deepseek2" => self.latent(file),
-            _ => file,
-        };
-        match self.rope_type() {
-            "linear" => file
-                .text(&key("rope.scaling.type"), "linear")
-                .number(&key("rope.scaling.factor"), factor),
-            "yarn" => {
-                let original = self.rope["original_max_position_embeddings"]
-                    .as_u64()
-                    .unwrap();
-                file.text(&key("rope.scaling.type"), "yarn")
-                    .number(&key("rope.scaling.factor"), factor)
-                    .size(
-                        &key("rope.scaling.original_context_length"),
-                        original as usize,
-                    )
-            }
-            _ => file,
-        }
-    }
-
-    /// The keys of latent attention and of the experts beside it.
-    fn latent(&self, file: File) -> File {
-        let (rope, rank) = (self.size("qk_rope_head_dim"), self.size("kv_lora_rank"));
-        let query = self.size("qk_nope_head_dim") + rope;
-        let sizes = [
-            ("attention.q_lora_rank", self.size("q_lora_rank")),
-            ("attention.kv_lora_rank", rank),
-            ("attention.key_length_mla", query),
-            ("attention.value_length_mla", self.size("v_head_dim")),
-            ("rope.dimension_count", rope),
-            ("expert_shared_count", self.size("n_shared_experts")),
-            ("expert_gating_func", 2),
-            ("expert_group_count", 1),
-            ("expert_group_used_count", 1),
-        ];
-        let scale = self.config["routed_scaling_factor"].as_f64().unwrap();
-        let file = sizes.into_iter().fold(file, |file, (name, size)| {
-            file.size(&format!("deepseek2.{name}"), size)
-        });
-        file.number("deepseek2.expert_weights_scale", scale as f32)
     }
 
     /// The ways from latents to keys, transposed, and to values, by head.

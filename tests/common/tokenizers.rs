@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// The tags of tool calls and reasoning that are tokens, and the ends of outputs.
-pub const MARKERS: [&str; 10] = [
+pub const MARKERS: [&str; 21] = [
     "<|end|>",
     "<|stop|>",
     "<think>",
@@ -13,6 +13,17 @@ pub const MARKERS: [&str; 10] = [
     "[TOOL_CALLS]",
     "[ARGS]",
     "<|python_tag|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
     "    ",
 ];
 

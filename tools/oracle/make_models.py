@@ -501,6 +501,22 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "gpt-oss-mxfp4": (
+        GPT_OSS
+        | {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "tie_word_embeddings": True,
+            "quantization_config": {
+                "quant_method": "mxfp4",
+                "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+            },
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "mistral": (
         MISTRAL | {"rope_theta": 10000.0, "sliding_window": WINDOW, "torch_dtype": "bfloat16"},
         torch.bfloat16,
@@ -609,6 +625,18 @@ def unstacked(weights, expert_names):
     return result
 
 
+def in_blocks(name, tensor, generator):
+    """Random blocks for a stack of experts, whose inputs stand in the middle: two codes in a byte, scales of powers of two."""
+    experts, inputs, outputs = tensor.shape
+    shape = (experts, outputs, inputs // 32)
+    blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+    # The root of the mean square of the sixteen values is 2.9.
+    middle = 127 - round(math.log2(2.9 * math.sqrt(inputs)))
+    scales = torch.randint(middle - 1, middle + 2, shape, generator=generator, dtype=torch.uint8)
+    scales[..., 0, 0] = 0
+    return {f"{name}_blocks": blocks, f"{name}_scales": scales}
+
+
 def save_weights(directory, weights, n_shards):
     if n_shards == 1:
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
@@ -641,12 +669,18 @@ def make(name, directory):
     write_json(directory / "tokenizer_config.json", tokenizer_config)
 
     whole = AutoConfig.from_pretrained(directory)
+    has_blocks = hasattr(whole, "quantization_config")
+    if has_blocks:
+        del whole.quantization_config
     read_back = whole.get_text_config()
     model = AutoModelForCausalLM.from_config(read_back)
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     weights = {}
     for tensor_name, tensor in sorted(model.state_dict().items()):
         if tensor_name == "lm_head.weight" and read_back.tie_word_embeddings:
+            continue
+        if has_blocks and tensor_name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            weights |= in_blocks(tensor_name, tensor, generator)
             continue
         # Corrections stay in f32, also in models of bf16.
         stored = torch.float32 if "correction_bias" in tensor_name else dtype

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 # 130 is beyond the windows and the original contexts of the tiny models.
 PROMPT_LENGTHS = [1, 7, 33, 130]
@@ -95,8 +95,13 @@ def group_margins(router, scores):
 def load(directory, dtype):
     # Eager attention: plain matrix products and a softmax, no fused kernel with numerics of its own.
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    quantised = getattr(AutoConfig.from_pretrained(directory), "quantization_config", {})
+    if quantised.get("quant_method") == "mxfp4":
+        # bf16 has all values of these blocks.
+        eager["quantization_config"] = Mxfp4Config(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **eager)
-    return model.eval()
+    # Some quantisers leave matrices in bf16.
+    return model.to(dtype).eval()
 
 
 def random_prompts(vocab_size, lengths=None, seed=SEED):

@@ -313,7 +313,7 @@ impl Tokenizer {
                     stops: call.stops(&sampling.stop),
                     backlog_bytes: call.backlog_bytes(&self.settings),
                     parsing: arrival.request.parsing.take(),
-                    starts_in_reasoning: prepared.starts_in_reasoning,
+                    start: prepared.start,
                 };
                 self.submit(arrival, prepared, sampling, share);
             }

@@ -9,6 +9,7 @@ use crate::metrics::RequestMetrics;
 use crate::request::{Delta, Event, FinishReason, Finished, OutputParsing, Usage};
 use crate::sink::{Delivery, EventSink};
 use crate::state::detok::StopTable;
+use crate::state::output::OutputStart;
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{RowLogprobs, TokenLogprobs};
 use crate::state::scheduler::news::{RequestEnd, RequestTokens};
@@ -44,7 +45,7 @@ pub(super) struct CallShare {
     /// How its output is taken apart.
     pub(super) parsing: Option<OutputParsing>,
     /// Its prompt ends inside of reasoning.
-    pub(super) starts_in_reasoning: bool,
+    pub(super) start: OutputStart,
 }
 
 /// See the module.
@@ -81,7 +82,7 @@ impl Live {
             stops: share.stops,
             context,
             parsing: share.parsing,
-            starts_in_reasoning: share.starts_in_reasoning,
+            start: share.start,
         };
         let output = OutputText::new(beginning, settings.text.as_deref(), &settings.formats);
         let input_start = submission.logprobs.as_ref().and_then(|wish| wish.start);

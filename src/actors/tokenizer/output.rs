@@ -6,7 +6,7 @@ use crate::model::text::TextModel;
 use crate::request::{Delta, OutputParsing};
 use crate::state::answer::{AnswerForm, AnswerStream};
 use crate::state::detok::{StopMatch, StopTable, TextStream};
-use crate::state::output::{Markers, OutputFormats, ReasoningFormat};
+use crate::state::output::{Markers, OutputFormats, OutputStart, ReasoningFormat};
 use crate::state::sampling::SamplingParams;
 
 /// The formats in which the model writes calls and reasoning, with their markers in its vocabulary.
@@ -54,7 +54,7 @@ impl AnswerFormats {
         &self,
         parsing: OutputParsing,
         sampling: &SamplingParams,
-        starts_in_reasoning: bool,
+        start: OutputStart,
     ) -> AnswerForm {
         // The prompt was looked at: it tells whether the output begins inside.
         let reasoning = self.formats.reasoning.map(|format| match format {
@@ -71,7 +71,7 @@ impl AnswerFormats {
                 false => self.shown.clone(),
             },
             tools: parsing.tools,
-            starts_in_reasoning,
+            start,
         }
     }
 }
@@ -92,7 +92,7 @@ pub(super) struct Beginning<'a> {
     pub(super) context: &'a [u32],
     /// How it is to be taken apart, if at all.
     pub(super) parsing: Option<OutputParsing>,
-    pub(super) starts_in_reasoning: bool,
+    pub(super) start: OutputStart,
 }
 
 impl OutputText {
@@ -106,7 +106,7 @@ impl OutputText {
             stops,
             context,
             parsing,
-            starts_in_reasoning,
+            start,
         } = beginning;
         let Some(text) = text else {
             return Self::None;
@@ -114,7 +114,7 @@ impl OutputText {
         let Some(parsing) = parsing else {
             return Self::Plain(TextStream::with_stops(sampling, stops, context, text));
         };
-        let form = formats.form(parsing, sampling, starts_in_reasoning);
+        let form = formats.form(parsing, sampling, start);
         let answer = AnswerStream::new(sampling, stops, context, text, form);
         Self::Answer(Box::new(answer))
     }

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use crate::actors::call::{OutputForm, Weighed};
 use crate::error::{FieldError, RequestError};
-use crate::grammar::{CompileNotes, GrammarWish, ReasoningGate};
+use crate::grammar::{AnswerFrame, CompileNotes, GrammarWish, ReasoningGate};
 use crate::metrics::{GrammarEnd, GrammarMetrics};
 use crate::model::text::{self, TextModel};
 use crate::request::{ChatPrompt, GenerateRequest, Prompt};
 use crate::state::grammar::Grammar;
-use crate::state::output::ReasoningFormat;
+use crate::state::output::{OutputStart, ReasoningFormat};
 use crate::state::sampling::LogprobWish;
 use crate::state::sampling::SamplingParams;
 
@@ -47,8 +47,8 @@ pub(super) struct Prepared {
     /// Where other prompts are likely to part from it.
     pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
-    /// The prompt ends inside of reasoning.
-    pub(super) starts_in_reasoning: bool,
+    /// The place that the prompt leaves its outputs at.
+    pub(super) start: OutputStart,
 }
 
 /// Encodes a prompt and compiles the grammar of its outputs.
@@ -94,7 +94,7 @@ pub(super) fn prepare(
         anchors: turns.map_or_else(Arc::default, |turns| turns.anchors(&tokens).into()),
         tokens,
         grammar,
-        starts_in_reasoning: standing == Standing::InReasoning,
+        start: standing.start(),
     })
 }
 
@@ -151,6 +151,10 @@ fn compile(
             close: format.closing().into(),
             starts_inside: standing == Standing::InReasoning,
         }),
+        frame: match standing {
+            Standing::AmongMessages(start) => AnswerFrame::Messages(start),
+            _ => AnswerFrame::Bare,
+        },
     };
     let (began, mut notes) = (Instant::now(), CompileNotes::default());
     let compiled = grammars.compile_noting(&wish, is_cancelled, &mut notes);
@@ -176,6 +180,8 @@ enum Standing {
     InReasoning,
     /// It has closed the reasoning: the output has none.
     AfterReasoning,
+    /// It is a sequence of messages, and the output goes on with them.
+    AmongMessages(OutputStart),
 }
 
 impl Standing {
@@ -184,9 +190,21 @@ impl Standing {
         matches!(self, Self::BeforeReasoning | Self::InReasoning)
     }
 
+    fn start(self) -> OutputStart {
+        match self {
+            Self::AmongMessages(start) => start,
+            Self::InReasoning => OutputStart::Reasoning,
+            Self::NoChat | Self::BeforeReasoning | Self::AfterReasoning => OutputStart::Content,
+        }
+    }
+
     fn after(rendered: &str, chat: &ChatPrompt, settings: &TokenizerSettings) -> Self {
+        let formats = settings.formats.formats();
+        if formats.is_in_channels() {
+            return Self::AmongMessages(formats.start_after(rendered));
+        }
         let rendered = rendered.trim_end();
-        match settings.formats.formats().reasoning {
+        match formats.reasoning {
             None => Self::NoChat,
             Some(format) if rendered.ends_with(format.closing()) => Self::AfterReasoning,
             Some(format) if format.is_open_after(rendered) => Self::InReasoning,

@@ -16,7 +16,7 @@ use crate::executor::rows::Rows;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::kernels::cpu::Isa;
 use crate::kernels::cpu::tensor::Tensor;
-use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Format};
+use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, FormatRule};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
@@ -87,11 +87,30 @@ pub fn describe(
     let checkpoint = Checkpoint::open(dir, dtype, load_format)?;
     Ok(CpuDescription {
         dtype: checkpoint.dtype,
-        weights_bytes: checkpoint.weights_bytes(quantization, Format::bytes_of_blocks),
+        weights_bytes: weights_bytes(&checkpoint, checkpoint.dtype, quantization),
         decoded_weights_bytes: checkpoint.weights_bytes(quantization, |_, _| None),
         kv_layout: checkpoint.kv_layout(),
         config: checkpoint.config,
     })
+}
+
+/// The bytes that loaded weights take with the formats of a model that runs in `dtype`.
+fn weights_bytes(checkpoint: &Checkpoint, dtype: Dtype, quantization: Option<Quantization>) -> u64 {
+    let rule = FormatRule::new(dtype, quantization);
+    let in_blocks = |block, shape| rule.bytes_of_blocks(block, shape);
+    checkpoint.weights_bytes(quantization, in_blocks)
+}
+
+/// The bytes that weights in blocks take beyond those blocks, because the model runs in float32, whose products are exact.
+pub fn widening_bytes(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> u64 {
+    match checkpoint.dtype {
+        Dtype::F32 => {
+            let [wide, kept] = [Dtype::F32, Dtype::BF16]
+                .map(|dtype| weights_bytes(checkpoint, dtype, quantization));
+            wide.saturating_sub(kept)
+        }
+        Dtype::F16 | Dtype::BF16 => 0,
+    }
 }
 
 /// Sees the raw logits of a sequence at a position.
@@ -138,6 +157,13 @@ impl CpuExecutor {
     ) -> Result<Self, LoadError> {
         let checkpoint = Checkpoint::open(dir, options.dtype, options.load_format)?;
         let config = &checkpoint.config;
+        let widening_bytes = widening_bytes(&checkpoint, options.quantization);
+        if widening_bytes > 0 {
+            tracing::info!(
+                widening_bytes,
+                "weights in blocks are widened, as dtype float32 asks for: without it they take less memory"
+            );
+        }
         let kv = checkpoint.kv_layout();
         pool::check(options, &kv)?;
         let keeps_states = kv.state_bytes() > 0;

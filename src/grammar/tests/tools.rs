@@ -4,20 +4,25 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::super::GrammarWish;
-use super::vocabularies::{Vocabulary, large, tiny};
+use super::super::{AnswerFrame, GrammarWish};
+use super::vocabularies::{Vocabulary, large, messages, tiny};
 use super::walk::walk;
 use super::{compiler, schema, takes};
 use crate::error::RequestError;
 use crate::state::grammar::{Grammar, GrammarProgress};
-use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
+use crate::state::output::{OutputStart, Tool, ToolChoice, ToolFormat, ToolUse};
 
-const FORMATS: [ToolFormat; 5] = [
+const FORMATS: [ToolFormat; 10] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
     ToolFormat::Llama3,
     ToolFormat::Pythonic,
     ToolFormat::Mistral,
+    ToolFormat::Lfm2,
+    ToolFormat::Glm45,
+    ToolFormat::Glm47,
+    ToolFormat::DeepSeekV3,
+    ToolFormat::DeepSeekV31,
 ];
 
 fn seat(strict: bool) -> Tool {
@@ -93,6 +98,44 @@ fn example(format: ToolFormat, has_args: bool) -> [&'static str; 5] {
             "",
             "",
         ],
+        ToolFormat::Lfm2 => [
+            "seat(row=4, kind=\"aisle\")",
+            "ping()",
+            ", ",
+            "<|tool_call_start|>[",
+            "]<|tool_call_end|>",
+        ],
+        ToolFormat::Glm45 => [
+            "<tool_call>seat\n<arg_key>row</arg_key>\n<arg_value>4</arg_value>\n<arg_key>kind</arg_key>\n\
+             <arg_value>aisle</arg_value>\n</tool_call>",
+            "<tool_call>ping\n</tool_call>",
+            "\n",
+            "",
+            "",
+        ],
+        ToolFormat::Glm47 => [
+            "<tool_call>seat<arg_key>row</arg_key><arg_value>4</arg_value><arg_key>kind</arg_key>\
+             <arg_value>aisle</arg_value></tool_call>",
+            "<tool_call>ping</tool_call>",
+            "",
+            "",
+            "",
+        ],
+        ToolFormat::DeepSeekV3 => [
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>seat\n```json\n{\"row\": 4, \"kind\": \"aisle\"}\n```<｜tool▁call▁end｜>",
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n```json\n{}\n```<｜tool▁call▁end｜>",
+            "\n",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+        ],
+        ToolFormat::DeepSeekV31 => [
+            "<｜tool▁call▁begin｜>seat<｜tool▁sep｜>{\"row\": 4, \"kind\": \"aisle\"}<｜tool▁call▁end｜>",
+            "<｜tool▁call▁begin｜>ping<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+            "",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+        ],
+        ToolFormat::GptOss => unreachable!("it writes messages"),
         ToolFormat::Pythonic => ["seat(row=4, kind=\"aisle\")", "ping()", ", ", "[", "]"],
         ToolFormat::Mistral if has_args => [
             "[TOOL_CALLS]seat[ARGS]{\"row\": 4, \"kind\": \"aisle\"}",
@@ -172,10 +215,7 @@ fn auto_constrains_only_with_a_strict_tool() {
             assert!(takes(grammar.as_ref(), vocabulary, &calls), "{format:?}");
             assert!(!takes(grammar.as_ref(), vocabulary, &wrong), "{format:?}");
             let after_text = format!("Well.\n{calls}");
-            let has_trigger = matches!(
-                format,
-                ToolFormat::Hermes | ToolFormat::Qwen3Coder | ToolFormat::Mistral
-            );
+            let has_trigger = !matches!(format, ToolFormat::Llama3 | ToolFormat::Pythonic);
             if has_trigger {
                 assert!(
                     takes(grammar.as_ref(), vocabulary, &format!("{after_text}\nSo.")),
@@ -194,6 +234,84 @@ fn auto_constrains_only_with_a_strict_tool() {
                 );
             }
         }
+    }
+}
+
+const SEAT: &str = "<|channel|>commentary to=functions.seat <|constrain|>json<|message|>{\"row\": 4, \"kind\": \"aisle\"}";
+const PING: &str = " to=functions.ping<|channel|>commentary json<|message|>{}";
+const THOUGHT: &str = "<|channel|>analysis<|message|>So, a seat.<|end|><|start|>assistant";
+const SAID: &str = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant";
+
+/// A wish of a chat with a model that writes messages.
+fn among_messages(choice: ToolChoice, strict: bool) -> GrammarWish {
+    GrammarWish {
+        frame: AnswerFrame::Messages(OutputStart::Header),
+        ..wish(choice, ToolFormat::GptOss, strict, true)
+    }
+}
+
+#[test]
+fn calls_in_messages_are_constrained() {
+    for vocabulary in [messages(), tiny()] {
+        let required = grammar(vocabulary, &among_messages(ToolChoice::Required, false));
+        let auto = grammar(vocabulary, &among_messages(ToolChoice::Auto, true));
+        let named = ToolChoice::Named("ping".to_owned());
+        let named = grammar(vocabulary, &among_messages(named, false));
+        let takes =
+            |grammar: &Arc<dyn Grammar>, text: &str| takes(grammar.as_ref(), vocabulary, text);
+        for call in [SEAT, PING] {
+            for text in [
+                call.to_owned(),
+                format!("{THOUGHT}{call}"),
+                format!("{THOUGHT}{THOUGHT}{call}"),
+            ] {
+                assert!(takes(&required, &text) && takes(&auto, &text), "{text}");
+                assert_eq!(takes(&named, &text), call == PING, "{text}");
+            }
+            assert!(!takes(&required, &format!("{SAID}{call}")));
+            assert!(takes(&auto, &format!("{THOUGHT}{SAID}{call}")));
+        }
+        let wrong = SEAT.replace("aisle", "floor");
+        let answer = "<|channel|>final<|message|>Row 4.";
+        assert!(!takes(&required, &wrong) && !takes(&auto, &wrong));
+        assert!(!takes(&required, answer) && takes(&auto, answer));
+        assert!(takes(&auto, &format!("{THOUGHT}{answer}")));
+        for text in [
+            "",
+            "Row 4.",
+            "<|channel|>commentary to=functions.fly<|message|>{}",
+        ] {
+            assert!(!takes(&required, text) && !takes(&auto, text), "{text}");
+        }
+        let loose = compile(vocabulary, &among_messages(ToolChoice::Auto, false));
+        assert!(loose.expect("it is no error").is_none());
+    }
+}
+
+#[test]
+fn a_constraint_binds_the_last_message() {
+    let numbers = || schema(json!({"type": "array", "items": {"type": "integer"}}));
+    let mut with_tools = among_messages(ToolChoice::Auto, false);
+    with_tools.constraint = Some(Arc::new(numbers()));
+    let alone = GrammarWish {
+        tools: None,
+        ..with_tools.clone()
+    };
+    let continued = GrammarWish {
+        frame: AnswerFrame::Messages(OutputStart::Content),
+        ..alone.clone()
+    };
+    let answer = "<|channel|>final<|message|>[1, 2]";
+    for vocabulary in [messages(), tiny()] {
+        let takes = |wish: &GrammarWish, text: &str| {
+            takes(grammar(vocabulary, wish).as_ref(), vocabulary, text)
+        };
+        for wish in [&alone, &with_tools] {
+            assert!(takes(wish, answer) && takes(wish, &format!("{THOUGHT}{answer}")));
+            assert!(!takes(wish, "[1, 2]") && !takes(wish, &answer.replace("1", "x")));
+        }
+        assert!(takes(&with_tools, PING) && !takes(&alone, PING));
+        assert!(takes(&continued, "[1, 2]") && !takes(&continued, answer));
     }
 }
 

@@ -120,9 +120,37 @@ pub(super) fn sentence_piece() -> &'static Vocabulary {
     PIECES.get_or_init(|| written(&metaspace()))
 }
 
+/// A byte-level vocabulary with the tags of messages.
+pub(super) fn messages() -> &'static Vocabulary {
+    static MESSAGES: OnceLock<Vocabulary> = OnceLock::new();
+    MESSAGES.get_or_init(|| {
+        let mut tokenizer = byte_level(2_000);
+        let tags = tokenizer["added_tokens"].as_array_mut().expect("a list");
+        let names = [
+            "<|return|>",
+            "<|call|>",
+            "<|start|>",
+            "<|end|>",
+            "<|channel|>",
+            "<|message|>",
+            "<|constrain|>",
+        ];
+        tags.truncate(names.len());
+        for (tag, name) in tags.iter_mut().zip(names) {
+            tag["content"] = name.into();
+            tag["special"] = true.into();
+        }
+        written_with(&tokenizer, &["<|return|>", "<|call|>"])
+    })
+}
+
 fn written(tokenizer: &Value) -> Vocabulary {
+    written_with(tokenizer, &["<|end|>", "<|stop|>"])
+}
+
+fn written_with(tokenizer: &Value, eos: &[&str]) -> Vocabulary {
     let dir = tempfile::tempdir().expect("there is room");
     let file = dir.path().join("tokenizer.json");
     std::fs::write(file, tokenizer.to_string()).expect("there is room");
-    Vocabulary::load(dir.path(), &["<|end|>", "<|stop|>"])
+    Vocabulary::load(dir.path(), eos)
 }

@@ -1,6 +1,7 @@
 //! Calls of tools in the form in which each family writes them. What a grammar writes here is what
 //! [`state::output`](crate::state::output) reads.
 
+pub(super) mod messages;
 mod pythonic;
 pub(super) mod xml;
 
@@ -19,7 +20,12 @@ const FIELD: &str = "tools";
 /// The text that begins calls inside of an answer.
 pub(super) fn trigger(format: ToolFormat) -> &'static str {
     match format {
-        ToolFormat::Hermes | ToolFormat::Qwen3Coder => "<tool_call>",
+        ToolFormat::Hermes | ToolFormat::Qwen3Coder | ToolFormat::Glm45 | ToolFormat::Glm47 => {
+            "<tool_call>"
+        }
+        ToolFormat::Lfm2 => "<|tool_call_start|>",
+        ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => "<｜tool▁calls▁begin｜>",
+        ToolFormat::GptOss => "<|channel|>",
         ToolFormat::Mistral => "[TOOL_CALLS]",
         ToolFormat::Llama3 => "<|python_tag|>",
         ToolFormat::Pythonic => "<|python_start|>",
@@ -72,9 +78,9 @@ impl Calls<'_> {
     /// Free text in which calls may begin.
     pub(super) fn free(&self) -> Result<Part, FieldError> {
         let bare = match self.format {
-            ToolFormat::Hermes | ToolFormat::Qwen3Coder | ToolFormat::Mistral => None,
             ToolFormat::Llama3 => Some(LLAMA_BEGIN),
             ToolFormat::Pythonic => Some(PYTHONIC_BEGIN),
+            _ => None,
         };
         let after = self.after_trigger()?;
         let text = Part::Triggered(Triggered {
@@ -113,6 +119,24 @@ impl Calls<'_> {
                 let calls = choice(self.each(&mut |tool| self.object(tool, "parameters"))?);
                 Ok(self.in_parallel(calls, "; "))
             }
+            ToolFormat::Glm45 => Ok(choice(self.each(&mut |tool| self.glm(tool, "", "\n"))?)),
+            ToolFormat::Glm47 => Ok(choice(self.each(&mut |tool| self.glm(tool, "", ""))?)),
+            ToolFormat::Lfm2 => {
+                let calls = choice(self.each(&mut |tool| self.pythonic(tool, ""))?);
+                Ok(Part::Sequence(vec![
+                    Part::text("["),
+                    self.in_parallel(calls, ", "),
+                    Part::text("]<|tool_call_end|>"),
+                ]))
+            }
+            ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => {
+                let calls = choice(self.each(&mut |tool| self.deepseek(tool))?);
+                Ok(Part::Sequence(vec![
+                    self.in_parallel(calls, self.between_deepseeks()),
+                    Part::text("<｜tool▁calls▁end｜>"),
+                ]))
+            }
+            ToolFormat::GptOss => Err(messages::alone()),
             ToolFormat::Pythonic => {
                 let calls = choice(self.each(&mut |tool| self.pythonic(tool, ""))?);
                 Ok(Part::Sequence(vec![
@@ -172,6 +196,35 @@ impl Calls<'_> {
                 separator: Part::text("; "),
                 end: nothing(),
             },
+            ToolFormat::Glm45 => Form {
+                begin: nothing(),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.glm(tool, "<tool_call>", "\n"))?),
+                separator: Part::text("\n"),
+                end: nothing(),
+            },
+            ToolFormat::Glm47 => Form {
+                begin: nothing(),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.glm(tool, "<tool_call>", ""))?),
+                separator: nothing(),
+                end: nothing(),
+            },
+            ToolFormat::Lfm2 => Form {
+                begin: Part::text("<|tool_call_start|>["),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.pythonic(tool, ""))?),
+                separator: Part::text(", "),
+                end: Part::text("]<|tool_call_end|>"),
+            },
+            ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => Form {
+                begin: Part::text("<｜tool▁calls▁begin｜>"),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.deepseek(tool))?),
+                separator: Part::text(self.between_deepseeks()),
+                end: Part::text("<｜tool▁calls▁end｜>"),
+            },
+            ToolFormat::GptOss => return Err(messages::alone()),
             ToolFormat::Pythonic => Form {
                 begin: nothing(),
                 // In one piece, which is longer than a text that is no call can be.
@@ -214,17 +267,50 @@ impl Calls<'_> {
         ]))
     }
 
-    fn qwen(&self, tool: &Tool, begin: &str) -> Result<Part, FieldError> {
+    /// The parameters of a call between tags.
+    fn parameters(&self, tool: &Tool, tags: xml::Tags) -> Result<Part, FieldError> {
         let parameters = match self.schema(tool)? {
             Some(schema) => {
-                xml::parameters(&place(tool), &schema).map_err(|error| error.within(FIELD))
+                xml::parameters(&place(tool), &schema, tags).map_err(|error| error.within(FIELD))
             }
-            None => Ok(xml::any_parameters()),
+            None => Ok(xml::any_parameters(tags)),
         };
-        let parameters = match parameters {
-            Err(_) if !tool.strict => xml::any_parameters(),
-            parameters => parameters?,
+        match parameters {
+            Err(_) if !tool.strict => Ok(xml::any_parameters(tags)),
+            parameters => parameters,
+        }
+    }
+
+    fn glm(&self, tool: &Tool, begin: &str, line: &'static str) -> Result<Part, FieldError> {
+        Ok(Part::Sequence(vec![
+            Part::text(format!("{begin}{}{line}", tool.name)),
+            self.parameters(tool, xml::Tags::glm(line))?,
+            Part::text("</tool_call>"),
+        ]))
+    }
+
+    fn deepseek(&self, tool: &Tool) -> Result<Part, FieldError> {
+        let name = &tool.name;
+        let (begin, end) = match self.format {
+            ToolFormat::DeepSeekV3 => (format!("function<｜tool▁sep｜>{name}\n```json\n"), "\n```"),
+            _ => (format!("{name}<｜tool▁sep｜>"), ""),
         };
+        Ok(Part::Sequence(vec![
+            Part::text(format!("<｜tool▁call▁begin｜>{begin}")),
+            self.arguments(tool)?,
+            Part::text(format!("{end}<｜tool▁call▁end｜>")),
+        ]))
+    }
+
+    fn between_deepseeks(&self) -> &'static str {
+        match self.format {
+            ToolFormat::DeepSeekV3 => "\n",
+            _ => "",
+        }
+    }
+
+    fn qwen(&self, tool: &Tool, begin: &str) -> Result<Part, FieldError> {
+        let parameters = self.parameters(tool, xml::Tags::QWEN)?;
         Ok(Part::Sequence(vec![
             Part::text(format!("{begin}\n<function={}>\n", tool.name)),
             parameters,

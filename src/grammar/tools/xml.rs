@@ -1,4 +1,5 @@
-//! Parameters as Qwen3-Coder writes them: `<parameter=row>`, the value, `</parameter>`, each on lines of its own.
+//! Parameters between tags: as Qwen3-Coder writes them (`<parameter=row>`, the value, `</parameter>`, each on lines of its
+//! own), or as GLM does (`<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`).
 //!
 //! Strings are written as they are; the reader takes every other value as JSON, typed by the schema.
 
@@ -8,13 +9,58 @@ use crate::error::FieldError;
 use crate::grammar::part::{Free, Part, Presence};
 use crate::grammar::regex;
 
-const CLOSE: &str = "</parameter>";
+/// The tags around names and values.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::grammar) struct Tags {
+    before_name: &'static str,
+    after_name: &'static str,
+    /// The tag that values do not have in them.
+    close: &'static str,
+    before_close: &'static str,
+    after_close: &'static str,
+}
+
+impl Tags {
+    pub(in crate::grammar) const QWEN: Self = Self {
+        before_name: "<parameter=",
+        after_name: ">\n",
+        close: "</parameter>",
+        before_close: "\n",
+        after_close: "\n",
+    };
+
+    /// GLM's, with line breaks between them or with nothing.
+    pub(super) fn glm(line: &'static str) -> Self {
+        Self {
+            before_name: "<arg_key>",
+            after_name: match line {
+                "" => "</arg_key><arg_value>",
+                _ => "</arg_key>\n<arg_value>",
+            },
+            close: "</arg_value>",
+            before_close: "",
+            after_close: line,
+        }
+    }
+
+    fn begin(self, name: &str) -> String {
+        format!("{}{name}{}", self.before_name, self.after_name)
+    }
+
+    fn end(self) -> String {
+        format!("{}{}{}", self.before_close, self.close, self.after_close)
+    }
+}
 
 /// The parameters of an object's schema, in its order.
 ///
 /// # Errors
 /// Names the property or keyword that has no form here.
-pub(in crate::grammar) fn parameters(field: &str, schema: &Value) -> Result<Part, FieldError> {
+pub(in crate::grammar) fn parameters(
+    field: &str,
+    schema: &Value,
+    tags: Tags,
+) -> Result<Part, FieldError> {
     let properties = properties(field, schema)?;
     let mut fields = Vec::new();
     for property in properties {
@@ -24,19 +70,17 @@ pub(in crate::grammar) fn parameters(field: &str, schema: &Value) -> Result<Part
                 format!("{field} the property {name:?} cannot be written in XML: rename it");
             return Err(FieldError::new(field, reason));
         }
-        let begin = format!("<parameter={name}>\n");
-        let value = value(field, name, property.schema, schema)?;
+        let begin = tags.begin(name);
+        let value = value(field, name, property.schema, schema, tags)?;
         let part = match value {
             Written::Raw(free) => Part::Tag {
                 begin,
                 content: Box::new(Part::Free(free)),
-                ends: vec![format!("\n{CLOSE}\n")],
+                ends: vec![tags.end()],
             },
-            Written::Whole(part) => Part::Sequence(vec![
-                Part::Text(begin),
-                part,
-                Part::text(format!("\n{CLOSE}\n")),
-            ]),
+            Written::Whole(part) => {
+                Part::Sequence(vec![Part::Text(begin), part, Part::Text(tags.end())])
+            }
         };
         fields.push((part, property.presence));
     }
@@ -47,15 +91,15 @@ pub(in crate::grammar) fn parameters(field: &str, schema: &Value) -> Result<Part
 }
 
 /// Any parameters.
-pub(in crate::grammar) fn any_parameters() -> Part {
+pub(in crate::grammar) fn any_parameters(tags: Tags) -> Part {
     let name = Part::Terminal("/[^<>\\s]+/".to_owned());
     let parameter = Part::Sequence(vec![
-        Part::text("<parameter="),
+        Part::text(tags.before_name),
         name,
         Part::Tag {
-            begin: ">\n".to_owned(),
-            content: Box::new(Part::Free(raw(Vec::new()))),
-            ends: vec![format!("\n{CLOSE}\n")],
+            begin: tags.after_name.to_owned(),
+            content: Box::new(Part::Free(raw(Vec::new(), tags))),
+            ends: vec![tags.end()],
         },
     ]);
     Part::any_number(parameter)
@@ -127,14 +171,20 @@ enum Written {
     Whole(Part),
 }
 
-fn value(field: &str, name: &str, schema: &Value, root: &Value) -> Result<Written, FieldError> {
+fn value(
+    field: &str,
+    name: &str,
+    schema: &Value,
+    root: &Value,
+    tags: Tags,
+) -> Result<Written, FieldError> {
     let target = resolved(schema, root);
-    if let Some(texts) = constants(target) {
+    if let Some(texts) = constants(target, tags) {
         let texts = texts.into_iter().map(Part::text).collect();
         return Ok(Written::Whole(Part::Choice(texts)));
     }
     match text_of(target, root) {
-        Some(matches) => Ok(Written::Raw(raw(matches))),
+        Some(matches) => Ok(Written::Raw(raw(matches, tags))),
         None if may_be_text(target, root, 0) => {
             let reason = format!(
                 "{field} the property {name:?} is a string or something else, which cannot be told apart in XML: \
@@ -146,9 +196,9 @@ fn value(field: &str, name: &str, schema: &Value, root: &Value) -> Result<Writte
     }
 }
 
-fn raw(matches: Vec<String>) -> Free {
+fn raw(matches: Vec<String>, tags: Tags) -> Free {
     Free {
-        excludes: vec![CLOSE.to_owned()],
+        excludes: vec![tags.close.to_owned()],
         matches,
         not_at_first: None,
         is_plain: true,
@@ -156,7 +206,7 @@ fn raw(matches: Vec<String>) -> Free {
 }
 
 /// The texts of an enumeration of strings.
-fn constants(schema: &Value) -> Option<Vec<String>> {
+fn constants(schema: &Value, tags: Tags) -> Option<Vec<String>> {
     let values = match (schema.get("const"), schema.get("enum")) {
         (Some(value), _) => vec![value],
         (None, Some(Value::Array(values))) => values.iter().collect(),
@@ -167,7 +217,7 @@ fn constants(schema: &Value) -> Option<Vec<String>> {
         .map(|value| value.as_str().map(str::to_owned));
     let texts: Vec<String> = texts.collect::<Option<_>>()?;
     // A newline at an end would be taken for that of the form.
-    let is_plain = |text: &String| !text.contains(CLOSE) && text.trim_matches('\n') == text;
+    let is_plain = |text: &String| !text.contains(tags.close) && text.trim_matches('\n') == text;
     texts.iter().all(is_plain).then_some(texts)
 }
 

@@ -82,6 +82,8 @@ pub struct FormatRule {
 enum BlockRule {
     /// Their own, or this where those blocks are not multiplied as they are.
     KeptOr(Format),
+    /// One that has all of their values, for products without rounded activations.
+    Exact,
     /// This one.
     All(Format),
 }
@@ -101,6 +103,7 @@ impl FormatRule {
             logits,
             blocks: match quantization {
                 Some(quantization) if !quantization.keeps_blocks() => BlockRule::All(plain),
+                None if dtype == Dtype::F32 => BlockRule::Exact,
                 _ => BlockRule::KeptOr(float),
             },
         }
@@ -140,6 +143,21 @@ impl FormatRule {
             (Stored::Blocks(block), BlockRule::KeptOr(other)) => {
                 Format::of_blocks(block).unwrap_or(other)
             }
+            (Stored::Blocks(block), BlockRule::Exact) => Format::exact(block),
+        }
+    }
+
+    /// Bytes of a matrix `[outputs, inputs]` that is stored in blocks; `None` if its weights become plain ones of the
+    /// model's type, or are quantised.
+    pub fn bytes_of_blocks(self, block: BlockType, [outputs, inputs]: [usize; 2]) -> Option<u64> {
+        let format = match self.blocks {
+            BlockRule::All(_) => return None,
+            BlockRule::KeptOr(_) => Format::of_blocks(block)?,
+            BlockRule::Exact => Format::exact(block),
+        };
+        match format {
+            Format::F32 => None,
+            format => Some((outputs.div_ceil(PANEL) * format.panel_words(inputs) * 4) as u64),
         }
     }
 }
@@ -153,6 +171,8 @@ pub enum Format {
     F16,
     /// 16-bit brain floats, activations rounded to them.
     Bf16,
+    /// 16-bit brain floats, activations in f32. An even number of inputs.
+    ExactBf16,
     /// Signed bytes with a scale for each output and `INT8_GROUP` inputs, activations quantised likewise.
     Int8,
     /// Signed bytes with an f16 scale for each output and 32 inputs; see `block32`.
@@ -184,10 +204,13 @@ impl Format {
         }
     }
 
-    /// Bytes of a matrix `[outputs, inputs]` whose weights stay in their blocks; `None` if they do not.
-    pub fn bytes_of_blocks(block: BlockType, [outputs, inputs]: [usize; 2]) -> Option<u64> {
-        let panel_words = Self::of_blocks(block)?.panel_words(inputs);
-        Some((outputs.div_ceil(PANEL) * panel_words * 4) as u64)
+    /// The narrowest format that has the values of such blocks, and of activations in f32.
+    fn exact(block: BlockType) -> Self {
+        match block {
+            // Two bits of mantissa, and the exponents of f32.
+            BlockType::Mxfp4 => Self::ExactBf16,
+            _ => Self::F32,
+        }
     }
 
     /// Words of a panel.
@@ -195,7 +218,7 @@ impl Format {
         match self {
             Self::F32 => inputs * PANEL,
             Self::F16 => inputs * PANEL / 2,
-            Self::Bf16 => inputs.div_ceil(2) * PANEL,
+            Self::Bf16 | Self::ExactBf16 => inputs.div_ceil(2) * PANEL,
             Self::Int8 => inputs.div_ceil(INT8_GROUP) * (INT8_STEPS + 1) * PANEL,
             Self::Block32(_) => inputs.div_ceil(TWO_BLOCKS) * block32::LINES * PANEL,
             Self::Nibbles(header) => inputs.div_ceil(TWO_BLOCKS) * header.lines() * PANEL,
@@ -206,7 +229,7 @@ impl Format {
     /// The encoding of activations that its products read on an instruction set.
     pub fn encoding(self, isa: Isa) -> Encoding {
         match self {
-            Self::F32 | Self::F16 | Self::Bf16 => dispatch(isa, EncodingOf(self)),
+            Self::F32 | Self::F16 | Self::Bf16 | Self::ExactBf16 => dispatch(isa, EncodingOf(self)),
             Self::Int8 | Self::Block32(_) | Self::Nibbles(_) | Self::KQuant(_) => {
                 dispatch_integers(isa, EncodingOf(self))
             }
@@ -216,7 +239,7 @@ impl Format {
     /// The same, with the lanes of that instruction set.
     pub fn encoding_with<S: Lanes>(self) -> Encoding {
         match self {
-            Self::F32 | Self::F16 => Encoding::F32,
+            Self::F32 | Self::F16 | Self::ExactBf16 => Encoding::F32,
             Self::Bf16 if S::BF16_PAIRS => Encoding::Bf16,
             Self::Bf16 => Encoding::WideBf16,
             Self::Int8 if S::BYTE_QUADS => Encoding::Int8,

@@ -165,7 +165,7 @@ impl Matrix {
                     *out = f16::from_bits(bits).to_f32();
                 }
             }
-            Format::Bf16 => {
+            Format::Bf16 | Format::ExactBf16 => {
                 for (out, step) in out.chunks_mut(2).zip(panel.chunks_exact(PANEL)) {
                     let pair = [step[lane] << 16, step[lane] & 0xffff_0000];
                     for (out, bits) in out.iter_mut().zip(pair) {
@@ -352,7 +352,7 @@ fn encode<S: Lanes>(format: Format, chunk: &[f32; CHUNK], lane: usize, out: &mut
                 out[lane / 2] |= u32::from(f16::narrow(*x).to_bits()) << (16 * (lane % 2));
             }
         }
-        Format::Bf16 => {
+        Format::Bf16 | Format::ExactBf16 => {
             for (out, x) in out.chunks_exact_mut(PANEL).zip(chunk.chunks_exact(2)) {
                 let (low, high) = (bf16::narrow(x[0]), bf16::narrow(x[1]));
                 out[lane] = u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;

@@ -66,7 +66,7 @@ pub struct F32;
 pub struct F16;
 /// bf16 weights and activations, in pairs.
 pub struct Bf16;
-/// The same with activations widened to f32.
+/// The same weights, activations in f32.
 pub struct WideBf16;
 
 impl Plain for F32 {

@@ -8,6 +8,12 @@ use crate::kernels::routing::{Routing, Score};
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{RopeConfig, RopeScaling, Yarn};
 
+/// The clamps of a model that says nothing of them.
+pub(crate) const GATE: Gate = Gate::Clamped {
+    limit: 7.0,
+    slope: 1.702,
+};
+
 /// The rotation of a model that says nothing of it.
 pub(super) fn rope(theta: f64) -> RopeConfig {
     RopeConfig {

@@ -5,7 +5,7 @@
 
 pub(crate) mod deepseek;
 pub mod experts;
-mod gpt_oss;
+pub(crate) mod gpt_oss;
 pub mod latent;
 pub(crate) mod limits;
 pub mod recurrent;

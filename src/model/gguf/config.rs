@@ -13,7 +13,7 @@ use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
 use super::recurrent;
 use super::rope::rope;
-use super::vocabulary;
+use super::{vocabulary, windows};
 use crate::error::LoadError;
 use crate::model::config::limits::{
     CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, VOCAB, check_head_dim, check_kv_heads,
@@ -22,7 +22,7 @@ use crate::model::config::limits::{
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
 /// Values of `general.architecture` and what they are here.
-const ARCHITECTURES: [(&str, Architecture); 10] = [
+const ARCHITECTURES: [(&str, Architecture); 11] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
@@ -33,6 +33,7 @@ const ARCHITECTURES: [(&str, Architecture); 10] = [
     ("lfm2", Architecture::Lfm2),
     ("lfm2moe", Architecture::Lfm2Moe),
     ("deepseek2", Architecture::DeepseekV3),
+    ("gpt-oss", Architecture::GptOss),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
@@ -103,6 +104,22 @@ impl<'a> Keys<'a> {
                 }
             },
         }
+    }
+
+    /// A flag for each of so many layers, given as flags or as whole numbers. Layers after these are not looked at.
+    pub fn flags(&self, name: &str, layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
+        let Some(mut flags) = self.metadata.flags(&self.key(name))? else {
+            return Ok(None);
+        };
+        if flags.len() < layers {
+            let reason = format!(
+                "has {} entries, expected one for each of {layers} layers: convert the model again",
+                flags.len()
+            );
+            return Err(self.error(name, reason));
+        }
+        flags.truncate(layers);
+        Ok(Some(flags))
     }
 
     pub fn required(&self, name: &str, limits: RangeInclusive<usize>) -> Result<usize, LoadError> {
@@ -180,8 +197,8 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         qk_norm: architecture.has_qk_norm(),
         recurrent,
         rotary_dim,
-        sinks: false,
-        windows: vec![None; num_hidden_layers],
+        sinks: architecture == Architecture::GptOss,
+        windows: windows::read(&keys, architecture, num_hidden_layers)?,
         max_position_embeddings,
         rope: rope(gguf, &keys, rotary_dim, max_position_embeddings)?,
         bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id")?,
@@ -219,7 +236,6 @@ fn architecture(metadata: Metadata<'_>) -> Result<(Keys<'_>, Architecture), Load
 }
 
 fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
-    refuse_windows(keys)?;
     for (name, supported) in CHOICES {
         let choice = keys.metadata.flag(&keys.key(name))?;
         if let Some(choice) = choice.filter(|choice| *choice != supported) {
@@ -237,22 +253,6 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
         }
     }
     Ok(())
-}
-
-/// A window says nothing of the layers that have it. One that no context is longer than changes nothing.
-fn refuse_windows(keys: &Keys<'_>) -> Result<(), LoadError> {
-    const NAME: &str = "attention.sliding_window";
-    let context = keys.required("context_length", CONTEXT)?;
-    match keys.size(NAME, 0..=usize::MAX >> 1)? {
-        Some(window) if (1..context).contains(&window) => {
-            let reason = format!(
-                "is {window} in a model of {context} tokens of context: sliding windows are read from safetensors only, \
-                 use the model's folder"
-            );
-            Err(keys.error(NAME, reason))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The size of a head, which is the same for keys and values, and how much of it rotates: all, or in the families of

@@ -4,10 +4,12 @@ use super::Gguf;
 use super::config::Keys;
 use super::names::{CORRECTION, ROUTER};
 use crate::error::LoadError;
+use crate::kernels::Gate;
 use crate::kernels::routing::{GroupScore, Groups, Routing, Score, WeightSum};
 use crate::model::config::Architecture;
 use crate::model::config::deepseek::check_groups;
 use crate::model::config::experts::{ExpertNames, ExpertsConfig};
+use crate::model::config::gpt_oss;
 use crate::model::config::limits::{EXPERTS, INTERMEDIATE, check_experts};
 
 /// Numbers that other models of these architectures route with, and the values that change nothing; others are refused.
@@ -39,6 +41,7 @@ pub(super) fn experts(
         | Architecture::Qwen3Next
         | Architecture::Lfm2Moe
         | Architecture::DeepseekV3 => ExpertNames::QWEN,
+        Architecture::GptOss => ExpertNames::GPT_OSS,
         _ => {
             let reason = format!(
                 "is {count}: mixtures of experts of this architecture are not supported, use another model"
@@ -48,13 +51,14 @@ pub(super) fn experts(
     };
     let deepseek = architecture == Architecture::DeepseekV3;
     let is_lfm2 = architecture == Architecture::Lfm2Moe;
+    let is_gpt_oss = architecture == Architecture::GptOss;
     let has_shared = matches!(
         architecture,
         Architecture::Qwen35Moe | Architecture::Qwen3Next
     );
     for (name, neutral) in NEUTRAL.into_iter().filter(|_| !deepseek) {
         let known = match name {
-            "expert_gating_func" => is_lfm2,
+            "expert_gating_func" => is_lfm2 || is_gpt_oss,
             "expert_weights_scale" => is_lfm2,
             name => has_shared && name.starts_with("expert_shared"),
         };
@@ -91,6 +95,7 @@ pub(super) fn experts(
     let routing = match architecture {
         Architecture::DeepseekV3 => deepseek_routing(keys, plain)?,
         Architecture::Lfm2Moe => sigmoids(keys, plain)?,
+        Architecture::GptOss => softmax_of_chosen(keys, plain)?,
         _ => plain,
     };
     // Qwen's have one of their own, with a gate.
@@ -102,8 +107,29 @@ pub(super) fn experts(
         corrected: is_lfm2 || (0..layers.len()).any(corrections),
         shared_width: shared.map(|shared| shared * width),
         layers,
+        bias: is_gpt_oss,
+        gate: match is_gpt_oss {
+            true => gpt_oss::GATE,
+            false => Gate::Silu,
+        },
         ..ExpertsConfig::plain(routing, names)
     }))
+}
+
+/// The formula of gpt-oss, which files may name.
+fn softmax_of_chosen(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadError> {
+    const NAME: &str = "expert_gating_func";
+    match keys.size(NAME, 0..=usize::MAX >> 1)? {
+        None | Some(0 | 3) => Ok(Routing {
+            score: Score::SoftmaxOfChosen,
+            sum: WeightSum::AsScored,
+            ..routing
+        }),
+        Some(other) => {
+            let reason = format!("is {other}, supported is 3 (softmax over the chosen)");
+            Err(keys.error(NAME, reason))
+        }
+    }
 }
 
 /// The formula of LFM2, whose files say that it goes by sigmoids.

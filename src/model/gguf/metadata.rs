@@ -373,6 +373,21 @@ impl<'a> Metadata<'a> {
         checked.collect::<Result<_, _>>().map(Some)
     }
 
+    /// A list of flags, or of whole numbers that are flags.
+    pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, LoadError> {
+        let fits = |of: Kind| of == Kind::Flag || of.is_integer();
+        let Some(list) = self.list(key, "flags", fits)? else {
+            return Ok(None);
+        };
+        // Little endian: a number is zero where all of its bytes are.
+        let flags = list.elements();
+        Ok(Some(
+            flags
+                .map(|flag| flag.iter().any(|byte| *byte != 0))
+                .collect(),
+        ))
+    }
+
     /// A list of floats.
     pub fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>, LoadError> {
         let is_float = |of| matches!(of, Kind::F32 | Kind::F64);

@@ -22,6 +22,7 @@ mod split;
 mod tensors;
 mod vocabulary;
 mod weights;
+mod windows;
 
 use std::fmt::Display;
 use std::path::Path;

@@ -33,13 +33,14 @@ const ENDS: [(&str, &str); 3] = [
     ("lm_head", "output"),
 ];
 
-/// Names of tensors of hybrids that are not as the others: ours, the file's within a layer.
-const WHOLE: [(&str, &str); 3] = [
+/// Names of tensors that are not as the others: ours, the file's within a layer.
+const WHOLE: [(&str, &str); 4] = [
     ("linear_attn.A_log", "ssm_a"),
     ("linear_attn.dt_bias", "ssm_dt.bias"),
+    ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.gate.e_score_correction_bias", CORRECTION),
 ];
-/// Where files of hybrids hold the norm before the feed-forward block, and the last one, if not as the others.
+/// The norm before the feed-forward block and the last one, in files of families that name them otherwise.
 const OTHER_NORMS: [(&str, &str); 2] = [
     ("ffn_norm.weight", "post_attention_norm.weight"),
     ("output_norm.weight", "token_embd_norm.weight"),
@@ -48,7 +49,7 @@ const OTHER_NORMS: [(&str, &str); 2] = [
 const FUSED_RATES: &str = "ssm_ba";
 
 /// Names within a layer: ours, the file's.
-const LAYER: [(&str, &str); 39] = [
+const LAYER: [(&str, &str); 40] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_a_proj", "attn_q_a"),
     ("self_attn.q_a_layernorm", "attn_q_a_norm"),
@@ -73,6 +74,7 @@ const LAYER: [(&str, &str); 39] = [
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", ROUTER),
     ("block_sparse_moe.gate", ROUTER),
+    ("mlp.router", ROUTER),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
@@ -90,16 +92,18 @@ const LAYER: [(&str, &str); 39] = [
     ("linear_attn.out_proj", "ssm_out"),
 ];
 
-/// A matrix of an expert.
+/// A matrix or a bias of an expert.
 struct ExpertPart<'a> {
     layer: &'a str,
     expert: usize,
     /// Gate, up or down.
     projection: usize,
+    /// The end of the name.
+    suffix: &'a str,
 }
 
 impl<'s> ExpertPart<'s> {
-    /// Finds out whether one of our tensors is a matrix of an expert.
+    /// Finds out whether one of our tensors belongs to an expert.
     fn of(ours: &'s str) -> Option<Self> {
         let mut words = ours.strip_prefix("model.layers.")?.split('.');
         let (layer, module) = (words.next()?, words.next()?);
@@ -116,20 +120,25 @@ impl<'s> ExpertPart<'s> {
                 .projections
                 .iter()
                 .position(|own| *own == projection)?,
+            suffix: words.next()?,
         })
     }
 
     /// The name of the stack that it is in.
     fn file_name(&self) -> String {
-        format!("blk.{}.{}.weight", self.layer, EXPERTS[self.projection])
+        let (stack, suffix) = (EXPERTS[self.projection], self.suffix);
+        format!("blk.{}.{stack}.{suffix}", self.layer)
     }
 
-    fn find<'a>(
-        &self,
-        gguf: &'a Gguf,
-        count: usize,
-        [outputs, inputs]: [usize; 2],
-    ) -> Option<Place<'a>> {
+    fn find<'a>(&self, gguf: &'a Gguf, count: usize, shape: &[usize]) -> Option<Place<'a>> {
+        let &[outputs, inputs] = shape else {
+            return Some(Place {
+                tensor: gguf.tensor(&self.file_name())?,
+                whole: [&[count], shape].concat(),
+                rows: self.expert..self.expert + 1,
+                order: RowOrder::AsNumbered,
+            });
+        };
         if let Some(tensor) = gguf.tensor(&self.file_name()) {
             let first = self.expert * outputs;
             return Some(Place {
@@ -205,12 +214,8 @@ pub(super) fn find<'a>(
     config: &ModelConfig,
     spec: &TensorSpec,
 ) -> Option<Place<'a>> {
-    if let (Some(part), Some(experts), &[outputs, inputs]) = (
-        ExpertPart::of(&spec.name),
-        &config.experts,
-        spec.shape.as_slice(),
-    ) {
-        return part.find(gguf, experts.count(), [outputs, inputs]);
+    if let (Some(part), Some(experts)) = (ExpertPart::of(&spec.name), &config.experts) {
+        return part.find(gguf, experts.count(), &spec.shape);
     }
     let name = file_name(&spec.name);
     if let Some(place) = part_of_hybrid(gguf, config, spec, &name) {
@@ -261,7 +266,9 @@ pub(super) fn find<'a>(
 
 /// The norm under its other name.
 fn other_norm<'a>(gguf: &'a Gguf, config: &ModelConfig, name: &str) -> Option<Tensor<'a>> {
-    config.recurrent.as_ref()?;
+    if config.recurrent.is_none() && config.architecture != Architecture::GptOss {
+        return None;
+    }
     let mut others = OTHER_NORMS.iter();
     others.find_map(|(usual, other)| {
         let before = name.strip_suffix(usual)?;

@@ -90,6 +90,7 @@ fn delta_net(
 ) -> Result<RecurrentConfig, LoadError> {
     let interval = keys.size("full_attention_interval", 1..=usize::MAX >> 1)?;
     let interval = interval.unwrap_or(4);
+    let by_interval = || (1..=layers).map(|n| !n.is_multiple_of(interval)).collect();
     let key_heads = keys.required("ssm.group_count", HEADS)?;
     let value_heads = keys.required("ssm.time_step_rank", HEADS)?;
     let heads_key = keys.key("ssm.time_step_rank");
@@ -116,7 +117,9 @@ fn delta_net(
         },
     };
     Ok(RecurrentConfig {
-        layers: (1..=layers).map(|n| !n.is_multiple_of(interval)).collect(),
+        layers: keys
+            .flags("attention.recurrent_layers", layers)?
+            .unwrap_or_else(by_interval),
         recurrence: Recurrence::DeltaNet {
             shape,
             fused: false,

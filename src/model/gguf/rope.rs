@@ -92,7 +92,8 @@ fn yarn(keys: &Keys<'_>, factor: Option<f64>, max_positions: usize) -> Result<Ya
         // These files have scores sharpened and not cos and sin: both weights are the same.
         mscale: sharpened.map(|multiplier| 10.0 * multiplier),
         mscale_all_dim: sharpened.map(|multiplier| 10.0 * multiplier),
-        truncate: true,
+        // Not in files; this model alone was trained without.
+        truncate: keys.architecture != "gpt-oss",
     };
     if let Some(times) = number("rope.scaling.attn_factor")?.filter(|times| *times != 1.0) {
         yarn.attention_factor = Some(times * yarn.attention_scale());

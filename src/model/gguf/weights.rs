@@ -124,7 +124,8 @@ fn refuse_others(
             .strip_prefix("blk.")
             .and_then(|rest| rest.split_once('.'));
         let layer = layer.and_then(|(layer, _)| layer.parse::<usize>().ok());
-        config.recurrent.is_some() && layer.is_some_and(|layer| layer >= config.num_hidden_layers)
+        let predicts_more = config.recurrent.is_some() || config.latent.is_some();
+        predicts_more && layer.is_some_and(|layer| layer >= config.num_hidden_layers)
     };
     let other = gguf
         .tensors()

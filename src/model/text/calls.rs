@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use super::chat::invalid;
+use super::python;
 use crate::error::RequestError;
 use crate::field::{Tree, count_values};
 
@@ -34,12 +35,32 @@ impl CallIds {
     }
 }
 
+/// The form of the arguments of calls that a template takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ArgumentForm {
+    /// It prints an object, with `tojson` or key by key.
+    Object,
+    /// It puts a text between others.
+    Text,
+}
+
+/// The content of a message that has calls and says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EmptyContent {
+    /// An empty text.
+    Text,
+    /// None.
+    Null,
+}
+
 /// The calls that a template takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallForm {
     ids: CallIds,
     /// It loops over arguments, so a text would be an error.
     loops_over_arguments: bool,
+    arguments: ArgumentForm,
+    empty_content: EmptyContent,
 }
 
 impl CallForm {
@@ -50,6 +71,17 @@ impl CallForm {
         Self {
             ids: CallIds::of(template),
             loops_over_arguments: loops.iter().any(|loops| source.contains(loops)),
+            arguments: ArgumentForm::Object,
+            empty_content: EmptyContent::Text,
+        }
+    }
+
+    /// The same with what a try has shown.
+    pub(super) fn with(self, arguments: ArgumentForm, empty_content: EmptyContent) -> Self {
+        Self {
+            arguments,
+            empty_content,
+            ..self
         }
     }
 }
@@ -78,9 +110,18 @@ impl Calls {
         message: &mut Map<String, Value>,
     ) -> Result<(), RequestError> {
         if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
-            for call in calls {
-                self.parse_arguments(call)?;
+            for call in calls.iter_mut() {
+                match self.form.arguments {
+                    ArgumentForm::Object => self.parse_arguments(call)?,
+                    ArgumentForm::Text => write_arguments(call),
+                }
                 self.name(call);
+            }
+            if !calls.is_empty()
+                && self.form.empty_content == EmptyContent::Null
+                && message.get("content").is_some_and(|content| content == "")
+            {
+                message.insert("content".to_owned(), Value::Null);
             }
         }
         if self.form.ids == CallIds::Short
@@ -135,6 +176,15 @@ impl Calls {
             };
             call.insert("id".to_owned(), Value::from(id));
         }
+    }
+}
+
+/// Makes arguments a text, as they came if they were one.
+fn write_arguments(call: &mut Value) {
+    if let Some(arguments) = call.pointer_mut("/function/arguments")
+        && !arguments.is_string()
+    {
+        *arguments = Value::from(python::dumps(arguments));
     }
 }
 

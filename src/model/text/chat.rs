@@ -40,6 +40,27 @@ pub(super) struct Expected {
     /// It has a role for developers; others take them for the system.
     pub(super) developers: bool,
     pub(super) calls: CallForm,
+    pub(super) thoughts: ThoughtForm,
+}
+
+/// How a template reads the thoughts of an earlier answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ThoughtForm {
+    /// Beside the content.
+    Beside,
+    /// A message with calls has thoughts or content: it refuses both.
+    InsteadOfContent,
+}
+
+impl ThoughtForm {
+    /// Looks for the check of the template.
+    fn of(template: &str) -> Self {
+        let source: String = template.split_whitespace().collect();
+        match source.contains("message.contentandmessage.thinking") {
+            true => Self::InsteadOfContent,
+            false => Self::Beside,
+        }
+    }
 }
 
 impl Expected {
@@ -51,6 +72,7 @@ impl Expected {
                 .iter()
                 .any(|role| template.contains(role)),
             calls: CallForm::of(template),
+            thoughts: ThoughtForm::of(template),
         }
     }
 }

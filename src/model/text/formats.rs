@@ -3,17 +3,35 @@
 use super::TextModel;
 use crate::state::output::{ReasoningFormat, ToolFormat};
 
+/// The tag that opens the calls of DeepSeek's models.
+const DEEPSEEK_SECTION: &str = "<｜tool▁calls▁begin｜>";
+
 impl TextModel {
     /// Returns the format of tool calls that the model's chat template asks for; `None` if it shows none that is known.
     pub fn tool_format(&self) -> Option<ToolFormat> {
         let tool_call = ToolFormat::Hermes.opening();
+        if self.writes_messages() {
+            return Some(ToolFormat::GptOss);
+        }
+        if self.template_mentions(DEEPSEEK_SECTION) {
+            // V3 puts arguments into a fence of Markdown.
+            return Some(match self.template_mentions("```json") {
+                true => ToolFormat::DeepSeekV3,
+                false => ToolFormat::DeepSeekV31,
+            });
+        }
+        if self.has_token(ToolFormat::Lfm2.opening()) {
+            return Some(ToolFormat::Lfm2);
+        }
         if self.has_token(ToolFormat::Mistral.opening()) {
             return Some(ToolFormat::Mistral);
         }
         if self.template_mentions(tool_call) {
-            return Some(match self.template_mentions("<function=") {
-                true => ToolFormat::Qwen3Coder,
-                false => ToolFormat::Hermes,
+            return Some(match self {
+                _ if self.template_mentions("</arg_key><arg_value>") => ToolFormat::Glm47,
+                _ if self.template_mentions("<arg_key>") => ToolFormat::Glm45,
+                _ if self.template_mentions("<function=") => ToolFormat::Qwen3Coder,
+                _ => ToolFormat::Hermes,
             });
         }
         // Llama 4's templates show calls as Python; those of Llama 3 ask for JSON with parameters.
@@ -28,6 +46,9 @@ impl TextModel {
     /// Returns the format of reasoning that the model's vocabulary or chat template has; `None` if it has none that is
     /// known.
     pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
+        if self.writes_messages() {
+            return Some(ReasoningFormat::GptOss);
+        }
         let knows = |format: ReasoningFormat| {
             let closing = format.closing();
             self.has_token(closing) || self.template_mentions(closing)
@@ -35,6 +56,13 @@ impl TextModel {
         [ReasoningFormat::Think, ReasoningFormat::MistralThink]
             .into_iter()
             .find(|format| knows(*format))
+    }
+
+    /// Returns whether an output is a sequence of messages with headers.
+    fn writes_messages(&self) -> bool {
+        ["<|channel|>", "<|message|>", "<|call|>"]
+            .iter()
+            .all(|tag| self.has_token(tag))
     }
 
     fn has_token(&self, token: &str) -> bool {

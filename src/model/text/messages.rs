@@ -1,9 +1,9 @@
 //! Messages as templates expect them.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::calls::Calls;
-use super::chat::{ContentFormat, Expected, invalid};
+use super::chat::{ContentFormat, Expected, ThoughtForm, invalid};
 use crate::error::RequestError;
 
 /// Checks the messages and returns them as the template expects them: `content` always there, tool-call arguments as
@@ -61,7 +61,38 @@ fn normalize_message(
         fields.insert("role".to_owned(), Value::from("system"));
     }
     calls.normalize(&mut fields)?;
+    name_thoughts(&mut fields, expected.thoughts);
     Ok(Value::Object(fields))
+}
+
+/// Gives the thoughts of a message both names by which templates know them.
+fn name_thoughts(message: &mut Map<String, Value>, form: ThoughtForm) {
+    const NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+    let thoughts = NAMES.iter().find_map(|name| message.get(*name)?.as_str());
+    let Some(thoughts) = thoughts.map(str::to_owned) else {
+        return;
+    };
+    let name = "thinking";
+    message.insert(NAMES[0].to_owned(), Value::from(thoughts.as_str()));
+    if !message.get(name).is_some_and(Value::is_string) {
+        message.insert(name.to_owned(), Value::from(thoughts));
+    }
+    let has_calls = message.contains_key("tool_calls");
+    if form != ThoughtForm::InsteadOfContent || !has_calls {
+        return;
+    }
+    // Such a template shows either of them as thoughts.
+    if let Some(content) = message.get("content").and_then(Value::as_str)
+        && !content.is_empty()
+        && let Some(thoughts) = message[name].as_str()
+    {
+        let both = match thoughts.is_empty() {
+            true => content.to_owned(),
+            false => format!("{thoughts}\n{content}"),
+        };
+        message.insert(name.to_owned(), Value::from(both));
+        message.insert("content".to_owned(), Value::from(""));
+    }
 }
 
 fn texts_of(index: usize, parts: &[Value]) -> Result<Vec<&str>, RequestError> {

@@ -1,4 +1,4 @@
-//! What templates expect of Python: `json.dumps` and `strftime`.
+//! Parts of Python that templates expect: `json.dumps`, `strftime` and what can be looped over.
 
 use std::fmt::Write as _;
 use std::io;
@@ -38,6 +38,21 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
         Some(true) => ascii(&text),
         _ => text,
     }))
+}
+
+/// Writes JSON as `json.dumps` does without ASCII escapes.
+pub(super) fn dumps(json: &serde_json::Value) -> String {
+    let separators = Separators {
+        item: ", ",
+        key: ": ",
+    };
+    // A value in memory is always JSON.
+    dump(json, separators).unwrap_or_default()
+}
+
+/// Whether Python's Jinja can loop over a value: over what is undefined, but not over none.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 /// `strftime_now(format)`, in UTC.

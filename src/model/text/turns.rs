@@ -24,7 +24,9 @@ impl TurnMarks {
             render(text, &Value::from(messages), opens_reply, thinks)
         };
         let user = || {
-            let before = render(vec![system.clone()], false, None)?;
+            let Some(before) = render(vec![system.clone()], false, None) else {
+                return between(&render);
+            };
             let one = render(vec![system.clone(), asks("One")], false, None)?;
             let two = render(vec![system.clone(), asks("Two")], false, None)?;
             added(&before, &one[..common(&one, &two)])
@@ -32,11 +34,13 @@ impl TurnMarks {
         let reply = || {
             let before = render(vec![asks("One")], false, None)?;
             let open = added(&before, &render(vec![asks("One")], true, None)?)?;
-            let plain = render(vec![asks("One")], true, Some(false));
-            let plain = plain.and_then(|plain| added(&before, &plain));
-            // Some write an empty thought for an answer without one.
-            let shared = plain.map_or(open.len(), |plain| common(&open, &plain));
-            Some(open[..shared].to_vec())
+            // Some write an empty thought for an answer without one, some open a thought only if they are told to.
+            let others = [false, true].into_iter().filter_map(|thinks| {
+                let other = render(vec![asks("One")], true, Some(thinks))?;
+                added(&before, &other)
+            });
+            let shared = others.map(|other| common(&open, &other)).min();
+            Some(open[..shared.unwrap_or(open.len())].to_vec())
         };
         Self {
             user: user().unwrap_or_default(),
@@ -67,14 +71,38 @@ impl TurnMarks {
     }
 }
 
+/// The tokens between the instructions and the first words of the user in a template that refuses instructions alone: what
+/// chats with other instructions and other words share there.
+fn between(
+    render: &dyn Fn(Vec<Value>, bool, Option<bool>) -> Option<Vec<u32>>,
+) -> Option<Vec<u32>> {
+    let chat = |system: &str, user: &str| {
+        let system = json!({"role": "system", "content": system});
+        render(
+            vec![system, json!({"role": "user", "content": user})],
+            false,
+            None,
+        )
+    };
+    let one = chat("Be brief.", "One")?;
+    let (other_words, other_system) = (chat("Be brief.", "Two")?, chat("Go on!", "One")?);
+    let end = common(&one, &other_words);
+    let shared = one.iter().rev().zip(other_system.iter().rev());
+    let start = one.len() - shared.take_while(|(a, b)| a == b).count();
+    let found = one.get(start..end)?;
+    (!found.is_empty()).then(|| found.to_vec())
+}
+
 fn render(
     text: &TextModel,
     messages: &Value,
     opens_reply: bool,
     thinks: Option<bool>,
 ) -> Option<Vec<u32>> {
-    let kwargs =
-        thinks.map(|thinks| Map::from_iter([("enable_thinking".to_owned(), json!(thinks))]));
+    let kwargs = thinks.map(|thinks| {
+        let names = ["enable_thinking", "thinking"];
+        Map::from_iter(names.map(|name| (name.to_owned(), json!(thinks))))
+    });
     let rendered = text.render_chat(&ChatPrompt {
         add_generation_prompt: opens_reply,
         template_kwargs: kwargs.as_ref(),

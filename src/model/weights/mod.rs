@@ -84,6 +84,8 @@ pub struct Weights {
     scheme: Option<Scheme>,
     /// Matrices that are parts of others, in another order.
     turned: FxHashMap<String, Turned>,
+    /// Parts of names in the files, and ours for them; where the files have names of their own.
+    own_names: Vec<(&'static str, &'static str)>,
 }
 
 impl Weights {
@@ -101,6 +103,7 @@ impl Weights {
             types: count_types(types),
             scheme: None,
             turned: FxHashMap::default(),
+            own_names: Vec::new(),
         }
     }
 
@@ -148,19 +151,20 @@ impl Weights {
             .get(name)
             .ok_or_else(|| LoadError::MissingTensor {
                 file: self.searched().to_owned(),
-                tensor: name.to_owned(),
+                tensor: self.file_name(name),
                 expected: expected.to_vec(),
             })?;
         let file = &self.files[entry.file];
         if entry.shape != expected {
             return Err(LoadError::WrongShape {
                 file: file.path().to_owned(),
-                tensor: name.to_owned(),
+                tensor: self.file_name(name),
                 expected: expected.to_vec(),
                 got: entry.shape.clone(),
             });
         }
         let stored = entry.stored.as_ref().map_err(|got| {
+            let name = self.file_name(name);
             let reason = format!("tensor {name} has dtype {got}, supported are F32, F16 and BF16");
             format_error(file.path(), reason)
         })?;

@@ -1,10 +1,12 @@
 //! Tensors under the names that the model asks for, where a family's files have others, and parts of fused ones.
 
 use super::Weights;
+use super::quantised::part_names;
 use crate::error::LoadError;
 use crate::kernels::tensor_view::RowOrder;
 use crate::model::config::recurrent::Recurrence;
 use crate::model::config::{Architecture, ModelConfig};
+use crate::model::json_file::format_error;
 
 /// Prefixes of the decoder in models that also see, and what they stand for.
 const PREFIXES: [(&str, &str); 3] = [
@@ -32,6 +34,13 @@ const LFM2: [(&str, &str); 12] = [
     (".feed_forward.experts.", ".mlp.experts."),
 ];
 
+/// Words for the projections of experts, ours and LFM2's.
+const LFM2_EXPERTS: [(&str, &str); 3] = [
+    (".gate_proj.", ".w1."),
+    (".up_proj.", ".w3."),
+    (".down_proj.", ".w2."),
+];
+
 /// A part of a tensor: its name, and the first row and the number of rows of each group.
 type Part<'a> = (&'a str, usize, usize);
 
@@ -41,6 +50,11 @@ impl Weights {
     /// # Errors
     /// [`LoadError::WrongShape`] for a fused tensor that is not as the configuration says.
     pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
+        let used = PREFIXES.iter().filter(|(from, _)| {
+            let mut names = self.entries.keys();
+            names.any(|name| name.starts_with(from))
+        });
+        self.own_names = used.copied().collect();
         self.rename(|name| {
             let mut prefixes = PREFIXES.iter();
             prefixes.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
@@ -49,6 +63,7 @@ impl Weights {
             config.architecture,
             Architecture::Lfm2 | Architecture::Lfm2Moe
         ) {
+            self.own_names.extend(LFM2);
             self.rename(|name| {
                 let (from, to) = LFM2.iter().find(|(from, _)| name.contains(from))?;
                 Some(name.replacen(from, to, 1))
@@ -58,6 +73,27 @@ impl Weights {
             self.split_layer(config, layer)?;
         }
         Ok(())
+    }
+
+    /// The name in the files of one of our tensors, or the one that it would have there.
+    pub(super) fn file_name(&self, ours: &str) -> String {
+        let is_prefix = |from: &&(&str, &str)| PREFIXES.contains(*from);
+        let (prefixes, parts): (Vec<_>, Vec<_>) = self.own_names.iter().partition(is_prefix);
+        let found = parts.iter().filter(|(_, to)| ours.contains(to));
+        let mut name = match found.max_by_key(|(_, to)| to.len()) {
+            Some((from, to)) => ours.replacen(to, from, 1),
+            None => ours.to_owned(),
+        };
+        if name.contains(".feed_forward.experts.") {
+            let words = LFM2_EXPERTS.iter();
+            name = words.fold(name, |name, (ours, theirs)| name.replace(ours, theirs));
+        }
+        let mut prefixes = prefixes.iter();
+        let whole = prefixes.find_map(|(from, to)| Some((from, name.strip_prefix(to)?)));
+        match whole {
+            Some((from, rest)) => format!("{from}{rest}"),
+            None => name,
+        }
     }
 
     /// Gives entries other names where `new` says one that is free.
@@ -122,6 +158,7 @@ impl Weights {
                 .chain(width)
                 .collect::<Vec<_>>()
         };
+        self.refuse_codes(fused)?;
         if self.entries.contains_key(fused) {
             self.tensor(fused, &shape(period))?;
         }
@@ -139,5 +176,24 @@ impl Weights {
             self.entries.insert(name(part), entry);
         }
         Ok(())
+    }
+
+    /// Refuses a fused tensor in codes, whose rows are not taken apart.
+    fn refuse_codes(&self, fused: &str) -> Result<(), LoadError> {
+        let names = std::iter::once(fused.to_owned()).chain(part_names(fused));
+        let mut found = names.filter_map(|name| self.entries.get_key_value(&name));
+        let Some((name, entry)) =
+            found.find(|(name, entry)| *name != fused || entry.stored.is_err())
+        else {
+            return Ok(());
+        };
+        let (name, module) = (self.file_name(name), self.file_name(fused));
+        let module = module.strip_suffix(".weight").unwrap_or(&module);
+        let reason = format!(
+            "tensor {name} belongs to a quantised matrix that holds several, which are not taken apart: use a checkpoint \
+             that leaves {module} unquantised (modules_to_not_convert or ignore), the model in bfloat16 with \
+             --quantization, or a GGUF file"
+        );
+        Err(format_error(self.files[entry.file].path(), reason))
     }
 }

@@ -40,7 +40,7 @@ fn refused(result: Result<impl Sized, LoadError>, expected: &str) {
 #[test]
 fn every_fixture_holds_what_its_configuration_says() {
     let dirs = fixtures();
-    assert_eq!(dirs.len(), 26);
+    assert_eq!(dirs.len(), 27);
     for dir in dirs {
         let config = ModelConfig::read(&dir).expect("supported");
         let mut weights = Weights::open(&dir).expect("whole");
@@ -52,8 +52,9 @@ fn every_fixture_holds_what_its_configuration_says() {
         weights.check(&config.tensors()).expect("complete");
         let stored = weights.dtype("model.norm.weight").expect("stored");
         assert_eq!(config.dtype, Some(stored), "{}", dir.display());
-        // Corrections of routers are in f32, and some files have layers that are left out.
-        if config.latent.is_none() {
+        // Corrections of routers are in f32, some files have layers that are left out, others blocks.
+        let in_blocks = weights.types().iter().any(|count| count.name == "U8");
+        if config.latent.is_none() && !in_blocks {
             let bytes = config.parameters() * stored.bytes() as u64;
             assert_eq!(weights.stored_bytes(), bytes);
         }

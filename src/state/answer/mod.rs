@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::state::detok::{StopMatch, StopTable, TextStream, TokenText};
 use crate::state::output::{
-    Markers, OutputEngine, OutputFormats, OutputPiece, ToolUse, push_piece,
+    Markers, OutputEngine, OutputFormats, OutputPiece, OutputStart, ToolUse, push_piece,
 };
 use crate::state::sampling::SamplingParams;
 use content::ContentStops;
@@ -23,8 +23,8 @@ pub struct AnswerForm {
     pub markers: Arc<Markers>,
     /// The tools that may be called.
     pub tools: Option<Arc<ToolUse>>,
-    /// The prompt ends inside of reasoning.
-    pub starts_in_reasoning: bool,
+    /// The place that the prompt leaves the output at.
+    pub start: OutputStart,
 }
 
 /// The pieces of one output and the search for its stop strings.
@@ -57,11 +57,11 @@ impl AnswerStream {
             formats,
             markers,
             tools,
-            starts_in_reasoning,
+            start,
         } = form;
         Self {
             text: TextStream::with_stops(params, Arc::default(), context, tokenizer),
-            engine: OutputEngine::new(formats, tools, markers.clone(), starts_in_reasoning),
+            engine: OutputEngine::new(formats, tools, markers.clone(), start),
             markers,
             stops: ContentStops::new(stops, params.no_stop_trim),
             found: Vec::new(),

@@ -76,7 +76,7 @@ fn stream(stops: &[&str], parallel: bool) -> AnswerStream {
             choice: ToolChoice::Auto,
             parallel,
         })),
-        starts_in_reasoning: false,
+        start: OutputStart::Content,
     };
     let table = Arc::new(StopTable::new(&params.stop));
     AnswerStream::new(&params, table, &[], &Bytes, form)

@@ -16,6 +16,11 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
 
     /// Reads one of the tags of [`tags`](Self::tags).
     fn read_tag(&mut self, tag: Tag, out: &mut CallOutput) -> Step;
+
+    /// Returns the text that closes the complete call, and that is dropped if it is there.
+    fn trailer(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// The place of a character or tag in a call.

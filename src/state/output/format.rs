@@ -1,5 +1,6 @@
 //! The formats, by their names.
 
+use super::start::OutputStart;
 use super::syntax::{self, Tag, ThinkSyntax, ToolSyntax};
 
 /// How a model writes its calls of tools.
@@ -15,6 +16,19 @@ pub enum ToolFormat {
     Pythonic,
     /// `[TOOL_CALLS]` with a JSON array, or with a name, `[ARGS]` and a JSON object: Mistral.
     Mistral,
+    /// A list of calls in Python or of JSON objects between `<|tool_call_start|>` and `<|tool_call_end|>`: LFM2.
+    Lfm2,
+    /// A name, and `<arg_key>` and `<arg_value>` on lines of their own, between `<tool_call>` and `</tool_call>`: GLM 4.5
+    /// and 4.6.
+    Glm45,
+    /// The same without lines: GLM 4.7.
+    Glm47,
+    /// A section of calls, each a name after `<｜tool▁sep｜>` and a JSON object in a fence: DeepSeek V3 and R1.
+    DeepSeekV3,
+    /// The same with the name before `<｜tool▁sep｜>` and no fence: DeepSeek V3.1.
+    DeepSeekV31,
+    /// Messages to `functions.NAME`: gpt-oss.
+    GptOss,
 }
 
 /// How a model writes its thoughts.
@@ -26,6 +40,8 @@ pub enum ReasoningFormat {
     DeepSeekR1,
     /// `[THINK]` and `[/THINK]`.
     MistralThink,
+    /// Messages in the channel `analysis`: gpt-oss.
+    GptOss,
 }
 
 /// The formats of one model.
@@ -38,8 +54,15 @@ pub struct OutputFormats {
 }
 
 /// SGLang's names for `--tool-call-parser`.
-const TOOL_NAMES: [(&str, ToolFormat); 7] = [
+const TOOL_NAMES: [(&str, ToolFormat); 14] = [
+    ("deepseekv3", ToolFormat::DeepSeekV3),
+    ("deepseekv31", ToolFormat::DeepSeekV31),
+    ("glm", ToolFormat::Glm45),
+    ("glm45", ToolFormat::Glm45),
+    ("glm47", ToolFormat::Glm47),
+    ("gpt-oss", ToolFormat::GptOss),
     ("hermes", ToolFormat::Hermes),
+    ("lfm2", ToolFormat::Lfm2),
     ("llama3", ToolFormat::Llama3),
     ("mistral", ToolFormat::Mistral),
     ("pythonic", ToolFormat::Pythonic),
@@ -49,10 +72,11 @@ const TOOL_NAMES: [(&str, ToolFormat); 7] = [
 ];
 
 /// SGLang's names for `--reasoning-parser`, those whose tags are ours.
-const REASONING_NAMES: [(&str, ReasoningFormat); 7] = [
+const REASONING_NAMES: [(&str, ReasoningFormat); 8] = [
     ("deepseek-r1", ReasoningFormat::DeepSeekR1),
     ("deepseek-v3", ReasoningFormat::Think),
     ("glm45", ReasoningFormat::Think),
+    ("gpt-oss", ReasoningFormat::GptOss),
     ("interns1", ReasoningFormat::Think),
     ("mistral", ReasoningFormat::MistralThink),
     ("qwen3", ReasoningFormat::Think),
@@ -94,6 +118,12 @@ impl ToolFormat {
             Self::Llama3 => &syntax::LLAMA3,
             Self::Pythonic => &syntax::PYTHONIC,
             Self::Mistral => &syntax::MISTRAL,
+            Self::Lfm2 => &syntax::LFM2,
+            // Tags tell where a name ends, with or without lines.
+            Self::Glm45 | Self::Glm47 => &syntax::GLM,
+            // The text after the separator tells which of the two it is.
+            Self::DeepSeekV3 | Self::DeepSeekV31 => &syntax::DEEPSEEK,
+            Self::GptOss => &syntax::HARMONY,
         }
     }
 }
@@ -130,6 +160,7 @@ impl ReasoningFormat {
         match self {
             Self::Think | Self::DeepSeekR1 => &syntax::THINK,
             Self::MistralThink => &syntax::MISTRAL_THINK,
+            Self::GptOss => &syntax::HARMONY_THINK,
         }
     }
 
@@ -140,10 +171,29 @@ impl ReasoningFormat {
 }
 
 impl OutputFormats {
+    /// Returns whether an output is a sequence of messages in channels, where calls and reasoning are kinds of messages.
+    pub fn is_in_channels(self) -> bool {
+        self.tool == Some(ToolFormat::GptOss) || self.reasoning == Some(ReasoningFormat::GptOss)
+    }
+
+    /// Returns where an output begins that follows the rendered prompt.
+    pub fn start_after(self, prompt: &str) -> OutputStart {
+        match self.reasoning {
+            _ if self.is_in_channels() => OutputStart::among_messages(prompt),
+            Some(format) if format.is_open_after(prompt) => OutputStart::Reasoning,
+            _ => OutputStart::Content,
+        }
+    }
+
     /// Returns the tags of both formats.
     pub(super) fn tags(self) -> impl Iterator<Item = (Tag, &'static str)> {
-        let tool = self.tool.map_or(&[][..], |format| format.syntax().tags);
-        let think = self.reasoning.map(ReasoningFormat::syntax);
+        let tool = match self.is_in_channels() {
+            true => Some(ToolFormat::GptOss),
+            false => self.tool,
+        };
+        let tool = tool.map_or(&[][..], |format| format.syntax().tags);
+        let think = self.reasoning.filter(|_| !self.is_in_channels());
+        let think = think.map(ReasoningFormat::syntax);
         let think = think.map(|think| [(Tag::ThinkStart, think.start), (Tag::ThinkEnd, think.end)]);
         tool.iter().copied().chain(think.into_iter().flatten())
     }

@@ -48,7 +48,8 @@ pub(super) struct Lexer {
 
 /// How a tag compares with the items at the front.
 enum Match {
-    Whole,
+    /// With so many items.
+    Whole(usize),
     /// The items end before the tag does.
     Partial,
     No,
@@ -102,7 +103,7 @@ impl Lexer {
                 is_token,
             };
             match self.compare(text) {
-                Match::Whole => return Some((Lexeme::Tag(found), text.len())),
+                Match::Whole(n_items) => return Some((Lexeme::Tag(found), n_items)),
                 Match::Partial if input == Input::Open => return None,
                 Match::Partial | Match::No => {}
             }
@@ -140,16 +141,18 @@ impl Lexer {
         marker.map_or("", |marker| marker.visible_text())
     }
 
-    /// Compares a tag, which is ASCII, with the items at the front.
+    /// Compares a tag with the items at the front.
     fn compare(&self, text: &str) -> Match {
         let mut items = self.items.iter();
+        let mut n_items = 0;
         for expected in text.chars() {
+            n_items += 1;
             match items.next() {
                 None => return Match::Partial,
                 Some(Item::Char(c)) if *c == expected => {}
                 Some(_) => return Match::No,
             }
         }
-        Match::Whole
+        Match::Whole(n_items)
     }
 }

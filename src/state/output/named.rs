@@ -7,6 +7,11 @@ use super::syntax::{Tag, TagSet};
 /// A longer name, or id of a call, is none.
 pub(super) const MAX_NAME_BYTES: usize = 256;
 
+/// Whether a character belongs to the name of a function.
+pub(super) fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/')
+}
+
 /// Reads the call from the first character of its name. An id between `[CALL_ID]` and `[ARGS]` is dropped, and `[ARGS]`
 /// may be missing.
 #[derive(Debug)]
@@ -47,8 +52,7 @@ impl NamedReader {
     }
 
     fn read_name(&mut self, c: char) -> Step {
-        let belongs = c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
-        if !belongs || self.name.len() > MAX_NAME_BYTES {
+        if !is_name(c) || self.name.len() > MAX_NAME_BYTES {
             return Step::Broken;
         }
         self.name.push(c);

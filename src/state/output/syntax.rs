@@ -14,11 +14,25 @@ pub(super) enum Tag {
     ParameterClose,
     CallId,
     Arguments,
+    SectionOpen,
+    SectionClose,
+    Separator,
+    KeyOpen,
+    KeyClose,
+    ValueOpen,
+    ValueClose,
+    MessageStart,
+    Channel,
+    Constraint,
+    MessageBody,
+    MessageEnd,
+    CallEnd,
+    AnswerEnd,
 }
 
 /// Some tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TagSet(u16);
+pub(super) struct TagSet(u32);
 
 impl TagSet {
     pub(super) const NONE: Self = Self(0);
@@ -52,6 +66,16 @@ pub(super) struct ToolSyntax {
     pub(super) bare: Option<(char, Expect)>,
 }
 
+impl ToolSyntax {
+    /// The form that must follow this tag, which opens calls.
+    pub(super) fn after(&self, opening: Tag) -> Expect {
+        match opening {
+            Tag::SectionOpen => Expect::SectionItem,
+            _ => self.after_open,
+        }
+    }
+}
+
 /// The format of reasoning.
 #[derive(Debug)]
 pub(super) struct ThinkSyntax {
@@ -66,14 +90,24 @@ pub(super) enum Expect {
     Object(Surroundings),
     /// `<function=`.
     Function,
+    /// A name, and tags around its arguments.
+    KeyedCall,
     /// A call in Python.
     PythonCall,
+    /// The same, or a call as a JSON object.
+    PythonCallOrObject,
+    /// The tag that opens the first call of a section.
+    SectionItem,
+    /// A name, the tag that separates it, and a JSON object.
+    SeparatedCall,
     /// The bracket that opens a list.
     ListOpen(&'static CallList),
     /// The first call of a list whose bracket has been read.
     ListItem(&'static CallList),
     /// A list, or else a name and its arguments.
     ListOrName(&'static CallList),
+    /// A list, or else one of its calls alone.
+    ListOrItem(&'static CallList),
 }
 
 /// Whether an opening tag says that a JSON object is a call.
@@ -162,6 +196,66 @@ pub(super) static MISTRAL: ToolSyntax = ToolSyntax {
     ],
     after_open: Expect::ListOrName(&OBJECTS_IN_BRACKETS),
     bare: None,
+};
+
+/// Objects and calls in Python have the same brackets around them.
+const MIXED_CALLS: CallList = CallList {
+    item: Expect::PythonCallOrObject,
+    ..PYTHON_CALLS
+};
+
+pub(super) static LFM2: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::ToolOpen, "<|tool_call_start|>"),
+        (Tag::ToolClose, "<|tool_call_end|>"),
+    ],
+    after_open: Expect::ListOrItem(&MIXED_CALLS),
+    bare: None,
+};
+
+pub(super) static GLM: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::ToolOpen, "<tool_call>"),
+        (Tag::ToolClose, "</tool_call>"),
+        (Tag::KeyOpen, "<arg_key>"),
+        (Tag::KeyClose, "</arg_key>"),
+        (Tag::ValueOpen, "<arg_value>"),
+        (Tag::ValueClose, "</arg_value>"),
+    ],
+    after_open: Expect::KeyedCall,
+    bare: None,
+};
+
+pub(super) static DEEPSEEK: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::SectionOpen, "<｜tool▁calls▁begin｜>"),
+        (Tag::SectionClose, "<｜tool▁calls▁end｜>"),
+        (Tag::ToolOpen, "<｜tool▁call▁begin｜>"),
+        (Tag::ToolClose, "<｜tool▁call▁end｜>"),
+        (Tag::Separator, "<｜tool▁sep｜>"),
+    ],
+    after_open: Expect::SeparatedCall,
+    bare: None,
+};
+
+/// The messages of gpt-oss, which an engine of their own reads: calls and reasoning are kinds of them.
+pub(super) static HARMONY: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::MessageStart, "<|start|>"),
+        (Tag::Channel, "<|channel|>"),
+        (Tag::Constraint, "<|constrain|>"),
+        (Tag::MessageBody, "<|message|>"),
+        (Tag::MessageEnd, "<|end|>"),
+        (Tag::CallEnd, "<|call|>"),
+        (Tag::AnswerEnd, "<|return|>"),
+    ],
+    after_open: Expect::KeyedCall,
+    bare: None,
+};
+
+pub(super) static HARMONY_THINK: ThinkSyntax = ThinkSyntax {
+    start: "<|channel|>analysis<|message|>",
+    end: "<|end|>",
 };
 
 pub(super) static THINK: ThinkSyntax = ThinkSyntax {

@@ -1,5 +1,6 @@
 //! Quantised safetensors have the logits of the same model written out in bf16.
 
+mod hybrids;
 mod kinds;
 
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use super::read_in_all_cuts;
 use super::transcript::{Mode, Transcript};
 
 /// Pieces of garbage.
-const PARTS: [&str; 52] = [
+const PARTS: [&str; 75] = [
     "a",
     "é",
     "😀",
@@ -59,14 +59,43 @@ const PARTS: [&str; 52] = [
     "[CALL_ID]",
     "<|python_tag|>",
     "<|python_start|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "```",
+    "json",
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+    "assistant",
+    "analysis",
+    "to=functions.f",
 ];
 
-const TOOLS: [ToolFormat; 5] = [
+const TOOLS: [ToolFormat; 11] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
     ToolFormat::Llama3,
     ToolFormat::Pythonic,
     ToolFormat::Mistral,
+    ToolFormat::Lfm2,
+    ToolFormat::Glm45,
+    ToolFormat::Glm47,
+    ToolFormat::DeepSeekV3,
+    ToolFormat::DeepSeekV31,
+    ToolFormat::GptOss,
 ];
 
 fn garbage(rng: &mut fastrand::Rng) -> String {
@@ -114,7 +143,9 @@ fn bare(text: &str) -> String {
 
 #[test]
 fn without_a_call_reasoning_and_content_are_the_text() {
-    for tool in TOOLS {
+    // The headers of messages are dropped.
+    let tagged = TOOLS.into_iter().filter(|tool| *tool != ToolFormat::GptOss);
+    for tool in tagged {
         let reasoning = match tool {
             ToolFormat::Mistral => ReasoningFormat::MistralThink,
             _ => ReasoningFormat::Think,
@@ -149,7 +180,11 @@ fn garbage_says_the_same_in_all_cuts() {
         for seed in 0..60 {
             let mut rng = fastrand::Rng::with_seed(seed);
             let text = garbage(&mut rng);
-            let formats = super::with(tool, ReasoningFormat::Think);
+            let reasoning = match tool {
+                ToolFormat::GptOss => ReasoningFormat::GptOss,
+                _ => ReasoningFormat::Think,
+            };
+            let formats = super::with(tool, reasoning);
             let transcript = Transcript::of_text(formats, super::mode(seed), &text);
             read_in_all_cuts(&transcript, &mut rng);
         }

@@ -7,7 +7,11 @@ use super::transcript::{Mode, Transcript};
 const BYTES: usize = 1 << 20;
 
 fn check(tool: ToolFormat, unit: &str) {
-    let formats = super::with(tool, ReasoningFormat::Think);
+    let reasoning = match tool {
+        ToolFormat::GptOss => ReasoningFormat::GptOss,
+        _ => ReasoningFormat::Think,
+    };
+    let formats = super::with(tool, reasoning);
     let transcript = Transcript::of_text(formats, Mode::Text, &unit.repeat(BYTES / unit.len()));
     // Quadratic time would be hours for all of them.
     let pieces = transcript.read(&[]);
@@ -77,5 +81,42 @@ fn repetitions_lose_nothing_and_end_soon() {
         "[TOOL_CALLS]f[ARGS]{\"",
     ] {
         check(ToolFormat::Mistral, unit);
+    }
+    for unit in [
+        "<|tool_call_start|>",
+        "<|tool_call_start|>[",
+        "<|tool_call_start|>[{\"x\":[",
+        "<|tool_call_start|>[f(),",
+    ] {
+        check(ToolFormat::Lfm2, unit);
+    }
+    for unit in [
+        "<tool_call>f",
+        "<tool_call>f<arg_key>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>\n</arg_value>",
+        "<tool_call>f<arg_key>meal</arg_key><arg_value></arg_value>\n ",
+    ] {
+        check(ToolFormat::Glm45, unit);
+    }
+    for unit in [
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>f\n```json\n",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>f\n```{}\n``",
+    ] {
+        check(ToolFormat::DeepSeekV3, unit);
+    }
+    for unit in [
+        "<|start|>",
+        "<|channel|>",
+        "<|channel|>analysis ",
+        "<|channel|>analysis<|message|>",
+        "<|channel|>commentary to=f<|message|>",
+        "<|channel|>commentary to=f<|message|> ",
+        "<|end|>\n",
+        "<|channel|>commentary to=f<|message|>{\"",
+    ] {
+        check(ToolFormat::GptOss, unit);
     }
 }

@@ -4,6 +4,7 @@
 
 mod garbage;
 mod hostile;
+mod messages;
 mod plan;
 mod transcript;
 mod values;
@@ -120,11 +121,42 @@ fn mistral() {
 }
 
 #[test]
+fn lfm2() {
+    check_format(with(ToolFormat::Lfm2, ReasoningFormat::Think));
+}
+
+#[test]
+fn glm45() {
+    check_format(with(ToolFormat::Glm45, ReasoningFormat::Think));
+}
+
+#[test]
+fn glm47() {
+    check_format(with(ToolFormat::Glm47, ReasoningFormat::Think));
+}
+
+#[test]
+fn deepseekv3() {
+    check_format(with(ToolFormat::DeepSeekV3, ReasoningFormat::Think));
+}
+
+#[test]
+fn deepseekv31() {
+    check_format(with(ToolFormat::DeepSeekV31, ReasoningFormat::Think));
+}
+
+#[test]
+fn gpt_oss() {
+    check_format(with(ToolFormat::GptOss, ReasoningFormat::GptOss));
+}
+
+#[test]
 fn reasoning_without_tools() {
     for reasoning in [
         ReasoningFormat::Think,
         ReasoningFormat::DeepSeekR1,
         ReasoningFormat::MistralThink,
+        ReasoningFormat::GptOss,
     ] {
         check_format(OutputFormats {
             tool: None,

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 use souffleur::state::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
 
+use super::messages;
 use super::transcript::{Mode, Transcript};
 use super::values;
 
@@ -50,7 +51,7 @@ impl Said {
         said
     }
 
-    fn call(&mut self, name: &str, arguments: &str) {
+    pub fn call(&mut self, name: &str, arguments: &str) {
         self.calls.push(Call {
             name: name.to_owned(),
             arguments: arguments.to_owned(),
@@ -65,6 +66,10 @@ impl Plan {
             transcript: Transcript::new(formats, mode),
             said: Said::default(),
         };
+        if formats.is_in_channels() {
+            messages::write(&mut plan, rng);
+            return plan;
+        }
         let inside = formats.reasoning == Some(ReasoningFormat::DeepSeekR1);
         if inside || rng.bool() {
             plan.think(rng);
@@ -119,7 +124,9 @@ impl Plan {
             "[seat](http://seat)",
             "[seat(4)]",
             "x</tool_call",
-        ][rng.usize(0..10)];
+            "<|tool_call_start|>[] and <｜tool▁call▁begin｜>f",
+            "<|channel|> of <|message|>",
+        ][rng.usize(0..12)];
         self.said.content.push_str(content);
         self.text(content);
     }
@@ -140,7 +147,13 @@ impl Plan {
             Some(ToolFormat::Pythonic) => self.pythonic(n_calls, start, rng),
             Some(ToolFormat::Mistral) if rng.bool() => self.mistral_list(n_calls, rng),
             Some(ToolFormat::Mistral) => self.mistral_named(n_calls, rng),
-            None => {}
+            Some(ToolFormat::Lfm2) => self.lfm2(n_calls, rng),
+            Some(ToolFormat::Glm45) => self.glm(n_calls, "\n", rng),
+            Some(ToolFormat::Glm47) => self.glm(n_calls, "", rng),
+            Some(format @ (ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31)) => {
+                self.deepseek(n_calls, format, rng);
+            }
+            Some(ToolFormat::GptOss) | None => {}
         }
         let after = ["", "\n", " \n", "\nDone.\n", " Done <tool_c"][rng.usize(0..5)];
         self.text(after);
@@ -192,15 +205,7 @@ impl Plan {
                 self.text(&format!("<parameter={key}>\n"));
                 values::push_quoted(&mut self.transcript, &plain, rng);
                 self.text("\n</parameter>\n");
-                let json = match value {
-                    Value::Array(_) | Value::Object(_)
-                        if serde_json::from_str::<Value>(&plain).is_ok() =>
-                    {
-                        plain
-                    }
-                    _ => dumps(value),
-                };
-                written.push(format!("{}: {json}", dumps(&Value::from(key.as_str()))));
+                written.push(parameter(key, value, &plain));
             }
             self.text("</function>\n");
             self.transcript.tag("</tool_call>");
@@ -255,6 +260,77 @@ impl Plan {
         }
     }
 
+    fn lfm2(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
+        self.transcript.tag("<|tool_call_start|>");
+        let is_json = rng.u8(0..4) == 0;
+        let has_brackets = n_calls > 1 || rng.u8(0..4) > 0;
+        self.text(if has_brackets { "[" } else { "" });
+        for n in 0..n_calls {
+            self.text(["", ", "][if n == 0 { 0 } else { 1 }]);
+            if is_json {
+                self.object("arguments", rng);
+                continue;
+            }
+            let arguments = values::arguments(rng);
+            let written: Vec<String> = (arguments.iter())
+                .map(|(key, value)| format!("{key}={}", values::python(value, rng)))
+                .collect();
+            let written = format!("seat({})", written.join(", "));
+            values::push_quoted(&mut self.transcript, &written, rng);
+            self.said.call("seat", &dumps(&Value::Object(arguments)));
+        }
+        self.text(if has_brackets { "]" } else { "" });
+        self.transcript.tag("<|tool_call_end|>");
+    }
+
+    fn glm(&mut self, n_calls: usize, line: &str, rng: &mut fastrand::Rng) {
+        for n in 0..n_calls {
+            let arguments = values::arguments(rng);
+            self.transcript.tag("<tool_call>");
+            self.text(&format!("seat{line}"));
+            let mut written = Vec::new();
+            for (key, value) in &arguments {
+                let plain = values::plain(value, rng);
+                self.transcript
+                    .tagged(&format!("<arg_key>{key}</arg_key>{line}<arg_value>"));
+                values::push_quoted(&mut self.transcript, &plain, rng);
+                self.transcript.tag("</arg_value>");
+                self.text(line);
+                written.push(parameter(key, value, &plain));
+            }
+            self.transcript.tag("</tool_call>");
+            self.text(if n + 1 < n_calls { line } else { "" });
+            self.said
+                .call("seat", &format!("{{{}}}", written.join(", ")));
+        }
+    }
+
+    fn deepseek(&mut self, n_calls: usize, format: ToolFormat, rng: &mut fastrand::Rng) {
+        let is_section = n_calls > 1 || rng.u8(0..4) > 0;
+        let section = |plan: &mut Self, tag| {
+            if is_section {
+                plan.transcript.tag(tag);
+            }
+        };
+        section(self, "<｜tool▁calls▁begin｜>");
+        for n in 0..n_calls {
+            let arguments = Value::Object(values::arguments(rng));
+            let written = values::json_text(&arguments, rng);
+            self.text(["", "\n"][if n > 0 { rng.usize(0..2) } else { 0 }]);
+            let (before, after) = match format {
+                ToolFormat::DeepSeekV3 => ("function<｜tool▁sep｜>seat\n```json\n", "\n```"),
+                _ => ("seat<｜tool▁sep｜>", ""),
+            };
+            self.transcript.tag("<｜tool▁call▁begin｜>");
+            self.transcript.tagged(before);
+            values::push_quoted(&mut self.transcript, &written, rng);
+            self.text(after);
+            self.transcript.tag("<｜tool▁call▁end｜>");
+            self.said.call("seat", &written);
+        }
+        section(self, "<｜tool▁calls▁end｜>");
+    }
+
     fn mistral_list(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
         self.transcript.tag("[TOOL_CALLS]");
         self.text([" [", "["][rng.usize(0..2)]);
@@ -280,6 +356,16 @@ impl Plan {
             self.said.call("seat", &written);
         }
     }
+}
+
+/// A parameter of the given text, as JSON.
+fn parameter(key: &str, value: &Value, plain: &str) -> String {
+    let is_json = |text: &str| serde_json::from_str::<Value>(text).is_ok();
+    let json = match value {
+        Value::Array(_) | Value::Object(_) if is_json(plain) => plain.to_owned(),
+        _ => dumps(value),
+    };
+    format!("{}: {json}", dumps(&Value::from(key)))
 }
 
 /// Whether a call may begin without a tag.

@@ -5,11 +5,12 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::json;
 use souffleur::state::output::{
-    Markers, OutputEngine, OutputFormats, OutputPiece, Tool, ToolChoice, ToolUse, push_piece,
+    Markers, OutputEngine, OutputFormats, OutputPiece, OutputStart, Tool, ToolChoice, ToolUse,
+    push_piece,
 };
 
 /// All tags that are tokens in [`Mode::Tokens`]; the place of a tag is its id.
-const TOKENS: [&str; 11] = [
+const TOKENS: [&str; 29] = [
     "<think>",
     "</think>",
     "[THINK]",
@@ -21,6 +22,24 @@ const TOKENS: [&str; 11] = [
     "<|python_end|>",
     "[TOOL_CALLS]",
     "[ARGS]",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
 ];
 
 /// Whether the vocabulary has the tags as tokens.
@@ -86,6 +105,23 @@ impl Transcript {
         self.atoms.extend(text.chars().map(Atom::Char));
     }
 
+    /// Appends a text in which all tags are tokens if they can be.
+    pub fn tagged(&mut self, text: &str) {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let found = TOKENS
+                .iter()
+                .filter_map(|tag| Some((rest.find(tag)?, *tag)));
+            let Some((at, tag)) = found.min() else {
+                break;
+            };
+            self.text(&rest[..at]);
+            self.tag(tag);
+            rest = &rest[at + tag.len()..];
+        }
+        self.text(rest);
+    }
+
     /// Appends a tag, as a token if it is one.
     pub fn tag(&mut self, tag: &str) {
         let id = TOKENS.iter().position(|known| *known == tag);
@@ -103,7 +139,11 @@ impl Transcript {
     pub fn read(&self, cuts: &[usize]) -> Vec<OutputPiece> {
         let tools = Some(TOOLS.clone());
         let markers = Arc::new(self.markers());
-        let mut engine = OutputEngine::new(self.formats, tools, markers, false);
+        let start = match self.formats.is_in_channels() {
+            true => OutputStart::Header,
+            false => OutputStart::Content,
+        };
+        let mut engine = OutputEngine::new(self.formats, tools, markers, start);
         let (mut pieces, mut out, mut text) = (Vec::new(), Vec::new(), String::new());
         let mut cuts = cuts.iter().copied().peekable();
         for (at, atom) in self.atoms.iter().enumerate() {

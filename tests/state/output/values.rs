@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::transcript::Transcript;
 
 /// Pieces of strings, many of which mean something elsewhere.
-const PARTS: [&str; 27] = [
+const PARTS: [&str; 33] = [
     "Ada",
     "é",
     "日本",
@@ -33,6 +33,12 @@ const PARTS: [&str; 27] = [
     "</think>",
     "</parameter>!",
     "</function>",
+    "</arg_value>!",
+    "<|tool_call_end|>",
+    "<|end|>",
+    "<|call|>",
+    "<|start|>",
+    "```",
 ];
 
 /// The arguments of a call of `seat`, with values of the types that its schema says.

@@ -52,7 +52,7 @@ fn with_tools(format: ToolFormat, text: &str) -> Reading {
         ToolFormat::Llama3 => Box::new(LlamaParser::new()),
         ToolFormat::Pythonic => Box::new(PythonicParser::new()),
         ToolFormat::Mistral => Box::new(MistralParser::new()),
-        ToolFormat::Qwen3Coder => unreachable!("its parser is not public"),
+        _ => unreachable!("it is not compared"),
     };
     let (content, calls) = match block_on(parser.parse_complete(text)) {
         Ok(read) => read,

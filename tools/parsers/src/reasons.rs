@@ -26,7 +26,7 @@ pub fn find(
         Some(ToolFormat::Llama3) => llama3(text, ours, theirs),
         Some(ToolFormat::Pythonic) => pythonic(text, ours, theirs),
         Some(ToolFormat::Mistral) => mistral(text, ours, theirs),
-        Some(ToolFormat::Qwen3Coder) | None => None,
+        _ => None,
     }
 }
 

@@ -238,6 +238,7 @@ impl Item<'_> {
             Format::F32 => self.run_with::<PlainTile<tile::F32>>(isa),
             Format::F16 => self.run_with::<PlainTile<tile::F16>>(isa),
             Format::Bf16 => self.run_with::<PlainTile<tile::Bf16>>(isa),
+            Format::ExactBf16 => self.run_with::<PlainTile<tile::WideBf16>>(isa),
             Format::Int8 => self.run_with::<Int8Tile>(isa),
             Format::Block32(_) => self.run_with::<Block32Tile>(isa),
             Format::Nibbles(header) if header.is_table() => {

@@ -98,7 +98,7 @@ impl<F: FormatOf> Tile for PlainTile<F> {
                 tile::plain::<S, tile::WideBf16, M, N>(rows, panels, row_words / 2, ahead, sums);
                 return;
             }
-            tile::plain::<S, F, M, N>(rows, panels, row_words, ahead, sums);
+            tile::plain::<S, F, M, N>(rows, panels, row_words / F::ROW_WORDS, ahead, sums);
         }
     }
 }
@@ -191,6 +191,10 @@ impl FormatOf for tile::F32 {
 
 impl FormatOf for tile::F16 {
     const FORMAT: Format = Format::F16;
+}
+
+impl FormatOf for tile::WideBf16 {
+    const FORMAT: Format = Format::ExactBf16;
 }
 
 impl FormatOf for tile::Bf16 {

@@ -3,6 +3,8 @@
 //! A template comes with the model's files. It cannot run long (fuel) nor write much (a bounded writer); the memory
 //! of its own variables is not bounded, so take models from whom you would take weights.
 
+mod probe;
+
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -103,11 +105,27 @@ impl ChatTemplate {
     }
 
     fn add(&mut self, name: &'static str, source: &str) {
-        self.expected.insert(name, Expected::of(source));
-        let source = without_generation_tags(source);
-        if let Err(error) = self.environment.add_template_owned(name, source) {
+        let mut expected = Expected::of(source);
+        let cleaned = without_generation_tags(source);
+        if let Err(error) = self.environment.add_template_owned(name, cleaned) {
             self.broken = Some(error.to_string());
         }
+        let form = probe::call_form(source, |messages| self.try_to_render(name, messages));
+        if let Some((arguments, empty_content)) = form {
+            expected.calls = expected.calls.with(arguments, empty_content);
+        }
+        self.expected.insert(name, expected);
+    }
+
+    /// Renders messages as they are.
+    fn try_to_render(&self, name: &str, messages: &Json) -> Option<String> {
+        let template = self.environment.get_template(name).ok()?;
+        let context = self.context(&ChatPrompt::new(messages), messages.as_array()?.clone());
+        let mut output = BoundedOutput::default();
+        template
+            .render_captured_to(context.ok()?, &mut output)
+            .ok()?;
+        String::from_utf8(output.bytes).ok()
     }
 
     fn context(&self, prompt: &ChatPrompt<'_>, messages: Vec<Json>) -> Result<Value, RequestError> {
@@ -147,6 +165,7 @@ fn environment() -> Environment<'static> {
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(unknown_method_callback);
     environment.add_filter("tojson", python::tojson);
+    environment.add_test("iterable", python::is_iterable);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", python::strftime_now);
     environment

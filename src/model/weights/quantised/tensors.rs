@@ -73,7 +73,7 @@ impl<'a> Module<'a> {
     pub fn required(&self, part: &str, expected: &[usize]) -> Result<Part<'a>, LoadError> {
         self.part(part).ok_or_else(|| LoadError::MissingTensor {
             file: self.weights.searched().to_owned(),
-            tensor: format!("{}.{part}", self.name),
+            tensor: self.weights.file_name(&format!("{}.{part}", self.name)),
             expected: expected.to_vec(),
         })
     }
@@ -161,7 +161,7 @@ impl<'a> Part<'a> {
     pub fn wrong_shape(&self, expected: &[usize]) -> LoadError {
         LoadError::WrongShape {
             file: self.weights.files[self.entry.file].path().to_owned(),
-            tensor: self.name.to_owned(),
+            tensor: self.weights.file_name(self.name),
             expected: expected.to_vec(),
             got: self.entry.shape.clone(),
         }
@@ -170,6 +170,7 @@ impl<'a> Part<'a> {
     /// A complaint about it.
     pub fn error(&self, reason: impl std::fmt::Display) -> LoadError {
         let file = self.weights.files[self.entry.file].path();
-        format_error(file, format!("tensor {} {reason}", self.name))
+        let name = self.weights.file_name(self.name);
+        format_error(file, format!("tensor {name} {reason}"))
     }
 }

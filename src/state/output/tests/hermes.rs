@@ -120,7 +120,8 @@ fn one_call_ends_an_output_without_parallel_calls() {
         reasoning: None,
     };
     let markers = Arc::new(Markers::default());
-    let mut engine = OutputEngine::new(formats, Some(tools(false)), markers, false);
+    let mut engine =
+        OutputEngine::new(formats, Some(tools(false)), markers, OutputStart::default());
     let mut pieces = Vec::new();
     let call = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
     engine.push_text("a", &mut pieces);

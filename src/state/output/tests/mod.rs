@@ -1,4 +1,8 @@
+mod deepseek;
+mod glm;
+mod gpt_oss;
 mod hermes;
+mod lfm2;
 mod llama3;
 mod mistral;
 mod pythonic;
@@ -16,7 +20,7 @@ use super::*;
 fn engine(tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> OutputEngine {
     let formats = OutputFormats { tool, reasoning };
     let markers = Arc::new(Markers::default());
-    OutputEngine::new(formats, Some(tools(true)), markers, false)
+    OutputEngine::new(formats, Some(tools(true)), markers, OutputStart::default())
 }
 
 fn tools(parallel: bool) -> Arc<ToolUse> {
@@ -94,7 +98,12 @@ fn without_tools_calls_are_text() {
         tool: Some(ToolFormat::Hermes),
         reasoning: None,
     };
-    let engine = OutputEngine::new(formats, None, Arc::new(Markers::default()), false);
+    let engine = OutputEngine::new(
+        formats,
+        None,
+        Arc::new(Markers::default()),
+        OutputStart::default(),
+    );
     let text = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
     assert_eq!(short(&run(engine, text)), format!("«{text}»"));
 }

@@ -13,7 +13,7 @@ fn run(items: &[(&str, Option<u32>)], hidden: bool) -> String {
     });
     let markers = Arc::new(markers.hiding(|_| hidden));
     assert!(markers.is_marker(3) && !markers.is_marker(4));
-    let mut engine = OutputEngine::new(formats, Some(tools(true)), markers, false);
+    let mut engine = OutputEngine::new(formats, Some(tools(true)), markers, OutputStart::default());
     let mut pieces = Vec::new();
     for (text, token) in items {
         match token {

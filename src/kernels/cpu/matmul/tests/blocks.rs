@@ -65,6 +65,15 @@ pub fn seeded_stack(
     parts: &[(BlockType, usize)],
     inputs: usize,
 ) -> (Stack, Vec<Vec<f32>>) {
+    stack_for(Dtype::BF16, (isa, seed), parts, inputs)
+}
+
+fn stack_for(
+    dtype: Dtype,
+    (isa, seed): (Isa, u32),
+    parts: &[(BlockType, usize)],
+    inputs: usize,
+) -> (Stack, Vec<Vec<f32>>) {
     let rows: Vec<Vec<u8>> = parts
         .iter()
         .enumerate()
@@ -83,7 +92,7 @@ pub fn seeded_stack(
         })
         .collect();
     let mut pool = ThreadPool::new(2).expect("threads start");
-    let rule = FormatRule::new(Dtype::BF16, None);
+    let rule = FormatRule::new(dtype, None);
     let threads = (&mut pool, isa);
     let stack = Stack::pack(threads, &mut WeightArena::default(), rule, &views);
     (stack, views.iter().map(TensorView::to_f32).collect())
@@ -200,6 +209,30 @@ fn rows_are_read_as_they_are_stored() {
             for (output, expected) in stored[0].chunks_exact(inputs).enumerate() {
                 weight.read_row(output, &mut row);
                 assert_eq!(bits(&row), bits(expected), "{block:?} {output}");
+            }
+        }
+    }
+}
+
+#[test]
+fn in_float32_blocks_give_the_bits_of_their_values() {
+    for block in TYPES {
+        for &inputs in widths(block) {
+            let x: Vec<f32> = values(6, 9 * inputs);
+            for isa in Isa::available() {
+                let (weight, stored) = stack_for(Dtype::F32, (isa, 1), &[(block, 37)], inputs);
+                let shape = [37, inputs];
+                let bytes = bytemuck::cast_slice(&stored[0]);
+                let view = TensorView::plain(Dtype::F32, &shape, bytes);
+                let mut pool = ThreadPool::new(1).expect("threads start");
+                let rule = FormatRule::new(Dtype::F32, None);
+                let threads = (&mut pool, isa);
+                let plain = Stack::pack(threads, &mut WeightArena::default(), rule, &[view]);
+                let [got, expected] = [&weight, &plain].map(|stack| product(isa, 2, &x, stack));
+                assert_eq!(bits(&got), bits(&expected), "{isa:?} {block:?} {inputs}");
+                let mut row = vec![0.0; inputs];
+                weight.read_row(36, &mut row);
+                assert_eq!(bits(&row), bits(&stored[0][36 * inputs..]), "{block:?}");
             }
         }
     }

@@ -116,7 +116,7 @@ impl Kernel for Quantise<'_> {
 /// What the kernels see of a row of activations.
 fn as_packed(format: Format, x: &[f32]) -> Vec<f32> {
     match format {
-        Format::F32 | Format::F16 => x.to_vec(),
+        Format::F32 | Format::F16 | Format::ExactBf16 => x.to_vec(),
         Format::Bf16 => x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
         Format::Int8 => x
             .chunks(INT8_GROUP)
@@ -319,7 +319,7 @@ fn packed_weights_are_the_stored_ones_as_the_format_rounds_them() {
                 let right = match format {
                     Format::F32 => *got == *stored,
                     Format::F16 => *got == f16::from_f32(*stored).to_f32(),
-                    Format::Bf16 => *got == bf16::from_f32(*stored).to_f32(),
+                    Format::Bf16 | Format::ExactBf16 => *got == bf16::from_f32(*stored).to_f32(),
                     Format::Int8 => (got - stored).abs() <= 0.5 / 127.0 + 1e-6,
                     Format::Block32(_) | Format::Nibbles(_) | Format::KQuant(_) => {
                         unreachable!("see `blocks`")

@@ -1,14 +1,16 @@
 //! Openings, calls and lists of calls.
 
-use super::{Around, EndTag, Fate, OutputEngine, State};
+use super::{Around, EndTag, Fate, State, TaggedEngine};
 use crate::state::output::call::{CallReader, Step};
 use crate::state::output::content::{After, Content};
+use crate::state::output::keyed::KeyedReader;
 use crate::state::output::lexer::Lexeme;
 use crate::state::output::named::NamedReader;
 use crate::state::output::object::ObjectReader;
 use crate::state::output::piece::{OutputPiece, push_arguments};
 use crate::state::output::python::PythonReader;
-use crate::state::output::syntax::{CallList, Expect, Tag};
+use crate::state::output::separated::SeparatedReader;
+use crate::state::output::syntax::{CallList, Expect, Surroundings, Tag};
 use crate::state::output::xml::XmlReader;
 
 /// The state of an opening after the next character or tag.
@@ -23,10 +25,21 @@ enum Opened {
     Nothing,
 }
 
-impl OutputEngine {
+impl Opened {
+    /// A call, if its first character began one.
+    fn call(reader: Option<impl CallReader + 'static>) -> Self {
+        match reader {
+            Some(reader) => Self::Call(Box::new(reader)),
+            None => Self::Nothing,
+        }
+    }
+}
+
+impl TaggedEngine {
     /// Begins an opening. Its first lexeme is the next that is held.
-    pub(super) fn open(&mut self, expect: Expect) {
+    pub(super) fn open(&mut self, expect: Expect, opened_by: Option<Tag>) {
         self.held.clear();
+        self.opened_by = opened_by;
         self.n_opening = None;
         self.list = None;
         self.state = State::Opening(expect);
@@ -36,7 +49,7 @@ impl OutputEngine {
     pub(super) fn is_holding(&self) -> bool {
         matches!(
             self.state,
-            State::Opening(_) | State::Call(_) | State::Between
+            State::Opening(_) | State::Call(_) | State::Between | State::Trailer(_)
         )
     }
 
@@ -48,10 +61,17 @@ impl OutputEngine {
     ) -> Fate {
         let opened = match lexeme {
             Lexeme::Char(c) if c.is_whitespace() => Opened::Expecting(expect),
+            Lexeme::Char(c) if matches!(expect, Expect::KeyedCall) => match &self.calls {
+                Some((_, tools)) => Opened::call(KeyedReader::new(c, tools)),
+                None => Opened::Nothing,
+            },
             Lexeme::Char(c) => expect.with(c),
             Lexeme::Tag(tag) => match (tag.tag, expect, &self.calls) {
                 (Tag::FunctionOpen, Expect::Function, Some((_, tools))) => {
                     Opened::Call(Box::new(XmlReader::new(tools.clone())))
+                }
+                (Tag::ToolOpen, Expect::SectionItem, Some((syntax, _))) => {
+                    Opened::Expecting(syntax.after_open)
                 }
                 _ => Opened::Nothing,
             },
@@ -141,10 +161,34 @@ impl OutputEngine {
         }
     }
 
+    /// Reads what may close a complete call. A tag closes it as well.
+    pub(super) fn read_trailer(&mut self, left: &'static str, lexeme: Lexeme) -> Fate {
+        let Lexeme::Char(c) = lexeme else {
+            self.leave_list();
+            return Fate::Again;
+        };
+        match left.strip_prefix(c) {
+            Some("") => {
+                self.leave_list();
+                Fate::Used
+            }
+            Some(left) => {
+                self.state = State::Trailer(left);
+                Fate::Held
+            }
+            None if c.is_whitespace() => Fate::Held,
+            None => {
+                self.put_back_held();
+                self.leave_list();
+                Fate::Again
+            }
+        }
+    }
+
     /// Returns whether nothing of a next call was read since the last call of a list.
     pub(super) fn is_between_calls(&self) -> bool {
         match self.state {
-            State::Between => true,
+            State::Between | State::Trailer(_) => true,
             State::Opening(Expect::ListItem(_)) => self.n_opening == Some(0),
             _ => false,
         }
@@ -167,10 +211,11 @@ impl OutputEngine {
                 Around::Reasoning => self.give_reasoning(c, out),
             }
         }
-        self.tool_close = match opening.is_empty() {
-            true => EndTag::OfCall,
-            false => EndTag::OfText,
-        };
+        match (opening.is_empty(), self.opened_by) {
+            (true, _) => self.tool_close = EndTag::OfCall,
+            (false, Some(tag)) => *self.end_tag(tag) = EndTag::OfText,
+            (false, None) => self.tool_close = EndTag::OfText,
+        }
     }
 
     /// Goes on with the content after calls. What is held is dropped.
@@ -181,6 +226,7 @@ impl OutputEngine {
         self.around = Around::Content;
         self.content = Content::new(After::Call);
         self.tool_close = EndTag::OfCall;
+        self.section_close = EndTag::OfCall;
     }
 
     fn put_back_held(&mut self) {
@@ -209,8 +255,14 @@ impl OutputEngine {
         self.complete_calls += 1;
         self.held.clear();
         self.n_opening = Some(0);
+        let trailer = match &self.state {
+            State::Started(reader) => reader.trailer(),
+            _ => None,
+        };
         if self.wants_end() {
             self.state = State::Over;
+        } else if let Some(trailer) = trailer {
+            self.state = State::Trailer(trailer);
         } else if self.list.is_some() {
             self.state = State::Between;
         } else {
@@ -226,16 +278,14 @@ impl Expect {
             (Self::Object(surroundings), '{') => {
                 Opened::Call(Box::new(ObjectReader::new(surroundings)))
             }
-            (Self::ListOpen(list) | Self::ListOrName(list), '[') => Opened::InList(list),
-            (Self::ListItem(list), _) => list.item.with(c),
-            (Self::PythonCall, _) => match PythonReader::new(c) {
-                Some(reader) => Opened::Call(Box::new(reader)),
-                None => Opened::Nothing,
-            },
-            (Self::ListOrName(_), _) => match NamedReader::new(c) {
-                Some(reader) => Opened::Call(Box::new(reader)),
-                None => Opened::Nothing,
-            },
+            (Self::ListOpen(list) | Self::ListOrName(list) | Self::ListOrItem(list), '[') => {
+                Opened::InList(list)
+            }
+            (Self::ListItem(list) | Self::ListOrItem(list), _) => list.item.with(c),
+            (Self::PythonCallOrObject, '{') => Self::Object(Surroundings::Tagged).with(c),
+            (Self::PythonCall | Self::PythonCallOrObject, _) => Opened::call(PythonReader::new(c)),
+            (Self::ListOrName(_), _) => Opened::call(NamedReader::new(c)),
+            (Self::SeparatedCall, _) => Opened::call(SeparatedReader::new(c)),
             _ => Opened::Nothing,
         }
     }

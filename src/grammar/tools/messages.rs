@@ -1,0 +1,139 @@
+//! Answers and calls as messages with headers, as gpt-oss writes them.
+//!
+//! A call ends the turn, so an answer has one at most. Thoughts may come before it, and where an answer need not be a
+//! call, words to the user as well. Both ways in which the model addresses a function are allowed.
+
+use super::{Arguments, Calls};
+use crate::error::FieldError;
+use crate::grammar::markers::Markers;
+use crate::grammar::part::{Free, Part};
+use crate::grammar::source::Source;
+use crate::grammar::wish::AnswerFrame;
+use crate::grammar::writer;
+use crate::state::output::{OutputStart, Tool, ToolChoice};
+
+const ANALYSIS: &str = "<|channel|>analysis<|message|>";
+const COMMENTARY: &str = "<|channel|>commentary<|message|>";
+const END: &str = "<|end|>";
+const NEXT: &str = "<|start|>assistant";
+
+/// The error of a request whose calls stand in messages that are not there.
+pub(super) fn alone() -> FieldError {
+    FieldError::new(
+        "tools",
+        "tools of this model are called in messages: send a chat",
+    )
+}
+
+/// The answer in its message, after thoughts.
+pub(in crate::grammar) fn framed(answer: Part, frame: AnswerFrame) -> Part {
+    match frame {
+        AnswerFrame::Bare | AnswerFrame::Messages(OutputStart::Content) => answer,
+        AnswerFrame::Messages(start) => {
+            Part::Sequence(vec![before(start, &[ANALYSIS]), last(answer)])
+        }
+    }
+}
+
+/// The sources of the grammars of a request with tools, the best first.
+pub(in crate::grammar) fn sources<'a>(
+    calls: &dyn Fn(Arguments) -> Calls<'a>,
+    constraint: Option<Part>,
+    frame: AnswerFrame,
+    markers: &Markers,
+) -> Result<Vec<Source>, FieldError> {
+    let tools = calls(Arguments::Typed).tools;
+    let is_strict = tools.tools.iter().any(|tool| tool.strict);
+    let start = match frame {
+        AnswerFrame::Bare => OutputStart::Header,
+        AnswerFrame::Messages(start) => start,
+    };
+    let only = |arguments| {
+        let call = calls(arguments).addressed()?;
+        Ok(Part::Sequence(vec![before(start, &[ANALYSIS]), call]))
+    };
+    let parts = match (&tools.choice, constraint) {
+        (ToolChoice::Required | ToolChoice::Named(_), _) => {
+            vec![only(Arguments::Typed)?, only(Arguments::OnlyStrict)?]
+        }
+        (ToolChoice::Auto, None) if !is_strict => Vec::new(),
+        // The answer has begun: it is no call.
+        (ToolChoice::Auto | ToolChoice::Allowed, constraint) if start == OutputStart::Content => {
+            constraint.into_iter().collect()
+        }
+        (ToolChoice::Auto | ToolChoice::Allowed, Some(answer)) => {
+            let call = calls(Arguments::OnlyStrict).addressed()?;
+            let end = Part::Choice(vec![last(answer), call]);
+            vec![Part::Sequence(vec![before(start, &[ANALYSIS]), end])]
+        }
+        (ToolChoice::Auto | ToolChoice::Allowed, None) => {
+            let call = calls(Arguments::OnlyStrict).addressed()?;
+            let end = Part::Choice(vec![call, last(Part::Free(text()))]);
+            vec![Part::Sequence(vec![
+                before(start, &[ANALYSIS, COMMENTARY]),
+                end,
+            ])]
+        }
+    };
+    let written = parts
+        .into_iter()
+        .map(|part| writer::write("tools", part, markers));
+    written.collect()
+}
+
+/// The messages before the last, up to the header of that one.
+fn before(start: OutputStart, headers: &[&str]) -> Part {
+    let message = |begin: &str| Part::Tag {
+        begin: begin.to_owned(),
+        content: Box::new(Part::Free(text())),
+        ends: vec![format!("{END}{NEXT}")],
+    };
+    let messages = headers.iter().map(|header| message(header)).collect();
+    let messages = Part::any_number(Part::Choice(messages));
+    match start {
+        OutputStart::Header => messages,
+        OutputStart::Between => Part::Sequence(vec![Part::text(NEXT), messages]),
+        // A message is open.
+        OutputStart::Content | OutputStart::Reasoning => {
+            Part::Sequence(vec![message(""), messages])
+        }
+    }
+}
+
+/// The message that is the answer.
+fn last(answer: Part) -> Part {
+    Part::Sequence(vec![Part::text("<|channel|>final<|message|>"), answer])
+}
+
+fn text() -> Free {
+    Free {
+        is_plain: true,
+        ..Free::default()
+    }
+}
+
+impl Calls<'_> {
+    /// One call, with its header.
+    fn addressed(&self) -> Result<Part, FieldError> {
+        Ok(Part::Choice(self.each(&mut |tool| self.message(tool))?))
+    }
+
+    fn message(&self, tool: &Tool) -> Result<Part, FieldError> {
+        let name = &tool.name;
+        let headers = [
+            format!("<|channel|>commentary to=functions.{name}"),
+            format!(" to=functions.{name}<|channel|>commentary"),
+        ];
+        let types = [
+            " <|constrain|>json<|message|>",
+            "<|constrain|>json<|message|>",
+            " json<|message|>",
+            "<|message|>",
+        ];
+        Ok(Part::Sequence(vec![
+            Part::Choice(headers.map(Part::text).into()),
+            Part::Choice(types.map(Part::text).into()),
+            self.arguments(tool)?,
+        ]))
+    }
+}

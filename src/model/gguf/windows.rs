@@ -1,0 +1,51 @@
+//! The sliding windows that a file describes.
+
+use super::config::Keys;
+use crate::error::LoadError;
+use crate::model::config::Architecture;
+use crate::model::config::limits::{CONTEXT, LAYERS};
+
+const WINDOW: &str = "attention.sliding_window";
+const PATTERN: &str = "attention.sliding_window_pattern";
+
+/// Reads for each layer how many tokens a query sees, itself included; `None` for all of them.
+pub(super) fn read(
+    keys: &Keys<'_>,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Vec<Option<usize>>, LoadError> {
+    match architecture {
+        Architecture::GptOss => {
+            let window = keys.required(WINDOW, CONTEXT)?;
+            let slides = pattern(keys, layers)?.into_iter();
+            Ok(slides.map(|slides| slides.then_some(window)).collect())
+        }
+        _ => refuse(keys).map(|()| vec![None; layers]),
+    }
+}
+
+/// Which layers have the window: those that a list names, or all but the last one of each period, which is two.
+fn pattern(keys: &Keys<'_>, layers: usize) -> Result<Vec<bool>, LoadError> {
+    if keys.metadata.is_list(&keys.key(PATTERN)) {
+        return Ok(keys.flags(PATTERN, layers)?.unwrap_or_default());
+    }
+    let period = keys.size(PATTERN, 0..=*LAYERS.end())?.unwrap_or(2);
+    let slides = |layer: usize| period == 0 || layer % period < period - 1;
+    Ok((0..layers).map(slides).collect())
+}
+
+/// In other architectures a window says nothing of the layers that have it. One that no context is longer than changes
+/// nothing.
+fn refuse(keys: &Keys<'_>) -> Result<(), LoadError> {
+    let context = keys.required("context_length", CONTEXT)?;
+    match keys.size(WINDOW, 0..=usize::MAX >> 1)? {
+        Some(window) if (1..context).contains(&window) => {
+            let reason = format!(
+                "is {window} in a model of {context} tokens of context: sliding windows are read from safetensors only, \
+                 use the model's folder"
+            );
+            Err(keys.error(WINDOW, reason))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,60 @@
+//! Tries in which form a template takes the calls of earlier answers.
+
+use serde_json::{Value, json};
+
+use super::super::calls::{ArgumentForm, EmptyContent};
+
+const NAME: &str = "probed_function";
+const ARGUMENT: &str = "probed argument";
+
+/// Returns the first form in which a template writes a call with its name and its argument; `None` if it writes none.
+///
+/// `render` renders messages of which arguments are objects.
+pub(super) fn call_form(
+    source: &str,
+    render: impl Fn(&Value) -> Option<String>,
+) -> Option<(ArgumentForm, EmptyContent)> {
+    let contents = match asks_for_none(source) {
+        true => [EmptyContent::Null, EmptyContent::Text],
+        false => [EmptyContent::Text, EmptyContent::Null],
+    };
+    let forms = contents.into_iter().flat_map(|content| {
+        let arguments = [ArgumentForm::Object, ArgumentForm::Text];
+        arguments.map(|arguments| (arguments, content))
+    });
+    let mut forms = forms;
+    forms.find(|(arguments, content)| {
+        let rendered = render(&chat(*arguments, *content));
+        rendered.is_some_and(|text| text.contains(NAME) && text.contains(ARGUMENT))
+    })
+}
+
+/// Whether a template treats a content that is none differently.
+fn asks_for_none(source: &str) -> bool {
+    let source: String = source.split_whitespace().collect();
+    let subjects = ["content']", "content\"]", ".content"];
+    let tests = ["isnone", "isnotnone", "!=none", "==none"];
+    subjects.iter().any(|subject| {
+        let mut asks = tests.iter().map(|test| format!("{subject}{test}"));
+        asks.any(|ask| source.contains(&ask))
+    })
+}
+
+fn chat(arguments: ArgumentForm, content: EmptyContent) -> Value {
+    let arguments = match arguments {
+        ArgumentForm::Object => json!({"text": ARGUMENT}),
+        ArgumentForm::Text => json!(json!({"text": ARGUMENT}).to_string()),
+    };
+    let content = match content {
+        EmptyContent::Text => json!(""),
+        EmptyContent::Null => json!(null),
+    };
+    // An id that Mistral's templates take.
+    let id = "aBcDeF123";
+    json!([
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": content, "tool_calls": [
+            {"id": id, "type": "function", "function": {"name": NAME, "arguments": arguments}}]},
+        {"role": "tool", "tool_call_id": id, "name": NAME, "content": "4"},
+    ])
+}

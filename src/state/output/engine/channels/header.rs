@@ -1,0 +1,156 @@
+//! The header of a message: its role, its channel, its recipient.
+
+use crate::state::output::named::MAX_NAME_BYTES;
+use crate::state::output::syntax::Tag;
+
+/// A longer header is none.
+const MAX_CHARS: usize = 512;
+/// Stands before the name of a recipient.
+const TO: &str = "to=";
+/// The namespace of the tools of a request.
+const FUNCTIONS: &str = "functions.";
+/// Recipients that are no tools.
+const PEOPLE: [&str; 4] = ["all", "assistant", "system", "user"];
+const REASONING: &str = "analysis";
+/// The roles of messages.
+const ROLES: [&str; 6] = [
+    "assistant",
+    "developer",
+    "functions.",
+    "system",
+    "tool",
+    "user",
+];
+
+/// A header as far as it was read. Words and tags come in any order: the recipient may stand before the channel or after.
+#[derive(Debug)]
+pub(super) struct Header {
+    begun: Begun,
+    has_role: bool,
+    at: At,
+    word: String,
+    channel: Option<String>,
+    recipient: Option<String>,
+    n_chars: usize,
+}
+
+/// The beginning of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begun {
+    /// In the prompt, which names the role.
+    ByPrompt,
+    /// With a tag.
+    ByTag,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Role,
+    Channel,
+    Later,
+    Constrained,
+}
+
+/// The effect of a character or tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HeaderStep {
+    More,
+    /// The body begins.
+    Body,
+    /// This is no header.
+    Broken,
+}
+
+impl Header {
+    /// A header that the prompt has begun.
+    pub(super) fn after_role() -> Self {
+        Self {
+            begun: Begun::ByPrompt,
+            has_role: true,
+            at: At::Role,
+            word: String::new(),
+            channel: None,
+            recipient: None,
+            n_chars: 0,
+        }
+    }
+
+    /// A header that begins with this tag.
+    pub(super) fn after_tag(tag: Tag) -> Self {
+        Self {
+            begun: Begun::ByTag,
+            has_role: false,
+            at: match tag {
+                Tag::Channel => At::Channel,
+                _ => At::Role,
+            },
+            ..Self::after_role()
+        }
+    }
+
+    pub(super) fn read(&mut self, c: char) -> HeaderStep {
+        self.n_chars += 1;
+        if c == '\n' || self.n_chars > MAX_CHARS {
+            return HeaderStep::Broken;
+        }
+        match c.is_whitespace() {
+            true => self.end_word(),
+            false => self.word.push(c),
+        }
+        match self.at != At::Role || self.may_be_before_channel() {
+            true => HeaderStep::More,
+            false => HeaderStep::Broken,
+        }
+    }
+
+    /// Whether the word may stand before the channel: as the role, and after it as a recipient. Anything else is text.
+    fn may_be_before_channel(&self) -> bool {
+        let word = self.word.as_str();
+        let is_role =
+            |role: &str| role.starts_with(word) || role.ends_with('.') && word.starts_with(role);
+        word.starts_with(TO)
+            || TO.starts_with(word)
+            || !self.has_role && ROLES.into_iter().any(is_role)
+    }
+
+    pub(super) fn read_tag(&mut self, tag: Tag) -> HeaderStep {
+        self.end_word();
+        self.begun = Begun::ByTag;
+        match (tag, self.at) {
+            (Tag::Channel, At::Role) => self.at = At::Channel,
+            (Tag::Constraint, At::Role | At::Channel | At::Later) => self.at = At::Constrained,
+            (Tag::MessageBody, _) => return HeaderStep::Body,
+            _ => return HeaderStep::Broken,
+        }
+        HeaderStep::More
+    }
+
+    /// Whether a tag was read.
+    pub(super) fn has_tag(&self) -> bool {
+        self.begun == Begun::ByTag
+    }
+
+    pub(super) fn is_reasoning(&self) -> bool {
+        self.channel.as_deref() == Some(REASONING)
+    }
+
+    /// The name of the function that is called, if one is.
+    pub(super) fn function(&self) -> Option<&str> {
+        let recipient = self.recipient.as_deref()?;
+        let name = recipient.strip_prefix(FUNCTIONS).unwrap_or(recipient);
+        let is_name = !name.is_empty() && name.len() <= MAX_NAME_BYTES;
+        (is_name && !PEOPLE.contains(&recipient)).then_some(name)
+    }
+
+    fn end_word(&mut self) {
+        let word = std::mem::take(&mut self.word);
+        if let Some(recipient) = word.strip_prefix(TO) {
+            self.recipient = Some(recipient.to_owned());
+        } else if self.at == At::Role {
+            self.has_role |= !word.is_empty();
+        } else if self.at == At::Channel && !word.is_empty() {
+            self.channel = Some(word);
+            self.at = At::Later;
+        }
+    }
+}

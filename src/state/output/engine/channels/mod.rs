@@ -1,0 +1,423 @@
+//! An output of messages, each with a header that says what it is: reasoning, an answer, or a call of a function.
+
+mod header;
+
+use std::sync::Arc;
+
+use super::MAX_HELD_CHARS;
+use crate::state::output::format::{OutputFormats, ReasoningFormat, ToolFormat};
+use crate::state::output::json::{Scan, ValueScanner};
+use crate::state::output::lexer::{FoundTag, Input, Item, Lexeme, Lexer};
+use crate::state::output::markers::Markers;
+use crate::state::output::piece::{OutputPiece, push_arguments, push_reasoning, push_text};
+use crate::state::output::start::OutputStart;
+use crate::state::output::syntax::{Tag, TagSet};
+use crate::state::output::tools::ToolUse;
+use header::{Header, HeaderStep};
+
+/// Reads one output of messages.
+#[derive(Debug)]
+pub(super) struct ChannelEngine {
+    lexer: Lexer,
+    /// The tools, if calls are looked for.
+    tools: Option<Arc<ToolUse>>,
+    headers: Headers,
+    state: State,
+    /// The part that the message being read belongs to, or the one before it.
+    part: Part,
+    /// A header until its message has begun, or whitespace between messages.
+    held: Vec<Item>,
+    /// How many of the held items are the tag that began the header.
+    n_opening: usize,
+    /// The part that text went to last.
+    spoken: Option<Part>,
+    /// Nothing of the message has gone out so far.
+    is_new: bool,
+    complete_calls: usize,
+}
+
+/// The use of headers that are not those of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Headers {
+    /// They part reasoning from content, and are dropped.
+    Separate,
+    /// They are text.
+    StayText,
+}
+
+#[derive(Debug)]
+enum State {
+    Header(Header),
+    Body,
+    /// Before the arguments of a call; its header is held.
+    BeforeArguments(Header),
+    Arguments(ValueScanner),
+    /// After a message.
+    Between,
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Content,
+    Reasoning,
+}
+
+/// The result of reading a lexeme.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Used,
+    Held,
+    Again,
+}
+
+const ENDS: TagSet = TagSet::of(&[Tag::MessageEnd, Tag::CallEnd, Tag::AnswerEnd]);
+const BEGINS: TagSet = TagSet::of(&[Tag::MessageStart, Tag::Channel]);
+const ALL: TagSet = ENDS
+    .and(BEGINS)
+    .and(TagSet::of(&[Tag::Constraint, Tag::MessageBody]));
+
+impl ChannelEngine {
+    pub(super) fn new(
+        formats: OutputFormats,
+        tools: Option<Arc<ToolUse>>,
+        markers: Arc<Markers>,
+        start: OutputStart,
+    ) -> Self {
+        Self {
+            lexer: Lexer::new(formats, markers),
+            tools: tools.filter(|_| formats.tool == Some(ToolFormat::GptOss)),
+            headers: match formats.reasoning {
+                Some(ReasoningFormat::GptOss) => Headers::Separate,
+                _ => Headers::StayText,
+            },
+            state: match start {
+                OutputStart::Header => State::Header(Header::after_role()),
+                OutputStart::Between => State::Between,
+                OutputStart::Content | OutputStart::Reasoning => State::Body,
+            },
+            part: match (start, formats.reasoning) {
+                (OutputStart::Reasoning, Some(ReasoningFormat::GptOss)) => Part::Reasoning,
+                _ => Part::Content,
+            },
+            held: Vec::new(),
+            n_opening: 0,
+            spoken: None,
+            is_new: false,
+            complete_calls: 0,
+        }
+    }
+
+    pub(super) fn push_text(&mut self, text: &str, out: &mut Vec<OutputPiece>) {
+        for c in text.chars() {
+            self.lexer.push_char(c);
+            self.run(Input::Open, out);
+        }
+    }
+
+    pub(super) fn push_marker(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
+        self.lexer.push_token(token);
+        self.run(Input::Open, out);
+    }
+
+    pub(super) fn finish(&mut self, out: &mut Vec<OutputPiece>) {
+        self.run(Input::Ended, out);
+        while self.gives_up_at_end() {
+            self.give_up(out);
+            self.run(Input::Ended, out);
+        }
+        self.held.clear();
+        self.state = State::Over;
+    }
+
+    pub(super) fn complete_calls(&self) -> usize {
+        self.complete_calls
+    }
+
+    pub(super) fn is_in_reasoning(&self) -> bool {
+        matches!(self.state, State::Body) && self.part == Part::Reasoning
+    }
+
+    pub(super) fn wants_end(&self) -> bool {
+        let is_parallel = |tools: &Arc<ToolUse>| tools.parallel;
+        self.complete_calls > 0 && !self.tools.as_ref().is_none_or(is_parallel)
+    }
+
+    /// Whether an output that ends here has something in it that was taken for a header, and is none. One that was cut
+    /// is dropped like a whole one.
+    fn gives_up_at_end(&self) -> bool {
+        match &self.state {
+            State::Header(header) => {
+                !self.held.is_empty() && (self.headers == Headers::StayText || !header.has_tag())
+            }
+            State::BeforeArguments(_) => self.headers == Headers::StayText,
+            _ => false,
+        }
+    }
+
+    fn run(&mut self, input: Input, out: &mut Vec<OutputPiece>) {
+        loop {
+            if matches!(self.state, State::Over) {
+                self.lexer.clear();
+                return;
+            }
+            let Some((lexeme, n_items)) = self.lexer.peek(self.tags(), input) else {
+                return;
+            };
+            match self.read(lexeme, n_items, out) {
+                Fate::Used => self.lexer.take(n_items, |_| {}),
+                Fate::Held => {
+                    let held = &mut self.held;
+                    self.lexer.take(n_items, |item| held.push(item));
+                    if self.held.len() > MAX_HELD_CHARS {
+                        self.give_up(out);
+                    }
+                }
+                Fate::Again => {}
+            }
+        }
+    }
+
+    /// The tags that mean something now.
+    fn tags(&self) -> TagSet {
+        match &self.state {
+            State::Header(_) => ALL,
+            State::Body if self.headers == Headers::StayText && self.tools.is_none() => {
+                TagSet::NONE
+            }
+            State::Body if self.headers == Headers::StayText => BEGINS,
+            State::Arguments(scanner) if scanner.is_in_string() => TagSet::NONE,
+            State::Body | State::BeforeArguments(_) | State::Arguments(_) | State::Between => {
+                ENDS.and(BEGINS)
+            }
+            State::Over => TagSet::NONE,
+        }
+    }
+
+    fn read(&mut self, lexeme: Lexeme, n_items: usize, out: &mut Vec<OutputPiece>) -> Fate {
+        match (&mut self.state, lexeme) {
+            (State::Header(header), Lexeme::Char(c)) => {
+                let step = header.read(c);
+                self.go_on(step, out)
+            }
+            (State::Header(header), Lexeme::Tag(tag)) => {
+                let step = header.read_tag(tag.tag);
+                self.go_on(step, out)
+            }
+            (State::Body, Lexeme::Char(c)) => {
+                self.say(c, out);
+                Fate::Used
+            }
+            (State::Body, Lexeme::Tag(tag)) => self.body_tag(tag, n_items, out),
+            (State::BeforeArguments(_), _) => self.read_before_arguments(lexeme, out),
+            (State::Arguments(_), _) => self.read_arguments(lexeme, out),
+            (State::Between, Lexeme::Char(c)) if c.is_whitespace() => Fate::Held,
+            (State::Between, Lexeme::Tag(tag)) if ENDS.and(BEGINS).has(tag.tag) => {
+                self.held.clear();
+                if ENDS.has(tag.tag) {
+                    return Fate::Used;
+                }
+                // Text that turns out to be no header is content.
+                self.begin_body(Part::Content);
+                self.begin_header(tag.tag, n_items)
+            }
+            (State::Between, _) => {
+                self.put_back(0);
+                self.begin_body(Part::Content);
+                Fate::Again
+            }
+            (State::Over, _) => Fate::Used,
+        }
+    }
+
+    fn body_tag(&mut self, tag: FoundTag, n_items: usize, out: &mut Vec<OutputPiece>) -> Fate {
+        let means = self.tags();
+        if means.has(tag.tag) && BEGINS.has(tag.tag) {
+            return self.begin_header(tag.tag, n_items);
+        }
+        if means.has(tag.tag) {
+            self.state = State::Between;
+            return Fate::Used;
+        }
+        tag.text.chars().for_each(|c| self.say(c, out));
+        Fate::Used
+    }
+
+    fn begin_header(&mut self, tag: Tag, n_items: usize) -> Fate {
+        self.held.clear();
+        self.n_opening = n_items;
+        self.state = State::Header(Header::after_tag(tag));
+        Fate::Held
+    }
+
+    fn begin_body(&mut self, part: Part) {
+        self.state = State::Body;
+        self.part = part;
+        self.is_new = self.headers == Headers::Separate;
+    }
+
+    /// Goes on after a part of a header.
+    fn go_on(&mut self, step: HeaderStep, out: &mut Vec<OutputPiece>) -> Fate {
+        match step {
+            HeaderStep::More => return Fate::Held,
+            HeaderStep::Broken => {
+                self.give_up(out);
+                return Fate::Again;
+            }
+            HeaderStep::Body => {}
+        }
+        let State::Header(header) = std::mem::replace(&mut self.state, State::Body) else {
+            return Fate::Again;
+        };
+        if header.function().is_some() {
+            // The tag that begins the body is held as well: without a call, all of this is text.
+            self.state = State::BeforeArguments(header);
+            return Fate::Held;
+        }
+        match self.headers {
+            Headers::Separate => {
+                self.held.clear();
+                self.begin_body(header.part());
+                Fate::Used
+            }
+            Headers::StayText => {
+                self.state = State::Header(header);
+                self.give_up(out);
+                Fate::Again
+            }
+        }
+    }
+
+    fn read_before_arguments(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
+        let State::BeforeArguments(header) = &self.state else {
+            return Fate::Again;
+        };
+        let name = header.function().filter(|_| self.tools.is_some());
+        let (Some(name), part) = (name.map(str::to_owned), header.part()) else {
+            self.say_header(header.part(), out);
+            return Fate::Again;
+        };
+        match lexeme {
+            Lexeme::Char(c) if c.is_whitespace() => Fate::Held,
+            Lexeme::Char('{') => {
+                self.begin_call(name, "{", out);
+                self.state = ValueScanner::new('{').map_or(State::Between, State::Arguments);
+                Fate::Used
+            }
+            Lexeme::Tag(tag) if ENDS.has(tag.tag) => {
+                self.begin_call(name, "{}", out);
+                self.end_call(out);
+                Fate::Used
+            }
+            _ => {
+                self.say_header(part, out);
+                Fate::Again
+            }
+        }
+    }
+
+    fn read_arguments(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
+        let State::Arguments(scanner) = &mut self.state else {
+            return Fate::Again;
+        };
+        let c = match lexeme {
+            Lexeme::Char(c) => c,
+            Lexeme::Tag(tag) if scanner.is_in_string() => {
+                tag.text.chars().for_each(|c| {
+                    scanner.read(c);
+                });
+                push_arguments(out, tag.text);
+                return Fate::Used;
+            }
+            Lexeme::Tag(_) => {
+                self.state = State::Between;
+                return Fate::Again;
+            }
+        };
+        let mut bytes = [0; 4];
+        match scanner.read(c) {
+            Scan::More => push_arguments(out, c.encode_utf8(&mut bytes)),
+            Scan::Done => {
+                push_arguments(out, c.encode_utf8(&mut bytes));
+                self.end_call(out);
+            }
+            Scan::DoneBefore | Scan::Broken => {
+                self.begin_body(Part::Content);
+                return Fate::Again;
+            }
+        }
+        Fate::Used
+    }
+
+    fn begin_call(&mut self, name: String, arguments: &str, out: &mut Vec<OutputPiece>) {
+        self.held.clear();
+        out.push(OutputPiece::CallStart { name });
+        push_arguments(out, arguments);
+    }
+
+    fn end_call(&mut self, out: &mut Vec<OutputPiece>) {
+        out.push(OutputPiece::CallEnd);
+        self.complete_calls += 1;
+        self.state = match self.wants_end() {
+            true => State::Over,
+            false => State::Between,
+        };
+    }
+
+    /// Makes the header of a message to someone that is no call the beginning of its text.
+    fn say_header(&mut self, part: Part, out: &mut Vec<OutputPiece>) {
+        let part = match self.headers {
+            Headers::Separate => part,
+            Headers::StayText => Part::Content,
+        };
+        self.begin_body(part);
+        let held = std::mem::take(&mut self.held);
+        self.say_items(&held, out);
+    }
+
+    /// Makes the tag that began a header text of the message before it, and reads on after it.
+    fn give_up(&mut self, out: &mut Vec<OutputPiece>) {
+        let n_opening = std::mem::take(&mut self.n_opening).min(self.held.len());
+        self.put_back(n_opening);
+        let opening = std::mem::take(&mut self.held);
+        self.state = State::Body;
+        self.say_items(&opening, out);
+    }
+
+    /// Puts back all held items but the first ones.
+    fn put_back(&mut self, n_kept: usize) {
+        let rest = self.held.split_off(n_kept.min(self.held.len()));
+        self.lexer.put_back(&rest);
+    }
+
+    fn say_items(&mut self, items: &[Item], out: &mut Vec<OutputPiece>) {
+        let mut text = String::new();
+        for &item in items {
+            self.lexer.text_of(item, &mut text);
+        }
+        text.chars().for_each(|c| self.say(c, out));
+    }
+
+    /// Gives out a character of a message. A message after another one of its part begins on a line of its own.
+    fn say(&mut self, c: char, out: &mut Vec<OutputPiece>) {
+        let mut text = String::new();
+        if std::mem::take(&mut self.is_new) && self.spoken == Some(self.part) {
+            text.push('\n');
+        }
+        text.push(c);
+        self.spoken = Some(self.part);
+        match self.part {
+            Part::Content => push_text(out, &text),
+            Part::Reasoning => push_reasoning(out, &text),
+        }
+    }
+}
+
+impl Header {
+    fn part(&self) -> Part {
+        match self.is_reasoning() {
+            true => Part::Reasoning,
+            false => Part::Content,
+        }
+    }
+}

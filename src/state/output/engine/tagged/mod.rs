@@ -1,0 +1,352 @@
+//! The states of an output with tags around reasoning and calls, and how they follow each other.
+
+mod calls;
+
+use std::sync::Arc;
+
+use crate::state::output::call::{CallOutput, CallReader};
+use crate::state::output::content::{After, Content};
+use crate::state::output::format::OutputFormats;
+use crate::state::output::lexer::{FoundTag, Input, Item, Lexeme, Lexer};
+use crate::state::output::markers::Markers;
+use crate::state::output::piece::{OutputPiece, push_reasoning, push_text};
+use crate::state::output::start::OutputStart;
+use crate::state::output::syntax::{CallList, Expect, Tag, TagSet, ToolSyntax};
+use crate::state::output::thinking::Thinking;
+use crate::state::output::tools::ToolUse;
+
+use super::MAX_HELD_CHARS;
+
+/// Reads one output with tags.
+#[derive(Debug)]
+pub(super) struct TaggedEngine {
+    lexer: Lexer,
+    /// The format of calls, if there are tools.
+    calls: Option<(&'static ToolSyntax, Arc<ToolUse>)>,
+    has_reasoning: bool,
+    state: State,
+    /// The part that is being read, or that an opening belongs to if it is no call.
+    around: Around,
+    /// The opening of a call, until it is certain that it is one.
+    held: Vec<Item>,
+    /// How many of the held items are the tag (or bracket) of the opening: the first lexeme that is held, and nothing
+    /// between the calls of a list.
+    n_opening: Option<usize>,
+    /// The tag of the opening, if it is one.
+    opened_by: Option<Tag>,
+    /// The list that the calls are in.
+    list: Option<&'static CallList>,
+    content: Content,
+    thinking: Thinking,
+    /// The meaning of the next end tag of a call in the content.
+    tool_close: EndTag,
+    /// The meaning of the next end tag of a section of calls in the content.
+    section_close: EndTag,
+    /// The meaning of the next end tag of reasoning in the content.
+    think_end: EndTag,
+    output: CallOutput,
+    complete_calls: usize,
+}
+
+/// The part of the output that is being read.
+#[derive(Debug)]
+enum State {
+    /// Content or reasoning.
+    Around,
+    /// An opening, which may lead to a call; all of it is held.
+    Opening(Expect),
+    /// A call, held until its reader gives out the name.
+    Call(Box<dyn CallReader>),
+    /// A call that has a name.
+    Started(Box<dyn CallReader>),
+    /// After a call of a list; all of it is held.
+    Between,
+    /// After a call that this text closes, or what is left of it; all of it is held.
+    Trailer(&'static str),
+    /// Nothing any more.
+    Over,
+}
+
+/// The parts of an output around calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Around {
+    Content,
+    Reasoning,
+}
+
+/// The meaning of an end tag in the content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum EndTag {
+    /// The end of nothing.
+    #[default]
+    Stray,
+    /// The end of an opening that was text; so it is text as well.
+    OfText,
+    /// The end of a call.
+    OfCall,
+}
+
+/// The result of reading a lexeme.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Used,
+    /// It is part of an opening.
+    Held,
+    /// It was not read: the state changed, and it is to be looked at again.
+    Again,
+}
+
+impl TaggedEngine {
+    pub(super) fn new(
+        formats: OutputFormats,
+        tools: Option<Arc<ToolUse>>,
+        markers: Arc<Markers>,
+        start: OutputStart,
+    ) -> Self {
+        let syntax = formats.tool.map(|format| format.syntax());
+        let starts_inside = formats
+            .reasoning
+            .is_some_and(|format| start == OutputStart::Reasoning || format.starts_inside());
+        Self {
+            lexer: Lexer::new(formats, markers),
+            calls: syntax.zip(tools),
+            has_reasoning: formats.reasoning.is_some(),
+            state: State::Around,
+            around: match starts_inside {
+                true => Around::Reasoning,
+                false => Around::Content,
+            },
+            held: Vec::new(),
+            n_opening: None,
+            opened_by: None,
+            list: None,
+            content: Content::new(After::Start),
+            thinking: Thinking::new(),
+            tool_close: EndTag::Stray,
+            section_close: EndTag::Stray,
+            think_end: EndTag::Stray,
+            output: CallOutput::default(),
+            complete_calls: 0,
+        }
+    }
+
+    /// Reads text.
+    pub(super) fn push_text(&mut self, text: &str, out: &mut Vec<OutputPiece>) {
+        for c in text.chars() {
+            self.lexer.push_char(c);
+            self.run(Input::Open, out);
+        }
+    }
+
+    /// Reads a marker token, one for which [`Markers::is_marker`] is true. Others are nothing.
+    pub(super) fn push_marker(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
+        self.lexer.push_token(token);
+        self.run(Input::Open, out);
+    }
+
+    /// Ends the output: what is still held goes out as text, except for whitespace that is dropped.
+    pub(super) fn finish(&mut self, out: &mut Vec<OutputPiece>) {
+        self.run(Input::Ended, out);
+        while self.is_holding() {
+            match self.is_between_calls() {
+                true => self.leave_list(),
+                false => self.give_up(out),
+            }
+            self.run(Input::Ended, out);
+        }
+        self.release_whitespace(out);
+        self.state = State::Over;
+    }
+
+    /// Returns the whitespace of the content that has not gone out, because a call may follow that drops it. Whitespace
+    /// between calls is none.
+    pub(super) fn held_whitespace(&self) -> &str {
+        match (&self.state, self.around) {
+            (State::Around, Around::Content) => self.content.held(),
+            _ => "",
+        }
+    }
+
+    /// Gives out that whitespace.
+    pub(super) fn release_whitespace(&mut self, out: &mut Vec<OutputPiece>) {
+        if matches!(self.state, State::Around) && self.around == Around::Content {
+            push_text(out, &self.content.finish());
+        }
+    }
+
+    /// Returns how many calls are complete.
+    pub(super) fn complete_calls(&self) -> usize {
+        self.complete_calls
+    }
+
+    /// Returns whether reasoning is being read. The opening of a call ends it only when the call has a name.
+    pub(super) fn is_in_reasoning(&self) -> bool {
+        self.around == Around::Reasoning
+    }
+
+    /// Returns whether the request should end: one call is complete and the tools are not to be called in parallel.
+    /// Everything after that call is dropped.
+    pub(super) fn wants_end(&self) -> bool {
+        let is_parallel = |(_, tools): &(_, Arc<ToolUse>)| tools.parallel;
+        self.complete_calls > 0 && !self.calls.as_ref().is_none_or(is_parallel)
+    }
+
+    /// Reads what the input decides.
+    fn run(&mut self, input: Input, out: &mut Vec<OutputPiece>) {
+        loop {
+            if matches!(self.state, State::Over) {
+                self.lexer.clear();
+                return;
+            }
+            let Some((lexeme, n_items)) = self.lexer.peek(self.tags(), input) else {
+                return;
+            };
+            match self.read(lexeme, out) {
+                Fate::Used => self.lexer.take(n_items, |_| {}),
+                Fate::Held => {
+                    self.n_opening.get_or_insert(n_items);
+                    let held = &mut self.held;
+                    self.lexer.take(n_items, |item| held.push(item));
+                    if self.held.len() > MAX_HELD_CHARS {
+                        self.give_up(out);
+                    }
+                }
+                Fate::Again => {}
+            }
+        }
+    }
+
+    /// The tags that mean something now.
+    fn tags(&self) -> TagSet {
+        const REASONING: TagSet = TagSet::of(&[Tag::ThinkStart, Tag::ThinkEnd]);
+        const OPEN: TagSet = TagSet::of(&[Tag::ToolOpen, Tag::SectionOpen]);
+        const CALLS: TagSet = OPEN.and(TagSet::of(&[Tag::ToolClose, Tag::SectionClose]));
+        const FUNCTION: TagSet = TagSet::of(&[Tag::FunctionOpen]);
+        const ITEM: TagSet = TagSet::of(&[Tag::ToolOpen]);
+        let when = |condition: bool, tags: TagSet| if condition { tags } else { TagSet::NONE };
+        match (&self.state, self.around) {
+            (State::Around, Around::Content) => {
+                when(self.has_reasoning, REASONING).and(when(self.calls.is_some(), CALLS))
+            }
+            (State::Around, Around::Reasoning) => REASONING.and(when(self.calls.is_some(), OPEN)),
+            (State::Opening(Expect::Function), _) => FUNCTION,
+            (State::Opening(Expect::SectionItem), _) => ITEM,
+            (State::Trailer(_), _) => CALLS,
+            (State::Opening(_) | State::Between | State::Over, _) => TagSet::NONE,
+            (State::Call(reader) | State::Started(reader), _) => reader.tags(),
+        }
+    }
+
+    fn read(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
+        match (&self.state, self.around, lexeme) {
+            (State::Around, Around::Content, Lexeme::Char(c)) => self.read_content(c, out),
+            (State::Around, Around::Content, Lexeme::Tag(tag)) => self.content_tag(tag, out),
+            (State::Around, Around::Reasoning, Lexeme::Char(c)) => {
+                self.give_reasoning(c, out);
+                Fate::Used
+            }
+            (State::Around, Around::Reasoning, Lexeme::Tag(tag)) => self.reasoning_tag(tag, out),
+            (State::Opening(expect), _, _) => {
+                let expect = *expect;
+                self.read_opening(expect, lexeme, out)
+            }
+            (State::Call(_) | State::Started(_), _, _) => self.read_call(lexeme, out),
+            (State::Between, _, _) => self.read_between(lexeme),
+            (State::Trailer(left), _, _) => {
+                let left = *left;
+                self.read_trailer(left, lexeme)
+            }
+            (State::Over, _, _) => Fate::Used,
+        }
+    }
+
+    fn read_content(&mut self, c: char, out: &mut Vec<OutputPiece>) -> Fate {
+        let bare = self.calls.as_ref().and_then(|(syntax, _)| syntax.bare);
+        match bare {
+            Some((opening, expect)) if c == opening && self.content.is_start() => {
+                self.open(expect, None);
+                Fate::Again
+            }
+            _ => {
+                self.give_content(c, out);
+                Fate::Used
+            }
+        }
+    }
+
+    fn content_tag(&mut self, tag: FoundTag, out: &mut Vec<OutputPiece>) -> Fate {
+        match (tag.tag, &self.calls) {
+            (Tag::ThinkStart, _) if self.has_reasoning => {
+                if self.content.is_blank() {
+                    self.content.drop_held();
+                    self.around = Around::Reasoning;
+                    self.thinking = Thinking::new();
+                    return Fate::Used;
+                }
+                self.think_end = EndTag::OfText;
+            }
+            (Tag::ThinkEnd, _) if self.has_reasoning => {
+                let of = std::mem::take(&mut self.think_end);
+                if of != EndTag::OfText {
+                    self.content.drop_blank();
+                    return Fate::Used;
+                }
+            }
+            (Tag::ToolOpen | Tag::SectionOpen, Some((syntax, _))) => {
+                self.open(syntax.after(tag.tag), Some(tag.tag));
+                return Fate::Held;
+            }
+            (Tag::ToolClose | Tag::SectionClose, Some(_)) => {
+                match std::mem::take(self.end_tag(tag.tag)) {
+                    EndTag::OfCall => {
+                        self.content.drop_blank();
+                        return Fate::Used;
+                    }
+                    EndTag::Stray if tag.is_token => return Fate::Used,
+                    EndTag::Stray | EndTag::OfText => {}
+                }
+            }
+            _ => {}
+        }
+        tag.text.chars().for_each(|c| self.give_content(c, out));
+        Fate::Used
+    }
+
+    fn reasoning_tag(&mut self, tag: FoundTag, out: &mut Vec<OutputPiece>) -> Fate {
+        match (tag.tag, &self.calls) {
+            (Tag::ThinkStart, _) if self.thinking.is_blank() => {}
+            (Tag::ThinkEnd, _) => {
+                self.around = Around::Content;
+                self.content = Content::new(After::Reasoning);
+            }
+            (Tag::ToolOpen | Tag::SectionOpen, Some((syntax, _))) => {
+                self.open(syntax.after(tag.tag), Some(tag.tag));
+                return Fate::Held;
+            }
+            _ => tag.text.chars().for_each(|c| self.give_reasoning(c, out)),
+        }
+        Fate::Used
+    }
+
+    /// The meaning of the next end tag of a call or of a section.
+    fn end_tag(&mut self, tag: Tag) -> &mut EndTag {
+        match tag {
+            Tag::SectionOpen | Tag::SectionClose => &mut self.section_close,
+            _ => &mut self.tool_close,
+        }
+    }
+
+    fn give_content(&mut self, c: char, out: &mut Vec<OutputPiece>) {
+        let text = &mut self.output.arguments;
+        self.content.read(c, text);
+        push_text(out, text);
+        text.clear();
+    }
+
+    fn give_reasoning(&mut self, c: char, out: &mut Vec<OutputPiece>) {
+        let text = &mut self.output.arguments;
+        self.thinking.read(c, text);
+        push_reasoning(out, text);
+        text.clear();
+    }
+}

@@ -1,0 +1,182 @@
+//! The arguments of a call whose parameters stand between tags, written as JSON while they come.
+
+use std::sync::Arc;
+
+use super::call::CallOutput;
+use super::escape::{write_json_char, write_json_string};
+use super::schema::Types;
+use super::tools::ToolUse;
+
+/// A value that is to be typed is held up to this length, and is a string if it is longer.
+pub const MAX_VALUE_BYTES: usize = 1 << 20;
+
+/// Whitespace after the end tag of a value that is held at most; then the tag was part of the value.
+const MAX_TAIL_BYTES: usize = 1 << 12;
+
+/// The newlines right after the start tag and right before the end tag of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EdgeNewlines {
+    /// One at each end belongs to the form.
+    OfForm,
+    /// They belong to the value.
+    OfValue,
+}
+
+/// The parameters of one call.
+#[derive(Debug)]
+pub(super) struct Parameters {
+    tools: Arc<ToolUse>,
+    /// The name of the function, also after it has gone out.
+    pub(super) function: String,
+    has_any: bool,
+    value: Value,
+    edges: EdgeNewlines,
+}
+
+/// The value that is being read.
+#[derive(Debug)]
+struct Value {
+    types: Types,
+    /// A value that is to be typed.
+    held: String,
+    /// A newline that is dropped if the value ends here.
+    newline: bool,
+    is_empty: bool,
+}
+
+impl Parameters {
+    pub(super) fn new(tools: Arc<ToolUse>, edges: EdgeNewlines) -> Self {
+        Self {
+            tools,
+            function: String::new(),
+            has_any: false,
+            value: Value::new(Types::STRING),
+            edges,
+        }
+    }
+
+    /// Returns whether a parameter was read, so that the call has gone out.
+    pub(super) fn has_any(&self) -> bool {
+        self.has_any
+    }
+
+    /// Returns whether the request has a tool with the name of the function.
+    pub(super) fn is_declared(&self) -> bool {
+        self.tools.tool(&self.function).is_some()
+    }
+
+    /// Begins the value of a parameter, unless the parameter has no name.
+    pub(super) fn begin(&mut self, name: &str, out: &mut CallOutput) -> bool {
+        let name = name.trim();
+        if name.is_empty() {
+            return false;
+        }
+        match self.has_any {
+            true => out.arguments.push_str(", "),
+            false => {
+                out.name = Some(self.function.clone());
+                out.arguments.push('{');
+            }
+        }
+        self.has_any = true;
+        write_json_string(name, &mut out.arguments);
+        out.arguments.push_str(": ");
+        let tool = self.tools.tool(&self.function);
+        let types = tool.map_or(Types::STRING, |tool| Types::of_parameter(tool, name));
+        self.value = Value::new(types);
+        if types.is_string() {
+            out.arguments.push('"');
+        }
+        true
+    }
+
+    /// Reads a character of the value.
+    pub(super) fn read(&mut self, c: char, out: &mut CallOutput) {
+        match self.edges {
+            EdgeNewlines::OfForm => self.value.read(c, &mut out.arguments),
+            EdgeNewlines::OfValue => self.value.push(c, &mut out.arguments),
+        }
+    }
+
+    /// Ends the value.
+    pub(super) fn end(&mut self, out: &mut CallOutput) {
+        self.value.end(&mut out.arguments);
+    }
+
+    /// Ends the call.
+    pub(super) fn close(&mut self, out: &mut CallOutput) {
+        match self.has_any {
+            true => out.arguments.push('}'),
+            false => {
+                out.name = Some(std::mem::take(&mut self.function));
+                out.arguments.push_str("{}");
+            }
+        }
+    }
+}
+
+/// The end tag of a value and the whitespace since then, until it is certain that the value has ended.
+#[derive(Debug)]
+pub(super) struct Tail(String);
+
+impl Tail {
+    pub(super) fn new(tag: &str) -> Self {
+        Self(tag.to_owned())
+    }
+
+    /// Reads a character that is whitespace. Anything else tells that the tag was part of the value.
+    pub(super) fn takes(&mut self, c: char) -> bool {
+        let takes = c.is_whitespace() && self.0.len() < MAX_TAIL_BYTES;
+        self.0.extend(takes.then_some(c));
+        takes
+    }
+
+    pub(super) fn chars(&self) -> impl Iterator<Item = char> + '_ {
+        self.0.chars()
+    }
+}
+
+impl Value {
+    fn new(types: Types) -> Self {
+        Self {
+            types,
+            held: String::new(),
+            newline: false,
+            is_empty: true,
+        }
+    }
+
+    fn read(&mut self, c: char, out: &mut String) {
+        let is_first = std::mem::replace(&mut self.is_empty, false);
+        if is_first && c == '\n' {
+            return;
+        }
+        if std::mem::replace(&mut self.newline, c == '\n') {
+            self.push('\n', out);
+        }
+        if c != '\n' {
+            self.push(c, out);
+        }
+    }
+
+    fn push(&mut self, c: char, out: &mut String) {
+        if self.types.is_string() {
+            write_json_char(c, out);
+            return;
+        }
+        self.held.push(c);
+        if self.held.len() > MAX_VALUE_BYTES {
+            self.types = Types::STRING;
+            out.push('"');
+            let held = std::mem::take(&mut self.held);
+            held.chars().for_each(|c| write_json_char(c, out));
+        }
+    }
+
+    fn end(&mut self, out: &mut String) {
+        match self.types.is_string() {
+            true => out.push('"'),
+            false => self.types.write(&std::mem::take(&mut self.held), out),
+        }
+    }
+}

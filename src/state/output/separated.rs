@@ -1,0 +1,139 @@
+//! Reads a call of DeepSeek: a name and a JSON object with a tag of their own between them.
+//!
+//! V3.1 writes the name before the tag and the object after it. V3 writes a word before the tag, and after it the name, a
+//! line break, and the object in a fence of Markdown. The character after the tag tells which it is.
+
+use super::call::{CallOutput, CallReader, Step};
+use super::json::{Scan, ValueScanner};
+use super::named::{MAX_NAME_BYTES, is_name};
+use super::syntax::{Tag, TagSet};
+
+const FENCE: &str = "```";
+const FENCE_OF_JSON: &str = "```json";
+
+/// Reads the call from the first character after its opening tag.
+#[derive(Debug)]
+pub(super) struct SeparatedReader {
+    at: At,
+    /// The name, or the word before the separator.
+    name: String,
+    /// The fence before the arguments, as far as there is one.
+    fence: String,
+}
+
+#[derive(Debug)]
+enum At {
+    BeforeSeparator,
+    AfterSeparator,
+    Name,
+    /// After the name.
+    Fence,
+    Arguments(ValueScanner),
+}
+
+impl SeparatedReader {
+    /// Begins a name, if the character can.
+    pub(super) fn new(first: char) -> Option<Self> {
+        is_name(first).then(|| Self {
+            at: At::BeforeSeparator,
+            name: first.to_string(),
+            fence: String::new(),
+        })
+    }
+
+    fn read_name(&mut self, c: char) -> Step {
+        if !is_name(c) || self.name.len() > MAX_NAME_BYTES {
+            return Step::Broken;
+        }
+        self.name.push(c);
+        Step::More
+    }
+
+    fn read_after_separator(&mut self, c: char, out: &mut CallOutput) -> Step {
+        match c {
+            '{' => self.begin_arguments(out),
+            _ if c.is_whitespace() => Step::More,
+            _ => {
+                self.name.clear();
+                self.at = At::Name;
+                self.read_name(c)
+            }
+        }
+    }
+
+    fn read_fence(&mut self, c: char, out: &mut CallOutput) -> Step {
+        let is_whole = ["", FENCE, FENCE_OF_JSON].contains(&self.fence.as_str());
+        if c == '{' && is_whole {
+            return self.begin_arguments(out);
+        }
+        if c.is_whitespace() && is_whole {
+            return Step::More;
+        }
+        self.fence.push(c);
+        match FENCE_OF_JSON.starts_with(&self.fence) {
+            true => Step::More,
+            false => Step::Broken,
+        }
+    }
+
+    fn begin_arguments(&mut self, out: &mut CallOutput) -> Step {
+        let Some(scanner) = ValueScanner::new('{') else {
+            return Step::Broken;
+        };
+        out.name = Some(std::mem::take(&mut self.name));
+        out.arguments.push('{');
+        self.at = At::Arguments(scanner);
+        Step::More
+    }
+}
+
+impl CallReader for SeparatedReader {
+    fn tags(&self) -> TagSet {
+        match &self.at {
+            At::BeforeSeparator => TagSet::of(&[Tag::Separator]),
+            At::Arguments(scanner) if scanner.is_in_string() => TagSet::NONE,
+            At::AfterSeparator | At::Name | At::Fence | At::Arguments(_) => {
+                TagSet::of(&[Tag::ToolOpen, Tag::ToolClose, Tag::SectionClose])
+            }
+        }
+    }
+
+    fn is_in_text(&self) -> bool {
+        matches!(&self.at, At::Arguments(scanner) if scanner.is_in_string())
+    }
+
+    fn read(&mut self, c: char, out: &mut CallOutput) -> Step {
+        match &mut self.at {
+            At::BeforeSeparator => self.read_name(c),
+            At::AfterSeparator => self.read_after_separator(c, out),
+            At::Name if c.is_whitespace() => {
+                self.at = At::Fence;
+                Step::More
+            }
+            At::Name if c == '{' => self.begin_arguments(out),
+            At::Name => self.read_name(c),
+            At::Fence => self.read_fence(c, out),
+            At::Arguments(scanner) => {
+                let step = match scanner.read(c) {
+                    Scan::More => Step::More,
+                    Scan::Done => Step::Done,
+                    Scan::DoneBefore | Scan::Broken => return Step::Broken,
+                };
+                out.arguments.push(c);
+                step
+            }
+        }
+    }
+
+    fn read_tag(&mut self, tag: Tag, _: &mut CallOutput) -> Step {
+        if tag != Tag::Separator {
+            return Step::Broken;
+        }
+        self.at = At::AfterSeparator;
+        Step::More
+    }
+
+    fn trailer(&self) -> Option<&'static str> {
+        (!self.fence.is_empty()).then_some(FENCE)
+    }
+}

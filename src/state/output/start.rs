@@ -1,0 +1,40 @@
+//! The place that a prompt leaves its output at.
+
+/// The place at which an output begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputStart {
+    /// In the content.
+    #[default]
+    Content,
+    /// Inside of reasoning.
+    Reasoning,
+    /// In the header of a message, after its role.
+    Header,
+    /// After a message, where the next one may begin.
+    Between,
+}
+
+impl OutputStart {
+    /// The place that a prompt of messages leaves an output at: its last tag tells.
+    pub(super) fn among_messages(prompt: &str) -> Self {
+        const START: &str = "<|start|>";
+        const BODY: &str = "<|message|>";
+        let tags = [START, BODY, "<|end|>", "<|call|>", "<|return|>"];
+        let last = tags
+            .into_iter()
+            .filter_map(|tag| Some((prompt.rfind(tag)?, tag)));
+        match last.max() {
+            Some((_, START)) | None => Self::Header,
+            Some((at, BODY)) => {
+                let header = prompt[..at]
+                    .rfind(START)
+                    .map_or("", |start| &prompt[start..at]);
+                match header.contains("<|channel|>analysis") {
+                    true => Self::Reasoning,
+                    false => Self::Content,
+                }
+            }
+            Some(_) => Self::Between,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+use super::*;
+const F: ToolFormat = ToolFormat::Glm45;
+
+#[test]
+fn calls_are_read_with_lines_and_without() {
+    let expected = r#"seat({"row": 4, "who": "\nAda ", "window": true, "meal": {"a":[1]}})"#;
+    for line in ["\n", ""] {
+        let pair = |(key, value): (&str, &str)| {
+            format!("<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}")
+        };
+        let pairs = [
+            ("row", "4"),
+            ("who", "\nAda "),
+            ("window", "true"),
+            ("meal", "{\"a\":[1]}"),
+        ];
+        let call = format!(
+            "<tool_call>seat{line}{}</tool_call>",
+            pairs.map(pair).concat()
+        );
+        check(F, &call, expected);
+        check(ToolFormat::Glm47, &call, expected);
+        check(
+            F,
+            &format!("<think>So</think>{line}{call}{line}{call}"),
+            &format!("‹So›{expected}{expected}"),
+        );
+    }
+    check(F, "<tool_call>seat</tool_call>", "seat({})");
+    check(F, "<tool_call>\nseat\n</tool_call>\n", "seat({})");
+    check(
+        F,
+        "<tool_call>other<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+        r#"other({"a": "1"})"#,
+    );
+}
+
+#[test]
+fn values_keep_what_looks_like_tags() {
+    let value = "</arg_value> x<arg_key></arg_value></tool_call>";
+    let inside = value
+        .strip_suffix("</arg_value></tool_call>")
+        .expect("it ends so");
+    check(
+        F,
+        &format!("<tool_call>seat<arg_key>who</arg_key><arg_value>{value}"),
+        &format!("seat({{\"who\": {}}})", json!(inside)),
+    );
+}
+
+#[test]
+fn what_only_looks_like_a_call_is_text() {
+    for text in [
+        "<tool_call>",
+        "<tool_call>seat",
+        "<tool_call>nothing</tool_call> at all",
+        "<tool_call>two words</tool_call>",
+        "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>",
+        "<tool_call>seat<arg_key>a</arg_key>b",
+        "<arg_key>a</arg_key>",
+    ] {
+        check_text(F, text);
+    }
+}

@@ -1,0 +1,179 @@
+//! Changes that llama.cpp's converter makes to the tensors of some families.
+
+use super::Model;
+use super::writer::Tensor;
+
+/// The number of MXFP4 in files.
+const MXFP4: u32 = 39;
+
+/// A tensor in a checkpoint.
+pub struct Source<'a> {
+    pub name: &'a str,
+    pub shape: &'a [usize],
+    pub values: Vec<f32>,
+}
+
+impl Source<'_> {
+    /// The tensor under another name within its layer.
+    fn within_layer(&self, name: &str, shape: &[usize], values: &[f32]) -> Tensor {
+        Tensor::f32(&format!("{}{name}", layer(self.name)), shape, values)
+    }
+}
+
+/// `blk.N.` of the layer that a tensor is in.
+fn layer(name: &str) -> String {
+    let rest = name.strip_prefix("model.layers.").unwrap();
+    format!("blk.{}.", rest.split('.').next().unwrap())
+}
+
+/// From value heads that lie by their key head to one of each key head after the other; a head has `unit` elements.
+fn tiled(values: &[f32], key_heads: usize, unit: usize) -> Vec<f32> {
+    let each = values.len() / unit / key_heads;
+    let order = (0..each).flat_map(|i| (0..key_heads).map(move |head| head * each + i));
+    order
+        .flat_map(|head| &values[head * unit..(head + 1) * unit])
+        .copied()
+        .collect()
+}
+
+/// Rows of a part of each group, one group after the other.
+fn of_groups(values: &[f32], period: usize, first: usize, len: usize) -> Vec<f32> {
+    let groups = values.chunks_exact(period);
+    groups
+        .flat_map(|group| &group[first..first + len])
+        .copied()
+        .collect()
+}
+
+/// A tensor of a delta net as files of Qwen3.5 and Qwen3-Next have it.
+pub fn delta_net(model: &Model<'_>, source: &Source<'_>) -> Option<Vec<Tensor>> {
+    let (_, part) = source.name.split_once(".linear_attn.")?;
+    let size = |key: &str| model.size(&format!("linear_{key}"));
+    let (key_heads, value_heads) = (size("num_key_heads"), size("num_value_heads"));
+    let (key_dim, value_dim) = (size("key_head_dim"), size("value_head_dim"));
+    let (keys, hidden) = (key_heads * key_dim, model.size("hidden_size"));
+    let values = &source.values;
+    let by_head = |values: &[f32], unit: usize| match model.architecture {
+        "qwen3next" => values.to_vec(),
+        _ => tiled(values, key_heads, unit),
+    };
+    // Keys and queries of all heads, then values.
+    let channels = |width: usize| {
+        let (before, after) = values.split_at(2 * keys * width);
+        [before.to_vec(), by_head(after, value_dim * width)].concat()
+    };
+    let one = |name: &str, shape: &[usize], values: &[f32]| {
+        Some(vec![source.within_layer(name, shape, values)])
+    };
+    match part {
+        "A_log" => {
+            let decays: Vec<f32> = values.iter().map(|log| -log.exp()).collect();
+            one("ssm_a", source.shape, &by_head(&decays, 1))
+        }
+        "dt_bias" => one("ssm_dt.bias", source.shape, &by_head(values, 1)),
+        "conv1d.weight" => {
+            let taps = source.shape[2];
+            let shape = [source.shape[0], taps];
+            one("ssm_conv1d.weight", &shape, &channels(taps))
+        }
+        "in_proj_qkv.weight" => one("attn_qkv.weight", source.shape, &channels(hidden)),
+        "in_proj_z.weight" => {
+            let rows = by_head(values, value_dim * hidden);
+            one("attn_gate.weight", source.shape, &rows)
+        }
+        "in_proj_b.weight" => one("ssm_beta.weight", source.shape, &by_head(values, hidden)),
+        "in_proj_a.weight" => one("ssm_alpha.weight", source.shape, &by_head(values, hidden)),
+        "in_proj_ba.weight" => one("ssm_ba.weight", source.shape, values),
+        "in_proj_qkvz.weight" => {
+            let own_values = value_heads / key_heads * value_dim;
+            let period = 2 * key_dim + 2 * own_values;
+            let rows = |first: usize, len: usize| {
+                of_groups(values, period * hidden, first * hidden, len * hidden)
+            };
+            let (k, v) = (key_dim, own_values);
+            let qkv = [rows(0, k), rows(k, k), rows(2 * k, v)].concat();
+            let z = rows(2 * k + v, v);
+            let heights = [qkv.len() / hidden, z.len() / hidden];
+            Some(vec![
+                source.within_layer("attn_qkv.weight", &[heights[0], hidden], &qkv),
+                source.within_layer("attn_gate.weight", &[heights[1], hidden], &z),
+            ])
+        }
+        "norm.weight" => one("ssm_norm.weight", source.shape, values),
+        "out_proj.weight" => {
+            let rows = values.chunks_exact(source.shape[1]);
+            let rows: Vec<f32> = rows.flat_map(|row| by_head(row, value_dim)).collect();
+            one("ssm_out.weight", source.shape, &rows)
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// The transposed matrices of a stack.
+fn turned(shape: &[usize], values: &[f32]) -> Vec<f32> {
+    let matrices = values.chunks_exact(shape[1] * shape[2]);
+    let columns = matrices.flat_map(|matrix| {
+        (0..shape[2]).flat_map(move |column| matrix.iter().skip(column).step_by(shape[2]))
+    });
+    columns.copied().collect()
+}
+
+/// Experts of gpt-oss: outputs become rows, gates and what they let through are taken apart.
+pub fn gpt_oss(source: &Source<'_>) -> Option<Vec<Tensor>> {
+    let (_, part) = source.name.split_once(".mlp.experts.")?;
+    let shape = source.shape;
+    Some(match part {
+        "down_proj" => {
+            let rows = turned(shape, &source.values);
+            let shape = [shape[0], shape[2], shape[1]];
+            vec![source.within_layer("ffn_down_exps.weight", &shape, &rows)]
+        }
+        "gate_up_proj" => {
+            let (rows, inputs) = (turned(shape, &source.values), shape[1]);
+            let shape = [shape[0], shape[2] / 2, inputs];
+            let of = |first: usize| of_groups(&rows, 2 * inputs, first * inputs, inputs);
+            vec![
+                source.within_layer("ffn_gate_exps.weight", &shape, &of(0)),
+                source.within_layer("ffn_up_exps.weight", &shape, &of(1)),
+            ]
+        }
+        "down_proj_bias" => vec![source.within_layer("ffn_down_exps.bias", shape, &source.values)],
+        "gate_up_proj_bias" => {
+            let shape = [shape[0], shape[1] / 2];
+            let of = |first: usize| of_groups(&source.values, 2, first, 1);
+            vec![
+                source.within_layer("ffn_gate_exps.bias", &shape, &of(0)),
+                source.within_layer("ffn_up_exps.bias", &shape, &of(1)),
+            ]
+        }
+        other => panic!("{other}"),
+    })
+}
+
+/// Experts of gpt-oss in MXFP4, from codes `[experts, outputs, blocks, 16]` and their scales: the same bits in blocks of a
+/// scale and bytes whose halves are sixteen inputs apart.
+pub fn mxfp4(name: &str, shape: &[usize], codes: &[u8], scales: &[u8]) -> Vec<Tensor> {
+    let blocks: Vec<Vec<u8>> = codes
+        .chunks_exact(16)
+        .zip(scales)
+        .map(|(codes, scale)| {
+            let code = |i: usize| codes[i / 2] >> (4 * (i % 2)) & 15;
+            let bytes = (0..16).map(|i| code(i) | code(i + 16) << 4);
+            std::iter::once(*scale).chain(bytes).collect()
+        })
+        .collect();
+    let &[experts, outputs, n, _] = shape else {
+        panic!("{shape:?}");
+    };
+    let stack = |part: &str, first: usize, step: usize| {
+        let rows = blocks.chunks_exact(n).skip(first).step_by(step);
+        let data = rows.flatten().flatten().copied().collect();
+        let shape = [experts, outputs / step, 32 * n];
+        let name = format!("{}ffn_{part}_exps.weight", layer(name));
+        Tensor::new(&name, MXFP4, &shape, data)
+    };
+    match name.contains("down_proj") {
+        true => vec![stack("down", 0, 1)],
+        false => vec![stack("gate", 0, 2), stack("up", 1, 2)],
+    }
+}

@@ -1,0 +1,226 @@
+//! The metadata that llama.cpp's converter writes for a model.
+
+use super::writer::{self, File, Value};
+use super::{Latents, Model};
+
+impl Model<'_> {
+    /// A file with the metadata and no tensors.
+    pub fn metadata(&self) -> File {
+        let key = |name: &str| format!("{}.{name}", self.architecture);
+        let eps = ["rms_norm_eps", "norm_eps"].map(|key| self.config[key].as_f64());
+        let eps = eps.into_iter().flatten().next().unwrap();
+        let eos = &self.config["eos_token_id"];
+        let eos = eos.as_u64().or(eos[0].as_u64()).unwrap();
+        let file = File::default()
+            .text("general.architecture", self.architecture)
+            .text("general.type", "model")
+            .size(&key("block_count"), self.size("num_hidden_layers"))
+            .size(&key("context_length"), self.size("max_position_embeddings"))
+            .size(&key("embedding_length"), self.size("hidden_size"))
+            .size(&key("feed_forward_length"), self.feed_forward())
+            .size(
+                &key("attention.head_count"),
+                self.size("num_attention_heads"),
+            )
+            .number(&key("attention.layer_norm_rms_epsilon"), eps as f32)
+            .number(&key("rope.freq_base"), self.theta() as f32)
+            .pair("tokenizer.ggml.eos_token_id", Value::U32(eos as u32));
+        let file = match self.experts() {
+            None => file,
+            Some(count) => file
+                .size(&key("expert_count"), count)
+                .size(&key("expert_used_count"), self.size("num_experts_per_tok"))
+                .size(&key("expert_feed_forward_length"), self.expert_width()),
+        };
+        let says_sum = ["llama", "qwen3moe", "deepseek2"].contains(&self.architecture);
+        let file = match says_sum && self.experts().is_some() {
+            true => file.pair(
+                &key("expert_weights_norm"),
+                Value::Flag(self.renormalises()),
+            ),
+            false => file,
+        };
+        let factor = self.rope["factor"].as_f64().unwrap_or(1.0) as f32;
+        let file = match self.architecture {
+            "deepseek2" => self.latent(file),
+            architecture => {
+                if architecture.starts_with("lfm2") {
+                    self.short_conv(file)
+                } else {
+                    let heads = self.size("num_key_value_heads");
+                    file.size(&key("attention.head_count_kv"), heads)
+                        .size(&key("attention.key_length"), self.head_dim())
+                        .size(&key("attention.value_length"), self.head_dim())
+                }
+            }
+        };
+        let file = match self.architecture {
+            "gpt-oss" => file.size(
+                &key("attention.sliding_window"),
+                self.size("sliding_window"),
+            ),
+            _ if self.has_delta_nets() => self.delta_net(file),
+            _ => file,
+        };
+        match self.rope_type() {
+            "linear" => file
+                .text(&key("rope.scaling.type"), "linear")
+                .number(&key("rope.scaling.factor"), factor),
+            "yarn" => {
+                let original = self.rope["original_max_position_embeddings"]
+                    .as_u64()
+                    .unwrap();
+                let file = file
+                    .text(&key("rope.scaling.type"), "yarn")
+                    .number(&key("rope.scaling.factor"), factor)
+                    .size(
+                        &key("rope.scaling.original_context_length"),
+                        original as usize,
+                    );
+                let numbers = [
+                    ("beta_fast", "yarn_beta_fast", 1.0),
+                    ("beta_slow", "yarn_beta_slow", 1.0),
+                    // For this architecture alone.
+                    ("mscale_all_dim", "yarn_log_multiplier", 0.1),
+                ];
+                let written = numbers.into_iter().filter(|(ours, ..)| {
+                    *ours != "mscale_all_dim" || self.architecture == "deepseek2"
+                });
+                written.fold(file, |file, (ours, theirs, times)| {
+                    match self.rope[ours].as_f64() {
+                        Some(number) => {
+                            let key = key(&format!("rope.scaling.{theirs}"));
+                            file.number(&key, (times * number) as f32)
+                        }
+                        None => file,
+                    }
+                })
+            }
+            _ => file,
+        }
+    }
+
+    /// The width of layers without experts; LFM2's is two thirds of it, stretched and rounded up.
+    fn feed_forward(&self) -> usize {
+        let whole = self.size("intermediate_size");
+        if self.architecture != "lfm2" || self.config["block_auto_adjust_ff_dim"] != true {
+            return whole;
+        }
+        let times = self.config["block_ffn_dim_multiplier"].as_f64().unwrap();
+        let width = (times * (2 * whole / 3) as f64) as usize;
+        width.next_multiple_of(self.size("block_multiple_of"))
+    }
+
+    /// The keys of layers that are short convolutions: those without key heads.
+    fn short_conv(&self, file: File) -> File {
+        let key = |name: &str| format!("{}.{name}", self.architecture);
+        let heads = self.size("num_key_value_heads") as i32;
+        let kinds = self.config["layer_types"].as_array().unwrap().iter();
+        let heads = kinds.map(|kind| if kind == "conv" { 0 } else { heads });
+        let taps = self.config["conv_L_cache"].as_u64().unwrap_or(3);
+        let file = file
+            .pair(
+                &key("attention.head_count_kv"),
+                Value::I32s(heads.collect()),
+            )
+            .size(&key("shortconv.l_cache"), taps as usize)
+            .size(&key("vocab_size"), self.size("vocab_size"));
+        match self.config["num_dense_layers"].as_u64() {
+            None => file,
+            Some(dense) => file
+                .size(&key("leading_dense_block_count"), dense as usize)
+                .size(&key("expert_gating_func"), 2),
+        }
+    }
+
+    /// The keys of delta nets and of what is beside them.
+    fn delta_net(&self, file: File) -> File {
+        let key = |name: &str| format!("{}.{name}", self.architecture);
+        let taps = self.config["linear_conv_kernel_dim"].as_u64().unwrap_or(4);
+        let value_heads = self.size("linear_num_value_heads");
+        let own = self.rope["partial_rotary_factor"].as_f64();
+        let part = own.or(self.config["partial_rotary_factor"].as_f64());
+        let rotary = (self.head_dim() as f64 * part.unwrap_or(0.25)) as usize;
+        let interval = self.config["full_attention_interval"].as_u64().unwrap_or(4);
+        let sizes = [
+            ("ssm.conv_kernel", taps as usize),
+            ("ssm.state_size", self.size("linear_key_head_dim")),
+            ("ssm.group_count", self.size("linear_num_key_heads")),
+            ("ssm.time_step_rank", value_heads),
+            (
+                "ssm.inner_size",
+                value_heads * self.size("linear_value_head_dim"),
+            ),
+            ("full_attention_interval", interval as usize),
+            ("rope.dimension_count", rotary),
+        ];
+        let file = sizes
+            .into_iter()
+            .fold(file, |file, (name, size)| file.size(&key(name), size));
+        let file = match self.config["layer_types"].as_array() {
+            None => file,
+            Some(kinds) => {
+                let states = kinds
+                    .iter()
+                    .map(|kind| u8::from(kind == "linear_attention"));
+                let states: Vec<u8> = states.collect();
+                let flags = writer::list(7, states.len() as u64, &states);
+                file.pair(&key("attention.recurrent_layers"), flags)
+            }
+        };
+        let file = match self.architecture {
+            "qwen3next" => file,
+            _ => {
+                let sections = Value::I32s(vec![11, 11, 10, 0]);
+                file.pair(&key("rope.dimension_sections"), sections)
+            }
+        };
+        match self.config["shared_expert_intermediate_size"].as_u64() {
+            None => file,
+            Some(width) => file.size(&key("expert_shared_feed_forward_length"), width as usize),
+        }
+    }
+
+    /// The keys of latent attention and of the experts beside it.
+    fn latent(&self, file: File) -> File {
+        let (rope, rank) = (self.size("qk_rope_head_dim"), self.size("kv_lora_rank"));
+        let query = self.size("qk_nope_head_dim") + rope;
+        let value = self.size("v_head_dim");
+        let softmax = self.config["model_type"] == "deepseek_v2";
+        let sizes = [
+            ("attention.kv_lora_rank", rank),
+            ("rope.dimension_count", rope),
+            ("expert_shared_count", self.size("n_shared_experts")),
+            ("expert_gating_func", if softmax { 1 } else { 2 }),
+        ];
+        let of_heads = match self.latents {
+            Latents::Absorbed => vec![
+                ("attention.head_count_kv", 1),
+                ("attention.key_length", rank + rope),
+                ("attention.value_length", rank),
+                ("attention.key_length_mla", query),
+                ("attention.value_length_mla", value),
+            ],
+            Latents::Whole => vec![
+                ("attention.head_count_kv", self.size("num_attention_heads")),
+                ("attention.key_length", query),
+                ("attention.value_length", value),
+            ],
+        };
+        let given = [
+            ("attention.q_lora_rank", "q_lora_rank"),
+            ("expert_group_count", "n_group"),
+            ("expert_group_used_count", "topk_group"),
+            ("leading_dense_block_count", "first_k_dense_replace"),
+        ];
+        let given = given
+            .into_iter()
+            .filter_map(|(name, ours)| Some((name, self.config[ours].as_u64()? as usize)));
+        let scale = self.config["routed_scaling_factor"].as_f64().unwrap();
+        let sizes = sizes.into_iter().chain(of_heads).chain(given);
+        let file = sizes.fold(file, |file, (name, size)| {
+            file.size(&format!("deepseek2.{name}"), size)
+        });
+        file.number("deepseek2.expert_weights_scale", scale as f32)
+    }
+}

@@ -1,0 +1,109 @@
+//! Answers as messages in channels.
+
+use serde_json::Value;
+use souffleur::state::output::ToolFormat;
+
+use super::plan::Plan;
+use super::values;
+
+/// Text of messages, also such as looks like parts of headers.
+const TEXTS: [&str; 6] = [
+    "I see.",
+    "Shall I?\n\nYes <|chan of to=functions.seat, é",
+    "",
+    " {\"row\": 4} ",
+    "analysis final commentary assistant",
+    "<tool_call> or [TOOL_CALLS] or <think>\n",
+];
+
+/// Writes an answer: reasoning, something said before, and a call or the answer itself.
+pub fn write(plan: &mut Plan, rng: &mut fastrand::Rng) {
+    let mut writer = Writer { plan, rng, n: 0 };
+    for _ in 0..writer.rng.usize(0..=2) {
+        let text = writer.message("<|channel|>analysis", "<|end|>");
+        append(&mut writer.plan.said.reasoning, text);
+    }
+    let has_tools = writer.plan.transcript.formats.tool == Some(ToolFormat::GptOss);
+    if writer.rng.u8(0..3) == 0 {
+        let text = writer.message("<|channel|>commentary", "<|end|>");
+        append(&mut writer.plan.said.content, text);
+    }
+    for _ in 0..if has_tools {
+        writer.rng.usize(0..=2)
+    } else {
+        0
+    } {
+        writer.call();
+    }
+    if writer.rng.bool() {
+        let header = ["<|channel|>final", "<|channel|>final <|constrain|>json", ""];
+        let header = match writer.n {
+            0 => header[writer.rng.usize(0..2)],
+            _ => header[writer.rng.usize(0..3)],
+        };
+        let end = ["<|return|>", "", "<|end|>"][writer.rng.usize(0..3)];
+        let text = writer.message(header, end);
+        append(&mut writer.plan.said.content, text);
+    }
+}
+
+/// Messages of one kind are on lines of their own.
+fn append(said: &mut String, text: &str) {
+    if !said.is_empty() && !text.is_empty() {
+        said.push('\n');
+    }
+    said.push_str(text);
+}
+
+struct Writer<'a> {
+    plan: &'a mut Plan,
+    rng: &'a mut fastrand::Rng,
+    /// Messages so far.
+    n: usize,
+}
+
+impl Writer<'_> {
+    /// Begins a message; the prompt has begun the first.
+    fn begin(&mut self) {
+        if self.n > 0 {
+            self.plan.transcript.tag("<|start|>");
+            self.plan.transcript.text("assistant");
+        }
+        self.n += 1;
+    }
+
+    fn message(&mut self, header: &str, end: &str) -> &'static str {
+        self.begin();
+        let text = TEXTS[self.rng.usize(0..TEXTS.len())];
+        self.plan.transcript.tagged(header);
+        self.plan.transcript.tag("<|message|>");
+        values::push_quoted(&mut self.plan.transcript, text, self.rng);
+        if !end.is_empty() {
+            self.plan.transcript.tag(end);
+        }
+        text
+    }
+
+    fn call(&mut self) {
+        self.begin();
+        let name = ["seat", "other", "a.b-c"][self.rng.usize(0..3)];
+        let headers = [
+            format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"),
+            format!("<|channel|>commentary to=functions.{name}<|constrain|>json<|message|>"),
+            format!(" to=functions.{name}<|channel|>commentary json<|message|>"),
+            format!("<|channel|>analysis to=functions.{name} code<|message|>"),
+            format!("<|channel|>commentary to={name}<|message|> "),
+        ];
+        let header = &headers[self.rng.usize(0..headers.len())];
+        self.plan.transcript.tagged(header);
+        let arguments = Value::Object(values::arguments(self.rng));
+        let written = match self.rng.u8(0..8) {
+            0 => String::new(),
+            _ => values::json_text(&arguments, self.rng),
+        };
+        values::push_quoted(&mut self.plan.transcript, &written, self.rng);
+        self.plan.transcript.tag("<|call|>");
+        let said = if written.is_empty() { "{}" } else { &written };
+        self.plan.said.call(name, said);
+    }
+}
