@@ -1,5 +1,6 @@
 //! The whole engine through its handle, on fake executors.
 
+mod agentic;
 mod ahead;
 mod flow;
 mod identity;
