@@ -174,7 +174,7 @@ fn messages_that_are_no_calls_are_text() {
         &format!("<|channel|>{long}<|message|>a"),
         &format!("«<|channel|>{long}<|message|>a»"),
     );
-    hidden("a <|start|>b<|end|>c", "«a b»");
+    hidden("a <|start|>b<|end|>c", "«a b\nc»");
 }
 
 #[test]
