@@ -438,3 +438,41 @@ fn arguments_of_calls_are_bounded() {
     let error = refused(source, chat(many));
     assert!(error.contains("JSON values"), "{error}");
 }
+
+#[test]
+fn nothing_is_not_iterable_and_text_is() {
+    let source = "{% if none is iterable %}yes{% else %}no{% endif %} {% if 'ab' is iterable %}yes{% endif %}";
+    assert_eq!(render(source, json!([say("user", "a")])), "no yes");
+}
+
+#[test]
+fn thoughts_have_every_name_that_templates_use() {
+    let source = "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }} {% endfor %}";
+    for name in ["thinking", "reasoning_content", "reasoning"] {
+        let chat = json!([say("user", "a"), {"role": "assistant", "content": "b", name: "So"}]);
+        assert_eq!(render(source, chat), "| So|So ", "{name}");
+    }
+}
+
+#[test]
+fn calls_come_in_the_form_that_a_template_takes() {
+    let chat = json!([say("user", "a"), {"role": "assistant", "content": "", "tool_calls": [
+        {"function": {"name": "f", "arguments": {"row": 4}}}]}]);
+    let calls = |shown: &str| {
+        format!(
+            "{{% for m in messages %}}{{% for c in m.tool_calls %}}{shown}{{% endfor %}}{{% endfor %}}"
+        )
+    };
+    let joined = calls("{{ c.function.name + '(' + c.function.arguments + ')' }}");
+    assert_eq!(render(&joined, chat.clone()), "f({\"row\": 4})");
+    let object = calls(
+        "{{ c.function.name }}({{ c.function.arguments.row }})\
+        {% for k in c.function.arguments %}{{ c.function.arguments[k] }}{% endfor %}",
+    );
+    assert_eq!(render(&object, chat.clone()), "f(4)4");
+    let silent = calls(
+        "{{ c.function.name }} {{ c.function.arguments | tojson }} \
+        {% if m['content'] is none %}nothing{% else %}said{% endif %}",
+    );
+    assert_eq!(render(&silent, chat), "f {\"row\": 4} nothing");
+}
