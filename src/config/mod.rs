@@ -18,7 +18,7 @@ pub use choices::{Device, DtypeChoice};
 use keys::Flag;
 use validate::{
     MAX_CLIENT_CHANNEL_EVENTS, MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_RUNNING_REQUESTS,
-    MAX_THREADS, MIN_RECORD_BYTES,
+    MAX_STATE_INTERVAL_TOKENS, MAX_THREADS, MIN_RECORD_BYTES,
 };
 
 const MODEL: Flag = Flag::under("Model");
@@ -90,6 +90,18 @@ keys::keys! {
         /// Size of the KV pool in tokens, instead of one derived from the free memory.
         #[flag(MEMORY.takes("TOKENS"))]
         max_total_tokens: Option<usize> = None,
+        /// Number of states, of running requests and of cached prefixes together, in models whose layers keep states;
+        /// derived from the KV pool if not given.
+        ///
+        /// At least one more than `--max-running-requests`, which is lowered to fit if it is not given.
+        #[flag(MEMORY.takes("STATES"))]
+        #[range(2..=MAX_RUNNING_REQUESTS)]
+        max_mamba_cache_size: Option<usize> = None,
+        /// Distance in tokens at which long prefills save states; by default so large that cached states take no more
+        /// memory than the KV cache of their tokens.
+        #[flag(MEMORY.takes("TOKENS"))]
+        #[range(1..=MAX_STATE_INTERVAL_TOKENS)]
+        mamba_track_interval: Option<usize> = None,
         /// Longest sequence in tokens; the model's own limit if not given.
         #[flag(MODEL.takes("TOKENS"))]
         context_length: Option<usize> = None,

@@ -16,6 +16,8 @@ const MIN_CONTEXT_TOKENS: usize = 3;
 pub(super) const MAX_THREADS: usize = 1024;
 /// Limit because rows of the page table and of the samplers are allocated at the start, used or not.
 pub(super) const MAX_RUNNING_REQUESTS: usize = 1 << 16;
+/// Longest distance of saved states, in tokens.
+pub(super) const MAX_STATE_INTERVAL_TOKENS: usize = 1 << 30;
 /// Limit because waiting events are merged: keeping more of them apart has no use.
 pub(super) const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
 /// Room for the message log's header and end, and something between them.

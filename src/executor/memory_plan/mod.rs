@@ -67,6 +67,10 @@ pub struct MemoryWish {
     pub max_total_tokens: Option<u64>,
     /// Cap on the requests that run at once.
     pub max_running_requests: Option<u32>,
+    /// States of running requests and of cached prefixes, where layers have states.
+    pub max_states: Option<u64>,
+    /// Distance of the states that long prefills save, in tokens.
+    pub state_interval_tokens: Option<usize>,
 }
 
 /// What decided the size of the KV pool.
@@ -121,6 +125,9 @@ impl MemoryPlan {
             return Err(LoadError::Memory(
                 "page_size is 0, expected at least 1".to_owned(),
             ));
+        }
+        if let Some(states) = StateSlots::of(&wish) {
+            states.check().map_err(LoadError::Memory)?;
         }
         let Some(free_after) = budget
             .free_before_bytes
@@ -202,12 +209,17 @@ impl MemoryPlan {
     /// The states that sequences and the cache share; `None` where no layer keeps any.
     pub fn state_limits(&self) -> Option<StateLimits> {
         let granted = self.state_slots.checked_sub(1)?;
-        Some(StateLimits::new(
+        let page_tokens = self.wish.page_size as usize;
+        let limits = StateLimits::new(
             usize::try_from(granted).unwrap_or(usize::MAX),
             self.wish.state_bytes,
             self.wish.kv_bytes_per_token,
-            self.wish.page_size as usize,
-        ))
+            page_tokens,
+        );
+        Some(match self.wish.state_interval_tokens {
+            Some(tokens) => limits.with_grid(tokens, page_tokens),
+            None => limits,
+        })
     }
 
     /// The `max_total_tokens` that were asked for, if fewer fit.
@@ -259,7 +271,7 @@ impl MemoryWish {
         match self.state_slots(u64::from(self.page_size)) {
             0 => format!("one page of K/V with the dummy page {bytes}"),
             states => format!(
-                "one page of K/V with the dummy page and {states} states {bytes}, less with a smaller max_running_requests"
+                "one page of K/V with the dummy page and {states} states {bytes}, less with a smaller max_running_requests or max_mamba_cache_size"
             ),
         }
     }
@@ -369,7 +381,7 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
     let most = match wish.state_bytes {
         0 => by_contexts.clamp(2048, 4096),
         // A step reads and writes the state of each of its rows.
-        _ => u64::from(slots::rows(None)),
+        _ => u64::from(slots::rows(None, wish.max_states)),
     };
     let default = most.min(tokens / 2).max(1) as u32;
     match wish.max_running_requests {

@@ -18,6 +18,8 @@ pub(super) struct StateSlots {
     slot_bytes: u64,
     /// Requests at once.
     rows: u64,
+    /// The number that was asked for.
+    asked: Option<u64>,
 }
 
 impl StateSlots {
@@ -25,13 +27,30 @@ impl StateSlots {
     pub(super) fn of(wish: &MemoryWish) -> Option<Self> {
         let slots = Self {
             slot_bytes: wish.state_bytes,
-            rows: u64::from(rows(wish.max_running_requests)),
+            rows: u64::from(rows(wish.max_running_requests, wish.max_states)),
+            asked: wish.max_states,
         };
         (wish.state_bytes > 0).then_some(slots)
     }
 
+    /// Says why the number that was asked for cannot be.
+    pub(super) fn check(self) -> Result<(), String> {
+        let least = self.rows.saturating_add(1);
+        match self.asked {
+            Some(asked) if asked < least => Err(format!(
+                "max_mamba_cache_size is {asked}, expected at least {least}: one state for each of the {} requests of \
+                 max_running_requests, and one for the cache",
+                self.rows
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// How many there are beside `page_bytes` of pages.
     pub(super) fn beside(self, page_bytes: u64) -> u64 {
+        if let Some(asked) = self.asked {
+            return asked.saturating_add(DUMMY_SLOTS);
+        }
         let parts = self.slot_bytes.saturating_mul(PAGE_PARTS);
         let with_share = self.rows.saturating_add(page_bytes / parts);
         self.least().max(with_share).saturating_add(DUMMY_SLOTS)
@@ -48,6 +67,9 @@ impl StateSlots {
             let slots = slots.saturating_add(DUMMY_SLOTS);
             bytes.saturating_sub(slots.saturating_mul(self.slot_bytes))
         };
+        if let Some(asked) = self.asked {
+            return without(asked);
+        }
         let room = without(self.rows);
         let part = self.slot_bytes.saturating_mul(PAGE_PARTS);
         let shared = room / self.slot_bytes.saturating_mul(PAGE_PARTS + 1);
@@ -62,19 +84,48 @@ impl StateSlots {
     }
 }
 
-/// Requests at once where each has a state.
-pub(super) fn rows(asked: Option<u32>) -> u32 {
-    asked.unwrap_or(DEFAULT_ROWS).max(1)
+/// Requests at once where each has a state: with so many states, one of them is left for the cache.
+pub(super) fn rows(asked: Option<u32>, states: Option<u64>) -> u32 {
+    let left = states.map_or(DEFAULT_ROWS, |states| {
+        u32::try_from(states.saturating_sub(1)).unwrap_or(DEFAULT_ROWS)
+    });
+    asked.unwrap_or(DEFAULT_ROWS.min(left)).max(1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn states(slot_bytes: u64, rows: u64) -> StateSlots {
+        StateSlots {
+            slot_bytes,
+            rows,
+            asked: None,
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_asked_for_is_kept_and_leaves_one_for_the_cache() {
+        let asked = |asked, rows| StateSlots {
+            asked: Some(asked),
+            ..states(7, rows)
+        };
+        for page_bytes in [0, 1 << 20] {
+            assert_eq!(asked(9, 4).beside(page_bytes), 10);
+        }
+        assert_eq!(asked(9, 4).page_bytes_in(170), 100);
+        assert_eq!(asked(9, 4).page_bytes_in(60), 0);
+        assert!(asked(5, 4).check().is_ok());
+        let refused = asked(4, 4).check().expect_err("none is left");
+        assert!(refused.contains("is 4, expected at least 5"), "{refused}");
+        let by_default = [2, 9, 100].map(|states| rows(None, Some(states)));
+        assert_eq!(by_default, [1, 8, DEFAULT_ROWS]);
+        assert_eq!(rows(Some(40), Some(9)), 40);
+    }
+
     #[test]
     fn a_fifth_of_the_pool_is_for_cached_states_or_two_for_each_row() {
-        let slots =
-            |rows, slot_bytes, page_bytes| StateSlots { slot_bytes, rows }.beside(page_bytes);
+        let slots = |rows, slot_bytes, page_bytes| states(slot_bytes, rows).beside(page_bytes);
         // 80 of pages and 20 of states that take 2 each: ten beside those of the rows, and the dummy.
         assert_eq!(slots(4, 2, 80), 4 + 10 + 1);
         assert_eq!(slots(6, 2, 80), 3 * 6 + 1);
@@ -85,7 +136,7 @@ mod tests {
     #[test]
     fn pages_and_their_states_fill_what_there_is() {
         for (rows, slot_bytes) in [(1, 1), (1, 7), (3, 5), (16, 40), (2, 1000)] {
-            let slots = StateSlots { slot_bytes, rows };
+            let slots = states(slot_bytes, rows);
             for bytes in 0..3000 {
                 let page_bytes = slots.page_bytes_in(bytes);
                 if page_bytes > 0 {

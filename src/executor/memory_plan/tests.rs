@@ -21,6 +21,8 @@ fn wish() -> MemoryWish {
         mem_fraction_static: None,
         max_total_tokens: None,
         max_running_requests: None,
+        max_states: None,
+        state_interval_tokens: None,
     }
 }
 
@@ -460,4 +462,26 @@ fn a_pool_without_room_for_its_states_is_refused() {
         ..hybrid()
     };
     MemoryPlan::new(small, fewer).expect("13 states fit");
+}
+
+#[test]
+fn a_number_of_states_that_is_asked_for_decides_rows_and_memory() {
+    let hybrid = |max_states, max_running_requests| MemoryWish {
+        state_bytes: 50 << 20,
+        max_total_tokens: Some(4096),
+        max_states,
+        max_running_requests,
+        state_interval_tokens: Some(100),
+        ..wish()
+    };
+    let plan = MemoryPlan::new(budget(), hybrid(Some(9), None)).expect("it fits");
+    assert_eq!((plan.state_slots, plan.max_running_requests), (10, 8));
+    let limits = plan.state_limits().expect("it has states");
+    assert_eq!((limits.total_slots, limits.grid_tokens), (9, 112));
+    let refused = MemoryPlan::new(budget(), hybrid(Some(9), Some(9)));
+    let said = refused.expect_err("none is left for the cache").to_string();
+    assert!(
+        said.contains("max_mamba_cache_size is 9, expected at least 10"),
+        "{said}"
+    );
 }

@@ -40,6 +40,14 @@ impl StateLimits {
             grid_tokens: grid.next_multiple_of(page_tokens.max(1)),
         }
     }
+
+    /// The same with states so many tokens apart, rounded up to whole pages.
+    pub fn with_grid(self, tokens: usize, page_tokens: usize) -> Self {
+        Self {
+            grid_tokens: tokens.max(1).next_multiple_of(page_tokens.max(1)),
+            ..self
+        }
+    }
 }
 
 /// One slot. Move-only: whoever holds the value must hand it back.
