@@ -33,6 +33,12 @@
 //! character that broke it. The end tag of a call is dropped after a call, also a broken one, and is text after an
 //! opening that was text. An end tag of nothing is text as letters and nothing as a token.
 //!
+//! # Messages with headers
+//! The outputs of gpt-oss are messages. A header names the channel of each: `analysis` is reasoning, `final` and
+//! `commentary` are content, and a recipient that is a function makes it a call. Headers of messages are not given out. A header
+//! that breaks off is text, its tag included; one that the end of the output cuts is dropped. Two messages of one kind
+//! are parted by the end of a line.
+//!
 //! # Reasoning
 //! The start tag is understood at the start of the content, where nothing but whitespace came before it (since the
 //! start of the output, the last reasoning or the last call), and at the start of the reasoning, where it is dropped.
