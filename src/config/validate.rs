@@ -3,7 +3,7 @@
 use super::EngineConfig;
 use super::keys::out_of_range;
 use crate::error::ConfigError;
-use crate::state::output::{ReasoningFormat, ToolFormat};
+use crate::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use crate::state::pool::pages::PageSize;
 use crate::state::scheduler::IntakeLimits;
 use crate::state::scheduler::policy::schedule_policy;
@@ -61,14 +61,47 @@ impl EngineConfig {
             )
         };
         let tool = self.tool_call_parser.as_str();
-        let is_known = is_choice(tool) || ToolFormat::parse(tool).is_some();
+        let named = OutputFormats {
+            tool: ToolFormat::parse(tool),
+            reasoning: ReasoningFormat::parse(&self.reasoning_parser),
+        };
+        let is_known = is_choice(tool) || named.tool.is_some();
         check(is_known, "tool_call_parser", || {
             unknown(tool, ToolFormat::names().collect())
         })?;
         let reasoning = self.reasoning_parser.as_str();
-        let is_known = is_choice(reasoning) || ReasoningFormat::parse(reasoning).is_some();
+        let is_known = is_choice(reasoning) || named.reasoning.is_some();
         check(is_known, "reasoning_parser", || {
             unknown(reasoning, ReasoningFormat::names().collect())
+        })?;
+        self.check_formats(named)
+    }
+
+    /// Checks that one output can follow both formats: those that the parsers' keys name or, for `auto`, the model's.
+    ///
+    /// # Errors
+    /// Names a key that is not `auto`, and both values.
+    pub(crate) fn check_formats(&self, formats: OutputFormats) -> Result<(), ConfigError> {
+        let tool = (
+            "tool_call_parser",
+            parser_value(&self.tool_call_parser, formats.tool.map(ToolFormat::name)),
+        );
+        let reasoning = (
+            "reasoning_parser",
+            parser_value(
+                &self.reasoning_parser,
+                formats.reasoning.map(ReasoningFormat::name),
+            ),
+        );
+        let ((key, value), (other_key, other)) = match self.reasoning_parser.as_str() {
+            "auto" => (tool, reasoning),
+            _ => (reasoning, tool),
+        };
+        check(formats.go_together(), key, || {
+            format!(
+                "is {value}, but {other_key} is {other}: gpt-oss writes calls and reasoning as messages, so it must be \
+                 both or neither; leave both at auto for the model's own, or set one of them to none"
+            )
         })
     }
 
@@ -137,9 +170,51 @@ fn is_choice(name: &str) -> bool {
     ["auto", "none"].contains(&name)
 }
 
+/// A parser's value as an error shows it, with the name of the model's format.
+fn parser_value(value: &str, format: Option<&str>) -> String {
+    match (value, format) {
+        ("auto", Some(name)) => format!("{value:?} (this model's: {name:?})"),
+        _ => format!("{value:?}"),
+    }
+}
+
 fn check(holds: bool, key: &str, reason: impl FnOnce() -> String) -> Result<(), ConfigError> {
     match holds {
         true => Ok(()),
         false => Err(out_of_range(key, reason())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(tool: &str, reasoning: &str) -> Option<ConfigError> {
+        let config = EngineConfig {
+            tool_call_parser: tool.to_owned(),
+            reasoning_parser: reasoning.to_owned(),
+            ..EngineConfig::default()
+        };
+        config.validate().err()
+    }
+
+    #[test]
+    fn parsers_of_messages_and_of_tags_do_not_go_together() {
+        for (tool, reasoning) in [("gpt-oss", "qwen3"), ("qwen25", "gpt-oss")] {
+            let error = refusal(tool, reasoning).expect("no output follows both");
+            assert_eq!(error.key, "reasoning_parser");
+            for part in [tool, reasoning, "tool_call_parser", "auto", "none"] {
+                assert!(error.reason.contains(part), "{part}: {}", error.reason);
+            }
+        }
+    }
+
+    #[test]
+    fn a_parser_of_messages_goes_with_itself_and_with_none() {
+        for other in ["gpt-oss", "auto", "none"] {
+            assert!(refusal("gpt-oss", other).is_none());
+            assert!(refusal(other, "gpt-oss").is_none());
+        }
+        assert!(refusal("qwen25", "mistral").is_none());
     }
 }

@@ -205,7 +205,9 @@ impl EngineParts {
             formats: self
                 .text
                 .as_deref()
-                .map_or_else(AnswerFormats::default, |text| answer_formats(config, text)),
+                .map(|text| answer_formats(config, text))
+                .transpose()?
+                .unwrap_or_default(),
             grammars: self.text.clone().map(|text| {
                 let (ends, limits) = (&info.eos_token_ids, GrammarLimits::default());
                 Arc::new(GrammarCompiler::new(text, ends, info.vocab_size, limits))
@@ -247,7 +249,10 @@ impl EngineParts {
 }
 
 /// The formats that the configuration names, or those of the model.
-fn answer_formats(config: &EngineConfig, text: &TextModel) -> AnswerFormats {
+///
+/// # Errors
+/// A format that is named and one of the model that no output follows at once.
+fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerFormats, ConfigError> {
     let formats = OutputFormats {
         tool: match config.tool_call_parser.as_str() {
             "auto" => text.tool_format(),
@@ -258,11 +263,12 @@ fn answer_formats(config: &EngineConfig, text: &TextModel) -> AnswerFormats {
             name => ReasoningFormat::parse(name),
         },
     };
+    config.check_formats(formats)?;
     let formats = AnswerFormats::new(formats, text);
-    match config.tool_call_parser.as_str() {
+    Ok(match config.tool_call_parser.as_str() {
         "none" => formats.with_calls_as_text(),
         _ => formats,
-    }
+    })
 }
 
 fn cpu_executor(
@@ -371,4 +377,107 @@ fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBu
         reserve_bytes: reserve_bytes(&model.config, step_tokens, logit_rows),
         page_table_bytes: 0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A model of Hermes' calls and of think tags.
+    const AGENTS: &str = "tests/fixtures/qwen3-agents";
+    /// A vocabulary that tells of no format.
+    const PLAIN: &str = "tests/fixtures/models/gpt-oss";
+
+    fn folder(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+    }
+
+    fn text_of(name: &str) -> TextModel {
+        TextModel::load(&folder(name)).expect("a valid folder")
+    }
+
+    /// A model with the tags of messages in its vocabulary.
+    fn text_with_messages() -> TextModel {
+        let tokenizer = std::fs::read(folder(AGENTS).join("tokenizer.json")).expect("a file");
+        let mut tokenizer: Value = serde_json::from_slice(&tokenizer).expect("JSON");
+        let list = tokenizer["added_tokens"].as_array_mut().expect("a list");
+        let last = list.last().cloned().expect("a token");
+        let next = last["id"].as_u64().expect("a number") + 1;
+        for (id, tag) in (next..).zip(["<|channel|>", "<|message|>", "<|call|>"]) {
+            let mut token = last.clone();
+            token["id"] = json!(id);
+            token["content"] = json!(tag);
+            list.push(token);
+        }
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let file = dir.path().join("tokenizer.json");
+        std::fs::write(file, tokenizer.to_string()).expect("a writable folder");
+        TextModel::load(dir.path()).expect("a valid folder")
+    }
+
+    fn formats(
+        text: &TextModel,
+        tool: &str,
+        reasoning: &str,
+    ) -> Result<OutputFormats, ConfigError> {
+        let config = EngineConfig {
+            tool_call_parser: tool.to_owned(),
+            reasoning_parser: reasoning.to_owned(),
+            ..EngineConfig::default()
+        };
+        answer_formats(&config, text).map(|formats| formats.formats())
+    }
+
+    #[test]
+    fn a_parser_is_refused_beside_another_one_of_the_model() {
+        let (agents, messages) = (text_of(AGENTS), text_with_messages());
+        for (text, tool, reasoning, key, model) in [
+            (&agents, "gpt-oss", "auto", "tool_call_parser", "qwen3"),
+            (&agents, "auto", "gpt-oss", "reasoning_parser", "qwen25"),
+            (&messages, "qwen25", "auto", "tool_call_parser", "gpt-oss"),
+            (&messages, "auto", "qwen3", "reasoning_parser", "gpt-oss"),
+        ] {
+            let error = formats(text, tool, reasoning).expect_err("no output follows both");
+            assert_eq!(error.key, key);
+            for part in [tool, reasoning, model] {
+                assert!(error.reason.contains(&format!("{part:?}")), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_parser_of_messages_goes_with_none_and_with_a_model_of_unknown_formats() {
+        let gpt_oss = OutputFormats {
+            tool: Some(ToolFormat::GptOss),
+            reasoning: Some(ReasoningFormat::GptOss),
+        };
+        let (calls, thoughts) = (
+            OutputFormats {
+                reasoning: None,
+                ..gpt_oss
+            },
+            OutputFormats {
+                tool: None,
+                ..gpt_oss
+            },
+        );
+        let (agents, plain, messages) = (text_of(AGENTS), text_of(PLAIN), text_with_messages());
+        for (text, tool, reasoning, expected) in [
+            (&agents, "gpt-oss", "gpt-oss", gpt_oss),
+            (&agents, "gpt-oss", "none", calls),
+            (&agents, "none", "gpt-oss", thoughts),
+            (&plain, "gpt-oss", "auto", calls),
+            (&plain, "auto", "gpt-oss", thoughts),
+            (&messages, "auto", "auto", gpt_oss),
+            (&messages, "gpt-oss", "auto", gpt_oss),
+            (&messages, "none", "auto", thoughts),
+            (&messages, "auto", "none", calls),
+        ] {
+            assert_eq!(formats(text, tool, reasoning).ok(), Some(expected));
+        }
+    }
 }

@@ -95,6 +95,13 @@ impl ToolFormat {
         TOOL_NAMES.iter().map(|(name, _)| *name)
     }
 
+    /// Returns its name, the last one if it has several.
+    pub fn name(self) -> &'static str {
+        let mut names = TOOL_NAMES.iter().rev();
+        let found = names.find(|(_, format)| *format == self);
+        found.map_or("", |(name, _)| name)
+    }
+
     /// Returns the tag that opens calls, also where it is optional.
     pub fn opening(self) -> &'static str {
         self.tag(Tag::ToolOpen).unwrap_or_default()
@@ -140,6 +147,13 @@ impl ReasoningFormat {
         REASONING_NAMES.iter().map(|(name, _)| *name)
     }
 
+    /// Returns its name, the last one if it has several.
+    pub fn name(self) -> &'static str {
+        let mut names = REASONING_NAMES.iter().rev();
+        let found = names.find(|(_, format)| *format == self);
+        found.map_or("", |(name, _)| name)
+    }
+
     /// Returns the tag that opens reasoning.
     pub fn opening(self) -> &'static str {
         self.syntax().start
@@ -174,6 +188,16 @@ impl OutputFormats {
     /// Returns whether an output is a sequence of messages in channels, where calls and reasoning are kinds of messages.
     pub fn is_in_channels(self) -> bool {
         self.tool == Some(ToolFormat::GptOss) || self.reasoning == Some(ReasoningFormat::GptOss)
+    }
+
+    /// Returns whether one output can follow both formats: messages in channels and tags exclude each other.
+    pub fn go_together(self) -> bool {
+        match (self.tool, self.reasoning) {
+            (Some(tool), Some(reasoning)) => {
+                (tool == ToolFormat::GptOss) == (reasoning == ReasoningFormat::GptOss)
+            }
+            _ => true,
+        }
     }
 
     /// Returns where an output begins that follows the rendered prompt.

@@ -81,10 +81,12 @@ fn check_text(tool: ToolFormat, text: &str) {
 #[test]
 fn names_are_those_of_sglang() {
     for name in ToolFormat::names() {
-        assert!(ToolFormat::parse(name).is_some());
+        let format = ToolFormat::parse(name).expect("it is one");
+        assert_eq!(ToolFormat::parse(format.name()), Some(format));
     }
     for name in ReasoningFormat::names() {
-        assert!(ReasoningFormat::parse(name).is_some());
+        let format = ReasoningFormat::parse(name).expect("it is one");
+        assert_eq!(ReasoningFormat::parse(format.name()), Some(format));
     }
     assert_eq!(ToolFormat::parse("qwen25"), Some(ToolFormat::Hermes));
     assert_eq!(ToolFormat::parse("x"), None);
