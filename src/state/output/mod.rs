@@ -35,9 +35,9 @@
 //!
 //! # Messages with headers
 //! The outputs of gpt-oss are messages. A header names the channel of each: `analysis` is reasoning, `final` and
-//! `commentary` are content, and a recipient that is a function makes it a call. Headers of messages are not given out. A header
-//! that breaks off is text, its tag included; one that the end of the output cuts is dropped. Two messages of one kind
-//! are parted by the end of a line.
+//! `commentary` are content, and a recipient that is a function makes it a call. Headers of messages are not given out.
+//! A header that breaks off is text, its tag included; one that the end of the output cuts is dropped. Two messages of
+//! one kind are parted by the end of a line.
 //!
 //! # Reasoning
 //! The start tag is understood at the start of the content, where nothing but whitespace came before it (since the
