@@ -245,9 +245,12 @@ impl Scheduler {
     ) -> StepRow {
         self.batch.extend(seq, extent);
         let sequence = &mut self.requests[seq];
-        let states = sequence.held_kv_mut().states.as_mut();
-        let saves = states.map_or_else(SmallVec::new, |states| states.save(saves).collect());
         let is_last = extent == Extent::Last;
+        let page = self.limits.page_size;
+        let states = sequence.held_kv_mut().states.as_mut();
+        let saves = states.map_or_else(SmallVec::new, |states| {
+            states.save_extent(saves, &positions, is_last, page)
+        });
         sequence.phase = if is_last {
             Phase::Running
         } else {

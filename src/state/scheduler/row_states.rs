@@ -1,7 +1,12 @@
 //! The states that a sequence holds: its own, and copies of it that are not in the cache yet.
 
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
 use crate::ids::StateSlot;
 use crate::state::plan::saves::SaveAt;
+use crate::state::pool::pages::PageSize;
 use crate::state::pool::state_pool::{OwnedState, SaveReason, SavedState};
 use crate::state::step::StateSave;
 
@@ -12,7 +17,7 @@ pub struct RowStates {
     live: OwnedState,
     /// Copies that the steps planned so far make, until the next checkpoint.
     saved: Vec<SavedState>,
-    /// The copy at the end of the last page that its decode filled, if it has memory for one.
+    /// The copy at the end of the last page that its prompt or its decode filled, if it has memory for one.
     tail: Option<Tail>,
     /// Granted for copies that no step makes.
     unused: Vec<OwnedState>,
@@ -55,8 +60,26 @@ impl RowStates {
         self.unused.extend(granted);
     }
 
+    /// The copies that an extent of a prefill makes, ascending. The one that ends the prompt leaves the tail's at the end of
+    /// its last whole page, since a short reply fills none.
+    pub fn save_extent(
+        &mut self,
+        places: &[SaveAt],
+        positions: &Range<usize>,
+        ends_prompt: bool,
+        page: PageSize,
+    ) -> SmallVec<[StateSave; 1]> {
+        let mut saves: SmallVec<_> = self.save(places).collect();
+        let end = page.floor(positions.end);
+        let is_saved = self.saved.last().is_some_and(|saved| saved.position == end);
+        if ends_prompt && end > positions.start && !is_saved {
+            saves.extend(self.save_tail(end));
+        }
+        saves
+    }
+
     /// The copies that a step makes at these places, for as many as there is memory.
-    pub fn save(&mut self, places: &[SaveAt]) -> impl Iterator<Item = StateSave> {
+    fn save(&mut self, places: &[SaveAt]) -> impl Iterator<Item = StateSave> {
         let n = places.len().min(self.unused.len());
         let states = self.unused.drain(..n);
         let saved = places.iter().zip(states).map(|(place, state)| SavedState {
