@@ -235,9 +235,7 @@ impl Agent {
         first.push(thought(&reply));
         for call in 0..8 {
             first.push(said("tool", 10 + call, 24));
-            // With pages, none may have ended in the reply, but one in what opened it, where no state is left.
-            let state_at = fed - (self.page_size - 1);
-            reply = self.call("tool call", &first, state_at).await;
+            reply = self.call("tool call", &first, fed).await;
             fed = self.tokens(&first).len() + reply.len() - 1;
             first.push(thought(&reply));
         }
@@ -268,7 +266,11 @@ impl Agent {
     }
 
     async fn four_samples(&mut self, messages: &[Value], system_end: usize) {
-        let four = (0..4).map(|seed| Self::request(messages, Some(seed)));
+        let first = Self::request(messages, Some(0));
+        let four = (0..4).map(|seed| GenerateRequest {
+            prompt: first.prompt.clone(),
+            ..Self::request(messages, Some(seed))
+        });
         let sent = self.world.engine.generate_all(four.collect());
         let sent = sent.expect("the door is open").into_iter();
         let done = join_all(sent.map(Self::done)).await;
@@ -276,8 +278,8 @@ impl Agent {
         self.turns.push(Turn {
             name: "four samples",
             computed: done.iter().map(Done::computed).sum(),
-            // A chat leaves no state inside of what opens the reply, so each sample may compute that again.
-            most: own + 3 * (OPEN + self.page_size),
+            // The first one leaves a state for those that wait for it.
+            most: own + 3 * self.page_size,
         });
         self.said.extend(done.into_iter().map(|done| done.bits));
     }

@@ -165,7 +165,11 @@ impl Call {
         arrival: &mut Arrival,
         settings: &TokenizerSettings,
     ) -> Result<(Prepared, SamplingParams), RequestError> {
-        let prepared = self.encoded(arrival)?;
+        let mut prepared = self.encoded(arrival)?;
+        let next = self.arrivals.front();
+        if next.is_some_and(|next| next.prompt == arrival.prompt) {
+            prepared.anchor_end();
+        }
         let prompt = &prepared.tokens;
         let sampling = prepare::fit(
             &mut arrival.request,

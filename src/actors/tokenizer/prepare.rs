@@ -51,6 +51,17 @@ pub(super) struct Prepared {
     pub(super) start: OutputStart,
 }
 
+impl Prepared {
+    /// Wishes for a state before the last token, so that another output of the same prompt computes that token alone. A
+    /// prompt without anchors leaves one there anyhow.
+    pub(super) fn anchor_end(&mut self) {
+        let last = self.tokens.len() as u32 - 1;
+        if self.anchors.last().is_some_and(|anchor| *anchor < last) {
+            self.anchors = self.anchors.iter().copied().chain([last]).collect();
+        }
+    }
+}
+
 /// Encodes a prompt and compiles the grammar of its outputs.
 pub(super) fn prepare(
     prompt: Prompt,
