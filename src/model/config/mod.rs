@@ -23,7 +23,7 @@ use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::kernels::tensor_view::RowOrder;
 use crate::model::json_file::JsonFile;
-use crate::model::rope::{RopeConfig, refuse_partial, rotary_part};
+use crate::model::rope::{RopeConfig, refuse_partial, rotary_part, theta};
 use crate::model::weights::TensorSpec;
 use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv, Values};
 
@@ -290,7 +290,7 @@ impl ModelConfig {
             max_position_embeddings,
             rope: match architecture {
                 Architecture::GptOss if RopeConfig::is_absent(json)? => {
-                    gpt_oss::rope(default_theta)
+                    gpt_oss::rope(theta(json)?.unwrap_or(default_theta))
                 }
                 _ => RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
             },

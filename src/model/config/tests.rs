@@ -514,6 +514,19 @@ fn gpt_oss_takes_the_defaults_of_its_class() {
         slope: 1.702,
     };
     assert_eq!((experts.gate, experts.bias), (clamped, true));
+    for (edits, theta, is_yarn) in [
+        (json!({}), 150_000.0, true),
+        (
+            json!({"rope_theta": 500, "rope_scaling": null}),
+            500.0,
+            true,
+        ),
+        (json!({"rope_parameters": {}}), 150_000.0, false),
+    ] {
+        let read = parse(&with(base("GptOssForCausalLM"), edits)).expect("supported");
+        assert_eq!(read.rope.theta, theta);
+        assert_eq!(matches!(read.rope.scaling, RopeScaling::Yarn(_)), is_yarn);
+    }
     let fixture = fixture("gpt-oss");
     assert_eq!(fixture.windows, [None, Some(24)]);
     assert_eq!(fixture.rope.theta, 5000.0);

@@ -113,13 +113,12 @@ impl RopeConfig {
         })
     }
 
-    /// Whether a configuration says nothing of the rotation, but for its base.
+    /// Whether a configuration says nothing of the rotation, but for its base. An empty `rope_parameters` asks for the
+    /// default one.
     pub(crate) fn is_absent(json: &JsonFile) -> Result<bool, LoadError> {
-        let mut keys = ["rope_scaling", "rope_parameters"].into_iter();
-        keys.try_fold(true, |absent, key| {
-            let object = json.object(key)?;
-            Ok(absent && object.is_none_or(|object| object.entries().is_empty()))
-        })
+        let scaling = json.object("rope_scaling")?;
+        let is_scaled = scaling.is_some_and(|scaling| !scaling.entries().is_empty());
+        Ok(!is_scaled && json.object("rope_parameters")?.is_none())
     }
 
     /// Positions reached by stretching the original context, in tokens.
@@ -263,7 +262,8 @@ fn required(own: &JsonFile, key: &str) -> Result<f64, LoadError> {
         .ok_or_else(|| own.error(key, "is missing"))
 }
 
-fn theta(json: &JsonFile) -> Result<Option<f64>, LoadError> {
+/// The base of the wavelengths, if it is configured.
+pub(crate) fn theta(json: &JsonFile) -> Result<Option<f64>, LoadError> {
     json.number("rope_theta", 1.000_001..=1e15)
 }
 
