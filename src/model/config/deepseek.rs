@@ -42,6 +42,12 @@ pub(super) fn v2(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>
         groups: None,
     };
     read(json, layers, &defaults, |json, count, used| {
+        refuse_others(json, "scoring_func", "softmax")?;
+        if json.flag("norm_topk_prob")? == Some(true) {
+            let reason =
+                "is true, supported is false: weights are scaled, not divided by their sum";
+            return Err(json.error("norm_topk_prob", reason));
+        }
         Ok(Routing {
             groups: match grouped {
                 true => groups(json, &defaults, GroupScore::Best, count)?,
@@ -117,6 +123,8 @@ fn corrected(
     defaults: &Defaults,
 ) -> Result<Option<ExpertsConfig>, LoadError> {
     let read = read(json, layers, defaults, |json, count, used| {
+        refuse_others(json, "scoring_func", "sigmoid")?;
+        refuse_others(json, "topk_method", "noaux_tc")?;
         Ok(Routing {
             score: Score::Sigmoid,
             sum: match json.flag("norm_topk_prob")?.unwrap_or(true) {
@@ -133,6 +141,16 @@ fn corrected(
     }))
 }
 
+/// Refuses any value of a key but one: the family has one formula, whatever its files name.
+fn refuse_others(json: &JsonFile, key: &str, supported: &str) -> Result<(), LoadError> {
+    match json.text(key)? {
+        Some(other) if other != supported => {
+            Err(json.error(key, format!("is {other:?}, supported is {supported:?}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Reads all but the formula, which `routing` makes of the number of experts and of those that a token goes through.
 fn read(
     json: &JsonFile,
@@ -144,6 +162,10 @@ fn read(
     let count = count.unwrap_or(defaults.count);
     if count == 0 {
         return Ok(None);
+    }
+    if let Some(other) = json.value("moe_layer_freq").filter(|freq| **freq != 1) {
+        let wish = "1: all layers after the first have experts";
+        return Err(json.expected("moe_layer_freq", other, wish));
     }
     let used = match json.size("num_experts_per_tok", EXPERTS)? {
         Some(used) => used,

@@ -192,6 +192,10 @@ fn delta_net(
     architecture: Architecture,
     layers: usize,
 ) -> Result<RecurrentConfig, LoadError> {
+    if json.flag("attn_output_gate")? == Some(false) {
+        let reason = "is false, supported is true: attention's result goes through a gate";
+        return Err(json.error("attn_output_gate", reason));
+    }
     let interval = json.size("full_attention_interval", 1..=usize::MAX)?;
     let interval = interval.unwrap_or(4);
     let by_interval = || (1..=layers).map(|n| !n.is_multiple_of(interval)).collect();

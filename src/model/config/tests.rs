@@ -499,6 +499,78 @@ fn groups_of_experts_must_be_possible() {
 }
 
 #[test]
+fn routers_of_other_formulas_are_refused() {
+    let v2 = json!({"num_experts_per_tok": 3});
+    let table = [
+        ("DeepseekV2ForCausalLM", "scoring_func", json!("sigmoid")),
+        ("DeepseekV2ForCausalLM", "topk_method", json!("noaux_tc")),
+        ("DeepseekV2ForCausalLM", "norm_topk_prob", json!(true)),
+        ("DeepseekV2ForCausalLM", "moe_layer_freq", json!(2)),
+        ("DeepseekV3ForCausalLM", "scoring_func", json!("softmax")),
+        ("DeepseekV3ForCausalLM", "topk_method", json!("greedy")),
+        ("DeepseekV3ForCausalLM", "moe_layer_freq", json!([0, 1, 1])),
+        ("Glm4MoeLiteForCausalLM", "scoring_func", json!("softmax")),
+        ("Glm4MoeLiteForCausalLM", "topk_method", json!("greedy")),
+    ];
+    for (name, key, value) in table {
+        let config = with(with(base(name), v2.clone()), json!({ key: value }));
+        let error = parse(&config).expect_err("it is refused").to_string();
+        let complaint = format!("{key} is {value}");
+        assert!(error.contains(&complaint), "{error} for {complaint}");
+    }
+    let kinds = json!({"mlp_layer_types": ["dense", "sparse", "both"]});
+    let error = parse(&with(base("Glm4MoeLiteForCausalLM"), kinds)).expect_err("it is refused");
+    assert!(
+        error.to_string().contains("mlp_layer_types has \"both\""),
+        "{error}"
+    );
+}
+
+#[test]
+fn hybrids_say_what_they_cannot_do() {
+    let table = [
+        (
+            json!({"attn_output_gate": false}),
+            "attn_output_gate is false, supported is true",
+        ),
+        (
+            json!({"head_dim": 36, "partial_rotary_factor": 0.25}),
+            "partial_rotary_factor is 0.25: 9 elements of a head of 36, expected an even number",
+        ),
+        (
+            json!({"linear_num_key_heads": 3, "linear_num_value_heads": 8}),
+            "linear_num_key_heads is 3 and does not divide linear_num_value_heads, 8",
+        ),
+        (
+            json!({"layer_types": ["linear_attention"]}),
+            "layer_types has 1 entries, expected",
+        ),
+        (
+            json!({"layer_types": ["linear_attention", "full_attention", "conv"]}),
+            "layer_types names \"conv\", supported are",
+        ),
+    ];
+    let names = [
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+    ];
+    for (name, (edits, complaint)) in names.into_iter().flat_map(|name| {
+        let table = table.iter();
+        table.map(move |row| (name, row))
+    }) {
+        let error = parse(&with(base(name), edits.clone())).expect_err("it is refused");
+        assert!(error.to_string().contains(complaint), "{name}: {error}");
+    }
+    let named = json!({"layer_types": ["conv", "full_attention", "linear_attention"]});
+    for name in ["Lfm2ForCausalLM", "Lfm2MoeForCausalLM"] {
+        let error = parse(&with(base(name), named.clone())).expect_err("it is refused");
+        let complaint = "layer_types names \"linear_attention\", supported are";
+        assert!(error.to_string().contains(complaint), "{name}: {error}");
+    }
+}
+
+#[test]
 fn gpt_oss_takes_the_defaults_of_its_class() {
     let read = parse(&base("GptOssForCausalLM")).expect("supported");
     assert_eq!((read.head_dim, read.sinks), (64, true));
