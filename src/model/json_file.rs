@@ -161,6 +161,12 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, "true or false"))
     }
 
+    /// True or false; `null` is false, and an absent key is `absent`.
+    pub fn flag_or_null(&self, key: &str, absent: bool) -> Result<bool, LoadError> {
+        let unsaid = absent && !self.has(key);
+        Ok(self.flag(key)?.unwrap_or(unsaid))
+    }
+
     /// A string.
     pub fn text(&self, key: &str) -> Result<Option<&str>, LoadError> {
         let Some(value) = self.value(key) else {

@@ -127,7 +127,7 @@ fn corrected(
         refuse_others(json, "topk_method", "noaux_tc")?;
         Ok(Routing {
             score: Score::Sigmoid,
-            sum: match json.flag("norm_topk_prob")?.unwrap_or(true) {
+            sum: match json.flag_or_null("norm_topk_prob", true)? {
                 true => WeightSum::One { added: 1e-20 },
                 false => WeightSum::AsScored,
             },

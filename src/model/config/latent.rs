@@ -55,7 +55,7 @@ impl LatentConfig {
             eps: 1e-6,
             interleaved: match architecture {
                 Architecture::DeepseekV2 => true,
-                _ => json.flag("rope_interleave")?.unwrap_or(true),
+                _ => json.flag_or_null("rope_interleave", true)?,
             },
             split: false,
         };

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::kernels::Gate;
-use crate::kernels::routing::Routing;
+use crate::kernels::routing::{Routing, WeightSum};
 use crate::model::rope::{MAX_POSITIONS, RopeScaling};
 
 fn base(architecture: &str) -> Value {
@@ -524,6 +524,32 @@ fn routers_of_other_formulas_are_refused() {
         error.to_string().contains("mlp_layer_types has \"both\""),
         "{error}"
     );
+}
+
+#[test]
+fn null_is_no_where_its_class_takes_it_for_false() {
+    let with_experts = json!({"first_k_dense_replace": 0});
+    let v3 = with(base("DeepseekV3ForCausalLM"), with_experts);
+    let read = |edits| parse(&with(v3.clone(), edits)).expect("supported");
+    for (edits, is_no) in [
+        (json!({}), false),
+        (
+            json!({"norm_topk_prob": null, "rope_interleave": null}),
+            true,
+        ),
+        (
+            json!({"norm_topk_prob": false, "rope_interleave": false}),
+            true,
+        ),
+    ] {
+        let read = read(edits);
+        let experts = read.experts.expect("it has experts");
+        assert_eq!(experts.routing.sum == WeightSum::AsScored, is_no);
+        assert_eq!(
+            read.latent.expect("attention is latent").interleaved,
+            !is_no
+        );
+    }
 }
 
 #[test]

@@ -245,7 +245,7 @@ fn yarn(own: &JsonFile, original: usize, max_positions: usize) -> Result<Yarn, L
         attention_factor: positive("attention_factor")?,
         mscale: unless_zero("mscale")?,
         mscale_all_dim: unless_zero("mscale_all_dim")?,
-        truncate: own.flag("truncate")?.unwrap_or(true),
+        truncate: own.flag_or_null("truncate", true)?,
     };
     if yarn.beta_fast < yarn.beta_slow {
         let reason = format!(
