@@ -589,15 +589,13 @@ def fill(name, tensor, config, generator):
     if name.endswith("mlp.router.bias"):
         return normal(3.0)
     if name.endswith(("mlp.gate.weight", "mlp.router.weight", "feed_forward.gate.weight")):
-        return normal(ROUTER_GAIN / math.sqrt(HIDDEN))
+        sigmoid = config.model_type in ("deepseek_v3", "glm4_moe_lite", "lfm2_moe")
+        return normal((SIGMOID_ROUTER_GAIN if sigmoid else ROUTER_GAIN) / math.sqrt(HIDDEN))
     if config.model_type == "gpt_oss" and ".experts." in name:
         # The inputs stand in the middle.
         return normal(1 / math.sqrt(tensor.shape[1]))
     if name.endswith("e_score_correction_bias"):
         return normal(0.5)
-    if name.endswith("mlp.gate.weight"):
-        sigmoid = config.model_type in ("deepseek_v3", "glm4_moe_lite")
-        return normal((SIGMOID_ROUTER_GAIN if sigmoid else ROUTER_GAIN) / math.sqrt(HIDDEN))
     peaked = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
     gain = 1.4 if any(part in name for part in peaked) else 1.0
     # The inputs stand last, also where experts are stacked.
