@@ -12,10 +12,11 @@ use souffleur::state::step::{RowStart, StateSave, StateStart, StepPlan, StepRow}
 
 use crate::common::{append, decode, greedy, load, options, plan, prefill, start, tokens};
 
-const MODELS: [&str; 7] = [
+const MODELS: [&str; 8] = [
     "lfm2",
     "lfm2-bias",
     "lfm2-moe",
+    "lfm2-moe-plain",
     "qwen3-5",
     "qwen3-5-interval",
     "qwen3-5-moe",

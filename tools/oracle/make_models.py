@@ -29,6 +29,8 @@ HIDDEN = 64
 LAYERS = 2
 CONTEXT = 256
 WINDOW = 24
+# What norms add shows in the logits; the usual 1e-5 would be the same as 1e-6.
+WIDE_EPS = 0.05
 
 SPECIAL_TOKENS = ["<s>", "</s>"]
 # Enough to learn a few merges from.
@@ -186,6 +188,26 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "llama-rope-yarn-given": (
+        LLAMA
+        | {
+            "rms_norm_eps": WIDE_EPS,
+            "mlp_bias": True,
+            "rope_theta": 5000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": None,
+                "original_max_position_embeddings": 32,
+                "attention_factor": 1.3,
+                "beta_fast": 4.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+            },
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "llama-sharded": (
         LLAMA | {"num_key_value_heads": 1, "rope_theta": 10000.0, "rope_scaling": None, "torch_dtype": "float16"},
         torch.float16,
@@ -207,10 +229,10 @@ MODELS = {
         QWEN2
         | {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "head_dim": 24,
             "use_sliding_window": True,
             "sliding_window": WINDOW,
             "max_window_layers": 1,
-            "layer_types": ["full_attention", "sliding_attention"],
             "tie_word_embeddings": True,
             "dtype": "bfloat16",
         },
@@ -223,6 +245,23 @@ MODELS = {
             "head_dim": 32,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
             "tie_word_embeddings": True,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "qwen3-window": (
+        QWEN3
+        | {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "rms_norm_eps": WIDE_EPS,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
             "dtype": "bfloat16",
         },
         torch.bfloat16,
@@ -274,6 +313,22 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "mixtral-window": (
+        MIXTRAL
+        | {
+            "head_dim": 24,
+            "intermediate_size": 48,
+            "rms_norm_eps": WIDE_EPS,
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "sliding_window": WINDOW,
+            "rope_theta": 5000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "lfm2": (
         LFM2
         | {
@@ -303,6 +358,19 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "lfm2-attention": (
+        LFM2
+        | {
+            "norm_eps": WIDE_EPS,
+            "block_auto_adjust_ff_dim": False,
+            "intermediate_size": 80,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "lfm2-moe": (
         LFM2
         | {
@@ -317,6 +385,27 @@ MODELS = {
             "routed_scaling_factor": 1.5,
             "use_expert_bias": True,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "lfm2-moe-plain": (
+        LFM2
+        | {
+            "architectures": ["Lfm2MoeForCausalLM"],
+            "model_type": "lfm2_moe",
+            "norm_eps": WIDE_EPS,
+            "layer_types": ["full_attention", "conv"],
+            "conv_bias": True,
+            "conv_L_cache": 2,
+            "num_dense_layers": 0,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": False,
+            "use_expert_bias": False,
+            "tie_embedding": False,
             "torch_dtype": "bfloat16",
         },
         torch.bfloat16,
@@ -359,6 +448,31 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "qwen3-5-tied": (
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "tie_word_embeddings": True,
+            "text_config": QWEN3_5
+            | {
+                "layer_types": ["linear_attention", "full_attention"],
+                "rms_norm_eps": WIDE_EPS,
+                "tie_word_embeddings": True,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 2000.0,
+                    "partial_rotary_factor": 0.5,
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 32,
+                    "mrope_section": [4, 2, 2],
+                    "mrope_interleaved": True,
+                },
+                "dtype": "bfloat16",
+            },
+        },
+        torch.bfloat16,
+        1,
+    ),
     "qwen3-5-moe": (
         {
             "architectures": ["Qwen3_5MoeForConditionalGeneration"],
@@ -387,6 +501,25 @@ MODELS = {
             "shared_expert_intermediate_size": 32,
             "norm_topk_prob": False,
             "mlp_only_layers": [0],
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "qwen3-next-sparse": (
+        QWEN3_NEXT
+        | {
+            "num_hidden_layers": 4,
+            "rms_norm_eps": WIDE_EPS,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.75,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+            "intermediate_size": 48,
+            "decoder_sparse_step": 2,
+            "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
         },
         torch.bfloat16,
@@ -496,8 +629,52 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "glm4-moe-lite-grouped": (
+        GLM4_MOE_LITE
+        | {
+            "num_hidden_layers": 3,
+            "intermediate_size": 80,
+            "q_lora_rank": None,
+            "kv_lora_rank": 40,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 12,
+            "v_head_dim": 20,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 0,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.4,
+            "rms_norm_eps": WIDE_EPS,
+            "tie_word_embeddings": True,
+            "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32},
+        },
+        torch.bfloat16,
+        1,
+    ),
     "gpt-oss": (
         GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"], "torch_dtype": "bfloat16"},
+        torch.bfloat16,
+        1,
+    ),
+    "gpt-oss-plain": (
+        {name: value for name, value in GPT_OSS.items() if name not in ("head_dim", "rope_scaling")}
+        | {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "rms_norm_eps": WIDE_EPS,
+            "intermediate_size": 48,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 3,
+            "attention_bias": False,
+            "rope_theta": 500.0,
+            "swiglu_alpha": 1.1,
+            "swiglu_limit": 2.5,
+            "torch_dtype": "bfloat16",
+        },
         torch.bfloat16,
         1,
     ),
@@ -522,6 +699,27 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "mistral-full": (
+        MISTRAL
+        | {
+            "head_dim": 24,
+            "num_key_value_heads": 1,
+            "rms_norm_eps": WIDE_EPS,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
 }
 
 
@@ -533,6 +731,7 @@ EXPERT_NAMES = {
     "lfm2-moe": ("feed_forward", ("w1", "w3", "w2")),
     "deepseek-v2": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "deepseek-v3": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "glm4-moe-lite-grouped": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 
 # Layers for speculative decoding that published checkpoints have beyond the last.
@@ -676,6 +875,9 @@ def make(name, directory):
     weights = {}
     for tensor_name, tensor in sorted(model.state_dict().items()):
         if tensor_name == "lm_head.weight" and read_back.tie_word_embeddings:
+            continue
+        # Of no shared experts nothing is stored.
+        if tensor.numel() == 0:
             continue
         if has_blocks and tensor_name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             weights |= in_blocks(tensor_name, tensor, generator)
