@@ -128,6 +128,61 @@ fn experts_may_be_named_and_stacked_as_any_family_does() {
     assert_eq!(logits(dir.path()), logits(&fixture("mixtral")));
 }
 
+/// Experts of two tensors a layer, each in tensors of its own.
+fn one_by_one(tensors: &Tensors) -> Tensors {
+    let mut result = Tensors::new();
+    for (name, stored) in tensors {
+        let parts: &[&str] = match name.rsplit_once(".experts.") {
+            Some((_, "gate_up_proj")) => &["gate_proj", "up_proj"],
+            Some((_, "down_proj")) => &["down_proj"],
+            _ => {
+                result.insert(name.clone(), stored.clone());
+                continue;
+            }
+        };
+        let (module, _) = name.rsplit_once('.').unwrap();
+        let matrices = stored.shape[0] * parts.len();
+        let matrices = stored.data.chunks_exact(stored.data.len() / matrices);
+        for (n, data) in matrices.enumerate() {
+            let (expert, part) = (n / parts.len(), parts[n % parts.len()]);
+            let one = Stored {
+                dtype: stored.dtype,
+                shape: vec![stored.shape[1] / parts.len(), stored.shape[2]],
+                data: data.to_vec(),
+            };
+            result.insert(format!("{module}.{expert}.{part}.weight"), one);
+        }
+    }
+    result
+}
+
+#[test]
+fn decoders_of_models_that_also_see_may_have_any_prefix() {
+    for name in ["qwen3-5", "qwen3-5-tied", "qwen3-5-moe"] {
+        let own = tensors_of(name);
+        let expected = logits(&fixture(name));
+        let outer = ("model.language_model.", "language_model.model.");
+        let head = ("lm_head.", "language_model.lm_head.");
+        let plain = ("model.language_model.", "model.");
+        let mut seeing = own.clone();
+        for other in ["model.visual.norm.weight", "mtp.norm.weight"] {
+            let norm = own["model.language_model.norm.weight"].clone();
+            seeing.insert(other.to_owned(), norm);
+        }
+        for (what, tensors) in [
+            ("another", renamed(&own, &[outer, head])),
+            ("none", renamed(&own, &[plain])),
+            ("other parts", seeing),
+            ("experts one by one", one_by_one(&own)),
+        ] {
+            let dir = folder(name, &tensors);
+            assert_eq!(logits(dir.path()), expected, "{name}, {what}");
+        }
+    }
+    let own = tensors_of("qwen3-5-moe");
+    assert!(one_by_one(&own).len() > own.len());
+}
+
 #[test]
 fn what_is_wrong_with_experts_is_named() {
     let own = tensors_of("qwen3-moe");
