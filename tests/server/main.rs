@@ -3,6 +3,7 @@
 mod agents;
 mod disconnects;
 mod errors;
+mod formats;
 mod hostile;
 mod http;
 mod key;

@@ -1,0 +1,308 @@
+//! Families of models: their markers, and how they write what they mean.
+
+use serde_json::{Map, Value};
+
+/// An answer, as it is meant.
+#[derive(Clone, Default)]
+pub struct Said {
+    pub reasoning: &'static str,
+    pub content: &'static str,
+    pub calls: Vec<Call>,
+}
+
+/// A call of a tool.
+#[derive(Clone)]
+pub struct Call {
+    pub name: &'static str,
+    pub arguments: Map<String, Value>,
+}
+
+/// The way in which a family's models write.
+pub struct Family {
+    /// The markers that are tokens.
+    pub tokens: &'static [&'static str],
+    /// These tokens are special: texts leave them out.
+    pub has_special_tokens: bool,
+    pub form: Form,
+    /// Tags that are written as text, as they stand in arguments too.
+    pub written_tags: &'static [&'static str],
+    /// Text may stand before calls.
+    pub speaks_before_calls: bool,
+    /// An answer ends after its first call.
+    pub calls_once: bool,
+    /// It writes calls as grammars do.
+    pub has_grammar: bool,
+}
+
+/// How reasoning, text and calls follow each other.
+pub enum Form {
+    /// One after the other, with tags around reasoning and calls.
+    Tagged {
+        thoughts: Thoughts,
+        calls: fn(&[Call]) -> String,
+    },
+    /// Each in a message with a header.
+    Messages,
+}
+
+/// The tags around reasoning.
+pub enum Thoughts {
+    None,
+    /// In the output, if there is reasoning.
+    Tags(&'static str, &'static str),
+    /// The prompt ends with the first one.
+    Opened(&'static str, &'static str),
+}
+
+impl Call {
+    /// The arguments as clients must hear them.
+    pub fn json(&self) -> String {
+        json(&Value::Object(self.arguments.clone()))
+    }
+
+    fn joined(&self, separator: &str, write: impl Fn(&str, &Value) -> String) -> String {
+        let arguments = self.arguments.iter();
+        let written: Vec<String> = arguments.map(|(key, value)| write(key, value)).collect();
+        written.join(separator)
+    }
+
+    fn object(&self, arguments: &str) -> String {
+        let name = self.name;
+        format!("{{\"name\": \"{name}\", \"{arguments}\": {}}}", self.json())
+    }
+
+    fn python(&self) -> String {
+        let write = |key: &str, value: &Value| format!("{key}={}", python(value));
+        format!("{}({})", self.name, self.joined(", ", write))
+    }
+}
+
+impl Thoughts {
+    /// The texts around the reasoning of an answer.
+    fn around(&self, said: &Said) -> (&'static str, &'static str) {
+        match *self {
+            Self::Opened(_, end) => ("", end),
+            Self::Tags(start, end) if !said.reasoning.is_empty() => (start, end),
+            Self::None | Self::Tags(..) => ("", ""),
+        }
+    }
+}
+
+impl Family {
+    /// The tokens that a model of this family says.
+    pub fn write(&self, said: &Said) -> String {
+        let (start, end) = match self.form {
+            Form::Tagged { ref thoughts, .. } => thoughts.around(said),
+            Form::Messages => ("", ""),
+        };
+        self.written(said, start, end)
+    }
+
+    /// The same without the blanks around reasoning.
+    pub fn write_tight(&self, said: &Said) -> String {
+        let (start, end) = match self.form {
+            Form::Tagged { ref thoughts, .. } => thoughts.around(said),
+            Form::Messages => ("", ""),
+        };
+        self.written(said, start.trim_start(), end.trim_end())
+    }
+
+    fn written(&self, said: &Said, start: &str, end: &str) -> String {
+        let Form::Tagged { calls, .. } = self.form else {
+            return messages(said);
+        };
+        let (reasoning, content) = (said.reasoning, said.content);
+        let (line, calls) = match (content, said.calls.as_slice()) {
+            (_, []) => ("", String::new()),
+            ("", said) => ("", calls(said)),
+            (_, said) => ("\n", calls(said)),
+        };
+        format!("{start}{reasoning}{end}{content}{line}{calls}")
+    }
+
+    /// The text of what is said: special tokens have none.
+    pub fn shown(&self, line: &str) -> String {
+        let hidden = self.hidden().iter();
+        hidden.fold(line.to_owned(), |text, tag| text.replace(tag, ""))
+    }
+
+    /// The markers that texts leave out.
+    pub fn hidden(&self) -> &'static [&'static str] {
+        match self.has_special_tokens {
+            true => self.tokens,
+            false => &[],
+        }
+    }
+
+    /// Whether a grammar that asks for calls has its models say this.
+    pub fn can_be_told(&self, said: &Said) -> bool {
+        let n_calls = said.calls.len();
+        let is_message = matches!(self.form, Form::Messages);
+        self.has_grammar && said.content.is_empty() && n_calls > 0 && (n_calls == 1 || !is_message)
+    }
+
+    /// Whether its models can mean this.
+    pub fn can_say(&self, said: &Said) -> bool {
+        let thinks = !matches!(
+            self.form,
+            Form::Tagged {
+                thoughts: Thoughts::None,
+                ..
+            }
+        );
+        let has_calls = !said.calls.is_empty();
+        (thinks || said.reasoning.is_empty())
+            && (self.speaks_before_calls || said.content.is_empty() || !has_calls)
+            && (!self.calls_once || said.calls.len() <= 1)
+    }
+}
+
+/// JSON as Python writes it.
+fn json(value: &Value) -> String {
+    let list = |parts: Vec<String>| parts.join(", ");
+    match value {
+        Value::Array(values) => format!("[{}]", list(values.iter().map(json).collect())),
+        Value::Object(fields) => {
+            let field = |(key, value): (&String, &Value)| format!("\"{key}\": {}", json(value));
+            format!("{{{}}}", list(fields.iter().map(field).collect()))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// A value in Python. The texts of JSON are Python's as well.
+fn python(value: &Value) -> String {
+    match value {
+        Value::Bool(true) => "True".to_owned(),
+        Value::Bool(false) => "False".to_owned(),
+        Value::Null => "None".to_owned(),
+        Value::Array(values) => {
+            let values: Vec<String> = values.iter().map(python).collect();
+            format!("[{}]", values.join(", "))
+        }
+        Value::Object(fields) => {
+            let field = |(key, value): (&String, &Value)| format!("\"{key}\": {}", python(value));
+            let fields: Vec<String> = fields.iter().map(field).collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// A text as it is, and all else as JSON.
+fn raw(value: &Value) -> String {
+    value.as_str().map_or_else(|| json(value), str::to_owned)
+}
+
+fn each(calls: &[Call], separator: &str, write: impl Fn(&Call) -> String) -> String {
+    let written: Vec<String> = calls.iter().map(write).collect();
+    written.join(separator)
+}
+
+pub fn hermes(calls: &[Call]) -> String {
+    let write = |call: &Call| format!("<tool_call>\n{}\n</tool_call>", call.object("arguments"));
+    each(calls, "\n", write)
+}
+
+pub fn qwen3_coder(calls: &[Call]) -> String {
+    let parameter =
+        |key: &str, value: &Value| format!("<parameter={key}>\n{}\n</parameter>\n", raw(value));
+    each(calls, "\n", |call| {
+        let (name, parameters) = (call.name, call.joined("", parameter));
+        format!("<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>")
+    })
+}
+
+pub fn llama3(calls: &[Call]) -> String {
+    each(calls, "; ", |call| call.object("parameters"))
+}
+
+pub fn llama3_tagged(calls: &[Call]) -> String {
+    format!("<|python_tag|>{}", llama3(calls))
+}
+
+pub fn pythonic(calls: &[Call]) -> String {
+    format!("[{}]", each(calls, ", ", Call::python))
+}
+
+pub fn pythonic_tagged(calls: &[Call]) -> String {
+    format!("<|python_start|>{}<|python_end|>", pythonic(calls))
+}
+
+pub fn lfm2(calls: &[Call]) -> String {
+    format!("<|tool_call_start|>{}<|tool_call_end|>", pythonic(calls))
+}
+
+pub fn lfm2_objects(calls: &[Call]) -> String {
+    let calls = each(calls, ", ", |call| call.object("arguments"));
+    format!("<|tool_call_start|>[{calls}]<|tool_call_end|>")
+}
+
+pub fn mistral_list(calls: &[Call]) -> String {
+    let calls = each(calls, ", ", |call| call.object("arguments"));
+    format!("[TOOL_CALLS] [{calls}]")
+}
+
+pub fn mistral_named(calls: &[Call]) -> String {
+    each(calls, "", |call| {
+        format!("[TOOL_CALLS]{}[ARGS]{}", call.name, call.json())
+    })
+}
+
+pub fn deepseek_v3(calls: &[Call]) -> String {
+    let calls = each(calls, "\n", |call| {
+        let (name, arguments) = (call.name, call.json());
+        let inside = format!("function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```");
+        format!("<｜tool▁call▁begin｜>{inside}<｜tool▁call▁end｜>")
+    });
+    format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
+}
+
+pub fn deepseek_v31(calls: &[Call]) -> String {
+    let calls = each(calls, "", |call| {
+        let inside = format!("{}<｜tool▁sep｜>{}", call.name, call.json());
+        format!("<｜tool▁call▁begin｜>{inside}<｜tool▁call▁end｜>")
+    });
+    format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
+}
+
+fn glm(calls: &[Call], line: &str) -> String {
+    each(calls, line, |call| {
+        let pair = |key: &str, value: &Value| {
+            let value = raw(value);
+            format!("<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}")
+        };
+        let (name, pairs) = (call.name, call.joined("", pair));
+        format!("<tool_call>{name}{line}{pairs}</tool_call>")
+    })
+}
+
+pub fn glm45(calls: &[Call]) -> String {
+    glm(calls, "\n")
+}
+
+pub fn glm47(calls: &[Call]) -> String {
+    glm(calls, "")
+}
+
+/// Each part in a message of its own, the first of which the prompt begins.
+fn messages(said: &Said) -> String {
+    let mut messages = Vec::new();
+    if !said.reasoning.is_empty() {
+        let text = said.reasoning;
+        messages.push(format!("<|channel|>analysis<|message|>{text}<|end|>"));
+    }
+    if !said.content.is_empty() {
+        let (text, channel, end) = match said.calls.is_empty() {
+            true => (said.content, "final", ""),
+            false => (said.content, "commentary", "<|end|>"),
+        };
+        messages.push(format!("<|channel|>{channel}<|message|>{text}{end}"));
+    }
+    for call in &said.calls {
+        let (name, arguments) = (call.name, call.json());
+        let header = format!("<|channel|>commentary to=functions.{name} <|constrain|>json");
+        messages.push(format!("{header}<|message|>{arguments}<|call|>"));
+    }
+    messages.join("<|start|>assistant")
+}

@@ -1,0 +1,190 @@
+//! Answers as clients hear them, whole and streamed.
+
+use serde_json::{Value, json};
+
+use super::family::{Call, Family, Said};
+use crate::http::{post, stream};
+use crate::world::World;
+
+const PATH: &str = "/v1/chat/completions";
+
+/// An answer as a client has put it together.
+#[derive(Debug, Default, PartialEq)]
+pub struct Heard {
+    pub reasoning: String,
+    pub content: String,
+    pub calls: Vec<HeardCall>,
+    pub finish_reason: String,
+    pub completion_tokens: u64,
+}
+
+/// A call as a client has put it together.
+#[derive(Debug, PartialEq)]
+pub struct HeardCall {
+    pub id: String,
+    pub name: String,
+    pub arguments: String,
+}
+
+impl Heard {
+    /// The answer to a request, which must be the same whole and streamed.
+    #[track_caller]
+    pub fn ask(world: &World, body: &Value) -> Self {
+        let mut body = body.clone();
+        body["rid"] = "asked-twice".into();
+        let whole = Self::whole(&post(world.addr, PATH, &body).ok());
+        body["stream"] = true.into();
+        body["stream_options"] = json!({"include_usage": true});
+        let events = stream(world.addr, PATH, &body).rest();
+        assert_eq!(Self::streamed(&events), whole, "{body}");
+        whole
+    }
+
+    fn whole(answer: &Value) -> Self {
+        let (choice, message) = (&answer["choices"][0], &answer["choices"][0]["message"]);
+        let calls = message["tool_calls"].as_array().into_iter().flatten();
+        let call = |call: &Value| {
+            assert_eq!(call["type"], "function");
+            HeardCall {
+                id: text(&call["id"]),
+                name: text(&call["function"]["name"]),
+                arguments: text(&call["function"]["arguments"]),
+            }
+        };
+        Self {
+            reasoning: text(&message["reasoning_content"]),
+            content: text(&message["content"]),
+            calls: calls.map(call).collect(),
+            finish_reason: text(&choice["finish_reason"]),
+            completion_tokens: tokens(answer),
+        }
+    }
+
+    fn streamed(events: &[Value]) -> Self {
+        let mut heard = Self::default();
+        let (usage, chunks) = events.split_last().expect("events");
+        heard.completion_tokens = tokens(usage);
+        for choice in chunks.iter().map(|chunk| &chunk["choices"][0]) {
+            let delta = &choice["delta"];
+            assert_eq!(heard.finish_reason, "", "nothing follows the end");
+            heard.reasoning += &text(&delta["reasoning_content"]);
+            heard.content += &text(&delta["content"]);
+            heard.finish_reason = text(&choice["finish_reason"]);
+            for part in delta["tool_calls"].as_array().into_iter().flatten() {
+                heard.add_call(part);
+            }
+        }
+        heard
+    }
+
+    /// Takes id and name from the first part of a call, and the arguments from all later ones.
+    fn add_call(&mut self, part: &Value) {
+        let (id, function) = (text(&part["id"]), &part["function"]);
+        let arguments = text(&function["arguments"]);
+        if !id.is_empty() {
+            assert_eq!(part["index"], self.calls.len());
+            let name = text(&function["name"]);
+            self.calls.push(HeardCall {
+                id,
+                name,
+                arguments,
+            });
+            return;
+        }
+        assert_eq!(part["index"], self.calls.len() - 1);
+        assert!(function["name"].is_null(), "{part}");
+        self.calls.last_mut().expect("it has begun").arguments += &arguments;
+    }
+
+    /// It is what was said.
+    #[track_caller]
+    pub fn check(&self, said: &Said, line: &str) {
+        assert_eq!(self.reasoning, said.reasoning, "{line:?}");
+        assert_eq!(self.content, said.content, "{line:?}");
+        let heard = self
+            .calls
+            .iter()
+            .map(|call| (call.name.as_str(), call.arguments.clone()));
+        let meant = said
+            .calls
+            .iter()
+            .map(|call: &Call| (call.name, call.json()));
+        let (heard, meant): (Vec<_>, Vec<_>) = (heard.collect(), meant.collect());
+        assert_eq!(heard, meant, "{line:?}");
+        let reason = if said.calls.is_empty() {
+            "stop"
+        } else {
+            "tool_calls"
+        };
+        assert_eq!(self.finish_reason, reason, "{line:?}");
+        let mut ids: Vec<&str> = self.calls.iter().map(|call| call.id.as_str()).collect();
+        assert!(
+            ids.iter()
+                .all(|id| id.len() == 29 && id.starts_with("call_")),
+            "{ids:?}"
+        );
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), self.calls.len());
+    }
+
+    /// It is the beginning of what was said. The opening of a call that is cut before the name of its function is text,
+    /// and so is a tag that is cut and no token.
+    #[track_caller]
+    pub fn check_cut(&self, family: &Family, said: &Said) {
+        let line = family.write(said);
+        let place = format!("{} tokens of {line:?}: {self:?}", self.completion_tokens);
+        let is_tag = |rest: &str| family.written_tags.iter().any(|tag| tag.starts_with(rest));
+        let openings = family.shown(&family.write(&Said {
+            reasoning: "",
+            content: "",
+            ..said.clone()
+        }));
+        let is_opening = |rest: &str| is_tag(rest) || openings.contains(rest.trim());
+        let check = |meant: &str, heard: &str, may_follow: &dyn Fn(&str) -> bool| {
+            let rest = rest_of(heard, meant);
+            assert!(rest.is_empty() || may_follow(rest), "{rest:?} in {place}");
+        };
+        assert_eq!(self.finish_reason, "length", "{place}");
+        check(said.reasoning, &self.reasoning, &is_tag);
+        check(said.content, &self.content, &is_opening);
+        assert!(self.calls.len() <= said.calls.len(), "{place}");
+        for (index, (heard, meant)) in self.calls.iter().zip(&said.calls).enumerate() {
+            assert_eq!(heard.name, meant.name, "{place}");
+            match index + 1 == self.calls.len() {
+                true => check(&meant.json(), &heard.arguments, &is_tag),
+                false => assert_eq!(heard.arguments, meant.json(), "{place}"),
+            }
+        }
+    }
+
+    /// None of these tags is in what a client shows.
+    #[track_caller]
+    pub fn check_without(&self, tags: &[&str]) {
+        for tag in tags {
+            assert!(!self.reasoning.contains(tag), "{tag} in {self:?}");
+            assert!(!self.content.contains(tag), "{tag} in {self:?}");
+        }
+    }
+}
+
+/// The end of a text that was cut, after what it has in common with what was meant. A character whose bytes did not all
+/// come is nothing.
+fn rest_of<'a>(heard: &'a str, meant: &str) -> &'a str {
+    let heard = heard.trim_end_matches('\u{fffd}');
+    let pairs = heard.char_indices().zip(meant.chars());
+    let n_common = pairs
+        .take_while(|((_, heard), meant)| heard == meant)
+        .count();
+    let end = heard.char_indices().nth(n_common);
+    end.map_or("", |(end, _)| &heard[end..])
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn tokens(answer: &Value) -> u64 {
+    let tokens = &answer["usage"]["completion_tokens"];
+    tokens.as_u64().expect("a number")
+}
