@@ -2,6 +2,7 @@
 
 use souffleur::config::EngineConfig;
 use souffleur::engine::{EngineParts, ModelInfo, Progress};
+use souffleur::error::StartError;
 use souffleur::executor::cpu::widening_bytes;
 use souffleur::executor::memory_plan::Bytes;
 use souffleur::model::loader::Checkpoint;
@@ -15,6 +16,10 @@ use crate::cli::settings::Settings;
 /// Runs the command.
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let config = local::with_model(settings.engine)?;
+    let text = match EngineParts::text_of(&config) {
+        Err(error @ StartError::Config(_)) => return Err(error.into()),
+        text => text.map(drop),
+    };
     // Weights alone can be planned for.
     let weights = EngineConfig {
         skip_tokenizer_init: true,
@@ -23,13 +28,13 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     let parts = EngineParts::from_model(&weights, Progress::silent())?;
     show(&parts.info);
     show_files(&config)?;
-    show_tokenizer(&config);
+    show_tokenizer(text);
     Ok(())
 }
 
-/// Prints what would keep the server from starting although the memory suffices.
-fn show_tokenizer(config: &EngineConfig) {
-    if let Err(error) = EngineParts::text_of(config) {
+/// Prints an error that would keep the server from starting although the memory suffices.
+fn show_tokenizer(text: Result<(), StartError>) {
+    if let Err(error) = text {
         say(format_args!(
             "tokenizer             none, no server starts: {error}"
         ));

@@ -108,7 +108,7 @@ impl EngineParts {
             config.load_format,
         )?;
         let memory = memory_plan(config, &model, gpu.as_ref())?;
-        let TextSide { text, generation } = TextSide::read(config)?;
+        let TextSide { text, generation } = text_side(config)?;
         let text = text.map(Arc::new);
         let context_length = context_length(config, &model)?;
         let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);
@@ -151,9 +151,10 @@ impl EngineParts {
     /// configuration goes without.
     ///
     /// # Errors
-    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file.
-    pub fn text_of(config: &EngineConfig) -> Result<Option<TextModel>, LoadError> {
-        Ok(TextSide::read(config)?.text)
+    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file; [`ConfigError`], where a parser does not go with the
+    /// model.
+    pub fn text_of(config: &EngineConfig) -> Result<Option<TextModel>, StartError> {
+        Ok(text_side(config)?.text)
     }
 
     /// What bounds the scheduler of an engine with this model.
@@ -248,11 +249,20 @@ impl EngineParts {
     }
 }
 
+/// The text side of a model, whose formats the configuration goes with.
+fn text_side(config: &EngineConfig) -> Result<TextSide, StartError> {
+    let side = TextSide::read(config)?;
+    if let Some(text) = &side.text {
+        output_formats(config, text)?;
+    }
+    Ok(side)
+}
+
 /// The formats that the configuration names, or those of the model.
 ///
 /// # Errors
 /// A format that is named and one of the model that no output follows at once.
-fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerFormats, ConfigError> {
+fn output_formats(config: &EngineConfig, text: &TextModel) -> Result<OutputFormats, ConfigError> {
     let formats = OutputFormats {
         tool: match config.tool_call_parser.as_str() {
             "auto" => text.tool_format(),
@@ -264,7 +274,15 @@ fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerForma
         },
     };
     config.check_formats(formats)?;
-    let formats = AnswerFormats::new(formats, text);
+    Ok(formats)
+}
+
+/// The same with their markers in the model's vocabulary.
+///
+/// # Errors
+/// As [`output_formats`].
+fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerFormats, ConfigError> {
+    let formats = AnswerFormats::new(output_formats(config, text)?, text);
     Ok(match config.tool_call_parser.as_str() {
         "none" => formats.with_calls_as_text(),
         _ => formats,

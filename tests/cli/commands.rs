@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use safetensors::SafeTensors;
 
-use super::{gguf, run, souffleur, stderr, stdout, tiny_model};
+use super::{agents_model, gguf, run, souffleur, stderr, stdout, tiny_model};
 
 /// The command fails with `code` and one line that holds every part.
 fn check_failure(args: &[&str], code: i32, parts: &[&str]) {
@@ -106,6 +106,44 @@ fn unknown_policies_are_refused_before_anything_is_printed() {
             assert_eq!(stdout(&run(&args)), "", "{args:?}");
         }
     }
+}
+
+#[test]
+fn parsers_that_no_output_follows_are_refused_before_anything_is_printed() {
+    let (agents, tiny) = (agents_model(), tiny_model());
+    let [agents, tiny] = [&agents, &tiny].map(|path| path.to_str().expect("it is text"));
+    let (tool, reasoning) = ("--tool-call-parser", "--reasoning-parser");
+    let named = "souffleur: --reasoning-parser is \"qwen3\", but tool_call_parser is \"gpt-oss\"";
+    let with_model = "tool_call_parser: is \"gpt-oss\", but reasoning_parser is \"auto\" (this model's: \"qwen3\")";
+    let with_calls = "reasoning_parser: is \"gpt-oss\", but tool_call_parser is \"auto\" (this model's: \"qwen25\")";
+    let cases: [(&str, &[&str], &str); 3] = [
+        (tiny, &[tool, "gpt-oss", reasoning, "qwen3"], named),
+        (agents, &[tool, "gpt-oss"], with_model),
+        (agents, &[reasoning, "gpt-oss"], with_calls),
+    ];
+    for (model, parsers, message) in cases {
+        for command in ["serve", "plan", "generate"] {
+            let mut args = vec![command, "--model-path", model];
+            args.extend(parsers);
+            match command {
+                "serve" => args.extend(["--port", "0"]),
+                "generate" => args.push("Hello"),
+                _ => {}
+            }
+            check_failure(&args, 2, &[message, "it must be both or neither", "none"]);
+            assert_eq!(stdout(&run(&args)), "", "{args:?}");
+        }
+    }
+    let apart = [
+        "plan",
+        "--model-path",
+        agents,
+        tool,
+        "gpt-oss",
+        reasoning,
+        "none",
+    ];
+    assert!(run(&apart).status.success());
 }
 
 #[test]

@@ -27,6 +27,11 @@ fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3")
 }
 
+/// A model with tokens for calls and reasoning.
+fn agents_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-agents")
+}
+
 fn run(args: &[&str]) -> Output {
     souffleur(args).output().expect("the binary runs")
 }
