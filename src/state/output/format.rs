@@ -18,8 +18,8 @@ pub enum ToolFormat {
     Mistral,
     /// A list of calls in Python or of JSON objects between `<|tool_call_start|>` and `<|tool_call_end|>`: LFM2.
     Lfm2,
-    /// A name, and `<arg_key>` and `<arg_value>` on lines of their own, between `<tool_call>` and `</tool_call>`: GLM 4.5
-    /// and 4.6.
+    /// A name, and `<arg_key>` and `<arg_value>` on lines of their own, between `<tool_call>` and `</tool_call>`:
+    /// GLM 4.5 and 4.6.
     Glm45,
     /// The same without lines: GLM 4.7.
     Glm47,
@@ -164,8 +164,8 @@ impl ReasoningFormat {
         self.syntax().end
     }
 
-    /// Returns whether an output begins inside of reasoning that the rendered prompt has opened: the prompt ends with the
-    /// tag, but for white space. Tags that stand elsewhere may be a user's own words.
+    /// Returns whether an output begins inside of reasoning that the rendered prompt has opened: the prompt ends with
+    /// the tag, but for white space. Tags that stand elsewhere may be a user's own words.
     pub fn is_open_after(self, prompt: &str) -> bool {
         prompt.trim_end().ends_with(self.opening())
     }
@@ -185,7 +185,8 @@ impl ReasoningFormat {
 }
 
 impl OutputFormats {
-    /// Returns whether an output is a sequence of messages in channels, where calls and reasoning are kinds of messages.
+    /// Returns whether an output is a sequence of messages in channels, where calls and reasoning are kinds of
+    /// messages.
     pub fn is_in_channels(self) -> bool {
         self.tool == Some(ToolFormat::GptOss) || self.reasoning == Some(ReasoningFormat::GptOss)
     }
