@@ -1,6 +1,8 @@
 //! Reads the transcripts of `tests/state/output` with the parsers of SGLang's gateway as well, whole, and compares.
 //! Every difference has a reason, or is an error.
 
+#[path = "../../../tests/state/output/messages.rs"]
+mod messages;
 #[path = "../../../tests/state/output/plan.rs"]
 mod plan;
 mod reasons;
@@ -46,14 +48,35 @@ fn parsed(arguments: &str) -> Value {
     serde_json::from_str(arguments).unwrap_or_else(|_| Value::from(arguments))
 }
 
-fn with_tools(format: ToolFormat, text: &str) -> Reading {
-    let parser: Box<dyn ToolParser> = match format {
-        ToolFormat::Hermes => Box::new(QwenParser::new()),
-        ToolFormat::Llama3 => Box::new(LlamaParser::new()),
-        ToolFormat::Pythonic => Box::new(PythonicParser::new()),
-        ToolFormat::Mistral => Box::new(MistralParser::new()),
-        _ => unreachable!("it is not compared"),
-    };
+/// A parser of the gateway, and our format that it reads.
+enum Peer {
+    Calls(ToolFormat, Box<dyn ToolParser>),
+    Reasoning(ReasoningFormat, fn(&str) -> Reading),
+}
+
+impl Peer {
+    fn formats(&self) -> OutputFormats {
+        match self {
+            Self::Calls(format, _) => OutputFormats {
+                tool: Some(*format),
+                reasoning: None,
+            },
+            Self::Reasoning(format, _) => OutputFormats {
+                tool: None,
+                reasoning: Some(*format),
+            },
+        }
+    }
+
+    fn read(&self, text: &str) -> Reading {
+        match self {
+            Self::Calls(_, parser) => with_tools(parser.as_ref(), text),
+            Self::Reasoning(_, read) => read(text),
+        }
+    }
+}
+
+fn with_tools(parser: &dyn ToolParser, text: &str) -> Reading {
     let (content, calls) = match block_on(parser.parse_complete(text)) {
         Ok(read) => read,
         Err(_) => (text.to_owned(), Vec::new()),
@@ -68,12 +91,8 @@ fn with_tools(format: ToolFormat, text: &str) -> Reading {
     }
 }
 
-fn with_reasoning(format: ReasoningFormat, text: &str) -> Reading {
-    let read = match format {
-        ReasoningFormat::DeepSeekR1 => DeepSeekR1Parser::new().detect_and_parse_reasoning(text),
-        _ => Qwen3Parser::new().detect_and_parse_reasoning(text),
-    };
-    let read = read.unwrap_or_default();
+fn with_reasoning(mut parser: impl ReasoningParser, text: &str) -> Reading {
+    let read = parser.detect_and_parse_reasoning(text).unwrap_or_default();
     Reading {
         reasoning: read.reasoning_text,
         content: read.normal_text,
@@ -81,8 +100,9 @@ fn with_reasoning(format: ReasoningFormat, text: &str) -> Reading {
     }
 }
 
-/// Compares all transcripts of some formats; returns how many differences have no reason.
-fn compare(formats: OutputFormats) -> usize {
+/// Compares all transcripts of a format; returns how many differences have no reason.
+fn compare(peer: &Peer) -> usize {
+    let formats = peer.formats();
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     let (mut n_equal, mut n_unexplained) = (0, 0);
     for seed in 0..TRANSCRIPTS {
@@ -90,11 +110,7 @@ fn compare(formats: OutputFormats) -> usize {
         let plan = Plan::new(formats, Mode::Text, &mut rng);
         let text = plan.transcript.to_text();
         let ours = ours(&Said::of(&plan.transcript.read(&[])));
-        let theirs = match (formats.tool, formats.reasoning) {
-            (Some(format), _) => with_tools(format, &text),
-            (None, Some(format)) => with_reasoning(format, &text),
-            (None, None) => continue,
-        };
+        let theirs = peer.read(&text);
         if ours == theirs {
             n_equal += 1;
         } else if let Some(reason) = reasons::find(formats, &text, &ours, &theirs) {
@@ -112,22 +128,19 @@ fn compare(formats: OutputFormats) -> usize {
 }
 
 fn main() -> ExitCode {
-    let tools = [
-        ToolFormat::Hermes,
-        ToolFormat::Llama3,
-        ToolFormat::Pythonic,
-        ToolFormat::Mistral,
+    let peers = [
+        Peer::Calls(ToolFormat::Hermes, Box::new(QwenParser::new())),
+        Peer::Calls(ToolFormat::Llama3, Box::new(LlamaParser::new())),
+        Peer::Calls(ToolFormat::Pythonic, Box::new(PythonicParser::new())),
+        Peer::Calls(ToolFormat::Mistral, Box::new(MistralParser::new())),
+        Peer::Reasoning(ReasoningFormat::Think, |text| {
+            with_reasoning(Qwen3Parser::new(), text)
+        }),
+        Peer::Reasoning(ReasoningFormat::DeepSeekR1, |text| {
+            with_reasoning(DeepSeekR1Parser::new(), text)
+        }),
     ];
-    let tools = tools.map(|format| OutputFormats {
-        tool: Some(format),
-        reasoning: None,
-    });
-    let reasoning = [ReasoningFormat::Think, ReasoningFormat::DeepSeekR1];
-    let reasoning = reasoning.map(|format| OutputFormats {
-        tool: None,
-        reasoning: Some(format),
-    });
-    let n_unexplained: usize = tools.into_iter().chain(reasoning).map(compare).sum();
+    let n_unexplained: usize = peers.iter().map(compare).sum();
     match n_unexplained {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
