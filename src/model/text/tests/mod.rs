@@ -1,3 +1,6 @@
+mod formats;
+mod turns;
+
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -74,6 +77,16 @@ fn byte_level() -> Value {
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
             "vocab": vocab, "merges": ["t h", "th e"]},
     })
+}
+
+/// The same with more special tokens.
+fn byte_level_with(tokens: &[&str]) -> Value {
+    let mut tokenizer = byte_level();
+    let list = tokenizer["added_tokens"].as_array_mut().expect("a list");
+    let numbered = (261..).zip(tokens.iter().copied());
+    let more = added(&numbered.collect::<Vec<_>>());
+    list.extend(more.as_array().expect("a list").iter().cloned());
+    tokenizer
 }
 
 fn added(tokens: &[(u32, &str)]) -> Value {
@@ -291,208 +304,5 @@ proptest! {
             let model = ModelDir::new(&metaspace(decoder)).load();
             prop_assert_eq!(streamed(&model, &pieces), model.decode(&pieces, true, true));
         }
-    }
-}
-
-/// Turns as ChatML has them; an answer without thoughts begins with empty ones.
-const TURNS: &str = "{%- if messages[0].role != 'system' %}<|im_start|>system\nHelp.<|im_end|>\n{% endif %}\
-    {%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
-    {%- if add_generation_prompt %}<|im_start|>assistant\n\
-    {%- if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
-
-#[test]
-fn prompts_part_at_the_end_of_the_instructions_and_before_the_answer() {
-    let dir = ModelDir::new(&byte_level()).with("chat_template.jinja", TURNS);
-    let model = dir.load();
-    let turns = TurnMarks::learn(&model);
-    let say = |role: &str, content: &str| json!({"role": role, "content": content});
-    let parts = |messages: Value, kwargs: Option<&Map<String, Value>>| -> Vec<String> {
-        let prompt = ChatPrompt {
-            template_kwargs: kwargs,
-            ..ChatPrompt::new(&messages)
-        };
-        let rendered = model.render_chat(&prompt).expect("it renders");
-        let tokens = model
-            .encode_chat(&rendered)
-            .expect("bytes are in the vocabulary");
-        let anchors = turns.anchors(&tokens).into_iter();
-        let before = anchors.map(|anchor| model.decode(&tokens[..anchor as usize], false, true));
-        before.collect()
-    };
-    let system = "<|im_start|>system\nYou are terse.<|im_end|>\n";
-    let chat = json!([
-        say("system", "You are terse."),
-        say("user", "Hi"),
-        say("assistant", "Ho"),
-        say("user", "Bye")
-    ]);
-    let asked = format!(
-        "{system}<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
-    );
-    assert_eq!(
-        parts(chat.clone(), None),
-        [system.to_owned(), asked.clone()]
-    );
-    let silent = Map::from_iter([("enable_thinking".to_owned(), json!(false))]);
-    assert_eq!(parts(chat, Some(&silent)), [system.to_owned(), asked]);
-    let without = parts(json!([say("user", "Hi")]), None);
-    assert_eq!(without[0], "<|im_start|>system\nHelp.<|im_end|>\n");
-}
-
-#[test]
-fn a_model_without_a_template_has_no_turns() {
-    let model = ModelDir::new(&byte_level()).load();
-    assert_eq!(TurnMarks::learn(&model), TurnMarks::default());
-    assert_eq!(TurnMarks::default().anchors(&[1, 2, 3]), [] as [u32; 0]);
-}
-
-/// Chats of templates in the manner of several families, and the instructions as they begin them.
-#[test]
-fn turns_of_many_templates_are_found() {
-    let each = |turn: &str, open: &str| {
-        format!(
-            "{{%- for m in messages %}}{turn}{{% endfor %}}{{% if add_generation_prompt %}}{open}{{% endif %}}"
-        )
-    };
-    let chatml = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n";
-    let demanding = "{%- if not messages | selectattr('role', 'equalto', 'user') | list %}\
-        {{ raise_exception('nobody asks') }}{% endif %}";
-    let thinks = "<|im_start|>assistant\n<think>\n\
-        {%- if enable_thinking is defined and not enable_thinking %}\n</think>\n\n{% endif %}";
-    let plain = "{% if m.role == 'user' %}<U>{{ m.content }}{% elif m.role == 'system' %}{{ m.content }}\
-        {% else %}<A>{{ m.content }}</s>{% endif %}";
-    let templates = [
-        (
-            each(chatml, "<|im_start|>assistant\n"),
-            "<|im_start|>system\nYou are terse.<|im_end|>\n",
-        ),
-        (
-            demanding.to_owned() + &each(chatml, thinks),
-            "<|im_start|>system\nYou are terse.",
-        ),
-        (each(plain, "<A>"), "You are terse."),
-        (
-            "[gMASK]<sop>".to_owned()
-                + &each("<|{{ m.role }}|>\n{{ m.content }}", "<|assistant|>\n"),
-            "[gMASK]<sop><|system|>\nYou are terse.",
-        ),
-        (
-            each(
-                "<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>",
-                "<|start|>assistant",
-            ),
-            "<|start|>system<|message|>You are terse.<|end|>",
-        ),
-    ];
-    let say = |role: &str, content: &str| json!({"role": role, "content": content});
-    let messages = json!([
-        say("system", "You are terse."),
-        say("user", "Hi"),
-        say("assistant", "Ho"),
-        say("user", "Bye")
-    ]);
-    for (template, instructions) in templates {
-        let dir = ModelDir::new(&byte_level()).with("chat_template.jinja", &template);
-        let model = dir.load();
-        let render = |opens_reply| {
-            let rendered = model.render_chat(&ChatPrompt {
-                add_generation_prompt: opens_reply,
-                ..ChatPrompt::new(&messages)
-            });
-            let rendered = rendered.expect("it renders");
-            model
-                .encode_chat(&rendered)
-                .expect("bytes are in the vocabulary")
-        };
-        let (prompt, before_reply) = (render(true), render(false));
-        let anchors = TurnMarks::learn(&model).anchors(&prompt);
-        let texts: Vec<String> = anchors
-            .iter()
-            .map(|anchor| model.decode(&prompt[..*anchor as usize], false, true))
-            .collect();
-        assert_eq!(texts.len(), 2, "{template}: {texts:?}");
-        assert_eq!(texts[0], instructions, "{template}");
-        assert_eq!(anchors[1] as usize, before_reply.len(), "{template}");
-    }
-}
-
-#[test]
-fn templates_and_vocabularies_tell_the_formats() {
-    use crate::state::output::{ReasoningFormat as Thoughts, ToolFormat as Calls};
-    let load = |template: &str, tokens: &[&str]| {
-        let mut tokenizer = byte_level();
-        let list = tokenizer["added_tokens"].as_array_mut().expect("a list");
-        let numbered = (261..).zip(tokens.iter().copied());
-        let more = added(&numbered.collect::<Vec<_>>());
-        list.extend(more.as_array().expect("a list").iter().cloned());
-        ModelDir::new(&tokenizer)
-            .with("chat_template.jinja", template)
-            .load()
-    };
-    let hermes = "{{ tools }}<tool_call>{\"name\": }</tool_call>";
-    type Case<'a> = (&'a str, &'a [&'a str], Option<Calls>, Option<Thoughts>);
-    let cases: [Case<'_>; 12] = [
-        ("plain", &[], None, None),
-        (hermes, &[], Some(Calls::Hermes), None),
-        (
-            hermes,
-            &["<think>", "</think>"],
-            Some(Calls::Hermes),
-            Some(Thoughts::Think),
-        ),
-        (
-            "<tool_call>\n<function=a>",
-            &[],
-            Some(Calls::Qwen3Coder),
-            None,
-        ),
-        (
-            "<tool_call>a\n<arg_key>b</arg_key>\n<arg_value>",
-            &[],
-            Some(Calls::Glm45),
-            None,
-        ),
-        (
-            "<tool_call>a<arg_key>b</arg_key><arg_value>",
-            &[],
-            Some(Calls::Glm47),
-            None,
-        ),
-        (
-            "<｜tool▁calls▁begin｜>function\n```json",
-            &[],
-            Some(Calls::DeepSeekV3),
-            None,
-        ),
-        (
-            "<｜tool▁calls▁begin｜></think>",
-            &[],
-            Some(Calls::DeepSeekV31),
-            Some(Thoughts::Think),
-        ),
-        (
-            "{{ tools }}",
-            &["<|tool_call_start|>"],
-            Some(Calls::Lfm2),
-            None,
-        ),
-        ("{{ tools }}", &["[TOOL_CALLS]"], Some(Calls::Mistral), None),
-        (
-            "{{ tools }}{\"name\", \"parameters\": }",
-            &["<|python_tag|>"],
-            Some(Calls::Llama3),
-            None,
-        ),
-        (
-            "{{ tools }}",
-            &["<|channel|>", "<|message|>", "<|call|>"],
-            Some(Calls::GptOss),
-            Some(Thoughts::GptOss),
-        ),
-    ];
-    for (template, tokens, calls, thoughts) in cases {
-        let model = load(template, tokens);
-        assert_eq!(model.tool_format(), calls, "{template} {tokens:?}");
-        assert_eq!(model.reasoning_format(), thoughts, "{template} {tokens:?}");
     }
 }

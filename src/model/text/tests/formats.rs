@@ -1,0 +1,133 @@
+use super::*;
+use crate::state::output::{ReasoningFormat as Thoughts, ToolFormat as Calls};
+
+/// A template, tokens of the vocabulary, and the formats that they tell.
+type Case<'a> = (&'a str, &'a [&'a str], Option<Calls>, Option<Thoughts>);
+
+fn check(cases: &[Case<'_>]) {
+    for (template, tokens, calls, thoughts) in cases {
+        let model = ModelDir::new(&byte_level_with(tokens))
+            .with("chat_template.jinja", template)
+            .load();
+        assert_eq!(model.tool_format(), *calls, "{template} {tokens:?}");
+        assert_eq!(model.reasoning_format(), *thoughts, "{template} {tokens:?}");
+    }
+}
+
+#[test]
+fn templates_and_vocabularies_tell_the_formats() {
+    let hermes = "{{ tools }}<tool_call>{\"name\": }</tool_call>";
+    check(&[
+        ("plain", &[], None, None),
+        (hermes, &[], Some(Calls::Hermes), None),
+        (
+            hermes,
+            &["<think>", "</think>"],
+            Some(Calls::Hermes),
+            Some(Thoughts::Think),
+        ),
+        (
+            "<tool_call>\n<function=a>",
+            &[],
+            Some(Calls::Qwen3Coder),
+            None,
+        ),
+        (
+            "<tool_call>a\n<arg_key>b</arg_key>\n<arg_value>",
+            &[],
+            Some(Calls::Glm45),
+            None,
+        ),
+        (
+            "<tool_call>a<arg_key>b</arg_key><arg_value>",
+            &[],
+            Some(Calls::Glm47),
+            None,
+        ),
+        (
+            "<｜tool▁calls▁begin｜>function\n```json",
+            &[],
+            Some(Calls::DeepSeekV3),
+            None,
+        ),
+        (
+            "<｜tool▁calls▁begin｜></think>",
+            &[],
+            Some(Calls::DeepSeekV31),
+            Some(Thoughts::Think),
+        ),
+        (
+            "{{ tools }}",
+            &["<|tool_call_start|>"],
+            Some(Calls::Lfm2),
+            None,
+        ),
+        ("{{ tools }}", &["[TOOL_CALLS]"], Some(Calls::Mistral), None),
+        (
+            "{{ tools }}{\"name\", \"parameters\": }",
+            &["<|python_tag|>"],
+            Some(Calls::Llama3),
+            None,
+        ),
+        (
+            "{{ tools }}",
+            &["<|python_tag|>"],
+            Some(Calls::Pythonic),
+            None,
+        ),
+        ("plain", &["<|python_tag|>"], None, None),
+        (
+            "{{ tools }}",
+            &["[TOOL_CALLS]", "[THINK]", "[/THINK]"],
+            Some(Calls::Mistral),
+            Some(Thoughts::MistralThink),
+        ),
+        ("[THINK][/THINK]", &[], None, Some(Thoughts::MistralThink)),
+        (
+            "{{ tools }}",
+            &["<|channel|>", "<|message|>", "<|call|>"],
+            Some(Calls::GptOss),
+            Some(Thoughts::GptOss),
+        ),
+    ]);
+}
+
+#[test]
+fn the_most_telling_of_several_formats_is_taken() {
+    let channels = ["<|channel|>", "<|message|>", "<|call|>"];
+    let hermes = "{{ tools }}<tool_call>{\"name\": \"parameters\": }</tool_call>";
+    let thoughts = Some(Thoughts::Think);
+    check(&[
+        (hermes, &["<|python_tag|>"], Some(Calls::Hermes), None),
+        (
+            "<tool_call><function=a><arg_key>",
+            &[],
+            Some(Calls::Glm45),
+            None,
+        ),
+        (
+            "<tool_call><｜tool▁calls▁begin｜></think>",
+            &["[/THINK]"],
+            Some(Calls::DeepSeekV31),
+            thoughts,
+        ),
+        (
+            "<tool_call></think>",
+            &channels,
+            Some(Calls::GptOss),
+            Some(Thoughts::GptOss),
+        ),
+        (
+            "<tool_call>[TOOL_CALLS]",
+            &["[TOOL_CALLS]", "</think>", "[/THINK]"],
+            Some(Calls::Mistral),
+            thoughts,
+        ),
+        (
+            hermes,
+            &["<|channel|>", "<|message|>"],
+            Some(Calls::Hermes),
+            None,
+        ),
+    ]);
+}
