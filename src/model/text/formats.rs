@@ -20,11 +20,15 @@ impl TextModel {
                 false => ToolFormat::DeepSeekV31,
             });
         }
-        if self.has_token(ToolFormat::Lfm2.opening()) {
-            return Some(ToolFormat::Lfm2);
-        }
-        if self.has_token(ToolFormat::Mistral.opening()) {
-            return Some(ToolFormat::Mistral);
+        // A vocabulary may be that of a model of another format, from which this one was trained.
+        let of_vocabulary = [ToolFormat::Lfm2, ToolFormat::Mistral]
+            .into_iter()
+            .find(|format| self.has_token(format.opening()));
+        let shows_other = |format: &ToolFormat| {
+            self.template_mentions(tool_call) && !self.template_mentions(format.opening())
+        };
+        if let Some(format) = of_vocabulary.filter(|format| !shows_other(format)) {
+            return Some(format);
         }
         if self.template_mentions(tool_call) {
             return Some(match self {
@@ -43,19 +47,18 @@ impl TextModel {
         }
     }
 
-    /// Returns the format of reasoning that the model's vocabulary or chat template has; `None` if it has none that is
-    /// known.
+    /// Returns the format of reasoning that the model's chat template has, or else its vocabulary; `None` if neither has
+    /// one that is known.
     pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
         if self.writes_messages() {
             return Some(ReasoningFormat::GptOss);
         }
-        let knows = |format: ReasoningFormat| {
-            let closing = format.closing();
-            self.has_token(closing) || self.template_mentions(closing)
+        let known = [ReasoningFormat::Think, ReasoningFormat::MistralThink];
+        let find = |knows: &dyn Fn(&str) -> bool| {
+            let mut known = known.into_iter();
+            known.find(|format| knows(format.closing()))
         };
-        [ReasoningFormat::Think, ReasoningFormat::MistralThink]
-            .into_iter()
-            .find(|format| knows(*format))
+        find(&|tag| self.template_mentions(tag)).or_else(|| find(&|tag| self.has_token(tag)))
     }
 
     /// Returns whether an output is a sequence of messages with headers.

@@ -131,3 +131,28 @@ fn the_most_telling_of_several_formats_is_taken() {
         ),
     ]);
 }
+
+/// A vocabulary is that of the model that another one was trained from: the template of the latter tells more.
+#[test]
+fn the_format_of_a_template_counts_before_the_vocabulary() {
+    let hermes = "{{ tools }}<tool_call>{\"name\": }</tool_call>";
+    let mistral = ["[TOOL_CALLS]", "[THINK]", "[/THINK]"];
+    let lfm2 = ["<|tool_call_start|>", "</think>"];
+    let thoughts = Some(Thoughts::MistralThink);
+    check(&[
+        (hermes, &mistral, Some(Calls::Hermes), thoughts),
+        (hermes, &lfm2, Some(Calls::Hermes), Some(Thoughts::Think)),
+        (
+            "{{ tools }}[THINK][/THINK]",
+            &lfm2,
+            Some(Calls::Lfm2),
+            thoughts,
+        ),
+        (
+            "{{ tools }}<tool_call></think>[/THINK]",
+            &mistral,
+            Some(Calls::Hermes),
+            Some(Thoughts::Think),
+        ),
+    ]);
+}
