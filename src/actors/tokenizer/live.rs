@@ -180,7 +180,7 @@ impl Live {
         for (index, &token) in tokens.iter().enumerate() {
             let kept_now = index + 1;
             if kept_now == tokens.len() && stop_token == Some(token) {
-                self.output.leave_out();
+                self.output.leave_out(token);
             } else if let Some(found) = self.output.push(token, text) {
                 return Some(Stop {
                     kept: found.output_tokens_kept,

@@ -127,11 +127,11 @@ impl OutputText {
         }
     }
 
-    pub(super) fn leave_out(&mut self) {
+    pub(super) fn leave_out(&mut self, token: u32) {
         match self {
             Self::None => (),
             Self::Plain(stream) => stream.leave_out(),
-            Self::Answer(stream) => stream.leave_out(),
+            Self::Answer(stream) => stream.leave_out(token),
         }
     }
 

@@ -102,9 +102,20 @@ impl AnswerStream {
         })
     }
 
-    /// Counts an output token that has no part in the text, as [`TextStream::leave_out`].
-    pub fn leave_out(&mut self) {
-        self.output_tokens += usize::from(!self.has_stopped);
+    /// Counts the token that ended the output, which has no part in the text, as [`TextStream::leave_out`]. A call may end
+    /// with it.
+    pub fn leave_out(&mut self, token: u32) {
+        if self.has_stopped {
+            return;
+        }
+        self.output_tokens += 1;
+        if self.markers.is_marker(token) {
+            let text = self.text.cut();
+            if self.push_text(&text).is_none() {
+                self.engine.push_end(token, &mut self.found);
+                self.settle();
+            }
+        }
     }
 
     /// Takes the pieces that have become final since the last call.

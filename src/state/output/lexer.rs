@@ -75,6 +75,12 @@ impl Lexer {
         self.items.extend(index.map(Item::Token));
     }
 
+    /// Returns the tag that a token is.
+    pub(super) fn tag_of(&self, token: u32) -> Option<Tag> {
+        let index = self.markers.index_of(token)?;
+        self.markers.at(index).map(|marker| marker.tag)
+    }
+
     /// Puts items back in front of those that have not been read.
     pub(super) fn put_back(&mut self, items: &[Item]) {
         for &item in items.iter().rev() {

@@ -37,7 +37,8 @@
 //! The outputs of gpt-oss are messages. A header names the channel of each: `analysis` is reasoning, `final` and
 //! `commentary` are content, and a recipient that is a function makes it a call. Headers of messages are not given out.
 //! A header that breaks off is text, its tag included; one that the end of the output cuts is dropped. Two messages of
-//! one kind are parted by the end of a line.
+//! one kind are parted by the end of a line. A call without arguments is complete when its message ends, also where the
+//! token that ends it ends the output.
 //!
 //! # Reasoning
 //! The start tag is understood at the start of the content, where nothing but whitespace came before it (since the

@@ -9,8 +9,10 @@ mod family;
 mod heard;
 mod speaker;
 
-use family::{Call, Family, Form, Thoughts};
-use speaker::Speaker;
+use crate::world::World;
+use family::{Call, Family, Form, Said, Thoughts};
+use heard::Heard;
+use speaker::{Speaker, ask, call};
 
 const THINK: Thoughts = Thoughts::Tags("<think>\n", "\n</think>\n\n");
 const QWEN: &[&str] = &["<tool_call>", "</tool_call>", "<think>", "</think>"];
@@ -239,4 +241,25 @@ fn gpt_oss() {
 #[test]
 fn gpt_oss_that_goes_on_after_calls() {
     check(&MESSAGES);
+}
+
+/// The token that ends such a call ends the answer as well.
+#[test]
+fn gpt_oss_without_arguments() {
+    let family = Family {
+        calls_once: true,
+        ..MESSAGES
+    };
+    let header = "<|channel|>commentary to=functions.clock <|constrain|>json";
+    let line = format!("{header}<|message|><|call|>");
+    let folder = checkpoint::of(&family);
+    let world = World::scripted_with(&[("", &line)], |config, _| {
+        config.model_path = folder.path().to_owned();
+    });
+    let said = Said {
+        calls: vec![call("clock", serde_json::json!({}))],
+        ..Said::default()
+    };
+    Heard::ask(&world, &ask("Now?")).check(&said, &line);
+    world.wait_until_whole();
 }

@@ -60,6 +60,13 @@ impl OutputEngine {
         }
     }
 
+    /// Reads the marker token that ends the output and has no text. It may be all that tells that a call is complete.
+    pub fn push_end(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
+        if let Kind::Channels(engine) = &mut self.0 {
+            engine.push_end(token, out);
+        }
+    }
+
     /// Ends the output: what is still held goes out as text, except for whitespace that is dropped.
     pub fn finish(&mut self, out: &mut Vec<OutputPiece>) {
         match &mut self.0 {

@@ -46,6 +46,11 @@ fn check(text: &str, expected: &str) {
 
 /// The same with tags as tokens that have no text.
 fn hidden(text: &str, expected: &str) {
+    ended(text, None, expected);
+}
+
+/// The same with a token that ends the output.
+fn ended(text: &str, end: Option<&str>, expected: &str) {
     let formats = formats(Some(ReasoningFormat::GptOss));
     let id = |text: &str| TAGS.iter().position(|tag| *tag == text).map(|at| at as u32);
     let markers = Arc::new(Markers::new(formats, id).hiding(|_| true));
@@ -61,6 +66,9 @@ fn hidden(text: &str, expected: &str) {
         rest = &rest[at + tag.len()..];
     }
     engine.push_text(rest, &mut pieces);
+    if let Some(end) = end.and_then(id) {
+        engine.push_end(end, &mut pieces);
+    }
     engine.finish(&mut pieces);
     let mut merged = Vec::new();
     pieces
@@ -153,6 +161,26 @@ fn headers_that_the_output_ends_in_are_nothing() {
         "‹So›",
     );
     hidden(CALL, r#"seat({"row": 4})"#);
+}
+
+#[test]
+fn the_end_of_the_output_ends_a_call_without_arguments() {
+    let header = "<|channel|>commentary to=functions.seat <|constrain|>json";
+    let begun = format!("{header}<|message|> ");
+    for (text, end, expected) in [
+        (begun.as_str(), "<|call|>", "seat({})"),
+        (&begun, "<|return|>", "seat({})"),
+        (&begun, "<|start|>", ""),
+        (header, "<|call|>", ""),
+        (
+            &format!("{begun}{{\"row\": "),
+            "<|call|>",
+            "seat({\"row\": ",
+        ),
+        ("<|channel|>final<|message|>Hi", "<|return|>", "«Hi»"),
+    ] {
+        ended(text, Some(end), expected);
+    }
 }
 
 #[test]

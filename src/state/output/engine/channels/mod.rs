@@ -120,6 +120,15 @@ impl ChannelEngine {
         self.run(Input::Open, out);
     }
 
+    /// Reads the token that ends the output and has no text. A call whose arguments it stands for is complete.
+    pub(super) fn push_end(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
+        let ends_message = self.lexer.tag_of(token).is_some_and(|tag| ENDS.has(tag));
+        let is_call = matches!(self.state, State::BeforeArguments(_)) && self.tools.is_some();
+        if ends_message && is_call {
+            self.push_marker(token, out);
+        }
+    }
+
     pub(super) fn finish(&mut self, out: &mut Vec<OutputPiece>) {
         self.run(Input::Ended, out);
         while self.gives_up_at_end() {
