@@ -77,7 +77,8 @@ pub enum MatrixRole {
     Inner,
     /// The product that gives the logits. A tied embedding is this as well.
     Logits,
-    /// The product that chooses experts: always in f32, as a small error would choose others.
+    /// The product that chooses experts, or gates that decide how much of a state stays: always in f32, as a small error would
+    /// choose others, or grows with every token.
     Router,
 }
 

@@ -55,18 +55,19 @@ pub trait Backend {
     /// Indices of tokens of the step.
     type TokenList: ?Sized;
 
-    /// Takes weights over from the host, several matrices of equal width stacked into one, outputs in order.
+    /// Takes weights over from the host, several matrices of equal width stacked into one, outputs in order; `roles` says what
+    /// each is for.
     ///
     /// # Shapes
     /// Each part `[outputs_i, inputs]`; the result is `[sum of outputs_i, inputs]`.
-    fn matrix(&mut self, parts: &[TensorView<'_>], role: MatrixRole) -> Self::Matrix;
+    fn matrix(&mut self, parts: &[TensorView<'_>], roles: &[MatrixRole]) -> Self::Matrix;
 
     /// Makes the parts' random elements, then does as [`Self::matrix`]. The elements are the same on every device.
-    fn random_matrix(&mut self, parts: &[RandomTensor], role: MatrixRole) -> Self::Matrix {
+    fn random_matrix(&mut self, parts: &[RandomTensor], roles: &[MatrixRole]) -> Self::Matrix {
         let bytes: Vec<Vec<u8>> = parts.iter().map(RandomTensor::bytes).collect();
         let views = parts.iter().zip(&bytes);
         let views: Vec<TensorView<'_>> = views.map(|(part, bytes)| part.view(bytes)).collect();
-        self.matrix(&views, role)
+        self.matrix(&views, roles)
     }
 
     /// Takes vectors over from the host, joined in order.

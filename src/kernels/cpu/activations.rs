@@ -5,6 +5,7 @@ use super::format::{Encoding, group_rows, n_groups};
 use super::quantise::{pack_blocks, pack_quads, pack_shorts, pack_super_blocks};
 use super::rowwise::norm_scale;
 use super::simd::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
+use super::strips::STRIP_ROWS;
 use super::tensor::{Scratch, Shared, Tensor};
 use super::threads::ThreadPool;
 use super::tile::{MAX_ROWS, max_rows};
@@ -182,6 +183,12 @@ pub struct RowGroups<'a> {
 }
 
 impl<'a> RowGroups<'a> {
+    /// Whether they are few enough to a group, and encoded, as strips of weights need it (`strips`).
+    pub fn may_meet_strips(&self) -> bool {
+        let is_f32 = matches!(self.encoding, Encoding::F32 | Encoding::WideBf16);
+        is_f32 && self.rows <= self.n_groups * STRIP_ROWS
+    }
+
     /// The rows of a group by their numbers, and their words.
     pub fn group(&self, group: usize) -> (std::ops::Range<usize>, &'a [u32]) {
         let rows = group_rows(group, self.n_groups, self.rows);

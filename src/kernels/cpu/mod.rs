@@ -32,6 +32,7 @@ mod recurrent;
 mod rowwise;
 mod simd;
 mod stack;
+mod strips;
 pub(crate) mod tensor;
 mod threads;
 mod tile;
@@ -248,9 +249,9 @@ impl Backend for CpuBackend {
     type Routes = Routes;
     type HeadMatrices = HeadMatrices;
 
-    fn matrix(&mut self, parts: &[TensorView<'_>], role: MatrixRole) -> Stack {
+    fn matrix(&mut self, parts: &[TensorView<'_>], roles: &[MatrixRole]) -> Stack {
         let threads = (&mut self.pool, self.isa);
-        Stack::pack(threads, &mut self.weights, self.rule.of(role), parts)
+        Stack::pack(threads, &mut self.weights, self.rule, (parts, roles))
     }
 
     fn vector(&mut self, parts: &[TensorView<'_>]) -> Vec<f32> {

@@ -2,15 +2,16 @@
 
 use smallvec::SmallVec;
 
-use super::format::{Encoding, FormatRule};
+use super::format::{Encoding, Format, FormatRule};
 use super::matrix::{Matrix, Parts};
 use super::memory::WeightArena;
 use super::simd::Isa;
 use super::threads::ThreadPool;
+use crate::kernels::dtype::MatrixRole;
 use crate::kernels::tensor_view::TensorView;
 
 /// Most stored tensors in a stack.
-const MAX_PARTS: usize = 3;
+const MAX_PARTS: usize = 4;
 
 /// The encodings that the products of a stack read.
 pub type Encodings = SmallVec<[Encoding; MAX_PARTS]>;
@@ -26,7 +27,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`.
+    /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`. `roles` says what each is for.
     ///
     /// # Panics
     /// If the widths differ.
@@ -34,14 +35,21 @@ impl Stack {
         (pool, isa): (&mut ThreadPool, Isa),
         arena: &mut WeightArena,
         rule: FormatRule,
-        parts: &[TensorView<'_>],
+        (parts, roles): (&[TensorView<'_>], &[MatrixRole]),
     ) -> Self {
+        assert_eq!(parts.len(), roles.len(), "a role for each part");
         let inputs = parts[0].shape[1];
         let mut outputs = 0;
         let mut sections: SmallVec<[Matrix; 1]> = SmallVec::new();
         let mut encodings = Encodings::new();
-        for same in parts.chunk_by(|a, b| rule.format(a.stored) == rule.format(b.stored)) {
-            let format = rule.format(same[0].stored);
+        let formats = parts.iter().zip(roles);
+        let formats = formats.map(|(part, role)| rule.of(*role).format(part.stored));
+        let formats: SmallVec<[Format; MAX_PARTS]> = formats.collect();
+        let mut rest = parts;
+        for same in formats.chunk_by(PartialEq::eq) {
+            let format = same[0];
+            let (same, others) = rest.split_at(same.len());
+            rest = others;
             let encoding = format.encoding(isa);
             if !encodings.contains(&encoding) {
                 encodings.push(encoding);

@@ -53,6 +53,12 @@ pub trait Plain: 'static {
     /// The instruction set of `S` was detected.
     unsafe fn factor<S: Lanes>(step: Self::Step<S>, word: usize) -> Self::Factor<S>;
 
+    /// The weights that a word of a row is multiplied with, in f32. Not for rows in pairs.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    unsafe fn widened<S: Lanes>(step: Self::Step<S>, word: usize) -> S::V;
+
     /// Adds the products of a row's word with its factor.
     ///
     /// # Safety
@@ -86,6 +92,11 @@ impl Plain for F32 {
     }
 
     #[inline(always)]
+    unsafe fn widened<S: Lanes>(step: S::V, _word: usize) -> S::V {
+        step
+    }
+
+    #[inline(always)]
     unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: S::V) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { S::mul_add(S::splat(f32::from_bits(row)), factor, acc) }
@@ -105,6 +116,11 @@ impl Plain for F16 {
 
     #[inline(always)]
     unsafe fn factor<S: Lanes>(step: S::V, _word: usize) -> S::V {
+        step
+    }
+
+    #[inline(always)]
+    unsafe fn widened<S: Lanes>(step: S::V, _word: usize) -> S::V {
         step
     }
 
@@ -139,6 +155,12 @@ impl Plain for WideBf16 {
     }
 
     #[inline(always)]
+    unsafe fn widened<S: Lanes>(step: S::W, word: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { Self::factor::<S>(step, word) }
+    }
+
+    #[inline(always)]
     unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: S::V) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { S::mul_add(S::splat(f32::from_bits(row)), factor, acc) }
@@ -159,6 +181,11 @@ impl Plain for Bf16 {
     #[inline(always)]
     unsafe fn factor<S: Lanes>(step: S::W, _word: usize) -> S::W {
         step
+    }
+
+    #[inline(always)]
+    unsafe fn widened<S: Lanes>(_step: S::W, _word: usize) -> S::V {
+        unreachable!("rows in pairs have no strips");
     }
 
     #[inline(always)]

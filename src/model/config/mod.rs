@@ -505,7 +505,8 @@ impl ModelConfig {
             let end = format!(".{}.weight", experts.names.router);
             tensor.ends_with(&end) || tensor.ends_with(".shared_expert_gate.weight")
         };
-        match self.experts.as_ref().is_some_and(is_router) {
+        let keeps_states = recurrent::GATES.iter().any(|gate| tensor.ends_with(gate));
+        match keeps_states || self.experts.as_ref().is_some_and(is_router) {
             true => MatrixRole::Router,
             false => MatrixRole::Inner,
         }

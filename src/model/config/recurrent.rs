@@ -7,6 +7,11 @@ use crate::kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
 use crate::model::json_file::JsonFile;
 use crate::model::weights::TensorSpec;
 
+/// The ends of names of matrices whose few outputs decide how much of a state stays and what is added.
+pub(super) const GATES: [&str; 2] = [
+    ".linear_attn.in_proj_a.weight",
+    ".linear_attn.in_proj_b.weight",
+];
 /// Elements of a head of a delta net.
 pub(crate) const DELTA_DIM: std::ops::RangeInclusive<usize> = 1..=1 << 10;
 

@@ -66,13 +66,13 @@ impl<B: Backend> Loader<'_, B> {
                 ..whole
             };
             match of.turn {
-                Turn::AsStored => self.backend.matrix(&[part], MatrixRole::Inner),
+                Turn::AsStored => self.backend.matrix(&[part], &[MatrixRole::Inner]),
                 Turn::Transposed => {
                     let values = transposed(&part.to_f32(), of.width);
                     let shape = of.shape();
                     let bytes = bytemuck::cast_slice(&values);
                     let view = TensorView::plain(Dtype::F32, &shape, bytes);
-                    self.backend.matrix(&[view], MatrixRole::Inner)
+                    self.backend.matrix(&[view], &[MatrixRole::Inner])
                 }
             }
         });
@@ -90,7 +90,7 @@ impl<B: Backend> Loader<'_, B> {
         let heads = (0..n_heads).map(|head| {
             let name = format!("{}.{}.{head}", of.name, of.first);
             let part = RandomTensor::new(&name, &of.shape(), dtype);
-            self.backend.random_matrix(&[part], MatrixRole::Inner)
+            self.backend.random_matrix(&[part], &[MatrixRole::Inner])
         });
         let heads = heads.collect();
         self.report(n_heads * of.len * of.width * dtype.bytes());

@@ -214,8 +214,8 @@ impl<'a, B: Backend> Loader<'a, B> {
             .zip(parts)
             .map(|(view, (name, _))| self.ordered(view, name))
             .collect();
-        let role = self.role(parts);
-        let matrix = self.backend.matrix(&views, role);
+        let roles = self.roles(parts);
+        let matrix = self.backend.matrix(&views, &roles);
         parts.iter().for_each(|(name, _)| weights.release(name));
         self.report(sources.iter().map(MatrixSource::file_bytes).sum());
         Ok(matrix)
@@ -232,10 +232,10 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// What a stack is for: what its first part is for.
-    fn role(&self, parts: &[(&str, usize)]) -> MatrixRole {
-        let first = parts.first().map_or("", |(name, _)| *name);
-        self.config().role(first)
+    /// What each part of a stack is for.
+    fn roles(&self, parts: &[(&str, usize)]) -> Vec<MatrixRole> {
+        let roles = parts.iter().map(|(name, _)| self.config().role(name));
+        roles.collect()
     }
 
     fn random_matrix(&mut self, parts: &[(&str, usize)], inputs: usize) -> B::Matrix {
@@ -244,8 +244,8 @@ impl<'a, B: Backend> Loader<'a, B> {
             |&(name, outputs): &(&str, usize)| RandomTensor::new(name, &[outputs, inputs], dtype);
         let tensors: Vec<RandomTensor> = parts.iter().map(tensor).collect();
         let elements: usize = tensors.iter().map(RandomTensor::elements).sum();
-        let role = self.role(parts);
-        let matrix = self.backend.random_matrix(&tensors, role);
+        let roles = self.roles(parts);
+        let matrix = self.backend.random_matrix(&tensors, &roles);
         self.report(elements * dtype.bytes());
         matrix
     }

@@ -24,6 +24,7 @@ use super::matrix::Matrix;
 use super::nibbles;
 use super::simd::{Isa, Kernel, Lanes};
 use super::stack::Stack;
+use super::strips::{self, Widened};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
 use super::tile::{self, Ahead, MAX_PANELS, Sums};
@@ -208,6 +209,9 @@ fn panels_of(weight: &Matrix, write: Write) -> usize {
 
 /// Groups of rows in a block: enough to multiply with weights faster than they come from memory.
 fn block_groups(packed: RowGroups<'_>) -> usize {
+    if packed.may_meet_strips() {
+        return strips::MOST_GROUPS;
+    }
     let group_bytes = tile::MAX_ROWS * packed.row_words * size_of::<u32>();
     (BLOCK_BYTES / group_bytes).clamp(MAX_FETCH_GROUPS, BLOCK_GROUPS)
 }
@@ -274,6 +278,12 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
         // One group waits for memory, which one stream reads faster than three.
         let many = S::REGISTERS == 1 && item.packed.n_groups > 1 && T::MAX_PANELS > 1;
         let mut panel = item.panels.start;
+        if T::has_strips::<S>() && item.groups.len() >= strips::LEAST_GROUPS {
+            while item.panels.end - panel >= MAX_PANELS {
+                item.in_strips::<S, T>(panel);
+                panel += MAX_PANELS;
+            }
+        }
         while panel < item.panels.end {
             let n = match many && item.panels.end - panel >= MAX_PANELS {
                 true => MAX_PANELS,
@@ -288,26 +298,75 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
 }
 
 impl Item<'_> {
+    /// Multiplies all groups with [`MAX_PANELS`] panels, or as many pairs of them, from strips.
+    #[inline(always)]
+    fn in_strips<S: Lanes, T: Tile>(&self, panel: usize) {
+        let (panels, n_panels) = self.panels_from(panel, MAX_PANELS);
+        let inputs = self.packed.row_words;
+        let mut widened = Widened::uninit();
+        let mut sums = [[const { Sums::uninit() }; strips::MOST_GROUPS]; 2];
+        for first_group in self.groups.clone().step_by(strips::MOST_GROUPS) {
+            let groups = first_group..self.groups.end.min(first_group + strips::MOST_GROUPS);
+            for (sums, panels) in sums.iter_mut().zip(&panels[..n_panels]) {
+                for first in (0..inputs).step_by(strips::PART) {
+                    let part = first..inputs.min(first + strips::PART);
+                    let operands = self.operands::<S>(&[], *panels, Ahead::Nothing);
+                    // SAFETY: the panels have all inputs, a whole number of steps; `dispatch` detected the instruction set.
+                    unsafe { T::widen::<S>(&operands, part.clone(), &mut widened) };
+                    for (group, sums) in groups.clone().zip(sums.iter_mut()) {
+                        let (rows, words) = self.packed.group(group);
+                        if part.end == inputs {
+                            self.output.fetch::<S>(rows.clone(), *panels);
+                        }
+                        let words = words[first * rows.len()..part.end * rows.len()].as_ptr();
+                        // SAFETY: the rows have these words, and `sums` those of the parts before; as before.
+                        unsafe {
+                            let rows = (words, rows.len());
+                            widened.multiply::<S>(rows, part.len(), first == 0, sums);
+                        }
+                    }
+                }
+            }
+            for (i, group) in groups.enumerate() {
+                let (rows, _) = self.packed.group(group);
+                self.put::<S>(rows, panels, [&sums[0][i], &sums[1][i]]);
+            }
+        }
+    }
+
+    /// The `n` panels from one on; gated, those of the gates and of what they let through. And how many of both there are.
+    fn panels_from(&self, panel: usize, n: usize) -> ([Panels; 2], usize) {
+        match self.output.write.is_gated() {
+            true => (Panels::alternating(panel, n).into(), 2),
+            false => ([Panels::side_by_side(panel, n); 2], 1),
+        }
+    }
+
+    /// Puts the sums of a group's rows where they belong.
+    #[inline(always)]
+    fn put<S: Lanes>(&self, rows: std::ops::Range<usize>, panels: [Panels; 2], sums: [&Sums; 2]) {
+        match self.output.write.is_gated() {
+            true => {
+                let (gates, ups) = ((panels[0], sums[0]), (panels[1], sums[1]));
+                self.output.put_gated::<S>(rows, gates, ups);
+            }
+            false => self.output.put::<S>(rows, panels[0], sums[0]),
+        }
+    }
+
     #[inline(always)]
     fn group<S: Lanes, T: Tile>(&self, group: usize, panel: usize, n: usize) {
         let (rows, words) = self.packed.group(group);
-        let output = &self.output;
-        let is_gated = output.write.is_gated();
-        let (panels, n_panels, next) = match is_gated {
-            true => (Panels::alternating(panel, n).into(), 2, 2 * (panel + n)),
-            false => ([Panels::side_by_side(panel, n); 2], 1, panel + n),
-        };
-        output.fetch::<S>(rows.clone(), panels[0]);
+        let (panels, n_panels) = self.panels_from(panel, n);
+        let next = n_panels * (panel + n);
+        self.output.fetch::<S>(rows.clone(), panels[0]);
         let mut sums = [Sums::uninit(), Sums::uninit()];
         // A loop, so that the tiles are in the program once.
         for (i, sums) in sums[..n_panels].iter_mut().enumerate() {
             let ahead = self.ahead(group, next + i * n, n);
             self.tile::<S, T>(rows.len(), words, ahead, panels[i], sums);
         }
-        match is_gated {
-            true => output.put_gated::<S>(rows, (panels[0], &sums[0]), (panels[1], &sums[1])),
-            false => output.put::<S>(rows, panels[0], &sums[0]),
-        }
+        self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
     }
 
     /// What this thread multiplies next, `n` panels from `panel` on: the part that belongs to `group`. Many rows give the
@@ -336,22 +395,28 @@ impl Item<'_> {
         panels: Panels,
         sums: &mut Sums,
     ) {
+        assert_eq!(words.len(), m * self.packed.row_words);
+        let operands = self.operands::<S>(words, panels, ahead);
+        operands.by_rows::<S, T>(m, panels.n, sums);
+    }
+
+    /// Some rows and panels, whose encodings fit each other.
+    #[inline(always)]
+    fn operands<S: Lanes>(&self, words: &[u32], panels: Panels, ahead: Ahead) -> Operands {
         let size = self.weight.panel_words();
         let inputs = self.weight.inputs;
         let encoding = self.weight.format.encoding_with::<S>();
         assert_eq!(self.packed.encoding, encoding);
-        assert_eq!(words.len(), m * encoding.row_words(inputs));
-        let n = panels.n;
-        let all = panels.first * size..(panels.index(n - 1) + 1) * size;
-        let operands = Operands {
+        assert_eq!(self.packed.row_words, encoding.row_words(inputs));
+        let all = panels.first * size..(panels.index(panels.n - 1) + 1) * size;
+        Operands {
             rows: words.as_ptr(),
             panels: self.weight.words()[all].as_ptr(),
             panel_stride: panels.step * size,
             format: self.weight.format,
             inputs,
             ahead,
-        };
-        operands.by_rows::<S, T>(m, n, sums);
+        }
     }
 }
 

@@ -1,12 +1,14 @@
 //! The inner loop of each format, for any number of rows and panels of a group.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::super::block32;
 use super::super::format::{Format, INT8_GROUP};
 use super::super::k_quants::{self, KQuant};
 use super::super::nibbles::{self, Codes};
 use super::super::simd::{Isa, Lanes, dispatch, dispatch_integers};
+use super::super::strips::Widened;
 use super::super::tile::{self, Ahead, MAX_PANELS, Plain, Sums};
 use super::TileItem;
 
@@ -70,6 +72,19 @@ pub(super) trait Tile: Sized + 'static {
         dispatch_integers(isa, item);
     }
 
+    /// Whether many rows are multiplied from strips instead, which [`Self::widen`] fills.
+    fn has_strips<S: Lanes>() -> bool {
+        false
+    }
+
+    /// Fills strips with some inputs of the operands' panels.
+    ///
+    /// # Safety
+    /// As [`Self::run`], for [`MAX_PANELS`] panels; the inputs are whole steps.
+    unsafe fn widen<S: Lanes>(_operands: &Operands, _inputs: Range<usize>, _strips: &mut Widened) {
+        unreachable!("a format without strips");
+    }
+
     /// # Safety
     /// The operands are valid for M rows and N panels; the instruction set of `S` was detected.
     unsafe fn run<S: Lanes, const M: usize, const N: usize>(operands: &Operands, sums: &mut Sums);
@@ -80,6 +95,22 @@ pub(super) struct PlainTile<F>(PhantomData<F>);
 impl<F: FormatOf> Tile for PlainTile<F> {
     fn run_item(isa: Isa, item: TileItem<'_, Self>) {
         dispatch(isa, item);
+    }
+
+    fn has_strips<S: Lanes>() -> bool {
+        S::STRIPS
+    }
+
+    #[inline(always)]
+    unsafe fn widen<S: Lanes>(operands: &Operands, inputs: Range<usize>, strips: &mut Widened) {
+        let panels = operands.panels();
+        // SAFETY: the caller's promise.
+        unsafe {
+            match F::FORMAT {
+                Format::Bf16 => strips.fill::<S, tile::WideBf16>(panels, inputs),
+                _ => strips.fill::<S, F>(panels, inputs),
+            }
+        }
     }
 
     #[inline(always)]

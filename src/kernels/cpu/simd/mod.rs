@@ -105,6 +105,9 @@ pub trait Lanes: Copy + 'static {
     /// Whether [`Self::dot_quads`] takes rows of bytes as they are. Else they are better widened once, when they are packed.
     const BYTE_QUADS: bool;
 
+    /// Whether products of floats with many rows are made from strips, by [`Self::multiply_strip`].
+    const STRIPS: bool = false;
+
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self::V;
     /// Reads sixteen f32.
@@ -286,6 +289,23 @@ pub trait Lanes: Copy + 'static {
             // SAFETY: the caller's promise is the same.
             unsafe { Self::prefetch_write(line) };
         }
+    }
+
+    /// Multiplies `M` rows, whose values stand side by side for each input, with a strip of weights in f32 into rows of sums,
+    /// each in ascending inputs with fused multiply-adds; unless it `begins`, from what the sums are. See [`super::strips`].
+    ///
+    /// # Safety
+    /// `rows` is valid for `M * inputs` values, `strip` for `STRIP` values of each input and `sums` for as many of `M` rows,
+    /// both `SUMS` apart; the instruction set was detected, and has [`Self::STRIPS`].
+    #[inline(always)]
+    unsafe fn multiply_strip<const M: usize>(
+        _rows: *const f32,
+        _strip: *const f32,
+        _inputs: usize,
+        _begins: bool,
+        _sums: *mut f32,
+    ) {
+        unreachable!("products from strips without registers for them");
     }
 
     /// Sum of the lanes: lane i with i+8, then i+4, i+2, i+1.

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use super::super::simd::{LANES, Lanes, read, write};
 use super::dots::Dots;
 use super::moves::{max8, sum8, transpose8};
+use super::strip;
 
 /// The high halves of words.
 const HIGH: i32 = 0xffff_0000u32 as i32;
@@ -22,9 +23,9 @@ impl<D: Dots> Lanes for Avx2<D> {
     type W = (__m256i, __m256i);
 
     const REGISTERS: usize = 2;
-    // Rows of f32 make tiles a tenth faster, but double what is read of the rows: prefills of whole models are slower.
-    const BF16_PAIRS: bool = true;
+    const BF16_PAIRS: bool = false;
     const BYTE_QUADS: bool = D::VNNI;
+    const STRIPS: bool = true;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
@@ -392,6 +393,18 @@ impl<D: Dots> Lanes for Avx2<D> {
     unsafe fn prefetch_write<T>(p: *const T) {
         // SAFETY: only a hint, which takes any address; the caller detected the instruction set.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_strip<const M: usize>(
+        rows: *const f32,
+        strip: *const f32,
+        inputs: usize,
+        begins: bool,
+        sums: *mut f32,
+    ) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { strip::multiply::<M>(rows, strip, inputs, begins, sums) };
     }
 
     #[inline(always)]

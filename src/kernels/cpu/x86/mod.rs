@@ -4,6 +4,7 @@ mod avx2;
 mod avx512;
 mod dots;
 mod moves;
+mod strip;
 
 use self::avx2::Avx2;
 use self::avx512::Avx512;

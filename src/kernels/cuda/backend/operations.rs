@@ -119,7 +119,7 @@ impl Backend for CudaBackend {
     type Routes = NoExperts;
     type HeadMatrices = NoHeadMatrices;
 
-    fn matrix(&mut self, parts: &[TensorView<'_>], _: MatrixRole) -> Matrix {
+    fn matrix(&mut self, parts: &[TensorView<'_>], _: &[MatrixRole]) -> Matrix {
         let element = self.element;
         Matrix {
             elements: self.upload(|loader| loader.elements(parts, element)),
@@ -128,7 +128,7 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn random_matrix(&mut self, parts: &[RandomTensor], _: MatrixRole) -> Matrix {
+    fn random_matrix(&mut self, parts: &[RandomTensor], _: &[MatrixRole]) -> Matrix {
         let element = self.element;
         let sizes = parts.iter().map(RandomTensor::elements);
         let elements = self.upload(|loader| loader.room(sizes.clone().sum(), element));

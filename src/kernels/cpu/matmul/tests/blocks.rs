@@ -7,7 +7,7 @@ use super::super::super::memory::WeightArena;
 use super::super::super::tensor::Scratch;
 use super::super::*;
 use super::{Activations, values};
-use crate::kernels::dtype::Dtype;
+use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 
 /// Those that are multiplied as they are.
@@ -94,7 +94,12 @@ fn stack_for(
     let mut pool = ThreadPool::new(2).expect("threads start");
     let rule = FormatRule::new(dtype, None);
     let threads = (&mut pool, isa);
-    let stack = Stack::pack(threads, &mut WeightArena::default(), rule, &views);
+    let stack = Stack::pack(
+        threads,
+        &mut WeightArena::default(),
+        rule,
+        (&views, &vec![MatrixRole::Inner; views.len()]),
+    );
     (stack, views.iter().map(TensorView::to_f32).collect())
 }
 
@@ -227,7 +232,12 @@ fn in_float32_blocks_give_the_bits_of_their_values() {
                 let mut pool = ThreadPool::new(1).expect("threads start");
                 let rule = FormatRule::new(Dtype::F32, None);
                 let threads = (&mut pool, isa);
-                let plain = Stack::pack(threads, &mut WeightArena::default(), rule, &[view]);
+                let plain = Stack::pack(
+                    threads,
+                    &mut WeightArena::default(),
+                    rule,
+                    (&[view], &[MatrixRole::Inner]),
+                );
                 let [got, expected] = [&weight, &plain].map(|stack| product(isa, 2, &x, stack));
                 assert_eq!(bits(&got), bits(&expected), "{isa:?} {block:?} {inputs}");
                 let mut row = vec![0.0; inputs];

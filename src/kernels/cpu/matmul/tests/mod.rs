@@ -9,7 +9,7 @@ use super::super::quantise::quantise;
 use super::super::simd::{LANES, dispatch};
 use super::super::tensor::Scratch;
 use super::*;
-use crate::kernels::dtype::Dtype;
+use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::tensor_view::TensorView;
 
 pub const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Int8];
@@ -53,7 +53,8 @@ fn packed_weight(
         .map(|(values, shape)| TensorView::plain(Dtype::F32, shape, bytemuck::cast_slice(values)));
     let views: Vec<_> = views.collect();
     let rule = FormatRule::all(format);
-    Stack::pack(threads, &mut WeightArena::default(), rule, &views)
+    let roles = vec![MatrixRole::Inner; views.len()];
+    Stack::pack(threads, &mut WeightArena::default(), rule, (&views, &roles))
 }
 
 fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack, write: Write) -> Vec<f32> {
@@ -161,6 +162,9 @@ fn rows_alone_and_together_give_the_same_bits_and_the_right_values() {
             (11, 130, 15),
             (70, 9, 1500),
             (300, 33, 40),
+            // Strips of 256-bit registers: parts of inputs, panels left over, more rows than one block has.
+            (13, 400, 203),
+            (259, 410, 96),
         ] {
             let weight = weight(isa, format, &[outputs], inputs);
             let x = values(3, rows * inputs);
@@ -183,7 +187,7 @@ fn rows_alone_and_together_give_the_same_bits_and_the_right_values() {
 #[test]
 fn gates_let_their_halves_through() {
     for (isa, format) in isas_and_formats() {
-        for (rows, width, inputs) in [(1, 5, 7), (9, 70, 130)] {
+        for (rows, width, inputs) in [(1, 5, 7), (9, 70, 130), (19, 400, 130)] {
             let weight = weight(isa, format, &[width, width], inputs);
             let x = values(3, rows * inputs);
             let both = product(isa, 2, &x, &weight, Write::Store);
@@ -302,7 +306,7 @@ fn ones(isa: Isa, format: Format, inputs: usize) -> Stack {
         (&mut pool, isa),
         &mut WeightArena::default(),
         FormatRule::all(format),
-        &[view],
+        (&[view], &[MatrixRole::Inner]),
     )
 }
 

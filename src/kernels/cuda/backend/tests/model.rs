@@ -57,12 +57,12 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
     let mut bias = |index: usize| case.bias.then(|| backend.vector(&biases[index..=index]));
     let (qkv_bias, o_bias, gate_bias) = (bias(0), bias(1), bias(2));
     Model {
-        embedding: backend.matrix(&[embedding], MatrixRole::Logits),
+        embedding: backend.matrix(&[embedding], &[MatrixRole::Logits]),
         rope: backend.rope(&rope(head_dim)),
         norm: backend.vector(&[norm]),
         qkv: QkvWeights {
             projection: Linear {
-                weight: backend.matrix(&[q_proj, kv_proj], MatrixRole::Inner),
+                weight: backend.matrix(&[q_proj, kv_proj], &[MatrixRole::Inner; 2]),
                 bias: qkv_bias,
             },
             head_norms: case
@@ -71,15 +71,15 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
             eps: 1e-5,
         },
         o: Linear {
-            weight: backend.matrix(&[o_proj], MatrixRole::Inner),
+            weight: backend.matrix(&[o_proj], &[MatrixRole::Inner]),
             bias: o_bias,
         },
         gate_up: Linear {
-            weight: backend.matrix(&gate_up, MatrixRole::Inner),
+            weight: backend.matrix(&gate_up, &[MatrixRole::Inner; 2]),
             bias: gate_bias,
         },
         down: Linear {
-            weight: backend.matrix(&[down], MatrixRole::Inner),
+            weight: backend.matrix(&[down], &[MatrixRole::Inner]),
             bias: None,
         },
     }

@@ -1,0 +1,195 @@
+//! The inner loop of products from strips (`cpu/strips.rs`) in sixteen registers of 256 bits.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use super::super::simd::{read, write};
+use super::super::strips::STRIP_ROWS;
+use super::super::tile::SUMS;
+
+/// Registers of a row's sums.
+const REGISTERS: usize = 3;
+/// Lanes of a register.
+const LANES: usize = 8;
+
+/// See [`Lanes::multiply_strip`](super::super::simd::Lanes::multiply_strip).
+///
+/// # Safety
+/// As there; the machine has AVX2 and FMA.
+#[inline(always)]
+pub unsafe fn multiply<const M: usize>(
+    rows: *const f32,
+    strip: *const f32,
+    inputs: usize,
+    begins: bool,
+    sums: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if M == STRIP_ROWS {
+            let mut acc = sums_before(begins, sums);
+            four_rows(rows, strip, inputs, &mut acc);
+            put_sums(&acc, sums);
+            return;
+        }
+        let mut acc = sums_before::<M>(begins, sums);
+        some_rows(rows, strip, inputs, &mut acc);
+        put_sums(&acc, sums);
+    }
+}
+
+/// Three registers of sums for each row.
+type Acc<const M: usize> = [[__m256; REGISTERS]; M];
+
+/// Zeros where a product begins, else the sums in memory.
+#[inline(always)]
+unsafe fn sums_before<const M: usize>(begins: bool, sums: *const f32) -> Acc<M> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut acc = [[_mm256_setzero_ps(); REGISTERS]; M];
+        if !begins {
+            for m in 0..M {
+                for n in 0..REGISTERS {
+                    acc[m][n] = read(sums.wrapping_add(m * SUMS + n * LANES));
+                }
+            }
+        }
+        acc
+    }
+}
+
+/// Writes the sums to memory.
+#[inline(always)]
+unsafe fn put_sums<const M: usize>(acc: &Acc<M>, sums: *mut f32) {
+    for m in 0..M {
+        for n in 0..REGISTERS {
+            // SAFETY: the caller's promise.
+            unsafe { write(sums.wrapping_add(m * SUMS + n * LANES), acc[m][n]) };
+        }
+    }
+}
+
+/// Adds the products of rows that leave registers to spare.
+#[inline(always)]
+unsafe fn some_rows<const M: usize>(
+    rows: *const f32,
+    strip: *const f32,
+    inputs: usize,
+    acc: &mut Acc<M>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for input in 0..inputs {
+            let mut weights = [_mm256_setzero_ps(); REGISTERS];
+            for n in 0..REGISTERS {
+                weights[n] = read(strip.wrapping_add(input * SUMS + n * LANES));
+            }
+            for m in 0..M {
+                let x = _mm256_set1_ps(read(rows.wrapping_add(input * M + m)));
+                for n in 0..REGISTERS {
+                    acc[m][n] = _mm256_fmadd_ps(x, weights[n], acc[m][n]);
+                }
+            }
+        }
+    }
+}
+
+/// The products of one input with four rows, whose sums are in the registers 0 to 11.
+macro_rules! one_input {
+    ($at:literal) => {
+        concat!(
+            "vmovups ymm12, [{strip} + ",
+            $at,
+            " * {step}]\n",
+            "vmovups ymm13, [{strip} + ",
+            $at,
+            " * {step} + 32]\n",
+            "vmovups ymm14, [{strip} + ",
+            $at,
+            " * {step} + 64]\n",
+            "vbroadcastss ymm15, dword ptr [{rows} + ",
+            $at,
+            " * 16]\n",
+            "vfmadd231ps ymm0, ymm15, ymm12\n",
+            "vfmadd231ps ymm1, ymm15, ymm13\n",
+            "vfmadd231ps ymm2, ymm15, ymm14\n",
+            "vbroadcastss ymm15, dword ptr [{rows} + ",
+            $at,
+            " * 16 + 4]\n",
+            "vfmadd231ps ymm3, ymm15, ymm12\n",
+            "vfmadd231ps ymm4, ymm15, ymm13\n",
+            "vfmadd231ps ymm5, ymm15, ymm14\n",
+            "vbroadcastss ymm15, dword ptr [{rows} + ",
+            $at,
+            " * 16 + 8]\n",
+            "vfmadd231ps ymm6, ymm15, ymm12\n",
+            "vfmadd231ps ymm7, ymm15, ymm13\n",
+            "vfmadd231ps ymm8, ymm15, ymm14\n",
+            "vbroadcastss ymm15, dword ptr [{rows} + ",
+            $at,
+            " * 16 + 12]\n",
+            "vfmadd231ps ymm9, ymm15, ymm12\n",
+            "vfmadd231ps ymm10, ymm15, ymm13\n",
+            "vfmadd231ps ymm11, ymm15, ymm14\n",
+        )
+    };
+}
+
+/// Adds the products of four rows. Their sums, the weights and one input take all sixteen registers; a compiler reorders the
+/// loads, runs out of registers and puts a sum into memory and back for each input, which takes a third of the speed. Eight
+/// inputs in a round make rounds so few that a processor foresees the last one.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn four_rows(rows: *const f32, strip: *const f32, inputs: usize, acc: &mut Acc<STRIP_ROWS>) {
+    // SAFETY: reads four values of `rows` and 24 of `strip` for each input, as the caller promised.
+    unsafe {
+        asm!(
+            "test {eights}, {eights}",
+            "jz 3f",
+            "2:",
+            one_input!(0),
+            one_input!(1),
+            one_input!(2),
+            one_input!(3),
+            one_input!(4),
+            one_input!(5),
+            one_input!(6),
+            one_input!(7),
+            "add {rows}, 8 * 16",
+            "add {strip}, 8 * {step}",
+            "dec {eights}",
+            "jnz 2b",
+            "3:",
+            "test {rest}, {rest}",
+            "jz 5f",
+            "4:",
+            one_input!(0),
+            "add {rows}, 16",
+            "add {strip}, {step}",
+            "dec {rest}",
+            "jnz 4b",
+            "5:",
+            rows = inout(reg) rows => _,
+            strip = inout(reg) strip => _,
+            eights = inout(reg) inputs / 8 => _,
+            rest = inout(reg) inputs % 8 => _,
+            step = const SUMS * size_of::<f32>(),
+            inout("ymm0") acc[0][0],
+            inout("ymm1") acc[0][1],
+            inout("ymm2") acc[0][2],
+            inout("ymm3") acc[1][0],
+            inout("ymm4") acc[1][1],
+            inout("ymm5") acc[1][2],
+            inout("ymm6") acc[2][0],
+            inout("ymm7") acc[2][1],
+            inout("ymm8") acc[2][2],
+            inout("ymm9") acc[3][0],
+            inout("ymm10") acc[3][1],
+            inout("ymm11") acc[3][2],
+            out("ymm12") _,
+            out("ymm13") _,
+            out("ymm14") _,
+            out("ymm15") _,
+            options(nostack, readonly),
+        );
+    }
+}
