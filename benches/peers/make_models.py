@@ -74,13 +74,18 @@ def tensors(shape):
         yield name + "self_attn.k_proj.weight", (keys, hidden), hidden**-0.5, 0
         yield name + "self_attn.v_proj.weight", (keys, hidden), hidden**-0.5, 0
         yield name + "self_attn.o_proj.weight", (hidden, queries), queries**-0.5 * residual, 0
-        if shape.arch == "qwen3":
+        if shape.arch != "llama":
             yield name + "self_attn.q_norm.weight", (head,), 0.02, 1
             yield name + "self_attn.k_norm.weight", (head,), 0.02, 1
         yield name + "post_attention_layernorm.weight", (hidden,), 0.02, 1
-        yield name + "mlp.gate_proj.weight", (ffn, hidden), hidden**-0.5, 0
-        yield name + "mlp.up_proj.weight", (ffn, hidden), hidden**-0.5, 0
-        yield name + "mlp.down_proj.weight", (hidden, ffn), ffn**-0.5 * residual, 0
+        mlps = ["mlp."]
+        if shape.experts:
+            yield name + "mlp.gate.weight", (shape.experts, hidden), hidden**-0.5, 0
+            mlps = [f"mlp.experts.{expert}." for expert in range(shape.experts)]
+        for mlp in mlps:
+            yield name + mlp + "gate_proj.weight", (ffn, hidden), hidden**-0.5, 0
+            yield name + mlp + "up_proj.weight", (ffn, hidden), hidden**-0.5, 0
+            yield name + mlp + "down_proj.weight", (hidden, ffn), ffn**-0.5 * residual, 0
     yield "model.norm.weight", (hidden,), 0.02, 1
     if not shape.tied:
         yield "lm_head.weight", (shape.vocab, hidden), hidden**-0.5, 0
@@ -107,10 +112,13 @@ def write_weights(path, shape):
                 left -= count
 
 
+ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "llama": "LlamaForCausalLM"}
+
+
 def config(shape):
     """`config.json`."""
     made = {
-        "architectures": ["Qwen3ForCausalLM" if shape.arch == "qwen3" else "LlamaForCausalLM"],
+        "architectures": [ARCHITECTURES[shape.arch]],
         "model_type": shape.arch, "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 2,
         "hidden_act": "silu", "head_dim": shape.head, "hidden_size": shape.hidden, "initializer_range": 0.02,
         "intermediate_size": shape.ffn, "max_position_embeddings": shape.context, "num_attention_heads": shape.heads,
@@ -118,7 +126,12 @@ def config(shape):
         "rope_scaling": None, "rope_theta": shape.theta, "tie_word_embeddings": shape.tied, "torch_dtype": "bfloat16",
         "use_cache": True, "vocab_size": shape.vocab,
     }
-    if shape.arch == "qwen3":
+    if shape.experts:
+        made |= {
+            "num_experts": shape.experts, "num_experts_per_tok": shape.used, "moe_intermediate_size": shape.ffn, "norm_topk_prob": True,
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "output_router_logits": False, "router_aux_loss_coef": 0.001,
+        }
+    if shape.arch != "llama":
         return made | {"max_window_layers": shape.layers, "sliding_window": None, "use_sliding_window": False}
     return made | {"mlp_bias": False, "pretraining_tp": 1}
 

@@ -13,7 +13,7 @@ PEAK = {"bf16": "bf16", "int8": "int8", "q8_0": "int8", "q4_k_m": "int4"}
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder-only transformer with grouped heads and a gated MLP."""
+    """A decoder-only transformer with grouped heads and a gated MLP, or experts instead."""
 
     arch: str
     vocab: int
@@ -27,12 +27,31 @@ class Shape:
     theta: float
     eps: float
     context: int
+    # How many experts of width `ffn` a layer has, and how many of them a token goes through.
+    experts: int = 0
+    used: int = 0
+
+    @property
+    def attention_weights(self):
+        """Weights of all layers' attention, and of their routers."""
+        attention = self.hidden * self.head * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + self.hidden * self.experts)
+
+    @property
+    def mlp_weights(self):
+        """Weights of all layers' MLPs, or of one expert of each."""
+        return self.layers * 3 * self.hidden * self.ffn
 
     @property
     def layer_weights(self):
-        """Weights of all layers' matrices."""
-        attention = self.hidden * self.head * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.ffn)
+        """Weights of all layers' matrices that a token is multiplied with."""
+        return self.attention_weights + self.mlp_weights * (self.used or 1)
+
+    def experts_read(self, tokens):
+        """Experts of a layer that so many tokens choose together, if all are as likely; 1 where there are none."""
+        if not self.experts:
+            return 1
+        return self.experts * (1 - (1 - self.used / self.experts) ** tokens)
 
     @property
     def head_weights(self):
@@ -42,17 +61,21 @@ class Shape:
     @property
     def weights(self):
         """All weights: what lies in memory."""
-        return self.layer_weights + self.head_weights * (1 if self.tied else 2)
+        layers = self.attention_weights + self.mlp_weights * (self.experts or 1)
+        return layers + self.head_weights * (1 if self.tied else 2)
 
     @property
     def kv_bytes(self):
         """Bytes of K and V of one token, in bf16."""
         return 2 * 2 * self.layers * self.kv_heads * self.head
 
-    def read_bytes(self, kind):
-        """Bytes of the matrices that a step reads."""
+    def read_bytes(self, kind, tokens=1):
+        """Bytes of the matrices that a step of so many tokens reads."""
         if kind in BYTES:
-            return (self.layer_weights + self.head_weights) * BYTES[kind]
+            layers = self.attention_weights + self.mlp_weights * self.experts_read(tokens)
+            return (layers + self.head_weights) * BYTES[kind]
+        if self.experts:
+            raise ValueError(f"{kind}: not known of experts")
         # Q4_K_M: the logits' matrix, and in half of the layers V and the MLP's second one, are Q6_K.
         finer = sum(map(self.finer, range(self.layers))) * self.hidden * (self.kv_heads * self.head + self.ffn)
         return (self.layer_weights - finer) * Q4_K + (finer + self.head_weights) * Q6_K
@@ -70,9 +93,10 @@ class Shape:
 SHAPES = {
     "qwen3-0.6b": Shape("qwen3", 151936, 1024, 28, 16, 8, 128, 3072, True, 1e6, 1e-6, 40960),
     "llama-160m": Shape("llama", 32000, 768, 12, 12, 4, 64, 3072, False, 5e5, 1e-5, 8192),
+    "qwen3-moe-1b": Shape("qwen3_moe", 98304, 1024, 20, 16, 4, 64, 512, True, 1e6, 1e-6, 40960, experts=32, used=4),
     "qwen3-tiny": Shape("qwen3", 32000, 256, 4, 4, 2, 64, 768, True, 1e6, 1e-6, 8192),
 }
-# The last one only shows that everything runs.
+# The last one only shows that everything runs; experts are measured when they are asked for, with the rows in bf16.
 MEASURED = ["qwen3-0.6b", "llama-160m"]
 
 
@@ -111,7 +135,7 @@ def prefill(shape, limits, tokens, before=0, rows=1, kind="bf16"):
 
 def step(shape, limits, streams, context, shared=0, kind="bf16"):
     """One decode step of `streams` with `context` tokens each, of which `shared` are the same for all."""
-    read = shape.read_bytes(kind) + (shared + streams * (context - shared)) * shape.kv_bytes
+    read = shape.read_bytes(kind, streams) + (shared + streams * (context - shared)) * shape.kv_bytes
     matrices = 2 * streams * (shape.layer_weights + shape.head_weights)
     compute = matrices / getattr(limits, PEAK[kind]) + streams * shape.attention_ops(context) / limits.bf16
     reading = read / limits.bandwidth
