@@ -92,11 +92,12 @@ impl JsonFile {
         }
     }
 
-    /// This object with the entries of the one under a key in front of its own.
+    /// This object with the entries of the one under a key in front of its own; a `null` there hides nothing.
     pub fn with_nested(&self, key: &str) -> Result<Self, LoadError> {
         let mut object = self.object.clone();
         if let Some(nested) = self.object(key)? {
-            object.extend(nested.object);
+            let said = nested.object.into_iter();
+            object.extend(said.filter(|(_, value)| !value.is_null()));
         }
         Ok(Self {
             file: self.file.clone(),
