@@ -347,7 +347,7 @@ fn softmax(
 }
 
 /// Both names mean the same in these families.
-fn count_key(json: &JsonFile) -> &'static str {
+pub(super) fn count_key(json: &JsonFile) -> &'static str {
     match json.has("num_local_experts") {
         true => "num_local_experts",
         false => "num_experts",

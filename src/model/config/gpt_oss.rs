@@ -1,6 +1,6 @@
 //! The defaults of gpt-oss, where its configuration does not say them.
 
-use super::experts::{ExpertNames, ExpertsConfig};
+use super::experts::{ExpertNames, ExpertsConfig, count_key};
 use super::limits::{EXPERTS, INTERMEDIATE};
 use crate::error::LoadError;
 use crate::kernels::Gate;
@@ -33,7 +33,7 @@ pub(super) fn rope(theta: f64) -> RopeConfig {
 
 /// Softmax over the chosen; every layer has experts, with biases and clamped gates.
 pub(super) fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
-    let count = json.size("num_local_experts", EXPERTS)?.unwrap_or(128);
+    let count = json.size(count_key(json), EXPERTS)?.unwrap_or(128);
     let used = json.size("num_experts_per_tok", EXPERTS)?.unwrap_or(4);
     let number = |key, default| Ok(json.number(key, 1e-6..=1e6)?.unwrap_or(default) as f32);
     Ok(Some(ExpertsConfig {

@@ -9,7 +9,7 @@ use super::entries::{Entry, Kind, Source, is_blank, longest, shown};
 use crate::error::LoadError;
 
 /// Work that all cuts of all tokens may cost: characters times bytes, summed over the tokens.
-const MAX_CUT_BYTES: usize = 1 << 30;
+const MAX_CUT_BYTES: usize = 1 << 27;
 
 /// Splits the file's merges into their two tokens. Whether these and what they make are tokens is found out where the merges
 /// are put to use; see [`unknown`].
