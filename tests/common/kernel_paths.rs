@@ -1,5 +1,6 @@
 //! Runs the tests of this binary once more on each kernel path of the CPU.
 
+use std::io::Write;
 use std::process::Command;
 
 use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
@@ -13,7 +14,7 @@ pub fn run_on_each(skipped: &str) {
     let available = Isa::available();
     for isa in Isa::ALL {
         if !available.contains(&isa) {
-            eprintln!("kernel path {}: not present on this machine", isa.name());
+            say(isa, "not present on this machine");
             continue;
         }
         let run = Command::new(std::env::current_exe().expect("this binary has a path"))
@@ -28,6 +29,13 @@ pub fn run_on_each(skipped: &str) {
             isa.name()
         );
         assert!(!report.contains("running 0 tests"), "{report}");
-        eprintln!("kernel path {}: ran", isa.name());
+        say(isa, "ran");
     }
+}
+
+/// To the terminal: the test runner keeps what a test that passes prints with `eprintln`.
+fn say(isa: Isa, what: &str) {
+    let line = format!("kernel path {}: {what}\n", isa.name());
+    let written = std::io::stderr().write_all(line.as_bytes());
+    written.expect("the terminal takes it");
 }

@@ -38,7 +38,7 @@ const MODELS: [&str; 12] = [
 ];
 
 /// Layers of these keep a state, and a prompt goes on only where one was saved.
-const WITH_STATES: &str = "lfm2 qwen3-5 qwen3-next";
+const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
 
 /// Requests that run at once where others take their places.
 const RUNNING: u32 = 4;
@@ -106,7 +106,7 @@ async fn check(model: &str, dtype: DtypeChoice) {
 
     let world = start(config(model, dtype));
     let hit = one_after_another(&world).await;
-    let has_states = model.rsplit('/').any(|name| WITH_STATES.contains(name));
+    let has_states = model.rsplit('/').any(|name| WITH_STATES.contains(&name));
     // What the prompts share is too short to be worth a state.
     assert!(has_states || hit[1..].iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
     assert_same(&hit, &expected, &what("with prefix hits"));

@@ -22,6 +22,8 @@ const MODELS: [&str; 8] = [
     "qwen3-5-moe",
     "qwen3-next",
 ];
+/// Models without states whose attention or feed-forward blocks differ from a dense model's.
+const OTHERS: [&str; 4] = ["deepseek-v2", "glm4-moe-lite", "gpt-oss", "qwen3-moe"];
 const TOKENS: u32 = 130;
 const ROW: u32 = 3;
 
@@ -75,10 +77,16 @@ fn last(executor: &mut CpuExecutor, step: &StepPlan) -> Vec<u32> {
 
 /// The end of the prompt, behind a step up to each of `cuts`, and eight tokens that are decoded after it.
 fn run(executor: &mut CpuExecutor, cuts: &[u32]) -> Vec<Vec<u32>> {
-    let prompt = prompt();
+    run_from(executor, begun(&prompt(), 1, None), cuts)
+}
+
+/// The same of a row that begins so. Its pages are those of the run before, moved by as many as there are cuts and one: keys
+/// and values that are not written are then those of other tokens.
+fn run_from(executor: &mut CpuExecutor, begun: RowStart, cuts: &[u32]) -> Vec<Vec<u32>> {
+    let first_page = 1 + cuts.iter().sum::<u32>() % 97;
     let mut step = plan(0);
-    step.starts = vec![begun(&prompt, 1, None)];
-    step.table = vec![append(ROW, 1..200)];
+    step.starts = vec![begun];
+    step.table = vec![append(ROW, first_page..first_page + 199)];
     let ends = cuts.iter().copied().chain([TOKENS]);
     let mut first = 0;
     let mut bits = Vec::new();
@@ -112,6 +120,31 @@ fn every_cut_in_two_gives_the_same_bits() {
                 let got = run(&mut executor, &cuts);
                 assert!(got == whole, "{name}, {dtype:?}, in chunks of {size}");
             }
+        }
+    }
+}
+
+#[test]
+fn every_cut_of_a_prompt_without_states_gives_the_same_bits() {
+    let begun = || start(ROW, &prompt(), TOKENS as usize, &greedy());
+    for name in OTHERS {
+        let options = CpuOptions {
+            n_state_slots: 0,
+            ..with(Dtype::BF16, 2)
+        };
+        let mut executor = load(name, &options);
+        let whole = run_from(&mut executor, begun(), &[]);
+        for cut in 1..TOKENS {
+            let got = run_from(&mut executor, begun(), &[cut]);
+            assert!(got == whole, "{name}, cut at {cut}");
+        }
+        for threads in 1..=8 {
+            let options = CpuOptions {
+                threads,
+                ..options.clone()
+            };
+            let got = run_from(&mut load(name, &options), begun(), &[50]);
+            assert!(got == whole, "{name}, {threads} threads");
         }
     }
 }
