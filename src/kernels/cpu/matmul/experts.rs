@@ -2,7 +2,7 @@
 
 use super::super::activations::RowGroups;
 use super::super::experts::{ActiveExpert, ExpertRows, weight_of};
-use super::super::format::{PANEL, group_rows};
+use super::super::format::PANEL;
 use super::super::matrix::Matrix;
 use super::super::simd::Isa;
 use super::super::stack::Stack;
@@ -86,12 +86,15 @@ pub fn add_experts(
 ) {
     let sections = ExpertSections::new(product, isa, Some(weighted));
     let n_panels = sections.columns.div_ceil(PANEL);
+    // Whole tiles, but for the last: single panels take twice as long.
     let stride = n_panels.div_ceil(4 * pool.n_threads());
-    let n_spans = n_panels.div_ceil(stride.max(MAX_PANELS));
+    let stride = stride.next_multiple_of(MAX_PANELS);
+    let n_spans = n_panels.div_ceil(stride);
     pool.for_each_in_runs(n_spans, sections.cost(), &|span| {
         for index in 0..sections.active.len() {
             let section = sections.section(index, 0);
-            section.span(group_rows(span, n_spans, n_panels)).run(isa);
+            let panels = span * stride..n_panels.min((span + 1) * stride);
+            section.span(panels).run(isa);
         }
     });
 }
