@@ -229,6 +229,13 @@ impl TextModel {
         }
     }
 
+    /// Returns whether the chat template writes instructions (messages of the role `system`) that come after a user's
+    /// message, where they stand; false without a template.
+    pub fn takes_late_system(&self, has_tools: bool) -> bool {
+        let template = self.template.as_ref();
+        template.is_some_and(|template| template.takes_late_system(has_tools))
+    }
+
     /// Returns whether there is a chat template.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_some()
