@@ -68,6 +68,10 @@ keys! {
         /// Name of the field in which chat completions carry a model's reasoning.
         #[flag(SERVER.takes("NAME"))]
         reasoning_field: ReasoningField = ReasoningField::ReasoningContent,
+        /// Whether `x-anthropic-billing-header` lines in the system prompts of /v1/messages, which change with every
+        /// request, are left out of the prompt, so that the prompts of a conversation share the cache.
+        #[flag(SERVER)]
+        drop_changing_headers: bool = true,
         /// Seconds for a request's headers to arrive.
         #[flag(RARE.takes("SECONDS"))]
         #[range(1..)]

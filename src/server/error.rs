@@ -51,7 +51,7 @@ impl ApiError {
 
     /// 401: no key is shown.
     pub(super) fn no_key() -> Self {
-        let message = "this server needs its key: send Authorization: Bearer <key>";
+        let message = "this server needs its key: send Authorization: Bearer <key>, or x-api-key";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
@@ -63,7 +63,8 @@ impl ApiError {
 
     /// 401: another key is shown.
     pub(super) fn wrong_key() -> Self {
-        let message = "Authorization does not hold this server's key: send Bearer <key>";
+        let message =
+            "this is not the server's key: send Authorization: Bearer <key>, or x-api-key";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
@@ -231,6 +232,11 @@ impl ApiError {
             param,
             code: self.code,
         }
+    }
+
+    /// What is wrong, in words.
+    pub(super) fn message(&self) -> &str {
+        &self.message
     }
 
     /// Stable name of the error.

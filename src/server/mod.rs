@@ -1,4 +1,4 @@
-//! HTTP and WebSocket in front of an engine: SGLang's native API, OpenAI's, and a WebSocket of our own.
+//! HTTP and WebSocket in front of an engine: SGLang's native API, OpenAI's, Anthropic's, and a WebSocket of our own.
 //!
 //! [`routes`] mounts everything into a host's actix-web app; [`run`] is a whole server on a socket of the caller's.
 //! The server holds no engine state: it reads requests, sends them in and writes their events out. A client that
@@ -7,12 +7,14 @@
 
 mod abort;
 mod answers;
+mod anthropic;
 mod body;
 mod budget;
 mod call;
 mod config;
 mod constraint;
 mod debug;
+mod encode;
 mod error;
 mod fields;
 mod flush;
@@ -62,6 +64,8 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/generate", generate::generate);
     post(cfg, "/v1/completions", openai::completions::create);
     post(cfg, "/v1/chat/completions", openai::chat::create);
+    post_anthropic(cfg, "/v1/messages", anthropic::create);
+    post_anthropic(cfg, "/v1/messages/count_tokens", anthropic::count_tokens);
     post(cfg, "/abort_request", abort::abort_request);
     post_admin(cfg, "/set_policy", policy::set_policy);
     post_admin(cfg, "/flush_cache", flush::flush_cache);
@@ -113,6 +117,23 @@ where
 {
     let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
     closed(cfg, resource(path, route, "POST"));
+}
+
+/// As [`post`], for Anthropic's clients: errors have their form, and answers an id.
+fn post_anthropic<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
+    let resource = resource(path, route, "POST").wrap(from_fn(key::check));
+    let resource = resource
+        .wrap(guard::cors())
+        .wrap(from_fn(guard::check))
+        .wrap(from_fn(methods::adapt));
+    let resource = resource.wrap(from_fn(anthropic::adapt));
+    cfg.service(resource.wrap(from_fn(track::track)));
 }
 
 /// As [`post`], for what changes the server for everybody: it asks for the admin's key, if the server has one.

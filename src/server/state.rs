@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use super::answers::AnswerBudget;
 use super::budget::BodyBudget;
 use super::config::ServerConfig;
+use super::encode::EncodeGate;
 use super::error::ApiError;
 use super::open_requests::OpenRequests;
 use super::probe::Probe;
@@ -64,6 +65,7 @@ pub struct AppState {
     open_requests: OpenRequests,
     bodies: BodyBudget,
     answers: AnswerBudget,
+    encode_gate: EncodeGate,
     websockets: AtomicUsize,
     probe: Probe,
     draining: watch::Sender<bool>,
@@ -77,6 +79,7 @@ impl AppState {
         Self {
             bodies: BodyBudget::new(config.max_bodies_bytes),
             answers: AnswerBudget::new(config.max_answers_bytes),
+            encode_gate: EncodeGate::default(),
             config,
             slot,
             render_metrics,
@@ -146,6 +149,10 @@ impl AppState {
 
     pub(super) fn answers(&self) -> &AnswerBudget {
         &self.answers
+    }
+
+    pub(super) fn encode_gate(&self) -> &EncodeGate {
+        &self.encode_gate
     }
 
     pub(super) fn bodies(&self) -> &BodyBudget {

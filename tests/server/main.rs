@@ -7,6 +7,7 @@ mod formats;
 mod hostile;
 mod http;
 mod key;
+mod messages;
 mod misses;
 mod native;
 mod openai;

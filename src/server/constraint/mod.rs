@@ -44,6 +44,24 @@ pub(super) fn of_sampling_params(
     read_only_one(wishes, fields)
 }
 
+/// Reads the JSON schema `raw` at `path` as a constraint.
+///
+/// # Errors
+/// Names the path if it holds no schema.
+pub(super) fn of_schema(
+    fields: &mut Fields,
+    path: &str,
+    raw: Raw,
+) -> Result<Option<Arc<Constraint>>, ApiError> {
+    let wish = Wish {
+        kind: Kind::JsonSchema,
+        path: path.to_owned(),
+        raw,
+        json: JsonOptions::default(),
+    };
+    read_only_one(vec![wish], fields)
+}
+
 fn read_only_one(
     wishes: Vec<Wish>,
     fields: &mut Fields,

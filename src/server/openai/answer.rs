@@ -30,10 +30,10 @@ pub(super) trait Write: Render + Send {
 }
 
 /// A call that has been received and not read.
-pub(super) struct Received<'a> {
-    pub(super) loaded: &'a Loaded,
-    pub(super) fields: Fields,
-    pub(super) limits: CallLimits<'a>,
+pub(in crate::server) struct Received<'a> {
+    pub(in crate::server) loaded: &'a Loaded,
+    pub(in crate::server) fields: Fields,
+    pub(in crate::server) limits: CallLimits<'a>,
 }
 
 impl<'a> Received<'a> {
@@ -41,7 +41,7 @@ impl<'a> Received<'a> {
     ///
     /// # Errors
     /// The engine is not there, or not any more.
-    pub(super) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
+    pub(in crate::server) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
         let loaded = state.serving()?;
         let mut fields = body.0;
         apply_model_defaults(&mut fields, &loaded.engine.model().generation);

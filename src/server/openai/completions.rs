@@ -55,7 +55,7 @@ impl Call {
     fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<(Self, Charges), ApiError> {
         fields.refuse(&["suffix"])?;
         let prompts = prompts(&mut fields, limits)?;
-        let mut common = Common::read(&mut fields, "cmpl", limits)?;
+        let mut common = Common::read(&mut fields, "cmpl-", limits)?;
         let n = common.sampling.n;
         match fields.integer::<u32>("best_of")? {
             Some(best_of) if best_of != 1 && best_of != n => {

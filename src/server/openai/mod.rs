@@ -1,7 +1,7 @@
 //! OpenAI's completions and chat completions, with SGLang's extra sampling fields. Unknown fields are ignored, as
 //! OpenAI's clients send many; fields that would change the answer and are not supported are refused.
 
-mod answer;
+pub(super) mod answer;
 pub(super) mod chat;
 pub(super) mod completions;
 mod logprobs;
@@ -30,14 +30,14 @@ use wire::Matched;
 const MAX_TOP_LOGPROBS: u32 = 20;
 
 /// What both endpoints read alike.
-struct Common {
-    id: RequestId,
-    sampling: SamplingParams,
-    constraint: Option<Arc<Constraint>>,
+pub(super) struct Common {
+    pub(super) id: RequestId,
+    pub(super) sampling: SamplingParams,
+    pub(super) constraint: Option<Arc<Constraint>>,
     namespace: Namespace,
     priority: Option<i64>,
     timeouts: RequestTimeouts,
-    stream: bool,
+    pub(super) stream: bool,
     include_usage: bool,
     /// Each chunk carries the counts of its choice so far.
     continuous_usage: bool,
@@ -45,7 +45,8 @@ struct Common {
 }
 
 impl Common {
-    fn read(
+    /// Reads the fields. An id that the client does not choose begins with `id_prefix`.
+    pub(super) fn read(
         fields: &mut Fields,
         id_prefix: &str,
         limits: CallLimits<'_>,
@@ -62,7 +63,7 @@ impl Common {
         fields.string("model")?;
         let id = match fields.take("rid")? {
             Some(value) => read_rid(value)?,
-            None => RequestId::new(format!("{id_prefix}-{}", RequestId::random())),
+            None => RequestId::new(format!("{id_prefix}{}", RequestId::random())),
         };
         let key = fields.string("extra_key")?;
         let salt = fields.string("cache_salt")?;
@@ -87,7 +88,7 @@ impl Common {
     }
 
     /// Sets the most tokens to generate, of which `min_tokens` are not more.
-    fn limit_length(&mut self, max_tokens: u32) -> Result<(), ApiError> {
+    pub(super) fn limit_length(&mut self, max_tokens: u32) -> Result<(), ApiError> {
         self.sampling.max_new_tokens = max_tokens;
         Ok(self.sampling.check_lengths("min_tokens", "max_tokens")?)
     }

@@ -79,7 +79,7 @@ pub(super) fn events(chunks: crate::server::sse::Chunks) -> Vec<Value> {
 }
 
 fn common(value: Value) -> Result<Common, ApiError> {
-    Common::read(&mut fields(value), "cmpl", limits())
+    Common::read(&mut fields(value), "cmpl-", limits())
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn models_own_defaults_fill_what_is_absent_and_nothing_else() {
     };
     let mut fields = fields(json!({"prompt": "a", "temperature": 1.5, "top_k": null}));
     apply_model_defaults(&mut fields, &defaults);
-    let sampling = Common::read(&mut fields, "cmpl", limits())
+    let sampling = Common::read(&mut fields, "cmpl-", limits())
         .expect("valid")
         .sampling;
     assert_eq!(

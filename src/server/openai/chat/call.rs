@@ -21,12 +21,12 @@ use crate::state::sampling::LogprobWish;
 pub(super) const UNLIMITED: u32 = u32::MAX;
 
 /// One call: a conversation to be continued, once or several times.
-pub(super) struct Call {
-    pub(super) common: Common,
-    pub(super) prompt: ChatPrompt,
-    pub(super) tools: Option<Arc<ToolUse>>,
-    pub(super) reasoning: Reasoning,
-    pub(super) logprobs: Option<u32>,
+pub(in crate::server) struct Call {
+    pub(in crate::server) common: Common,
+    pub(in crate::server) prompt: ChatPrompt,
+    pub(in crate::server) tools: Option<Arc<ToolUse>>,
+    pub(in crate::server) reasoning: Reasoning,
+    pub(in crate::server) logprobs: Option<u32>,
 }
 
 impl Call {
@@ -47,7 +47,7 @@ impl Call {
         let messages = messages::read(&mut fields)?;
         let ending = Ending::read(&mut fields, &messages)?;
         let tools = CallTools::read(&mut fields)?;
-        let mut common = Common::read(&mut fields, "chatcmpl", limits)?;
+        let mut common = Common::read(&mut fields, "chatcmpl-", limits)?;
         check_size("n", 1, common.sampling.n as usize, limits)?;
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
@@ -73,7 +73,7 @@ impl Call {
     }
 
     /// The requests of its samples.
-    pub(super) fn into_requests(self) -> Vec<GenerateRequest> {
+    pub(in crate::server) fn into_requests(self) -> Vec<GenerateRequest> {
         let parsing = self.parsing();
         let Common {
             id,
@@ -155,7 +155,10 @@ impl Ending {
     }
 }
 
-fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+/// The variables that a call sets for the template.
+pub(in crate::server) fn template_kwargs(
+    fields: &mut Fields,
+) -> Result<Map<String, Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
     match fields.take_tree(NAME)? {
         None => Ok(Map::new()),

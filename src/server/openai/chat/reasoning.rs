@@ -12,7 +12,7 @@ const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh",
 
 /// How the reasoning of an answer is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reasoning {
+pub(in crate::server) enum Reasoning {
     /// In the text, as the model writes it.
     InText,
     /// Apart, as it comes.
@@ -96,7 +96,8 @@ fn effort(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
     effort.map(|effort| known_effort(name, &effort)).transpose()
 }
 
-fn known_effort(path: &str, effort: &str) -> Result<String, ApiError> {
+/// An effort by its name.
+pub(in crate::server) fn known_effort(path: &str, effort: &str) -> Result<String, ApiError> {
     match EFFORTS.contains(&effort) {
         true => Ok(effort.to_owned()),
         false => {

@@ -11,7 +11,7 @@ const WANTED: &str = "none, auto, required, or an object that names a function";
 
 /// The choice of the tools that may or must be called.
 #[derive(Debug, PartialEq)]
-pub(super) enum Choice {
+pub(in crate::server) enum Choice {
     /// The model is not told of them.
     None,
     /// Any of them.
@@ -32,7 +32,7 @@ pub(super) enum Choice {
 
 /// Whether a tool must be called.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Mode {
+pub(in crate::server) enum Mode {
     Auto,
     Required,
 }
@@ -131,7 +131,7 @@ impl Choice {
     }
 
     /// Refuses a choice among tools of which there are none.
-    pub(super) fn check_without_tools(&self, field: &str) -> Result<(), ApiError> {
+    pub(in crate::server) fn check_without_tools(&self, field: &str) -> Result<(), ApiError> {
         let shown = match self {
             Self::None | Self::Mode(Mode::Auto) => return Ok(()),
             Self::Mode(Mode::Required) => Shallow::Text("required".to_owned()),

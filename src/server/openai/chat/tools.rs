@@ -22,11 +22,11 @@ const MAX_NAME_BYTES: usize = 64;
 
 /// The tools of a call.
 #[derive(Debug, Default)]
-pub(super) struct CallTools {
+pub(in crate::server) struct CallTools {
     /// As the chat template is told of them; `None` if it is not.
-    pub(super) prompt: Option<Value>,
+    pub(in crate::server) prompt: Option<Value>,
     /// As the model may call them; `None` if it may not.
-    pub(super) usage: Option<Arc<ToolUse>>,
+    pub(in crate::server) usage: Option<Arc<ToolUse>>,
 }
 
 impl CallTools {
@@ -96,40 +96,8 @@ impl Form {
 
     /// Reads the list: for the template, and for the engine.
     fn tools(&self, fields: &mut Fields, raw: &Raw) -> Result<(Value, Vec<Tool>), ApiError> {
-        let name = self.list;
-        if !raw.is_list() {
-            let value = raw.shallow(name)?;
-            return Err(Field::new(name, &value).must_be("a list of tools").into());
-        }
-        let (_, count) = raw.items(name, 0)?;
-        check_count(name, count, MAX_TOOLS, "tools")?;
-        let bytes = raw.bytes().len();
-        if bytes > MAX_TOOLS_BYTES {
-            let text = format!("{name} has {bytes} bytes, limit is {MAX_TOOLS_BYTES}: send fewer");
-            return Err(ApiError::field(name, text));
-        }
-        // Once for the prompt, once for the schemas that the answer is read by.
-        fields.charge_request(raw)?;
-        let Value::Array(items) = fields.tree(name, raw)? else {
-            return Err(ApiError::field(name, format!("{name} is no list of tools")));
-        };
-        let mut names = FxHashSet::default();
-        let mut shown = Vec::with_capacity(items.len());
-        let mut tools = Vec::with_capacity(items.len());
-        for (index, item) in items.into_iter().enumerate() {
-            let (path, function) = self.function(index, item)?;
-            let (function, tool) = read_function(&path, function)?;
-            if !names.insert(tool.name.clone()) {
-                let path = format!("{path}.name");
-                let text = format!(
-                    "{path} is {:?}, which another tool has: rename one",
-                    tool.name
-                );
-                return Err(ApiError::field(path, text));
-            }
-            shown.push(json!({"type": "function", "function": function}));
-            tools.push(tool);
-        }
+        let function = |index, item| self.function(index, item).map(Some);
+        let (shown, tools) = read_list(fields, self.list, raw, function)?;
         Ok((Value::Array(shown), tools))
     }
 
@@ -158,6 +126,55 @@ impl Form {
             None => Err(missing(path, "an object with a name")),
         }
     }
+}
+
+/// A function and the place where it stands.
+pub(in crate::server) type Placed = (String, Map<String, Value>);
+
+/// Reads the list `name` of tools: as the template is told of them, and as the engine is. `function` takes the function
+/// out of an entry; entries without one are passed over.
+pub(in crate::server) fn read_list(
+    fields: &mut Fields,
+    name: &str,
+    raw: &Raw,
+    function: impl Fn(usize, Value) -> Result<Option<Placed>, ApiError>,
+) -> Result<(Vec<Value>, Vec<Tool>), ApiError> {
+    if !raw.is_list() {
+        let value = raw.shallow(name)?;
+        return Err(Field::new(name, &value).must_be("a list of tools").into());
+    }
+    let (_, count) = raw.items(name, 0)?;
+    check_count(name, count, MAX_TOOLS, "tools")?;
+    let bytes = raw.bytes().len();
+    if bytes > MAX_TOOLS_BYTES {
+        let text = format!("{name} has {bytes} bytes, limit is {MAX_TOOLS_BYTES}: send fewer");
+        return Err(ApiError::field(name, text));
+    }
+    // Once for the prompt, once for the schemas that the answer is read by.
+    fields.charge_request(raw)?;
+    let Value::Array(items) = fields.tree(name, raw)? else {
+        return Err(ApiError::field(name, format!("{name} is no list of tools")));
+    };
+    let mut names = FxHashSet::default();
+    let mut shown = Vec::with_capacity(items.len());
+    let mut tools = Vec::with_capacity(items.len());
+    for (index, item) in items.into_iter().enumerate() {
+        let Some((path, function)) = function(index, item)? else {
+            continue;
+        };
+        let (function, tool) = read_function(&path, function)?;
+        if !names.insert(tool.name.clone()) {
+            let path = format!("{path}.name");
+            let text = format!(
+                "{path} is {:?}, which another tool has: rename one",
+                tool.name
+            );
+            return Err(ApiError::field(path, text));
+        }
+        shown.push(json!({"type": "function", "function": function}));
+        tools.push(tool);
+    }
+    Ok((shown, tools))
 }
 
 /// A function as the template is told of it, and as the engine is.
@@ -199,7 +216,7 @@ fn read_function(
 }
 
 /// The tools that may be called, and whether one must be.
-fn choose(
+pub(in crate::server) fn choose(
     tools: Vec<Tool>,
     choice: Choice,
     field: &str,
