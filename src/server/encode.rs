@@ -71,18 +71,26 @@ pub(super) async fn chat(
     charges: Charges,
 ) -> Result<Vec<u32>, ApiError> {
     with_tokenizer(state, charges, move |text, limit_tokens| {
-        let rendered = text.render_chat(&text::ChatPrompt {
-            messages: &prompt.messages,
-            tools: prompt.tools.as_ref(),
-            add_generation_prompt: prompt.add_generation_prompt,
-            continue_final_message: prompt.continue_final_message,
-            template_kwargs: Some(&prompt.template_kwargs),
-        })?;
+        let rendered = render(text, &prompt)?;
         drop(prompt);
         check_length(text, &rendered, limit_tokens)?;
         text.encode_chat(&rendered)
     })
     .await
+}
+
+/// The text of a conversation's prompt.
+///
+/// # Errors
+/// As [`TextModel::render_chat`].
+pub(super) fn render(text: &TextModel, prompt: &ChatPrompt) -> Result<String, RequestError> {
+    text.render_chat(&text::ChatPrompt {
+        messages: &prompt.messages,
+        tools: prompt.tools.as_ref(),
+        add_generation_prompt: prompt.add_generation_prompt,
+        continue_final_message: prompt.continue_final_message,
+        template_kwargs: Some(&prompt.template_kwargs),
+    })
 }
 
 /// Refuses a text that has more tokens than a prompt may have: encoding takes some hundred times its bytes.

@@ -164,8 +164,9 @@ impl ApiError {
 
     /// 503: other answers have the memory.
     pub(super) fn answers_full(limit_bytes: usize) -> Self {
-        let text =
-            format!("log probabilities of other answers take the {limit_bytes} bytes for them");
+        let text = format!(
+            "log probabilities and tokens of other answers take the {limit_bytes} bytes for them"
+        );
         let message = format!("{text}: try again later, or ask for fewer");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }

@@ -27,6 +27,7 @@ mod methods;
 mod native;
 mod open_requests;
 mod openai;
+mod pause;
 mod policy;
 mod probe;
 mod raw;
@@ -34,6 +35,7 @@ mod sockets;
 mod spelling;
 mod sse;
 mod state;
+mod tokenize;
 mod track;
 mod transcript;
 mod whole;
@@ -69,6 +71,14 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/abort_request", abort::abort_request);
     post_admin(cfg, "/set_policy", policy::set_policy);
     post_admin(cfg, "/flush_cache", flush::flush_cache);
+    post_admin(cfg, "/pause_generation", pause::pause);
+    post_admin(cfg, "/continue_generation", pause::go_on);
+    for path in ["/tokenize", "/v1/tokenize"] {
+        post(cfg, path, tokenize::tokenize);
+    }
+    for path in ["/detokenize", "/v1/detokenize"] {
+        post(cfg, path, tokenize::detokenize);
+    }
     get(cfg, "/v1/ws/generate", ws::connect);
     for path in ["/v1/models", "/v1/models/"] {
         get(cfg, path, health::models);

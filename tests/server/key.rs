@@ -7,11 +7,19 @@ use crate::http::{Response, get, post, send};
 use crate::world::World;
 
 const KEY: &str = "sk-of-this-test";
-const METHODS: [(&str, &str); 13] = [
+const METHODS: [(&str, &str); 21] = [
     ("POST", "/generate"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/tokenize"),
+    ("POST", "/v1/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/detokenize"),
     ("POST", "/abort_request"),
+    ("POST", "/pause_generation"),
+    ("POST", "/continue_generation"),
     ("POST", "/set_policy"),
     ("POST", "/flush_cache"),
     ("GET", "/v1/ws/generate"),
@@ -49,7 +57,9 @@ fn check_refused(response: &Response, what: &str) {
     );
     let error = &response.json()["error"];
     assert_eq!(error["code"], "invalid_api_key", "{what}");
-    assert_eq!(error["type"], "invalid_request_error", "{what}");
+    let kinds = ["invalid_request_error", "authentication_error"];
+    let kind = kinds[usize::from(what.contains("/v1/messages"))];
+    assert_eq!(error["type"], kind, "{what}");
     assert!(!response.body.contains(KEY), "{what}");
 }
 
@@ -67,8 +77,18 @@ fn nothing_but_probes_and_metrics_is_answered_without_the_key() {
         for wrong in ["Bearer", "Bearer sk-of-another", KEY, &longer, &basic] {
             check_refused(&ask(&world, route, wrong), &what);
         }
-        let let_in = ask(&world, route, &format!("Bearer {KEY}"));
-        assert_ne!(let_in.status, 401, "{what}");
+        let plain = |key: &str| ask(&world, route, &format!("none\r\nx-api-key: {key}"));
+        for wrong in [
+            "",
+            "sk-of-another",
+            &format!("Bearer {KEY}"),
+            &format!("{KEY}0"),
+        ] {
+            check_refused(&plain(wrong), &what);
+        }
+        for let_in in [plain(KEY), ask(&world, route, &format!("Bearer {KEY}"))] {
+            assert_ne!(let_in.status, 401, "{what}");
+        }
     }
     for path in ["/health", "/health_generate", "/ready", "/metrics"] {
         assert_eq!(get(world.addr, path).status, 200, "{path}");

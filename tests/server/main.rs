@@ -12,6 +12,7 @@ mod misses;
 mod native;
 mod openai;
 mod overload;
+mod pause;
 mod policy;
 #[allow(dead_code, reason = "shared with the tests of clients")]
 #[path = "../common/scripted.rs"]
@@ -19,6 +20,7 @@ mod scripted;
 mod sharing;
 mod structured;
 mod surface;
+mod tokenize;
 mod warm_up;
 mod websocket;
 mod world;

@@ -116,6 +116,23 @@ impl Call {
     }
 }
 
+/// Reads what the prompt of a call is made of, and no more.
+pub(in crate::server) fn read_prompt(fields: &mut Fields) -> Result<ChatPrompt, ApiError> {
+    fields.refuse(&["chat_template"])?;
+    let messages = messages::read(fields)?;
+    let ending = Ending::read(fields, &messages)?;
+    let tools = CallTools::read(fields)?;
+    let mut template_kwargs = template_kwargs(fields)?;
+    Reasoning::read(fields, &mut template_kwargs)?;
+    Ok(ChatPrompt {
+        messages: Value::Array(messages),
+        tools: tools.prompt,
+        template_kwargs,
+        add_generation_prompt: ending == Ending::AssistantTurn,
+        continue_final_message: ending == Ending::InLastMessage,
+    })
+}
+
 /// Where the prompt ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
