@@ -36,6 +36,11 @@ fn openai_agents() {
 }
 
 #[test]
+fn anthropic() {
+    check("test_agents_anthropic");
+}
+
+#[test]
 fn langchain() {
     check("test_agents_langchain");
 }
