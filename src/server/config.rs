@@ -26,17 +26,17 @@ keys! {
         /// TCP port; 0 picks a free one.
         #[flag(SERVER)]
         port: u16 = 30000,
-        /// Key that clients must send as `Authorization: Bearer KEY`; set it through the environment variable
-        /// SOUFFLEUR_API_KEY to keep it out of the process list.
+        /// Key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; set it through the environment
+        /// variable SOUFFLEUR_API_KEY to keep it out of the process list.
         ///
         /// Without a key everybody is served. /health, /health_generate, /ready and /metrics never need it.
         #[flag(SERVER.takes("KEY"))]
         api_key: Option<ApiKey> = None,
         /// Admin key, sent in the same header as `--api-key`; only this key opens the full report of /debug/prefix,
-        /// /set_policy, /flush_cache and abort_all of /abort_request.
+        /// /set_policy, /flush_cache, /pause_generation, /continue_generation and abort_all of /abort_request.
         ///
         /// It also opens every other route. If it is not set, nobody gets the full report of /debug/prefix, and every
-        /// client may use /set_policy, /flush_cache and abort_all.
+        /// client may use the others.
         #[flag(SERVER.takes("KEY"))]
         admin_api_key: Option<ApiKey> = None,
         /// Threads that parse requests and write responses; 0 means one per core, but at most 4.
@@ -55,8 +55,8 @@ keys! {
         /// constraints of requests under way.
         #[flag(RARE.takes("BYTES"))]
         max_bodies_bytes: usize = 256 << 20,
-        /// Maximum total bytes, over all answers, that prompt log probabilities may occupy until clients have read
-        /// them.
+        /// Maximum total bytes, over all answers, that prompt log probabilities and the tokens of /tokenize may occupy
+        /// until clients have read them.
         #[flag(RARE.takes("BYTES"))]
         #[range(1..)]
         max_answers_bytes: usize = 256 << 20,

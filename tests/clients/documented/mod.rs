@@ -18,12 +18,13 @@ use crate::world::World;
 const ADDRESS: &str = "http://127.0.0.1:30000";
 
 /// Cues of the questions, and what the model would like to say. Some constraints make it say something else.
-const LINES: [(&str, &str); 19] = [
+const LINES: [(&str, &str); 20] = [
     ("I am", " the prompter."),
     ("free in row 4?", FIND_4),
     ("\"seat\": 12", "Seat 12 in row 4 is free."),
     ("free in rows 4 and 5?", FIND_4_AND_5),
     ("I sit in row 7.", FIND_7_AND_8),
+    ("Is row 6 full?", FIND_6),
     ("Dim the light", SET_LIGHT),
     ("The play begins.", OPEN_CURTAIN),
     ("free in row 9?", FIND_9),
@@ -54,6 +55,8 @@ const FIND_4_AND_5: &str = "<tool_call>\n{\"name\": \"find_seat\", \"arguments\"
     <tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 5}}\n</tool_call>";
 const FIND_7_AND_8: &str = "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 7}}\n</tool_call>\n\
     <tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 8}}\n</tool_call>";
+const FIND_6: &str =
+    "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 6}}\n</tool_call>";
 const FIND_9: &str =
     "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 9}}\n</tool_call>";
 const SET_LIGHT: &str =
