@@ -64,6 +64,7 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
         end: end.map(|reason| TranscriptEnd {
             reason,
             e2e_latency_s: 0.5,
+            prompt: Default::default(),
         }),
     }
 }
@@ -183,6 +184,7 @@ fn samples_of_a_chat_are_requests_of_their_own() {
             template_kwargs: Default::default(),
             add_generation_prompt: true,
             continue_final_message: false,
+            known: None,
         })))
     };
     let rids: Vec<String> = crate::server::call::samples_of(request)

@@ -61,6 +61,7 @@ impl Call {
             template_kwargs,
             add_generation_prompt: ending == Ending::AssistantTurn,
             continue_final_message: ending == Ending::InLastMessage,
+            known: None,
         };
         let call = Self {
             common,
