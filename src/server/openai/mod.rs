@@ -5,6 +5,7 @@ mod answer;
 pub(super) mod chat;
 pub(super) mod completions;
 mod logprobs;
+mod places;
 mod refusals;
 mod wire;
 
@@ -13,23 +14,27 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::call::{CallLimits, check_samples, read_rid};
-use super::constraint;
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
 use crate::model::generation::GenerationConfig;
-use crate::request::{FinishReason, RequestTimeouts};
+use crate::request::{
+    ChatPrompt, FinishReason, GenerateRequest, OutputParsing, Prompt, RequestTimeouts,
+};
 use crate::state::cache::namespace::Namespace;
 use crate::state::grammar::Constraint;
 use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::{self, SamplingParams, SetParam};
+use crate::state::sampling::{self, LogprobWish, SamplingParams, SetParam};
 use wire::Matched;
 
 /// Most alternatives a token, as OpenAI's chat completions have it.
 const MAX_TOP_LOGPROBS: u32 = 20;
 
-/// What both endpoints read alike.
+/// Reads the constraint on the answer of a call.
+type ReadConstraint = fn(&mut Fields) -> Result<Option<Arc<Constraint>>, ApiError>;
+
+/// What all of these endpoints read alike.
 struct Common {
     id: RequestId,
     sampling: SamplingParams,
@@ -48,6 +53,7 @@ impl Common {
     fn read(
         fields: &mut Fields,
         id_prefix: &str,
+        constraint: ReadConstraint,
         limits: CallLimits<'_>,
     ) -> Result<Self, ApiError> {
         fields.refuse(&[
@@ -55,7 +61,7 @@ impl Common {
             "custom_logit_processor",
             "return_hidden_states",
         ])?;
-        let constraint = constraint::of_openai_call(fields)?;
+        let constraint = constraint(fields)?;
         fields.refuse(&sampling::NOT_YET)?;
         refusals::inside_extra_body(fields)?;
         // Whatever it names, the one model answers.
@@ -84,6 +90,32 @@ impl Common {
             continuous_usage: continuous_usage && stream,
             return_token_ids: fields.flag("return_token_ids")?,
         })
+    }
+
+    /// The request of one sample that continues a conversation.
+    fn into_chat_request(
+        self,
+        prompt: ChatPrompt,
+        top_logprobs: Option<u32>,
+        parsing: Option<OutputParsing>,
+    ) -> GenerateRequest {
+        let wish = |top| LogprobWish {
+            start: None,
+            top,
+            token_ids: Arc::default(),
+        };
+        GenerateRequest {
+            rid: self.id,
+            prompt: Prompt::Chat(Arc::new(prompt)),
+            sampling: self.sampling,
+            logprobs: top_logprobs.map(wish),
+            constraint: self.constraint,
+            parsing,
+            namespace: self.namespace,
+            priority: self.priority,
+            timeouts: self.timeouts,
+            is_streaming: self.stream,
+        }
     }
 
     /// Sets the most tokens to generate, of which `min_tokens` are not more.

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
+use crate::server::constraint;
 use crate::server::spelling::tests::bytewise;
 use crate::server::transcript::{News, TranscriptEnd};
 use crate::state::sampling::TokenLogprobs;
@@ -80,7 +81,12 @@ pub(super) fn events(chunks: crate::server::sse::Chunks) -> Vec<Value> {
 }
 
 fn common(value: Value) -> Result<Common, ApiError> {
-    Common::read(&mut fields(value), "cmpl", limits())
+    Common::read(
+        &mut fields(value),
+        "cmpl",
+        constraint::of_openai_call,
+        limits(),
+    )
 }
 
 #[test]
@@ -202,7 +208,8 @@ fn models_own_defaults_fill_what_is_absent_and_nothing_else() {
     };
     let mut fields = fields(json!({"prompt": "a", "temperature": 1.5, "top_k": null}));
     apply_model_defaults(&mut fields, &defaults);
-    let sampling = Common::read(&mut fields, "cmpl", limits())
+    let constraint = constraint::of_openai_call;
+    let sampling = Common::read(&mut fields, "cmpl", constraint, limits())
         .expect("valid")
         .sampling;
     assert_eq!(

@@ -5,20 +5,20 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::messages;
-use super::places::must_be;
 use super::reasoning::Reasoning;
 use super::tools::CallTools;
 use crate::field::{Field, Shallow};
-use crate::request::{ChatPrompt, GenerateRequest, OutputParsing, Prompt, ToolUse};
+use crate::request::{ChatPrompt, GenerateRequest, OutputParsing, ToolUse};
 use crate::server::budget::Charges;
 use crate::server::call::{CallLimits, check_size, samples_of};
+use crate::server::constraint;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::openai::places::must_be;
 use crate::server::openai::{Common, alternatives, refusals};
-use crate::state::sampling::LogprobWish;
 
 /// Stands for as many tokens as the context has room for: the engine clips it.
-pub(super) const UNLIMITED: u32 = u32::MAX;
+pub(in crate::server::openai) const UNLIMITED: u32 = u32::MAX;
 
 /// One call: a conversation to be continued, once or several times.
 pub(super) struct Call {
@@ -47,7 +47,8 @@ impl Call {
         let messages = messages::read(&mut fields)?;
         let ending = Ending::read(&mut fields, &messages)?;
         let tools = CallTools::read(&mut fields)?;
-        let mut common = Common::read(&mut fields, "chatcmpl", limits)?;
+        let constraint = constraint::of_openai_call;
+        let mut common = Common::read(&mut fields, "chatcmpl", constraint, limits)?;
         check_size("n", 1, common.sampling.n as usize, limits)?;
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
@@ -76,33 +77,9 @@ impl Call {
     /// The requests of its samples.
     pub(super) fn into_requests(self) -> Vec<GenerateRequest> {
         let parsing = self.parsing();
-        let Common {
-            id,
-            sampling,
-            constraint,
-            namespace,
-            priority,
-            timeouts,
-            stream,
-            ..
-        } = self.common;
-        let wish = |top| LogprobWish {
-            start: None,
-            top,
-            token_ids: Arc::default(),
-        };
-        let request = GenerateRequest {
-            rid: id,
-            prompt: Prompt::Chat(Arc::new(self.prompt)),
-            sampling,
-            logprobs: self.logprobs.map(wish),
-            constraint,
-            parsing,
-            namespace,
-            priority,
-            timeouts,
-            is_streaming: stream,
-        };
+        let request = self
+            .common
+            .into_chat_request(self.prompt, self.logprobs, parsing);
         samples_of(request).collect()
     }
 
@@ -156,7 +133,10 @@ impl Ending {
     }
 }
 
-fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+/// Variables of the template.
+pub(in crate::server::openai) fn template_kwargs(
+    fields: &mut Fields,
+) -> Result<Map<String, Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
     match fields.take_tree(NAME)? {
         None => Ok(Map::new()),

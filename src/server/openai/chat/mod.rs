@@ -1,14 +1,13 @@
 //! `POST /v1/chat/completions`.
 
-mod call;
+pub(super) mod call;
 mod choice;
-mod history;
+pub(super) mod history;
 mod messages;
-mod pieces;
-mod places;
-mod reasoning;
-mod tool_choice;
-mod tools;
+pub(super) mod pieces;
+pub(super) mod reasoning;
+pub(super) mod tool_choice;
+pub(super) mod tools;
 mod writer;
 
 use actix_web::HttpResponse;

@@ -197,7 +197,7 @@ fn call_delta(call: ToolCallDelta) -> MessageDelta {
 }
 
 /// The id of a request's call, always the same.
-fn call_id(rid: &RequestId, index: usize) -> String {
+pub(in crate::server::openai) fn call_id(rid: &RequestId, index: usize) -> String {
     let mut hash = Sha256::new();
     hash.update(rid.as_str());
     hash.update((index as u64).to_le_bytes());
