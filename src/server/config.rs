@@ -12,6 +12,9 @@ const MAX_WORKERS: usize = 256;
 /// Each is a request with a stream of its own.
 const MAX_BATCH_REQUESTS: usize = 1 << 16;
 
+/// Each has an entry in an index, whatever its size.
+const MAX_RESPONSES: usize = 1 << 20;
+
 const SERVER: Flag = Flag::under("Server");
 const RARE: Flag = SERVER.rare();
 const WEBSOCKET: Flag = Flag::under("WebSocket").rare();
@@ -68,6 +71,17 @@ keys! {
         /// Name of the field in which chat completions carry a model's reasoning.
         #[flag(SERVER.takes("NAME"))]
         reasoning_field: ReasoningField = ReasoningField::ReasoningContent,
+        /// Maximum number of responses that the server keeps for `previous_response_id` and `GET /v1/responses/{id}`; 0 keeps
+        /// none.
+        #[flag(RARE.takes("N"))]
+        #[range(..=MAX_RESPONSES)]
+        responses_max_count: usize = 4096,
+        /// Maximum total bytes of the responses that the server keeps; the oldest go first.
+        #[flag(RARE.takes("BYTES"))]
+        responses_max_bytes: usize = 128 << 20,
+        /// Seconds that a response is kept.
+        #[flag(RARE.takes("SECONDS"))]
+        responses_ttl_s: u32 = 3600,
         /// Seconds for a request's headers to arrive.
         #[flag(RARE.takes("SECONDS"))]
         #[range(1..)]

@@ -114,6 +114,55 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
     }
 
+    /// 404: no such response.
+    pub(super) fn no_such_response(id: &str) -> Self {
+        let message = format!(
+            "response {} is not kept here: it was not stored, is too long ago, or was deleted",
+            Cut(id)
+        );
+        Self::new(StatusCode::NOT_FOUND, "response_not_found", message)
+    }
+
+    /// 400: the response that is to be continued is not there. OpenAI's clients know the code.
+    pub(super) fn no_previous_response(id: &str) -> Self {
+        let message = format!(
+            "previous response {} is not kept here: send the whole conversation as input",
+            Cut(id)
+        );
+        let param = Some("previous_response_id".to_owned());
+        Self {
+            param,
+            ..Self::new(
+                StatusCode::BAD_REQUEST,
+                "previous_response_not_found",
+                message,
+            )
+        }
+    }
+
+    /// 404: the input refers to an item that is not there.
+    pub(super) fn no_such_item(param: String, id: &str) -> Self {
+        let message = format!("item {} is not kept here: send it whole", Cut(id));
+        let param = Some(param);
+        Self {
+            param,
+            ..Self::new(StatusCode::NOT_FOUND, "item_not_found", message)
+        }
+    }
+
+    /// 503: the request was cancelled by somebody else than its client.
+    pub(super) fn aborted(message: &str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", message)
+    }
+
+    /// The same error of a field that this endpoint calls otherwise.
+    pub(super) fn renamed(mut self, from: &str, to: &str) -> Self {
+        if self.param.as_deref() == Some(from) {
+            self.param = Some(to.to_owned());
+        }
+        self
+    }
+
     /// 408: the body did not arrive.
     pub(super) fn body_timeout(seconds: u32) -> Self {
         let message = format!("the body did not arrive within {seconds} s");

@@ -50,6 +50,7 @@ use actix_web::{App, FromRequest, HttpRequest, Responder};
 pub use config::{ReasoningField, ServerConfig};
 pub use error::ApiError;
 pub use key::ApiKey;
+use openai::responses;
 pub use state::{AppState, EngineSlot, RenderMetrics};
 
 /// Mounts all endpoints. Those that probes and Prometheus ask need no key. Pages of other sites and hosts that are not
@@ -62,6 +63,9 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/generate", generate::generate);
     post(cfg, "/v1/completions", openai::completions::create);
     post(cfg, "/v1/chat/completions", openai::chat::create);
+    post(cfg, "/v1/responses", responses::create);
+    post(cfg, "/v1/responses/input_tokens", responses::input_tokens);
+    stored_responses(cfg);
     post(cfg, "/abort_request", abort::abort_request);
     post_admin(cfg, "/set_policy", policy::set_policy);
     post_admin(cfg, "/flush_cache", flush::flush_cache);
@@ -134,6 +138,17 @@ fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
     let resource = resource.wrap(from_fn(guard::check));
     let resource = resource.wrap(from_fn(methods::adapt));
     cfg.service(resource.wrap(from_fn(track::track)));
+}
+
+/// Mounts what there is to do with responses that are kept.
+fn stored_responses(cfg: &mut web::ServiceConfig) {
+    const PATH: &str = "/v1/responses/{id}";
+    let read = web::get().to(responses::retrieve);
+    let resource = resource(PATH, read, "GET, HEAD, DELETE");
+    closed(cfg, resource.route(web::delete().to(responses::delete)));
+    post(cfg, "/v1/responses/{id}/cancel", responses::cancel);
+    let items = responses::input_items;
+    get(cfg, "/v1/responses/{id}/input_items", items);
 }
 
 fn resource(path: &str, route: actix_web::Route, allow: &'static str) -> actix_web::Resource {

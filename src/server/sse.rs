@@ -35,6 +35,18 @@ pub(super) trait Render: Unpin + 'static {
 
     /// What comes when all lanes have ended.
     fn end(&mut self, _out: &mut Chunks) {}
+
+    /// What comes when a lane has failed, and the others with it.
+    fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
+        out.data(&Envelope {
+            error: error.body(),
+        });
+    }
+
+    /// What ends the stream, after either.
+    fn close(&mut self, out: &mut Chunks) {
+        out.done();
+    }
 }
 
 /// Writes an event's JSON, on another thread.
@@ -85,7 +97,19 @@ impl Chunks {
         chunks.flatten().collect()
     }
 
-    fn done(&mut self) {
+    /// Adds an event with a name of its own.
+    pub(super) fn named(&mut self, name: &str, json: &[u8]) {
+        let out = self.end();
+        out.reserve(name.len() + json.len() + 24);
+        out.extend_from_slice(b"event: ");
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(b"\ndata: ");
+        out.extend_from_slice(json);
+        out.extend_from_slice(b"\n\n");
+    }
+
+    /// Adds what ends a stream.
+    pub(super) fn done(&mut self) {
         self.text(b"data: [DONE]\n\n");
     }
 
@@ -185,16 +209,14 @@ impl<R: Render> SseBody<R> {
         self.events.clear();
         self.pieces.clear();
         self.has_ended = true;
-        self.ready.data(&Envelope {
-            error: ApiError::from(error).body(),
-        });
-        self.ready.done();
+        self.render.fail(&error.into(), &mut self.ready);
+        self.render.close(&mut self.ready);
     }
 
     fn end(&mut self) {
         self.has_ended = true;
         self.render.end(&mut self.ready);
-        self.ready.done();
+        self.render.close(&mut self.ready);
     }
 
     /// Turns what is ready into bytes; `None` if nothing is.

@@ -12,6 +12,7 @@ mod native;
 mod openai;
 mod overload;
 mod policy;
+mod responses;
 #[allow(dead_code, reason = "shared with the tests of clients")]
 #[path = "../common/scripted.rs"]
 mod scripted;

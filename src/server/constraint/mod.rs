@@ -30,6 +30,20 @@ pub(super) fn of_openai_call(fields: &mut Fields) -> Result<Option<Arc<Constrain
     read_only_one(wishes, fields)
 }
 
+/// Reads the constraint of a call to OpenAI's responses, which have the format in `text`.
+///
+/// # Errors
+/// As [`of_openai_call`].
+pub(super) fn of_responses_call(fields: &mut Fields) -> Result<Option<Arc<Constraint>>, ApiError> {
+    let mut wishes = Vec::new();
+    names::text_format(fields, &mut wishes)?;
+    names::response_format(fields, &mut wishes)?;
+    names::of_sglang(fields, &mut wishes);
+    names::structured_outputs(fields, &mut wishes)?;
+    names::guided(fields, &mut wishes)?;
+    read_only_one(wishes, fields)
+}
+
 /// Reads the constraint among SGLang's sampling parameters, the object `raw`. What it takes is charged to `fields`.
 ///
 /// # Errors

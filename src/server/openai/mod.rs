@@ -1,4 +1,4 @@
-//! OpenAI's completions and chat completions, with SGLang's extra sampling fields. Unknown fields are ignored, as
+//! OpenAI's completions, chat completions and responses, with SGLang's extra sampling fields. Unknown fields are ignored, as
 //! OpenAI's clients send many; fields that would change the answer and are not supported are refused.
 
 mod answer;
@@ -7,6 +7,7 @@ pub(super) mod completions;
 mod logprobs;
 mod places;
 mod refusals;
+pub(super) mod responses;
 mod wire;
 
 use std::sync::Arc;
