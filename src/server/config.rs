@@ -15,6 +15,9 @@ const MAX_BATCH_REQUESTS: usize = 1 << 16;
 /// Each has an entry in an index, whatever its size.
 const MAX_RESPONSES: usize = 1 << 20;
 
+/// Each is a request of its connection.
+const MAX_LANES: usize = 1 << 12;
+
 const SERVER: Flag = Flag::under("Server");
 const RARE: Flag = SERVER.rare();
 const WEBSOCKET: Flag = Flag::under("WebSocket").rare();
@@ -122,7 +125,16 @@ keys! {
         #[flag(WEBSOCKET.takes("N"))]
         #[range(1..)]
         ws_max_requests: usize = 64,
-        /// Largest message that a WebSocket accepts, in bytes.
+        /// Maximum number of named lanes (`stream_id`) on one WebSocket of /v1/responses.
+        #[flag(WEBSOCKET.takes("N"))]
+        #[range(1..=MAX_LANES)]
+        ws_lanes: usize = 64,
+        /// Maximum number of lanes of one WebSocket that are answered at the same time; the others wait.
+        #[flag(WEBSOCKET.takes("N"))]
+        #[range(1..=MAX_LANES)]
+        ws_active_lanes: usize = 16,
+        /// Largest message that the WebSocket /v1/ws/generate accepts, in bytes; on that of /v1/responses it is
+        /// `--max-body-bytes`.
         #[flag(WEBSOCKET.takes("BYTES"))]
         #[range(1..)]
         ws_max_frame_bytes: usize = 1 << 20,

@@ -150,6 +150,33 @@ impl ApiError {
         }
     }
 
+    /// 400: the name of a lane. OpenAI's clients know the code.
+    pub(super) fn invalid_stream_id(message: &str) -> Self {
+        let param = Some("stream_id".to_owned());
+        Self {
+            param,
+            ..Self::new(StatusCode::BAD_REQUEST, "invalid_stream_id", message)
+        }
+    }
+
+    /// 400: too many lanes. OpenAI's clients know the code.
+    pub(super) fn too_many_lanes(limit: usize) -> Self {
+        let message =
+            format!("this connection has {limit} lanes, which is the limit: use one of them");
+        let code = "websocket_stream_limit_reached";
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// Its HTTP status.
+    pub(super) fn http_status(&self) -> u16 {
+        self.status.as_u16()
+    }
+
+    /// Seconds after which a client should come back, if it should.
+    pub(super) fn retry_after_s(&self) -> Option<u32> {
+        (self.status == StatusCode::SERVICE_UNAVAILABLE).then_some(RETRY_AFTER_S)
+    }
+
     /// 503: the request was cancelled by somebody else than its client.
     pub(super) fn aborted(message: &str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", message)
@@ -329,8 +356,8 @@ impl ResponseError for ApiError {
 
     fn error_response(&self) -> HttpResponse {
         let mut response = HttpResponse::build(self.status);
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
-            response.insert_header((header::RETRY_AFTER, RETRY_AFTER_S));
+        if let Some(seconds) = self.retry_after_s() {
+            response.insert_header((header::RETRY_AFTER, seconds));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));

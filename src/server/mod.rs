@@ -63,7 +63,15 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/generate", generate::generate);
     post(cfg, "/v1/completions", openai::completions::create);
     post(cfg, "/v1/chat/completions", openai::chat::create);
-    post(cfg, "/v1/responses", responses::create);
+    for path in ["/v1/responses", "/responses"] {
+        let connect = web::get().to(ws::connect_responses);
+        let create = web::post().to(responses::create);
+        let create = create.wrap(from_fn(guard::takes_json));
+        closed(
+            cfg,
+            resource(path, connect, "GET, HEAD, POST").route(create),
+        );
+    }
     post(cfg, "/v1/responses/input_tokens", responses::input_tokens);
     stored_responses(cfg);
     post(cfg, "/abort_request", abort::abort_request);

@@ -3,14 +3,22 @@
 use serde_json::json;
 use souffleur::server::{ApiKey, ServerConfig};
 
-use crate::http::{Response, get, post, send};
+use crate::http::{Response, delete, get, post, send};
 use crate::world::World;
 
 const KEY: &str = "sk-of-this-test";
-const METHODS: [(&str, &str); 13] = [
+const METHODS: [(&str, &str); 21] = [
     ("POST", "/generate"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/responses"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/responses/resp_some/cancel"),
+    ("GET", "/v1/responses"),
+    ("GET", "/v1/responses/resp_some"),
+    ("GET", "/v1/responses/resp_some/input_items"),
+    ("DELETE", "/v1/responses/resp_some"),
     ("POST", "/abort_request"),
     ("POST", "/set_policy"),
     ("POST", "/flush_cache"),
@@ -60,6 +68,7 @@ fn nothing_but_probes_and_metrics_is_answered_without_the_key() {
         let what = format!("{route:?}");
         match route {
             ("GET", path) => check_refused(&get(world.addr, path), &what),
+            ("DELETE", path) => check_refused(&delete(world.addr, path), &what),
             (_, path) => check_refused(&post(world.addr, path, &json!({})), &what),
         }
         let longer = format!("Bearer {KEY}0");

@@ -13,6 +13,7 @@ mod openai;
 mod overload;
 mod policy;
 mod responses;
+mod responses_websocket;
 #[allow(dead_code, reason = "shared with the tests of clients")]
 #[path = "../common/scripted.rs"]
 mod scripted;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-use crate::http::{get, open, post, send, stream};
+use crate::http::{delete, get, open, post, stream};
 use crate::world::World;
 
 const PATH: &str = "/v1/responses";
@@ -402,13 +402,7 @@ fn what_is_kept_can_be_read_listed_and_deleted() {
     let cancelled = post(world.addr, &format!("{path}/cancel"), &json!({}));
     assert_eq!(cancelled.status, 400);
     assert!(cancelled.body.contains("background"), "{}", cancelled.body);
-    let delete = || {
-        let addr = world.addr;
-        send(
-            addr,
-            &format!("DELETE {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n\r\n"),
-        )
-    };
+    let delete = || delete(world.addr, &path);
     assert_eq!(
         delete().ok(),
         json!({"id": id, "object": "response", "deleted": true})

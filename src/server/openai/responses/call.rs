@@ -61,10 +61,10 @@ impl Call {
         let earlier = earlier(&settings, &asking.shelf)?;
         let owner = match settings.store {
             true => Some(Owner::Anyone),
-            false => Some(asking.shelf.owner).filter(|owner| *owner != Owner::Anyone),
+            false => Some(asking.shelf.owner.clone()).filter(|owner| *owner != Owner::Anyone),
         };
         let owner = owner.filter(|_| asking.shelf.store.is_open());
-        let input = input::read(fields, &asking.shelf, owner.and(Some(&id)))?;
+        let input = input::read(fields, &asking.shelf, owner.as_ref().and(Some(&id)))?;
         let (tools, names) = tools::read(fields)?;
         let read_constraint = constraint::of_responses_call;
         let mut common = Common::read(fields, "response", read_constraint, asking.limits)?;
@@ -192,7 +192,7 @@ fn earlier(
     let Some(id) = &settings.previous_response_id else {
         return Ok(None);
     };
-    let found = shelf.store.find(&ResponseId::sent(id), shelf.owner);
+    let found = shelf.store.find(&ResponseId::sent(id), &shelf.owner);
     match found {
         Some(found) => Ok(Some(found)),
         None => Err(ApiError::no_previous_response(id)),

@@ -82,7 +82,7 @@ impl Reading<'_> {
             return Ok(item);
         }
         let id = text(&item, path, "id")?;
-        let Some(json) = self.shelf.store.find_item(id, self.shelf.owner) else {
+        let Some(json) = self.shelf.store.find_item(id, &self.shelf.owner) else {
             return Err(ApiError::no_such_item(format!("{path}.id"), id));
         };
         object(path, self.fields.kept_tree(path, json.as_bytes())?)

@@ -31,7 +31,9 @@ use call::{Asking, Call};
 use input::Shelf;
 
 pub(in crate::server) use count::input_tokens;
-pub(in crate::server) use store::{Owner, ResponseStore};
+pub(in crate::server) use events::WrittenEvent;
+pub(in crate::server) use ids::ResponseId;
+pub(in crate::server) use store::{ConnectionId, Owner, ResponseStore};
 pub(in crate::server) use stored::{cancel, delete, input_items, retrieve};
 pub(in crate::server) use writer::Writer;
 

@@ -62,10 +62,12 @@ impl Settings {
         let choice = sent(fields, "tool_choice")?;
         let parallel = fields.peek("parallel_tool_calls");
         let is_parallel = parallel.is_none_or(|raw| raw.bytes().as_ref() != b"false");
+        let instructions = fields.string("instructions")?;
+        fields.charge_request_bytes(instructions.as_ref().map_or(0, String::len))?;
         Ok(Self {
             model: model.to_owned(),
             background: false,
-            instructions: fields.string("instructions")?,
+            instructions,
             max_output_tokens: fields.token_limit("max_output_tokens")?,
             max_tool_calls: note(fields, "max_tool_calls")?,
             metadata: note(fields, "metadata")?.unwrap_or_else(|| literal("{}")),

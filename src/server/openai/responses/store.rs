@@ -21,26 +21,31 @@ const ITEM_BYTES: usize = 256;
 pub(in crate::server) struct ConnectionId(u64);
 
 /// Who a response is kept for.
-#[allow(
-    dead_code,
-    reason = "connections keep responses when there is a WebSocket"
-)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Owner {
     /// Whoever has its id.
     Anyone,
     /// One connection, until it ends.
-    Connection(ConnectionId),
+    Connection {
+        id: ConnectionId,
+        /// The lane that it was made on.
+        lane: Option<Arc<str>>,
+    },
+}
+
+impl Owner {
+    fn connection(&self) -> Option<ConnectionId> {
+        match self {
+            Self::Anyone => None,
+            Self::Connection { id, .. } => Some(*id),
+        }
+    }
 }
 
 /// The responses of a server. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::server) struct ResponseStore(Arc<Shelf>);
 
-#[allow(
-    dead_code,
-    reason = "connections keep responses when there is a WebSocket"
-)]
 struct Shelf {
     max_count: usize,
     ttl: Duration,
@@ -161,10 +166,6 @@ impl ResponseStore {
     }
 
     /// A name for a connection.
-    #[allow(
-        dead_code,
-        reason = "connections keep responses when there is a WebSocket"
-    )]
     pub(in crate::server) fn connection(&self) -> ConnectionId {
         let next = self.0.next_connection.fetch_add(1, Ordering::Relaxed);
         ConnectionId(next as u64)
@@ -198,7 +199,7 @@ impl ResponseStore {
     }
 
     /// A response that `owner` may see.
-    pub(super) fn find(&self, id: &ResponseId, owner: Owner) -> Option<Arc<StoredResponse>> {
+    pub(super) fn find(&self, id: &ResponseId, owner: &Owner) -> Option<Arc<StoredResponse>> {
         let mut dropped = Vec::new();
         let entries = self.lock(&mut dropped);
         let found = entries.by_id.get(id)?;
@@ -206,7 +207,7 @@ impl ResponseStore {
     }
 
     /// The JSON of an item of a response that `owner` may see.
-    pub(super) fn find_item(&self, id: &str, owner: Owner) -> Option<Box<str>> {
+    pub(super) fn find_item(&self, id: &str, owner: &Owner) -> Option<Box<str>> {
         let mut dropped = Vec::new();
         let entries = self.lock(&mut dropped);
         let stored = entries.by_id.get(entries.of_item.get(id)?)?;
@@ -216,7 +217,7 @@ impl ResponseStore {
     }
 
     /// Forgets a response that `owner` may see; false if there is none.
-    pub(in crate::server) fn forget(&self, id: &ResponseId, owner: Owner) -> bool {
+    pub(in crate::server) fn forget(&self, id: &ResponseId, owner: &Owner) -> bool {
         let mut dropped = Vec::new();
         let mut entries = self.lock(&mut dropped);
         let is_there = entries
@@ -229,18 +230,31 @@ impl ResponseStore {
         is_there
     }
 
-    /// Forgets a response if it is kept for this connection alone.
-    #[allow(
-        dead_code,
-        reason = "connections keep responses when there is a WebSocket"
-    )]
-    pub(in crate::server) fn forget_own(&self, id: &ResponseId, connection: ConnectionId) {
+    /// Forgets a response that is kept for this connection alone, if it was made on this lane.
+    pub(in crate::server) fn forget_own(
+        &self,
+        response: &ResponseId,
+        connection: ConnectionId,
+        lane: Option<&Arc<str>>,
+    ) {
         let mut dropped = Vec::new();
         let mut entries = self.lock(&mut dropped);
-        let owner = entries.by_id.get(id).map(|stored| stored.owner);
-        if owner == Some(Owner::Connection(connection)) {
-            dropped.extend(entries.remove(id));
+        let owner = entries.by_id.get(response).map(|stored| &stored.owner);
+        if let Some(Owner::Connection { id, lane: made_on }) = owner
+            && (*id, made_on.as_ref()) == (connection, lane)
+        {
+            dropped.extend(entries.remove(response));
         }
+    }
+
+    /// Forgets what is kept for a connection that has ended.
+    pub(in crate::server) fn forget_all_own(&self, connection: ConnectionId) {
+        let mut dropped = Vec::new();
+        let mut entries = self.lock(&mut dropped);
+        let is_own = |stored: &&Arc<StoredResponse>| stored.owner.connection() == Some(connection);
+        let own = entries.by_id.values().filter(is_own);
+        let own: Vec<ResponseId> = own.map(|stored| stored.id.clone()).collect();
+        dropped.extend(own.iter().filter_map(|id| entries.remove(id)));
     }
 
     /// The entries that are not too old. What is put into `dropped` is freed without the lock.
@@ -298,8 +312,8 @@ impl Keep {
 }
 
 impl StoredResponse {
-    fn is_for(&self, owner: Owner) -> bool {
-        self.owner == Owner::Anyone || self.owner == owner
+    fn is_for(&self, owner: &Owner) -> bool {
+        self.owner == Owner::Anyone || self.owner.connection() == owner.connection()
     }
 }
 

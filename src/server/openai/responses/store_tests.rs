@@ -26,7 +26,7 @@ fn keep(name: &str, bytes: usize, earlier: &[Arc<Turn>]) -> Keep {
 }
 
 fn find(store: &ResponseStore, name: &str) -> Option<Arc<StoredResponse>> {
-    store.find(&ResponseId::sent(name), Owner::Anyone)
+    store.find(&ResponseId::sent(name), &Owner::Anyone)
 }
 
 fn taken(store: &ResponseStore) -> usize {
@@ -40,11 +40,11 @@ fn the_oldest_make_room_and_take_their_items_with_them() {
         store.keep(keep(name, 10, &[]));
     }
     assert!(find(&store, "a").is_none());
-    assert_eq!(store.find_item("item_a", Owner::Anyone), None);
+    assert_eq!(store.find_item("item_a", &Owner::Anyone), None);
     assert!(find(&store, "b").is_some() && find(&store, "c").is_some());
-    assert!(store.find_item("item_c", Owner::Anyone).is_some());
+    assert!(store.find_item("item_c", &Owner::Anyone).is_some());
     for name in ["b", "c"] {
-        assert!(store.forget(&ResponseId::sent(name), Owner::Anyone));
+        assert!(store.forget(&ResponseId::sent(name), &Owner::Anyone));
     }
     assert_eq!(taken(&store), 0);
 }
@@ -59,7 +59,7 @@ fn bytes_that_later_responses_share_are_counted_once_and_as_long_as_one_has_them
         store.keep(keep(&round.to_string(), TURN, &earlier.turns));
     }
     assert!((3 * TURN..4 * TURN).contains(&taken(&store)));
-    store.forget(&ResponseId::sent("0"), Owner::Anyone);
+    store.forget(&ResponseId::sent("0"), &Owner::Anyone);
     assert!(
         taken(&store) > 3 * TURN,
         "its messages are those of the others too"
@@ -81,17 +81,33 @@ fn a_response_is_there_for_its_time_and_its_owner() {
     assert_eq!(taken(&store), 0);
     let store = self::store(10, 1 << 20, 60);
     let (one, other) = (store.connection(), store.connection());
+    let lane: Option<Arc<str>> = Some("a".into());
+    let owner = |id| Owner::Connection { id, lane: None };
     store.keep(Keep {
-        owner: Owner::Connection(one),
+        owner: Owner::Connection {
+            id: one,
+            lane: lane.clone(),
+        },
         ..keep("own", 1, &[])
     });
     let id = ResponseId::sent("own");
     assert!(find(&store, "own").is_none());
-    assert!(store.find(&id, Owner::Connection(other)).is_none());
-    assert!(store.find(&id, Owner::Connection(one)).is_some());
-    assert!(!store.forget(&id, Owner::Anyone));
-    store.forget_own(&id, other);
-    assert!(store.find(&id, Owner::Connection(one)).is_some());
-    store.forget_own(&id, one);
-    assert!(store.find(&id, Owner::Connection(one)).is_none());
+    assert!(store.find(&id, &owner(other)).is_none());
+    assert!(store.find(&id, &owner(one)).is_some());
+    assert!(!store.forget(&id, &Owner::Anyone));
+    store.forget_own(&id, other, lane.as_ref());
+    store.forget_own(&id, one, None);
+    assert!(store.find(&id, &owner(one)).is_some());
+    store.forget_own(&id, one, lane.as_ref());
+    assert!(store.find(&id, &owner(one)).is_none());
+    for name in ["1", "2"] {
+        store.keep(Keep {
+            owner: owner(one),
+            ..keep(name, 1, &[])
+        });
+    }
+    store.keep(keep("3", 1, &[]));
+    store.forget_all_own(one);
+    assert!(store.find(&ResponseId::sent("1"), &owner(one)).is_none());
+    assert!(find(&store, "3").is_some());
 }

@@ -48,7 +48,7 @@ pub(in crate::server) async fn delete(
 ) -> Result<HttpResponse, ApiError> {
     let is_there = state
         .responses()
-        .forget(&ResponseId::sent(&id), Owner::Anyone);
+        .forget(&ResponseId::sent(&id), &Owner::Anyone);
     match is_there {
         true => {
             let deleted = json!({"id": *id, "object": "response", "deleted": true});
@@ -147,6 +147,8 @@ impl Page {
 }
 
 fn find(state: &AppState, id: &str) -> Result<std::sync::Arc<StoredResponse>, ApiError> {
-    let found = state.responses().find(&ResponseId::sent(id), Owner::Anyone);
+    let found = state
+        .responses()
+        .find(&ResponseId::sent(id), &Owner::Anyone);
     found.ok_or_else(|| ApiError::no_such_response(id))
 }
