@@ -36,6 +36,11 @@ fn openai_agents() {
 }
 
 #[test]
+fn openai_responses() {
+    check("test_agents_responses");
+}
+
+#[test]
 fn langchain() {
     check("test_agents_langchain");
 }

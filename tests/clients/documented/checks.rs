@@ -102,7 +102,16 @@ pub const CURL: [(&str, Check); 19] = [
 ];
 
 /// A part of each example in Python, and its check.
-pub const PYTHON: [(&str, Check); 3] = [
+pub const PYTHON: [(&str, Check); 5] = [
+    ("free in row 6?", |said| {
+        expect(
+            said.trim() == "Seat 31 in row 6 is free.",
+            "the loop does not end with the answer",
+        )
+    }),
+    ("Who sits in row 8?", |said| {
+        expect(said.trim() == "Nobody does.", "it is another answer")
+    }),
     ("free in row 4?", |said| {
         expect(
             said.trim() == "Seat 12 in row 4 is free.",
