@@ -429,6 +429,44 @@ fn what_is_kept_can_be_read_listed_and_deleted() {
 }
 
 #[test]
+fn a_full_store_forgets_the_oldest() {
+    let fills = |max_count: usize, max_bytes: usize, input: &str| {
+        let world = World::scripted_with(&[("hello", "Hello to you.")], |_, server| {
+            server.responses_max_count = max_count;
+            server.responses_max_bytes = max_bytes;
+        });
+        let ids: Vec<Value> = (0..6)
+            .map(|_| ask(&world, &json!({ "input": input }))["id"].take())
+            .collect();
+        let path = |id: &Value| format!("{PATH}/{}", id.as_str().expect("an id"));
+        let found: Vec<u16> = ids
+            .iter()
+            .map(|id| get(world.addr, &path(id)).status)
+            .collect();
+        // Who goes on from one that was forgotten hears so; the others go on.
+        for (id, status) in ids.iter().zip(&found) {
+            let next = json!({"input": "hello", "previous_response_id": id});
+            if *status == 404 {
+                let gone = post(world.addr, PATH, &next);
+                assert_eq!(gone.json()["error"]["code"], "previous_response_not_found");
+            }
+        }
+        found
+    };
+    assert_eq!(fills(2, 1 << 20, "hello"), [404, 404, 404, 404, 200, 200]);
+    let long = "hello ".repeat(1000);
+    let by_bytes = fills(1000, 100 << 10, &long);
+    let (kept, gone): (Vec<u16>, Vec<u16>) = by_bytes.iter().partition(|status| **status == 200);
+    assert_eq!(
+        by_bytes,
+        [gone.clone(), kept.clone()].concat(),
+        "the oldest go first"
+    );
+    assert!(!kept.is_empty() && gone.len() >= 2, "{by_bytes:?}");
+    assert_eq!(fills(1000, 10 << 10, &long), [404; 6], "none of them fits");
+}
+
+#[test]
 fn what_is_not_to_be_stored_is_not() {
     let world = traveller();
     let response = ask(&world, &json!({"input": "hello", "store": false}));
