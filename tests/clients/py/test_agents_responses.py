@@ -48,7 +48,7 @@ class Turns(World):
         self.assertEqual([part.text for part in thoughts[0].content], ["The weather decides."])
 
     def check_cached(self, turns):
-        """Everything before the new items is cached, but for the token that ended the answer; more if others asked too."""
+        """Everything before the new items is cached, but for the token that ended the answer."""
         for earlier, later in zip(turns, turns[1:]):
             self.assertGreaterEqual(later.usage.input_tokens_details.cached_tokens, earlier.usage.total_tokens - 1)
 
