@@ -58,6 +58,7 @@ impl Handler<Ask> for Listener {
             template_kwargs: Default::default(),
             add_generation_prompt: true,
             continue_final_message: false,
+            known: None,
         })));
         request.rid = ask.rid;
         request.sampling.temperature = 0.0;

@@ -37,6 +37,7 @@ async fn answer(engine: Data<EngineHandle>, question: String) -> HttpResponse {
         template_kwargs: Default::default(),
         add_generation_prompt: true,
         continue_final_message: false,
+        known: None,
     })));
     request.sampling.temperature = 0.0;
     request.sampling.max_new_tokens = 200;

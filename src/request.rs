@@ -123,6 +123,21 @@ pub struct ChatPrompt {
     pub add_generation_prompt: bool,
     /// Ends inside the last message, the assistant's, which the model continues.
     pub continue_final_message: bool,
+    /// What is known of the first messages from an earlier request.
+    pub known: Option<KnownTurns>,
+}
+
+/// The first messages of a conversation as an engine computed them before: a prompt and what was generated after it. Its
+/// tokens are taken as they were, so that they are found in the cache whatever the template makes of the answer in them.
+/// Where the template writes the first messages otherwise than it did alone, the whole conversation is rendered instead.
+#[derive(Clone, Debug)]
+pub struct KnownTurns {
+    /// How many messages they are. They were rendered with the tools and the template's variables of this conversation.
+    pub messages: usize,
+    /// Their tokens.
+    pub tokens: Arc<[u32]>,
+    /// The last of them is an answer. Otherwise the tokens are those of the messages as the template writes them.
+    pub has_answer: bool,
 }
 
 /// How an output is taken apart into [`OutputPiece`]s, in the formats that the engine was started with.
@@ -222,6 +237,8 @@ pub struct Finished {
     pub reason: FinishReason,
     /// Seconds from intake to the end.
     pub e2e_latency_s: f64,
+    /// The prompt's tokens; none if the request was cancelled before they were known.
+    pub prompt: Arc<[u32]>,
 }
 
 #[cfg(test)]
@@ -239,6 +256,7 @@ mod tests {
             template_kwargs: arguments.as_object().cloned().unwrap_or_default(),
             add_generation_prompt: true,
             continue_final_message: false,
+            known: None,
         }));
         let (messages, names, values) = (1 + 1 + 7 + 2, 5 + 2, 1 + 3 + 1);
         assert_eq!(prompt.text_bytes(), messages + names + values);

@@ -206,6 +206,15 @@ pub struct PoliciesSet {
 #[rtype(result = "Result<CacheFlushed, RequestError>")]
 pub struct FlushCache;
 
+/// Host or server -> Scheduler, rare: begins or ends a pause. Steps under way end; no other is planned until the end of the
+/// pause. What comes in meanwhile waits.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct SetPaused {
+    /// It begins.
+    pub paused: bool,
+}
+
 /// Host or server -> Scheduler, rare: a snapshot of queues, pools and counters, as of the last plan.
 #[derive(Debug, Message)]
 #[rtype(result = "EngineStats")]
@@ -320,6 +329,8 @@ pub struct Doors {
     pub set_policy: Recipient<SetPolicy>,
     /// The Scheduler.
     pub flush: Recipient<FlushCache>,
+    /// The Scheduler.
+    pub pause: Recipient<SetPaused>,
     /// The Scheduler.
     pub stats: Recipient<GetStats>,
     /// The Tokenizer.

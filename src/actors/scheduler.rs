@@ -12,8 +12,8 @@ use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
     CancelAll, CancelRequest, Drain, FlushCache, GetStats, PinPrefix, PlanStep, PoliciesSet,
-    PrefixPinned, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPolicy, StepDone,
-    StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
+    PrefixPinned, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPaused, SetPolicy,
+    StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
 };
 use crate::error::RequestError;
 use crate::metrics::SchedulerMetrics;
@@ -349,6 +349,17 @@ impl Handler<FlushCache> for Scheduler {
             );
             Ok(flushed)
         })
+    }
+}
+
+impl Handler<SetPaused> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, set: SetPaused, _: &mut Context<Self>) {
+        let SetPaused { paused } = set;
+        self.state.set_paused(paused);
+        self.drive();
+        tracing::info!(paused, "pause set");
     }
 }
 

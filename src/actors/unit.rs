@@ -216,6 +216,7 @@ fn doors(
         unpin: scheduler.clone().recipient(),
         set_policy: scheduler.clone().recipient(),
         flush: scheduler.clone().recipient(),
+        pause: scheduler.clone().recipient(),
         stats: scheduler.clone().recipient(),
         prefix_report: tokenizer.clone().recipient(),
         drain: tokenizer.clone().recipient(),

@@ -187,6 +187,7 @@ fn chat(system: Option<&str>, user: String) -> Prompt {
         template_kwargs: Map::new(),
         add_generation_prompt: true,
         continue_final_message: false,
+        known: None,
     }))
 }
 

@@ -10,7 +10,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::actors::call::{Asked, Prompts};
 use crate::actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetPrefixReport, GetStats,
-    PeekPrefix, PinPrefix, PoliciesSet, PrefixPinned, SetPolicy, TokenEvent, UnpinPrefix,
+    PeekPrefix, PinPrefix, PoliciesSet, PrefixPinned, SetPaused, SetPolicy, TokenEvent,
+    UnpinPrefix,
 };
 use crate::actors::watchdog::{DoorSlot, FailureWatch, StopUnit, Watchdog};
 use crate::admission::{Admission, Permit};
@@ -264,6 +265,19 @@ impl EngineHandle {
     /// [`RequestError::Busy`] while a request runs or waits; nothing has changed then. [`RequestError::EngineDown`].
     pub async fn flush_cache(&self) -> Result<CacheFlushed, RequestError> {
         self.doors()?.flush.send(FlushCache).await.map_err(down)?
+    }
+
+    /// Begins a pause, or ends it. In a pause no step is planned: requests inside and those that come in wait, with all
+    /// that they hold, and their time limits go on. An engine that is rebuilt starts without one.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn set_paused(&self, paused: bool) -> Result<(), RequestError> {
+        self.doors()?
+            .pause
+            .send(SetPaused { paused })
+            .await
+            .map_err(down)
     }
 
     /// Queues, pools and counters.

@@ -190,7 +190,7 @@ const GAUGES: [(&str, &str); 31] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 31] = [
+const COUNTERS: [(&str, &str); 32] = [
     ("sglang:num_retracted_requests_total", "Retractions."),
     (
         "souffleur_preemptions_total",
@@ -289,6 +289,10 @@ const COUNTERS: [(&str, &str); 31] = [
     (
         "souffleur_prefix_missed_tokens_total",
         "Prompt tokens that could have come from the cache and did not, by cause.",
+    ),
+    (
+        "souffleur_changing_headers_dropped_total",
+        "Headers that change with every request, left out of the system prompts of /v1/messages.",
     ),
     (
         "sglang:http_requests_total",

@@ -86,6 +86,7 @@ fn exercise_server() {
         ("method", "POST"),
     ];
     counter!("sglang:http_responses_total", &response).increment(1);
+    counter!("souffleur_changing_headers_dropped_total").increment(1);
     gauge!("souffleur_websocket_connections_active").increment(1.0);
     counter!("souffleur_websocket_connections_total").increment(1);
     histogram!("souffleur_websocket_connection_duration_seconds").record(1.0);

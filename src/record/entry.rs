@@ -112,6 +112,11 @@ pub enum Entry {
         /// Other prompts are likely to leave its own at these positions.
         anchors: Arc<[u32]>,
     },
+    /// A pause began or ended.
+    SetPaused {
+        /// It began.
+        paused: bool,
+    },
 }
 
 impl Entry {
@@ -151,6 +156,7 @@ impl Entry {
             Self::Probed(_) => "PrefixesProbed",
             Self::SetPolicy { .. } | Self::SetEvictionPolicy { .. } => "SetPolicy",
             Self::FlushCache => "FlushCache",
+            Self::SetPaused { .. } => "SetPaused",
             Self::ExpireRequests { .. } => "look for requests whose time is over",
         }
     }

@@ -177,6 +177,12 @@ impl RecordedScheduler {
         self.state.flush_cache()
     }
 
+    /// See [`Scheduler::set_paused`].
+    pub fn set_paused(&mut self, paused: bool) {
+        self.write(|_| Entry::SetPaused { paused });
+        self.state.set_paused(paused);
+    }
+
     /// See [`Scheduler::prefixes_probed`].
     pub fn prefixes_probed(&mut self, reply: PrefixesProbed) -> Next {
         self.write(|_| Entry::Probed(Box::new((&reply).into())));

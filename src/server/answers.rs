@@ -54,7 +54,14 @@ impl AnswerBudget {
         let bytes = requests
             .iter()
             .map(|request| answer_bytes(request, context_tokens));
-        let bytes = bytes.fold(0, usize::saturating_add);
+        self.charge_bytes(bytes.fold(0, usize::saturating_add))
+    }
+
+    /// Charges an answer of at most so many bytes; `None` if it has none.
+    ///
+    /// # Errors
+    /// As [`AnswerBudget::charge`].
+    pub(super) fn charge_bytes(&self, bytes: usize) -> Result<Option<AnswerCharge>, ApiError> {
         if bytes == 0 {
             return Ok(None);
         }

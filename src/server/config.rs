@@ -12,6 +12,12 @@ const MAX_WORKERS: usize = 256;
 /// Each is a request with a stream of its own.
 const MAX_BATCH_REQUESTS: usize = 1 << 16;
 
+/// Each has an entry in an index, whatever its size.
+const MAX_RESPONSES: usize = 1 << 20;
+
+/// Each is a request of its connection.
+const MAX_LANES: usize = 1 << 12;
+
 const SERVER: Flag = Flag::under("Server");
 const RARE: Flag = SERVER.rare();
 const WEBSOCKET: Flag = Flag::under("WebSocket").rare();
@@ -26,17 +32,17 @@ keys! {
         /// TCP port; 0 picks a free one.
         #[flag(SERVER)]
         port: u16 = 30000,
-        /// Key that clients must send as `Authorization: Bearer KEY`; set it through the environment variable
-        /// SOUFFLEUR_API_KEY to keep it out of the process list.
+        /// Key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; set it through the environment
+        /// variable SOUFFLEUR_API_KEY to keep it out of the process list.
         ///
         /// Without a key everybody is served. /health, /health_generate, /ready and /metrics never need it.
         #[flag(SERVER.takes("KEY"))]
         api_key: Option<ApiKey> = None,
         /// Admin key, sent in the same header as `--api-key`; only this key opens the full report of /debug/prefix,
-        /// /set_policy, /flush_cache and abort_all of /abort_request.
+        /// /set_policy, /flush_cache, /pause_generation, /continue_generation and abort_all of /abort_request.
         ///
         /// It also opens every other route. If it is not set, nobody gets the full report of /debug/prefix, and every
-        /// client may use /set_policy, /flush_cache and abort_all.
+        /// client may use the others.
         #[flag(SERVER.takes("KEY"))]
         admin_api_key: Option<ApiKey> = None,
         /// Threads that parse requests and write responses; 0 means one per core, but at most 4.
@@ -55,8 +61,8 @@ keys! {
         /// constraints of requests under way.
         #[flag(RARE.takes("BYTES"))]
         max_bodies_bytes: usize = 256 << 20,
-        /// Maximum total bytes, over all answers, that prompt log probabilities may occupy until clients have read
-        /// them.
+        /// Maximum total bytes, over all answers, that prompt log probabilities and the tokens of /tokenize may occupy
+        /// until clients have read them.
         #[flag(RARE.takes("BYTES"))]
         #[range(1..)]
         max_answers_bytes: usize = 256 << 20,
@@ -68,6 +74,21 @@ keys! {
         /// Name of the field in which chat completions carry a model's reasoning.
         #[flag(SERVER.takes("NAME"))]
         reasoning_field: ReasoningField = ReasoningField::ReasoningContent,
+        /// Whether `x-anthropic-billing-header` lines in the system prompts of /v1/messages, which change with every
+        /// request, are left out of the prompt, so that the prompts of a conversation share the cache.
+        #[flag(SERVER)]
+        drop_changing_headers: bool = true,
+        /// Maximum number of responses that the server keeps for `previous_response_id` and `GET /v1/responses/{id}`; 0 keeps
+        /// none.
+        #[flag(RARE.takes("N"))]
+        #[range(..=MAX_RESPONSES)]
+        responses_max_count: usize = 4096,
+        /// Maximum total bytes of the responses that the server keeps; the oldest go first.
+        #[flag(RARE.takes("BYTES"))]
+        responses_max_bytes: usize = 128 << 20,
+        /// Seconds that a response is kept.
+        #[flag(RARE.takes("SECONDS"))]
+        responses_ttl_s: u32 = 3600,
         /// Seconds for a request's headers to arrive.
         #[flag(RARE.takes("SECONDS"))]
         #[range(1..)]
@@ -108,7 +129,16 @@ keys! {
         #[flag(WEBSOCKET.takes("N"))]
         #[range(1..)]
         ws_max_requests: usize = 64,
-        /// Largest message that a WebSocket accepts, in bytes.
+        /// Maximum number of named lanes (`stream_id`) on one WebSocket of /v1/responses.
+        #[flag(WEBSOCKET.takes("N"))]
+        #[range(1..=MAX_LANES)]
+        ws_lanes: usize = 64,
+        /// Maximum number of lanes of one WebSocket that are answered at the same time; the others wait.
+        #[flag(WEBSOCKET.takes("N"))]
+        #[range(1..=MAX_LANES)]
+        ws_active_lanes: usize = 16,
+        /// Largest message that the WebSocket /v1/ws/generate accepts, in bytes; on that of /v1/responses it is
+        /// `--max-body-bytes`.
         #[flag(WEBSOCKET.takes("BYTES"))]
         #[range(1..)]
         ws_max_frame_bytes: usize = 1 << 20,

@@ -51,7 +51,7 @@ impl ApiError {
 
     /// 401: no key is shown.
     pub(super) fn no_key() -> Self {
-        let message = "this server needs its key: send Authorization: Bearer <key>";
+        let message = "this server needs its key: send Authorization: Bearer <key>, or x-api-key";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
@@ -63,7 +63,8 @@ impl ApiError {
 
     /// 401: another key is shown.
     pub(super) fn wrong_key() -> Self {
-        let message = "Authorization does not hold this server's key: send Bearer <key>";
+        let message =
+            "this is not the server's key: send Authorization: Bearer <key>, or x-api-key";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
@@ -112,6 +113,82 @@ impl ApiError {
             rid.as_str()
         );
         Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
+    }
+
+    /// 404: no such response.
+    pub(super) fn no_such_response(id: &str) -> Self {
+        let message = format!(
+            "response {} is not kept here: it was not stored, is too long ago, or was deleted",
+            Cut(id)
+        );
+        Self::new(StatusCode::NOT_FOUND, "response_not_found", message)
+    }
+
+    /// 400: the response that is to be continued is not there. OpenAI's clients know the code.
+    pub(super) fn no_previous_response(id: &str) -> Self {
+        let message = format!(
+            "previous response {} is not kept here: send the whole conversation as input",
+            Cut(id)
+        );
+        let param = Some("previous_response_id".to_owned());
+        Self {
+            param,
+            ..Self::new(
+                StatusCode::BAD_REQUEST,
+                "previous_response_not_found",
+                message,
+            )
+        }
+    }
+
+    /// 404: the input refers to an item that is not there.
+    pub(super) fn no_such_item(param: String, id: &str) -> Self {
+        let message = format!("item {} is not kept here: send it whole", Cut(id));
+        let param = Some(param);
+        Self {
+            param,
+            ..Self::new(StatusCode::NOT_FOUND, "item_not_found", message)
+        }
+    }
+
+    /// 400: the name of a lane. OpenAI's clients know the code.
+    pub(super) fn invalid_stream_id(message: &str) -> Self {
+        let param = Some("stream_id".to_owned());
+        Self {
+            param,
+            ..Self::new(StatusCode::BAD_REQUEST, "invalid_stream_id", message)
+        }
+    }
+
+    /// 400: too many lanes. OpenAI's clients know the code.
+    pub(super) fn too_many_lanes(limit: usize) -> Self {
+        let message =
+            format!("this connection has {limit} lanes, which is the limit: use one of them");
+        let code = "websocket_stream_limit_reached";
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// Its HTTP status.
+    pub(super) fn http_status(&self) -> u16 {
+        self.status.as_u16()
+    }
+
+    /// Seconds after which a client should come back, if it should.
+    pub(super) fn retry_after_s(&self) -> Option<u32> {
+        (self.status == StatusCode::SERVICE_UNAVAILABLE).then_some(RETRY_AFTER_S)
+    }
+
+    /// 503: the request was cancelled by somebody else than its client.
+    pub(super) fn aborted(message: &str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", message)
+    }
+
+    /// The same error of a field that this endpoint calls otherwise.
+    pub(super) fn renamed(mut self, from: &str, to: &str) -> Self {
+        if self.param.as_deref() == Some(from) {
+            self.param = Some(to.to_owned());
+        }
+        self
     }
 
     /// 408: the body did not arrive.
@@ -163,8 +240,9 @@ impl ApiError {
 
     /// 503: other answers have the memory.
     pub(super) fn answers_full(limit_bytes: usize) -> Self {
-        let text =
-            format!("log probabilities of other answers take the {limit_bytes} bytes for them");
+        let text = format!(
+            "log probabilities and tokens of other answers take the {limit_bytes} bytes for them"
+        );
         let message = format!("{text}: try again later, or ask for fewer");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
@@ -233,6 +311,11 @@ impl ApiError {
         }
     }
 
+    /// What is wrong, in words.
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Stable name of the error.
     pub(super) fn code(&self) -> &'static str {
         self.code
@@ -280,8 +363,8 @@ impl ResponseError for ApiError {
 
     fn error_response(&self) -> HttpResponse {
         let mut response = HttpResponse::build(self.status);
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
-            response.insert_header((header::RETRY_AFTER, RETRY_AFTER_S));
+        if let Some(seconds) = self.retry_after_s() {
+            response.insert_header((header::RETRY_AFTER, seconds));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));

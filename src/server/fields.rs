@@ -139,6 +139,22 @@ impl Fields {
         self.request_charge.grow(bytes)
     }
 
+    /// Charges bytes that are kept as long as the request.
+    pub(super) fn charge_request_bytes(&mut self, bytes: usize) -> Result<(), ApiError> {
+        self.request_charge.grow(bytes)
+    }
+
+    /// Reads JSON that the server kept of an earlier request, to make a prompt of it. Its text is charged as well.
+    ///
+    /// # Errors
+    /// As [`Fields::take_tree`].
+    pub(super) fn kept_tree(&mut self, name: &str, kept: &[u8]) -> Result<Value, ApiError> {
+        let raw = Raw::of_bytes(kept);
+        self.charge.grow(kept.len())?;
+        self.prompt_values += kept.len().div_ceil(VALUE_BYTES);
+        self.tree(name, &raw)
+    }
+
     fn count(&mut self, name: &str, raw: &Raw) -> Result<usize, ApiError> {
         let (values, limit) = (raw.count_values(), self.max_values);
         self.values += values;

@@ -1,4 +1,5 @@
-//! The key that clients show: `Authorization: Bearer <key>`, as OpenAI's clients send it.
+//! The key that clients show: `Authorization: Bearer <key>`, as OpenAI's clients send it, or `x-api-key: <key>`, as
+//! Anthropic's do.
 
 use std::fmt;
 
@@ -14,6 +15,9 @@ use sha2::{Digest, Sha256};
 use super::config::ServerConfig;
 use super::error::ApiError;
 use super::state::AppState;
+
+/// Anthropic's header.
+const X_API_KEY: &str = "x-api-key";
 
 /// A key of which nothing is kept but its hash: whatever prints the configuration cannot give it away.
 #[derive(Clone, PartialEq, Eq)]
@@ -91,7 +95,7 @@ fn judge(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
     let Some(key) = &config.api_key else {
         return Ok(());
     };
-    if !headers.contains_key(header::AUTHORIZATION) {
+    if !headers.contains_key(header::AUTHORIZATION) && !headers.contains_key(X_API_KEY) {
         return Err(ApiError::no_key());
     }
     match shows(headers, key) || is_admin(headers, config) {
@@ -115,10 +119,12 @@ pub(super) fn is_admin(headers: &HeaderMap, config: &ServerConfig) -> bool {
 }
 
 fn shows(headers: &HeaderMap, key: &ApiKey) -> bool {
-    let shown = headers.get(header::AUTHORIZATION);
-    shown
-        .and_then(|shown| bearer(shown.as_bytes()))
-        .is_some_and(|shown| key.is(shown))
+    let authorization = headers.get(header::AUTHORIZATION);
+    let authorization = authorization.and_then(|shown| bearer(shown.as_bytes()));
+    let plain = headers.get(X_API_KEY);
+    let plain = plain.map(|shown| shown.as_bytes().trim_ascii());
+    let mut shown = authorization.into_iter().chain(plain);
+    shown.any(|shown| key.is(shown))
 }
 
 /// What follows the scheme, whose name may be written in any case.

@@ -1,4 +1,4 @@
-//! HTTP and WebSocket in front of an engine: SGLang's native API, OpenAI's, and a WebSocket of our own.
+//! HTTP and WebSocket in front of an engine: SGLang's native API, OpenAI's, Anthropic's, and a WebSocket of our own.
 //!
 //! [`routes`] mounts everything into a host's actix-web app; [`run`] is a whole server on a socket of the caller's.
 //! The server holds no engine state: it reads requests, sends them in and writes their events out. A client that
@@ -7,12 +7,14 @@
 
 mod abort;
 mod answers;
+mod anthropic;
 mod body;
 mod budget;
 mod call;
 mod config;
 mod constraint;
 mod debug;
+mod encode;
 mod error;
 mod fields;
 mod flush;
@@ -25,6 +27,7 @@ mod methods;
 mod native;
 mod open_requests;
 mod openai;
+mod pause;
 mod policy;
 mod probe;
 mod raw;
@@ -32,6 +35,7 @@ mod sockets;
 mod spelling;
 mod sse;
 mod state;
+mod tokenize;
 mod track;
 mod transcript;
 mod whole;
@@ -50,6 +54,7 @@ use actix_web::{App, FromRequest, HttpRequest, Responder};
 pub use config::{ReasoningField, ServerConfig};
 pub use error::ApiError;
 pub use key::ApiKey;
+use openai::responses;
 pub use state::{AppState, EngineSlot, RenderMetrics};
 
 /// Mounts all endpoints. Those that probes and Prometheus ask need no key. Pages of other sites and hosts that are not
@@ -62,9 +67,30 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/generate", generate::generate);
     post(cfg, "/v1/completions", openai::completions::create);
     post(cfg, "/v1/chat/completions", openai::chat::create);
+    post_anthropic(cfg, "/v1/messages", anthropic::create);
+    post_anthropic(cfg, "/v1/messages/count_tokens", anthropic::count_tokens);
+    for path in ["/v1/responses", "/responses"] {
+        let connect = web::get().to(ws::connect_responses);
+        let create = web::post().to(responses::create);
+        let create = create.wrap(from_fn(guard::takes_json));
+        closed(
+            cfg,
+            resource(path, connect, "GET, HEAD, POST").route(create),
+        );
+    }
+    post(cfg, "/v1/responses/input_tokens", responses::input_tokens);
+    stored_responses(cfg);
     post(cfg, "/abort_request", abort::abort_request);
     post_admin(cfg, "/set_policy", policy::set_policy);
     post_admin(cfg, "/flush_cache", flush::flush_cache);
+    post_admin(cfg, "/pause_generation", pause::pause);
+    post_admin(cfg, "/continue_generation", pause::go_on);
+    for path in ["/tokenize", "/v1/tokenize"] {
+        post(cfg, path, tokenize::tokenize);
+    }
+    for path in ["/detokenize", "/v1/detokenize"] {
+        post(cfg, path, tokenize::detokenize);
+    }
     get(cfg, "/v1/ws/generate", ws::connect);
     for path in ["/v1/models", "/v1/models/"] {
         get(cfg, path, health::models);
@@ -115,6 +141,23 @@ where
     closed(cfg, resource(path, route, "POST"));
 }
 
+/// As [`post`], for Anthropic's clients: errors have their form, and answers an id.
+fn post_anthropic<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
+    let resource = resource(path, route, "POST").wrap(from_fn(key::check));
+    let resource = resource
+        .wrap(guard::cors())
+        .wrap(from_fn(guard::check))
+        .wrap(from_fn(methods::adapt));
+    let resource = resource.wrap(from_fn(anthropic::adapt));
+    cfg.service(resource.wrap(from_fn(track::track)));
+}
+
 /// As [`post`], for what changes the server for everybody: it asks for the admin's key, if the server has one.
 fn post_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
@@ -134,6 +177,17 @@ fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
     let resource = resource.wrap(from_fn(guard::check));
     let resource = resource.wrap(from_fn(methods::adapt));
     cfg.service(resource.wrap(from_fn(track::track)));
+}
+
+/// Mounts what there is to do with responses that are kept.
+fn stored_responses(cfg: &mut web::ServiceConfig) {
+    const PATH: &str = "/v1/responses/{id}";
+    let read = web::get().to(responses::retrieve);
+    let resource = resource(PATH, read, "GET, HEAD, DELETE");
+    closed(cfg, resource.route(web::delete().to(responses::delete)));
+    post(cfg, "/v1/responses/{id}/cancel", responses::cancel);
+    let items = responses::input_items;
+    get(cfg, "/v1/responses/{id}/input_items", items);
 }
 
 fn resource(path: &str, route: actix_web::Route, allow: &'static str) -> actix_web::Resource {

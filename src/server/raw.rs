@@ -23,6 +23,11 @@ impl Raw {
         Self(Bytes::from(value.to_string()))
     }
 
+    /// JSON that the server wrote.
+    pub(super) fn of_bytes(json: &[u8]) -> Self {
+        Self(Bytes::copy_from_slice(json))
+    }
+
     /// JSON that stands in a text. It may be none at all: parsing tells.
     pub(super) fn in_text(text: &str) -> Self {
         Self(Bytes::copy_from_slice(text.trim().as_bytes()))

@@ -1,5 +1,5 @@
 //! Server-sent events: the first event decides between an HTTP error and a stream, a comment keeps idle streams
-//! open, `[DONE]` ends them.
+//! open, `[DONE]` ends them. Endpoints with other habits say so in their [`Render`].
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -35,6 +35,23 @@ pub(super) trait Render: Unpin + 'static {
 
     /// What comes when all lanes have ended.
     fn end(&mut self, _out: &mut Chunks) {}
+
+    /// What comes when a lane has failed, and the others with it.
+    fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
+        out.data(&Envelope {
+            error: error.body(),
+        });
+    }
+
+    /// What ends the stream, after either.
+    fn close(&mut self, out: &mut Chunks) {
+        out.done();
+    }
+
+    /// What keeps an idle stream open.
+    fn keep_alive(&mut self, out: &mut Chunks) {
+        out.comment();
+    }
 }
 
 /// Writes an event's JSON, on another thread.
@@ -56,6 +73,17 @@ impl Chunks {
         out.extend_from_slice(b"data: ");
         serde_json::to_writer(&mut *out, value).expect("responses have string keys only");
         out.extend_from_slice(b"\n\n");
+    }
+
+    /// Adds an event with a name.
+    pub(super) fn event(&mut self, name: &str, value: &impl Serialize) {
+        self.text(format!("event: {name}\n").as_bytes());
+        self.data(value);
+    }
+
+    /// Adds a comment, which clients pass over.
+    pub(super) fn comment(&mut self) {
+        self.text(b": keep-alive\n\n");
     }
 
     /// Adds an event whose JSON is written already, in parts.
@@ -85,7 +113,19 @@ impl Chunks {
         chunks.flatten().collect()
     }
 
-    fn done(&mut self) {
+    /// Adds an event with a name, whose JSON is written already.
+    pub(super) fn named(&mut self, name: &str, json: &[u8]) {
+        let out = self.end();
+        out.reserve(name.len() + json.len() + 24);
+        out.extend_from_slice(b"event: ");
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(b"\ndata: ");
+        out.extend_from_slice(json);
+        out.extend_from_slice(b"\n\n");
+    }
+
+    /// Adds what ends a stream.
+    pub(super) fn done(&mut self) {
         self.text(b"data: [DONE]\n\n");
     }
 
@@ -185,16 +225,14 @@ impl<R: Render> SseBody<R> {
         self.events.clear();
         self.pieces.clear();
         self.has_ended = true;
-        self.ready.data(&Envelope {
-            error: ApiError::from(error).body(),
-        });
-        self.ready.done();
+        self.render.fail(&error.into(), &mut self.ready);
+        self.render.close(&mut self.ready);
     }
 
     fn end(&mut self) {
         self.has_ended = true;
         self.render.end(&mut self.ready);
-        self.ready.done();
+        self.render.close(&mut self.ready);
     }
 
     /// Turns what is ready into bytes; `None` if nothing is.
@@ -252,7 +290,7 @@ impl<R: Render> Stream for SseBody<R> {
                 continue;
             }
             ready!(this.keep_alive.as_mut().poll(cx));
-            this.ready.text(b": keep-alive\n\n");
+            this.render.keep_alive(&mut this.ready);
         }
     }
 }

@@ -4,18 +4,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::answers::AnswerBudget;
 use super::budget::BodyBudget;
 use super::config::ServerConfig;
+use super::encode::EncodeGate;
 use super::error::ApiError;
 use super::open_requests::OpenRequests;
+use super::openai::responses::ResponseStore;
 use super::probe::Probe;
 use super::spelling::Spelling;
 use crate::engine::EngineHandle;
 use crate::error::RequestError;
 use crate::metrics::in_order;
+
+/// Prompts whose tokens are counted at once.
+const MAX_COUNTS: usize = 2;
 
 /// Renders the Prometheus page.
 pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
@@ -64,6 +69,9 @@ pub struct AppState {
     open_requests: OpenRequests,
     bodies: BodyBudget,
     answers: AnswerBudget,
+    encode_gate: EncodeGate,
+    responses: ResponseStore,
+    counting: Semaphore,
     websockets: AtomicUsize,
     probe: Probe,
     draining: watch::Sender<bool>,
@@ -77,6 +85,9 @@ impl AppState {
         Self {
             bodies: BodyBudget::new(config.max_bodies_bytes),
             answers: AnswerBudget::new(config.max_answers_bytes),
+            encode_gate: EncodeGate::default(),
+            responses: ResponseStore::new(&config),
+            counting: Semaphore::new(MAX_COUNTS),
             config,
             slot,
             render_metrics,
@@ -146,6 +157,19 @@ impl AppState {
 
     pub(super) fn answers(&self) -> &AnswerBudget {
         &self.answers
+    }
+
+    pub(super) fn encode_gate(&self) -> &EncodeGate {
+        &self.encode_gate
+    }
+
+    pub(super) fn responses(&self) -> &ResponseStore {
+        &self.responses
+    }
+
+    /// Turns of those who want to know how many tokens a prompt has.
+    pub(super) fn counting(&self) -> &Semaphore {
+        &self.counting
     }
 
     pub(super) fn bodies(&self) -> &BodyBudget {

@@ -1,6 +1,7 @@
 //! What one request has given so far.
 
 use std::iter;
+use std::sync::Arc;
 
 use crate::error::RequestError;
 use crate::request::{Delta, Event, FinishReason, OutputPiece, Usage};
@@ -27,6 +28,8 @@ pub(super) struct TranscriptEnd {
     pub(super) reason: FinishReason,
     /// Seconds from intake to the end.
     pub(super) e2e_latency_s: f64,
+    /// The prompt's tokens.
+    pub(super) prompt: Arc<[u32]>,
 }
 
 impl News {
@@ -42,6 +45,7 @@ impl News {
                 let end = TranscriptEnd {
                     reason: finished.reason,
                     e2e_latency_s: finished.e2e_latency_s,
+                    prompt: finished.prompt,
                 };
                 Ok(Self {
                     delta: finished.delta,

@@ -38,6 +38,11 @@ where
             Err(_) => return lost().error_response(),
         },
     };
+    self::json(json, charge)
+}
+
+/// Answers with JSON that is written already, whose memory `charge` holds until the answer has left.
+pub(super) fn json(json: Vec<u8>, charge: Option<AnswerCharge>) -> HttpResponse {
     let mut response = HttpResponse::Ok();
     response.content_type(ContentType::json());
     response.body(Pieces {

@@ -36,6 +36,16 @@ fn openai_agents() {
 }
 
 #[test]
+fn anthropic() {
+    check("test_agents_anthropic");
+}
+
+#[test]
+fn openai_responses() {
+    check("test_agents_responses");
+}
+
+#[test]
 fn langchain() {
     check("test_agents_langchain");
 }

@@ -80,11 +80,11 @@ fn call(script: &str) -> String {
 }
 
 /// A home with nothing but the configuration, and a folder to work in.
-fn home(url: &str) -> TempDir {
+fn home(url: &str, wire_api: &str) -> TempDir {
     let home = TempDir::new().expect("a folder can be made");
     let settings = format!(
         "model = \"scripted\"\nmodel_provider = \"souffleur\"\ncheck_for_update_on_startup = false\n\
-         [model_providers.souffleur]\nname = \"Souffleur\"\nbase_url = \"{url}/v1\"\nwire_api = \"chat\"\n\
+         [model_providers.souffleur]\nname = \"Souffleur\"\nbase_url = \"{url}/v1\"\nwire_api = \"{wire_api}\"\n\
          request_max_retries = 0\nstream_max_retries = 0\n[analytics]\nenabled = false\n"
     );
     for folder in [".codex", "work"] {
@@ -134,7 +134,16 @@ fn events(program: &Path, home: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn codex_finishes_a_task_with_two_tools() {
+fn codex_finishes_a_task_with_two_tools_in_chats() {
+    finishes_a_task("chat");
+}
+
+#[test]
+fn codex_finishes_a_task_with_two_tools_in_responses() {
+    finishes_a_task("responses");
+}
+
+fn finishes_a_task(wire_api: &str) {
     let Some(program) = program() else {
         return;
     };
@@ -148,7 +157,7 @@ fn codex_finishes_a_task_with_two_tools() {
         ("written\\n", &read),
         (&format!("{NOTE}\\n"), "The note says that row 4 is yours."),
     ]);
-    let home = home(&format!("http://{}", world.addr));
+    let home = home(&format!("http://{}", world.addr), wire_api);
     let events = events(&program, home.path());
     let items: Vec<&Value> = events
         .iter()

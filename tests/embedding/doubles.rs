@@ -128,6 +128,7 @@ pub fn question(max_new_tokens: u32) -> GenerateRequest {
         template_kwargs: Default::default(),
         add_generation_prompt: true,
         continue_final_message: false,
+        known: None,
     })));
     request.sampling.temperature = 0.0;
     request.sampling.ignore_eos = true;

@@ -142,6 +142,11 @@ async fn a_flush_between_requests_comes_out_again() {
         for number in 0..6 {
             drop(collect(world.generate(request(&prompt(number), 5, 7))).await);
         }
+        let pause = |paused| within(world.engine.set_paused(paused));
+        pause(true).await.expect("it answers");
+        let waits = world.generate(request(&prompt(7), 5, 7));
+        pause(false).await.expect("it answers");
+        drop(collect(waits).await);
         let tokens = prompt(2).into();
         let pin = within(world.engine.pin_prefix(
             Namespace::default(),
@@ -172,7 +177,10 @@ async fn a_flush_between_requests_comes_out_again() {
     world.stop().await;
     let file = log_in(dir.path());
     assert_same(&replayed(&file));
-    assert!(messages_in(&file).contains("FlushCache"));
+    let messages = messages_in(&file);
+    for message in ["FlushCache", "SetPaused"] {
+        assert!(messages.contains(message), "{message}");
+    }
 }
 
 /// Long ones that come one by one, each let in while the others are young: together they cannot grow up.

@@ -168,6 +168,7 @@ impl Agent {
             template_kwargs: serde_json::Map::new(),
             add_generation_prompt: true,
             continue_final_message: false,
+            known: None,
         })));
         request.logprobs = Some(LogprobWish::default());
         let sampling = &mut request.sampling;

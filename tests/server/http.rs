@@ -43,6 +43,13 @@ pub fn get(addr: SocketAddr, path: &str) -> Response {
     )
 }
 
+pub fn delete(addr: SocketAddr, path: &str) -> Response {
+    send(
+        addr,
+        &format!("DELETE {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n\r\n"),
+    )
+}
+
 pub fn post(addr: SocketAddr, path: &str, body: &Value) -> Response {
     post_text(addr, path, &body.to_string())
 }

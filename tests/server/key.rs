@@ -3,15 +3,31 @@
 use serde_json::json;
 use souffleur::server::{ApiKey, ServerConfig};
 
-use crate::http::{Response, get, post, send};
+use crate::http::{Response, delete, get, post, send};
 use crate::world::World;
 
 const KEY: &str = "sk-of-this-test";
-const METHODS: [(&str, &str); 13] = [
+const METHODS: [(&str, &str); 29] = [
     ("POST", "/generate"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/tokenize"),
+    ("POST", "/v1/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/detokenize"),
+    ("POST", "/v1/responses"),
+    ("POST", "/responses"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/responses/resp_some/cancel"),
+    ("GET", "/v1/responses"),
+    ("GET", "/v1/responses/resp_some"),
+    ("GET", "/v1/responses/resp_some/input_items"),
+    ("DELETE", "/v1/responses/resp_some"),
     ("POST", "/abort_request"),
+    ("POST", "/pause_generation"),
+    ("POST", "/continue_generation"),
     ("POST", "/set_policy"),
     ("POST", "/flush_cache"),
     ("GET", "/v1/ws/generate"),
@@ -49,7 +65,9 @@ fn check_refused(response: &Response, what: &str) {
     );
     let error = &response.json()["error"];
     assert_eq!(error["code"], "invalid_api_key", "{what}");
-    assert_eq!(error["type"], "invalid_request_error", "{what}");
+    let kinds = ["invalid_request_error", "authentication_error"];
+    let kind = kinds[usize::from(what.contains("/v1/messages"))];
+    assert_eq!(error["type"], kind, "{what}");
     assert!(!response.body.contains(KEY), "{what}");
 }
 
@@ -60,6 +78,7 @@ fn nothing_but_probes_and_metrics_is_answered_without_the_key() {
         let what = format!("{route:?}");
         match route {
             ("GET", path) => check_refused(&get(world.addr, path), &what),
+            ("DELETE", path) => check_refused(&delete(world.addr, path), &what),
             (_, path) => check_refused(&post(world.addr, path, &json!({})), &what),
         }
         let longer = format!("Bearer {KEY}0");
@@ -67,8 +86,18 @@ fn nothing_but_probes_and_metrics_is_answered_without_the_key() {
         for wrong in ["Bearer", "Bearer sk-of-another", KEY, &longer, &basic] {
             check_refused(&ask(&world, route, wrong), &what);
         }
-        let let_in = ask(&world, route, &format!("Bearer {KEY}"));
-        assert_ne!(let_in.status, 401, "{what}");
+        let plain = |key: &str| ask(&world, route, &format!("none\r\nx-api-key: {key}"));
+        for wrong in [
+            "",
+            "sk-of-another",
+            &format!("Bearer {KEY}"),
+            &format!("{KEY}0"),
+        ] {
+            check_refused(&plain(wrong), &what);
+        }
+        for let_in in [plain(KEY), ask(&world, route, &format!("Bearer {KEY}"))] {
+            assert_ne!(let_in.status, 401, "{what}");
+        }
     }
     for path in ["/health", "/health_generate", "/ready", "/metrics"] {
         assert_eq!(get(world.addr, path).status, 200, "{path}");

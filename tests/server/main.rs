@@ -7,17 +7,22 @@ mod formats;
 mod hostile;
 mod http;
 mod key;
+mod messages;
 mod misses;
 mod native;
 mod openai;
 mod overload;
+mod pause;
 mod policy;
+mod responses;
+mod responses_websocket;
 #[allow(dead_code, reason = "shared with the tests of clients")]
 #[path = "../common/scripted.rs"]
 mod scripted;
 mod sharing;
 mod structured;
 mod surface;
+mod tokenize;
 mod warm_up;
 mod websocket;
 mod world;

@@ -15,7 +15,7 @@ use tokio_tungstenite::{WebSocketStream, client_async};
 
 use crate::world::{World, block_on};
 
-struct Client(WebSocketStream<TcpStream>);
+pub struct Client(pub WebSocketStream<TcpStream>);
 
 impl Client {
     async fn connect(addr: SocketAddr) -> Self {
@@ -25,7 +25,15 @@ impl Client {
     }
 
     async fn connect_from(addr: SocketAddr, origin: Option<&str>) -> Result<Self, Error> {
-        let mut request = format!("ws://{addr}/v1/ws/generate").into_client_request()?;
+        Self::connect_to(addr, "/v1/ws/generate", origin).await
+    }
+
+    pub async fn connect_to(
+        addr: SocketAddr,
+        path: &str,
+        origin: Option<&str>,
+    ) -> Result<Self, Error> {
+        let mut request = format!("ws://{addr}{path}").into_client_request()?;
         if let Some(origin) = origin {
             request
                 .headers_mut()
@@ -35,14 +43,14 @@ impl Client {
         Ok(Self(client_async(request, stream).await?.0))
     }
 
-    async fn send(&mut self, frame: Value) {
+    pub async fn send(&mut self, frame: Value) {
         self.0
             .send(Message::text(frame.to_string()))
             .await
             .expect("the server reads");
     }
 
-    async fn next(&mut self) -> Message {
+    pub async fn any(&mut self) -> Message {
         loop {
             match self
                 .0
@@ -57,16 +65,16 @@ impl Client {
         }
     }
 
-    async fn json(&mut self) -> Value {
-        let frame = self.next().await;
+    pub async fn json(&mut self) -> Value {
+        let frame = self.any().await;
         let text = frame
             .to_text()
             .unwrap_or_else(|error| panic!("{error}: {frame:?}"));
         serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
-    async fn close_code(&mut self) -> CloseCode {
-        match self.next().await {
+    pub async fn close_code(&mut self) -> CloseCode {
+        match self.any().await {
             Message::Close(Some(frame)) => frame.code,
             other => panic!("no close: {other:?}"),
         }

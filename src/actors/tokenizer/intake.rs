@@ -304,6 +304,7 @@ impl Tokenizer {
                 delta: Default::default(),
                 reason: FinishReason::Abort,
                 e2e_latency_s: 0.0,
+                prompt: Arc::default(),
             })));
         }
         match call.fit(&mut arrival, &self.settings) {

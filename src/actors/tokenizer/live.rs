@@ -51,6 +51,7 @@ pub(super) struct CallShare {
 /// See the module.
 pub(super) struct Live {
     rid: RequestId,
+    prompt: Arc<[u32]>,
     /// `None` once the terminal event is out.
     sink: Option<EventSink>,
     output: OutputText,
@@ -92,6 +93,7 @@ impl Live {
         });
         Self {
             rid: submission.rid.clone(),
+            prompt: prompt.clone(),
             sink: Some(sink),
             output,
             sampling: submission.sampling.clone(),
@@ -289,6 +291,7 @@ impl Live {
             delta,
             reason,
             e2e_latency_s: self.started.elapsed().as_secs_f64(),
+            prompt: self.prompt.clone(),
         }
     }
 

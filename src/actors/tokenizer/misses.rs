@@ -6,7 +6,7 @@ use crate::ids::RequestId;
 use crate::metrics::PrefixMetrics;
 use crate::model::text::TextModel;
 use crate::state::cache::prefix_history::{
-    HistoryLimits, PrefixEvent, PrefixHistory, PrefixReport, PrefixTexts,
+    HistoryLimits, PrefixEvent, PrefixHistory, PrefixReport, PrefixTexts, changing_value,
 };
 use crate::state::detok::TokenText;
 
@@ -41,11 +41,20 @@ impl Misses {
         text: Option<&TextModel>,
     ) -> Option<Box<PrefixReport>> {
         let report = self.history.report(rid)?;
+        let text = text.map(|text| texts(report, text));
         Some(Box::new(PrefixReport {
-            text: text.map(|text| texts(report, text)),
+            hint: text.as_ref().and_then(hint),
+            text,
             ..report.clone()
         }))
     }
+}
+
+/// Where a prompt diverged, both sides are known.
+fn hint(texts: &PrefixTexts) -> Option<&'static str> {
+    let branch = texts.branch.as_deref()?;
+    let changing = changing_value(&texts.before, &texts.after, branch)?;
+    Some(changing.hint())
 }
 
 fn texts(report: &PrefixReport, text: &dyn TokenText) -> PrefixTexts {

@@ -90,7 +90,7 @@ pub(super) fn prepare(
             let rendered = render(tokenizer, &chat)?;
             standing = Standing::after(&rendered, &chat, settings);
             refuse_too_long(tokenizer, &rendered, settings)?;
-            tokenizer.encode_chat(&rendered)?.into()
+            encode_chat(tokenizer, &chat, &rendered)?.into()
         }
     };
     check_prompt(&tokens, settings.vocab_size)?;
@@ -246,13 +246,36 @@ fn refuse_too_long(
 }
 
 fn render(text: &TextModel, chat: &ChatPrompt) -> Result<String, RequestError> {
-    text.render_chat(&text::ChatPrompt {
+    text.render_chat(&for_template(chat))
+}
+
+/// Encodes a rendered chat, behind the tokens that are known of it.
+fn encode_chat(
+    text: &TextModel,
+    chat: &ChatPrompt,
+    rendered: &str,
+) -> Result<Vec<u32>, RequestError> {
+    if let Some(known) = &chat.known {
+        let known = text::KnownBeginning {
+            messages: known.messages,
+            tokens: &known.tokens,
+            has_answer: known.has_answer,
+        };
+        if let Some(tokens) = text.encode_behind(known, &for_template(chat), rendered)? {
+            return Ok(tokens);
+        }
+    }
+    text.encode_chat(rendered)
+}
+
+fn for_template(chat: &ChatPrompt) -> text::ChatPrompt<'_> {
+    text::ChatPrompt {
         messages: &chat.messages,
         tools: chat.tools.as_ref(),
         add_generation_prompt: chat.add_generation_prompt,
         continue_final_message: chat.continue_final_message,
         template_kwargs: Some(&chat.template_kwargs),
-    })
+    }
 }
 
 fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {

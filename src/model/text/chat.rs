@@ -41,6 +41,8 @@ pub(super) struct Expected {
     pub(super) developers: bool,
     pub(super) calls: CallForm,
     pub(super) thoughts: ThoughtForm,
+    /// Instructions may come after a user's message. Only a try can tell.
+    pub(super) late_system: bool,
 }
 
 /// How a template reads the thoughts of an earlier answer.
@@ -73,6 +75,7 @@ impl Expected {
                 .any(|role| template.contains(role)),
             calls: CallForm::of(template),
             thoughts: ThoughtForm::of(template),
+            late_system: false,
         }
     }
 }

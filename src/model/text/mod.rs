@@ -7,6 +7,7 @@ mod ending;
 mod files;
 mod formats;
 mod gguf;
+mod known;
 mod messages;
 mod python;
 mod template;
@@ -22,6 +23,7 @@ use crate::state::detok::TokenText;
 pub use chat::ChatPrompt;
 use files::{TemplateSources, TokenizerConfig};
 pub use gguf::VocabularyFields;
+pub use known::KnownBeginning;
 use template::ChatTemplate;
 pub use turns::TurnMarks;
 use vocabulary::Spelling;
@@ -227,6 +229,13 @@ impl TextModel {
                 self.without_template
             ))),
         }
+    }
+
+    /// Returns whether the chat template writes instructions (messages of the role `system`) that come after a user's
+    /// message, where they stand; false without a template.
+    pub fn takes_late_system(&self, has_tools: bool) -> bool {
+        let template = self.template.as_ref();
+        template.is_some_and(|template| template.takes_late_system(has_tools))
     }
 
     /// Returns whether there is a chat template.

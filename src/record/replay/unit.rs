@@ -119,6 +119,7 @@ impl Unit {
             Entry::SetPolicy { name } => drop(scheduler.set_policy(&name)),
             Entry::SetEvictionPolicy { name } => drop(scheduler.set_eviction_policy(&name)),
             Entry::FlushCache => drop(scheduler.flush_cache()),
+            Entry::SetPaused { paused } => scheduler.set_paused(paused),
             other => return Err(format!("{} is no command", other.message())),
         }
         Ok(())

@@ -30,6 +30,20 @@ pub(super) fn of_openai_call(fields: &mut Fields) -> Result<Option<Arc<Constrain
     read_only_one(wishes, fields)
 }
 
+/// Reads the constraint of a call to OpenAI's responses, which have the format in `text`.
+///
+/// # Errors
+/// As [`of_openai_call`].
+pub(super) fn of_responses_call(fields: &mut Fields) -> Result<Option<Arc<Constraint>>, ApiError> {
+    let mut wishes = Vec::new();
+    names::text_format(fields, &mut wishes)?;
+    names::response_format(fields, &mut wishes)?;
+    names::of_sglang(fields, &mut wishes);
+    names::structured_outputs(fields, &mut wishes)?;
+    names::guided(fields, &mut wishes)?;
+    read_only_one(wishes, fields)
+}
+
 /// Reads the constraint among SGLang's sampling parameters, the object `raw`. What it takes is charged to `fields`.
 ///
 /// # Errors
@@ -42,6 +56,24 @@ pub(super) fn of_sampling_params(
     let mut wishes = Vec::new();
     names::of_sglang(&mut fields.inside(name, raw)?, &mut wishes);
     read_only_one(wishes, fields)
+}
+
+/// Reads the JSON schema `raw` at `path` as a constraint.
+///
+/// # Errors
+/// Names the path if it holds no schema.
+pub(super) fn of_schema(
+    fields: &mut Fields,
+    path: &str,
+    raw: Raw,
+) -> Result<Option<Arc<Constraint>>, ApiError> {
+    let wish = Wish {
+        kind: Kind::JsonSchema,
+        path: path.to_owned(),
+        raw,
+        json: JsonOptions::default(),
+    };
+    read_only_one(vec![wish], fields)
 }
 
 fn read_only_one(

@@ -58,6 +58,48 @@ pub(super) fn response_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Re
     Ok(())
 }
 
+/// Adds the format of OpenAI's responses: in `text`, with the schema beside its name.
+pub(super) fn text_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result<(), ApiError> {
+    const NAME: &str = "text.format";
+    const KINDS: &str = "text, json_object or json_schema";
+    let Some(format) = fields.object("text")?.take_raw("format") else {
+        return Ok(());
+    };
+    let mut object = fields.inside(NAME, &format)?;
+    let (kind, path, raw, json) = match object.text("type").as_deref() {
+        Some("text") => return Ok(()),
+        Some("json_object") => (
+            Kind::JsonObject,
+            NAME.to_owned(),
+            format,
+            JsonOptions::default(),
+        ),
+        Some("json_schema") => {
+            let json = JsonOptions {
+                is_strict: flag(&mut object, NAME, "strict")?,
+                ..JsonOptions::default()
+            };
+            let path = format!("{NAME}.schema");
+            let Some(schema) = object.take_raw("schema") else {
+                let text = format!("{path} is missing: send a JSON schema");
+                return Err(ApiError::field(path, text));
+            };
+            (Kind::JsonSchema, path, schema, json)
+        }
+        _ => {
+            let kind = object.take_raw("type");
+            return must_be("text.format.type", kind.as_ref().unwrap_or(&format), KINDS);
+        }
+    };
+    wishes.push(Wish {
+        kind,
+        path,
+        raw,
+        json,
+    });
+    Ok(())
+}
+
 /// The schema of a `json_schema` format.
 fn json_schema(fields: &Fields, format: &mut Fields) -> Result<(Raw, JsonOptions), ApiError> {
     const NAME: &str = "response_format.json_schema";

@@ -423,6 +423,7 @@ mod tests {
             let end = TranscriptEnd {
                 reason,
                 e2e_latency_s: 0.25,
+                prompt: Default::default(),
             };
             serde_json::to_value(Reason::of(&end)).expect("plain data")
         };
@@ -444,6 +445,7 @@ mod tests {
         let end = TranscriptEnd {
             reason: FinishReason::StopToken(2),
             e2e_latency_s: 0.25,
+            prompt: Default::default(),
         };
         transcript.end = Some(end);
         let expected = json!({

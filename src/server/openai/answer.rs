@@ -18,8 +18,14 @@ use crate::server::state::{AppState, Loaded};
 use crate::server::transcript::Transcript;
 use crate::server::whole;
 
-/// Writes an answer chunk by chunk, or whole.
+/// Writes an answer event by event, or whole.
 pub(super) trait Write: Render + Send {
+    /// The JSON of the whole answer.
+    fn whole(&mut self, transcripts: Vec<Transcript>) -> Vec<u8>;
+}
+
+/// Writes an answer that consists of choices.
+pub(super) trait Choices: Render + Send {
     type Choice: Serialize;
 
     /// The whole choice of one lane.
@@ -29,11 +35,20 @@ pub(super) trait Write: Render + Send {
     fn whole_answer(&self, choices: Vec<Self::Choice>) -> Response<'_, Self::Choice>;
 }
 
+impl<W: Choices> Write for W {
+    fn whole(&mut self, transcripts: Vec<Transcript>) -> Vec<u8> {
+        let choices = transcripts.into_iter().enumerate();
+        let choices = choices.map(|(index, transcript)| self.whole_choice(index, transcript));
+        let choices = choices.collect();
+        serde_json::to_vec(&self.whole_answer(choices)).expect("responses have string keys only")
+    }
+}
+
 /// A call that has been received and not read.
-pub(super) struct Received<'a> {
-    pub(super) loaded: &'a Loaded,
-    pub(super) fields: Fields,
-    pub(super) limits: CallLimits<'a>,
+pub(in crate::server) struct Received<'a> {
+    pub(in crate::server) loaded: &'a Loaded,
+    pub(in crate::server) fields: Fields,
+    pub(in crate::server) limits: CallLimits<'a>,
 }
 
 impl<'a> Received<'a> {
@@ -41,7 +56,7 @@ impl<'a> Received<'a> {
     ///
     /// # Errors
     /// The engine is not there, or not any more.
-    pub(super) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
+    pub(in crate::server) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
         let loaded = state.serving()?;
         let mut fields = body.0;
         apply_model_defaults(&mut fields, &loaded.engine.model().generation);
@@ -82,11 +97,6 @@ pub(super) async fn respond(
     }
     let charge = Lane::answer_charge(&lanes);
     let transcripts = finish_all(lanes).await?;
-    let write = move |transcripts: Vec<Transcript>| {
-        let choices = transcripts.into_iter().enumerate();
-        let choices = choices.map(|(index, transcript)| writer.whole_choice(index, transcript));
-        let choices = choices.collect();
-        serde_json::to_vec(&writer.whole_answer(choices)).expect("responses have string keys only")
-    };
+    let write = move |transcripts| writer.whole(transcripts);
     Ok(whole::respond(transcripts, charge, write).await)
 }

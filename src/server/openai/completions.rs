@@ -6,7 +6,7 @@ use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde::Serialize;
 
-use super::answer::{self, Received, Write};
+use super::answer::{self, Choices, Received};
 use super::logprobs::{LegacyLogprobs, TextOffset};
 use super::wire::{Head, Matched, Response, UsageReport};
 use super::{Common, alternatives, matched_stop};
@@ -16,6 +16,7 @@ use crate::request::{GenerateRequest, Prompt, Usage};
 use crate::server::body::JsonBody;
 use crate::server::budget::Charges;
 use crate::server::call::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
+use crate::server::constraint;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::lanes::Lane;
@@ -55,7 +56,8 @@ impl Call {
     fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<(Self, Charges), ApiError> {
         fields.refuse(&["suffix"])?;
         let prompts = prompts(&mut fields, limits)?;
-        let mut common = Common::read(&mut fields, "cmpl", limits)?;
+        let constraint = constraint::of_openai_call;
+        let mut common = Common::read(&mut fields, "cmpl-", constraint, limits)?;
         let n = common.sampling.n;
         match fields.integer::<u32>("best_of")? {
             Some(best_of) if best_of != 1 && best_of != n => {
@@ -272,7 +274,7 @@ fn behind(echo: Option<&str>) -> TextOffset {
     TextOffset::behind(echo.map_or(0, |echo| echo.chars().count()))
 }
 
-impl Write for Writer {
+impl Choices for Writer {
     type Choice = Choice;
 
     fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Choice {

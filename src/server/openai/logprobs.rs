@@ -89,14 +89,15 @@ pub(super) struct ChatLogprobs {
     content: Vec<ChatToken>,
 }
 
-#[derive(Debug, Serialize)]
-struct ChatToken {
+/// A token with its alternatives.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct ChatToken {
     #[serde(flatten)]
     token: Spelled,
     top_logprobs: Vec<Spelled>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 struct Spelled {
     token: String,
     logprob: f32,
@@ -121,6 +122,11 @@ impl ChatLogprobs {
         Self {
             content: content.collect(),
         }
+    }
+
+    /// Its tokens.
+    pub(super) fn into_tokens(self) -> Vec<ChatToken> {
+        self.content
     }
 
     /// True without any token.

@@ -1,11 +1,13 @@
-//! OpenAI's completions and chat completions, with SGLang's extra sampling fields. Unknown fields are ignored, as
+//! OpenAI's completions, chat completions and responses, with SGLang's extra sampling fields. Unknown fields are ignored, as
 //! OpenAI's clients send many; fields that would change the answer and are not supported are refused.
 
-mod answer;
+pub(super) mod answer;
 pub(super) mod chat;
 pub(super) mod completions;
 mod logprobs;
+pub(super) mod places;
 mod refusals;
+pub(super) mod responses;
 mod wire;
 
 use std::sync::Arc;
@@ -13,31 +15,35 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::call::{CallLimits, check_samples, read_rid};
-use super::constraint;
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
 use crate::model::generation::GenerationConfig;
-use crate::request::{FinishReason, RequestTimeouts};
+use crate::request::{
+    ChatPrompt, FinishReason, GenerateRequest, OutputParsing, Prompt, RequestTimeouts,
+};
 use crate::state::cache::namespace::Namespace;
 use crate::state::grammar::Constraint;
 use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::{self, SamplingParams, SetParam};
+use crate::state::sampling::{self, LogprobWish, SamplingParams, SetParam};
 use wire::Matched;
 
 /// Most alternatives a token, as OpenAI's chat completions have it.
 const MAX_TOP_LOGPROBS: u32 = 20;
 
-/// What both endpoints read alike.
-struct Common {
-    id: RequestId,
-    sampling: SamplingParams,
-    constraint: Option<Arc<Constraint>>,
+/// Reads the constraint on the answer of a call.
+pub(super) type ReadConstraint = fn(&mut Fields) -> Result<Option<Arc<Constraint>>, ApiError>;
+
+/// What all of these endpoints read alike.
+pub(super) struct Common {
+    pub(super) id: RequestId,
+    pub(super) sampling: SamplingParams,
+    pub(super) constraint: Option<Arc<Constraint>>,
     namespace: Namespace,
     priority: Option<i64>,
     timeouts: RequestTimeouts,
-    stream: bool,
+    pub(super) stream: bool,
     include_usage: bool,
     /// Each chunk carries the counts of its choice so far.
     continuous_usage: bool,
@@ -45,9 +51,11 @@ struct Common {
 }
 
 impl Common {
-    fn read(
+    /// Reads the fields. An id that the client does not choose begins with `id_prefix`.
+    pub(super) fn read(
         fields: &mut Fields,
         id_prefix: &str,
+        constraint: ReadConstraint,
         limits: CallLimits<'_>,
     ) -> Result<Self, ApiError> {
         fields.refuse(&[
@@ -55,14 +63,14 @@ impl Common {
             "custom_logit_processor",
             "return_hidden_states",
         ])?;
-        let constraint = constraint::of_openai_call(fields)?;
+        let constraint = constraint(fields)?;
         fields.refuse(&sampling::NOT_YET)?;
         refusals::inside_extra_body(fields)?;
         // Whatever it names, the one model answers.
         fields.string("model")?;
         let id = match fields.take("rid")? {
             Some(value) => read_rid(value)?,
-            None => RequestId::new(format!("{id_prefix}-{}", RequestId::random())),
+            None => RequestId::new(format!("{id_prefix}{}", RequestId::random())),
         };
         let key = fields.string("extra_key")?;
         let salt = fields.string("cache_salt")?;
@@ -86,8 +94,34 @@ impl Common {
         })
     }
 
+    /// The request of one sample that continues a conversation.
+    pub(super) fn into_chat_request(
+        self,
+        prompt: ChatPrompt,
+        top_logprobs: Option<u32>,
+        parsing: Option<OutputParsing>,
+    ) -> GenerateRequest {
+        let wish = |top| LogprobWish {
+            start: None,
+            top,
+            token_ids: Arc::default(),
+        };
+        GenerateRequest {
+            rid: self.id,
+            prompt: Prompt::Chat(Arc::new(prompt)),
+            sampling: self.sampling,
+            logprobs: top_logprobs.map(wish),
+            constraint: self.constraint,
+            parsing,
+            namespace: self.namespace,
+            priority: self.priority,
+            timeouts: self.timeouts,
+            is_streaming: self.stream,
+        }
+    }
+
     /// Sets the most tokens to generate, of which `min_tokens` are not more.
-    fn limit_length(&mut self, max_tokens: u32) -> Result<(), ApiError> {
+    pub(super) fn limit_length(&mut self, max_tokens: u32) -> Result<(), ApiError> {
         self.sampling.max_new_tokens = max_tokens;
         Ok(self.sampling.check_lengths("min_tokens", "max_tokens")?)
     }

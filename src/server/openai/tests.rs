@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
+use crate::server::constraint;
 use crate::server::spelling::tests::bytewise;
 use crate::server::transcript::{News, TranscriptEnd};
 use crate::state::sampling::TokenLogprobs;
@@ -64,6 +65,7 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
         end: end.map(|reason| TranscriptEnd {
             reason,
             e2e_latency_s: 0.5,
+            prompt: Default::default(),
         }),
     }
 }
@@ -79,7 +81,12 @@ pub(super) fn events(chunks: crate::server::sse::Chunks) -> Vec<Value> {
 }
 
 fn common(value: Value) -> Result<Common, ApiError> {
-    Common::read(&mut fields(value), "cmpl", limits())
+    Common::read(
+        &mut fields(value),
+        "cmpl-",
+        constraint::of_openai_call,
+        limits(),
+    )
 }
 
 #[test]
@@ -183,6 +190,7 @@ fn samples_of_a_chat_are_requests_of_their_own() {
             template_kwargs: Default::default(),
             add_generation_prompt: true,
             continue_final_message: false,
+            known: None,
         })))
     };
     let rids: Vec<String> = crate::server::call::samples_of(request)
@@ -200,7 +208,7 @@ fn models_own_defaults_fill_what_is_absent_and_nothing_else() {
     };
     let mut fields = fields(json!({"prompt": "a", "temperature": 1.5, "top_k": null}));
     apply_model_defaults(&mut fields, &defaults);
-    let sampling = Common::read(&mut fields, "cmpl", limits())
+    let sampling = Common::read(&mut fields, "cmpl-", constraint::of_openai_call, limits())
         .expect("valid")
         .sampling;
     assert_eq!(

@@ -181,6 +181,7 @@ mod tests {
         let end = TranscriptEnd {
             reason: FinishReason::StopToken(8),
             e2e_latency_s: 0.5,
+            prompt: Default::default(),
         };
         let rid = RequestId::new("a");
         let shape = Shape::new(None, None);

@@ -1,14 +1,17 @@
-//! `/v1/ws/generate`: many requests on one WebSocket.
+//! WebSockets: `/v1/ws/generate`, many requests on one connection, and `/v1/responses`, as OpenAI's clients speak it (see
+//! [`responses`]).
 //!
-//! The client sends `{"op": "generate", ...}` with the fields of `/generate`, `{"op": "abort", "rid"}` and
+//! On `/v1/ws/generate` the client sends `{"op": "generate", ...}` with the fields of `/generate`, `{"op": "abort", "rid"}` and
 //! `{"op": "ping"}`. The server sends `{"rid", "delta", "output_ids", "meta"}` with what is new, then
 //! `{"rid", "done": true, "meta"}` or `{"rid", "error"}`. A prompt list or `n` above 1 answers under the ids `rid-i`.
 //! When the connection ends, whatever is under way on it is cancelled. Close codes are the standard's: 1002 for frames
 //! that it forbids, 1007 for text that is not UTF-8, 1009 for messages above the limit; a client's own is echoed.
 
+mod connection;
 mod frames;
 mod inbound;
-mod socket;
+mod native;
+mod responses;
 mod wire;
 
 use std::time::Duration;
@@ -16,24 +19,48 @@ use std::time::Duration;
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, rt};
 
+use connection::{Connection, Talk};
 use inbound::Inbound;
 
 use super::error::ApiError;
 use super::state::AppState;
-use socket::Socket;
+use native::Native;
+use responses::Responses;
 
-/// Answers the handshake and starts the connection's task.
+/// Answers the handshake of a client of `/v1/ws/generate`, and starts the connection's task.
 pub(super) async fn connect(
     request: HttpRequest,
     payload: Payload,
     state: Data<AppState>,
 ) -> Result<HttpResponse, ApiError> {
+    let limit_bytes = state.config().ws_max_frame_bytes;
+    start(&request, payload, &state, limit_bytes, Native::default()).await
+}
+
+/// Answers the handshake of a client of `/v1/responses`. A message is the body of a request, and may be as large.
+pub(super) async fn connect_responses(
+    request: HttpRequest,
+    payload: Payload,
+    state: Data<AppState>,
+) -> Result<HttpResponse, ApiError> {
+    let limit_bytes = state.config().max_body_bytes;
+    let talk = Responses::new(&state);
+    start(&request, payload, &state, limit_bytes, talk).await
+}
+
+async fn start(
+    request: &HttpRequest,
+    payload: Payload,
+    state: &Data<AppState>,
+    limit_bytes: usize,
+    talk: impl Talk + 'static,
+) -> Result<HttpResponse, ApiError> {
     state.serving()?;
     let open = state.open_websocket()?;
-    let limit_bytes = state.config().ws_max_frame_bytes;
     let message_timeout = Duration::from_secs(state.config().body_timeout_s.into());
     let inbound = Inbound::new(limit_bytes, message_timeout, state.bodies().open());
-    let (response, wire) = wire::accept(&request, payload, inbound, limit_bytes).await?;
-    rt::spawn(Socket::new(state.into_inner(), wire, open).run());
+    let (response, wire) = wire::accept(request, payload, inbound, limit_bytes).await?;
+    let state = state.clone().into_inner();
+    rt::spawn(Connection::new(state, wire, limit_bytes, open).run(talk));
     Ok(response)
 }

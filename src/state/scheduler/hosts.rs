@@ -1,13 +1,14 @@
-//! The wishes of hosts: prefixes kept for them, and the cache emptied for them.
+//! The wishes of hosts: prefixes kept for them, the cache emptied for them, and pauses.
 
 use super::flush::Flushes;
 use super::pins::Pins;
 
-/// Pins and flushes.
+/// Pins, flushes and the pause.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     pins: Pins,
     flushes: Flushes,
+    is_paused: bool,
 }
 
 impl Hosts {
@@ -24,6 +25,15 @@ impl Hosts {
     #[inline]
     pub(super) fn flushes_mut(&mut self) -> &mut Flushes {
         &mut self.flushes
+    }
+
+    #[inline]
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    pub(super) fn set_paused(&mut self, paused: bool) {
+        self.is_paused = paused;
     }
 
     /// A flush was asked for that no plan carries out yet.

@@ -18,6 +18,7 @@
 //! - deadlines: requests that have waited or run for too long
 //! - pins: prefixes kept for hosts
 //! - flush: the cache emptied for hosts
+//! - pause: no work is planned for as long as a host wishes
 //! - misses: the notes for the diagnosis of misses
 
 mod batch;
@@ -30,6 +31,7 @@ mod misses;
 pub mod news;
 mod order;
 mod outbox;
+mod pause;
 mod pins;
 mod pipeline;
 mod planned;
@@ -216,6 +218,7 @@ impl Scheduler {
             waiting_requests: self.queue.len(),
             retracted_requests: self.queue.n_retracted(),
             pins: self.hosts.pins().len(),
+            is_paused: self.hosts.is_paused(),
             new_token_ratio: self.batch.ratio().get(),
             ..EngineStats::default()
         };

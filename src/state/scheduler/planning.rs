@@ -164,10 +164,13 @@ impl Scheduler {
         settle
     }
 
-    /// The running sequences whose next token can be planned.
+    /// The running sequences whose next token can be planned: none in a pause.
     pub(super) fn decode_rows(&self) -> DecodeRows {
         let page = self.limits.page_size;
-        let running = self.batch.running();
+        let running: &[SeqId] = match self.is_paused() {
+            true => &[],
+            false => self.batch.running(),
+        };
         let mut rows = DecodeRows {
             seqs: Vec::with_capacity(running.len()),
             growing: Vec::with_capacity(running.len()),
@@ -187,7 +190,10 @@ impl Scheduler {
 
     /// Whether somebody of the queue can be admitted by a plan that decodes these otherwise.
     pub(super) fn looks_at_queue(&self, decode: &[SeqId]) -> bool {
-        !self.batch.is_full() && !self.queue.waiting().is_empty() && !self.defers_prefill(decode)
+        !self.is_paused()
+            && !self.batch.is_full()
+            && !self.queue.waiting().is_empty()
+            && !self.defers_prefill(decode)
     }
 
     /// The candidates of this plan: the chunked one, the retracted ones, then the queue in policy order. `decode` is
@@ -195,7 +201,7 @@ impl Scheduler {
     pub(super) fn admit_request(&mut self, decode: &[SeqId]) -> Option<AdmitRequest> {
         let is_full = self.batch.is_full();
         let is_closed = (is_full || self.queue.len() == 0) && self.batch.chunked().is_none();
-        if is_closed || self.defers_prefill(decode) {
+        if is_closed || self.is_paused() || self.defers_prefill(decode) {
             return None;
         }
         let mut candidates: Vec<Candidate> = Vec::new();

@@ -41,6 +41,8 @@ pub struct EngineStats {
     pub cached_states: usize,
     /// Pins held for hosts.
     pub pins: usize,
+    /// No work is planned, by a host's wish.
+    pub is_paused: bool,
     /// Part of the generation budget that running requests reserve.
     pub new_token_ratio: f64,
     /// Steps planned.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 pub type Check = fn(&str) -> Result<(), String>;
 
 /// A part of each example for a shell, and its check.
-pub const CURL: [(&str, Check); 19] = [
+pub const CURL: [(&str, Check); 20] = [
     ("continue_final_message", goes_on),
     ("free in row 4?", |said| {
         calls(said, &[("find_seat", json!({"row": 4}))])
@@ -14,6 +14,16 @@ pub const CURL: [(&str, Check); 19] = [
     ("free in rows 4 and 5?", streams_two_calls),
     ("I sit in row 7.", |said| {
         calls(said, &[("find_seat", json!({"row": 7}))])
+    }),
+    ("Is row 6 full?", |said| {
+        let answer = parse(said)?;
+        let block = &answer["content"][0];
+        let call = (&block["name"], &block["input"]);
+        expect(
+            call == (&json!("find_seat"), &json!({"row": 6}))
+                && answer["stop_reason"] == "tool_use",
+            "the tool is not called",
+        )
     }),
     ("Dim the light", |said| {
         calls(said, &[("set_light", json!({"level": "dim"}))])
@@ -102,7 +112,16 @@ pub const CURL: [(&str, Check); 19] = [
 ];
 
 /// A part of each example in Python, and its check.
-pub const PYTHON: [(&str, Check); 3] = [
+pub const PYTHON: [(&str, Check); 6] = [
+    ("free in row 6?", |said| {
+        expect(
+            said.trim() == "Seat 31 in row 6 is free.",
+            "the loop does not end with the answer",
+        )
+    }),
+    ("Who sits in row 8?", |said| {
+        expect(said.trim() == "Nobody does.", "it is another answer")
+    }),
     ("free in row 4?", |said| {
         expect(
             said.trim() == "Seat 12 in row 4 is free.",
@@ -125,6 +144,9 @@ pub const PYTHON: [(&str, Check); 3] = [
     }),
     ("Which seat is nearest?", |said| {
         expect(said.trim() == "row=2 is_free=True", "not parsed")
+    }),
+    ("Good evening!", |said| {
+        expect(said.trim() == "That I cannot say.", "another text")
     }),
 ];
 

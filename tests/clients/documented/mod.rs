@@ -18,12 +18,16 @@ use crate::world::World;
 const ADDRESS: &str = "http://127.0.0.1:30000";
 
 /// Cues of the questions, and what the model would like to say. Some constraints make it say something else.
-const LINES: [(&str, &str); 19] = [
+const LINES: [(&str, &str); 23] = [
     ("I am", " the prompter."),
     ("free in row 4?", FIND_4),
     ("\"seat\": 12", "Seat 12 in row 4 is free."),
+    ("free in row 6?", FIND_6),
+    ("\"seat\": 31", "Seat 31 in row 6 is free."),
+    ("Who sits in row 8?", "Nobody does."),
     ("free in rows 4 and 5?", FIND_4_AND_5),
     ("I sit in row 7.", FIND_7_AND_8),
+    ("Is row 6 full?", FIND_ALL_OF_6),
     ("Dim the light", SET_LIGHT),
     ("The play begins.", OPEN_CURTAIN),
     ("free in row 9?", FIND_9),
@@ -50,10 +54,14 @@ const LINES: [(&str, &str); 19] = [
 ];
 const FIND_4: &str =
     "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 4}}\n</tool_call>";
+const FIND_6: &str =
+    "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\":  6}}\n</tool_call>";
 const FIND_4_AND_5: &str = "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 4}}\n</tool_call>\n\
     <tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 5}}\n</tool_call>";
 const FIND_7_AND_8: &str = "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 7}}\n</tool_call>\n\
     <tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 8}}\n</tool_call>";
+const FIND_ALL_OF_6: &str =
+    "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 6}}\n</tool_call>";
 const FIND_9: &str =
     "<tool_call>\n{\"name\": \"find_seat\", \"arguments\": {\"row\": 9}}\n</tool_call>";
 const SET_LIGHT: &str =

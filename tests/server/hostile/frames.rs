@@ -36,8 +36,13 @@ struct Client(BufReader<TcpStream>);
 
 impl Client {
     fn connect(addr: SocketAddr) -> Self {
+        Self::connect_to(addr, PATH)
+    }
+
+    fn connect_to(addr: SocketAddr, path: &str) -> Self {
         let mut stream = http::connect(addr);
         let handshake = handshake(addr, "HTTP/1.1", &HANDSHAKE);
+        let handshake = handshake.replacen(PATH, path, 1);
         stream
             .write_all(handshake.as_bytes())
             .expect("the server reads");
@@ -116,6 +121,8 @@ impl Client {
     }
 }
 
+const PATH: &str = "/v1/ws/generate";
+
 const HANDSHAKE: [(&str, &str); 4] = [
     ("Connection", "Upgrade"),
     ("Upgrade", "websocket"),
@@ -128,7 +135,7 @@ fn handshake(addr: SocketAddr, version: &str, headers: &[(&str, &str)]) -> Strin
         .iter()
         .map(|(name, value)| format!("{name}: {value}\r\n"));
     let lines: String = lines.collect();
-    format!("GET /v1/ws/generate {version}\r\nHost: {addr}\r\n{lines}\r\n")
+    format!("GET {PATH} {version}\r\nHost: {addr}\r\n{lines}\r\n")
 }
 
 /// The header of a masked frame that claims `length` bytes.
@@ -190,6 +197,29 @@ fn a_frame_is_refused_by_its_header_and_other_streams_go_on() {
         }
     });
     assert!(growth < GROWTH_BYTES, "{} MiB", growth / MIB);
+}
+
+#[test]
+fn a_message_for_a_response_is_bounded_like_a_body() {
+    let server = ChildServer::start(&["--max-body-bytes", "3000000"]);
+    let block = vec![0; MIB];
+    let growth = server.growth_bytes(|| {
+        for claim in [3_000_001, 1 << 40, u64::MAX] {
+            let mut client = Client::connect_to(server.addr, "/v1/responses");
+            client.send(&header(LAST | TEXT, claim));
+            client.flood(&block, 32 * MIB);
+            assert_eq!(client.close_code(), TOO_LARGE, "{claim} bytes");
+        }
+    });
+    assert!(growth < GROWTH_BYTES, "{} MiB", growth / MIB);
+    // What is too large for the other WebSocket is none too large here.
+    let mut client = Client::connect_to(server.addr, "/v1/responses");
+    let mut text = br#"{"type": "response.sing"}"#.to_vec();
+    text.resize(2 * LIMIT as usize, b' ');
+    client.send(&frame(LAST | TEXT, &text));
+    assert_eq!(client.json()["error"]["param"], "type");
+    client.send(&frame(LAST | TEXT, b"{\"type\": \xff"));
+    assert_eq!(client.close_code(), NOT_UTF8);
 }
 
 #[test]

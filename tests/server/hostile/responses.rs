@@ -10,7 +10,7 @@ use crate::http::{Response, connect, get, open, post, send};
 use crate::world::{World, wait_until};
 
 /// Every path that answers GET.
-const PATHS: [&str; 14] = [
+const PATHS: [&str; 18] = [
     "/health",
     "/ready",
     "/health_generate",
@@ -25,6 +25,10 @@ const PATHS: [&str; 14] = [
     "/get_server_info",
     "/debug/prefix/unknown",
     "/v1/ws/generate",
+    "/v1/responses",
+    "/responses",
+    "/v1/responses/resp_some",
+    "/v1/responses/resp_some/input_items",
 ];
 
 fn head(addr: SocketAddr, path: &str) -> Response {

@@ -77,8 +77,7 @@ impl ChatTemplate {
                 self.file.display()
             ));
         }
-        let with_tools = prompt.tools.is_some() && self.expected.contains_key(TOOL_USE);
-        let name = if with_tools { TOOL_USE } else { DEFAULT };
+        let name = self.name(prompt.tools.is_some());
         let template = self
             .environment
             .get_template(name)
@@ -99,6 +98,19 @@ impl ChatTemplate {
         }
     }
 
+    /// Returns whether instructions may come after a user's message, in chats with or without tools.
+    pub(super) fn takes_late_system(&self, has_tools: bool) -> bool {
+        self.expected[self.name(has_tools)].late_system
+    }
+
+    /// The template for chats with or without tools.
+    fn name(&self, has_tools: bool) -> &'static str {
+        match has_tools && self.expected.contains_key(TOOL_USE) {
+            true => TOOL_USE,
+            false => DEFAULT,
+        }
+    }
+
     /// Returns whether a template's text contains this.
     pub(super) fn mentions(&self, text: &str) -> bool {
         self.source.contains(text)
@@ -114,6 +126,8 @@ impl ChatTemplate {
         if let Some((arguments, empty_content)) = form {
             expected.calls = expected.calls.with(arguments, empty_content);
         }
+        expected.late_system =
+            probe::takes_late_system(|messages| self.try_to_render(name, messages));
         self.expected.insert(name, expected);
     }
 

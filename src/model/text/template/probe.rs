@@ -1,4 +1,4 @@
-//! Tries in which form a template takes the calls of earlier answers.
+//! Tries what a template takes: in which form the calls of earlier answers, and whether instructions between the turns.
 
 use serde_json::{Value, json};
 
@@ -38,6 +38,26 @@ fn asks_for_none(source: &str) -> bool {
         let mut asks = tests.iter().map(|test| format!("{subject}{test}"));
         asks.any(|ask| source.contains(&ask))
     })
+}
+
+/// Returns whether a template writes instructions that come after a user's message, and where they stand: some refuse
+/// them, some leave them out, some write them before everything else.
+pub(super) fn takes_late_system(render: impl Fn(&Value) -> Option<String>) -> bool {
+    const TEXTS: [&str; 4] = [
+        "probed first",
+        "probed second",
+        "probed third",
+        "probed fourth",
+    ];
+    let roles = ["system", "user"].into_iter().cycle();
+    let messages = roles
+        .zip(TEXTS)
+        .map(|(role, text)| json!({"role": role, "content": text}));
+    let Some(rendered) = render(&messages.collect()) else {
+        return false;
+    };
+    let places: Option<Vec<usize>> = TEXTS.iter().map(|text| rendered.find(text)).collect();
+    places.is_some_and(|places| places.is_sorted())
 }
 
 fn chat(arguments: ArgumentForm, content: EmptyContent) -> Value {

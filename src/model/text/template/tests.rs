@@ -106,6 +106,30 @@ fn say(role: &str, content: &str) -> Json {
 }
 
 #[test]
+fn a_template_is_tried_with_instructions_between_the_turns() {
+    const HOISTS: &str = "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}\
+                          {% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}";
+    const LEAVES_OUT: &str =
+        "{% for m in messages if m.role == 'user' or loop.first %}{{ m.content }}{% endfor %}";
+    for (source, takes) in [
+        (CHATML, true),
+        (LLAMA3, true),
+        (MISTRAL, false),
+        (HOISTS, false),
+        (LEAVES_OUT, false),
+    ] {
+        let sources = TemplateSources {
+            file: PathBuf::from("chat_template.jinja"),
+            default: source.to_owned(),
+            tool_use: None,
+        };
+        let template = ChatTemplate::compile(sources, &SpecialTokens::default());
+        assert_eq!(template.takes_late_system(false), takes, "{source}");
+        assert_eq!(template.takes_late_system(true), takes, "{source}");
+    }
+}
+
+#[test]
 fn chatml_renders_turns_and_the_generation_prompt() {
     let chat = json!([
         say("user", "2 < 3 & \"so\"?"),

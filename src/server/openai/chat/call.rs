@@ -5,28 +5,28 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::messages;
-use super::places::must_be;
 use super::reasoning::Reasoning;
 use super::tools::CallTools;
 use crate::field::{Field, Shallow};
-use crate::request::{ChatPrompt, GenerateRequest, OutputParsing, Prompt, ToolUse};
+use crate::request::{ChatPrompt, GenerateRequest, OutputParsing, ToolUse};
 use crate::server::budget::Charges;
 use crate::server::call::{CallLimits, check_size, samples_of};
+use crate::server::constraint;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::openai::places::must_be;
 use crate::server::openai::{Common, alternatives, refusals};
-use crate::state::sampling::LogprobWish;
 
 /// Stands for as many tokens as the context has room for: the engine clips it.
-pub(super) const UNLIMITED: u32 = u32::MAX;
+pub(in crate::server) const UNLIMITED: u32 = u32::MAX;
 
 /// One call: a conversation to be continued, once or several times.
-pub(super) struct Call {
-    pub(super) common: Common,
-    pub(super) prompt: ChatPrompt,
-    pub(super) tools: Option<Arc<ToolUse>>,
-    pub(super) reasoning: Reasoning,
-    pub(super) logprobs: Option<u32>,
+pub(in crate::server) struct Call {
+    pub(in crate::server) common: Common,
+    pub(in crate::server) prompt: ChatPrompt,
+    pub(in crate::server) tools: Option<Arc<ToolUse>>,
+    pub(in crate::server) reasoning: Reasoning,
+    pub(in crate::server) logprobs: Option<u32>,
 }
 
 impl Call {
@@ -47,7 +47,8 @@ impl Call {
         let messages = messages::read(&mut fields)?;
         let ending = Ending::read(&mut fields, &messages)?;
         let tools = CallTools::read(&mut fields)?;
-        let mut common = Common::read(&mut fields, "chatcmpl", limits)?;
+        let constraint = constraint::of_openai_call;
+        let mut common = Common::read(&mut fields, "chatcmpl-", constraint, limits)?;
         check_size("n", 1, common.sampling.n as usize, limits)?;
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = fields.token_limit("max_completion_tokens")?.or(max_tokens);
@@ -61,6 +62,7 @@ impl Call {
             template_kwargs,
             add_generation_prompt: ending == Ending::AssistantTurn,
             continue_final_message: ending == Ending::InLastMessage,
+            known: None,
         };
         let call = Self {
             common,
@@ -73,35 +75,11 @@ impl Call {
     }
 
     /// The requests of its samples.
-    pub(super) fn into_requests(self) -> Vec<GenerateRequest> {
+    pub(in crate::server) fn into_requests(self) -> Vec<GenerateRequest> {
         let parsing = self.parsing();
-        let Common {
-            id,
-            sampling,
-            constraint,
-            namespace,
-            priority,
-            timeouts,
-            stream,
-            ..
-        } = self.common;
-        let wish = |top| LogprobWish {
-            start: None,
-            top,
-            token_ids: Arc::default(),
-        };
-        let request = GenerateRequest {
-            rid: id,
-            prompt: Prompt::Chat(Arc::new(self.prompt)),
-            sampling,
-            logprobs: self.logprobs.map(wish),
-            constraint,
-            parsing,
-            namespace,
-            priority,
-            timeouts,
-            is_streaming: stream,
-        };
+        let request = self
+            .common
+            .into_chat_request(self.prompt, self.logprobs, parsing);
         samples_of(request).collect()
     }
 
@@ -114,6 +92,24 @@ impl Call {
             separates_reasoning,
         })
     }
+}
+
+/// Reads what the prompt of a call is made of, and no more.
+pub(in crate::server) fn read_prompt(fields: &mut Fields) -> Result<ChatPrompt, ApiError> {
+    fields.refuse(&["chat_template"])?;
+    let messages = messages::read(fields)?;
+    let ending = Ending::read(fields, &messages)?;
+    let tools = CallTools::read(fields)?;
+    let mut template_kwargs = template_kwargs(fields)?;
+    Reasoning::read(fields, &mut template_kwargs)?;
+    Ok(ChatPrompt {
+        messages: Value::Array(messages),
+        tools: tools.prompt,
+        template_kwargs,
+        add_generation_prompt: ending == Ending::AssistantTurn,
+        continue_final_message: ending == Ending::InLastMessage,
+        known: None,
+    })
 }
 
 /// Where the prompt ends.
@@ -155,7 +151,10 @@ impl Ending {
     }
 }
 
-fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+/// The variables that a call sets for the template.
+pub(in crate::server) fn template_kwargs(
+    fields: &mut Fields,
+) -> Result<Map<String, Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
     match fields.take_tree(NAME)? {
         None => Ok(Map::new()),

@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::places::{must_be, object, optional_text, text};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::openai::places::{must_be, object, optional_text, text};
 use crate::server::raw::Raw;
 
 /// Brings the calls of a message into the form that templates expect: their arguments are objects. A message without
@@ -58,7 +58,11 @@ fn read_call(fields: &mut Fields, path: &str, value: &mut Value) -> Result<(), A
 }
 
 /// The object that a text of arguments holds. What a model wrote wrongly stays a text: the conversation goes on.
-fn arguments(fields: &mut Fields, path: &str, text: String) -> Result<Value, ApiError> {
+pub(in crate::server) fn arguments(
+    fields: &mut Fields,
+    path: &str,
+    text: String,
+) -> Result<Value, ApiError> {
     if text.trim().is_empty() {
         return Ok(json!({}));
     }

@@ -4,10 +4,10 @@
 use serde_json::{Map, Value};
 
 use super::history::{self, FunctionCalls};
-use super::places::{missing, must_be, object, optional_text};
 use crate::field::Cut;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::openai::places::{missing, must_be, object, optional_text};
 
 /// The roles of OpenAI's messages.
 const ROLES: [&str; 6] = [

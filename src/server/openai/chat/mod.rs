@@ -1,14 +1,13 @@
 //! `POST /v1/chat/completions`.
 
-mod call;
+pub(in crate::server) mod call;
 mod choice;
-mod history;
+pub(in crate::server) mod history;
 mod messages;
-mod pieces;
-mod places;
-mod reasoning;
-mod tool_choice;
-mod tools;
+pub(in crate::server) mod pieces;
+pub(in crate::server) mod reasoning;
+pub(in crate::server) mod tool_choice;
+pub(in crate::server) mod tools;
 mod writer;
 
 use actix_web::HttpResponse;

@@ -196,12 +196,17 @@ fn call_delta(call: ToolCallDelta) -> MessageDelta {
     }
 }
 
+/// The id of a request's call in OpenAI's form.
+pub(in crate::server) fn call_id(rid: &RequestId, index: usize) -> String {
+    call_id_with("call_", rid, index)
+}
+
 /// The id of a request's call, always the same.
-fn call_id(rid: &RequestId, index: usize) -> String {
+pub(in crate::server) fn call_id_with(prefix: &str, rid: &RequestId, index: usize) -> String {
     let mut hash = Sha256::new();
     hash.update(rid.as_str());
     hash.update((index as u64).to_le_bytes());
     let digits = hash.finalize();
     let digits = digits.iter().take(ID_BYTES);
-    digits.fold("call_".to_owned(), |id, byte| format!("{id}{byte:02x}"))
+    digits.fold(prefix.to_owned(), |id, byte| format!("{id}{byte:02x}"))
 }

@@ -2,17 +2,17 @@
 
 use serde_json::{Map, Value};
 
-use super::places::{must_be, optional_flag, optional_text};
 use crate::field::{Field, Shallow};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::openai::places::{must_be, optional_flag, optional_text};
 
 /// How much a model may be told to reason, from nothing on.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// How the reasoning of an answer is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reasoning {
+pub(in crate::server) enum Reasoning {
     /// In the text, as the model writes it.
     InText,
     /// Apart, as it comes.
@@ -25,7 +25,7 @@ pub(super) enum Reasoning {
 
 impl Reasoning {
     /// Reads the fields of a call, and tells the template what they ask for, unless `template_kwargs` tell it already.
-    pub(super) fn read(
+    pub(in crate::server) fn read(
         fields: &mut Fields,
         template_kwargs: &mut Map<String, Value>,
     ) -> Result<Self, ApiError> {
@@ -96,7 +96,8 @@ fn effort(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
     effort.map(|effort| known_effort(name, &effort)).transpose()
 }
 
-fn known_effort(path: &str, effort: &str) -> Result<String, ApiError> {
+/// An effort by its name.
+pub(in crate::server) fn known_effort(path: &str, effort: &str) -> Result<String, ApiError> {
     match EFFORTS.contains(&effort) {
         true => Ok(effort.to_owned()),
         false => {

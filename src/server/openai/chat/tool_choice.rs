@@ -2,16 +2,16 @@
 
 use serde_json::{Map, Value};
 
-use super::places::{missing, must_be, object, text};
 use crate::field::{Field, Shallow};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::openai::places::{missing, must_be, object, text};
 
 const WANTED: &str = "none, auto, required, or an object that names a function";
 
 /// The choice of the tools that may or must be called.
 #[derive(Debug, PartialEq)]
-pub(super) enum Choice {
+pub(in crate::server) enum Choice {
     /// The model is not told of them.
     None,
     /// Any of them.
@@ -32,14 +32,14 @@ pub(super) enum Choice {
 
 /// Whether a tool must be called.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Mode {
+pub(in crate::server) enum Mode {
     Auto,
     Required,
 }
 
 impl Choice {
     /// Reads `tool_choice` or `function_call`, as `field` says; absent, it is automatic.
-    pub(super) fn read(fields: &mut Fields, field: &str) -> Result<Self, ApiError> {
+    pub(in crate::server) fn read(fields: &mut Fields, field: &str) -> Result<Self, ApiError> {
         let raw = fields.take_raw(field);
         let Some(raw) = raw.filter(|raw| !raw.asks_for_nothing()) else {
             return Ok(Self::Mode(Mode::Auto));
@@ -72,6 +72,13 @@ impl Choice {
                     None if choice.contains_key("name") => Self::named(field, &choice),
                     None => Err(missing(path, "an object with a name")),
                 }
+            }
+            // As Responses have it.
+            Some(Value::String(kind)) if kind == "custom" && choice.contains_key("name") => {
+                Self::named(field, &choice)
+            }
+            Some(Value::String(kind)) if kind == "allowed_tools" && choice.contains_key("mode") => {
+                Self::allowed(field, choice)
             }
             Some(Value::String(kind)) if kind == "allowed_tools" => {
                 let path = format!("{field}.allowed_tools");
@@ -131,7 +138,7 @@ impl Choice {
     }
 
     /// Refuses a choice among tools of which there are none.
-    pub(super) fn check_without_tools(&self, field: &str) -> Result<(), ApiError> {
+    pub(in crate::server) fn check_without_tools(&self, field: &str) -> Result<(), ApiError> {
         let shown = match self {
             Self::None | Self::Mode(Mode::Auto) => return Ok(()),
             Self::Mode(Mode::Required) => Shallow::Text("required".to_owned()),

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 use serde_json::{Map, Value, json};
 
-use super::places::{missing, must_be, object, optional_flag, optional_text, text};
 use super::tool_choice::{Choice, Mode};
 use crate::field::{Cut, Field, check_count};
 use crate::request::{Tool, ToolChoice, ToolUse};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::openai::places::{missing, must_be, object, optional_flag, optional_text, text};
 use crate::server::raw::Raw;
 
 /// Most tools of a call.
@@ -22,11 +22,11 @@ const MAX_NAME_BYTES: usize = 64;
 
 /// The tools of a call.
 #[derive(Debug, Default)]
-pub(super) struct CallTools {
+pub(in crate::server) struct CallTools {
     /// As the chat template is told of them; `None` if it is not.
-    pub(super) prompt: Option<Value>,
+    pub(in crate::server) prompt: Option<Value>,
     /// As the model may call them; `None` if it may not.
-    pub(super) usage: Option<Arc<ToolUse>>,
+    pub(in crate::server) usage: Option<Arc<ToolUse>>,
 }
 
 impl CallTools {
@@ -40,19 +40,35 @@ impl CallTools {
         if choice == Choice::None {
             return Ok(Self::default());
         }
-        let Some(raw) = raw else {
-            choice.check_without_tools(form.choice)?;
-            return Ok(Self::default());
+        let tools = match raw {
+            Some(raw) => form.tools(fields, &raw)?,
+            None => ToolList::default(),
         };
-        let (prompt, tools) = form.tools(fields, &raw)?;
-        let (tools, choice) = choose(tools, choice, form.choice)?;
+        Self::of(tools, choice, form.choice, parallel)
+    }
+
+    /// The tools of a list, of which some may or must be called, as `field` says.
+    pub(in crate::server) fn of(
+        list: ToolList,
+        choice: Choice,
+        field: &str,
+        parallel: bool,
+    ) -> Result<Self, ApiError> {
+        if choice == Choice::None {
+            return Ok(Self::default());
+        }
+        if list.tools.is_empty() {
+            choice.check_without_tools(field)?;
+            return Ok(Self::default());
+        }
+        let (tools, choice) = choose(list.tools, choice, field)?;
         let usage = ToolUse {
             tools,
             choice,
             parallel,
         };
         Ok(Self {
-            prompt: Some(prompt),
+            prompt: Some(Value::Array(list.shown)),
             usage: Some(Arc::new(usage)),
         })
     }
@@ -94,43 +110,14 @@ impl Form {
         }
     }
 
-    /// Reads the list: for the template, and for the engine.
-    fn tools(&self, fields: &mut Fields, raw: &Raw) -> Result<(Value, Vec<Tool>), ApiError> {
-        let name = self.list;
-        if !raw.is_list() {
-            let value = raw.shallow(name)?;
-            return Err(Field::new(name, &value).must_be("a list of tools").into());
-        }
-        let (_, count) = raw.items(name, 0)?;
-        check_count(name, count, MAX_TOOLS, "tools")?;
-        let bytes = raw.bytes().len();
-        if bytes > MAX_TOOLS_BYTES {
-            let text = format!("{name} has {bytes} bytes, limit is {MAX_TOOLS_BYTES}: send fewer");
-            return Err(ApiError::field(name, text));
-        }
-        // Once for the prompt, once for the schemas that the answer is read by.
-        fields.charge_request(raw)?;
-        let Value::Array(items) = fields.tree(name, raw)? else {
-            return Err(ApiError::field(name, format!("{name} is no list of tools")));
-        };
-        let mut names = FxHashSet::default();
-        let mut shown = Vec::with_capacity(items.len());
-        let mut tools = Vec::with_capacity(items.len());
-        for (index, item) in items.into_iter().enumerate() {
+    /// Reads the list.
+    fn tools(&self, fields: &mut Fields, raw: &Raw) -> Result<ToolList, ApiError> {
+        let mut list = ToolList::default();
+        for (index, item) in read_list(fields, self.list, raw)?.into_iter().enumerate() {
             let (path, function) = self.function(index, item)?;
-            let (function, tool) = read_function(&path, function)?;
-            if !names.insert(tool.name.clone()) {
-                let path = format!("{path}.name");
-                let text = format!(
-                    "{path} is {:?}, which another tool has: rename one",
-                    tool.name
-                );
-                return Err(ApiError::field(path, text));
-            }
-            shown.push(json!({"type": "function", "function": function}));
-            tools.push(tool);
+            list.add(&path, function)?;
         }
-        Ok((Value::Array(shown), tools))
+        Ok(list)
     }
 
     /// The function of an entry, and where it stands.
@@ -157,6 +144,60 @@ impl Form {
             Some(function) => Ok((path.clone(), object(&path, function.take())?)),
             None => Err(missing(path, "an object with a name")),
         }
+    }
+}
+
+/// Functions as the template is told of them, and as the engine is.
+#[derive(Default)]
+pub(in crate::server) struct ToolList {
+    names: FxHashSet<String>,
+    shown: Vec<Value>,
+    tools: Vec<Tool>,
+}
+
+impl ToolList {
+    /// Adds the function that stands at `path`.
+    pub(in crate::server) fn add(
+        &mut self,
+        path: &str,
+        function: Map<String, Value>,
+    ) -> Result<(), ApiError> {
+        let (function, tool) = read_function(path, function)?;
+        if !self.names.insert(tool.name.clone()) {
+            let path = format!("{path}.name");
+            let name = &tool.name;
+            let text = format!("{path} is {name:?}, which another tool has: rename one");
+            return Err(ApiError::field(path, text));
+        }
+        self.shown
+            .push(json!({"type": "function", "function": function}));
+        self.tools.push(tool);
+        Ok(())
+    }
+}
+
+/// The entries of a list of tools, within its limits.
+pub(in crate::server) fn read_list(
+    fields: &mut Fields,
+    name: &str,
+    raw: &Raw,
+) -> Result<Vec<Value>, ApiError> {
+    if !raw.is_list() {
+        let value = raw.shallow(name)?;
+        return Err(Field::new(name, &value).must_be("a list of tools").into());
+    }
+    let (_, count) = raw.items(name, 0)?;
+    check_count(name, count, MAX_TOOLS, "tools")?;
+    let bytes = raw.bytes().len();
+    if bytes > MAX_TOOLS_BYTES {
+        let text = format!("{name} has {bytes} bytes, limit is {MAX_TOOLS_BYTES}: send fewer");
+        return Err(ApiError::field(name, text));
+    }
+    // Once for the prompt, once for the schemas that the answer is read by.
+    fields.charge_request(raw)?;
+    match fields.tree(name, raw)? {
+        Value::Array(items) => Ok(items),
+        _ => Err(ApiError::field(name, format!("{name} is no list of tools"))),
     }
 }
 

@@ -6,7 +6,7 @@ use super::pieces::{Pieces, ReasoningStyle};
 use crate::request::{FinishReason, Usage};
 use crate::server::call::sample_id;
 use crate::server::config::ReasoningField;
-use crate::server::openai::answer::Write;
+use crate::server::openai::answer::Choices;
 use crate::server::openai::logprobs::ChatLogprobs;
 use crate::server::openai::matched_stop;
 use crate::server::openai::wire::{Head, Matched, Response, UsageReport};
@@ -101,7 +101,7 @@ impl ChoiceDetails {
     }
 }
 
-impl Write for Writer {
+impl Choices for Writer {
     type Choice = Choice;
 
     fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Choice {

@@ -4,6 +4,7 @@
 //! passes both on in their order as [`PrefixEvent`]s. The history keeps the last reports and the last evictions, both
 //! bounded, and is asked and fed away from the plan. It reads no clock: whoever feeds it says what time it is.
 
+mod changing;
 mod evictions;
 mod hash;
 mod report;
@@ -21,6 +22,7 @@ use crate::state::pool::pages::PageSize;
 
 use evictions::Evictions;
 
+pub use changing::{ChangingValue, changing_value};
 pub use hash::PrefixHash;
 pub use report::{
     BranchReport, Cause, ElsewhereReport, EvictionReport, PrefixOutline, PrefixReport, PrefixTexts,

@@ -96,6 +96,8 @@ pub struct PrefixReport {
     pub tokens_after: Vec<u32>,
     /// The text of the tokens shown; `None` without a tokenizer.
     pub text: Option<PrefixTexts>,
+    /// What to do about a divergence, if its texts look like a value that changes with each request.
+    pub hint: Option<&'static str>,
     /// When the missing part was evicted or flushed, if it was ever cached.
     pub evicted: Option<EvictionReport>,
     /// How the cache went on instead.
@@ -206,6 +208,7 @@ impl PrefixReport {
             tokens_before: prompt[position.saturating_sub(WINDOW_TOKENS)..position].to_vec(),
             tokens_after: prompt[position..prompt.len().min(position + WINDOW_TOKENS)].to_vec(),
             text: None,
+            hint: None,
             evicted,
             branch,
             elsewhere,

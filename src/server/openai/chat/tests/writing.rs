@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::call;
 use crate::request::{Delta, FinishReason, OutputPiece};
 use crate::server::config::ReasoningField;
-use crate::server::openai::answer::Write;
+use crate::server::openai::answer::Choices;
 use crate::server::openai::chat::call::Call;
 use crate::server::openai::chat::writer::Writer;
 use crate::server::openai::tests::{events, head, news, spelling};

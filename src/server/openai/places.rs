@@ -6,7 +6,7 @@ use crate::field::{Field, Shallow};
 use crate::server::error::ApiError;
 
 /// The fields of an object.
-pub(super) fn object(path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
+pub(in crate::server) fn object(path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
     match value {
         Value::Object(map) => Ok(map),
         other => Err(must_be(path, &other, "an object")),
@@ -14,7 +14,7 @@ pub(super) fn object(path: &str, value: Value) -> Result<Map<String, Value>, Api
 }
 
 /// A text that has to be there.
-pub(super) fn text<'a>(
+pub(in crate::server) fn text<'a>(
     object: &'a Map<String, Value>,
     path: &str,
     name: &str,
@@ -24,7 +24,7 @@ pub(super) fn text<'a>(
 }
 
 /// A text that may be absent or null.
-pub(super) fn optional_text<'a>(
+pub(in crate::server) fn optional_text<'a>(
     object: &'a Map<String, Value>,
     path: &str,
     name: &str,
@@ -37,7 +37,7 @@ pub(super) fn optional_text<'a>(
 }
 
 /// True or false, if it is there and not null.
-pub(super) fn optional_flag(
+pub(in crate::server) fn optional_flag(
     object: &Map<String, Value>,
     path: &str,
     name: &str,
@@ -50,12 +50,12 @@ pub(super) fn optional_flag(
 }
 
 /// The error for a value that is absent.
-pub(super) fn missing(path: String, send: &str) -> ApiError {
+pub(in crate::server) fn missing(path: String, send: &str) -> ApiError {
     let text = format!("{path} is missing: send {send}");
     ApiError::field(path, text)
 }
 
 /// The error for a value of the wrong kind.
-pub(super) fn must_be(path: &str, value: &Value, wanted: &str) -> ApiError {
+pub(in crate::server) fn must_be(path: &str, value: &Value, wanted: &str) -> ApiError {
     Field::new(path, &Shallow::of(value)).must_be(wanted).into()
 }

@@ -1,6 +1,6 @@
-//! One WebSocket's task: client frames, the events of its requests, the heartbeat and the drain, in one loop.
+//! One WebSocket's task: client frames, the events of its requests, the heartbeat and the drain, in one loop. What is said
+//! on it is another matter: see [`Talk`].
 
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,21 +13,11 @@ use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{self, Bytes, Message};
 
-use super::frames::{self, BadFrame, Op};
 use super::inbound::Refusal;
 use super::wire::Wire;
-use crate::engine::Canceller;
-use crate::ids::RequestId;
 use crate::request::Event;
-use crate::server::answers::AnswerCharge;
-use crate::server::call::{CallLimits, WebSocketRoom};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::lanes::{Events, Lane};
-use crate::server::native::{NativeCall, Shape};
-use crate::server::open_requests::stands_for;
+use crate::server::lanes::Events;
 use crate::server::state::{AppState, OpenWebSocket};
-use crate::server::transcript::News;
 
 /// Pings without an answer after which a client is gone.
 const MAX_MISSED_PINGS: u32 = 2;
@@ -36,7 +26,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CloseReason {
+pub(super) enum CloseReason {
     /// The client closed it, or its network did.
     Disconnect,
     /// The client misses pings.
@@ -114,74 +104,102 @@ impl From<Refusal> for CloseReason {
     }
 }
 
-/// A request of this connection.
-struct Named {
-    canceller: Canceller,
-    shape: Shape,
-    /// The memory of what is sent, until it has left.
-    _charge: Option<AnswerCharge>,
+/// What is said on a connection.
+pub(super) trait Talk {
+    /// What the events of a request are told apart by.
+    type Key: Clone + 'static;
+
+    /// Requests of this connection that have not ended.
+    fn under_way(&self) -> usize;
+
+    /// A client's message has come.
+    async fn on_text(
+        &mut self,
+        connection: &mut Connection<Self::Key>,
+        text: &str,
+    ) -> Result<(), CloseReason>;
+
+    /// A client's message has come that is no text.
+    async fn on_binary(
+        &mut self,
+        connection: &mut Connection<Self::Key>,
+    ) -> Result<(), CloseReason>;
+
+    /// A request has news.
+    async fn on_event(
+        &mut self,
+        connection: &mut Connection<Self::Key>,
+        key: Self::Key,
+        event: Event,
+    ) -> Result<(), CloseReason>;
 }
 
-impl Named {
-    fn rid(&self) -> &RequestId {
-        self.canceller.rid()
-    }
-}
-
-pub(super) struct Socket {
-    state: Arc<AppState>,
+/// A connection with the requests that its client listens to.
+pub(super) struct Connection<K> {
+    pub(super) state: Arc<AppState>,
     wire: Wire,
-    lanes: SelectAll<Events<Rc<Named>>>,
-    /// The requests that have not ended. (A lane that has ended stays in `lanes` until it is polled once more.)
-    names: Vec<Rc<Named>>,
+    lanes: SelectAll<Events<K>>,
     missed_pings: u32,
     send_timeout: Duration,
+    /// Bytes of the longest message.
+    limit_bytes: usize,
     _open: OpenWebSocket,
 }
 
-impl Socket {
-    pub(super) fn new(state: Arc<AppState>, wire: Wire, open: OpenWebSocket) -> Self {
+impl<K: Clone + 'static> Connection<K> {
+    pub(super) fn new(
+        state: Arc<AppState>,
+        wire: Wire,
+        limit_bytes: usize,
+        open: OpenWebSocket,
+    ) -> Self {
         let send_timeout = Duration::from_secs(state.config().ws_send_timeout_s.into());
         Self {
             state,
             wire,
             lanes: SelectAll::new(),
-            names: Vec::new(),
             missed_pings: 0,
             send_timeout,
+            limit_bytes,
             _open: open,
         }
     }
 
     /// Serves the connection until it ends, then cancels what is under way on it.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run(mut self, mut talk: impl Talk<Key = K>) {
         let active = gauge!("souffleur_websocket_connections_active");
         active.increment(1.0);
         counter!("souffleur_websocket_connections_total").increment(1);
         let opened = Instant::now();
-        let why = self.serve().await;
-        let aborted = self.names.len() as u64;
+        let why = self.serve(&mut talk).await;
+        let aborted = talk.under_way() as u64;
         self.lanes.clear();
         if aborted > 0 {
             count_aborts(why.label(), aborted);
         }
+        drop(talk);
         let _ = timeout(CLOSE_TIMEOUT, self.close(why)).await;
         let seconds = opened.elapsed().as_secs_f64();
         histogram!("souffleur_websocket_connection_duration_seconds").record(seconds);
         active.decrement(1.0);
     }
 
-    async fn serve(&mut self) -> CloseReason {
+    /// Listens to the events of a request.
+    pub(super) fn listen(&mut self, events: Events<K>) {
+        self.lanes.push(events);
+    }
+
+    async fn serve(&mut self, talk: &mut impl Talk<Key = K>) -> CloseReason {
         let mut heartbeat = heartbeat(self.state.config().ws_ping_interval_s);
         let mut draining = self.state.drain_signal();
         loop {
-            if *draining.borrow() && self.names.is_empty() {
+            if *draining.borrow() && talk.under_way() == 0 {
                 return CloseReason::Drain;
             }
             let went_well = tokio::select! {
-                message = self.wire.next() => self.on_message(message).await,
-                Some((named, event)) = self.lanes.next(), if !self.lanes.is_empty() => {
-                    self.on_event(&named, event).await
+                message = self.wire.next() => self.on_message(message, talk).await,
+                Some((key, event)) = self.lanes.next(), if !self.lanes.is_empty() => {
+                    talk.on_event(self, key, event).await
                 }
                 _ = heartbeat.tick() => self.on_heartbeat().await,
                 Ok(()) = draining.changed() => Ok(()),
@@ -195,106 +213,16 @@ impl Socket {
     async fn on_message(
         &mut self,
         message: Option<tungstenite::Result<Message>>,
+        talk: &mut impl Talk<Key = K>,
     ) -> Result<(), CloseReason> {
         self.missed_pings = 0;
         match message.transpose()? {
-            Some(Message::Text(text)) => self.on_text(&text).await,
+            Some(Message::Text(text)) => talk.on_text(self, &text).await,
             // The pong is queued when the ping is read, in the place of one that is not written yet.
             Some(Message::Ping(_)) => in_time(self.send_timeout, self.wire.flush()).await,
             Some(Message::Pong(_) | Message::Frame(_)) => Ok(()),
-            Some(Message::Binary(_)) => {
-                let error = ApiError::invalid("the frame is binary: send JSON as text");
-                self.send(frames::error(None, &error)).await
-            }
+            Some(Message::Binary(_)) => talk.on_binary(self).await,
             Some(Message::Close(_)) | None => Err(CloseReason::Disconnect),
-        }
-    }
-
-    async fn on_text(&mut self, text: &str) -> Result<(), CloseReason> {
-        let max_values = self.state.config().max_body_values;
-        match Op::parse(text, self.state.bodies().open(), max_values) {
-            Ok(Op::Ping) => self.send(frames::pong()).await,
-            Ok(Op::Abort(name)) => {
-                self.abort(&name);
-                Ok(())
-            }
-            Ok(Op::Generate(fields)) => {
-                let rid = frames::rid_of(&fields);
-                match self.generate(fields) {
-                    Ok(()) => Ok(()),
-                    Err(error) => self.refuse(rid.as_deref(), error).await,
-                }
-            }
-            Err(BadFrame { rid, error }) => self.refuse(rid.as_deref(), error).await,
-        }
-    }
-
-    fn generate(&mut self, fields: Fields) -> Result<(), ApiError> {
-        let loaded = self.state.serving()?;
-        let limit = self.state.config().ws_max_requests;
-        let limits = CallLimits {
-            max_requests: self.state.config().max_batch_requests,
-            websocket: Some(WebSocketRoom {
-                free: limit.saturating_sub(self.names.len()),
-                limit,
-            }),
-            request: loaded.engine.request_limits(),
-        };
-        let call = NativeCall::parse(fields, limits)?;
-        let shapes = call.shapes(&loaded.spelling);
-        let (requests, charges) = call.into_streamed();
-        let lanes = Lane::open_all(&self.state, requests)?;
-        let lanes = Lane::with_charges(lanes, charges);
-        let charge = Lane::answer_charge(&lanes);
-        for (lane, shape) in lanes.into_iter().zip(shapes) {
-            let named = Rc::new(Named {
-                canceller: lane.canceller(),
-                shape,
-                _charge: charge.clone(),
-            });
-            self.names.push(named.clone());
-            self.lanes.push(lane.events(named));
-        }
-        Ok(())
-    }
-
-    /// Answers a refused request. Refused for overload with nothing else to wait for, the client should go away.
-    async fn refuse(&mut self, rid: Option<&str>, error: ApiError) -> Result<(), CloseReason> {
-        self.send(frames::error(rid, &error)).await?;
-        match error.code() == "overloaded" && self.names.is_empty() {
-            true => Err(CloseReason::Overload),
-            false => Ok(()),
-        }
-    }
-
-    fn abort(&self, name: &str) {
-        let meant = |named: &&Rc<Named>| stands_for(name, named.rid().as_str());
-        let meant = self.names.iter().filter(meant);
-        let aborted = meant.map(|named| named.canceller.cancel()).count() as u64;
-        count_aborts("client_abort", aborted);
-    }
-
-    async fn on_event(&mut self, named: &Rc<Named>, event: Event) -> Result<(), CloseReason> {
-        if event.is_terminal() {
-            self.names.retain(|other| !Rc::ptr_eq(other, named));
-        }
-        match News::of(event) {
-            Ok(news) => {
-                let mut pieces = Vec::new();
-                news.in_pieces(|piece| pieces.push(piece));
-                let last = pieces.len() - 1;
-                for (index, piece) in pieces.into_iter().enumerate() {
-                    for frame in frames::news(named.rid(), &named.shape, piece) {
-                        self.send(frame).await?;
-                    }
-                    if index < last {
-                        // The worker's other clients come in between.
-                        tokio::task::yield_now().await;
-                    }
-                }
-                Ok(())
-            }
-            Err(error) => self.refuse(Some(named.rid().as_str()), error.into()).await,
         }
     }
 
@@ -306,7 +234,8 @@ impl Socket {
         self.write(Message::Ping(Bytes::new())).await
     }
 
-    async fn send(&mut self, frame: String) -> Result<(), CloseReason> {
+    /// Sends a message, when the client has taken those before.
+    pub(super) async fn send(&mut self, frame: String) -> Result<(), CloseReason> {
         let waiting = gauge!("souffleur_websocket_outbound_queue_depth");
         waiting.increment(1.0);
         let sent = self.write(Message::text(frame)).await;
@@ -323,7 +252,7 @@ impl Socket {
         let Some(code) = why.close_code() else {
             return self.wire.flush().await;
         };
-        let limit = self.state.config().ws_max_frame_bytes;
+        let limit = self.limit_bytes;
         let reason = match why {
             CloseReason::TooLarge => {
                 format!("messages are limited to {limit} bytes: send less at once")
@@ -353,6 +282,7 @@ fn heartbeat(period_s: u32) -> Interval {
     heartbeat
 }
 
-fn count_aborts(reason: &'static str, requests: u64) {
+/// Counts requests that were cancelled, and why.
+pub(super) fn count_aborts(reason: &'static str, requests: u64) {
     counter!("souffleur_websocket_aborts_total", "reason" => reason).increment(requests);
 }

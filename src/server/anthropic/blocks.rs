@@ -1,0 +1,162 @@
+//! The pieces of an answer as blocks, one after the other: whole messages and streams are written from the same parts.
+
+use crate::ids::RequestId;
+use crate::request::OutputPiece;
+use crate::server::openai::chat::pieces::call_id_with;
+
+/// A part of a block.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// A block of text begins.
+    OpenText,
+    /// A thought begins.
+    OpenThinking,
+    /// A call begins.
+    OpenCall {
+        /// Its id.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+    /// More of the text.
+    Text(String),
+    /// More of the thought.
+    Thinking(String),
+    /// More of the call's arguments.
+    Input(String),
+    /// The block ends.
+    Close(Kind),
+}
+
+/// What a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Words.
+    Text,
+    /// A thought.
+    Thinking,
+    /// A call.
+    Call,
+}
+
+/// One answer's blocks so far.
+pub(super) struct Blocks {
+    rid: RequestId,
+    shows_thinking: bool,
+    open: Option<Kind>,
+    has_block: bool,
+    calls: usize,
+    complete_calls: usize,
+    /// White space at the beginning of a text, which is no block until other text follows: the API takes no block back
+    /// that is nothing else.
+    blank: String,
+}
+
+impl Blocks {
+    /// An answer without a block.
+    pub(super) fn new(rid: RequestId, shows_thinking: bool) -> Self {
+        Self {
+            rid,
+            shows_thinking,
+            open: None,
+            has_block: false,
+            calls: 0,
+            complete_calls: 0,
+            blank: String::new(),
+        }
+    }
+
+    /// True once a call is complete.
+    pub(super) fn has_complete_call(&self) -> bool {
+        self.complete_calls > 0
+    }
+
+    /// Adds a part of an answer: `text` of one that is not taken apart, or else its pieces.
+    pub(super) fn add(&mut self, text: String, pieces: Vec<OutputPiece>, out: &mut Vec<Part>) {
+        self.add_text(text, out);
+        for piece in pieces {
+            match piece {
+                OutputPiece::Text(text) => self.add_text(text, out),
+                OutputPiece::Reasoning(text) => self.add_thinking(text, out),
+                OutputPiece::CallStart { name } => self.start_call(name, out),
+                OutputPiece::CallArguments(text) => {
+                    if self.open == Some(Kind::Call) && !text.is_empty() {
+                        out.push(Part::Input(text));
+                    }
+                }
+                OutputPiece::CallEnd => {
+                    self.complete_calls += 1;
+                    self.close(out);
+                }
+            }
+        }
+    }
+
+    /// Ends the answer. One without a block gets one with what there is of text.
+    pub(super) fn finish(&mut self, out: &mut Vec<Part>) {
+        if !self.has_block {
+            self.open(Kind::Text, Part::OpenText, out);
+            let blank = std::mem::take(&mut self.blank);
+            if !blank.is_empty() {
+                out.push(Part::Text(blank));
+            }
+        }
+        self.close(out);
+    }
+
+    fn add_text(&mut self, text: String, out: &mut Vec<Part>) {
+        if text.is_empty() {
+            return;
+        }
+        if self.open == Some(Kind::Text) {
+            out.push(Part::Text(text));
+            return;
+        }
+        self.blank.push_str(&text);
+        if self.blank.trim_start().is_empty() {
+            return;
+        }
+        let text = std::mem::take(&mut self.blank);
+        // What parts an answer from the thought or call before it is no part of it.
+        let text = match self.has_block {
+            true => text.trim_start().to_owned(),
+            false => text,
+        };
+        self.open(Kind::Text, Part::OpenText, out);
+        out.push(Part::Text(text));
+    }
+
+    fn add_thinking(&mut self, text: String, out: &mut Vec<Part>) {
+        if text.is_empty() {
+            return;
+        }
+        if self.open != Some(Kind::Thinking) {
+            self.open(Kind::Thinking, Part::OpenThinking, out);
+        }
+        if self.shows_thinking {
+            out.push(Part::Thinking(text));
+        }
+    }
+
+    fn start_call(&mut self, name: String, out: &mut Vec<Part>) {
+        let id = call_id_with("toolu_", &self.rid, self.calls);
+        self.calls += 1;
+        self.open(Kind::Call, Part::OpenCall { id, name }, out);
+    }
+
+    fn open(&mut self, kind: Kind, part: Part, out: &mut Vec<Part>) {
+        self.close(out);
+        if kind != Kind::Text {
+            self.blank.clear();
+        }
+        self.open = Some(kind);
+        self.has_block = true;
+        out.push(part);
+    }
+
+    fn close(&mut self, out: &mut Vec<Part>) {
+        if let Some(kind) = self.open.take() {
+            out.push(Part::Close(kind));
+        }
+    }
+}

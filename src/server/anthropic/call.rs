@@ -1,0 +1,184 @@
+//! Reading a call.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::messages::{self, Conversation};
+use super::system::HeaderFilter;
+use super::{thinking, tools};
+use crate::error::FieldError;
+use crate::model::text::TextModel;
+use crate::request::{ChatPrompt, ToolUse};
+use crate::server::budget::Charges;
+use crate::server::call::CallLimits;
+use crate::server::constraint;
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::openai::Common;
+use crate::server::openai::chat::call::{Call, template_kwargs};
+use crate::server::openai::chat::reasoning::Reasoning;
+use crate::server::openai::places::missing;
+use crate::server::raw::Raw;
+use crate::state::request_limits::RequestLimits;
+use crate::state::sampling::{SamplingParams, SetParam};
+
+/// Fields that would change the answer and have no place in one message.
+const REFUSED: [&str; 6] = [
+    "mcp_servers",
+    "chat_template",
+    "echo",
+    "logprobs",
+    "top_logprobs",
+    "thinking_token_budget",
+];
+
+/// What the reading of a call depends on besides its body.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    /// The tokenizer with the chat template.
+    pub(super) text: Option<&'a TextModel>,
+    /// Leaves out headers in the system prompt that change with every request.
+    pub(super) drops_headers: bool,
+}
+
+/// The part of a call that its prompt is made of, which is the same where tokens are only counted.
+pub(super) struct Wish {
+    conversation: Conversation,
+    tools: Option<Value>,
+    usage: Option<Arc<ToolUse>>,
+    template_kwargs: serde_json::Map<String, Value>,
+    shows_thinking: bool,
+    /// The schema of the answer.
+    schema: Option<Raw>,
+}
+
+impl Wish {
+    /// Reads what the prompt is made of.
+    pub(super) fn read(fields: &mut Fields, place: Place<'_>) -> Result<Self, ApiError> {
+        let tools = tools::read(fields)?;
+        let mut template_kwargs = template_kwargs(fields)?;
+        let shows_thinking = thinking::read(fields, &mut template_kwargs)?;
+        let schema = thinking::read_output(fields, &mut template_kwargs)?;
+        let has_tools = tools.prompt.is_some();
+        let takes_late_system = place
+            .text
+            .is_none_or(|text| text.takes_late_system(has_tools));
+        let mut filter = HeaderFilter::new(place.drops_headers);
+        let conversation = messages::read(fields, takes_late_system, &mut filter)?;
+        filter.count();
+        Ok(Self {
+            conversation,
+            tools: tools.prompt,
+            usage: tools.usage,
+            template_kwargs,
+            shows_thinking,
+            schema,
+        })
+    }
+
+    /// The prompt to be continued: a last message of the assistant goes on.
+    fn into_prompt(self) -> Result<ChatPrompt, ApiError> {
+        let continues = self.conversation.ends_with_assistant();
+        if continues && self.conversation.ends_with_calls() {
+            let text =
+                "messages ends with a tool_use, which cannot be continued: send its tool_result";
+            return Err(ApiError::field("messages", text));
+        }
+        Ok(self.into_prompt_with(continues))
+    }
+
+    /// The prompt to be counted, which may end with calls.
+    pub(super) fn into_counted_prompt(self) -> ChatPrompt {
+        let continues = self.conversation.ends_with_assistant();
+        let has_calls = self.conversation.ends_with_calls();
+        let mut prompt = self.into_prompt_with(continues && !has_calls);
+        prompt.add_generation_prompt = !continues;
+        prompt
+    }
+
+    fn into_prompt_with(self, continues: bool) -> ChatPrompt {
+        ChatPrompt {
+            messages: Value::Array(self.conversation.into_messages()),
+            tools: self.tools,
+            template_kwargs: self.template_kwargs,
+            add_generation_prompt: !continues,
+            continue_final_message: continues,
+            known: None,
+        }
+    }
+}
+
+/// One call for a message.
+pub(super) struct MessagesCall {
+    /// The chat that it is.
+    pub(super) chat: Call,
+    /// The text of thoughts is sent.
+    pub(super) shows_thinking: bool,
+}
+
+impl MessagesCall {
+    /// Reads a call. It keeps what it is charged for, as long as that is in memory.
+    pub(super) fn parse(
+        mut fields: Fields,
+        limits: CallLimits<'_>,
+        place: Place<'_>,
+    ) -> Result<(Self, Charges), ApiError> {
+        fields.refuse(&REFUSED)?;
+        let max_tokens = fields.token_limit("max_tokens")?;
+        let max_tokens = max_tokens.ok_or_else(|| missing("max_tokens".to_owned(), "a number"))?;
+        let stop = stop_sequences(&mut fields, limits.request)?;
+        let mut wish = Wish::read(&mut fields, place)?;
+        let mut common = Common::read(&mut fields, "msg_", constraint::of_openai_call, limits)?;
+        if common.sampling.n != 1 {
+            return Err(ApiError::unsupported("n"));
+        }
+        if let Some(stop) = stop {
+            common.sampling.stop = stop;
+        }
+        common.limit_length(max_tokens)?;
+        if let Some(schema) = wish.schema.take() {
+            if common.constraint.is_some() {
+                let text = "output_config.format and another field both constrain the answer: send one of them";
+                return Err(ApiError::field("output_config.format", text));
+            }
+            common.constraint = constraint::of_schema(&mut fields, thinking::SCHEMA, schema)?;
+        }
+        let (shows_thinking, tools) = (wish.shows_thinking, wish.usage.clone());
+        let chat = Call {
+            common,
+            prompt: wish.into_prompt()?,
+            tools,
+            reasoning: Reasoning::Streamed,
+            logprobs: None,
+        };
+        let call = Self {
+            chat,
+            shows_thinking,
+        };
+        Ok((call, fields.into_charges()))
+    }
+}
+
+/// Reads `stop_sequences` as stop strings.
+fn stop_sequences(
+    fields: &mut Fields,
+    limits: &RequestLimits,
+) -> Result<Option<Arc<[String]>>, ApiError> {
+    const NAME: &str = "stop_sequences";
+    let Some(raw) = fields.take_raw(NAME) else {
+        return Ok(None);
+    };
+    let mut params = SamplingParams::default();
+    let set = SetParam {
+        params: &mut params,
+        name: "stop",
+        limits,
+    };
+    let named = |error: FieldError| {
+        let text = error.to_string().replacen("stop", NAME, 1);
+        FieldError::new(NAME, text)
+    };
+    raw.parse_seed(NAME, set)?.map_err(named)?;
+    Ok(Some(params.stop))
+}

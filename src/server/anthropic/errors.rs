@@ -1,0 +1,116 @@
+//! Errors in Anthropic's form, with the id of the call, on all of its routes: those that are found before a handler is
+//! asked too.
+
+use std::sync::Arc;
+
+use actix_web::body::{BoxBody, MessageBody};
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::header::{HeaderName, HeaderValue};
+use actix_web::http::{StatusCode, header};
+use actix_web::middleware::Next;
+use actix_web::{HttpMessage, HttpResponse};
+use serde::Serialize;
+
+use crate::server::error::ApiError;
+
+/// The header in which a call's id is told.
+const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
+/// The id of one HTTP request. Of the client's names for requests it knows nothing: those may come twice.
+#[derive(Clone)]
+pub(in crate::server) struct CallId(Arc<str>);
+
+impl CallId {
+    fn random() -> Self {
+        Self(format!("req_{}", uuid::Uuid::new_v4().simple()).into())
+    }
+
+    fn header(&self) -> HeaderValue {
+        HeaderValue::from_str(&self.0).expect("it is made of letters and digits")
+    }
+}
+
+/// An error as Anthropic's clients read it.
+#[derive(Serialize)]
+pub(super) struct ErrorForm<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: ErrorBody<'a>,
+    request_id: &'a str,
+}
+
+#[derive(Serialize)]
+struct ErrorBody<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: &'a str,
+    /// The engine's own name of the error, which is more precise.
+    code: &'static str,
+}
+
+impl<'a> ErrorForm<'a> {
+    /// An error of the call with this id.
+    pub(super) fn new(error: &'a ApiError, id: &'a CallId) -> Self {
+        let error = ErrorBody {
+            kind: kind(actix_web::ResponseError::status_code(error)),
+            message: error.message(),
+            code: error.code(),
+        };
+        Self {
+            kind: "error",
+            error,
+            request_id: &id.0,
+        }
+    }
+}
+
+/// Anthropic's word for a status.
+fn kind(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        408 => "timeout_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        400..=499 => "invalid_request_error",
+        503 | 529 => "overloaded_error",
+        _ => "api_error",
+    }
+}
+
+/// Gives a request its id, and its answer: errors in Anthropic's form.
+pub(in crate::server) async fn adapt<B: MessageBody + 'static>(
+    request: ServiceRequest,
+    next: Next<B>,
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+    let id = CallId::random();
+    request.extensions_mut().insert(id.clone());
+    match next.call(request).await {
+        Ok(response) => {
+            let error = response.response().error();
+            let error = error.and_then(|error| error.as_error::<ApiError>().cloned());
+            let (request, response) = response.map_into_boxed_body().into_parts();
+            let response = written(response, error.as_ref(), &id);
+            Ok(ServiceResponse::new(request, response))
+        }
+        // Refused on the way to the handler. What is on the way back still adds its headers.
+        Err(mut error) => {
+            let refused = error.as_error::<ApiError>().cloned();
+            error.add_response_mapper(move |response| written(response, refused.as_ref(), &id));
+            Err(error)
+        }
+    }
+}
+
+/// The response with its id, and with the error in its body if there is one.
+fn written(mut response: HttpResponse, error: Option<&ApiError>, id: &CallId) -> HttpResponse {
+    response.headers_mut().insert(REQUEST_ID, id.header());
+    let Some(error) = error else {
+        return response;
+    };
+    let body = serde_json::to_vec(&ErrorForm::new(error, id));
+    let body = body.expect("errors have string keys only");
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    response.set_body(BoxBody::new(body))
+}

@@ -1,0 +1,321 @@
+//! Anthropic's messages as those of a chat: results of tools become messages of their own, calls and thoughts go to the
+//! assistant's, and instructions between the turns stay where they stand.
+
+use rustc_hash::FxHashMap;
+use serde_json::{Map, Value, json};
+
+use super::system::{self, BETWEEN, HeaderFilter, into_text, texts_of, unknown_block};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::openai::places::{missing, must_be, object, optional_flag, text};
+
+const ROLES: &str = "user, assistant or system";
+const CONTENT: &str = "a string or a list of blocks";
+
+/// The messages of a chat so far.
+pub(super) struct Conversation {
+    messages: Vec<Value>,
+    /// The names of the tools that were called, by the ids of the calls.
+    tools: FxHashMap<String, String>,
+    takes_late_system: bool,
+}
+
+/// Reads `system` and `messages`.
+///
+/// Instructions behind the first message are rendered there if the template takes them there, and else as words of the
+/// user: moved to the front they would change the beginning of the prompt with every turn.
+pub(super) fn read(
+    fields: &mut Fields,
+    takes_late_system: bool,
+    filter: &mut HeaderFilter,
+) -> Result<Conversation, ApiError> {
+    const NAME: &str = "messages";
+    let mut conversation = Conversation {
+        messages: Vec::new(),
+        tools: FxHashMap::default(),
+        takes_late_system,
+    };
+    if let Some(content) = fields.take_tree("system")?
+        && let Some(text) = system::read("system", content, filter)?
+    {
+        conversation.push_text("system", text);
+    }
+    let items = match fields.take_tree(NAME)? {
+        Some(Value::Array(items)) => items,
+        Some(other) => return Err(must_be(NAME, &other, "a list of messages")),
+        None => return Err(missing(NAME.to_owned(), "a list")),
+    };
+    if items.is_empty() {
+        let text = "messages is empty: send at least one message";
+        return Err(ApiError::field(NAME, text));
+    }
+    for (index, item) in items.into_iter().enumerate() {
+        conversation.read_message(&format!("{NAME}[{index}]"), item, filter)?;
+    }
+    if conversation.messages.is_empty() {
+        let text = "messages holds no text: send at least one message with some";
+        return Err(ApiError::field(NAME, text));
+    }
+    Ok(conversation)
+}
+
+impl Conversation {
+    /// The messages as templates read them.
+    pub(super) fn into_messages(self) -> Vec<Value> {
+        self.messages
+    }
+
+    /// True if the last message is the assistant's.
+    pub(super) fn ends_with_assistant(&self) -> bool {
+        let last = self.messages.last();
+        last.is_some_and(|last| last["role"] == "assistant")
+    }
+
+    /// True if the last message has calls.
+    pub(super) fn ends_with_calls(&self) -> bool {
+        let last = self.messages.last();
+        last.is_some_and(|last| last.get("tool_calls").is_some())
+    }
+
+    fn read_message(
+        &mut self,
+        path: &str,
+        item: Value,
+        filter: &mut HeaderFilter,
+    ) -> Result<(), ApiError> {
+        let mut message = object(path, item)?;
+        let content = message.get_mut("content").map(Value::take);
+        let path_of_content = format!("{path}.content");
+        let content = content.filter(|content| !content.is_null());
+        let content = content.ok_or_else(|| missing(path_of_content.clone(), CONTENT))?;
+        match message.get("role").and_then(Value::as_str) {
+            Some("user") => self.read_user(&path_of_content, content),
+            Some("assistant") => self.read_assistant(&path_of_content, content),
+            Some("system") => {
+                if let Some(text) = system::read(&path_of_content, content, filter)? {
+                    self.push_system(text);
+                }
+                Ok(())
+            }
+            _ => match message.get("role") {
+                Some(role) => Err(must_be(&format!("{path}.role"), role, ROLES)),
+                None => Err(missing(format!("{path}.role"), ROLES)),
+            },
+        }
+    }
+
+    /// Results come first, whatever stood before them: a template writes them right behind their calls.
+    fn read_user(&mut self, path: &str, content: Value) -> Result<(), ApiError> {
+        let blocks = match content {
+            Value::String(text) => {
+                self.push_text("user", text);
+                return Ok(());
+            }
+            Value::Array(blocks) if !blocks.is_empty() => blocks,
+            other => return Err(must_be(path, &other, CONTENT)),
+        };
+        let mut texts = Vec::new();
+        for (index, block) in blocks.into_iter().enumerate() {
+            let path = format!("{path}[{index}]");
+            let mut block = object(&path, block)?;
+            match block.get("type").and_then(Value::as_str) {
+                Some("text") => texts.push(take_text(&mut block, &path, "text")?),
+                Some("tool_result") => self.push_result(&path, block)?,
+                kind => return Err(unknown_block(&path, kind, "text or tool_result")),
+            }
+        }
+        if !texts.is_empty() {
+            self.push_text("user", texts.join(BETWEEN));
+        }
+        Ok(())
+    }
+
+    fn push_result(&mut self, path: &str, mut block: Map<String, Value>) -> Result<(), ApiError> {
+        let id = take_text(&mut block, path, "tool_use_id")?;
+        let failed = optional_flag(&block, path, "is_error")?.unwrap_or(false);
+        let path = format!("{path}.content");
+        let content = match block.get_mut("content").map(Value::take) {
+            None | Some(Value::Null) => String::new(),
+            Some(Value::String(text)) => text,
+            Some(Value::Array(blocks)) => texts_of(&path, blocks)?.join("\n"),
+            Some(other) => return Err(must_be(&path, &other, CONTENT)),
+        };
+        // Templates have no other word for it.
+        let content = match failed {
+            true => format!("Error: {content}"),
+            false => content,
+        };
+        let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
+        if let Some(name) = self.tools.get(&id) {
+            message["name"] = name.as_str().into();
+        }
+        self.messages.push(message);
+        Ok(())
+    }
+
+    fn read_assistant(&mut self, path: &str, content: Value) -> Result<(), ApiError> {
+        let blocks = match content {
+            Value::String(text) => {
+                self.push_assistant(text, Vec::new(), Vec::new());
+                return Ok(());
+            }
+            Value::Array(blocks) => blocks,
+            other => return Err(must_be(path, &other, CONTENT)),
+        };
+        let (mut text, mut thoughts, mut calls) = (String::new(), Vec::new(), Vec::new());
+        for (index, block) in blocks.into_iter().enumerate() {
+            let path = format!("{path}[{index}]");
+            let mut block = object(&path, block)?;
+            match block.get("type").and_then(Value::as_str) {
+                Some("text") => text.push_str(&take_text(&mut block, &path, "text")?),
+                Some("thinking") => thoughts.push(take_text(&mut block, &path, "thinking")?),
+                // Nobody but its maker can read it.
+                Some("redacted_thinking") => (),
+                Some("tool_use") => calls.push(self.read_call(&path, block)?),
+                kind => {
+                    let known = "text, thinking, redacted_thinking or tool_use";
+                    return Err(unknown_block(&path, kind, known));
+                }
+            }
+        }
+        thoughts.retain(|thought| !thought.is_empty());
+        self.push_assistant(text, thoughts, calls);
+        Ok(())
+    }
+
+    /// Adds a message of the assistant, or adds to the last one, if that is the assistant's too.
+    fn push_assistant(&mut self, text: String, thoughts: Vec<String>, calls: Vec<Value>) {
+        if !text.is_empty() || !self.ends_with_assistant() {
+            self.push_text("assistant", text);
+        }
+        let Some(message) = self.messages.last_mut() else {
+            return;
+        };
+        if !thoughts.is_empty() {
+            let before = message.get("reasoning_content").and_then(Value::as_str);
+            let before = before.into_iter().map(str::to_owned);
+            let all: Vec<String> = before.chain(thoughts).collect();
+            message["reasoning_content"] = all.join("\n").into();
+        }
+        if !calls.is_empty() {
+            match message.get_mut("tool_calls") {
+                Some(Value::Array(before)) => before.extend(calls),
+                _ => message["tool_calls"] = calls.into(),
+            }
+        }
+    }
+
+    fn read_call(&mut self, path: &str, mut block: Map<String, Value>) -> Result<Value, ApiError> {
+        let id = take_text(&mut block, path, "id")?;
+        let name = take_text(&mut block, path, "name")?;
+        let input = match block.get_mut("input").map(Value::take) {
+            None | Some(Value::Null) => json!({}),
+            Some(input @ Value::Object(_)) => input,
+            Some(other) => return Err(must_be(&format!("{path}.input"), &other, "an object")),
+        };
+        self.tools.insert(id.clone(), name.clone());
+        let function = json!({"name": name, "arguments": input});
+        Ok(json!({"id": id, "type": "function", "function": function}))
+    }
+
+    /// Adds instructions: to those at the beginning, or where they stand.
+    fn push_system(&mut self, text: String) {
+        let is_first = self
+            .messages
+            .iter()
+            .all(|message| message["role"] == "system");
+        match is_first || self.takes_late_system {
+            true => self.push_text("system", text),
+            false => self.push_text("user", text),
+        }
+    }
+
+    /// Adds a message, or to the last one if that has the same role: turns of one side are one, and many templates take
+    /// nothing else.
+    fn push_text(&mut self, role: &str, text: String) {
+        if let Some(last) = self.messages.last_mut().filter(|last| last["role"] == role)
+            && let Some(Value::String(before)) = last.get_mut("content")
+        {
+            if !before.is_empty() {
+                before.push_str(BETWEEN);
+            }
+            before.push_str(&text);
+            return;
+        }
+        self.messages.push(json!({"role": role, "content": text}));
+    }
+}
+
+/// Moves a text out of a block.
+fn take_text(block: &mut Map<String, Value>, path: &str, name: &str) -> Result<String, ApiError> {
+    text(block, path, name)?;
+    let taken = block.get_mut(name).map(Value::take);
+    Ok(taken.and_then(into_text).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_with(body: Value, takes_late_system: bool) -> Value {
+        let mut filter = HeaderFilter::new(true);
+        let read = read(&mut Fields::of(&body), takes_late_system, &mut filter);
+        let conversation = read.unwrap_or_else(|error| panic!("{error}"));
+        Value::Array(conversation.into_messages())
+    }
+
+    #[test]
+    fn instructions_stay_where_they_stand_in_the_form_that_the_template_takes() {
+        let body = json!({"system": "a", "messages": [
+            {"role": "system", "content": "b"},
+            {"role": "user", "content": "c"},
+            {"role": "system", "content": [{"type": "text", "text": "d"}]},
+            {"role": "assistant", "content": "e"},
+            {"role": "system", "content": "f"},
+            {"role": "user", "content": "g"},
+        ]});
+        let says = |role: &str, content: &str| json!({"role": role, "content": content});
+        let in_place = json!([
+            says("system", "a\n\nb"),
+            says("user", "c"),
+            says("system", "d"),
+            says("assistant", "e"),
+            says("system", "f"),
+            says("user", "g"),
+        ]);
+        assert_eq!(read_with(body.clone(), true), in_place);
+        let as_user = json!([
+            says("system", "a\n\nb"),
+            says("user", "c\n\nd"),
+            says("assistant", "e"),
+            says("user", "f\n\ng"),
+        ]);
+        assert_eq!(read_with(body, false), as_user);
+    }
+
+    #[test]
+    fn turns_of_one_side_are_one() {
+        let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "f", "input": {"x": 1}});
+        let body = json!({"messages": [
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}, call("1")]},
+            {"role": "assistant", "content": [{"type": "text", "text": "d"}, call("2")]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": "r"},
+                {"type": "tool_result", "tool_use_id": "2", "is_error": true, "content": "no"},
+            ]},
+        ]});
+        let function = json!({"name": "f", "arguments": {"x": 1}});
+        let expected = json!([
+            {"role": "user", "content": "a\n\nb\n\nc"},
+            {"role": "assistant", "content": "d", "reasoning_content": "t", "tool_calls": [
+                {"id": "1", "type": "function", "function": function},
+                {"id": "2", "type": "function", "function": function},
+            ]},
+            {"role": "tool", "tool_call_id": "1", "content": "r", "name": "f"},
+            {"role": "tool", "tool_call_id": "2", "content": "Error: no", "name": "f"},
+        ]);
+        assert_eq!(read_with(body, true), expected);
+    }
+}

@@ -1,0 +1,83 @@
+//! Anthropic's Messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`.
+//!
+//! A call is read into the prompt, the tools and the parameters of a chat, and runs as one; only its words and those of
+//! the answer are different.
+
+mod answer;
+mod blocks;
+mod call;
+mod errors;
+mod messages;
+mod stream;
+mod system;
+mod thinking;
+mod tools;
+mod wire;
+
+use std::sync::Arc;
+
+use actix_web::HttpResponse;
+use actix_web::web::{Data, ReqData};
+use serde_json::json;
+
+use super::body::JsonBody;
+use super::encode;
+use super::error::ApiError;
+use super::lanes::{Lane, finish_all};
+use super::openai::answer::Received;
+use super::state::{AppState, Loaded};
+use super::{sse, whole};
+use answer::write_message;
+use call::{MessagesCall, Place, Wish};
+use errors::CallId;
+pub(super) use errors::adapt;
+use stream::MessageStream;
+use wire::Head;
+
+/// Answers `POST /v1/messages`.
+pub(super) async fn create(
+    state: Data<AppState>,
+    id: ReqData<CallId>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let received = Received::new(&state, body)?;
+    let place = place(&state, received.loaded);
+    let (call, charges) = MessagesCall::parse(received.fields, received.limits, place)?;
+    let head = Head {
+        rid: call.chat.common.id.clone(),
+        model: received.loaded.engine.model().served_model_name.clone(),
+        shows_thinking: call.shows_thinking,
+    };
+    let is_stream = call.chat.common.stream;
+    let lanes = Lane::open_all(&state, call.chat.into_requests())?;
+    let lanes = Lane::with_charges(lanes, charges);
+    if is_stream {
+        let render = MessageStream::new(head, id.into_inner());
+        return sse::respond(lanes, render, state.config().sse_keep_alive_s).await;
+    }
+    let charge = Lane::answer_charge(&lanes);
+    let transcripts = finish_all(lanes).await?;
+    let write = move |transcripts| write_message(&head, transcripts);
+    Ok(whole::respond(transcripts, charge, write).await)
+}
+
+/// Answers `POST /v1/messages/count_tokens`: the tokens of the prompt that a call would have.
+pub(super) async fn count_tokens(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let loaded = state.serving()?;
+    let mut fields = body.0;
+    let wish = Wish::read(&mut fields, place(&state, loaded))?;
+    let prompt = wish.into_counted_prompt();
+    let charges = fields.into_charges();
+    let tokens = encode::chat(&state, prompt, charges).await?;
+    Ok(HttpResponse::Ok().json(json!({ "input_tokens": tokens.len() })))
+}
+
+fn place<'a>(state: &AppState, loaded: &'a Loaded) -> Place<'a> {
+    Place {
+        text: loaded.engine.text().map(Arc::as_ref),
+        drops_headers: state.config().drop_changing_headers,
+    }
+}

@@ -1,0 +1,98 @@
+//! Texts of the system, without the header in them that changes with every request.
+
+use metrics::counter;
+use serde_json::Value;
+
+use crate::field::Cut;
+use crate::server::error::ApiError;
+use crate::server::openai::places::{must_be, object, text};
+
+/// The header that Claude Code puts before its instructions. It holds a hash of the request, so that no two prompts would
+/// share anything behind it.
+const HEADER: &str = "x-anthropic-billing-header:";
+
+/// What stands between two texts that become one.
+pub(super) const BETWEEN: &str = "\n\n";
+
+/// Takes headers that change with every request out of the texts of the system.
+pub(super) struct HeaderFilter {
+    is_on: bool,
+    dropped: u64,
+}
+
+impl HeaderFilter {
+    /// A filter that has seen nothing.
+    pub(super) fn new(is_on: bool) -> Self {
+        Self { is_on, dropped: 0 }
+    }
+
+    /// The text without the header's line, if it begins with one.
+    fn clean(&mut self, text: String) -> String {
+        if !self.is_on || !text.trim_start().starts_with(HEADER) {
+            return text;
+        }
+        self.dropped += 1;
+        let rest = text.trim_start().split_once('\n');
+        rest.map_or("", |(_, rest)| rest)
+            .trim_start_matches(['\r', '\n'])
+            .to_owned()
+    }
+
+    /// Adds what was dropped to the metric.
+    pub(super) fn count(self) {
+        if self.is_on {
+            counter!("souffleur_changing_headers_dropped_total").increment(self.dropped);
+        }
+    }
+}
+
+/// Reads a text or a list of text blocks as the system's; `None` if nothing is left of it.
+pub(super) fn read(
+    path: &str,
+    content: Value,
+    filter: &mut HeaderFilter,
+) -> Result<Option<String>, ApiError> {
+    let texts = match content {
+        Value::String(text) => vec![text],
+        Value::Array(blocks) => texts_of(path, blocks)?,
+        other => return Err(must_be(path, &other, "a string or a list of text blocks")),
+    };
+    let texts = texts.into_iter().map(|text| filter.clean(text));
+    let texts: Vec<String> = texts.filter(|text| !text.is_empty()).collect();
+    Ok((!texts.is_empty()).then(|| texts.join(BETWEEN)))
+}
+
+/// The texts of blocks that may be nothing else.
+pub(super) fn texts_of(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, ApiError> {
+    let blocks = blocks.into_iter().enumerate();
+    blocks
+        .map(|(index, block)| {
+            let path = format!("{path}[{index}]");
+            let mut block = object(&path, block)?;
+            match block.get("type").and_then(Value::as_str) {
+                Some("text") => {
+                    text(&block, &path, "text")?;
+                    let text = block.get_mut("text").map(Value::take);
+                    Ok(text.and_then(into_text).unwrap_or_default())
+                }
+                kind => Err(unknown_block(&path, kind, "\"text\"")),
+            }
+        })
+        .collect()
+}
+
+/// The error for a block of a kind that is not read in this place.
+pub(super) fn unknown_block(path: &str, kind: Option<&str>, known: &str) -> ApiError {
+    let kind = kind.map_or_else(|| "missing".to_owned(), |kind| Cut(kind).to_string());
+    let path = format!("{path}.type");
+    let text = format!("{path} is {kind}, supported is {known}");
+    ApiError::field(path, text)
+}
+
+/// The text that a value is.
+pub(super) fn into_text(value: Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text),
+        _ => None,
+    }
+}

@@ -1,0 +1,103 @@
+//! Reading what a call wants of the model's thinking, and of the form of the answer.
+
+use serde_json::{Map, Value};
+
+use crate::field::{Field, Shallow};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::openai::chat::reasoning::known_effort;
+use crate::server::openai::places::{missing, must_be, object, optional_text, text};
+use crate::server::raw::Raw;
+
+/// The place of the answer's schema.
+pub(super) const SCHEMA: &str = "output_config.format.schema";
+
+/// Reads `thinking`, tells the template what it asks for unless `template_kwargs` tell it already, and returns whether the
+/// text of thoughts is sent. A call without the field leaves it to the template. Budgets are hints: nothing ends a thought
+/// in its middle.
+pub(super) fn read(
+    fields: &mut Fields,
+    template_kwargs: &mut Map<String, Value>,
+) -> Result<bool, ApiError> {
+    const NAME: &str = "thinking";
+    let wish = match fields.take_tree(NAME)? {
+        None => return Ok(true),
+        Some(wish) => object(NAME, wish)?,
+    };
+    let is_enabled = match text(&wish, NAME, "type")? {
+        "enabled" | "adaptive" | "between_tools" => true,
+        "disabled" => false,
+        _ => {
+            let wanted = "enabled, disabled, adaptive or between_tools";
+            return Err(must_be(&format!("{NAME}.type"), &wish["type"], wanted));
+        }
+    };
+    if let Some(budget) = wish.get("budget_tokens").filter(|budget| !budget.is_null()) {
+        let path = format!("{NAME}.budget_tokens");
+        Field::new(&path, &Shallow::of(budget)).token_limit()?;
+    }
+    for name in ["thinking", "enable_thinking"] {
+        template_kwargs.entry(name).or_insert(is_enabled.into());
+    }
+    match optional_text(&wish, NAME, "display")? {
+        None | Some("summarized") => Ok(true),
+        Some("omitted") => Ok(false),
+        Some(_) => {
+            let wanted = "summarized or omitted";
+            Err(must_be(
+                &format!("{NAME}.display"),
+                &wish["display"],
+                wanted,
+            ))
+        }
+    }
+}
+
+/// Reads `output_config`: tells the template of an effort, and returns the schema of the answer, if there is one.
+/// `output_format` is an older name of its format.
+pub(super) fn read_output(
+    fields: &mut Fields,
+    template_kwargs: &mut Map<String, Value>,
+) -> Result<Option<Raw>, ApiError> {
+    const NAME: &str = "output_config";
+    let old = fields.take_raw("output_format");
+    let old = match old {
+        Some(raw) => schema_of(fields, "output_format", &raw)?,
+        None => None,
+    };
+    let mut config = fields.object(NAME)?;
+    if let Some(raw) = config.take_raw("effort") {
+        let path = format!("{NAME}.effort");
+        let value = raw.shallow(&path)?;
+        let Some(effort) = value.as_str() else {
+            return Err(Field::new(&path, &value).must_be("a string").into());
+        };
+        let effort = known_effort(&path, effort)?;
+        template_kwargs
+            .entry("reasoning_effort")
+            .or_insert(effort.into());
+    }
+    match config.take_raw("format") {
+        Some(raw) => schema_of(fields, "output_config.format", &raw),
+        None => Ok(old),
+    }
+}
+
+/// The schema of a format.
+fn schema_of(fields: &Fields, path: &str, raw: &Raw) -> Result<Option<Raw>, ApiError> {
+    let mut format = fields.inside(path, raw)?;
+    match format.text("type").as_deref() {
+        Some("json_schema") => {
+            let schema = format.take_raw("schema");
+            let place = format!("{path}.schema");
+            schema
+                .map(Some)
+                .ok_or_else(|| missing(place, "a JSON schema"))
+        }
+        _ => {
+            let kind = format.take("type")?.unwrap_or(Shallow::Null);
+            let path = format!("{path}.type");
+            Err(Field::new(&path, &kind).must_be("json_schema").into())
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Reading the tools of a call.
+
+use serde_json::{Map, Value};
+
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::openai::chat::tool_choice::{Choice, Mode};
+use crate::server::openai::chat::tools::{CallTools, ToolList, read_list};
+use crate::server::openai::places::{missing, must_be, object, optional_flag, text};
+
+const TOOLS: &str = "tools";
+const CHOICE: &str = "tool_choice";
+
+/// Reads `tools` and `tool_choice`.
+pub(super) fn read(fields: &mut Fields) -> Result<CallTools, ApiError> {
+    let raw = fields.take_raw(TOOLS);
+    let raw = raw.filter(|raw| !raw.asks_for_nothing());
+    let (choice, parallel) = read_choice(fields)?;
+    if choice == Choice::None {
+        return Ok(CallTools::default());
+    }
+    let mut list = ToolList::default();
+    if let Some(raw) = &raw {
+        for (index, item) in read_list(fields, TOOLS, raw)?.into_iter().enumerate() {
+            if let Some((path, function)) = function(index, item)? {
+                list.add(&path, function)?;
+            }
+        }
+    }
+    CallTools::of(list, choice, CHOICE, parallel)
+}
+
+/// A function and the place where it stands.
+type Placed = (String, Map<String, Value>);
+
+/// The function of an entry in OpenAI's words. Anthropic runs the tools of other types itself, or its models know them
+/// without a description: no other model could call them, and agents send them all the same.
+fn function(index: usize, item: Value) -> Result<Option<Placed>, ApiError> {
+    let path = format!("{TOOLS}[{index}]");
+    let mut entry = object(&path, item)?;
+    match entry.get("type") {
+        None | Some(Value::Null) => (),
+        Some(Value::String(kind)) if kind == "custom" => (),
+        Some(Value::String(_)) => return Ok(None),
+        Some(other) => return Err(must_be(&format!("{path}.type"), other, "a string")),
+    }
+    let place = format!("{path}.input_schema");
+    let schema = match entry.get_mut("input_schema").map(Value::take) {
+        Some(schema @ Value::Object(_)) => schema,
+        Some(other) => return Err(must_be(&place, &other, "a JSON schema: an object")),
+        None => return Err(missing(place, "a JSON schema")),
+    };
+    let mut function = Map::new();
+    for name in ["name", "description", "strict"] {
+        if let Some(value) = entry.get_mut(name) {
+            function.insert(name.to_owned(), value.take());
+        }
+    }
+    function.insert("parameters".to_owned(), schema);
+    Ok(Some((path, function)))
+}
+
+/// The choice, and whether an answer may have more than one call.
+fn read_choice(fields: &mut Fields) -> Result<(Choice, bool), ApiError> {
+    let automatic = Choice::Mode(Mode::Auto);
+    let choice = match fields.take_tree(CHOICE)? {
+        None => return Ok((automatic, true)),
+        Some(choice) => object(CHOICE, choice)?,
+    };
+    let single = optional_flag(&choice, CHOICE, "disable_parallel_tool_use")?.unwrap_or(false);
+    let choice = match text(&choice, CHOICE, "type")? {
+        "auto" => automatic,
+        "any" => Choice::Mode(Mode::Required),
+        "none" => Choice::None,
+        "tool" => Choice::Named {
+            name: text(&choice, CHOICE, "name")?.to_owned(),
+            path: format!("{CHOICE}.name"),
+        },
+        _ => {
+            let wanted = "auto, any, tool or none";
+            return Err(must_be(&format!("{CHOICE}.type"), &choice["type"], wanted));
+        }
+    };
+    Ok((choice, !single))
+}

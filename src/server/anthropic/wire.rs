@@ -1,0 +1,141 @@
+//! Anthropic's answers.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::ids::RequestId;
+use crate::request::{FinishReason, Usage};
+
+/// What clients are to send back with a thought. Anthropic's proves that its model had the thought; here everybody may
+/// change the conversation, and nothing is proven.
+pub(super) const SIGNATURE: &str = "unsigned";
+
+/// What an answer tells of its call.
+pub(super) struct Head {
+    /// The request, and the message's id.
+    pub(super) rid: RequestId,
+    /// The served model.
+    pub(super) model: String,
+    /// The text of thoughts is sent.
+    pub(super) shows_thinking: bool,
+}
+
+impl Head {
+    /// A message with this content.
+    pub(super) fn message<'a>(
+        &'a self,
+        content: &'a [Block],
+        stop: Stop,
+        usage: UsageReport,
+    ) -> Message<'a> {
+        Message {
+            id: self.rid.as_str(),
+            kind: "message",
+            role: "assistant",
+            model: &self.model,
+            content,
+            stop,
+            usage,
+        }
+    }
+}
+
+/// A whole message, or the empty one that a stream begins with.
+#[derive(Serialize)]
+pub(super) struct Message<'a> {
+    id: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    role: &'static str,
+    model: &'a str,
+    content: &'a [Block],
+    #[serde(flatten)]
+    stop: Stop,
+    usage: UsageReport,
+}
+
+/// A block of a message.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Block {
+    /// Words.
+    Text {
+        /// Them.
+        text: String,
+    },
+    /// A thought.
+    Thinking {
+        /// Its text.
+        thinking: String,
+        /// See [`SIGNATURE`]; empty until the thought has ended.
+        signature: &'static str,
+    },
+    /// A call of a tool.
+    ToolUse {
+        /// Its id.
+        id: String,
+        /// The tool.
+        name: String,
+        /// An object, as the model wrote it.
+        input: Box<RawValue>,
+    },
+}
+
+/// Why a message ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Stop {
+    stop_reason: Option<&'static str>,
+    stop_sequence: Option<String>,
+}
+
+impl Stop {
+    /// The end of an answer that has a complete call, or none. What was cancelled from elsewhere has no reason.
+    pub(super) fn new(reason: FinishReason, has_call: bool) -> Self {
+        let named = |stop_reason| Self {
+            stop_reason: Some(stop_reason),
+            stop_sequence: None,
+        };
+        match reason {
+            FinishReason::Abort => Self::default(),
+            FinishReason::Length { .. } => named("max_tokens"),
+            _ if has_call => named("tool_use"),
+            FinishReason::StopString(text) => Self {
+                stop_reason: Some("stop_sequence"),
+                stop_sequence: Some(text),
+            },
+            FinishReason::StopToken(_) | FinishReason::Grammar => named("end_turn"),
+        }
+    }
+}
+
+/// Anthropic's counts: tokens of the prompt are those that were computed, and those from the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct UsageReport {
+    input_tokens: u32,
+    cache_creation_input_tokens: u32,
+    cache_read_input_tokens: u32,
+    output_tokens: u32,
+    output_tokens_details: OutputTokens,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct OutputTokens {
+    thinking_tokens: u32,
+}
+
+impl From<Usage> for UsageReport {
+    fn from(usage: Usage) -> Self {
+        // A forced beginning of the answer is computed, and cached, with the prompt.
+        let cached_tokens = usage.cached_tokens.min(usage.prompt_tokens);
+        Self {
+            input_tokens: usage.prompt_tokens - cached_tokens,
+            // Everything is cached, and nobody pays for it.
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: cached_tokens,
+            output_tokens: usage.completion_tokens,
+            output_tokens_details: OutputTokens {
+                thinking_tokens: usage.reasoning_tokens,
+            },
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Encoding texts for clients who want their tokens and no answer.
+//!
+//! It takes no place in the engine and none of the Tokenizer's time: one such text is encoded at a time, on a thread for
+//! blocking work, and the others wait with their bodies, whose memory is bounded.
+
+use std::sync::Arc;
+
+use actix_web::rt::task::spawn_blocking;
+use tokio::sync::Semaphore;
+
+use super::budget::Charges;
+use super::error::ApiError;
+use super::state::AppState;
+use crate::engine::EngineHandle;
+use crate::error::RequestError;
+use crate::model::text::{self, TextModel};
+use crate::request::ChatPrompt;
+
+/// Texts that are encoded at once: the model needs the cores.
+const MAX_AT_ONCE: usize = 1;
+
+/// The one place where texts are encoded. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct EncodeGate(Arc<Semaphore>);
+
+impl Default for EncodeGate {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_AT_ONCE)))
+    }
+}
+
+/// The engine's tokenizer.
+///
+/// # Errors
+/// The engine runs without one.
+pub(super) fn tokenizer(engine: &EngineHandle) -> Result<Arc<TextModel>, ApiError> {
+    let text = engine.text().cloned();
+    text.ok_or_else(|| ApiError::invalid("the engine runs without a tokenizer"))
+}
+
+/// Does `work` with the tokenizer when it is its turn. `charges` are held until it has ended, whether or not anybody still
+/// waits for it.
+///
+/// # Errors
+/// Those of the work; the engine is not there, or has no tokenizer.
+pub(super) async fn with_tokenizer<T: Send + 'static>(
+    state: &AppState,
+    charges: Charges,
+    work: impl FnOnce(&TextModel, usize) -> Result<T, RequestError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let lost = || RequestError::EngineDown("the server is shutting down".to_owned());
+    let engine = &state.serving()?.engine;
+    let (text, limit_tokens) = (tokenizer(engine)?, engine.model().context_length);
+    let turn = state.encode_gate().0.clone().acquire_owned().await;
+    let turn = turn.map_err(|_| lost())?;
+    let work = spawn_blocking(move || {
+        let done = work(&text, limit_tokens);
+        drop((turn, charges));
+        done
+    });
+    Ok(work.await.map_err(|_| lost())??)
+}
+
+/// The tokens of a conversation's prompt.
+///
+/// # Errors
+/// Those of rendering and encoding; it has more tokens than the model takes.
+pub(super) async fn chat(
+    state: &AppState,
+    prompt: ChatPrompt,
+    charges: Charges,
+) -> Result<Vec<u32>, ApiError> {
+    with_tokenizer(state, charges, move |text, limit_tokens| {
+        let rendered = render(text, &prompt)?;
+        drop(prompt);
+        check_length(text, &rendered, limit_tokens)?;
+        text.encode_chat(&rendered)
+    })
+    .await
+}
+
+/// The text of a conversation's prompt.
+///
+/// # Errors
+/// As [`TextModel::render_chat`].
+pub(super) fn render(text: &TextModel, prompt: &ChatPrompt) -> Result<String, RequestError> {
+    text.render_chat(&text::ChatPrompt {
+        messages: &prompt.messages,
+        tools: prompt.tools.as_ref(),
+        add_generation_prompt: prompt.add_generation_prompt,
+        continue_final_message: prompt.continue_final_message,
+        template_kwargs: Some(&prompt.template_kwargs),
+    })
+}
+
+/// Refuses a text that has more tokens than a prompt may have: encoding takes some hundred times its bytes.
+pub(super) fn check_length(
+    text: &TextModel,
+    prompt: &str,
+    limit_tokens: usize,
+) -> Result<(), RequestError> {
+    match text.more_tokens_than(prompt, limit_tokens)? {
+        None => Ok(()),
+        Some(prompt_tokens) => Err(RequestError::PromptTooLong {
+            prompt_tokens,
+            limit_tokens,
+        }),
+    }
+}

@@ -1,0 +1,290 @@
+//! Reading a request for a response.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use super::ids::ResponseId;
+use super::input::{self, Shelf};
+use super::output::{Output, Telling};
+use super::settings::Settings;
+use super::store::{KeptTokens, Owner, StoredResponse, Turn};
+use super::tools::{self, ToolNames};
+use super::writer::{Keeping, Writer, WriterParts};
+use crate::field::Keep;
+use crate::request::{ChatPrompt, GenerateRequest, KnownTurns, OutputParsing, ToolUse};
+use crate::server::budget::Charges;
+use crate::server::call::{CallLimits, check_size};
+use crate::server::constraint;
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::openai::chat::call::{UNLIMITED, template_kwargs};
+use crate::server::openai::chat::reasoning::Reasoning;
+use crate::server::openai::{Common, alternatives, refusals};
+use crate::server::spelling::Spelling;
+
+/// One call: a conversation to go on with.
+pub(super) struct Call {
+    id: ResponseId,
+    pub(super) common: Common,
+    settings: Settings,
+    pub(super) prompt: ChatPrompt,
+    tools: Option<Arc<ToolUse>>,
+    names: ToolNames,
+    reasoning: Reasoning,
+    logprobs: Option<u32>,
+    wants_encrypted: bool,
+    is_warm_up: bool,
+    keeping: Option<Keeping>,
+}
+
+/// Where a call comes from.
+pub(super) struct Asking<'a> {
+    pub(super) shelf: Shelf<'a>,
+    pub(super) limits: CallLimits<'a>,
+    /// The name of the model.
+    pub(super) model: &'a str,
+}
+
+impl Call {
+    /// Reads a call. It keeps what it is charged for, as long as that is in memory.
+    pub(super) fn parse(
+        mut sent: Fields,
+        asking: &Asking<'_>,
+    ) -> Result<(Self, Charges), ApiError> {
+        let fields = &mut sent;
+        refuse(fields)?;
+        let id = ResponseId::random();
+        let mut settings = Settings::read(fields, asking.model)?;
+        let is_warm_up = is_warm_up(fields)?;
+        let earlier = earlier(&settings, &asking.shelf)?;
+        let owner = match settings.store {
+            true => Some(Owner::Anyone),
+            false => Some(asking.shelf.owner.clone()).filter(|owner| *owner != Owner::Anyone),
+        };
+        let owner = owner.filter(|_| asking.shelf.store.is_open());
+        let input = input::read(fields, &asking.shelf, owner.as_ref().and(Some(&id)))?;
+        let (tools, names) = tools::read(fields)?;
+        let read_constraint = constraint::of_responses_call;
+        let mut common = Common::read(fields, "response-", read_constraint, asking.limits)?;
+        if common.sampling.n != 1 {
+            return Err(ApiError::unsupported("n"));
+        }
+        check_size("n", 1, 1, asking.limits)?;
+        settings.note_sampling(&common);
+        let most = settings.max_output_tokens.unwrap_or(UNLIMITED);
+        common.limit_length(if is_warm_up { 0 } else { most })?;
+        let includes = Includes::read(fields)?;
+        let logprobs = logprobs(fields, &includes)?;
+        settings.top_logprobs = logprobs.unwrap_or(0);
+        let mut kwargs = template_kwargs(fields)?;
+        let reasoning = Reasoning::read(fields, &mut kwargs)?;
+        let frame = frame(&settings, tools.prompt.as_ref(), &kwargs);
+        let new = input.messages;
+        let keeping = match owner {
+            Some(owner) => {
+                let messages = serde_json::to_vec(&new).expect("messages have string keys only");
+                fields.charge_request_bytes(messages.len())?;
+                Some(Keeping {
+                    store: asking.shelf.store.clone(),
+                    owner,
+                    input: input.items,
+                    earlier: earlier
+                        .as_ref()
+                        .map_or_else(Vec::new, |it| it.turns.clone()),
+                    messages: (messages, new.len()),
+                    frame,
+                })
+            }
+            None => None,
+        };
+        let (messages, known) = conversation(fields, &settings, earlier.as_deref(), new, frame)?;
+        let call = Self {
+            id,
+            common,
+            settings,
+            prompt: ChatPrompt {
+                messages: Value::Array(messages),
+                tools: tools.prompt,
+                template_kwargs: kwargs,
+                add_generation_prompt: !is_warm_up,
+                continue_final_message: false,
+                known,
+            },
+            tools: tools.usage,
+            names,
+            reasoning,
+            logprobs,
+            wants_encrypted: includes.encrypted,
+            is_warm_up,
+            keeping,
+        };
+        Ok((call, sent.into_charges()))
+    }
+
+    /// The request, and the writer of its answer.
+    pub(super) fn into_parts(
+        self,
+        spelling: Spelling,
+        lane: Option<Arc<str>>,
+    ) -> (GenerateRequest, Writer) {
+        let output = Output::new(Telling {
+            id: self.id.clone(),
+            rid: self.common.id.clone(),
+            names: Arc::new(self.names),
+            hides_reasoning: self.reasoning == Reasoning::Hidden,
+            wants_encrypted: self.wants_encrypted,
+        });
+        let writer = Writer::new(WriterParts {
+            id: self.id,
+            settings: self.settings,
+            output,
+            spelling: self.logprobs.map(|_| spelling),
+            is_silent: !self.common.stream,
+            lane,
+            is_warm_up: self.is_warm_up,
+            keeping: self.keeping,
+        });
+        let parsing = OutputParsing {
+            tools: self.tools,
+            separates_reasoning: self.reasoning != Reasoning::InText,
+        };
+        let is_parsed = parsing.tools.is_some() || parsing.separates_reasoning;
+        let parsing = is_parsed.then_some(parsing);
+        let request = self
+            .common
+            .into_chat_request(self.prompt, self.logprobs, parsing);
+        (request, writer)
+    }
+}
+
+/// Refuses what would change the answer.
+fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
+    refusals::modalities(fields)?;
+    fields.refuse(&[
+        "background",
+        "conversation",
+        "prompt",
+        "chat_template",
+        "echo",
+        "audio",
+        "messages",
+        "max_tokens",
+        "max_completion_tokens",
+        "thinking_token_budget",
+        "max_thinking_tokens",
+    ])
+}
+
+/// True of a call that computes its prompt for later calls and generates nothing.
+fn is_warm_up(fields: &mut Fields) -> Result<bool, ApiError> {
+    let generates = fields.optional_flag("generate")?.unwrap_or(true);
+    let prewarms = fields.object("prompt_cache_options")?.flag("prewarm")?;
+    Ok(!generates || prewarms)
+}
+
+/// The response that the call goes on from.
+fn earlier(
+    settings: &Settings,
+    shelf: &Shelf<'_>,
+) -> Result<Option<Arc<StoredResponse>>, ApiError> {
+    let Some(id) = &settings.previous_response_id else {
+        return Ok(None);
+    };
+    let found = shelf.store.find(&ResponseId::sent(id), &shelf.owner);
+    match found {
+        Some(found) => Ok(Some(found)),
+        None => Err(ApiError::no_previous_response(id)),
+    }
+}
+
+/// All messages, and what is known of the first of them.
+fn conversation(
+    fields: &mut Fields,
+    settings: &Settings,
+    earlier: Option<&StoredResponse>,
+    new: Vec<Value>,
+    frame: [u8; 32],
+) -> Result<(Vec<Value>, Option<KnownTurns>), ApiError> {
+    let mut all = Vec::new();
+    if let Some(instructions) = &settings.instructions
+        && !instructions.is_empty()
+    {
+        all.push(json!({"role": "system", "content": instructions}));
+    }
+    let mut known = None;
+    if let Some(earlier) = earlier {
+        let instructions = all.len();
+        for turn in &earlier.turns {
+            input::earlier(fields, &turn.messages, &mut all)?;
+        }
+        let messages = instructions + earlier.turns.iter().map(n_messages).sum::<usize>();
+        let tokens = earlier.tokens.as_ref();
+        let tokens = tokens.filter(|kept| kept.frame == frame && messages == all.len());
+        known = tokens.map(|kept: &KeptTokens| KnownTurns {
+            messages,
+            tokens: kept.tokens.clone(),
+            has_answer: kept.has_answer,
+        });
+    }
+    all.extend(new);
+    match all.is_empty() {
+        true => Err(ApiError::field(
+            "input",
+            "input is missing: send a string or a list of items",
+        )),
+        false => Ok((all, known)),
+    }
+}
+
+fn n_messages(turn: &Arc<Turn>) -> usize {
+    turn.n_messages
+}
+
+/// Hash of all that is rendered besides the messages.
+fn frame(settings: &Settings, tools: Option<&Value>, kwargs: &Map<String, Value>) -> [u8; 32] {
+    let instructions = settings.instructions.as_deref().filter(|it| !it.is_empty());
+    let frame = serde_json::to_vec(&(instructions, tools, kwargs));
+    Sha256::digest(frame.expect("templates have string keys only")).into()
+}
+
+/// What an answer is to have besides.
+#[derive(Default)]
+struct Includes {
+    encrypted: bool,
+    logprobs: bool,
+}
+
+impl Includes {
+    fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        const NAME: &str = "include";
+        const MOST: usize = 64;
+        let Some(raw) = fields.take_raw(NAME) else {
+            return Ok(Self::default());
+        };
+        let list = raw.parse_seed(NAME, Keep(MOST))?;
+        let field = crate::field::Field::new(NAME, &list);
+        let mut includes = Self::default();
+        for name in field.list("a list of strings", MOST, "names")? {
+            match name.as_str() {
+                Some("reasoning.encrypted_content") => includes.encrypted = true,
+                Some("message.output_text.logprobs") => includes.logprobs = true,
+                // Of tools that run at a service.
+                _ => (),
+            }
+        }
+        Ok(includes)
+    }
+}
+
+/// `top_logprobs` as the number of alternatives, `None` for no log probabilities.
+fn logprobs(fields: &mut Fields, includes: &Includes) -> Result<Option<u32>, ApiError> {
+    const NAME: &str = "top_logprobs";
+    let top = fields.take(NAME)?;
+    let top = top.map(|value| alternatives(NAME, &value)).transpose()?;
+    Ok(match (top, includes.logprobs) {
+        (None | Some(0), false) => None,
+        (top, _) => Some(top.unwrap_or(0)),
+    })
+}

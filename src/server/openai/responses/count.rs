@@ -1,0 +1,80 @@
+//! `POST /v1/responses/input_tokens`: how many tokens a request's prompt has.
+
+use actix_web::HttpResponse;
+use actix_web::rt::task::spawn_blocking;
+use actix_web::web::Data;
+use serde_json::json;
+
+use super::call::Call;
+use super::store::Owner;
+use super::{asking, in_our_words};
+use crate::error::RequestError;
+use crate::model::text::{self, KnownBeginning, TextModel};
+use crate::request::ChatPrompt;
+use crate::server::body::JsonBody;
+use crate::server::error::ApiError;
+use crate::server::openai::answer::Received;
+use crate::server::state::AppState;
+
+/// Answers with the number of tokens that the same body would have as a request for a response.
+pub(in crate::server) async fn input_tokens(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let received = Received::new(&state, body)?;
+    let engine = &received.loaded.engine;
+    let context = engine.model().context_length;
+    let tokenizer = engine.text().cloned();
+    let asking = asking(&state, received.limits, Owner::Anyone)?;
+    let (call, charges) = Call::parse(received.fields, &asking)?;
+    let Some(tokenizer) = tokenizer else {
+        let text = "the engine runs without a tokenizer: nothing can be counted";
+        return Err(ApiError::invalid(text));
+    };
+    // Few at a time: encoding takes a thread as long as a prompt is large.
+    let turn = state.counting().acquire().await;
+    let counted = spawn_blocking(move || {
+        let count = count(&tokenizer, &call.prompt, context);
+        drop(charges);
+        count
+    });
+    let counted = counted.await;
+    drop(turn);
+    let lost = |_| RequestError::EngineDown("the count was lost".to_owned());
+    let tokens = counted.map_err(lost)?;
+    let tokens = tokens.map_err(|error| in_our_words(error.into()))?;
+    let counted = json!({"object": "response.input_tokens", "input_tokens": tokens});
+    Ok(HttpResponse::Ok().json(counted))
+}
+
+fn count(
+    tokenizer: &TextModel,
+    prompt: &ChatPrompt,
+    limit_tokens: usize,
+) -> Result<usize, RequestError> {
+    let for_template = text::ChatPrompt {
+        messages: &prompt.messages,
+        tools: prompt.tools.as_ref(),
+        add_generation_prompt: prompt.add_generation_prompt,
+        continue_final_message: prompt.continue_final_message,
+        template_kwargs: Some(&prompt.template_kwargs),
+    };
+    let rendered = tokenizer.render_chat(&for_template)?;
+    if let Some(prompt_tokens) = tokenizer.more_tokens_than(&rendered, limit_tokens)? {
+        return Err(RequestError::PromptTooLong {
+            prompt_tokens,
+            limit_tokens,
+        });
+    }
+    if let Some(known) = &prompt.known {
+        let known = KnownBeginning {
+            messages: known.messages,
+            tokens: &known.tokens,
+            has_answer: known.has_answer,
+        };
+        if let Some(tokens) = tokenizer.encode_behind(known, &for_template, &rendered)? {
+            return Ok(tokens.len());
+        }
+    }
+    Ok(tokenizer.encode_chat(&rendered)?.len())
+}

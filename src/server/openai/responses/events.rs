@@ -1,0 +1,64 @@
+//! The events of a response in their order, numbered.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+/// An event on its way to a client.
+pub(in crate::server) struct WrittenEvent {
+    pub(in crate::server) name: &'static str,
+    pub(in crate::server) json: Vec<u8>,
+}
+
+/// Events that have been written and not sent.
+pub(super) struct Events {
+    /// Nobody reads them: the answer is sent whole.
+    is_silent: bool,
+    next_number: u64,
+    lane: Option<Arc<str>>,
+    written: Vec<WrittenEvent>,
+}
+
+#[derive(Serialize)]
+struct Numbered<'a, E> {
+    #[serde(rename = "type")]
+    name: &'static str,
+    sequence_number: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream_id: Option<&'a str>,
+    #[serde(flatten)]
+    event: &'a E,
+}
+
+impl Events {
+    /// Events that go nowhere if `is_silent`; those of a named lane of a WebSocket name it.
+    pub(super) fn new(is_silent: bool, lane: Option<Arc<str>>) -> Self {
+        Self {
+            is_silent,
+            next_number: 0,
+            lane,
+            written: Vec::new(),
+        }
+    }
+
+    /// Writes the next event.
+    pub(super) fn push(&mut self, name: &'static str, event: &impl Serialize) {
+        if self.is_silent {
+            return;
+        }
+        let numbered = Numbered {
+            name,
+            sequence_number: self.next_number,
+            stream_id: self.lane.as_deref(),
+            event,
+        };
+        let json = serde_json::to_vec(&numbered).expect("events have string keys only");
+        self.next_number += 1;
+        self.written.push(WrittenEvent { name, json });
+    }
+
+    /// Takes what has been written.
+    pub(super) fn take(&mut self) -> Vec<WrittenEvent> {
+        std::mem::take(&mut self.written)
+    }
+}

@@ -1,0 +1,65 @@
+//! The names of responses and of what is in them.
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+/// Bytes of a response's id: 128 bits.
+const RANDOM_BYTES: usize = 16;
+/// Bytes of an item's id, as two digits each.
+const ITEM_BYTES: usize = 16;
+
+/// The name of a response. Who has it can read the conversation and go on with it, so it is random, and has nothing to do
+/// with the id of the request, which clients choose and logs show.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(transparent)]
+pub(in crate::server) struct ResponseId(String);
+
+impl ResponseId {
+    /// A new name.
+    pub(super) fn random() -> Self {
+        let mut bits = [0; RANDOM_BYTES];
+        getrandom::fill(&mut bits).expect("the system has random numbers");
+        Self(format!("resp_{}", digits(&bits)))
+    }
+
+    /// A name that a client sent.
+    pub(in crate::server) fn sent(name: &str) -> Self {
+        Self(name.to_owned())
+    }
+
+    /// The name of an item of this response, which does not give the response's own away.
+    pub(super) fn item(&self, kind: ItemKind, index: usize) -> String {
+        let mut hash = Sha256::new();
+        hash.update(self.0.as_bytes());
+        hash.update(kind.prefix().as_bytes());
+        hash.update((index as u64).to_le_bytes());
+        format!("{}_{}", kind.prefix(), digits(&hash.finalize()))
+    }
+}
+
+/// What an item is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ItemKind {
+    Input,
+    Message,
+    Reasoning,
+    FunctionCall,
+    CustomCall,
+}
+
+impl ItemKind {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Input => "item",
+            Self::Message => "msg",
+            Self::Reasoning => "rs",
+            Self::FunctionCall => "fc",
+            Self::CustomCall => "ctc",
+        }
+    }
+}
+
+fn digits(hash: &[u8]) -> String {
+    let bytes = hash.iter().take(ITEM_BYTES);
+    bytes.map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,256 @@
+//! Reading the items that a conversation goes on with.
+
+use serde_json::{Map, Value, json};
+
+use super::ids::{ItemKind, ResponseId};
+use super::messages::Messages;
+use super::reasoning;
+use super::store::{Owner, ResponseStore, StoredItem};
+use super::tools::name_in;
+use crate::field::Cut;
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::openai::chat::history;
+use crate::server::openai::places::{must_be, object, optional_text, text};
+
+const NAME: &str = "input";
+
+/// Where a conversation may be searched for items.
+pub(super) struct Shelf<'a> {
+    pub(super) store: &'a ResponseStore,
+    pub(super) owner: Owner,
+}
+
+/// What a request brings.
+pub(super) struct Input {
+    /// As the chat template takes them.
+    pub(super) messages: Vec<Value>,
+    /// The items with their ids, if they are to be kept.
+    pub(super) items: Vec<StoredItem>,
+}
+
+/// Reads `input`: a text, or a list of items. `keep` is the response whose items are to be kept.
+pub(super) fn read(
+    fields: &mut Fields,
+    shelf: &Shelf<'_>,
+    keep: Option<&ResponseId>,
+) -> Result<Input, ApiError> {
+    let items = match fields.take_tree(NAME)? {
+        None => Vec::new(),
+        Some(Value::Array(items)) => items,
+        Some(Value::String(text)) => vec![json!({"role": "user", "content": text})],
+        Some(other) => return Err(must_be(NAME, &other, "a string or a list of items")),
+    };
+    let mut reading = Reading {
+        fields,
+        shelf,
+        messages: Messages::default(),
+    };
+    let mut kept = Vec::new();
+    for (index, item) in items.into_iter().enumerate() {
+        let path = format!("{NAME}[{index}]");
+        let item = reading.item(&path, item)?;
+        reading.add(&path, &item)?;
+        if let Some(id) = keep {
+            let stored = listed(id, index, item);
+            reading.fields.charge_request_bytes(stored.json.len())?;
+            kept.push(stored);
+        }
+    }
+    Ok(Input {
+        messages: reading.messages.finish(),
+        items: kept,
+    })
+}
+
+struct Reading<'a> {
+    fields: &'a mut Fields,
+    shelf: &'a Shelf<'a>,
+    messages: Messages,
+}
+
+impl Reading<'_> {
+    /// An item as it came, or the one that it refers to.
+    fn item(&mut self, path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
+        let item = object(path, value)?;
+        let is_reference = match item.get("type").and_then(Value::as_str) {
+            Some(kind) => kind == "item_reference",
+            // The type of a reference may be left out too.
+            None => item.contains_key("id") && !item.contains_key("role"),
+        };
+        if !is_reference {
+            return Ok(item);
+        }
+        let id = text(&item, path, "id")?;
+        let Some(json) = self.shelf.store.find_item(id, &self.shelf.owner) else {
+            return Err(ApiError::no_such_item(format!("{path}.id"), id));
+        };
+        object(path, self.fields.kept_tree(path, json.as_bytes())?)
+    }
+
+    fn add(&mut self, path: &str, item: &Map<String, Value>) -> Result<(), ApiError> {
+        match optional_text(item, path, "type")? {
+            None | Some("message") => self.add_message(path, item),
+            Some("reasoning") => self.add_reasoning(path, item),
+            Some("function_call") => {
+                let arguments = optional_text(item, path, "arguments")?.unwrap_or_default();
+                let place = format!("{path}.arguments");
+                let arguments = history::arguments(self.fields, &place, arguments.to_owned())?;
+                self.add_call(path, item, arguments)
+            }
+            Some("custom_tool_call") => {
+                let input = json!({ "input": text(item, path, "input")? });
+                self.add_call(path, item, input)
+            }
+            Some("function_call_output" | "custom_tool_call_output") => {
+                let call_id = text(item, path, "call_id")?;
+                let output = texts(&format!("{path}.output"), item.get("output"))?;
+                self.messages.result(call_id, &output);
+                Ok(())
+            }
+            Some(kind) if is_of_a_service(kind) => Ok(()),
+            Some(kind) => {
+                let known = "message, reasoning, function_call, function_call_output, custom_tool_call, \
+                             custom_tool_call_output or item_reference";
+                let path = format!("{path}.type");
+                let text = format!("{path} is {}, must be {known}", Cut(kind));
+                Err(ApiError::field(path, text))
+            }
+        }
+    }
+
+    fn add_message(&mut self, path: &str, item: &Map<String, Value>) -> Result<(), ApiError> {
+        let content = texts(&format!("{path}.content"), item.get("content"))?;
+        match text(item, path, "role")? {
+            "assistant" => self.messages.answer(&content),
+            role @ ("user" | "system" | "developer") => self.messages.say(role, &content),
+            _ => {
+                let wanted = "user, assistant, system or developer";
+                return Err(must_be(&format!("{path}.role"), &item["role"], wanted));
+            }
+        }
+        Ok(())
+    }
+
+    fn add_reasoning(&mut self, path: &str, item: &Map<String, Value>) -> Result<(), ApiError> {
+        let place = |name: &str| format!("{path}.{name}");
+        let mut thought = optional_texts(&place("content"), item.get("content"))?;
+        if thought.is_empty() {
+            let blob = optional_text(item, path, "encrypted_content")?;
+            thought = blob.and_then(reasoning::decode).unwrap_or_default();
+        }
+        if thought.is_empty() {
+            thought = optional_texts(&place("summary"), item.get("summary"))?;
+        }
+        if !thought.is_empty() {
+            self.messages.reason(&thought);
+        }
+        Ok(())
+    }
+
+    fn add_call(
+        &mut self,
+        path: &str,
+        item: &Map<String, Value>,
+        arguments: Value,
+    ) -> Result<(), ApiError> {
+        let namespace = optional_text(item, path, "namespace")?;
+        let name = name_in(namespace, text(item, path, "name")?);
+        self.messages
+            .call(text(item, path, "call_id")?, &name, arguments);
+        Ok(())
+    }
+}
+
+/// True of the items of tools that run at a service, and of what a service makes of long conversations: nothing is known
+/// of them here.
+fn is_of_a_service(kind: &str) -> bool {
+    let ends = ["_call", "_call_output", "_search_output"];
+    let begins = ["mcp_", "compaction", "context_compaction"];
+    ends.iter().any(|end| kind.ends_with(end)) || begins.iter().any(|start| kind.starts_with(start))
+}
+
+fn optional_texts(path: &str, value: Option<&Value>) -> Result<String, ApiError> {
+    match value {
+        None | Some(Value::Null) => Ok(String::new()),
+        value => texts(path, value),
+    }
+}
+
+/// A text, or the texts of a list of parts: with a space between them, as chats have it, but for those that the model
+/// wrote.
+fn texts(path: &str, value: Option<&Value>) -> Result<String, ApiError> {
+    const WANTED: &str = "a string or a list of text parts";
+    match value {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(Value::Array(parts)) => {
+            let gap = match parts.first().and_then(|part| part["type"].as_str()) {
+                Some("output_text" | "reasoning_text" | "summary_text") => "",
+                _ => " ",
+            };
+            let parts = parts.iter().enumerate();
+            let texts: Result<Vec<&str>, ApiError> = parts
+                .map(|(index, part)| text_of(&format!("{path}[{index}]"), part))
+                .collect();
+            Ok(texts?.join(gap))
+        }
+        value => Err(must_be(path, value.unwrap_or(&Value::Null), WANTED)),
+    }
+}
+
+fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
+    let Value::Object(part) = part else {
+        return Err(must_be(path, part, "an object"));
+    };
+    let key = match optional_text(part, path, "type")? {
+        Some("input_text" | "output_text" | "reasoning_text" | "summary_text" | "text") => "text",
+        Some("refusal") => "refusal",
+        kind => {
+            let kind = kind.map_or_else(|| "missing".to_owned(), |kind| Cut(kind).to_string());
+            let path = format!("{path}.type");
+            let text = format!("{path} is {kind}, only text is supported: send input_text");
+            return Err(ApiError::field(path, text));
+        }
+    };
+    text(part, path, key)
+}
+
+/// An item as it is listed later: with an id, and a message with parts.
+fn listed(response: &ResponseId, index: usize, mut item: Map<String, Value>) -> StoredItem {
+    item.entry("type").or_insert_with(|| "message".into());
+    if item["type"] == "message" {
+        let kind = match item.get("role").and_then(Value::as_str) {
+            Some("assistant") => "output_text",
+            _ => "input_text",
+        };
+        if let Some(Value::String(text)) = item.get("content") {
+            let part = match kind {
+                "output_text" => json!({"type": kind, "text": text, "annotations": []}),
+                _ => json!({"type": kind, "text": text}),
+            };
+            item.insert("content".to_owned(), json!([part]));
+        }
+        item.entry("status").or_insert_with(|| "completed".into());
+    }
+    let id = match item.get("id").and_then(Value::as_str) {
+        Some(id) => id.to_owned(),
+        None => response.item(ItemKind::Input, index),
+    };
+    item.insert("id".to_owned(), id.as_str().into());
+    StoredItem {
+        id,
+        json: Value::Object(item).to_string().into(),
+    }
+}
+
+/// The messages of an earlier part of the conversation.
+pub(super) fn earlier(
+    fields: &mut Fields,
+    messages: &[u8],
+    all: &mut Vec<Value>,
+) -> Result<(), ApiError> {
+    if let Value::Array(messages) = fields.kept_tree("previous_response_id", messages)? {
+        all.extend(messages);
+    }
+    Ok(())
+}

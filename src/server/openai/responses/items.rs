@@ -1,0 +1,91 @@
+//! The items of an output, as clients see them.
+
+use serde::Serialize;
+
+use crate::server::openai::logprobs::ChatToken;
+
+/// How far an item is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ItemStatus {
+    InProgress,
+    Completed,
+    /// The answer was cut off in it.
+    Incomplete,
+}
+
+/// An item.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum OutputItem {
+    Reasoning {
+        id: String,
+        status: ItemStatus,
+        summary: [(); 0],
+        content: Vec<Part>,
+        encrypted_content: Option<String>,
+    },
+    Message {
+        id: String,
+        status: ItemStatus,
+        role: &'static str,
+        content: Vec<Part>,
+    },
+    FunctionCall {
+        id: String,
+        status: ItemStatus,
+        call_id: String,
+        name: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        arguments: String,
+    },
+    CustomToolCall {
+        id: String,
+        status: ItemStatus,
+        call_id: String,
+        name: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        input: String,
+    },
+}
+
+impl OutputItem {
+    pub(super) fn id(&self) -> &str {
+        match self {
+            Self::Reasoning { id, .. }
+            | Self::Message { id, .. }
+            | Self::FunctionCall { id, .. }
+            | Self::CustomToolCall { id, .. } => id,
+        }
+    }
+}
+
+/// A part of a message or of reasoning.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Part {
+    OutputText {
+        text: String,
+        annotations: [(); 0],
+        logprobs: Vec<ChatToken>,
+    },
+    ReasoningText {
+        text: String,
+    },
+}
+
+impl Part {
+    pub(super) fn text(text: String, logprobs: Vec<ChatToken>) -> Self {
+        Self::OutputText {
+            text,
+            annotations: [],
+            logprobs,
+        }
+    }
+
+    pub(super) fn reasoning(text: String) -> Self {
+        Self::ReasoningText { text }
+    }
+}

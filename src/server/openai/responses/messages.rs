@@ -1,0 +1,140 @@
+//! The messages that items are, as the chat template takes them: what the assistant thought, said and called in one go is
+//! one message.
+
+use serde_json::{Map, Value, json};
+
+use super::items::{OutputItem, Part};
+use super::tools::name_in;
+use crate::server::raw::Raw;
+
+/// Messages that are being put together.
+#[derive(Default)]
+pub(super) struct Messages {
+    done: Vec<Value>,
+    answer: Option<Answer>,
+}
+
+#[derive(Default)]
+struct Answer {
+    reasoning: String,
+    content: String,
+    calls: Vec<Value>,
+}
+
+impl Messages {
+    /// Adds what somebody else than the assistant says.
+    pub(super) fn say(&mut self, role: &str, text: &str) {
+        self.end_answer();
+        self.done.push(json!({"role": role, "content": text}));
+    }
+
+    /// Adds what the assistant says.
+    pub(super) fn answer(&mut self, text: &str) {
+        let is_over = |answer: &Answer| !answer.content.is_empty() && answer.calls.is_empty();
+        if self.answer.as_ref().is_some_and(is_over) {
+            self.end_answer();
+        }
+        self.open_answer().content.push_str(text);
+    }
+
+    /// Adds what the assistant thinks, which begins another answer.
+    pub(super) fn reason(&mut self, text: &str) {
+        let is_over = |answer: &Answer| !answer.content.is_empty() || !answer.calls.is_empty();
+        if self.answer.as_ref().is_some_and(is_over) {
+            self.end_answer();
+        }
+        let reasoning = &mut self.open_answer().reasoning;
+        if !reasoning.is_empty() {
+            reasoning.push('\n');
+        }
+        reasoning.push_str(text);
+    }
+
+    /// Adds a call of the assistant.
+    pub(super) fn call(&mut self, call_id: &str, name: &str, arguments: Value) {
+        let function = json!({"name": name, "arguments": arguments});
+        let call = json!({"id": call_id, "type": "function", "function": function});
+        self.open_answer().calls.push(call);
+    }
+
+    /// Adds the result of a call.
+    pub(super) fn result(&mut self, call_id: &str, text: &str) {
+        self.end_answer();
+        let result = json!({"role": "tool", "tool_call_id": call_id, "content": text});
+        self.done.push(result);
+    }
+
+    /// Adds what the model has put out.
+    pub(super) fn output(&mut self, items: &[OutputItem]) {
+        for item in items {
+            match item {
+                OutputItem::Reasoning { content, .. } => self.reason(&text_of(content)),
+                OutputItem::Message { content, .. } => self.answer(&text_of(content)),
+                OutputItem::FunctionCall {
+                    call_id,
+                    name,
+                    namespace,
+                    arguments,
+                    ..
+                } => {
+                    let name = name_in(namespace.as_deref(), name);
+                    self.call(call_id, &name, parsed(arguments));
+                }
+                OutputItem::CustomToolCall {
+                    call_id,
+                    name,
+                    namespace,
+                    input,
+                    ..
+                } => {
+                    let name = name_in(namespace.as_deref(), name);
+                    self.call(call_id, &name, json!({ "input": input }));
+                }
+            }
+        }
+    }
+
+    /// All of them.
+    pub(super) fn finish(mut self) -> Vec<Value> {
+        self.end_answer();
+        self.done
+    }
+
+    fn open_answer(&mut self) -> &mut Answer {
+        self.answer.get_or_insert_default()
+    }
+
+    fn end_answer(&mut self) {
+        let Some(answer) = self.answer.take() else {
+            return;
+        };
+        let mut message = Map::new();
+        message.insert("role".to_owned(), "assistant".into());
+        message.insert("content".to_owned(), answer.content.into());
+        if !answer.reasoning.is_empty() {
+            message.insert("reasoning_content".to_owned(), answer.reasoning.into());
+        }
+        if !answer.calls.is_empty() {
+            message.insert("tool_calls".to_owned(), answer.calls.into());
+        }
+        self.done.push(Value::Object(message));
+    }
+}
+
+fn text_of(parts: &[Part]) -> String {
+    let texts = parts.iter().map(|part| match part {
+        Part::OutputText { text, .. } | Part::ReasoningText { text } => text.as_str(),
+    });
+    texts.collect()
+}
+
+/// The object that the arguments of a call are, or what the model wrote in its place.
+fn parsed(arguments: &str) -> Value {
+    let raw = Raw::in_text(arguments);
+    let object = raw.is_object().then(|| raw.parse_tree("arguments").ok());
+    match object.flatten() {
+        Some(object) => object,
+        None if arguments.trim().is_empty() => json!({}),
+        None => arguments.into(),
+    }
+}

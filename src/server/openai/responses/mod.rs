@@ -1,0 +1,97 @@
+//! OpenAI's responses: a conversation whose input, answer and tools are items, and which the server keeps, so that the next
+//! request goes on from it by its id.
+
+mod call;
+mod count;
+mod events;
+mod ids;
+mod input;
+mod items;
+mod messages;
+mod output;
+mod reasoning;
+mod settings;
+mod store;
+mod stored;
+mod tools;
+mod writer;
+
+use std::sync::Arc;
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+
+use super::answer::{self, Received};
+use crate::server::body::JsonBody;
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::lanes::Lane;
+use crate::server::state::AppState;
+use call::{Asking, Call};
+use input::Shelf;
+
+pub(in crate::server) use count::input_tokens;
+pub(in crate::server) use events::WrittenEvent;
+pub(in crate::server) use ids::ResponseId;
+pub(in crate::server) use store::{ConnectionId, Owner, ResponseStore};
+pub(in crate::server) use stored::{cancel, delete, input_items, retrieve};
+pub(in crate::server) use writer::Writer;
+
+/// Answers `POST /v1/responses`.
+pub(in crate::server) async fn create(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let begun = begin(&state, body.0, Owner::Anyone, None)?;
+    let answer = answer::respond(&state, vec![begun.lane], begun.stream, begun.writer);
+    answer.await.map_err(in_our_words)
+}
+
+/// A response that has begun.
+pub(in crate::server) struct Begun {
+    pub(in crate::server) lane: Lane,
+    pub(in crate::server) writer: Writer,
+    stream: bool,
+}
+
+/// Reads a request and sends it to the engine.
+pub(in crate::server) fn begin(
+    state: &Arc<AppState>,
+    fields: Fields,
+    owner: Owner,
+    lane_name: Option<Arc<str>>,
+) -> Result<Begun, ApiError> {
+    let received = Received::new(state, JsonBody(fields))?;
+    let loaded = received.loaded;
+    let (call, charges) = Call::parse(received.fields, &asking(state, received.limits, owner)?)?;
+    let stream = call.common.stream;
+    let (request, writer) = call.into_parts(loaded.spelling.clone(), lane_name);
+    let lanes = Lane::open_all(state, vec![request])?;
+    let mut lanes = Lane::with_charges(lanes, charges);
+    Ok(Begun {
+        lane: lanes.pop().expect("one request has one lane"),
+        writer,
+        stream,
+    })
+}
+
+fn asking<'a>(
+    state: &'a AppState,
+    limits: crate::server::call::CallLimits<'a>,
+    owner: Owner,
+) -> Result<Asking<'a>, ApiError> {
+    let shelf = Shelf {
+        store: state.responses(),
+        owner,
+    };
+    Ok(Asking {
+        shelf,
+        limits,
+        model: &state.loaded()?.engine.model().served_model_name,
+    })
+}
+
+/// An error of the engine with the names that fields have here.
+pub(in crate::server) fn in_our_words(error: ApiError) -> ApiError {
+    error.renamed("response_format", "text.format")
+}

@@ -1,0 +1,435 @@
+//! The pieces of an answer as items of a response, with the events that tell of them.
+//!
+//! One item is open at a time: it is closed before the next one begins. Clients refuse a delta before its item or its part,
+//! and a response with an item that was not closed.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::events::Events;
+use super::ids::{ItemKind, ResponseId};
+use super::items::{ItemStatus, OutputItem, Part};
+use super::reasoning;
+use super::tools::{Spoken, ToolNames};
+use crate::ids::RequestId;
+use crate::request::OutputPiece;
+use crate::server::openai::chat::pieces::call_id;
+use crate::server::openai::logprobs::ChatToken;
+
+/// How an output is told.
+pub(super) struct Telling {
+    pub(super) id: ResponseId,
+    pub(super) rid: RequestId,
+    pub(super) names: Arc<ToolNames>,
+    /// Reasoning is not shown.
+    pub(super) hides_reasoning: bool,
+    /// Reasoning comes as a blob besides.
+    pub(super) wants_encrypted: bool,
+}
+
+/// The items so far.
+pub(super) struct Output {
+    telling: Telling,
+    closed: Vec<OutputItem>,
+    open: Option<Open>,
+    n_calls: usize,
+    /// Log probabilities of text that has not come yet.
+    held_logprobs: Vec<ChatToken>,
+}
+
+/// The item that is being written.
+enum Open {
+    Reasoning {
+        id: String,
+        text: String,
+    },
+    Message {
+        id: String,
+        text: String,
+        logprobs: Vec<ChatToken>,
+    },
+    Call {
+        id: String,
+        call_id: String,
+        spoken: Spoken,
+        arguments: String,
+    },
+}
+
+#[derive(Serialize)]
+struct OfItem<'a> {
+    output_index: usize,
+    item: &'a OutputItem,
+}
+
+#[derive(Serialize)]
+struct OfPart<'a> {
+    item_id: &'a str,
+    output_index: usize,
+    content_index: usize,
+    part: &'a Part,
+}
+
+#[derive(Serialize)]
+struct OfContent<'a, T> {
+    item_id: &'a str,
+    output_index: usize,
+    content_index: usize,
+    #[serde(flatten)]
+    what: T,
+}
+
+#[derive(Serialize)]
+struct OfCall<'a, T> {
+    item_id: &'a str,
+    output_index: usize,
+    #[serde(flatten)]
+    what: T,
+}
+
+#[derive(Serialize)]
+struct Delta<'a> {
+    delta: &'a str,
+}
+
+#[derive(Serialize)]
+struct TextDelta<'a> {
+    delta: &'a str,
+    logprobs: &'a [ChatToken],
+}
+
+#[derive(Serialize)]
+struct Done<'a> {
+    text: &'a str,
+}
+
+#[derive(Serialize)]
+struct TextDone<'a> {
+    text: &'a str,
+    logprobs: &'a [ChatToken],
+}
+
+#[derive(Serialize)]
+struct ArgumentsDone<'a> {
+    name: &'a str,
+    arguments: &'a str,
+}
+
+#[derive(Serialize)]
+struct InputDone<'a> {
+    input: &'a str,
+}
+
+impl Output {
+    pub(super) fn new(telling: Telling) -> Self {
+        Self {
+            telling,
+            closed: Vec::new(),
+            open: None,
+            n_calls: 0,
+            held_logprobs: Vec::new(),
+        }
+    }
+
+    /// The items that are closed.
+    pub(super) fn items(&self) -> &[OutputItem] {
+        &self.closed
+    }
+
+    /// Takes in a part of the answer: `text` of one that is not taken apart, or else pieces; and the log probabilities of
+    /// its tokens.
+    pub(super) fn push(
+        &mut self,
+        text: String,
+        pieces: Vec<OutputPiece>,
+        logprobs: Vec<ChatToken>,
+        events: &mut Events,
+    ) {
+        let is_text = |piece: &OutputPiece| matches!(piece, OutputPiece::Text(_));
+        // Tokens of reasoning and calls have no place for theirs.
+        if !pieces.is_empty() && !pieces.iter().any(is_text) {
+            self.held_logprobs.clear();
+        } else {
+            self.held_logprobs.extend(logprobs);
+        }
+        self.add_text(text, events);
+        for piece in pieces {
+            match piece {
+                OutputPiece::Text(text) => self.add_text(text, events),
+                OutputPiece::Reasoning(text) => self.add_reasoning(&text, events),
+                OutputPiece::CallStart { name } => self.start_call(&name, events),
+                OutputPiece::CallArguments(text) => self.add_arguments(&text, events),
+                OutputPiece::CallEnd => self.close(ItemStatus::Completed, events),
+            }
+        }
+    }
+
+    /// Closes the item that is open.
+    pub(super) fn close(&mut self, status: ItemStatus, events: &mut Events) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let item = self.closed_item(open, status, events);
+        let output_index = self.closed.len();
+        let of_item = OfItem {
+            output_index,
+            item: &item,
+        };
+        events.push("response.output_item.done", &of_item);
+        self.closed.push(item);
+    }
+
+    fn add_text(&mut self, more: String, events: &mut Events) {
+        if more.is_empty() {
+            return;
+        }
+        if !matches!(self.open, Some(Open::Message { .. })) {
+            self.open_message(events);
+        }
+        let new = std::mem::take(&mut self.held_logprobs);
+        if let Some(Open::Message { id, text, logprobs }) = &mut self.open {
+            let what = TextDelta {
+                delta: &more,
+                logprobs: &new,
+            };
+            let delta = of_content(id, self.closed.len(), what);
+            events.push("response.output_text.delta", &delta);
+            text.push_str(&more);
+            logprobs.extend(new);
+        }
+    }
+
+    fn add_reasoning(&mut self, more: &str, events: &mut Events) {
+        if more.is_empty() || self.telling.hides_reasoning {
+            return;
+        }
+        if !matches!(self.open, Some(Open::Reasoning { .. })) {
+            self.open_reasoning(events);
+        }
+        if let Some(Open::Reasoning { id, text }) = &mut self.open {
+            let delta = of_content(id, self.closed.len(), Delta { delta: more });
+            events.push("response.reasoning_text.delta", &delta);
+            text.push_str(more);
+        }
+    }
+
+    fn add_arguments(&mut self, more: &str, events: &mut Events) {
+        let Some(Open::Call {
+            id,
+            spoken,
+            arguments,
+            ..
+        }) = &mut self.open
+        else {
+            return;
+        };
+        if more.is_empty() {
+            return;
+        }
+        arguments.push_str(more);
+        // The input of a custom tool is read when all of its JSON is there.
+        if !spoken.is_custom {
+            let delta = of_call(id, self.closed.len(), Delta { delta: more });
+            events.push("response.function_call_arguments.delta", &delta);
+        }
+    }
+
+    fn open_message(&mut self, events: &mut Events) {
+        let id = self.begin(ItemKind::Message, events);
+        let item = OutputItem::Message {
+            id: id.clone(),
+            status: ItemStatus::InProgress,
+            role: "assistant",
+            content: Vec::new(),
+        };
+        self.announce(&item, events);
+        self.announce_part(&id, &Part::text(String::new(), Vec::new()), events);
+        let (text, logprobs) = (String::new(), Vec::new());
+        self.open = Some(Open::Message { id, text, logprobs });
+    }
+
+    fn open_reasoning(&mut self, events: &mut Events) {
+        let id = self.begin(ItemKind::Reasoning, events);
+        let item = OutputItem::Reasoning {
+            id: id.clone(),
+            status: ItemStatus::InProgress,
+            summary: [],
+            content: Vec::new(),
+            encrypted_content: None,
+        };
+        self.announce(&item, events);
+        self.announce_part(&id, &Part::reasoning(String::new()), events);
+        let text = String::new();
+        self.open = Some(Open::Reasoning { id, text });
+    }
+
+    fn start_call(&mut self, name: &str, events: &mut Events) {
+        let spoken = self.telling.names.spoken(name);
+        let kind = match spoken.is_custom {
+            true => ItemKind::CustomCall,
+            false => ItemKind::FunctionCall,
+        };
+        let id = self.begin(kind, events);
+        let call_id = call_id(&self.telling.rid, self.n_calls);
+        self.n_calls += 1;
+        let status = ItemStatus::InProgress;
+        let item = call_item(&id, &call_id, &spoken, String::new(), status);
+        self.announce(&item, events);
+        self.open = Some(Open::Call {
+            id,
+            call_id,
+            spoken,
+            arguments: String::new(),
+        });
+    }
+
+    /// Closes what is open, and names the next item.
+    fn begin(&mut self, kind: ItemKind, events: &mut Events) -> String {
+        self.close(ItemStatus::Completed, events);
+        self.telling.id.item(kind, self.closed.len())
+    }
+
+    fn announce(&self, item: &OutputItem, events: &mut Events) {
+        let output_index = self.closed.len();
+        events.push("response.output_item.added", &OfItem { output_index, item });
+    }
+
+    fn announce_part(&self, item_id: &str, part: &Part, events: &mut Events) {
+        events.push("response.content_part.added", &self.of_part(item_id, part));
+    }
+
+    fn of_part<'a>(&self, item_id: &'a str, part: &'a Part) -> OfPart<'a> {
+        OfPart {
+            item_id,
+            output_index: self.closed.len(),
+            content_index: 0,
+            part,
+        }
+    }
+
+    /// Tells that a content is whole, and makes the item of it.
+    fn closed_item(&self, open: Open, status: ItemStatus, events: &mut Events) -> OutputItem {
+        let index = self.closed.len();
+        match open {
+            Open::Reasoning { id, text } => {
+                let done = of_content(&id, index, Done { text: &text });
+                events.push("response.reasoning_text.done", &done);
+                let wants_encrypted = self.telling.wants_encrypted;
+                let encrypted_content = wants_encrypted.then(|| reasoning::encode(&text));
+                let part = Part::reasoning(text);
+                events.push("response.content_part.done", &self.of_part(&id, &part));
+                OutputItem::Reasoning {
+                    id,
+                    status,
+                    summary: [],
+                    content: vec![part],
+                    encrypted_content,
+                }
+            }
+            Open::Message { id, text, logprobs } => {
+                let what = TextDone {
+                    text: &text,
+                    logprobs: &logprobs,
+                };
+                events.push("response.output_text.done", &of_content(&id, index, what));
+                let part = Part::text(text, logprobs);
+                events.push("response.content_part.done", &self.of_part(&id, &part));
+                OutputItem::Message {
+                    id,
+                    status,
+                    role: "assistant",
+                    content: vec![part],
+                }
+            }
+            Open::Call {
+                id,
+                call_id,
+                spoken,
+                arguments,
+            } => {
+                let said = match spoken.is_custom {
+                    true => custom_input(arguments),
+                    false => arguments,
+                };
+                tell_call(&id, index, &spoken, &said, events);
+                call_item(&id, &call_id, &spoken, said, status)
+            }
+        }
+    }
+}
+
+/// Tells that the arguments of a call are whole.
+fn tell_call(id: &str, index: usize, spoken: &Spoken, said: &str, events: &mut Events) {
+    if spoken.is_custom {
+        let delta = of_call(id, index, Delta { delta: said });
+        events.push("response.custom_tool_call_input.delta", &delta);
+        let done = of_call(id, index, InputDone { input: said });
+        events.push("response.custom_tool_call_input.done", &done);
+        return;
+    }
+    let what = ArgumentsDone {
+        name: &spoken.name,
+        arguments: said,
+    };
+    let done = of_call(id, index, what);
+    events.push("response.function_call_arguments.done", &done);
+}
+
+fn call_item(
+    id: &str,
+    call_id: &str,
+    spoken: &Spoken,
+    said: String,
+    status: ItemStatus,
+) -> OutputItem {
+    let (id, call_id) = (id.to_owned(), call_id.to_owned());
+    let (name, namespace) = (spoken.name.clone(), spoken.namespace.clone());
+    match spoken.is_custom {
+        true => OutputItem::CustomToolCall {
+            id,
+            status,
+            call_id,
+            name,
+            namespace,
+            input: said,
+        },
+        false => OutputItem::FunctionCall {
+            id,
+            status,
+            call_id,
+            name,
+            namespace,
+            arguments: said,
+        },
+    }
+}
+
+/// The text that a call of a custom tool has as its one argument; what is no such call is the input itself.
+fn custom_input(arguments: String) -> String {
+    #[derive(serde::Deserialize)]
+    struct Arguments {
+        input: String,
+    }
+    match serde_json::from_str::<Arguments>(&arguments) {
+        Ok(Arguments { input }) => input,
+        Err(_) => arguments,
+    }
+}
+
+fn of_content<T>(item_id: &str, output_index: usize, what: T) -> OfContent<'_, T> {
+    OfContent {
+        item_id,
+        output_index,
+        content_index: 0,
+        what,
+    }
+}
+
+fn of_call<T>(item_id: &str, output_index: usize, what: T) -> OfCall<'_, T> {
+    OfCall {
+        item_id,
+        output_index,
+        what,
+    }
+}

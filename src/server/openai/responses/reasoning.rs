@@ -1,0 +1,41 @@
+//! Reasoning as the blob that clients send back when nothing is stored.
+//!
+//! Nothing is secret in it: the reasoning stands beside it. Clients that were made for OpenAI keep the blob and drop the
+//! text. It begins with a version, and blobs of other makers are not read.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+const VERSION: &str = "souffleur1.";
+
+/// The blob of a text.
+pub(super) fn encode(text: &str) -> String {
+    format!("{VERSION}{}", STANDARD.encode(text))
+}
+
+/// The text of a blob, if this program wrote it.
+pub(super) fn decode(blob: &str) -> Option<String> {
+    let text = STANDARD.decode(blob.strip_prefix(VERSION)?).ok()?;
+    String::from_utf8(text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blob_is_read_by_who_wrote_it() {
+        for text in ["", "Zwölf — 12?", "\n"] {
+            assert_eq!(decode(&encode(text)).as_deref(), Some(text));
+        }
+        for other in [
+            "",
+            "gAAAAAB",
+            "souffleur1.f",
+            "souffleur1.!!!!",
+            "souffleur1./w==",
+        ] {
+            assert_eq!(decode(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What a response repeats of its request.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::openai::Common;
+use crate::server::openai::places::must_be;
+use crate::server::raw::Raw;
+
+/// Longest of the names and notes that are repeated, in bytes of JSON.
+const MAX_NOTE_BYTES: usize = 16 << 10;
+
+/// The settings of a response, in OpenAI's words.
+#[derive(Serialize)]
+pub(super) struct Settings {
+    pub(super) model: String,
+    background: bool,
+    pub(super) instructions: Option<String>,
+    pub(super) max_output_tokens: Option<u32>,
+    max_tool_calls: Option<Box<RawValue>>,
+    metadata: Box<RawValue>,
+    parallel_tool_calls: bool,
+    pub(super) previous_response_id: Option<String>,
+    prompt_cache_key: Option<Box<RawValue>>,
+    reasoning: ReasoningSettings,
+    safety_identifier: Option<Box<RawValue>>,
+    service_tier: &'static str,
+    pub(super) store: bool,
+    pub(super) temperature: f32,
+    text: TextSettings,
+    tool_choice: Box<RawValue>,
+    tools: Box<RawValue>,
+    pub(super) top_logprobs: u32,
+    pub(super) top_p: f32,
+    truncation: &'static str,
+    user: Option<Box<RawValue>>,
+}
+
+#[derive(Serialize)]
+struct ReasoningSettings {
+    effort: Option<Box<RawValue>>,
+    summary: Option<()>,
+}
+
+#[derive(Serialize)]
+struct TextSettings {
+    format: Box<RawValue>,
+    verbosity: Box<RawValue>,
+}
+
+impl Settings {
+    /// Reads what is repeated and not read otherwise, and leaves the rest in place. What is kept is charged.
+    pub(super) fn read(fields: &mut Fields, model: &str) -> Result<Self, ApiError> {
+        check_truncation(fields)?;
+        let text = fields.peek("text").cloned();
+        let text = Inside::of(fields, "text", text)?;
+        let reasoning = fields.peek("reasoning").cloned();
+        let reasoning = Inside::of(fields, "reasoning", reasoning)?;
+        let tools = sent(fields, "tools")?;
+        let choice = sent(fields, "tool_choice")?;
+        let parallel = fields.peek("parallel_tool_calls");
+        let is_parallel = parallel.is_none_or(|raw| raw.bytes().as_ref() != b"false");
+        let instructions = fields.string("instructions")?;
+        fields.charge_request_bytes(instructions.as_ref().map_or(0, String::len))?;
+        Ok(Self {
+            model: model.to_owned(),
+            background: false,
+            instructions,
+            max_output_tokens: fields.token_limit("max_output_tokens")?,
+            max_tool_calls: note(fields, "max_tool_calls")?,
+            metadata: note(fields, "metadata")?.unwrap_or_else(|| literal("{}")),
+            parallel_tool_calls: is_parallel,
+            previous_response_id: fields.string("previous_response_id")?,
+            prompt_cache_key: note(fields, "prompt_cache_key")?,
+            reasoning: ReasoningSettings {
+                effort: reasoning.sent(fields, "effort")?,
+                summary: None,
+            },
+            safety_identifier: note(fields, "safety_identifier")?,
+            service_tier: "default",
+            store: fields.optional_flag("store")?.unwrap_or(true),
+            temperature: 1.0,
+            text: TextSettings {
+                format: text
+                    .sent(fields, "format")?
+                    .unwrap_or_else(|| literal(r#"{"type":"text"}"#)),
+                verbosity: text
+                    .sent(fields, "verbosity")?
+                    .unwrap_or_else(|| literal("\"medium\"")),
+            },
+            tool_choice: choice.unwrap_or_else(|| literal("\"auto\"")),
+            tools: tools.unwrap_or_else(|| literal("[]")),
+            top_logprobs: 0,
+            top_p: 1.0,
+            truncation: "disabled",
+            user: note(fields, "user")?,
+        })
+    }
+
+    /// Notes what was read with the sampling parameters.
+    pub(super) fn note_sampling(&mut self, common: &Common) {
+        self.temperature = common.sampling.temperature;
+        self.top_p = common.sampling.top_p;
+    }
+}
+
+/// An object that others read later.
+struct Inside(Option<Fields>);
+
+impl Inside {
+    fn of(fields: &Fields, name: &str, raw: Option<Raw>) -> Result<Self, ApiError> {
+        let inside = raw.map(|raw| fields.inside(name, &raw));
+        inside.transpose().map(Self)
+    }
+
+    fn sent(&self, fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
+        let raw = self.0.as_ref().and_then(|inside| inside.peek(name));
+        raw.map(|raw| repeated(fields, raw)).transpose()
+    }
+}
+
+/// A field that is repeated and read by others.
+fn sent(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
+    let raw = fields.peek(name).cloned();
+    raw.map(|raw| repeated(fields, &raw)).transpose()
+}
+
+/// A field that is repeated and read by nobody.
+fn note(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
+    let Some(raw) = fields.take_raw(name) else {
+        return Ok(None);
+    };
+    let bytes = raw.bytes().len();
+    if bytes > MAX_NOTE_BYTES {
+        let text = format!("{name} has {bytes} bytes, limit is {MAX_NOTE_BYTES}: shorten it");
+        return Err(ApiError::field(name, text));
+    }
+    repeated(fields, &raw).map(Some)
+}
+
+/// A copy: the body's own memory is not kept as long.
+fn repeated(fields: &mut Fields, raw: &Raw) -> Result<Box<RawValue>, ApiError> {
+    fields.charge_request_bytes(raw.bytes().len())?;
+    raw.parse("body")
+}
+
+fn literal(json: &str) -> Box<RawValue> {
+    RawValue::from_string(json.to_owned()).expect("it is JSON")
+}
+
+/// Nothing is ever cut out of a conversation: one that is too long is refused, as `disabled` has it.
+fn check_truncation(fields: &mut Fields) -> Result<(), ApiError> {
+    const NAME: &str = "truncation";
+    match fields.string(NAME)?.as_deref() {
+        None | Some("disabled" | "auto") => Ok(()),
+        Some(other) => Err(must_be(NAME, &other.into(), "disabled or auto")),
+    }
+}

@@ -1,0 +1,356 @@
+//! The responses that a server keeps, so that they can be read and continued: bounded by number, bytes and age.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use actix_web::web::Bytes;
+use rustc_hash::FxHashMap;
+
+use super::ids::ResponseId;
+use crate::server::config::ServerConfig;
+
+/// Bytes that an entry takes besides its texts.
+const ENTRY_BYTES: usize = 1024;
+/// Bytes that an item takes besides its text, in its entry and in the index.
+const ITEM_BYTES: usize = 256;
+
+/// A connection that keeps responses for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::server) struct ConnectionId(u64);
+
+/// Who a response is kept for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Owner {
+    /// Whoever has its id.
+    Anyone,
+    /// One connection, until it ends.
+    Connection {
+        id: ConnectionId,
+        /// The lane that it was made on.
+        lane: Option<Arc<str>>,
+    },
+}
+
+impl Owner {
+    fn connection(&self) -> Option<ConnectionId> {
+        match self {
+            Self::Anyone => None,
+            Self::Connection { id, .. } => Some(*id),
+        }
+    }
+}
+
+/// The responses of a server. Cheap to clone.
+#[derive(Clone)]
+pub(in crate::server) struct ResponseStore(Arc<Shelf>);
+
+struct Shelf {
+    max_count: usize,
+    ttl: Duration,
+    memory: Memory,
+    next_connection: AtomicUsize,
+    entries: Mutex<Entries>,
+}
+
+/// Bytes that all that is kept may take, and takes. Cheap to clone.
+#[derive(Clone)]
+struct Memory {
+    limit_bytes: usize,
+    taken_bytes: Arc<AtomicUsize>,
+}
+
+#[derive(Default)]
+struct Entries {
+    next_place: u64,
+    by_id: FxHashMap<ResponseId, Arc<StoredResponse>>,
+    by_age: BTreeMap<u64, ResponseId>,
+    of_item: FxHashMap<String, ResponseId>,
+}
+
+/// The memory of something that is kept; given back on drop.
+struct Charge {
+    memory: Memory,
+    bytes: usize,
+}
+
+impl Memory {
+    fn charge(&self, bytes: usize) -> Charge {
+        self.taken_bytes.fetch_add(bytes, Ordering::AcqRel);
+        Charge {
+            memory: self.clone(),
+            bytes,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.taken_bytes.load(Ordering::Acquire) > self.limit_bytes
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let taken = &self.memory.taken_bytes;
+        taken.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+/// The messages that one response added to its conversation: its input, and its answer. Responses that go on from there
+/// share them.
+pub(super) struct Turn {
+    /// A list of messages as the chat template takes them, as JSON.
+    pub(super) messages: Box<[u8]>,
+    /// How many they are.
+    pub(super) n_messages: usize,
+    _charge: Charge,
+}
+
+/// An item by its id.
+pub(super) struct StoredItem {
+    pub(super) id: String,
+    pub(super) json: Box<str>,
+}
+
+/// What is to be kept of a response.
+pub(super) struct Keep {
+    pub(super) id: ResponseId,
+    pub(super) owner: Owner,
+    /// The response, as JSON.
+    pub(super) json: Vec<u8>,
+    pub(super) input: Vec<StoredItem>,
+    pub(super) output: Vec<StoredItem>,
+    /// The conversation before it.
+    pub(super) earlier: Vec<Arc<Turn>>,
+    /// What it added, as JSON, and how many messages that is.
+    pub(super) messages: (Vec<u8>, usize),
+    pub(super) tokens: Option<KeptTokens>,
+}
+
+/// The tokens of a conversation with its instructions and tools.
+#[derive(Clone)]
+pub(super) struct KeptTokens {
+    pub(super) tokens: Arc<[u32]>,
+    pub(super) has_answer: bool,
+    /// Hash of all that is rendered besides the messages.
+    pub(super) frame: [u8; 32],
+}
+
+/// A response that is kept.
+pub(super) struct StoredResponse {
+    pub(super) json: Bytes,
+    pub(super) input: Vec<StoredItem>,
+    pub(super) output: Vec<StoredItem>,
+    /// The conversation up to its end, without instructions.
+    pub(super) turns: Vec<Arc<Turn>>,
+    pub(super) tokens: Option<KeptTokens>,
+    id: ResponseId,
+    owner: Owner,
+    place: u64,
+    expires: Instant,
+    _charge: Charge,
+}
+
+impl ResponseStore {
+    pub(in crate::server) fn new(config: &ServerConfig) -> Self {
+        Self(Arc::new(Shelf {
+            max_count: config.responses_max_count,
+            ttl: Duration::from_secs(config.responses_ttl_s.into()),
+            memory: Memory {
+                limit_bytes: config.responses_max_bytes,
+                taken_bytes: Arc::default(),
+            },
+            next_connection: AtomicUsize::new(0),
+            entries: Mutex::default(),
+        }))
+    }
+
+    /// A name for a connection.
+    pub(in crate::server) fn connection(&self) -> ConnectionId {
+        let next = self.0.next_connection.fetch_add(1, Ordering::Relaxed);
+        ConnectionId(next as u64)
+    }
+
+    /// Whether anything is kept at all.
+    pub(super) fn is_open(&self) -> bool {
+        self.0.max_count > 0
+    }
+
+    /// Keeps a response. The oldest make room for it; one that is larger than all room is not kept.
+    pub(super) fn keep(&self, keep: Keep) {
+        let bytes = keep.bytes();
+        if !self.is_open() || bytes > self.0.memory.limit_bytes {
+            return;
+        }
+        let mut dropped = Vec::new();
+        let mut entries = self.lock(&mut dropped);
+        while entries.by_age.len() >= self.0.max_count {
+            dropped.extend(entries.pop_oldest());
+        }
+        let place = entries.next_place;
+        entries.next_place += 1;
+        entries.insert(Arc::new(self.0.stored(keep, place)));
+        while self.0.memory.is_full()
+            && let Some(oldest) = entries.pop_oldest()
+        {
+            // What it shares with later ones goes with them.
+            drop(oldest);
+        }
+    }
+
+    /// A response that `owner` may see.
+    pub(super) fn find(&self, id: &ResponseId, owner: &Owner) -> Option<Arc<StoredResponse>> {
+        let mut dropped = Vec::new();
+        let entries = self.lock(&mut dropped);
+        let found = entries.by_id.get(id)?;
+        found.is_for(owner).then(|| found.clone())
+    }
+
+    /// The JSON of an item of a response that `owner` may see.
+    pub(super) fn find_item(&self, id: &str, owner: &Owner) -> Option<Box<str>> {
+        let mut dropped = Vec::new();
+        let entries = self.lock(&mut dropped);
+        let stored = entries.by_id.get(entries.of_item.get(id)?)?;
+        let mut items = stored.input.iter().chain(&stored.output);
+        let item = items.find(|item| item.id == id)?;
+        stored.is_for(owner).then(|| item.json.clone())
+    }
+
+    /// Forgets a response that `owner` may see; false if there is none.
+    pub(in crate::server) fn forget(&self, id: &ResponseId, owner: &Owner) -> bool {
+        let mut dropped = Vec::new();
+        let mut entries = self.lock(&mut dropped);
+        let is_there = entries
+            .by_id
+            .get(id)
+            .is_some_and(|stored| stored.is_for(owner));
+        if is_there {
+            dropped.extend(entries.remove(id));
+        }
+        is_there
+    }
+
+    /// Forgets a response that is kept for this connection alone, if it was made on this lane.
+    pub(in crate::server) fn forget_own(
+        &self,
+        response: &ResponseId,
+        connection: ConnectionId,
+        lane: Option<&Arc<str>>,
+    ) {
+        let mut dropped = Vec::new();
+        let mut entries = self.lock(&mut dropped);
+        let owner = entries.by_id.get(response).map(|stored| &stored.owner);
+        if let Some(Owner::Connection { id, lane: made_on }) = owner
+            && (*id, made_on.as_ref()) == (connection, lane)
+        {
+            dropped.extend(entries.remove(response));
+        }
+    }
+
+    /// Forgets what is kept for a connection that has ended.
+    pub(in crate::server) fn forget_all_own(&self, connection: ConnectionId) {
+        let mut dropped = Vec::new();
+        let mut entries = self.lock(&mut dropped);
+        let is_own = |stored: &&Arc<StoredResponse>| stored.owner.connection() == Some(connection);
+        let own = entries.by_id.values().filter(is_own);
+        let own: Vec<ResponseId> = own.map(|stored| stored.id.clone()).collect();
+        dropped.extend(own.iter().filter_map(|id| entries.remove(id)));
+    }
+
+    /// The entries that are not too old. What is put into `dropped` is freed without the lock.
+    fn lock(&self, dropped: &mut Vec<Arc<StoredResponse>>) -> MutexGuard<'_, Entries> {
+        let entries = self.0.entries.lock();
+        let mut entries = entries.unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        while entries.oldest().is_some_and(|oldest| oldest.expires <= now) {
+            dropped.extend(entries.pop_oldest());
+        }
+        entries
+    }
+}
+
+impl Shelf {
+    fn stored(&self, keep: Keep, place: u64) -> StoredResponse {
+        let charge = self.memory.charge(keep.own_bytes());
+        let (messages, n_messages) = keep.messages;
+        let mut turns = keep.earlier;
+        turns.push(Arc::new(Turn {
+            _charge: self.memory.charge(messages.len()),
+            messages: messages.into(),
+            n_messages,
+        }));
+        StoredResponse {
+            json: keep.json.into(),
+            input: keep.input,
+            output: keep.output,
+            turns,
+            tokens: keep.tokens,
+            id: keep.id,
+            owner: keep.owner,
+            place,
+            expires: Instant::now() + self.ttl,
+            _charge: charge,
+        }
+    }
+}
+
+impl Keep {
+    /// Bytes that it takes, and that of the conversation before it keeps alive.
+    fn bytes(&self) -> usize {
+        let earlier = self.earlier.iter().map(|turn| turn.messages.len());
+        self.own_bytes() + self.messages.0.len() + earlier.sum::<usize>()
+    }
+
+    /// Bytes without its messages.
+    fn own_bytes(&self) -> usize {
+        let items = self.input.iter().chain(&self.output);
+        let items = items.map(|item| item.json.len() + ITEM_BYTES);
+        let tokens = self.tokens.as_ref().map_or(0, |kept| kept.tokens.len());
+        let turns = self.earlier.len() * size_of::<Arc<Turn>>();
+        ENTRY_BYTES + self.json.len() + items.sum::<usize>() + turns + tokens * size_of::<u32>()
+    }
+}
+
+impl StoredResponse {
+    fn is_for(&self, owner: &Owner) -> bool {
+        self.owner == Owner::Anyone || self.owner.connection() == owner.connection()
+    }
+}
+
+impl Entries {
+    fn oldest(&self) -> Option<&Arc<StoredResponse>> {
+        let (_, id) = self.by_age.first_key_value()?;
+        self.by_id.get(id)
+    }
+
+    fn insert(&mut self, stored: Arc<StoredResponse>) {
+        for item in stored.input.iter().chain(&stored.output) {
+            // Of two with one id the first counts: clients name some of theirs.
+            let response = || stored.id.clone();
+            self.of_item.entry(item.id.clone()).or_insert_with(response);
+        }
+        self.by_age.insert(stored.place, stored.id.clone());
+        self.by_id.insert(stored.id.clone(), stored);
+    }
+
+    fn pop_oldest(&mut self) -> Option<Arc<StoredResponse>> {
+        let (_, id) = self.by_age.first_key_value()?;
+        let id = id.clone();
+        self.remove(&id)
+    }
+
+    fn remove(&mut self, id: &ResponseId) -> Option<Arc<StoredResponse>> {
+        let stored = self.by_id.remove(id)?;
+        self.by_age.remove(&stored.place);
+        for item in stored.input.iter().chain(&stored.output) {
+            if self.of_item.get(&item.id) == Some(id) {
+                self.of_item.remove(&item.id);
+            }
+        }
+        Some(stored)
+    }
+}
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;

@@ -1,0 +1,154 @@
+//! Responses that are kept: reading and deleting them.
+
+use actix_web::HttpResponse;
+use actix_web::http::header::ContentType;
+use actix_web::web::{Data, Path, Query};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::ids::ResponseId;
+use super::store::{Owner, StoredItem, StoredResponse};
+use crate::server::error::ApiError;
+use crate::server::state::AppState;
+use crate::server::whole;
+
+/// Items of a page where a client asks for no number.
+const PAGE_ITEMS: usize = 20;
+/// Most items of a page.
+const MAX_PAGE_ITEMS: usize = 100;
+
+/// What a client may ask of a response.
+#[derive(Deserialize)]
+pub(in crate::server) struct Wish {
+    stream: Option<String>,
+}
+
+/// Answers `GET /v1/responses/{id}`.
+pub(in crate::server) async fn retrieve(
+    state: Data<AppState>,
+    id: Path<String>,
+    wish: Query<Wish>,
+) -> Result<HttpResponse, ApiError> {
+    let stored = find(&state, &id)?;
+    if wish.stream.as_deref() == Some("true") {
+        // Its events are gone: only responses in the background have them kept, and there are none.
+        return Err(ApiError::unsupported("stream"));
+    }
+    let json = stored.json.clone();
+    Ok(HttpResponse::Ok()
+        .content_type(ContentType::json())
+        .body(whole::in_pieces(json)))
+}
+
+/// Answers `DELETE /v1/responses/{id}`.
+pub(in crate::server) async fn delete(
+    state: Data<AppState>,
+    id: Path<String>,
+) -> Result<HttpResponse, ApiError> {
+    let is_there = state
+        .responses()
+        .forget(&ResponseId::sent(&id), &Owner::Anyone);
+    match is_there {
+        true => {
+            let deleted = json!({"id": *id, "object": "response", "deleted": true});
+            Ok(HttpResponse::Ok().json(deleted))
+        }
+        false => Err(ApiError::no_such_response(&id)),
+    }
+}
+
+/// Answers `POST /v1/responses/{id}/cancel`: what is kept has ended, and nothing runs in the background.
+pub(in crate::server) async fn cancel(
+    state: Data<AppState>,
+    id: Path<String>,
+) -> Result<HttpResponse, ApiError> {
+    find(&state, &id)?;
+    Err(ApiError::invalid(
+        "only responses in the background can be cancelled, and this one is not: close its stream instead",
+    ))
+}
+
+/// Which items a client asks for.
+#[derive(Deserialize)]
+pub(in crate::server) struct Page {
+    limit: Option<String>,
+    order: Option<String>,
+    after: Option<String>,
+}
+
+#[derive(Serialize)]
+struct ItemList<'a> {
+    object: &'static str,
+    data: Vec<&'a RawValue>,
+    first_id: Option<&'a str>,
+    last_id: Option<&'a str>,
+    has_more: bool,
+}
+
+/// Answers `GET /v1/responses/{id}/input_items`, the newest first.
+pub(in crate::server) async fn input_items(
+    state: Data<AppState>,
+    id: Path<String>,
+    page: Query<Page>,
+) -> Result<HttpResponse, ApiError> {
+    let stored = find(&state, &id)?;
+    let limit = page.items()?;
+    let mut items: Vec<&StoredItem> = stored.input.iter().collect();
+    if page.is_descending()? {
+        items.reverse();
+    }
+    if let Some(after) = &page.after {
+        let Some(place) = items.iter().position(|item| item.id == *after) else {
+            return Err(ApiError::no_such_item("after".to_owned(), after));
+        };
+        items.drain(..=place);
+    }
+    let has_more = items.len() > limit;
+    items.truncate(limit);
+    let data: serde_json::Result<Vec<&RawValue>> = items
+        .iter()
+        .map(|item| serde_json::from_str(&item.json))
+        .collect();
+    let list = ItemList {
+        object: "list",
+        data: data.expect("items are kept as JSON"),
+        first_id: items.first().map(|item| item.id.as_str()),
+        last_id: items.last().map(|item| item.id.as_str()),
+        has_more,
+    };
+    let json = serde_json::to_vec(&list).expect("lists have string keys only");
+    Ok(HttpResponse::Ok()
+        .content_type(ContentType::json())
+        .body(whole::in_pieces(json)))
+}
+
+impl Page {
+    fn items(&self) -> Result<usize, ApiError> {
+        let Some(limit) = &self.limit else {
+            return Ok(PAGE_ITEMS);
+        };
+        match limit.parse() {
+            Ok(limit @ 1..=MAX_PAGE_ITEMS) => Ok(limit),
+            _ => {
+                let text = format!("limit must be a number from 1 to {MAX_PAGE_ITEMS}");
+                Err(ApiError::field("limit", text))
+            }
+        }
+    }
+
+    fn is_descending(&self) -> Result<bool, ApiError> {
+        match self.order.as_deref() {
+            None | Some("desc") => Ok(true),
+            Some("asc") => Ok(false),
+            Some(_) => Err(ApiError::field("order", "order must be asc or desc")),
+        }
+    }
+}
+
+fn find(state: &AppState, id: &str) -> Result<std::sync::Arc<StoredResponse>, ApiError> {
+    let found = state
+        .responses()
+        .find(&ResponseId::sent(id), &Owner::Anyone);
+    found.ok_or_else(|| ApiError::no_such_response(id))
+}

@@ -1,0 +1,164 @@
+//! Reading the tools of a response.
+//!
+//! The model knows functions only. A custom tool is one with a text as its argument, and the tools of a namespace are
+//! functions named `namespace.tool`. Tools that run at OpenAI (web search and the like) are left out: clients send them
+//! to every server, whether or not it has them.
+
+use rustc_hash::FxHashMap;
+use serde_json::{Map, Value, json};
+
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::openai::chat::tool_choice::Choice;
+use crate::server::openai::chat::tools::{CallTools, ToolList, read_list};
+use crate::server::openai::places::{missing, must_be, object, optional_text, text};
+
+const TOOLS: &str = "tools";
+const CHOICE: &str = "tool_choice";
+
+/// How the client calls a tool that the model calls by one name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Spoken {
+    pub(super) name: String,
+    pub(super) namespace: Option<String>,
+    pub(super) is_custom: bool,
+}
+
+/// The tools that are no plain functions, by the names that the model has for them.
+#[derive(Debug, Default)]
+pub(super) struct ToolNames(FxHashMap<String, Spoken>);
+
+impl ToolNames {
+    /// The client's names for what the model calls.
+    pub(super) fn spoken(&self, name: &str) -> Spoken {
+        let plain = || Spoken {
+            name: name.to_owned(),
+            ..Spoken::default()
+        };
+        self.0.get(name).cloned().unwrap_or_else(plain)
+    }
+}
+
+/// The name of a tool inside a namespace, as the model has it.
+pub(super) fn name_in(namespace: Option<&str>, name: &str) -> String {
+    match namespace {
+        Some(namespace) => format!("{namespace}.{name}"),
+        None => name.to_owned(),
+    }
+}
+
+/// Reads `tools` and `tool_choice`.
+pub(super) fn read(fields: &mut Fields) -> Result<(CallTools, ToolNames), ApiError> {
+    let raw = fields.take_raw(TOOLS);
+    let raw = raw.filter(|raw| !raw.asks_for_nothing());
+    let choice = Choice::read(fields, CHOICE)?;
+    let parallel = fields.optional_flag("parallel_tool_calls")?.unwrap_or(true);
+    let mut reading = Reading::default();
+    if let Some(raw) = raw {
+        for (index, item) in read_list(fields, TOOLS, &raw)?.into_iter().enumerate() {
+            reading.add(&format!("{TOOLS}[{index}]"), item, None)?;
+        }
+    }
+    let tools = CallTools::of(reading.list, choice, CHOICE, parallel)?;
+    Ok((tools, reading.names))
+}
+
+#[derive(Default)]
+struct Reading {
+    list: ToolList,
+    names: ToolNames,
+}
+
+impl Reading {
+    fn add(&mut self, path: &str, item: Value, namespace: Option<&str>) -> Result<(), ApiError> {
+        let tool = object(path, item)?;
+        match (text(&tool, path, "type")?, namespace) {
+            ("function", _) => self.add_function(path, tool, namespace, false),
+            ("custom", _) => self.add_function(path, custom(path, &tool)?, namespace, true),
+            ("namespace", None) => self.add_namespace(path, tool),
+            ("namespace", Some(_)) => {
+                let wanted = "function or custom: namespaces hold no others";
+                Err(must_be(&format!("{path}.type"), &tool["type"], wanted))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn add_namespace(&mut self, path: &str, mut tool: Map<String, Value>) -> Result<(), ApiError> {
+        let name = text(&tool, path, "name")?.to_owned();
+        let path = format!("{path}.{TOOLS}");
+        let inside = match tool.get_mut(TOOLS).map(Value::take) {
+            Some(Value::Array(inside)) => inside,
+            Some(other) => return Err(must_be(&path, &other, "a list of tools")),
+            None => return Err(missing(path, "a list of tools")),
+        };
+        let mut inside = inside.into_iter().enumerate();
+        inside
+            .try_for_each(|(index, item)| self.add(&format!("{path}[{index}]"), item, Some(&name)))
+    }
+
+    fn add_function(
+        &mut self,
+        path: &str,
+        tool: Map<String, Value>,
+        namespace: Option<&str>,
+        is_custom: bool,
+    ) -> Result<(), ApiError> {
+        let name = text(&tool, path, "name")?.to_owned();
+        let known = name_in(namespace, &name);
+        let mut function = Map::new();
+        function.insert("name".to_owned(), known.as_str().into());
+        for key in ["description", "parameters", "strict"] {
+            if let Some(value) = tool.get(key) {
+                function.insert(key.to_owned(), value.clone());
+            }
+        }
+        self.list.add(path, function)?;
+        if is_custom || namespace.is_some() {
+            let spoken = Spoken {
+                name,
+                namespace: namespace.map(str::to_owned),
+                is_custom,
+            };
+            self.names.0.insert(known, spoken);
+        }
+        Ok(())
+    }
+}
+
+/// A custom tool as a function. The model is told of the grammar of its input and not held to it: inside of a call the
+/// text is written as JSON, which no such grammar describes.
+fn custom(path: &str, tool: &Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+    let name = text(tool, path, "name")?;
+    let mut description = optional_text(tool, path, "description")?
+        .unwrap_or_default()
+        .to_owned();
+    if let Some(Value::Object(format)) = tool.get("format") {
+        let path = format!("{path}.format");
+        match text(format, &path, "type")? {
+            "text" => (),
+            "grammar" => {
+                let syntax = text(format, &path, "syntax")?;
+                let definition = text(format, &path, "definition")?;
+                let grammar = format!("The input follows this grammar ({syntax}):\n{definition}");
+                let gap = if description.is_empty() { "" } else { "\n\n" };
+                description = format!("{description}{gap}{grammar}");
+            }
+            _ => {
+                let kind = &format["type"];
+                return Err(must_be(&format!("{path}.type"), kind, "text or grammar"));
+            }
+        }
+    }
+    let input = json!({"type": "string", "description": "The input of the tool, as it is."});
+    let parameters = json!({
+        "type": "object", "properties": {"input": input}, "required": ["input"],
+    });
+    let mut function = Map::new();
+    function.insert("name".to_owned(), name.into());
+    if !description.is_empty() {
+        function.insert("description".to_owned(), description.into());
+    }
+    function.insert("parameters".to_owned(), parameters);
+    Ok(function)
+}

@@ -1,0 +1,369 @@
+//! Writing a response: its events as they come, or all of it at once.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::events::{Events, WrittenEvent};
+use super::ids::ResponseId;
+use super::items::{ItemStatus, OutputItem};
+use super::messages::Messages;
+use super::output::Output;
+use super::settings::Settings;
+use super::store::{Keep, KeptTokens, Owner, ResponseStore, StoredItem, Turn};
+use crate::request::{FinishReason, Usage};
+use crate::server::error::{ApiError, ErrorBody};
+use crate::server::openai::answer::Write;
+use crate::server::openai::logprobs::ChatLogprobs;
+use crate::server::openai::unix_now_s;
+use crate::server::spelling::Spelling;
+use crate::server::sse::{Chunks, Render};
+use crate::server::transcript::{News, Transcript, TranscriptEnd};
+
+/// What a response leaves behind.
+pub(super) struct Keeping {
+    pub(super) store: ResponseStore,
+    pub(super) owner: Owner,
+    pub(super) input: Vec<StoredItem>,
+    pub(super) earlier: Vec<Arc<Turn>>,
+    /// The messages of its input, as JSON, and how many they are.
+    pub(super) messages: (Vec<u8>, usize),
+    pub(super) frame: [u8; 32],
+}
+
+/// What a writer is made of.
+pub(super) struct WriterParts {
+    pub(super) id: ResponseId,
+    pub(super) settings: Settings,
+    pub(super) output: Output,
+    /// How tokens are spelled, if log probabilities are to be written.
+    pub(super) spelling: Option<Spelling>,
+    pub(super) is_silent: bool,
+    /// The lane of a WebSocket that asks.
+    pub(super) lane: Option<Arc<str>>,
+    pub(super) is_warm_up: bool,
+    pub(super) keeping: Option<Keeping>,
+}
+
+/// See the module.
+pub(in crate::server) struct Writer {
+    head: Head,
+    output: Output,
+    events: Events,
+    spelling: Option<Spelling>,
+    usage: Option<Usage>,
+    tokens: Vec<u32>,
+    is_warm_up: bool,
+    keeping: Option<Keeping>,
+    /// The whole response, once it has ended.
+    ended: Vec<u8>,
+}
+
+struct Head {
+    id: ResponseId,
+    created_at: u64,
+    settings: Settings,
+}
+
+#[derive(Serialize)]
+struct Response<'a> {
+    id: &'a ResponseId,
+    object: &'static str,
+    created_at: u64,
+    completed_at: Option<u64>,
+    status: &'static str,
+    error: Option<ErrorBody<'a>>,
+    incomplete_details: Option<Incomplete>,
+    output: &'a [OutputItem],
+    usage: Option<UsageReport>,
+    #[serde(flatten)]
+    settings: &'a Settings,
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct Incomplete {
+    reason: &'static str,
+}
+
+#[derive(Serialize)]
+struct OfResponse<T> {
+    response: T,
+}
+
+/// Responses' names for the counts.
+#[derive(Serialize)]
+struct UsageReport {
+    input_tokens: u32,
+    input_tokens_details: InputTokens,
+    output_tokens: u32,
+    output_tokens_details: OutputTokens,
+    total_tokens: u64,
+}
+
+#[derive(Serialize)]
+struct InputTokens {
+    cached_tokens: u32,
+    cache_write_tokens: u32,
+}
+
+#[derive(Serialize)]
+struct OutputTokens {
+    reasoning_tokens: u32,
+}
+
+impl UsageReport {
+    fn of(usage: Usage) -> Self {
+        Self {
+            input_tokens: usage.prompt_tokens,
+            input_tokens_details: InputTokens {
+                cached_tokens: usage.cached_tokens,
+                cache_write_tokens: 0,
+            },
+            output_tokens: usage.completion_tokens,
+            output_tokens_details: OutputTokens {
+                reasoning_tokens: usage.reasoning_tokens,
+            },
+            total_tokens: u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
+        }
+    }
+}
+
+/// How a response stands.
+struct Standing<'a> {
+    status: &'static str,
+    error: Option<ErrorBody<'a>>,
+    incomplete: Option<Incomplete>,
+}
+
+impl Standing<'_> {
+    const IN_PROGRESS: Self = Self {
+        status: "in_progress",
+        error: None,
+        incomplete: None,
+    };
+    const COMPLETED: Self = Self {
+        status: "completed",
+        error: None,
+        incomplete: None,
+    };
+    const CUT_OFF: Self = Self {
+        status: "incomplete",
+        error: None,
+        incomplete: Some(Incomplete {
+            reason: "max_output_tokens",
+        }),
+    };
+}
+
+impl Writer {
+    pub(super) fn new(parts: WriterParts) -> Self {
+        Self {
+            head: Head {
+                id: parts.id,
+                created_at: unix_now_s(),
+                settings: parts.settings,
+            },
+            output: parts.output,
+            events: Events::new(parts.is_silent, parts.lane),
+            spelling: parts.spelling,
+            usage: None,
+            tokens: Vec::new(),
+            is_warm_up: parts.is_warm_up,
+            keeping: parts.keeping,
+            ended: Vec::new(),
+        }
+    }
+
+    /// Begins the events.
+    pub(in crate::server) fn open(&mut self) {
+        for name in ["response.created", "response.in_progress"] {
+            let response = response(&self.head, &self.output, None, Standing::IN_PROGRESS);
+            self.events.push(name, &OfResponse { response });
+        }
+    }
+
+    /// Takes in what is new.
+    pub(in crate::server) fn push(&mut self, news: News) {
+        let News { delta, end } = news;
+        self.usage = Some(delta.usage);
+        if !self.is_warm_up {
+            let spelling = self.spelling.as_ref();
+            let logprobs = spelling
+                .map(|spelling| ChatLogprobs::new(&delta.output_logprobs, spelling).into_tokens());
+            let logprobs = logprobs.unwrap_or_default();
+            self.output
+                .push(delta.text, delta.pieces, logprobs, &mut self.events);
+        }
+        self.tokens.extend(delta.tokens);
+        if let Some(end) = end {
+            self.end(&end);
+        }
+    }
+
+    /// Ends the events of a response that has failed.
+    pub(in crate::server) fn fail(&mut self, error: &ApiError) {
+        self.output.close(ItemStatus::Incomplete, &mut self.events);
+        let standing = Standing {
+            status: "failed",
+            error: Some(error.body()),
+            incomplete: None,
+        };
+        let response = response(&self.head, &self.output, self.usage, standing);
+        self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
+        self.events
+            .push("response.failed", &OfResponse { response });
+        self.keeping = None;
+    }
+
+    /// Takes the events that are ready.
+    pub(in crate::server) fn take(&mut self) -> Vec<WrittenEvent> {
+        self.events.take()
+    }
+
+    fn end(&mut self, end: &TranscriptEnd) {
+        let (name, standing, item) = match end.reason {
+            FinishReason::Abort => {
+                let text = "the request was cancelled";
+                return self.fail(&ApiError::aborted(text));
+            }
+            FinishReason::Length { .. } if !self.is_warm_up => {
+                let item = ItemStatus::Incomplete;
+                ("response.incomplete", Standing::CUT_OFF, item)
+            }
+            _ => {
+                let item = ItemStatus::Completed;
+                ("response.completed", Standing::COMPLETED, item)
+            }
+        };
+        self.output.close(item, &mut self.events);
+        let response = response(&self.head, &self.output, self.usage, standing);
+        self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
+        // Who hears that it is complete may go on from it at once.
+        let ended = &self.ended;
+        if let Some(keeping) = self.keeping.take() {
+            let tokens = known_tokens(end, &mut self.tokens, self.is_warm_up, keeping.frame);
+            keeping.keep(&self.head.id, ended, self.output.items(), tokens);
+        }
+        self.events.push(name, &OfResponse { response });
+    }
+}
+
+fn response<'a>(
+    head: &'a Head,
+    output: &'a Output,
+    usage: Option<Usage>,
+    standing: Standing<'a>,
+) -> Response<'a> {
+    let is_over = standing.status != Standing::IN_PROGRESS.status;
+    Response {
+        id: &head.id,
+        object: "response",
+        created_at: head.created_at,
+        completed_at: (standing.status == Standing::COMPLETED.status).then(unix_now_s),
+        status: standing.status,
+        error: standing.error,
+        incomplete_details: standing.incomplete,
+        output: output.items(),
+        usage: usage.filter(|_| is_over).map(UsageReport::of),
+        settings: &head.settings,
+    }
+}
+
+/// The tokens of the conversation so far, where the next turn can go on behind them.
+fn known_tokens(
+    end: &TranscriptEnd,
+    output: &mut Vec<u32>,
+    is_warm_up: bool,
+    frame: [u8; 32],
+) -> Option<KeptTokens> {
+    let is_whole = is_warm_up || matches!(end.reason, FinishReason::StopToken(_));
+    if !is_whole || end.prompt.is_empty() {
+        return None;
+    }
+    let tokens = match is_warm_up {
+        true => end.prompt.clone(),
+        false => [&end.prompt[..], &std::mem::take(output)].concat().into(),
+    };
+    Some(KeptTokens {
+        tokens,
+        has_answer: !is_warm_up,
+        frame,
+    })
+}
+
+impl Keeping {
+    fn keep(self, id: &ResponseId, json: &[u8], output: &[OutputItem], tokens: Option<KeptTokens>) {
+        let mut answer = Messages::default();
+        answer.output(output);
+        let answer = answer.finish();
+        let (input, n_messages) = self.messages;
+        let messages = joined(input, &answer);
+        let stored = |item: &OutputItem| StoredItem {
+            id: item.id().to_owned(),
+            json: serde_json::to_string(item)
+                .expect("items have string keys only")
+                .into(),
+        };
+        self.store.keep(Keep {
+            id: id.clone(),
+            owner: self.owner,
+            json: json.to_vec(),
+            input: self.input,
+            output: output.iter().map(stored).collect(),
+            earlier: self.earlier,
+            messages: (messages, n_messages + answer.len()),
+            tokens,
+        });
+    }
+}
+
+/// Adds messages to a list that is JSON already.
+fn joined(mut list: Vec<u8>, more: &[serde_json::Value]) -> Vec<u8> {
+    if more.is_empty() {
+        return list;
+    }
+    list.pop();
+    if list.len() > 1 {
+        list.push(b',');
+    }
+    let more = serde_json::to_vec(more).expect("messages have string keys only");
+    list.extend_from_slice(&more[1..]);
+    list
+}
+
+impl Write for Writer {
+    fn whole(&mut self, transcripts: Vec<Transcript>) -> Vec<u8> {
+        for transcript in transcripts {
+            self.push(transcript.into_news());
+        }
+        std::mem::take(&mut self.ended)
+    }
+}
+
+impl Writer {
+    fn hand_on(&mut self, out: &mut Chunks) {
+        for event in self.take() {
+            out.named(event.name, &event.json);
+        }
+    }
+}
+
+impl Render for Writer {
+    fn start(&mut self, out: &mut Chunks) {
+        self.open();
+        self.hand_on(out);
+    }
+
+    fn news(&mut self, _: usize, news: News, out: &mut Chunks) {
+        self.push(news);
+        self.hand_on(out);
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
+        Self::fail(self, error);
+        self.hand_on(out);
+    }
+
+    /// The last event ends the stream.
+    fn close(&mut self, _: &mut Chunks) {}
+}

@@ -1,0 +1,46 @@
+//! `POST /pause_generation` and `POST /continue_generation`.
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+use serde_json::json;
+
+use super::body::JsonBody;
+use super::error::ApiError;
+use super::state::AppState;
+use crate::field::{Field, Shallow};
+
+/// Plans no more work until generation is continued. The modes are SGLang's: `abort` cancels every request inside, those
+/// that come later wait; `in_place` leaves them all as they are.
+pub(super) async fn pause(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
+    let mut fields = body.0;
+    let cancels = match fields.string("mode")?.as_deref() {
+        None | Some("abort") => true,
+        Some("in_place") => false,
+        // It frees the memory of weights for others, which nobody could use here: weights do not change.
+        Some("retract") => {
+            let text = "mode \"retract\" is not supported: send abort or in_place";
+            return Err(ApiError::field("mode", text));
+        }
+        Some(other) => {
+            let mode = Shallow::Text(other.to_owned());
+            let error = Field::new("mode", &mode).must_be("abort or in_place");
+            return Err(error.into());
+        }
+    };
+    let engine = &state.loaded()?.engine;
+    engine.set_paused(true).await?;
+    if cancels {
+        engine.cancel_all();
+    }
+    Ok(done("generation is paused"))
+}
+
+/// Goes on with what was paused.
+pub(super) async fn go_on(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
+    state.loaded()?.engine.set_paused(false).await?;
+    Ok(done("generation goes on"))
+}
+
+fn done(message: &str) -> HttpResponse {
+    HttpResponse::Ok().json(json!({ "status": "ok", "message": message }))
+}

@@ -1,0 +1,235 @@
+//! `POST /tokenize` and `POST /detokenize`, as SGLang and vLLM have them, with and without `/v1`.
+
+use std::sync::Arc;
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+use serde::Serialize;
+
+use super::body::JsonBody;
+use super::call::{self, CallLimits, Prompts};
+use super::encode::{self, check_length, with_tokenizer};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::openai::chat::call::read_prompt;
+use super::openai::places::missing;
+use super::spelling::SpellTokens;
+use super::state::AppState;
+use super::whole;
+use crate::error::RequestError;
+use crate::field::{Field, check_count};
+use crate::model::text::TextModel;
+use crate::request::Prompt;
+use crate::state::detok::TokenText;
+
+/// Most token ids of one call.
+const MAX_TOKENS: usize = 1 << 20;
+/// Bytes that an id takes in memory and as JSON, for each byte of text at most one.
+const ID_BYTES: usize = 12;
+/// The same with the token's text.
+const TEXT_BYTES: usize = 52;
+
+/// One thing, or one for each of a list.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Each<T> {
+    One(T),
+    List(Vec<T>),
+}
+
+#[derive(Serialize)]
+struct Tokenized {
+    tokens: Each<Vec<u32>>,
+    count: Each<usize>,
+    max_model_len: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_strs: Option<Each<Vec<String>>>,
+}
+
+#[derive(Serialize)]
+struct Detokenized {
+    text: Each<String>,
+    /// vLLM's name, of a single list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt: Option<String>,
+}
+
+/// Answers `POST /tokenize`: the ids of a text, of each of some texts, or of the prompt of a chat.
+pub(super) async fn tokenize(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let mut fields = body.0;
+    fields.string("model")?;
+    let shows_texts = fields.flag("return_token_strs")?;
+    let adds_special = fields.optional_flag("add_special_tokens")?;
+    let prompts = read_prompts(&state, &mut fields)?;
+    let text_bytes = total(&prompts, Prompt::text_bytes);
+    let each = if shows_texts { TEXT_BYTES } else { ID_BYTES };
+    let charge = state
+        .answers()
+        .charge_bytes(text_bytes.saturating_mul(each))?;
+    let work = move |text: &TextModel, limit_tokens| {
+        let encode = |prompt: &Prompt| encode(text, prompt, adds_special, limit_tokens);
+        let tokens = each_of(&prompts, encode)?;
+        Ok(json(&tokenized(text, tokens, shows_texts, limit_tokens)))
+    };
+    let json = with_tokenizer(&state, fields.into_charges(), work).await?;
+    Ok(whole::json(json, charge))
+}
+
+/// Answers `POST /detokenize`: the text of token ids, or of each of some lists of them.
+pub(super) async fn detokenize(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    const NAME: &str = "tokens";
+    let mut fields = body.0;
+    fields.string("model")?;
+    let skips_special = fields.optional_flag("skip_special_tokens")?.unwrap_or(true);
+    let raw = fields.take_raw(NAME);
+    let raw = raw.ok_or_else(|| missing(NAME.to_owned(), "a list of token ids"))?;
+    let prompts = call::tokens(&mut fields, NAME, &raw, limits(&state)?)?;
+    let n_tokens = total(&prompts, Prompt::estimated_tokens);
+    check_count(NAME, n_tokens, MAX_TOKENS, "token ids")?;
+    let longest = encode::tokenizer(&state.serving()?.engine)?.max_token_bytes();
+    let charge = state
+        .answers()
+        .charge_bytes(n_tokens.saturating_mul(longest))?;
+    let work = move |text: &TextModel, _| {
+        let texts = each_of(&prompts, |prompt| decode(text, prompt, skips_special))?;
+        let prompt = match &texts {
+            Each::One(text) => Some(text.clone()),
+            Each::List(_) => None,
+        };
+        let detokenized = Detokenized {
+            text: texts,
+            prompt,
+        };
+        Ok(json(&detokenized))
+    };
+    let json = with_tokenizer(&state, fields.into_charges(), work).await?;
+    Ok(whole::json(json, charge))
+}
+
+/// Reads `prompt`, or a chat's `messages` with all that belongs to them.
+fn read_prompts(state: &AppState, fields: &mut Fields) -> Result<Prompts, ApiError> {
+    const NAME: &str = "prompt";
+    let raw = match (fields.take_raw(NAME), fields.peek("messages").is_some()) {
+        (Some(_), true) => {
+            let text = "prompt and messages are both given: send one of them";
+            return Err(ApiError::field(NAME, text));
+        }
+        (None, true) => {
+            let chat = Arc::new(read_prompt(fields)?);
+            return Ok(Prompts::One(Prompt::Chat(chat)));
+        }
+        (None, false) => return Err(missing(NAME.to_owned(), "a string, or messages")),
+        (Some(raw), false) => raw,
+    };
+    if raw.is_list() {
+        return call::texts(NAME, &raw, limits(state)?);
+    }
+    if !raw.is_text() {
+        let value = raw.shallow(NAME)?;
+        let error = Field::new(NAME, &value).must_be("a string or a list of strings");
+        return Err(error.into());
+    }
+    let text: String = raw.parse(NAME)?;
+    Ok(Prompts::One(Prompt::Text(text.into())))
+}
+
+fn limits(state: &AppState) -> Result<CallLimits<'_>, ApiError> {
+    Ok(CallLimits {
+        max_requests: state.config().max_batch_requests,
+        websocket: None,
+        request: state.serving()?.engine.request_limits(),
+    })
+}
+
+fn total(prompts: &Prompts, measure: impl Fn(&Prompt) -> usize) -> usize {
+    match prompts {
+        Prompts::One(prompt) => measure(prompt),
+        Prompts::List(prompts) => prompts.iter().map(measure).sum(),
+    }
+}
+
+fn each_of<T>(
+    prompts: &Prompts,
+    make: impl Fn(&Prompt) -> Result<T, RequestError>,
+) -> Result<Each<T>, RequestError> {
+    match prompts {
+        Prompts::One(prompt) => make(prompt).map(Each::One),
+        Prompts::List(prompts) => Ok(Each::List(
+            prompts.iter().map(make).collect::<Result<_, _>>()?,
+        )),
+    }
+}
+
+/// A chat template writes special tokens itself: without a wish, only plain prompts get them.
+fn encode(
+    text: &TextModel,
+    prompt: &Prompt,
+    adds_special: Option<bool>,
+    limit_tokens: usize,
+) -> Result<Vec<u32>, RequestError> {
+    let (prompt, adds_special) = match prompt {
+        Prompt::Chat(chat) => (
+            encode::render(text, chat)?.into(),
+            adds_special.unwrap_or(false),
+        ),
+        Prompt::Text(prompt) => (prompt.clone(), adds_special.unwrap_or(true)),
+        Prompt::Tokens(tokens) => return Ok(tokens.to_vec()),
+    };
+    check_length(text, &prompt, limit_tokens)?;
+    match adds_special {
+        true => text.encode(&prompt),
+        false => text.encode_chat(&prompt),
+    }
+}
+
+fn tokenized(
+    text: &TextModel,
+    tokens: Each<Vec<u32>>,
+    shows_texts: bool,
+    max_model_len: usize,
+) -> Tokenized {
+    let spell = |ids: &Vec<u32>| {
+        let texts = ids.iter().map(|id| SpellTokens::bytes(text, *id));
+        let texts = texts.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        texts.collect::<Vec<String>>()
+    };
+    let (count, texts) = match &tokens {
+        Each::One(ids) => (
+            Each::One(ids.len()),
+            shows_texts.then(|| Each::One(spell(ids))),
+        ),
+        Each::List(lists) => (
+            Each::List(lists.iter().map(Vec::len).collect()),
+            shows_texts.then(|| Each::List(lists.iter().map(spell).collect())),
+        ),
+    };
+    Tokenized {
+        tokens,
+        count,
+        max_model_len,
+        token_strs: texts,
+    }
+}
+
+fn decode(text: &TextModel, prompt: &Prompt, skips_special: bool) -> Result<String, RequestError> {
+    let Prompt::Tokens(tokens) = prompt else {
+        return Ok(String::new());
+    };
+    let vocab_size = text.vocab_size();
+    match tokens.iter().find(|token| **token as usize >= vocab_size) {
+        Some(token) => Err(RequestError::Invalid(format!(
+            "tokens holds {token}, the vocabulary has {vocab_size} tokens: use ids below it"
+        ))),
+        None => Ok(text.decode(tokens, skips_special, true)),
+    }
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("answers have string keys only")
+}

@@ -1,0 +1,167 @@
+//! What is said on `/v1/ws/generate`.
+
+use std::rc::Rc;
+
+use super::connection::{CloseReason, Connection, Talk, count_aborts};
+use super::frames::{self, BadFrame, Op};
+use crate::engine::Canceller;
+use crate::ids::RequestId;
+use crate::request::Event;
+use crate::server::answers::AnswerCharge;
+use crate::server::call::{CallLimits, WebSocketRoom};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::lanes::Lane;
+use crate::server::native::{NativeCall, Shape};
+use crate::server::open_requests::stands_for;
+use crate::server::transcript::News;
+
+/// A request of this connection.
+pub(super) struct Named {
+    canceller: Canceller,
+    shape: Shape,
+    /// The memory of what is sent, until it has left.
+    _charge: Option<AnswerCharge>,
+}
+
+impl Named {
+    fn rid(&self) -> &RequestId {
+        self.canceller.rid()
+    }
+}
+
+/// Requests by their names, as `/generate` has them.
+#[derive(Default)]
+pub(super) struct Native {
+    /// The requests that have not ended. (A lane that has ended is listened to until it is polled once more.)
+    names: Vec<Rc<Named>>,
+}
+
+impl Talk for Native {
+    type Key = Rc<Named>;
+
+    fn under_way(&self) -> usize {
+        self.names.len()
+    }
+
+    async fn on_text(
+        &mut self,
+        connection: &mut Connection<Rc<Named>>,
+        text: &str,
+    ) -> Result<(), CloseReason> {
+        let state = &connection.state;
+        let max_values = state.config().max_body_values;
+        match Op::parse(text, state.bodies().open(), max_values) {
+            Ok(Op::Ping) => connection.send(frames::pong()).await,
+            Ok(Op::Abort(name)) => {
+                self.abort(&name);
+                Ok(())
+            }
+            Ok(Op::Generate(fields)) => {
+                let rid = frames::rid_of(&fields);
+                match self.generate(connection, fields) {
+                    Ok(()) => Ok(()),
+                    Err(error) => self.refuse(connection, rid.as_deref(), error).await,
+                }
+            }
+            Err(BadFrame { rid, error }) => self.refuse(connection, rid.as_deref(), error).await,
+        }
+    }
+
+    async fn on_binary(
+        &mut self,
+        connection: &mut Connection<Rc<Named>>,
+    ) -> Result<(), CloseReason> {
+        let error = ApiError::invalid("the frame is binary: send JSON as text");
+        connection.send(frames::error(None, &error)).await
+    }
+
+    async fn on_event(
+        &mut self,
+        connection: &mut Connection<Rc<Named>>,
+        named: Rc<Named>,
+        event: Event,
+    ) -> Result<(), CloseReason> {
+        if event.is_terminal() {
+            self.names.retain(|other| !Rc::ptr_eq(other, &named));
+        }
+        match News::of(event) {
+            Ok(news) => {
+                let mut pieces = Vec::new();
+                news.in_pieces(|piece| pieces.push(piece));
+                let last = pieces.len() - 1;
+                for (index, piece) in pieces.into_iter().enumerate() {
+                    for frame in frames::news(named.rid(), &named.shape, piece) {
+                        connection.send(frame).await?;
+                    }
+                    if index < last {
+                        // The worker's other clients come in between.
+                        tokio::task::yield_now().await;
+                    }
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let rid = Some(named.rid().as_str());
+                self.refuse(connection, rid, error.into()).await
+            }
+        }
+    }
+}
+
+impl Native {
+    fn generate(
+        &mut self,
+        connection: &mut Connection<Rc<Named>>,
+        fields: Fields,
+    ) -> Result<(), ApiError> {
+        let state = connection.state.clone();
+        let loaded = state.serving()?;
+        let limit = state.config().ws_max_requests;
+        let limits = CallLimits {
+            max_requests: state.config().max_batch_requests,
+            websocket: Some(WebSocketRoom {
+                free: limit.saturating_sub(self.names.len()),
+                limit,
+            }),
+            request: loaded.engine.request_limits(),
+        };
+        let call = NativeCall::parse(fields, limits)?;
+        let shapes = call.shapes(&loaded.spelling);
+        let (requests, charges) = call.into_streamed();
+        let lanes = Lane::open_all(&state, requests)?;
+        let lanes = Lane::with_charges(lanes, charges);
+        let charge = Lane::answer_charge(&lanes);
+        for (lane, shape) in lanes.into_iter().zip(shapes) {
+            let named = Rc::new(Named {
+                canceller: lane.canceller(),
+                shape,
+                _charge: charge.clone(),
+            });
+            self.names.push(named.clone());
+            connection.listen(lane.events(named));
+        }
+        Ok(())
+    }
+
+    /// Answers a refused request. Refused for overload with nothing else to wait for, the client should go away.
+    async fn refuse(
+        &self,
+        connection: &mut Connection<Rc<Named>>,
+        rid: Option<&str>,
+        error: ApiError,
+    ) -> Result<(), CloseReason> {
+        connection.send(frames::error(rid, &error)).await?;
+        match error.code() == "overloaded" && self.names.is_empty() {
+            true => Err(CloseReason::Overload),
+            false => Ok(()),
+        }
+    }
+
+    fn abort(&self, name: &str) {
+        let meant = |named: &&Rc<Named>| stands_for(name, named.rid().as_str());
+        let meant = self.names.iter().filter(meant);
+        let aborted = meant.map(|named| named.canceller.cancel()).count() as u64;
+        count_aborts("client_abort", aborted);
+    }
+}

@@ -1,0 +1,154 @@
+//! What goes over the WebSocket of responses, as JSON text.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use actix_web::web::Bytes;
+
+use super::super::connection::{CloseReason, Connection};
+use super::lanes::LaneName;
+use crate::field::Field;
+use crate::server::budget::BodyCharge;
+use crate::server::error::{ApiError, ErrorBody};
+use crate::server::fields::Fields;
+use crate::server::openai::responses::WrittenEvent;
+
+/// What a client asks for.
+pub(super) enum ClientFrame {
+    /// A response, by the fields of a body.
+    Create(Fields),
+    /// Input for a response that is under way.
+    Steer(Steer),
+}
+
+/// See [`ClientFrame`].
+pub(super) struct Steer {
+    input: Option<Box<RawValue>>,
+    previous_response_id: Option<String>,
+}
+
+impl ClientFrame {
+    /// Reads a frame. Its bytes are charged to the bodies' budget as long as it waits and is read.
+    pub(super) fn parse(
+        text: &str,
+        mut charge: BodyCharge,
+        max_values: usize,
+    ) -> Result<Self, ApiError> {
+        const WANTED: &str = "response.create";
+        let body = Bytes::copy_from_slice(text.as_bytes());
+        charge.grow(2 * body.len())?;
+        let mut fields = Fields::read(body, charge, max_values)?;
+        let kind = fields.take("type")?;
+        match kind.as_ref().map(|kind| (kind, kind.as_str())) {
+            Some((_, Some(WANTED))) => Ok(Self::Create(fields)),
+            Some((_, Some("response.steer"))) => Ok(Self::Steer(Steer {
+                input: fields
+                    .take_raw("input")
+                    .and_then(|input| input.parse("input").ok()),
+                previous_response_id: fields.text("previous_response_id"),
+            })),
+            Some((other, _)) => Err(Field::new("type", other).must_be(WANTED).into()),
+            None => Err(ApiError::field(
+                "type",
+                format!("type is missing: send {WANTED}"),
+            )),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct SteerFailed<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    sequence_number: u32,
+    error: SteerError,
+    steer: SteerBack<'a>,
+}
+
+#[derive(Serialize)]
+struct SteerError {
+    code: &'static str,
+    message: &'static str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+}
+
+#[derive(Serialize)]
+struct SteerBack<'a> {
+    input: Option<&'a RawValue>,
+    previous_response_id: Option<&'a str>,
+}
+
+impl Steer {
+    /// The answer: responses are not steered, and the input goes back.
+    pub(super) fn refused(&self) -> String {
+        text(&SteerFailed {
+            kind: "response.steer.failed",
+            sequence_number: 0,
+            error: SteerError {
+                code: "steering_not_supported",
+                message: "responses cannot be steered: send the input with the next response.create",
+                kind: "invalid_request_error",
+            },
+            steer: SteerBack {
+                input: self.input.as_deref(),
+                previous_response_id: self.previous_response_id.as_deref(),
+            },
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct ErrorFrame<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// Clients differ in the name of this.
+    status: u16,
+    status_code: u16,
+    error: ErrorBody<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    headers: Option<Headers>,
+}
+
+#[derive(Serialize)]
+struct Headers {
+    #[serde(rename = "retry-after")]
+    retry_after: String,
+}
+
+/// Answers a request that never began, or a frame that could not be read.
+pub(super) async fn refuse(
+    connection: &mut Connection<LaneName>,
+    lane: Option<&str>,
+    error: &ApiError,
+) -> Result<(), CloseReason> {
+    let status = error.http_status();
+    let retry_after = error.retry_after_s().map(|seconds| seconds.to_string());
+    let frame = text(&ErrorFrame {
+        kind: "error",
+        status,
+        status_code: status,
+        error: error.body(),
+        stream_id: lane,
+        headers: retry_after.map(|retry_after| Headers { retry_after }),
+    });
+    connection.send(frame).await
+}
+
+/// Sends the events of a response.
+pub(super) async fn send_all(
+    connection: &mut Connection<LaneName>,
+    events: Vec<WrittenEvent>,
+) -> Result<(), CloseReason> {
+    for event in events {
+        let json = String::from_utf8(event.json).expect("JSON is text");
+        connection.send(json).await?;
+    }
+    Ok(())
+}
+
+fn text(frame: &impl Serialize) -> String {
+    serde_json::to_string(frame).expect("frames have string keys only")
+}

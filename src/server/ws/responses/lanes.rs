@@ -1,0 +1,220 @@
+//! The lanes of a connection: requests of one lane come one after the other, lanes side by side.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::field::Cut;
+use crate::server::config::ServerConfig;
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+
+/// Longest name of a lane.
+const MAX_NAME_BYTES: usize = 256;
+
+/// A lane's name; the one that is meant where none is named has none.
+pub(super) type LaneName = Option<Arc<str>>;
+
+/// Requests of type `W` that wait, and those of type `R` that run.
+pub(super) struct Lanes<W, R> {
+    lanes: FxHashMap<LaneName, Lane<W, R>>,
+    /// Lanes in the order in which their next requests came, as far as nothing runs on them.
+    ready: VecDeque<LaneName>,
+    n_running: usize,
+    n_requests: usize,
+    max_running: usize,
+    max_names: usize,
+    max_requests: usize,
+}
+
+struct Lane<W, R> {
+    waiting: VecDeque<W>,
+    running: Option<R>,
+    /// It is among those that are ready, or its request is being started.
+    is_next: bool,
+}
+
+/// Reads the name of a request's lane.
+pub(super) fn name(fields: &mut Fields) -> Result<LaneName, ApiError> {
+    const NAME: &str = "stream_id";
+    let Some(name) = fields.text(NAME) else {
+        return match fields.peek(NAME) {
+            None => Ok(None),
+            Some(_) => Err(ApiError::invalid_stream_id("stream_id is no string")),
+        };
+    };
+    let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    match (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_of_name) {
+        true => Ok(Some(name.into())),
+        false => {
+            let text = format!(
+                "stream_id is {}, must be 1 to {MAX_NAME_BYTES} letters, digits, _, . or -",
+                Cut(&name)
+            );
+            Err(ApiError::invalid_stream_id(&text))
+        }
+    }
+}
+
+impl<W, R> Lanes<W, R> {
+    pub(super) fn new(config: &ServerConfig) -> Self {
+        Self {
+            lanes: FxHashMap::default(),
+            ready: VecDeque::new(),
+            n_running: 0,
+            n_requests: 0,
+            max_running: config.ws_active_lanes,
+            max_names: config.ws_lanes,
+            max_requests: config.ws_max_requests,
+        }
+    }
+
+    /// Requests that wait or run.
+    pub(super) fn under_way(&self) -> usize {
+        self.n_requests
+    }
+
+    /// Refuses a request for which there is no room. A lane's name is known as long as the connection lasts.
+    pub(super) fn check(&self, name: &LaneName) -> Result<(), ApiError> {
+        if self.n_requests >= self.max_requests {
+            return Err(ApiError::too_many_on_websocket(self.max_requests));
+        }
+        let named = self.lanes.keys().filter(|name| name.is_some()).count();
+        let is_new = name.is_some() && !self.lanes.contains_key(name);
+        match is_new && named >= self.max_names {
+            true => Err(ApiError::too_many_lanes(self.max_names)),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds a request behind those of its lane.
+    pub(super) fn add(&mut self, name: LaneName, request: W) {
+        self.n_requests += 1;
+        let lane = self.lanes.entry(name.clone());
+        let lane = lane.or_insert_with(|| Lane {
+            waiting: VecDeque::new(),
+            running: None,
+            is_next: false,
+        });
+        lane.waiting.push_back(request);
+        if lane.running.is_none() && !lane.is_next {
+            lane.is_next = true;
+            self.ready.push_back(name);
+        }
+    }
+
+    /// A request whose turn it is. It has ended, unless it is told to be started.
+    pub(super) fn next(&mut self) -> Option<(LaneName, W)> {
+        if self.n_running >= self.max_running {
+            return None;
+        }
+        let name = self.ready.pop_front()?;
+        let lane = self.lanes.get_mut(&name)?;
+        let request = lane.waiting.pop_front()?;
+        lane.is_next = !lane.waiting.is_empty();
+        if lane.is_next {
+            self.ready.push_back(name.clone());
+        }
+        self.n_requests -= 1;
+        Some((name, request))
+    }
+
+    /// The request that was taken from a lane runs.
+    pub(super) fn started(&mut self, name: &LaneName, running: R) {
+        let Some(lane) = self.lanes.get_mut(name) else {
+            return;
+        };
+        lane.running = Some(running);
+        lane.is_next = false;
+        self.ready.retain(|other| other != name);
+        self.n_running += 1;
+        self.n_requests += 1;
+    }
+
+    /// What runs on a lane.
+    pub(super) fn running(&mut self, name: &LaneName) -> Option<&mut R> {
+        self.lanes.get_mut(name)?.running.as_mut()
+    }
+
+    /// What ran on a lane has ended.
+    pub(super) fn ended(&mut self, name: &LaneName) {
+        let Some(lane) = self.lanes.get_mut(name) else {
+            return;
+        };
+        if lane.running.take().is_none() {
+            return;
+        }
+        self.n_running -= 1;
+        self.n_requests -= 1;
+        if !lane.waiting.is_empty() {
+            lane.is_next = true;
+            self.ready.push_back(name.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lanes(running: usize, names: usize) -> Lanes<u32, ()> {
+        Lanes::new(&ServerConfig {
+            ws_active_lanes: running,
+            ws_lanes: names,
+            ws_max_requests: 6,
+            ..ServerConfig::default()
+        })
+    }
+
+    fn lane(name: &str) -> LaneName {
+        Some(name.into())
+    }
+
+    #[test]
+    fn a_lane_has_one_request_at_a_time_and_so_many_lanes_run() {
+        let mut lanes = lanes(2, 9);
+        for (name, request) in [("a", 1), ("a", 2), ("b", 3), ("c", 4)] {
+            lanes.add(lane(name), request);
+        }
+        assert_eq!(lanes.next(), Some((lane("a"), 1)));
+        lanes.started(&lane("a"), ());
+        assert_eq!(lanes.next(), Some((lane("b"), 3)));
+        lanes.started(&lane("b"), ());
+        assert_eq!(lanes.next(), None, "two run");
+        lanes.ended(&lane("b"));
+        assert_eq!(lanes.next(), Some((lane("c"), 4)));
+        lanes.started(&lane("c"), ());
+        lanes.ended(&lane("a"));
+        assert_eq!(lanes.next(), Some((lane("a"), 2)));
+        lanes.started(&lane("a"), ());
+        assert_eq!(lanes.under_way(), 2);
+        for name in ["a", "c", "a"] {
+            lanes.ended(&lane(name));
+        }
+        assert_eq!((lanes.under_way(), lanes.next()), (0, None));
+    }
+
+    #[test]
+    fn a_request_that_is_not_started_makes_room_for_the_next_of_its_lane() {
+        let mut lanes = lanes(1, 9);
+        lanes.add(None, 1);
+        lanes.add(None, 2);
+        assert_eq!(lanes.next(), Some((None, 1)));
+        assert_eq!(lanes.next(), Some((None, 2)));
+        assert_eq!((lanes.under_way(), lanes.next()), (0, None));
+        lanes.add(None, 3);
+        assert_eq!(lanes.next(), Some((None, 3)));
+    }
+
+    #[test]
+    fn names_and_requests_are_bounded() {
+        let mut lanes = lanes(1, 2);
+        lanes.add(lane("a"), 1);
+        lanes.add(lane("b"), 2);
+        assert!(lanes.check(&lane("c")).is_err());
+        assert!(lanes.check(&lane("a")).is_ok() && lanes.check(&None).is_ok());
+        (0..4).for_each(|request| lanes.add(None, request));
+        assert!(lanes.check(&lane("a")).is_err());
+    }
+}

@@ -1,0 +1,186 @@
+//! What is said on the WebSocket of `/v1/responses`, as `client.responses.connect()` of OpenAI's library and Codex speak it.
+//!
+//! The client sends `{"type": "response.create", ...}` with the fields of the body, and the server the events of the stream
+//! as JSON texts. A request may name a lane (`stream_id`), which its events repeat. Requests of one lane are answered one
+//! after the other, lanes side by side. Responses that are not to be stored are kept for this connection alone, as long as
+//! it lasts.
+
+mod frames;
+mod lanes;
+
+use std::sync::Arc;
+
+use super::connection::{CloseReason, Connection, Talk};
+use crate::request::Event;
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::openai::responses::{
+    ConnectionId, Owner, ResponseId, ResponseStore, Writer, begin, in_our_words,
+};
+use crate::server::state::AppState;
+use crate::server::transcript::News;
+use frames::ClientFrame;
+use lanes::{LaneName, Lanes};
+
+/// The requests of a connection.
+pub(super) struct Responses {
+    id: ConnectionId,
+    store: ResponseStore,
+    lanes: Lanes<Fields, Running>,
+}
+
+/// A response that is being written.
+struct Running {
+    writer: Writer,
+    /// The response that it goes on from.
+    previous: Option<ResponseId>,
+}
+
+impl Responses {
+    pub(super) fn new(state: &AppState) -> Self {
+        let store = state.responses().clone();
+        Self {
+            id: store.connection(),
+            lanes: Lanes::new(state.config()),
+            store,
+        }
+    }
+
+    /// Starts the requests whose turn it is.
+    async fn go_on(&mut self, connection: &mut Connection<LaneName>) -> Result<(), CloseReason> {
+        while let Some((name, fields)) = self.lanes.next() {
+            let previous = fields.text("previous_response_id");
+            let previous = previous.map(|id| ResponseId::sent(&id));
+            match self.start(connection, &name, fields) {
+                Ok(mut writer) => {
+                    writer.open();
+                    let events = writer.take();
+                    self.lanes.started(&name, Running { writer, previous });
+                    frames::send_all(connection, events).await?;
+                }
+                Err(error) => {
+                    self.forget(previous.as_ref(), &name);
+                    frames::refuse(connection, name.as_deref(), &in_our_words(error)).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn start(
+        &self,
+        connection: &mut Connection<LaneName>,
+        name: &LaneName,
+        fields: Fields,
+    ) -> Result<Writer, ApiError> {
+        let owner = Owner::Connection {
+            id: self.id,
+            lane: name.clone(),
+        };
+        let begun = begin(&connection.state, fields, owner, name.clone())?;
+        connection.listen(begun.lane.events(name.clone()));
+        Ok(begun.writer)
+    }
+
+    /// Forgets what a request went on from that has failed, as OpenAI's service does: but not if it is stored, or another
+    /// lane's.
+    fn forget(&self, previous: Option<&ResponseId>, lane: &LaneName) {
+        if let Some(previous) = previous {
+            self.store.forget_own(previous, self.id, lane.as_ref());
+        }
+    }
+
+    /// The lane and the fields of a request that is to be answered.
+    fn read(&self, fields: &mut Fields) -> Result<LaneName, ApiError> {
+        let name = lanes::name(fields)?;
+        self.lanes.check(&name)?;
+        // It is one anyhow.
+        fields.take_raw("stream");
+        fields.default_to("stream", Some(true.into()));
+        Ok(name)
+    }
+}
+
+impl Drop for Responses {
+    fn drop(&mut self) {
+        self.store.forget_all_own(self.id);
+    }
+}
+
+impl Talk for Responses {
+    type Key = LaneName;
+
+    fn under_way(&self) -> usize {
+        self.lanes.under_way()
+    }
+
+    async fn on_text(
+        &mut self,
+        connection: &mut Connection<LaneName>,
+        text: &str,
+    ) -> Result<(), CloseReason> {
+        let state = &connection.state;
+        let max_values = state.config().max_body_values;
+        let frame = ClientFrame::parse(text, state.bodies().open(), max_values);
+        match frame {
+            Ok(ClientFrame::Create(mut fields)) => match self.read(&mut fields) {
+                Ok(name) => {
+                    self.lanes.add(name, fields);
+                    self.go_on(connection).await
+                }
+                Err(error) => {
+                    let lane: Option<Arc<str>> = lanes::name(&mut fields).ok().flatten();
+                    frames::refuse(connection, lane.as_deref(), &error).await
+                }
+            },
+            Ok(ClientFrame::Steer(steer)) => connection.send(steer.refused()).await,
+            Err(error) => frames::refuse(connection, None, &error).await,
+        }
+    }
+
+    async fn on_binary(
+        &mut self,
+        connection: &mut Connection<LaneName>,
+    ) -> Result<(), CloseReason> {
+        let error = ApiError::invalid("the frame is binary: send JSON as text");
+        frames::refuse(connection, None, &error).await
+    }
+
+    async fn on_event(
+        &mut self,
+        connection: &mut Connection<LaneName>,
+        name: LaneName,
+        event: Event,
+    ) -> Result<(), CloseReason> {
+        let is_over = event.is_terminal();
+        match News::of(event) {
+            Ok(news) => {
+                let mut pieces = Vec::new();
+                news.in_pieces(|piece| pieces.push(piece));
+                for piece in pieces {
+                    let Some(running) = self.lanes.running(&name) else {
+                        break;
+                    };
+                    running.writer.push(piece);
+                    let events = running.writer.take();
+                    frames::send_all(connection, events).await?;
+                    // The worker's other clients come in between.
+                    tokio::task::yield_now().await;
+                }
+            }
+            Err(error) => {
+                if let Some(running) = self.lanes.running(&name) {
+                    running.writer.fail(&in_our_words(error.into()));
+                    let (events, previous) = (running.writer.take(), running.previous.clone());
+                    self.forget(previous.as_ref(), &name);
+                    frames::send_all(connection, events).await?;
+                }
+            }
+        }
+        if is_over {
+            self.lanes.ended(&name);
+            self.go_on(connection).await?;
+        }
+        Ok(())
+    }
+}

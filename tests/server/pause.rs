@@ -1,0 +1,122 @@
+//! `POST /pause_generation` and `POST /continue_generation`.
+
+use serde_json::{Value, json};
+use souffleur::server::ApiKey;
+
+use crate::http::{Events, get, open, post, read_response, stream};
+use crate::world::World;
+
+const PAUSE: &str = "/pause_generation";
+const CONTINUE: &str = "/continue_generation";
+
+fn completion(max_tokens: usize) -> Value {
+    json!({
+        "prompt": "The sea is", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
+    })
+}
+
+/// A stream that has begun.
+fn begun(world: &World, max_tokens: usize) -> Events {
+    let mut body = completion(max_tokens);
+    body["stream"] = true.into();
+    let mut events = stream(world.addr, "/v1/completions", &body);
+    events.next_json();
+    events
+}
+
+#[track_caller]
+fn told(world: &World, path: &str, body: Value) {
+    let answer = post(world.addr, path, &body).ok();
+    assert_eq!(answer["status"], "ok", "{answer}");
+    assert!(answer["message"].is_string(), "{answer}");
+}
+
+#[test]
+fn what_runs_and_what_comes_waits_in_place_and_goes_on_with_the_same_text() {
+    let world = World::new();
+    let whole = post(world.addr, "/v1/completions", &completion(1500)).ok();
+    let expected = whole["choices"][0]["text"].as_str().expect("a text");
+    let mut body = completion(1500);
+    body["stream"] = true.into();
+    let mut events = stream(world.addr, "/v1/completions", &body);
+    let first = events.next_json();
+    told(&world, PAUSE, json!({"mode": "in_place"}));
+    let steps = world.stats().steps;
+    assert!(world.stats().is_paused);
+    let info = get(world.addr, "/server_info").ok();
+    assert_eq!(info["internal_states"][0]["is_paused"], true);
+    let second = open(world.addr, "/v1/completions", &completion(2));
+    world.wait_until("the second one waits", |stats| stats.waiting_requests > 0);
+    assert_eq!(world.stats().steps, steps, "nothing is planned");
+    assert_eq!(post(world.addr, "/flush_cache", &json!({})).status, 400);
+    // Twice is once.
+    told(&world, PAUSE, json!({"mode": "in_place"}));
+    told(&world, CONTINUE, json!({}));
+    assert!(!world.stats().is_paused);
+    let mut text = first["choices"][0]["text"]
+        .as_str()
+        .expect("a text")
+        .to_owned();
+    for event in events.rest() {
+        text += event["choices"][0]["text"].as_str().unwrap_or_default();
+    }
+    assert_eq!(text, expected);
+    read_response(second).ok();
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_pause_cancels_what_runs_unless_it_is_told_not_to() {
+    let world = World::new();
+    for mode in [json!({}), json!({"mode": "abort"})] {
+        let events = begun(&world, 30_000);
+        told(&world, PAUSE, mode);
+        let last = events.rest().pop().expect("events");
+        assert_eq!(last["choices"][0]["finish_reason"], "abort", "{last}");
+        let waits = open(world.addr, "/v1/completions", &completion(2));
+        world.wait_until("it waits", |stats| stats.waiting_requests == 1);
+        told(&world, CONTINUE, json!({}));
+        read_response(waits).ok();
+        world.wait_until_whole();
+    }
+}
+
+#[test]
+fn who_leaves_in_a_pause_gives_all_back() {
+    let world = World::new();
+    let runs = begun(&world, 30_000);
+    told(&world, PAUSE, json!({"mode": "in_place"}));
+    let waits = open(world.addr, "/v1/completions", &completion(2));
+    world.wait_until("it waits", |stats| stats.waiting_requests > 0);
+    drop((runs, waits));
+    world.wait_until_whole();
+    assert_eq!(post(world.addr, "/flush_cache", &json!({})).status, 200);
+    told(&world, CONTINUE, json!({}));
+    post(world.addr, "/v1/completions", &completion(2)).ok();
+    world.wait_until_whole();
+}
+
+#[test]
+fn other_modes_and_other_people_are_refused() {
+    let world = World::with(|_, server| server.admin_api_key = ApiKey::new("sk-admin").ok());
+    for path in [PAUSE, CONTINUE] {
+        let refused = post(world.addr, path, &json!({"mode": "in_place"}));
+        let code = &refused.json()["error"]["code"];
+        assert_eq!((refused.status, code), (401, &json!("admin_key_required")));
+    }
+    assert!(!world.stats().is_paused);
+    let world = World::new();
+    for (mode, part) in [
+        (json!("retract"), "mode \"retract\" is not supported"),
+        (json!("sleep"), "mode is \"sleep\""),
+        (json!(5), "mode is 5"),
+    ] {
+        let refused = post(world.addr, PAUSE, &json!({"mode": mode}));
+        let error = &refused.json()["error"];
+        assert_eq!((refused.status, &error["param"]), (400, &json!("mode")));
+        let text = error["message"].as_str().expect("a text");
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(!world.stats().is_paused);
+    world.wait_until_whole();
+}

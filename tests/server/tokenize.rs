@@ -1,0 +1,182 @@
+//! `POST /tokenize` and `POST /detokenize`, with and without `/v1`.
+
+use serde_json::{Value, json};
+use souffleur::server::ServerConfig;
+
+use crate::http::{open, post, read_response};
+use crate::world::World;
+
+#[track_caller]
+fn check_refused(world: &World, path: &str, body: &Value, param: Value, part: &str) {
+    let refused = post(world.addr, path, body);
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status, &error["param"]), (400, &param), "{error}");
+    let text = error["message"].as_str().expect("a text");
+    assert!(text.contains(part), "{text:?} has no {part:?}");
+}
+
+#[test]
+fn a_text_becomes_tokens_and_the_tokens_the_text() {
+    const TEXT: &str = "Grüße, 観客 🎭! <tool_call>";
+    let world = World::scripted(&[]);
+    let context = world.engine().model().context_length;
+    for prefix in ["", "/v1"] {
+        let (encode, decode) = (format!("{prefix}/tokenize"), format!("{prefix}/detokenize"));
+        let body = json!({"model": "m", "prompt": TEXT, "return_token_strs": true});
+        let answer = post(world.addr, &encode, &body).ok();
+        let tokens = answer["tokens"].as_array().expect("a list");
+        assert_eq!(answer["count"], tokens.len());
+        assert_eq!(answer["max_model_len"], context);
+        assert_eq!(
+            answer["token_strs"].as_array().map(Vec::len),
+            Some(tokens.len())
+        );
+        let body = json!({"tokens": tokens, "skip_special_tokens": false});
+        let text = post(world.addr, &decode, &body).ok();
+        assert_eq!(
+            (&text["text"], &text["prompt"]),
+            (&json!(TEXT), &json!(TEXT))
+        );
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn lists_are_answered_by_lists() {
+    let world = World::scripted(&[]);
+    let prompts = json!(["one two", "", "three"]);
+    let answer = post(world.addr, "/tokenize", &json!({"prompt": prompts})).ok();
+    let lists = answer["tokens"].as_array().expect("a list");
+    let counts: Vec<usize> = lists
+        .iter()
+        .map(|list| list.as_array().map_or(0, Vec::len))
+        .collect();
+    assert_eq!(answer["count"], json!(counts));
+    assert!(answer.get("token_strs").is_none());
+    let text = post(world.addr, "/detokenize", &json!({"tokens": lists})).ok();
+    assert_eq!(text, json!({"text": prompts}));
+}
+
+#[test]
+fn a_chat_has_the_tokens_of_its_prompt() {
+    let world = World::scripted(&[("", "Well.")]);
+    let tool = json!({"type": "function", "function": {"name": "clock"}});
+    let mut chat = json!({
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}],
+        "tools": [tool], "chat_template_kwargs": {"enable_thinking": false},
+    });
+    let answer = post(world.addr, "/tokenize", &chat).ok();
+    chat["max_tokens"] = 1.into();
+    let whole = post(world.addr, "/v1/chat/completions", &chat).ok();
+    assert_eq!(answer["count"], whole["usage"]["prompt_tokens"]);
+    let shown = json!({"tokens": answer["tokens"], "skip_special_tokens": false});
+    let text = post(world.addr, "/detokenize", &shown).ok();
+    let text = text["text"].as_str().expect("a text");
+    assert!(text.starts_with("<|im_start|>system\nBe brief."), "{text}");
+    assert!(text.ends_with("</think>\n\n"), "{text}");
+    chat["add_generation_prompt"] = false.into();
+    let shorter = post(world.addr, "/tokenize", &chat).ok();
+    assert!(shorter["count"].as_u64() < answer["count"].as_u64());
+    // Special tokens are left out of a text unless they are asked for.
+    let plain = post(
+        world.addr,
+        "/detokenize",
+        &json!({"tokens": answer["tokens"]}),
+    )
+    .ok();
+    assert!(
+        !plain["text"]
+            .as_str()
+            .expect("a text")
+            .contains("<|im_start|>")
+    );
+    world.wait_until_whole();
+}
+
+#[test]
+fn what_cannot_be_encoded_or_decoded_is_refused_by_its_field() {
+    let world = World::scripted_with(&[], |_, server| server.max_batch_requests = 2);
+    let messages = json!([{"role": "user", "content": "x"}]);
+    for (body, param, part) in [
+        (json!({}), json!("prompt"), "prompt is missing"),
+        (json!({"prompt": 5}), json!("prompt"), "prompt is 5"),
+        (json!({"prompt": [5]}), json!("prompt[0]"), "prompt[0] is 5"),
+        (
+            json!({"prompt": ["a", "b", "c"]}),
+            json!("prompt"),
+            "limit is 2",
+        ),
+        (
+            json!({"prompt": "x", "messages": messages}),
+            json!("prompt"),
+            "send one of them",
+        ),
+        (
+            json!({"messages": []}),
+            json!("messages"),
+            "messages is empty",
+        ),
+        (
+            json!({"prompt": "x", "add_special_tokens": 5}),
+            json!("add_special_tokens"),
+            "is 5",
+        ),
+        (
+            json!({"prompt": "word ".repeat(70_000)}),
+            Value::Null,
+            "limit is",
+        ),
+    ] {
+        check_refused(&world, "/tokenize", &body, param, part);
+    }
+    for (body, param, part) in [
+        (json!({}), json!("tokens"), "tokens is missing"),
+        (json!({"tokens": "x"}), json!("tokens"), "tokens is \"x\""),
+        (
+            json!({"tokens": [-1]}),
+            json!("tokens[0]"),
+            "tokens[0] is -1",
+        ),
+        (
+            json!({"tokens": [1_000_000]}),
+            Value::Null,
+            "tokens holds 1000000",
+        ),
+        (
+            json!({"tokens": vec![0; (1 << 20) + 1]}),
+            json!("tokens"),
+            "limit is 1048576",
+        ),
+    ] {
+        check_refused(&world, "/detokenize", &body, param, part);
+    }
+    world.wait_until_whole();
+    let loading = World::without_engine(ServerConfig::default());
+    for path in ["/tokenize", "/detokenize"] {
+        let body = json!({"prompt": "x", "tokens": [1]});
+        assert_eq!(post(loading.addr, path, &body).status, 503, "{path}");
+    }
+}
+
+#[test]
+fn large_texts_wait_for_each_other_and_nobody_else_waits() {
+    let world = World::new();
+    let body = json!({"prompt": "some words of a long text. ".repeat(100_000)});
+    let large: Vec<_> = (0..8)
+        .map(|_| open(world.addr, "/tokenize", &body))
+        .collect();
+    let left = open(world.addr, "/tokenize", &body);
+    drop(left);
+    for _ in 0..3 {
+        let call = json!({"prompt": "The sea", "max_tokens": 4});
+        post(world.addr, "/v1/completions", &call).ok();
+    }
+    for stream in large {
+        let refused = read_response(stream);
+        assert_eq!(refused.status, 400, "{}", refused.body);
+        assert!(refused.body.contains("limit is"), "{}", refused.body);
+    }
+    let small = post(world.addr, "/tokenize", &json!({"prompt": "The sea"})).ok();
+    assert!(small["count"].as_u64() > Some(0));
+    world.wait_until_whole();
+}
