@@ -94,7 +94,7 @@ pub struct CpuSizes {
 }
 
 /// Activations in each encoding that the products of a stack read.
-pub struct Operand(SmallVec<[PackedRows; 1]>);
+pub struct Operand(SmallVec<[PackedRows; 2]>);
 
 impl Operand {
     #[cfg(test)]

@@ -23,7 +23,7 @@ use super::threads::ThreadPool;
 use super::{CpuBackend, Linear};
 use crate::kernels::{Expert, Gate, Router};
 
-type Packed = SmallVec<[ExpertRows; 1]>;
+type Packed = SmallVec<[ExpertRows; 2]>;
 
 /// The experts of a layer.
 pub struct Experts {
