@@ -123,7 +123,7 @@ pub struct ChatPrompt {
     pub add_generation_prompt: bool,
     /// Ends inside the last message, the assistant's, which the model continues.
     pub continue_final_message: bool,
-    /// What is known of the first messages from an earlier request.
+    /// The tokens of the first messages, known from an earlier request.
     pub known: Option<KnownTurns>,
 }
 

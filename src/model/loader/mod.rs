@@ -232,7 +232,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// What each part of a stack is for.
+    /// The role of each part of a stack.
     fn roles(&self, parts: &[(&str, usize)]) -> Vec<MatrixRole> {
         let roles = parts.iter().map(|(name, _)| self.config().role(name));
         roles.collect()

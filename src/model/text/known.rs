@@ -65,7 +65,7 @@ impl TextModel {
         Ok(Some([known.tokens, &news].concat()))
     }
 
-    /// What the template writes behind the token that ended an answer.
+    /// The text that the template writes after the token that ended an answer.
     fn behind_end<'a>(&self, end: u32, beginning: &'a str) -> Option<&'a str> {
         if !self.is_special(end) {
             return None;

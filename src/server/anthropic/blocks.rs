@@ -28,7 +28,7 @@ pub(super) enum Part {
     Close(Kind),
 }
 
-/// What a block is.
+/// The kind of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Words.
@@ -117,7 +117,7 @@ impl Blocks {
             return;
         }
         let text = std::mem::take(&mut self.blank);
-        // What parts an answer from the thought or call before it is no part of it.
+        // White space between an answer and the thought or call before it is no part of it.
         let text = match self.has_block {
             true => text.trim_start().to_owned(),
             false => text,

@@ -33,7 +33,7 @@ const REFUSED: [&str; 6] = [
     "thinking_token_budget",
 ];
 
-/// What the reading of a call depends on besides its body.
+/// The circumstances, besides its body, that the reading of a call depends on.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     /// The tokenizer with the chat template.

@@ -11,7 +11,7 @@ use crate::server::openai::places::{must_be, object, text};
 /// share anything behind it.
 const HEADER: &str = "x-anthropic-billing-header:";
 
-/// What stands between two texts that become one.
+/// The separator of two texts that become one.
 pub(super) const BETWEEN: &str = "\n\n";
 
 /// Takes headers that change with every request out of the texts of the system.

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use crate::ids::RequestId;
 use crate::request::{FinishReason, Usage};
 
-/// What clients are to send back with a thought. Anthropic's proves that its model had the thought; here everybody may
+/// The signature that clients are to send back with a thought. Anthropic's proves that its model had the thought; here everybody may
 /// change the conversation, and nothing is proven.
 pub(super) const SIGNATURE: &str = "unsigned";
 
