@@ -66,18 +66,24 @@ def tensors(shape):
     hidden, ffn, head = shape.hidden, shape.ffn, shape.head
     queries, keys = shape.heads * head, shape.kv_heads * head
     residual = (2 * shape.layers) ** -0.5
+    # Norms of delta nets' families are written as what is added to 1.
+    norm = 0 if shape.delta else 1
     yield "model.embed_tokens.weight", (shape.vocab, hidden), (hidden**-0.5 if shape.tied else 1.0), 0
     for layer in range(shape.layers):
         name = f"model.layers.{layer}."
-        yield name + "input_layernorm.weight", (hidden,), 0.02, 1
-        yield name + "self_attn.q_proj.weight", (queries, hidden), hidden**-0.5, 0
-        yield name + "self_attn.k_proj.weight", (keys, hidden), hidden**-0.5, 0
-        yield name + "self_attn.v_proj.weight", (keys, hidden), hidden**-0.5, 0
-        yield name + "self_attn.o_proj.weight", (hidden, queries), queries**-0.5 * residual, 0
-        if shape.arch != "llama":
-            yield name + "self_attn.q_norm.weight", (head,), 0.02, 1
-            yield name + "self_attn.k_norm.weight", (head,), 0.02, 1
-        yield name + "post_attention_layernorm.weight", (hidden,), 0.02, 1
+        yield name + "input_layernorm.weight", (hidden,), 0.02, norm
+        if shape.attends(layer):
+            gated = 2 if shape.delta else 1
+            yield name + "self_attn.q_proj.weight", (gated * queries, hidden), hidden**-0.5, 0
+            yield name + "self_attn.k_proj.weight", (keys, hidden), hidden**-0.5, 0
+            yield name + "self_attn.v_proj.weight", (keys, hidden), hidden**-0.5, 0
+            yield name + "self_attn.o_proj.weight", (hidden, queries), queries**-0.5 * residual, 0
+            if shape.arch != "llama":
+                yield name + "self_attn.q_norm.weight", (head,), 0.02, norm
+                yield name + "self_attn.k_norm.weight", (head,), 0.02, norm
+        else:
+            yield from delta_net(name + "linear_attn.", hidden, shape.delta, residual)
+        yield name + "post_attention_layernorm.weight", (hidden,), 0.02, norm
         mlps = ["mlp."]
         if shape.experts:
             yield name + "mlp.gate.weight", (shape.experts, hidden), hidden**-0.5, 0
@@ -86,9 +92,23 @@ def tensors(shape):
             yield name + mlp + "gate_proj.weight", (ffn, hidden), hidden**-0.5, 0
             yield name + mlp + "up_proj.weight", (ffn, hidden), hidden**-0.5, 0
             yield name + mlp + "down_proj.weight", (hidden, ffn), ffn**-0.5 * residual, 0
-    yield "model.norm.weight", (hidden,), 0.02, 1
+    yield "model.norm.weight", (hidden,), 0.02, norm
     if not shape.tied:
         yield "lm_head.weight", (shape.vocab, hidden), hidden**-0.5, 0
+
+
+def delta_net(name, hidden, delta, residual):
+    """The tensors of a gated delta net, as `tensors` has them; its states forget slowly."""
+    values = delta.value_heads * delta.value
+    yield name + "in_proj_qkv.weight", (delta.channels, hidden), hidden**-0.5, 0
+    yield name + "in_proj_z.weight", (values, hidden), hidden**-0.5, 0
+    yield name + "in_proj_b.weight", (delta.value_heads, hidden), hidden**-0.5, 0
+    yield name + "in_proj_a.weight", (delta.value_heads, hidden), hidden**-0.5, 0
+    yield name + "conv1d.weight", (delta.channels, 1, delta.conv), delta.conv**-0.5, 0
+    yield name + "dt_bias", (delta.value_heads,), 0.5, -4
+    yield name + "A_log", (delta.value_heads,), 0.5, 0
+    yield name + "norm.weight", (delta.value,), 0.02, 1
+    yield name + "out_proj.weight", (hidden, values), values**-0.5 * residual, 0
 
 
 def write_weights(path, shape):
@@ -112,7 +132,9 @@ def write_weights(path, shape):
                 left -= count
 
 
-ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "llama": "LlamaForCausalLM"}
+ARCHITECTURES = {
+    "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM", "llama": "LlamaForCausalLM",
+}
 
 
 def config(shape):
@@ -130,6 +152,15 @@ def config(shape):
         made |= {
             "num_experts": shape.experts, "num_experts_per_tok": shape.used, "moe_intermediate_size": shape.ffn, "norm_topk_prob": True,
             "decoder_sparse_step": 1, "mlp_only_layers": [], "output_router_logits": False, "router_aux_loss_coef": 0.001,
+        }
+    if shape.delta:
+        rope = {"rope_type": "default", "rope_theta": shape.theta, "partial_rotary_factor": 0.25}
+        delta = shape.delta
+        made |= {
+            "full_attention_interval": delta.every, "linear_num_key_heads": delta.key_heads, "linear_num_value_heads": delta.value_heads,
+            "linear_key_head_dim": delta.key, "linear_value_head_dim": delta.value, "linear_conv_kernel_dim": delta.conv,
+            "layer_types": ["full_attention" if shape.attends(layer) else "linear_attention" for layer in range(shape.layers)],
+            "rope_parameters": rope | {"mrope_section": [11, 11, 10], "mrope_interleaved": True},
         }
     if shape.arch != "llama":
         return made | {"max_window_layers": shape.layers, "sliding_window": None, "use_sliding_window": False}

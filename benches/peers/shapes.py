@@ -12,8 +12,36 @@ PEAK = {"bf16": "bf16", "int8": "int8", "q8_0": "int8", "q4_k_m": "int4"}
 
 
 @dataclass(frozen=True)
+class DeltaNet:
+    """Gated delta nets of all layers but every `every`th, whose attention then has a gate for each of its outputs."""
+
+    every: int
+    # Heads of keys and of values, and their widths.
+    key_heads: int
+    value_heads: int
+    key: int
+    value: int
+    conv: int
+
+    @property
+    def channels(self):
+        """What goes through the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key + self.value_heads * self.value
+
+    @property
+    def state(self):
+        """Values of a layer's state, but for the convolution's few."""
+        return self.value_heads * self.key * self.value
+
+    def weights(self, hidden):
+        """Weights of a layer's matrices."""
+        values = self.value_heads * self.value
+        return hidden * (self.channels + 2 * values + 2 * self.value_heads)
+
+
+@dataclass(frozen=True)
 class Shape:
-    """A decoder-only transformer with grouped heads and a gated MLP, or experts instead."""
+    """A decoder-only transformer with grouped heads and a gated MLP, or experts instead; some layers may be delta nets."""
 
     arch: str
     vocab: int
@@ -30,12 +58,24 @@ class Shape:
     # How many experts of width `ffn` a layer has, and how many of them a token goes through.
     experts: int = 0
     used: int = 0
+    delta: DeltaNet | None = None
+
+    def attends(self, layer):
+        """Whether a layer has attention."""
+        return not self.delta or layer % self.delta.every == self.delta.every - 1
+
+    @property
+    def attention_layers(self):
+        """How many layers have attention."""
+        return sum(map(self.attends, range(self.layers)))
 
     @property
     def attention_weights(self):
-        """Weights of all layers' attention, and of their routers."""
-        attention = self.hidden * self.head * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + self.hidden * self.experts)
+        """Weights of all layers' attention or delta nets, and of their routers."""
+        queries = self.heads * (2 if self.delta else 1)
+        attention = self.hidden * self.head * (queries + self.heads + 2 * self.kv_heads)
+        deltas = self.delta.weights(self.hidden) * (self.layers - self.attention_layers) if self.delta else 0
+        return self.attention_layers * attention + deltas + self.layers * self.hidden * self.experts
 
     @property
     def mlp_weights(self):
@@ -67,15 +107,20 @@ class Shape:
     @property
     def kv_bytes(self):
         """Bytes of K and V of one token, in bf16."""
-        return 2 * 2 * self.layers * self.kv_heads * self.head
+        return 2 * 2 * self.attention_layers * self.kv_heads * self.head
+
+    @property
+    def state_values(self):
+        """Values of all layers' states of one sequence."""
+        return self.delta.state * (self.layers - self.attention_layers) if self.delta else 0
 
     def read_bytes(self, kind, tokens=1):
         """Bytes of the matrices that a step of so many tokens reads."""
         if kind in BYTES:
             layers = self.attention_weights + self.mlp_weights * self.experts_read(tokens)
             return (layers + self.head_weights) * BYTES[kind]
-        if self.experts:
-            raise ValueError(f"{kind}: not known of experts")
+        if self.experts or self.delta:
+            raise ValueError(f"{kind}: known of dense transformers only")
         # Q4_K_M: the logits' matrix, and in half of the layers V and the MLP's second one, are Q6_K.
         finer = sum(map(self.finer, range(self.layers))) * self.hidden * (self.kv_heads * self.head + self.ffn)
         return (self.layer_weights - finer) * Q4_K + (finer + self.head_weights) * Q6_K
@@ -86,17 +131,20 @@ class Shape:
         return layer < eighth or layer >= 7 * self.layers // 8 or (layer - eighth) % 3 == 2
 
     def attention_ops(self, context):
-        """Operations of one token's attention over `context` tokens."""
-        return 4 * context * self.heads * self.head * self.layers
+        """Operations of one token's attention over `context` tokens, and of its states: read by key and by query, and added to."""
+        return 4 * context * self.heads * self.head * self.attention_layers + 6 * self.state_values
 
 
 SHAPES = {
     "qwen3-0.6b": Shape("qwen3", 151936, 1024, 28, 16, 8, 128, 3072, True, 1e6, 1e-6, 40960),
     "llama-160m": Shape("llama", 32000, 768, 12, 12, 4, 64, 3072, False, 5e5, 1e-5, 8192),
     "qwen3-moe-1b": Shape("qwen3_moe", 98304, 1024, 20, 16, 4, 64, 512, True, 1e6, 1e-6, 40960, experts=32, used=4),
+    "qwen3-5-0.8b": Shape(
+        "qwen3_5_text", 98304, 1024, 24, 8, 2, 256, 3584, True, 1e7, 1e-6, 32768, delta=DeltaNet(4, 16, 16, 128, 128, 4)
+    ),
     "qwen3-tiny": Shape("qwen3", 32000, 256, 4, 4, 2, 64, 768, True, 1e6, 1e-6, 8192),
 }
-# The last one only shows that everything runs; experts are measured when they are asked for, with the rows in bf16.
+# The last one only shows that everything runs; experts and delta nets are measured when they are asked for, with the rows in bf16.
 MEASURED = ["qwen3-0.6b", "llama-160m"]
 
 
@@ -136,6 +184,8 @@ def prefill(shape, limits, tokens, before=0, rows=1, kind="bf16"):
 def step(shape, limits, streams, context, shared=0, kind="bf16"):
     """One decode step of `streams` with `context` tokens each, of which `shared` are the same for all."""
     read = shape.read_bytes(kind, streams) + (shared + streams * (context - shared)) * shape.kv_bytes
+    # States are read and written once.
+    read += streams * 2 * 4 * shape.state_values
     matrices = 2 * streams * (shape.layer_weights + shape.head_weights)
     compute = matrices / getattr(limits, PEAK[kind]) + streams * shape.attention_ops(context) / limits.bf16
     reading = read / limits.bandwidth

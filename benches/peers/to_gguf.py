@@ -3,8 +3,10 @@
 The converter recognises tokenizers by the hash of what they make of a text; ours is nobody's, so its kind is told.
 """
 
+import json
 import runpy
 import sys
+from pathlib import Path
 
 llama_cpp, model, kind, out = sys.argv[1:]
 sys.path[:0] = [llama_cpp, llama_cpp + "/gguf-py"]
@@ -19,4 +21,7 @@ for owner in list(vars(base).values()):
 if not changed:
     raise SystemExit("to_gguf: conversion/base.py has no get_vocab_base_pre any more; this converter is not the pinned one")
 sys.argv = ["convert_hf_to_gguf.py", model, "--outtype", kind, "--outfile", out]
+if "linear_num_key_heads" in json.loads(Path(model, "config.json").read_text()):
+    # Delta nets' families are taken to have layers for speculative decoding; ours have none.
+    sys.argv.append("--no-mtp")
 runpy.run_path(llama_cpp + "/convert_hf_to_gguf.py", run_name="__main__")
