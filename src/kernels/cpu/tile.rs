@@ -196,7 +196,7 @@ impl Plain for Bf16 {
 }
 
 /// Words of a cache line.
-const LINE_WORDS: usize = 16;
+pub const LINE_WORDS: usize = 16;
 /// Cache lines to ask for at once: bursts of dozens were slower with 2 to 16 rows. A core keeps only so many lines under way, and a
 /// burst probably stands in the way of the weights that are multiplied.
 const LINES_AT_ONCE: usize = 6;

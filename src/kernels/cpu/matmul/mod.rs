@@ -33,8 +33,8 @@ use crate::kernels::blocks::BlockType;
 /// Bytes of weights in an item when one group of rows is multiplied: long enough a stream, short enough to balance threads.
 const STREAM_BYTES: usize = 128 << 10;
 
-/// Most groups of rows that are worth fetching weights ahead for.
-const MAX_FETCH_GROUPS: usize = 8;
+/// Least groups of rows in a block.
+const LEAST_BLOCK_GROUPS: usize = 8;
 /// Most groups of rows in a block, of which an item multiplies all. A thread goes on with the same block, which it has
 /// had in the kernels before: smaller items cost nothing, and the last one keeps the other threads waiting for less.
 const BLOCK_GROUPS: usize = 16;
@@ -213,7 +213,7 @@ fn block_groups(packed: RowGroups<'_>) -> usize {
         return strips::MOST_GROUPS;
     }
     let group_bytes = tile::MAX_ROWS * packed.row_words * size_of::<u32>();
-    (BLOCK_BYTES / group_bytes).clamp(MAX_FETCH_GROUPS, BLOCK_GROUPS)
+    (BLOCK_BYTES / group_bytes).clamp(LEAST_BLOCK_GROUPS, BLOCK_GROUPS)
 }
 
 /// Number of panels in an item.
@@ -307,16 +307,25 @@ impl Item<'_> {
         let mut sums = [[const { Sums::uninit() }; strips::MOST_GROUPS]; 2];
         for first_group in self.groups.clone().step_by(strips::MOST_GROUPS) {
             let groups = first_group..self.groups.end.min(first_group + strips::MOST_GROUPS);
-            for (sums, panels) in sums.iter_mut().zip(&panels[..n_panels]) {
+            for (i, (sums, panels_now)) in sums.iter_mut().zip(&panels[..n_panels]).enumerate() {
+                let panels_next = match i + 1 < n_panels {
+                    true => panels[i + 1],
+                    false => self.panels_from(panel + MAX_PANELS, MAX_PANELS).0[0],
+                };
                 for first in (0..inputs).step_by(strips::PART) {
                     let part = first..inputs.min(first + strips::PART);
-                    let operands = self.operands::<S>(&[], *panels, Ahead::Nothing);
+                    let next = match part.end < inputs {
+                        true => (*panels_now, part.end),
+                        false => (panels_next, 0),
+                    };
+                    let operands = self.operands::<S>(&[], *panels_now, Ahead::Nothing);
                     // SAFETY: the panels have all inputs, a whole number of steps; `dispatch` detected the instruction set.
                     unsafe { T::widen::<S>(&operands, part.clone(), &mut widened) };
                     for (group, sums) in groups.clone().zip(sums.iter_mut()) {
                         let (rows, words) = self.packed.group(group);
+                        self.fetch_part::<S>(next, group - groups.start, groups.len());
                         if part.end == inputs {
-                            self.output.fetch::<S>(rows.clone(), *panels);
+                            self.output.fetch::<S>(rows.clone(), *panels_now);
                         }
                         let words = words[first * rows.len()..part.end * rows.len()].as_ptr();
                         // SAFETY: the rows have these words, and `sums` those of the parts before; as before.
@@ -330,6 +339,27 @@ impl Item<'_> {
             for (i, group) in groups.enumerate() {
                 let (rows, _) = self.packed.group(group);
                 self.put::<S>(rows, panels, [&sums[0][i], &sums[1][i]]);
+            }
+        }
+    }
+
+    /// Brings the share of a group of the weights near that strips are made of next, from an input of some panels on.
+    #[inline(always)]
+    fn fetch_part<S: Lanes>(
+        &self,
+        (panels, first): (Panels, usize),
+        group: usize,
+        n_groups: usize,
+    ) {
+        let inputs = self.packed.row_words;
+        let words = self.weight.panel_words();
+        let lines = strips::PART.min(inputs) * (words / inputs) / tile::LINE_WORDS;
+        for n in 0..panels.n {
+            let start = panels.index(n) * words + first * (words / inputs);
+            for line in group * lines / n_groups..(group + 1) * lines / n_groups {
+                let line = start + line * tile::LINE_WORDS;
+                // SAFETY: only a hint; the instruction set was detected by whoever runs the item.
+                unsafe { S::prefetch(self.weight.words().as_ptr().wrapping_add(line)) };
             }
         }
     }
@@ -369,19 +399,17 @@ impl Item<'_> {
         self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
     }
 
-    /// What this thread multiplies next, `n` panels from `panel` on: the part that belongs to `group`. Many rows give the
-    /// processor time enough to fetch by itself.
+    /// What this thread multiplies next, `n` panels from `panel` on: the part that belongs to `group`.
     fn ahead(&self, group: usize, panel: usize, n: usize) -> Ahead {
-        let n_groups = self.packed.n_groups;
-        if n_groups == 1 {
+        if self.packed.n_groups == 1 {
             return Ahead::Stream;
         }
-        if n_groups > MAX_FETCH_GROUPS || panel + n > self.weight.panels().len() {
+        if panel + n > self.weight.panels().len() {
             return Ahead::Nothing;
         }
         let words = n * self.weight.panel_words();
-        let part = words.div_ceil(n_groups);
-        let start = panel * self.weight.panel_words() + group * part;
+        let part = words.div_ceil(self.groups.len());
+        let start = panel * self.weight.panel_words() + (group - self.groups.start) * part;
         Ahead::Words(self.weight.words().as_ptr().wrapping_add(start), part)
     }
 
