@@ -1,11 +1,12 @@
 //! Products of experts' rows: each expert multiplies its own with its own weights.
 
-use super::super::activations::RowGroups;
+use super::super::activations::{RowGroups, most_group_rows};
 use super::super::experts::{ActiveExpert, ExpertRows, weight_of};
 use super::super::format::PANEL;
 use super::super::matrix::Matrix;
 use super::super::simd::Isa;
 use super::super::stack::Stack;
+use super::super::strips::STRIP_ROWS;
 use super::super::tensor::Shared;
 use super::super::threads::ThreadPool;
 use super::super::tile::MAX_PANELS;
@@ -86,9 +87,12 @@ pub fn add_experts(
 ) {
     let sections = ExpertSections::new(product, isa, Some(weighted));
     let n_panels = sections.columns.div_ceil(PANEL);
-    // Whole tiles, but for the last: single panels take twice as long.
-    let stride = n_panels.div_ceil(4 * pool.n_threads());
-    let stride = stride.next_multiple_of(MAX_PANELS);
+    let even = n_panels.div_ceil(4 * pool.n_threads());
+    let stride = match most_group_rows(isa) {
+        // Strips are of whole tiles; single panels take twice as long.
+        ..=STRIP_ROWS => even.next_multiple_of(MAX_PANELS),
+        _ => even.max(2),
+    };
     let n_spans = n_panels.div_ceil(stride);
     pool.for_each_in_runs(n_spans, sections.cost(), &|span| {
         for index in 0..sections.active.len() {

@@ -285,15 +285,23 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
             }
         }
         while panel < item.panels.end {
-            let n = match many && item.panels.end - panel >= MAX_PANELS {
-                true => MAX_PANELS,
-                false => 1,
+            let n = match item.panels.end - panel {
+                left if many => tile_panels(left),
+                _ => 1,
             };
             for group in item.groups.clone() {
                 item.group::<S, T>(group, panel, n);
             }
             panel += n;
         }
+    }
+}
+
+/// Panels of the next tile of so many: no tile has a single one, which is slow, unless that is all.
+fn tile_panels(left: usize) -> usize {
+    match left {
+        4 => 2,
+        _ => left.min(MAX_PANELS),
     }
 }
 

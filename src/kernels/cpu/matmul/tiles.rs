@@ -48,10 +48,11 @@ impl Operands {
         unsafe {
             match n {
                 1 => T::run::<S, M, 1>(self, sums),
+                2 if S::REGISTERS == 1 && T::MAX_PANELS > 1 => T::run::<S, M, 2>(self, sums),
                 MAX_PANELS if S::REGISTERS == 1 && T::MAX_PANELS > 1 => {
                     T::run::<S, M, MAX_PANELS>(self, sums)
                 }
-                _ => unreachable!("tiles have one panel or {MAX_PANELS}"),
+                _ => unreachable!("tiles have 1 to {} panels, not {n}", T::MAX_PANELS),
             }
         }
     }
