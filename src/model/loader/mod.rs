@@ -141,7 +141,9 @@ fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError>
     let config = ModelConfig::read(dir)?;
     let (dtype, weights) = match load_format {
         LoadFormat::Auto => {
-            let mut weights = Weights::open(dir)?.quantised(Scheme::read(dir)?);
+            let weights = Weights::open(dir)?;
+            let scheme = Scheme::read(dir, weights.has_codes())?;
+            let mut weights = weights.quantised(scheme);
             weights.name_for(&config)?;
             if let Some(experts) = &config.experts {
                 weights.name_experts(experts, config.hidden_size)?;

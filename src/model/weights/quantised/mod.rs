@@ -31,9 +31,13 @@ use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
+use crate::model::json_file::format_error;
 
 /// Rows that a thread converts at least.
 const LEAST_ROWS: usize = 64;
+
+/// The last parts of the names of codes of 4 bits.
+pub(super) const CODES: [&str; 2] = ["qweight", "weight_packed"];
 
 /// A matrix as a checkpoint has it.
 pub enum MatrixSource<'a> {
@@ -80,6 +84,35 @@ impl Weights {
         }
     }
 
+    /// Whether a matrix is in codes of 4 bits.
+    pub fn has_codes(&self) -> bool {
+        let is_coded = |name: &String| {
+            let part = name.rsplit_once('.').map(|(_, part)| part);
+            part.is_some_and(|part| CODES.contains(&part))
+        };
+        self.entries.keys().any(is_coded)
+    }
+
+    /// A complaint about a matrix that is there in codes, of which nothing or something else is said.
+    fn unexplained(&self, name: &str) -> Option<LoadError> {
+        if self.entries.contains_key(name) {
+            return None;
+        }
+        let module = name.strip_suffix(".weight")?;
+        let mut names = CODES.iter().map(|part| format!("{module}.{part}"));
+        let codes = names.find(|name| self.entries.contains_key(name))?;
+        let said = match self.scheme {
+            Some(scheme) => format!("but the model's quantization_config is of {scheme}"),
+            None => "but there is neither a quantization_config in config.json nor a quantize_config.json".to_owned(),
+        };
+        let reason = format!(
+            "tensor {} holds codes of 4 bits, {said}: take the configuration that belongs to these weights",
+            self.file_name(&codes)
+        );
+        let file = &self.files[self.entries[&codes].file];
+        Some(format_error(file.path(), reason))
+    }
+
     /// Finds a matrix, quantised or not, and checks all that belongs to it.
     ///
     /// # Errors
@@ -97,7 +130,10 @@ impl Weights {
             }));
         }
         match Module::find(self, name) {
-            None => Ok(MatrixSource::Plain(self.tensor(name, shape)?)),
+            None => match self.unexplained(name) {
+                Some(error) => Err(error),
+                None => Ok(MatrixSource::Plain(self.tensor(name, shape)?)),
+            },
             Some((module, scheme)) => {
                 let codes = match scheme {
                     Scheme::Fp8 { .. } | Scheme::Int8 => {
