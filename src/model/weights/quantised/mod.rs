@@ -8,11 +8,13 @@
 //! | awq | `qweight` I32 \[in, out/8\], `qzeros` I32 \[groups, out/8\], `scales` \[groups, out\] | s (q - z) |
 //! | pack-quantized | `weight_packed` I32 \[out, in/8\], `weight_scale` \[out, groups\], `weight_zero_point` I32 \[out/8, groups\] | s (q - z), without zero points s (q - 8) |
 //!
-//! The first two become floats, the others blocks of [`BlockType::Affine4`]. A module whose `weight` is plain stays plain,
+//! The first two become floats, the others blocks of [`BlockType::Affine4`], whose scales are f16; or f32 where a backend
+//! does not keep those blocks and the scales are no f16. A module whose `weight` is plain stays plain,
 //! whatever the configuration says.
 
 mod affine;
 mod scaled;
+mod scales;
 mod scheme;
 mod tensors;
 mod turned;
@@ -59,6 +61,15 @@ enum Codes<'a> {
     Scaled(Scaled<'a>),
     Affine(Affine<'a>),
     Turned(TurnedBytes<'a>),
+}
+
+/// What matrices are converted to.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The type of floats.
+    pub dtype: Dtype,
+    /// Blocks of [`BlockType::Affine4`] are multiplied as they are.
+    pub keeps_blocks: bool,
 }
 
 /// Rows that a backend takes.
@@ -162,19 +173,23 @@ impl<'a> MatrixSource<'a> {
         }
     }
 
-    /// Converts what no backend knows, on all cores: to blocks, or to `dtype`.
-    pub fn converted(&self, dtype: Dtype) -> Option<Converted<'a>> {
+    /// Converts what no backend knows, on all cores.
+    pub fn converted(&self, target: Target) -> Option<Converted<'a>> {
         match self {
             Self::Plain(_) => None,
-            Self::Quantised(matrix) => Some(matrix.converted(dtype)),
+            Self::Quantised(matrix) => Some(matrix.converted(target)),
         }
     }
 }
 
 impl<'a> QuantisedMatrix<'a> {
-    fn converted(&self, dtype: Dtype) -> Converted<'a> {
+    fn converted(&self, target: Target) -> Converted<'a> {
+        let dtype = target.dtype;
         let stored = match &self.codes {
             Codes::Scaled(_) => Stored::Plain(dtype),
+            Codes::Affine(affine) if !target.keeps_blocks && !affine.fits_blocks() => {
+                Stored::Plain(Dtype::F32)
+            }
             Codes::Affine(_) => Stored::Blocks(BlockType::Affine4),
             Codes::Turned(turned) => turned.stored(),
         };
@@ -190,10 +205,11 @@ impl<'a> QuantisedMatrix<'a> {
             let own = parts.next();
             let convert = |index: usize, out: &mut [u8]| {
                 let first = index * per_core;
-                match &self.codes {
-                    Codes::Scaled(scaled) => scaled.convert(first, dtype, out),
-                    Codes::Affine(affine) => affine.convert(first, out),
-                    Codes::Turned(turned) => turned.convert(first, out),
+                match (&self.codes, stored) {
+                    (Codes::Scaled(scaled), _) => scaled.convert(first, dtype, out),
+                    (Codes::Affine(affine), Stored::Plain(_)) => affine.widen(first, out),
+                    (Codes::Affine(affine), Stored::Blocks(_)) => affine.convert(first, out),
+                    (Codes::Turned(turned), _) => turned.convert(first, out),
                 }
             };
             for (index, out) in parts {
