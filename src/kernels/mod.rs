@@ -16,6 +16,7 @@ pub mod routing;
 pub mod shape;
 pub mod tensor_view;
 
+use self::blocks::BlockType;
 use self::dtype::MatrixRole;
 use self::latent::{LatentShape, LatentWeights};
 use self::random::RandomTensor;
@@ -61,6 +62,12 @@ pub trait Backend {
     /// # Shapes
     /// Each part `[outputs_i, inputs]`; the result is `[sum of outputs_i, inputs]`.
     fn matrix(&mut self, parts: &[TensorView<'_>], roles: &[MatrixRole]) -> Self::Matrix;
+
+    /// Whether weights in blocks of a type are multiplied as they are where they are for this. Where not, a loader that has
+    /// more precise values may hand these over.
+    fn keeps_blocks(&self, _block: BlockType, _role: MatrixRole) -> bool {
+        false
+    }
 
     /// Makes the parts' random elements, then does as [`Self::matrix`]. The elements are the same on every device.
     fn random_matrix(&mut self, parts: &[RandomTensor], roles: &[MatrixRole]) -> Self::Matrix {

@@ -151,7 +151,8 @@ pub fn of_config(config: &Json) -> File {
     Model::new(config).metadata()
 }
 
-fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
+/// Elements of a type of floats.
+pub fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
     let pairs = bytes
         .chunks_exact(2)
         .map(|b| u16::from_le_bytes([b[0], b[1]]));

@@ -29,6 +29,14 @@ pub fn random_folder(name: &str, sizes: &[(&str, usize)]) -> tempfile::TempDir {
     dir
 }
 
+/// Changes `config.json`.
+pub fn edit_config(dir: &Path, edit: impl Fn(&mut Value)) {
+    let file = dir.join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    edit(&mut json);
+    std::fs::write(file, json.to_string()).unwrap();
+}
+
 /// A tensor of a safetensors file.
 #[derive(Clone, Debug)]
 pub struct Stored {

@@ -6,6 +6,7 @@
 //! request that wants log probabilities, so there the tokens are compared; the bits of mixed steps' logits are in
 //! `tests/models`.)
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,9 +15,12 @@ use futures_util::future::join_all;
 use souffleur::actors::messages::SetPolicy;
 use souffleur::config::{DtypeChoice, EngineConfig};
 use souffleur::engine::{Engine, EngineParts, Generation, Progress};
+use souffleur::kernels::dtype::Quantization;
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::scheduler::policy::schedule_policy_names;
 
+use crate::quantised::{kinds, quantise_linear};
+use crate::random_models::{edit_config, random_folder, random_tensors, write_tensors};
 use crate::requests::{
     Bits, REQUESTS, SHARED_TOKENS, at_once, bits, long_request, one_after_another, request,
 };
@@ -43,11 +47,31 @@ const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
 /// Requests that run at once where others take their places.
 const RUNNING: u32 = 4;
 
-fn config(model: &str, dtype: DtypeChoice) -> EngineConfig {
-    let model_path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(model);
+/// A model, and what its weights become.
+#[derive(Clone, Copy, Debug)]
+struct Setup<'a> {
+    /// Its folder, in the repository or anywhere.
+    model: &'a str,
+    dtype: DtypeChoice,
+    quantization: Option<Quantization>,
+}
+
+impl fmt::Display for Setup<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {:?}", self.model, self.dtype)?;
+        match self.quantization {
+            Some(quantization) => write!(f, ", {quantization:?}"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn config(setup: &Setup<'_>) -> EngineConfig {
+    let model_path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(setup.model);
     EngineConfig {
         model_path,
-        dtype,
+        dtype: setup.dtype,
+        quantization: setup.quantization,
         skip_tokenizer_init: true,
         max_total_tokens: Some(4096),
         max_running_requests: Some(16),
@@ -85,10 +109,10 @@ fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
 }
 
 /// Each alone in an engine that caches nothing: what every other way must give.
-async fn reference(model: &str, dtype: DtypeChoice) -> Vec<(Bits, u32)> {
+async fn reference(setup: &Setup<'_>) -> Vec<(Bits, u32)> {
     let world = start(EngineConfig {
         disable_radix_cache: true,
-        ..config(model, dtype)
+        ..config(setup)
     });
     let all = one_after_another(&world).await;
     assert!(all.iter().all(|(_, cached)| *cached == 0));
@@ -97,16 +121,19 @@ async fn reference(model: &str, dtype: DtypeChoice) -> Vec<(Bits, u32)> {
     all
 }
 
-async fn check(model: &str, dtype: DtypeChoice) {
-    let what = |how: &str| format!("{model} in {dtype:?}, {how}");
-    let expected = reference(model, dtype).await;
+async fn check(setup: &Setup<'_>) {
+    let what = |how: &str| format!("{setup}, {how}");
+    let expected = reference(setup).await;
     let distinct: std::collections::HashSet<&Bits> =
         expected.iter().map(|(bits, _)| bits).collect();
     assert_eq!(distinct.len(), expected.len(), "the requests differ");
 
-    let world = start(config(model, dtype));
+    let world = start(config(setup));
     let hit = one_after_another(&world).await;
-    let has_states = model.rsplit('/').any(|name| WITH_STATES.contains(&name));
+    let has_states = setup
+        .model
+        .rsplit('/')
+        .any(|name| WITH_STATES.contains(&name));
     // What the prompts share is too short to be worth a state.
     assert!(has_states || hit[1..].iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
     assert_same(&hit, &expected, &what("with prefix hits"));
@@ -120,7 +147,7 @@ async fn check(model: &str, dtype: DtypeChoice) {
         let chunked = EngineConfig {
             chunked_prefill_size: chunk,
             page_size,
-            ..config(model, dtype)
+            ..config(setup)
         };
         let world = start(chunked);
         let how = format!("in a batch, chunks of {chunk}, pages of {page_size}");
@@ -129,18 +156,18 @@ async fn check(model: &str, dtype: DtypeChoice) {
         world.stop().await;
     }
 
-    check_mixed(model, dtype, &expected).await;
-    check_evacuated(model, dtype).await;
+    check_mixed(setup, &expected).await;
+    check_evacuated(setup).await;
 }
 
-async fn check_mixed(model: &str, dtype: DtypeChoice, expected: &[(Bits, u32)]) {
+async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
     for (chunk, page_size) in [(20, 1), (48, 16)] {
         let (open, gate) = crossbeam_channel::bounded(0);
         let mixed = EngineConfig {
             enable_mixed_chunk: true,
             chunked_prefill_size: chunk,
             page_size,
-            ..config(model, dtype)
+            ..config(setup)
         };
         let world = start_behind(gate, mixed);
         let send = |index| {
@@ -152,7 +179,7 @@ async fn check_mixed(model: &str, dtype: DtypeChoice, expected: &[(Bits, u32)]) 
         // Those that come late would find nobody to ride along.
         world.until_inside(sent.len()).await;
         drop(open);
-        let how = format!("{model} in {dtype:?}, mixed, chunks of {chunk}, pages of {page_size}");
+        let how = format!("{setup}, mixed, chunks of {chunk}, pages of {page_size}");
         let outcomes = join_all(sent.into_iter().map(collect)).await;
         for (index, got) in outcomes.iter().enumerate() {
             let tokens: Vec<u32> = expected[index].0.iter().map(|(token, _)| *token).collect();
@@ -165,10 +192,10 @@ async fn check_mixed(model: &str, dtype: DtypeChoice, expected: &[(Bits, u32)]) 
 }
 
 /// Requests that lose their place in the batch and are computed again.
-async fn check_evacuated(model: &str, dtype: DtypeChoice) {
+async fn check_evacuated(setup: &Setup<'_>) {
     let alone = start(EngineConfig {
         disable_radix_cache: true,
-        ..config(model, dtype)
+        ..config(setup)
     });
     let mut expected = Vec::new();
     for index in 0..REQUESTS {
@@ -178,12 +205,12 @@ async fn check_evacuated(model: &str, dtype: DtypeChoice) {
     let tight = EngineConfig {
         max_total_tokens: Some(260),
         schedule_conservativeness: 0.01,
-        ..config(model, dtype)
+        ..config(setup)
     };
     let preempting = EngineConfig {
         enable_priority_scheduling: true,
         max_running_requests: Some(RUNNING as usize),
-        ..config(model, dtype)
+        ..config(setup)
     };
     let swapping = EngineConfig {
         max_total_tokens: Some(800),
@@ -218,12 +245,9 @@ async fn check_evacuated(model: &str, dtype: DtypeChoice) {
             "preempted" => stats.preemptions,
             _ => stats.preemptions.min(stats.evicted_tokens),
         };
-        assert!(
-            evacuated > 0,
-            "{model} in {dtype:?}: nobody was {how}: {stats:?}"
-        );
+        assert!(evacuated > 0, "{setup}: nobody was {how}: {stats:?}");
         world.stop().await;
-        assert_same(&got, &expected, &format!("{model} in {dtype:?}, {how}"));
+        assert_same(&got, &expected, &format!("{setup}, {how}"));
     }
 }
 
@@ -260,16 +284,56 @@ async fn swap_policies(world: &World, number: usize) {
     );
 }
 
-#[tokio::test]
-async fn schedules_change_no_bit_in_f32() {
+async fn check_all(dtype: DtypeChoice) {
     for model in MODELS {
-        check(model, DtypeChoice::Float32).await;
+        let setup = Setup {
+            model,
+            dtype,
+            quantization: None,
+        };
+        check(&setup).await;
     }
 }
 
 #[tokio::test]
+async fn schedules_change_no_bit_in_f32() {
+    check_all(DtypeChoice::Float32).await;
+}
+
+#[tokio::test]
 async fn schedules_change_no_bit_in_bf16() {
-    for model in MODELS {
-        check(model, DtypeChoice::Bfloat16).await;
+    check_all(DtypeChoice::Bfloat16).await;
+}
+
+/// A model whose modules are in blocks of four bits with scales and zero points.
+fn in_awq() -> tempfile::TempDir {
+    let dir = random_folder("qwen3", &[("hidden_size", 128), ("intermediate_size", 128)]);
+    let mut kinds = kinds().into_iter();
+    let (_, config, quantise) = kinds.find(|(name, ..)| *name == "awq").expect("a kind");
+    let mut tensors = random_tensors(dir.path());
+    let coded = quantise_linear(&mut tensors, quantise, |_, _| ());
+    write_tensors(dir.path(), &coded);
+    edit_config(dir.path(), |json| {
+        json["quantization_config"] = config.clone();
+    });
+    dir
+}
+
+/// One for each format of products with bytes; the tests of models have all types of blocks.
+#[tokio::test]
+async fn schedules_change_no_bit_in_quantised_models() {
+    let awq = in_awq();
+    let awq = awq.path().to_str().expect("a plain path");
+    for (model, quantization) in [
+        ("models/souffleur-tiny", Some(Quantization::Int8)),
+        ("tests/fixtures/models/qwen3-moe", Some(Quantization::Int4)),
+        (awq, None),
+    ] {
+        let setup = Setup {
+            model,
+            dtype: DtypeChoice::Bfloat16,
+            quantization,
+        };
+        check(&setup).await;
     }
 }

@@ -6,6 +6,12 @@ mod flow;
 mod identity;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+#[allow(dead_code, reason = "shared with the tests of models")]
+#[path = "../common/quantised.rs"]
+mod quantised;
+#[allow(dead_code, reason = "shared with the tests of models")]
+#[path = "../common/random_models.rs"]
+mod random_models;
 #[path = "../common/requests.rs"]
 mod requests;
 mod world;

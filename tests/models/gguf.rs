@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use safetensors::{Dtype as Element, SafeTensors};
 use serde_json::{Value, json};
 use souffleur::executor::cpu::{CpuOptions, describe, widening_bytes};
 use souffleur::kernels::dtype::Dtype;
@@ -9,7 +10,8 @@ use souffleur::model::loader::{Checkpoint, LoadFormat};
 
 use crate::common::{fixture, load_from, options};
 use crate::gguf_files::writer::Tensor;
-use crate::gguf_files::{Latents, of_folder, of_folder_with};
+use crate::gguf_files::{Latents, of_folder, of_folder_with, widened};
+use crate::random_models::{Stored, write_tensors};
 
 /// Longer than the fixtures' original contexts.
 fn prompt() -> Vec<u32> {
@@ -106,6 +108,66 @@ fn f32_files_have_the_logits_of_their_safetensors() {
         let file = kept(dir.path()).join(format!("{name}.gguf"));
         std::fs::write(&file, of_folder(dir.path()).bytes()).unwrap();
         assert!(logits(&file) == expected, "{name}");
+    }
+}
+
+/// A copy of a fixture whose tensors are of a type of 16 bits, and the file that a converter makes of it: vectors and routers
+/// are in f32 there.
+fn of_16_bits(name: &str, dtype: Dtype) -> (tempfile::TempDir, PathBuf) {
+    let dir = folder(name);
+    let weights = dir.path().join("model.safetensors");
+    let bytes = std::fs::read(&weights).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let stored = tensors.iter().map(|(name, view)| {
+        let shape = view.shape().to_vec();
+        let values = widened(view.dtype(), view.data());
+        let (dtype, data) = narrow(dtype, &values);
+        (name.to_owned(), Stored { dtype, shape, data })
+    });
+    write_tensors(dir.path(), &stored.collect());
+    let mut file = of_folder(dir.path());
+    for tensor in &mut file.tensors {
+        let is_router = tensor.name.ends_with(b"ffn_gate_inp.weight");
+        if tensor.sizes.len() > 1 && tensor.type_id == 0 && !is_router {
+            let values = widened(Element::F32, &tensor.data);
+            tensor.data = narrow(dtype, &values).1;
+            tensor.type_id = if dtype == Dtype::F16 { 1 } else { 30 };
+        }
+    }
+    let path = dir.path().join("tiny.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    (dir, path)
+}
+
+fn narrow(dtype: Dtype, values: &[f32]) -> (Element, Vec<u8>) {
+    let values = values.iter();
+    match dtype {
+        Dtype::F16 => {
+            let narrow = values.flat_map(|x| half::f16::from_f32(*x).to_le_bytes());
+            (Element::F16, narrow.collect())
+        }
+        _ => {
+            let narrow = values.flat_map(|x| half::bf16::from_f32(*x).to_le_bytes());
+            (Element::BF16, narrow.collect())
+        }
+    }
+}
+
+#[test]
+fn files_of_16_bits_have_the_logits_of_their_safetensors() {
+    for name in ["llama", "qwen2", "qwen3", "mixtral", "lfm2", "gpt-oss"] {
+        for dtype in [Dtype::F16, Dtype::BF16] {
+            let (dir, file) = of_16_bits(name, dtype);
+            for path in [dir.path(), &file] {
+                let described = describe(path, None, None, LoadFormat::Auto).unwrap();
+                assert_eq!(described.dtype, dtype, "{name}");
+            }
+            for run in [dtype, Dtype::F32] {
+                let paths = [dir.path(), &file];
+                let [expected, got] = paths.map(|path| logits_in(path, run, 64));
+                assert!(got == expected, "{name} of {dtype:?} in {run:?}");
+            }
+        }
     }
 }
 

@@ -22,6 +22,8 @@ mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]
 mod plans;
+#[path = "../common/quantised.rs"]
+mod quantised;
 #[path = "../common/random_models.rs"]
 mod random_models;
 mod states;

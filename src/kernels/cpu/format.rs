@@ -147,6 +147,11 @@ impl FormatRule {
         }
     }
 
+    /// Whether weights in such blocks are multiplied as they are.
+    pub fn keeps(self, block: BlockType) -> bool {
+        Format::of_blocks(block) == Some(self.format(Stored::Blocks(block)))
+    }
+
     /// Bytes of a matrix `[outputs, inputs]` that is stored in blocks; `None` if its weights become plain ones of the
     /// model's type, or are quantised.
     pub fn bytes_of_blocks(self, block: BlockType, [outputs, inputs]: [usize; 2]) -> Option<u64> {
@@ -270,4 +275,31 @@ pub fn n_groups(rows: usize, max: usize) -> usize {
 /// The rows of a group.
 pub fn group_rows(group: usize, n_groups: usize, rows: usize) -> std::ops::Range<usize> {
     group * rows / n_groups..(group + 1) * rows / n_groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_stay_unless_products_are_exact_or_weights_become_bytes() {
+        let keeps = |dtype, quantization, role| {
+            let rule = FormatRule::new(dtype, quantization);
+            rule.of(role).keeps(BlockType::Affine4)
+        };
+        let (int4, int8) = (Some(Quantization::Int4), Some(Quantization::Int8));
+        for (dtype, quantization, kept) in [
+            (Dtype::BF16, None, true),
+            (Dtype::F16, None, true),
+            (Dtype::F32, None, false),
+            (Dtype::F32, int4, true),
+            (Dtype::BF16, int4, true),
+            (Dtype::BF16, int8, false),
+        ] {
+            assert_eq!(keeps(dtype, quantization, MatrixRole::Inner), kept);
+            assert_eq!(keeps(dtype, quantization, MatrixRole::Logits), kept);
+            assert!(!keeps(dtype, quantization, MatrixRole::Router));
+        }
+        assert!(!FormatRule::new(Dtype::BF16, None).keeps(BlockType::Q5_1));
+    }
 }

@@ -57,6 +57,7 @@ pub use self::simd::{ISA_VARIABLE, Isa};
 use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
+use super::blocks::BlockType;
 use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
@@ -133,14 +134,9 @@ impl CpuBackend {
     /// When the system refuses a thread.
     pub fn new(sizes: &CpuSizes) -> std::io::Result<Self> {
         let n_slots = (sizes.n_pages + 1) * sizes.page_size;
-        let mut cores = match sizes.pin_threads {
-            true => allowed_cores(),
-            false => Vec::new(),
-        };
-        if cores.len() != sizes.threads {
-            cores.clear();
-        }
-        let (own_core, worker_cores) = match cores.split_first() {
+        let cores = sizes.pin_threads.then(allowed_cores);
+        let cores = cores.filter(|cores| cores.len() == sizes.threads);
+        let (own_core, worker_cores) = match cores.as_deref().and_then(<[_]>::split_first) {
             Some((own, others)) => (Some(*own), others),
             None => (None, &[][..]),
         };
@@ -252,6 +248,10 @@ impl Backend for CpuBackend {
     fn matrix(&mut self, parts: &[TensorView<'_>], roles: &[MatrixRole]) -> Stack {
         let threads = (&mut self.pool, self.isa);
         Stack::pack(threads, &mut self.weights, self.rule, (parts, roles))
+    }
+
+    fn keeps_blocks(&self, block: BlockType, role: MatrixRole) -> bool {
+        self.rule.of(role).keeps(block)
     }
 
     fn vector(&mut self, parts: &[TensorView<'_>]) -> Vec<f32> {

@@ -176,9 +176,10 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
             "is missing: convert the model again",
         )
     };
+    let vocab_size = vocab_size(gguf)?;
     Ok(ModelConfig {
         architecture,
-        vocab_size: vocab_size(gguf)?,
+        vocab_size,
         hidden_size,
         intermediate_size: match architecture {
             // All layers have experts.
@@ -202,7 +203,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         max_position_embeddings,
         rope: rope(gguf, &keys, rotary_dim, max_position_embeddings)?,
         bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id")?,
-        eos_token_ids: vocabulary::end_token_ids(metadata)?,
+        eos_token_ids: vocabulary::end_token_ids(metadata, vocab_size)?,
         dtype: Some(gguf.dtype()),
     })
 }

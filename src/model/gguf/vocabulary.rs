@@ -64,13 +64,15 @@ pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields<'
     }))
 }
 
-/// Reads which tokens end an output; none if the file has no vocabulary.
-pub(super) fn end_token_ids(metadata: Metadata<'_>) -> Result<Vec<u32>, LoadError> {
-    let keys = Keys(metadata);
-    match keys.text("model")? {
-        Some(_) => Ok(ends(keys)?.end_token_ids()),
-        None => Ok(Vec::new()),
-    }
+/// Reads which of so many tokens end an output. The keys for them count without a tokenizer too, which may come from
+/// elsewhere.
+pub(super) fn end_token_ids(
+    metadata: Metadata<'_>,
+    vocab_size: usize,
+) -> Result<Vec<u32>, LoadError> {
+    let mut ids = ends(Keys(metadata))?.end_token_ids();
+    ids.retain(|id| (*id as usize) < vocab_size);
+    Ok(ids)
 }
 
 /// Reads only what the ends of outputs are made of.

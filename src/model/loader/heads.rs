@@ -55,7 +55,7 @@ impl<B: Backend> Loader<'_, B> {
         };
         let shape = [n_heads * of.rows, of.width];
         let source = weights.matrix(of.name, &shape)?;
-        let converted = source.converted(self.checkpoint.dtype);
+        let converted = source.converted(self.target(MatrixRole::Inner));
         let whole = view_of(&source, converted.as_ref());
         let heads = (0..n_heads).map(|head| {
             let row_bytes = whole.stored.row_bytes(of.width);

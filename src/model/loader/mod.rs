@@ -20,7 +20,9 @@ use crate::model::config::recurrent::Written;
 use crate::model::gguf::Gguf;
 use crate::model::location::ModelLocation;
 use crate::model::random::random_vector;
-use crate::model::weights::{Converted, MatrixSource, Scheme, TensorSpec, TypeCount, Weights};
+use crate::model::weights::{
+    Converted, MatrixSource, Scheme, Target, TensorSpec, TypeCount, Weights,
+};
 use crate::state::pool::kv_layout::KvLayout;
 
 /// Where weights come from.
@@ -141,7 +143,9 @@ fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError>
     let config = ModelConfig::read(dir)?;
     let (dtype, weights) = match load_format {
         LoadFormat::Auto => {
-            let mut weights = Weights::open(dir)?.quantised(Scheme::read(dir)?);
+            let weights = Weights::open(dir)?;
+            let scheme = Scheme::read(dir, weights.has_codes())?;
+            let mut weights = weights.quantised(scheme);
             weights.name_for(&config)?;
             if let Some(experts) = &config.experts {
                 weights.name_experts(experts, config.hidden_size)?;
@@ -205,8 +209,9 @@ impl<'a, B: Backend> Loader<'a, B> {
         let sources = parts.iter().zip(&shapes);
         let sources = sources.map(|((name, _), shape)| weights.matrix(name, shape));
         let sources = sources.collect::<Result<Vec<_>, _>>()?;
-        let dtype = self.checkpoint.dtype;
-        let converted = sources.iter().map(|source| source.converted(dtype));
+        let roles = self.roles(parts);
+        let converted = sources.iter().zip(&roles);
+        let converted = converted.map(|(source, role)| source.converted(self.target(*role)));
         let converted: Vec<Option<Converted<'_>>> = converted.collect();
         let views = sources.iter().zip(&converted);
         let views: Vec<TensorView<'_>> = views
@@ -214,11 +219,18 @@ impl<'a, B: Backend> Loader<'a, B> {
             .zip(parts)
             .map(|(view, (name, _))| self.ordered(view, name))
             .collect();
-        let roles = self.roles(parts);
         let matrix = self.backend.matrix(&views, &roles);
         parts.iter().for_each(|(name, _)| weights.release(name));
         self.report(sources.iter().map(MatrixSource::file_bytes).sum());
         Ok(matrix)
+    }
+
+    /// What a matrix that no backend knows is converted to.
+    fn target(&self, role: MatrixRole) -> Target {
+        Target {
+            dtype: self.checkpoint.dtype,
+            keeps_blocks: self.backend.keeps_blocks(BlockType::Affine4, role),
+        }
     }
 
     /// A tensor in the order that checkpoints have its rows in, where its own file says none.

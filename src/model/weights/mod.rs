@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 
 use self::mapped::MappedFile;
 use self::quantised::Turned;
-pub use self::quantised::{Converted, MatrixSource, QuantisedMatrix, Scheme};
+pub use self::quantised::{Converted, MatrixSource, QuantisedMatrix, Scheme, Target};
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};

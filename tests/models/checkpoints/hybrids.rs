@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use safetensors::{Dtype as Element, SafeTensors};
 use serde_json::{Value, json};
 
-use super::{edit_config, refused};
+use super::refused;
 use crate::common::{fixture, load_from, options};
-use crate::random_models::{Stored, write_tensors};
+use crate::random_models::{Stored, edit_config, write_tensors};
 
 type Tensors = BTreeMap<String, Stored>;
 

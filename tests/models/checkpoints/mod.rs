@@ -1,7 +1,8 @@
 //! Quantised safetensors have the logits of the same model written out in bf16.
 
+mod experts;
 mod hybrids;
-mod kinds;
+mod scales;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,9 +14,10 @@ use souffleur::executor::cpu::{CpuExecutor, CpuOptions, describe};
 use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::model::loader::{Checkpoint, LoadFormat};
 
-use self::kinds::{Quantise, bf16s, gptq, kinds, stored};
 use crate::common::{load_from, options};
-use crate::random_models::{Stored, random_folder, random_tensors, write_tensors};
+use crate::invariance::{PROMPT_TOKENS, alone, alone_read_from, among_others, assert_same};
+use crate::quantised::{Quantise, bf16s, gptq, kinds, quantise_linear, stored};
+use crate::random_models::{Stored, edit_config, random_folder, random_tensors, write_tensors};
 
 const SIZES: &[(&str, usize)] = &[
     ("hidden_size", 128),
@@ -31,37 +33,27 @@ struct Folders {
 
 /// A model whose linear modules are quantised but for one.
 fn folders(name: &str, config: &Value, quantise: Quantise) -> Folders {
-    let [quantised, plain] = [(); 2].map(|()| random_folder(name, SIZES));
+    folders_of((name, SIZES), config, quantise, |tensor, values| {
+        tensor.data = bf16s(values);
+    })
+}
+
+/// The same in other sizes, with the values of quantised modules in the plain model as `write` puts them there.
+fn folders_of(
+    (name, sizes): (&str, &[(&str, usize)]),
+    config: &Value,
+    quantise: Quantise,
+    write: impl Fn(&mut Stored, &[f32]),
+) -> Folders {
+    let [quantised, plain] = [(); 2].map(|()| random_folder(name, sizes));
     let mut tensors = random_tensors(plain.path());
-    let mut coded = BTreeMap::new();
-    for (name, tensor) in &mut tensors {
-        let is_linear = name.contains("_proj.weight") && !name.contains("layers.1.mlp.down");
-        if !is_linear {
-            coded.insert(name.clone(), tensor.clone());
-            continue;
-        }
-        let (parts, values) = quantise([tensor.shape[0], tensor.shape[1]]);
-        let module = name.strip_suffix("weight").unwrap();
-        coded.extend(
-            parts
-                .into_iter()
-                .map(|(part, of)| (format!("{module}{part}"), of)),
-        );
-        tensor.data = bf16s(&values);
-    }
+    let coded = quantise_linear(&mut tensors, quantise, write);
     write_tensors(plain.path(), &tensors);
     write_tensors(quantised.path(), &coded);
     edit_config(quantised.path(), |json| {
         json["quantization_config"] = config.clone()
     });
     Folders { quantised, plain }
-}
-
-fn edit_config(dir: &Path, edit: impl Fn(&mut Value)) {
-    let file = dir.join("config.json");
-    let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    edit(&mut json);
-    std::fs::write(file, json.to_string()).unwrap();
 }
 
 fn logits(path: &Path, dtype: Dtype, quantization: Option<Quantization>) -> Vec<Vec<f32>> {
@@ -102,6 +94,27 @@ fn every_kind_has_the_logits_of_its_values() {
             assert_eq!(checkpoint.dtype, Dtype::BF16);
             assert!(checkpoint.scheme().is_some());
         }
+    }
+}
+
+/// Of kinds that become blocks, one for each way to lay them out; the others become bf16.
+#[test]
+fn kinds_in_blocks_are_invariant() {
+    for (kind, config, quantise) in kinds() {
+        if !["gptq", "awq", "packed, zeros"].contains(&kind) {
+            continue;
+        }
+        let folders = folders("qwen3", &config, quantise);
+        let load = || load_from(folders.quantised.path(), &options());
+        let expected = alone(&mut load(), 1, PROMPT_TOKENS);
+        for chunk in [1, 7] {
+            let got = alone(&mut load(), 1, chunk);
+            assert_same(&got, &expected, &format!("{kind}, chunks of {chunk}"));
+        }
+        let got = among_others(&mut load());
+        assert_same(&got, &expected, &format!("{kind}, among others"));
+        let got = alone_read_from(&mut load(), 1, 20, 70);
+        assert_same(&got, &expected, &format!("{kind}, read from 70"));
     }
 }
 

@@ -1,6 +1,5 @@
 //! Files that break the format: each is refused by a sentence, before memory is taken for what it claims.
 
-use super::models::tiny_llama;
 use super::*;
 
 fn with(key: &str, value: Value) -> File {
@@ -217,61 +216,4 @@ fn data_follows_without_gaps_and_is_there() {
     refused_file(&two, "tensor u begins at byte 0 of the data, expected 32");
     let short = tensor(|t| t.data.truncate(31));
     refused_file(&short, "the file is not whole");
-}
-
-/// Opens the bytes as a model and uses all of it, as far as it is good.
-fn use_all(bytes: &[u8]) -> Result<(), LoadError> {
-    let dir = folder(&[(NAME, bytes)]);
-    let gguf = Gguf::open(&dir.path().join(NAME))?;
-    let metadata = gguf.metadata();
-    for key in metadata.keys() {
-        let _ = (metadata.text(key), metadata.flag(key), metadata.texts(key));
-        let _ = (metadata.numbers(key), metadata.size(key, 0..=100));
-        let _ = metadata.integers(key, i64::MIN..=i64::MAX);
-        let _ = metadata.number(key, f64::MIN..=f64::MAX);
-    }
-    let config = gguf.config()?;
-    config.rope.frequencies(config.head_dim);
-    let weights = gguf.into_weights(&config)?;
-    for spec in config.tensors() {
-        let view = weights.tensor(&spec.name, &spec.shape)?;
-        assert_eq!(view.to_f32().len() as u64, spec.elements());
-    }
-    Ok(())
-}
-
-#[test]
-fn a_truncated_file_is_refused_at_every_length() {
-    let whole = tiny_llama().bytes();
-    use_all(&whole).expect("whole");
-    for length in 0..whole.len() {
-        let error = use_all(&whole[..length]).expect_err("truncated");
-        assert!(
-            matches!(error, LoadError::Format { .. }),
-            "{length}: {error}"
-        );
-    }
-}
-
-#[test]
-fn a_damaged_file_is_refused_or_used_and_never_panics() {
-    let whole = tiny_llama().bytes();
-    let mut random = fastrand::Rng::with_seed(19);
-    let mut refusals = 0;
-    for _ in 0..2_000 {
-        let mut bytes = whole.clone();
-        for _ in 0..random.usize(1..4) {
-            let at = random.usize(..bytes.len());
-            bytes[at] ^= 1 << random.u32(..8);
-        }
-        refusals += usize::from(use_all(&bytes).is_err());
-    }
-    assert!((400..2_000).contains(&refusals), "{refusals}");
-    for at in 0..whole.len() {
-        for damage in [0x00, 0x7f, 0x80, 0xff] {
-            let mut bytes = whole.clone();
-            bytes[at] = damage;
-            let _ = parse(&bytes);
-        }
-    }
 }

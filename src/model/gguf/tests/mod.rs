@@ -6,6 +6,7 @@ use super::*;
 use writer::{File, Tensor, Value};
 
 mod broken;
+mod damaged;
 mod experts;
 mod keys;
 mod models;

@@ -297,6 +297,27 @@ fn ends_are_named_by_keys_and_by_control_tokens() {
 }
 
 #[test]
+fn ends_are_named_without_a_tokenizer_too() {
+    let file = with_tensors(with_tensors(described("llama"), &COMMON), &QKV)
+        .size("tokenizer.ggml.bos_token_id", 1)
+        .size("tokenizer.ggml.eos_token_id", 2)
+        .size("tokenizer.ggml.eot_token_id", VOCAB - 1)
+        .size("tokenizer.ggml.eom_token_id", VOCAB);
+    let ends = |file: &File| config(file).expect("supported").eos_token_ids;
+    assert_eq!(ends(&file), [2, 4]);
+    let named = file.clone().text("tokenizer.ggml.model", "no_vocab");
+    assert_eq!(ends(&named), [2, 4]);
+    let tokens = ["<s>", "</s>", "a", "<|eot_id|>", "b"].map(str::to_owned);
+    let with_tokens = file
+        .pair("tokenizer.ggml.tokens", Value::Texts(tokens.to_vec()))
+        .pair(
+            "tokenizer.ggml.token_type",
+            Value::I32s(vec![3, 3, 1, 3, 1]),
+        );
+    assert_eq!(ends(&with_tokens), [1, 2, 3, 4]);
+}
+
+#[test]
 fn the_element_type_is_that_of_the_matrices() {
     let dtype = |edit: &[(usize, u32)]| {
         let mut file = tiny_llama();

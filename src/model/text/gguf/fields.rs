@@ -77,13 +77,13 @@ pub(super) const USER: i32 = 4;
 
 impl VocabularyFields<'_> {
     /// Returns the tokens that end an output, ascending: those that the file names as such, and control tokens that are
-    /// known to. Ids beyond the vocabulary are left out.
+    /// known to. Ids beyond the tokens are left out where there are tokens.
     pub fn end_token_ids(&self) -> Vec<u32> {
         let named = [self.eos_id, self.eot_id, self.eom_id]
             .into_iter()
             .flatten();
         let mut ids: Vec<u32> = named
-            .filter(|id| (*id as usize) < self.tokens.len())
+            .filter(|id| self.tokens.is_empty() || (*id as usize) < self.tokens.len())
             .collect();
         let marks_messages = self.has_control("<|return|>")
             && (self.has_control("<|call|>") || self.has_control("<|calls|>"));

@@ -3,7 +3,7 @@
 //! A file names the cuts and does not hold them. The patterns are those of the models' own `tokenizer.json`.
 
 /// Names that are known, as error texts list them.
-pub(super) const KNOWN: [&str; 37] = [
+pub(super) const KNOWN: [&str; 38] = [
     "chatglm-bpe",
     "codeshell",
     "command-r",
@@ -13,6 +13,7 @@ pub(super) const KNOWN: [&str; 37] = [
     "deepseek-r1-qwen",
     "deepseek-v3",
     "exaone",
+    "falcon",
     "falcon-h1",
     "falcon3",
     "glm4",
@@ -48,8 +49,12 @@ pub(super) const KNOWN: [&str; 37] = [
 pub(super) struct Splits {
     /// Texts are cut at matches of each of these, one after the other; each match is a piece.
     pub(super) patterns: Vec<String>,
-    /// GPT-2's words are cut last.
+    /// Runs of punctuation are cut off before anything else.
+    pub(super) punctuation_first: bool,
+    /// GPT-2's words are cut after the patterns.
     pub(super) words_of_gpt2: bool,
+    /// Last, when characters are spelled as bytes, runs of numbers are cut off, and matches of this in them.
+    pub(super) digits_of_bytes: Option<&'static str>,
     /// A word that is a token stays whole, whatever the merges say.
     pub(super) ignores_merges: bool,
     /// Prompts start with the beginning-of-sequence token where the file does not say.
@@ -109,6 +114,12 @@ impl Splits {
                 words_of_gpt2: true,
                 composes: name == "command-r",
                 ..with(DIGIT.to_owned())
+            },
+            "falcon" => Self {
+                punctuation_first: true,
+                words_of_gpt2: true,
+                digits_of_bytes: Some("[0-9][0-9][0-9]"),
+                ..Self::default()
             },
             "deepseek-v3" => Self::of(&[
                 UP_TO_3_DIGITS,

@@ -12,6 +12,8 @@ use tokenizers::normalizers::replace::Replace;
 use tokenizers::normalizers::{NFC, NormalizerWrapper, Prepend, Sequence as NormalizerSequence};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::punctuation::Punctuation;
 use tokenizers::pre_tokenizers::sequence::Sequence as PreTokenizerSequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::processors::template::{SpecialToken, Template, TemplateProcessing};
@@ -106,12 +108,22 @@ fn with_listed_merges(
 }
 
 fn pre_tokenizers(splits: &Splits) -> tokenizers::Result<Vec<PreTokenizerWrapper>> {
+    let cut = |pattern: &str| {
+        let pattern = SplitPattern::Regex(pattern.to_owned());
+        Split::new(pattern, SplitDelimiterBehavior::Isolated, false)
+    };
     let mut words = Vec::new();
+    if splits.punctuation_first {
+        words.push(Punctuation::new(SplitDelimiterBehavior::Contiguous).into());
+    }
     for pattern in &splits.patterns {
-        let pattern = SplitPattern::Regex(pattern.clone());
-        words.push(Split::new(pattern, SplitDelimiterBehavior::Isolated, false)?.into());
+        words.push(cut(pattern)?.into());
     }
     words.push(ByteLevel::new(false, true, splits.words_of_gpt2).into());
+    if let Some(pattern) = splits.digits_of_bytes {
+        words.push(Digits::new(false).into());
+        words.push(cut(pattern)?.into());
+    }
     Ok(words)
 }
 

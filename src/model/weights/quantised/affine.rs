@@ -1,13 +1,12 @@
-//! Codes of four bits with a scale and a zero point for groups of inputs, converted to rows of Affine4.
+//! Codes of four bits with a scale and a zero point for groups of inputs, converted to rows of Affine4 or of f32.
 
 use half::f16;
 
+use super::scales::GroupScales;
 use super::scheme::{Group, Packing};
 use super::tensors::{Module, Part};
 use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::widen;
 
 /// Outputs that are converted together: those of a word.
 pub const TILE: usize = 8;
@@ -22,11 +21,18 @@ const AWQ_NIBBLES: [usize; TILE] = [0, 4, 1, 5, 2, 6, 3, 7];
 pub struct Affine<'a> {
     packing: Packing,
     codes: Words<'a>,
-    scales: (Dtype, &'a [u8]),
+    scales: GroupScales<'a>,
     zeros: Option<Words<'a>>,
     outputs: usize,
     inputs: usize,
     group: usize,
+}
+
+/// What the codes of a group of an output are made values with.
+#[derive(Clone, Copy, Default)]
+struct Head {
+    scale: f32,
+    zero: u8,
 }
 
 /// Little-endian words, at any alignment.
@@ -100,7 +106,7 @@ impl<'a> Affine<'a> {
         Ok(Self {
             packing,
             codes: Words::of(codes),
-            scales: (scales.float()?, scales.bytes()),
+            scales: GroupScales::of(scales)?,
             zeros: zeros.map(Words::of),
             outputs,
             inputs,
@@ -108,34 +114,69 @@ impl<'a> Affine<'a> {
         })
     }
 
+    /// Whether blocks have its scales as they are.
+    pub fn fits_blocks(&self) -> bool {
+        self.scales.are_half()
+    }
+
     /// Writes rows of blocks from `first` on, as many as `out` takes; `first` is the first of a tile.
     pub fn convert(&self, first: usize, out: &mut [u8]) {
         let block_bytes = BlockType::Affine4.bytes();
         let row_bytes = BlockType::Affine4.row_bytes(self.inputs);
-        let tiles = out.chunks_mut(TILE * row_bytes).enumerate();
-        for (tile, out) in tiles {
-            let first = first + tile * TILE;
-            let rows = out.len() / row_bytes;
-            let mut heads = [[0u8; 3]; TILE];
+        self.walk(first, out.len() / row_bytes, |row, block, head, codes| {
+            let out = &mut out[row * row_bytes + block * block_bytes..][..block_bytes];
+            out[..2].copy_from_slice(&f16::from_f32(head.scale).to_le_bytes());
+            out[2] = head.zero;
+            out[3..].copy_from_slice(codes);
+        });
+    }
+
+    /// Writes rows of f32 instead, with the scales as they are.
+    pub fn widen(&self, first: usize, out: &mut [u8]) {
+        let words = out.as_chunks_mut::<4>().0;
+        self.walk(
+            first,
+            words.len() / self.inputs,
+            |row, block, head, codes| {
+                let out = &mut words[row * self.inputs + block * BLOCK..][..BLOCK];
+                let zero = f32::from(head.zero);
+                let value = |code: u8| (head.scale * (f32::from(code) - zero)).to_le_bytes();
+                let (low, high) = out.split_at_mut(BLOCK / 2);
+                for ((low, high), code) in low.iter_mut().zip(high).zip(codes) {
+                    *low = value(code & 15);
+                    *high = value(code >> 4);
+                }
+            },
+        );
+    }
+
+    /// Hands out the blocks of `rows` rows from `first` on: row, block in the row, head and codes.
+    fn walk(
+        &self,
+        first: usize,
+        rows: usize,
+        mut take: impl FnMut(usize, usize, Head, &[u8; BLOCK / 2]),
+    ) {
+        for tile in (0..rows).step_by(TILE) {
+            let in_tile = TILE.min(rows - tile);
+            let mut heads = [Head::default(); TILE];
             for block in 0..self.inputs / BLOCK {
                 let input = block * BLOCK;
                 if input.is_multiple_of(self.group) {
-                    for (row, head) in heads[..rows].iter_mut().enumerate() {
-                        *head = self.head(first + row, input / self.group);
+                    for (row, head) in heads[..in_tile].iter_mut().enumerate() {
+                        *head = self.head(first + tile + row, input / self.group);
                     }
                 }
-                let codes = self.codes(first, rows, block);
-                for (row, codes) in codes[..rows].iter().enumerate() {
-                    let out = &mut out[row * row_bytes + block * block_bytes..][..block_bytes];
-                    out[..3].copy_from_slice(&heads[row]);
-                    out[3..].copy_from_slice(codes);
+                let codes = self.codes(first + tile, in_tile, block);
+                for (row, codes) in codes[..in_tile].iter().enumerate() {
+                    take(tile + row, block, heads[row], codes);
                 }
             }
         }
     }
 
     /// Scale and zero point of a group of an output.
-    fn head(&self, output: usize, group: usize) -> [u8; 3] {
+    fn head(&self, output: usize, group: usize) -> Head {
         let groups = self.inputs / self.group;
         let by_group = group * self.outputs + output;
         let (word, column) = (output / CODES, output % CODES);
@@ -155,15 +196,8 @@ impl<'a> Affine<'a> {
         let zero = self
             .zeros
             .map_or(8, |zeros| zeros.nibble(zero_at, nibble) + offset);
-        let (dtype, bytes) = self.scales;
-        let mut value = [0.0];
-        widen(
-            dtype,
-            &bytes[scale * dtype.bytes()..][..dtype.bytes()],
-            &mut value,
-        );
-        let [low, high] = f16::from_f32(value[0]).to_le_bytes();
-        [low, high, zero]
+        let scale = self.scales.get(scale);
+        Head { scale, zero }
     }
 
     /// The codes of a block of each row of a tile: low halves are the first sixteen inputs.

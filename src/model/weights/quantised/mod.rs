@@ -8,11 +8,13 @@
 //! | awq | `qweight` I32 \[in, out/8\], `qzeros` I32 \[groups, out/8\], `scales` \[groups, out\] | s (q - z) |
 //! | pack-quantized | `weight_packed` I32 \[out, in/8\], `weight_scale` \[out, groups\], `weight_zero_point` I32 \[out/8, groups\] | s (q - z), without zero points s (q - 8) |
 //!
-//! The first two become floats, the others blocks of [`BlockType::Affine4`]. A module whose `weight` is plain stays plain,
+//! The first two become floats, the others blocks of [`BlockType::Affine4`], whose scales are f16; or f32 where a backend
+//! does not keep those blocks and the scales are no f16. A module whose `weight` is plain stays plain,
 //! whatever the configuration says.
 
 mod affine;
 mod scaled;
+mod scales;
 mod scheme;
 mod tensors;
 mod turned;
@@ -31,9 +33,13 @@ use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
+use crate::model::json_file::format_error;
 
 /// Rows that a thread converts at least.
 const LEAST_ROWS: usize = 64;
+
+/// The last parts of the names of codes of 4 bits.
+pub(super) const CODES: [&str; 2] = ["qweight", "weight_packed"];
 
 /// A matrix as a checkpoint has it.
 pub enum MatrixSource<'a> {
@@ -55,6 +61,15 @@ enum Codes<'a> {
     Scaled(Scaled<'a>),
     Affine(Affine<'a>),
     Turned(TurnedBytes<'a>),
+}
+
+/// What matrices are converted to.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The type of floats.
+    pub dtype: Dtype,
+    /// Blocks of [`BlockType::Affine4`] are multiplied as they are.
+    pub keeps_blocks: bool,
 }
 
 /// Rows that a backend takes.
@@ -80,6 +95,35 @@ impl Weights {
         }
     }
 
+    /// Whether a matrix is in codes of 4 bits.
+    pub fn has_codes(&self) -> bool {
+        let is_coded = |name: &String| {
+            let part = name.rsplit_once('.').map(|(_, part)| part);
+            part.is_some_and(|part| CODES.contains(&part))
+        };
+        self.entries.keys().any(is_coded)
+    }
+
+    /// A complaint about a matrix that is there in codes, of which nothing or something else is said.
+    fn unexplained(&self, name: &str) -> Option<LoadError> {
+        if self.entries.contains_key(name) {
+            return None;
+        }
+        let module = name.strip_suffix(".weight")?;
+        let mut names = CODES.iter().map(|part| format!("{module}.{part}"));
+        let codes = names.find(|name| self.entries.contains_key(name))?;
+        let said = match self.scheme {
+            Some(scheme) => format!("but the model's quantization_config is of {scheme}"),
+            None => "but there is neither a quantization_config in config.json nor a quantize_config.json".to_owned(),
+        };
+        let reason = format!(
+            "tensor {} holds codes of 4 bits, {said}: take the configuration that belongs to these weights",
+            self.file_name(&codes)
+        );
+        let file = &self.files[self.entries[&codes].file];
+        Some(format_error(file.path(), reason))
+    }
+
     /// Finds a matrix, quantised or not, and checks all that belongs to it.
     ///
     /// # Errors
@@ -97,7 +141,10 @@ impl Weights {
             }));
         }
         match Module::find(self, name) {
-            None => Ok(MatrixSource::Plain(self.tensor(name, shape)?)),
+            None => match self.unexplained(name) {
+                Some(error) => Err(error),
+                None => Ok(MatrixSource::Plain(self.tensor(name, shape)?)),
+            },
             Some((module, scheme)) => {
                 let codes = match scheme {
                     Scheme::Fp8 { .. } | Scheme::Int8 => {
@@ -126,19 +173,23 @@ impl<'a> MatrixSource<'a> {
         }
     }
 
-    /// Converts what no backend knows, on all cores: to blocks, or to `dtype`.
-    pub fn converted(&self, dtype: Dtype) -> Option<Converted<'a>> {
+    /// Converts what no backend knows, on all cores.
+    pub fn converted(&self, target: Target) -> Option<Converted<'a>> {
         match self {
             Self::Plain(_) => None,
-            Self::Quantised(matrix) => Some(matrix.converted(dtype)),
+            Self::Quantised(matrix) => Some(matrix.converted(target)),
         }
     }
 }
 
 impl<'a> QuantisedMatrix<'a> {
-    fn converted(&self, dtype: Dtype) -> Converted<'a> {
+    fn converted(&self, target: Target) -> Converted<'a> {
+        let dtype = target.dtype;
         let stored = match &self.codes {
             Codes::Scaled(_) => Stored::Plain(dtype),
+            Codes::Affine(affine) if !target.keeps_blocks && !affine.fits_blocks() => {
+                Stored::Plain(Dtype::F32)
+            }
             Codes::Affine(_) => Stored::Blocks(BlockType::Affine4),
             Codes::Turned(turned) => turned.stored(),
         };
@@ -154,10 +205,11 @@ impl<'a> QuantisedMatrix<'a> {
             let own = parts.next();
             let convert = |index: usize, out: &mut [u8]| {
                 let first = index * per_core;
-                match &self.codes {
-                    Codes::Scaled(scaled) => scaled.convert(first, dtype, out),
-                    Codes::Affine(affine) => affine.convert(first, out),
-                    Codes::Turned(turned) => turned.convert(first, out),
+                match (&self.codes, stored) {
+                    (Codes::Scaled(scaled), _) => scaled.convert(first, dtype, out),
+                    (Codes::Affine(affine), Stored::Plain(_)) => affine.widen(first, out),
+                    (Codes::Affine(affine), Stored::Blocks(_)) => affine.convert(first, out),
+                    (Codes::Turned(turned), _) => turned.convert(first, out),
                 }
             };
             for (index, out) in parts {

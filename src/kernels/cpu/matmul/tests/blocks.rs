@@ -205,6 +205,65 @@ fn products_are_right_and_the_same_on_every_instruction_set_and_for_any_number_o
     }
 }
 
+/// Numbers with the distribution of Gauss.
+fn gaussian(seed: u64, len: usize) -> Vec<f32> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut one = || {
+        let (radius, angle) = (1.0 - random.f64(), random.f64());
+        ((-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()) as f32
+    };
+    (0..len).map(|_| one()).collect()
+}
+
+/// Bytes for activations are all that products round.
+#[test]
+fn products_with_gaussian_activations_are_within_bounds() {
+    const INPUTS: usize = 1024;
+    const OUTPUTS: usize = 48;
+    let x = gaussian(11, 16 * INPUTS);
+    for block in TYPES {
+        let limit = match Format::of_blocks(block) {
+            Some(Format::KQuant(_)) => 0.008,
+            _ => 0.0065,
+        };
+        for isa in Isa::available() {
+            let (weight, stored) = stack(isa, &[(block, OUTPUTS)], INPUTS);
+            let got = product(isa, 2, &x, &weight);
+            let rows = x.chunks_exact(INPUTS);
+            let right = rows.flat_map(|row| {
+                let weights = stored[0].chunks_exact(INPUTS);
+                weights.map(move |weights| {
+                    let products = row.iter().zip(weights);
+                    products
+                        .map(|(x, w)| f64::from(*x) * f64::from(*w))
+                        .sum::<f64>()
+                })
+            });
+            let (mut off, mut size) = (0.0, 0.0);
+            for (got, right) in got.iter().zip(right) {
+                off += (f64::from(*got) - right).powi(2);
+                size += right.powi(2);
+            }
+            let error = (off / size).sqrt();
+            // Less would mean that nothing was rounded.
+            assert!(
+                (0.003..limit).contains(&error),
+                "{isa:?} {block:?}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn all_types_that_are_multiplied_as_they_are_are_tested() {
+    let kept = BlockType::ALL
+        .into_iter()
+        .chain([BlockType::Affine4])
+        .filter(|block| Format::of_blocks(*block).is_some());
+    assert!(kept.clone().all(|block| TYPES.contains(&block)));
+    assert_eq!(kept.count(), TYPES.len());
+}
+
 #[test]
 fn rows_are_read_as_they_are_stored() {
     for block in TYPES {

@@ -6,6 +6,7 @@ use crate::state::detok::TokenText;
 mod equality;
 mod fields;
 mod lines;
+mod pre_tokenizers;
 mod refused;
 mod sentence_piece;
 

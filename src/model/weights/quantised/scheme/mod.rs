@@ -1,4 +1,4 @@
-//! What `quantization_config` of a checkpoint says.
+//! What a checkpoint says of its quantisation: `quantization_config` of `config.json`, or a file of its own.
 
 use std::fmt;
 use std::path::Path;
@@ -14,6 +14,11 @@ const BLOCK: usize = 32;
 const MAX_GROUP: usize = 1 << 20;
 /// The keys under which configurations have it.
 const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
+/// Files that have it where the configuration does not: AutoGPTQ and GPTQModel write the first, AutoAWQ the second.
+const FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
+
+/// The bits of a code as AWQ's tools write them into their own file.
+const AWQ_BITS: &str = "w_bit";
 
 /// How a checkpoint's matrices are quantised. Any of them may be plain all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,30 +94,44 @@ impl fmt::Display for Scheme {
 }
 
 impl Scheme {
-    /// Reads the scheme of the model in a folder; `None` if its weights are plain.
+    /// Reads the scheme of the model in a folder; `None` if its weights are plain, as far as is said. Files beside
+    /// `config.json` count only where there are codes for them: they may be left over from anything.
     ///
     /// # Errors
     /// [`LoadError::Format`] that names the key of what is not supported.
-    pub fn read(dir: &Path) -> Result<Option<Self>, LoadError> {
-        Self::parse(&JsonFile::read(&dir.join("config.json"), MAX_CONFIG_BYTES)?)
+    pub fn read(dir: &Path, has_codes: bool) -> Result<Option<Self>, LoadError> {
+        let config = JsonFile::read(&dir.join("config.json"), MAX_CONFIG_BYTES)?;
+        if let Some(key) = KEYS.into_iter().find(|key| config.value(key).is_some()) {
+            let Some(own) = config.object(key)? else {
+                return Ok(None);
+            };
+            return Self::of_method(&own, own.text("quant_method")?);
+        }
+        let beside = FILES.map(|name| dir.join(name));
+        match beside.iter().find(|file| file.exists()) {
+            Some(file) if has_codes => {
+                let json = JsonFile::read(file, MAX_CONFIG_BYTES)?;
+                // It need not name the method: AWQ's tools have other keys than GPTQ's.
+                let implied = match json.value(AWQ_BITS).is_some() {
+                    true => "awq",
+                    false => "gptq",
+                };
+                Self::of_method(&json, Some(json.text("quant_method")?.unwrap_or(implied)))
+            }
+            _ => Ok(None),
+        }
     }
 
-    fn parse(config: &JsonFile) -> Result<Option<Self>, LoadError> {
-        let Some(key) = KEYS.into_iter().find(|key| config.value(key).is_some()) else {
-            return Ok(None);
-        };
-        let Some(json) = config.object(key)? else {
-            return Ok(None);
-        };
+    fn of_method(json: &JsonFile, method: Option<&str>) -> Result<Option<Self>, LoadError> {
         let supported = "\"fp8\", \"compressed-tensors\", \"gptq\" or \"awq\"";
-        let scheme = match json.text("quant_method")? {
+        let scheme = match method {
             // Experts in stacks of blocks, which are found by their names.
             Some("mxfp4") => return Ok(None),
-            Some("fp8") => fp8(&json),
-            Some("compressed-tensors") => compressed_tensors(&json),
-            Some("gptq") => gptq(&json),
-            Some("awq") => awq(&json),
-            Some(_) => Err(unsupported(&json, "quant_method", supported)),
+            Some("fp8") => fp8(json),
+            Some("compressed-tensors") => compressed_tensors(json),
+            Some("gptq") => gptq(json),
+            Some("awq") => awq(json),
+            Some(_) => Err(unsupported(json, "quant_method", supported)),
             None => Err(json.error(
                 "quant_method",
                 format!("is missing, supported are {supported}"),
@@ -208,6 +227,7 @@ fn gptq(json: &JsonFile) -> Result<Scheme, LoadError> {
     four_bits(json, "bits")?;
     one_of(json, "checkpoint_format", &["gptq", "gptq_v2"])?;
     one_of(json, "pack_dtype", &["int32"])?;
+    flag_is(json, "is_marlin_format", false)?;
     let zero_offset = match json.text("checkpoint_format")? {
         Some(format) if format.eq_ignore_ascii_case("gptq_v2") => 0,
         _ => 1,
@@ -217,10 +237,15 @@ fn gptq(json: &JsonFile) -> Result<Scheme, LoadError> {
 }
 
 fn awq(json: &JsonFile) -> Result<Scheme, LoadError> {
-    four_bits(json, "bits")?;
+    let either = |own, common| match json.value(own) {
+        Some(_) => own,
+        None => common,
+    };
+    four_bits(json, either(AWQ_BITS, "bits"))?;
     one_of(json, "version", &["gemm"])?;
     flag_is(json, "zero_point", true)?;
-    Ok(Scheme::Int4(Packing::Awq, group(json, "group_size")?))
+    let group_size = either("q_group_size", "group_size");
+    Ok(Scheme::Int4(Packing::Awq, group(json, group_size)?))
 }
 
 fn compressed_tensors(json: &JsonFile) -> Result<Scheme, LoadError> {

@@ -2,9 +2,17 @@ use serde_json::{Value, json};
 
 use super::*;
 
+/// The scheme of a folder with these files, and with codes.
+fn read(files: &[(&str, Value)]) -> Result<Option<Scheme>, LoadError> {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    for (name, json) in files {
+        std::fs::write(dir.path().join(name), json.to_string()).expect("it is writable");
+    }
+    Scheme::read(dir.path(), true)
+}
+
 fn parse(config: Value) -> Result<Option<Scheme>, LoadError> {
-    let text = config.to_string();
-    Scheme::parse(&JsonFile::parse(Path::new("config.json"), text.as_bytes())?)
+    read(&[("config.json", config)])
 }
 
 fn scheme(quantization: Value) -> Result<Option<Scheme>, LoadError> {
@@ -233,4 +241,70 @@ fn groups_that_differ_are_refused() {
     quantization["config_groups"]["group_1"]["weights"]["symmetric"] = json!(false);
     let error = scheme(quantization).expect_err("they differ").to_string();
     assert!(error.contains("group_1"), "{error}");
+}
+
+#[test]
+fn files_beside_the_configuration_are_read_where_it_says_nothing() {
+    let own = |name: &'static str, json: Value| read(&[("config.json", json!({})), (name, json)]);
+    let of_128 = Group::Inputs(128);
+    let packing = Packing::Gptq { zero_offset: 1 };
+    let gptq = Some(Scheme::Int4(packing, of_128));
+    let auto_gptq = json!({
+        "bits": 4, "group_size": 128, "damp_percent": 0.01, "desc_act": false, "static_groups": false, "sym": true,
+        "true_sequential": true, "model_name_or_path": null, "model_file_base_name": "model",
+    });
+    let found = own("quantize_config.json", auto_gptq.clone());
+    assert_eq!(found.expect("AutoGPTQ's"), gptq);
+    let model = json!({
+        "bits": 4, "group_size": 128, "desc_act": false, "lm_head": false, "quant_method": "gptq",
+        "checkpoint_format": "gptq", "pack_dtype": "int32", "meta": {"quantizer": ["gptqmodel:4.0.0"]},
+    });
+    let found = own("quantize_config.json", model);
+    assert_eq!(found.expect("GPTQModel's"), gptq);
+    let awq = json!({"zero_point": true, "q_group_size": 128, "w_bit": 4, "version": "GEMM"});
+    for name in ["quant_config.json", "quantize_config.json"] {
+        let found = own(name, awq.clone());
+        assert_eq!(
+            found.expect("AutoAWQ's"),
+            Some(Scheme::Int4(Packing::Awq, of_128))
+        );
+    }
+    let configured =
+        json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}});
+    let both = read(&[
+        ("config.json", configured),
+        ("quantize_config.json", auto_gptq),
+    ]);
+    let own_config = Scheme::Int4(Packing::Awq, Group::Inputs(32));
+    assert_eq!(both.expect("the configuration's"), Some(own_config));
+    for (json, words) in [
+        (
+            json!({"bits": 3, "group_size": 128}),
+            ["quantize_config.json", "bits is 3"],
+        ),
+        (json!({"group_size": 128}), ["bits", "missing"]),
+        (
+            json!({"bits": 4, "group_size": 128, "is_marlin_format": true}),
+            ["is_marlin_format", "true"],
+        ),
+        (json!({"quant_method": "hqq"}), ["quant_method", "hqq"]),
+    ] {
+        let error = own("quantize_config.json", json).expect_err(words[1]);
+        let error = error.to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+}
+
+#[test]
+fn files_that_are_left_over_from_something_else_do_not_count() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text);
+    write("config.json", "{}").expect("it is writable");
+    write("quantize_config.json", "no JSON").expect("it is writable");
+    assert_eq!(Scheme::read(dir.path(), false).expect("plain"), None);
+    let error = Scheme::read(dir.path(), true).expect_err("no JSON");
+    assert!(
+        error.to_string().contains("quantize_config.json"),
+        "{error}"
+    );
 }

@@ -1,4 +1,8 @@
-//! Modules of each kind of checkpoint, made of known codes.
+//! Modules of each kind of quantised checkpoint, made of known codes.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use safetensors::Dtype as Element;
@@ -10,6 +14,28 @@ use crate::random_models::Stored;
 pub type Parts = Vec<(&'static str, Stored)>;
 /// Makes the tensors of a module `[outputs, inputs]`, and its values.
 pub type Quantise = fn([usize; 2]) -> (Parts, Vec<f32>);
+
+/// Quantises the linear modules among the tensors of a model but for one. `write` may put the values into the plain tensor.
+pub fn quantise_linear(
+    tensors: &mut BTreeMap<String, Stored>,
+    quantise: Quantise,
+    write: impl Fn(&mut Stored, &[f32]),
+) -> BTreeMap<String, Stored> {
+    let mut coded = BTreeMap::new();
+    for (name, tensor) in tensors {
+        let is_linear = name.contains("_proj.weight") && !name.contains("layers.1.mlp.down");
+        if !is_linear {
+            coded.insert(name.clone(), tensor.clone());
+            continue;
+        }
+        let (parts, values) = quantise([tensor.shape[0], tensor.shape[1]]);
+        let module = name.strip_suffix("weight").unwrap();
+        let parts = parts.into_iter();
+        coded.extend(parts.map(|(part, of)| (format!("{module}{part}"), of)));
+        write(tensor, &values);
+    }
+    coded
+}
 
 /// A tensor.
 pub fn stored(dtype: Element, shape: &[usize], data: Vec<u8>) -> Stored {
@@ -25,7 +51,8 @@ fn hash(x: usize) -> usize {
     (x ^ x >> 29) as usize >> 7
 }
 
-fn f32s(values: &[f32]) -> Vec<u8> {
+/// Elements of f32.
+pub fn f32s(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
@@ -42,6 +69,15 @@ fn f16s(values: &[f32]) -> Vec<u8> {
 
 fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// How scales are stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scales {
+    /// In the type that the kind's tools write. All of them are the same in f16 and bf16.
+    Usual,
+    /// In f32, and in no narrower type the same.
+    Fine,
 }
 
 /// Scales that f16 and bf16 have exactly.
@@ -144,6 +180,7 @@ struct FourBits {
     outputs: usize,
     inputs: usize,
     groups: usize,
+    scales: Scales,
 }
 
 impl FourBits {
@@ -152,6 +189,14 @@ impl FourBits {
             outputs,
             inputs,
             groups: inputs / group,
+            scales: Scales::Usual,
+        }
+    }
+
+    fn fine(shape: [usize; 2], group: usize) -> Self {
+        Self {
+            scales: Scales::Fine,
+            ..Self::new(shape, group)
         }
     }
 
@@ -164,7 +209,20 @@ impl FourBits {
     }
 
     fn scale(&self, output: usize, group: usize) -> f32 {
-        scale(output * self.groups + group)
+        let index = output * self.groups + group;
+        match self.scales {
+            Scales::Usual => scale(index),
+            Scales::Fine => scale(index) * (1.0 + (1 + hash(index + 5) % 4096) as f32 / 8e6),
+        }
+    }
+
+    /// Scales as they are stored, in `usual` or in f32.
+    fn stored_scales(&self, usual: Element, shape: [usize; 2], scales: &[f32]) -> Stored {
+        match (self.scales, usual) {
+            (Scales::Fine, _) => stored(Element::F32, &shape, f32s(scales)),
+            (Scales::Usual, Element::BF16) => stored(usual, &shape, bf16s(scales)),
+            (Scales::Usual, _) => stored(usual, &shape, f16s(scales)),
+        }
     }
 
     fn values(&self, zero: impl Fn(usize, usize) -> u32) -> Vec<f32> {
@@ -192,7 +250,7 @@ impl FourBits {
         let scales =
             (0..self.groups * self.outputs).map(|i| self.scale(i % self.outputs, i / self.outputs));
         let scales: Vec<f32> = scales.collect();
-        stored(Element::F16, &[self.groups, self.outputs], f16s(&scales))
+        self.stored_scales(Element::F16, [self.groups, self.outputs], &scales)
     }
 
     fn gptq(&self, offset: u32) -> (Parts, Vec<f32>) {
@@ -246,7 +304,7 @@ impl FourBits {
             ("weight_packed", codes),
             (
                 "weight_scale",
-                stored(Element::BF16, &[self.outputs, self.groups], bf16s(&scales)),
+                self.stored_scales(Element::BF16, [self.outputs, self.groups], &scales),
             ),
             ("weight_shape", stored(Element::I64, &[2], shape)),
         ];
@@ -279,6 +337,20 @@ pub fn gptq(more: Value) -> Value {
 
 fn awq() -> Value {
     json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": true})
+}
+
+/// Kinds of 4 bits with scales that f16 does not have, by name.
+pub fn fine_kinds() -> Vec<(&'static str, Value, Quantise)> {
+    let weights = json!({"num_bits": 4, "type": "int", "symmetric": false, "strategy": "group", "group_size": 128});
+    vec![
+        ("gptq", gptq(json!({})), |shape| {
+            FourBits::fine(shape, 32).gptq(1)
+        }),
+        ("awq", awq(), |shape| FourBits::fine(shape, 64).awq()),
+        ("packed", compressed("pack-quantized", weights), |shape| {
+            FourBits::fine(shape, 128).compressed(true)
+        }),
+    ]
 }
 
 /// Each kind by name, with its configuration.
