@@ -2,7 +2,7 @@
 //! lost, read before it is written or given to a prompt that it does not belong to. The fake executor compares every
 //! state with the tokens that it must have seen.
 
-use souffleur::state::cache::prefix_history::Cause;
+use souffleur::state::cache::prefix_history::{Cause, MissingState};
 use souffleur::state::pool::state_pool::StateLimits;
 
 use crate::scheduler_world::{Ask, Setup, VOCAB, World};
@@ -230,6 +230,7 @@ fn a_prompt_goes_on_where_a_state_is_and_says_so_where_none_is() {
     let report = world.report(number);
     assert_eq!((report.cause, report.cached_tokens), (Cause::NoState, 120));
     assert_eq!(report.kv_tokens, 180);
+    assert_eq!(report.missing_state, Some(MissingState::NeverSaved));
     // The second that leaves it there saves a state for the third, without an anchor.
     let mut third = prompt[..180].to_vec();
     third.extend(tokens(5, 30));
@@ -273,6 +274,31 @@ fn a_repeated_prompt_and_a_longer_one_begin_at_the_end_of_the_shorter() {
     // The reply's last token was not fed: it ended by its length.
     let longer = [&prompt[..], &said, &tokens(12, 5)].concat();
     assert_eq!(run(&mut world, ask(&longer, &[], 3)).0, 1 + 5);
+    world.assert_clean();
+}
+
+#[test]
+fn a_report_says_why_there_is_no_state() {
+    let mut world = World::new(setup(1, 1, 3));
+    let why = |world: &mut World, prompt: &[u32], anchors: &[usize]| {
+        let number = world.submit(ask(prompt, anchors, 4)).expect("it fits");
+        world.drain();
+        let report = world.report(number);
+        (report.cause, report.missing_state)
+    };
+    let prompt = tokens(13, 200);
+    assert_eq!(why(&mut world, &prompt, &[150]).1, None);
+    for seed in 14..20 {
+        run(&mut world, ask(&tokens(seed, 90), &[40, 80], 4));
+    }
+    let again = [&prompt[..180], &tokens(20, 9)].concat();
+    let thinned = (Cause::NoState, Some(MissingState::Thinned));
+    assert_eq!(why(&mut world, &again, &[185]), thinned);
+    // The only state is at the very end, where a token must be computed.
+    let whole = tokens(21, 120);
+    run(&mut world, ask(&whole, &[120], 0));
+    let past = (Cause::NoState, Some(MissingState::PastLimit));
+    assert_eq!(why(&mut world, &whole, &[119]), past);
     world.assert_clean();
 }
 

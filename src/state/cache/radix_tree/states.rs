@@ -51,6 +51,11 @@ impl States {
         self.sources.contains(&node) || self.pinned.contains_key(&node)
     }
 
+    /// Whether the node had a state which gave way to another.
+    pub(super) fn was_thinned(&self, node: u32) -> bool {
+        self.thinned.contains(&node)
+    }
+
     fn takes(&self, thinning: Thinning, (node, kept): (&u32, &NodeState)) -> bool {
         !self.is_kept(*node) && thinning.takes(kept.reason, self.named.contains(node))
     }
