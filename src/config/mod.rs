@@ -93,14 +93,15 @@ keys::keys! {
         /// Number of states, of running requests and of cached prefixes together, in models whose layers keep states;
         /// derived from the KV pool if not given.
         ///
-        /// At least one more than `--max-running-requests`, which is lowered to fit if it is not given.
+        /// At least one more than `--max-running-requests`, which is lowered to fit if it is not given. With
+        /// `--disable-radix-cache` there is one for each running request.
         #[flag(MEMORY.takes("STATES"))]
         #[range(2..=MAX_RUNNING_REQUESTS)]
         max_mamba_cache_size: Option<usize> = None,
-        /// Distance in tokens at which long prefills save states; by default so large that cached states take no more
-        /// memory than the KV cache of their tokens.
+        /// Distance in tokens at which long prefills save states; 0 saves none at regular distances; by default so large
+        /// that cached states take no more memory than the KV cache of their tokens.
         #[flag(MEMORY.takes("TOKENS"))]
-        #[range(1..=MAX_STATE_INTERVAL_TOKENS)]
+        #[range(..=MAX_STATE_INTERVAL_TOKENS)]
         mamba_track_interval: Option<usize> = None,
         /// Longest sequence in tokens; the model's own limit if not given.
         #[flag(MODEL.takes("TOKENS"))]

@@ -372,6 +372,7 @@ fn memory_plan(
             .max_running_requests
             .map(|requests| u32::try_from(requests).unwrap_or(u32::MAX)),
         max_states: config.max_mamba_cache_size.map(|states| states as u64),
+        caches_prefixes: !config.disable_radix_cache,
         state_interval_tokens: config.mamba_track_interval,
     };
     let plan = MemoryPlan::new(budget, wish)?;

@@ -56,6 +56,7 @@ pub fn model_info(
             .max_running_requests
             .map(|requests| u32::try_from(requests).unwrap_or(u32::MAX)),
         max_states: config.max_mamba_cache_size.map(|states| states as u64),
+        caches_prefixes: !config.disable_radix_cache,
         state_interval_tokens: config.mamba_track_interval,
     };
     let mut budget = MemoryBudget {

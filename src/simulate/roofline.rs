@@ -5,7 +5,8 @@
 //!   token. Looking an embedding up costs nothing. A token computes with its own experts only, and a step reads as many of
 //!   them as its tokens would choose if all were as likely.
 //! - attention: a row's K/V is read once and the new one written; two operations a key's element and query, and two a
-//!   value's. A layer that keeps a state reads and writes it once for each row, and its operations are left out.
+//!   value's. A layer that keeps a state reads and writes it once for each row, and once more where it is copied: when a
+//!   row begins from the cache, and where a step leaves a copy. Its operations count beside those of attention.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
 
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
@@ -45,6 +46,8 @@ pub struct Roofline {
     layers: Vec<Layers>,
     /// States of one sequence, in all layers.
     state_bytes: f64,
+    /// Operations of one token with them.
+    state_ops: f64,
     /// Seconds that the all-reduces of one token take.
     exchange_s: f64,
 }
@@ -95,7 +98,7 @@ pub struct StepCost {
     pub linear_flops: f64,
     /// Bytes of weights read.
     pub weight_bytes: f64,
-    /// Operations of attention.
+    /// Operations of attention and with states.
     pub attention_flops: f64,
     /// Bytes of K/V and states read and written.
     pub kv_bytes: f64,
@@ -139,6 +142,7 @@ impl Roofline {
             head_bytes,
             layers: Layers::of(model, &layout),
             state_bytes: layout.state_bytes() as f64,
+            state_ops: state_ops(model),
             exchange_s: exchange_s(hardware, model, storage, n),
         }
     }
@@ -150,6 +154,11 @@ impl Roofline {
             ..StepCost::default()
         };
         let mut sampled = 0_u64;
+        for start in &plan.starts {
+            let is_copied = start.state.is_some_and(|state| state.from.is_some());
+            // What is not copied is cleared.
+            cost.kv_bytes += self.state_bytes * if is_copied { 2.0 } else { 1.0 };
+        }
         for row in &plan.rows {
             let positions = match &row.work {
                 RowWork::Prefill { positions } => positions.clone(),
@@ -158,7 +167,9 @@ impl Roofline {
             let (start, end) = (f64::from(positions.start), f64::from(positions.end));
             cost.tokens += positions.len() as u64;
             sampled += u64::from(row.sample);
-            cost.kv_bytes += 2.0 * self.state_bytes;
+            let moves = 1 + row.saves.len();
+            cost.kv_bytes += 2.0 * self.state_bytes * moves as f64;
+            cost.attention_flops += self.state_ops * positions.len() as f64;
             for layers in &self.layers {
                 let window = layers.window.map_or(f64::INFINITY, |window| window as f64);
                 cost.attention_flops += layers.flops_per_pair * pairs(start, end, window);
@@ -198,6 +209,15 @@ pub fn weights_bytes(model: &ModelConfig, storage: Storage) -> u64 {
         _ => tensor.elements() * storage.dtype.bytes() as u64,
     });
     bytes.sum()
+}
+
+/// Operations of one token with the states of all layers.
+fn state_ops(model: &ModelConfig) -> f64 {
+    let Some(recurrent) = &model.recurrent else {
+        return 0.0;
+    };
+    let layers = recurrent.layers.iter().filter(|keeps| **keeps).count();
+    layers as f64 * recurrent.state_ops(model.hidden_size) as f64
 }
 
 /// Weights and bytes of all experts.
@@ -248,10 +268,13 @@ fn pairs(start: f64, end: f64, window: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{RowId, SeqId, StepId};
+    use std::sync::Arc;
+
+    use crate::ids::{RowId, SeqId, StateSlot, StepId};
     use crate::simulate::shape;
     use crate::state::pool::kv_layout::{KvDtype, Values};
-    use crate::state::step::StepRow;
+    use crate::state::pool::pages::PageRun;
+    use crate::state::step::{RowStart, StateSave, StateStart, StepRow};
 
     fn plan(works: &[(std::ops::Range<u32>, bool)]) -> StepPlan {
         let row = |(index, (positions, sample)): (usize, &(std::ops::Range<u32>, bool))| StepRow {
@@ -331,10 +354,47 @@ mod tests {
             ]
         );
         let mut roofline = h100(1);
-        let plan = plan(&[(999..1000, true), (0..7, false)]);
-        let without = roofline.cost(&plan).kv_bytes;
-        roofline.state_bytes = 1000.0;
-        assert_eq!(roofline.cost(&plan).kv_bytes, without + 2.0 * 2.0 * 1000.0);
+        let mut plan = plan(&[(999..1000, true), (0..7, false)]);
+        let without = roofline.cost(&plan);
+        (roofline.state_bytes, roofline.state_ops) = (1000.0, 10.0);
+        let with = roofline.cost(&plan);
+        assert_eq!(with.kv_bytes, without.kv_bytes + 2.0 * 2.0 * 1000.0);
+        assert_eq!(with.attention_flops, without.attention_flops + 8.0 * 10.0);
+        // A copy to begin from, one that is left, and a state that is cleared.
+        plan.starts = vec![start(Some(StateSlot::new(3))), start(None)];
+        plan.rows[1].saves = vec![StateSave {
+            position: 5,
+            slot: StateSlot::new(4),
+        }]
+        .into();
+        let copies = roofline.cost(&plan).kv_bytes - with.kv_bytes;
+        assert_eq!(copies, (2.0 + 1.0 + 2.0) * 1000.0);
+    }
+
+    fn start(from: Option<StateSlot>) -> RowStart {
+        RowStart {
+            row: RowId::new(1),
+            seq: SeqId::new(1),
+            tokens: [7].into(),
+            prompt_tokens: 1,
+            grammar: None,
+            sampling: Arc::default(),
+            prefix: PageRun::empty(),
+            state: Some(StateStart {
+                live: StateSlot::new(1),
+                from,
+            }),
+        }
+    }
+
+    #[test]
+    fn a_hybrids_tokens_compute_with_its_states() {
+        let text = r#"{"architectures": ["Lfm2ForCausalLM"], "vocab_size": 100, "hidden_size": 8,
+            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16,
+            "conv_L_cache": 3, "layer_types": ["conv", "full_attention", "conv"]}"#;
+        let model = ModelConfig::parse(std::path::Path::new("config.json"), text.as_bytes());
+        let model = model.expect("it can be parsed");
+        assert_eq!(state_ops(&model), 2.0 * 2.0 * 3.0 * 8.0);
     }
 
     #[test]

@@ -51,12 +51,16 @@ fn begun(tokens: &[u32], live: u32, from: Option<(u32, u32)>) -> RowStart {
         from: from.map(|(_, from)| slot(from)),
     });
     if let Some((cached, _)) = from {
-        let pages: Arc<[PageId]> = (1..=cached).map(PageId::new).collect();
-        let mut run = PageRun::empty();
-        run.push(&pages, 0..cached);
-        begun.prefix = run;
+        begun.prefix = first_pages(cached);
     }
     begun
+}
+
+fn first_pages(n: u32) -> PageRun {
+    let pages: Arc<[PageId]> = (1..=n).map(PageId::new).collect();
+    let mut run = PageRun::empty();
+    run.push(&pages, 0..n);
+    run
 }
 
 fn saves(work: &mut StepRow, saves: impl IntoIterator<Item = (u32, u32)>) {
@@ -183,6 +187,88 @@ fn a_state_that_is_saved_on_the_way_goes_on_as_the_row_did() {
             step.rows = vec![prefill(ROW, cached..TOKENS, true)];
             let got = last(&mut executor, &step);
             assert!(got == whole[0], "{name}, from the state after {cached}");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_goes_on_from_a_state_at_the_end_of_every_page() {
+    for name in MODELS {
+        let single = run(&mut load(name, &with(Dtype::BF16, 2)), &[]);
+        for page_size in [4, 16] {
+            let options = CpuOptions {
+                page_size: page_size as usize,
+                ..with(Dtype::BF16, 2)
+            };
+            let mut executor = load(name, &options);
+            let about = format!("{name}, pages of {page_size}");
+            assert!(run(&mut executor, &[50]) == single, "{about}");
+            let prompt = prompt();
+            let mut step = plan(0);
+            step.starts = vec![begun(&prompt, 1, None)];
+            step.table = vec![append(ROW, 1..60)];
+            let mut work = prefill(ROW, 0..TOKENS, true);
+            let pages = 1..=TOKENS / page_size;
+            saves(&mut work, pages.clone().map(|n| (n * page_size, 10 + n)));
+            step.rows = vec![work];
+            assert!(last(&mut executor, &step) == single[0], "{about}");
+            for n in pages {
+                let cached = n * page_size;
+                let mut start = begun(&prompt, 2, None);
+                start.prefix = first_pages(n);
+                start.state = Some(StateStart {
+                    live: slot(2),
+                    from: Some(slot(10 + n)),
+                });
+                let mut step = plan(0);
+                step.starts = vec![start];
+                step.table = vec![append(ROW, 100..160)];
+                step.rows = vec![prefill(ROW, cached..TOKENS, true)];
+                let got = last(&mut executor, &step);
+                assert!(got == single[0], "{about}, from {cached} tokens");
+                let mut step = plan(1);
+                step.rows = vec![decode(ROW, TOKENS)];
+                let got = last(&mut executor, &step);
+                assert!(got == single[1], "{about}, decoded behind {cached} tokens");
+            }
+        }
+    }
+}
+
+/// Ascending places for cuts, any number of them, by a seed.
+fn random_cuts(seed: u32) -> Vec<u32> {
+    let mut state = u64::from(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as u32
+    };
+    let wanted = 2 + next() % 12;
+    let mut cuts: Vec<u32> = (0..wanted).map(|_| 1 + next() % (TOKENS - 1)).collect();
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts
+}
+
+#[test]
+fn any_cuts_give_the_same_bits() {
+    for name in MODELS {
+        for page_size in [1, 16] {
+            let options = CpuOptions {
+                page_size,
+                ..with(Dtype::BF16, 2)
+            };
+            let mut executor = load(name, &options);
+            let whole = run(&mut executor, &[]);
+            for seed in 1..=8 {
+                let cuts = random_cuts(seed);
+                let got = run(&mut executor, &cuts);
+                assert!(
+                    got == whole,
+                    "{name}, pages of {page_size}, cut at {cuts:?}"
+                );
+            }
         }
     }
 }

@@ -316,6 +316,7 @@ fn nothing_of(prompt: &[u32]) -> Departure {
     Departure {
         matched_tokens: 0,
         kv_tokens: 0,
+        missing_state: None,
         match_limit: prompt.len() - 1,
         is_cache_disabled: false,
         branch: None,

@@ -1,5 +1,7 @@
 //! Faults that users report of other engines' caches of states, as tests of this one. Names of issues are those of the
-//! engine's repository.
+//! engine's repository. Two kinds have no test here: windows of attention whose pages went too early or left holes (SGLang
+//! #35515, #31486, llama.cpp #13194) cannot be, since all pages stay; anchors at wrong places in a chat (llama.cpp #22929,
+//! #24176) are in the tests of `TurnMarks`.
 
 use souffleur::state::pool::state_pool::StateLimits;
 
@@ -195,4 +197,177 @@ fn a_pin_keeps_the_state_at_its_end() {
         cached(&mut world, tokens(seed, 90), &[30, 60]);
     }
     world.assert_clean();
+}
+
+/// SGLang #38000, #36935: the states of long prompts went from their beginnings on, so a fork in the middle had nothing
+/// to go on from.
+#[test]
+fn a_fork_of_a_long_prompt_finds_a_state_after_others_as_long() {
+    let mut world = world(1, 4, 48, 128);
+    let chains = [200, 201, 202].map(|seed| tokens(seed, 2048));
+    for chain in &chains {
+        cached(&mut world, chain.clone(), &[]);
+    }
+    let fork = [&chains[0][..512], &tokens(203, 40)].concat();
+    let hit = cached(&mut world, fork, &[]);
+    assert!(hit >= 256, "{hit} of the 512 tokens in common");
+    for chain in &chains {
+        assert_eq!(cached(&mut world, chain.clone(), &[]), 2047);
+    }
+    world.assert_clean();
+}
+
+/// What a tool loop's next prompt begins with: the last one, what opened the reply, and the reply.
+fn told(world: &World, mut prompt: Vec<u32>) -> Vec<u32> {
+    let last = world.lives.last().expect("somebody asked");
+    prompt.extend(&last.delivered);
+    prompt
+}
+
+/// Twenty calls of a tool behind a query. Each goes on from the reply before.
+fn tool_loop(world: &mut World, query: &[u32], system_tokens: u32) {
+    let page = world.setup.page_size as usize;
+    let query_tokens = query.len() as u32;
+    let mut prompt = query.to_vec();
+    cached(world, prompt.clone(), &[system_tokens, query_tokens]);
+    for call in 0..20 {
+        prompt = told(world, prompt);
+        let fed = prompt.len() - 1;
+        prompt.extend(tokens(400 + call, 30));
+        let anchors = [system_tokens, query_tokens, prompt.len() as u32 - 1];
+        let hit = cached(world, prompt.clone(), &anchors);
+        assert!(hit + page > fed, "call {call}: {hit} of {fed} tokens");
+    }
+}
+
+/// llama.cpp #25019, #25420: each message of a tool loop left a state, and these pushed those further up out, of which the
+/// next turn of the user needs one.
+#[test]
+fn a_tool_loop_keeps_the_ends_of_its_instructions_and_of_its_query() {
+    for page_size in [1, 4, 16] {
+        let mut world = world(page_size, 4, 5, 1 << 20);
+        let query = tokens(210, 260);
+        tool_loop(&mut world, &query, 240);
+        let page = page_size as usize;
+        let stripped = [&query[..], &tokens(211, 40)].concat();
+        let hit = cached(&mut world, stripped, &[240, 290]);
+        assert_eq!(hit, 260 / page * page, "pages of {page}");
+        let other = [&query[..240], &tokens(212, 40)].concat();
+        assert_eq!(cached(&mut world, other, &[240, 270]), 240);
+        world.assert_clean();
+    }
+}
+
+/// SGLang #31230: the states along one long conversation pushed those of all others out.
+#[test]
+fn a_tool_loop_leaves_the_states_of_another_conversation() {
+    for page_size in [1, 16] {
+        let mut world = world(page_size, 2, 8, 1 << 20);
+        let other = tokens(220, 400);
+        cached(&mut world, other.clone(), &[320, 400]);
+        tool_loop(&mut world, &tokens(221, 160), 96);
+        let next = [&other[..], &tokens(222, 40)].concat();
+        assert_eq!(cached(&mut world, next, &[320, 430]), 400);
+        world.assert_clean();
+    }
+}
+
+/// SGLang #33773: no slot was left for the state of a chunk, and the engine fell.
+#[test]
+fn no_state_to_spare_for_copies_stops_nobody() {
+    for page_size in [1, 16] {
+        let mut world = world(page_size, 4, 5, 64);
+        let shared = tokens(230, 200);
+        let asks = (0..12).map(|seed| {
+            let prompt = [&shared[..], &tokens(231 + seed, 150)].concat();
+            ask(prompt, &[200, 340])
+        });
+        world.submit_all(&mut asks.into_iter());
+        world.drain();
+        assert!(world.lives.iter().all(|life| life.delivered.len() == 3));
+        assert_eq!(world.stats().retractions, 0);
+        world.assert_clean();
+    }
+}
+
+/// SGLang #31181, #37198: prompts that share about as much of one, but none exactly as much as another, found no state.
+#[test]
+fn prompts_that_part_near_each_other_all_find_a_state() {
+    let mut world = world(16, 2, 40, 64);
+    let long = tokens(240, 600);
+    cached(&mut world, long.clone(), &[590]);
+    for (kept, seed) in [(512, 241), (499, 242), (505, 243)] {
+        let prompt = [&long[..kept], &tokens(seed, 60)].concat();
+        let hit = cached(&mut world, prompt, &[kept as u32 + 50]);
+        assert!(hit + 64 > kept, "{hit} of {kept} tokens in common");
+    }
+    world.assert_clean();
+}
+
+/// vLLM #51250, #40696: no prompt shorter than a block of hundreds of tokens was found again, and hardly any of a longer one.
+#[test]
+fn a_prompt_that_begins_another_is_found_again_whole() {
+    for page_size in [1, 16] {
+        let page = page_size as usize;
+        let mut world = world(page_size, 2, 40, 1 << 20);
+        for len in [40, 100, 480, 561] {
+            let first = tokens(250 + len as u32, len);
+            cached(&mut world, first.clone(), &[]);
+            let longer = [&first[..], &tokens(251, 20)].concat();
+            let hit = cached(&mut world, longer, &[]);
+            assert!(hit + page >= len, "{hit} of {len} tokens");
+        }
+        world.assert_clean();
+    }
+}
+
+/// vLLM #46453: keys and values of a prefix were gone, and a state behind them was still offered.
+#[test]
+fn a_state_goes_with_the_keys_and_values_before_it() {
+    for page_size in [1, 4] {
+        let mut world = World::new(Setup {
+            page_size,
+            n_pages: 640 / page_size,
+            n_rows: 2,
+            chunk_tokens: Some(64),
+            states: Some(StateLimits {
+                total_slots: 40,
+                grid_tokens: 64,
+            }),
+            ..Setup::default()
+        });
+        let long = tokens(260, 320);
+        cached(&mut world, long.clone(), &[300]);
+        let mut lengths = Vec::new();
+        for seed in 261..275 {
+            cached(&mut world, tokens(seed, 120), &[60]);
+            let hit = world.states.cache.peek(&Default::default(), &long[..319]);
+            assert_eq!(world.states.cache.check_integrity(), Ok(()));
+            lengths.push(hit);
+        }
+        assert_eq!((lengths[0], lengths[13]), (lengths[0].max(300), 0));
+        let again = [&long[..310], &tokens(280, 20)].concat();
+        assert_eq!(cached(&mut world, again, &[300]), 0);
+        world.assert_clean();
+    }
+}
+
+/// llama.cpp #20225, #19794: no turn of a conversation, however short, went on from the one before.
+#[test]
+fn short_conversations_go_on_from_their_last_turn() {
+    for page_size in [1, 4] {
+        let page = page_size as usize;
+        let mut world = world(page_size, 2, 16, 1 << 20);
+        let mut prompt = tokens(290, 12);
+        cached(&mut world, prompt.clone(), &[8, 11]);
+        for turn in 0..5 {
+            prompt = told(&world, prompt);
+            let fed = prompt.len() - 1;
+            prompt.extend(tokens(291 + turn, 6));
+            let end = prompt.len() as u32 - 1;
+            let hit = cached(&mut world, prompt.clone(), &[8, end]);
+            assert!(hit + page > fed, "turn {turn}: {hit} of {fed} tokens");
+        }
+        world.assert_clean();
+    }
 }

@@ -2,7 +2,7 @@
 //! lost, read before it is written or given to a prompt that it does not belong to. The fake executor compares every
 //! state with the tokens that it must have seen.
 
-use souffleur::state::cache::prefix_history::Cause;
+use souffleur::state::cache::prefix_history::{Cause, MissingState};
 use souffleur::state::pool::state_pool::StateLimits;
 
 use crate::scheduler_world::{Ask, Setup, VOCAB, World};
@@ -58,6 +58,8 @@ fn ask(prompt: &[u32], anchors: &[usize], n_output: usize) -> Ask {
 #[derive(Clone)]
 struct Conversation {
     system_tokens: usize,
+    /// Up to the end of the last words of the user.
+    query_tokens: usize,
     turns: Vec<u32>,
 }
 
@@ -68,24 +70,33 @@ impl Conversation {
     fn new(system: &[u32]) -> Self {
         Self {
             system_tokens: system.len(),
+            query_tokens: 0,
             turns: system.to_vec(),
         }
     }
 
     fn say(&mut self, turn: &[u32]) {
         self.turns.extend_from_slice(turn);
+        self.query_tokens = self.turns.len();
+    }
+
+    /// Said by others than the user.
+    fn hear(&mut self, turn: &[u32]) {
+        self.turns.extend_from_slice(turn);
     }
 
     fn ask(&self, n_output: usize) -> Ask {
         let prompt = [&self.turns[..], &OPEN].concat();
-        ask(&prompt, &[self.system_tokens, self.turns.len()], n_output)
+        let mut anchors = vec![self.system_tokens, self.query_tokens, self.turns.len()];
+        anchors.dedup();
+        ask(&prompt, &anchors, n_output)
     }
 
     /// One call, whose reply becomes part of the conversation as it was said.
     fn turn(&mut self, world: &mut World, n_output: usize) -> usize {
         let (computed, reply) = run(world, self.ask(n_output));
-        self.say(&OPEN);
-        self.say(&reply);
+        self.hear(&OPEN);
+        self.hear(&reply);
         computed
     }
 }
@@ -103,7 +114,7 @@ fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
     seen.push(("first", cold, 1500 + 60 + OPEN.len()));
     for call in 0..8 {
         let result = tokens(10 + call, 70);
-        first.say(&result);
+        first.hear(&result);
         let new = result.len() + OPEN.len();
         let computed = first.turn(world, 30);
         // The reply's last token may not have been fed.
@@ -115,7 +126,7 @@ fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
         turns: first.turns[..query_end].to_vec(),
         ..first.clone()
     };
-    second.say(&answer);
+    second.hear(&answer);
     second.say(&tokens(31, 50));
     let computed = second.clone().turn(world, 40);
     seen.push(("stripped", computed, 250 + OPEN.len() + page));
@@ -157,15 +168,18 @@ fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
 
 #[test]
 fn every_turn_of_an_agent_computes_only_what_is_new() {
-    for page_size in [1, 16] {
-        let mut world = World::new(roomy(page_size));
-        for (turn, computed, most) in agentic_trace(&mut world) {
-            assert!(
-                computed <= most,
-                "{turn} with pages of {page_size}: computed {computed}, at most {most}"
-            );
+    for page_size in [1, 4, 16] {
+        // As many as the memory plan gives eight rows and more, and hardly any beside those of the rows.
+        for (rows, slots) in [(8, 64), (4, 8), (4, 5), (2, 5)] {
+            let mut world = World::new(setup(page_size, rows, slots));
+            for (turn, computed, most) in agentic_trace(&mut world) {
+                assert!(
+                    computed <= most,
+                    "{turn} with pages of {page_size}, {rows} rows and {slots} states: computed {computed}, at most {most}"
+                );
+            }
+            world.assert_clean();
         }
-        world.assert_clean();
     }
 }
 
@@ -216,6 +230,7 @@ fn a_prompt_goes_on_where_a_state_is_and_says_so_where_none_is() {
     let report = world.report(number);
     assert_eq!((report.cause, report.cached_tokens), (Cause::NoState, 120));
     assert_eq!(report.kv_tokens, 180);
+    assert_eq!(report.missing_state, Some(MissingState::NeverSaved));
     // The second that leaves it there saves a state for the third, without an anchor.
     let mut third = prompt[..180].to_vec();
     third.extend(tokens(5, 30));
@@ -260,4 +275,56 @@ fn a_repeated_prompt_and_a_longer_one_begin_at_the_end_of_the_shorter() {
     let longer = [&prompt[..], &said, &tokens(12, 5)].concat();
     assert_eq!(run(&mut world, ask(&longer, &[], 3)).0, 1 + 5);
     world.assert_clean();
+}
+
+#[test]
+fn a_report_says_why_there_is_no_state() {
+    let mut world = World::new(setup(1, 1, 3));
+    let why = |world: &mut World, prompt: &[u32], anchors: &[usize]| {
+        let number = world.submit(ask(prompt, anchors, 4)).expect("it fits");
+        world.drain();
+        let report = world.report(number);
+        (report.cause, report.missing_state)
+    };
+    let prompt = tokens(13, 200);
+    assert_eq!(why(&mut world, &prompt, &[150]).1, None);
+    for seed in 14..20 {
+        run(&mut world, ask(&tokens(seed, 90), &[40, 80], 4));
+    }
+    let again = [&prompt[..180], &tokens(20, 9)].concat();
+    let thinned = (Cause::NoState, Some(MissingState::Thinned));
+    assert_eq!(why(&mut world, &again, &[185]), thinned);
+    // The only state is at the very end, where a token must be computed.
+    let whole = tokens(21, 120);
+    run(&mut world, ask(&whole, &[120], 0));
+    let past = (Cause::NoState, Some(MissingState::PastLimit));
+    assert_eq!(why(&mut world, &whole, &[119]), past);
+    world.assert_clean();
+}
+
+/// Two requests with unlike prompts, of which the second waits for the first, and how many of its tokens come from the
+/// cache.
+fn second_of_two(page_size: u32, chunk_tokens: usize) -> usize {
+    let mut world = World::new(Setup {
+        chunk_tokens: Some(chunk_tokens),
+        ..setup(page_size, 8, 64)
+    });
+    let shared = tokens(22, 200);
+    let asks = [23, 24].map(|seed| {
+        let prompt = [&shared[..], &tokens(seed, 50)].concat();
+        ask(&prompt, &[240], 3)
+    });
+    world.submit_all(&mut asks.into_iter());
+    world.assert_clean();
+    world.lives[1].cached_tokens as usize
+}
+
+#[test]
+fn who_waits_for_another_prompt_goes_on_where_the_two_part() {
+    for page_size in [1, 4, 16] {
+        let page = page_size as usize;
+        assert_eq!(second_of_two(page_size, 512), 200 / page * page);
+        // It waits for two plans, and begins behind the second chunk.
+        assert_eq!(second_of_two(page_size, 64), 128, "pages of {page}");
+    }
 }

@@ -6,7 +6,9 @@ Fails (exit status 1) unless, for every prompt,
 - in f32 every logit is within 1e-4 + 1e-4 * |oracle| of the oracle's,
 - in f32 the engine, fed the oracle's greedy tokens, prefers the same next token wherever the oracle's margin is above
   1e-3,
-- in bf16 the largest error of a logit, against the oracle in f32, is at most twice that of transformers in bf16;
+- in bf16 the largest error of a logit, against the oracle in f32, is at most twice that of transformers in bf16, and so
+  is the median of the tokens' largest errors: one token that chose other experts raises the first bar, not the second.
+  Tokens whose experts rounding may change are left out, up to a third of all tokens;
 - with --quantization int8 the error of the logits, relative to those in bf16 (root of the mean squares), is at most 0.1, and 0.2 in models with experts.
 """
 
@@ -29,6 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 ABSOLUTE, RELATIVE = 1e-4, 1e-4
 DECISIVE_MARGIN = 1e-3
 BF16_RATIO = 2.0
+MOST_LEFT_OUT = 1 / 3
 INT8_RELATIVE = 0.1
 # Rounding to int8 also makes some tokens choose other experts.
 INT8_RELATIVE_OF_EXPERTS = 0.2
@@ -62,16 +65,29 @@ def check_f32(answer, rows):
 
 
 def check_bf16(answer, rows):
-    """Returns what to print, and whether the bar holds."""
+    """Returns what to print, and whether the bars hold."""
     errors = (rows[: len(answer.tokens)] - answer.logits).abs().amax(dim=-1)
     clear = answer.clear_experts()
-    error = errors[clear].max().item() if any(clear) else 0.0
-    allowed = BF16_RATIO * answer.bf16_max_abs_error
+    if not any(clear):
+        return "all tokens left out: rounding may change their experts", True
+    largest, median = errors[clear].max().item(), errors[clear].median().item()
+    report = f"max error {largest:.2e}, transformers has {answer.bf16_max_abs_error:.2e}; "
+    report += f"median {median:.2e} and {answer.bf16_median_error:.2e}"
     unclear = len(clear) - sum(clear)
-    report = f"max error {error:.2e}, transformers has {answer.bf16_max_abs_error:.2e}"
     if unclear:
-        report += f", {unclear} tokens left out whose experts rounding may change"
-    return report, error <= allowed
+        report += f"; {unclear} tokens left out whose experts rounding may change"
+    holds = largest <= BF16_RATIO * answer.bf16_max_abs_error and median <= BF16_RATIO * answer.bf16_median_error
+    return report, holds
+
+
+def check_left_out(answers):
+    """Returns what to print, and whether enough tokens were compared in bf16 to say anything."""
+    clear = [is_clear for answer in answers for is_clear in answer.clear_experts()]
+    left_out = len(clear) - sum(clear)
+    report = f"{left_out} of {len(clear)} tokens left out, at most {MOST_LEFT_OUT:.0%}"
+    if left_out > MOST_LEFT_OUT * len(clear):
+        report += ": other prompts (--text), or weights that choose experts more clearly, leave out fewer"
+    return report, left_out <= MOST_LEFT_OUT * len(clear)
 
 
 def check_int8(bf16, int8, has_experts):
@@ -118,6 +134,7 @@ def main():
         say("float32", answer.tokens, *check_f32(answer, rows))
     for answer, rows in zip(answers, bf16, strict=True):
         say("bfloat16", answer.tokens, *check_bf16(answer, rows))
+    say("bfloat16", [token for answer in answers for token in answer.tokens], *check_left_out(answers))
     for answer, tokens, rows, quantised in zip(answers, inputs, bf16, int8, strict=True):
         say("int8", tokens, *check_int8(rows, quantised, answer.router_margins is not None))
     sys.exit(failures > 0)

@@ -29,7 +29,9 @@ class Answer:
 
     tokens: list[int]
     logits: torch.Tensor
+    # Over the tokens with clear experts: the largest error of a logit, and the median of each token's largest.
     bf16_max_abs_error: float
+    bf16_median_error: float
     greedy: list[int]
     margins: list[float]
     # Of models with experts: see tools/README.md.
@@ -144,9 +146,10 @@ def answer(directory, prompts, n_greedy=GREEDY_TOKENS):
         errors = (prompt_logits(model, tokens) - expected).abs().amax(dim=-1)
         # In the first of the routers nothing but rounding moves a score; below, tokens that chose others do.
         rounding = None if router is None else (probe.take() - router)[0].abs().max().item()
-        answer = Answer(tokens, expected, 0.0, chosen, margins, ahead, rounding)
+        answer = Answer(tokens, expected, 0.0, 0.0, chosen, margins, ahead, rounding)
         clear = errors[answer.clear_experts()]
-        answer.bf16_max_abs_error = clear.max().item() if len(clear) else 0.0
+        if len(clear):
+            answer.bf16_max_abs_error, answer.bf16_median_error = clear.max().item(), clear.median().item()
         answers.append(answer)
     return answers
 

@@ -77,6 +77,7 @@ pub(super) fn prepare(
         })
     };
     let mut standing = Standing::NoChat;
+    let mut replies = 0;
     let is_chat = matches!(prompt, Prompt::Chat(_));
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
@@ -89,6 +90,7 @@ pub(super) fn prepare(
             let tokenizer = tokenizer()?;
             let rendered = render(tokenizer, &chat)?;
             standing = Standing::after(&rendered, &chat, settings);
+            replies = replies_since_user(&chat);
             refuse_too_long(tokenizer, &rendered, settings)?;
             encode_chat(tokenizer, &chat, &rendered)?.into()
         }
@@ -102,11 +104,20 @@ pub(super) fn prepare(
     };
     let turns = settings.turns.as_ref().filter(|_| is_chat);
     Ok(Prepared {
-        anchors: turns.map_or_else(Arc::default, |turns| turns.anchors(&tokens).into()),
+        anchors: turns.map_or_else(Arc::default, |turns| turns.anchors(&tokens, replies).into()),
         tokens,
         grammar,
         start: standing.start(),
     })
+}
+
+/// Replies that a chat's prompt opens after the last words of the user.
+fn replies_since_user(chat: &ChatPrompt) -> usize {
+    let messages = chat.messages.as_array().map_or(&[] as &[_], Vec::as_slice);
+    let roles = messages.iter().rev().map(|message| &message["role"]);
+    let since = roles.take_while(|role| *role != "user");
+    let replies = since.filter(|role| *role == "assistant").count();
+    replies + usize::from(chat.add_generation_prompt)
 }
 
 /// Chats ask for a schema in their `response_format`.

@@ -69,7 +69,9 @@ pub struct MemoryWish {
     pub max_running_requests: Option<u32>,
     /// States of running requests and of cached prefixes, where layers have states.
     pub max_states: Option<u64>,
-    /// Distance of the states that long prefills save, in tokens.
+    /// Prefixes are cached, and states with them.
+    pub caches_prefixes: bool,
+    /// Distance of the states that long prefills save, in tokens; 0 for none at regular distances.
     pub state_interval_tokens: Option<usize>,
 }
 

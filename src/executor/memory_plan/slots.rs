@@ -20,6 +20,8 @@ pub(super) struct StateSlots {
     rows: u64,
     /// The number that was asked for.
     asked: Option<u64>,
+    /// Some are for the cache.
+    caches: bool,
 }
 
 impl StateSlots {
@@ -29,17 +31,23 @@ impl StateSlots {
             slot_bytes: wish.state_bytes,
             rows: u64::from(rows(wish.max_running_requests, wish.max_states)),
             asked: wish.max_states,
+            caches: wish.caches_prefixes,
         };
         (wish.state_bytes > 0).then_some(slots)
     }
 
     /// Says why the number that was asked for cannot be.
     pub(super) fn check(self) -> Result<(), String> {
-        let least = self.rows.saturating_add(1);
+        let least = self.rows.saturating_add(u64::from(self.caches));
+        let cache = if self.caches {
+            ", and one for the cache"
+        } else {
+            ""
+        };
         match self.asked {
             Some(asked) if asked < least => Err(format!(
                 "max_mamba_cache_size is {asked}, expected at least {least}: one state for each of the {} requests of \
-                 max_running_requests, and one for the cache",
+                 max_running_requests{cache}",
                 self.rows
             )),
             _ => Ok(()),
@@ -48,8 +56,8 @@ impl StateSlots {
 
     /// How many there are beside `page_bytes` of pages.
     pub(super) fn beside(self, page_bytes: u64) -> u64 {
-        if let Some(asked) = self.asked {
-            return asked.saturating_add(DUMMY_SLOTS);
+        if let Some(fixed) = self.fixed() {
+            return fixed.saturating_add(DUMMY_SLOTS);
         }
         let parts = self.slot_bytes.saturating_mul(PAGE_PARTS);
         let with_share = self.rows.saturating_add(page_bytes / parts);
@@ -67,8 +75,8 @@ impl StateSlots {
             let slots = slots.saturating_add(DUMMY_SLOTS);
             bytes.saturating_sub(slots.saturating_mul(self.slot_bytes))
         };
-        if let Some(asked) = self.asked {
-            return without(asked);
+        if let Some(fixed) = self.fixed() {
+            return without(fixed);
         }
         let room = without(self.rows);
         let part = self.slot_bytes.saturating_mul(PAGE_PARTS);
@@ -77,6 +85,11 @@ impl StateSlots {
         let below_next = part.saturating_mul(shared.saturating_add(1)) - 1;
         let with_share = (room - shared * self.slot_bytes).min(below_next);
         without(self.least()).min(with_share)
+    }
+
+    /// Their number if it does not depend on the pages: the one that was asked for, or without a cache one for each row.
+    fn fixed(self) -> Option<u64> {
+        self.asked.or((!self.caches).then_some(self.rows))
     }
 
     fn least(self) -> u64 {
@@ -101,7 +114,26 @@ mod tests {
             slot_bytes,
             rows,
             asked: None,
+            caches: true,
         }
+    }
+
+    #[test]
+    fn without_a_cache_there_is_a_state_for_each_row() {
+        let bare = StateSlots {
+            caches: false,
+            ..states(7, 4)
+        };
+        assert_eq!(bare.beside(1 << 20), 4 + 1);
+        assert_eq!(bare.page_bytes_in(135), 100);
+        let asked = |asked| StateSlots {
+            asked: Some(asked),
+            ..bare
+        };
+        assert_eq!(asked(9).beside(0), 10);
+        assert!(asked(4).check().is_ok());
+        let refused = asked(3).check().expect_err("a row has none");
+        assert!(refused.ends_with("max_running_requests"), "{refused}");
     }
 
     #[test]

@@ -22,6 +22,7 @@ fn wish() -> MemoryWish {
         max_total_tokens: None,
         max_running_requests: None,
         max_states: None,
+        caches_prefixes: true,
         state_interval_tokens: None,
     }
 }

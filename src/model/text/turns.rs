@@ -48,18 +48,26 @@ impl TurnMarks {
         }
     }
 
-    /// The positions of a prompt at which others are likely to part from it, ascending: the end of the instructions, and
-    /// of all turns before the answer.
-    pub fn anchors(&self, prompt: &[u32]) -> Vec<u32> {
+    /// The positions of a prompt at which others are likely to part from it, ascending: the end of the instructions, of
+    /// the last words of the user, and of all turns before the answer. `replies` were opened since those words, the one
+    /// that is asked for among them: what was thought in them is dropped from later prompts.
+    pub fn anchors(&self, prompt: &[u32], replies: usize) -> Vec<u32> {
         let starts = |mark: &[u32]| match mark.is_empty() {
             true => None,
             false => Some(prompt.windows(mark.len())),
         };
         let first = starts(&self.user)
             .and_then(|mut places| places.position(|place| place == self.user.as_slice()));
-        let last = starts(&self.reply)
-            .and_then(|mut places| places.rposition(|place| place == self.reply.as_slice()));
-        let mut anchors: Vec<u32> = [first, last]
+        let mut last = None;
+        let mut query = None;
+        if let Some(places) = starts(&self.reply) {
+            let places = places.enumerate().rev();
+            let found = places.filter(|(_, place)| *place == self.reply.as_slice());
+            let mut found = found.map(|(at, _)| at);
+            last = found.next();
+            query = replies.checked_sub(2).and_then(|before| found.nth(before));
+        }
+        let mut anchors: Vec<u32> = [first, query, last]
             .into_iter()
             .flatten()
             .filter(|place| *place > 0)

@@ -77,6 +77,7 @@ impl PrefixCache for PlainCache {
             Box::new(Departure {
                 matched_tokens,
                 kv_tokens,
+                missing_state: None,
                 match_limit,
                 is_cache_disabled: true,
                 branch: None,

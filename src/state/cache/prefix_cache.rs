@@ -85,10 +85,12 @@ pub trait PrefixCache: Send {
         false
     }
 
-    /// The state at the end of a prefix that was just locked, for a row that begins with it.
+    /// The state at the end of a prefix that was just locked, for a row that begins with it. `anchors` are positions at
+    /// which other prompts are likely to part from the row's.
     ///
-    /// Mutates: the state is young now, and is not dropped before [`forget_used_states`](Self::forget_used_states).
-    fn use_state(&mut self, _lock: &NodeLock) -> Option<StateSlot> {
+    /// Mutates: the state is young now, and so are those of the prefix at the anchors. It is not dropped before
+    /// [`forget_used_states`](Self::forget_used_states), nor are they for a copy.
+    fn use_state(&mut self, _lock: &NodeLock, _anchors: &[u32]) -> Option<StateSlot> {
         None
     }
 
@@ -179,18 +181,21 @@ pub struct LockedPrefix {
 /// The states that may be dropped for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thinning {
-    /// All that no pin and no plan keeps.
+    /// All that no pin and no plan keeps: for a row's own.
     Any,
+    /// Of these, those at which no prompt of the plan has an anchor: for a copy.
+    Unnamed,
     /// Of these, only those of the grid.
     Grid,
 }
 
 impl Thinning {
-    /// Whether states that were saved for this reason are among them.
-    pub fn takes(self, reason: SaveReason) -> bool {
+    /// Whether a state is among them that was saved for this reason, and that a prompt of the plan names or not.
+    pub fn takes(self, reason: SaveReason, is_named: bool) -> bool {
         match self {
             Self::Any => true,
-            Self::Grid => reason == SaveReason::Grid,
+            Self::Unnamed => !is_named,
+            Self::Grid => !is_named && reason == SaveReason::Grid,
         }
     }
 }

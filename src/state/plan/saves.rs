@@ -1,7 +1,8 @@
 //! Where a prefill leaves copies of its state, and whether there is memory for them.
 //!
-//! A row of its own comes first: a copy is a wish, and no reason to refuse or preempt anybody. Rows that could be
-//! admitted still keep a state each for themselves.
+//! A row of its own comes first: a copy is a wish, and no reason to refuse or preempt anybody. Those that a prefill makes
+//! are in the cache when the next plan is made, where rows can have them for their own; the one that follows a decode
+//! stays with its row, so the rows that could still be admitted keep a state each beside those.
 
 use smallvec::SmallVec;
 
@@ -11,6 +12,9 @@ use crate::state::pool::state_pool::{SaveReason, StateLimits};
 
 /// Tokens with K/V beyond the state that a prompt goes on from, for a state at their end to be worth its memory.
 const MIN_BRANCH_TOKENS: usize = 64;
+/// Anchors of a chat that ends with the answer of a tool, at least: the ends of its instructions, of the last words of the
+/// user, and of all turns.
+const ANCHORS_OF_TOOL_TURNS: usize = 3;
 
 /// A place in an extent where the row's state is to be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,24 +37,36 @@ pub struct StateRules {
 impl StateRules {
     /// The places of an extent that other prompts are likely to leave this one at, in order of their worth; `kv_tokens`
     /// of the prompt had K/V when it was admitted, and other candidates wait for the places in `shared`.
-    pub(super) fn boundaries(
+    pub(super) fn wishes(
         &self,
         candidate: &Candidate,
         admitted: &Admitted,
         shared: &[usize],
-    ) -> SmallVec<[usize; 4]> {
+    ) -> Wishes {
         let floor = |position: usize| position - position % self.page_size;
         let branch = admitted.kv_tokens;
         let is_branch = branch >= admitted.prefix_len + MIN_BRANCH_TOKENS;
         let last = candidate.tokens.len().saturating_sub(1);
         let anchors = candidate.anchors.iter().map(|anchor| *anchor as usize);
-        let wished = anchors
-            .rev()
-            .chain(shared.iter().copied())
-            .chain(is_branch.then_some(branch))
-            .chain(candidate.anchors.is_empty().then_some(last));
-        let mut places = SmallVec::new();
-        for place in wished.map(floor) {
+        let at = |position: usize| Place::At(floor(position));
+        let tail = (self.page_size > 1 && candidate.continues_at.is_none()).then_some(Place::Tail);
+        // Behind the answer of a tool the next prompt goes on from the reply, and hardly any from before it.
+        let (first, second) = match candidate.anchors.len() >= ANCHORS_OF_TOOL_TURNS {
+            true => (tail, None),
+            false => (None, tail),
+        };
+        // Those that wait do so for a few plans only, and no longer for a chunk that comes later.
+        let wished = shared
+            .iter()
+            .map(|place| at(admitted.extend_end.min(*place)));
+        let wished = wished
+            .chain(first)
+            .chain(anchors.rev().map(at))
+            .chain(is_branch.then_some(branch).map(at))
+            .chain(candidate.anchors.is_empty().then_some(last).map(at))
+            .chain(second);
+        let mut places = Wishes::new();
+        for place in wished {
             if self.is_within(place, admitted) && !places.contains(&place) {
                 places.push(place);
             }
@@ -65,8 +81,11 @@ impl StateRules {
         (first..=admitted.extend_end).step_by(grid)
     }
 
-    fn is_within(&self, place: usize, admitted: &Admitted) -> bool {
-        admitted.prefix_len < place && place <= admitted.extend_end
+    fn is_within(&self, place: Place, admitted: &Admitted) -> bool {
+        match place {
+            Place::At(place) => admitted.prefix_len < place && place <= admitted.extend_end,
+            Place::Tail => true,
+        }
     }
 }
 
@@ -77,13 +96,12 @@ pub(super) struct Spare {
     pub(super) free: usize,
     /// Asked for by rows that begin.
     pub(super) live: usize,
-    /// Rows that none has: each may need one before another comes back.
+    /// Rows that none has: each may need one before a row gives its own back.
     pub(super) rows_to_come: usize,
 }
 
 impl Spare {
-    /// Shares states out for copies: boundaries in turn, then the decodes' own, then the grid. Drops cached ones where
-    /// they are worth less.
+    /// Shares states out for copies: the wishes in turn, then the grid. Drops cached ones where they are worth less.
     pub(super) fn grant(
         self,
         cache: &mut dyn PrefixCache,
@@ -91,39 +109,63 @@ impl Spare {
         wishes: &[Wishes],
         admitted: &mut [Admitted],
     ) {
-        let droppable = cache.droppable_states(Thinning::Any);
-        let kept = self.live + self.rows_to_come;
-        let mut left = (self.free + droppable).saturating_sub(kept);
-        let mut asked = self.live;
-        if cache.keeps_states() {
-            let turns = wishes.iter().map(|wish| wish.boundaries.len()).max();
-            for turn in 0..turns.unwrap_or(0) {
-                for (wish, admitted) in wishes.iter().zip(admitted.iter_mut()) {
-                    let place = wish.boundaries.get(turn).filter(|_| left > 0);
-                    if let Some(&position) = place {
-                        let reason = SaveReason::Boundary;
-                        admitted.saves.push(SaveAt { position, reason });
-                        (left, asked) = (left - 1, asked + 1);
-                    }
-                }
-            }
-            for (wish, admitted) in wishes.iter().zip(admitted.iter_mut()) {
-                if wish.tail && left > 0 {
-                    admitted.keeps_tail = true;
-                    (left, asked) = (left - 1, asked + 1);
-                }
-            }
+        let all = self.free + cache.droppable_states(Thinning::Any);
+        cache.thin_states(self.live.saturating_sub(self.free), Thinning::Any);
+        if !cache.keeps_states() {
+            return;
         }
-        cache.thin_states(asked.saturating_sub(self.free), Thinning::Any);
-        if cache.keeps_states() {
-            let free = self.free.saturating_sub(asked);
-            let most = left.min(free + cache.droppable_states(Thinning::Grid));
-            let granted = grant_grid(rules, admitted, most);
-            cache.thin_states(granted.saturating_sub(free), Thinning::Grid);
-        }
+        let mut free = self.free.saturating_sub(self.live);
+        let mut left = Left {
+            copies: free + cache.droppable_states(Thinning::Unnamed),
+            tails: all.saturating_sub(self.live + self.rows_to_come),
+        };
+        let asked = left.grant(wishes, admitted);
+        cache.thin_states(asked.saturating_sub(free), Thinning::Unnamed);
+        free = free.saturating_sub(asked);
+        let most = left
+            .copies
+            .min(free + cache.droppable_states(Thinning::Grid));
+        let granted = grant_grid(rules, admitted, most);
+        cache.thin_states(granted.saturating_sub(free), Thinning::Grid);
         for admitted in admitted {
             admitted.saves.sort_unstable_by_key(|save| save.position);
         }
+    }
+}
+
+/// What can still be granted.
+struct Left {
+    /// Copies of any kind.
+    copies: usize,
+    /// Of these, those that stay with their rows.
+    tails: usize,
+}
+
+impl Left {
+    /// Grants the first wish of each row, then the second of each, and so on. Returns how many.
+    fn grant(&mut self, wishes: &[Wishes], admitted: &mut [Admitted]) -> usize {
+        let before = self.copies;
+        let turns = wishes.iter().map(|wishes| wishes.len()).max();
+        for turn in 0..turns.unwrap_or(0) {
+            for (wishes, admitted) in wishes.iter().zip(admitted.iter_mut()) {
+                match wishes.get(turn) {
+                    Some(Place::At(position)) if self.copies > 0 => {
+                        admitted.saves.push(SaveAt {
+                            position: *position,
+                            reason: SaveReason::Boundary,
+                        });
+                        self.copies -= 1;
+                    }
+                    Some(Place::Tail) if self.copies.min(self.tails) > 0 => {
+                        admitted.keeps_tail = true;
+                        self.copies -= 1;
+                        self.tails -= 1;
+                    }
+                    _ => (),
+                }
+            }
+        }
+        before - self.copies
     }
 }
 
@@ -143,11 +185,14 @@ fn grant_grid(rules: &StateRules, admitted: &mut [Admitted], most: usize) -> usi
     granted
 }
 
-/// The wishes of a candidate that is admitted.
-#[derive(Debug, Default)]
-pub(super) struct Wishes {
-    /// Places for copies, the best first.
-    pub(super) boundaries: SmallVec<[usize; 4]>,
-    /// One more, that follows its decode from page to page.
-    pub(super) tail: bool,
+/// Where a candidate that is admitted wishes for copies, the best place first.
+pub(super) type Wishes = SmallVec<[Place; 4]>;
+
+/// Where a copy is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// After so many tokens of the prefill: whole pages.
+    At(usize),
+    /// After the last whole page of the decode, which it follows from page to page.
+    Tail,
 }

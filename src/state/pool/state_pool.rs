@@ -41,10 +41,14 @@ impl StateLimits {
         }
     }
 
-    /// The same with states so many tokens apart, rounded up to whole pages.
+    /// The same with states so many tokens apart, rounded up to whole pages; with 0 no prompt is long enough for one.
     pub fn with_grid(self, tokens: usize, page_tokens: usize) -> Self {
+        let tokens = match tokens {
+            0 => usize::MAX / 2,
+            tokens => tokens,
+        };
         Self {
-            grid_tokens: tokens.max(1).next_multiple_of(page_tokens.max(1)),
+            grid_tokens: tokens.next_multiple_of(page_tokens.max(1)),
             ..self
         }
     }
@@ -196,6 +200,9 @@ mod tests {
         assert_eq!(grid(160 * 1024, 12_288, 16), 64);
         assert_eq!(grid(160 * 1024, 12_288, 48), 96);
         assert_eq!(grid(1000, 0, 1), 1024);
+        let limits = StateLimits::new(9, 1000, 10, 16);
+        assert_eq!(limits.with_grid(100, 16).grid_tokens, 112);
+        assert!(limits.with_grid(0, 16).grid_tokens > 1 << 40);
     }
 
     #[test]

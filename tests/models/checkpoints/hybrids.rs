@@ -1,12 +1,16 @@
 //! Families that hold several matrices in one, and names of their own.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use safetensors::{Dtype as Element, SafeTensors};
 use serde_json::{Value, json};
 
-use super::refused;
-use crate::common::{fixture, load_from, options};
+use souffleur::kernels::dtype::Dtype;
+
+use super::{logits, refused, relative_error};
+use crate::common::fixture;
+use crate::quantised::{bf16s, kinds};
 use crate::random_models::{Stored, edit_config, write_tensors};
 
 type Tensors = BTreeMap<String, Stored>;
@@ -84,15 +88,42 @@ fn matrices_that_hold_several_are_refused_in_codes() {
 
 #[test]
 fn hybrids_load_whose_fused_matrices_are_not_converted() {
-    let dir = folder("qwen3-5", |_| {});
-    edit_config(dir.path(), |json| {
-        json["quantization_config"] = json!({
-            "quant_method": "gptq", "bits": 4, "group_size": 32,
-            "modules_to_not_convert": ["self_attn", "linear_attn"],
-        });
+    let kinds = kinds().into_iter();
+    let (_, mut config, quantise) = kinds.into_iter().find(|kind| kind.0 == "gptq").unwrap();
+    config["modules_to_not_convert"] = json!(["self_attn", "linear_attn", "down_proj"]);
+    let coded = |tensors: &Tensors| -> Vec<String> {
+        let ends = ["gate_proj.weight", "up_proj.weight"];
+        let names = tensors.keys();
+        let names = names.filter(|name| ends.iter().any(|end| name.ends_with(end)));
+        names.cloned().collect()
+    };
+    let shape = |tensor: &Stored| [tensor.shape[0], tensor.shape[1]];
+    let plain = folder("qwen3-5", |tensors| {
+        for name in coded(tensors) {
+            let tensor = tensors.get_mut(&name).unwrap();
+            tensor.data = bf16s(&quantise(shape(tensor)).1);
+        }
     });
-    let mut executor = load_from(dir.path(), &options());
-    executor.score(&[1, 2, 3], 16, &mut |_, _| {}).unwrap();
+    let quantised = folder("qwen3-5", |tensors| {
+        let names = coded(tensors);
+        assert_eq!(names.len(), 8);
+        for name in names {
+            let tensor = tensors.remove(&name).unwrap();
+            let module = name.strip_suffix("weight").unwrap();
+            let (parts, _) = quantise(shape(&tensor));
+            let parts = parts.into_iter();
+            tensors.extend(parts.map(|(part, stored)| (format!("{module}{part}"), stored)));
+        }
+    });
+    edit_config(quantised.path(), |json| {
+        json["quantization_config"] = config.clone()
+    });
+    let of = |dir: &Path| logits(dir, Dtype::BF16, None);
+    let expected = of(plain.path());
+    let error = relative_error(&of(quantised.path()), &expected);
+    assert!(error <= 0.03, "{error}");
+    let others = relative_error(&of(&fixture("qwen3-5")), &expected);
+    assert!(others > 0.1, "the codes hardly matter: {others}");
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn prompts_part_at_the_end_of_the_instructions_and_before_the_answer() {
         let tokens = model
             .encode_chat(&rendered)
             .expect("bytes are in the vocabulary");
-        let anchors = turns.anchors(&tokens).into_iter();
+        let anchors = turns.anchors(&tokens, 1).into_iter();
         let before = anchors.map(|anchor| model.decode(&tokens[..anchor as usize], false, true));
         before.collect()
     };
@@ -49,7 +49,7 @@ fn prompts_part_at_the_end_of_the_instructions_and_before_the_answer() {
 fn a_model_without_a_template_has_no_turns() {
     let model = ModelDir::new(&byte_level()).load();
     assert_eq!(TurnMarks::learn(&model), TurnMarks::default());
-    assert_eq!(TurnMarks::default().anchors(&[1, 2, 3]), [] as [u32; 0]);
+    assert_eq!(TurnMarks::default().anchors(&[1, 2, 3], 1), [] as [u32; 0]);
 }
 
 /// Chats of templates in the manner of several families, and the instructions as they begin them.
@@ -138,7 +138,7 @@ fn check_turns(model: &TextModel, thinks: Option<bool>, instructions: &str) {
         tokens.expect("bytes are in the vocabulary")
     };
     let (prompt, before_reply) = (render(true), render(false));
-    let anchors = TurnMarks::learn(model).anchors(&prompt);
+    let anchors = TurnMarks::learn(model).anchors(&prompt, 1);
     let texts: Vec<String> = anchors
         .iter()
         .map(|anchor| model.decode(&prompt[..*anchor as usize], false, true))
@@ -147,4 +147,42 @@ fn check_turns(model: &TextModel, thinks: Option<bool>, instructions: &str) {
     assert_eq!(texts.len(), 2, "{whole}: {texts:?}");
     assert_eq!(texts[0], instructions, "{whole}");
     assert_eq!(anchors[1] as usize, before_reply.len(), "{whole}");
+}
+
+/// llama.cpp #22929, #24176: the end of the user's last words was looked for at the wrong message, so a tool loop left no
+/// state there.
+#[test]
+fn a_tool_loop_parts_at_the_end_of_the_query_too() {
+    let dir = ModelDir::new(&byte_level()).with("chat_template.jinja", TURNS);
+    let model = dir.load();
+    let turns = TurnMarks::learn(&model);
+    let say = |role: &str, content: &str| json!({"role": role, "content": content});
+    let messages = json!([
+        say("system", "You are terse."),
+        say("user", "Hi"),
+        say("assistant", "Ho"),
+        say("user", "Look!"),
+        say("assistant", "call"),
+        say("tool", "one"),
+        say("assistant", "call"),
+        say("tool", "two"),
+    ]);
+    let rendered = model.render_chat(&ChatPrompt::new(&messages));
+    let tokens = model.encode_chat(&rendered.expect("it renders"));
+    let tokens = tokens.expect("bytes are in the vocabulary");
+    let texts = |replies: usize| -> Vec<String> {
+        let anchors = turns.anchors(&tokens, replies).into_iter();
+        let texts = anchors.map(|anchor| model.decode(&tokens[..anchor as usize], false, true));
+        texts.collect()
+    };
+    let ends = |texts: &[String]| -> Vec<bool> {
+        let ends = ["terse.<|im_end|>\n", "Look!<|im_end|>\n", "two<|im_end|>\n"];
+        let pairs = texts.iter().zip(ends);
+        pairs.map(|(text, end)| text.ends_with(end)).collect()
+    };
+    let found = texts(3);
+    assert_eq!(ends(&found), [true; 3], "{found:?}");
+    // More replies than there are: nothing is known of the query.
+    assert_eq!(texts(9).len(), 2);
+    assert_eq!(texts(0).len(), 2);
 }

@@ -25,7 +25,8 @@ use evictions::Evictions;
 pub use changing::{ChangingValue, changing_value};
 pub use hash::PrefixHash;
 pub use report::{
-    BranchReport, Cause, ElsewhereReport, EvictionReport, PrefixOutline, PrefixReport, PrefixTexts,
+    BranchReport, Cause, ElsewhereReport, EvictionReport, MissingState, PrefixOutline,
+    PrefixReport, PrefixTexts,
 };
 
 /// Tokens shown before and behind the place where a prompt left the tree.
@@ -38,6 +39,8 @@ pub struct Departure {
     pub matched_tokens: usize,
     /// Tokens of the prompt whose K/V is cached: more than `matched_tokens` where no state was kept to go on with.
     pub kv_tokens: usize,
+    /// Why there is no state in that part.
+    pub missing_state: Option<MissingState>,
     /// Longest prefix that could have: one token at least is computed.
     pub match_limit: usize,
     /// The cache keeps nothing at all.

@@ -65,6 +65,18 @@ impl Cause {
     }
 }
 
+/// Why a prompt has no state to go on from where its K/V is cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MissingState {
+    /// None was saved there.
+    NeverSaved,
+    /// There was one, which gave way to another.
+    Thinned,
+    /// There is one, but after tokens that must be computed: the last one, or those whose log probabilities are wanted.
+    PastLimit,
+}
+
 /// Where one request's prompt left the tree.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PrefixReport {
@@ -78,6 +90,8 @@ pub struct PrefixReport {
     pub cached_tokens: usize,
     /// Of those, tokens whose K/V was cached: more than `cached_tokens` where there was no state to go on with.
     pub kv_tokens: usize,
+    /// Why there was none, if the cause is [`Cause::NoState`].
+    pub missing_state: Option<MissingState>,
     /// The first token that was not there: `cached_tokens`, or further on inside a page that differs later.
     pub position: usize,
     /// Tokens that may come from the cache at most.
@@ -199,6 +213,7 @@ impl PrefixReport {
             prompt_tokens: prompt.len(),
             cached_tokens: matched,
             kv_tokens: departure.kv_tokens.max(matched),
+            missing_state: departure.missing_state.filter(|_| cause == Cause::NoState),
             position,
             match_limit: departure.match_limit,
             page_size: page_size.get(),

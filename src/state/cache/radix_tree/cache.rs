@@ -91,8 +91,8 @@ impl PrefixCache for RadixTree {
         self.states.is_some()
     }
 
-    fn use_state(&mut self, lock: &NodeLock) -> Option<StateSlot> {
-        self.use_state_at(lock)
+    fn use_state(&mut self, lock: &NodeLock, anchors: &[u32]) -> Option<StateSlot> {
+        self.use_state_at(lock, anchors)
     }
 
     fn forget_used_state(&mut self, lock: &NodeLock) {

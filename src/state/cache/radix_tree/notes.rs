@@ -8,7 +8,7 @@ use super::RadixTree;
 use super::arena::NO_NODE;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_history::{
-    Branch, Departure, Elsewhere, EvictedEdge, PrefixHash, WINDOW_TOKENS,
+    Branch, Departure, Elsewhere, EvictedEdge, MissingState, PrefixHash, WINDOW_TOKENS,
 };
 use crate::state::pool::pages::NodeLock;
 
@@ -164,6 +164,9 @@ impl RadixTree {
         Some(Box::new(Departure {
             matched_tokens,
             kv_tokens,
+            missing_state: node
+                .filter(|_| kv_tokens > matched_tokens)
+                .map(|node| self.missing_state(node, tokens, matched_tokens, kv_tokens)),
             match_limit: limit,
             is_cache_disabled: false,
             branch: node.and_then(|node| self.branch_below(notes, node)),
@@ -171,6 +174,34 @@ impl RadixTree {
                 .then(|| self.longest_elsewhere(namespace, &tokens[..limit], matched_tokens))
                 .flatten(),
         }))
+    }
+
+    /// Why there is no state below a node, at which `matched` of the tokens end, where the first `kv_tokens` have K/V.
+    fn missing_state(
+        &self,
+        node: u32,
+        tokens: &[u32],
+        matched: usize,
+        kv_tokens: usize,
+    ) -> MissingState {
+        let (mut at, mut end) = (node, matched);
+        let mut tag = self.arena.tag_below(node, &tokens[matched..]);
+        let mut missing = MissingState::NeverSaved;
+        while let Some(step) = self.arena.step(at, tag, &tokens[end..]) {
+            end += step.common;
+            if step.common < self.arena[step.child].edge.len() {
+                break;
+            }
+            (at, tag) = (step.child, step.tag);
+            if end > kv_tokens && self.is_usable(at) {
+                return MissingState::PastLimit;
+            }
+            let states = self.states.as_deref().filter(|_| end <= kv_tokens);
+            if states.is_some_and(|states| states.was_thinned(at)) {
+                missing = MissingState::Thinned;
+            }
+        }
+        missing
     }
 
     fn branch_below(&self, notes: &Notes, node: u32) -> Option<Branch> {

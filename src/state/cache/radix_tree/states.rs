@@ -3,7 +3,7 @@
 //! A state is that after exactly its node's last token. A split leaves it with the lower half, which ends where the
 //! node did. Dropping a state keeps the node's pages: they still show where prompts part.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::arena::{Arena, NO_NODE};
 use super::{Key, KeyUse, RadixTree};
@@ -21,6 +21,10 @@ pub(super) struct States {
     pinned: FxHashMap<u32, u32>,
     /// Nodes whose states the plan that is being made copies from: they stay until it is made.
     sources: Vec<u32>,
+    /// Nodes at which prompts of that plan have anchors: their states go for no copy.
+    named: Vec<u32>,
+    /// Nodes that had a state which gave way to another.
+    thinned: FxHashSet<u32>,
     /// States that their nodes have lost, until somebody takes them to the pool.
     freed: Vec<OwnedState>,
 }
@@ -30,6 +34,8 @@ struct NodeState {
     reason: SaveReason,
     /// A reading of the tree's clock.
     last_used: u64,
+    /// Prompts have gone on from further down, along the only path there is, and none is known to part here.
+    is_passed: bool,
 }
 
 impl States {
@@ -45,11 +51,33 @@ impl States {
         self.sources.contains(&node) || self.pinned.contains_key(&node)
     }
 
-    /// The node goes, or its state only.
+    /// Whether the node had a state which gave way to another.
+    pub(super) fn was_thinned(&self, node: u32) -> bool {
+        self.thinned.contains(&node)
+    }
+
+    fn takes(&self, thinning: Thinning, (node, kept): (&u32, &NodeState)) -> bool {
+        !self.is_kept(*node) && thinning.takes(kept.reason, self.named.contains(node))
+    }
+
+    /// The node goes.
     pub(super) fn drop_of(&mut self, node: u32) {
+        self.thinned.remove(&node);
         if let Some(kept) = self.nodes.remove(&node) {
             self.freed.push(kept.state);
         }
+    }
+
+    /// The node's state goes.
+    fn thin(&mut self, node: u32) {
+        self.drop_of(node);
+        self.thinned.insert(node);
+    }
+
+    /// The plan is made.
+    fn forget_plan(&mut self) {
+        self.sources.clear();
+        self.named.clear();
     }
 
     pub(super) fn clear(&mut self) {
@@ -58,7 +86,8 @@ impl States {
         // The map's order is nobody's business.
         freed.sort_unstable_by_key(OwnedState::slot);
         self.freed.append(&mut freed);
-        self.sources.clear();
+        self.forget_plan();
+        self.thinned.clear();
     }
 }
 
@@ -124,6 +153,7 @@ impl RadixTree {
         match states.nodes.get_mut(&node) {
             Some(kept) => {
                 kept.reason = kept.reason.min(reason);
+                kept.is_passed = false;
                 states.freed.push(state);
             }
             None => {
@@ -131,8 +161,10 @@ impl RadixTree {
                     state,
                     reason,
                     last_used: now,
+                    is_passed: false,
                 };
                 states.nodes.insert(node, kept);
+                states.thinned.remove(&node);
                 // Its place in the order of eviction is a later one now.
                 self.arena[node].is_used_since = true;
             }
@@ -140,15 +172,40 @@ impl RadixTree {
     }
 
     /// The state of the node that a lock is on, which a row is to begin with: it is young now, and stays until the plan
-    /// is made.
-    pub(super) fn use_state_at(&mut self, lock: &NodeLock) -> Option<StateSlot> {
+    /// is made. Of those above it only the ones at anchors are young too: there prompts part that are still to come.
+    pub(super) fn use_state_at(&mut self, lock: &NodeLock, anchors: &[u32]) -> Option<StateSlot> {
         let node = lock.node()?;
+        self.pass_states_above(node, anchors);
         let now = self.clock;
         let states = self.states.as_deref_mut()?;
         let kept = states.nodes.get_mut(&node)?;
         kept.last_used = now;
+        kept.is_passed = false;
         states.sources.push(node);
         Some(kept.state.slot())
+    }
+
+    /// A prompt with these anchors goes on from a node.
+    fn pass_states_above(&mut self, node: u32, anchors: &[u32]) {
+        let (now, page_size) = (self.clock, self.page_size);
+        let mut at = self.arena[node].parent;
+        while at != NO_NODE && !self.arena[at].is_root() {
+            let end = self.end_of(at);
+            let is_anchor = |anchor: &u32| page_size.floor(*anchor as usize) == end;
+            let is_branch = self.arena[at].n_children > 1;
+            if let Some(states) = self.states.as_deref_mut()
+                && let Some(kept) = states.nodes.get_mut(&at)
+            {
+                if anchors.iter().any(is_anchor) {
+                    kept.last_used = now;
+                    kept.is_passed = false;
+                    states.named.push(at);
+                } else {
+                    kept.is_passed = !is_branch;
+                }
+            }
+            at = self.arena[at].parent;
+        }
     }
 
     /// One row fewer begins with the state of this node.
@@ -163,7 +220,7 @@ impl RadixTree {
     /// Lets the states be dropped that rows of this plan were to begin with.
     pub(super) fn forget_sources(&mut self) {
         if let Some(states) = &mut self.states {
-            states.sources.clear();
+            states.forget_plan();
         }
     }
 
@@ -196,19 +253,20 @@ impl RadixTree {
             return 0;
         };
         let matching = states.nodes.iter();
-        let matching = matching.filter(|(_, kept)| thinning.takes(kept.reason));
-        matching.filter(|(node, _)| !states.is_kept(**node)).count()
+        matching.filter(|one| states.takes(thinning, *one)).count()
     }
 
-    /// Drops one state after the other: of those that were not used for longest, by powers of two of the clock, those of
-    /// the grid first, and then those that are nearest to the state above them.
+    /// Drops one state after the other: first those of turns that their conversation has passed, which hardly anybody comes
+    /// back to, however young they are. In each part, those that were not used for longest come first, by powers of two
+    /// of the clock; of them those that no prompt of the plan names, then those of the grid, and then those that are
+    /// nearest to the state above them.
     pub(super) fn thin_states(&mut self, n: usize, thinning: Thinning) {
         for _ in 0..n {
             let Some(node) = self.next_to_thin(thinning) else {
                 return;
             };
             if let Some(states) = &mut self.states {
-                states.drop_of(node);
+                states.thin(node);
             }
             // Without a state a leaf is one of the first to go.
             self.order_is_stale |= self.arena[node].is_queued;
@@ -218,16 +276,21 @@ impl RadixTree {
     fn next_to_thin(&self, thinning: Thinning) -> Option<u32> {
         let states = self.states.as_deref()?;
         let droppable = || {
-            let matching = states.nodes.iter();
-            let matching = matching.filter(|(_, kept)| thinning.takes(kept.reason));
-            matching.filter(|(node, _)| !states.is_kept(**node))
+            let all = states.nodes.iter();
+            all.filter(|one| states.takes(thinning, *one))
         };
-        let age = |kept: &NodeState| (self.clock.saturating_sub(kept.last_used) + 1).ilog2();
-        let oldest = droppable().map(|(_, kept)| age(kept)).max()?;
-        let oldest = droppable().filter(|(_, kept)| age(kept) == oldest);
+        let rank = |kept: &NodeState| {
+            let age = (self.clock.saturating_sub(kept.last_used) + 1).ilog2();
+            let is_passed = kept.is_passed && kept.reason == SaveReason::Boundary;
+            (is_passed, age)
+        };
+        let first = droppable().map(|(_, kept)| rank(kept)).max()?;
+        let oldest = droppable().filter(|(_, kept)| rank(kept) == first);
         let order = |(node, kept): &(&u32, &NodeState)| {
+            let is_named = states.named.contains(node);
             let is_grid = kept.reason == SaveReason::Grid;
-            (!is_grid, self.distance_to_state_above(**node), **node)
+            let distance = self.distance_to_state_above(**node);
+            (is_named, !is_grid, distance, **node)
         };
         oldest.min_by_key(order).map(|(node, _)| *node)
     }
@@ -264,6 +327,12 @@ impl RadixTree {
             let is_live = node < n_nodes && self.arena[node].is_live;
             if !is_live || self.arena[node].is_root() {
                 return Err(format!("{:?} belongs to no node: {node}", kept.state));
+            }
+        }
+        for &node in &states.thinned {
+            let is_live = node < self.arena.indices().end && self.arena[node].is_live;
+            if !is_live || states.has(node) {
+                return Err(format!("node {node} counts as one that lost its state"));
             }
         }
         for node in states.pinned.keys() {

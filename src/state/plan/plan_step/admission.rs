@@ -20,6 +20,7 @@ impl Planning<'_> {
     /// Admits candidates in order; returns the tokens that must be free for them (SGLang's conservative target:
     /// a page more for each than its extent).
     pub(super) fn admit(&mut self, request: AdmitRequest) -> usize {
+        self.take_freed_states();
         let mut adder = request.adder;
         let mut in_flight: Vec<&Candidate> = Vec::new();
         let mut shared: Vec<(usize, usize)> = Vec::new();
@@ -91,10 +92,7 @@ impl Planning<'_> {
         let wishes = wishes.map(|(index, (candidate, admitted))| {
             let of_this = shared.iter().filter(|(by, _)| *by == index);
             let shared: SmallVec<[usize; 4]> = of_this.map(|(_, at)| *at).collect();
-            Wishes {
-                boundaries: rules.boundaries(candidate, admitted, &shared),
-                tail: rules.page_size > 1 && candidate.continues_at.is_none(),
-            }
+            rules.wishes(candidate, admitted, &shared)
         });
         let wishes: Vec<Wishes> = wishes.collect();
         let spare = Spare {
@@ -222,7 +220,7 @@ impl Planning<'_> {
             let at = shared_tokens(candidate, in_flight[by], limit);
             return Err(NotNow::Held { by, at });
         }
-        let (locked, state) = self.with_state(locked);
+        let (locked, state) = self.with_state(locked, &candidate.anchors);
         let (len, max_new) = (candidate.tokens.len(), candidate.max_new_tokens);
         let decision = if candidate.ignore_eos && self.cache.is_disabled() {
             adder.add_ignoring_eos(len, locked.tokens, max_new, self.available())
@@ -260,8 +258,12 @@ impl Planning<'_> {
 
     /// Keeps the state that a row is to begin with until the plan is made. Where this is the last state that the row
     /// could have for its own, it begins without a prefix.
-    fn with_state(&mut self, locked: LockedPrefix) -> (LockedPrefix, Option<StateSlot>) {
-        let state = self.cache.use_state(&locked.lock);
+    fn with_state(
+        &mut self,
+        locked: LockedPrefix,
+        anchors: &[u32],
+    ) -> (LockedPrefix, Option<StateSlot>) {
+        let state = self.cache.use_state(&locked.lock, anchors);
         if state.is_none() || self.spare_states() > self.n_starting() {
             return (locked, state);
         }
