@@ -2,7 +2,7 @@
 //!
 //! Checkpoints name them in several ways: each expert's matrices by themselves, in either family's words, or those of all
 //! experts stacked in one tensor: `gate_up_proj` `[experts, 2 * width, hidden]`, gates first, and `down_proj`
-//! `[experts, hidden, width]`.
+//! `[experts, hidden, width]`. Stacks in codes of eight bits have their scales in a tensor of their own.
 
 use super::{Entry, Weights};
 use crate::error::LoadError;
@@ -15,7 +15,8 @@ impl Weights {
     /// Renames experts, and takes them out of stacks.
     ///
     /// # Errors
-    /// [`LoadError::WrongShape`] for a stack that is not as the configuration says.
+    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that is not as the configuration says, or in codes
+    /// that are not taken apart.
     pub fn name_experts(
         &mut self,
         experts: &ExpertsConfig,
@@ -31,6 +32,7 @@ impl Weights {
                 if let Some(entry) = self.entries.remove(&name) {
                     self.unstack(&name, entry, (layer, parts), (experts, hidden))?;
                 }
+                self.refuse_packed(&name)?;
             }
         }
         Ok(())
@@ -64,11 +66,12 @@ impl Weights {
         if stack.shape != expected {
             return Err(LoadError::WrongShape {
                 file: self.files[stack.file].path().to_owned(),
-                tensor: name.to_owned(),
+                tensor: self.file_name(name),
                 expected: expected.to_vec(),
                 got: stack.shape,
             });
         }
+        let scales = self.scales_of_stack(name, &stack, parts.len())?;
         let bytes = stack.range.len() / (count * parts.len());
         let mut start = stack.range.start;
         for expert in 0..count {
@@ -81,9 +84,16 @@ impl Weights {
                     range: start..start + bytes,
                     order: stack.order,
                 };
-                let name = format!("{}.weight", projections[*part]);
-                self.entries.insert(name, entry);
+                let module = &projections[*part];
+                self.entries.insert(format!("{module}.weight"), entry);
                 start += bytes;
+            }
+            for (part, scale) in parts
+                .iter()
+                .zip(scales.iter().flat_map(|all| all.of(expert)))
+            {
+                let name = format!("{}.weight_scale", projections[*part]);
+                self.entries.insert(name, scale);
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use super::tensors::{Module, Part};
 use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::widen;
+use crate::kernels::tensor_view::{RowOrder, widen};
 
 /// Outputs that are converted together: those of a word.
 pub const TILE: usize = 8;
@@ -108,28 +108,39 @@ impl<'a> Affine<'a> {
         })
     }
 
-    /// Writes rows of blocks from `first` on, as many as `out` takes; `first` is the first of a tile.
-    pub fn convert(&self, first: usize, out: &mut [u8]) {
+    /// Writes rows of blocks from `first` on, as many as `out` takes; `order` says where they are.
+    pub fn convert(&self, (first, order): (usize, RowOrder), mut out: &mut [u8]) {
+        let row_bytes = BlockType::Affine4.row_bytes(self.inputs);
+        let mut row = first;
+        while !out.is_empty() {
+            let stored = order.stored_row(row);
+            let most = (TILE - stored % TILE).min(out.len() / row_bytes);
+            let follow = |n: &usize| order.stored_row(row + n) == stored + n;
+            let rows = (0..most).take_while(follow).count();
+            let (now, rest) = out.split_at_mut(rows * row_bytes);
+            self.convert_within_tile(stored, now);
+            (row, out) = (row + rows, rest);
+        }
+    }
+
+    /// Writes neighbouring rows of one tile, from the stored row `first` on.
+    fn convert_within_tile(&self, first: usize, out: &mut [u8]) {
         let block_bytes = BlockType::Affine4.bytes();
         let row_bytes = BlockType::Affine4.row_bytes(self.inputs);
-        let tiles = out.chunks_mut(TILE * row_bytes).enumerate();
-        for (tile, out) in tiles {
-            let first = first + tile * TILE;
-            let rows = out.len() / row_bytes;
-            let mut heads = [[0u8; 3]; TILE];
-            for block in 0..self.inputs / BLOCK {
-                let input = block * BLOCK;
-                if input.is_multiple_of(self.group) {
-                    for (row, head) in heads[..rows].iter_mut().enumerate() {
-                        *head = self.head(first + row, input / self.group);
-                    }
+        let (before, rows) = (first % TILE, out.len() / row_bytes);
+        let mut heads = [[0u8; 3]; TILE];
+        for block in 0..self.inputs / BLOCK {
+            let input = block * BLOCK;
+            if input.is_multiple_of(self.group) {
+                for (row, head) in heads[..rows].iter_mut().enumerate() {
+                    *head = self.head(first + row, input / self.group);
                 }
-                let codes = self.codes(first, rows, block);
-                for (row, codes) in codes[..rows].iter().enumerate() {
-                    let out = &mut out[row * row_bytes + block * block_bytes..][..block_bytes];
-                    out[..3].copy_from_slice(&heads[row]);
-                    out[3..].copy_from_slice(codes);
-                }
+            }
+            let codes = self.codes(first - before, before + rows, block);
+            for (row, codes) in codes[before..before + rows].iter().enumerate() {
+                let out = &mut out[row * row_bytes + block * block_bytes..][..block_bytes];
+                out[..3].copy_from_slice(&heads[row]);
+                out[3..].copy_from_slice(codes);
             }
         }
     }

@@ -14,6 +14,7 @@
 mod affine;
 mod scaled;
 mod scheme;
+mod stacked;
 mod tensors;
 mod turned;
 
@@ -46,6 +47,8 @@ pub enum MatrixSource<'a> {
 /// A matrix in codes that no backend knows.
 pub struct QuantisedMatrix<'a> {
     codes: Codes<'a>,
+    /// Where its rows are among those of the codes.
+    order: RowOrder,
     shape: &'a [usize; 2],
     /// Bytes of all its tensors.
     file_bytes: usize,
@@ -55,6 +58,17 @@ enum Codes<'a> {
     Scaled(Scaled<'a>),
     Affine(Affine<'a>),
     Turned(TurnedBytes<'a>),
+}
+
+/// A matrix whose rows are some of those of a quantised one.
+pub(super) struct PartOf {
+    /// The name of that one.
+    pub whole: String,
+    /// The outputs and inputs of that one.
+    pub shape: [usize; 2],
+    /// Which rows these are, and how many.
+    pub order: RowOrder,
+    pub rows: usize,
 }
 
 /// Rows that a backend takes.
@@ -74,10 +88,20 @@ pub(super) fn part_names(name: &str) -> impl Iterator<Item = String> {
 impl Weights {
     /// The blocks that a quantised matrix becomes, if it is there and becomes some.
     pub(super) fn quantised_blocks(&self, name: &str) -> Option<BlockType> {
-        match Module::find(self, name)? {
+        match Module::find(self, self.whole(name))? {
             (_, Scheme::Int4(..)) => Some(BlockType::Affine4),
             (_, Scheme::Fp8 { .. } | Scheme::Int8) => None,
         }
+    }
+
+    /// Whether a matrix is there in codes.
+    pub(super) fn is_quantised(&self, name: &str) -> bool {
+        Module::find(self, name).is_some()
+    }
+
+    /// The name of the quantised matrix whose codes a matrix has: its own, or that of one that holds several.
+    pub(super) fn whole<'n>(&'n self, name: &'n str) -> &'n str {
+        self.parts.get(name).map_or(name, |part| &part.whole)
     }
 
     /// Finds a matrix, quantised or not, and checks all that belongs to it.
@@ -92,23 +116,29 @@ impl Weights {
         if let Some(turned) = self.turned(name) {
             return Ok(MatrixSource::Quantised(QuantisedMatrix {
                 codes: Codes::Turned(turned),
+                order: RowOrder::AsNumbered,
                 shape,
                 file_bytes: self.bytes_of(name).unwrap_or(0),
             }));
         }
-        match Module::find(self, name) {
+        let (whole_shape, order) = match self.parts.get(name) {
+            Some(part) => (part.shape, part.order),
+            None => (*shape, RowOrder::AsNumbered),
+        };
+        match Module::find(self, self.whole(name)) {
             None => Ok(MatrixSource::Plain(self.tensor(name, shape)?)),
             Some((module, scheme)) => {
                 let codes = match scheme {
                     Scheme::Fp8 { .. } | Scheme::Int8 => {
-                        Codes::Scaled(Scaled::find(&module, scheme, *shape)?)
+                        Codes::Scaled(Scaled::find(&module, scheme, whole_shape)?)
                     }
                     Scheme::Int4(packing, group) => {
-                        Codes::Affine(Affine::find(&module, packing, group, *shape)?)
+                        Codes::Affine(Affine::find(&module, packing, group, whole_shape)?)
                     }
                 };
                 Ok(MatrixSource::Quantised(QuantisedMatrix {
                     codes,
+                    order,
                     shape,
                     file_bytes: self.bytes_of(name).unwrap_or(0),
                 }))
@@ -155,8 +185,8 @@ impl<'a> QuantisedMatrix<'a> {
             let convert = |index: usize, out: &mut [u8]| {
                 let first = index * per_core;
                 match &self.codes {
-                    Codes::Scaled(scaled) => scaled.convert(first, dtype, out),
-                    Codes::Affine(affine) => affine.convert(first, out),
+                    Codes::Scaled(scaled) => scaled.convert((first, self.order), dtype, out),
+                    Codes::Affine(affine) => affine.convert((first, self.order), out),
                     Codes::Turned(turned) => turned.convert(first, out),
                 }
             };

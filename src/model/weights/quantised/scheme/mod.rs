@@ -98,6 +98,8 @@ impl Scheme {
     }
 
     fn parse(config: &JsonFile) -> Result<Option<Self>, LoadError> {
+        // Models that also see may say it of their decoder alone.
+        let config = &config.with_nested("text_config")?;
         let Some(key) = KEYS.into_iter().find(|key| config.value(key).is_some()) else {
             return Ok(None);
         };
