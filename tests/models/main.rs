@@ -24,6 +24,7 @@ mod oracle;
 mod plans;
 #[path = "../common/random_models.rs"]
 mod random_models;
+mod shapes;
 mod states;
 mod steps;
 
