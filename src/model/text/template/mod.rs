@@ -70,6 +70,13 @@ impl ChatTemplate {
         template
     }
 
+    /// Has the calls of earlier answers in their content where a template leaves them out.
+    pub(super) fn put_calls_into_content(&mut self) {
+        for expected in self.expected.values_mut() {
+            expected.calls = expected.calls.in_content();
+        }
+    }
+
     pub(super) fn render(&self, prompt: &ChatPrompt<'_>) -> Result<String, RequestError> {
         if let Some(reason) = &self.broken {
             return invalid(format!(
