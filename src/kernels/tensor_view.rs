@@ -60,7 +60,7 @@ pub enum RowOrder {
 
 impl RowOrder {
     /// Where the file has a row.
-    fn stored_row(self, row: usize) -> usize {
+    pub fn stored_row(self, row: usize) -> usize {
         match self {
             Self::AsNumbered => row,
             Self::Every { step } => row * step,

@@ -4,18 +4,16 @@
 //! may attend to nothing. The router's softmax is over the chosen; experts have biases, and their gates and what these
 //! let through are clamped.
 
-use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::attention::AttentionSpec;
+use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
 
 /// The parts of a layer of gpt-oss.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec {
-            qkv_bias: config.bias.qkv,
-            o_bias: config.bias.o,
-            qk_norm: false,
-            sinks: config.sinks,
-            window: config.windows[layer],
+            sinks: true,
+            ..AttentionSpec::plain(config, layer)
         }),
         feed_forward: FeedForwardSpec::Experts,
     }

@@ -2,19 +2,14 @@
 //!
 //! The router's softmax is over all experts, and the weights of the chosen are divided by their sum.
 
-use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::attention::AttentionSpec;
+use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
 
 /// The parts of a layer of Mixtral.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec {
-            qkv_bias: false,
-            o_bias: false,
-            qk_norm: false,
-            sinks: false,
-            window: config.windows[layer],
-        }),
+        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
         feed_forward: FeedForwardSpec::Experts,
     }
 }

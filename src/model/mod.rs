@@ -2,9 +2,10 @@
 //!
 //! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`glm4_moe_lite`], [`gpt_oss`], [`lfm2`], [`llama`],
 //! [`mistral`], [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_5`], [`qwen3_moe`]) says what its layers are made of; the parts
-//! that families share are in [`blocks`], [`latent`] and [`state_mixer`]. All of it is written against [`Backend`] and knows
+//! that families share are in [`blocks`], [`attention`], [`latent`] and [`state_mixer`]. All of it is written against [`Backend`] and knows
 //! nothing of devices, requests or steps.
 
+pub mod attention;
 pub mod blocks;
 pub mod config;
 pub mod deepseek_v2;

@@ -1,18 +1,13 @@
 //! Qwen2 and Qwen2.5: bias on q, k and v only; from some layer on a sliding window, if switched on.
 
-use crate::model::blocks::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::attention::AttentionSpec;
+use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
 
 /// What a layer of Qwen2 is made of.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec {
-            qkv_bias: true,
-            o_bias: false,
-            qk_norm: false,
-            sinks: false,
-            window: config.windows[layer],
-        }),
+        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
         feed_forward: FeedForwardSpec::Mlp { bias: false },
     }
 }

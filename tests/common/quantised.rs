@@ -104,16 +104,21 @@ fn bytes(n: usize, largest: usize) -> Vec<u8> {
 const HIGH: usize = 48;
 const WIDE: usize = 40;
 
-fn fp8_blocks([outputs, inputs]: [usize; 2]) -> (Parts, Vec<f32>) {
+fn fp8_blocks(shape: [usize; 2]) -> (Parts, Vec<f32>) {
+    fp8_blocks_of([HIGH, WIDE], shape)
+}
+
+/// FP8 with a scale for each block of `[high, wide]`.
+pub fn fp8_blocks_of([high, wide]: [usize; 2], [outputs, inputs]: [usize; 2]) -> (Parts, Vec<f32>) {
     let codes = bytes(outputs * inputs, 0x48);
-    let shape = [outputs.div_ceil(HIGH), inputs.div_ceil(WIDE)];
+    let shape = [outputs.div_ceil(high), inputs.div_ceil(wide)];
     let scales: Vec<f32> = scales(shape[0] * shape[1])
         .iter()
         .map(|s| s * 1.37)
         .collect();
     let value = |i: usize| {
         let (row, column) = (i / inputs, i % inputs);
-        e4m3(codes[i]) * scales[row / HIGH * shape[1] + column / WIDE]
+        e4m3(codes[i]) * scales[row / high * shape[1] + column / wide]
     };
     let values = (0..codes.len()).map(value).collect();
     let parts = vec![

@@ -26,6 +26,7 @@ mod plans;
 mod quantised;
 #[path = "../common/random_models.rs"]
 mod random_models;
+mod shapes;
 mod states;
 mod steps;
 

@@ -152,6 +152,10 @@ impl MemoryPlan {
         if let Some(tokens) = wish.max_total_tokens {
             candidates.push((requested_tokens(&wish, tokens)?, PoolLimit::MaxTotalTokens));
         }
+        if wish.kv_bytes_per_token == 0 && wish.max_total_tokens.is_none() {
+            // Where no layer keeps keys, tokens take no memory, but the record of their pages does.
+            candidates.push((wish.default_contexts(), PoolLimit::DefaultContexts));
+        }
         candidates.push((MAX_PAGES * u64::from(wish.page_size), PoolLimit::PageIds));
         let (tokens, limit) = candidates
             .into_iter()
@@ -263,6 +267,12 @@ impl MemoryWish {
         tokens - tokens % u64::from(self.page_size)
     }
 
+    /// Tokens of so many sequences of full length as a pool holds by default, at least a page.
+    fn default_contexts(&self) -> u64 {
+        let contexts = self.context_tokens.saturating_mul(DEFAULT_CONTEXTS);
+        self.whole_pages(contexts).max(u64::from(self.page_size))
+    }
+
     fn smallest_pool_bytes(&self) -> u64 {
         self.pool_bytes(u64::from(self.page_size))
     }
@@ -347,16 +357,12 @@ fn free_choice(
     }
     let share =
         (u128::from(budget.free_before_bytes) * u128::from(DEFAULT_SHARE_PERCENT) / 100) as u64;
-    let contexts = wish.context_tokens.saturating_mul(DEFAULT_CONTEXTS);
     let at_least_one_page = u64::from(wish.page_size);
     candidates.push((
         wish.tokens_in(share).max(at_least_one_page),
         PoolLimit::DefaultShare,
     ));
-    candidates.push((
-        wish.whole_pages(contexts).max(at_least_one_page),
-        PoolLimit::DefaultContexts,
-    ));
+    candidates.push((wish.default_contexts(), PoolLimit::DefaultContexts));
     Ok(candidates)
 }
 
@@ -438,7 +444,8 @@ fn feed_forward_width(config: &ModelConfig) -> usize {
     let mlp = 3 * config.intermediate_size;
     let experts = config.experts.as_ref().map_or(0, |experts| {
         let each = config.hidden_size + 3 * experts.width;
-        let shared = 3 * experts.shared_width.unwrap_or(0);
+        let behind_gate = config.recurrent.as_ref().and_then(|own| own.shared_expert);
+        let shared = 3 * experts.shared_width.or(behind_gate).unwrap_or(0);
         config.hidden_size + experts.count() + shared + experts.routing.n_used * each
     });
     mlp.max(experts)

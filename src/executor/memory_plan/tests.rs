@@ -28,6 +28,24 @@ fn wish() -> MemoryWish {
 }
 
 #[test]
+fn tokens_without_keys_are_bounded_by_contexts() {
+    let wish = MemoryWish {
+        kv_bytes_per_token: 0,
+        state_bytes: 1 << 20,
+        ..wish()
+    };
+    let all = MemoryWish {
+        mem_fraction_static: Some(0.8),
+        ..wish
+    };
+    for wish in [wish, all] {
+        let plan = MemoryPlan::new(budget(), wish).expect("it fits");
+        let expected = (32 * 8192, PoolLimit::DefaultContexts);
+        assert_eq!((plan.max_total_tokens, plan.limit), expected);
+    }
+}
+
+#[test]
 fn the_tightest_limit_sizes_the_pool() {
     let slots = |bytes: u64| bytes / (128 << 10) - 16;
     let wish = wish();

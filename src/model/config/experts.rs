@@ -348,7 +348,7 @@ fn softmax(
 
 /// Both names mean the same in these families.
 pub(super) fn count_key(json: &JsonFile) -> &'static str {
-    match json.has("num_local_experts") {
+    match json.value("num_local_experts").is_some() {
         true => "num_local_experts",
         false => "num_experts",
     }

@@ -1,10 +1,10 @@
 //! Calls of tools in a conversation, as templates expect them.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::chat::invalid;
-use super::python;
+use super::{python, pythonic};
 use crate::error::RequestError;
 use crate::field::{Tree, count_values};
 
@@ -53,6 +53,16 @@ pub(super) enum EmptyContent {
     Null,
 }
 
+/// Who writes the calls of earlier answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    ByTemplate,
+    /// No call was written when that was tried.
+    Nowhere,
+    /// The engine, behind what a message says.
+    InContent,
+}
+
 /// The calls that a template takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallForm {
@@ -61,6 +71,7 @@ pub(super) struct CallForm {
     loops_over_arguments: bool,
     arguments: ArgumentForm,
     empty_content: EmptyContent,
+    written: Written,
 }
 
 impl CallForm {
@@ -73,6 +84,18 @@ impl CallForm {
             loops_over_arguments: loops.iter().any(|loops| source.contains(loops)),
             arguments: ArgumentForm::Object,
             empty_content: EmptyContent::Text,
+            written: Written::Nowhere,
+        }
+    }
+
+    /// The same with calls in the content, unless the template writes them.
+    pub(super) fn in_content(self) -> Self {
+        Self {
+            written: match self.written {
+                Written::Nowhere | Written::InContent => Written::InContent,
+                Written::ByTemplate => Written::ByTemplate,
+            },
+            ..self
         }
     }
 
@@ -81,6 +104,7 @@ impl CallForm {
         Self {
             arguments,
             empty_content,
+            written: Written::ByTemplate,
             ..self
         }
     }
@@ -117,7 +141,10 @@ impl Calls {
                 }
                 self.name(call);
             }
-            if !calls.is_empty()
+            if self.form.written == Written::InContent && !calls.is_empty() {
+                let calls = std::mem::take(calls);
+                write_into_content(message, &calls);
+            } else if !calls.is_empty()
                 && self.form.empty_content == EmptyContent::Null
                 && message.get("content").is_some_and(|content| content == "")
             {
@@ -177,6 +204,20 @@ impl Calls {
             call.insert("id".to_owned(), Value::from(id));
         }
     }
+}
+
+/// Puts calls behind what a message says.
+fn write_into_content(message: &mut Map<String, Value>, calls: &[Value]) {
+    let mut written = String::new();
+    pythonic::add(&mut written, calls);
+    match message.get_mut("content") {
+        Some(Value::Array(parts)) => parts.push(json!({"type": "text", "text": written})),
+        Some(Value::String(said)) => said.push_str(&written),
+        _ => {
+            message.insert("content".to_owned(), Value::from(written));
+        }
+    }
+    message.remove("tool_calls");
 }
 
 /// Makes arguments a text, as they came if they were one.

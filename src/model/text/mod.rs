@@ -10,6 +10,7 @@ mod gguf;
 mod known;
 mod messages;
 mod python;
+mod pythonic;
 mod template;
 mod turns;
 mod vocabulary;
@@ -20,6 +21,7 @@ use tokenizers::Tokenizer;
 
 use crate::error::{LoadError, RequestError};
 use crate::state::detok::TokenText;
+use crate::state::output::ToolFormat;
 pub use chat::ChatPrompt;
 use files::{TemplateSources, TokenizerConfig};
 pub use gguf::VocabularyFields;
@@ -122,7 +124,7 @@ impl TextModel {
         let added = tokenizer.get_added_tokens_decoder();
         let after_added = added.keys().max().map_or(0, |&id| id as usize + 1);
         let templates = parts.templates;
-        Self {
+        let mut model = Self {
             vocab_size: parts.vocab_size.max(after_added),
             max_token_bytes: parts.max_token_bytes.max(1),
             adds_bos: parts.adds_bos,
@@ -131,7 +133,13 @@ impl TextModel {
             special,
             spelling: Spelling::of(&tokenizer),
             tokenizer,
+        };
+        if model.tool_format() == Some(ToolFormat::Lfm2)
+            && let Some(template) = &mut model.template
+        {
+            template.put_calls_into_content();
         }
+        model
     }
 
     /// Returns the number of token ids: one more than the highest.

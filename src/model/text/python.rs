@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::value::{Kwargs, Value};
-use minijinja::{Error, ErrorKind};
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{Error, ErrorKind, Output, State, escape_formatter};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
@@ -21,10 +21,13 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
         json.sort_all_objects();
     }
     let text = match (indent, separators.as_deref()) {
-        (Some(indent), _) => dump(
-            &json,
-            PrettyFormatter::with_indent(" ".repeat(indent.min(64)).as_bytes()),
-        )?,
+        (Some(indent), _) => {
+            let indent = " ".repeat(indent.min(64));
+            dump(
+                &json,
+                Indented(PrettyFormatter::with_indent(indent.as_bytes())),
+            )?
+        }
         (None, Some([item, key])) => dump(&json, Separators { item, key })?,
         (None, _) => dump(
             &json,
@@ -48,6 +51,51 @@ pub(super) fn dumps(json: &serde_json::Value) -> String {
     };
     // A value in memory is always JSON.
     dump(json, separators).unwrap_or_default()
+}
+
+/// Writes a number with a fraction as Python does: with an exponent below 1e-4 and from 1e16 on.
+pub(super) fn float(x: f64) -> String {
+    let scientific = format!("{x:e}");
+    let parts = scientific.split_once('e');
+    let Some((digits, exponent)) =
+        parts.and_then(|(digits, e)| Some((digits, e.parse::<i32>().ok()?)))
+    else {
+        return scientific;
+    };
+    match exponent {
+        -4..16 if x.fract() == 0.0 => format!("{x:.1}"),
+        -4..16 => x.to_string(),
+        _ => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{digits}e{sign}{:02}", exponent.abs())
+        }
+    }
+}
+
+/// The filter `string`, which knows how Python writes numbers.
+pub(super) fn string(value: &Value) -> Value {
+    match as_float(value) {
+        Some(x) => Value::from(float(x)),
+        None if value.as_str().is_some() => value.clone(),
+        None => Value::from(value.to_string()),
+    }
+}
+
+/// Writes what an expression is worth.
+pub(super) fn write(
+    out: &mut Output<'_>,
+    state: &mut State<'_, '_>,
+    value: &Value,
+) -> Result<(), Error> {
+    match as_float(value) {
+        Some(x) => Ok(out.write_str(&float(x))?),
+        None => escape_formatter(out, state, value),
+    }
+}
+
+fn as_float(value: &Value) -> Option<f64> {
+    let has_fraction = value.kind() == ValueKind::Number && !value.is_integer();
+    f64::try_from(value.clone()).ok().filter(|_| has_fraction)
 }
 
 /// Whether Python's Jinja can loop over a value: over what is undefined, but not over none.
@@ -123,6 +171,63 @@ impl Formatter for Separators<'_> {
 
     fn begin_object_value<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
         writer.write_all(self.key.as_bytes())
+    }
+
+    fn write_f64<W: io::Write + ?Sized>(&mut self, writer: &mut W, x: f64) -> io::Result<()> {
+        writer.write_all(float(x).as_bytes())
+    }
+}
+
+/// JSON on many lines.
+struct Indented<'a>(PrettyFormatter<'a>);
+
+impl Formatter for Indented<'_> {
+    fn begin_array<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_array(writer)
+    }
+
+    fn end_array<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_array(writer)
+    }
+
+    fn begin_array_value<W: io::Write + ?Sized>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_array_value(writer, first)
+    }
+
+    fn end_array_value<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_array_value(writer)
+    }
+
+    fn begin_object<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object(writer)
+    }
+
+    fn end_object<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object(writer)
+    }
+
+    fn begin_object_key<W: io::Write + ?Sized>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_object_key(writer, first)
+    }
+
+    fn begin_object_value<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(writer)
+    }
+
+    fn end_object_value<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object_value(writer)
+    }
+
+    fn write_f64<W: io::Write + ?Sized>(&mut self, writer: &mut W, x: f64) -> io::Result<()> {
+        writer.write_all(float(x).as_bytes())
     }
 }
 
@@ -225,6 +330,29 @@ fn is_leap(year: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn floats_are_written_as_in_python() {
+        for (x, expected) in [
+            (0.0, "0.0"),
+            (-2.5, "-2.5"),
+            (3.0, "3.0"),
+            (0.0001, "0.0001"),
+            (0.000012, "1.2e-05"),
+            (-1e-300, "-1e-300"),
+            (1234567890123456.0, "1234567890123456.0"),
+            (1e16, "1e+16"),
+            (1.5e20, "1.5e+20"),
+            (f64::INFINITY, "inf"),
+        ] {
+            assert_eq!(float(x), expected);
+        }
+        let of = |value: serde_json::Value| Value::from(minijinja::value::Serde(value));
+        assert_eq!(string(&of(1e-5.into())), Value::from("1e-05"));
+        assert_eq!(string(&of(7.into())), Value::from("7"));
+        assert_eq!(string(&of("x".into())), Value::from("x"));
+        assert_eq!(dumps(&serde_json::json!([1e-5, 2.0])), "[1e-05, 2.0]");
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {

@@ -2,7 +2,7 @@
 //!
 //! Checkpoints name them in several ways: each expert's matrices by themselves, in either family's words, or those of all
 //! experts stacked in one tensor: `gate_up_proj` `[experts, 2 * width, hidden]`, gates first, and `down_proj`
-//! `[experts, hidden, width]`.
+//! `[experts, hidden, width]`. Stacks in codes of eight bits have their scales in a tensor of their own.
 
 use super::{Entry, Weights, quantised};
 use crate::error::LoadError;
@@ -16,7 +16,8 @@ impl Weights {
     /// Renames experts, and takes them out of stacks.
     ///
     /// # Errors
-    /// [`LoadError::WrongShape`] for a stack that is not as the configuration says, [`LoadError::Format`] for one in codes.
+    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that is not as the configuration says, or in codes
+    /// that are not taken apart.
     pub fn name_experts(
         &mut self,
         experts: &ExpertsConfig,
@@ -33,6 +34,7 @@ impl Weights {
                 if let Some(entry) = self.entries.remove(&name) {
                     self.unstack(&name, entry, (layer, parts), (experts, hidden))?;
                 }
+                self.refuse_packed(&name)?;
             }
         }
         Ok(())
@@ -84,11 +86,12 @@ impl Weights {
         if stack.shape != expected {
             return Err(LoadError::WrongShape {
                 file: self.files[stack.file].path().to_owned(),
-                tensor: name.to_owned(),
+                tensor: self.file_name(name),
                 expected: expected.to_vec(),
                 got: stack.shape,
             });
         }
+        let scales = self.scales_of_stack(name, &stack, parts.len())?;
         let bytes = stack.range.len() / (count * parts.len());
         let mut start = stack.range.start;
         for expert in 0..count {
@@ -101,9 +104,16 @@ impl Weights {
                     range: start..start + bytes,
                     order: stack.order,
                 };
-                let name = format!("{}.weight", projections[*part]);
-                self.entries.insert(name, entry);
+                let module = &projections[*part];
+                self.entries.insert(format!("{module}.weight"), entry);
                 start += bytes;
+            }
+            for (part, scale) in parts
+                .iter()
+                .zip(scales.iter().flat_map(|all| all.of(expert)))
+            {
+                let name = format!("{}.weight_scale", projections[*part]);
+                self.entries.insert(name, scale);
             }
         }
         Ok(())

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use rustc_hash::FxHashMap;
 
 use self::mapped::MappedFile;
-use self::quantised::Turned;
 pub use self::quantised::{Converted, MatrixSource, QuantisedMatrix, Scheme, Target};
+use self::quantised::{PartOf, Turned};
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
@@ -84,6 +84,8 @@ pub struct Weights {
     scheme: Option<Scheme>,
     /// Matrices that are parts of others, in another order.
     turned: FxHashMap<String, Turned>,
+    /// Matrices that are rows of quantised ones.
+    parts: FxHashMap<String, PartOf>,
     /// Parts of names in the files, and ours for them; where the files have names of their own.
     own_names: Vec<(&'static str, &'static str)>,
 }
@@ -103,6 +105,7 @@ impl Weights {
             types: count_types(types),
             scheme: None,
             turned: FxHashMap::default(),
+            parts: FxHashMap::default(),
             own_names: Vec::new(),
         }
     }
@@ -191,6 +194,7 @@ impl Weights {
 
     /// The tensors in the files that make up a tensor of the model.
     fn names_of(&self, name: &str) -> Vec<&str> {
+        let name = self.whole(name);
         let parts = quantised::part_names(name).filter(|_| self.scheme.is_some());
         let found = std::iter::once(name.to_owned())
             .chain(parts)
@@ -225,7 +229,12 @@ impl Weights {
         }
         let names = self.names_of(name);
         let bytes = names.iter().map(|name| self.entries[*name].range.len());
-        (!names.is_empty()).then(|| bytes.sum())
+        let bytes: usize = bytes.sum();
+        let share = match self.parts.get(name) {
+            Some(part) => bytes / part.shape[0] * part.rows,
+            None => bytes,
+        };
+        (!names.is_empty()).then_some(share)
     }
 
     /// Size of all tensors as stored.

@@ -1,12 +1,11 @@
 //! Tensors under the names that the model asks for, where a family's files have others, and parts of fused ones.
 
 use super::Weights;
-use super::quantised::part_names;
+use super::quantised::PartOf;
 use crate::error::LoadError;
 use crate::kernels::tensor_view::RowOrder;
 use crate::model::config::recurrent::Recurrence;
 use crate::model::config::{Architecture, ModelConfig};
-use crate::model::json_file::format_error;
 
 /// Prefixes of the decoder in models that also see, and what they stand for.
 const PREFIXES: [(&str, &str); 3] = [
@@ -48,7 +47,8 @@ impl Weights {
     /// Renames tensors, and takes apart those that hold rows of several.
     ///
     /// # Errors
-    /// [`LoadError::WrongShape`] for a fused tensor that is not as the configuration says.
+    /// [`LoadError::WrongShape`] for a fused tensor that is not as the configuration says, [`LoadError::MissingTensor`] for
+    /// one that is not there.
     pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
         let used = PREFIXES.iter().filter(|(from, _)| {
             let mut names = self.entries.keys();
@@ -143,8 +143,8 @@ impl Weights {
         }
     }
 
-    /// Takes a tensor apart, which holds groups of rows that each have the rows of all parts. Without a width its rows are
-    /// elements.
+    /// Takes a tensor apart, which holds groups of rows that each have the rows of all parts; one in codes is left whole,
+    /// and its parts are converted row by row. Without a width its rows are elements.
     fn split(
         &mut self,
         fused: &str,
@@ -158,8 +158,26 @@ impl Weights {
                 .chain(width)
                 .collect::<Vec<_>>()
         };
-        self.refuse_codes(fused)?;
-        if self.entries.contains_key(fused) {
+        let order = |first, len| RowOrder::Within { period, first, len };
+        if let Some(inputs) = width
+            && self.is_quantised(fused)
+        {
+            for &(part, first, rows) in parts {
+                let part_of = PartOf {
+                    whole: fused.to_owned(),
+                    shape: [groups * period, inputs],
+                    order: order(first, rows),
+                    rows: groups * rows,
+                };
+                self.parts.insert(name(part), part_of);
+            }
+            return Ok(());
+        }
+        let has_parts = || {
+            let mut parts = parts.iter();
+            parts.any(|(part, ..)| self.entries.contains_key(&name(part)))
+        };
+        if self.entries.contains_key(fused) || width.is_some() && !has_parts() {
             self.tensor(fused, &shape(period))?;
         }
         let Some(whole) = self.entries.remove(fused) else {
@@ -168,32 +186,9 @@ impl Weights {
         for &(part, first, rows) in parts {
             let mut entry = whole.clone();
             entry.shape = shape(rows);
-            entry.order = RowOrder::Within {
-                period,
-                first,
-                len: rows,
-            };
+            entry.order = order(first, rows);
             self.entries.insert(name(part), entry);
         }
         Ok(())
-    }
-
-    /// Refuses a fused tensor in codes, whose rows are not taken apart.
-    fn refuse_codes(&self, fused: &str) -> Result<(), LoadError> {
-        let names = std::iter::once(fused.to_owned()).chain(part_names(fused));
-        let mut found = names.filter_map(|name| self.entries.get_key_value(&name));
-        let Some((name, entry)) =
-            found.find(|(name, entry)| *name != fused || entry.stored.is_err())
-        else {
-            return Ok(());
-        };
-        let (name, module) = (self.file_name(name), self.file_name(fused));
-        let module = module.strip_suffix(".weight").unwrap_or(&module);
-        let reason = format!(
-            "tensor {name} belongs to a quantised matrix that holds several, which are not taken apart: use a checkpoint \
-             that leaves {module} unquantised (modules_to_not_convert or ignore), the model in bfloat16 with \
-             --quantization, or a GGUF file"
-        );
-        Err(format_error(self.files[entry.file].path(), reason))
     }
 }

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use souffleur::kernels::dtype::Dtype;
 
 use super::{logits, refused, relative_error};
-use crate::common::fixture;
-use crate::quantised::{bf16s, kinds};
+use crate::common::{fixture, load_from, options};
+use crate::quantised::{Quantise, bf16s, fp8_blocks_of, gptq, kinds};
 use crate::random_models::{Stored, edit_config, write_tensors};
 
 type Tensors = BTreeMap<String, Stored>;
@@ -49,41 +49,188 @@ fn says(name: &str, config: Option<Value>, change: impl FnOnce(&mut Tensors), wo
     }
 }
 
-fn in_words(tensors: &mut Tensors, module: &str) {
-    let old = tensors.remove(&format!("{module}.weight")).unwrap();
-    let stored = Stored {
-        dtype: Element::I32,
-        shape: vec![old.shape[1] / 8, old.shape[0]],
-        data: vec![0; old.shape[0] * old.shape[1] / 2],
+/// Replaces a module's matrix by codes, in `plain` by their values.
+fn quantise_module(quantise: Quantise, module: &str, plain: &mut Tensors, coded: &mut Tensors) {
+    let name = format!("{module}.weight");
+    let weight = plain.get_mut(&name).unwrap();
+    let (parts, values) = quantise([weight.shape[0], weight.shape[1]]);
+    weight.data = bf16s(&values);
+    coded.remove(&name);
+    coded.extend(
+        parts
+            .into_iter()
+            .map(|(part, of)| (format!("{module}.{part}"), of)),
+    );
+}
+
+/// Checks that a model with tensors in codes has the logits of one with their values. Floats are exact in the dtype that
+/// both run in.
+fn check_coded(
+    (name, kind, config): (&str, &str, &Value),
+    change: impl FnOnce(&mut Tensors, &mut Tensors),
+) {
+    let mut coded = Tensors::new();
+    let plain = folder(name, |plain| {
+        coded = plain.clone();
+        change(plain, &mut coded);
+    });
+    let quantised = folder(name, |tensors| *tensors = coded);
+    edit_config(quantised.path(), |json| {
+        json["quantization_config"] = config.clone()
+    });
+    let dtype = match kind.contains('8') {
+        true => Dtype::BF16,
+        false => Dtype::F32,
     };
-    tensors.insert(format!("{module}.qweight"), stored);
+    let expected = logits(plain.path(), dtype, None);
+    assert!(expected.iter().flatten().all(|x| x.is_finite()));
+    let error = relative_error(&logits(quantised.path(), dtype, None), &expected);
+    assert!(error < 1e-6, "{name}, {kind}: {error}");
 }
 
 #[test]
-fn matrices_that_hold_several_are_refused_in_codes() {
-    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": 32});
-    let module = "model.language_model.layers.0.self_attn.q_proj";
-    let change = |tensors: &mut Tensors| in_words(tensors, module);
-    let words = [
-        &format!("{module}.qweight"),
-        "not taken apart",
-        "modules_to_not_convert",
+fn matrices_that_hold_several_are_converted_row_by_row() {
+    let table = [
+        ("qwen3-5", "model.language_model.layers.0.self_attn.q_proj"),
+        ("qwen3-next", "model.layers.1.self_attn.q_proj"),
+        ("qwen3-next", "model.layers.0.linear_attn.in_proj_qkvz"),
+        ("qwen3-next", "model.layers.2.linear_attn.in_proj_ba"),
     ];
-    says("qwen3-5", Some(gptq.clone()), change, &words);
-    for part in ["in_proj_qkvz", "in_proj_ba"] {
-        let module = format!("model.layers.0.linear_attn.{part}");
-        let change = |tensors: &mut Tensors| in_words(tensors, &module);
-        let name = format!("{module}.qweight");
-        says("qwen3-next", Some(gptq.clone()), change, &[&name]);
+    for (kind, config, quantise) in kinds() {
+        // Groups of 128 inputs do not fit.
+        if kind == "packed, zeros" {
+            continue;
+        }
+        for (name, module) in table {
+            // Twelve outputs are not whole words.
+            if module.ends_with("in_proj_ba") && (kind.contains("gptq") || kind == "awq") {
+                continue;
+            }
+            check_coded((name, kind, &config), |plain, coded| {
+                quantise_module(quantise, module, plain, coded);
+            });
+        }
     }
-    let module = "model.layers.1.self_attn.q_proj";
+}
+
+#[test]
+fn broken_parts_of_matrices_that_hold_several_are_named() {
+    let (_, config, quantise) = kinds().remove(4);
+    let module = "model.layers.0.linear_attn.in_proj_qkvz";
+    let coded = |tensors: &mut Tensors| {
+        let mut plain = tensors.clone();
+        quantise_module(quantise, module, &mut plain, tensors);
+    };
+    for part in ["qweight", "qzeros", "scales"] {
+        let name = format!("{module}.{part}");
+        let change = |tensors: &mut Tensors| {
+            coded(tensors);
+            tensors.get_mut(&name).unwrap().shape.push(1);
+        };
+        says("qwen3-next", Some(config.clone()), change, &[&name]);
+    }
     let change = |tensors: &mut Tensors| {
-        let weight = tensors.get_mut(&format!("{module}.weight")).unwrap();
-        weight.dtype = Element::F8_E4M3;
-        weight.data.truncate(weight.data.len() / 2);
+        coded(tensors);
+        tensors.remove(&format!("{module}.qweight"));
+    };
+    let words = [&format!("{module}.weight "), "[336, 64]"];
+    says("qwen3-next", Some(config), change, &words);
+}
+
+/// A stack of the experts' matrices with the codes of one matrix that has all their rows.
+fn quantise_stack(
+    (stack, quantise): (&str, Quantise),
+    scale_shape: &[usize],
+    plain: &mut Tensors,
+    coded: &mut Tensors,
+) {
+    let values = plain.get_mut(stack).unwrap();
+    let shape = values.shape.clone();
+    let (parts, quantised) = quantise([shape[0] * shape[1], shape[2]]);
+    values.data = bf16s(&quantised);
+    for (part, mut of) in parts {
+        of.shape = match part {
+            "weight" => shape.clone(),
+            _ => scale_shape.to_vec(),
+        };
+        let name = part.replacen("weight", stack, 1);
+        coded.insert(name, of);
+    }
+}
+
+#[test]
+fn stacks_of_experts_are_taken_apart_in_codes_of_eight_bits() {
+    let module = "model.language_model.layers.1.mlp.experts";
+    let (up, down) = (
+        format!("{module}.gate_up_proj"),
+        format!("{module}.down_proj"),
+    );
+    for (kind, config, quantise) in kinds() {
+        let scales: [&[usize]; 2] = match kind {
+            "fp8, rows" | "int8, rows" => [&[5, 48, 1], &[5, 64]],
+            _ => continue,
+        };
+        check_coded(("qwen3-5-moe", kind, &config), |plain, coded| {
+            for (stack, shape) in [&up, &down].into_iter().zip(scales) {
+                quantise_stack((stack, quantise), shape, plain, coded);
+            }
+        });
+    }
+    let (_, mut config, _) = kinds().remove(0);
+    config["weight_block_size"] = json!([8, 40]);
+    let blocks: Quantise = |shape| fp8_blocks_of([8, 40], shape);
+    check_coded(("qwen3-5-moe", "fp8, blocks", &config), |plain, coded| {
+        quantise_stack((&up, blocks), &[5, 6, 2], plain, coded);
+        quantise_stack((&down, blocks), &[5, 8, 1], plain, coded);
+    });
+    let blocks: Quantise = |shape| fp8_blocks_of([16, 40], shape);
+    config["weight_block_size"] = json!([16, 40]);
+    let straddles = |tensors: &mut Tensors| {
+        let mut plain = tensors.clone();
+        quantise_stack((&up, blocks), &[15, 2], &mut plain, tensors);
+    };
+    let words = [up.as_str(), "blocks of 16 outputs", "24"];
+    says("qwen3-5-moe", Some(config), straddles, &words);
+}
+
+#[test]
+fn stacks_in_other_codes_are_refused_by_name() {
+    let stack = "model.language_model.layers.0.mlp.experts.gate_up_proj";
+    let of_bytes = |tensors: &mut Tensors| {
+        let stack = tensors.get_mut(stack).unwrap();
+        stack.dtype = Element::F8_E4M3;
+        stack.data.truncate(stack.data.len() / 2);
     };
     let fp8 = json!({"quant_method": "fp8", "fmt": "e4m3"});
-    says("qwen3-next", Some(fp8), change, &[module, "ignore"]);
+    let words = [stack, "F8_E4M3", "all experts"];
+    says("qwen3-5-moe", None, of_bytes, &words);
+    let scales = format!("{stack}_scale_inv");
+    says("qwen3-5-moe", Some(fp8), of_bytes, &[&scales, "[5, 48, 1]"]);
+    for codes in ["_packed", ".qweight"] {
+        let name = format!("{stack}{codes}");
+        let in_words = |tensors: &mut Tensors| {
+            let mut stack = tensors.remove(stack).unwrap();
+            stack.dtype = Element::I32;
+            stack.shape[2] /= 2;
+            tensors.insert(name.clone(), stack);
+        };
+        let gptq = gptq(json!({}));
+        says("qwen3-5-moe", Some(gptq), in_words, &[&name, "I32"]);
+    }
+}
+
+#[test]
+fn a_decoder_may_say_how_it_is_quantised() {
+    let (_, config, quantise) = kinds().remove(0);
+    let module = "model.language_model.layers.0.self_attn.q_proj";
+    let dir = folder("qwen3-5", |tensors| {
+        let mut plain = tensors.clone();
+        quantise_module(quantise, module, &mut plain, tensors);
+    });
+    edit_config(dir.path(), |json| {
+        json["text_config"]["quantization_config"] = config.clone();
+    });
+    load_from(dir.path(), &options());
 }
 
 #[test]

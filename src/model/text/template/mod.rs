@@ -70,6 +70,13 @@ impl ChatTemplate {
         template
     }
 
+    /// Has the calls of earlier answers in their content where a template leaves them out.
+    pub(super) fn put_calls_into_content(&mut self) {
+        for expected in self.expected.values_mut() {
+            expected.calls = expected.calls.in_content();
+        }
+    }
+
     pub(super) fn render(&self, prompt: &ChatPrompt<'_>) -> Result<String, RequestError> {
         if let Some(reason) = &self.broken {
             return invalid(format!(
@@ -178,7 +185,9 @@ fn environment() -> Environment<'static> {
     environment.set_syntax(syntax.expect("the default delimiters are valid"));
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_formatter(python::write);
     environment.add_filter("tojson", python::tojson);
+    environment.add_filter("string", python::string);
     environment.add_test("iterable", python::is_iterable);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", python::strftime_now);

@@ -156,3 +156,22 @@ fn the_format_of_a_template_counts_before_the_vocabulary() {
         ),
     ]);
 }
+
+#[test]
+fn templates_of_lfm2_that_leave_calls_out_have_them_in_the_content() {
+    let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if tools %}List of tools{% endif %}";
+    let call = json!({"function": {"name": "f", "arguments": "{\"x\": 1}"}});
+    let chat =
+        json!([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]);
+    let render = |tokens: &[&str]| {
+        let model = ModelDir::new(&byte_level_with(tokens))
+            .with("chat_template.jinja", template)
+            .load();
+        let rendered = model.render_chat(&ChatPrompt::new(&chat));
+        rendered.expect("renders")
+    };
+    let tokens = ["<|tool_call_start|>", "<|tool_call_end|>"];
+    let expected = "<user>a<assistant><|tool_call_start|>[f(x=1)]<|tool_call_end|>";
+    assert_eq!(render(&tokens), expected);
+    assert_eq!(render(&[]), "<user>a<assistant>");
+}

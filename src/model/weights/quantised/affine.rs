@@ -7,6 +7,7 @@ use super::scheme::{Group, Packing};
 use super::tensors::{Module, Part};
 use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
+use crate::kernels::tensor_view::RowOrder;
 
 /// Outputs that are converted together: those of a word.
 pub const TILE: usize = 8;
@@ -52,6 +53,9 @@ impl<'a> Words<'a> {
         (self.get(index) >> (4 * nibble) & 15) as u8
     }
 }
+
+/// Takes a block: its row, its place there, its head and its codes.
+type TakeBlock<'t> = dyn FnMut(usize, usize, Head, &[u8; BLOCK / 2]) + 't;
 
 impl<'a> Affine<'a> {
     /// Finds the tensors of a module.
@@ -119,58 +123,67 @@ impl<'a> Affine<'a> {
         self.scales.are_half()
     }
 
-    /// Writes rows of blocks from `first` on, as many as `out` takes; `first` is the first of a tile.
-    pub fn convert(&self, first: usize, out: &mut [u8]) {
+    /// Writes rows of blocks from `first` on, as many as `out` takes; `order` says where they are.
+    pub fn convert(&self, rows: (usize, RowOrder), out: &mut [u8]) {
         let block_bytes = BlockType::Affine4.bytes();
         let row_bytes = BlockType::Affine4.row_bytes(self.inputs);
-        self.walk(first, out.len() / row_bytes, |row, block, head, codes| {
-            let out = &mut out[row * row_bytes + block * block_bytes..][..block_bytes];
-            out[..2].copy_from_slice(&f16::from_f32(head.scale).to_le_bytes());
-            out[2] = head.zero;
-            out[3..].copy_from_slice(codes);
-        });
-    }
-
-    /// Writes rows of f32 instead, with the scales as they are.
-    pub fn widen(&self, first: usize, out: &mut [u8]) {
-        let words = out.as_chunks_mut::<4>().0;
         self.walk(
-            first,
-            words.len() / self.inputs,
-            |row, block, head, codes| {
-                let out = &mut words[row * self.inputs + block * BLOCK..][..BLOCK];
-                let zero = f32::from(head.zero);
-                let value = |code: u8| (head.scale * (f32::from(code) - zero)).to_le_bytes();
-                let (low, high) = out.split_at_mut(BLOCK / 2);
-                for ((low, high), code) in low.iter_mut().zip(high).zip(codes) {
-                    *low = value(code & 15);
-                    *high = value(code >> 4);
-                }
+            rows,
+            out.len() / row_bytes,
+            &mut |row, block, head, codes| {
+                let out = &mut out[row * row_bytes + block * block_bytes..][..block_bytes];
+                out[..2].copy_from_slice(&f16::from_f32(head.scale).to_le_bytes());
+                out[2] = head.zero;
+                out[3..].copy_from_slice(codes);
             },
         );
     }
 
-    /// Hands out the blocks of `rows` rows from `first` on: row, block in the row, head and codes.
-    fn walk(
-        &self,
-        first: usize,
-        rows: usize,
-        mut take: impl FnMut(usize, usize, Head, &[u8; BLOCK / 2]),
-    ) {
-        for tile in (0..rows).step_by(TILE) {
-            let in_tile = TILE.min(rows - tile);
-            let mut heads = [Head::default(); TILE];
-            for block in 0..self.inputs / BLOCK {
-                let input = block * BLOCK;
-                if input.is_multiple_of(self.group) {
-                    for (row, head) in heads[..in_tile].iter_mut().enumerate() {
-                        *head = self.head(first + tile + row, input / self.group);
-                    }
+    /// Writes rows of f32 instead, with the scales as they are.
+    pub fn widen(&self, rows: (usize, RowOrder), out: &mut [u8]) {
+        let words = out.as_chunks_mut::<4>().0;
+        let n_rows = words.len() / self.inputs;
+        self.walk(rows, n_rows, &mut |row, block, head, codes| {
+            let out = &mut words[row * self.inputs + block * BLOCK..][..BLOCK];
+            let zero = f32::from(head.zero);
+            let value = |code: u8| (head.scale * (f32::from(code) - zero)).to_le_bytes();
+            let (low, high) = out.split_at_mut(BLOCK / 2);
+            for ((low, high), code) in low.iter_mut().zip(high).zip(codes) {
+                *low = value(code & 15);
+                *high = value(code >> 4);
+            }
+        });
+    }
+
+    /// Hands out the blocks of `rows` rows from `first` on, which `order` finds: row, block in the row, head and codes.
+    fn walk(&self, (first, order): (usize, RowOrder), rows: usize, take: &mut TakeBlock<'_>) {
+        let mut row = 0;
+        while row < rows {
+            let stored = order.stored_row(first + row);
+            let most = (TILE - stored % TILE).min(rows - row);
+            let follow = |n: &usize| order.stored_row(first + row + n) == stored + n;
+            let run = (0..most).take_while(follow).count();
+            self.walk_within_tile(stored, run, &mut |n, block, head, codes| {
+                take(row + n, block, head, codes);
+            });
+            row += run;
+        }
+    }
+
+    /// The same of neighbouring rows of one tile, from the stored row `first` on.
+    fn walk_within_tile(&self, first: usize, rows: usize, take: &mut TakeBlock<'_>) {
+        let before = first % TILE;
+        let mut heads = [Head::default(); TILE];
+        for block in 0..self.inputs / BLOCK {
+            let input = block * BLOCK;
+            if input.is_multiple_of(self.group) {
+                for (row, head) in heads[..rows].iter_mut().enumerate() {
+                    *head = self.head(first + row, input / self.group);
                 }
-                let codes = self.codes(first + tile, in_tile, block);
-                for (row, codes) in codes[..in_tile].iter().enumerate() {
-                    take(tile + row, block, heads[row], codes);
-                }
+            }
+            let codes = self.codes(first - before, before + rows, block);
+            for (row, codes) in codes[before..before + rows].iter().enumerate() {
+                take(row, block, heads[row], codes);
             }
         }
     }

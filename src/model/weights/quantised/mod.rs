@@ -16,6 +16,7 @@ mod affine;
 mod scaled;
 mod scales;
 mod scheme;
+mod stacked;
 mod tensors;
 mod turned;
 
@@ -52,6 +53,8 @@ pub enum MatrixSource<'a> {
 /// A matrix in codes that no backend knows.
 pub struct QuantisedMatrix<'a> {
     codes: Codes<'a>,
+    /// Where its rows are among those of the codes.
+    order: RowOrder,
     shape: &'a [usize; 2],
     /// Bytes of all its tensors.
     file_bytes: usize,
@@ -72,6 +75,17 @@ pub struct Target {
     pub keeps_blocks: bool,
 }
 
+/// A matrix whose rows are some of those of a quantised one.
+pub(super) struct PartOf {
+    /// The name of that one.
+    pub whole: String,
+    /// The outputs and inputs of that one.
+    pub shape: [usize; 2],
+    /// Which rows these are, and how many.
+    pub order: RowOrder,
+    pub rows: usize,
+}
+
 /// Rows that a backend takes.
 pub struct Converted<'a> {
     stored: Stored,
@@ -89,7 +103,7 @@ pub(super) fn part_names(name: &str) -> impl Iterator<Item = String> {
 impl Weights {
     /// The blocks that a quantised matrix becomes, if it is there and becomes some.
     pub(super) fn quantised_blocks(&self, name: &str) -> Option<BlockType> {
-        match Module::find(self, name)? {
+        match Module::find(self, self.whole(name))? {
             (_, Scheme::Int4(..)) => Some(BlockType::Affine4),
             (_, Scheme::Fp8 { .. } | Scheme::Int8) => None,
         }
@@ -124,6 +138,16 @@ impl Weights {
         Some(format_error(file.path(), reason))
     }
 
+    /// Whether a matrix is there in codes.
+    pub(super) fn is_quantised(&self, name: &str) -> bool {
+        Module::find(self, name).is_some()
+    }
+
+    /// The name of the quantised matrix whose codes a matrix has: its own, or that of one that holds several.
+    pub(super) fn whole<'n>(&'n self, name: &'n str) -> &'n str {
+        self.parts.get(name).map_or(name, |part| &part.whole)
+    }
+
     /// Finds a matrix, quantised or not, and checks all that belongs to it.
     ///
     /// # Errors
@@ -136,11 +160,16 @@ impl Weights {
         if let Some(turned) = self.turned(name) {
             return Ok(MatrixSource::Quantised(QuantisedMatrix {
                 codes: Codes::Turned(turned),
+                order: RowOrder::AsNumbered,
                 shape,
                 file_bytes: self.bytes_of(name).unwrap_or(0),
             }));
         }
-        match Module::find(self, name) {
+        let (whole_shape, order) = match self.parts.get(name) {
+            Some(part) => (part.shape, part.order),
+            None => (*shape, RowOrder::AsNumbered),
+        };
+        match Module::find(self, self.whole(name)) {
             None => match self.unexplained(name) {
                 Some(error) => Err(error),
                 None => Ok(MatrixSource::Plain(self.tensor(name, shape)?)),
@@ -148,14 +177,15 @@ impl Weights {
             Some((module, scheme)) => {
                 let codes = match scheme {
                     Scheme::Fp8 { .. } | Scheme::Int8 => {
-                        Codes::Scaled(Scaled::find(&module, scheme, *shape)?)
+                        Codes::Scaled(Scaled::find(&module, scheme, whole_shape)?)
                     }
                     Scheme::Int4(packing, group) => {
-                        Codes::Affine(Affine::find(&module, packing, group, *shape)?)
+                        Codes::Affine(Affine::find(&module, packing, group, whole_shape)?)
                     }
                 };
                 Ok(MatrixSource::Quantised(QuantisedMatrix {
                     codes,
+                    order,
                     shape,
                     file_bytes: self.bytes_of(name).unwrap_or(0),
                 }))
@@ -205,10 +235,11 @@ impl<'a> QuantisedMatrix<'a> {
             let own = parts.next();
             let convert = |index: usize, out: &mut [u8]| {
                 let first = index * per_core;
+                let rows = (first, self.order);
                 match (&self.codes, stored) {
-                    (Codes::Scaled(scaled), _) => scaled.convert(first, dtype, out),
-                    (Codes::Affine(affine), Stored::Plain(_)) => affine.widen(first, out),
-                    (Codes::Affine(affine), Stored::Blocks(_)) => affine.convert(first, out),
+                    (Codes::Scaled(scaled), _) => scaled.convert(rows, dtype, out),
+                    (Codes::Affine(affine), Stored::Plain(_)) => affine.widen(rows, out),
+                    (Codes::Affine(affine), Stored::Blocks(_)) => affine.convert(rows, out),
                     (Codes::Turned(turned), _) => turned.convert(first, out),
                 }
             };

@@ -6,6 +6,7 @@ use super::Scheme;
 use super::tensors::{Module, Part};
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::RowOrder;
 
 /// A matrix of codes, with scales for rectangles of them.
 pub struct Scaled<'a> {
@@ -45,12 +46,12 @@ impl<'a> Scaled<'a> {
         })
     }
 
-    /// Writes rows from `first` on, as many as `out` takes.
-    pub fn convert(&self, first: usize, dtype: Dtype, out: &mut [u8]) {
+    /// Writes rows from `first` on, as many as `out` takes; `order` says where they are.
+    pub fn convert(&self, (first, order): (usize, RowOrder), dtype: Dtype, out: &mut [u8]) {
         let mut row_values = vec![0f32; self.inputs];
         let rows = out.chunks_exact_mut(self.inputs * dtype.bytes());
         for (index, out) in rows.enumerate() {
-            let row = first + index;
+            let row = order.stored_row(first + index);
             let scales = self.scales.row(row);
             let codes = &self.codes[row * self.inputs..][..self.inputs];
             let width = self.scales.block[1];

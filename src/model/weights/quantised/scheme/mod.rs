@@ -101,6 +101,8 @@ impl Scheme {
     /// [`LoadError::Format`] that names the key of what is not supported.
     pub fn read(dir: &Path, has_codes: bool) -> Result<Option<Self>, LoadError> {
         let config = JsonFile::read(&dir.join("config.json"), MAX_CONFIG_BYTES)?;
+        // Models that also see may say it of their decoder alone.
+        let config = config.with_nested("text_config")?;
         if let Some(key) = KEYS.into_iter().find(|key| config.value(key).is_some()) {
             let Some(own) = config.object(key)? else {
                 return Ok(None);

@@ -1,0 +1,134 @@
+//! The families by name, and what all models of one have in common.
+
+use crate::error::LoadError;
+use crate::model::json_file::JsonFile;
+
+/// The families that the forward pass knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// Llama 2 and 3, and what copies them.
+    Llama,
+    /// Mistral: sliding window in every layer, or in none.
+    Mistral,
+    /// Mixtral: Mistral with experts in every layer.
+    Mixtral,
+    /// Qwen2 and Qwen2.5: bias on q, k and v.
+    Qwen2,
+    /// Qwen3: norm on each head of q and k.
+    Qwen3,
+    /// Qwen3 with experts.
+    Qwen3Moe,
+    /// Qwen3.5: gated delta nets, and attention in every fourth layer.
+    Qwen35,
+    /// Qwen3.5 with experts.
+    Qwen35Moe,
+    /// Qwen3-Next: what became Qwen3.5, with its inputs fused.
+    Qwen3Next,
+    /// LFM2: short convolutions, and attention in some layers.
+    Lfm2,
+    /// LFM2 with experts.
+    Lfm2Moe,
+    /// DeepSeek-V2: latent attention and experts.
+    DeepseekV2,
+    /// DeepSeek-V3: the same, with a correction of the router's choice.
+    DeepseekV3,
+    /// GLM-4.7-Flash and its like: DeepSeek-V3's layers.
+    Glm4MoeLite,
+    /// gpt-oss: attention sinks, experts with biases and clamped gates.
+    GptOss,
+}
+
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Self; 15] = [
+        Self::Llama,
+        Self::Mistral,
+        Self::Mixtral,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Qwen3Moe,
+        Self::Qwen35,
+        Self::Qwen35Moe,
+        Self::Qwen3Next,
+        Self::Lfm2,
+        Self::Lfm2Moe,
+        Self::DeepseekV2,
+        Self::DeepseekV3,
+        Self::Glm4MoeLite,
+        Self::GptOss,
+    ];
+
+    /// The name under `architectures` in `config.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+            Self::Mixtral => "MixtralForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::Qwen35 => "Qwen3_5ForConditionalGeneration",
+            Self::Qwen35Moe => "Qwen3_5MoeForConditionalGeneration",
+            Self::Qwen3Next => "Qwen3NextForCausalLM",
+            Self::Lfm2 => "Lfm2ForCausalLM",
+            Self::Lfm2Moe => "Lfm2MoeForCausalLM",
+            Self::DeepseekV2 => "DeepseekV2ForCausalLM",
+            Self::DeepseekV3 => "DeepseekV3ForCausalLM",
+            Self::Glm4MoeLite => "Glm4MoeLiteForCausalLM",
+            Self::GptOss => "GptOssForCausalLM",
+        }
+    }
+
+    /// The family of a name. Models that also see are run on text, and named as those that do not.
+    fn named(name: &str) -> Option<Self> {
+        let on_text = |known: Self| {
+            let family = known.name().strip_suffix("ForConditionalGeneration");
+            family.is_some_and(|family| name.strip_suffix("ForCausalLM") == Some(family))
+        };
+        let mut all = Self::ALL.into_iter();
+        all.find(|known| known.name() == name || on_text(*known))
+    }
+
+    /// Whether it is one of Qwen's.
+    pub(super) fn is_qwen(self) -> bool {
+        match self {
+            Self::Llama | Self::Mistral | Self::Mixtral | Self::Lfm2 | Self::Lfm2Moe => false,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
+            Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => true,
+            Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
+        }
+    }
+
+    /// Whether every head of q and k is normed before the rotation.
+    pub fn has_qk_norm(self) -> bool {
+        match self {
+            Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => false,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
+            Self::Qwen3 | Self::Qwen3Moe | Self::Lfm2 | Self::Lfm2Moe => true,
+            Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
+        }
+    }
+
+    /// Whether attention is latent.
+    pub fn is_latent(self) -> bool {
+        matches!(
+            self,
+            Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite
+        )
+    }
+
+    /// The family that a `config.json` names.
+    pub(super) fn read(json: &JsonFile) -> Result<Self, LoadError> {
+        let names = json
+            .texts("architectures")?
+            .ok_or_else(|| json.error("architectures", "is missing, it names the model's class"))?;
+        names
+            .iter()
+            .find_map(|name| Self::named(name))
+            .ok_or_else(|| LoadError::UnknownArchitecture {
+                file: json.file().to_owned(),
+                found: names.join(", "),
+                supported: Self::ALL.map(Self::name).join(", "),
+            })
+    }
+}

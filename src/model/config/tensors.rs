@@ -1,0 +1,133 @@
+//! The tensors of a model, their order and their use.
+
+use super::experts::{ExpertsConfig, mlp_tensors};
+use super::{ModelConfig, recurrent};
+use crate::kernels::dtype::MatrixRole;
+use crate::kernels::tensor_view::RowOrder;
+use crate::model::weights::TensorSpec;
+
+impl ModelConfig {
+    /// Every tensor of the model with its shape, in the order of the forward pass.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let hidden = self.hidden_size;
+        let mut specs = vec![TensorSpec::new(
+            "model.embed_tokens.weight",
+            &[self.vocab_size, hidden],
+        )];
+        for layer in 0..self.num_hidden_layers {
+            let name = |name: &str| format!("model.layers.{layer}.{name}");
+            specs.push(TensorSpec::new(name("input_layernorm.weight"), &[hidden]));
+            if let Some(states) = self.states_in(layer) {
+                specs.extend(states.tensors(layer, hidden));
+                self.push_feed_forward(layer, &mut specs);
+                continue;
+            }
+            let attention = match &self.latent {
+                Some(latent) => latent.tensors(self),
+                None => self.attention_tensors(),
+            };
+            let attention = attention.into_iter();
+            specs.extend(
+                attention.map(|(part, shape)| {
+                    TensorSpec::new(name(&format!("self_attn.{part}")), &shape)
+                }),
+            );
+            self.push_feed_forward(layer, &mut specs);
+        }
+        specs.push(TensorSpec::new("model.norm.weight", &[hidden]));
+        if !self.tie_word_embeddings {
+            specs.push(TensorSpec::new(
+                "lm_head.weight",
+                &[self.vocab_size, hidden],
+            ));
+        }
+        specs
+    }
+
+    /// The tensors of a layer after its attention.
+    fn push_feed_forward(&self, layer: usize, specs: &mut Vec<TensorSpec>) {
+        let (hidden, mlp) = (self.hidden_size, self.intermediate_size);
+        let named = |name: &str, shape: &[usize]| {
+            TensorSpec::new(format!("model.layers.{layer}.{name}"), shape)
+        };
+        specs.push(named("post_attention_layernorm.weight", &[hidden]));
+        let shared = self.recurrent.as_ref().and_then(|own| own.shared_expert);
+        let (module, width) = match self.experts.as_ref().filter(|all| all.are_in(layer)) {
+            None => ("mlp", mlp),
+            Some(experts) => {
+                specs.extend(experts.tensors(layer, hidden, self.bias.mlp));
+                let Some(width) = shared else { return };
+                specs.push(named("mlp.shared_expert_gate.weight", &[1, hidden]));
+                ("mlp.shared_expert", width)
+            }
+        };
+        let bias = self.bias.mlp;
+        specs.extend(mlp_tensors(
+            &format!("model.layers.{layer}.{module}"),
+            hidden,
+            width,
+            bias,
+        ));
+    }
+
+    /// The tensors of a layer's attention, by their names in it.
+    fn attention_tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, q, kv) = (self.hidden_size, self.q_width(), self.kv_width());
+        let mut specs = Vec::new();
+        let mut push = |name: String, shape: &[usize]| specs.push((name, shape.to_vec()));
+        let gate = ("gate_proj", q);
+        let gate = self.gates_attention().then_some(gate);
+        let parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        for (name, width) in parts.into_iter().chain(gate) {
+            push(format!("{name}.weight"), &[width, hidden]);
+            if self.bias.qkv {
+                push(format!("{name}.bias"), &[width]);
+            }
+        }
+        if self.qk_norm {
+            push("q_norm.weight".to_owned(), &[self.head_dim]);
+            push("k_norm.weight".to_owned(), &[self.head_dim]);
+        }
+        if self.sinks {
+            push("sinks".to_owned(), &[self.num_attention_heads]);
+        }
+        push("o_proj.weight".to_owned(), &[hidden, q]);
+        if self.bias.o {
+            push("o_proj.bias".to_owned(), &[hidden]);
+        }
+        specs
+    }
+
+    /// The order of a tensor's rows in checkpoints.
+    pub fn row_order(&self, tensor: &str) -> RowOrder {
+        match &self.latent {
+            Some(latent) => latent.row_order(tensor),
+            None => RowOrder::AsNumbered,
+        }
+    }
+
+    /// What a matrix is for.
+    pub fn role(&self, tensor: &str) -> MatrixRole {
+        let gives_logits = match self.tie_word_embeddings {
+            true => "model.embed_tokens.weight",
+            false => "lm_head.weight",
+        };
+        if tensor == gives_logits {
+            return MatrixRole::Logits;
+        }
+        let is_router = |experts: &ExpertsConfig| {
+            let end = format!(".{}.weight", experts.names.router);
+            tensor.ends_with(&end) || tensor.ends_with(".shared_expert_gate.weight")
+        };
+        let keeps_states = recurrent::GATES.iter().any(|gate| tensor.ends_with(gate));
+        match keeps_states || self.experts.as_ref().is_some_and(is_router) {
+            true => MatrixRole::Router,
+            false => MatrixRole::Inner,
+        }
+    }
+
+    /// Number of weights.
+    pub fn parameters(&self) -> u64 {
+        self.tensors().iter().map(TensorSpec::elements).sum()
+    }
+}

@@ -1,0 +1,159 @@
+//! Experts: defaults of each family, and what is refused.
+
+use super::*;
+
+#[test]
+fn experts_take_the_defaults_of_their_class() {
+    let experts = |config: &Value| parse(config).expect("supported").experts;
+    let qwen = base("Qwen3MoeForCausalLM");
+    let read = parse(&qwen).expect("supported");
+    assert_eq!((read.head_dim, read.num_key_value_heads), (16, 2));
+    let own = read.experts.expect("it has experts");
+    assert_eq!(own.routing, Routing::softmax(128, 8, false));
+    assert_eq!((own.width, own.layers), (768, vec![true; 3]));
+    for (edits, layers) in [
+        (
+            json!({"decoder_sparse_step": 2}),
+            Some([false, true, false]),
+        ),
+        (
+            json!({"mlp_only_layers": [0, 7]}),
+            Some([false, true, true]),
+        ),
+        (
+            json!({"decoder_sparse_step": 2, "mlp_only_layers": [1]}),
+            None,
+        ),
+        (json!({"num_experts": 0}), None),
+        (json!({"mlp_only_layers": null}), Some([true; 3])),
+    ] {
+        let got = experts(&with(qwen.clone(), edits.clone()));
+        let got = got.map(|experts| experts.layers);
+        assert_eq!(got, layers.map(Vec::from), "{edits}");
+    }
+    let mixtral = base("MixtralForCausalLM");
+    let read = parse(&mixtral).expect("supported");
+    assert_eq!((read.rope.theta, read.rms_norm_eps), (1e6, 1e-5));
+    assert_eq!(read.windows, [None; 3]);
+    let own = read.experts.expect("it has experts");
+    assert_eq!(own.routing, Routing::softmax(8, 2, true));
+    assert_eq!(own.width, read.intermediate_size);
+    for (edits, complaint) in [
+        (
+            json!({"num_experts_per_tok": 9}),
+            "num_experts_per_tok is 9 and more than num_experts, 8",
+        ),
+        (
+            json!({"num_local_experts": 0}),
+            "num_local_experts is 0, expected a whole number from 1 to 1024",
+        ),
+        (
+            json!({"num_local_experts": 1024, "num_hidden_layers": 65}),
+            "in each of 65 layers, supported are 65536 in all",
+        ),
+    ] {
+        let error = parse(&with(mixtral.clone(), edits)).expect_err("it is refused");
+        assert!(error.to_string().contains(complaint), "{error}");
+    }
+    let wrong = with(qwen, json!({"mlp_only_layers": [-1]}));
+    let error = parse(&wrong).expect_err("it is refused").to_string();
+    assert!(
+        error.contains("mlp_only_layers is [-1], expected a list of layers"),
+        "{error}"
+    );
+}
+
+#[test]
+fn groups_of_experts_must_be_possible() {
+    let v3 = with(
+        base("DeepseekV3ForCausalLM"),
+        json!({"first_k_dense_replace": 0}),
+    );
+    for (edits, complaint) in [
+        (
+            json!({"n_routed_experts": 20}),
+            "n_group is 8, expected at most 64 and a divisor of n_routed_experts, 20",
+        ),
+        (
+            json!({"n_group": 256}),
+            "n_group is 256, expected at most 64",
+        ),
+        (
+            json!({"n_routed_experts": 8, "num_experts_per_tok": 4}),
+            "leaves one expert to a group",
+        ),
+        (
+            json!({"n_routed_experts": 16, "topk_group": 2}),
+            "of which 2 are used with 4 experts, and a token goes through 8",
+        ),
+        (
+            json!({"mlp_layer_types": ["dense"], "architectures": ["Glm4MoeLiteForCausalLM"]}),
+            "mlp_layer_types has 1 entries, expected 3",
+        ),
+        (
+            json!({"topk_method": "noisy", "architectures": ["DeepseekV2ForCausalLM"]}),
+            "topk_method is \"noisy\"",
+        ),
+        (
+            json!({"qk_rope_head_dim": 7}),
+            "qk_rope_head_dim is 7, expected an even number",
+        ),
+    ] {
+        let error = parse(&with(v3.clone(), edits)).expect_err("it is refused");
+        assert!(error.to_string().contains(complaint), "{error}");
+    }
+}
+
+#[test]
+fn routers_of_other_formulas_are_refused() {
+    let v2 = json!({"num_experts_per_tok": 3});
+    let table = [
+        ("DeepseekV2ForCausalLM", "scoring_func", json!("sigmoid")),
+        ("DeepseekV2ForCausalLM", "topk_method", json!("noaux_tc")),
+        ("DeepseekV2ForCausalLM", "norm_topk_prob", json!(true)),
+        ("DeepseekV2ForCausalLM", "moe_layer_freq", json!(2)),
+        ("DeepseekV3ForCausalLM", "scoring_func", json!("softmax")),
+        ("DeepseekV3ForCausalLM", "topk_method", json!("greedy")),
+        ("DeepseekV3ForCausalLM", "moe_layer_freq", json!([0, 1, 1])),
+        ("Glm4MoeLiteForCausalLM", "scoring_func", json!("softmax")),
+        ("Glm4MoeLiteForCausalLM", "topk_method", json!("greedy")),
+    ];
+    for (name, key, value) in table {
+        let config = with(with(base(name), v2.clone()), json!({ key: value }));
+        let error = parse(&config).expect_err("it is refused").to_string();
+        let complaint = format!("{key} is {value}");
+        assert!(error.contains(&complaint), "{error} for {complaint}");
+    }
+    let kinds = json!({"mlp_layer_types": ["dense", "sparse", "both"]});
+    let error = parse(&with(base("Glm4MoeLiteForCausalLM"), kinds)).expect_err("it is refused");
+    assert!(
+        error.to_string().contains("mlp_layer_types has \"both\""),
+        "{error}"
+    );
+}
+
+#[test]
+fn null_is_no_where_its_class_takes_it_for_false() {
+    let with_experts = json!({"first_k_dense_replace": 0});
+    let v3 = with(base("DeepseekV3ForCausalLM"), with_experts);
+    let read = |edits| parse(&with(v3.clone(), edits)).expect("supported");
+    for (edits, is_no) in [
+        (json!({}), false),
+        (
+            json!({"norm_topk_prob": null, "rope_interleave": null}),
+            true,
+        ),
+        (
+            json!({"norm_topk_prob": false, "rope_interleave": false}),
+            true,
+        ),
+    ] {
+        let read = read(edits);
+        let experts = read.experts.expect("it has experts");
+        assert_eq!(experts.routing.sum == WeightSum::AsScored, is_no);
+        assert_eq!(
+            read.latent.expect("attention is latent").interleaved,
+            !is_no
+        );
+    }
+}

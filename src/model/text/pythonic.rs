@@ -1,0 +1,88 @@
+//! Calls as LFM2's models write them, for their templates that leave out those of earlier answers.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+/// What surrounds calls.
+const TAGS: [&str; 2] = ["<|tool_call_start|>", "<|tool_call_end|>"];
+
+/// Adds calls to the content of an answer.
+pub(super) fn add(content: &mut String, calls: &[Value]) {
+    content.push_str(TAGS[0]);
+    content.push('[');
+    for (index, call) in calls.iter().enumerate() {
+        let function = call.get("function").unwrap_or(call);
+        let name = function.get("name").and_then(Value::as_str);
+        let before = if index > 0 { ", " } else { "" };
+        let _ = write!(content, "{before}{}(", name.unwrap_or_default());
+        match function.get("arguments") {
+            Some(Value::Object(arguments)) => {
+                for (index, (key, value)) in arguments.iter().enumerate() {
+                    let before = if index > 0 { ", " } else { "" };
+                    let _ = write!(content, "{before}{key}=");
+                    literal(content, value);
+                }
+            }
+            // What a model wrote wrongly stays as it is.
+            Some(Value::String(text)) => content.push_str(text),
+            _ => {}
+        }
+        content.push(')');
+    }
+    content.push(']');
+    content.push_str(TAGS[1]);
+}
+
+/// Writes a value in Python. The texts of JSON are Python's as well.
+fn literal(out: &mut String, value: &Value) {
+    match value {
+        Value::Null => out.push_str("None"),
+        Value::Bool(true) => out.push_str("True"),
+        Value::Bool(false) => out.push_str("False"),
+        Value::Array(items) => {
+            out.push('[');
+            for (index, item) in items.iter().enumerate() {
+                out.push_str(if index > 0 { ", " } else { "" });
+                literal(out, item);
+            }
+            out.push(']');
+        }
+        Value::Object(fields) => {
+            out.push('{');
+            for (index, (key, value)) in fields.iter().enumerate() {
+                out.push_str(if index > 0 { ", " } else { "" });
+                literal(out, &Value::from(key.as_str()));
+                out.push_str(": ");
+                literal(out, value);
+            }
+            out.push('}');
+        }
+        Value::Number(_) | Value::String(_) => {
+            let _ = write!(out, "{value}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn calls_are_written_in_python() {
+        let mut content = "Let me see.".to_owned();
+        let arguments = json!({"city": "São \"T\"\n", "days": 2, "sure": true, "at": [1.5, null, {"a": false}]});
+        let calls = [
+            json!({"type": "function", "function": {"name": "weather", "arguments": arguments}}),
+            json!({"function": {"name": "clock", "arguments": {}}}),
+            json!({"function": {"name": "raw", "arguments": "4, "}}),
+            json!({"name": "bare"}),
+        ];
+        add(&mut content, &calls);
+        let expected = "Let me see.<|tool_call_start|>[weather(city=\"São \\\"T\\\"\\n\", days=2, sure=True, \
+                        at=[1.5, None, {\"a\": False}]), clock(), raw(4, ), bare()]<|tool_call_end|>";
+        assert_eq!(content, expected);
+    }
+}

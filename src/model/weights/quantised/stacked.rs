@@ -1,0 +1,163 @@
+//! Stacks of experts in codes of eight bits: their scales, taken apart as the codes are.
+//!
+//! | scales | a scale for |
+//! |---|---|
+//! | \[experts, blocks of outputs, blocks of inputs\] | a block of an expert |
+//! | \[experts, outputs, 1\], \[experts, outputs\] | an output |
+//! | \[experts\], \[experts, 1\], \[experts, 1, 1\] | an expert |
+
+use super::Scheme;
+use crate::error::LoadError;
+use crate::kernels::tensor_view::{RowOrder, Stored};
+use crate::model::json_file::format_error;
+use crate::model::weights::{Entry, Weights};
+
+/// What the name of a stack's scales adds to that of the stack.
+const SUFFIXES: [&str; 2] = ["_scale_inv", "_scale"];
+
+/// The scales of a stack.
+pub(in super::super) struct StackScales {
+    whole: Entry,
+    experts: usize,
+    /// Matrices of an expert, and the scales of each; one where they share it.
+    parts: usize,
+    shape: Vec<usize>,
+    is_shared: bool,
+}
+
+impl StackScales {
+    /// The scales of each matrix of an expert.
+    pub(in super::super) fn of(&self, expert: usize) -> impl Iterator<Item = Entry> {
+        let of_expert = self.whole.range.len() / self.experts;
+        let bytes = match self.is_shared {
+            true => of_expert,
+            false => of_expert / self.parts,
+        };
+        let first = self.whole.range.start + expert * of_expert;
+        (0..self.parts).map(move |part| {
+            let start = match self.is_shared {
+                true => first,
+                false => first + part * bytes,
+            };
+            Entry {
+                file: self.whole.file,
+                stored: self.whole.stored.clone(),
+                shape: self.shape.clone(),
+                range: start..start + bytes,
+                order: RowOrder::AsNumbered,
+            }
+        })
+    }
+}
+
+impl Weights {
+    /// Finds the scales of a stack `[experts, parts * outputs, inputs]` in codes; `None` for one that is plain.
+    ///
+    /// # Errors
+    /// [`LoadError::Format`] for codes that the configuration does not name, [`LoadError::MissingTensor`],
+    /// [`LoadError::WrongShape`].
+    pub(in super::super) fn scales_of_stack(
+        &mut self,
+        name: &str,
+        stack: &Entry,
+        parts: usize,
+    ) -> Result<Option<StackScales>, LoadError> {
+        let Err(dtype) = &stack.stored else {
+            return Ok(None);
+        };
+        let block = match self.scheme() {
+            Some(Scheme::Fp8 { block }) if dtype == "F8_E4M3" => block,
+            Some(Scheme::Int8) if dtype == "I8" => None,
+            _ => return Err(self.refused_stack(name, stack.file, dtype)),
+        };
+        let &[experts, rows, inputs] = stack.shape.as_slice() else {
+            return Err(self.refused_stack(name, stack.file, dtype));
+        };
+        let outputs = rows / parts;
+        let blocks = block.map(|[high, wide]| [outputs.div_ceil(high), inputs.div_ceil(wide)]);
+        let wanted = match blocks {
+            Some([high, wide]) => vec![experts, parts * high, wide],
+            None => vec![experts, rows, 1],
+        };
+        let (scale, whole) = self.take_scales(name, &wanted)?;
+        if !matches!(whole.stored, Ok(Stored::Plain(_))) {
+            let got = whole.stored.as_ref().err().map_or("blocks", String::as_str);
+            let reason = format!("tensor {scale} has dtype {got}, supported are F32, F16 and BF16");
+            return Err(format_error(self.files[whole.file].path(), reason));
+        }
+        if let Some([high, _]) = block
+            && parts > 1
+            && !outputs.is_multiple_of(high)
+        {
+            let reason = format!(
+                "tensor {name} has blocks of {high} outputs, of which {outputs} are no multiple, so that some belong to \
+                 gates and to what these let through: use a checkpoint whose experts are quantised one by one"
+            );
+            return Err(format_error(self.files[stack.file].path(), reason));
+        }
+        let (shape, is_shared) = match (whole.shape.as_slice(), blocks) {
+            (found, Some([high, wide])) if found == wanted => (vec![high, wide], false),
+            (&[n] | &[n, 1] | &[n, 1, 1], _) if n == experts => (vec![1], true),
+            (&[n, m] | &[n, m, 1], _) if n == experts && m == rows => (vec![outputs, 1], false),
+            _ => {
+                return Err(LoadError::WrongShape {
+                    file: self.files[whole.file].path().to_owned(),
+                    tensor: scale,
+                    expected: wanted,
+                    got: whole.shape,
+                });
+            }
+        };
+        Ok(Some(StackScales {
+            whole,
+            experts,
+            parts,
+            shape,
+            is_shared,
+        }))
+    }
+
+    /// Refuses what is left of a stack: codes of four bits, which are not taken apart.
+    pub(in super::super) fn refuse_packed(&self, name: &str) -> Result<(), LoadError> {
+        let codes = ["qweight", "packed", "blocks"];
+        let names = codes.iter().flat_map(|codes| {
+            [".", "_", ".weight_"].map(|between| format!("{name}{between}{codes}"))
+        });
+        let mut found = names.filter_map(|name| self.entries.get_key_value(&name));
+        match found.next() {
+            Some((name, entry)) => {
+                let dtype = entry.stored.as_ref().err().map_or("blocks", String::as_str);
+                Err(self.refused_stack(name, entry.file, dtype))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn take_scales(
+        &mut self,
+        stack: &str,
+        expected: &[usize],
+    ) -> Result<(String, Entry), LoadError> {
+        for suffix in SUFFIXES {
+            let name = format!("{stack}{suffix}");
+            if let Some(entry) = self.entries.remove(&name) {
+                return Ok((self.file_name(&name), entry));
+            }
+        }
+        Err(LoadError::MissingTensor {
+            file: self.searched().to_owned(),
+            tensor: self.file_name(&format!("{stack}{}", SUFFIXES[0])),
+            expected: expected.to_vec(),
+        })
+    }
+
+    fn refused_stack(&self, name: &str, file: usize, dtype: &str) -> LoadError {
+        let name = self.file_name(name);
+        let reason = format!(
+            "tensor {name} holds the matrices of all experts in dtype {dtype}, supported are F32, F16 and BF16, and codes of \
+             eight bits as quantization_config says them (fp8, int-quantized): use a checkpoint whose experts are quantised \
+             one by one, or the model in bfloat16"
+        );
+        format_error(self.files[file].path(), reason)
+    }
+}
