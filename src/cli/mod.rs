@@ -24,6 +24,7 @@ mod output;
 mod plan;
 mod progress;
 mod readahead;
+mod remote;
 mod replay_log;
 mod serve;
 mod settings;
