@@ -42,6 +42,7 @@ Examples:
   souffleur                                         serve the bundled model on http://127.0.0.1:30000
   souffleur --model-path ~/models/Qwen3-0.6B        serve a model in Hugging Face layout
   souffleur --model-path ~/models/Qwen3-8B.gguf     serve a GGUF file
+  souffleur --model-path Qwen/Qwen3-0.6B            download a model and serve it
   souffleur plan --model-path ~/models/Qwen3-0.6B   what would fit into memory, and why
   souffleur generate 'Who are you?'                 answer one prompt
 ";

@@ -6,6 +6,7 @@ mod docs;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/gguf.rs"]
 mod gguf;
+mod hub;
 mod serving;
 
 use std::path::{Path, PathBuf};
