@@ -42,6 +42,21 @@ pub fn shape_of(path: &Path, revision: Option<&str>) -> Result<PathBuf, Failure>
     Ok(hub.fetch(&model, revision, Extent::Shape, watch)?)
 }
 
+/// True if the model says how a conversation becomes a prompt.
+pub fn has_chat_template(parts: &EngineParts) -> bool {
+    let text = parts.text.as_ref();
+    text.is_some_and(|text| text.has_chat_template())
+}
+
+/// The configuration of an engine that reads and writes text.
+pub fn with_text(config: EngineConfig) -> Result<EngineConfig, Failure> {
+    if config.skip_tokenizer_init {
+        let reason = "--skip-tokenizer-init: text needs the tokenizer, leave it out";
+        return Err(Failure::Usage(reason.to_owned()));
+    }
+    with_model(config)
+}
+
 /// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready; `look` sees what is
 /// known before the weights are loaded, and may refuse it.
 pub fn start(

@@ -461,6 +461,11 @@ fn commands_fail_with_one_line_about_the_id() {
             "there is no model owner/other at",
         ),
         (
+            &["chat", "--model-path", "owner/tiny", "--revision", "x y"],
+            2,
+            "--revision is \"x y\"",
+        ),
+        (
             &["plan", "--model-path", local, "--revision", "main"],
             2,
             "--revision is \"main\", but",
