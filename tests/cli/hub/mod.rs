@@ -167,7 +167,7 @@ fn a_download_goes_on_where_it_stopped() {
         Some("bytes=50000-"),
     ];
     check(cache.path(), &parts);
-    // From one run to the next, of this program or of huggingface_hub.
+    // From one run to the next.
     let left = |bytes: &[u8]| {
         let cache = tempfile::tempdir().expect("a temporary folder can be made");
         let blobs = repo_folder(cache.path()).join("blobs");
