@@ -39,6 +39,7 @@
 //!
 //! - [`engine`]: starts an engine, on a thread of its own or on an Arbiter of the host's; the handle
 //! - [`request`], [`sink`], [`admission`]: the values that go in and come out, and how many requests may be inside
+//! - [`hub`]: downloads models that a configuration names by their ids on the Hugging Face hub
 //! - [`config`]: every key, its default and its bounds; [`error`]: every way to fail
 //! - [`server`]: the HTTP and WebSocket routes, for the host's own actix-web app
 //! - [`actors`]: the actors and every message between them; [`actors::prefix_index`] is the cache without a model
@@ -61,6 +62,7 @@ pub mod executor;
 mod field;
 #[doc(hidden)]
 pub mod grammar;
+pub mod hub;
 pub mod ids;
 #[doc(hidden)]
 pub mod kernels;

@@ -131,17 +131,9 @@ impl SamplingFlags {
 /// Runs the command.
 pub fn run(args: &GenerateArgs, settings: Settings) -> Result<(), Failure> {
     let text = read_prompt(args.prompt.as_deref())?;
-    let config = local::with_model(settings.engine)?;
-    if config.skip_tokenizer_init {
-        let reason = "--skip-tokenizer-init: text needs the tokenizer, leave it out";
-        return Err(Failure::Usage(reason.to_owned()));
-    }
+    let config = local::with_text(settings.engine)?;
     let engine = local::start(config, |parts| {
-        let has_template = parts
-            .text
-            .as_ref()
-            .is_some_and(|text| text.has_chat_template());
-        if args.raw || has_template {
+        if args.raw || local::has_chat_template(parts) {
             return Ok(());
         }
         let reason = "the model has no chat template: add --raw to continue the prompt as it is";

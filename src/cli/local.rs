@@ -1,17 +1,60 @@
-//! An engine in this process: what every command but `logits` starts.
+//! A model on this machine, which every command needs, and an engine in this process, which most start.
+
+use std::path::{Path, PathBuf};
 
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, EngineParts};
+use souffleur::hub::{self, Extent, Hub, HubError, HubModel, HubSettings};
 
 use super::failure::Failure;
 use super::{bundled, progress};
 
-/// The configuration with the bundled model in it if it names none.
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Self {
+        match error.is_usage() {
+            true => Self::Usage(error.to_string()),
+            false => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// The configuration with a model on this machine in it: the bundled one if it names none, a downloaded one if it names an
+/// id of the hub.
 pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     if config.model_path.as_os_str().is_empty() {
+        if let Some(revision) = config.revision {
+            let reason = format!("--revision is {revision:?}, but --model-path names no model");
+            return Err(Failure::Usage(reason));
+        }
         config.model_path = bundled::unpacked()?;
     }
-    Ok(config)
+    Ok(hub::localise(config, &mut progress::download_bar())?)
+}
+
+/// A path with the shape of a model: itself, or what was downloaded of the model that it is the id of. Weights are not, if
+/// they are in files of their own.
+pub fn shape_of(path: &Path, revision: Option<&str>) -> Result<PathBuf, Failure> {
+    let Some(model) = HubModel::of_path(path) else {
+        return Ok(path.to_owned());
+    };
+    let hub = Hub::new(HubSettings::from_env()?);
+    let watch = &mut progress::download_bar();
+    Ok(hub.fetch(&model, revision, Extent::Shape, watch)?)
+}
+
+/// True if the model says how a conversation becomes a prompt.
+pub fn has_chat_template(parts: &EngineParts) -> bool {
+    let text = parts.text.as_ref();
+    text.is_some_and(|text| text.has_chat_template())
+}
+
+/// The configuration of an engine that reads and writes text.
+pub fn with_text(config: EngineConfig) -> Result<EngineConfig, Failure> {
+    if config.skip_tokenizer_init {
+        let reason = "--skip-tokenizer-init: text needs the tokenizer, leave it out";
+        return Err(Failure::Usage(reason.to_owned()));
+    }
+    with_model(config)
 }
 
 /// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready; `look` sees what is

@@ -3,19 +3,23 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use souffleur::config::EngineConfig;
 use souffleur::executor::logits::{LogitsRequest, write_logits};
 use souffleur::kernels::cpu::default_threads;
 use souffleur::kernels::dtype::{Dtype, Quantization};
 
-use super::bundled;
 use super::failure::Failure;
+use super::local;
 
 /// Flags of the command.
 #[derive(Args, Debug)]
 pub struct LogitsArgs {
-    /// GGUF file of a model, or folder of one in Hugging Face layout
-    #[arg(long, alias = "model", value_name = "PATH")]
+    /// GGUF file of a model, folder of one in Hugging Face layout, or id of one on the Hugging Face hub
+    #[arg(long, alias = "model", value_name = "PATH|ID")]
     model_path: Option<PathBuf>,
+    /// Branch, tag or commit of a model on the Hugging Face hub
+    #[arg(long)]
+    revision: Option<String>,
     /// Data type in which weights and KV are stored
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float16", "bfloat16"])]
     dtype: String,
@@ -39,8 +43,13 @@ pub fn run(args: &LogitsArgs) -> Result<(), Failure> {
         0 => default_threads(),
         threads => threads,
     };
+    let named = local::with_model(EngineConfig {
+        model_path: args.model_path.clone().unwrap_or_default(),
+        revision: args.revision.clone(),
+        ..EngineConfig::default()
+    })?;
     let request = LogitsRequest {
-        model: args.model_path.clone().map_or_else(bundled::unpacked, Ok)?,
+        model: named.model_path,
         dtype: Dtype::from_name(&args.dtype),
         quantization: args
             .quantization

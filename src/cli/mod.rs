@@ -14,6 +14,7 @@ use flags::{AllFlags, LocalFlags};
 
 mod bench;
 mod bundled;
+mod chat;
 mod failure;
 pub mod flags;
 mod generate;
@@ -24,6 +25,7 @@ mod output;
 mod plan;
 mod progress;
 mod readahead;
+mod remote;
 mod replay_log;
 mod serve;
 mod settings;
@@ -41,6 +43,8 @@ Examples:
   souffleur                                         serve the bundled model on http://127.0.0.1:30000
   souffleur --model-path ~/models/Qwen3-0.6B        serve a model in Hugging Face layout
   souffleur --model-path ~/models/Qwen3-8B.gguf     serve a GGUF file
+  souffleur --model-path Qwen/Qwen3-0.6B            download a model and serve it
+  souffleur chat --model-path Qwen/Qwen3-0.6B       talk to it in the terminal
   souffleur plan --model-path ~/models/Qwen3-0.6B   what would fit into memory, and why
   souffleur generate 'Who are you?'                 answer one prompt
 ";
@@ -64,6 +68,8 @@ enum Command {
     Serve(Box<AllFlags>),
     /// Answer one prompt and stream the text to stdout
     Generate(Box<generate::GenerateArgs>),
+    /// Talk to a model, or to a server, in the terminal
+    Chat(Box<chat::ChatArgs>),
     /// Show how memory would be divided, without loading the weights
     Plan(Box<LocalFlags>),
     /// Measure this engine on this machine, or a server under load
@@ -104,6 +110,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Some(Command::Generate(args)) => {
             generate::run(&args, settings(&args.flags.clone().into())?)
         }
+        Some(Command::Chat(args)) => chat::run(&args, settings(&args.flags.clone().into())?),
         Some(Command::Plan(flags)) => plan::run(settings(&AllFlags::from(*flags))?),
         Some(Command::Bench(args)) => bench::run(&args, settings(&args.flags.clone().into())?),
         Some(Command::Simulate(args)) => simulate::run(&args, settings(&args.settings_flags())?),

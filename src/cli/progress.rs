@@ -1,7 +1,11 @@
-//! A bar on stderr while weights load; nothing when stderr is no terminal.
+//! Bars on stderr while weights are downloaded and loaded. When stderr is no terminal, downloads are seen in the log.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use souffleur::engine::Progress;
+use souffleur::hub::Transfer;
+
+/// A download is logged each time that this part of it has come.
+const LOGGED_PERCENT: u64 = 10;
 
 /// Shows bytes read of all bytes, and clears itself at the end.
 pub fn weights_bar() -> Progress {
@@ -15,6 +19,46 @@ pub fn weights_bar() -> Progress {
             bar.finish_and_clear();
         }
     })
+}
+
+/// Shows how much of a model has come: as a bar on a terminal, else as lines of the log.
+pub fn download_bar() -> impl FnMut(Transfer<'_>) {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template(
+        "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+    );
+    bar.set_style(style.expect("the template is well-formed"));
+    let mut logged_percent = None;
+    move |transfer| {
+        let Transfer {
+            file,
+            done_bytes,
+            all_bytes,
+        } = transfer;
+        if bar.is_hidden() {
+            let percent = u128::from(done_bytes) * 100 / u128::from(all_bytes.max(1));
+            let percent = percent as u64 / LOGGED_PERCENT * LOGGED_PERCENT;
+            if logged_percent != Some(percent) {
+                logged_percent = Some(percent);
+                let (done, all) = (HumanBytes(done_bytes), HumanBytes(all_bytes));
+                tracing::info!(file, %done, %all, percent, "downloading");
+            }
+            return;
+        }
+        if bar.length().is_none() {
+            // What an earlier download left is not part of the speed.
+            bar.set_length(all_bytes);
+            bar.set_position(done_bytes);
+            bar.reset_eta();
+        }
+        if bar.message() != file {
+            bar.set_message(file.to_owned());
+        }
+        bar.set_position(done_bytes);
+        if done_bytes >= all_bytes {
+            bar.finish_and_clear();
+        }
+    }
 }
 
 /// Shows what is being done; nothing when stderr is no terminal.

@@ -27,9 +27,8 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let began = Instant::now();
     let metrics = telemetry::install_recorder()?;
-    let config = local::with_model(settings.engine)?;
     let listener = listen(&settings.server)?;
-    let start = || start_on_thread(config);
+    let start = || start_on_thread(settings.engine);
     System::new().block_on(serve(settings.server, start, listener, metrics, began))
 }
 
@@ -90,13 +89,15 @@ async fn serve(
     outcome.and(finish(serving.await))
 }
 
-/// Loading blocks, so it has a thread of its own; the server answers 503 meanwhile.
+/// Downloading and loading block, so they have a thread of their own; the server answers 503 meanwhile.
 fn start_on_thread(config: EngineConfig) -> Starting {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
-        let engine = local::start(config, |parts| {
-            plan::show(&parts.info);
-            Ok(())
+        let engine = local::with_model(config).and_then(|config| {
+            local::start(config, |parts| {
+                plan::show(&parts.info);
+                Ok(())
+            })
         });
         let _ = started.send(engine);
     });

@@ -31,11 +31,16 @@ const FAILURE: Flag = Flag::under("Failure").rare();
 keys::keys! {
     /// Everything that decides how an engine runs. `config/default.toml` says the same with reasons.
     pub struct EngineConfig {
-        /// GGUF file of a model (the first one if it is split), or folder of one in Hugging Face layout; without it the
-        /// bundled model is served.
-        #[flag(MODEL.takes("PATH").alias("model"))]
+        /// GGUF file of a model (the first one if it is split), folder of one in Hugging Face layout, or id of one on the
+        /// Hugging Face hub, which is downloaded; without it the bundled model is served.
+        ///
+        /// Ids are owner/name, owner/name:QUANTISATION and owner/name/FILE.gguf. A path that exists is never an id.
+        #[flag(MODEL.takes("PATH|ID").alias("model"))]
         model_path: PathBuf = PathBuf::new(),
-        /// Name that /v1/models lists; the name of the folder or file if not given.
+        /// Branch, tag or commit of a model on the Hugging Face hub; main if not given.
+        #[flag(MODEL.takes("REVISION"))]
+        revision: Option<String> = None,
+        /// Name that /v1/models lists; the name of the folder or file, or the id, if not given.
         #[flag(MODEL.takes("NAME"))]
         served_model_name: Option<String> = None,
         /// Data type in which weights and KV are stored; auto keeps the type of the weights.

@@ -194,7 +194,7 @@ fn arguments_that_do_not_go_together_are_exit_code_2() {
             &["--base-url", "http://h", "--request-rate", "0"],
             "0.001, or inf",
         ),
-        (&["--base-url", "https://h"], "no TLS"),
+        (&["--base-url", "ftp://h"], "must begin with http://"),
         (
             &["--base-url", "localhost:30000"],
             "must begin with http://",

@@ -132,6 +132,7 @@ fn known_flags() -> BTreeSet<String> {
     let commands = [
         &["serve"][..],
         &["generate"],
+        &["chat"],
         &["plan"],
         &["bench"],
         &["simulate"],

@@ -1,11 +1,13 @@
 //! The binary as its users meet it: exit codes, what goes to stdout and stderr, signals.
 
 mod bench;
+mod chat;
 mod commands;
 mod docs;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/gguf.rs"]
 mod gguf;
+mod hub;
 mod serving;
 
 use std::path::{Path, PathBuf};

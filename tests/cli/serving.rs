@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,12 @@ pub(super) struct Serving {
 
 impl Serving {
     pub(super) fn start(args: &[&str]) -> Self {
+        Self::start_with(&tiny_model(), args)
+    }
+
+    pub(super) fn start_with(model: &Path, args: &[&str]) -> Self {
         let mut command = souffleur(&["serve", "--port", "0", "--max-total-tokens", "2048"]);
-        command.args(args).arg("--model-path").arg(tiny_model());
+        command.args(args).arg("--model-path").arg(model);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary runs");
         let mut out = BufReader::new(child.stdout.take().expect("it is piped"));

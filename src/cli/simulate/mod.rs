@@ -23,6 +23,7 @@ use souffleur::state::pool::pages::PageSize;
 
 use super::failure::Failure;
 use super::flags::{AllFlags, LocalFlags};
+use super::local;
 use super::output::say;
 use crate::cli::settings::Settings;
 use load::LoadArgs;
@@ -47,8 +48,9 @@ pub struct SimulateArgs {
         help_heading = "Simulation"
     )]
     hardware: String,
-    /// Model: llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-8b, a config.json or a GGUF file; weights are not needed
-    #[arg(long, value_name = "NAME|FILE", help_heading = "Simulation")]
+    /// Model: llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-8b, a config.json, a GGUF file or an id of the Hugging Face
+    /// hub; weights are not needed
+    #[arg(long, value_name = "NAME|FILE|ID", help_heading = "Simulation")]
     shape: Option<String>,
     /// Devices that share the model (tensor parallelism)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64),
@@ -193,7 +195,8 @@ fn run_engine(
         false => &folder,
     };
     let name = args.shape.as_deref().unwrap_or(default);
-    let model = shape::load(name)?;
+    let here = local::shape_of(Path::new(name), config.revision.as_deref())?;
+    let model = shape::load(&here.to_string_lossy())?;
     let roofline = Roofline::new(&hardware, &model, storage(config, &model), args.tp_size);
     let capacities: Vec<Option<usize>> = match args.kv_tokens.is_empty() {
         true => vec![None],

@@ -19,7 +19,7 @@ const MAX_PARTS: usize = 1000;
 
 /// The name of a part of a split model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PartName {
+pub(crate) struct PartName {
     /// The text before the numbers.
     pub stem: String,
     /// Which part it is, from 1 on.

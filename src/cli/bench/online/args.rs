@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::secret::Secret;
+use crate::cli::remote::secret::Secret;
 
 /// Requests per second; fewer are no load.
 const LEAST_RATE: f64 = 0.001;

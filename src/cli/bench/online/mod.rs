@@ -5,14 +5,12 @@
 //! | [`args`] | the flags |
 //! | [`load`] | which requests are sent, and when |
 //! | [`client`] | sends a request, reads its stream and looks at the clock |
-//! | [`secret`] | the key that the server asks for |
 //! | [`report`] | throughput, latencies and failures, as a record and as tables |
 
 pub mod args;
 mod client;
 mod load;
 mod report;
-mod secret;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,6 +21,7 @@ use serde_json::{Value, json};
 use super::prompts::Prompts;
 use crate::cli::failure::Failure;
 use crate::cli::progress;
+use crate::cli::remote::secret;
 use args::OnlineArgs;
 use client::Server;
 use load::Arrival;
@@ -67,7 +66,7 @@ async fn run(args: &OnlineArgs, server: Server, seed: u64) -> Result<OnlineRecor
     for _ in 0..args.warmup_requests {
         let request = load::random(args, &mut prompts);
         let answered = server.complete(&request).await;
-        answered.map_err(|reason| Failure::failed(format_args!("{}: {reason}", server.url)))?;
+        answered.map_err(|reason| Failure::failed(format_args!("{}: {reason}", server.url())))?;
     }
     let arrivals = load::arrivals(args, &mut prompts);
     let bar = progress::spinner();

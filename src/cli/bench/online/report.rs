@@ -100,7 +100,7 @@ impl OnlineRecord {
             schema: "souffleur-bench-online/1",
             version: env!("CARGO_PKG_VERSION"),
             date: record::date(),
-            base_url: server.url.clone(),
+            base_url: server.url().to_owned(),
             model: server.model.clone(),
             dataset_name: args.dataset_name,
             random_input_len: args.random_input_len,

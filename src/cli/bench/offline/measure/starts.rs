@@ -59,6 +59,8 @@ pub fn measure() -> Result<Start, Failure> {
     let mut child = Command::new(program)
         .args(std::env::args_os().skip(1))
         .arg("--start-once")
+        // The parent has downloaded the model: a question to the hub is no part of a start.
+        .env("HF_HUB_OFFLINE", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -1,0 +1,143 @@
+//! What the user says: a line that can be edited on a terminal, else the lines of stdin.
+//!
+//! Reading blocks, so it has a thread of its own, which reads a line each time that it is asked for one: between the
+//! questions the terminal is as usual, and Ctrl-C is a signal.
+
+use std::io::{self, BufRead, IsTerminal};
+use std::sync::mpsc;
+use std::thread;
+
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use tokio::sync::mpsc as channel;
+
+use crate::cli::failure::Failure;
+
+const PROMPT: &str = "> ";
+const CONTINUED_PROMPT: &str = "… ";
+
+/// What was read.
+#[derive(Debug)]
+pub enum Line {
+    /// A line, or several that were continued.
+    Text(String),
+    /// Ctrl-C while a line was edited.
+    Interrupted,
+    /// There are no more.
+    End,
+    /// They cannot be read.
+    Failed(String),
+}
+
+/// The lines of a user.
+pub struct Lines {
+    asked: mpsc::Sender<()>,
+    read: channel::UnboundedReceiver<Line>,
+    is_edited: bool,
+}
+
+/// Where lines come from.
+enum Source {
+    Terminal(Box<DefaultEditor>),
+    Stdin,
+}
+
+impl Lines {
+    /// Starts the thread. Lines are edited if both ends are a terminal.
+    pub fn start() -> Result<Self, Failure> {
+        let is_edited = io::stdin().is_terminal() && io::stdout().is_terminal();
+        let (asked, questions) = mpsc::channel();
+        let (answers, read) = channel::unbounded_channel();
+        let answer = move || {
+            let mut source = Source::open(is_edited);
+            for () in questions {
+                let line = match &mut source {
+                    Ok(source) => source.read(),
+                    Err(reason) => Line::Failed(reason.clone()),
+                };
+                if answers.send(line).is_err() {
+                    return;
+                }
+            }
+        };
+        let spawned = thread::Builder::new()
+            .name("lines".to_owned())
+            .spawn(answer);
+        spawned.map_err(|error| Failure::failed(format_args!("a thread: {error}")))?;
+        Ok(Self {
+            asked,
+            read,
+            is_edited,
+        })
+    }
+
+    /// True if a person sits before a terminal.
+    pub fn is_edited(&self) -> bool {
+        self.is_edited
+    }
+
+    /// Reads the next line.
+    pub async fn next(&mut self) -> Line {
+        match self.asked.send(()) {
+            Ok(()) => self.read.recv().await.unwrap_or(Line::End),
+            Err(_) => Line::End,
+        }
+    }
+}
+
+impl Source {
+    fn open(is_edited: bool) -> Result<Self, String> {
+        match is_edited {
+            false => Ok(Self::Stdin),
+            true => {
+                let editor = DefaultEditor::new();
+                let editor = editor.map_err(|error| format!("terminal: {error}"))?;
+                Ok(Self::Terminal(Box::new(editor)))
+            }
+        }
+    }
+
+    fn read(&mut self) -> Line {
+        match self {
+            Self::Terminal(editor) => edited(editor),
+            Self::Stdin => {
+                let mut text = String::new();
+                match io::stdin().lock().read_line(&mut text) {
+                    Ok(0) => Line::End,
+                    Ok(_) => Line::Text(text.trim_end_matches(['\n', '\r']).to_owned()),
+                    Err(error) => Line::Failed(format!("stdin: {error}")),
+                }
+            }
+        }
+    }
+}
+
+/// A line, and those that follow it as long as each ends with a backslash.
+fn edited(editor: &mut DefaultEditor) -> Line {
+    let mut text = String::new();
+    loop {
+        let prompt = if text.is_empty() {
+            PROMPT
+        } else {
+            CONTINUED_PROMPT
+        };
+        match editor.readline(prompt) {
+            Ok(line) => match line.strip_suffix('\\') {
+                Some(line) => {
+                    text.push_str(line);
+                    text.push('\n');
+                }
+                None => {
+                    text.push_str(&line);
+                    if !text.trim().is_empty() {
+                        let _ = editor.add_history_entry(text.as_str());
+                    }
+                    return Line::Text(text);
+                }
+            },
+            Err(ReadlineError::Interrupted) => return Line::Interrupted,
+            Err(ReadlineError::Eof) => return Line::End,
+            Err(error) => return Line::Failed(format!("terminal: {error}")),
+        }
+    }
+}

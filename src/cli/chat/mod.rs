@@ -1,0 +1,207 @@
+//! `souffleur chat`: a conversation in the terminal, with a model in this process or with a server.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`lines`] | what the user says: a line that can be edited on a terminal, else the lines of stdin |
+//! | [`partner`] | who answers: an engine, or a server's `/v1/chat/completions` |
+//! | [`sampling`] | the flags of an answer |
+//! | [`screen`] | what is shown of an answer |
+
+mod lines;
+mod partner;
+mod sampling;
+mod screen;
+
+use std::time::Duration;
+
+use actix_web::rt::System;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::failure::Failure;
+use super::flags::LocalFlags;
+use super::local;
+use super::remote::Remote;
+use super::remote::secret::{self, Secret};
+use super::signals::{Signals, StopSignal};
+use crate::cli::settings::Settings;
+use lines::{Line, Lines};
+use partner::{Partner, Piece};
+use sampling::AnswerFlags;
+use screen::Screen;
+
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Flags of the command.
+#[derive(Args, Debug)]
+pub struct ChatArgs {
+    /// Talk to the OpenAI-compatible server at this address, such as http://127.0.0.1:30000, in place of a model in this
+    /// process; --model-path then names a model of the server, otherwise it is the first one that the server lists
+    #[arg(long, value_name = "URL", help_heading = "Chat")]
+    url: Option<String>,
+    /// API key, sent as `Authorization: Bearer KEY`; set it through the environment variable OPENAI_API_KEY to keep it
+    /// out of the process list
+    #[arg(long, value_name = "KEY", requires = "url", help_heading = "Chat")]
+    api_key: Option<Secret>,
+    /// System message at the beginning of the conversation
+    #[arg(long, value_name = "TEXT", help_heading = "Chat")]
+    system: Option<String>,
+    #[command(flatten)]
+    answer: AnswerFlags,
+    #[command(flatten)]
+    pub flags: LocalFlags,
+}
+
+/// Runs the command.
+pub fn run(args: &ChatArgs, settings: Settings) -> Result<(), Failure> {
+    if let Some(url) = &args.url {
+        let bearer = secret::header(args.api_key.as_ref())?;
+        return System::new().block_on(async {
+            let remote = Remote::new("--url", url, bearer)?;
+            let model = match args.flags.engine.get("model_path") {
+                Some(model) => model,
+                None => remote.model(None).await?.0,
+            };
+            talk(args, &Partner::Server { remote, model }).await
+        });
+    }
+    let config = local::with_text(settings.engine)?;
+    let engine = local::start(config, |parts| {
+        match local::has_chat_template(parts) {
+        true => Ok(()),
+        false => Err(Failure::Usage(
+            "the model has no chat template: choose one that is made for conversations, or continue texts with \
+             `souffleur generate --raw`"
+                .to_owned(),
+        )),
+    }
+    })?;
+    System::new().block_on(async {
+        let talked = talk(args, &Partner::Engine(engine.clone())).await;
+        engine.shutdown(STOP_DEADLINE).await;
+        talked
+    })
+}
+
+/// Reads lines and answers them until there are no more.
+async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
+    let mut signals = Signals::install().map_err(Failure::failed)?;
+    let mut lines = Lines::start()?;
+    let mut screen = Screen::new();
+    let mut conversation = Conversation::new(args.system.as_deref());
+    if lines.is_edited() {
+        screen.note(&format!(
+            "{}: Ctrl-C stops an answer, Ctrl-D ends the chat, \\ at the end of a line goes on in the next",
+            partner.name()
+        ));
+    }
+    while !screen.is_gone() {
+        let line = tokio::select! {
+            line = lines.next() => line,
+            signal = signals.next() => signal.exit(),
+        };
+        let text = match line {
+            Line::Text(text) if text.trim().is_empty() => continue,
+            Line::Text(text) => text,
+            Line::Interrupted => {
+                screen.note("Ctrl-D ends the chat");
+                continue;
+            }
+            Line::End => break,
+            Line::Failed(reason) => return Err(Failure::Failed(reason)),
+        };
+        conversation.user_says(text);
+        let mut said = String::new();
+        let speaking = speak(args, partner, &conversation, &mut screen, &mut said);
+        let ended = tokio::select! {
+            ended = speaking => ended,
+            signal = signals.next() => match signal {
+                StopSignal::Interrupt => Ok(Ending::Stopped),
+                signal => signal.exit(),
+            },
+        };
+        screen.end_answer();
+        conversation.model_said(said);
+        match ended {
+            Ok(ending) => ending.explain(&mut screen),
+            // With a person before it, a chat goes on: the next attempt may be answered.
+            Err(reason) if lines.is_edited() => screen.note(&reason),
+            Err(reason) => return Err(Failure::Failed(reason)),
+        }
+    }
+    Ok(())
+}
+
+/// How an answer ended.
+enum Ending {
+    Whole,
+    /// At the limit of its length.
+    Cut,
+    /// By Ctrl-C.
+    Stopped,
+}
+
+impl Ending {
+    fn explain(&self, screen: &mut Screen) {
+        match self {
+            Self::Whole => (),
+            Self::Cut => screen.note("the answer was cut off: raise --max-new-tokens"),
+            Self::Stopped => screen.note("stopped"),
+        }
+    }
+}
+
+/// Shows an answer as it comes. `said` holds what came so far, also when this future is dropped.
+async fn speak(
+    args: &ChatArgs,
+    partner: &Partner,
+    conversation: &Conversation,
+    screen: &mut Screen,
+    said: &mut String,
+) -> Result<Ending, String> {
+    let mut answer = partner.ask(&conversation.messages, &args.answer).await?;
+    while let Some(piece) = answer.next().await? {
+        match piece {
+            Piece::Text(text) => {
+                screen.text(&text);
+                said.push_str(&text);
+            }
+            Piece::Thought(text) => screen.thought(&text),
+            Piece::End { is_cut: true } => return Ok(Ending::Cut),
+            Piece::End { is_cut: false } => return Ok(Ending::Whole),
+        }
+        if screen.is_gone() {
+            break;
+        }
+    }
+    Ok(Ending::Whole)
+}
+
+/// The messages so far, as OpenAI has them.
+struct Conversation {
+    messages: Vec<Value>,
+}
+
+impl Conversation {
+    fn new(system: Option<&str>) -> Self {
+        let system = system.map(|text| json!({"role": "system", "content": text}));
+        Self {
+            messages: system.into_iter().collect(),
+        }
+    }
+
+    fn user_says(&mut self, text: String) {
+        self.messages.push(json!({"role": "user", "content": text}));
+    }
+
+    /// Keeps an answer, or what came of it. A question without any answer is forgotten: many templates want the roles to
+    /// take turns.
+    fn model_said(&mut self, text: String) {
+        match text.is_empty() {
+            true => drop(self.messages.pop()),
+            false => self
+                .messages
+                .push(json!({"role": "assistant", "content": text})),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What is shown of a conversation: answers on stdout, thoughts dimly and only on a terminal, notes on stderr.
+
+use std::io::{self, IsTerminal, Stdout, Write};
+
+const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
+
+/// Where answers are shown.
+pub struct Screen {
+    out: Stdout,
+    is_terminal: bool,
+    has_colours: bool,
+    /// What was shown last was a thought.
+    is_thinking: bool,
+    /// Nobody reads any more.
+    is_gone: bool,
+}
+
+impl Screen {
+    /// The screen of this process.
+    pub fn new() -> Self {
+        let out = io::stdout();
+        let is_terminal = out.is_terminal();
+        let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self {
+            out,
+            is_terminal,
+            has_colours: is_terminal && !forbidden,
+            is_thinking: false,
+            is_gone: false,
+        }
+    }
+
+    /// True once a reader of a pipe has gone away.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// Shows a part of an answer.
+    pub fn text(&mut self, text: &str) {
+        self.end_thought();
+        self.put(text);
+    }
+
+    /// Shows a thought, if it can be told from the answer.
+    pub fn thought(&mut self, text: &str) {
+        if !self.is_terminal {
+            return;
+        }
+        if !self.is_thinking && self.has_colours {
+            self.put(DIM);
+        }
+        self.is_thinking = true;
+        self.put(text);
+    }
+
+    /// Ends an answer's last line.
+    pub fn end_answer(&mut self) {
+        self.end_thought();
+        self.put("\n");
+    }
+
+    /// Says something about the chat.
+    pub fn note(&mut self, text: &str) {
+        let mut stderr = io::stderr();
+        let _ = match self.has_colours && stderr.is_terminal() {
+            true => writeln!(stderr, "{DIM}[{text}]{PLAIN}"),
+            false => writeln!(stderr, "[{text}]"),
+        };
+    }
+
+    fn end_thought(&mut self) {
+        if !std::mem::take(&mut self.is_thinking) {
+            return;
+        }
+        if self.has_colours {
+            self.put(PLAIN);
+        }
+        self.put("\n");
+    }
+
+    fn put(&mut self, text: &str) {
+        let put = self.out.write_all(text.as_bytes());
+        let is_gone = put.and_then(|()| self.out.flush()).is_err();
+        self.is_gone |= is_gone;
+    }
+}

@@ -1,0 +1,196 @@
+//! Servers with OpenAI's API, for the commands that talk to one: addresses, keys, and streams of events.
+
+pub mod secret;
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use actix_web::http::header::{AUTHORIZATION, HeaderValue};
+use actix_web::http::{StatusCode, Uri};
+use actix_web::web::Bytes;
+use awc::error::SendRequestError;
+use awc::{Client, Connector};
+use futures_util::{Stream, StreamExt};
+use serde_json::Value;
+
+use super::failure::Failure;
+
+/// Longest part of a server's own words that is shown.
+const SHOWN_CHARS: usize = 300;
+/// Largest answer without a stream that is read.
+const BODY_BYTES: usize = 16 << 20;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The event that ends a stream.
+pub const DONE: &str = "[DONE]";
+
+/// The bytes of an answer as they come.
+pub type Body = Pin<Box<dyn Stream<Item = Result<Bytes, String>>>>;
+
+/// A server at an address.
+#[derive(Clone)]
+pub struct Remote {
+    client: Client,
+    /// Without `/v1`, and without a slash at the end.
+    pub url: String,
+}
+
+impl Remote {
+    /// A server by the address that a flag gives. All requests show the key, if there is one.
+    ///
+    /// # Errors
+    /// An address that cannot be used.
+    pub fn new(flag: &str, url: &str, bearer: Option<HeaderValue>) -> Result<Self, Failure> {
+        let url = checked(flag, url)?;
+        let connector = Connector::new().limit(0).timeout(CONNECT_TIMEOUT);
+        let client = Client::builder().connector(connector).disable_timeout();
+        // Another host that a redirect names must not see the key.
+        let mut client = client.disable_redirects();
+        if let Some(bearer) = bearer {
+            client = client.add_default_header((AUTHORIZATION, bearer));
+        }
+        let client = client.finish();
+        Ok(Self { client, url })
+    }
+
+    /// The model that requests name: the given one, else the first that the server lists; and the size of the listed one's
+    /// vocabulary, if the server says.
+    ///
+    /// # Errors
+    /// No model is given, and the server lists none or does not answer.
+    pub async fn model(&self, named: Option<String>) -> Result<(String, Option<u32>), Failure> {
+        let models = self.get("/v1/models").await;
+        let (first, vocab_size) = models.as_ref().map(first_model).unwrap_or_default();
+        match (named.or(first), models) {
+            (Some(model), _) => Ok((model, vocab_size)),
+            (None, Ok(_)) => Err(Failure::Failed(format!(
+                "{}/v1/models lists no model: name one with --model-path",
+                self.url
+            ))),
+            (None, Err(reason)) => Err(Failure::Failed(reason)),
+        }
+    }
+
+    /// Reads JSON.
+    pub async fn get(&self, path: &str) -> Result<Value, String> {
+        let url = format!("{}{path}", self.url);
+        let sent = self.client.get(&url).force_close().send().await;
+        let mut response = sent.map_err(|error| format!("{url}: {}", reason(error)))?;
+        let status = response.status();
+        let body = response.body().limit(BODY_BYTES).await;
+        let body = body.map_err(|error| format!("{url}: {error}"))?;
+        if !status.is_success() {
+            return Err(format!("{url}: {status}: {}", shown(&body)));
+        }
+        serde_json::from_slice(&body).map_err(|error| format!("{url}: {error}: {}", shown(&body)))
+    }
+
+    /// Sends a body of JSON; the bytes of the answer as they come.
+    ///
+    /// # Errors
+    /// Why there is no answer, or the server's own words where it refuses.
+    pub async fn post(&self, path: &str, body: String) -> Result<Body, String> {
+        let post = self.client.post(format!("{}{path}", self.url));
+        let post = post.force_close().content_type("application/json");
+        let mut response = post.send_body(body).await.map_err(reason)?;
+        if response.status() != StatusCode::OK {
+            let status = response.status();
+            let said = response.body().limit(BODY_BYTES).await.unwrap_or_default();
+            return Err(format!("{status}: {}", shown(&said)));
+        }
+        let body = response.map(|read| read.map_err(|error| error.to_string()));
+        Ok(Box::pin(body))
+    }
+}
+
+/// The URL without what requests add to it.
+fn checked(flag: &str, url: &str) -> Result<String, Failure> {
+    let unusable = |reason: &str| Failure::Usage(format!("{flag} is {url:?}, {reason}"));
+    let uri: Uri = url
+        .parse()
+        .map_err(|_| unusable("must be like http://127.0.0.1:30000"))?;
+    match (uri.scheme_str(), uri.authority()) {
+        (Some("http" | "https"), Some(_)) => (),
+        _ => {
+            return Err(unusable(
+                "must begin with http:// or https:// and name a host",
+            ));
+        }
+    }
+    let url = url.trim_end_matches('/');
+    Ok(url.strip_suffix("/v1").unwrap_or(url).to_owned())
+}
+
+/// The first model that `/v1/models` lists, and its vocabulary as llama.cpp names it.
+fn first_model(models: &Value) -> (Option<String>, Option<u32>) {
+    let first = &models["data"][0];
+    let id = first["id"].as_str().map(str::to_owned);
+    (id, size(&first["meta"]["n_vocab"]))
+}
+
+/// A number of tokens, if it is one.
+pub fn size(value: &Value) -> Option<u32> {
+    let size = value.as_u64().and_then(|size| u32::try_from(size).ok());
+    size.filter(|size| *size > 0)
+}
+
+fn reason(error: SendRequestError) -> String {
+    error.to_string()
+}
+
+/// A server's own words, in one line of bounded length.
+pub fn shown(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let line = words.join(" ");
+    match line.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn checked(url: &str) -> Result<String, Failure> {
+        super::checked("--url", url)
+    }
+
+    #[test]
+    fn urls_may_end_with_v1_and_must_be_http() {
+        for url in [
+            "http://h:1",
+            "http://h:1/",
+            "http://h:1/v1",
+            "http://h:1/v1/",
+        ] {
+            assert_eq!(checked(url).ok().as_deref(), Some("http://h:1"), "{url}");
+        }
+        for url in ["http://h/a", "https://h/a"] {
+            let with_v1 = format!("{url}/v1");
+            assert_eq!(checked(&with_v1).ok().as_deref(), Some(url));
+        }
+        for (url, part) in [
+            ("h:1", "http://"),
+            ("ftp://h", "must begin with http://"),
+            ("http://", "http://"),
+            ("", "--url is \"\""),
+        ] {
+            match checked(url) {
+                Err(Failure::Usage(reason)) => assert!(reason.contains(part), "{reason}"),
+                other => panic!("{url}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_model_and_its_vocabulary_are_found() {
+        let models = json!({"data": [{"id": "m", "meta": {"n_vocab": 99}}, {"id": "n"}]});
+        assert_eq!(first_model(&models), (Some("m".to_owned()), Some(99)));
+        assert_eq!(first_model(&json!({"data": []})), (None, None));
+        assert_eq!(shown(" a\n b ".as_bytes()), "a b");
+        assert_eq!(shown(&[b'x'; 400]).chars().count(), SHOWN_CHARS + 3);
+    }
+}

@@ -1,0 +1,176 @@
+//! The folder of a repository in the cache, laid out as `huggingface_hub` does: either finds what the other downloaded.
+//!
+//! ```text
+//! models--owner--name/refs/main               the commit that the branch was at
+//! models--owner--name/blobs/<etag>            contents
+//! models--owner--name/blobs/<etag>.incomplete what has come so far
+//! models--owner--name/snapshots/<commit>/...  links to contents, by the names in the repository
+//! .locks/models--owner--name/<etag>.lock      whoever downloads the blob holds this
+//! ```
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+
+use super::digest::Etag;
+use super::error::HubError;
+use super::id::RepoId;
+
+/// Deepest folder of a snapshot that is looked into.
+const MAX_DEPTH: usize = 8;
+
+/// The folder of a repository at a revision.
+pub(super) struct RepoCache {
+    repo: CacheRepo,
+    folder: PathBuf,
+    locks: PathBuf,
+    revision: String,
+}
+
+impl RepoCache {
+    pub fn new(cache: &Path, repo: &RepoId, revision: &str) -> Self {
+        let named = Repo::with_revision(
+            repo.as_str().to_owned(),
+            RepoType::Model,
+            revision.to_owned(),
+        );
+        let name = named.folder_name();
+        Self {
+            folder: cache.join(&name),
+            locks: cache.join(".locks").join(name),
+            repo: Cache::new(cache.to_owned()).repo(named),
+            revision: revision.to_owned(),
+        }
+    }
+
+    /// The commit that the revision was at when it was last looked up.
+    pub fn known_commit(&self) -> Option<String> {
+        if is_commit(&self.revision) {
+            return Some(self.revision.clone());
+        }
+        let commit = fs::read_to_string(self.folder.join("refs").join(&self.revision)).ok()?;
+        Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
+    }
+
+    /// Remembers which commit the revision is at.
+    pub fn keep_commit(&self, commit: &str) -> Result<(), HubError> {
+        if self.revision == commit {
+            return Ok(());
+        }
+        let kept = self.repo.create_ref(commit);
+        kept.map_err(HubError::io(self.folder.join("refs").join(&self.revision)))
+    }
+
+    pub fn snapshot(&self, commit: &str) -> PathBuf {
+        self.repo.pointer_path(commit)
+    }
+
+    /// The files of a snapshot whose contents are there.
+    pub fn files_of(&self, commit: &str) -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        list(&self.snapshot(commit), "", MAX_DEPTH, &mut found);
+        found
+    }
+
+    pub fn blob(&self, etag: &Etag) -> PathBuf {
+        self.folder.join("blobs").join(etag.as_str())
+    }
+
+    pub fn partial(&self, etag: &Etag) -> PathBuf {
+        let name = format!("{}.incomplete", etag.as_str());
+        self.folder.join("blobs").join(name)
+    }
+
+    /// Waits until no other process downloads the blob. The lock ends with the file.
+    pub fn lock(&self, etag: &Etag) -> Result<File, HubError> {
+        let path = self.locks.join(format!("{}.lock", etag.as_str()));
+        let lock = || -> io::Result<File> {
+            fs::create_dir_all(&self.locks)?;
+            fs::create_dir_all(self.folder.join("blobs"))?;
+            let file = File::options()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(&path)?;
+            if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
+                tracing::info!(
+                    blob = etag.as_str(),
+                    "another process downloads this file, waiting"
+                );
+                file.lock()?;
+            }
+            Ok(file)
+        };
+        lock().map_err(HubError::io(&path))
+    }
+
+    /// Puts a blob into a snapshot under its name.
+    pub fn link(&self, commit: &str, path: &str, etag: &Etag) -> Result<(), HubError> {
+        let link = self.snapshot(commit).join(path);
+        let blob = self.blob(etag);
+        let put = || -> io::Result<()> {
+            let parent = link.parent().unwrap_or(&self.folder);
+            fs::create_dir_all(parent)?;
+            if is_same_file(&link, &blob) {
+                return Ok(());
+            }
+            // A link to a blob that was deleted, or a copy of another one.
+            match fs::remove_file(&link) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => symlink_or_copy(&blob, path, &link),
+            }
+        };
+        put().map_err(HubError::io(&link))
+    }
+}
+
+/// True for a whole commit hash, which names itself and needs no reference.
+pub(super) fn is_commit(revision: &str) -> bool {
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    revision.len() == 40 && revision.bytes().all(is_hex)
+}
+
+fn list(folder: &Path, prefix: &str, depth: usize, found: &mut BTreeSet<String>) {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        let (path, name) = (entry.path(), format!("{prefix}{name}"));
+        if path.is_file() {
+            found.insert(name);
+        } else if depth > 0 && path.is_dir() {
+            list(&path, &format!("{name}/"), depth - 1, found);
+        }
+    }
+}
+
+fn is_same_file(link: &Path, blob: &Path) -> bool {
+    match (link.canonicalize(), blob.canonicalize()) {
+        (Ok(link), Ok(blob)) => link == blob,
+        _ => false,
+    }
+}
+
+#[cfg(unix)]
+fn symlink_or_copy(blob: &Path, path: &str, link: &Path) -> io::Result<()> {
+    // From snapshots/<commit>/<path> up to the repository's folder; the cache may be moved as a whole.
+    let up = "../".repeat(path.matches('/').count() + 2);
+    let name = blob.file_name().unwrap_or_default();
+    let linked = std::os::unix::fs::symlink(Path::new(&up).join("blobs").join(name), link);
+    match linked {
+        // Another process was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        linked => linked,
+    }
+}
+
+#[cfg(not(unix))]
+fn symlink_or_copy(blob: &Path, _: &str, link: &Path) -> io::Result<()> {
+    fs::hard_link(blob, link).or_else(|_| fs::copy(blob, link).map(drop))
+}

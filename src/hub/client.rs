@@ -1,0 +1,422 @@
+//! Requests to the hub and to the hosts that it sends its readers on to.
+//!
+//! Redirects are followed here and not by the HTTP client, because the token must go to the endpoint's own origin only.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use ureq::http::header::{
+    AUTHORIZATION, CONTENT_RANGE, HeaderMap, HeaderValue, LOCATION, RANGE, USER_AGENT,
+};
+use ureq::http::{Response, StatusCode, Uri};
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body};
+
+use super::digest::Etag;
+use super::error::HubError;
+use super::id::RepoId;
+use super::settings::HubSettings;
+
+const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+const MAX_REDIRECTS: usize = 8;
+/// Largest description of a repository that is read.
+const MAX_LISTING_BYTES: u64 = 64 << 20;
+const AGENT: &str = concat!("souffleur/", env!("CARGO_PKG_VERSION"));
+
+/// A file of a repository, as the hub describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RemoteFile {
+    pub path: String,
+    pub bytes: u64,
+    pub etag: Etag,
+}
+
+/// A repository at a commit.
+#[derive(Debug, Deserialize)]
+pub(super) struct Listing {
+    #[serde(rename = "sha")]
+    pub commit: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    #[serde(rename = "blobId")]
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Lfs {
+    sha256: Option<String>,
+    size: Option<u64>,
+}
+
+impl Listing {
+    pub fn names(&self) -> std::collections::BTreeSet<String> {
+        let names = self.siblings.iter().map(|file| file.rfilename.clone());
+        names.collect()
+    }
+
+    /// What the listing says of a file; `None` if that is not all that is needed.
+    fn describe(&self, path: &str) -> Option<RemoteFile> {
+        let file = self.siblings.iter().find(|file| file.rfilename == path)?;
+        let (bytes, etag) = match &file.lfs {
+            Some(lfs) => (lfs.size.or(file.size), lfs.sha256.as_deref()),
+            None => (file.size, file.blob_id.as_deref()),
+        };
+        Some(RemoteFile {
+            path: path.to_owned(),
+            bytes: bytes?,
+            etag: Etag::parse(etag?)?,
+        })
+    }
+}
+
+/// The part of a file from a byte on, or the whole file if the host does not do parts.
+pub(super) struct Part {
+    pub from: u64,
+    pub body: Body,
+}
+
+/// Asks for things of one repository at one revision.
+pub(super) struct Client<'a> {
+    settings: &'a HubSettings,
+    agent: Agent,
+    repo: &'a RepoId,
+    revision: &'a str,
+}
+
+impl<'a> Client<'a> {
+    pub fn new(settings: &'a HubSettings, repo: &'a RepoId, revision: &'a str) -> Self {
+        let idle = Some(settings.idle_timeout);
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_recv_response(idle)
+            .timeout_per_read(idle)
+            .tls_config(tls(settings.roots.as_deref()));
+        Self {
+            settings,
+            agent: config.build().new_agent(),
+            repo,
+            revision,
+        }
+    }
+
+    /// The commit that the revision is at, and its files.
+    pub fn listing(&self) -> Result<Listing, HubError> {
+        let (endpoint, repo) = (&self.settings.endpoint, self.repo);
+        let revision = escaped(self.revision, &[]);
+        let url = format!("{endpoint}/api/models/{repo}/revision/{revision}?blobs=true");
+        let answer = self.get(&url, None)?;
+        let status = answer.status();
+        if status != StatusCode::OK {
+            return Err(self.refusal(status, answer.headers(), &repo.to_string()));
+        }
+        let protocol = |reason: String| HubError::Protocol {
+            host: host_of(&url),
+            what: repo.to_string(),
+            reason,
+        };
+        let body = answer
+            .into_body()
+            .into_with_config()
+            .limit(MAX_LISTING_BYTES);
+        let body = body
+            .read_to_vec()
+            .map_err(|error| unreachable_host(&url, &explained(&error)))?;
+        let listing: Listing =
+            serde_json::from_slice(&body).map_err(|error| protocol(error.to_string()))?;
+        match super::cache::is_commit(&listing.commit) {
+            true => Ok(listing),
+            false => Err(protocol(format!("{:?} is no commit", listing.commit))),
+        }
+    }
+
+    /// What the hub says of a file, by its listing or else by the headers of the file.
+    pub fn describe(&self, listing: &Listing, path: &str) -> Result<RemoteFile, HubError> {
+        if let Some(file) = listing.describe(path) {
+            return Ok(file);
+        }
+        let url = self.url(&listing.commit, path);
+        let answer = self.call(self.agent.head(&url), &url, None)?;
+        let (status, headers) = (answer.status(), answer.headers());
+        if !status.is_success() && !status.is_redirection() {
+            return Err(self.refusal(status, headers, path));
+        }
+        let text = |names: [&str; 2]| {
+            let value = names.iter().find_map(|name| headers.get(*name))?;
+            value.to_str().ok()
+        };
+        let etag = text(["x-linked-etag", "etag"]).and_then(Etag::parse);
+        let bytes = text(["x-linked-size", "content-length"]).and_then(|size| size.parse().ok());
+        match (etag, bytes) {
+            (Some(etag), Some(bytes)) => Ok(RemoteFile {
+                path: path.to_owned(),
+                bytes,
+                etag,
+            }),
+            _ => Err(HubError::Protocol {
+                host: host_of(&url),
+                what: path.to_owned(),
+                reason: "it gives neither size nor hash of the file".to_owned(),
+            }),
+        }
+    }
+
+    /// The contents of a file from a byte on.
+    pub fn part(&self, commit: &str, file: &RemoteFile, from: u64) -> Result<Part, HubError> {
+        let url = self.url(commit, &file.path);
+        let answer = self.get(&url, (from > 0).then_some(from))?;
+        let status = answer.status();
+        let from = match status {
+            StatusCode::OK => 0,
+            StatusCode::PARTIAL_CONTENT if begins_at(answer.headers(), from) => from,
+            StatusCode::PARTIAL_CONTENT => {
+                return Err(HubError::Protocol {
+                    host: host_of(&url),
+                    what: file.path.clone(),
+                    reason: format!("it sent another part than the one from byte {from} on"),
+                });
+            }
+            _ => return Err(self.refusal(status, answer.headers(), &file.path)),
+        };
+        Ok(Part {
+            from,
+            body: answer.into_body(),
+        })
+    }
+
+    fn url(&self, commit: &str, path: &str) -> String {
+        let (endpoint, repo) = (&self.settings.endpoint, self.repo);
+        format!(
+            "{endpoint}/{repo}/resolve/{commit}/{}",
+            escaped(path, &['/'])
+        )
+    }
+
+    /// Asks, and goes where the answer sends.
+    fn get(&self, url: &str, from: Option<u64>) -> Result<Response<Body>, HubError> {
+        let mut url = url.to_owned();
+        for _ in 0..=MAX_REDIRECTS {
+            let answer = self.call(self.agent.get(&url), &url, from)?;
+            let Some(next) = redirection(&url, &answer)? else {
+                return Ok(answer);
+            };
+            url = next;
+        }
+        let reason = format!("it redirects more than {MAX_REDIRECTS} times");
+        Err(unreachable_host(&url, &reason))
+    }
+
+    /// Sends one request, with the token if the host is the hub itself.
+    fn call(
+        &self,
+        request: ureq::RequestBuilder<ureq::typestate::WithoutBody>,
+        url: &str,
+        from: Option<u64>,
+    ) -> Result<Response<Body>, HubError> {
+        let mut request = request.header(USER_AGENT, AGENT);
+        if let Some(from) = from {
+            request = request.header(RANGE, format!("bytes={from}-"));
+        }
+        let token = self.settings.token.as_ref();
+        if let Some(token) = token.filter(|_| is_same_origin(url, &self.settings.endpoint)) {
+            let bearer = HeaderValue::try_from(token.bearer());
+            let mut bearer = bearer.expect("a token is printable");
+            bearer.set_sensitive(true);
+            request = request.header(AUTHORIZATION, bearer);
+        }
+        let called = request.call();
+        called.map_err(|error| unreachable_host(url, &explained(&error)))
+    }
+
+    /// Explains a status, for which the hub also has a word.
+    fn refusal(&self, status: StatusCode, headers: &HeaderMap, what: &str) -> HubError {
+        let code = headers
+            .get("x-error-code")
+            .and_then(|code| code.to_str().ok());
+        let repo = self.repo.clone();
+        let endpoint = self.settings.endpoint.clone();
+        let has_token = self.settings.token.is_some();
+        match (status.as_u16(), code) {
+            (401 | 403, Some("GatedRepo")) => HubError::Gated {
+                repo,
+                endpoint,
+                has_token,
+            },
+            // The hub does not tell strangers which private repositories exist.
+            (401 | 403, _) => HubError::NoAccess {
+                repo,
+                endpoint,
+                has_token,
+            },
+            (404, Some("RevisionNotFound")) => HubError::NoRevision {
+                repo,
+                revision: self.revision.to_owned(),
+            },
+            (404, Some("EntryNotFound")) => HubError::Unsuitable {
+                repo,
+                reason: format!("has no file {what}"),
+            },
+            (404, _) => HubError::NoRepository { repo, endpoint },
+            (status, _) => HubError::Status {
+                host: host_of(&endpoint),
+                status,
+                what: what.to_owned(),
+            },
+        }
+    }
+}
+
+fn begins_at(headers: &HeaderMap, from: u64) -> bool {
+    let range = headers
+        .get(CONTENT_RANGE)
+        .and_then(|range| range.to_str().ok());
+    let start = range.and_then(|range| range.strip_prefix("bytes ")?.split('-').next());
+    start.and_then(|start| start.trim().parse().ok()) == Some(from)
+}
+
+/// Where an answer sends, if it does.
+fn redirection(url: &str, answer: &Response<Body>) -> Result<Option<String>, HubError> {
+    if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return Ok(None);
+    }
+    let location = answer.headers().get(LOCATION);
+    let location = location.and_then(|location| location.to_str().ok());
+    let next = location.and_then(|location| resolved(url, location));
+    let next = next.ok_or_else(|| unreachable_host(url, "it redirects to no usable address"))?;
+    match url.starts_with("https://") && !next.starts_with("https://") {
+        true => Err(unreachable_host(
+            url,
+            &format!("it redirects from https to http, to {}", host_of(&next)),
+        )),
+        false => Ok(Some(next)),
+    }
+}
+
+/// A location as an address of its own.
+fn resolved(url: &str, location: &str) -> Option<String> {
+    if location.starts_with("http://") || location.starts_with("https://") {
+        return Some(location.to_owned());
+    }
+    let uri: Uri = url.parse().ok()?;
+    let (scheme, authority) = (uri.scheme_str()?, uri.authority()?);
+    if let Some(rest) = location.strip_prefix("//") {
+        return Some(format!("{scheme}://{rest}"));
+    }
+    let is_path = location.starts_with('/');
+    is_path.then(|| format!("{scheme}://{authority}{location}"))
+}
+
+/// True if scheme, host and port are the same.
+fn is_same_origin(url: &str, endpoint: &str) -> bool {
+    let origin = |text: &str| {
+        let uri: Uri = text.parse().ok()?;
+        let scheme = uri.scheme_str()?.to_ascii_lowercase();
+        let port = uri
+            .port_u16()
+            .unwrap_or(if scheme == "https" { 443 } else { 80 });
+        Some((scheme, uri.host()?.to_ascii_lowercase(), port))
+    };
+    origin(url).is_some_and(|url| Some(url) == origin(endpoint))
+}
+
+/// The host of an address: all that an error shows of it, since signed addresses are secrets.
+fn host_of(url: &str) -> String {
+    let uri: Option<Uri> = url.parse().ok();
+    let host = uri
+        .as_ref()
+        .and_then(|uri| Some(uri.authority()?.to_string()));
+    host.unwrap_or_else(|| "the hub".to_owned())
+}
+
+pub(super) fn unreachable_host(url: &str, reason: &str) -> HubError {
+    HubError::Unreachable {
+        host: host_of(url),
+        reason: reason.to_owned(),
+    }
+}
+
+/// An error of the client without the address, which may be signed.
+fn explained(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::BadUri(_) => "its address cannot be used".to_owned(),
+        error => error.to_string(),
+    }
+}
+
+/// A text as a part of a path, in which only the given characters keep their meaning.
+fn escaped(text: &str, kept: &[char]) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        let c = char::from(byte);
+        if c.is_ascii_alphanumeric() || "-_.~".contains(c) || kept.contains(&c) {
+            escaped.push(c);
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+/// TLS with Mozilla's roots, or with those of a file, where a company's proxy needs its own.
+fn tls(roots: Option<&Path>) -> TlsConfig {
+    let builder = TlsConfig::builder();
+    let Some(file) = roots else {
+        return builder.build();
+    };
+    let pem = std::fs::read(file).unwrap_or_default();
+    let certificates = parse_pem(&pem).filter_map(|item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    });
+    let certificates: Vec<_> = certificates.collect();
+    if certificates.is_empty() {
+        tracing::warn!(file = %file.display(), "no certificates in this file, Mozilla's roots are trusted instead");
+        return builder.build();
+    }
+    builder.root_certs(RootCerts::from(certificates)).build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_token_is_for_one_origin() {
+        let hub = "https://hub.example/mirror";
+        for (url, expected) in [
+            ("https://hub.example/a", true),
+            ("https://HUB.example:443/a", true),
+            ("http://hub.example/a", false),
+            ("https://hub.example:8443/a", false),
+            ("https://cdn.hub.example/a", false),
+            ("https://hub.example.evil/a", false),
+            ("https://hub.example@evil/a", false),
+        ] {
+            assert_eq!(is_same_origin(url, hub), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn locations_are_resolved_against_the_address_before() {
+        let url = "http://h:1/a/b";
+        assert_eq!(resolved(url, "/c?d").as_deref(), Some("http://h:1/c?d"));
+        assert_eq!(resolved(url, "//i/c").as_deref(), Some("http://i/c"));
+        assert_eq!(resolved(url, "https://i/c").as_deref(), Some("https://i/c"));
+        assert_eq!(resolved(url, "ftp://i/c"), None);
+    }
+
+    #[test]
+    fn paths_are_escaped() {
+        assert_eq!(escaped("refs/pr/1", &[]), "refs%2Fpr%2F1");
+        assert_eq!(escaped("a b/c#é.gguf", &['/']), "a%20b/c%23%C3%A9.gguf");
+    }
+}

@@ -1,0 +1,102 @@
+//! What a file must be, by its etag: the hub names large files by their SHA-256, all others as git does.
+
+use sha1::{Digest, Sha1};
+use sha2::Sha256;
+
+/// Longest etag that names a file of the cache.
+const MAX_ETAG_BYTES: usize = 128;
+
+/// The hub's name for the contents of a file, which is also its name in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Etag(String);
+
+impl Etag {
+    /// Reads a header or a field; `None` if no file can be named like that.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.strip_prefix("W/").unwrap_or(text).trim_matches('"');
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        let fits = !text.is_empty() && text.len() <= MAX_ETAG_BYTES && text.chars().all(is_name);
+        fits.then(|| Self(text.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn is_hex_of(&self, digits: usize) -> bool {
+        let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        self.0.len() == digits && self.0.bytes().all(is_hex)
+    }
+}
+
+/// The hash of a file under way.
+pub(super) enum Hasher {
+    Sha256(Sha256),
+    GitBlob(Sha1),
+    /// The etag is no hash: a mirror's, say.
+    None,
+}
+
+impl Hasher {
+    /// Begins a file of a size.
+    pub fn new(etag: &Etag, bytes: u64) -> Self {
+        if etag.is_hex_of(64) {
+            Self::Sha256(Sha256::new())
+        } else if etag.is_hex_of(40) {
+            Self::GitBlob(Sha1::new_with_prefix(format!("blob {bytes}\0")))
+        } else {
+            Self::None
+        }
+    }
+
+    pub fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(hash) => hash.update(bytes),
+            Self::GitBlob(hash) => hash.update(bytes),
+            Self::None => (),
+        }
+    }
+
+    /// The name of the hash and its digits; `None` if there is nothing to compare.
+    pub fn finish(self) -> Option<(&'static str, String)> {
+        match self {
+            Self::Sha256(hash) => Some(("SHA-256", hex(&hash.finalize()))),
+            Self::GitBlob(hash) => Some(("git SHA-1", hex(&hash.finalize()))),
+            Self::None => None,
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(etag: &str, text: &[u8]) -> Option<(&'static str, String)> {
+        let etag = Etag::parse(etag).expect("it is a name");
+        let mut hasher = Hasher::new(&etag, text.len() as u64);
+        hasher.update(text);
+        hasher.finish()
+    }
+
+    #[test]
+    fn hashes_are_those_of_git_and_of_lfs() {
+        // `git hash-object` and `sha256sum` of "hello\n".
+        let git = "ce013625030ba8dba906f756967f9e9ca394464a";
+        let lfs = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03";
+        assert_eq!(hash(git, b"hello\n"), Some(("git SHA-1", git.to_owned())));
+        assert_eq!(hash(lfs, b"hello\n"), Some(("SHA-256", lfs.to_owned())));
+        assert_eq!(hash("mirror-1", b"hello\n"), None);
+    }
+
+    #[test]
+    fn etags_are_names_of_files() {
+        assert_eq!(Etag::parse("W/\"ab-1\""), Etag::parse("ab-1"));
+        for etag in ["", "\"\"", "../x", "a/b", "a.b", &"a".repeat(129)] {
+            assert_eq!(Etag::parse(etag), None, "{etag}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! One file from the hub into the cache: goes on where an earlier download stopped, and counts only when its hash is right.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use super::cache::RepoCache;
+use super::client::{Client, RemoteFile, unreachable_host};
+use super::digest::Hasher;
+use super::error::HubError;
+use super::settings::HubSettings;
+
+/// Attempts in a row of which none brings anything.
+const MAX_ATTEMPTS: u32 = 5;
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// What it takes to download files of one commit.
+pub(super) struct Downloads<'a> {
+    pub settings: &'a HubSettings,
+    pub client: &'a Client<'a>,
+    pub cache: &'a RepoCache,
+    pub commit: &'a str,
+}
+
+/// A file that is being written, and the hash of what is in it.
+struct Partial {
+    file: File,
+    bytes: u64,
+    hasher: Hasher,
+}
+
+impl Downloads<'_> {
+    /// Bytes of a file that are yet to come.
+    pub fn missing_bytes(&self, file: &RemoteFile) -> u64 {
+        if size_of_file(&self.cache.blob(&file.etag)) == Some(file.bytes) {
+            return 0;
+        }
+        let here = size_of_file(&self.cache.partial(&file.etag)).unwrap_or(0);
+        file.bytes.saturating_sub(here)
+    }
+
+    /// Makes sure that the snapshot has the file. `at` hears how many of its bytes are here.
+    pub fn ensure(&self, file: &RemoteFile, at: &mut dyn FnMut(u64)) -> Result<(), HubError> {
+        let blob = self.cache.blob(&file.etag);
+        let _lock = self.cache.lock(&file.etag)?;
+        if size_of_file(&blob) != Some(file.bytes) {
+            self.fetch(file, at)?;
+        }
+        at(file.bytes);
+        self.cache.link(self.commit, &file.path, &file.etag)
+    }
+
+    fn fetch(&self, file: &RemoteFile, at: &mut dyn FnMut(u64)) -> Result<(), HubError> {
+        let path = self.cache.partial(&file.etag);
+        let resumed = size_of_file(&path).is_some_and(|bytes| bytes > 0);
+        match self.fetch_once(file, &path, at) {
+            // What was there before may be what is damaged.
+            Err(HubError::Checksum { .. }) if resumed => self.fetch_once(file, &path, at),
+            fetched => fetched,
+        }
+    }
+
+    /// Downloads what is missing, and gives the file its name if it is right. A wrong one is removed.
+    fn fetch_once(
+        &self,
+        file: &RemoteFile,
+        path: &Path,
+        at: &mut dyn FnMut(u64),
+    ) -> Result<(), HubError> {
+        let mut partial = Partial::open(path, file).map_err(HubError::io(path))?;
+        at(partial.bytes);
+        self.complete(&mut partial, file, path, at)?;
+        if let Some((algorithm, got)) = partial.hasher.finish() {
+            if got != file.etag.as_str() {
+                fs::remove_file(path).map_err(HubError::io(path))?;
+                return Err(HubError::Checksum {
+                    file: file.path.clone(),
+                    algorithm,
+                    got,
+                    expected: file.etag.as_str().to_owned(),
+                });
+            }
+        } else {
+            tracing::warn!(
+                file = file.path,
+                "the hub gives no hash of this file, only its size is checked"
+            );
+        }
+        // A name that is there after a power cut must stand for contents that are there too.
+        let named = partial
+            .file
+            .sync_all()
+            .and_then(|()| fs::rename(path, self.cache.blob(&file.etag)));
+        named.map_err(HubError::io(path))
+    }
+
+    /// Asks again, from where it broke off, until all bytes are here.
+    fn complete(
+        &self,
+        partial: &mut Partial,
+        file: &RemoteFile,
+        path: &Path,
+        at: &mut dyn FnMut(u64),
+    ) -> Result<(), HubError> {
+        let mut attempts = 0;
+        while partial.bytes < file.bytes {
+            let before = partial.bytes;
+            let outcome = self.append(partial, file, path, at);
+            if partial.bytes > before {
+                attempts = 0;
+            }
+            attempts += 1;
+            let reason = match outcome {
+                Ok(()) if partial.bytes >= file.bytes => break,
+                Ok(()) => "it ended early".to_owned(),
+                Err(error) if error.may_pass() && attempts < MAX_ATTEMPTS => error.to_string(),
+                Err(error) => return Err(error),
+            };
+            if attempts >= MAX_ATTEMPTS {
+                return Err(HubError::Truncated {
+                    file: file.path.clone(),
+                    bytes: file.bytes,
+                    got_bytes: partial.bytes,
+                    attempts,
+                });
+            }
+            tracing::warn!(
+                file = file.path,
+                bytes = partial.bytes,
+                reason,
+                "the download broke off and is asked for again"
+            );
+            wait(self.settings, attempts);
+        }
+        Ok(())
+    }
+
+    /// Appends what one answer brings.
+    fn append(
+        &self,
+        partial: &mut Partial,
+        file: &RemoteFile,
+        path: &Path,
+        at: &mut dyn FnMut(u64),
+    ) -> Result<(), HubError> {
+        let part = self.client.part(self.commit, file, partial.bytes)?;
+        if part.from != partial.bytes {
+            // The host does not do parts: it begins again.
+            partial.restart(file).map_err(HubError::io(path))?;
+        }
+        // One byte more than there should be tells that it is another file.
+        let most = file.bytes - partial.bytes + 1;
+        let mut body = part
+            .body
+            .into_with_config()
+            .limit(u64::MAX)
+            .reader()
+            .take(most);
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            let read = match body.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(read) => &buffer[..read],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    return Err(unreachable_host(
+                        &self.settings.endpoint,
+                        &error.to_string(),
+                    ));
+                }
+            };
+            partial.append(read).map_err(HubError::io(path))?;
+            if partial.bytes > file.bytes {
+                fs::remove_file(path).map_err(HubError::io(path))?;
+                return Err(HubError::Protocol {
+                    host: self.settings.endpoint.clone(),
+                    what: file.path.clone(),
+                    reason: format!("more bytes came than the {} that it has", file.bytes),
+                });
+            }
+            at(partial.bytes);
+        }
+    }
+}
+
+impl Partial {
+    /// Opens what has come so far, and hashes it.
+    fn open(path: &Path, remote: &RemoteFile) -> io::Result<Self> {
+        let mut file = File::options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(path)?;
+        let mut partial = Self {
+            bytes: 0,
+            hasher: Hasher::new(&remote.etag, remote.bytes),
+            file: file.try_clone()?,
+        };
+        if file.metadata()?.len() > remote.bytes {
+            partial.restart(remote)?;
+            return Ok(partial);
+        }
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            let read = file.read(&mut buffer)?;
+            if read == 0 {
+                return Ok(partial);
+            }
+            partial.hasher.update(&buffer[..read]);
+            partial.bytes += read as u64;
+        }
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.hasher.update(bytes);
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn restart(&mut self, remote: &RemoteFile) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.seek(SeekFrom::Start(0))?;
+        self.bytes = 0;
+        self.hasher = Hasher::new(&remote.etag, remote.bytes);
+        Ok(())
+    }
+}
+
+/// Waits before the next attempt: not at all the first time, then longer and longer.
+pub(super) fn wait(settings: &HubSettings, attempts: u32) {
+    if attempts > 1 {
+        std::thread::sleep(settings.first_wait * 2u32.pow(attempts.min(10) - 2));
+    }
+}
+
+fn size_of_file(path: &Path) -> Option<u64> {
+    let metadata = fs::metadata(path).ok()?;
+    metadata.is_file().then(|| metadata.len())
+}

@@ -1,0 +1,215 @@
+//! Why a model of the hub could not be had, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::id::RepoId;
+
+/// Why a model of the hub could not be had. No text holds the token or the query of a signed address.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// A setting that cannot be used.
+    #[error("{name} is {value:?}, {reason}")]
+    Setting {
+        /// The flag or variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        reason: String,
+    },
+    /// The token has characters that no header carries. It is not shown.
+    #[error("the token in {place} has characters that no token has: copy it again")]
+    BadToken {
+        /// The variable or file.
+        place: String,
+    },
+    /// The repository's owner lets only those in who accepted its conditions.
+    #[error(
+        "{repo} is gated: accept its conditions at {endpoint}/{repo}, and {}", token_advice(*has_token)
+    )]
+    Gated {
+        /// The repository.
+        repo: RepoId,
+        /// Where it is.
+        endpoint: String,
+        /// A token was sent.
+        has_token: bool,
+    },
+    /// The hub took the token for wrong, or wants one.
+    #[error(
+        "{endpoint} does not let this program read {repo}: if it is private, {}; else check its name (there is no \
+         folder {repo} here either)",
+        token_advice(*has_token)
+    )]
+    NoAccess {
+        /// The repository.
+        repo: RepoId,
+        /// Where it is.
+        endpoint: String,
+        /// A token was sent.
+        has_token: bool,
+    },
+    /// There is no such repository.
+    #[error(
+        "there is no model {repo} at {endpoint}, and no folder of this name here: check its name; a private one needs \
+         HF_TOKEN"
+    )]
+    NoRepository {
+        /// The repository.
+        repo: RepoId,
+        /// Where it was looked for.
+        endpoint: String,
+    },
+    /// The repository has no such branch, tag or commit.
+    #[error("{repo} has no revision {revision:?}: --revision takes a branch, a tag or a commit")]
+    NoRevision {
+        /// The repository.
+        repo: RepoId,
+        /// What was asked for.
+        revision: String,
+    },
+    /// The repository does not hold what is needed.
+    #[error("{repo} {reason}")]
+    Unsuitable {
+        /// The repository.
+        repo: RepoId,
+        /// What is missing, and what there is.
+        reason: String,
+    },
+    /// The hub may not be asked, and the cache does not have the model.
+    #[error("{repo} at revision {revision:?} is not complete in {}, and {why}", cache.display())]
+    NotCached {
+        /// The repository.
+        repo: RepoId,
+        /// What was asked for.
+        revision: String,
+        /// The folder of the cache.
+        cache: PathBuf,
+        /// Why it is not downloaded, and what to do.
+        why: String,
+    },
+    /// No answer came, or it broke off; trying again may help.
+    #[error("{host}: {reason}")]
+    Unreachable {
+        /// Who was asked.
+        host: String,
+        /// What happened.
+        reason: String,
+    },
+    /// An answer with a status that is not explained better.
+    #[error("{host} answered {status} for {what}")]
+    Status {
+        /// Who was asked.
+        host: String,
+        /// The code.
+        status: u16,
+        /// What was asked for.
+        what: String,
+    },
+    /// An answer that is not the hub's.
+    #[error("{host} answered for {what} with something else than the hub's protocol: {reason}")]
+    Protocol {
+        /// Who was asked.
+        host: String,
+        /// What was asked for.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Fewer bytes came than the file has, again and again.
+    #[error(
+        "{file}: only {got_bytes} of {bytes} bytes came in {attempts} attempts: start again later, it goes on from there"
+    )]
+    Truncated {
+        /// The file in the repository.
+        file: String,
+        /// Its size.
+        bytes: u64,
+        /// How much is here.
+        got_bytes: u64,
+        /// How often it was asked for without anything coming.
+        attempts: u32,
+    },
+    /// What came is not what the hub says the file is.
+    #[error(
+        "{file}: its {algorithm} is {got}, the hub says {expected}: what was downloaded is damaged and was thrown away; \
+         start again, and if it stays so, look for a proxy or mirror that changes files"
+    )]
+    Checksum {
+        /// The file in the repository.
+        file: String,
+        /// How it was computed.
+        algorithm: &'static str,
+        /// Of what came.
+        got: String,
+        /// By the hub.
+        expected: String,
+    },
+    /// The disk is too small.
+    #[error(
+        "{needed_bytes} bytes are to be downloaded to {}, which has {free_bytes} bytes free: make room, or set HF_HOME to \
+         a folder on a larger disk",
+        folder.display()
+    )]
+    NoSpace {
+        /// The folder of the cache.
+        folder: PathBuf,
+        /// What is missing of the model.
+        needed_bytes: u64,
+        /// What is free.
+        free_bytes: u64,
+    },
+    /// A file of the cache cannot be read or written.
+    #[error("{}: {source}{}", file.display(), disk_advice(source))]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+impl HubError {
+    /// True if the same request may be answered a little later.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Status { status, .. } => *status == 429 || *status >= 500,
+            _ => false,
+        }
+    }
+
+    /// True if what was asked for cannot be used as it stands, whatever the hub says.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Setting { .. } | Self::BadToken { .. })
+    }
+
+    pub(super) fn io(file: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let file = file.into();
+        move |source| Self::Io { file, source }
+    }
+}
+
+fn token_advice(has_token: bool) -> &'static str {
+    match has_token {
+        true => {
+            "use a token (HF_TOKEN) of an account that may read it, the one that was sent may not"
+        }
+        false => {
+            "set HF_TOKEN to a token of an account that may read it, or save one with `hf auth login`: none was sent"
+        }
+    }
+}
+
+fn disk_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ": make room, or set HF_HOME to a folder on a larger disk; the download goes on from there"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            ": set HF_HOME to a folder that can be written"
+        }
+        _ => "",
+    }
+}

@@ -1,0 +1,391 @@
+//! Which files of a repository make a model: no more than are needed, and never a pickle.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::error::HubError;
+use super::id::{RepoId, Wish, is_plain_path};
+use crate::model::gguf::PartName;
+use crate::model::weights::folder::{INDEX, SINGLE};
+
+const CONFIG: &str = "config.json";
+/// What is read beside the weights, where it is there.
+const BESIDE: [&str; 6] = [
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+const GGUF: &str = ".gguf";
+/// GGUF files that are no language model: the projectors of vision models, statistics for quantising.
+const OTHER_GGUF: [&str; 2] = ["mmproj", "imatrix"];
+/// Endings of weights that Python unpickles, which runs what they say.
+const PICKLES: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".pkl"];
+/// Names that an error lists.
+const SHOWN_NAMES: usize = 12;
+
+/// How much of a model is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All that it takes to run it.
+    Whole,
+    /// Its shape: without the weights, if another file says it.
+    Shape,
+}
+
+/// The files that make a model.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    /// Small files.
+    pub beside: Vec<&'static str>,
+    pub weights: WeightFiles,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum WeightFiles {
+    /// No weights are wanted.
+    None,
+    /// Safetensors in one file.
+    Single,
+    /// Safetensors in the shards that an index names.
+    Sharded,
+    /// A GGUF model in these files, the first one first.
+    Gguf(Vec<String>),
+}
+
+/// Chooses among the files of a repository.
+pub(super) fn choose(
+    repo: &RepoId,
+    names: &BTreeSet<String>,
+    wish: &Wish,
+    extent: Extent,
+) -> Result<Choice, HubError> {
+    let unsuitable = |reason: String| HubError::Unsuitable {
+        repo: repo.clone(),
+        reason,
+    };
+    let gguf = |files: Vec<String>| Choice {
+        beside: Vec::new(),
+        weights: WeightFiles::Gguf(files),
+    };
+    let models = gguf_models(names);
+    match wish {
+        Wish::File(file) => of_file(&models, file).map(gguf).map_err(unsuitable),
+        Wish::Quantisation(name) => of_quantisation(&models, name)
+            .and_then(|model| model.files())
+            .map(gguf)
+            .map_err(unsuitable),
+        Wish::Model if names.contains(INDEX) || names.contains(SINGLE) => {
+            if !names.contains(CONFIG) {
+                return Err(unsuitable(format!("has safetensors, but no {CONFIG}")));
+            }
+            let weights = match (extent, names.contains(SINGLE)) {
+                (Extent::Shape, _) => WeightFiles::None,
+                (Extent::Whole, true) => WeightFiles::Single,
+                (Extent::Whole, false) => WeightFiles::Sharded,
+            };
+            let wanted = match extent {
+                Extent::Whole => &BESIDE[..],
+                Extent::Shape => &BESIDE[..1],
+            };
+            let beside = wanted.iter().copied().filter(|name| names.contains(*name));
+            Ok(Choice {
+                beside: beside.collect(),
+                weights,
+            })
+        }
+        Wish::Model => only(&models, names)
+            .and_then(|model| model.files())
+            .map(gguf)
+            .map_err(unsuitable),
+    }
+}
+
+/// The shards that an index names, each once.
+///
+/// # Errors
+/// What is wrong with the index.
+pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
+    let index: Value = serde_json::from_slice(index).map_err(|error| error.to_string())?;
+    let map = index["weight_map"].as_object();
+    let map = map.ok_or("its weight_map is no object")?;
+    let name = |file: &Value| {
+        let name = file.as_str().filter(|name| {
+            is_plain_path(name) && !name.contains('/') && name.ends_with(".safetensors")
+        });
+        let name = name.map(str::to_owned);
+        name.ok_or_else(|| {
+            format!("its weight_map names {file}, which is no safetensors file beside it")
+        })
+    };
+    map.values().map(name).collect()
+}
+
+/// A GGUF model among the files of a repository.
+#[derive(Debug)]
+struct GgufModel<'a> {
+    /// Its path without part numbers and ending.
+    stem: String,
+    /// Its files in order.
+    parts: Vec<&'a str>,
+    /// How many there must be.
+    count: usize,
+}
+
+impl GgufModel<'_> {
+    fn files(&self) -> Result<Vec<String>, String> {
+        match self.parts.len() == self.count {
+            true => Ok(self.parts.iter().map(|part| (*part).to_owned()).collect()),
+            false => Err(format!(
+                "has {} of the {} parts of {}",
+                self.parts.len(),
+                self.count,
+                self.stem
+            )),
+        }
+    }
+}
+
+fn gguf_models(names: &BTreeSet<String>) -> Vec<GgufModel<'_>> {
+    let mut models = BTreeMap::<(String, usize), Vec<&str>>::new();
+    for path in names {
+        let (folder, name) = match path.rsplit_once('/') {
+            Some((folder, name)) => (format!("{folder}/"), name),
+            None => (String::new(), path.as_str()),
+        };
+        let Some(stem) = name.strip_suffix(GGUF) else {
+            continue;
+        };
+        let lower = stem.to_lowercase();
+        if !is_plain_path(path) || OTHER_GGUF.iter().any(|other| lower.contains(other)) {
+            continue;
+        }
+        let (stem, count) = match PartName::parse(name) {
+            Some(part) => (part.stem, part.count),
+            None => (stem.to_owned(), 1),
+        };
+        // Names in order are parts in order: their numbers have leading zeros.
+        models
+            .entry((folder + &stem, count))
+            .or_default()
+            .push(path);
+    }
+    let model = |((stem, count), parts)| GgufModel { stem, parts, count };
+    models.into_iter().map(model).collect()
+}
+
+fn of_file(models: &[GgufModel<'_>], file: &str) -> Result<Vec<String>, String> {
+    let found = models.iter().find(|model| model.parts.contains(&file));
+    match found {
+        Some(model) => model.files(),
+        None => Err(format!("has no model in {file}, {}", listed(models))),
+    }
+}
+
+fn of_quantisation<'a, 'b>(
+    models: &'b [GgufModel<'a>],
+    name: &str,
+) -> Result<&'b GgufModel<'a>, String> {
+    let is_named = |model: &&GgufModel<'_>| ends_with_word(&model.stem, name);
+    let found: Vec<_> = models.iter().filter(is_named).collect();
+    match found.as_slice() {
+        [model] => Ok(*model),
+        [] => Err(format!(
+            "has no GGUF model whose name ends with {name}, {}",
+            listed(models)
+        )),
+        // Of Q4_K_M and UD-Q4_K_M the first is the one that has no more in its name.
+        several => {
+            let shortest = several.iter().map(|model| model.stem.len()).min();
+            let mut shortest = several
+                .iter()
+                .filter(|model| Some(model.stem.len()) == shortest);
+            match (shortest.next(), shortest.next()) {
+                (Some(model), None) => Ok(*model),
+                _ => {
+                    let stems: Vec<&str> =
+                        several.iter().map(|model| model.stem.as_str()).collect();
+                    Err(format!(
+                        "has several GGUF models whose names end with {name}: {}; name the file of one",
+                        stems.join(", ")
+                    ))
+                }
+            }
+        }
+    }
+}
+
+/// The one model of a repository without safetensors.
+fn only<'a, 'b>(
+    models: &'b [GgufModel<'a>],
+    names: &BTreeSet<String>,
+) -> Result<&'b GgufModel<'a>, String> {
+    match models {
+        [model] => Ok(model),
+        [] => {
+            let is_pickle = |name: &&String| PICKLES.iter().any(|ending| name.ends_with(ending));
+            Err(match names.iter().find(is_pickle) {
+                Some(pickle) => format!(
+                    "has its weights only as pickles ({pickle}), which can run code and are never loaded: look for a \
+                     repository with safetensors or GGUF files"
+                ),
+                None => format!("has neither {SINGLE} nor {INDEX} nor a GGUF file"),
+            })
+        }
+        several => Err(format!(
+            "has several GGUF models: choose one as owner/name:QUANTISATION or owner/name/FILE.gguf; it {}",
+            listed(several)
+        )),
+    }
+}
+
+fn listed(models: &[GgufModel<'_>]) -> String {
+    let stems = models.iter().take(SHOWN_NAMES);
+    let stems: Vec<&str> = stems.map(|model| model.stem.as_str()).collect();
+    let more = match models.len() > SHOWN_NAMES {
+        true => format!(" and {} more", models.len() - SHOWN_NAMES),
+        false => String::new(),
+    };
+    match stems.is_empty() {
+        true => "has no GGUF files".to_owned(),
+        false => format!("has {}{more}", stems.join(", ")),
+    }
+}
+
+/// True if a text ends with a word, in either case, and nothing of a longer one comes before it: `IQ4_XS` does not end
+/// with `Q4_XS`.
+fn ends_with_word(text: &str, word: &str) -> bool {
+    let (text, word) = (text.to_ascii_lowercase(), word.to_ascii_lowercase());
+    let before = text.strip_suffix(&word);
+    before.is_some_and(|before| !before.ends_with(|c: char| c.is_ascii_alphanumeric()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(names: &[&str], id: &str, extent: Extent) -> Result<Choice, String> {
+        let model = super::super::id::HubModel::parse(id).expect("it is an id");
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        let chosen = choose(&model.repo, &names, &model.wish, extent);
+        chosen.map_err(|error| error.to_string())
+    }
+
+    fn gguf(names: &[&str], id: &str) -> Result<Vec<String>, String> {
+        choice(names, id, Extent::Whole).map(|choice| match choice.weights {
+            WeightFiles::Gguf(files) => files,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn a_safetensors_model_needs_little_beside_its_weights() {
+        let names = [
+            "README.md",
+            "config.json",
+            "model.safetensors.index.json",
+            "model-00001-of-00002.safetensors",
+            "original/consolidated.00.pth",
+            "pytorch_model.bin",
+            "tokenizer.json",
+            "vocab.json",
+        ];
+        let whole = choice(&names, "a/b", Extent::Whole).expect("it is a model");
+        assert_eq!(whole.beside, ["config.json", "tokenizer.json"]);
+        assert_eq!(whole.weights, WeightFiles::Sharded);
+        let shape = choice(&names, "a/b", Extent::Shape).expect("it is a model");
+        assert_eq!(shape.beside, ["config.json"]);
+        assert_eq!(shape.weights, WeightFiles::None);
+        let single = choice(&["config.json", SINGLE, INDEX], "a/b", Extent::Whole);
+        assert_eq!(single.expect("it is a model").weights, WeightFiles::Single);
+    }
+
+    const SEVERAL: [&str; 7] = [
+        "IQ4_XS/m-IQ4_XS.gguf",
+        "Q8_0/m-Q8_0-00001-of-00002.gguf",
+        "Q8_0/m-Q8_0-00002-of-00002.gguf",
+        "m-Q4_K_M.gguf",
+        "m-UD-Q4_K_M.gguf",
+        "mmproj-m-F16.gguf",
+        "m-Q2_K-00001-of-00002.gguf",
+    ];
+
+    #[test]
+    fn a_gguf_model_is_chosen_by_quantisation_or_file_with_all_its_parts() {
+        for (id, files) in [
+            ("a/b:q8_0", &SEVERAL[1..3]),
+            ("a/b/Q8_0/m-Q8_0-00002-of-00002.gguf", &SEVERAL[1..3]),
+            ("a/b:Q4_K_M", &SEVERAL[3..4]),
+            ("a/b:UD-Q4_K_M", &SEVERAL[4..5]),
+            ("a/b/m-Q4_K_M.gguf", &SEVERAL[3..4]),
+        ] {
+            assert_eq!(
+                gguf(&SEVERAL, id).as_deref(),
+                Ok(&to_owned(files)[..]),
+                "{id}"
+            );
+        }
+        assert_eq!(
+            gguf(&["m.gguf", "mmproj.gguf"], "a/b"),
+            Ok(to_owned(&["m.gguf"]))
+        );
+    }
+
+    fn to_owned(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn what_cannot_be_chosen_says_what_there_is() {
+        for (names, id, part) in [
+            (
+                &SEVERAL[..],
+                "a/b",
+                "has several GGUF models: choose one as",
+            ),
+            (
+                &SEVERAL,
+                "a/b:Q4_XS",
+                "ends with Q4_XS, has IQ4_XS/m-IQ4_XS",
+            ),
+            (&SEVERAL, "a/b:Q2_K", "has 1 of the 2 parts of m-Q2_K"),
+            (
+                &SEVERAL,
+                "a/b/other.gguf",
+                "no model in other.gguf, has IQ4_XS",
+            ),
+            (
+                &["pytorch_model.bin"],
+                "a/b",
+                "(pytorch_model.bin), which can run code",
+            ),
+            (&["README.md"], "a/b", "nor a GGUF file"),
+            (&["README.md"], "a/b:Q8_0", "has no GGUF files"),
+            (&[SINGLE], "a/b", "but no config.json"),
+        ] {
+            let error = choice(names, id, Extent::Whole).expect_err(id);
+            assert!(
+                error.starts_with("a/b ") && error.contains(part),
+                "{id}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_index_names_files_beside_it() {
+        let names = shards(br#"{"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}"#);
+        assert_eq!(names, Ok(BTreeSet::from(["x.safetensors".to_owned()])));
+        for index in [
+            "{",
+            "{}",
+            r#"{"weight_map": {"a": "../x.safetensors"}}"#,
+            r#"{"weight_map": {"a": "x.bin"}}"#,
+            r#"{"weight_map": {"a": 3}}"#,
+        ] {
+            assert!(shards(index.as_bytes()).is_err(), "{index}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Which models of the hub a model's path can name.
+
+use std::fmt;
+use std::path::Path;
+
+/// Longest id that the hub has.
+const MAX_ID_BYTES: usize = 96;
+const GGUF: &str = ".gguf";
+
+/// A repository of the hub, `owner/name`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RepoId(String);
+
+impl RepoId {
+    /// Checks the form; `None` if the hub can have no such repository.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (owner, name) = text.split_once('/')?;
+        let fits = text.len() <= MAX_ID_BYTES && is_name(owner) && is_name(name);
+        fits.then(|| Self(text.to_owned()))
+    }
+
+    /// The text, `owner/name`.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RepoId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What is wanted of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Its safetensors, or its only GGUF model.
+    Model,
+    /// The GGUF model with this quantisation in its name (`Q4_K_M`).
+    Quantisation(String),
+    /// The GGUF model in this file, or in the parts that this one belongs to.
+    File(String),
+}
+
+/// A model of the hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubModel {
+    /// Where it is.
+    pub repo: RepoId,
+    /// What of it.
+    pub wish: Wish,
+}
+
+impl HubModel {
+    /// Reads a model's path. A path that exists is one of this machine, as in SGLang and vLLM; so is one that does not
+    /// look like `owner/name`, `owner/name:QUANTISATION` or `owner/name/FILE.gguf`.
+    pub fn of_path(path: &Path) -> Option<Self> {
+        if path.exists() {
+            return None;
+        }
+        Self::parse(path.to_str()?)
+    }
+
+    /// Reads an id.
+    pub fn parse(text: &str) -> Option<Self> {
+        if let Some((repo, quantisation)) = text.split_once(':') {
+            let wish = is_name(quantisation).then(|| Wish::Quantisation(quantisation.to_owned()));
+            return Some(Self {
+                repo: RepoId::parse(repo)?,
+                wish: wish?,
+            });
+        }
+        let (owner, rest) = text.split_once('/')?;
+        let Some((name, file)) = rest.split_once('/') else {
+            // The path of a file that is not there, not a repository.
+            let repo = RepoId::parse(text).filter(|_| !text.ends_with(GGUF))?;
+            return Some(Self {
+                repo,
+                wish: Wish::Model,
+            });
+        };
+        let is_file = file.ends_with(GGUF) && is_plain_path(file);
+        Some(Self {
+            repo: RepoId::parse(&format!("{owner}/{name}"))?,
+            wish: is_file.then(|| Wish::File(file.to_owned()))?,
+        })
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let is_edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric() || c == '_');
+    text.chars().all(is_inner)
+        && is_edge(text.chars().next())
+        && is_edge(text.chars().last())
+        && !text.contains("--")
+        && !text.contains("..")
+}
+
+/// True for the path of a file below a folder, which leads nowhere else.
+pub(super) fn is_plain_path(path: &str) -> bool {
+    let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+    path.split('/').all(is_plain) && !path.contains(['\\', '\0', ':'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(text: &str) -> Option<(String, Wish)> {
+        HubModel::parse(text).map(|model| (model.repo.to_string(), model.wish))
+    }
+
+    #[test]
+    fn ids_name_a_repository_a_quantisation_or_a_file() {
+        let of = |repo: &str, wish| Some((repo.to_owned(), wish));
+        assert_eq!(wish("Qwen/Qwen3-0.6B"), of("Qwen/Qwen3-0.6B", Wish::Model));
+        let quantisation = Wish::Quantisation("UD-Q4_K_XL".to_owned());
+        assert_eq!(wish("a/b-GGUF:UD-Q4_K_XL"), of("a/b-GGUF", quantisation));
+        let file = Wish::File("Q8_0/b-00001-of-00002.gguf".to_owned());
+        assert_eq!(wish("a/b/Q8_0/b-00001-of-00002.gguf"), of("a/b", file));
+    }
+
+    #[test]
+    fn paths_of_this_machine_are_no_ids() {
+        for path in [
+            "",
+            "model",
+            "/a/b",
+            "./a",
+            "../a",
+            "a/",
+            "a/b/",
+            "a/b/c",
+            "a/b.gguf",
+            "~/a",
+            "a/b/../c.gguf",
+            "a/b//c.gguf",
+            "a/b:",
+            "a/b:Q4/K",
+            "a/b:c:d",
+            "a b/c",
+            "a/b--c",
+            "a/.b",
+            "C:/a",
+            "a\\b",
+        ] {
+            assert_eq!(wish(path), None, "{path}");
+        }
+        assert_eq!(wish(&format!("a/{}", "b".repeat(95))), None);
+        assert_eq!(HubModel::of_path(Path::new("src/hub")), None);
+    }
+}

@@ -1,0 +1,319 @@
+//! Models by their id on the Hugging Face hub: `Qwen/Qwen3-0.6B`, `owner/name:Q4_K_M`, `owner/name/FILE.gguf`.
+//!
+//! A host hands its configuration to [`localise`] before it starts an engine: an id becomes the path of what was
+//! downloaded, everything else stays as it is.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | `id` | which paths are ids |
+//! | `settings` | the variables of `huggingface_hub`, and the token |
+//! | `files` | which files of a repository make a model |
+//! | `client` | requests, redirects, and what refusals mean |
+//! | `cache` | the folder that `huggingface_hub` shares |
+//! | `download`, `digest` | one file: goes on where it stopped, and is compared with its hash |
+//!
+//! Of the crate hf-hub only the layout of the cache is used: its downloads send the token to the host that a redirect
+//! names, do not check that a part begins where it should, and compare neither size nor hash.
+
+mod cache;
+mod client;
+mod digest;
+mod download;
+mod error;
+mod files;
+mod id;
+mod settings;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::config::EngineConfig;
+use crate::model::weights::folder::{INDEX, SINGLE};
+use cache::{RepoCache, is_commit};
+use client::{Client, Listing, RemoteFile};
+use download::Downloads;
+pub use error::HubError;
+pub use files::Extent;
+use files::{Choice, WeightFiles};
+pub use id::{HubModel, RepoId, Wish};
+pub use settings::{HubSettings, Token};
+
+const MAIN: &str = "main";
+const MAX_REVISION_BYTES: usize = 256;
+/// Attempts to read what a repository holds.
+const LISTING_ATTEMPTS: u32 = 3;
+
+/// How far a download is.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer<'a> {
+    /// The file that is being downloaded.
+    pub file: &'a str,
+    /// Bytes of the model's weights that are here.
+    pub done_bytes: u64,
+    /// Bytes of all its weights.
+    pub all_bytes: u64,
+}
+
+/// Hears how far a download is. It is not called if nothing has to be downloaded.
+pub type Watch<'a> = &'a mut dyn FnMut(Transfer<'_>);
+
+/// Downloads the model that a configuration names by its id, as far as it is not in the cache, and puts its path in place
+/// of the id. The model keeps the id as its name unless the configuration gives another.
+///
+/// # Errors
+/// [`HubError`], in one line that says what to do.
+pub fn localise(config: EngineConfig, watch: Watch<'_>) -> Result<EngineConfig, HubError> {
+    let revision = config.revision.clone();
+    let Some(model) = HubModel::of_path(&config.model_path) else {
+        if let Some(value) = revision {
+            let path = config.model_path.display();
+            return Err(HubError::Setting {
+                name: "--revision",
+                value,
+                reason: format!("but the model is no id of the hub: {path:?} has no revisions"),
+            });
+        }
+        return Ok(config);
+    };
+    let id = config.model_path.to_string_lossy().into_owned();
+    let hub = Hub::new(HubSettings::from_env()?);
+    let model_path = hub.fetch(&model, revision.as_deref(), Extent::Whole, watch)?;
+    Ok(EngineConfig {
+        model_path,
+        served_model_name: config.served_model_name.or(Some(id)),
+        ..config
+    })
+}
+
+/// The hub, or a mirror of it, with the cache in front.
+#[derive(Debug)]
+pub struct Hub {
+    settings: HubSettings,
+}
+
+impl Hub {
+    /// A hub by its settings. Nothing is asked yet.
+    pub fn new(settings: HubSettings) -> Self {
+        Self { settings }
+    }
+
+    /// Makes sure that a model is in the cache: the path of its folder, or of its GGUF file.
+    ///
+    /// The hub is asked which commit the revision is at. If it cannot be reached, a complete model in the cache is taken.
+    ///
+    /// # Errors
+    /// [`HubError`].
+    pub fn fetch(
+        &self,
+        model: &HubModel,
+        revision: Option<&str>,
+        extent: Extent,
+        watch: Watch<'_>,
+    ) -> Result<PathBuf, HubError> {
+        let revision = revision.unwrap_or(MAIN);
+        check_revision(revision)?;
+        let cache = RepoCache::new(&self.settings.cache, &model.repo, revision);
+        let find = || cached(&cache, model, extent);
+        if self.settings.is_offline {
+            let why = "HF_HUB_OFFLINE is set: unset it once to download the model";
+            return find().ok_or_else(|| self.not_cached(model, revision, why));
+        }
+        // What a commit holds never changes.
+        if let Some(path) = find().filter(|_| is_commit(revision)) {
+            return Ok(path);
+        }
+        let client = Client::new(&self.settings, &model.repo, revision);
+        let listing = match self.listing(&client) {
+            Err(error) if error.may_pass() => {
+                let why = format!("the hub cannot be asked ({error}): try again later");
+                let path = find().ok_or_else(|| self.not_cached(model, revision, &why))?;
+                tracing::warn!(%error, "the hub cannot be asked, the model in the cache is used");
+                return Ok(path);
+            }
+            listing => listing?,
+        };
+        let download = Download {
+            settings: &self.settings,
+            model,
+            listing: &listing,
+            downloads: Downloads {
+                settings: &self.settings,
+                client: &client,
+                cache: &cache,
+                commit: &listing.commit,
+            },
+        };
+        let path = download.run(extent, watch)?;
+        cache.keep_commit(&listing.commit)?;
+        Ok(path)
+    }
+
+    fn listing(&self, client: &Client<'_>) -> Result<Listing, HubError> {
+        let mut attempts = 1;
+        loop {
+            match client.listing() {
+                Err(error) if error.may_pass() && attempts < LISTING_ATTEMPTS => {
+                    tracing::debug!(%error, "the hub is asked again");
+                    download::wait(&self.settings, attempts);
+                    attempts += 1;
+                }
+                listing => return listing,
+            }
+        }
+    }
+
+    fn not_cached(&self, model: &HubModel, revision: &str, why: &str) -> HubError {
+        HubError::NotCached {
+            repo: model.repo.clone(),
+            revision: revision.to_owned(),
+            cache: self.settings.cache.clone(),
+            why: why.to_owned(),
+        }
+    }
+}
+
+/// One model on its way from a commit into the cache.
+struct Download<'a> {
+    settings: &'a HubSettings,
+    model: &'a HubModel,
+    listing: &'a Listing,
+    downloads: Downloads<'a>,
+}
+
+impl Download<'_> {
+    /// Small files first: with the weights, which come last, a model is complete.
+    fn run(&self, extent: Extent, watch: Watch<'_>) -> Result<PathBuf, HubError> {
+        let Choice { beside, weights } = files::choose(
+            &self.model.repo,
+            &self.listing.names(),
+            &self.model.wish,
+            extent,
+        )?;
+        for name in beside {
+            self.downloads.ensure(&self.describe(name)?, &mut |_| ())?;
+        }
+        let snapshot = self.downloads.cache.snapshot(self.downloads.commit);
+        let names: Vec<String> = match weights {
+            WeightFiles::None => return Ok(snapshot),
+            WeightFiles::Single => vec![SINGLE.to_owned()],
+            WeightFiles::Sharded => {
+                self.downloads.ensure(&self.describe(INDEX)?, &mut |_| ())?;
+                self.shards(&snapshot.join(INDEX))?.into_iter().collect()
+            }
+            WeightFiles::Gguf(names) => {
+                self.fetch_weights(&names, watch)?;
+                let first = names.first().map(|name| snapshot.join(name));
+                return Ok(first.unwrap_or(snapshot));
+            }
+        };
+        self.fetch_weights(&names, watch)?;
+        Ok(snapshot)
+    }
+
+    fn describe(&self, name: &str) -> Result<RemoteFile, HubError> {
+        self.downloads.client.describe(self.listing, name)
+    }
+
+    fn shards(&self, index: &Path) -> Result<BTreeSet<String>, HubError> {
+        let text = fs::read(index).map_err(HubError::io(index))?;
+        let shards = files::shards(&text);
+        let unsuitable = |reason: String| HubError::Unsuitable {
+            repo: self.model.repo.clone(),
+            reason,
+        };
+        let shards =
+            shards.map_err(|reason| unsuitable(format!("has an unusable {INDEX}: {reason}")))?;
+        let there = self.listing.names();
+        match shards.iter().find(|shard| !there.contains(*shard)) {
+            Some(absent) => Err(unsuitable(format!(
+                "has no {absent}, which its {INDEX} names"
+            ))),
+            None => Ok(shards),
+        }
+    }
+
+    fn fetch_weights(&self, names: &[String], watch: Watch<'_>) -> Result<(), HubError> {
+        let files = names.iter().map(|name| self.describe(name));
+        let files = files.collect::<Result<Vec<_>, _>>()?;
+        let missing = files.iter().map(|file| self.downloads.missing_bytes(file));
+        let missing_bytes = missing.fold(0u64, u64::saturating_add);
+        self.check_space(missing_bytes)?;
+        let all_bytes = files
+            .iter()
+            .fold(0u64, |sum, file| sum.saturating_add(file.bytes));
+        let mut before_bytes = 0;
+        for file in &files {
+            let mut at = |bytes: u64| {
+                if missing_bytes > 0 {
+                    watch(Transfer {
+                        file: &file.path,
+                        done_bytes: before_bytes + bytes,
+                        all_bytes,
+                    });
+                }
+            };
+            self.downloads.ensure(file, &mut at)?;
+            before_bytes += file.bytes;
+        }
+        Ok(())
+    }
+
+    fn check_space(&self, needed_bytes: u64) -> Result<(), HubError> {
+        let folder = &self.settings.cache;
+        fs::create_dir_all(folder).map_err(HubError::io(folder))?;
+        match free_bytes(folder) {
+            Some(free_bytes) if free_bytes < needed_bytes => Err(HubError::NoSpace {
+                folder: folder.clone(),
+                needed_bytes,
+                free_bytes,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A model that is complete in the cache.
+fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<PathBuf> {
+    let commit = cache.known_commit()?;
+    let snapshot = cache.snapshot(&commit);
+    let there = cache.files_of(&commit);
+    let choice = files::choose(&model.repo, &there, &model.wish, extent).ok()?;
+    match choice.weights {
+        WeightFiles::None | WeightFiles::Single => Some(snapshot),
+        WeightFiles::Gguf(names) => Some(snapshot.join(names.first()?)),
+        WeightFiles::Sharded => {
+            let index = fs::read(snapshot.join(INDEX)).ok()?;
+            let shards = files::shards(&index).ok()?;
+            shards.is_subset(&there).then_some(snapshot)
+        }
+    }
+}
+
+/// A revision becomes a part of addresses and of the cache's paths.
+fn check_revision(revision: &str) -> Result<(), HubError> {
+    let is_char = |c: char| c.is_ascii_alphanumeric() || "-_./+".contains(c);
+    let fits = revision.len() <= MAX_REVISION_BYTES
+        && revision.chars().all(is_char)
+        && id::is_plain_path(revision);
+    match fits {
+        true => Ok(()),
+        false => Err(HubError::Setting {
+            name: "--revision",
+            value: revision.to_owned(),
+            reason: "must be a branch, a tag or a commit".to_owned(),
+        }),
+    }
+}
+
+/// What the disk of a folder has left for this user, if the system says.
+#[cfg(target_os = "linux")]
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(folder).ok()?;
+    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn free_bytes(_: &Path) -> Option<u64> {
+    None
+}

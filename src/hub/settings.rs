@@ -1,0 +1,264 @@
+//! Where models come from and where they are kept: the variables that Python's `huggingface_hub` reads.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::error::HubError;
+
+const ENDPOINT: &str = "https://huggingface.co";
+/// How long nothing may come before a download is tried again.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The wait before the third attempt; each further one is twice as long. The second attempt comes at once.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+
+/// A token, which nothing prints.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// Checks that a header can carry it.
+    ///
+    /// # Errors
+    /// [`HubError::BadToken`], which names the place only.
+    pub fn new(text: &str, place: impl Into<String>) -> Result<Self, HubError> {
+        match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            true => Ok(Self(text.to_owned())),
+            false => Err(HubError::BadToken {
+                place: place.into(),
+            }),
+        }
+    }
+
+    pub(super) fn bearer(&self) -> String {
+        format!("Bearer {}", self.0)
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(hidden)")
+    }
+}
+
+/// How the hub is reached, and where its files are kept.
+#[derive(Clone, Debug)]
+pub struct HubSettings {
+    /// The hub's address, without a slash at the end.
+    pub endpoint: String,
+    /// The folder that holds `models--owner--name`.
+    pub cache: PathBuf,
+    /// Sent to the endpoint's host and to no other.
+    pub token: Option<Token>,
+    /// Nothing is asked of any host.
+    pub is_offline: bool,
+    /// PEM file with the roots that TLS trusts instead of Mozilla's.
+    pub roots: Option<PathBuf>,
+    /// How long nothing may come before a download is tried again.
+    pub idle_timeout: Duration,
+    /// The wait before the third attempt.
+    pub first_wait: Duration,
+}
+
+impl HubSettings {
+    /// Settings for an endpoint and a cache, without a token.
+    pub fn new(endpoint: impl Into<String>, cache: impl Into<PathBuf>) -> Self {
+        Self {
+            endpoint: endpoint.into(),
+            cache: cache.into(),
+            token: None,
+            is_offline: false,
+            roots: None,
+            idle_timeout: IDLE_TIMEOUT,
+            first_wait: FIRST_WAIT,
+        }
+    }
+
+    /// Reads `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN` and their kin.
+    ///
+    /// # Errors
+    /// A value that cannot be used.
+    pub fn from_env() -> Result<Self, HubError> {
+        Self::from_variables(|name| std::env::var_os(name))
+    }
+
+    /// Reads the variables from a function. An empty one counts as none.
+    ///
+    /// # Errors
+    /// A value that cannot be used.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
+        let found = |names: &[&str]| {
+            let mut values = names.iter().filter_map(|name| variable(name));
+            values.find(|value| !value.is_empty())
+        };
+        let text = |names: &[&str]| found(names).map(|value| value.to_string_lossy().into_owned());
+        let user = found(&["HOME"]).map(PathBuf::from);
+        let path = |names: &[&str]| {
+            found(names).map(|value| below_user(Path::new(&value), user.as_deref()))
+        };
+        let home = path(&["HF_HOME"])
+            .or_else(|| Some(path(&["XDG_CACHE_HOME"])?.join("huggingface")))
+            .or_else(|| Some(user.as_ref()?.join(".cache/huggingface")));
+        let home = home.ok_or_else(|| HubError::Setting {
+            name: "HF_HOME",
+            value: String::new(),
+            reason: "and HOME is not set either: set it to a folder for downloaded models".into(),
+        })?;
+        let cache = path(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]);
+        let endpoint = text(&["HF_ENDPOINT"]).unwrap_or_else(|| ENDPOINT.to_owned());
+        let is_set = |names: &[&str]| text(names).is_some_and(|value| is_true(&value));
+        let token = match is_set(&["HF_HUB_DISABLE_IMPLICIT_TOKEN"]) {
+            true => None,
+            false => match text(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]) {
+                Some(token) => Some(Token::new(token.trim(), "HF_TOKEN")?),
+                None => token_in(&path(&["HF_TOKEN_PATH"]).unwrap_or(home.join("token")))?,
+            },
+        };
+        let timeout_s = text(&["HF_HUB_DOWNLOAD_TIMEOUT"])
+            .map(seconds)
+            .transpose()?;
+        Ok(Self {
+            token,
+            is_offline: is_set(&["HF_HUB_OFFLINE"]) || is_set(&["TRANSFORMERS_OFFLINE"]),
+            roots: path(&["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]),
+            idle_timeout: timeout_s.unwrap_or(IDLE_TIMEOUT),
+            ..Self::new(
+                checked_endpoint(endpoint)?,
+                cache.unwrap_or_else(|| home.join("hub")),
+            )
+        })
+    }
+}
+
+fn checked_endpoint(endpoint: String) -> Result<String, HubError> {
+    let scheme = ["https://", "http://"]
+        .into_iter()
+        .find(|scheme| endpoint.starts_with(scheme));
+    let has_host = scheme.is_some_and(|scheme| {
+        let host = &endpoint[scheme.len()..];
+        !host.is_empty() && !host.starts_with('/') && !host.contains(['@', '?', '#'])
+    });
+    match has_host {
+        true => Ok(endpoint.trim_end_matches('/').to_owned()),
+        false => Err(HubError::Setting {
+            name: "HF_ENDPOINT",
+            value: endpoint,
+            reason: format!("must be like {ENDPOINT}"),
+        }),
+    }
+}
+
+fn seconds(value: String) -> Result<Duration, HubError> {
+    let seconds = value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
+    let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    duration.ok_or_else(|| HubError::Setting {
+        name: "HF_HUB_DOWNLOAD_TIMEOUT",
+        value,
+        reason: "must be a positive number of seconds".to_owned(),
+    })
+}
+
+/// The token that a login saved, if any.
+fn token_in(file: &Path) -> Result<Option<Token>, HubError> {
+    let Ok(text) = std::fs::read_to_string(file) else {
+        return Ok(None);
+    };
+    match text.trim() {
+        "" => Ok(None),
+        token => Token::new(token, file.display().to_string()).map(Some),
+    }
+}
+
+/// A path whose `~` is the user's folder.
+fn below_user(path: &Path, user: Option<&Path>) -> PathBuf {
+    match (path.strip_prefix("~"), user) {
+        (Ok(rest), Some(user)) => user.join(rest),
+        _ => path.to_owned(),
+    }
+}
+
+fn is_true(value: &str) -> bool {
+    ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<HubSettings, HubError> {
+        HubSettings::from_variables(|name| {
+            let mut values = variables.iter().filter(|(known, _)| *known == name);
+            values.next().map(|(_, value)| OsString::from(*value))
+        })
+    }
+
+    #[test]
+    fn the_variables_are_those_of_huggingface_hub() {
+        let plain = read(&[("HOME", "/nobody")]).expect("it is usable");
+        assert_eq!(plain.cache, Path::new("/nobody/.cache/huggingface/hub"));
+        assert_eq!((plain.endpoint.as_str(), plain.token), (ENDPOINT, None));
+        assert!(!plain.is_offline);
+        let cache = |variables: &[(&str, &str)]| read(variables).expect("it is usable").cache;
+        let home = ("HOME", "/nobody");
+        let hf = ("HF_HOME", "~/hf");
+        assert_eq!(
+            cache(&[home, ("XDG_CACHE_HOME", "/x")]),
+            Path::new("/x/huggingface/hub")
+        );
+        assert_eq!(cache(&[home, hf]), Path::new("/nobody/hf/hub"));
+        assert_eq!(cache(&[home, hf, ("HF_HUB_CACHE", "/c")]), Path::new("/c"));
+        assert_eq!(
+            cache(&[hf, ("HUGGINGFACE_HUB_CACHE", "/d")]),
+            Path::new("/d")
+        );
+        let set = read(&[
+            home,
+            ("HF_ENDPOINT", "http://mirror:8/hub/"),
+            ("HF_TOKEN", " hf_secret\n"),
+            ("HF_HUB_OFFLINE", "Yes"),
+            ("HF_HUB_DOWNLOAD_TIMEOUT", "2.5"),
+        ]);
+        let set = set.expect("it is usable");
+        assert_eq!(set.endpoint, "http://mirror:8/hub");
+        assert!(set.is_offline && !format!("{set:?}").contains("secret"));
+        assert_eq!(set.token.expect("it is set").bearer(), "Bearer hf_secret");
+        assert_eq!(set.idle_timeout, Duration::from_millis(2500));
+    }
+
+    #[test]
+    fn a_saved_token_is_sent_unless_that_is_forbidden() {
+        let dir = tempfile::tempdir().expect("a temporary folder can be made");
+        std::fs::write(dir.path().join("token"), "hf_saved\n").expect("it is written");
+        let home = ("HF_HOME", dir.path().to_str().expect("it is text"));
+        let bearer = |more: (&str, &str)| {
+            let settings = read(&[home, more]).expect("it is usable");
+            settings.token.map(|token| token.bearer())
+        };
+        assert_eq!(bearer(("A", "b")).as_deref(), Some("Bearer hf_saved"));
+        assert_eq!(bearer(("HF_TOKEN", "hf_2")).as_deref(), Some("Bearer hf_2"));
+        assert_eq!(bearer(("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")), None);
+    }
+
+    #[test]
+    fn values_that_cannot_be_used_are_named() {
+        for (name, value, part) in [
+            ("HF_ENDPOINT", "huggingface.co", "must be like https://"),
+            ("HF_ENDPOINT", "https://", "must be like https://"),
+            ("HF_ENDPOINT", "https://me:pw@host", "must be like https://"),
+            ("HF_HUB_DOWNLOAD_TIMEOUT", "0", "positive number"),
+            ("HF_TOKEN", "hf secret", "HF_TOKEN has characters"),
+        ] {
+            let error = read(&[("HOME", "/nobody"), (name, value)]).expect_err("it is wrong");
+            let text = error.to_string();
+            assert!(text.contains(name) && text.contains(part), "{text}");
+            assert!(!text.contains("secret"), "{text}");
+        }
+        assert!(
+            read(&[])
+                .expect_err("no home")
+                .to_string()
+                .contains("HF_HOME")
+        );
+    }
+}

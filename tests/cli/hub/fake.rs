@@ -1,0 +1,346 @@
+//! A server that speaks the hub's protocol, and the host on which it keeps large files: two origins, one process.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+use sha1::{Digest, Sha1};
+use sha2::Sha256;
+
+/// A commit of the fake hub.
+pub const COMMIT: &str = "1111111111111111111111111111111111111111";
+/// The commit of another branch.
+pub const OLD_COMMIT: &str = "2222222222222222222222222222222222222222";
+/// A part of the addresses of large files, which must stay a secret.
+pub const SIGNATURE: &str = "X-Signature=s3cr3t";
+
+/// A file of a repository.
+#[derive(Clone)]
+pub struct RepoFile {
+    pub bytes: Vec<u8>,
+    pub is_large: bool,
+    /// What the hub says of its size, if that is not true.
+    pub claimed_bytes: Option<u64>,
+}
+
+impl RepoFile {
+    pub fn small(bytes: impl Into<Vec<u8>>) -> Self {
+        Self {
+            bytes: bytes.into(),
+            is_large: false,
+            claimed_bytes: None,
+        }
+    }
+
+    pub fn large(bytes: impl Into<Vec<u8>>) -> Self {
+        Self {
+            is_large: true,
+            ..Self::small(bytes)
+        }
+    }
+
+    /// The name of the contents: SHA-256 of large files, git's of others.
+    pub fn etag(&self) -> String {
+        match self.is_large {
+            true => hex(&Sha256::digest(&self.bytes)),
+            false => {
+                let mut hash = Sha1::new_with_prefix(format!("blob {}\0", self.bytes.len()));
+                hash.update(&self.bytes);
+                hex(&hash.finalize())
+            }
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.claimed_bytes.unwrap_or(self.bytes.len() as u64)
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub type Files = BTreeMap<String, RepoFile>;
+
+/// How the hub behaves.
+#[derive(Default)]
+pub struct Behaviour {
+    /// Files by repository and revision; a commit is a revision too.
+    pub repos: BTreeMap<(String, String), (String, Files)>,
+    /// Status and code for all that is asked of the hub.
+    pub refusal: Option<(u16, &'static str)>,
+    /// The next answers with contents of large files end after so many bytes.
+    pub cuts: Vec<usize>,
+    /// One byte of each large file is another.
+    pub damages: bool,
+    /// The host of large files sends them whole, whatever part is asked for.
+    pub ignores_ranges: bool,
+    /// The listing gives names only.
+    pub lists_names_only: bool,
+}
+
+/// One request that came.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// `hub` or `cdn`.
+    pub host: &'static str,
+    pub method: String,
+    pub path: String,
+    pub authorization: Option<String>,
+    pub range: Option<String>,
+}
+
+/// The running servers. They end with the process.
+pub struct FakeHub {
+    pub endpoint: String,
+    pub behaviour: Arc<Mutex<Behaviour>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+impl FakeHub {
+    /// A hub with one repository, at `main` and its commit.
+    pub fn with(repo: &str, files: Files) -> Self {
+        let hub = Self::start();
+        hub.put(repo, "main", COMMIT, files);
+        hub
+    }
+
+    fn start() -> Self {
+        let bound = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let (hub, cdn) = (bound(), bound());
+        let address = |listener: &TcpListener| listener.local_addr().expect("it is bound");
+        let (hub_address, cdn_address) = (address(&hub), address(&cdn));
+        let behaviour = Arc::new(Mutex::new(Behaviour::default()));
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        for (host, listener) in [("hub", hub), ("cdn", cdn)] {
+            let (behaviour, asked) = (behaviour.clone(), asked.clone());
+            std::thread::spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    let _ = answer(stream, host, cdn_address, &behaviour, &asked);
+                }
+            });
+        }
+        Self {
+            endpoint: format!("http://{hub_address}"),
+            behaviour,
+            asked,
+        }
+    }
+
+    pub fn put(&self, repo: &str, revision: &str, commit: &str, files: Files) {
+        let mut behaviour = self.behaviour();
+        for revision in [revision, commit] {
+            let key = (repo.to_owned(), revision.to_owned());
+            let value = (commit.to_owned(), files.clone());
+            behaviour.repos.insert(key, value);
+        }
+    }
+
+    pub fn behaviour(&self) -> MutexGuard<'_, Behaviour> {
+        lock(&self.behaviour)
+    }
+
+    /// What was asked since the last call.
+    pub fn asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut lock(&self.asked))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads one request and answers it; the connection ends with the answer.
+fn answer(
+    mut stream: TcpStream,
+    host: &'static str,
+    cdn: SocketAddr,
+    behaviour: &Mutex<Behaviour>,
+    asked: &Mutex<Vec<Asked>>,
+) -> std::io::Result<()> {
+    let request = read_request(&stream, host)?;
+    lock(asked).push(request.clone());
+    let reply = match host {
+        "hub" => of_hub(&request, cdn, &lock(behaviour)),
+        _ => of_cdn(&request, &mut lock(behaviour)),
+    };
+    let Reply {
+        status,
+        headers,
+        body,
+        sent_bytes,
+    } = reply;
+    let mut head = format!("HTTP/1.1 {status} X\r\nConnection: close\r\n");
+    if !headers.iter().any(|(name, _)| name == "Content-Length") {
+        head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+    }
+    for (name, value) in &headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    stream.write_all(format!("{head}\r\n").as_bytes())?;
+    if request.method == "GET" {
+        stream.write_all(&body[..sent_bytes.unwrap_or(body.len())])?;
+    }
+    stream.shutdown(std::net::Shutdown::Write)?;
+    // Until the client has closed its side too: closing before would lose what it has not read.
+    let _ = stream.read(&mut [0]);
+    Ok(())
+}
+
+fn read_request(stream: &TcpStream, host: &'static str) -> std::io::Result<Asked> {
+    let mut lines = BufReader::new(stream).lines();
+    let first = lines.next().transpose()?.unwrap_or_default();
+    let mut words = first.split(' ').map(str::to_owned);
+    let mut request = Asked {
+        host,
+        method: words.next().unwrap_or_default(),
+        path: words.next().unwrap_or_default(),
+        ..Asked::default()
+    };
+    for line in lines {
+        let line = line?;
+        let Some((name, value)) = line.split_once(": ") else {
+            break;
+        };
+        match name.to_lowercase().as_str() {
+            "authorization" => request.authorization = Some(value.to_owned()),
+            "range" => request.range = Some(value.to_owned()),
+            _ => (),
+        }
+    }
+    Ok(request)
+}
+
+struct Reply {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+    /// The connection ends after so many bytes of the body.
+    sent_bytes: Option<usize>,
+}
+
+impl Reply {
+    fn new(status: u16, headers: &[(&str, &str)], body: impl Into<Vec<u8>>) -> Self {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Self {
+            status,
+            headers: headers.collect(),
+            body: body.into(),
+            sent_bytes: None,
+        }
+    }
+}
+
+fn of_hub(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
+    if let Some((status, code)) = behaviour.refusal {
+        return Reply::new(status, &[("X-Error-Code", code)], "{}");
+    }
+    let path = request.path.split('?').next().unwrap_or_default();
+    let parts: Vec<&str> = path.trim_start_matches('/').splitn(5, '/').collect();
+    let (repo, revision, file) = match parts.as_slice() {
+        ["api", "models", owner, name, rest] => {
+            let revision = rest.strip_prefix("revision/").unwrap_or_default();
+            (
+                format!("{owner}/{name}"),
+                revision.replace("%2F", "/"),
+                None,
+            )
+        }
+        [owner, name, "resolve", revision, file] => (
+            format!("{owner}/{name}"),
+            (*revision).to_owned(),
+            Some(*file),
+        ),
+        _ => return Reply::new(400, &[], "no path of the hub"),
+    };
+    let not_found = |code| Reply::new(404, &[("X-Error-Code", code)], "{}");
+    if !behaviour.repos.keys().any(|(known, _)| *known == repo) {
+        return not_found("RepoNotFound");
+    }
+    let Some((commit, files)) = behaviour.repos.get(&(repo, revision)) else {
+        return not_found("RevisionNotFound");
+    };
+    let Some(path) = file else {
+        let listing = listing(commit, files, behaviour.lists_names_only);
+        return Reply::new(200, &[], listing.to_string());
+    };
+    let Some(file) = files.get(path) else {
+        return not_found("EntryNotFound");
+    };
+    let etag = file.etag();
+    if !file.is_large {
+        let quoted = format!("\"{etag}\"");
+        let length = file.bytes.len().to_string();
+        let headers = [
+            ("ETag", quoted.as_str()),
+            ("X-Repo-Commit", commit.as_str()),
+            ("Content-Length", length.as_str()),
+        ];
+        return Reply::new(200, &headers, file.bytes.clone());
+    }
+    let port = cdn.port();
+    let location = format!("http://localhost:{port}/{commit}/{etag}?{SIGNATURE}");
+    let (linked_etag, linked_size) = (format!("\"{etag}\""), file.size().to_string());
+    let headers = [
+        ("Location", location.as_str()),
+        ("X-Linked-Etag", linked_etag.as_str()),
+        ("X-Linked-Size", linked_size.as_str()),
+        ("X-Repo-Commit", commit.as_str()),
+    ];
+    Reply::new(302, &headers, "elsewhere")
+}
+
+fn listing(commit: &str, files: &Files, names_only: bool) -> Value {
+    let siblings = files.iter().map(|(name, file)| {
+        let (etag, size) = (file.etag(), file.size());
+        match (names_only, file.is_large) {
+            (true, _) => json!({"rfilename": name}),
+            (false, false) => json!({"rfilename": name, "size": size, "blobId": etag}),
+            (false, true) => json!({
+                "rfilename": name, "size": size, "blobId": "0".repeat(40),
+                "lfs": {"sha256": etag, "size": size, "pointerSize": 130},
+            }),
+        }
+    });
+    json!({"id": "x", "sha": commit, "siblings": siblings.collect::<Vec<_>>()})
+}
+
+fn of_cdn(request: &Asked, behaviour: &mut Behaviour) -> Reply {
+    let path = request.path.split('?').next().unwrap_or_default();
+    let etag = path.rsplit('/').next().unwrap_or_default();
+    let all = behaviour
+        .repos
+        .values()
+        .flat_map(|(_, files)| files.values());
+    let found = all
+        .filter(|file| file.is_large)
+        .find(|file| file.etag() == etag);
+    let Some(mut bytes) = found.map(|file| file.bytes.clone()) else {
+        return Reply::new(404, &[], "");
+    };
+    if behaviour.damages {
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+    }
+    let from = request.range.as_deref().and_then(|range| {
+        let from = range.strip_prefix("bytes=")?.strip_suffix('-')?;
+        from.parse::<usize>().ok()
+    });
+    let all_bytes = bytes.len();
+    let mut reply = match from.filter(|_| !behaviour.ignores_ranges) {
+        Some(from) => {
+            let range = format!("bytes {from}-{}/{all_bytes}", all_bytes - 1);
+            Reply::new(206, &[("Content-Range", range.as_str())], &bytes[from..])
+        }
+        None => Reply::new(200, &[], bytes),
+    };
+    if !behaviour.cuts.is_empty() {
+        let cut = behaviour.cuts.remove(0);
+        reply.sent_bytes = Some(cut.min(reply.body.len()));
+    }
+    reply
+}

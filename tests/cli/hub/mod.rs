@@ -1,0 +1,495 @@
+//! Models by their ids, from a server that speaks the hub's protocol.
+
+mod fake;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+
+use souffleur::hub::{Extent, Hub, HubError, HubModel, HubSettings, Token};
+
+use super::{souffleur, stderr, stdout, tiny_model};
+use fake::{Asked, COMMIT, FakeHub, Files, OLD_COMMIT, RepoFile, SIGNATURE};
+
+const SECRET: &str = "hf_s3cr3tToken";
+
+/// The tiny model with what else lies in repositories.
+fn tiny_files() -> Files {
+    let mut files = Files::new();
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        let bytes = fs::read(tiny_model().join(name)).expect("a fixture");
+        files.insert(name.to_owned(), RepoFile::small(bytes));
+    }
+    let weights = fs::read(tiny_model().join("model.safetensors")).expect("a fixture");
+    files.insert("model.safetensors".to_owned(), RepoFile::large(weights));
+    files.insert("README.md".to_owned(), RepoFile::small("read me"));
+    files.insert("pytorch_model.bin".to_owned(), RepoFile::large("a pickle"));
+    files
+}
+
+/// A model whose weights are only bytes, for tests that do not load it.
+fn bare_files(weights: &[u8]) -> Files {
+    Files::from([
+        ("config.json".to_owned(), RepoFile::small("{}")),
+        ("model.safetensors".to_owned(), RepoFile::large(weights)),
+    ])
+}
+
+fn weights() -> Vec<u8> {
+    (0..100_000u32).map(|at| (at % 251) as u8).collect()
+}
+
+fn settings(hub: &FakeHub, cache: &Path) -> HubSettings {
+    HubSettings {
+        token: Some(Token::new(SECRET, "the test").expect("it is printable")),
+        first_wait: Duration::ZERO,
+        ..HubSettings::new(hub.endpoint.clone(), cache)
+    }
+}
+
+/// Fetches from the fake hub, into a cache.
+fn fetch_by(settings: HubSettings, id: &str, revision: Option<&str>) -> Result<PathBuf, HubError> {
+    let model = HubModel::parse(id).expect("it is an id");
+    Hub::new(settings).fetch(&model, revision, Extent::Whole, &mut |_| ())
+}
+
+fn fetch(hub: &FakeHub, cache: &Path, id: &str) -> Result<PathBuf, HubError> {
+    fetch_by(settings(hub, cache), id, None)
+}
+
+fn repo_folder(cache: &Path) -> PathBuf {
+    cache.join("models--owner--tiny")
+}
+
+fn ranges(asked: &[Asked]) -> Vec<Option<&str>> {
+    let of_cdn = asked.iter().filter(|asked| asked.host == "cdn");
+    of_cdn.map(|asked| asked.range.as_deref()).collect()
+}
+
+/// The command with a home of its own, and no proxy between it and the fake hub.
+fn run_at(hub: &str, home: &Path, args: &[&str], more: &[(&str, &str)]) -> Output {
+    let mut command = souffleur(args);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        let is_proxy = name.to_lowercase().ends_with("_proxy");
+        if is_proxy || name.starts_with("HF_") || name.starts_with("HUGGING") {
+            command.env_remove(name);
+        }
+    }
+    command.env("HF_HOME", home).env("HF_ENDPOINT", hub);
+    command.envs(more.iter().copied());
+    command.output().expect("the binary runs")
+}
+
+#[test]
+fn a_model_is_downloaded_once_and_the_token_goes_to_the_hub_only() {
+    let hub = FakeHub::with("owner/tiny", tiny_files());
+    let home = tempfile::tempdir().expect("a temporary folder can be made");
+    let plan = ["plan", "--model-path", "owner/tiny", "--log-level", "trace"];
+    let run = |more: &[(&str, &str)]| run_at(&hub.endpoint, home.path(), &plan, more);
+    let first = run(&[("HF_TOKEN", SECRET)]);
+    let text = stdout(&first) + &stderr(&first);
+    assert!(first.status.success(), "{text}");
+    assert!(
+        text.contains("model                 owner/tiny ("),
+        "{text}"
+    );
+    assert!(
+        !text.contains(SECRET) && !text.contains(SIGNATURE),
+        "{text}"
+    );
+    let asked = hub.asked();
+    for request in &asked {
+        let expected = (request.host == "hub").then(|| format!("Bearer {SECRET}"));
+        assert_eq!(request.authorization, expected, "{request:?}");
+        assert!(!request.path.contains("README"), "{request:?}");
+        assert!(!request.path.contains(".bin"), "{request:?}");
+    }
+    assert_eq!(ranges(&asked), [None]);
+    assert_eq!(asked.len(), 1 + 4 + 2, "{asked:?}");
+    check_layout(&home.path().join("hub"));
+    let second = run(&[]);
+    assert!(second.status.success(), "{}", stderr(&second));
+    let asked = hub.asked();
+    assert_eq!(asked.len(), 1, "only where main is: {asked:?}");
+    assert_eq!(asked[0].authorization, None);
+    let offline = run(&[("HF_HUB_OFFLINE", "1")]);
+    assert!(offline.status.success(), "{}", stderr(&offline));
+    assert!(hub.asked().is_empty());
+}
+
+/// The cache is what huggingface_hub makes of the same files.
+fn check_layout(cache: &Path) {
+    let folder = repo_folder(cache);
+    let main = fs::read_to_string(folder.join("refs/main")).expect("it is kept");
+    assert_eq!(main, COMMIT);
+    let files = tiny_files();
+    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+        let etag = files[name].etag();
+        let link = folder.join("snapshots").join(COMMIT).join(name);
+        let bytes = fs::read(&link).expect("it is there");
+        assert!(bytes == files[name].bytes, "{name}");
+        assert!(folder.join("blobs").join(&etag).is_file(), "{name}");
+        #[cfg(unix)]
+        assert_eq!(
+            fs::read_link(&link).expect("it is a link"),
+            Path::new("../../blobs").join(etag)
+        );
+    }
+    let blobs = fs::read_dir(folder.join("blobs")).expect("it is a folder");
+    assert_eq!(blobs.count(), 5, "nothing is left over");
+}
+
+#[test]
+fn a_download_goes_on_where_it_stopped() {
+    let weights = weights();
+    let hub = FakeHub::with("owner/tiny", bare_files(&weights));
+    let etag = RepoFile::large(weights.clone()).etag();
+    let check = |cache: &Path, expected: &[Option<&str>]| {
+        let folder = fetch(&hub, cache, "owner/tiny").expect("it is downloaded");
+        let got = fs::read(folder.join("model.safetensors")).expect("it is there");
+        assert!(got == weights);
+        assert_eq!(ranges(&hub.asked()), expected);
+    };
+    // Within a run, when the host hangs up.
+    hub.behaviour().cuts = vec![40_000, 0, 10_000];
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let parts = [
+        None,
+        Some("bytes=40000-"),
+        Some("bytes=40000-"),
+        Some("bytes=50000-"),
+    ];
+    check(cache.path(), &parts);
+    // From one run to the next.
+    let left = |bytes: &[u8]| {
+        let cache = tempfile::tempdir().expect("a temporary folder can be made");
+        let blobs = repo_folder(cache.path()).join("blobs");
+        fs::create_dir_all(&blobs).expect("writable");
+        fs::write(blobs.join(format!("{etag}.incomplete")), bytes).expect("writable");
+        cache
+    };
+    check(left(&weights[..70_000]).path(), &[Some("bytes=70000-")]);
+    // All of it came, but nobody gave it its name.
+    check(left(&weights).path(), &[]);
+    // More than the file has, or other bytes: it begins again.
+    check(left(&[1; 100_001]).path(), &[None]);
+    check(left(&[1; 70_000]).path(), &[Some("bytes=70000-"), None]);
+    // The host sends the whole file, whatever is asked for.
+    hub.behaviour().ignores_ranges = true;
+    check(left(&weights[..70_000]).path(), &[Some("bytes=70000-")]);
+}
+
+#[test]
+fn a_host_that_hangs_up_again_and_again_is_given_up() {
+    let hub = FakeHub::with("owner/tiny", bare_files(&weights()));
+    hub.behaviour().cuts = vec![0; 100];
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("nothing comes");
+    let text = error.to_string();
+    assert!(!text.contains(SIGNATURE), "{text}");
+    assert_eq!(ranges(&hub.asked()).len(), 5);
+}
+
+#[test]
+fn damaged_files_are_thrown_away() {
+    let weights = weights();
+    let hub = FakeHub::with("owner/tiny", bare_files(&weights));
+    hub.behaviour().damages = true;
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it is damaged");
+    let text = error.to_string();
+    let etag = RepoFile::large(weights).etag();
+    for part in ["model.safetensors: its SHA-256 is ", &etag, "damaged"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let blobs = fs::read_dir(repo_folder(cache.path()).join("blobs")).expect("it is a folder");
+    assert_eq!(blobs.count(), 1, "only config.json");
+    hub.behaviour().damages = false;
+    fetch(&hub, cache.path(), "owner/tiny").expect("it is whole now");
+    let mut behaviour = hub.behaviour();
+    let key = ("owner/tiny".to_owned(), "main".to_owned());
+    let (_, files) = behaviour.repos.get_mut(&key).expect("it is there");
+    files.insert("config.json".to_owned(), RepoFile::small("[]"));
+    drop(behaviour);
+    // The commit's own file is the old one: git's hash tells.
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it is another file");
+    assert!(
+        error.to_string().contains("config.json: its git SHA-1 is"),
+        "{error}"
+    );
+}
+
+#[test]
+fn revisions_are_branches_tags_and_commits() {
+    let hub = FakeHub::with("owner/tiny", bare_files(b"new"));
+    hub.put("owner/tiny", "pr/1", OLD_COMMIT, bare_files(b"old"));
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let at = |revision| fetch_by(settings(&hub, cache.path()), "owner/tiny", Some(revision));
+    let weights = |folder: PathBuf| {
+        let bytes = fs::read(folder.join("model.safetensors")).expect("it is there");
+        String::from_utf8(bytes).expect("it is text")
+    };
+    assert_eq!(at("pr/1").map(weights).expect("it is there"), "old");
+    assert_eq!(at("main").map(weights).expect("it is there"), "new");
+    let kept = fs::read_to_string(repo_folder(cache.path()).join("refs/pr/1"));
+    assert_eq!(kept.expect("it is kept"), OLD_COMMIT);
+    hub.asked();
+    assert_eq!(at(OLD_COMMIT).map(weights).expect("it is there"), "old");
+    assert!(hub.asked().is_empty(), "a commit never changes");
+    for (revision, part) in [
+        ("v2", "owner/tiny has no revision \"v2\""),
+        ("../../x", "--revision is \"../../x\", must be"),
+        ("", "--revision is \"\", must be"),
+    ] {
+        let error = at(revision).expect_err(revision).to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let offline = HubSettings {
+        is_offline: true,
+        ..settings(&hub, cache.path())
+    };
+    let found = fetch_by(offline, "owner/tiny", Some("pr/1"));
+    assert_eq!(found.map(weights).expect("it is cached"), "old");
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let without = || HubSettings {
+        token: None,
+        ..settings(&hub, cache.path())
+    };
+    for (status, code, parts) in [
+        (
+            401,
+            "GatedRepo",
+            [
+                "is gated: accept its conditions at http://",
+                "set HF_TOKEN to",
+            ],
+        ),
+        (
+            403,
+            "GatedRepo",
+            [
+                "is gated: accept its conditions at http://",
+                "none was sent",
+            ],
+        ),
+        (
+            401,
+            "RepoNotFound",
+            ["does not let this program read owner/tiny", "set HF_TOKEN"],
+        ),
+        (
+            404,
+            "RepoNotFound",
+            ["there is no model owner/tiny at http://", "no folder"],
+        ),
+        (429, "", ["is not complete in ", "answered 429"]),
+        (503, "", ["is not complete in ", "try again later"]),
+    ] {
+        hub.behaviour().refusal = Some((status, code));
+        let error = fetch_by(without(), "owner/tiny", None).expect_err("it is refused");
+        let text = error.to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+    hub.behaviour().refusal = Some((403, "GatedRepo"));
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it is refused");
+    let text = error.to_string();
+    assert!(text.contains("the one that was sent may not"), "{text}");
+    assert!(!text.contains(SECRET), "{text}");
+}
+
+#[test]
+fn without_the_hub_the_cache_is_used_if_it_is_complete() {
+    let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let offline = || HubSettings {
+        is_offline: true,
+        ..settings(&hub, cache.path())
+    };
+    let error = fetch_by(offline(), "owner/tiny", None).expect_err("it is not there");
+    assert!(
+        error.to_string().contains("HF_HUB_OFFLINE is set: unset"),
+        "{error}"
+    );
+    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("it is downloaded");
+    let unreachable = || HubSettings {
+        // Nothing listens on the port of a listener that is gone.
+        endpoint: {
+            let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+            format!("http://{}", gone.local_addr().expect("it is bound"))
+        },
+        ..settings(&hub, cache.path())
+    };
+    let found = fetch_by(unreachable(), "owner/tiny", None).expect("it is cached");
+    assert_eq!(found, folder);
+    hub.behaviour().refusal = Some((502, ""));
+    let found = fetch(&hub, cache.path(), "owner/tiny").expect("it is cached");
+    assert_eq!(found, folder);
+    // What huggingface_hub was told to download a part of.
+    fs::remove_file(folder.join("model.safetensors")).expect("it is there");
+    for settings in [offline(), unreachable()] {
+        let error = fetch_by(settings, "owner/tiny", None).expect_err("it is not complete");
+        let text = error.to_string();
+        assert!(
+            text.contains("owner/tiny at revision \"main\" is not complete in"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_model_that_does_not_fit_on_the_disk_is_refused_before_it_is_downloaded() {
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    let mut files = bare_files(b"weights");
+    let weights = files.get_mut("model.safetensors").expect("it is there");
+    weights.claimed_bytes = Some(1 << 60);
+    let hub = FakeHub::with("owner/tiny", files);
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it does not fit");
+    let text = error.to_string();
+    assert!(
+        text.contains(&(1u64 << 60).to_string()) && text.contains("HF_HOME"),
+        "{text}"
+    );
+    assert_eq!(ranges(&hub.asked()).len(), 0);
+}
+
+#[test]
+fn shards_and_parts_come_all_and_shapes_come_without_weights() {
+    let index = r#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}"#;
+    let mut files = Files::from([
+        ("config.json".to_owned(), RepoFile::small("{}")),
+        (
+            "model.safetensors.index.json".to_owned(),
+            RepoFile::small(index),
+        ),
+        ("m-1.safetensors".to_owned(), RepoFile::large("one")),
+        ("m-2.safetensors".to_owned(), RepoFile::large("two")),
+        (
+            "m-3.safetensors".to_owned(),
+            RepoFile::large("not in the index"),
+        ),
+    ]);
+    for part in 1..=2 {
+        let name = format!("Q8_0/tiny-Q8_0-0000{part}-of-00002.gguf");
+        files.insert(name, RepoFile::large(format!("part {part}")));
+    }
+    let hub = FakeHub::with("owner/tiny", files.clone());
+    hub.behaviour().lists_names_only = true;
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let model = HubModel::parse("owner/tiny").expect("it is an id");
+    let by = Hub::new(settings(&hub, cache.path()));
+    let folder = by
+        .fetch(&model, None, Extent::Shape, &mut |_| ())
+        .expect("it is downloaded");
+    let names = |folder: &Path| {
+        let entries = fs::read_dir(folder).expect("it is a folder");
+        let names = entries.map(|entry| entry.expect("readable").file_name());
+        let mut names: Vec<_> = names
+            .map(|name| name.into_string().expect("text"))
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&folder), ["config.json"]);
+    let mut seen = Vec::new();
+    by.fetch(&model, None, Extent::Whole, &mut |transfer| {
+        seen.push((transfer.done_bytes, transfer.all_bytes));
+    })
+    .expect("it is downloaded");
+    let whole = ["config.json", "m-1.safetensors", "m-2.safetensors"];
+    assert_eq!(names(&folder)[..3], whole);
+    assert_eq!(names(&folder).len(), 4);
+    assert_eq!(seen.last(), Some(&(6, 6)));
+    assert!(seen.is_sorted(), "{seen:?}");
+    for id in [
+        "owner/tiny:q8_0",
+        "owner/tiny/Q8_0/tiny-Q8_0-00002-of-00002.gguf",
+    ] {
+        let first = fetch(&hub, cache.path(), id).expect("it is downloaded");
+        assert_eq!(first, folder.join("Q8_0/tiny-Q8_0-00001-of-00002.gguf"));
+        let second = first.with_file_name("tiny-Q8_0-00002-of-00002.gguf");
+        assert_eq!(fs::read(second).expect("it is there"), b"part 2");
+    }
+    files.remove("m-2.safetensors");
+    hub.put("owner/tiny", "main", OLD_COMMIT, files);
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("a shard is missing");
+    assert!(
+        error.to_string().contains("has no m-2.safetensors"),
+        "{error}"
+    );
+}
+
+#[test]
+fn commands_fail_with_one_line_about_the_id() {
+    let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
+    let home = tempfile::tempdir().expect("a temporary folder can be made");
+    let dir = tiny_model();
+    let local = dir.to_str().expect("it is text");
+    for (args, code, part) in [
+        (
+            &["plan", "--model-path", "owner/other"][..],
+            1,
+            "there is no model owner/other at",
+        ),
+        (
+            &["serve", "--port", "0", "--model-path", "owner/other"],
+            1,
+            "there is no model",
+        ),
+        (
+            &["generate", "hi", "--model-path", "owner/tiny:Q4_K_M"],
+            1,
+            "has no GGUF files",
+        ),
+        (
+            &["simulate", "--model-path", "owner/other"],
+            1,
+            "there is no model owner/other at",
+        ),
+        (
+            &["chat", "--model-path", "owner/tiny", "--revision", "x y"],
+            2,
+            "--revision is \"x y\"",
+        ),
+        (
+            &["plan", "--model-path", local, "--revision", "main"],
+            2,
+            "--revision is \"main\", but",
+        ),
+        (
+            &["plan", "--revision", "main"],
+            2,
+            "--revision is \"main\", but --model-path",
+        ),
+    ] {
+        let output = run_at(&hub.endpoint, home.path(), args, &[]);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+        assert!(
+            text.contains(part) && text.lines().count() == 1,
+            "{args:?}: {text}"
+        );
+    }
+    let bad = [("HF_ENDPOINT", "hub.example")];
+    let output = run_at(
+        &hub.endpoint,
+        home.path(),
+        &["plan", "--model-path", "a/b"],
+        &bad,
+    );
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
