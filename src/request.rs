@@ -8,6 +8,7 @@ use crate::state::cache::namespace::Namespace;
 use crate::state::grammar::Constraint;
 use crate::state::output::push_piece;
 pub use crate::state::output::{OutputPiece, Tool, ToolChoice, ToolUse};
+pub use crate::state::prompt_vectors::PromptVectors;
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{LogprobWish, TokenLogprobs};
 pub use crate::state::scheduler::news::FinishReason;
@@ -69,6 +70,8 @@ pub enum Prompt {
     Tokens(Arc<[u32]>),
     /// A conversation, rendered by the model's chat template.
     Chat(Arc<ChatPrompt>),
+    /// Vectors, each in the place of a token's embedding. Such a prompt neither uses the cache nor is kept there.
+    Vectors(Arc<PromptVectors>),
 }
 
 impl Prompt {
@@ -76,7 +79,7 @@ impl Prompt {
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
-            Self::Tokens(_) => 0,
+            Self::Tokens(_) | Self::Vectors(_) => 0,
             Self::Chat(chat) => {
                 let tools = chat.tools.as_ref().map_or(0, text_bytes_of);
                 let messages = text_bytes_of(&chat.messages);
@@ -89,6 +92,7 @@ impl Prompt {
     pub fn estimated_tokens(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),
+            Self::Vectors(vectors) => vectors.len(),
             Self::Text(_) | Self::Chat(_) => self.text_bytes().div_ceil(BYTES_PER_TOKEN),
         }
     }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use crate::error::StepError;
 use crate::executor::check::{self, Limits};
 use crate::ids::{RowId, SeqId, StateSlot};
-use crate::state::step::{RowStart, StepPlan, StepRow, TableDelta};
+use crate::state::prompt_vectors::{PromptVectors, VectorRun};
+use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 /// One row of the page table in use.
 pub(super) struct Row {
@@ -16,6 +17,10 @@ pub(super) struct Row {
     /// Prompt, and output from before the row started.
     pub(super) tokens: Arc<[u32]>,
     pub(super) prompt_tokens: usize,
+    /// The prompt is vectors.
+    pub(super) has_vectors: bool,
+    /// These, until the last of them is computed.
+    vectors: Option<Arc<PromptVectors>>,
     /// Pages of the page table that are the row's.
     pub(super) n_pages: usize,
     /// Tokens that the steps launched since the row started sample.
@@ -54,6 +59,8 @@ impl Rows {
             seq: start.seq,
             tokens: start.tokens.clone(),
             prompt_tokens: start.prompt_tokens as usize,
+            has_vectors: start.vectors.is_some(),
+            vectors: start.vectors.clone(),
             n_pages: start.prefix.len(),
             sampled_tokens: 0,
             computed: start.prefix.len() * self.limits.page_size,
@@ -71,6 +78,25 @@ impl Rows {
             }
             TableDelta::Remap { from, .. } => *from as usize,
         }
+    }
+
+    /// The vectors among what a row computes, whose first token has this index in the step. With the last of them the row
+    /// lets go of its prompt: none is computed twice.
+    pub(super) fn take_vectors(&mut self, work: &StepRow, first_token: usize) -> Option<VectorRun> {
+        let RowWork::Prefill { positions } = &work.work else {
+            return None;
+        };
+        let row = self.row_mut(work.row);
+        let (first, end) = (positions.start as usize, positions.end as usize);
+        let prompt = match end >= row.prompt_tokens {
+            true => row.vectors.take()?,
+            false => row.vectors.clone()?,
+        };
+        (first < row.prompt_tokens).then(|| VectorRun {
+            first_token,
+            vectors: first..end.min(row.prompt_tokens),
+            prompt,
+        })
     }
 
     /// Counts what the step computes and samples.

@@ -116,6 +116,7 @@ mod tests {
             prompt_tokens,
             sampling: Arc::new(SamplingParams::default()),
             grammar: None,
+            vectors: None,
             prefix: PageRun::default(),
             state: None,
         };

@@ -84,7 +84,7 @@ pub trait Backend {
     /// Takes the matrices of a layer's heads, all of equal shapes, by head.
     fn head_matrices(&mut self, heads: Vec<Self::Matrix>) -> Self::HeadMatrices;
 
-    /// Looks up the embedding of each token of the step.
+    /// Looks up the embedding of each token of the step; where the batch has a vector in a token's place, takes that.
     ///
     /// # Shapes
     /// `table: [vocab, hidden]`, result `[n_tokens, hidden]`.

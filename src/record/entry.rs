@@ -117,12 +117,28 @@ pub enum Entry {
         /// It began.
         paused: bool,
     },
+    /// A request came in that bypasses the cache: its prompt is vectors, of which only the number matters to the states.
+    SubmitBypassing {
+        /// The request.
+        request: Box<SubmitEntry>,
+        /// Its output begins with these tokens.
+        opening: Arc<[u32]>,
+        /// Other prompts are likely to leave its own at these positions.
+        anchors: Arc<[u32]>,
+    },
 }
 
 impl Entry {
     /// A request that comes in.
     pub(super) fn submit(request: &Submission) -> Self {
         let entry = Box::new(SubmitEntry::from(request));
+        if request.bypasses_cache {
+            return Self::SubmitBypassing {
+                request: entry,
+                opening: request.opening.clone(),
+                anchors: request.anchors.clone(),
+            };
+        }
         if !request.anchors.is_empty() {
             return Self::SubmitAnchored {
                 request: entry,
@@ -140,7 +156,10 @@ impl Entry {
     pub fn message(&self) -> &'static str {
         match self {
             Self::Start { .. } => "start of a unit",
-            Self::Submit(_) | Self::SubmitOpened(..) | Self::SubmitAnchored { .. } => "Submit",
+            Self::Submit(_)
+            | Self::SubmitOpened(..)
+            | Self::SubmitAnchored { .. }
+            | Self::SubmitBypassing { .. } => "Submit",
             Self::Cancel { .. } => "CancelRequest",
             Self::CancelAll => "CancelAll",
             Self::StopFound { .. } => "StopFound",
@@ -246,6 +265,10 @@ impl From<&Submission> for SubmitEntry {
             anchors: _,
             // Its effect shows in the tokens and verdicts of the steps.
             grammar: _,
+            // Read by the executor alone.
+            vectors: _,
+            // Written as an entry of its own.
+            bypasses_cache: _,
             priority,
             // Seen or not is written when the state looks.
             cancel: _,
@@ -292,6 +315,8 @@ impl SubmitEntry {
             opening,
             anchors,
             grammar: None,
+            vectors: None,
+            bypasses_cache: false,
             priority: self.priority,
             cancel,
             submitted_s: self.submitted_s,

@@ -3,6 +3,7 @@
 use super::error::ApiError;
 use super::fields::Fields;
 use super::raw::Raw;
+use crate::engine::EngineHandle;
 use crate::field::{self, Shallow, check_bytes};
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt};
@@ -21,6 +22,26 @@ pub(super) struct CallLimits<'a> {
     pub(super) websocket: Option<WebSocketRoom>,
     /// How long the lists and names of each request may be.
     pub(super) request: &'a RequestLimits,
+    /// Prompts of vectors; `None` where none are taken.
+    pub(super) vectors: Option<VectorLimits>,
+}
+
+/// What a prompt of vectors may be.
+#[derive(Clone, Copy)]
+pub(super) struct VectorLimits {
+    /// Values in a vector.
+    pub(super) width: usize,
+    /// Vectors in a prompt.
+    pub(super) most: usize,
+}
+
+impl VectorLimits {
+    /// Those of an engine. The exact limit of a prompt's length is its Tokenizer's: this one bounds what is read.
+    pub(super) fn of(engine: &EngineHandle) -> Option<Self> {
+        let model = engine.model();
+        let most = model.context_length.min(model.max_total_tokens);
+        model.hidden_size.map(|width| Self { width, most })
+    }
 }
 
 /// Requests that a WebSocket may have under way, and those that are not yet.

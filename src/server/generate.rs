@@ -9,7 +9,7 @@ use actix_web::web::Data;
 use serde::Serialize;
 
 use super::body::JsonBody;
-use super::call::CallLimits;
+use super::call::{CallLimits, VectorLimits};
 use super::error::ApiError;
 use super::lanes::{Lane, finish_all};
 use super::native::{NativeCall, Reply, Shape, Written};
@@ -29,6 +29,7 @@ pub(super) async fn generate(
         max_requests: state.config().max_batch_requests,
         websocket: None,
         request: loaded.engine.request_limits(),
+        vectors: VectorLimits::of(&loaded.engine),
     };
     let call = NativeCall::parse(body.0, limits)?;
     let rids: Vec<RequestId> = call

@@ -211,6 +211,8 @@ impl<'a> VirtualEngine<'a> {
             opening: Arc::default(),
             anchors: Arc::default(),
             grammar: None,
+            vectors: None,
+            bypasses_cache: false,
             priority: None,
             cancel: CancelFlag::default(),
             submitted_s: self.now_s,

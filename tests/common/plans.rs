@@ -59,6 +59,7 @@ pub fn start(
         tokens: tokens.into(),
         prompt_tokens: prompt_tokens as u32,
         grammar: None,
+        vectors: None,
         sampling: sampling.clone(),
         prefix: PageRun::empty(),
         state: None,

@@ -43,7 +43,7 @@ const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
 /// Requests that run at once where others take their places.
 const RUNNING: u32 = 4;
 
-fn config(model: &str, dtype: DtypeChoice) -> EngineConfig {
+pub fn config(model: &str, dtype: DtypeChoice) -> EngineConfig {
     let model_path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(model);
     EngineConfig {
         model_path,
@@ -57,14 +57,14 @@ fn config(model: &str, dtype: DtypeChoice) -> EngineConfig {
     }
 }
 
-fn start(config: EngineConfig) -> World {
+pub fn start(config: EngineConfig) -> World {
     World {
         engine: Engine::start(config).expect("the model loads"),
     }
 }
 
 /// The same, and it makes no step before the other end of a gate is dropped.
-fn start_behind(gate: Receiver<()>, config: EngineConfig) -> World {
+pub fn start_behind(gate: Receiver<()>, config: EngineConfig) -> World {
     let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("the model exists");
     let executor = parts.executor.clone();
     parts.executor = Arc::new(move || {
@@ -78,7 +78,7 @@ fn start_behind(gate: Receiver<()>, config: EngineConfig) -> World {
     }
 }
 
-fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
+pub fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert_eq!(got.0, expected.0, "{what}, request {index}");
     }

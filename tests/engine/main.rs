@@ -2,12 +2,15 @@
 
 mod agentic;
 mod ahead;
+#[path = "../common/embeddings.rs"]
+mod embeddings;
 mod flow;
 mod identity;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
 #[path = "../common/requests.rs"]
 mod requests;
+mod vectors;
 mod world;
 
 #[test]

@@ -5,6 +5,8 @@
 mod block_formats;
 mod checkpoints;
 mod common;
+#[path = "../common/embeddings.rs"]
+mod embeddings;
 mod errors;
 mod experts;
 mod gguf;
@@ -26,6 +28,7 @@ mod plans;
 mod random_models;
 mod states;
 mod steps;
+mod vectors;
 
 #[test]
 fn every_kernel_path_passes_these_tests() {

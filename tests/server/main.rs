@@ -2,6 +2,8 @@
 
 mod agents;
 mod disconnects;
+#[path = "../common/embeddings.rs"]
+mod embeddings;
 mod errors;
 mod formats;
 mod hostile;
@@ -23,6 +25,7 @@ mod sharing;
 mod structured;
 mod surface;
 mod tokenize;
+mod vectors;
 mod warm_up;
 mod websocket;
 mod world;

@@ -69,6 +69,7 @@ impl Does {
             tokens: (0..PROMPT).collect(),
             prompt_tokens: PROMPT,
             grammar: None,
+            vectors: None,
             sampling: Arc::new(SamplingParams::default()),
             prefix: PageRun::empty(),
             state: None,

@@ -353,6 +353,8 @@ impl Tokenizer {
             opening: opening(prepared.grammar.as_deref(), &request, &sampling),
             anchors: prepared.anchors,
             grammar: prepared.grammar,
+            bypasses_cache: prepared.vectors.is_some(),
+            vectors: prepared.vectors,
             namespace: request.namespace,
             sampling: Arc::new(sampling),
             logprobs: request.logprobs.map(Arc::new),

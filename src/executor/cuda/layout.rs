@@ -13,6 +13,7 @@ use crate::kernels::cuda::params::{Segment, Tile};
 use crate::kernels::cuda::sampling::{
     DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun, TokenLogprob,
 };
+use crate::state::prompt_vectors::VectorRun;
 use crate::state::sampling::LogprobWish;
 use crate::state::step::{RowWork, StepPlan, TableDelta};
 
@@ -27,6 +28,8 @@ pub(super) struct Layout {
     pub(super) wanted: Vec<Wanted>,
     /// One for each of them.
     pub(super) readings: Vec<Reading>,
+    /// Vectors in the place of tokens.
+    pub(super) vectors: Vec<VectorRun>,
     decodes: Vec<DecodeRow>,
     segments: Vec<Segment>,
     tiles: Vec<(u32, Tile)>,
@@ -230,10 +233,11 @@ impl Layout {
     fn prefills(
         &mut self,
         plan: &StepPlan,
-        rows: &Rows,
+        rows: &mut Rows,
         first_token: usize,
     ) -> (Section<Segment>, Section<u32>) {
         self.segments.clear();
+        self.vectors.clear();
         let first_word = self.lists.begin();
         let mut first_token = first_token as u32;
         for work in self.order.iter().map(|index| &plan.rows[*index]) {
@@ -243,6 +247,8 @@ impl Layout {
             let range = positions.start as usize..positions.end as usize;
             self.lists
                 .extend(rows.row(work.row).tokens[range].iter().copied());
+            let vectors = rows.take_vectors(work, first_token as usize);
+            self.vectors.extend(vectors);
             self.segments.push(Segment {
                 row: work.row.get(),
                 first_token,

@@ -232,6 +232,7 @@ impl CudaExecutor {
             n_tiles: lists.tiles.len(),
             ..self.batch(n_decode, n_prefill)
         };
+        self.backend.place_vectors(&mut self.layout.vectors);
         let hidden = self.forward(&batch, lists, uploaded);
         let masked = self.masks_of_step(lists)?;
         let (works, masks) = match &masked {

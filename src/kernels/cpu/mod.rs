@@ -272,7 +272,7 @@ impl Backend for CpuBackend {
 
     fn embed(&mut self, table: &Stack, batch: &CpuBatch) -> Tensor {
         let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
-        rowwise::embed(&mut self.pool, table, &batch.tokens, out)
+        rowwise::embed(&mut self.pool, table, batch, out)
     }
 
     fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {

@@ -109,6 +109,8 @@ impl From<&RowStart> for StartDigest {
             sampling,
             // Not in the log: see `SubmitEntry`.
             grammar: _,
+            // Neither.
+            vectors: _,
             prefix,
             state,
         } = start;

@@ -66,6 +66,8 @@ impl Engine {
             logprobs: None,
             opening: Arc::default(),
             grammar: None,
+            vectors: None,
+            bypasses_cache: self.n_submitted % 7 == 3,
             anchors: self.anchors(prompt),
             priority: Some(2),
             cancel: flag.clone(),

@@ -19,6 +19,7 @@ pub(super) fn limits() -> CallLimits<'static> {
         max_requests: 8,
         websocket: None,
         request: &LIMITS,
+        vectors: None,
     }
 }
 

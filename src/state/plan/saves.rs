@@ -118,7 +118,7 @@ impl Spare {
         if cache.keeps_states() {
             let free = self.free.saturating_sub(asked);
             let most = left.min(free + cache.droppable_states(Thinning::Grid));
-            let granted = grant_grid(rules, admitted, most);
+            let granted = grant_grid(rules, wishes, admitted, most);
             cache.thin_states(granted.saturating_sub(free), Thinning::Grid);
         }
         for admitted in admitted {
@@ -127,9 +127,15 @@ impl Spare {
     }
 }
 
-fn grant_grid(rules: &StateRules, admitted: &mut [Admitted], most: usize) -> usize {
+fn grant_grid(
+    rules: &StateRules,
+    wishes: &[Wishes],
+    admitted: &mut [Admitted],
+    most: usize,
+) -> usize {
     let mut granted = 0;
-    for admitted in admitted {
+    let on_grid = wishes.iter().zip(admitted).filter(|(wish, _)| wish.grid);
+    for (_, admitted) in on_grid {
         for position in rules.grid(admitted) {
             let is_known = admitted.saves.iter().any(|save| save.position == position);
             if is_known || granted == most {
@@ -144,10 +150,23 @@ fn grant_grid(rules: &StateRules, admitted: &mut [Admitted], most: usize) -> usi
 }
 
 /// The wishes of a candidate that is admitted.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Wishes {
     /// Places for copies, the best first.
     pub(super) boundaries: SmallVec<[usize; 4]>,
     /// One more, that follows its decode from page to page.
     pub(super) tail: bool,
+    /// Those of the grid besides.
+    pub(super) grid: bool,
+}
+
+impl Wishes {
+    /// Those of a candidate of which nothing is kept.
+    pub(super) fn none() -> Self {
+        Self {
+            boundaries: SmallVec::new(),
+            tail: false,
+            grid: false,
+        }
+    }
 }

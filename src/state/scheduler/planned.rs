@@ -229,6 +229,7 @@ impl Scheduler {
             prompt_tokens: sequence.request.prompt.len() as u32,
             sampling: sequence.request.sampling.clone(),
             grammar: sequence.request.grammar.clone(),
+            vectors: sequence.request.vectors.clone(),
             prefix,
             state: state_start,
         };

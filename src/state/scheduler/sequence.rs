@@ -175,6 +175,9 @@ impl Sequence {
     /// Longest prefix of so many tokens that may come from the cache: one token at least is computed for its logits, and input log
     /// probabilities need the logits from their start on.
     pub fn match_limit_of(&self, fill_tokens: usize) -> usize {
+        if self.request.bypasses_cache {
+            return 0;
+        }
         let limit = fill_tokens.saturating_sub(1);
         match self.wished_input_start() {
             Some(start) => limit.min(start as usize),

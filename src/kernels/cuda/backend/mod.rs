@@ -18,9 +18,11 @@ use crate::state::pool::kv_layout::KvLayout;
 
 mod memory;
 mod operations;
+mod vectors;
 
 use memory::KvPool;
 pub use memory::{activation_bytes, check_layout};
+use vectors::VectorUploads;
 
 /// Why an operation was not carried out.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -155,6 +157,7 @@ pub struct CudaBackend {
     activations: DeviceBuffer<u8>,
     /// While weights are loaded.
     loader: Option<WeightLoader>,
+    vectors: VectorUploads,
     failure: Option<CudaFailure>,
 }
 
@@ -197,6 +200,7 @@ impl CudaBackend {
             arena: Arena::new(0),
             activations: device.alloc(0)?,
             loader: Some(WeightLoader::new(device, bytes, n_tensors)?),
+            vectors: VectorUploads::default(),
             failure: None,
             device: device.clone(),
             stream,

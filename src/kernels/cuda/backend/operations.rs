@@ -261,6 +261,7 @@ impl Backend for CudaBackend {
                 .embed
                 .embed(stream, out.f32(), table.ptr(), batch.tokens, shape)
         });
+        self.upload_vectors(&out);
         out
     }
 
