@@ -8,6 +8,7 @@ use crate::state::cache::namespace::Namespace;
 use crate::state::grammar::Constraint;
 use crate::state::output::push_piece;
 pub use crate::state::output::{OutputPiece, Tool, ToolChoice, ToolUse};
+pub use crate::state::pooling::Pooling;
 pub use crate::state::prompt_vectors::PromptVectors;
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{LogprobWish, TokenLogprobs};
@@ -30,6 +31,8 @@ pub struct GenerateRequest {
     pub logprobs: Option<LogprobWish>,
     /// The text that the output must be; with tools that may be called, an answer without calls.
     pub constraint: Option<Arc<Constraint>>,
+    /// The embedding of the prompt is wanted, and no output: `max_new_tokens` counts as 0.
+    pub pooling: Option<Pooling>,
     /// How the output is taken apart into text, reasoning and tool calls; `None` for plain text.
     pub parsing: Option<OutputParsing>,
     /// The cache namespace: prefixes are shared only inside one.
@@ -52,6 +55,7 @@ impl GenerateRequest {
             sampling: SamplingParams::default(),
             logprobs: None,
             constraint: None,
+            pooling: None,
             parsing: None,
             namespace: Namespace::default(),
             priority: None,
@@ -243,6 +247,9 @@ pub struct Finished {
     pub e2e_latency_s: f64,
     /// The prompt's tokens; none if the request was cancelled before they were known.
     pub prompt: Arc<[u32]>,
+    /// The embedding of the prompt, if the request asked for it and was not cancelled: one value for each of the hidden size,
+    /// of length 1.
+    pub embedding: Option<Arc<[f32]>>,
 }
 
 #[cfg(test)]

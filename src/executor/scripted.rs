@@ -117,6 +117,7 @@ mod tests {
             sampling: Arc::new(SamplingParams::default()),
             grammar: None,
             vectors: None,
+            pooling: None,
             prefix: PageRun::default(),
             state: None,
         };

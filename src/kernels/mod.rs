@@ -284,6 +284,18 @@ pub trait Backend {
     /// `tokens`: indices of rows of `x`; result `[number of tokens, width]`, in the list's order.
     fn pick(&mut self, x: &Self::Tensor, tokens: &Self::TokenList) -> Self::Tensor;
 
+    /// Norms the rows `tokens` of the residual stream.
+    ///
+    /// # Shapes
+    /// `tokens`: indices of rows of `x`; result `[number of tokens, hidden]`.
+    fn norm_picked(
+        &mut self,
+        x: &Self::Tensor,
+        tokens: &Self::TokenList,
+        norm: &Self::Vector,
+        eps: f32,
+    ) -> Self::Tensor;
+
     /// Norms the rows `tokens` of the residual stream and projects them to the vocabulary.
     ///
     /// # Shapes

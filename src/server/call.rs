@@ -4,7 +4,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::raw::Raw;
 use crate::engine::EngineHandle;
-use crate::field::{self, Shallow, check_bytes};
+use crate::field::{self, Field, Shallow, check_bytes};
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt};
 use crate::state::request_limits::RequestLimits;
@@ -100,6 +100,32 @@ pub(super) fn tokens(
     };
     let values: Result<_, ApiError> = items.iter().enumerate().map(prompt).collect();
     Ok(Prompts::List(values?))
+}
+
+/// Prompts of a call that generates nothing: a text or a list of them, token ids or a list of lists.
+pub(super) fn inputs(
+    fields: &mut Fields,
+    name: &str,
+    limits: CallLimits<'_>,
+) -> Result<Prompts, ApiError> {
+    const WANTED: &str = "a string, a list of strings, token ids or a list of such lists";
+    let Some(raw) = fields.take_raw(name) else {
+        let text = format!("{name} is missing: send {WANTED}");
+        return Err(ApiError::field(name, text));
+    };
+    match raw.first_of_list() {
+        Some(b']') => Err(ApiError::field(
+            name,
+            format!("{name} is an empty list: send {WANTED}"),
+        )),
+        Some(b'"') => texts(name, &raw, limits),
+        Some(_) => tokens(fields, name, &raw, limits),
+        None if raw.is_text() => {
+            let text: String = raw.parse(name)?;
+            Ok(Prompts::One(Prompt::Text(text.into())))
+        }
+        None => Err(Field::new(name, &raw.shallow(name)?).must_be(WANTED).into()),
+    }
 }
 
 /// Refuses more samples of one prompt than there may be.

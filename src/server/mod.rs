@@ -31,6 +31,7 @@ mod pause;
 mod policy;
 mod probe;
 mod raw;
+mod score;
 mod sockets;
 mod spelling;
 mod sse;
@@ -67,6 +68,8 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/generate", generate::generate);
     post(cfg, "/v1/completions", openai::completions::create);
     post(cfg, "/v1/chat/completions", openai::chat::create);
+    post(cfg, "/v1/embeddings", openai::embeddings::create);
+    post(cfg, "/v1/score", score::score);
     post_anthropic(cfg, "/v1/messages", anthropic::create);
     post_anthropic(cfg, "/v1/messages/count_tokens", anthropic::count_tokens);
     for path in ["/v1/responses", "/responses"] {

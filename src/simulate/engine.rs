@@ -213,6 +213,7 @@ impl<'a> VirtualEngine<'a> {
             grammar: None,
             vectors: None,
             bypasses_cache: false,
+            pooling: None,
             priority: None,
             cancel: CancelFlag::default(),
             submitted_s: self.now_s,

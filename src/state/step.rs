@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::state::grammar::{Grammar, GrammarFailure, GrammarProgress, RowGrammar};
 use crate::state::pool::pages::PageRun;
+use crate::state::pooling::Pooling;
 use crate::state::prompt_vectors::PromptVectors;
 use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
 
@@ -44,6 +45,8 @@ pub struct RowStart {
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Vectors in the place of the prompt's tokens, which are placeholders then.
     pub vectors: Option<Arc<PromptVectors>>,
+    /// The embedding of the prompt is wanted, with the result of its last token.
+    pub pooling: Option<Pooling>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
     pub prefix: PageRun,
     /// The state that goes on after `prefix`; `None` where no layer keeps one.

@@ -131,6 +131,7 @@ fn opening(n_rows: usize) -> StepPlan {
             prompt_tokens: PROMPT_TOKENS,
             grammar: None,
             vectors: None,
+            pooling: None,
             sampling: Arc::new(sampling.clone()),
             prefix: PageRun::empty(),
             state: None,

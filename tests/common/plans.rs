@@ -60,6 +60,7 @@ pub fn start(
         prompt_tokens: prompt_tokens as u32,
         grammar: None,
         vectors: None,
+        pooling: None,
         sampling: sampling.clone(),
         prefix: PageRun::empty(),
         state: None,

@@ -21,6 +21,7 @@ mod model;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/plans.rs"]
 mod plans;
+mod pooling;
 #[path = "../common/requests.rs"]
 mod requests;
 mod scores;

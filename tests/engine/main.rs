@@ -8,6 +8,7 @@ mod flow;
 mod identity;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+mod pooling;
 #[path = "../common/requests.rs"]
 mod requests;
 mod vectors;

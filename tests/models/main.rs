@@ -24,6 +24,7 @@ mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]
 mod plans;
+mod pooling;
 #[path = "../common/random_models.rs"]
 mod random_models;
 mod states;

@@ -2,6 +2,7 @@
 
 mod agents;
 mod disconnects;
+mod embedding;
 #[path = "../common/embeddings.rs"]
 mod embeddings;
 mod errors;

@@ -70,6 +70,7 @@ impl Does {
             prompt_tokens: PROMPT,
             grammar: None,
             vectors: None,
+            pooling: None,
             sampling: Arc::new(SamplingParams::default()),
             prefix: PageRun::empty(),
             state: None,

@@ -68,6 +68,7 @@ pub fn request(number: u64, prompt: &[u32], max_new_tokens: u32) -> Submission {
         grammar: None,
         vectors: None,
         bypasses_cache: false,
+        pooling: None,
         anchors: Default::default(),
         priority: None,
         cancel: CancelFlag::default(),

@@ -373,6 +373,10 @@ pub(super) fn fit(
         *call_entries += check_entries(wish, prompt_tokens, *call_entries, settings)?;
     }
     let mut sampling = std::mem::take(&mut request.sampling).normalized();
+    if request.pooling.is_some() {
+        check_embedding(request, settings)?;
+        (sampling.max_new_tokens, sampling.min_new_tokens) = (0, 0);
+    }
     let wanted = sampling.max_new_tokens as usize;
     let clipped = settings.limits.clip_max_new_tokens(prompt_tokens, wanted)?;
     sampling.max_new_tokens = clipped as u32;
@@ -394,6 +398,22 @@ pub(super) fn refuse_input_logprobs(wish: Option<&LogprobWish>) -> Result<(), Re
         );
         Err(FieldError::new("logprob_start_len", text).into())
     })
+}
+
+/// An embedding is all that its request gets.
+fn check_embedding(
+    request: &GenerateRequest,
+    settings: &TokenizerSettings,
+) -> Result<(), RequestError> {
+    let has_output =
+        request.logprobs.is_some() || request.constraint.is_some() || request.parsing.is_some();
+    match settings.hidden_size {
+        None => Err(invalid("the engine's executor gives no embeddings".to_owned())),
+        Some(_) if has_output => Err(invalid(
+            "a request for an embedding has no output: leave log probabilities, constraints and tools out".to_owned(),
+        )),
+        Some(_) => Ok(()),
+    }
 }
 
 fn check_wish(

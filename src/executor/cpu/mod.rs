@@ -282,6 +282,7 @@ impl CpuExecutor {
             sampling: greedy.into(),
             grammar: None,
             vectors: None,
+            pooling: None,
             prefix: PageRun::empty(),
             state: self.keeps_states().then_some(StateStart {
                 live: StateSlot::new(1),

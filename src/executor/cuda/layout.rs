@@ -89,6 +89,8 @@ pub(super) struct Lists {
     pub(super) wanted_tokens: Section<u32>,
     /// The same tokens as rows of one query each, if the last layer runs for them alone.
     pub(super) reads: Option<Section<Segment>>,
+    /// The indices of what is wanted, if some of it is states: these are not read together with logits.
+    pub(super) places: Section<u32>,
     /// One for each row of logits; with padding like `decode_rows`.
     pub(super) sample_works: Section<SampleWork>,
     /// In the order of the rows of logits.
@@ -154,6 +156,9 @@ impl Layout {
             .lists
             .list(self.wanted.iter().map(|wanted| wanted.token));
         let reads = self.reads(plan, shape);
+        let pools = self.wanted.iter().any(|wanted| wanted.pools);
+        let n_places = if pools { self.wanted.len() as u32 } else { 0 };
+        let places = self.lists.list(0..n_places);
         let sample_works = self.sample_works(plan, shape);
         let (n_logprobs, max_top) = self.read(plan, rows, shape);
         let needs_host = |reading: &Reading| matches!(reading.logprobs, Logprobs::Host { .. });
@@ -167,6 +172,7 @@ impl Layout {
             tiles,
             wanted_tokens,
             reads,
+            places,
             sample_works,
             logprob_works: self.lists.list(self.logprobs.iter().copied()),
             logprob_ids: self.lists.list(self.ids.iter().copied()),
@@ -311,7 +317,7 @@ impl Layout {
         let (mut n_logprobs, mut max_top) = (0, 0);
         for (index, wanted) in self.wanted.iter().enumerate() {
             let work = &plan.rows[wanted.work];
-            let token = match wanted.sample {
+            let token = match wanted.sample || wanted.pools {
                 true => 0,
                 false => rows.row(work.row).tokens[wanted.position + 1],
             };

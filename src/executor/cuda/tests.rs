@@ -83,6 +83,7 @@ fn plan(step: u64) -> StepPlan {
             // Chance, so that no token is likely to follow itself.
             grammar: None,
             vectors: None,
+            pooling: None,
             sampling: Arc::new(SamplingParams {
                 sampling_seed: Some(u64::from(row)),
                 temperature: 2.0,

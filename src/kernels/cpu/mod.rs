@@ -463,6 +463,11 @@ impl Backend for CpuBackend {
         out
     }
 
+    fn norm_picked(&mut self, x: &Tensor, tokens: &[u32], norm: &Vec<f32>, eps: f32) -> Tensor {
+        let picked = self.pick(x, tokens);
+        self.norm_rows(&picked, norm, eps)
+    }
+
     fn logits(
         &mut self,
         x: &Tensor,

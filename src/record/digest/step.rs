@@ -111,6 +111,7 @@ impl From<&RowStart> for StartDigest {
             grammar: _,
             // Neither.
             vectors: _,
+            pooling: _,
             prefix,
             state,
         } = start;

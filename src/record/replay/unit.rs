@@ -8,6 +8,7 @@ use crate::record::entry::{Entry, FlagOf, SubmitEntry};
 use crate::request::CancelFlag;
 use crate::state::control::{ControlStates, Leg};
 use crate::state::pool::pages::PoolLedger;
+use crate::state::pooling::Pooling;
 use crate::state::scheduler::Next;
 use crate::state::scheduler::submission::Submission;
 
@@ -85,6 +86,24 @@ impl Unit {
         let submission = Submission {
             bypasses_cache: true,
             ..request.submission(opening, anchors, flag)?
+        };
+        self.states.scheduler.submit(submission);
+        Ok(())
+    }
+
+    /// Submits a request for an embedding.
+    pub(super) fn submit_pooling(
+        &mut self,
+        request: SubmitEntry,
+        (pooling, bypasses_cache): (Pooling, bool),
+        anchors: Arc<[u32]>,
+        seen: &[IntakeId],
+    ) -> Result<(), String> {
+        let flag = self.take_in(&request, seen)?;
+        let submission = Submission {
+            bypasses_cache,
+            pooling: Some(pooling),
+            ..request.submission(Arc::default(), anchors, flag)?
         };
         self.states.scheduler.submit(submission);
         Ok(())

@@ -145,6 +145,7 @@ impl Call {
                 sampling: sampling.clone(),
                 logprobs: logprobs.clone(),
                 constraint: constraint.clone(),
+                pooling: None,
                 parsing: None,
                 namespace: namespace.clone(),
                 priority,

@@ -230,6 +230,7 @@ impl Scheduler {
             sampling: sequence.request.sampling.clone(),
             grammar: sequence.request.grammar.clone(),
             vectors: sequence.request.vectors.clone(),
+            pooling: sequence.request.pooling,
             prefix,
             state: state_start,
         };

@@ -67,6 +67,7 @@ impl World {
             anchors: ask.anchors.as_slice().into(),
             vectors: None,
             bypasses_cache: ask.bypasses_cache,
+            pooling: None,
             priority: ask.priority,
             cancel: flag.clone(),
             submitted_s: self.now_s,

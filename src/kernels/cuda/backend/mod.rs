@@ -287,6 +287,25 @@ impl CudaBackend {
         Ok(words.map(bytemuck::pod_read_unaligned).collect())
     }
 
+    /// Reads a tensor as f32 after all work so far, and waits for it.
+    ///
+    /// # Errors
+    /// As the driver says; also what failed on the device earlier.
+    pub fn read_rows(&self, tensor: &Tensor) -> Result<Vec<f32>, DriverError> {
+        let start = (tensor.start.address() - self.activations.ptr().address()) as usize;
+        let n_bytes = tensor.rows * tensor.width * tensor.value_bytes;
+        let bytes = self
+            .stream
+            .read(&self.activations, start..start + n_bytes)?;
+        let values = bytes.chunks_exact(tensor.value_bytes);
+        Ok(match tensor.value_bytes {
+            2 => values
+                .map(|value| half::bf16::from_le_bytes([value[0], value[1]]).to_f32())
+                .collect(),
+            _ => values.map(bytemuck::pod_read_unaligned).collect(),
+        })
+    }
+
     /// Takes memory of activations, for a kernel that is launched on [`Self::stream`].
     pub fn scratch(&mut self, bytes: usize) -> Tensor {
         self.tensor(1, bytes, 1)

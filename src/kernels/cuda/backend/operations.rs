@@ -405,6 +405,10 @@ impl Backend for CudaBackend {
         out
     }
 
+    fn norm_picked(&mut self, x: &Tensor, tokens: &TokenList, norm: &Vector, eps: f32) -> Tensor {
+        self.norm(x, *tokens, norm, eps)
+    }
+
     fn logits(
         &mut self,
         x: &Tensor,

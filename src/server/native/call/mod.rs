@@ -94,6 +94,7 @@ impl NativeCall {
                 sampling,
                 logprobs,
                 constraint,
+                pooling: None,
                 parsing: None,
                 namespace,
                 priority,
