@@ -22,6 +22,7 @@ mod responses_websocket;
 #[allow(dead_code, reason = "shared with the tests of clients")]
 #[path = "../common/scripted.rs"]
 mod scripted;
+mod sessions;
 mod sharing;
 mod structured;
 mod surface;
